@@ -1,0 +1,15 @@
+"""Run one JAX program on many processes.
+
+Import this package before jax: the import prepares the path by which stock jaxlib loads the
+collectives engine, and does nothing else.
+"""
+
+from lockstep._errors import ConfigError as ConfigError
+from lockstep._errors import DisagreementError as DisagreementError
+from lockstep._errors import EngineError as EngineError
+from lockstep._errors import ImportOrderError as ImportOrderError
+from lockstep._errors import InitializationError as InitializationError
+from lockstep._errors import LaunchError as LaunchError
+from lockstep._errors import LockstepError as LockstepError
+
+__version__ = "0.1.0"

@@ -1,0 +1,150 @@
+"""Every ``LOCKSTEP_*`` environment variable, parsed once.
+
+The launcher writes these variables (`Config.to_environ`), the processes it starts read them
+(`current`). Nothing else in the package, and nothing in the engine, looks at the environment for
+its settings. A user may set any of them by hand; a bad value's error names the good ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lockstep._errors import ConfigError
+
+COLLECTIVES = ("lockstep", "gloo", "mpi")
+DEFAULT_COLLECTIVE_TIMEOUT = 600.0
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"one of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+def _natural(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if value < 0:
+        raise ValueError("a whole number, 0 or more")
+    return value
+
+
+def _positive(text: str) -> int:
+    value = _natural(text)
+    if value == 0:
+        raise ValueError("a whole number, 1 or more")
+    return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ValueError("seconds, 0 or more (0 means no deadline)")
+    return value
+
+
+def _switch(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError("0 or 1")
+    return text == "1"
+
+
+def _address(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError("HOST:PORT")
+    return text
+
+
+def _text(text: str) -> str:
+    return text
+
+
+def _variable(name: str, parse: Callable[[str], Any], default: Any = None) -> Any:
+    return dataclasses.field(default=default, metadata={"name": name, "parse": parse})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Config:
+    """What the environment says. ``None`` means the variable is not set."""
+
+    collectives: str = _variable("LOCKSTEP_COLLECTIVES", _one_of(*COLLECTIVES), "lockstep")
+    """Which implementation moves the data between processes on CPUs."""
+    coordinator: str | None = _variable("LOCKSTEP_COORDINATOR", _address)
+    """``HOST:PORT`` of JAX's coordination service."""
+    num_processes: int | None = _variable("LOCKSTEP_NUM_PROCESSES", _positive)
+    process_id: int | None = _variable("LOCKSTEP_PROCESS_ID", _natural)
+    local_process_id: int | None = _variable("LOCKSTEP_LOCAL_PROCESS_ID", _natural)
+    """Index of this process among those of its host."""
+    local_num_processes: int | None = _variable("LOCKSTEP_LOCAL_NUM_PROCESSES", _positive)
+    auto_init: bool = _variable("LOCKSTEP_AUTO_INIT", _switch, False)
+    """Call ``lockstep.initialize()`` before the program starts."""
+    collective_timeout: float = _variable(
+        "LOCKSTEP_COLLECTIVE_TIMEOUT", _seconds, DEFAULT_COLLECTIVE_TIMEOUT
+    )
+    """Seconds that one collective may wait for the other processes; 0 means no deadline."""
+    run_dir: str | None = _variable("LOCKSTEP_RUN_DIR", _text)
+    """The private directory of this run (logs, error files)."""
+    attempt: int = _variable("LOCKSTEP_ATTEMPT", _natural, 0)
+    host_id: str | None = _variable("LOCKSTEP_HOST_ID", _text)
+    """Overrides the host's identity: processes that differ in it share no memory."""
+    engine: str | None = _variable("LOCKSTEP_ENGINE", _text)
+    """Path of the engine's library instead of the installed one (sanitizer builds)."""
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Config:
+        """Parses the variables; raises `ConfigError` for a bad value or an unknown name."""
+        values: dict[str, Any] = {}
+        names = {f.metadata["name"]: f for f in dataclasses.fields(cls)}
+        for name in sorted(environ):
+            if not name.startswith("LOCKSTEP_"):
+                continue
+            if name not in names:
+                raise ConfigError(
+                    f"{name} is not a variable of Lockstep. Known: {', '.join(names)}."
+                )
+            field = names[name]
+            try:
+                values[field.name] = field.metadata["parse"](environ[name])
+            except ValueError as error:
+                raise ConfigError(f"{name}={environ[name]!r}: expected {error}.") from None
+        config = cls(**values)
+        config._check_place()
+        return config
+
+    def _check_place(self) -> None:
+        if self.process_id is not None and self.num_processes is not None:
+            if self.process_id >= self.num_processes:
+                raise ConfigError(
+                    f"LOCKSTEP_PROCESS_ID={self.process_id} but LOCKSTEP_NUM_PROCESSES="
+                    f"{self.num_processes}: process ids run from 0 to {self.num_processes - 1}."
+                )
+
+    def to_environ(self) -> dict[str, str]:
+        """The variables that make `from_environ` return this configuration."""
+        environ = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                environ[field.metadata["name"]] = (
+                    str(int(value)) if isinstance(value, bool) else str(value)
+                )
+        return environ
+
+
+@functools.cache
+def current() -> Config:
+    """This process's configuration, read from ``os.environ`` at the first call."""
+    return Config.from_environ(os.environ)
