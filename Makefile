@@ -1,0 +1,83 @@
+# make demo     install into .venv, build the engine, train on the digits over lockstep and gloo
+# make test     the whole test suite, against the working tree
+# make check    lint, types, tests (with the examples): what CI runs
+# make help     the rest
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+
+# Everything that ends up in the installed package. Directories are in the list so that a removed
+# file counts as a change.
+SOURCES := pyproject.toml README.md LICENSE $(shell find src native -name __pycache__ -prune -o \
+	-not -name '*.pyc' -not -name '*.so' -not -path 'native/tests*' -print)
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test examples check lint types format docs slow clean
+
+help:
+	@echo 'make demo      install into $(VENV), build the engine, run the main job over lockstep and gloo'
+	@echo 'make test      the whole test suite against the working tree'
+	@echo 'make check     lint, types and test: what CI runs'
+	@echo 'make lint      ruff and clang-format, without changing a file'
+	@echo 'make types     pyright'
+	@echo 'make examples  the examples alone (they are part of make test)'
+	@echo 'make slow      sanitizer builds, fuzzing, large benchmarks (many minutes)'
+	@echo 'make format    rewrite the sources as lint wants them'
+	@echo 'make docs      build the documentation site into site/'
+	@echo 'make clean     remove everything that make made'
+	@echo 'Variables: PYTHON=python3 (3.11 or later), VENV=.venv, CXX=the C++ compiler'
+
+demo: $(VENV)/.installed-demo
+	$(BIN)/python scripts/demo.py
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest
+
+examples: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest tests/examples
+
+check: lint types test
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	find native -name '*.cc' -o -name '*.h' | xargs -r $(BIN)/clang-format --dry-run -Werror
+
+types: $(VENV)/.installed-dev
+	$(BIN)/pyright
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	find native -name '*.cc' -o -name '*.h' | xargs -r $(BIN)/clang-format -i
+
+slow: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m slow --timeout 1800
+
+docs: $(VENV)/.installed-docs
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis
+
+# The package is installed, not linked: what the tests import is what a user gets, engine included.
+# CMake's build directory stays in build/, so only changed files are compiled again.
+$(VENV)/.tools: pyproject.toml scripts/preflight.sh
+	@PYTHON='$(PYTHON)' sh scripts/preflight.sh
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install 'scikit-build-core>=0.10' cmake ninja
+	@touch $@
+
+$(VENV)/.installed-demo: $(VENV)/.tools $(SOURCES)
+	$(PIP) install --no-build-isolation '.[examples]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.tools $(SOURCES)
+	$(PIP) install --no-build-isolation '.[dev,examples,bench,mpi]'
+	@touch $@ $(VENV)/.installed-demo
+
+$(VENV)/.installed-docs: $(VENV)/.tools $(SOURCES)
+	$(PIP) install --no-build-isolation '.[docs]'
+	@touch $@
