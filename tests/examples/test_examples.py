@@ -1,0 +1,121 @@
+"""Every program in examples/ runs under ``lockstep run -n 2 -d 4`` and says what its page claims.
+
+The programs assert their own numbers; these tests check that they end well and that each of the two
+processes printed the lines a reader is told to look for.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
+PROCESSES = 2
+TIMEOUT_SECONDS = 150
+
+# File -> lines that every process prints. A line is given by its telling part.
+LINES = {
+    "devices.py": [
+        "local devices: 4 of 8",
+        "global shape (16,), shards held here:",
+        "np.asarray refuses: Fetching value for `jax.Array` that spans non-addressable",
+    ],
+    "psum_all_devices.py": [
+        "pmap:      [36.0, 36.0, 36.0, 36.0]",
+        "shard_map: [36.0, 36.0, 36.0, 36.0]",
+        "1 + 2 + ... + 8 = 36 on every local device, both ways",
+    ],
+    "sharding_automatic.py": [
+        "inserted by the compiler: all-reduce",
+        "every local shard equals NumPy's result",
+    ],
+    "sharding_explicit.py": [
+        "split by rows: float32[4@X,2]",
+        "x.T: float32[2,4@X]",
+        "x.T @ x is refused: Contracting dimensions are sharded",
+    ],
+    "sharding_manual.py": [
+        "global shape (16,), shard shape (2,)",
+        "all-gather, then sum:  [120.0, 120.0, 120.0, 120.0]",
+    ],
+    "layer_three_ways.py": [
+        "explicit: float32[8@X,32], float32[32,16@Y], float32[16@Y] -> float32[8@X,16@Y]",
+        "all three ways give equal results",
+    ],
+    "host_replicated.py": [
+        "column-sharded: P(None, ('process', 'device'))",
+        "host-replicated: P(None, 'device')",
+        "this process holds every column",
+    ],
+    "pmap_own_part.py": [
+        "got shares of 36:",
+        "leading size 8:",
+        "leading size 5:",
+        "leading size 3:",
+        "only 4, the number of local devices, is accepted",
+    ],
+    "process_local_data.py": [
+        "global array: (16, 3), 4 shards of it here",
+        "mean over the records of all processes: [7.5, 7.5, 7.5]",
+    ],
+    "train_digits.py": ["718 training images, 4 of 8 devices"],
+}
+
+
+def run(example: str, *arguments: str, collectives: str = "lockstep") -> str:
+    """The output of all processes of one run; fails with it when the run does."""
+    command = [sys.executable, "-m", "lockstep", "run", "-n", str(PROCESSES), "-d", "4"]
+    command += ["--collectives", collectives, str(EXAMPLES / example), *arguments]
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_every_example_is_tested() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(LINES)
+
+
+@pytest.mark.parametrize("example", sorted(set(LINES) - {"train_digits.py"}))
+def test_example_prints_what_it_shows(example: str) -> None:
+    output = run(example)
+    for line in LINES[example]:
+        assert output.count(line) == PROCESSES, f"{line!r} not printed by every process:\n{output}"
+
+
+def test_each_process_holds_its_own_columns_then_all_of_them() -> None:
+    output = run("host_replicated.py")
+    before = {f"columns {c}:{c + 1} =" for c in range(8)}
+    after = {f"columns {c}:{c + 2} =" for c in range(0, 8, 2)}
+    assert all(output.count(line) == 1 for line in before), output
+    assert all(output.count(line) == PROCESSES for line in after), output
+
+
+def test_digits_train_alike_over_both_collectives(tmp_path: pathlib.Path) -> None:
+    numbers = {}
+    for collectives in ("lockstep", "gloo"):
+        file = tmp_path / f"{collectives}.json"
+        output = run(
+            "train_digits.py", "--steps", "60", "--json", str(file), collectives=collectives
+        )
+        numbers[collectives] = json.loads(file.read_text())
+        for line in LINES["train_digits.py"]:
+            assert output.count(line) == PROCESSES, output
+        assert output.count("held-out accuracy") == 1, output
+
+    ours, theirs = numbers["lockstep"], numbers["gloo"]
+    assert len(ours["losses"]) == 60
+    assert ours["losses"] == pytest.approx(theirs["losses"], rel=1e-3, abs=1e-4)
+    assert ours["losses"][-1] < 0.3 < ours["losses"][0]
+    assert ours["accuracy"] > 0.9
