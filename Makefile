@@ -46,7 +46,7 @@ lint: $(VENV)/.installed-dev
 	find native -name '*.cc' -o -name '*.h' | xargs -r $(BIN)/clang-format --dry-run -Werror
 
 types: $(VENV)/.installed-dev
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 
 def show(title: str, array: jax.Array) -> None:
+    assert isinstance(array.sharding, NamedSharding)
     print(f"{title}: {array.sharding.spec}")
     for shard in array.addressable_shards:
         columns = shard.index[1]

@@ -75,6 +75,7 @@ def main() -> None:
         error = 0.0
         for shard in result.addressable_shards:
             error = max(error, float(np.abs(shard.data - expected[shard.index]).max()))
+        assert isinstance(result.sharding, NamedSharding)
         print(f"{name:9}: {result.sharding.spec}, largest difference from NumPy {error:.1e}")
         assert error < 1e-5
 

@@ -44,7 +44,7 @@ def main() -> None:
     # Both operands split the dimension that is summed away, so the result is a sum over X: whether
     # it ends up replicated or split again is for the program to say.
     try:
-        by_rows.T @ by_rows
+        _ = by_rows.T @ by_rows
     except Exception as error:
         print(f"x.T @ x is refused: {str(error).splitlines()[0][:72]}...")
     else:

@@ -70,9 +70,9 @@ def count_right(params: Params, images: jax.Array, labels: jax.Array) -> jax.Arr
 
 def load() -> tuple[np.ndarray, np.ndarray]:
     """The digits in an order that is the same on every process: [1797, 64] in 0..1, [1797]."""
-    digits = load_digits()
-    order = np.random.default_rng(0).permutation(len(digits.target))
-    return (digits.data[order] / 16).astype(np.float32), digits.target[order].astype(np.int32)
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(labels))
+    return (images[order] / 16).astype(np.float32), labels[order].astype(np.int32)
 
 
 def this_process(rows: np.ndarray) -> np.ndarray:
