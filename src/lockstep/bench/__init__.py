@@ -1,0 +1,1 @@
+"""The five collectives on this machine, one implementation beside another."""

@@ -1,0 +1,153 @@
+"""The command ``lockstep bench``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from lockstep._config import COLLECTIVES
+from lockstep.bench.cases import DTYPES, OPS, parse_sizes
+
+if TYPE_CHECKING:
+    from lockstep.bench.runner import CaseResult
+
+INTERRUPTED = 128 + signal.SIGINT
+
+_DESCRIPTION = """\
+Measures all_reduce, all_gather, reduce_scatter, all_to_all and permute over all devices of a job,
+one implementation beside another in one run, and the machine's copy rate for comparison.
+"""
+
+
+def _listed(choices: tuple[str, ...], what: str) -> Callable[[str], tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(dict.fromkeys(text.split(",")))
+        for name in names:
+            if name not in choices:
+                raise argparse.ArgumentTypeError(
+                    f"{name!r} is not {what}; known: {', '.join(choices)}"
+                )
+        return names
+
+    return parse
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        return parse_sizes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or more")
+    return int(text)
+
+
+def _plot_file(text: str) -> str:
+    if not text.endswith((".png", ".svg")):
+        raise argparse.ArgumentTypeError(f"{text!r} must end in .png or .svg")
+    return text
+
+
+def add_parser(subparsers: Any) -> None:
+    """Adds ``bench`` to the subcommands of ``lockstep``."""
+    parser = subparsers.add_parser(
+        "bench", help="measure the collectives on this machine", description=_DESCRIPTION
+    )
+    add = parser.add_argument
+    add("-n", "--processes", type=_positive, default=2, metavar="N", help="default: 2")
+    add("-d", "--devices", type=_positive, default=1, metavar="D", help="per process; default: 1")
+    add(
+        "--collectives",
+        type=_listed(COLLECTIVES, "an implementation"),
+        metavar="LIST",
+        help="implementations, the others are compared with the first; default: lockstep,gloo, "
+        "and mpi where MPITRAMPOLINE_LIB names one",
+    )
+    add(
+        "--ops",
+        type=_listed(OPS, "a collective"),
+        default=OPS,
+        metavar="LIST",
+        help=f"default: {','.join(OPS)}",
+    )
+    add(
+        "--sizes",
+        type=_sizes,
+        default="1KiB:64MiB",
+        metavar="SIZES",
+        help="input bytes per device: SMALLEST:LARGEST in steps of 4, or a list; "
+        "default: 1KiB:64MiB",
+    )
+    add("--dtype", choices=tuple(DTYPES), default="f32", help="default: f32")
+    add(
+        "--repeats",
+        type=_positive,
+        default=5,
+        metavar="B",
+        help="blocks: how often each implementation gets its turn in a case; default: 5",
+    )
+    add("--timeout", type=_positive, default=120, metavar="S", help="seconds one step may take")
+    add("--bind", choices=("none", "cores"), help="handed on to lockstep run")
+    add("--json", metavar="FILE", help="write everything measured to FILE, or - for stdout")
+    add("--plot", type=_plot_file, metavar="FILE", help="time against size, as .png or .svg")
+    parser.set_defaults(func=main)
+
+
+@contextlib.contextmanager
+def _terminate_like_interrupt() -> Iterator[None]:
+    """SIGTERM unwinds like Ctrl-C, so that jobs are stopped and what was measured is shown."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _implementations(args: argparse.Namespace) -> tuple[str, ...]:
+    if args.collectives:
+        return args.collectives
+    with_mpi = ("mpi",) if os.environ.get("MPITRAMPOLINE_LIB") else ()
+    return ("lockstep", "gloo", *with_mpi)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Runs the benchmark.
+
+    Returns 0 when the first implementation measured everything, 1 when it failed somewhere, 2 for
+    a command that cannot be carried out, 130 after Ctrl-C (what was measured is still reported).
+    """
+    if args.processes * args.devices < 2:
+        print("lockstep bench: one device has nobody to talk to; use -n or -d", file=sys.stderr)
+        return 2
+    if args.plot:
+        from lockstep.bench.plot import missing
+
+        if (text := missing()) is not None:
+            print(f"lockstep bench: {text}", file=sys.stderr)
+            return 2
+    from lockstep.bench import session
+
+    implementations = _implementations(args)
+    results: list[CaseResult] = []
+    facts = session.Facts(args, sys.argv)
+    interrupted = False
+    with _terminate_like_interrupt():
+        try:
+            session.measure(args, implementations, facts, results)
+        except KeyboardInterrupt:
+            interrupted = True
+            print("lockstep bench: interrupted; this is what was measured", file=sys.stderr)
+    ok = session.publish(args, implementations, facts, results)
+    return INTERRUPTED if interrupted else 0 if ok else 1

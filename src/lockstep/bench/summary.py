@@ -1,0 +1,114 @@
+"""What was measured, as the document that ``--json`` writes and that the table and plot show. Pure.
+
+The schema is described in docs/bench.md; `SCHEMA` changes when a field changes its meaning.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lockstep.bench.cases import LARGE, OPS, SMALL, Case
+from lockstep.bench.runner import CaseResult, Measurement
+from lockstep.bench.stats import Spread, block_ratios, geometric_mean
+
+SCHEMA = "lockstep.bench/1"
+
+
+def _spread(values: Sequence[float]) -> dict[str, float] | None:
+    return dataclasses.asdict(Spread.of(values)) if values else None
+
+
+def _measurement(case: Case, measurement: Measurement) -> dict[str, Any]:
+    samples = [sample for block in measurement.blocks for sample in block]
+    seconds = _spread(samples) if measurement.status == "ok" else None
+    return {
+        "status": measurement.status,
+        "reason": measurement.reason,
+        "seconds": seconds,
+        "call_seconds": _spread(measurement.calls) if seconds else None,
+        "bus_bytes_per_second": case.bus_bytes / seconds["median"] if seconds else None,
+        "loop": measurement.loop,
+        "blocks": measurement.blocks,
+        "wrong_blocks": measurement.wrong_blocks,
+    }
+
+
+def _shares(result: CaseResult, measurement: Measurement) -> dict[str, float] | None:
+    """Least traffic over time and copy rate, block by block: 1 is a copy's speed."""
+    if measurement.status != "ok":
+        return None
+    traffic = result.case.least_traffic
+    pairs = zip(measurement.blocks, result.copy_rates, strict=False)
+    return _spread([traffic / (Spread.of(b).median * rate) for b, rate in pairs if b])
+
+
+def case_entry(result: CaseResult, implementations: Sequence[str]) -> dict[str, Any]:
+    """The entry of one case; ratios are each other implementation's time over the first's."""
+    first, *others = implementations
+    found = result.by_implementation
+    ratios = {}
+    for other in others:
+        both = found[other].status == found[first].status == "ok"
+        ratios[other] = (
+            _spread(block_ratios(found[other].blocks, found[first].blocks)) if both else None
+        )
+    return {
+        "op": result.case.op,
+        "bytes": result.case.bytes,
+        "elements": result.case.elements,
+        "least_traffic_bytes": result.case.least_traffic,
+        "results": {name: _measurement(result.case, found[name]) for name in implementations},
+        "ratio": ratios,
+        "share_of_limit": {name: _shares(result, found[name]) for name in implementations},
+    }
+
+
+def _in_range(entry: Mapping[str, Any], name: str) -> bool:
+    size = entry["bytes"]
+    return {"all": True, "small": size <= SMALL, "large": size >= LARGE}[name]
+
+
+def geometric_means(
+    entries: Sequence[Mapping[str, Any]], others: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Geometric means of the ratios, by operation (and all together) and range of sizes."""
+    means = []
+    for other in others:
+        for op in (*OPS, "all"):
+            mine = [e for e in entries if op in (e["op"], "all") and e["ratio"][other]]
+            if not mine:
+                continue
+            row: dict[str, Any] = {"op": op, "implementation": other}
+            for name in ("small", "large", "all"):
+                row[name] = geometric_mean(
+                    e["ratio"][other]["median"] for e in mine if _in_range(e, name)
+                )
+            row["least"] = min(e["ratio"][other]["median"] for e in mine)
+            means.append(row)
+    return means
+
+
+def document(
+    results: Sequence[CaseResult], implementations: Sequence[str], facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The whole report. ``facts`` (command, time, machine, versions, job) go in as they are."""
+    entries = [case_entry(result, implementations) for result in results]
+    return {
+        "schema": SCHEMA,
+        **facts,
+        "implementations": list(implementations),
+        "copy_bytes_per_second": _spread([r for result in results for r in result.copy_rates]),
+        "cases": entries,
+        "geometric_means": geometric_means(entries, implementations[1:]),
+    }
+
+
+def succeeded(report: Mapping[str, Any]) -> bool:
+    """Whether the first implementation measured every case that fits into memory."""
+    first = report["implementations"][0]
+    states = [entry["results"][first] for entry in report["cases"]]
+    return "ok" in {s["status"] for s in states} and all(
+        s["status"] in ("ok", "skipped") and not s["wrong_blocks"] for s in states
+    )

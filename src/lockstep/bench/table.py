@@ -1,0 +1,167 @@
+"""The report as tables for people. Reads the document of `lockstep.bench.summary`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lockstep.bench.cases import OPS, counted, format_size
+
+
+def _unit(seconds: float) -> tuple[float, str]:
+    if seconds >= 1:
+        return 1.0, "s"
+    return (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
+
+
+def format_seconds(seconds: float) -> str:
+    """Three digits and a unit."""
+    factor, unit = _unit(seconds)
+    return f"{three_digits(seconds * factor)} {unit}"
+
+
+def three_digits(value: float) -> str:
+    """``value`` with three significant digits, never in powers of ten."""
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
+
+
+def format_ratio(ratio: Mapping[str, float] | None) -> str:
+    if ratio is None:
+        return "-"
+    middle, low, high = (three_digits(ratio[key]) for key in ("median", "q1", "q3"))
+    return f"{middle}x ({low}-{high})"
+
+
+def format_time(result: Mapping[str, Any]) -> str:
+    """Median and quartiles, or what became of the measurement instead."""
+    if result["status"] != "ok":
+        return result["status"]
+    seconds = result["seconds"]
+    factor, unit = _unit(seconds["median"])
+    middle, low, high = (three_digits(seconds[key] * factor) for key in ("median", "q1", "q3"))
+    mark = " !" if result["wrong_blocks"] else ""
+    return f"{middle} {unit} ({low}-{high}){mark}"
+
+
+def _bandwidth(result: Mapping[str, Any]) -> str:
+    rate = result["bus_bytes_per_second"]
+    return "-" if rate is None else three_digits(rate / 1e9)
+
+
+def _op_table(report: Mapping[str, Any], op: str) -> Table:
+    first, *others = report["implementations"]
+    entries = [entry for entry in report["cases"] if entry["op"] == op]
+    with_share = any(any(entry["share_of_limit"].values()) for entry in entries)
+    table = Table(title=op, title_justify="left", title_style="bold")
+    table.add_column("per device", justify="right")
+    for name in report["implementations"]:
+        table.add_column(name, justify="right")
+        table.add_column("GB/s", justify="right")
+    for other in others:
+        table.add_column(f"{other} / {first}", justify="right")
+    if with_share:
+        table.add_column("of limit", justify="right")
+    for entry in entries:
+        cells = [format_size(entry["bytes"])]
+        for name in report["implementations"]:
+            result = entry["results"][name]
+            cells += [format_time(result), _bandwidth(result)]
+        cells += [format_ratio(entry["ratio"][other]) for other in others]
+        share = entry["share_of_limit"][first]
+        if with_share:
+            cells.append(f"{share['median']:.0%}" if share else "")
+        table.add_row(*cells)
+    return table
+
+
+def _means_table(report: Mapping[str, Any]) -> Table:
+    first = report["implementations"][0]
+    table = Table(
+        title=f"how many times faster {first} is (geometric means)",
+        title_justify="left",
+        title_style="bold",
+    )
+    for column in ("", "than", "up to 64 KiB", "1 MiB and more", "all sizes", "least"):
+        table.add_column(column, justify="right" if column not in ("", "than") else "left")
+    for row in report["geometric_means"]:
+        numbers = [row[name] for name in ("small", "large", "all", "least")]
+        cells = ["-" if n is None else f"{three_digits(n)}x" for n in numbers]
+        table.add_row(row["op"], row["implementation"], *cells)
+    return table
+
+
+def _calls_table(report: Mapping[str, Any]) -> Table:
+    table = Table(
+        title="one call from Python, smallest size",
+        title_justify="left",
+        title_style="bold",
+    )
+    table.add_column("")
+    table.add_column("per device", justify="right")
+    for name in report["implementations"]:
+        table.add_column(name, justify="right")
+    seen = set()
+    for entry in report["cases"]:
+        if entry["op"] in seen:
+            continue
+        seen.add(entry["op"])
+        calls = [entry["results"][name]["call_seconds"] for name in report["implementations"]]
+        cells = [format_seconds(call["median"]) if call else "-" for call in calls]
+        table.add_row(entry["op"], format_size(entry["bytes"]), *cells)
+    return table
+
+
+def _troubles(report: Mapping[str, Any]) -> list[str]:
+    """A line for each distinct trouble, with the cases that had it."""
+    lines: dict[tuple[str, str, str], list[str]] = {}
+    for entry in report["cases"]:
+        for name, result in entry["results"].items():
+            if result["reason"]:
+                status = "wrong blocks" if result["status"] == "ok" else result["status"]
+                where = f"{entry['op']} {format_size(entry['bytes'])}"
+                lines.setdefault((name, status, result["reason"]), []).append(where)
+    return [
+        f"{name} {status}: {reason} [{', '.join(cases)}]"
+        for (name, status, reason), cases in lines.items()
+    ]
+
+
+def heading(report: Mapping[str, Any]) -> str:
+    """What was measured, where, with what."""
+    job, machine, versions = report["job"], report["machine"], report["versions"]
+    memory = f", {format_size(machine['memory'])}" if machine["memory"] else ""
+    return (
+        f"{job['processes']} processes x {counted(job['devices'], 'device')}, {job['dtype']}, "
+        f"{machine['cpu']}, {counted(machine['usable_cores'], 'core')}{memory}; "
+        f"jax {versions.get('jax', '?')}, jaxlib {versions.get('jaxlib', '?')}, "
+        f"lockstep {versions.get('lockstep', '?')}"
+    )
+
+
+def show(report: Mapping[str, Any], console: Console) -> None:
+    """Prints the tables and what to know for reading them."""
+    console.print(Text(heading(report)))
+    for op in OPS:
+        if any(entry["op"] == op for entry in report["cases"]):
+            console.print(_op_table(report, op))
+    if report["cases"]:
+        console.print(_calls_table(report))
+    if report["geometric_means"]:
+        console.print(_means_table(report))
+    copy = report["copy_bytes_per_second"]
+    if copy:
+        console.print(
+            Text(
+                f"copy: {copy['median'] / 1e9:.1f} GB/s read and written "
+                f"({copy['q1'] / 1e9:.1f}-{copy['q3'] / 1e9:.1f}) by all devices at once. "
+                f"'of limit': {report['implementations'][0]} moving every input and every result "
+                "through memory once, against that."
+            )
+        )
+    console.print(Text("times: median (quartiles) of one collective; GB/s: bus bandwidth."))
+    for line in _troubles(report):
+        console.print(Text(line, style="yellow"))

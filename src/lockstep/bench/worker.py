@@ -1,0 +1,182 @@
+"""What one process of a benchmark job does: ``python -m lockstep.bench.worker SOCKET``.
+
+The benchmark listens on a Unix socket; every process of the job connects, says who it is, and then
+does what it is told, one JSON line at a time. Between orders it sleeps in ``recv``, so that a job
+whose turn it is not takes nothing from the one whose turn it is. When the socket closes, it ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+import lockstep
+from lockstep.bench import programs
+from lockstep.bench.cases import Case
+
+COPY_BUFFER = 64 << 20
+COPY_PIECE = 4 << 20
+
+
+class _Copier:
+    """One thread's pair of buffers, larger together than the caches and already touched."""
+
+    def __init__(self) -> None:
+        self._source = np.ones(COPY_BUFFER, np.uint8)
+        self._target = np.ones(COPY_BUFFER, np.uint8)
+        self.rate = 0.0
+
+    def run(self, seconds: float) -> None:
+        """Copies for about ``seconds``; ``rate`` is then bytes read and written per second."""
+        moved, offset, start = 0, 0, time.perf_counter()
+        while (elapsed := time.perf_counter() - start) < seconds:
+            piece = slice(offset, offset + COPY_PIECE)
+            np.copyto(self._target[piece], self._source[piece])
+            moved += 2 * COPY_PIECE
+            offset = (offset + COPY_PIECE) % COPY_BUFFER
+        self.rate = moved / elapsed
+
+
+@dataclasses.dataclass
+class _Running:
+    """The case being measured and its buffers."""
+
+    programs: programs.Programs
+    x: jax.Array
+    y: jax.Array
+
+    def loop(self, k: int) -> float:
+        start = time.perf_counter()
+        self.x, self.y = self.programs.loop(np.int32(k), self.x, self.y)
+        jax.block_until_ready((self.x, self.y))
+        return time.perf_counter() - start
+
+    def call(self) -> tuple[float, jax.Array]:
+        start = time.perf_counter()
+        result = jax.block_until_ready(self.programs.call(self.x))
+        return time.perf_counter() - start, result
+
+    def wrong(self, y: jax.Array) -> int:
+        return sum(int(shard.data[0]) for shard in self.programs.wrong(y).addressable_shards)
+
+
+class Worker:
+    """The orders a process understands; each takes and returns what JSON can carry."""
+
+    def __init__(self) -> None:
+        self._mesh = Mesh(np.array(jax.devices()), (programs.AXIS,))
+        self._running: _Running | None = None
+        self._copiers: list[_Copier] = []
+
+    def prepare(self, case: dict[str, Any]) -> dict[str, Any]:
+        """Compiles a case, fills its buffers, and checks one turn of the loop and one call."""
+        self._running = None
+        built = programs.build(Case(**case), self._mesh)
+        self._running = running = _Running(built, *built.fill())
+        running.loop(1)
+        wrong = running.wrong(running.y) + running.wrong(running.call()[1])
+        return {
+            "wrong": wrong,
+            "collectives": programs.collectives_in_loop(built.loop_text),
+            "copies": programs.copies_in_loop(built.loop_text),
+        }
+
+    def block(self, k: int, samples: int, calls: int) -> dict[str, Any]:
+        """Times ``samples`` loops of ``k`` and ``calls`` single calls, then checks the results.
+
+        The first loop and the first call are not counted: they bring the processes into step.
+        """
+        running = self._case()
+        running.loop(1)
+        looped = [running.loop(k) for _ in range(samples)]
+        called, result = running.call()
+        times = []
+        for _ in range(calls):
+            del result
+            called, result = running.call()
+            times.append(called)
+        wrong = running.wrong(running.y) + running.wrong(result)
+        return {"loop": looped, "call": times, "wrong": wrong}
+
+    def copy(self, seconds: float) -> dict[str, Any]:
+        """Copies on one thread per local device, all at once."""
+        if not self._copiers:
+            self._copiers = [_Copier() for _ in jax.local_devices()]
+        threads = [threading.Thread(target=c.run, args=(seconds,)) for c in self._copiers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return {"rate": sum(copier.rate for copier in self._copiers)}
+
+    def release(self) -> dict[str, Any]:
+        """Gives the case's memory back."""
+        self._running = None
+        return {}
+
+    def _case(self) -> _Running:
+        if self._running is None:
+            raise RuntimeError("no case is prepared")
+        return self._running
+
+
+def _hello() -> dict[str, Any]:
+    return {
+        "process": jax.process_index(),
+        "processes": jax.process_count(),
+        "ranks": jax.device_count(),
+        "platform": jax.default_backend(),
+        "cores": len(os.sched_getaffinity(0)),
+        "glibc_tunables": os.environ.get("GLIBC_TUNABLES", ""),
+        "versions": {
+            "lockstep": lockstep.__version__,
+            "jax": jax.__version__,
+            "jaxlib": jax.lib.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def serve(path: str) -> None:
+    """Follows the orders that come from the socket at ``path`` until it closes.
+
+    An order that raises is answered with ``{"error": text}``; the benchmark decides what then.
+    """
+    worker = Worker()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        with connection.makefile("rw", encoding="utf-8") as lines:
+
+            def reply(answer: dict[str, Any]) -> None:
+                lines.write(json.dumps(answer) + "\n")
+                lines.flush()
+
+            reply(_hello())
+            for line in lines:
+                order = json.loads(line)
+                try:
+                    reply(getattr(worker, order.pop("do"))(**order))
+                except Exception as error:
+                    reply({"error": f"{type(error).__name__}: {error}"})
+
+
+def main() -> None:
+    """The entry point of ``python -m lockstep.bench.worker``."""
+    lockstep.initialize()
+    serve(sys.argv[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What is installed here, what would go wrong, and how to mend it."""

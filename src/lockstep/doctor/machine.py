@@ -1,0 +1,109 @@
+"""Facts about this machine: processor, cores, memory. Each has a pure part that reads text."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+CGROUP = Path("/sys/fs/cgroup")
+_UNLIMITED = 1 << 60
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def parse_cpu_quota(v2: str, v1_quota: str, v1_period: str) -> float | None:
+    """Cores that a control group allows, from ``cpu.max`` or its older pair; None: no limit."""
+    quota, period = [*v2.split(), "", ""][:2] if v2.strip() else (v1_quota, v1_period)
+    try:
+        allowed = int(quota) / int(period)
+    except (ValueError, ZeroDivisionError):
+        return None
+    return allowed if allowed > 0 else None
+
+
+def parse_memory_limit(text: str) -> int | None:
+    """Bytes that a control group allows; None: no limit."""
+    try:
+        limit = int(text)
+    except ValueError:
+        return None
+    return limit if limit < _UNLIMITED else None
+
+
+def parse_meminfo(text: str) -> dict[str, int]:
+    """``/proc/meminfo`` in bytes."""
+    found = re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)
+    return {name: int(kib) << 10 for name, kib in found}
+
+
+def parse_cpu_model(cpuinfo: str) -> str:
+    """The processor's name in ``/proc/cpuinfo``; empty when it names none (as on some aarch64)."""
+    match = re.search(r"^(?:model name|Hardware|Processor)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    return match[1].strip() if match else ""
+
+
+def _own_group(controller: str) -> Path:
+    """The directory of this process's control group (``controller`` is for version 1)."""
+    for line in _read(Path("/proc/self/cgroup")).splitlines():
+        number, names, path = [*line.split(":", 2), "", ""][:3]
+        if number == "0" and not names and (CGROUP / path.lstrip("/")).is_dir():
+            return CGROUP / path.lstrip("/")
+        if controller in names.split(","):
+            below = CGROUP / controller / path.lstrip("/")
+            return below if below.is_dir() else CGROUP / controller
+    return CGROUP
+
+
+def cpu_quota() -> float | None:
+    """Cores that the control group of this process allows; None: no limit."""
+    group = _own_group("cpu")
+    return parse_cpu_quota(
+        _read(group / "cpu.max"),
+        _read(group / "cpu.cfs_quota_us"),
+        _read(group / "cpu.cfs_period_us"),
+    )
+
+
+def memory() -> dict[str, int | None]:
+    """Bytes: ``total`` and ``available`` of the machine, ``limit`` and ``used`` of the group."""
+    info = parse_meminfo(_read(Path("/proc/meminfo")))
+    group = _own_group("memory")
+    limit = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")
+    used = _read(group / "memory.current") or _read(group / "memory.usage_in_bytes")
+    return {
+        "total": info.get("MemTotal"),
+        "available": info.get("MemAvailable"),
+        "limit": parse_memory_limit(limit),
+        "used": parse_memory_limit(used),
+    }
+
+
+def available_memory() -> int:
+    """Bytes that this process and its children may still use, 0 when nothing tells."""
+    facts = memory()
+    bounds = [facts["available"]]
+    if facts["limit"] is not None:
+        bounds.append(facts["limit"] - (facts["used"] or 0))
+    return min((bound for bound in bounds if bound is not None), default=0)
+
+
+def describe() -> dict[str, Any]:
+    """The machine in the words of a benchmark report."""
+    return {
+        "cpu": parse_cpu_model(_read(Path("/proc/cpuinfo"))) or platform.machine(),
+        "architecture": platform.machine(),
+        "cores": os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)),
+        "cpu_quota": cpu_quota(),
+        "memory": memory()["total"],
+        "kernel": platform.release(),
+        "transparent_hugepage": _read(Path("/sys/kernel/mm/transparent_hugepage/enabled")).strip(),
+    }
