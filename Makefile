@@ -57,7 +57,7 @@ slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow --timeout 1800
 
 docs: $(VENV)/.installed-docs
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,50 @@
+"""The documentation names what exists: public names, variables, examples, pages."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import re
+import tomllib
+
+import lockstep
+from lockstep._config import Config
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+
+
+def test_every_public_name_has_an_entry_in_the_reference() -> None:
+    documented = set(re.findall(r"^::: lockstep\.(\w+)$", (DOCS / "api.md").read_text(), re.M))
+    private_or_module = {"__version__"} | {
+        name for name in vars(lockstep) if name.startswith("_") or _is_module(name)
+    }
+    assert documented == set(vars(lockstep)) - private_or_module - {"annotations"}
+
+
+def _is_module(name: str) -> bool:
+    return type(getattr(lockstep, name)).__name__ == "module"
+
+
+def test_every_variable_is_in_the_table() -> None:
+    listed = re.findall(r"^\| `(LOCKSTEP_\w+)` \|", (DOCS / "api.md").read_text(), re.M)
+    assert sorted(listed) == sorted(f.metadata["name"] for f in dataclasses.fields(Config))
+
+
+def test_every_example_is_in_the_guide() -> None:
+    shown = re.findall(r'--8<-- "examples/(\w+\.py)"', (DOCS / "guide.md").read_text())
+    assert sorted(shown) == sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    listed = re.findall(r"([\w/-]+\.md)", navigation)
+    assert sorted(listed) == sorted(str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md"))
+
+
+def test_every_extra_is_explained() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    page = (DOCS / "design" / "dependencies.md").read_text()
+    assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.M)) == sorted(extras)
