@@ -26,7 +26,8 @@ def main() -> None:
     part = np.arange(first + 1, first + 1 + local, dtype=np.float32)
     shares = np.asarray(apply(part))
     total = devices * (devices + 1) / 2
-    print(f"passed {part.tolist()}, got shares of {total:g}: {np.round(shares, 3).tolist()}")
+    shown = ", ".join(f"{share:.3f}" for share in shares)
+    print(f"passed {part.tolist()}, got shares of {total:g}: {shown}")
     np.testing.assert_allclose(shares, part / total, rtol=1e-6)
 
     for wrong in (devices, local + 1, local - 1):

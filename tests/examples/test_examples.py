@@ -47,8 +47,8 @@ LINES = {
         "all three ways give equal results",
     ],
     "host_replicated.py": [
-        "column-sharded: P(None, ('process', 'device'))",
-        "host-replicated: P(None, 'device')",
+        "(None, ('process', 'device'))",
+        "(None, 'device')",
         "this process holds every column",
     ],
     "pmap_own_part.py": [
