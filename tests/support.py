@@ -1,0 +1,182 @@
+"""Running ``lockstep run`` from a test: with a deadline, and with a look at what it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+MARK = "TEST_RUN_MARK"
+"""A variable with a value of its own in every run: it finds the run's processes, whoever started
+them and whatever session they moved to."""
+
+GONE_SECONDS = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a run said. ``by_process[i]`` holds the lines of process i on stdout, unprefixed."""
+
+    stdout: str
+    stderr: str
+    status: int
+
+    @property
+    def by_process(self) -> dict[int, list[str]]:
+        return _unprefixed(self.stdout)
+
+    @property
+    def stderr_by_process(self) -> dict[int, list[str]]:
+        return _unprefixed(self.stderr)
+
+    @property
+    def said_by_launcher(self) -> str:
+        """The launcher's own words on stderr."""
+        lines = [x for x in self.stderr.splitlines() if not re.match(r"\[ *\d+\] ?", x)]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return f"status {self.status}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+
+
+def _unprefixed(text: str) -> dict[int, list[str]]:
+    lines: dict[int, list[str]] = {}
+    for process, line in re.findall(r"^\[ *(\d+)\] ?(.*)$", text, re.MULTILINE):
+        lines.setdefault(int(process), []).append(line)
+    return lines
+
+
+def marked(mark: str) -> set[int]:
+    """The processes whose environment carries ``mark``."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.add(int(entry.name))
+    return found
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = GONE_SECONDS) -> None:
+    """Returns as soon as ``condition()`` holds; fails with ``what`` after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds:g} s: {what}")
+        time.sleep(0.02)
+
+
+class Run:
+    """A running ``lockstep`` command. `start_lockstep` makes it and looks after it."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], folder: Path) -> None:
+        self.mark = uuid.uuid4().hex
+        self.folder = folder
+        """Its TMPDIR; the launcher's private directories are made here."""
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**env, MARK: self.mark, "TMPDIR": str(folder)},
+        )
+
+    def finish(self, timeout: float, stdin: bytes = b"") -> Result:
+        """Waits for the end; fails with the output when it does not come in ``timeout`` s."""
+        try:
+            out, err = self.process.communicate(stdin, timeout)
+        except subprocess.TimeoutExpired:
+            self.kill_all()
+            out, err = self.process.communicate()
+            raise AssertionError(
+                f"no end within {timeout:g} s\n{_result(out, err, -1)}"
+            ) from None
+        return _result(out, err, self.process.returncode)
+
+    def leftovers(self) -> list[str]:
+        """Processes and private directories of the run that are still there."""
+        found = []
+        for pid in marked(self.mark) - {self.process.pid}:
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+                found.append(f"process {pid}: {command.decode(errors='replace')}")
+        found += [str(path) for path in self.folder.glob("lockstep-*")]
+        return found
+
+    def assert_nothing_left(self) -> None:
+        wait_until(lambda: not self.leftovers(), f"{self.leftovers()} left behind")
+
+    def kill_all(self) -> None:
+        for pid in marked(self.mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _result(out: bytes, err: bytes, status: int) -> Result:
+    return Result(out.decode("utf-8", "replace"), err.decode("utf-8", "replace"), status)
+
+
+def _as_file(program: str | Path, folder: Path) -> Path:
+    if isinstance(program, Path):
+        return program
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(program))
+    return path
+
+
+@contextlib.contextmanager
+def start_lockstep(
+    args: Sequence[str],
+    program: str | Path,
+    program_args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Run]:
+    """``lockstep run ARGS PROGRAM``, in the background; nothing of it outlives the block.
+
+    ``program`` is a file, or source text. ``env`` is added to this process's environment.
+    """
+    with tempfile.TemporaryDirectory(prefix="test-") as folder:
+        file = _as_file(program, Path(folder))
+        command = [sys.executable, "-m", "lockstep", "run", *args, str(file), *program_args]
+        run = Run(command, {**os.environ, **(env or {})}, Path(folder))
+        try:
+            yield run
+        finally:
+            run.kill_all()
+            run.process.communicate()
+
+
+def run_lockstep(
+    args: Sequence[str],
+    program: str | Path,
+    *,
+    n: int = 2,
+    d: int | None = None,
+    timeout: float = 60,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes = b"",
+    program_args: Sequence[str] = (),
+    expect_status: int | None = 0,
+) -> Result:
+    """Runs ``program`` (a file, or source text) on ``n`` processes of ``d`` devices.
+
+    Fails when it does not end in ``timeout`` seconds, ends with another status than
+    ``expect_status`` (None: any), or leaves a process or a private directory behind.
+    """
+    sizes = ["-n", str(n)] + ([] if d is None else ["-d", str(d)])
+    with start_lockstep([*sizes, *args], program, program_args, env) as run:
+        result = run.finish(timeout, stdin)
+        if expect_status is not None:
+            assert result.status == expect_status, result
+        run.assert_nothing_left()
+        return result
