@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 
+from lockstep.doctor.words import UNITS, format_size
+
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
 DTYPES = {
     "f32": ("float32", 4),
@@ -12,7 +14,6 @@ DTYPES = {
     "i32": ("int32", 4),
     "bf16": ("bfloat16", 2),
 }
-_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)(B|KiB|MiB|GiB)?")
 RANGE_STEP = 4
 SMALL = 64 << 10
@@ -23,7 +24,7 @@ KEPT_FREE = 0.2
 def parse_size(text: str) -> int:
     """Bytes named by ``text``: ``"64MiB"``, ``"1.5KiB"``, ``"4096"``. Raises `ValueError`."""
     match = _SIZE.fullmatch(text.strip())
-    size = float(match[1]) * _UNITS[match[2] or "B"] if match else 0.0
+    size = float(match[1]) * UNITS[match[2] or "B"] if match else 0.0
     if size < 1 or size != int(size):
         raise ValueError(f"{text!r} is not a size: write bytes, or a number and KiB, MiB or GiB")
     return int(size)
@@ -44,19 +45,6 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         sizes.append(size)
         size *= RANGE_STEP
     return (*sizes, parts[1])
-
-
-def format_size(size: float) -> str:
-    """``size`` bytes in the largest binary unit that keeps the number at 1 or more."""
-    for unit, factor in reversed(_UNITS.items()):
-        if size >= factor:
-            return f"{size / factor:.4g} {unit}"
-    return f"{size:.4g} B"
-
-
-def counted(number: int, what: str) -> str:
-    """``"1 device"``, ``"2 devices"``."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 @dataclasses.dataclass(frozen=True)

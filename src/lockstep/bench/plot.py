@@ -6,7 +6,8 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
-from lockstep.bench.cases import OPS, counted, format_size
+from lockstep.bench.cases import OPS
+from lockstep.doctor.words import counted, format_size
 
 COLOURS = {"lockstep": "#0b6e4f", "gloo": "#c8553d", "mpi": "#3d5a80"}
 MARKERS = {"lockstep": "o", "gloo": "s", "mpi": "^"}
@@ -120,8 +121,8 @@ def save(report: Mapping[str, Any], path: str) -> None:
     job, machine, versions = report["job"], report["machine"], report["versions"]
     figure.suptitle(
         f"{job['processes']} processes x {counted(job['devices'], 'device')}, {job['dtype']}, on "
-        f"{machine['cpu']}, {counted(machine['usable_cores'], 'core')}, jaxlib {versions.get('jaxlib', '?')}"
-        " (median, quartiles shaded)",
+        f"{machine['cpu']}, {counted(machine['usable_cores'], 'core')}, "
+        f"jaxlib {versions.get('jaxlib', '?')} (median, quartiles shaded)",
         fontsize=11,
         x=0.01,
         ha="left",

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.bench.cases import OPS, counted, format_size
+from lockstep.bench.cases import OPS
+from lockstep.doctor.words import counted, format_size
 
 
 def _unit(seconds: float) -> tuple[float, str]:

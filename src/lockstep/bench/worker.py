@@ -8,6 +8,7 @@ whose turn it is not takes nothing from the one whose turn it is. When the socke
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 import os
 import platform
@@ -142,7 +143,7 @@ def _hello() -> dict[str, Any]:
         "versions": {
             "lockstep": lockstep.__version__,
             "jax": jax.__version__,
-            "jaxlib": jax.lib.__version__,
+            "jaxlib": importlib.metadata.version("jaxlib"),
             "numpy": np.__version__,
             "python": platform.python_version(),
         },

@@ -1,0 +1,53 @@
+"""The command ``lockstep doctor``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+from typing import Any
+
+# Each of these modules gathers its facts in `probe`, judges them in pure `check_*` functions, and
+# puts both together in `findings`.
+AREAS = {
+    "software": "lockstep.doctor.software",
+    "engine": "lockstep.doctor.engine",
+    "machine": "lockstep.doctor.resources",
+    "network": "lockstep.doctor.network",
+    "also here": "lockstep.doctor.peers",
+}
+
+
+def add_parser(subparsers: Any) -> None:
+    """Adds ``doctor`` to the subcommands of ``lockstep``."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="what is installed, what would go wrong, how to mend it",
+        description="Checks this machine, one line each: ok, warning or problem, what was found, "
+        "and how to mend it. The exit status is 1 when there is a problem.",
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.set_defaults(func=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Checks everything; 1 when there is a problem, else 0."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from lockstep.doctor import report
+    from lockstep.doctor.finding import PROBLEM, worst
+
+    console = Console(highlight=False)
+    areas = []
+    for area, module in AREAS.items():
+        findings = importlib.import_module(module).findings()
+        areas.append((area, findings))
+        if not args.json:
+            report.show_area(area, findings, console)
+    everything = [finding for _, findings in areas for finding in findings]
+    if args.json:
+        print(json.dumps(report.document(areas), indent=1))
+    else:
+        console.print(Text(report.summary(everything), style="bold"))
+    return 1 if worst(everything) == PROBLEM else 0

@@ -1,0 +1,218 @@
+"""The engine's library against the installed jaxlib, and one collective through it.
+
+jaxlib ends the process when the library that it loads lacks a single name, so the names are read
+from jaxlib itself and looked up one by one, in a child process that a broken library may crash.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import importlib.util
+import json
+import mmap
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep._errors import LockstepError
+from lockstep.doctor.finding import Finding, ok, problem, warning
+
+ABI = (2, 9, 0)
+LOOKUP_SECONDS = 30.0
+SMOKE_SECONDS = 90.0
+_NAME = re.compile(rb"\0((?:MPIABI|mpiabi_version|mpiwrapper)_[A-Za-z0-9_]+)(?=\0)")
+_VERSION = ("mpiabi_version_major", "mpiabi_version_minor", "mpiabi_version_patch")
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    library: Path | None
+    library_error: str
+    compiler: str | None
+    jaxlib: Path | None
+    """The shared object of jaxlib that loads the engine."""
+    wanted: int
+    """How many names it asks for."""
+    lookup: Mapping[str, Any]
+    """What `look_up` found: ``missing`` and ``abi``, or ``error``."""
+
+
+def names_in(data: bytes | mmap.mmap) -> set[str]:
+    """The names that jaxlib asks an MPI library for, out of the strings of its shared object."""
+    return {match.group(1).decode() for match in _NAME.finditer(data)}
+
+
+def look_up(library: str, names: list[str]) -> dict[str, Any]:
+    """Loads ``library`` into this process: which ``names`` it lacks, and its ABI version."""
+    try:
+        loaded = ctypes.CDLL(library)
+    except OSError as error:
+        return {"error": str(error)}
+    missing = [name for name in names if not hasattr(loaded, name)]
+    abi = [
+        ctypes.c_int.in_dll(loaded, name).value if hasattr(loaded, name) else -1
+        for name in _VERSION
+    ]
+    return {"missing": missing, "abi": abi}
+
+
+def _look_up_in_child(library: Path, names: set[str]) -> dict[str, Any]:
+    return _answer(
+        [sys.executable, "-m", "lockstep.doctor.engine", str(library)],
+        LOOKUP_SECONDS,
+        dict(os.environ),
+        json.dumps(sorted(names)),
+    )
+
+
+def _answer(
+    command: list[str], seconds: float, environ: Mapping[str, str], text: str = ""
+) -> dict[str, Any]:
+    """The JSON object on the last line that ``command`` prints, else ``{"error": why}``."""
+    try:
+        done = subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            env=dict(environ),
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"no answer within {seconds:.0f} s"}
+    lines = done.stdout.strip().splitlines()
+    if done.returncode == 0 and lines:
+        return json.loads(lines[-1])
+    ending = f"signal {-done.returncode}" if done.returncode < 0 else f"exit {done.returncode}"
+    said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    return {"error": f"{ending}: {said}"}
+
+
+def _jaxlib() -> Path | None:
+    spec = importlib.util.find_spec("jaxlib")
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    for folder in folders:
+        path = Path(folder, "libjax_common.so")
+        if path.is_file():
+            return path
+    return None
+
+
+def _wanted(path: Path | None) -> set[str]:
+    if path is None:
+        return set()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return names_in(data)
+
+
+def probe() -> Facts:
+    from lockstep import _engine
+
+    library, error = None, ""
+    try:
+        library = Path(_engine.library_path())
+    except LockstepError as failure:
+        error = str(failure)
+    jaxlib = _jaxlib()
+    wanted = _wanted(jaxlib)
+    return Facts(
+        library=library,
+        library_error=error,
+        compiler=shutil.which("c++") or shutil.which("g++") or shutil.which("clang++"),
+        jaxlib=jaxlib,
+        wanted=len(wanted),
+        lookup=_look_up_in_child(library, wanted) if library and library.is_file() else {},
+    )
+
+
+def probe_smoke() -> dict[str, Any]:
+    """Runs `lockstep.doctor.smoke`: its answer, or ``{"error": why}``."""
+    own = ("LOCKSTEP_", "JAX_", "XLA_", "MPITRAMPOLINE_")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    environ["JAX_NUM_CPU_DEVICES"] = "2"
+    environ["JAX_PLATFORMS"] = "cpu"
+    return _answer([sys.executable, "-m", "lockstep.doctor.smoke"], SMOKE_SECONDS, environ)
+
+
+def check_library(facts: Facts) -> Finding:
+    """The library is there and loads."""
+    name = "engine"
+    reinstall = "pip install --force-reinstall --no-deps --no-cache-dir lockstep-jax"
+    if facts.library is None or not facts.lookup:
+        compiler = "" if facts.compiler else "sudo apt-get install g++ && "
+        where = facts.library_error or f"{facts.library} does not exist"
+        return problem(name, where, f"{compiler}{reinstall}")
+    if "error" in facts.lookup:
+        return problem(name, f"does not load: {facts.lookup['error']}", reinstall)
+    return ok(name, str(facts.library))
+
+
+def check_abi(facts: Facts) -> Finding:
+    """Every name that jaxlib asks for, and the ABI version that it checks."""
+    name = "engine and jaxlib"
+    if facts.jaxlib is None:
+        return warning(
+            name,
+            "jaxlib has no libjax_common.so: what it asks of the engine is unknown",
+            "pip install --upgrade jax jaxlib lockstep-jax",
+        )
+    if not facts.wanted:
+        return problem(
+            name,
+            "this jaxlib was built without MPI collectives, through which the engine plugs in",
+            "pip install --force-reinstall jaxlib",
+        )
+    if "missing" not in facts.lookup:
+        return problem(name, "cannot be compared: the engine did not load", "see the line above")
+    missing, abi = facts.lookup["missing"], tuple(facts.lookup["abi"])
+    if missing:
+        shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        return problem(
+            name,
+            f"jaxlib asks for {len(missing)} names that the engine lacks: {shown}",
+            "pip install --upgrade lockstep-jax",
+        )
+    version = ".".join(str(part) for part in abi)
+    if abi[0] != ABI[0] or abi < ABI:
+        expected = ".".join(str(part) for part in ABI)
+        return problem(
+            name,
+            f"the engine speaks MPI ABI {version}, jaxlib wants {expected}",
+            "pip install --upgrade lockstep-jax",
+        )
+    return ok(name, f"all {facts.wanted} names that jaxlib asks for are there, MPI ABI {version}")
+
+
+def check_smoke(answer: Mapping[str, Any]) -> Finding:
+    """A sum over two devices came out right, and went through the engine."""
+    name = "a collective"
+    if "error" in answer:
+        return problem(
+            name,
+            f"a psum over 2 devices failed: {answer['error']}",
+            "mend the lines above first; then: python -m lockstep.doctor.smoke",
+        )
+    if answer["result"] != answer["expected"]:
+        return problem(
+            name,
+            f"a psum over 2 devices gave {answer['result']} and not {answer['expected']}",
+            "pip install --upgrade lockstep-jax",
+        )
+    return ok(name, f"psum over 2 devices through the engine, {answer['seconds']:.1f} s with start")
+
+
+def findings() -> list[Finding]:
+    facts = probe()
+    return [check_library(facts), check_abi(facts), check_smoke(probe_smoke())]
+
+
+if __name__ == "__main__":
+    print(json.dumps(look_up(sys.argv[1], json.load(sys.stdin))))

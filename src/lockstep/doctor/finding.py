@@ -1,0 +1,42 @@
+"""What one check says."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+OK = "ok"
+WARNING = "warning"
+PROBLEM = "problem"
+STATUSES = (OK, WARNING, PROBLEM)
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's report.
+
+    ``ok``: nothing to do. ``warning``: works, but slower or not everywhere. ``problem``: Lockstep
+    does not work until it is mended. ``mend`` is what to type or do about it.
+    """
+
+    name: str
+    status: str
+    found: str
+    mend: str = ""
+
+
+def ok(name: str, found: str) -> Finding:
+    return Finding(name, OK, found)
+
+
+def warning(name: str, found: str, mend: str) -> Finding:
+    return Finding(name, WARNING, found, mend)
+
+
+def problem(name: str, found: str, mend: str) -> Finding:
+    return Finding(name, PROBLEM, found, mend)
+
+
+def worst(findings: Iterable[Finding]) -> str:
+    """The gravest status among ``findings``; ``ok`` when there are none."""
+    return max((f.status for f in findings), key=STATUSES.index, default=OK)

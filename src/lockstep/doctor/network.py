@@ -1,0 +1,169 @@
+"""Names, ports and proxies."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import ipaddress
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from lockstep.doctor.finding import Finding, ok, problem, warning
+
+RESOLVE_SECONDS = 5.0
+FEW_PORTS = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """Addresses that names resolve to (none: they do not), and what can be bound."""
+
+    hostname: str
+    addresses: tuple[str, ...]
+    localhost: tuple[str, ...]
+    loopback_error: str
+    """Empty when a port of 127.0.0.1 can be opened and reached."""
+    ipv6: bool
+    ports: tuple[int, int] | None
+    """First and last port that the system hands out."""
+
+
+def resolve(name: str) -> tuple[str, ...]:
+    """The addresses of ``name``; none when it is unknown, or unknown for `RESOLVE_SECONDS`."""
+    found: list[str] = []
+
+    def look_up() -> None:
+        with contextlib.suppress(OSError, UnicodeError):
+            found.extend(str(entry[4][0]) for entry in socket.getaddrinfo(name, None))
+
+    # getaddrinfo has no deadline: a name server that never answers must not hold the doctor up.
+    thread = threading.Thread(target=look_up, daemon=True)
+    thread.start()
+    thread.join(RESOLVE_SECONDS)
+    return tuple(dict.fromkeys(found))
+
+
+def probe_loopback(family: socket.AddressFamily, address: str) -> str:
+    """Empty when a free port of ``address`` can be opened and reached, else the error."""
+    try:
+        with socket.socket(family) as listener:
+            listener.bind((address, 0))
+            listener.listen(1)
+            with socket.create_connection(listener.getsockname()[:2], timeout=RESOLVE_SECONDS):
+                return ""
+    except OSError as error:
+        return str(error)
+
+
+def _port_range() -> tuple[int, int] | None:
+    with contextlib.suppress(OSError, ValueError):
+        first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text("utf-8").split()
+        return int(first), int(last)
+    return None
+
+
+def probe() -> Facts:
+    hostname = socket.gethostname()
+    return Facts(
+        hostname=hostname,
+        addresses=resolve(hostname),
+        localhost=resolve("localhost"),
+        loopback_error=probe_loopback(socket.AF_INET, "127.0.0.1"),
+        ipv6=socket.has_ipv6 and not probe_loopback(socket.AF_INET6, "::1"),
+        ports=_port_range(),
+    )
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def check_hostname(facts: Facts) -> Finding:
+    """gloo binds to the address of the own name; other hosts need one they can reach."""
+    name = "host name"
+    if not facts.addresses:
+        return warning(
+            name,
+            f"{facts.hostname} does not resolve: --collectives gloo needs it",
+            f"echo '127.0.1.1 {facts.hostname}' | sudo tee -a /etc/hosts",
+        )
+    found = f"{facts.hostname} is {', '.join(facts.addresses)}"
+    if all(_is_loopback(address) for address in facts.addresses):
+        return warning(
+            name,
+            f"{found}: fine on one host, but other hosts cannot reach this one by it",
+            f"for jobs on several hosts give {facts.hostname} its network address in /etc/hosts",
+        )
+    return ok(name, found)
+
+
+def check_localhost(facts: Facts) -> Finding:
+    if not any(_is_loopback(address) for address in facts.localhost):
+        return problem(
+            "localhost",
+            f"resolves to {', '.join(facts.localhost) or 'nothing'}",
+            "echo '127.0.0.1 localhost' | sudo tee -a /etc/hosts",
+        )
+    return ok("localhost", ", ".join(facts.localhost))
+
+
+def check_ports(facts: Facts) -> Finding:
+    """JAX's coordination service listens on a free port."""
+    if facts.loopback_error:
+        return problem(
+            "ports",
+            f"a port of 127.0.0.1 cannot be opened and reached: {facts.loopback_error}",
+            "sudo ip link set lo up; else look for a firewall or a sandbox that forbids sockets",
+        )
+    ipv6 = f"IPv6 {'on' if facts.ipv6 else 'off (not needed)'}"
+    if facts.ports is None:
+        return ok("ports", f"a free port of 127.0.0.1 opens; {ipv6}")
+    first, last = facts.ports
+    if last - first < FEW_PORTS:
+        return warning(
+            "ports",
+            f"the system hands out only {first} to {last}",
+            "sudo sysctl net.ipv4.ip_local_port_range='32768 60999'",
+        )
+    return ok("ports", f"a free port of 127.0.0.1 opens (from {first} to {last}); {ipv6}")
+
+
+def check_proxies(environ: Mapping[str, str], hostname: str) -> Finding:
+    """gRPC sends even local connections through a proxy that it is not told to leave out."""
+    proxies = sorted(
+        name
+        for name, value in environ.items()
+        if value and name.lower() in ("grpc_proxy", "http_proxy", "https_proxy", "all_proxy")
+    )
+    if not proxies:
+        return ok("proxies", "none set")
+    spared = {
+        part.strip()
+        for name in ("no_grpc_proxy", "no_proxy", "NO_PROXY")
+        for part in environ.get(name, "").split(",")
+    }
+    missing = [name for name in ("localhost", "127.0.0.1", hostname) if name not in spared]
+    if missing and "*" not in spared:
+        return warning(
+            "proxies",
+            f"{', '.join(proxies)} set, and no_proxy leaves out {', '.join(missing)}: "
+            "jax.distributed.initialize can hang",
+            f"export no_proxy=localhost,127.0.0.1,{hostname}${{no_proxy:+,$no_proxy}}",
+        )
+    return ok("proxies", f"{', '.join(proxies)} set; no_proxy spares this host")
+
+
+def findings() -> list[Finding]:
+    facts = probe()
+    return [
+        check_hostname(facts),
+        check_localhost(facts),
+        check_ports(facts),
+        check_proxies(os.environ, facts.hostname),
+    ]

@@ -1,0 +1,187 @@
+"""What else is here: MPI, a cluster's launcher, GPUs. None of it is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from lockstep.doctor.finding import Finding, ok, warning
+from lockstep.doctor.software import release
+from lockstep.doctor.words import counted
+
+PROBE_SECONDS = 10.0
+_MPI_LIBRARY = re.compile(r"\blibmpi(?:_abi|wrapper|trampoline)?\.so(?:\.\d+)*$")
+_CLUSTERS = {
+    "Slurm": ("SLURM_PROCID", "SLURM_JOB_ID"),
+    "Open MPI": ("OMPI_COMM_WORLD_RANK",),
+    "MPICH, Intel or Cray (PMI)": ("PMI_RANK", "PMI_FD", "PMIX_RANK", "PALS_RANKID"),
+    "torchrun": ("TORCHELASTIC_RUN_ID",),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    mpi_libraries: tuple[str, ...]
+    mpiexec: str | None
+    mpiexec_says: str
+    gpus: tuple[str, ...]
+    plugins: Mapping[str, str]
+    """Installed JAX plug-ins for accelerators and their versions."""
+    jaxlib: str | None
+
+
+def said_by(*command: str) -> str:
+    """What a command prints; empty when it fails or takes longer than `PROBE_SECONDS`."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PROBE_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout
+
+
+def mpi_in_cache(cache: str) -> list[str]:
+    """Paths of MPI libraries in what ``ldconfig -p`` prints."""
+    paths = (line.rpartition("=> ")[2].strip() for line in cache.splitlines())
+    return [path for path in paths if _MPI_LIBRARY.search(path)]
+
+
+def _mpi_libraries() -> tuple[str, ...]:
+    ldconfig = shutil.which("ldconfig") or "/sbin/ldconfig"
+    found = mpi_in_cache(said_by(ldconfig, "-p"))
+    folders = [Path(sys.prefix, "lib")]
+    folders += [Path(part) for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part]
+    for folder in folders:
+        found += sorted(str(path) for path in folder.glob("libmpi*.so*"))
+    return tuple(dict.fromkeys(path for path in found if _MPI_LIBRARY.search(path)))
+
+
+def _gpus() -> tuple[str, ...]:
+    smi = shutil.which("nvidia-smi")
+    named = re.findall(r"^GPU \d+: ([^(\n]+)", said_by(smi, "-L"), re.MULTILINE) if smi else []
+    if named:
+        return tuple(name.strip() for name in named)
+    nodes = sorted(Path("/dev").glob("nvidia[0-9]*"))
+    return tuple(str(node) for node in [*nodes, *Path("/dev").glob("kfd")])
+
+
+def accelerator_plugins(installed: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Those of ``(name, version)`` that let JAX use GPUs or TPUs."""
+    pattern = re.compile(r"jax-(?:cuda\d+|rocm\d*)-plugin|libtpu")
+    return {name: version for name, version in installed if pattern.fullmatch(name)}
+
+
+def probe() -> Facts:
+    folders = os.pathsep.join([os.environ.get("PATH", os.defpath), f"{sys.prefix}/bin"])
+    mpiexec = shutil.which("mpiexec", path=folders) or shutil.which("mpirun", path=folders)
+    installed = [
+        (d.metadata["Name"].lower().replace("_", "-"), d.version)
+        for d in importlib.metadata.distributions()
+        if d.metadata["Name"]
+    ]
+    return Facts(
+        mpi_libraries=_mpi_libraries(),
+        mpiexec=mpiexec,
+        mpiexec_says=said_by(mpiexec, "--version") if mpiexec else "",
+        gpus=_gpus(),
+        plugins=accelerator_plugins(installed),
+        jaxlib=dict(installed).get("jaxlib"),
+    )
+
+
+def mpiexec_kind(says: str) -> str:
+    """Name and version of the launcher that prints ``says`` for ``--version``."""
+    for name, pattern in (
+        ("Open MPI", r"\(Open(?: MPI|RTE)\)\s*(\S+)"),
+        ("Intel MPI", r"Intel\(R\) MPI Library.*?Version\s+(\S+(?: Update \d+)?)"),
+        ("MPICH's Hydra", r"HYDRA build details:\s*Version:\s*(\S+)"),
+        ("Slurm", r"\bslurm\s+(\S+)"),
+    ):
+        match = re.search(pattern, says, re.DOTALL)
+        if match:
+            return f"{name} {match[1]}"
+    return says.strip().splitlines()[0] if says.strip() else "says no version"
+
+
+def check_mpi(facts: Facts) -> Finding:
+    parts = list(facts.mpi_libraries)
+    if facts.mpiexec:
+        parts.append(f"{facts.mpiexec} ({mpiexec_kind(facts.mpiexec_says)})")
+    return ok("MPI", ", ".join(parts) or "none (only --collectives mpi needs one)")
+
+
+def check_trampoline(environ: Mapping[str, str], exists: bool) -> Finding:
+    """``exists``: whether the file that MPITRAMPOLINE_LIB names is there."""
+    path = environ.get("MPITRAMPOLINE_LIB")
+    if not path:
+        return ok("MPITRAMPOLINE_LIB", "not set (only --collectives mpi needs it)")
+    if exists:
+        return ok("MPITRAMPOLINE_LIB", f"{path}: what --collectives mpi uses")
+    return warning(
+        "MPITRAMPOLINE_LIB",
+        f"{path} does not exist: --collectives mpi, and any program that imports jax without "
+        "lockstep, ends at once",
+        "unset MPITRAMPOLINE_LIB, or set it to the libmpiwrapper.so of an installed MPIwrapper",
+    )
+
+
+def check_cluster(environ: Mapping[str, str]) -> Finding:
+    """Whether a cluster's launcher started this very process."""
+    present = [
+        f"{name} ({', '.join(v for v in variables if v in environ)})"
+        for name, variables in _CLUSTERS.items()
+        if any(variable in environ for variable in variables)
+    ]
+    if not present:
+        return ok("cluster", "not started by one")
+    return ok("cluster", f"{', '.join(present)}: lockstep worker finds its place from these")
+
+
+def check_gpus(facts: Facts) -> Finding:
+    names = ", ".join(
+        f"{facts.gpus.count(name)} x {name}" if facts.gpus.count(name) > 1 else name
+        for name in dict.fromkeys(facts.gpus)
+    )
+    plugins = ", ".join(f"{name} {version}" for name, version in facts.plugins.items())
+    if facts.gpus and not facts.plugins:
+        amd = any("kfd" in gpu for gpu in facts.gpus)
+        return warning(
+            "GPUs",
+            f"{names}, but JAX has no plug-in for {'it' if len(facts.gpus) == 1 else 'them'}",
+            f"pip install --upgrade 'jax[{'rocm' if amd else 'cuda13'}]'",
+        )
+    for name, version in facts.plugins.items():
+        if name != "libtpu" and release(version) != release(facts.jaxlib or version):
+            return warning(
+                "GPUs",
+                f"{names or 'none'}; {name} is {version}, jaxlib {facts.jaxlib}",
+                f"pip install {name}=={facts.jaxlib}",
+            )
+    if not facts.gpus:
+        return ok("GPUs", f"none{f' ({plugins} installed)' if plugins else ''}")
+    return ok("GPUs", f"{names} ({counted(len(facts.plugins), 'plug-in')}: {plugins})")
+
+
+def findings() -> list[Finding]:
+    facts = probe()
+    trampoline = os.environ.get("MPITRAMPOLINE_LIB", "")
+    return [
+        check_mpi(facts),
+        check_trampoline(os.environ, Path(trampoline).is_file()),
+        check_cluster(os.environ),
+        check_gpus(facts),
+    ]

@@ -1,0 +1,152 @@
+"""Python, jax, jaxlib and the settings in the environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import platform
+import re
+import sys
+from collections.abc import Mapping
+
+from lockstep._config import Config
+from lockstep._errors import ConfigError
+from lockstep.doctor.finding import Finding, ok, problem, warning
+
+OLDEST_PYTHON = (3, 11)
+OLDEST_JAX = (0, 8)
+NEWEST_TESTED_JAX = (0, 10, 2)
+MACHINES = ("x86_64", "aarch64")
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """Versions as installed; None: not installed."""
+
+    python: tuple[int, int, int]
+    executable: str
+    system: str
+    machine: str
+    jax: str | None
+    jaxlib: str | None
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def probe() -> Facts:
+    """Reads versions without importing jax."""
+    return Facts(
+        python=sys.version_info[:3],
+        executable=sys.executable,
+        system=platform.system(),
+        machine=platform.machine(),
+        jax=_installed("jax"),
+        jaxlib=_installed("jaxlib"),
+    )
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The numbers at the head of a version: ``"0.10.2.dev3"`` is ``(0, 10, 2)``."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(str(number) for number in numbers)
+
+
+def check_python(facts: Facts) -> Finding:
+    found = f"{_dotted(facts.python)} ({facts.executable}), {facts.system} {facts.machine}"
+    if facts.python < OLDEST_PYTHON:
+        return problem(
+            "Python",
+            f"{found}: Lockstep needs {_dotted(OLDEST_PYTHON)} or later",
+            "make a virtual environment with a newer Python and install lockstep-jax there",
+        )
+    if facts.system != "Linux" or facts.machine not in MACHINES:
+        return problem(
+            "Python",
+            f"{found}: the engine runs on Linux, {' and '.join(MACHINES)}",
+            "use a Linux machine, container or virtual machine",
+        )
+    return ok("Python", found)
+
+
+def check_jax(facts: Facts) -> Finding:
+    """Installed, no older than supported, no newer than tested."""
+    if facts.jax is None:
+        return problem("jax", "not installed", "pip install 'jax>=0.8'")
+    numbers = release(facts.jax)
+    if numbers < OLDEST_JAX:
+        return problem(
+            "jax",
+            f"{facts.jax}: {_dotted(OLDEST_JAX)} is the oldest that is supported",
+            "pip install --upgrade jax jaxlib",
+        )
+    if numbers > NEWEST_TESTED_JAX:
+        return warning(
+            "jax",
+            f"{facts.jax}: newer than {_dotted(NEWEST_TESTED_JAX)}, the newest that was tested",
+            "if something fails: pip install --upgrade lockstep-jax, or "
+            f"pip install jax=={_dotted(NEWEST_TESTED_JAX)}",
+        )
+    return ok("jax", facts.jax)
+
+
+def check_jaxlib(facts: Facts) -> Finding:
+    """The same version as jax: jax takes an older jaxlib, but nobody tests every pair."""
+    if facts.jaxlib is None:
+        return problem("jaxlib", "not installed", "pip install jaxlib")
+    if facts.jax is None or release(facts.jaxlib) == release(facts.jax):
+        return ok("jaxlib", facts.jaxlib)
+    found = f"{facts.jaxlib}, but jax is {facts.jax}"
+    mend = f"pip install jaxlib=={facts.jax}"
+    if release(facts.jaxlib) > release(facts.jax):
+        return problem("jaxlib", f"{found}: jax refuses a newer jaxlib", mend)
+    return warning("jaxlib", found, mend)
+
+
+def check_settings(environ: Mapping[str, str]) -> Finding:
+    """``LOCKSTEP_*`` variables that a user set."""
+    try:
+        config = Config.from_environ(environ)
+    except ConfigError as error:
+        name = re.match(r"LOCKSTEP_\w*", str(error))
+        return problem("LOCKSTEP_*", str(error), f"unset {name[0] if name else 'it'}")
+    names = sorted(config.to_environ())
+    return ok("LOCKSTEP_*", ", ".join(names) if names else "none set")
+
+
+def check_jax_settings(environ: Mapping[str, str]) -> Finding:
+    """Settings of JAX and XLA that ``lockstep run`` also makes, or that work against it."""
+    told = {
+        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "lockstep run --collectives",
+        "JAX_NUM_CPU_DEVICES": "lockstep run -d",
+        "JAX_PLATFORMS": "lockstep run --platform",
+    }
+    present = [name for name in told if environ.get(name)]
+    found = [f"{name}={environ[name]}" for name in present]
+    mends = [f"unset {name}; {told[name]} sets it" for name in present]
+    if "xla_force_host_platform_device_count" in environ.get("XLA_FLAGS", ""):
+        found.append("XLA_FLAGS with xla_force_host_platform_device_count")
+        mends.append("take it out of XLA_FLAGS; lockstep run -d sets the number of CPU devices")
+    if not found:
+        return ok("JAX settings", "none that interfere")
+    return warning("JAX settings", f"{', '.join(found)}: set for every program", "; ".join(mends))
+
+
+def findings() -> list[Finding]:
+    facts = probe()
+    return [
+        check_python(facts),
+        check_jax(facts),
+        check_jaxlib(facts),
+        check_settings(os.environ),
+        check_jax_settings(os.environ),
+    ]

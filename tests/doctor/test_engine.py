@@ -1,0 +1,121 @@
+"""Judgement on the engine, from made-up facts; the look-up, on real libraries."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.doctor import engine
+
+GOOD = engine.Facts(
+    library=Path("/opt/liblockstep.so"),
+    library_error="",
+    compiler="/usr/bin/c++",
+    jaxlib=Path("/opt/jaxlib/libjax_common.so"),
+    wanted=640,
+    lookup={"missing": [], "abi": [2, 9, 0]},
+)
+
+
+def changed(**values: object) -> engine.Facts:
+    return dataclasses.replace(GOOD, **values)  # type: ignore[arg-type]
+
+
+def test_an_engine_that_fits_is_ok() -> None:
+    assert engine.check_library(GOOD).status == "ok"
+    finding = engine.check_abi(GOOD)
+    assert finding.status == "ok"
+    assert "all 640 names" in finding.found
+    assert "MPI ABI 2.9.0" in finding.found
+
+
+def test_a_missing_library_names_the_compiler_only_when_there_is_none() -> None:
+    gone = {"library": None, "library_error": "liblockstep.so is not installed", "lookup": {}}
+    with_compiler = engine.check_library(changed(**gone))
+    without = engine.check_library(changed(**gone, compiler=None))
+    assert with_compiler.status == without.status == "problem"
+    assert "liblockstep.so is not installed" in without.found
+    assert without.mend.startswith("sudo apt-get install g++ && pip install")
+    assert with_compiler.mend.startswith("pip install")
+
+
+def test_a_library_that_does_not_load() -> None:
+    facts = changed(lookup={"error": "libstdc++.so.6: version `GLIBCXX_3.4.32' not found"})
+    assert "GLIBCXX_3.4.32" in engine.check_library(facts).found
+    assert engine.check_abi(facts).status == "problem"
+
+
+def test_names_that_the_engine_lacks_are_counted_and_shown() -> None:
+    missing = ["MPIABI_Allreduce", "MPIABI_B", "MPIABI_C", "MPIABI_D"]
+    finding = engine.check_abi(changed(lookup={"missing": missing, "abi": [2, 9, 0]}))
+    assert finding.status == "problem"
+    assert "4 names" in finding.found
+    assert "MPIABI_Allreduce" in finding.found
+    assert "MPIABI_D" not in finding.found
+
+
+@pytest.mark.parametrize(
+    ("abi", "status"),
+    [([2, 9, 0], "ok"), ([2, 10, 1], "ok"), ([2, 8, 0], "problem"), ([3, 0, 0], "problem")],
+)
+def test_abi_version(abi: list[int], status: str) -> None:
+    finding = engine.check_abi(changed(lookup={"missing": [], "abi": abi}))
+    assert finding.status == status
+    assert ".".join(map(str, abi)) in finding.found
+
+
+def test_a_jaxlib_without_mpi_or_without_its_library() -> None:
+    assert "without MPI" in engine.check_abi(changed(wanted=0)).found
+    assert engine.check_abi(changed(jaxlib=None)).status == "warning"
+
+
+def test_names_are_whole_strings() -> None:
+    data = (
+        b"\0MPIABI_Send\0mpiabi_version_major\0mpiabi_loaded_version_major\0xMPIABI_No\0MPIABI_\0"
+    )
+    data += b"\0mpiwrapper_export_fortran_constants_\0"
+    assert engine.names_in(data) == {
+        "MPIABI_Send",
+        "mpiabi_version_major",
+        "mpiwrapper_export_fortran_constants_",
+    }
+
+
+def test_the_installed_jaxlib_asks_for_the_names_that_the_design_counts() -> None:
+    facts = engine.probe()
+    assert facts.jaxlib is not None
+    assert facts.wanted > 600
+
+
+def test_looking_up_in_a_library_that_is_not_an_mpi() -> None:
+    found = engine.look_up("libc.so.6", ["malloc", "MPIABI_Send"])
+    assert found["missing"] == ["MPIABI_Send"]
+    assert found["abi"] == [-1, -1, -1]
+    assert "no_such.so" in engine.look_up("/no_such.so", [])["error"]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import os; os.kill(os.getpid(), 11)", "signal 11"),
+        ("raise SystemExit('no room')", "exit 1: no room"),
+        ("import time; time.sleep(60)", "no answer within 1 s"),
+    ],
+)
+def test_a_child_that_fails_is_an_error_in_words(code: str, words: str) -> None:
+    answer = engine._answer([sys.executable, "-I", "-c", code], 1.0, {})
+    assert words in answer["error"]
+
+
+def test_judgement_on_the_collective() -> None:
+    right = {"result": [2.0, 4.0], "expected": [2.0, 4.0], "seconds": 1.5}
+    assert engine.check_smoke(right).status == "ok"
+    wrong = engine.check_smoke(right | {"result": [2.0, 5.0]})
+    assert wrong.status == "problem"
+    assert "[2.0, 5.0] and not [2.0, 4.0]" in wrong.found
+    failed = engine.check_smoke({"error": "exit 1: no engine"})
+    assert failed.status == "problem"
+    assert "no engine" in failed.found

@@ -1,0 +1,111 @@
+"""Judgement on names, ports and proxies, from made-up facts; the probes, for real."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from lockstep.doctor import network
+from lockstep.doctor.finding import Finding
+
+GOOD = network.Facts(
+    hostname="node7",
+    addresses=("10.0.0.7",),
+    localhost=("::1", "127.0.0.1"),
+    loopback_error="",
+    ipv6=True,
+    ports=(32768, 60999),
+)
+
+
+def test_a_good_network_is_ok() -> None:
+    for check in (network.check_hostname, network.check_localhost, network.check_ports):
+        assert check(GOOD).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("check", "change", "status", "found", "mend"),
+    [
+        (network.check_hostname, {"addresses": ()}, "warning", "not resolve", "127.0.1.1 node7"),
+        (
+            network.check_hostname,
+            {"addresses": ("127.0.1.1",)},
+            "warning",
+            "other hosts cannot reach",
+            "/etc/hosts",
+        ),
+        (network.check_hostname, {"addresses": ("127.0.1.1", "10.0.0.7")}, "ok", "10.0.0.7", ""),
+        (network.check_hostname, {"addresses": ("fe80::1%eth0",)}, "ok", "fe80", ""),
+        (network.check_localhost, {"localhost": ()}, "problem", "nothing", "localhost"),
+        (network.check_localhost, {"localhost": ("8.8.8.8",)}, "problem", "8.8.8.8", "/etc/hosts"),
+        (
+            network.check_ports,
+            {"loopback_error": "[Errno 99] Cannot assign"},
+            "problem",
+            "Cannot assign",
+            "ip link set lo up",
+        ),
+        (network.check_ports, {"ipv6": False}, "ok", "IPv6 off (not needed)", ""),
+        (network.check_ports, {"ports": (60000, 60100)}, "warning", "60000 to 60100", "sysctl"),
+        (network.check_ports, {"ports": None}, "ok", "opens", ""),
+    ],
+)
+def test_what_is_not_as_it_should_be(
+    check: Callable[[network.Facts], Finding],
+    change: dict[str, object],
+    status: str,
+    found: str,
+    mend: str,
+) -> None:
+    finding = check(dataclasses.replace(GOOD, **change))  # type: ignore[arg-type]
+    assert finding.status == status
+    assert found in finding.found
+    assert mend in finding.mend
+
+
+@pytest.mark.parametrize(
+    ("environ", "status"),
+    [
+        ({}, "ok"),
+        ({"http_proxy": ""}, "ok"),
+        ({"http_proxy": "http://proxy:3128"}, "warning"),
+        ({"HTTPS_PROXY": "http://proxy:3128", "no_proxy": "localhost"}, "warning"),
+        ({"http_proxy": "http://proxy", "no_proxy": "localhost, 127.0.0.1,node7"}, "ok"),
+        ({"http_proxy": "http://proxy", "NO_PROXY": "*"}, "ok"),
+    ],
+)
+def test_proxies_must_spare_this_host(environ: dict[str, str], status: str) -> None:
+    assert network.check_proxies(environ, "node7").status == status
+
+
+def test_the_mend_for_proxies_names_this_host() -> None:
+    finding = network.check_proxies({"http_proxy": "http://proxy:3128"}, "node7")
+    assert "http_proxy" in finding.found
+    assert "node7" in finding.found
+    assert finding.mend.startswith("export no_proxy=localhost,127.0.0.1,node7")
+
+
+def test_loopback_is_reached() -> None:
+    assert network.probe_loopback(socket.AF_INET, "127.0.0.1") == ""
+
+
+def test_a_port_that_cannot_be_opened_gives_the_reason() -> None:
+    # 192.0.2.0/24 is reserved for documentation: no machine has such an address.
+    assert "assign" in network.probe_loopback(socket.AF_INET, "192.0.2.1")
+
+
+def test_localhost_resolves_and_nonsense_does_not() -> None:
+    assert any(address in ("127.0.0.1", "::1") for address in network.resolve("localhost"))
+    assert network.resolve("no such name") == ()
+
+
+def test_a_name_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [answered.wait(20.0)][:0])
+    monkeypatch.setattr(network, "RESOLVE_SECONDS", 0.05)
+    assert network.resolve("node7") == ()
+    answered.set()

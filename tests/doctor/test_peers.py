@@ -1,0 +1,119 @@
+"""Judgement on MPI, clusters and GPUs, from made-up facts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from lockstep.doctor import peers
+
+NOTHING = peers.Facts((), None, "", (), {}, "0.10.2")
+
+
+def changed(**values: object) -> peers.Facts:
+    return dataclasses.replace(NOTHING, **values)  # type: ignore[arg-type]
+
+
+def test_nothing_of_it_is_needed() -> None:
+    assert peers.check_mpi(NOTHING).status == "ok"
+    assert peers.check_gpus(NOTHING).status == "ok"
+    assert peers.check_cluster({}).status == "ok"
+    assert peers.check_trampoline({}, exists=False).status == "ok"
+
+
+def test_libraries_are_found_in_the_loaders_cache() -> None:
+    cache = """\
+\tlibmpi_cxx.so.40 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libmpi_cxx.so.40
+\tlibmpi.so.40 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libmpi.so.40
+\tlibmpich.so.12 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libmpich.so.12
+\tlibmpi_abi.so.1 (libc6,x86-64) => /opt/lib/libmpi_abi.so.1
+\tlibm.so.6 (libc6,x86-64) => /lib/x86_64-linux-gnu/libm.so.6
+"""
+    assert peers.mpi_in_cache(cache) == [
+        "/usr/lib/x86_64-linux-gnu/libmpi.so.40",
+        "/opt/lib/libmpi_abi.so.1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("says", "kind"),
+    [
+        ("mpiexec (OpenRTE) 4.1.4\n\nReport bugs to ...", "Open MPI 4.1.4"),
+        ("mpirun (Open MPI) 5.0.7", "Open MPI 5.0.7"),
+        ("HYDRA build details:\n    Version:       5.0.2\n    CC: gcc", "MPICH's Hydra 5.0.2"),
+        (
+            "Intel(R) MPI Library for Linux* OS, Version 2021.10 Build 2023",
+            "Intel MPI 2021.10",
+        ),
+        ("slurm 23.11.4", "Slurm 23.11.4"),
+        ("something else 1.0\nmore", "something else 1.0"),
+        ("", "says no version"),
+    ],
+)
+def test_kind_of_mpiexec(says: str, kind: str) -> None:
+    assert peers.mpiexec_kind(says) == kind
+
+
+def test_a_trampoline_that_is_not_there_is_a_warning() -> None:
+    environ = {"MPITRAMPOLINE_LIB": "/opt/libmpiwrapper.so"}
+    finding = peers.check_trampoline(environ, exists=False)
+    assert finding.status == "warning"
+    assert "/opt/libmpiwrapper.so does not exist" in finding.found
+    assert "unset MPITRAMPOLINE_LIB" in finding.mend
+    assert peers.check_trampoline(environ, exists=True).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({"SLURM_PROCID": "3"}, "Slurm"),
+        ({"OMPI_COMM_WORLD_RANK": "0"}, "Open MPI"),
+        ({"PMI_RANK": "0"}, "MPICH"),
+        ({"TORCHELASTIC_RUN_ID": "x"}, "torchrun"),
+    ],
+)
+def test_the_launcher_that_started_this_process(environ: dict[str, str], name: str) -> None:
+    finding = peers.check_cluster(environ)
+    assert name in finding.found
+    assert next(iter(environ)) in finding.found
+
+
+def test_gpus_without_a_plug_in() -> None:
+    finding = peers.check_gpus(changed(gpus=("NVIDIA H200", "NVIDIA H200")))
+    assert finding.status == "warning"
+    assert "2 x NVIDIA H200" in finding.found
+    assert "pip install --upgrade 'jax[cuda" in finding.mend
+
+
+def test_an_amd_gpu_wants_the_rocm_plug_in() -> None:
+    assert "jax[rocm]" in peers.check_gpus(changed(gpus=("/dev/kfd",))).mend
+
+
+def test_a_plug_in_of_another_version_than_jaxlib() -> None:
+    facts = changed(gpus=("NVIDIA H200",), plugins={"jax-cuda12-plugin": "0.9.0"})
+    finding = peers.check_gpus(facts)
+    assert finding.status == "warning"
+    assert finding.mend == "pip install jax-cuda12-plugin==0.10.2"
+
+
+def test_gpus_that_jax_can_use() -> None:
+    facts = changed(gpus=("NVIDIA H200",), plugins={"jax-cuda13-plugin": "0.10.2"})
+    finding = peers.check_gpus(facts)
+    assert finding.status == "ok"
+    assert "NVIDIA H200" in finding.found
+
+
+def test_which_distributions_are_plug_ins() -> None:
+    installed = [
+        ("jax", "1"),
+        ("jax-cuda12-plugin", "2"),
+        ("libtpu", "3"),
+        ("jax-cuda12-pjrt", "4"),
+    ]
+    assert peers.accelerator_plugins(installed) == {"jax-cuda12-plugin": "2", "libtpu": "3"}
+
+
+def test_a_command_that_fails_says_nothing() -> None:
+    assert peers.said_by("/nonexistent/mpiexec", "--version") == ""
+    assert peers.said_by("false") == ""

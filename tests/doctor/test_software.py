@@ -1,0 +1,116 @@
+"""Judgement on versions and settings, from made-up facts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from lockstep.doctor import software
+
+GOOD = software.Facts((3, 12, 1), "/usr/bin/python3", "Linux", "x86_64", "0.10.2", "0.10.2")
+
+
+def changed(**values: object) -> software.Facts:
+    return dataclasses.replace(GOOD, **values)  # type: ignore[arg-type]
+
+
+def test_a_good_installation_is_ok() -> None:
+    for check in (software.check_python, software.check_jax, software.check_jaxlib):
+        assert check(GOOD).status == "ok"
+        assert not check(GOOD).mend
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (changed(python=(3, 10, 4)), "needs 3.11 or later"),
+        (changed(system="Darwin"), "runs on Linux"),
+        (changed(machine="riscv64"), "x86_64 and aarch64"),
+    ],
+)
+def test_a_platform_that_cannot_work_is_a_problem(facts: software.Facts, words: str) -> None:
+    finding = software.check_python(facts)
+    assert finding.status == "problem"
+    assert words in finding.found
+    assert finding.mend
+
+
+@pytest.mark.parametrize(
+    ("version", "status", "words"),
+    [
+        (None, "problem", "not installed"),
+        ("0.7.2", "problem", "0.8 is the oldest"),
+        ("0.8.0", "ok", "0.8.0"),
+        ("0.10.2.dev20260101", "ok", "0.10.2.dev"),
+        ("0.11.0", "warning", "newest that was tested"),
+    ],
+)
+def test_jax_must_be_supported_and_better_be_tested(
+    version: str | None, status: str, words: str
+) -> None:
+    finding = software.check_jax(changed(jax=version))
+    assert finding.status == status
+    assert words in finding.found
+
+
+@pytest.mark.parametrize(
+    ("jaxlib", "status", "words"),
+    [
+        (None, "problem", "not installed"),
+        ("0.10.1", "warning", "but jax is 0.10.2"),
+        ("0.11.0", "problem", "jax refuses a newer jaxlib"),
+    ],
+)
+def test_jaxlib_must_fit_jax(jaxlib: str | None, status: str, words: str) -> None:
+    finding = software.check_jaxlib(changed(jaxlib=jaxlib))
+    assert finding.status == status
+    assert words in finding.found
+    assert "pip install jaxlib" in finding.mend
+
+
+def test_the_newest_tested_version_has_a_supported_one_below_it() -> None:
+    assert software.OLDEST_JAX < software.NEWEST_TESTED_JAX
+
+
+@pytest.mark.parametrize(
+    ("environ", "status", "words"),
+    [
+        ({}, "ok", "none set"),
+        ({"LOCKSTEP_COLLECTIVES": "gloo"}, "ok", "LOCKSTEP_COLLECTIVES"),
+        ({"LOCKSTEP_COLLECTIVES": "nccl"}, "problem", "one of lockstep, gloo, mpi"),
+        ({"LOCKSTEP_COLECTIVES": "gloo"}, "problem", "not a variable of Lockstep"),
+    ],
+)
+def test_settings_are_read_as_a_process_would(
+    environ: dict[str, str], status: str, words: str
+) -> None:
+    finding = software.check_settings(environ)
+    assert finding.status == status
+    assert words in finding.found
+
+
+def test_the_mend_of_a_bad_setting_names_the_variable() -> None:
+    finding = software.check_settings({"LOCKSTEP_COLLECTIVES": "nccl"})
+    assert finding.mend == "unset LOCKSTEP_COLLECTIVES"
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"}, "lockstep run --collectives sets it"),
+        ({"JAX_NUM_CPU_DEVICES": "4"}, "lockstep run -d sets it"),
+        ({"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}, "take it out of XLA_FLAGS"),
+    ],
+)
+def test_settings_of_jax_that_work_against_the_launcher(
+    environ: dict[str, str], words: str
+) -> None:
+    finding = software.check_jax_settings(environ)
+    assert finding.status == "warning"
+    assert words in finding.mend
+
+
+def test_other_settings_of_jax_are_left_alone() -> None:
+    environ = {"XLA_FLAGS": "--xla_dump_to=/x", "JAX_ENABLE_X64": "1"}
+    assert software.check_jax_settings(environ).status == "ok"
