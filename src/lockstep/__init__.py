@@ -4,6 +4,8 @@ Import this package before jax: the import prepares the path by which stock jaxl
 collectives engine, and does nothing else.
 """
 
+__version__ = "0.1.0"
+
 from lockstep._errors import ConfigError as ConfigError
 from lockstep._errors import DisagreementError as DisagreementError
 from lockstep._errors import EngineError as EngineError
@@ -11,5 +13,8 @@ from lockstep._errors import ImportOrderError as ImportOrderError
 from lockstep._errors import InitializationError as InitializationError
 from lockstep._errors import LaunchError as LaunchError
 from lockstep._errors import LockstepError as LockstepError
+from lockstep.runtime.initialize import initialize as initialize
+from lockstep.runtime.initialize import process_mesh as process_mesh
+from lockstep.runtime.prepare import prepare as _prepare
 
-__version__ = "0.1.0"
+_prepare()

@@ -1,0 +1,245 @@
+// The MPI functions that XLA calls, in the terms of the engine. An error becomes a return code here,
+// and XLA asks MPI_Error_string for its text on the same thread at once.
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "abi/state.h"
+#include "error.h"
+
+#define LOCKSTEP_CONSTANT(NAME, VALUE) [[maybe_unused]] static constexpr std::uint64_t NAME = VALUE;
+#define LOCKSTEP_UNUSED(NAME)
+#include "abi/surface.inc"
+
+namespace {
+
+using lockstep::Call;
+using lockstep::Communicator;
+using lockstep::DType;
+using lockstep::Engine;
+using lockstep::Error;
+using lockstep::Op;
+using lockstep::Reduction;
+
+// Handles are one word wide in MPItrampoline's interface.
+using Handle = std::uintptr_t;
+
+constexpr int kSuccess = 0;
+constexpr int kFailure = 1;
+constexpr std::size_t kErrorText = 1023;
+thread_local std::string error_text;
+
+// What a communicator handle points to. A clique that could not be made still gets one, because XLA
+// goes on with whatever MPI_Comm_split leaves: every use of it then fails with the reason.
+struct CommunicatorHandle {
+  std::unique_ptr<Communicator> communicator;
+  std::string error;
+};
+
+struct RequestHandle {
+  Communicator* communicator;
+  lockstep::Request* request;
+};
+
+template <typename Body>
+int guarded(Body body) {
+  try {
+    body();
+    return kSuccess;
+  } catch (const std::exception& error) {
+    error_text = error.what();
+    return kFailure;
+  }
+}
+
+Communicator& communicator(Handle handle) {
+  if (handle == MPIABI_COMM_WORLD)
+    throw Error("lockstep: jaxlib used MPI_COMM_WORLD for data, which no known version does.");
+  auto* held = reinterpret_cast<CommunicatorHandle*>(handle);
+  if (!held->communicator) throw Error(held->error);
+  return *held->communicator;
+}
+
+DType dtype_of(Handle datatype) {
+  switch (datatype) {
+    case MPIABI_BYTE: return DType::kByte;
+    case MPIABI_INT8_T: return DType::kI8;
+    case MPIABI_INT16_T: return DType::kI16;
+    case MPIABI_INT32_T: return DType::kI32;
+    case MPIABI_INT64_T: return DType::kI64;
+    case MPIABI_UINT8_T: return DType::kU8;
+    case MPIABI_UINT16_T: return DType::kU16;
+    case MPIABI_UINT32_T: return DType::kU32;
+    case MPIABI_UINT64_T: return DType::kU64;
+    case MPIABI_FLOAT: return DType::kF32;
+    case MPIABI_DOUBLE: return DType::kF64;
+    case MPIABI_C_COMPLEX: return DType::kC64;
+    case MPIABI_C_DOUBLE_COMPLEX: return DType::kC128;
+    default: throw Error("lockstep: jaxlib sent an MPI datatype that the engine does not know.");
+  }
+}
+
+Reduction reduction_of(Handle op) {
+  switch (op) {
+    case MPIABI_SUM: return Reduction::kSum;
+    case MPIABI_PROD: return Reduction::kProduct;
+    case MPIABI_MIN: return Reduction::kMin;
+    case MPIABI_MAX: return Reduction::kMax;
+    default: throw Error("lockstep: jaxlib sent an MPI operation that the engine does not know.");
+  }
+}
+
+// Counts cross the interface as int: XLA cuts larger ones off, and half of the wrong values are
+// negative.
+std::size_t checked(int count) {
+  if (count < 0)
+    throw Error(
+        "lockstep: one collective moves more than 2^31 - 1 elements (bytes, for all but reductions) "
+        "of one device, which jaxlib's MPI interface cannot express. Use more devices, or split the "
+        "array.");
+  return static_cast<std::size_t>(count);
+}
+
+int run(Handle comm, Op op, int count, Handle datatype, Reduction reduction, const void* in,
+        void* out) {
+  return guarded([&] {
+    Call call;
+    call.op = op;
+    call.dtype = dtype_of(datatype);
+    call.reduction = reduction;
+    call.count = checked(count);
+    call.in = static_cast<const std::byte*>(in);
+    call.out = static_cast<std::byte*>(out);
+    communicator(comm).run(call);
+    Engine::instance().count(op);
+  });
+}
+
+Handle hold(Communicator& communicator, lockstep::Request* request) {
+  return reinterpret_cast<Handle>(new RequestHandle{&communicator, request});
+}
+
+}  // namespace
+
+extern "C" {
+
+int MPIABI_Init_thread(int*, char***, int, int* provided) {
+  *provided = static_cast<int>(MPIABI_THREAD_MULTIPLE);
+  return guarded([] { Engine::instance().initialize(); });
+}
+
+// XLA frees communicators after this; nothing here may depend on the order.
+int MPIABI_Finalize() { return kSuccess; }
+
+int MPIABI_Initialized(int* flag) {
+  *flag = 1;
+  return kSuccess;
+}
+
+int MPIABI_Finalized(int* flag) {
+  *flag = 0;
+  return kSuccess;
+}
+
+// XLA refuses communicators to threads that are not "main". Every thread may call the engine.
+int MPIABI_Is_thread_main(int* flag) {
+  *flag = 1;
+  return kSuccess;
+}
+
+int MPIABI_Comm_rank(Handle comm, int* rank) {
+  if (comm == MPIABI_COMM_WORLD)
+    return guarded([&] { *rank = Engine::instance().world().process(); });
+  return guarded([&] { *rank = communicator(comm).rank(); });
+}
+
+int MPIABI_Comm_size(Handle comm, int* size) {
+  if (comm == MPIABI_COMM_WORLD)
+    return guarded([&] { *size = Engine::instance().world().num_processes(); });
+  return guarded([&] { *size = communicator(comm).size(); });
+}
+
+int MPIABI_Comm_split(Handle, int color, int key, Handle* out) {
+  auto held = std::make_unique<CommunicatorHandle>();
+  const int status =
+      guarded([&] { held->communicator = Engine::instance().communicator(color, key); });
+  if (status != kSuccess) held->error = error_text;
+  *out = reinterpret_cast<Handle>(held.release());
+  return status;
+}
+
+int MPIABI_Comm_free(Handle* comm) {
+  if (*comm != MPIABI_COMM_WORLD && *comm != MPIABI_COMM_NULL)
+    delete reinterpret_cast<CommunicatorHandle*>(*comm);
+  *comm = MPIABI_COMM_NULL;
+  return kSuccess;
+}
+
+int MPIABI_Allreduce(const void* in, void* out, int count, Handle datatype, Handle op,
+                     Handle comm) {
+  Reduction reduction = Reduction::kNone;
+  const int status = guarded([&] { reduction = reduction_of(op); });
+  if (status != kSuccess) return status;
+  return run(comm, Op::kAllReduce, count, datatype, reduction,
+             reinterpret_cast<Handle>(in) == MPIABI_IN_PLACE ? out : in, out);
+}
+
+int MPIABI_Allgather(const void* in, int count, Handle datatype, void* out, int, Handle,
+                     Handle comm) {
+  return run(comm, Op::kAllGather, count, datatype, Reduction::kNone, in, out);
+}
+
+// XLA gives every rank the same count.
+int MPIABI_Reduce_scatter(const void* in, void* out, const int* counts, Handle datatype, Handle op,
+                          Handle comm) {
+  Reduction reduction = Reduction::kNone;
+  const int status = guarded([&] { reduction = reduction_of(op); });
+  if (status != kSuccess) return status;
+  return run(comm, Op::kReduceScatter, counts[0], datatype, reduction, in, out);
+}
+
+int MPIABI_Isend(const void* data, int count, Handle datatype, int target, int, Handle comm,
+                 Handle* request) {
+  return guarded([&] {
+    const std::size_t bytes = checked(count) * size_of(dtype_of(datatype));
+    Communicator& end = communicator(comm);
+    *request = hold(end, end.send(target, static_cast<const std::byte*>(data), bytes));
+  });
+}
+
+int MPIABI_Irecv(void* data, int count, Handle datatype, int source, int, Handle comm,
+                 Handle* request) {
+  return guarded([&] {
+    const std::size_t bytes = checked(count) * size_of(dtype_of(datatype));
+    Communicator& end = communicator(comm);
+    *request = hold(end, end.receive(source, static_cast<std::byte*>(data), bytes));
+    Engine::instance().count(Op::kPermute);
+  });
+}
+
+int MPIABI_Wait(Handle* request, void*) {
+  if (*request == MPIABI_REQUEST_NULL) return kSuccess;
+  const std::unique_ptr<RequestHandle> held(reinterpret_cast<RequestHandle*>(*request));
+  *request = MPIABI_REQUEST_NULL;
+  return guarded([&] { held->communicator->wait(held->request); });
+}
+
+int MPIABI_Sendrecv(const void* from, int count, Handle datatype, int target, int, void* to, int,
+                    Handle, int source, int, Handle comm, void*) {
+  return guarded([&] {
+    const std::size_t bytes = checked(count) * size_of(dtype_of(datatype));
+    communicator(comm).send_receive(static_cast<const std::byte*>(from), target,
+                                    static_cast<std::byte*>(to), source, bytes);
+    Engine::instance().count(Op::kAllToAll);
+  });
+}
+
+int MPIABI_Error_string(int, char* text, int* length) {
+  const std::size_t size = std::min(error_text.size(), kErrorText);
+  std::memcpy(text, error_text.data(), size);
+  text[size] = '\0';
+  *length = static_cast<int>(size);
+  return kSuccess;
+}
+
+}  // extern "C"

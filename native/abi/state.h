@@ -1,0 +1,49 @@
+// The one engine of a process, behind both interfaces: MPI (jaxlib) and C (Python).
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "communicator.h"
+#include "engine.h"
+#include "types.h"
+#include "world.h"
+
+namespace lockstep {
+
+class Engine {
+ public:
+  static Engine& instance();
+
+  void set_callbacks(const lockstep_callbacks& callbacks);
+  void initialize();  // MPI_Init_thread
+  void start(WorldOptions options);
+  void fail(const std::string& text);
+  World& world();  // throws Error when there is none, or something has failed
+  std::unique_ptr<Communicator> communicator(int color, int key);  // MPI_Comm_split
+
+  void count(Op op);
+  void read_counts(std::uint64_t* counts) const {
+    for (const auto& value : counts_) *counts++ = value.load(std::memory_order_relaxed);
+  }
+
+ private:
+  Engine() = default;
+
+  std::mutex mutex_;   // guards what follows; never held while a callback runs
+  std::mutex asking_;  // one question to Python at a time; taken before mutex_
+  lockstep_callbacks callbacks_{};
+  std::string failure_;
+  std::vector<std::unique_ptr<World>> worlds_;
+  World* world_ = nullptr;
+  std::set<std::pair<std::vector<int>, int>> requested_;
+  std::array<std::atomic<std::uint64_t>, 5> counts_{};
+};
+
+}  // namespace lockstep

@@ -1,0 +1,260 @@
+#include "clique.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "error.h"
+#include "world.h"
+
+namespace lockstep {
+namespace {
+
+// A message of this size stays in the second-level cache between its writer and its readers.
+constexpr std::size_t kLargestMessage = 256 << 10;
+constexpr std::size_t kSmallestMessage = 64 << 10;
+constexpr std::size_t kLaneBudget = 16 << 20;  // for all lanes of one clique
+
+std::uint64_t hash(const std::vector<int>& devices) {
+  std::uint64_t value = 0xcbf29ce484222325;  // FNV-1a
+  for (const int device : devices)
+    for (int shift = 0; shift < 32; shift += 8)
+      value = (value ^ ((static_cast<std::uint32_t>(device) >> shift) & 0xff)) * 0x100000001b3;
+  return value == 0 ? 1 : value;
+}
+
+std::string join(const std::vector<int>& numbers) {
+  constexpr std::size_t kShown = 16;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(numbers.size(), kShown); ++i)
+    text += (i ? ", " : "") + std::to_string(numbers[i]);
+  return numbers.size() > kShown ? text + ", ..." : text;
+}
+
+std::size_t lane_capacity(std::size_t processes) {
+  const std::size_t share = kLaneBudget / (2 * Lane::kDepth * processes);
+  return std::clamp(share, kSmallestMessage, kLargestMessage) / 4096 * 4096;
+}
+
+}  // namespace
+
+Team::Team(World& world, std::vector<int> devices) : world_(world), devices_(std::move(devices)) {
+  for (Round& round : rounds_) {
+    round.calls.resize(devices_.size());
+    round.present = std::vector<std::atomic<bool>>(devices_.size());
+  }
+}
+
+void Team::run(int member, std::uint32_t sequence, const Call& call, const Work& work) {
+  Round& round = rounds_[sequence % 2];
+  const auto index = static_cast<std::size_t>(member);
+  round.calls[index] = &call;
+  round.present[index].store(true, std::memory_order_relaxed);
+  if (round.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == devices_.size())
+    lead(round, sequence, work);
+  else
+    wait_for_leader(round, member, sequence, call);
+  if (!round.error.empty()) throw Error(round.error);
+}
+
+void Team::lead(Round& round, std::uint32_t sequence, const Work& work) {
+  std::uint32_t gathering = Round::kGathering;
+  if (!round.state.compare_exchange_strong(gathering, Round::kRunning))
+    throw Error(world_.arena().poison_text());  // a member gave up waiting and took its call along
+  round.error.clear();
+  try {
+    for (const Call* call : round.calls)
+      if (call->op != round.calls[0]->op || call->dtype != round.calls[0]->dtype ||
+          call->reduction != round.calls[0]->reduction || call->count != round.calls[0]->count)
+        throw Error("lockstep: the devices of " + world_.label(world_.process()) +
+                    " are in different collectives.");
+    work(round.calls, sequence);
+  } catch (const std::exception& error) {
+    round.error = error.what();
+    // The peers are in the middle of this collective; they must not wait for what will not come.
+    world_.arena().poison(round.error);
+  }
+  for (auto& present : round.present) present.store(false, std::memory_order_relaxed);
+  round.arrived.store(0, std::memory_order_relaxed);
+  round.state.store(Round::kGathering, std::memory_order_relaxed);
+  done_.advance();
+}
+
+void Team::wait_for_leader(Round& round, int member, std::uint32_t sequence, const Call& call) {
+  // Poison does not end this wait by itself: once the leader runs it uses this call's buffers.
+  static const std::atomic<std::uint32_t> kNever{0};
+  Deadline deadline(world_.timeout_seconds());
+  const auto spin = world_.sibling_spin(static_cast<int>(devices_.size()));
+  for (;;) {
+    Watch watch{&world_.arena().header().poison_state, deadline, spin};
+    if (wait_until(done_, sequence + 1, watch) == WaitResult::kReached) return;
+    std::uint32_t gathering = Round::kGathering;
+    if (!round.state.compare_exchange_strong(gathering, Round::kAbandoned) &&
+        gathering == Round::kRunning) {
+      // The leader has the deadline and the poison flag before it, and ends.
+      wait_until(done_, sequence + 1, Watch{&kNever, Deadline(0), spin});
+      return;
+    }
+    if (deadline.passed() && !world_.arena().poisoned())
+      world_.arena().poison(
+          "lockstep: " + std::string(name_of(call.op)) + " of " + std::to_string(call.count) +
+          " x " + name_of(call.dtype) + ": device " +
+          std::to_string(devices_[static_cast<std::size_t>(member)]) + " of " +
+          world_.label(world_.process()) + " waited " +
+          std::to_string(static_cast<long>(world_.timeout_seconds())) +
+          " s for other devices of its own process: " + absent(round) + " did not call it.");
+    throw Error(world_.arena().poison_text());
+  }
+}
+
+std::string Team::absent(const Round& round) const {
+  std::vector<int> missing;
+  for (std::size_t i = 0; i < devices_.size(); ++i)
+    if (!round.present[i].load(std::memory_order_relaxed)) missing.push_back(devices_[i]);
+  return join(missing);
+}
+
+Clique::Clique(World& world, std::vector<int> devices, const std::vector<int>& processes)
+    : world_(world), devices_(std::move(devices)) {
+  for (int rank = 0; rank < size(); ++rank) {
+    const int process = processes[static_cast<std::size_t>(rank)];
+    auto group = std::ranges::find(groups_, process, &Group::process);
+    if (group == groups_.end()) group = groups_.insert(groups_.end(), Group{process, {}});
+    member_of_.push_back(static_cast<int>(group->ranks.size()));
+    group->ranks.push_back(rank);
+    max_local_ = std::max(max_local_, group->ranks.size());
+  }
+  const auto self = std::ranges::find(groups_, world.process(), &Group::process);
+  if (self == groups_.end())
+    throw Error("lockstep: " + world.label(world.process()) + " has no device in the group of " +
+                describe() + ".");
+  self_ = static_cast<int>(self - groups_.begin());
+  std::vector<int> own;
+  for (const int rank : self->ranks) own.push_back(devices_[static_cast<std::size_t>(rank)]);
+  team_ = std::make_unique<Team>(world, std::move(own));
+
+  const int count = static_cast<int>(groups_.size());
+  capacity_ = lane_capacity(groups_.size());
+  const std::size_t lane = (Lane::footprint(count, capacity_) + 63) / 64 * 64;
+  const std::size_t lanes = count > 1 ? 2 * groups_.size() * lane : 0;
+  std::byte* memory = shared_memory(lanes + Mailbox::footprint(devices_.size()));
+  for (int group = 0; count > 1 && group < count; ++group) {
+    const auto index = static_cast<std::size_t>(group);
+    partials_.emplace_back(memory + 2 * index * lane, count, capacity_, group, self_);
+    results_.emplace_back(memory + (2 * index + 1) * lane, count, capacity_, group, self_);
+  }
+  mailbox_ = std::make_unique<Mailbox>(*this, memory + lanes);
+}
+
+std::string Clique::describe() const {
+  return std::to_string(devices_.size()) + " devices (" + join(devices_) + ")";
+}
+
+// Finds or makes the clique's region. The first word of the region is the number of its devices,
+// then come their ids: two groups whose hashes collide must not share memory.
+std::byte* Clique::shared_memory(std::size_t bytes) {
+  const std::size_t preamble = (sizeof(std::int32_t) * (devices_.size() + 1) + 63) / 64 * 64;
+  if (groups_.size() == 1) {
+    private_memory_.resize(bytes + 64);
+    auto* raw = private_memory_.data();
+    return raw + (64 - reinterpret_cast<std::uintptr_t>(raw) % 64) % 64;
+  }
+  Arena& arena = world_.arena();
+  auto& directory = arena.header().directory;
+  const std::uint64_t key = hash(devices_);
+  for (std::size_t probe = 0; probe < directory.size(); ++probe) {
+    auto& entry = directory[(key + probe) % directory.size()];
+    std::uint64_t found = 0;
+    if (entry.key.compare_exchange_strong(found, key)) {
+      try {
+        const std::uint64_t offset = arena.allocate(preamble + bytes);
+        auto* ids = reinterpret_cast<std::int32_t*>(arena.at(offset));
+        ids[0] = size();
+        std::ranges::copy(devices_, ids + 1);
+        entry.offset.store(offset, std::memory_order_release);
+        return arena.at(offset) + preamble;
+      } catch (const Error& error) {
+        arena.poison(error.what());
+        throw;
+      }
+    }
+    if (found != key) continue;
+    Deadline deadline(30);
+    while (entry.offset.load(std::memory_order_acquire) == 0) {
+      if (arena.poisoned()) throw Error(arena.poison_text());
+      if (deadline.passed())
+        throw Error("lockstep: another process began to set up the group of " + describe() +
+                    " and has not finished in 30 s; it may have been stopped or killed.");
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    std::byte* region = arena.at(entry.offset.load());
+    const auto* ids = reinterpret_cast<const std::int32_t*>(region);
+    if (ids[0] == size() && std::equal(devices_.begin(), devices_.end(), ids + 1))
+      return region + preamble;
+  }
+  throw Error("lockstep: more than " + std::to_string(directory.size()) +
+              " different device groups in one job.");
+}
+
+Exchange::Exchange(Clique& clique, const Call& call, std::uint32_t sequence)
+    : clique_(clique),
+      signature_{call.op, call.dtype, call.reduction, 0, sequence, call.count},
+      watch_{&clique.world().arena().header().poison_state,
+             Deadline(clique.world().timeout_seconds()), clique.world().process_spin()},
+      first_(clique.groups().size() > 1 ? clique.partials(clique.self()).next() : 0) {
+  if (clique.world().arena().poisoned()) throw Error(clique.world().arena().poison_text());
+}
+
+std::byte* Exchange::acquire(Lane& lane) {
+  while (Counter* reader = lane.blocked_by()) wait(*reader, lane.free_target(), -1);
+  return lane.payload();
+}
+
+const std::byte* Exchange::await(Lane& lane) {
+  wait(lane.written(), lane.next() + 1, lane.writer());
+  const Signature theirs = lane.signature();
+  if (theirs != signature_) {
+    const World& world = clique_.world();
+    const int peer = clique_.groups()[static_cast<std::size_t>(lane.writer())].process;
+    throw Error("lockstep: the processes are in different collectives on " + clique_.describe() +
+                ": " + world.label(world.process()) + " called " +
+                lockstep::describe(signature_) + "; " + world.label(peer) + " called " +
+                lockstep::describe(theirs) +
+                ". All processes must run the same program on the same shapes: look for a loop of "
+                "another length, a padded batch, or `if jax.process_index() == 0`.");
+  }
+  return lane.payload();
+}
+
+void Exchange::wait(Counter& counter, std::uint32_t target, int peer) {
+  switch (wait_until(counter, target, watch_)) {
+    case WaitResult::kReached:
+      return;
+    case WaitResult::kPoisoned:
+      throw Error(clique_.world().arena().poison_text());
+    case WaitResult::kDeadline:
+      give_up(peer);
+  }
+}
+
+void Exchange::give_up(int peer) {
+  const World& world = clique_.world();
+  std::string missing;
+  for (int group = 0; group < peers(); ++group)
+    if (group != self() && !clique_.partials(group).written().reached(first_ + 1))
+      missing += (missing.empty() ? "" : ", ") +
+                 world.label(clique_.groups()[static_cast<std::size_t>(group)].process);
+  std::string text = "lockstep: " + lockstep::describe(signature_) + " on " + clique_.describe() +
+                     ": " + world.label(world.process()) + " waited " +
+                     std::to_string(static_cast<long>(world.timeout_seconds())) + " s. ";
+  if (!missing.empty())
+    text += "Not arrived: " + missing + ".";
+  else if (peer >= 0)
+    text += world.label(clique_.groups()[static_cast<std::size_t>(peer)].process) +
+            " arrived but stopped in the middle of it.";
+  else
+    text += "All processes arrived, but one stopped in the middle of it.";
+  throw Error(text +
+              " --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; 0 means none.");
+}
+
+}  // namespace lockstep

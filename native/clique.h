@@ -1,0 +1,131 @@
+// A clique: the devices that take part in one collective, in rank order.
+//
+// A rank is a device; its calls come from one of XLA's threads. The ranks of one process meet in
+// `Team`: each hands in its call, the last one to arrive becomes the leader and does the work of
+// the whole process, the others sleep until it is done. So there is one thread a process in every
+// exchange between processes, bytes between processes do not grow with the devices of a process,
+// and a process with more devices than cores switches threads once a collective.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "fabric/lane.h"
+#include "fabric/wait.h"
+#include "mailbox.h"
+#include "types.h"
+
+namespace lockstep {
+
+class World;
+
+// The ranks of one process, ascending.
+struct Group {
+  int process;
+  std::vector<int> ranks;
+};
+
+// The meeting place of the ranks of one process.
+class Team {
+ public:
+  Team(World& world, std::vector<int> devices);
+
+  // Hands in the call of the member with this index. Returns when the leader has run `work` on the
+  // calls of all members; throws what the leader threw, or an Error naming the devices that did not
+  // come before the deadline.
+  using Work = std::function<void(std::span<const Call* const>, std::uint32_t sequence)>;
+  void run(int member, std::uint32_t sequence, const Call& call, const Work& work);
+
+ private:
+  // Two rounds are enough: nobody enters round n + 2 before all have left round n.
+  struct Round {
+    enum State : std::uint32_t { kGathering, kRunning, kAbandoned };
+    std::atomic<std::uint32_t> state{kGathering};
+    std::atomic<std::uint32_t> arrived{0};
+    std::vector<const Call*> calls;
+    std::vector<std::atomic<bool>> present;
+    std::string error;  // written by the leader before `done` advances
+  };
+
+  void lead(Round& round, std::uint32_t sequence, const Work& work);
+  void wait_for_leader(Round& round, int member, std::uint32_t sequence, const Call& call);
+  std::string absent(const Round& round) const;
+
+  World& world_;
+  std::vector<int> devices_;
+  Round rounds_[2];
+  Counter done_;
+};
+
+class Clique {
+ public:
+  Clique(World& world, std::vector<int> devices, const std::vector<int>& processes);
+
+  int size() const { return static_cast<int>(devices_.size()); }
+  const std::vector<int>& devices() const { return devices_; }
+  const std::vector<Group>& groups() const { return groups_; }
+  int self() const { return self_; }  // index of this process's group; -1 when it has no rank here
+  std::size_t max_local() const { return max_local_; }
+  std::size_t capacity() const { return capacity_; }
+  World& world() const { return world_; }
+  Team& team() { return *team_; }
+  Mailbox& mailbox() { return *mailbox_; }
+
+  // The lanes of the group with this index. Every collective sends its first message of a chunk on
+  // the partials lane; all-reduce sends what it has reduced on the results lane.
+  Lane& partials(int group) { return partials_[static_cast<std::size_t>(group)]; }
+  Lane& results(int group) { return results_[static_cast<std::size_t>(group)]; }
+
+  // "8 devices: 0, 1, 2048, ..." for errors.
+  std::string describe() const;
+  int member_of(int rank) const { return member_of_[static_cast<std::size_t>(rank)]; }
+
+ private:
+  std::byte* shared_memory(std::size_t bytes);
+
+  World& world_;
+  std::vector<int> devices_;
+  std::vector<Group> groups_;
+  std::vector<int> member_of_;  // rank -> index in its group
+  int self_ = -1;
+  std::size_t max_local_ = 0;
+  std::size_t capacity_ = 0;
+  std::vector<std::byte> private_memory_;
+  std::vector<Lane> partials_;
+  std::vector<Lane> results_;
+  std::unique_ptr<Team> team_;
+  std::unique_ptr<Mailbox> mailbox_;
+};
+
+// One collective of one process, as its leader sees it: waits with the collective's deadline, and
+// the checks of what the peers send.
+class Exchange {
+ public:
+  Exchange(Clique& clique, const Call& call, std::uint32_t sequence);
+
+  Clique& clique() { return clique_; }
+  int peers() const { return static_cast<int>(clique_.groups().size()); }
+  int self() const { return clique_.self(); }
+
+  // A free slot of one of this process's lanes; nothing is sent before `publish`.
+  std::byte* acquire(Lane& lane);
+  void publish(Lane& lane) { lane.publish(signature_); }
+  // The next message of a peer's lane. Throws when the peer is in another collective.
+  const std::byte* await(Lane& lane);
+
+ private:
+  void wait(Counter& counter, std::uint32_t target, int peer);
+  [[noreturn]] void give_up(int peer);
+
+  Clique& clique_;
+  Signature signature_;
+  Watch watch_;
+  std::uint32_t first_;  // the number of this collective's first message on the partials lanes
+};
+
+}  // namespace lockstep

@@ -1,0 +1,69 @@
+// All-gather: every process sends the parts of its ranks once, and every other process reads them in
+// place, once for each of its own ranks.
+#include <algorithm>
+#include <cstring>
+
+#include "collectives/collectives.h"
+
+namespace lockstep {
+namespace {
+
+struct AllGather {
+  Exchange& exchange;
+  Clique& clique;
+  Calls calls;
+  const std::size_t bytes;  // of one rank's part
+  const std::size_t tile;   // bytes of each part in one message
+
+  std::span<const int> ranks(int group) const {
+    return clique.groups()[static_cast<std::size_t>(group)].ranks;
+  }
+
+  void give_to_ranks(const std::byte* part, int rank, std::size_t at, std::size_t n) {
+    for (const Call* call : calls)
+      std::memcpy(call->out + static_cast<std::size_t>(rank) * bytes + at, part, n);
+  }
+
+  void send(std::size_t at, std::size_t n) {
+    Lane& own = clique.partials(exchange.self());
+    std::byte* message = exchange.acquire(own);
+    for (std::size_t i = 0; i < calls.size(); ++i)
+      std::memcpy(message + i * tile, calls[i]->in + at, n);
+    exchange.publish(own);
+  }
+
+  void copy_own(std::size_t at, std::size_t n) {
+    const auto own = ranks(exchange.self());
+    for (std::size_t i = 0; i < calls.size(); ++i) give_to_ranks(calls[i]->in + at, own[i], at, n);
+  }
+
+  void receive(std::size_t at, std::size_t n) {
+    for (int group = 0; group < exchange.peers(); ++group) {
+      if (group == exchange.self()) continue;
+      const std::byte* message = exchange.await(clique.partials(group));
+      const auto theirs = ranks(group);
+      for (std::size_t i = 0; i < theirs.size(); ++i)
+        give_to_ranks(message + i * tile, theirs[i], at, n);
+      clique.partials(group).release();
+    }
+  }
+};
+
+}  // namespace
+
+void all_gather(Exchange& exchange, Calls calls) {
+  Clique& clique = exchange.clique();
+  const std::size_t bytes = calls[0]->bytes();
+  AllGather run{exchange, clique, calls, bytes,
+                elements_per_part(clique, clique.max_local(), 1)};
+  const std::size_t tiles = std::max<std::size_t>(1, (bytes + run.tile - 1) / run.tile);
+  const auto size = [&](std::size_t t) { return std::min(run.tile, bytes - t * run.tile); };
+  if (exchange.peers() == 1) return run.copy_own(0, bytes);
+  for (std::size_t t = 0; t <= tiles; ++t) {
+    if (t < tiles) run.send(t * run.tile, size(t));
+    if (t < tiles) run.copy_own(t * run.tile, size(t));
+    if (t > 0) run.receive((t - 1) * run.tile, size(t - 1));
+  }
+}
+
+}  // namespace lockstep

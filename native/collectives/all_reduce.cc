@@ -1,0 +1,162 @@
+// All-reduce. Small messages: every process sends its partial sum to all, and all add up the same
+// partials in the same order, which takes one round. Large messages: each process owns a slice of
+// every chunk, adds up the slices it gets (round one, partials lanes) and sends the result to all
+// (round two, results lanes); every byte crosses between processes twice, however many there are
+// (Rabenseifner, "Optimization of Collective Reduction Operations", 2004).
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "collectives/collectives.h"
+#include "collectives/reduce.h"
+
+namespace lockstep {
+namespace {
+
+// Above this, adding up the same numbers in every process costs more than a second round.
+constexpr std::size_t kOneRoundBytes = 32 << 10;
+
+struct AllReduce {
+  Exchange& exchange;
+  Clique& clique;
+  Calls calls;
+  const DType dtype;
+  const Reduction reduction;
+  const std::size_t width;
+  std::vector<const std::byte*> sources;
+
+  AllReduce(Exchange& x, Calls c)
+      : exchange(x),
+        clique(x.clique()),
+        calls(c),
+        dtype(c[0]->dtype),
+        reduction(c[0]->reduction),
+        width(size_of(c[0]->dtype)) {}
+
+  // out[0 .. count) = the sum over this process's ranks of the elements from `first` on.
+  void add_local(std::byte* out, std::size_t first, std::size_t count) {
+    sources.clear();
+    for (const Call* call : calls) sources.push_back(call->in + first * width);
+    reduce(out, sources, count, dtype, reduction);
+  }
+
+  void give_to_ranks(const std::byte* result, std::size_t first, std::size_t count) {
+    for (const Call* call : calls) {
+      std::byte* out = call->out + first * width;
+      if (out != result) std::memcpy(out, result, count * width);
+    }
+  }
+
+  void within_process(std::size_t count) {
+    const std::size_t block = (64 << 10) / width;
+    for (std::size_t at = 0; at < count; at += block) {
+      const std::size_t n = std::min(block, count - at);
+      std::byte* first = calls[0]->out + at * width;
+      add_local(first, at, n);
+      give_to_ranks(first, at, n);
+    }
+  }
+
+  void in_one_round(std::size_t count) {
+    Lane& own = clique.partials(exchange.self());
+    std::byte* partial = exchange.acquire(own);
+    add_local(partial, 0, count);
+    exchange.publish(own);
+    std::vector<const std::byte*> partials;
+    for (int group = 0; group < exchange.peers(); ++group)
+      partials.push_back(group == exchange.self() ? partial
+                                                  : exchange.await(clique.partials(group)));
+    reduce(calls[0]->out, partials, count, dtype, reduction);
+    for (int group = 0; group < exchange.peers(); ++group)
+      if (group != exchange.self()) clique.partials(group).release();
+    give_to_ranks(calls[0]->out, 0, count);
+  }
+
+  // The part of a chunk of n elements that one process owns.
+  struct Slice {
+    std::size_t first, count;
+  };
+  Slice slice(int group, std::size_t n) const {
+    const std::size_t line = std::max<std::size_t>(1, 64 / width);
+    const auto parts = static_cast<std::size_t>(exchange.peers());
+    const std::size_t each = ((n + parts - 1) / parts + line - 1) / line * line;
+    const std::size_t first = std::min(n, static_cast<std::size_t>(group) * each);
+    return {first, std::min(each, n - first)};
+  }
+
+  // With one rank there is nothing to add up yet: its own slice is read from its input later.
+  std::byte* send_partials(std::size_t first, std::size_t n) {
+    Lane& own = clique.partials(exchange.self());
+    std::byte* message = exchange.acquire(own);
+    if (calls.size() > 1) {
+      add_local(message, first, n);
+    } else {
+      const Slice mine = slice(exchange.self(), n);
+      const std::size_t after = mine.first + mine.count;
+      const std::byte* in = calls[0]->in + first * width;
+      std::memcpy(message, in, mine.first * width);
+      std::memcpy(message + after * width, in + after * width, (n - after) * width);
+    }
+    exchange.publish(own);
+    return message;
+  }
+
+  void reduce_own_slice(const std::byte* message, std::size_t first, std::size_t n) {
+    const Slice mine = slice(exchange.self(), n);
+    std::vector<const std::byte*> partials;
+    for (int group = 0; group < exchange.peers(); ++group) {
+      if (group != exchange.self())
+        partials.push_back(exchange.await(clique.partials(group)) + mine.first * width);
+      else if (calls.size() > 1)
+        partials.push_back(message + mine.first * width);
+      else
+        partials.push_back(calls[0]->in + (first + mine.first) * width);
+    }
+    Lane& own = clique.results(exchange.self());
+    std::byte* result = exchange.acquire(own);
+    reduce(result, partials, mine.count, dtype, reduction);
+    for (int group = 0; group < exchange.peers(); ++group)
+      if (group != exchange.self()) clique.partials(group).release();
+    exchange.publish(own);
+    give_to_ranks(result, first + mine.first, mine.count);
+  }
+
+  void collect_results(std::size_t first, std::size_t n) {
+    for (int group = 0; group < exchange.peers(); ++group) {
+      if (group == exchange.self()) continue;
+      const Slice theirs = slice(group, n);
+      const std::byte* result = exchange.await(clique.results(group));
+      give_to_ranks(result, first + theirs.first, theirs.count);
+      clique.results(group).release();
+    }
+  }
+
+  void in_two_rounds(std::size_t count) {
+    const auto parts = static_cast<std::size_t>(exchange.peers());
+    const std::size_t chunk = parts * elements_per_part(clique, parts, width);
+    const std::size_t chunks = (count + chunk - 1) / chunk;
+    const auto size = [&](std::size_t c) { return std::min(chunk, count - c * chunk); };
+    std::byte* messages[2] = {};
+    for (std::size_t c = 0; c < chunks + 2; ++c) {
+      if (c < chunks) messages[c % 2] = send_partials(c * chunk, size(c));
+      if (c >= 1 && c - 1 < chunks)
+        reduce_own_slice(messages[(c - 1) % 2], (c - 1) * chunk, size(c - 1));
+      if (c >= 2) collect_results((c - 2) * chunk, size(c - 2));
+    }
+  }
+};
+
+}  // namespace
+
+void all_reduce(Exchange& exchange, Calls calls) {
+  AllReduce run(exchange, calls);
+  const std::size_t count = calls[0]->count;
+  if (exchange.peers() == 1)
+    run.within_process(count);
+  else if (count * run.width <= kOneRoundBytes)
+    run.in_one_round(count);
+  else
+    run.in_two_rounds(count);
+}
+
+}  // namespace lockstep

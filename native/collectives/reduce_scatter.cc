@@ -1,0 +1,99 @@
+// Reduce-scatter: every process adds up, for each rank elsewhere, what its own ranks have for it and
+// sends these partial sums in one message; the owner adds up the partials of all processes.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "collectives/collectives.h"
+#include "collectives/reduce.h"
+
+namespace lockstep {
+namespace {
+
+struct ReduceScatter {
+  Exchange& exchange;
+  Clique& clique;
+  Calls calls;
+  const DType dtype;
+  const Reduction reduction;
+  const std::size_t width;
+  const std::size_t count;  // elements of one rank's result
+  const std::size_t tile;   // elements of each result in one message
+  std::vector<const std::byte*> sources;
+
+  std::span<const int> ranks(int group) const {
+    return clique.groups()[static_cast<std::size_t>(group)].ranks;
+  }
+  std::size_t in_message(int rank) const { return static_cast<std::size_t>(rank) * tile * width; }
+
+  void add_local(std::byte* out, int rank, std::size_t at, std::size_t n) {
+    sources.clear();
+    for (const Call* call : calls)
+      sources.push_back(call->in + (static_cast<std::size_t>(rank) * count + at) * width);
+    reduce(out, sources, n, dtype, reduction);
+  }
+
+  // A process with one rank reads its own contribution from the input instead.
+  std::byte* send(std::size_t at, std::size_t n) {
+    Lane& own = clique.partials(exchange.self());
+    std::byte* message = exchange.acquire(own);
+    for (int group = 0; group < exchange.peers(); ++group) {
+      if (group == exchange.self() && calls.size() == 1) continue;
+      for (const int rank : ranks(group)) add_local(message + in_message(rank), rank, at, n);
+    }
+    exchange.publish(own);
+    return message;
+  }
+
+  void receive(const std::byte* own_message, std::size_t at, std::size_t n) {
+    std::vector<const std::byte*> messages;
+    for (int group = 0; group < exchange.peers(); ++group)
+      messages.push_back(group == exchange.self() ? own_message
+                                                  : exchange.await(clique.partials(group)));
+    const auto own = ranks(exchange.self());
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      sources.clear();
+      for (int group = 0; group < exchange.peers(); ++group)
+        sources.push_back(group == exchange.self() && calls.size() == 1
+                              ? calls[0]->in +
+                                    (static_cast<std::size_t>(own[0]) * count + at) * width
+                              : messages[static_cast<std::size_t>(group)] + in_message(own[i]));
+      reduce(calls[i]->out + at * width, sources, n, dtype, reduction);
+    }
+    for (int group = 0; group < exchange.peers(); ++group)
+      if (group != exchange.self()) clique.partials(group).release();
+  }
+
+  void within_process() {
+    const auto own = ranks(exchange.self());
+    for (std::size_t i = 0; i < own.size(); ++i) add_local(calls[i]->out, own[i], 0, count);
+  }
+};
+
+}  // namespace
+
+void reduce_scatter(Exchange& exchange, Calls calls) {
+  Clique& clique = exchange.clique();
+  const Call& call = *calls[0];
+  const std::size_t width = size_of(call.dtype);
+  ReduceScatter run{
+      exchange,
+      clique,
+      calls,
+      call.dtype,
+      call.reduction,
+      width,
+      call.count,
+      elements_per_part(clique, static_cast<std::size_t>(clique.size()), width),
+      {}};
+  if (exchange.peers() == 1) return run.within_process();
+  const std::size_t tiles = std::max<std::size_t>(1, (run.count + run.tile - 1) / run.tile);
+  const auto size = [&](std::size_t t) { return std::min(run.tile, run.count - t * run.tile); };
+  std::byte* messages[2] = {};
+  for (std::size_t t = 0; t <= tiles; ++t) {
+    if (t < tiles) messages[t % 2] = run.send(t * run.tile, size(t));
+    if (t > 0) run.receive(messages[(t - 1) % 2], (t - 1) * run.tile, size(t - 1));
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,68 @@
+#include "communicator.h"
+
+#include "collectives/collectives.h"
+#include "error.h"
+
+namespace lockstep {
+
+Communicator::Communicator(Clique& clique, int rank)
+    : clique_(clique), rank_(rank), port_(clique, rank) {}
+
+void Communicator::run(const Call& call) {
+  std::lock_guard lock(mutex_);
+  run_locked(call);
+}
+
+void Communicator::run_locked(const Call& call) {
+  if (rounds_ != 0)
+    throw Error(std::string("lockstep: ") + name_of(call.op) +
+                " in the middle of an all-to-all. This jaxlib calls its collectives in an order "
+                "that this version of Lockstep does not know; `lockstep doctor` names the versions "
+                "that it does.");
+  const std::uint32_t sequence = sequence_++;
+  clique_.team().run(clique_.member_of(rank_), sequence, call,
+                     [this](std::span<const Call* const> calls, std::uint32_t number) {
+                       run_collective(clique_, calls, number);
+                     });
+}
+
+void Communicator::send_receive(const std::byte* from, int target, std::byte* to, int source,
+                                std::size_t bytes) {
+  std::lock_guard lock(mutex_);
+  const int next = rounds_ + 1;
+  if (target != (rank_ + next) % size() || source != (rank_ + size() - next) % size() ||
+      (rounds_ != 0 && all_to_all_.count != bytes))
+    throw Error(
+        "lockstep: a Sendrecv that is not part of an all-to-all. This jaxlib calls its collectives "
+        "in an order that this version of Lockstep does not know; `lockstep doctor` names the "
+        "versions that it does.");
+  if (rounds_ == 0) {
+    all_to_all_.op = Op::kAllToAll;
+    all_to_all_.count = bytes;
+    all_to_all_.ins.assign(static_cast<std::size_t>(size()), nullptr);
+    all_to_all_.outs.assign(static_cast<std::size_t>(size()), nullptr);
+  }
+  all_to_all_.ins[static_cast<std::size_t>(target)] = from;
+  all_to_all_.outs[static_cast<std::size_t>(source)] = to;
+  rounds_ = next;
+  if (rounds_ < size() - 1) return;
+  rounds_ = 0;
+  run_locked(all_to_all_);
+}
+
+Request* Communicator::send(int target, const std::byte* data, std::size_t bytes) {
+  std::lock_guard lock(mutex_);
+  return port_.send(target, data, bytes);
+}
+
+Request* Communicator::receive(int source, std::byte* data, std::size_t bytes) {
+  std::lock_guard lock(mutex_);
+  return port_.receive(source, data, bytes);
+}
+
+void Communicator::wait(Request* request) {
+  std::lock_guard lock(mutex_);
+  port_.wait(request);
+}
+
+}  // namespace lockstep

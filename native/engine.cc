@@ -1,0 +1,136 @@
+#include "engine.h"
+
+#include "abi/state.h"
+#include "error.h"
+#include "fabric/arena.h"
+#include "membership.h"
+
+namespace lockstep {
+namespace {
+
+thread_local std::string last_error;
+
+template <typename Body>
+int guarded(Body body) {
+  try {
+    body();
+    return 0;
+  } catch (const std::exception& error) {
+    last_error = error.what();
+    return 1;
+  }
+}
+
+}  // namespace
+
+Engine& Engine::instance() {
+  // Never destroyed: XLA's threads may call in while the process exits.
+  static auto* engine = new Engine;
+  return *engine;
+}
+
+void Engine::set_callbacks(const lockstep_callbacks& callbacks) {
+  std::lock_guard lock(mutex_);
+  callbacks_ = callbacks;
+}
+
+void Engine::initialize() {
+  lockstep_callbacks callbacks;
+  {
+    std::lock_guard lock(mutex_);
+    world_ = nullptr;  // an earlier world stays alive: communicators point into it
+    failure_.clear();
+    callbacks = callbacks_;
+  }
+  if (callbacks.start == nullptr)
+    return fail(
+        "lockstep: jaxlib has loaded the engine, but nobody has configured it. Put `import "
+        "lockstep` before `import jax` in this program, or start it with `lockstep run`.");
+  callbacks.start();
+}
+
+void Engine::start(WorldOptions options) {
+  auto world = std::make_unique<World>(std::move(options));
+  std::lock_guard lock(mutex_);
+  worlds_.push_back(std::move(world));
+  world_ = worlds_.back().get();
+  requested_.clear();
+}
+
+void Engine::fail(const std::string& text) {
+  std::lock_guard lock(mutex_);
+  if (failure_.empty()) failure_ = text;
+}
+
+World& Engine::world() {
+  std::lock_guard lock(mutex_);
+  if (world_ == nullptr || !failure_.empty())
+    throw Error(failure_.empty() ? "lockstep: the engine was not started." : failure_);
+  return *world_;
+}
+
+std::unique_ptr<Communicator> Engine::communicator(int color, int key) {
+  World& world = this->world();
+  if (!world.knows_devices()) {
+    std::lock_guard asking(asking_);
+    if (!world.knows_devices()) callbacks_.devices();
+    this->world();  // throws what the callback reported
+  }
+  const auto taken = [&](const DeviceList& list) {
+    std::lock_guard lock(mutex_);
+    return requested_.contains({list, key});
+  };
+  const DeviceList devices = decide_members(scan_stack(world, color, key), taken, color, key);
+  auto communicator = std::make_unique<Communicator>(world.clique(devices), key);
+  std::lock_guard lock(mutex_);
+  requested_.insert({devices, key});
+  return communicator;
+}
+
+void Engine::count(Op op) {
+  counts_[static_cast<std::size_t>(op)].fetch_add(1, std::memory_order_relaxed);
+}
+
+}  // namespace lockstep
+
+using lockstep::Engine;
+
+extern "C" {
+
+const char* lockstep_version() { return LOCKSTEP_VERSION; }
+const char* lockstep_last_error() { return lockstep::last_error.c_str(); }
+
+void lockstep_set_callbacks(const lockstep_callbacks* callbacks) {
+  Engine::instance().set_callbacks(*callbacks);
+}
+
+void lockstep_fail(const char* text) { Engine::instance().fail(text); }
+
+int lockstep_create_arena(std::uint64_t nonce) {
+  int fd = -1;
+  lockstep::guarded([&] { fd = lockstep::Arena::create(nonce); });
+  return fd;
+}
+
+int lockstep_start(const lockstep_options* given) {
+  return lockstep::guarded([&] {
+    lockstep::WorldOptions options;
+    options.process = given->process;
+    options.labels.assign(given->labels, given->labels + given->num_processes);
+    options.arena_fd = given->arena_fd;
+    options.nonce = given->nonce;
+    options.timeout_seconds = given->timeout_seconds;
+    options.cores = given->cores;
+    options.crowded = given->crowded != 0;
+    Engine::instance().start(std::move(options));
+  });
+}
+
+int lockstep_set_devices(int count, const int* ids, const int* processes) {
+  return lockstep::guarded([&] {
+    Engine::instance().world().set_devices({ids, ids + count}, {processes, processes + count});
+  });
+}
+
+void lockstep_counts(std::uint64_t counts[5]) { Engine::instance().read_counts(counts); }
+}

@@ -1,0 +1,15 @@
+// One error type: its text is what the user reads, so whoever throws writes a whole sentence that
+// says what happened, on which process, and what to do.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace lockstep {
+
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,119 @@
+#include "fabric/arena.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include "error.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::uint64_t kMagic = 0x316b636f4c707453;
+constexpr std::size_t kPage = 4096;
+
+constexpr std::size_t page_up(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+[[noreturn]] void fail(const std::string& what, int code) {
+  throw Error("lockstep: " + what + ": " + std::strerror(code) +
+              ". The processes of one host share this memory; `lockstep doctor` shows the limits "
+              "that apply here.");
+}
+
+void reserve(int fd, std::size_t offset, std::size_t bytes) {
+  int code;
+  do {
+    code = posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  } while (code == EINTR);
+  if (code != 0)
+    fail("cannot reserve " + std::to_string(bytes >> 10) + " KiB of shared memory", code);
+}
+
+}  // namespace
+
+int Arena::create(std::uint64_t nonce) {
+  const int fd = memfd_create("lockstep-arena", MFD_CLOEXEC);
+  if (fd < 0) fail("memfd_create failed", errno);
+  try {
+    if (ftruncate(fd, kSize) != 0) fail("cannot size the shared memory", errno);
+    reserve(fd, 0, page_up(sizeof(ArenaHeader)));
+    void* page = mmap(nullptr, sizeof(ArenaHeader), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED) fail("cannot map the shared memory", errno);
+    auto* header = static_cast<ArenaHeader*>(page);
+    header->nonce.store(nonce);
+    header->next.store(page_up(sizeof(ArenaHeader)));
+    header->magic.store(kMagic, std::memory_order_release);
+    munmap(page, sizeof(ArenaHeader));
+  } catch (...) {
+    close(fd);
+    throw;
+  }
+  return fd;
+}
+
+Arena::Arena(int fd, std::uint64_t nonce) : fd_(fcntl(fd, F_DUPFD_CLOEXEC, 0)) {
+  if (fd_ < 0) fail("cannot keep the shared memory open", errno);
+  if (lseek(fd_, 0, SEEK_END) != static_cast<off_t>(kSize)) {
+    close(fd_);
+    throw Error("lockstep: the file offered as this job's shared memory has another size.");
+  }
+  void* base =
+      mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
+  if (base == MAP_FAILED) {
+    const int code = errno;
+    close(fd_);
+    fail("cannot map the shared memory (is the address space limited, `ulimit -v`?)", code);
+  }
+  base_ = static_cast<std::byte*>(base);
+  if (header().magic.load(std::memory_order_acquire) != kMagic || header().nonce.load() != nonce) {
+    munmap(base_, kSize);
+    close(fd_);
+    throw Error("lockstep: the file offered as this job's shared memory is not this job's.");
+  }
+}
+
+Arena::~Arena() {
+  munmap(base_, kSize);
+  close(fd_);
+}
+
+std::uint64_t Arena::allocate(std::size_t bytes) {
+  const std::size_t size = page_up(bytes);
+  const std::uint64_t offset = header().next.fetch_add(size);
+  if (offset + size > kSize)
+    throw Error("lockstep: the shared memory of this job is used up (" +
+                std::to_string(kSize >> 30) +
+                " GiB of address space): too many different device groups.");
+  reserve(fd_, offset, size);
+#ifdef MADV_POPULATE_WRITE
+  // Page faults inside the first collectives would cost more than the collectives; a kernel
+  // without this advice takes them then.
+  madvise(base_ + offset, size, MADV_POPULATE_WRITE);
+#endif
+  return offset;
+}
+
+void Arena::poison(const std::string& text) {
+  std::uint32_t healthy = 0;
+  if (!header().poison_state.compare_exchange_strong(healthy, 1)) return;
+  const std::size_t size = std::min(text.size(), kPoisonText - 1);
+  std::memcpy(header().poison_text, text.data(), size);
+  header().poison_text[size] = '\0';
+  header().poison_state.store(2, std::memory_order_release);
+}
+
+std::string Arena::poison_text() const {
+  // The writer needs microseconds between its two stores; it may have died between them.
+  for (int i = 0; i < 200 && header().poison_state.load(std::memory_order_acquire) == 1; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  if (header().poison_state.load(std::memory_order_acquire) != 2)
+    return "lockstep: another process failed and left no text.";
+  return std::string(header().poison_text, strnlen(header().poison_text, kPoisonText));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,66 @@
+// The memory that the processes of one host share: one memfd, mapped by all of them.
+//
+// A memfd has no name, so nothing is left behind however the job ends, and it does not count
+// against /dev/shm, which containers keep at 64 MiB. The file is sparse and large; a region is
+// reserved with fallocate before anybody touches it, so that lack of memory is an error with a
+// text and not a SIGBUS in the middle of a collective. Regions are never given back.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace lockstep {
+
+inline constexpr std::size_t kPoisonText = 1000;  // fits MPI_MAX_ERROR_STRING with XLA's prefix
+
+// The first page of the file. Everything in it starts as zero.
+struct ArenaHeader {
+  std::atomic<std::uint64_t> magic;
+  std::atomic<std::uint64_t> nonce;  // tells this job's arena from any other file
+  std::atomic<std::uint64_t> next;   // offset of the first byte not handed out
+  // 0 healthy, 1 somebody is writing the text, 2 failed.
+  std::atomic<std::uint32_t> poison_state;
+  char poison_text[kPoisonText];
+
+  // Open addressing: the directory of cliques. key 0 is free; offset 0 is being built, 1 failed.
+  struct Entry {
+    std::atomic<std::uint64_t> key;
+    std::atomic<std::uint64_t> offset;
+  };
+  std::array<Entry, 8192> directory;
+};
+
+class Arena {
+ public:
+  static constexpr std::size_t kSize = std::size_t{16} << 30;
+
+  // Makes the file and returns its descriptor; the caller owns it. Throws Error.
+  static int create(std::uint64_t nonce);
+  // Maps the file (the descriptor may be closed afterwards). Throws Error when it is not the arena
+  // that the nonce names.
+  Arena(int fd, std::uint64_t nonce);
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(base_); }
+  std::byte* at(std::uint64_t offset) const { return base_ + offset; }
+
+  // A zeroed region whose pages are reserved, aligned to a page. Throws Error without memory.
+  std::uint64_t allocate(std::size_t bytes);
+
+  // The first caller's text stays. Every wait of every process ends soon after.
+  void poison(const std::string& text);
+  bool poisoned() const { return header().poison_state.load(std::memory_order_acquire) != 0; }
+  std::string poison_text() const;
+
+ private:
+  int fd_;
+  std::byte* base_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,63 @@
+// A lane carries messages from one process to all others of its clique: a ring of slots in shared
+// memory that one process writes and the others read in place. A lane between hosts has the same
+// four calls: there `publish` sends and `await` receives.
+//
+// Invariants: only the writer touches `written` and the slots between `acquire` and `publish`; each
+// reader only its own `read`. A slot is written again once every reader has released it, so data
+// is never overtaken. The signature in front of a slot lets a reader find out, before it uses a
+// byte, that the writer is in another collective.
+//
+// A lane object belongs to one process and is used by one thread at a time (the clique's leader).
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "fabric/wait.h"
+#include "types.h"
+
+namespace lockstep {
+
+class Lane {
+ public:
+  static constexpr std::uint32_t kDepth = 4;
+  static constexpr std::size_t kHeader = 64;  // keeps payloads on their own cache lines
+
+  // The bytes of shared memory that a lane of this capacity with this many processes takes.
+  static std::size_t footprint(int processes, std::size_t capacity);
+
+  // `memory` starts as zeros. `writer` and `self` index the clique's processes.
+  Lane(std::byte* memory, int processes, std::size_t capacity, int writer, int self);
+
+  // The writer's side. The payload has `capacity` bytes; the wait is for the slowest reader.
+  Counter* blocked_by();  // the reader that still holds the next slot, or null
+  std::uint32_t free_target() const { return next_ + 1 - kDepth; }
+  std::byte* payload() const { return slot(next_) + kHeader; }
+  void publish(const Signature& signature);
+
+  // A reader's side.
+  Counter& written() const { return *written_; }
+  std::uint32_t next() const { return next_; }
+  const Signature& signature() const {
+    return *reinterpret_cast<const Signature*>(slot(next_));
+  }
+  void release();
+
+  int writer() const { return writer_; }
+
+ private:
+  std::byte* slot(std::uint32_t index) const {
+    return slots_ + (index % kDepth) * (kHeader + capacity_);
+  }
+
+  Counter* written_;
+  Counter* read_;  // one per process; the writer's own is unused
+  std::byte* slots_;
+  std::size_t capacity_;
+  int processes_;
+  int writer_;
+  int self_;
+  std::uint32_t next_ = 0;  // the slot to write (writer) or to read (reader) next
+};
+
+}  // namespace lockstep

@@ -1,0 +1,71 @@
+#include "fabric/wait.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+
+namespace lockstep {
+namespace {
+
+// A sleeper looks at the poison flag this often; whoever poisons the job wakes nobody by name.
+constexpr std::chrono::milliseconds kLongestNap{50};
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Not FUTEX_PRIVATE: the word may be mapped by several processes.
+void sleep_while(std::atomic<std::uint32_t>& word, std::uint32_t value, Clock::duration most) {
+  const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(most).count();
+  const timespec limit{ns / 1'000'000'000, ns % 1'000'000'000};
+  syscall(SYS_futex, &word, FUTEX_WAIT, value, &limit, nullptr, 0);
+}
+
+}  // namespace
+
+void Counter::advance() {
+  value.fetch_add(1, std::memory_order_seq_cst);
+  if (sleepers.load(std::memory_order_seq_cst) != 0)
+    syscall(SYS_futex, &value, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+WaitResult wait_until(Counter& counter, std::uint32_t target, const Watch& watch) {
+  if (counter.reached(target)) return WaitResult::kReached;
+  const auto poisoned = [&] { return watch.poison->load(std::memory_order_acquire) != 0; };
+  if (watch.spin.count() > 0) {
+    const auto spin_end = Clock::now() + watch.spin;
+    do {
+      for (int i = 0; i < 64; ++i) {
+        if (counter.reached(target)) return WaitResult::kReached;
+        pause();
+      }
+    } while (Clock::now() < spin_end);
+  } else {
+    // With more ranks than cores the writer is most likely runnable and only lacks a core.
+    sched_yield();
+    if (counter.reached(target)) return WaitResult::kReached;
+  }
+  for (;;) {
+    if (poisoned()) return WaitResult::kPoisoned;
+    if (watch.deadline.passed()) return WaitResult::kDeadline;
+    Clock::duration nap = kLongestNap;
+    if (!watch.deadline.never())
+      nap = std::clamp<Clock::duration>(watch.deadline.left(), std::chrono::microseconds(1), nap);
+    counter.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const std::uint32_t seen = counter.value.load(std::memory_order_seq_cst);
+    const bool arrived = static_cast<std::int32_t>(seen - target) >= 0;
+    if (!arrived) sleep_while(counter.value, seen, nap);
+    counter.sleepers.fetch_sub(1, std::memory_order_relaxed);
+    if (arrived || counter.reached(target)) return WaitResult::kReached;
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,60 @@
+// How ranks wait for one another: counters that only grow, and a wait that spins briefly and then
+// sleeps on a futex.
+//
+// A Counter lives in memory that several processes may map. Its value wraps; distances are taken
+// as signed differences, so waiter and writer may be up to 2^31 steps apart. The sleeper count
+// lets a writer skip the system call when nobody sleeps. Writer: add to value, then read sleepers.
+// Waiter: add to sleepers, then read value. Both pairs are sequentially consistent, so at least one
+// side sees the other and no wake-up is lost.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace lockstep {
+
+using Clock = std::chrono::steady_clock;
+
+struct alignas(64) Counter {
+  std::atomic<std::uint32_t> value{0};
+  std::atomic<std::uint32_t> sleepers{0};
+
+  std::uint32_t load() const { return value.load(std::memory_order_acquire); }
+  bool reached(std::uint32_t target) const {
+    return static_cast<std::int32_t>(load() - target) >= 0;
+  }
+  void advance();
+};
+static_assert(sizeof(Counter) == 64);
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
+
+// When a wait must end. Made once per collective, so that all its waits share one deadline.
+class Deadline {
+ public:
+  // seconds <= 0 means never.
+  explicit Deadline(double seconds)
+      : end_(seconds > 0 ? Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                              std::chrono::duration<double>(seconds))
+                         : Clock::time_point::max()) {}
+  bool passed() const { return end_ != Clock::time_point::max() && Clock::now() >= end_; }
+  Clock::duration left() const { return end_ - Clock::now(); }
+  bool never() const { return end_ == Clock::time_point::max(); }
+
+ private:
+  Clock::time_point end_;
+};
+
+enum class WaitResult { kReached, kDeadline, kPoisoned };
+
+// What a wait watches besides its counter, and how long it may spin.
+struct Watch {
+  const std::atomic<std::uint32_t>* poison;  // non-zero once the job has failed
+  Deadline deadline;
+  std::chrono::nanoseconds spin;  // zero where ranks outnumber cores: spinning starves the writer
+};
+
+// Returns once the counter has reached the target, the deadline has passed, or the job is poisoned.
+WaitResult wait_until(Counter& counter, std::uint32_t target, const Watch& watch);
+
+}  // namespace lockstep

@@ -1,0 +1,220 @@
+#include "mailbox.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "clique.h"
+#include "error.h"
+#include "world.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::uint32_t kSlots = 4;
+constexpr std::size_t kSlotBytes = 64 << 10;
+
+// The ring of one pair of ranks of different processes.
+struct Ring {
+  struct Slot {
+    std::uint64_t message_bytes;  // of the whole message; the receiver compares it
+    std::byte padding[56];
+    std::byte data[kSlotBytes];
+  };
+  Counter written;
+  Counter read;
+  Slot slots[kSlots];
+};
+
+}  // namespace
+
+std::size_t Mailbox::footprint(std::size_t ranks) {
+  return ranks * sizeof(Counter) + ranks * ranks * sizeof(std::uint64_t);
+}
+
+Mailbox::Mailbox(Clique& clique, std::byte* memory)
+    : clique_(clique),
+      bells_(reinterpret_cast<Counter*>(memory)),
+      offsets_(reinterpret_cast<std::atomic<std::uint64_t>*>(bells_ + clique.size())),
+      group_of_(static_cast<std::size_t>(clique.size())) {
+  const auto& groups = clique.groups();
+  for (std::size_t group = 0; group < groups.size(); ++group)
+    for (const int rank : groups[group].ranks)
+      group_of_[static_cast<std::size_t>(rank)] = static_cast<int>(group);
+  local_.resize(group_of_.size() * group_of_.size());
+  const auto& own = groups[static_cast<std::size_t>(clique.self())].ranks;
+  for (const int source : own)
+    for (const int target : own) local_[pair(source, target)] = std::make_unique<LocalChannel>();
+}
+
+bool Mailbox::same_process(int a, int b) const {
+  return group_of_[static_cast<std::size_t>(a)] == group_of_[static_cast<std::size_t>(b)];
+}
+
+std::size_t Mailbox::pair(int source, int target) const {
+  return static_cast<std::size_t>(source) * group_of_.size() + static_cast<std::size_t>(target);
+}
+
+void Mailbox::progress(int self, Request& request) {
+  if (request.complete.load(std::memory_order_acquire)) return;
+  const bool local = same_process(self, request.peer);
+  if (request.kind == Request::kSend)
+    local ? send_local(self, request) : send_shared(self, request);
+  else
+    local ? receive_local(self, request) : receive_shared(self, request);
+}
+
+void Mailbox::send_local(int self, Request& request) {
+  if (request.started) return;  // the receiver completes it
+  request.started = true;
+  LocalChannel& channel = *local_[pair(self, request.peer)];
+  {
+    std::lock_guard lock(channel.mutex);
+    channel.sent.push_back(&request);
+  }
+  bell(request.peer).advance();
+}
+
+void Mailbox::receive_local(int self, Request& request) {
+  LocalChannel& channel = *local_[pair(request.peer, self)];
+  {
+    // Copying under the lock keeps the sender from giving up in the middle of it.
+    std::lock_guard lock(channel.mutex);
+    if (channel.sent.empty()) return;
+    Request& sent = *channel.sent.front();
+    if (sent.bytes != request.bytes)
+      throw Error("lockstep: collective-permute on " + clique_.describe() + ": rank " +
+                  std::to_string(request.peer) + " sends " + std::to_string(sent.bytes) +
+                  " bytes, rank " + std::to_string(self) + " expects " +
+                  std::to_string(request.bytes) + ".");
+    channel.sent.pop_front();
+    std::memcpy(request.to, sent.from, request.bytes);
+    sent.complete.store(true, std::memory_order_release);
+  }
+  request.complete.store(true, std::memory_order_relaxed);
+  bell(request.peer).advance();
+}
+
+std::byte* Mailbox::region(int source, int target, bool make) {
+  auto& offset = offsets_[pair(source, target)];
+  std::uint64_t found = offset.load(std::memory_order_acquire);
+  if (found == 0 && make) {
+    found = clique_.world().arena().allocate(sizeof(Ring));
+    offset.store(found, std::memory_order_release);
+  }
+  return found == 0 ? nullptr : clique_.world().arena().at(found);
+}
+
+void Mailbox::send_shared(int self, Request& request) {
+  auto& ring = *reinterpret_cast<Ring*>(region(self, request.peer, true));
+  while (!request.complete.load(std::memory_order_relaxed)) {
+    const std::uint32_t next = ring.written.load();
+    if (!ring.read.reached(next + 1 - kSlots)) return;
+    Ring::Slot& slot = ring.slots[next % kSlots];
+    const std::size_t n = std::min(kSlotBytes, request.bytes - request.moved);
+    slot.message_bytes = request.bytes;
+    std::memcpy(slot.data, request.from + request.moved, n);
+    request.moved += n;
+    if (request.moved == request.bytes) request.complete.store(true, std::memory_order_relaxed);
+    ring.written.advance();
+    bell(request.peer).advance();
+  }
+}
+
+void Mailbox::receive_shared(int self, Request& request) {
+  std::byte* memory = region(request.peer, self, false);
+  if (memory == nullptr) return;
+  auto& ring = *reinterpret_cast<Ring*>(memory);
+  while (!request.complete.load(std::memory_order_relaxed)) {
+    const std::uint32_t next = ring.read.load();
+    if (!ring.written.reached(next + 1)) return;
+    const Ring::Slot& slot = ring.slots[next % kSlots];
+    if (slot.message_bytes != request.bytes)
+      throw Error("lockstep: collective-permute on " + clique_.describe() + ": rank " +
+                  std::to_string(request.peer) + " sends " + std::to_string(slot.message_bytes) +
+                  " bytes, rank " + std::to_string(self) + " expects " +
+                  std::to_string(request.bytes) + ".");
+    const std::size_t n = std::min(kSlotBytes, request.bytes - request.moved);
+    std::memcpy(request.to + request.moved, slot.data, n);
+    request.moved += n;
+    if (request.moved == request.bytes) request.complete.store(true, std::memory_order_relaxed);
+    ring.read.advance();
+    bell(request.peer).advance();
+  }
+}
+
+void Mailbox::withdraw(int self, Request& request) {
+  if (request.kind != Request::kSend || !same_process(self, request.peer)) return;
+  LocalChannel& channel = *local_[pair(self, request.peer)];
+  std::lock_guard lock(channel.mutex);
+  std::erase(channel.sent, &request);
+}
+
+Request* Port::add(Request::Kind kind, int peer, const std::byte* from, std::byte* to,
+                   std::size_t bytes) {
+  if (peer < 0 || peer >= clique_.size())
+    throw Error("lockstep: collective-permute names rank " + std::to_string(peer) + " of " +
+                clique_.describe() + ".");
+  auto request = std::make_unique<Request>();
+  request->kind = kind;
+  request->peer = peer;
+  request->from = from;
+  request->to = to;
+  request->bytes = bytes;
+  Request* added = pending_.emplace_back(std::move(request)).get();
+  guarded([&] { clique_.mailbox().progress(rank_, *added); });
+  return added;
+}
+
+Request* Port::send(int target, const std::byte* data, std::size_t bytes) {
+  return add(Request::kSend, target, data, nullptr, bytes);
+}
+
+Request* Port::receive(int source, std::byte* data, std::size_t bytes) {
+  return add(Request::kReceive, source, nullptr, data, bytes);
+}
+
+void Port::wait(Request* request) {
+  World& world = clique_.world();
+  Counter& bell = clique_.mailbox().bell(rank_);
+  const Watch watch{&world.arena().header().poison_state, Deadline(world.timeout_seconds()),
+                    world.process_spin()};
+  guarded([&] {
+    for (;;) {
+      const std::uint32_t seen = bell.load();
+      for (auto& pending : pending_) clique_.mailbox().progress(rank_, *pending);
+      if (request->complete.load(std::memory_order_acquire)) return;
+      const WaitResult result = wait_until(bell, seen + 1, watch);
+      if (result == WaitResult::kPoisoned) throw Error(world.arena().poison_text());
+      if (result == WaitResult::kDeadline) give_up(*request);
+    }
+  });
+  std::erase_if(pending_, [&](const auto& pending) { return pending.get() == request; });
+}
+
+template <typename Step>
+void Port::guarded(Step step) {
+  try {
+    step();
+  } catch (const Error& error) {
+    clique_.world().arena().poison(error.what());
+    for (auto& pending : pending_) clique_.mailbox().withdraw(rank_, *pending);
+    pending_.clear();
+    throw;
+  }
+}
+
+void Port::give_up(const Request& request) {
+  const World& world = clique_.world();
+  const int device = clique_.devices()[static_cast<std::size_t>(request.peer)];
+  const std::string who = "device " + std::to_string(device) + " of " +
+                          world.label(world.process_of(device));
+  throw Error("lockstep: collective-permute of " + std::to_string(request.bytes) + " bytes on " +
+              clique_.describe() + ": device " +
+              std::to_string(clique_.devices()[static_cast<std::size_t>(rank_)]) + " of " +
+              world.label(world.process()) + " waited " +
+              std::to_string(static_cast<long>(world.timeout_seconds())) + " s for " + who + " to " +
+              (request.kind == Request::kSend ? "receive" : "send") + ". Not arrived: " + who +
+              ". --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; 0 means none.");
+}
+
+}  // namespace lockstep

@@ -1,0 +1,96 @@
+// Messages from one rank to another: what collective-permute is made of.
+//
+// A permute is not a meeting of the whole clique: ranks without a source and without a target make
+// no call at all. So each ordered pair of ranks has its own channel, and messages of a pair match
+// in the order in which they were sent. Ranks of one process hand over a pointer and copy once;
+// between processes the message streams through a small ring of slots in shared memory, which
+// exists from the first message of the pair on.
+//
+// A rank waits for several things at once (room to send, data to receive), so whoever does
+// something for a rank rings that rank's bell, and the rank looks at all its requests again.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "fabric/wait.h"
+
+namespace lockstep {
+
+class Clique;
+
+// One send or receive, from the call that starts it to the wait that ends it.
+struct Request {
+  enum Kind { kSend, kReceive } kind;
+  int peer;
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  std::size_t bytes = 0;
+  std::size_t moved = 0;
+  bool started = false;
+  // Within a process the receiver completes the sender's request.
+  std::atomic<bool> complete{false};
+};
+
+class Mailbox {
+ public:
+  static std::size_t footprint(std::size_t ranks);
+  // `memory` starts as zeros and is the same for all processes of the clique.
+  Mailbox(Clique& clique, std::byte* memory);
+
+  Counter& bell(int rank) { return bells_[rank]; }
+  // Moves what can be moved without waiting.
+  void progress(int self, Request& request);
+  // Takes back a send whose rank gives up; its buffer is not read after this returns.
+  void withdraw(int self, Request& request);
+
+ private:
+  struct LocalChannel {
+    std::mutex mutex;
+    std::deque<Request*> sent;
+  };
+
+  bool same_process(int a, int b) const;
+  std::size_t pair(int source, int target) const;
+  void send_local(int self, Request& request);
+  void receive_local(int self, Request& request);
+  void send_shared(int self, Request& request);
+  void receive_shared(int self, Request& request);
+  // Null while the sender has not made it.
+  std::byte* region(int source, int target, bool make);
+
+  Clique& clique_;
+  Counter* bells_;
+  std::atomic<std::uint64_t>* offsets_;  // [source][target], into the arena
+  std::vector<int> group_of_;
+  std::vector<std::unique_ptr<LocalChannel>> local_;  // [source][target], null between processes
+};
+
+// A rank's end of the mailbox. Used by one thread at a time.
+class Port {
+ public:
+  Port(Clique& clique, int rank) : clique_(clique), rank_(rank) {}
+
+  Request* send(int target, const std::byte* data, std::size_t bytes);
+  Request* receive(int source, std::byte* data, std::size_t bytes);
+  // Ends the request and forgets it. Throws Error at the deadline or when the job has failed.
+  void wait(Request* request);
+
+ private:
+  Request* add(Request::Kind kind, int peer, const std::byte* from, std::byte* to,
+               std::size_t bytes);
+  // Runs `step`; when it throws, the job is poisoned and no request of this rank stays behind.
+  template <typename Step>
+  void guarded(Step step);
+  [[noreturn]] void give_up(const Request& request);
+
+  Clique& clique_;
+  int rank_;
+  std::vector<std::unique_ptr<Request>> pending_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,57 @@
+#include "types.h"
+
+namespace lockstep {
+
+std::size_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::kByte:
+    case DType::kI8:
+    case DType::kU8:
+      return 1;
+    case DType::kI16:
+    case DType::kU16:
+      return 2;
+    case DType::kI32:
+    case DType::kU32:
+    case DType::kF32:
+      return 4;
+    case DType::kI64:
+    case DType::kU64:
+    case DType::kF64:
+    case DType::kC64:
+      return 8;
+    case DType::kC128:
+      return 16;
+  }
+  return 0;
+}
+
+const char* name_of(DType dtype) {
+  constexpr const char* kNames[] = {"byte", "s8",  "s16", "s32", "s64", "u8",  "u16",
+                                    "u32",  "u64", "f32", "f64", "c64", "c128"};
+  const auto index = static_cast<std::size_t>(dtype);
+  return index < std::size(kNames) ? kNames[index] : "?";
+}
+
+const char* name_of(Reduction reduction) {
+  constexpr const char* kNames[] = {"", "sum", "product", "min", "max"};
+  const auto index = static_cast<std::size_t>(reduction);
+  return index < std::size(kNames) ? kNames[index] : "?";
+}
+
+const char* name_of(Op op) {
+  constexpr const char* kNames[] = {"all-reduce", "all-gather", "reduce-scatter", "all-to-all",
+                                    "collective-permute"};
+  const auto index = static_cast<std::size_t>(op);
+  return index < std::size(kNames) ? kNames[index] : "?";
+}
+
+std::string describe(const Signature& signature) {
+  std::string text = name_of(signature.op);
+  if (signature.reduction != Reduction::kNone)
+    text += std::string(" (") + name_of(signature.reduction) + ")";
+  return text + " of " + std::to_string(signature.count) + " x " + name_of(signature.dtype) +
+         ", number " + std::to_string(signature.sequence) + " on these devices";
+}
+
+}  // namespace lockstep

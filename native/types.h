@@ -1,0 +1,57 @@
+// The vocabulary of the engine: element types, reductions, operations, and one rank's call.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+enum class DType : std::uint8_t {
+  kByte, kI8, kI16, kI32, kI64, kU8, kU16, kU32, kU64, kF32, kF64, kC64, kC128
+};
+enum class Reduction : std::uint8_t { kNone, kSum, kProduct, kMin, kMax };
+enum class Op : std::uint8_t { kAllReduce, kAllGather, kReduceScatter, kAllToAll, kPermute };
+
+std::size_t size_of(DType dtype);
+const char* name_of(DType dtype);
+const char* name_of(Reduction reduction);
+const char* name_of(Op op);
+
+// What one rank asks for. Buffers are XLA's: they stay valid until the rank's call returns.
+//
+//   operation       count              in                      out
+//   all-reduce      elements           [count]                 [count], may be `in`
+//   all-gather      elements per rank  [count]                 [ranks][count]
+//   reduce-scatter  elements per rank  [ranks][count]          [count]
+//   all-to-all      elements per rank  ins[ranks] of [count]   outs[ranks] of [count]
+struct Call {
+  Op op = Op::kAllReduce;
+  DType dtype = DType::kByte;
+  Reduction reduction = Reduction::kNone;
+  std::size_t count = 0;
+  const std::byte* in = nullptr;
+  std::byte* out = nullptr;
+  std::vector<const std::byte*> ins;
+  std::vector<std::byte*> outs;
+
+  std::size_t bytes() const { return count * size_of(dtype); }
+};
+
+// The part of a call that all ranks must agree on; it travels with the data.
+struct Signature {
+  Op op;
+  DType dtype;
+  Reduction reduction;
+  std::uint8_t unused = 0;
+  std::uint32_t sequence;  // how many collectives this clique has run
+  std::uint64_t count;
+
+  bool operator==(const Signature&) const = default;
+};
+static_assert(sizeof(Signature) == 16);
+
+std::string describe(const Signature& signature);
+
+}  // namespace lockstep

@@ -1,0 +1,63 @@
+#include "world.h"
+
+#include "clique.h"
+#include "error.h"
+
+namespace lockstep {
+namespace {
+
+// Longer than the exchange of a small message, shorter than what a core is worth.
+constexpr std::chrono::microseconds kSpin{50};
+
+}  // namespace
+
+World::World(WorldOptions options)
+    : options_(std::move(options)), arena_(options_.arena_fd, options_.nonce) {}
+
+World::~World() = default;
+
+void World::set_devices(const std::vector<int>& ids, const std::vector<int>& processes) {
+  std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (processes[i] < 0 || processes[i] >= num_processes())
+      throw Error("lockstep: device " + std::to_string(ids[i]) + " belongs to process " +
+                  std::to_string(processes[i]) + ", but the job has " +
+                  std::to_string(num_processes()) + " processes.");
+    process_of_.emplace(ids[i], processes[i]);
+  }
+}
+
+bool World::knows_devices() const {
+  std::lock_guard lock(mutex_);
+  return !process_of_.empty();
+}
+
+int World::process_of(int device) const {
+  std::lock_guard lock(mutex_);
+  const auto found = process_of_.find(device);
+  return found == process_of_.end() ? -1 : found->second;
+}
+
+Clique& World::clique(const std::vector<int>& devices) {
+  std::vector<int> processes;
+  for (const int device : devices) {
+    processes.push_back(process_of(device));
+    if (processes.back() < 0)
+      throw Error("lockstep: no process owns device " + std::to_string(device) + ".");
+  }
+  std::lock_guard lock(mutex_);
+  auto& slot = cliques_[devices];
+  if (!slot) slot = std::make_unique<Clique>(*this, devices, processes);
+  return *slot;
+}
+
+std::chrono::nanoseconds World::process_spin() const {
+  return options_.crowded ? std::chrono::nanoseconds(0) : std::chrono::nanoseconds(kSpin);
+}
+
+std::chrono::nanoseconds World::sibling_spin(int siblings) const {
+  return siblings <= cores() && !options_.crowded ? std::chrono::nanoseconds(kSpin)
+                                                  : std::chrono::nanoseconds(0);
+}
+
+}  // namespace lockstep

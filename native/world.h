@@ -1,0 +1,63 @@
+// One process's view of the job: which processes there are, which devices they own, and the
+// cliques (groups of devices) that have met so far.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "fabric/arena.h"
+#include "fabric/wait.h"
+
+namespace lockstep {
+
+class Clique;
+
+struct WorldOptions {
+  int process = 0;
+  int arena_fd = -1;
+  std::uint64_t nonce = 0;
+  double timeout_seconds = 0;  // 0: no deadline
+  int cores = 1;               // this process's share of the host's cores
+  bool crowded = false;        // more processes than cores on this host
+  std::vector<std::string> labels;  // how to name each process in an error; one per process
+};
+
+class World {
+ public:
+  explicit World(WorldOptions options);
+  ~World();
+
+  int process() const { return options_.process; }
+  int num_processes() const { return static_cast<int>(options_.labels.size()); }
+  int cores() const { return options_.cores; }
+  double timeout_seconds() const { return options_.timeout_seconds; }
+  const std::string& label(int process) const { return options_.labels.at(process); }
+  Arena& arena() { return arena_; }
+
+  // The table of all devices: global id -> process. Set once, before any clique is asked for.
+  void set_devices(const std::vector<int>& ids, const std::vector<int>& processes);
+  bool knows_devices() const;
+  // -1 for an id that no device has.
+  int process_of(int device) const;
+
+  // The clique of these devices, in this order. All its processes get the same shared state.
+  Clique& clique(const std::vector<int>& devices);
+
+  // How long a leader may spin for another process, and a device's thread for its siblings.
+  std::chrono::nanoseconds process_spin() const;
+  std::chrono::nanoseconds sibling_spin(int siblings) const;
+
+ private:
+  const WorldOptions options_;
+  Arena arena_;
+  mutable std::mutex mutex_;
+  std::unordered_map<int, int> process_of_;
+  std::map<std::vector<int>, std::unique_ptr<Clique>> cliques_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,158 @@
+"""Everything that Lockstep takes from private JAX, and every branch on a version of it.
+
+Nothing here imports jax at import time: `import lockstep` must come before jaxlib is loaded and
+cost nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+OLDEST_JAX = (0, 8)
+NEWEST_TESTED_JAX = (0, 10)
+
+
+def jaxlib_is_loaded() -> bool:
+    """Whether this process has mapped jaxlib's library, and so has run MPItrampoline's loader."""
+    if not any(name == "jaxlib" or name.startswith("jaxlib.") for name in sys.modules):
+        return False
+    with open("/proc/self/maps") as maps:
+        return any("libjax_common.so" in line for line in maps)
+
+
+class _RunAfterImport(importlib.abc.MetaPathFinder):
+    """Runs a callback once, right after the first import of ``jax`` has finished."""
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback = callback
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: types.ModuleType | None = None,
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "jax":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec("jax")
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._callback)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, loader: importlib.abc.Loader, callback: Callable[[], None]) -> None:
+        self._loader = loader
+        self._callback = callback
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        # Nobody who looks at jax later should find this class in its place.
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._callback()
+
+
+def after_jax_import(callback: Callable[[], None]) -> None:
+    """Runs ``callback`` as soon as jax is imported; at once when it is already."""
+    if "jax" in sys.modules:
+        callback()
+    else:
+        sys.meta_path.insert(0, _RunAfterImport(callback))
+
+
+class Place(Protocol):
+    """A process's place in the job, as cluster detection finds it."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def coordinator(self) -> str: ...
+
+
+def register_cluster(find_place: Callable[[], Place | None]) -> None:
+    """Lets a bare ``jax.distributed.initialize()`` find its place through ``find_place``.
+
+    Ours goes first: inside a Slurm allocation, JAX's own detection would take the variables of the
+    allocation for those of our processes.
+    """
+    from jax._src import clusters
+
+    class LockstepCluster(clusters.ClusterEnv):
+        name = "lockstep"
+
+        @classmethod
+        def is_env_present(cls) -> bool:
+            return find_place() is not None
+
+        @classmethod
+        def get_coordinator_address(
+            cls, timeout_secs: int | None = None, override_coordinator_port: str | None = None
+        ) -> str:
+            address = cls._place().coordinator
+            if override_coordinator_port is None:
+                return address
+            return f"{address.rpartition(':')[0]}:{override_coordinator_port}"
+
+        @classmethod
+        def get_process_count(cls) -> int:
+            return cls._place().size
+
+        @classmethod
+        def get_process_id(cls) -> int:
+            return cls._place().rank
+
+        @classmethod
+        def _place(cls) -> Place:
+            place = find_place()
+            assert place is not None  # JAX asks is_env_present first
+            return place
+
+    known = clusters.ClusterEnv._cluster_types
+    known.remove(LockstepCluster)
+    known.insert(0, LockstepCluster)
+
+
+def before_cpu_client(hook: Callable[[], None]) -> None:
+    """Runs ``hook`` right before JAX makes its CPU client, when JAX is distributed by then.
+
+    The hook may change ``jax_cpu_collectives_implementation``, and what it raises reaches the user.
+    """
+    from jax._src import xla_bridge
+
+    registration: Any = xla_bridge._backend_factories["cpu"]
+    make_client = registration.factory
+
+    def make_client_after_hook(*args: Any, **kwargs: Any) -> Any:
+        if distributed_client() is not None:
+            hook()
+        return make_client(*args, **kwargs)
+
+    registration.factory = make_client_after_hook
+
+
+def distributed_client() -> Any:
+    """JAX's client of the coordination service (the key-value store), or None."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
+def distributed_place() -> tuple[int, int]:
+    """(process id, number of processes) as given to ``jax.distributed.initialize``."""
+    from jax._src import distributed
+
+    return distributed.global_state.process_id, distributed.global_state.num_processes

@@ -1,0 +1,38 @@
+"""Do all processes run the same thing? Compares what each says and shows the differences.
+
+Pure: `lockstep.runtime.initialize` gathers the facts and exchanges them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lockstep._errors import DisagreementError
+
+Facts = Mapping[str, str]
+"""Fact -> value, of one process."""
+
+
+def check(labels: Sequence[str], facts: Sequence[Facts]) -> None:
+    """Raises `DisagreementError` with a table when the processes differ in any fact."""
+    names = list(dict.fromkeys(name for own in facts for name in own))
+    values = {name: [own.get(name, "not said") for own in facts] for name in names}
+    differing = [name for name in names if len(set(values[name])) > 1]
+    if not differing:
+        return
+    raise DisagreementError(
+        f"the processes of this job differ in {', '.join(differing)}:\n\n"
+        + _table(["process", *differing], [labels, *(values[name] for name in differing)])
+        + "\n\nAll processes must run the same versions with the same settings. Usual causes: "
+        "another Python environment on one host, a variable (JAX_ENABLE_X64, JAX_PLATFORMS, "
+        "XLA_FLAGS) that is set for some processes only, hosts with different devices."
+    )
+
+
+def _table(header: Sequence[str], columns: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, [name, *column])) for name, column in zip(header, columns, strict=True)]
+    rows = [header, ["-" * width for width in widths], *zip(*columns, strict=True)]
+    return "\n".join(
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )

@@ -1,0 +1,148 @@
+"""Brings the engines of all processes together, through JAX's key-value store.
+
+The order of events in a process: JAX's client of the coordination service connects; JAX is about to
+make its CPU client (`before_cpu_client`: exchange records, fall back to gloo when there are
+several hosts); jaxlib starts its collectives (`start_engine`: share the arena, start the engine);
+XLA meets its first clique (`hand_in_devices`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import secrets
+import sys
+from typing import Any
+
+from lockstep import _config, _engine, _jax_compat
+from lockstep._errors import InitializationError
+from lockstep.runtime import topology
+
+_WAIT_SECONDS = 300
+_PREFIX = "lockstep"
+
+
+@dataclasses.dataclass
+class _Job:
+    """The records of one coordination service's processes; made once per client."""
+
+    client: Any
+    peers: list[topology.Peer]
+    process: int
+    starts: int = 0
+    """How often jaxlib has started its collectives: JAX may clear its backends and make new ones."""
+
+
+_job: _Job | None = None
+
+
+def _current_job() -> _Job:
+    global _job
+    client = _jax_compat.distributed_client()
+    if client is None:
+        raise InitializationError("jax.distributed.initialize() has not been called.")
+    if _job is None or _job.client is not client:
+        process, count = _jax_compat.distributed_place()
+        own = topology.this_process(process, _config.current().host_id)
+        client.key_value_set(f"{_PREFIX}/peer/{process}", own.to_json())
+        peers = [
+            topology.Peer.from_json(
+                get(client, f"{_PREFIX}/peer/{other}", f"process {other} of {count}")
+            )
+            for other in range(count)
+        ]
+        _job = _Job(client, peers, process)
+    return _job
+
+
+def get(client: Any, key: str, who: str) -> str:
+    """Reads a key that another process sets; raises `InitializationError` naming it."""
+    try:
+        return client.blocking_key_value_get(key, _WAIT_SECONDS * 1000)
+    except Exception as error:
+        raise InitializationError(
+            f"{who} did not reach this point in {_WAIT_SECONDS} s. It may have failed (see its "
+            "output), may not import lockstep, or may run another program."
+        ) from error
+
+
+def before_cpu_client() -> None:
+    """Falls back to gloo when the processes sit on several hosts."""
+    import jax
+
+    if jax.config.jax_cpu_collectives_implementation != "mpi":
+        return  # the program chose another implementation itself
+    job = _current_job()
+    hosts = topology.host_names(job.peers)
+    if len(hosts) == 1:
+        return
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    if job.process == 0:
+        print(
+            f"lockstep: the processes sit on {len(hosts)} hosts ({', '.join(hosts)}); the engine "
+            "does not reach between hosts yet, so this run uses gloo.",
+            file=sys.stderr,
+        )
+
+
+def start_engine() -> None:
+    """Called by the engine when jaxlib starts its collectives."""
+    job = _current_job()
+    if len(topology.host_names(job.peers)) > 1:
+        raise InitializationError(
+            "the processes sit on several hosts, and the engine does not reach between hosts yet. "
+            "Use --collectives gloo."
+        )
+    epoch = job.starts
+    job.starts += 1
+    cores, crowded = topology.share_of_cores(job.peers, job.process)
+    fd, nonce = _shared_memory(job, f"{_PREFIX}/arena/{epoch}")
+    try:
+        _engine.start(
+            _engine.Options(
+                process=job.process,
+                labels=[peer.label for peer in job.peers],
+                arena_fd=fd,
+                nonce=nonce,
+                timeout_seconds=_config.current().collective_timeout,
+                cores=cores,
+                crowded=crowded,
+            )
+        )
+        # Once all have mapped the memory nobody needs its descriptor any more.
+        job.client.wait_at_barrier(f"{_PREFIX}/arena/{epoch}/mapped", _WAIT_SECONDS * 1000)
+    finally:
+        os.close(fd)
+
+
+def _shared_memory(job: _Job, key: str) -> tuple[int, int]:
+    """(file descriptor, nonce) of the arena that process 0 makes and all others open."""
+    if job.process == 0:
+        nonce = secrets.randbits(63)
+        try:
+            fd = _engine.create_arena(nonce)
+        except Exception as error:
+            job.client.key_value_set(key, json.dumps({"error": str(error)}))
+            raise
+        job.client.key_value_set(key, json.dumps({"fd": fd, "nonce": nonce}))
+        return fd, nonce
+    arena = json.loads(get(job.client, key, job.peers[0].label))
+    if "error" in arena:
+        raise InitializationError(f"{job.peers[0].label}: {arena['error']}")
+    path = f"/proc/{job.peers[0].pid}/fd/{arena['fd']}"
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC), arena["nonce"]
+    except OSError as error:
+        raise InitializationError(
+            f"cannot open the shared memory of {job.peers[0].label} at {path}: {error.strerror}. "
+            "The processes of one host must run as one user and see the same /proc (not hidden "
+            "by hidepid). --collectives gloo needs no shared memory."
+        ) from error
+
+
+def hand_in_devices() -> None:
+    """Called by the engine before its first clique, on one of XLA's threads."""
+    import jax
+
+    _engine.set_devices([(d.id, d.process_index) for d in jax.devices("cpu")])

@@ -1,0 +1,143 @@
+"""``lockstep.initialize``: `jax.distributed.initialize`, and a check that the processes agree."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import lockstep
+from lockstep import _jax_compat
+from lockstep._errors import InitializationError
+from lockstep.runtime import agreement, connect
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+
+def initialize(
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    local_device_ids: int | Sequence[int] | None = None,
+    cluster_detection_method: str | None = None,
+    initialization_timeout: int = 300,
+    heartbeat_timeout_seconds: int = 100,
+    shutdown_timeout_seconds: int = 300,
+    coordinator_bind_address: str | None = None,
+    *,
+    check: bool = True,
+    **more: Any,
+) -> None:
+    """Brings the processes of a job together; call it before any JAX computation.
+
+    Every argument but ``check`` is that of `jax.distributed.initialize` and may be left out under
+    ``lockstep run``, ``lockstep worker``, and the launchers that JAX knows. A second call in a
+    process that is already part of the job only checks.
+
+    Args:
+      check: compare jax, jaxlib and lockstep versions, x64 mode, platform, and number and kind of
+        local devices of all processes. This makes JAX's backend, as any computation would.
+      more: arguments that a newer `jax.distributed.initialize` takes.
+
+    Raises:
+      DisagreementError: on every process, with a table of what differs.
+      InitializationError: a process did not come, or no place in a job could be found.
+    """
+    import jax
+
+    if _jax_compat.distributed_client() is None:
+        arguments = {
+            "coordinator_address": coordinator_address,
+            "num_processes": num_processes,
+            "process_id": process_id,
+            "local_device_ids": local_device_ids,
+            "cluster_detection_method": cluster_detection_method,
+            "coordinator_bind_address": coordinator_bind_address,
+        }
+        try:
+            jax.distributed.initialize(
+                initialization_timeout=initialization_timeout,
+                heartbeat_timeout_seconds=heartbeat_timeout_seconds,
+                shutdown_timeout_seconds=shutdown_timeout_seconds,
+                **{name: value for name, value in arguments.items() if value is not None},
+                **more,
+            )
+        except ValueError as error:
+            raise InitializationError(
+                f"{error} This process does not know its place in a job. Start the program with "
+                "`lockstep run -n N`, under a cluster's launcher with `lockstep worker`, or pass "
+                "coordinator_address, num_processes and process_id."
+            ) from error
+    if check:
+        _check_agreement("settings", _settings())
+        _check_agreement("devices", _devices())
+
+
+def _settings() -> dict[str, str]:
+    import jax
+    import jaxlib
+
+    return {
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "lockstep": lockstep.__version__,
+        "x64": str(jax.config.jax_enable_x64),
+        "platforms": jax.config.jax_platforms or "default",
+        "collectives": str(jax.config.jax_cpu_collectives_implementation),
+    }
+
+
+def _devices() -> dict[str, str]:
+    import jax
+
+    devices = jax.local_devices()
+    kinds = sorted({device.device_kind for device in devices})
+    return {
+        "platform": jax.default_backend(),
+        "local devices": str(len(devices)),
+        "kind": ", ".join(kinds),
+    }
+
+
+_checks = 0
+
+
+def _check_agreement(topic: str, facts: agreement.Facts) -> None:
+    global _checks
+    _checks += 1
+    client = _jax_compat.distributed_client()
+    process, count = _jax_compat.distributed_place()
+    key = f"lockstep/agreement/{_checks}/{topic}"
+    client.key_value_set(f"{key}/{process}", json.dumps(facts))
+    said = [
+        json.loads(connect.get(client, f"{key}/{other}", f"process {other} of {count}"))
+        for other in range(count)
+    ]
+    agreement.check([str(other) for other in range(count)], said)
+
+
+def process_mesh(axis_names: tuple[str, str] = ("process", "device"), **options: Any) -> Mesh:
+    """The grid of processes x local devices as a mesh: row i holds the devices of process i.
+
+    Args:
+      axis_names: names of the two axes, of sizes `jax.process_count()` and
+        `jax.local_device_count()`.
+      options: further arguments of `jax.sharding.Mesh` (``axis_types``).
+
+    Raises:
+      ValueError: the processes have different numbers of devices, or there are not two names.
+    """
+    import jax
+    import numpy as np
+
+    if len(axis_names) != 2:
+        raise ValueError(f"process_mesh has two axes; got the names {axis_names!r}.")
+    rows: dict[int, list[jax.Device]] = {}
+    for device in sorted(jax.devices(), key=lambda d: d.id):
+        rows.setdefault(device.process_index, []).append(device)
+    counts = {process: len(row) for process, row in rows.items()}
+    if len(set(counts.values())) > 1:
+        raise ValueError(f"the processes have different numbers of devices: {counts}.")
+    grid = np.array([rows[process] for process in sorted(rows)], dtype=object)
+    return jax.sharding.Mesh(grid, axis_names, **options)

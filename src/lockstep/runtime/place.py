@@ -1,0 +1,25 @@
+"""Where this process stands in its job: what the launcher says, else what the cluster says."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+from lockstep import _config
+from lockstep.runtime import clusters
+
+
+@functools.cache
+def find_place() -> clusters.Place | None:
+    """This process's place, or None for a process that nobody launched as part of a job."""
+    config = _config.current()
+    if None not in (config.coordinator, config.num_processes, config.process_id):
+        return clusters.Place(
+            rank=config.process_id,
+            size=config.num_processes,
+            local_rank=config.local_process_id,
+            local_size=config.local_num_processes,
+            coordinator=config.coordinator,
+            found_by="lockstep",
+        )
+    return clusters.detect(os.environ)

@@ -1,0 +1,73 @@
+"""Which processes there are and which hosts they sit on, from what each says of itself.
+
+Pure: `lockstep.runtime.connect` exchanges the records, this module draws the conclusions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """What one process says of itself."""
+
+    process: int
+    pid: int
+    host_id: str
+    """Processes that agree in it can share memory."""
+    host_name: str
+    cpus: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        return f"process {self.process} (pid {self.pid} on {self.host_name})"
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Peer:
+        values = json.loads(text)
+        return cls(**{**values, "cpus": tuple(values["cpus"])})
+
+
+def this_process(process: int, host_id: str | None) -> Peer:
+    """The record of the calling process; ``host_id`` overrides what the system says."""
+    return Peer(
+        process=process,
+        pid=os.getpid(),
+        host_id=host_id or _system_host_id(),
+        host_name=platform.node(),
+        cpus=tuple(sorted(os.sched_getaffinity(0))),
+    )
+
+
+def _system_host_id() -> str:
+    # Two containers of one machine have the same boot id, but cannot open each other's files in
+    # /proc, which is how the shared memory is passed on.
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    return f"{boot}/{os.readlink('/proc/self/ns/pid')}/{os.getuid()}"
+
+
+def host_names(peers: Sequence[Peer]) -> list[str]:
+    """One name per host, in order of the first process on each."""
+    first: dict[str, str] = {}
+    for peer in peers:
+        first.setdefault(peer.host_id, peer.host_name)
+    return list(first.values())
+
+
+def share_of_cores(peers: Sequence[Peer], process: int) -> tuple[int, bool]:
+    """(cores for one process, whether its host has more processes than cores)."""
+    own = peers[process]
+    neighbours = [peer for peer in peers if peer.host_id == own.host_id]
+    cores = set().union(*(peer.cpus for peer in neighbours))
+    shared = any(set(own.cpus) & set(p.cpus) for p in neighbours if p is not own)
+    count = len(cores) // len(neighbours) if shared else len(own.cpus)
+    return max(1, count), len(neighbours) > len(cores)
