@@ -1,4 +1,4 @@
-"""Running ``lockstep run`` from a test: with a deadline, and with a look at what it leaves behind."""
+"""Running ``lockstep run`` from a test: with a deadline, and a look at what it leaves behind."""
 
 from __future__ import annotations
 
@@ -98,9 +98,7 @@ class Run:
         except subprocess.TimeoutExpired:
             self.kill_all()
             out, err = self.process.communicate()
-            raise AssertionError(
-                f"no end within {timeout:g} s\n{_result(out, err, -1)}"
-            ) from None
+            raise AssertionError(f"no end within {timeout:g} s\n{_result(out, err, -1)}") from None
         return _result(out, err, self.process.returncode)
 
     def leftovers(self) -> list[str]:

@@ -1,0 +1,1 @@
+"""The command line: starting the processes of a job, watching them, and saying what went wrong."""

@@ -1,0 +1,168 @@
+"""The first code in every process of a job: prepares it, runs the program, sees to its end.
+
+The launcher starts ``python -m lockstep.launch.bootstrap -- script.py args...`` with everything
+else in ``LOCKSTEP_*`` variables. jax is not imported here unless ``--auto-init`` asks for it:
+programs set ``XLA_FLAGS`` and the like in their first lines.
+
+**The end.** A program that ends well ends as Python ends it, JAX's shutdown with all its waiting
+for the other processes included. One that fails must be gone soon, but JAX's exit handler would
+wait up to five minutes for peers that are waiting for this very process. So after an error is
+recorded and printed, the exit handlers get `EXIT_SECONDS`, whatever they have done by then, and the
+process ends without any more of Python's finalization (no joining of threads, no destructors).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from lockstep._config import Config, current
+from lockstep.launch import program, records
+
+EXIT_SECONDS = 2.0
+"""Seconds for the exit handlers of a program that failed; less than the launcher's patience."""
+
+
+def main() -> None:
+    command = sys.argv[sys.argv.index("--") + 1 :]
+    config = current()
+    process = os.getpid()
+    _ready_for_signals(config)
+    faulthandler.enable()
+    # A pipe would be block-buffered, and a process that is killed would take its last lines along.
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    program.prepare(command)
+    try:
+        if config.auto_init:
+            import lockstep
+
+            lockstep.initialize()
+        program.run(command)
+    except SystemExit as error:
+        code = _exit_code(error)
+        if os.getpid() != process or code == 0:
+            sys.exit(code)
+        _record(config, code, error)
+        _end(code)
+    except BaseException as error:
+        if os.getpid() != process:
+            raise
+        if isinstance(error, KeyboardInterrupt):
+            _interrupted(config, error)
+        _record(config, 1, error)
+        _print(error)
+        _end(1)
+
+
+def _stopping(config: Config) -> bool:
+    return bool(config.run_dir) and Path(config.run_dir or "", records.STOPPING).exists()
+
+
+def _ready_for_signals(config: Config) -> None:
+    # The launcher starts us with SIGINT ignored: one that came while Python started is lost, so
+    # the reason for it has to be looked up.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if _stopping(config):
+        _die_of_interrupt()
+
+
+def _die_of_interrupt() -> NoReturn:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
+    os._exit(128 + signal.SIGINT)
+
+
+def _exit_code(error: SystemExit) -> int:
+    """The exit code of ``sys.exit(...)``; prints a text, as Python does."""
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        print(error.code, file=sys.stderr)
+    return 1
+
+
+def _summary(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"sys.exit({error.code!r})"
+    text = "".join(traceback.format_exception_only(type(error), error)).strip()
+    return text.splitlines()[-1 if isinstance(error, SyntaxError) else 0]
+
+
+def _record(config: Config, code: int, error: BaseException) -> None:
+    """Leaves the error where the launcher finds it, and rings."""
+    happened = time.monotonic()
+    error.__traceback__ = program.own_traceback(error.__traceback__)
+    if config.run_dir is None or config.process_id is None:
+        return
+    run_dir = Path(config.run_dir)
+    with contextlib.suppress(Exception):
+        record = records.ErrorRecord(
+            happened, code, _summary(error), "".join(traceback.format_exception(error))
+        )
+        record.write(records.process_dir(run_dir, config.attempt, config.process_id))
+        records.ring(run_dir)
+
+
+def _print(error: BaseException) -> None:
+    """Shows an uncaught exception as Python would, through the program's own hook if it has one."""
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except BaseException:
+        traceback.print_exception(error)
+
+
+def _interrupted(config: Config, error: KeyboardInterrupt) -> NoReturn:
+    """Ends like Python after Ctrl-C. When the launcher stops the job, one line says where."""
+    error.__traceback__ = program.own_traceback(error.__traceback__)
+    if _stopping(config):
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        with contextlib.suppress(Exception):
+            print(f"stopped{where}", file=sys.stderr)
+    else:
+        _record(config, 128 + signal.SIGINT, error)
+        _print(error)
+    _run_exit_handlers(lambda: os._exit(128 + signal.SIGINT))
+    _die_of_interrupt()
+
+
+def _end(code: int) -> NoReturn:
+    _run_exit_handlers(lambda: os._exit(code))
+    os._exit(code)
+
+
+def _run_exit_handlers(give_up: Callable[[], NoReturn]) -> None:
+    def watch() -> None:
+        time.sleep(EXIT_SECONDS)
+        give_up()
+
+    with contextlib.suppress(BaseException):
+        _flush()
+        threading.Thread(target=watch, daemon=True).start()
+        atexit._run_exitfuncs()
+    _flush()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BaseException):
+            stream.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""The command ``lockstep``.
+
+Nothing heavy is imported before it is needed: ``run`` and ``worker`` go straight to their own
+options, and jax is never imported here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from lockstep import __version__
+from lockstep._errors import LockstepError
+
+_DESCRIPTION = "Runs one JAX program on many processes."
+_INTERRUPTED = 130
+
+
+def _run(words: Sequence[str]) -> int:
+    from lockstep.launch import run
+
+    return run.main(words)
+
+
+def _worker(words: Sequence[str]) -> int:
+    from lockstep.launch import worker
+
+    return worker.main(words)
+
+
+_WITH_PROGRAM = {"run": _run, "worker": _worker}
+
+
+def _parser() -> argparse.ArgumentParser:
+    from lockstep.bench.cli import add_parser as add_bench
+    from lockstep.doctor.cli import add_parser as add_doctor
+
+    parser = argparse.ArgumentParser(prog="lockstep", description=_DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"lockstep {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands.add_parser("run", help="start a program on several processes of this machine")
+    commands.add_parser("worker", help="run a program in a process that a cluster started")
+    add_doctor(commands)
+    add_bench(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns its exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if words and (command := _WITH_PROGRAM.get(words[0])):
+            return command(words[1:])
+        args = _parser().parse_args(words)
+        return args.func(args)
+    except LockstepError as error:
+        print(f"lockstep: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return _INTERRUPTED

@@ -1,0 +1,184 @@
+"""What the user sees: the processes' lines on stdout and stderr, and the launcher's own words."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import sys
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+from lockstep.launch.output import LineCutter, Merger, Sink, prefix, same_file, wants_colour
+
+UNFINISHED_SECONDS = 0.1
+"""How long an unfinished line is kept back: a prompt is shown although nothing follows it."""
+
+MOST_BACKLOG = 1 << 20
+"""Bytes that wait for a slow reader before the processes are made to wait too."""
+
+_BOLD_RED = "\x1b[1;31m"
+_PLAIN = "\x1b[0m"
+_TAIL = 8192
+
+
+class Outlet:
+    """Stdout or stderr of the launcher."""
+
+    def __init__(self, fd: int, sink: Sink, merger: Merger) -> None:
+        self.sink = sink
+        self.merger = merger
+        self.colour = wants_colour(fd)
+
+
+class Console:
+    """Both outlets, served by a selector whose keys carry the function to call."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        sinks = [Sink(1), Sink(2)]
+        mergers = [Merger(), Merger()]
+        if same_file(1, 2):
+            # One destination is one line of text: neither may break into the other's.
+            sinks[1], mergers[1] = sinks[0], mergers[0]
+        self.stdout, self.stderr = (
+            Outlet(fd, sink, merger)
+            for fd, sink, merger in zip((1, 2), sinks, mergers, strict=True)
+        )
+        self._waiting: set[int] = set()
+
+    def put(self, outlet: Outlet, source: object, prefix: bytes, text: bytes) -> None:
+        outlet.sink.put(outlet.merger.put(source, prefix, text))
+        self._serve(outlet.sink)
+
+    def say(self, text: str, alarm: bool = False) -> None:
+        """The launcher's own words, on stderr."""
+        first, *rest = text.split("\n")
+        first = f"lockstep: {first}"
+        if alarm and self.stderr.colour:
+            first = f"{_BOLD_RED}{first}{_PLAIN}"
+        lines = "\n".join([first, *rest, ""]).encode("utf-8", "backslashreplace")
+        self.put(self.stderr, self, b"", lines)
+
+    def end_lines(self) -> None:
+        """Ends the lines that processes have left unfinished."""
+        for outlet in (self.stdout, self.stderr):
+            outlet.sink.put(outlet.merger.end_line())
+            self._serve(outlet.sink)
+
+    def _serve(self, sink: Sink) -> None:
+        if sink.backlog and sink.fd not in self._waiting:
+            self._waiting.add(sink.fd)
+            self._selector.register(sink.fd, selectors.EVENT_WRITE, lambda: self._write(sink))
+
+    def _write(self, sink: Sink) -> None:
+        sink.write_some()
+        if not sink.backlog:
+            self._waiting.discard(sink.fd)
+            self._selector.unregister(sink.fd)
+
+    @property
+    def backlog(self) -> int:
+        return self.stdout.sink.backlog + self.stderr.sink.backlog
+
+    @property
+    def congested(self) -> bool:
+        return self.backlog > MOST_BACKLOG
+
+    @property
+    def gone(self) -> bool:
+        """Whether nobody reads stdout any more."""
+        return self.stdout.sink.broken
+
+    def abandon(self) -> None:
+        """Waits for no reader any longer; what is not written is lost."""
+        for outlet in (self.stdout, self.stderr):
+            outlet.sink.abandon()
+            if outlet.sink.fd in self._waiting:
+                self._write(outlet.sink)
+
+
+class Stream:
+    """Stdout or stderr of one process: read, shown by line, kept whole in its log."""
+
+    def __init__(
+        self, fd: int, outlet: Outlet, console: Console, prefix: bytes, log: BinaryIO | None
+    ) -> None:
+        self.fd = fd
+        self.closed = False
+        self._outlet = outlet
+        self._console = console
+        self._prefix = prefix
+        self._cutter = LineCutter()
+        self._log = log
+        self._tail = b""
+        self._show_at = float("inf")
+
+    def read(self) -> None:
+        """Takes what is there; call it when ``fd`` is readable."""
+        data = os.read(self.fd, 1 << 16)
+        if not data:
+            self.close()
+            return
+        self._keep(data)
+        self._tail = (self._tail + data)[-_TAIL:]
+        self._show(self._cutter.feed(data))
+        if self._cutter.unfinished:
+            self._show_at = time.monotonic() + UNFINISHED_SECONDS
+        else:
+            self._show_at = float("inf")
+
+    def _show(self, text: bytes) -> None:
+        self._console.put(self._outlet, self, self._prefix, text)
+
+    def _keep(self, data: bytes) -> None:
+        if self._log is None:
+            return
+        try:
+            self._log.write(data)
+        except OSError as error:
+            self._console.say(f"{self._log.name} ends here: {error.strerror}")
+            self._log = None
+
+    @property
+    def show_at(self) -> float:
+        """When the unfinished line should be shown, in ``time.monotonic()``; infinity: never."""
+        return self._show_at
+
+    def show_unfinished(self) -> None:
+        self._show_at = float("inf")
+        self._show(self._cutter.take())
+
+    def last_lines(self, count: int) -> tuple[str, ...]:
+        return tuple(self._tail.decode("utf-8", "replace").splitlines()[-count:])
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.show_unfinished()
+            os.close(self.fd)
+            if self._log is not None:
+                with contextlib.suppress(OSError):
+                    self._log.close()
+
+
+def open_log(folder: Path | None, name: str) -> BinaryIO | None:
+    """The log ``name`` in ``folder``, made anew; None without a folder."""
+    if folder is None:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    return (folder / name).open("wb", buffering=0)
+
+
+def prefixes(processes: int, outlet: Outlet, prefixed: bool) -> list[bytes]:
+    """The prefix of each process's lines on ``outlet``."""
+    if not prefixed:
+        return [b""] * processes
+    return [prefix(i, processes, outlet.colour) for i in range(processes)]
+
+
+def complain(text: str) -> None:
+    """One line on stderr, from before there is anything to run or after all has ended."""
+    with contextlib.suppress(OSError):
+        print(f"lockstep: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,40 @@
+"""Which process gets which cores."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+_CPU = Path("/sys/devices/system/cpu")
+
+
+def shares(cores: Sequence[int], processes: int) -> list[frozenset[int]]:
+    """Splits ``cores`` into disjoint runs of neighbours, one per process.
+
+    The lengths differ by one at most. With fewer cores than processes a share is nothing that a
+    process could be held to without starving its neighbours, so everybody gets all of them.
+    """
+    if len(cores) < processes:
+        return [frozenset(cores)] * processes
+    cuts = [len(cores) * i // processes for i in range(processes + 1)]
+    return [frozenset(cores[a:b]) for a, b in itertools.pairwise(cuts)]
+
+
+def _topology(core: int, name: str) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return int((_CPU / f"cpu{core}" / "topology" / name).read_text())
+    return 0
+
+
+def _by_neighbourhood(cores: Iterable[int]) -> list[int]:
+    # Hardware threads of one core, and cores of one socket, share caches: they stay together.
+    names = ("physical_package_id", "core_id")
+    return sorted(cores, key=lambda core: (*(_topology(core, name) for name in names), core))
+
+
+def usable() -> list[int]:
+    """The cores that this process may run on, those that share caches side by side."""
+    return _by_neighbourhood(os.sched_getaffinity(0))

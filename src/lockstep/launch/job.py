@@ -1,0 +1,88 @@
+"""What is to be started, and with which environment. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lockstep._config import Config
+
+BOOTSTRAP = "lockstep.launch.bootstrap"
+_HUGE_PAGES = "glibc.malloc.hugetlb"
+_FORCED_DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One run of a program on ``processes`` processes of this machine."""
+
+    program: tuple[str, ...]
+    """``script.py args...`` or ``-m module args...``."""
+    processes: int
+    config: Config
+    """What all processes share; see `config_of`."""
+    environ: Mapping[str, str]
+    run_dir: Path
+    devices: int | None = None
+    platform: str | None = None
+    cores: Sequence[frozenset[int]] | None = None
+    """The cores of each process; None leaves them alone."""
+    log_dir: Path | None = None
+    prefixed: bool = True
+    grace: float = 5.0
+    """Seconds that processes have to end by themselves after Ctrl-C or SIGTERM."""
+
+    def config_of(self, process_id: int) -> Config:
+        return dataclasses.replace(
+            self.config,
+            num_processes=self.processes,
+            process_id=process_id,
+            local_process_id=process_id,
+            local_num_processes=self.processes,
+            run_dir=str(self.run_dir),
+        )
+
+    def environ_of(self, process_id: int) -> dict[str, str]:
+        """The whole environment of one process."""
+        environ = worker_environ(self.environ, self.config_of(process_id))
+        if self.devices is not None:
+            environ["JAX_NUM_CPU_DEVICES"] = str(self.devices)
+        if self.platform is not None:
+            environ["JAX_PLATFORMS"] = self.platform
+        return environ
+
+
+def worker_environ(environ: Mapping[str, str], config: Config) -> dict[str, str]:
+    """``environ`` for a process that follows ``config``, and no older variable of ours.
+
+    Large results of collectives are fresh memory: huge pages make touching it several times
+    faster, and only glibc can be told, before the process starts.
+    """
+    kept = {name: value for name, value in environ.items() if not name.startswith("LOCKSTEP_")}
+    tunables = kept.get("GLIBC_TUNABLES", "")
+    if _HUGE_PAGES not in tunables:
+        kept["GLIBC_TUNABLES"] = ":".join(filter(None, [tunables, f"{_HUGE_PAGES}=1"]))
+    return kept | config.to_environ()
+
+
+def command(program: Sequence[str]) -> list[str]:
+    """The command line of a process that runs ``program``.
+
+    -P keeps the current directory out of the bootstrap's imports: a file there called json.py is
+    for the program, not for us. The bootstrap sets the program's own ``sys.path[0]``.
+    """
+    return [sys.executable, "-P", "-m", BOOTSTRAP, "--", *program]
+
+
+def overridden_devices(environ: Mapping[str, str], devices: int | None) -> int | None:
+    """The number of devices that XLA_FLAGS asks for and ``-d`` overrides, None if they agree.
+
+    jaxlib takes JAX_NUM_CPU_DEVICES, which ``-d`` sets, and does not say so.
+    """
+    found = _FORCED_DEVICES.findall(environ.get("XLA_FLAGS", ""))
+    if devices is None or not found or int(found[-1]) == devices:
+        return None
+    return int(found[-1])

@@ -1,0 +1,143 @@
+"""The command lines of ``lockstep run`` and ``lockstep worker``. Pure.
+
+The program's own arguments are cut off before argparse sees them: nothing behind the script is
+ours, however much it looks like an option.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+
+from lockstep._config import COLLECTIVES
+
+USAGE = "%(prog)s [options] (script.py | -m module) [args ...]"
+_WITH_VALUE = {
+    "-n",
+    "--processes",
+    "-d",
+    "--devices",
+    "--collectives",
+    "--platform",
+    "--collective-timeout",
+    "--bind",
+    "--log-dir",
+    "--grace",
+}
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our options, and the program with its arguments: ``script.py ...`` or ``-m module ...``."""
+    i = 0
+    while i < len(words):
+        word = words[i]
+        if word == "--":
+            return list(words[:i]), list(words[i + 1 :])
+        if word == "-m" or not word.startswith("-") or word == "-":
+            return list(words[:i]), list(words[i:])
+        if word.startswith("-m") and not word.startswith("--"):
+            return list(words[:i]), ["-m", word[2:], *words[i + 1 :]]
+        i += 2 if word in _WITH_VALUE else 1
+    return list(words), []
+
+
+def _positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or more")
+    return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
+    return value
+
+
+def _add_shared(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--collectives",
+        choices=COLLECTIVES,
+        help="what moves the data between processes on CPUs; default: lockstep",
+    )
+    add(
+        "--platform",
+        metavar="NAME",
+        help="cpu, cuda, ...: sets JAX_PLATFORMS; default: what JAX finds",
+    )
+    add(
+        "-d",
+        "--devices",
+        type=_positive,
+        metavar="D",
+        help="CPU devices per process; default: what the program or XLA_FLAGS says, else 1",
+    )
+    add(
+        "--auto-init",
+        action="store_true",
+        default=None,
+        help="call lockstep.initialize() before the program, which then needs no line for it",
+    )
+    add(
+        "--collective-timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="how long a collective waits for the other processes; 0: for ever; default: 600",
+    )
+
+
+def run_parser() -> argparse.ArgumentParser:
+    """The options of ``lockstep run``."""
+    parser = argparse.ArgumentParser(
+        prog="lockstep run",
+        usage=USAGE,
+        description="Runs a program on several processes of this machine.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("-n", "--processes", type=_positive, default=1, metavar="N", help="default: 1")
+    _add_shared(parser)
+    add(
+        "--bind",
+        choices=("cores", "none"),
+        default="cores",
+        help="cores: each process gets its own share of the cores if there are enough; "
+        "none: leave placement to the kernel; default: cores",
+    )
+    add("--no-prefix", action="store_true", help="do not put the process's number before a line")
+    add(
+        "--log-dir",
+        metavar="DIR",
+        help="keep each process's whole output in DIR/attempt_0/process_N",
+    )
+    add(
+        "--grace",
+        type=_seconds,
+        default=5.0,
+        metavar="SECONDS",
+        help="how long processes may take to end after Ctrl-C or SIGTERM; default: 5",
+    )
+    return parser
+
+
+def worker_parser() -> argparse.ArgumentParser:
+    """The options of ``lockstep worker``."""
+    parser = argparse.ArgumentParser(
+        prog="lockstep worker",
+        usage=USAGE,
+        description="Runs a program as the process that a cluster's launcher (srun, mpirun, "
+        "mpiexec, torchrun) has started: finds its rank, the number of processes and the "
+        "coordinator.",
+        allow_abbrev=False,
+    )
+    _add_shared(parser)
+    return parser

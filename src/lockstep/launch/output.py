@@ -1,0 +1,131 @@
+"""Many processes, one terminal: cutting bytes into lines, merging them, and writing without a wait.
+
+The first two classes are pure: bytes in, bytes out. Whatever a program prints is passed on byte by
+byte; bytes that are no text in any encoding are nobody's error here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+
+LONGEST_LINE = 1 << 16
+"""Bytes of an unfinished line that are kept back before it is shown in pieces."""
+
+_LINE_START = re.compile(rb"\n|\r(?!\n)")
+_ATOMIC_WRITE = 4096  # PIPE_BUF: a pipe that polls as writable takes this much at once
+_COLOURS = (36, 33, 35, 32, 34, 31)
+
+
+def prefix(process_id: int, processes: int, colour: bool) -> bytes:
+    """What stands before every line of a process, numbers aligned."""
+    text = f"[{process_id:{len(str(processes - 1))}}]"
+    if colour:
+        text = f"\x1b[{_COLOURS[process_id % len(_COLOURS)]}m{text}\x1b[0m"
+    return text.encode() + b" "
+
+
+class LineCutter:
+    """One stream's bytes; gives out whole lines and keeps back the beginning of the next."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    @property
+    def unfinished(self) -> bool:
+        return bool(self._rest)
+
+    def feed(self, data: bytes) -> bytes:
+        """What can be shown now: whole lines, or all there is once a line grows too long."""
+        head, newline, tail = data.rpartition(b"\n")
+        if newline:
+            shown, self._rest = self._rest + head + newline, tail
+        else:
+            shown, self._rest = b"", self._rest + data
+        if len(self._rest) > LONGEST_LINE:
+            shown += self.take()
+        return shown
+
+    def take(self) -> bytes:
+        """The unfinished line, which is not kept any longer."""
+        rest, self._rest = self._rest, b""
+        return rest
+
+
+class Merger:
+    """The lines of several sources on one destination, each line under its source's prefix.
+
+    A source may leave a line unfinished (a prompt, a progress bar). It goes on with that line as
+    long as nobody else writes; when somebody does, the line is ended and later gets a new prefix.
+    """
+
+    def __init__(self) -> None:
+        self._open: object = None
+
+    def put(self, source: object, prefix: bytes, text: bytes) -> bytes:
+        """The bytes to write for ``text``, which ends with a newline unless it is unfinished."""
+        if not text:
+            return b""
+        start = self.end_line() if self._open is not source else b""
+        start += prefix if self._open is None else b""
+        body = _LINE_START.sub(lambda match: match[0] + prefix, text)
+        self._open = source
+        if text.endswith(b"\n"):
+            body = body.removesuffix(prefix)
+            self._open = None
+        return start + body
+
+    def end_line(self) -> bytes:
+        """A newline if somebody's line is unfinished."""
+        was_open, self._open = self._open is not None, None
+        return b"\n" if was_open else b""
+
+
+class Sink:
+    """A file descriptor that takes bytes when it can, so that a slow reader never stops the loop.
+
+    The descriptor is shared with whoever started the launcher and so must not be made
+    non-blocking; asking ``poll`` first and writing little at a time does without.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.broken = False
+        self._pending = bytearray()
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that still have to be written."""
+        return len(self._pending)
+
+    def put(self, data: bytes) -> None:
+        if not self.broken:
+            self._pending += data
+
+    def write_some(self) -> None:
+        """Writes a piece; call it when the descriptor is writable. Sets ``broken`` on an error."""
+        try:
+            written = os.write(self.fd, self._pending[:_ATOMIC_WRITE])
+        except OSError:
+            self.abandon()
+        else:
+            del self._pending[:written]
+
+    def abandon(self) -> None:
+        """Forgets what has not been written, and takes nothing more."""
+        self.broken = True
+        self._pending.clear()
+
+
+def same_file(one: int, other: int) -> bool:
+    """Whether two descriptors lead to the same terminal, pipe or file."""
+    with contextlib.suppress(OSError):
+        return os.path.sameopenfile(one, other)
+    return False
+
+
+def wants_colour(fd: int) -> bool:
+    """Whether ``fd`` is a terminal that shows colours (https://no-color.org)."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
+    return not plain and os.isatty(fd)

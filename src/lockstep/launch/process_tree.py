@@ -1,0 +1,101 @@
+"""Descendants of this process: finding, ending and burying them. Linux only.
+
+Two calls of ``prctl`` carry the promise that no process outlives a job. A *subreaper* becomes the
+parent of every descendant whose own parent has ended, so nothing below it can get away, not even a
+program that makes its own session. A *parent-death signal* ends a process together with the one
+that started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+BURY_SECONDS = 10.0
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), "prctl")
+
+
+def adopt_orphans() -> None:
+    """From now on descendants whose parent ends become children of this process."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_with_parent() -> None:
+    """From now on this process is killed when the one that started it ends (exec keeps that)."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def parents() -> dict[int, int]:
+    """Process id -> its parent's, of every process on this machine that has not ended."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
+                # The name in parentheses may hold anything; the fields begin after the last ")".
+                state, parent = stat.read().rpartition(b")")[2].split()[:2]
+                if state not in b"ZX":
+                    found[int(name)] = int(parent)
+    return found
+
+
+def below(ancestor: int, parent_of: dict[int, int]) -> set[int]:
+    """Every process that descends from ``ancestor``."""
+    children: dict[int, list[int]] = {}
+    for pid, parent in parent_of.items():
+        children.setdefault(parent, []).append(pid)
+    found: set[int] = set()
+    waiting = [ancestor]
+    while waiting:
+        fresh = [pid for pid in children.get(waiting.pop(), []) if pid not in found]
+        found.update(fresh)
+        waiting += fresh
+    return found
+
+
+def descendants() -> set[int]:
+    """The living processes that descend from this one."""
+    return below(os.getpid(), parents())
+
+
+def kill(pids: set[int], number: int = signal.SIGKILL) -> None:
+    """Sends a signal to those of ``pids`` that are there and may be sent one."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def bury() -> list[tuple[int, int]]:
+    """Collects the children that have ended, adopted ones too: pairs of pid and exit code.
+
+    The exit code is negative for a signal, as in ``subprocess``.
+    """
+    ended = []
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            ended.append((pid, os.waitstatus_to_exitcode(status)))
+    return ended
+
+
+def end_all() -> None:
+    """Kills and buries every descendant. Gives up on one that cannot be killed (another user's)."""
+    deadline = time.monotonic() + BURY_SECONDS
+    while (left := descendants()) and time.monotonic() < deadline:
+        kill(left)
+        bury()
+        time.sleep(0.005)
+    bury()

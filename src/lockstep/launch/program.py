@@ -1,0 +1,58 @@
+"""Running the user's program as ``__main__``, so that it cannot tell the difference.
+
+A module of type ``__main__`` with the names that Python gives it: classes that the program defines
+can be pickled, ``multiprocessing`` can import it again in its children, debuggers find its lines.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import io
+import os
+import runpy
+import sys
+import types
+from collections.abc import Sequence
+
+_OURS = os.path.dirname(__file__) + os.sep
+_MACHINERY = ("<frozen runpy>", "<frozen importlib._bootstrap>", runpy.__file__)
+
+
+def prepare(program: Sequence[str]) -> None:
+    """Sets ``sys.argv`` and ``sys.path`` for ``script.py args`` or ``-m module args``."""
+    if program[0] == "-m":
+        sys.argv[:] = list(program[1:])
+        first = os.getcwd()
+    else:
+        sys.argv[:] = list(program)
+        first = os.path.dirname(os.path.realpath(program[0]))
+    if not os.environ.get("PYTHONSAFEPATH"):
+        sys.path.insert(0, first)
+
+
+def run(program: Sequence[str]) -> None:
+    """Runs it to its end; whatever it raises comes out."""
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    if program[0] == "-m":
+        # What `python -m` itself calls. It fills the module that it finds as __main__.
+        runpy._run_module_as_main(program[1])  # type: ignore[attr-defined]
+        return
+    path = os.path.abspath(program[0])
+    main.__file__ = path
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    main.__dict__["__cached__"] = None
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    exec(code, main.__dict__)
+
+
+def own_traceback(traceback: types.TracebackType | None) -> types.TracebackType | None:
+    """``traceback`` from the program's first line on, without the frames that lead there."""
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        if not file.startswith(_OURS) and file not in _MACHINERY:
+            break
+        traceback = traceback.tb_next
+    return traceback

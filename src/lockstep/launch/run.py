@@ -1,0 +1,155 @@
+"""``lockstep run``: a command line becomes a job, and the job an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import importlib.machinery
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep._config import Config
+from lockstep._errors import ConfigError, LaunchError
+from lockstep.launch import cores, options, ports
+from lockstep.launch.console import complain
+from lockstep.launch.guard import run_guarded
+from lockstep.launch.job import Job, overridden_devices
+from lockstep.launch.supervisor import Supervisor
+
+MANY_PER_CORE = 8
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs a job; returns the first failure's status, 0 without one.
+
+    Raises `LockstepError` when nothing can be started.
+    """
+    own, program = options.split(words)
+    args = options.run_parser().parse_args(own)
+    check_program(program)
+    config = configure(args, os.environ)
+    usable = cores.usable()
+    _warn(args, usable)
+    _open_standard_streams()
+    with ports.reserve() as port:
+        job = Job(
+            program=tuple(program),
+            processes=args.processes,
+            config=dataclasses.replace(config, coordinator=ports.address(port)),
+            environ=_environ_at_start(),
+            run_dir=_private_dir(),
+            devices=args.devices,
+            platform=args.platform,
+            cores=cores.shares(usable, args.processes) if args.bind == "cores" else None,
+            log_dir=_log_dir(args.log_dir),
+            prefixed=not args.no_prefix,
+            grace=args.grace,
+        )
+        return run_guarded(lambda lifeline: Supervisor(job, lifeline).run(), job.run_dir)
+
+
+def configure(args: argparse.Namespace, environ: os._Environ[str] | dict[str, str]) -> Config:
+    """The environment's settings, with those of the command line over them."""
+    given = {
+        "collectives": args.collectives,
+        "auto_init": args.auto_init,
+        "collective_timeout": args.collective_timeout,
+    }
+    config = Config.from_environ(environ)
+    return dataclasses.replace(config, **{k: v for k, v in given.items() if v is not None})
+
+
+def check_program(program: Sequence[str]) -> None:
+    """Raises `ConfigError` for a program that is not there."""
+    if not program:
+        raise ConfigError(
+            "no program given. Usage: lockstep run [options] (script.py | -m module) [args ...]"
+        )
+    if program[0] == "-m":
+        if len(program) < 2:
+            raise ConfigError("-m needs the name of a module")
+        _check_module(program[1])
+    elif not os.path.exists(program[0]):
+        raise ConfigError(f"no such file: {program[0]}")
+    elif not os.path.isfile(program[0]):
+        raise ConfigError(f"not a file: {program[0]}. To run a package: -m NAME")
+    elif not os.access(program[0], os.R_OK):
+        raise ConfigError(f"cannot be read: {program[0]}")
+
+
+def _check_module(name: str) -> None:
+    # Only the first part: looking for the rest would import it, here, in the launcher.
+    top = name.partition(".")[0]
+    path = sys.path if os.environ.get("PYTHONSAFEPATH") else [os.getcwd(), *sys.path]
+    finders = (
+        importlib.machinery.PathFinder.find_spec(top, path),
+        importlib.machinery.FrozenImporter.find_spec(top),
+        top in sys.modules,
+    )
+    if not top or not any(finders):
+        raise ConfigError(f"no module named {top!r} (looked in {os.getcwd()} and in sys.path)")
+
+
+def _warn(args: argparse.Namespace, usable: Sequence[int]) -> None:
+    if args.processes > MANY_PER_CORE * len(usable):
+        complain(
+            f"warning: {args.processes} processes on {len(usable)} cores; each JAX process takes "
+            "about 200 MB of memory, and they will be slow"
+        )
+    forced = overridden_devices(os.environ, args.devices)
+    if forced is not None:
+        complain(
+            f"warning: -d {args.devices} overrides --xla_force_host_platform_device_count={forced} "
+            "in XLA_FLAGS"
+        )
+
+
+def _environ_at_start() -> dict[str, str]:
+    """The environment as the user gave it: importing lockstep has prepared ours for an engine."""
+    entries = Path("/proc/self/environ").read_bytes().split(b"\0")
+    pairs = (os.fsdecode(entry).partition("=") for entry in entries if entry)
+    return {name: value for name, _, value in pairs}
+
+
+def _private_dir() -> Path:
+    # tempfile.mkdtemp does the same, after 10 ms of imports.
+    top = Path(os.environ.get("TMPDIR") or "/tmp")
+    path = top / f"lockstep-{os.getpid()}-{os.urandom(6).hex()}"
+    try:
+        path.mkdir(mode=0o700)
+    except OSError as error:
+        raise LaunchError(
+            f"cannot make a private directory in {top}: {error.strerror}. "
+            "Set TMPDIR to a directory that can be written."
+        ) from error
+    return path
+
+
+def _log_dir(text: str | None) -> Path | None:
+    if text is None:
+        return None
+    path = Path(text).absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"--log-dir {text}: {error.strerror}") from error
+    return path
+
+
+def _open_standard_streams() -> None:
+    """Makes sure that 0, 1 and 2 are open, and that process 0 may read from 0."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    # A job in the background must not take the terminal's input away from the shell. The kernel
+    # would stop it for trying, but not process 0, which has a session of its own.
+    with contextlib.suppress(OSError):
+        if os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp():
+            null = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null, 0)
+            os.close(null)
