@@ -111,11 +111,14 @@ def test_a_child_that_fails_is_an_error_in_words(code: str, words: str) -> None:
 
 
 def test_judgement_on_the_collective() -> None:
-    right = {"result": [2.0, 4.0], "expected": [2.0, 4.0], "seconds": 1.5}
+    right = {"result": [2.0, 4.0], "expected": [2.0, 4.0], "engine_calls": 2, "seconds": 1.5}
     assert engine.check_smoke(right).status == "ok"
     wrong = engine.check_smoke(right | {"result": [2.0, 5.0]})
     assert wrong.status == "problem"
     assert "[2.0, 5.0] and not [2.0, 4.0]" in wrong.found
+    elsewhere = engine.check_smoke(right | {"engine_calls": 0})
+    assert elsewhere.status == "problem"
+    assert "did not go through the engine" in elsewhere.found
     failed = engine.check_smoke({"error": "exit 1: no engine"})
     assert failed.status == "problem"
     assert "no engine" in failed.found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep._config import COLLECTIVES
 from lockstep.bench.cases import DTYPES, OPS, parse_sizes
+from lockstep.doctor import machine
 
 if TYPE_CHECKING:
     from lockstep.bench.runner import CaseResult
@@ -118,7 +118,7 @@ def _terminate_like_interrupt() -> Iterator[None]:
 def _implementations(args: argparse.Namespace) -> tuple[str, ...]:
     if args.collectives:
         return args.collectives
-    with_mpi = ("mpi",) if os.environ.get("MPITRAMPOLINE_LIB") else ()
+    with_mpi = ("mpi",) if machine.started_environ().get("MPITRAMPOLINE_LIB") else ()
     return ("lockstep", "gloo", *with_mpi)
 
 

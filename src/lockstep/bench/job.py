@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,12 @@ class JobSpec:
             *("-n", str(self.processes), "-d", str(self.devices), *self.options),
             *("-m", "lockstep.bench.worker", str(path)),
         ]
+
+    def environ(self, started: Mapping[str, str]) -> dict[str, str]:
+        """The launcher's environment, made from the one that the benchmark was started with."""
+        x64 = {"JAX_ENABLE_X64": "1"} if self.x64 else {}
+        # The launcher imports lockstep too: so told, it leaves the user's MPITRAMPOLINE_LIB alone.
+        return {**started, **x64, "LOCKSTEP_COLLECTIVES": self.implementation}
 
 
 def why(log: str) -> str:
@@ -79,7 +86,7 @@ class _Line:
 class Job:
     """A running job. Use it as a context manager, or `close` it: it leaves no process behind."""
 
-    def __init__(self, spec: JobSpec, folder: Path, environ: dict[str, str]) -> None:
+    def __init__(self, spec: JobSpec, folder: Path, environ: Mapping[str, str]) -> None:
         """Starts the job and waits until every process has connected.
 
         Raises `JobFailed` when the launcher ends, or after `START_SECONDS`.
@@ -101,7 +108,7 @@ class Job:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=environ | ({"JAX_ENABLE_X64": "1"} if spec.x64 else {}),
+                env=spec.environ(environ),
             )
             try:
                 self._gather(listener)

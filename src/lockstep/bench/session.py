@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
 import shlex
 import sys
 import tempfile
@@ -84,7 +83,7 @@ def measure(
             spec = JobSpec(
                 implementation, args.processes, args.devices, options, x64=args.dtype == "f64"
             )
-            job = Job(spec, Path(folder), dict(os.environ))
+            job = Job(spec, Path(folder), machine.started_environ())
             facts.met(implementation, job.hello)
             return job
 

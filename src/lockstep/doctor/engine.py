@@ -11,7 +11,6 @@ import dataclasses
 import importlib.util
 import json
 import mmap
-import os
 import re
 import shutil
 import subprocess
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep._errors import LockstepError
+from lockstep.doctor import machine
 from lockstep.doctor.finding import Finding, ok, problem, warning
 
 ABI = (2, 9, 0)
@@ -66,7 +66,7 @@ def _look_up_in_child(library: Path, names: set[str]) -> dict[str, Any]:
     return _answer(
         [sys.executable, "-m", "lockstep.doctor.engine", str(library)],
         LOOKUP_SECONDS,
-        dict(os.environ),
+        machine.started_environ(),
         json.dumps(sorted(names)),
     )
 
@@ -136,7 +136,11 @@ def probe() -> Facts:
 def probe_smoke() -> dict[str, Any]:
     """Runs `lockstep.doctor.smoke`: its answer, or ``{"error": why}``."""
     own = ("LOCKSTEP_", "JAX_", "XLA_", "MPITRAMPOLINE_")
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    environ = {
+        name: value
+        for name, value in machine.started_environ().items()
+        if name == "LOCKSTEP_ENGINE" or not name.startswith(own)
+    }
     environ["JAX_NUM_CPU_DEVICES"] = "2"
     environ["JAX_PLATFORMS"] = "cpu"
     return _answer([sys.executable, "-m", "lockstep.doctor.smoke"], SMOKE_SECONDS, environ)
@@ -205,6 +209,12 @@ def check_smoke(answer: Mapping[str, Any]) -> Finding:
             name,
             f"a psum over 2 devices gave {answer['result']} and not {answer['expected']}",
             "pip install --upgrade lockstep-jax",
+        )
+    if not answer["engine_calls"]:
+        return problem(
+            name,
+            "a psum over 2 devices came out right, but did not go through the engine",
+            "look for settings that choose other collectives: env | grep -i collectives",
         )
     return ok(name, f"psum over 2 devices through the engine, {answer['seconds']:.1f} s with start")
 

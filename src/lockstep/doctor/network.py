@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import ipaddress
-import os
 import socket
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from lockstep.doctor import machine
 from lockstep.doctor.finding import Finding, ok, problem, warning
 
 RESOLVE_SECONDS = 5.0
@@ -165,5 +165,5 @@ def findings() -> list[Finding]:
         check_hostname(facts),
         check_localhost(facts),
         check_ports(facts),
-        check_proxies(os.environ, facts.hostname),
+        check_proxies(machine.started_environ(), facts.hostname),
     ]

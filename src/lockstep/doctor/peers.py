@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from lockstep.doctor import machine
 from lockstep.doctor.finding import Finding, ok, warning
 from lockstep.doctor.software import release
 from lockstep.doctor.words import counted
@@ -177,11 +178,11 @@ def check_gpus(facts: Facts) -> Finding:
 
 
 def findings() -> list[Finding]:
-    facts = probe()
-    trampoline = os.environ.get("MPITRAMPOLINE_LIB", "")
+    facts, environ = probe(), machine.started_environ()
+    trampoline = environ.get("MPITRAMPOLINE_LIB", "")
     return [
         check_mpi(facts),
-        check_trampoline(os.environ, Path(trampoline).is_file()),
-        check_cluster(os.environ),
+        check_trampoline(environ, Path(trampoline).is_file()),
+        check_cluster(environ),
         check_gpus(facts),
     ]

@@ -1,6 +1,7 @@
 """The smallest job there is: one process, two CPU devices, one sum through the engine.
 
-``python -m lockstep.doctor.smoke`` prints one line of JSON: result, expected, seconds.
+``python -m lockstep.doctor.smoke`` prints one line of JSON: ``result``, ``expected``,
+``engine_calls`` and ``seconds``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ def main() -> None:
     start = time.monotonic()
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
     import lockstep
+    from lockstep import _engine
 
     lockstep.initialize(_free_address(), num_processes=1, process_id=0)
     import jax
@@ -40,6 +42,7 @@ def main() -> None:
             {
                 "result": np.asarray(result).tolist(),
                 "expected": values.reshape(-1, 2).sum(0).tolist(),
+                "engine_calls": _engine.counts()["all_reduce"],
                 "seconds": time.monotonic() - start,
             }
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import os
 import platform
 import re
 import sys
@@ -12,11 +11,11 @@ from collections.abc import Mapping
 
 from lockstep._config import Config
 from lockstep._errors import ConfigError
+from lockstep._jax_compat import NEWEST_TESTED_JAX, OLDEST_JAX
+from lockstep.doctor import machine
 from lockstep.doctor.finding import Finding, ok, problem, warning
 
-OLDEST_PYTHON = (3, 11)
-OLDEST_JAX = (0, 8)
-NEWEST_TESTED_JAX = (0, 10, 2)
+OLDEST_PYTHON: tuple[int, ...] = (3, 11)
 MACHINES = ("x86_64", "aarch64")
 
 
@@ -81,7 +80,7 @@ def check_python(facts: Facts) -> Finding:
 def check_jax(facts: Facts) -> Finding:
     """Installed, no older than supported, no newer than tested."""
     if facts.jax is None:
-        return problem("jax", "not installed", "pip install 'jax>=0.8'")
+        return problem("jax", "not installed", f"pip install 'jax>={_dotted(OLDEST_JAX)}'")
     numbers = release(facts.jax)
     if numbers < OLDEST_JAX:
         return problem(
@@ -89,12 +88,12 @@ def check_jax(facts: Facts) -> Finding:
             f"{facts.jax}: {_dotted(OLDEST_JAX)} is the oldest that is supported",
             "pip install --upgrade jax jaxlib",
         )
-    if numbers > NEWEST_TESTED_JAX:
+    if numbers[: len(NEWEST_TESTED_JAX)] > NEWEST_TESTED_JAX:
         return warning(
             "jax",
             f"{facts.jax}: newer than {_dotted(NEWEST_TESTED_JAX)}, the newest that was tested",
             "if something fails: pip install --upgrade lockstep-jax, or "
-            f"pip install jax=={_dotted(NEWEST_TESTED_JAX)}",
+            f"pip install 'jax=={_dotted(NEWEST_TESTED_JAX)}.*'",
         )
     return ok("jax", facts.jax)
 
@@ -142,11 +141,11 @@ def check_jax_settings(environ: Mapping[str, str]) -> Finding:
 
 
 def findings() -> list[Finding]:
-    facts = probe()
+    facts, environ = probe(), machine.started_environ()
     return [
         check_python(facts),
         check_jax(facts),
         check_jaxlib(facts),
-        check_settings(os.environ),
-        check_jax_settings(os.environ),
+        check_settings(environ),
+        check_jax_settings(environ),
     ]

@@ -1,0 +1,114 @@
+"""A job that is driven over its socket, and how its end becomes a reason."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.bench import job
+from lockstep.bench.job import Job, JobFailed, JobSpec
+
+WORKER = """\
+import json, socket, sys
+connection = socket.socket(socket.AF_UNIX)
+connection.connect(sys.argv[1])
+lines = connection.makefile("rw")
+def reply(**answer):
+    lines.write(json.dumps(answer) + "\\n")
+    lines.flush()
+reply(process=0)
+for line in lines:
+    order = json.loads(line)
+    if order["do"] == "double":
+        reply(result=2 * order["value"])
+    elif order["do"] == "raise":
+        reply(error="JaxRuntimeError: INTERNAL: all_reduce: process 1 left")
+    elif order["do"] == "sleep":
+        import time
+        time.sleep(60)
+    else:
+        sys.exit("terminate called after throwing an instance of 'gloo::IoException'")
+"""
+
+
+class ScriptSpec(JobSpec):
+    """A job of one process that runs ``WORKER`` without the launcher."""
+
+    def command(self, path: Path) -> list[str]:
+        return [sys.executable, "-I", "-c", WORKER, str(path)]
+
+
+class BrokenSpec(JobSpec):
+    def command(self, path: Path) -> list[str]:
+        return [sys.executable, "-I", "-c", "raise SystemExit('error: no such option')"]
+
+
+@pytest.fixture
+def running(tmp_path: Path):
+    with Job(ScriptSpec("gloo", 1, 1), tmp_path, dict(os.environ)) as started:
+        yield started
+    assert started._process.poll() is not None
+
+
+def test_orders_are_answered(running: Job) -> None:
+    assert running.hello == [{"process": 0}]
+    assert running.ask("double", 10.0, value=21) == [{"result": 42}]
+
+
+def test_an_error_in_a_process_is_the_reason(running: Job) -> None:
+    with pytest.raises(JobFailed, match="process 1 left"):
+        running.ask("raise", 10.0)
+
+
+def test_a_process_that_ends_leaves_its_last_words(running: Job) -> None:
+    with pytest.raises(JobFailed, match="gloo::IoException"):
+        running.ask("die", 10.0)
+
+
+def test_a_process_that_does_not_answer_is_given_up(
+    running: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "STOP_SECONDS", 0.2)
+    with pytest.raises(JobFailed, match="no answer in time from 1 of 1 processes"):
+        running.ask("sleep", 0.2)
+
+
+def test_a_launcher_that_ends_at_once(tmp_path: Path) -> None:
+    with pytest.raises(JobFailed, match="ended before it started: error: no such option"):
+        Job(BrokenSpec("gloo", 1, 1), tmp_path, dict(os.environ))
+
+
+def test_the_launcher_is_asked_for_the_implementation() -> None:
+    command = JobSpec("gloo", 2, 4, ("--bind", "none")).command(Path("/x.sock"))
+    assert command[1:] == [
+        *("-m", "lockstep", "run", "--collectives", "gloo", "-n", "2", "-d", "4"),
+        *("--bind", "none", "-m", "lockstep.bench.worker", "/x.sock"),
+    ]
+
+
+def test_the_launcher_is_told_the_implementation_before_it_is_imported() -> None:
+    started = {"MPITRAMPOLINE_LIB": "/opt/libmpiwrapper.so", "LOCKSTEP_COLLECTIVES": "lockstep"}
+    assert JobSpec("mpi", 2, 1, x64=True).environ(started) == {
+        "MPITRAMPOLINE_LIB": "/opt/libmpiwrapper.so",
+        "LOCKSTEP_COLLECTIVES": "mpi",
+        "JAX_ENABLE_X64": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        ("", "it said nothing"),
+        ("starting\nall well\n", "all well"),
+        ("start\nValueError: first\nRuntimeError: second\nbye\n", "ValueError: first"),
+    ],
+)
+def test_the_most_telling_line(log: str, reason: str) -> None:
+    assert job.why(log) == reason
+
+
+def test_a_long_reason_is_cut() -> None:
+    assert len(job.why("Error: " + "x" * 1000)) == 200
