@@ -6,7 +6,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 # Everything that ends up in the installed package. Directories are in the list so that a removed
 # file counts as a change.
@@ -67,6 +67,7 @@ clean:
 $(VENV)/.tools: pyproject.toml scripts/preflight.sh
 	@PYTHON='$(PYTHON)' sh scripts/preflight.sh
 	$(PYTHON) -m venv $(VENV)
+	@echo 'Installing into $(VENV). The first time this downloads jax and compiles the engine.'
 	$(PIP) install 'scikit-build-core>=0.10' cmake ninja
 	@touch $@
 

@@ -107,7 +107,7 @@ def test_digits_train_alike_over_both_collectives(tmp_path: pathlib.Path) -> Non
     for collectives in ("lockstep", "gloo"):
         file = tmp_path / f"{collectives}.json"
         output = run(
-            "train_digits.py", "--steps", "60", "--json", str(file), collectives=collectives
+            "train_digits.py", "--steps", "30", "--json", str(file), collectives=collectives
         )
         numbers[collectives] = json.loads(file.read_text())
         for line in LINES["train_digits.py"]:
@@ -115,7 +115,7 @@ def test_digits_train_alike_over_both_collectives(tmp_path: pathlib.Path) -> Non
         assert output.count("held-out accuracy") == 1, output
 
     ours, theirs = numbers["lockstep"], numbers["gloo"]
-    assert len(ours["losses"]) == 60
+    assert len(ours["losses"]) == 30
     assert ours["losses"] == pytest.approx(theirs["losses"], rel=1e-3, abs=1e-4)
-    assert ours["losses"][-1] < 0.3 < ours["losses"][0]
-    assert ours["accuracy"] > 0.9
+    assert ours["losses"][-1] < 0.8 < ours["losses"][0]
+    assert ours["accuracy"] > 0.85
