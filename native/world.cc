@@ -12,7 +12,9 @@ constexpr std::chrono::microseconds kSpin{50};
 }  // namespace
 
 World::World(WorldOptions options)
-    : options_(std::move(options)), arena_(options_.arena_fd, options_.nonce) {}
+    : options_(std::move(options)),
+      arena_(options_.arena ? options_.arena
+                            : std::make_shared<Arena>(options_.arena_fd, options_.nonce)) {}
 
 World::~World() = default;
 
