@@ -97,9 +97,9 @@ def headline(
         if cause := _CAUSES.get(-first.exit_code):
             report[0] += f". {cause}"
     if first.record is not None and first.record.traceback:
-        report.append(_indented(first.record.traceback))
+        report[0] += "\n" + _indented(first.record.traceback)
     elif first.record is None and first.last_words:
-        report.append("Its last lines on stderr:\n" + _indented("\n".join(first.last_words)))
+        report[0] += "\nIts last lines on stderr:\n" + _indented("\n".join(first.last_words))
     later = [
         e
         for e in sorted(endings, key=lambda e: e.failed_at)

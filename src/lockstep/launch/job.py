@@ -1,8 +1,9 @@
-"""What is to be started, and with which environment. Pure."""
+"""What is to be started, and with which environment."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -48,11 +49,15 @@ class Job:
     def environ_of(self, process_id: int) -> dict[str, str]:
         """The whole environment of one process."""
         environ = worker_environ(self.environ, self.config_of(process_id))
-        if self.devices is not None:
-            environ["JAX_NUM_CPU_DEVICES"] = str(self.devices)
-        if self.platform is not None:
-            environ["JAX_PLATFORMS"] = self.platform
+        add_jax_variables(environ, self.devices, self.platform)
         return environ
+
+
+def environ_at_start() -> dict[str, str]:
+    """The environment as the user gave it: importing lockstep has prepared ours for an engine."""
+    entries = Path("/proc/self/environ").read_bytes().split(b"\0")
+    pairs = (os.fsdecode(entry).partition("=") for entry in entries if entry)
+    return {name: value for name, _, value in pairs}
 
 
 def worker_environ(environ: Mapping[str, str], config: Config) -> dict[str, str]:
@@ -66,6 +71,14 @@ def worker_environ(environ: Mapping[str, str], config: Config) -> dict[str, str]
     if _HUGE_PAGES not in tunables:
         kept["GLIBC_TUNABLES"] = ":".join(filter(None, [tunables, f"{_HUGE_PAGES}=1"]))
     return kept | config.to_environ()
+
+
+def add_jax_variables(environ: dict[str, str], devices: int | None, platform: str | None) -> None:
+    """Says to JAX what ``-d`` and ``--platform`` say."""
+    if devices is not None:
+        environ["JAX_NUM_CPU_DEVICES"] = str(devices)
+    if platform is not None:
+        environ["JAX_PLATFORMS"] = platform
 
 
 def command(program: Sequence[str]) -> list[str]:

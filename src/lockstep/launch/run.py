@@ -8,16 +8,17 @@ import dataclasses
 import importlib.machinery
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lockstep._config import Config
 from lockstep._errors import ConfigError, LaunchError
-from lockstep.launch import cores, options, ports
+from lockstep.launch import cores, options
 from lockstep.launch.console import complain
 from lockstep.launch.guard import run_guarded
-from lockstep.launch.job import Job, overridden_devices
+from lockstep.launch.job import Job, environ_at_start, overridden_devices
 from lockstep.launch.supervisor import Supervisor
+from lockstep.runtime import ports
 
 MANY_PER_CORE = 8
 
@@ -29,8 +30,9 @@ def main(words: Sequence[str]) -> int:
     """
     own, program = options.split(words)
     args = options.run_parser().parse_args(own)
-    check_program(program)
-    config = configure(args, os.environ)
+    check_program(program, "run")
+    environ = environ_at_start()
+    config = configure(args, environ)
     usable = cores.usable()
     _warn(args, usable)
     _open_standard_streams()
@@ -39,7 +41,7 @@ def main(words: Sequence[str]) -> int:
             program=tuple(program),
             processes=args.processes,
             config=dataclasses.replace(config, coordinator=ports.address(port)),
-            environ=_environ_at_start(),
+            environ=environ,
             run_dir=_private_dir(),
             devices=args.devices,
             platform=args.platform,
@@ -51,7 +53,7 @@ def main(words: Sequence[str]) -> int:
         return run_guarded(lambda lifeline: Supervisor(job, lifeline).run(), job.run_dir)
 
 
-def configure(args: argparse.Namespace, environ: os._Environ[str] | dict[str, str]) -> Config:
+def configure(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
     """The environment's settings, with those of the command line over them."""
     given = {
         "collectives": args.collectives,
@@ -62,11 +64,12 @@ def configure(args: argparse.Namespace, environ: os._Environ[str] | dict[str, st
     return dataclasses.replace(config, **{k: v for k, v in given.items() if v is not None})
 
 
-def check_program(program: Sequence[str]) -> None:
+def check_program(program: Sequence[str], command: str) -> None:
     """Raises `ConfigError` for a program that is not there."""
     if not program:
         raise ConfigError(
-            "no program given. Usage: lockstep run [options] (script.py | -m module) [args ...]"
+            f"no program given. Usage: lockstep {command} [options] "
+            "(script.py | -m module) [args ...]"
         )
     if program[0] == "-m":
         if len(program) < 2:
@@ -105,13 +108,6 @@ def _warn(args: argparse.Namespace, usable: Sequence[int]) -> None:
             f"warning: -d {args.devices} overrides --xla_force_host_platform_device_count={forced} "
             "in XLA_FLAGS"
         )
-
-
-def _environ_at_start() -> dict[str, str]:
-    """The environment as the user gave it: importing lockstep has prepared ours for an engine."""
-    entries = Path("/proc/self/environ").read_bytes().split(b"\0")
-    pairs = (os.fsdecode(entry).partition("=") for entry in entries if entry)
-    return {name: value for name, _, value in pairs}
 
 
 def _private_dir() -> Path:
