@@ -109,9 +109,9 @@ def run_parser() -> argparse.ArgumentParser:
     add(
         "--bind",
         choices=("cores", "none"),
-        default="cores",
-        help="cores: each process gets its own share of the cores if there are enough; "
-        "none: leave placement to the kernel; default: cores",
+        help="cores: hold each process to its own share of the cores, if there is one for each; "
+        "none: leave placement to the kernel; default: cores if every share has at least two, and "
+        "one per device of -d",
     )
     add("--no-prefix", action="store_true", help="do not put the process's number before a line")
     add(

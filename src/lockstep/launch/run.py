@@ -45,7 +45,7 @@ def main(words: Sequence[str]) -> int:
             run_dir=_private_dir(),
             devices=args.devices,
             platform=args.platform,
-            cores=cores.shares(usable, args.processes) if args.bind == "cores" else None,
+            cores=_shares(args, usable),
             log_dir=_log_dir(args.log_dir),
             prefixed=not args.no_prefix,
             grace=args.grace,
@@ -62,6 +62,14 @@ def configure(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
     }
     config = Config.from_environ(environ)
     return dataclasses.replace(config, **{k: v for k, v in given.items() if v is not None})
+
+
+def _shares(args: argparse.Namespace, usable: Sequence[int]) -> list[frozenset[int]] | None:
+    if args.bind == "none":
+        return None
+    if args.bind is None and not cores.worth_binding(len(usable), args.processes, args.devices):
+        return None
+    return cores.shares(usable, args.processes)
 
 
 def check_program(program: Sequence[str], command: str) -> None:

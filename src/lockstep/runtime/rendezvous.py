@@ -67,8 +67,8 @@ def launcher_identity(proc: Path = Path("/proc")) -> str:
             environ = (proc / str(pid) / "environ").read_bytes()
         except OSError:
             break  # another user's, so certainly not one of our processes
-        pairs = dict(os.fsdecode(e).partition("=")[::2] for e in environ.split(b"\0") if b"=" in e)
-        if _ranks(pairs) != own:
+        entries = os.fsdecode(environ).split("\0")
+        if _ranks(dict(entry.split("=", 1) for entry in entries if "=" in entry)) != own:
             break
         pid = int(_stat(proc, pid)[1])
     return f"{pid}-{_stat(proc, pid)[19]}"
