@@ -6,8 +6,9 @@
 namespace lockstep {
 namespace {
 
-// Longer than the exchange of a small message, shorter than what a core is worth.
-constexpr std::chrono::microseconds kSpin{50};
+// Waking a sleeper on an idle core takes 60 us and more on virtual machines. A spin shorter than that
+// never recovers from the first sleep: each side gives up just before the other one is awake.
+constexpr std::chrono::microseconds kSpin{200};
 
 }  // namespace
 

@@ -12,9 +12,9 @@ namespace {
 [[noreturn]] void unused(const char* name) {
   // XLA reads no result of such a call that could carry an error; going on would be a guess.
   std::fprintf(stderr,
-               "lockstep: jaxlib called %s, which the engine does not provide. This jaxlib is newer "
+               "lockstep: jaxlib called %s, which Lockstep does not provide. This jaxlib is newer "
                "than this version of Lockstep knows: `lockstep doctor` names the versions it does; "
-               "--collectives gloo works without the engine.\n",
+               "--collectives gloo works without it.\n",
                name);
   std::abort();
 }

@@ -51,7 +51,7 @@ enum class WaitResult { kReached, kDeadline, kPoisoned };
 struct Watch {
   const std::atomic<std::uint32_t>* poison;  // non-zero once the job has failed
   Deadline deadline;
-  std::chrono::nanoseconds spin;  // zero where ranks outnumber cores: spinning starves the writer
+  std::chrono::nanoseconds spin;  // before sleeping; zero where ranks outnumber cores
 };
 
 // Returns once the counter has reached the target, the deadline has passed, or the job is poisoned.

@@ -1,0 +1,160 @@
+// The shared memory: what it refuses, what a limit does to it, and the text of a failed job.
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+
+#include "check.h"
+#include "error.h"
+#include "harness.h"
+#include "model.h"
+
+namespace lockstep::testing {
+namespace {
+
+constexpr std::uint64_t kNonce = 99;
+
+struct File {
+  int fd;
+  ~File() { close(fd); }
+};
+
+// Runs the body in a child and returns what it returned: limits cannot be taken back.
+std::string in_child(const std::function<std::string()>& body) {
+  int ends[2];
+  CHECK_EQUAL(pipe(ends), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    std::string text;
+    try {
+      text = body();
+    } catch (const std::exception& error) {
+      text = error.what();
+    }
+    (void)!write(ends[1], text.data(), text.size());
+    _exit(0);
+  }
+  close(ends[1]);
+  std::string text;
+  char part[512];
+  for (ssize_t n; (n = read(ends[0], part, sizeof(part))) > 0;)
+    text.append(part, static_cast<std::size_t>(n));
+  close(ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  CHECK_EQUAL(status, 0);
+  return text;
+}
+
+TEST(only_the_file_of_this_job) {
+  const File arena{Arena::create(kNonce)};
+  const Arena mapped(arena.fd, kNonce);
+  CHECK_CONTAINS(ERROR_OF(Arena(arena.fd, kNonce + 1)), "is not this job's");
+  const File other{memfd_create("other", MFD_CLOEXEC)};
+  CHECK_CONTAINS(ERROR_OF(Arena(other.fd, kNonce)), "has another size");
+  CHECK_EQUAL(ftruncate(other.fd, Arena::kSize), 0);
+  CHECK_CONTAINS(ERROR_OF(Arena(other.fd, kNonce)), "is not this job's");
+  CHECK_CONTAINS(ERROR_OF(Arena(-1, kNonce)), "cannot keep the shared memory open");
+}
+
+TEST(regions_are_zero_apart_and_seen_by_all) {
+  const File file{Arena::create(kNonce)};
+  Arena a(file.fd, kNonce), b(file.fd, kNonce);
+  const std::uint64_t first = a.allocate(5000), second = b.allocate(1);
+  CHECK(second >= first + 5000);
+  CHECK_EQUAL(first % 4096, 0U);
+  CHECK_EQUAL(second % 4096, 0U);
+  for (std::size_t i = 0; i < 5000; ++i) CHECK(a.at(first)[i] == std::byte{0});
+  a.at(first)[4999] = std::byte{7};
+  CHECK(b.at(first)[4999] == std::byte{7});
+}
+
+TEST(an_arena_that_is_used_up) {
+  const File file{Arena::create(kNonce)};
+  Arena arena(file.fd, kNonce);
+  CHECK_CONTAINS(ERROR_OF(arena.allocate(Arena::kSize)), "used up", "16 GiB",
+                 "too many different device groups");
+}
+
+TEST(a_limit_on_file_sizes) {
+  // Python ignores the signal, and so does every program that the engine is loaded into.
+  const std::string text = in_child([] {
+    std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{1 << 20, 1 << 20};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    return ERROR_OF(Arena::create(kNonce));
+  });
+  CHECK_CONTAINS(text, "cannot size the shared memory: File too large", "lockstep doctor");
+}
+
+// A read-only descriptor of the arena's file: what may not be mapped is an error with a text.
+TEST(memory_that_cannot_be_mapped) {
+  const File file{Arena::create(kNonce)};
+  const std::string path = "/proc/self/fd/" + std::to_string(file.fd);
+  const File read_only{open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  CHECK_CONTAINS(ERROR_OF(Arena(read_only.fd, kNonce)), "cannot map the shared memory",
+                 "Permission denied");
+}
+
+// Sanitizers reserve far more address space than this allows.
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+TEST(a_limit_on_address_space) {
+  const std::string text = in_child([] {
+    const int fd = Arena::create(kNonce);
+    const rlimit limit{std::size_t{4} << 30, std::size_t{4} << 30};
+    setrlimit(RLIMIT_AS, &limit);
+    return ERROR_OF(Arena(fd, kNonce));
+  });
+  CHECK_CONTAINS(text, "ulimit -v", "Cannot allocate memory");
+}
+#endif
+
+// The directory of groups is made by whoever comes first; without memory all its members fail.
+TEST(a_group_without_memory) {
+  for (const Outcome& outcome : run_job(layout("2x2"), {}, [](Rank& rank) {
+         rank.world.arena().header().next.store(Arena::kSize);
+         rank.all();
+       }))
+    CHECK_CONTAINS(outcome.error, "used up");
+}
+
+TEST(a_permute_without_memory) {
+  for (const Outcome& outcome : run_job(layout("2x1"), {}, [](Rank& rank) {
+         const auto end = rank.all();
+         run_case(*end, {.count = 1});
+         rank.world.arena().header().next.store(Arena::kSize);
+         run_permute(*end, {{0, 1}, {1, 0}}, 100, 1);
+       }))
+    CHECK_CONTAINS(outcome.error, "used up");
+}
+
+TEST(the_first_text_of_a_failure_stays) {
+  const File file{Arena::create(kNonce)};
+  Arena a(file.fd, kNonce), b(file.fd, kNonce);
+  CHECK(!b.poisoned());
+  a.poison("first");
+  b.poison("second");
+  CHECK(b.poisoned());
+  CHECK_EQUAL(a.poison_text(), "first");
+  CHECK_EQUAL(b.poison_text(), "first");
+}
+
+TEST(a_long_text_is_cut) {
+  const File file{Arena::create(kNonce)};
+  Arena arena(file.fd, kNonce);
+  arena.poison(std::string(5000, 'x'));
+  CHECK_EQUAL(arena.poison_text(), std::string(kPoisonText - 1, 'x'));
+}
+
+TEST(a_process_that_died_while_it_wrote_the_text) {
+  const File file{Arena::create(kNonce)};
+  Arena arena(file.fd, kNonce);
+  arena.header().poison_state.store(1);
+  CHECK_CONTAINS(arena.poison_text(), "another process failed and left no text");
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,64 @@
+// What a test is made of: TEST registers one, CHECK ends it with the place and the values.
+//
+// A failed CHECK is an exception, so that a rank's thread can hand it to the harness, which ends the
+// other ranks of the job with its text.
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace lockstep::testing {
+
+class CheckFailed : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+using Body = void (*)();
+// The group is the file's name: `tests.cc` runs the tests of one group with one argument.
+bool add_test(const char* file, const char* name, Body body);
+
+[[noreturn]] void fail(const char* file, int line, const std::string& text);
+
+template <typename A, typename B>
+std::string show(const A& a, const B& b) {
+  std::ostringstream text;
+  text << a << " against " << b;
+  return text.str();
+}
+
+// Fails unless `text` holds every one of `parts`.
+void check_contains(const char* file, int line, const std::string& text,
+                    std::initializer_list<std::string> parts);
+
+}  // namespace lockstep::testing
+
+#define TEST(NAME)                                                                 \
+  static void NAME();                                                              \
+  [[maybe_unused]] static const bool NAME##_added =                                \
+      lockstep::testing::add_test(__FILE__, #NAME, NAME);                          \
+  static void NAME()
+
+#define CHECK(CONDITION) \
+  ((CONDITION) ? (void)0 : lockstep::testing::fail(__FILE__, __LINE__, #CONDITION))
+
+#define CHECK_EQUAL(A, B)                                                          \
+  ((A) == (B) ? (void)0                                                            \
+              : lockstep::testing::fail(__FILE__, __LINE__,                        \
+                                        #A " == " #B ": " +                        \
+                                            lockstep::testing::show((A), (B))))
+
+#define CHECK_CONTAINS(TEXT, ...) \
+  lockstep::testing::check_contains(__FILE__, __LINE__, (TEXT), {__VA_ARGS__})
+
+// The text of the Error that EXPRESSION throws.
+#define ERROR_OF(EXPRESSION)                                                       \
+  ([&]() -> std::string {                                                          \
+    try {                                                                          \
+      EXPRESSION;                                                                  \
+    } catch (const lockstep::Error& error) {                                       \
+      return error.what();                                                         \
+    }                                                                              \
+    lockstep::testing::fail(__FILE__, __LINE__, #EXPRESSION " threw nothing");     \
+  }())

@@ -1,0 +1,208 @@
+// Ranks that never come, jobs that have failed, processes that die: who waits must hear of it.
+#include <chrono>
+#include <csignal>
+#include <thread>
+#include <unistd.h>
+
+#include "check.h"
+#include "error.h"
+#include "harness.h"
+#include "model.h"
+
+namespace lockstep::testing {
+namespace {
+
+constexpr double kSoon = 0.5;
+
+// Until somebody has poisoned the job; the rank that calls it makes no call of its own.
+void stay_away(Rank& rank) {
+  for (int i = 0; i < 60'000 && !rank.world.arena().poisoned(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK(rank.world.arena().poisoned());
+}
+
+Case small(Op op) { return {op, DType::kF32, reductions_of(op, DType::kF32)[0], 10, 1}; }
+
+std::string name(Op op) { return name_of(op); }
+
+TEST(a_process_that_never_comes) {
+  for (const Harness harness : kBoth)
+    for (const char* where : {"2x2", "3x2", "4x1"})
+      for (const Op op : {Op::kAllReduce, Op::kAllGather, Op::kReduceScatter, Op::kAllToAll}) {
+        const auto outcomes = run_job(
+            layout(where), {.harness = harness, .timeout_seconds = kSoon}, [&](Rank& rank) {
+              const auto end = rank.all();
+              if (rank.process() == 1) stay_away(rank);
+              run_case(*end, small(op));  // who comes late gets the same answer
+            });
+        for (const Outcome& outcome : outcomes)
+          CHECK_CONTAINS(outcome.error, name(op) + " ", "waited 0.5 s", "Not arrived: process 1.",
+                         "--collective-timeout");
+      }
+}
+
+TEST(one_process_of_several_rounds_stops) {
+  // All have sent their first message; what was a large all-reduce stays unfinished.
+  const auto outcomes = run_job(
+      layout("2x1"), {.harness = Harness::kForked, .timeout_seconds = kSoon}, [](Rank& rank) {
+        const auto end = rank.all();
+        if (rank.index == 1)
+          std::thread([] {
+            std::this_thread::sleep_for(std::chrono::milliseconds(300));
+            kill(getpid(), SIGKILL);
+          }).detach();
+        for (std::uint32_t i = 0;; ++i) run_case(*end, {.count = 400'000, .seed = i});
+      });
+  CHECK_CONTAINS(outcomes[0].error, "all-reduce (sum) of 400000 x f32", "waited 0.5 s", "process 1");
+  CHECK_EQUAL(outcomes[1].error, "killed");
+}
+
+TEST(a_killed_process) {
+  for (const char* where : {"2x1", "2x2", "3x2"})
+    for (const bool permute : {false, true}) {
+      const auto outcomes = run_job(
+          layout(where), {.harness = Harness::kForked, .timeout_seconds = kSoon}, [&](Rank& rank) {
+            const auto end = rank.all();
+            std::vector<Edge> ring;
+            for (int source = 0; source < rank.size(); ++source)
+              ring.push_back({source, (source + 1) % rank.size()});
+            for (std::uint32_t i = 0; i < 1000; ++i) {
+              if (i == 20 && rank.index == rank.size() - 1) kill(getpid(), SIGKILL);
+              permute ? run_permute(*end, ring, 3000, i) : (void)run_case(*end, {.count = 10});
+            }
+          });
+      const Layout& where_ = layout(where);
+      const int last = where_.processes() - 1;
+      for (int rank = 0; rank < where_.ranks(); ++rank) {
+        const auto& error = outcomes[static_cast<std::size_t>(rank)].error;
+        if (where_.process_of[static_cast<std::size_t>(rank)] == last)
+          CHECK_EQUAL(error, "killed");
+        else
+          CHECK_CONTAINS(error, permute ? "collective-permute" : "all-reduce", "Not arrived");
+      }
+    }
+}
+
+TEST(a_device_that_never_comes) {
+  for (const Harness harness : kBoth)
+    for (const char* where : {"1x4", "2x4"}) {
+      const auto outcomes = run_job(
+          layout(where), {.harness = harness, .timeout_seconds = kSoon}, [](Rank& rank) {
+            const auto end = rank.all();
+            if (rank.index == 2) return stay_away(rank);
+            run_case(*end, small(Op::kAllReduce));
+          });
+      for (std::size_t rank = 0; rank < outcomes.size(); ++rank)
+        if (rank != 2)
+          CHECK_CONTAINS(outcomes[rank].error, "all-reduce", "waited 0.5 s", "process 0");
+      // Within the process they know which device it was.
+      if (outcomes.size() == 4)
+        CHECK_CONTAINS(outcomes[0].error, "of its own process: 2 did not call it");
+    }
+}
+
+TEST(a_permute_whose_other_end_never_comes) {
+  for (const Harness harness : kBoth)
+    for (const bool sends : {false, true}) {
+      const auto outcomes = run_job(
+          layout("2x1"), {.harness = harness, .timeout_seconds = kSoon}, [&](Rank& rank) {
+            const auto end = rank.all();
+            if (rank.index == 0) return stay_away(rank);
+            Buffer data(1 << 20);
+            end->wait(sends ? end->send(0, data.data(), data.bytes())
+                            : end->receive(0, data.data(), data.bytes()));
+          });
+      CHECK_EQUAL(outcomes[0].error, "");
+      CHECK_CONTAINS(outcomes[1].error, "collective-permute of 1048576 bytes", "device 2048 of process 1",
+                     "waited 0.5 s", sends ? "to receive" : "to send",
+                     "Not arrived: device 0 of process 0");
+    }
+}
+
+// XLA may hold several requests when the first wait fails, and frees their buffers.
+TEST(requests_left_over_after_a_failure) {
+  for (const char* where : {"2x1", "1x4"}) {
+    const auto outcomes =
+        run_job(layout(where), {.timeout_seconds = kSoon}, [](Rank& rank) {
+          const auto end = rank.all();
+          if (rank.index != 0) return stay_away(rank);
+          Buffer data(400'000);
+          Request* first = end->send(1, data.data(), data.bytes());
+          Request* second = end->receive(1, data.data(), data.bytes());
+          CHECK_CONTAINS(ERROR_OF(end->wait(first)), "to receive");
+          end->wait(second);
+        });
+    CHECK_CONTAINS(outcomes[0].error, "collective-permute", "waited 0.5 s");
+  }
+}
+
+// A send that nobody waited for must not be received from freed memory.
+TEST(a_communicator_with_an_unfinished_send_goes_away) {
+  const auto outcomes = run_job(layout("1x4"), {.timeout_seconds = kSoon}, [](Rank& rank) {
+    if (rank.index == 0) {
+      Buffer data = message(1, 0, 1000);
+      rank.all()->send(1, data.data(), data.bytes());
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    } else if (rank.index == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      run_permute(*rank.all(), {{0, 1}}, 1000, 1);
+    }
+  });
+  CHECK_CONTAINS(outcomes[1].error, "waited 0.5 s", "Not arrived: device 0 of process 0");
+}
+
+TEST(poison_reaches_who_sleeps_without_a_deadline) {
+  for (const Harness harness : kBoth)
+    for (const char* where : {"2x1", "1x4"})
+      for (const bool permute : {false, true}) {
+        const auto outcomes = run_job(
+            layout(where), {.harness = harness, .timeout_seconds = 0}, [&](Rank& rank) {
+              const auto end = rank.all();
+              if (rank.index == 0) {
+                std::this_thread::sleep_for(std::chrono::milliseconds(200));
+                rank.world.arena().poison("lockstep: the test ends this job.");
+              } else if (permute) {
+                Buffer data(10);
+                end->wait(end->receive(0, data.data(), data.bytes()));
+              } else {
+                run_case(*end, {.count = 10});
+              }
+            });
+        for (std::size_t rank = 1; rank < outcomes.size(); ++rank)
+          CHECK_EQUAL(outcomes[rank].error, "lockstep: the test ends this job.");
+      }
+}
+
+// Every call of every rank fails at once, in whatever order the ranks come and go.
+TEST(a_failed_job_never_hangs) {
+  for (const char* where : {"1x4", "2x2"})
+    for (int repeat = 0; repeat < 5; ++repeat)
+      run_healthy(layout(where), {.timeout_seconds = 0}, [&](Rank& rank) {
+        const auto end = rank.all();
+        if (rank.index == 0)
+          rank.world.arena().poison("lockstep: the test ends this job.");
+        else if (rank.index % 2 == 0)
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        for (int i = 0; i < 300; ++i)
+          CHECK_CONTAINS(ERROR_OF(run_case(*end, {.count = 10})), "the test ends this job");
+      });
+}
+
+TEST(a_group_is_made_after_the_job_has_failed) {
+  run_healthy(layout("2x1"), {}, [](Rank& rank) {
+    rank.world.arena().poison("lockstep: the test ends this job.");
+    const auto end = rank.all();
+    CHECK_CONTAINS(ERROR_OF(run_case(*end, {.count = 10})), "the test ends this job");
+  });
+}
+
+TEST(a_limit_beyond_all_clocks_is_no_limit) {
+  run_healthy(layout("2x2"), {.timeout_seconds = 1e300}, [](Rank& rank) {
+    const auto end = rank.all();
+    if (rank.index == 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    run_case(*end, {.count = 10});
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,260 @@
+#include "harness.h"
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+
+#include "check.h"
+
+#if defined(__SANITIZE_THREAD__)
+#define LOCKSTEP_SHARE_MAPPING true
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define LOCKSTEP_SHARE_MAPPING true
+#endif
+#endif
+#ifndef LOCKSTEP_SHARE_MAPPING
+#define LOCKSTEP_SHARE_MAPPING false
+#endif
+
+namespace lockstep::testing {
+namespace {
+
+constexpr std::uint64_t kNonce = 0x10c57e9;
+constexpr auto kLongestJob = std::chrono::seconds(200);
+
+// Where a rank leaves its outcome: memory that forked processes share with their parent.
+struct Slot {
+  bool ended;
+  bool check_failed;
+  std::uint64_t digest;
+  char error[1400];
+};
+
+class Board {
+ public:
+  explicit Board(int ranks) : bytes_(sizeof(Slot) * static_cast<std::size_t>(ranks)) {
+    void* memory =
+        mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw CheckFailed("no memory for the outcomes of a job");
+    slots_ = static_cast<Slot*>(memory);
+  }
+  ~Board() { munmap(slots_, bytes_); }
+  Board(const Board&) = delete;
+  Board& operator=(const Board&) = delete;
+
+  Slot& operator[](int rank) { return slots_[rank]; }
+
+ private:
+  std::size_t bytes_;
+  Slot* slots_;
+};
+
+struct Descriptor {
+  int fd;
+  ~Descriptor() { close(fd); }
+};
+
+struct Job {
+  const Layout& layout;
+  const Options& options;
+  const std::function<void(Rank&)>& body;
+  Board board;
+  Descriptor arena;
+
+  std::unique_ptr<World> make_world(int process, std::shared_ptr<Arena> mapping) {
+    WorldOptions made;
+    made.process = process;
+    made.arena_fd = arena.fd;
+    made.nonce = kNonce;
+    made.timeout_seconds = options.timeout_seconds;
+    made.cores = options.cores;
+    made.crowded = options.crowded;
+    made.arena = std::move(mapping);
+    for (int i = 0; i < layout.processes(); ++i)
+      made.labels.push_back("process " + std::to_string(i));
+    auto world = std::make_unique<World>(std::move(made));
+    world->set_devices(layout.devices(), layout.process_of);
+    return world;
+  }
+
+  void run_rank(World& world, int index) {
+    Slot& slot = board[index];
+    Rank rank(layout, world, index, options.harness);
+    const auto keep = [&](const std::exception& error) {
+      std::snprintf(slot.error, sizeof(slot.error), "%s", error.what());
+    };
+    try {
+      body(rank);
+    } catch (const CheckFailed& error) {
+      keep(error);
+      slot.check_failed = true;
+      world.arena().poison(std::string("rank ") + std::to_string(index) + ": " + error.what());
+    } catch (const std::exception& error) {
+      keep(error);
+    }
+    slot.digest = rank.digest();
+    slot.ended = true;
+  }
+
+  void start_ranks(World& world, std::vector<std::thread>& threads) {
+    for (const int rank : layout.ranks_of(world.process()))
+      threads.emplace_back([this, &world, rank] { run_rank(world, rank); });
+  }
+
+  void run_threads() {
+    std::shared_ptr<Arena> mapping;
+    if (LOCKSTEP_SHARE_MAPPING) mapping = std::make_shared<Arena>(arena.fd, kNonce);
+    std::vector<std::unique_ptr<World>> worlds;
+    std::vector<std::thread> threads;
+    for (int process = 0; process < layout.processes(); ++process)
+      worlds.push_back(make_world(process, mapping));
+    for (auto& world : worlds) start_ranks(*world, threads);
+    for (auto& thread : threads) thread.join();
+  }
+
+  [[noreturn]] void run_child(int process) {
+    int status = 0;
+    try {
+      const auto world = make_world(process, nullptr);
+      std::vector<std::thread> threads;
+      start_ranks(*world, threads);
+      for (auto& thread : threads) thread.join();
+    } catch (const std::exception& error) {
+      std::printf("  process %d of a job: %s\n", process, error.what());
+      status = 1;
+    }
+    std::fflush(stdout);
+    _exit(status);
+  }
+
+  void run_forked() {
+    std::fflush(stdout);
+    std::vector<pid_t> children;
+    for (int process = 0; process < layout.processes(); ++process) {
+      const pid_t child = fork();
+      if (child == 0) run_child(process);
+      children.push_back(child);
+    }
+    const auto end = std::chrono::steady_clock::now() + kLongestJob;
+    std::string wrong;
+    for (std::size_t i = 0; i < children.size(); ++i) wrong += reap(children[i], i, end);
+    if (!wrong.empty()) throw CheckFailed(wrong);
+  }
+
+  static std::string reap(pid_t child, std::size_t process,
+                          std::chrono::steady_clock::time_point end) {
+    const std::string name = "process " + std::to_string(process);
+    int status = 0;
+    while (waitpid(child, &status, WNOHANG) == 0) {
+      if (std::chrono::steady_clock::now() > end) {
+        kill(child, SIGKILL);
+        waitpid(child, &status, 0);
+        return name + " of the job did not end. ";
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    const bool expected = WIFEXITED(status) ? WEXITSTATUS(status) == 0
+                                            : WTERMSIG(status) == SIGKILL;
+    return expected ? "" : name + " of the job ended with status " + std::to_string(status) + ". ";
+  }
+
+  std::vector<Outcome> outcomes() {
+    std::vector<Outcome> all;
+    for (int rank = 0; rank < layout.ranks(); ++rank) {
+      const Slot& slot = board[rank];
+      if (slot.check_failed)
+        throw CheckFailed(std::string(layout.name) + ", rank " + std::to_string(rank) + ": " +
+                          slot.error);
+      all.push_back({slot.ended ? slot.error : "killed", slot.digest});
+    }
+    return all;
+  }
+};
+
+}  // namespace
+
+int Layout::processes() const { return 1 + *std::ranges::max_element(process_of); }
+
+std::vector<int> Layout::devices() const {
+  std::vector<int> next(static_cast<std::size_t>(processes()));
+  std::vector<int> ids;
+  for (const int process : process_of)
+    ids.push_back(process * kDeviceStride + next[static_cast<std::size_t>(process)]++);
+  return ids;
+}
+
+std::vector<int> Layout::ranks_of(int process) const {
+  std::vector<int> own;
+  for (int rank = 0; rank < ranks(); ++rank)
+    if (process_of[static_cast<std::size_t>(rank)] == process) own.push_back(rank);
+  return own;
+}
+
+const std::vector<Layout>& all_layouts() {
+  static const std::vector<Layout> layouts = {
+      {"1x1", {0}},
+      {"1x4", {0, 0, 0, 0}},
+      {"2x1", {0, 1}},
+      {"2x2", {0, 0, 1, 1}},
+      {"2x4", {0, 0, 0, 0, 1, 1, 1, 1}},
+      {"3x2", {0, 0, 1, 1, 2, 2}},
+      {"4x1", {0, 1, 2, 3}},
+      {"3+1", {0, 0, 0, 1}},
+      {"interleaved", {0, 1, 0, 1}},
+      {"backwards", {2, 1, 1, 0, 2}},
+  };
+  return layouts;
+}
+
+const Layout& layout(const char* name) {
+  const auto found = std::ranges::find_if(
+      all_layouts(), [&](const Layout& one) { return std::strcmp(one.name, name) == 0; });
+  if (found == all_layouts().end()) throw CheckFailed(std::string("no layout ") + name);
+  return *found;
+}
+
+std::unique_ptr<Communicator> Rank::end(const std::vector<int>& ranks) {
+  const std::vector<int> ids = layout.devices();
+  std::vector<int> devices;
+  for (const int rank : ranks) devices.push_back(ids[static_cast<std::size_t>(rank)]);
+  const auto position = std::ranges::find(ranks, index) - ranks.begin();
+  return std::make_unique<Communicator>(world.clique(devices), static_cast<int>(position));
+}
+
+std::unique_ptr<Communicator> Rank::all() {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < size(); ++rank) ranks.push_back(rank);
+  return end(ranks);
+}
+
+void Rank::mix(const void* data, std::size_t bytes) {
+  const auto* byte = static_cast<const unsigned char*>(data);
+  for (std::size_t i = 0; i < bytes; ++i) digest_ = (digest_ ^ byte[i]) * 0x100000001b3;
+}
+
+std::vector<Outcome> run_job(const Layout& layout, const Options& options,
+                             const std::function<void(Rank&)>& body) {
+  Job job{layout, options, body, Board(layout.ranks()), Descriptor{Arena::create(kNonce)}};
+  options.harness == Harness::kThreads ? job.run_threads() : job.run_forked();
+  return job.outcomes();
+}
+
+std::vector<std::uint64_t> run_healthy(const Layout& layout, const Options& options,
+                                       const std::function<void(Rank&)>& body) {
+  std::vector<std::uint64_t> digests;
+  for (const Outcome& outcome : run_job(layout, options, body)) {
+    if (!outcome.error.empty()) throw CheckFailed(std::string(layout.name) + ": " + outcome.error);
+    digests.push_back(outcome.digest);
+  }
+  return digests;
+}
+
+}  // namespace lockstep::testing

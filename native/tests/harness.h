@@ -1,0 +1,82 @@
+// Jobs of several processes for tests, in two ways that take the same bodies.
+//
+// kThreads: every process of the job is a World of its own in this process, with its own mapping of
+// the arena (under ThreadSanitizer they share one: see WorldOptions::arena). kForked: every process
+// is a forked child, which may be killed. Each rank is a thread in both.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "communicator.h"
+#include "world.h"
+
+namespace lockstep::testing {
+
+enum class Harness { kThreads, kForked };
+inline constexpr Harness kBoth[] = {Harness::kThreads, Harness::kForked};
+
+// Which process owns each rank's device. Device ids are far apart, as jaxlib's are.
+struct Layout {
+  const char* name;
+  std::vector<int> process_of;
+
+  int ranks() const { return static_cast<int>(process_of.size()); }
+  int processes() const;
+  std::vector<int> devices() const;
+  std::vector<int> ranks_of(int process) const;
+};
+inline constexpr int kDeviceStride = 2048;
+
+// 1x1 to 4x1, processes of unequal size, and ranks that alternate between processes.
+const std::vector<Layout>& all_layouts();
+const Layout& layout(const char* name);
+
+struct Options {
+  Harness harness = Harness::kThreads;
+  double timeout_seconds = 60;
+  bool crowded = false;
+  int cores = 2;
+};
+
+// What a body gets: its rank of the job. `mix` makes bits of its results part of the outcome.
+class Rank {
+ public:
+  Rank(const Layout& layout, World& world, int rank, Harness harness)
+      : layout(layout), world(world), index(rank), harness(harness) {}
+
+  const Layout& layout;
+  World& world;
+  const int index;
+  const Harness harness;
+
+  int size() const { return layout.ranks(); }
+  int process() const { return world.process(); }
+  // This rank's end of the clique of these ranks (of all ranks: `all`). Asked for once per clique.
+  std::unique_ptr<Communicator> end(const std::vector<int>& ranks);
+  std::unique_ptr<Communicator> all();
+  void mix(const void* data, std::size_t bytes);
+  std::uint64_t digest() const { return digest_; }
+
+ private:
+  std::uint64_t digest_ = 0xcbf29ce484222325;
+};
+
+struct Outcome {
+  std::string error;  // what the body threw, "" for nothing, "killed" for a process that was
+  std::uint64_t digest = 0;
+};
+
+// Runs the body on every rank, returns what became of each. A body's CHECK that fails ends the job
+// and is thrown here. Throws CheckFailed as well when a forked process does not end.
+std::vector<Outcome> run_job(const Layout& layout, const Options& options,
+                             const std::function<void(Rank&)>& body);
+
+// The same, where no rank may throw. Returns the digests.
+std::vector<std::uint64_t> run_healthy(const Layout& layout, const Options& options,
+                                       const std::function<void(Rank&)>& body);
+
+}  // namespace lockstep::testing

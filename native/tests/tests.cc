@@ -1,0 +1,100 @@
+// The test program: no argument runs everything, an argument one group, `--list` names the groups.
+//
+// It is single-threaded between tests: the forked harness needs that.
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <set>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+#include "check.h"
+
+namespace lockstep::testing {
+namespace {
+
+// No test may hang; the longest needs seconds, and under a sanitizer tens of them.
+constexpr unsigned kHungSeconds = 240;
+
+struct Test {
+  std::string group;
+  std::string name;
+  Body body;
+};
+
+std::vector<Test>& tests() {
+  static std::vector<Test> all;
+  return all;
+}
+
+std::string base_name(const char* file) {
+  const std::string path = file;
+  const std::size_t start = path.rfind('/') + 1;
+  return path.substr(start, path.rfind('.') - start);
+}
+
+std::string running;
+
+void hung(int) {
+  const std::string text = "HUNG " + running + "\n";
+  (void)!write(STDOUT_FILENO, text.data(), text.size());
+  _exit(3);
+}
+
+bool run(const Test& test) {
+  running = test.group + "." + test.name;
+  alarm(kHungSeconds);
+  try {
+    test.body();
+    std::printf("ok %s\n", running.c_str());
+    return true;
+  } catch (const std::exception& error) {
+    std::printf("FAILED %s\n  %s\n", running.c_str(), error.what());
+    return false;
+  }
+}
+
+int main_of(int argc, char** argv) {
+  if (argc > 1 && std::strcmp(argv[1], "--list") == 0) {
+    std::set<std::string> groups;
+    for (const Test& test : tests()) groups.insert(test.group);
+    for (const std::string& group : groups) std::printf("%s\n", group.c_str());
+    return 0;
+  }
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  std::signal(SIGALRM, hung);
+  int done = 0, failed = 0;
+  for (const Test& test : tests()) {
+    if (argc > 1 && test.group != argv[1]) continue;
+    if (argc > 2 && test.name != argv[2]) continue;
+    ++done;
+    if (!run(test)) ++failed;
+  }
+  std::printf("%d tests, %d failed\n", done, failed);
+  return failed != 0 || done == 0;
+}
+
+}  // namespace
+
+bool add_test(const char* file, const char* name, Body body) {
+  tests().push_back({base_name(file), name, body});
+  return true;
+}
+
+void fail(const char* file, int line, const std::string& text) {
+  throw CheckFailed(base_name(file) + ".cc:" + std::to_string(line) + ": " + text);
+}
+
+void check_contains(const char* file, int line, const std::string& text,
+                    std::initializer_list<std::string> parts) {
+  for (const std::string& part : parts)
+    if (text.find(part) == std::string::npos)
+      fail(file, line, "\"" + part + "\" is not in \"" + text + "\"");
+}
+
+}  // namespace lockstep::testing
+
+int main(int argc, char** argv) { return lockstep::testing::main_of(argc, argv); }
