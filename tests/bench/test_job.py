@@ -102,8 +102,12 @@ def test_the_launcher_is_told_the_implementation_before_it_is_imported() -> None
     ("log", "reason"),
     [
         ("", "it said nothing"),
-        ("starting\nall well\n", "all well"),
-        ("start\nValueError: first\nRuntimeError: second\nbye\n", "ValueError: first"),
+        ("starting\nall well\n", "starting"),
+        ("x\nerror: no such option\nValueError: late\n", "ValueError: late"),
+        (
+            "  raise ValueError(\nValueError: first\nRuntimeError: second\nbye\n",
+            "ValueError: first",
+        ),
     ],
 )
 def test_the_most_telling_line(log: str, reason: str) -> None:
@@ -111,4 +115,4 @@ def test_the_most_telling_line(log: str, reason: str) -> None:
 
 
 def test_a_long_reason_is_cut() -> None:
-    assert len(job.why("Error: " + "x" * 1000)) == 200
+    assert len(job.why("Error: " + "x" * 1000)) == job.LONGEST_REASON

@@ -20,8 +20,14 @@ from pathlib import Path
 from typing import Any
 
 START_SECONDS = 120.0
+LONGEST_REASON = 300
+GRACE_SECONDS = 5.0
 STOP_SECONDS = 15.0
-_TELLING = re.compile(r"(Error|error:|failed|terminate called|signal|Aborted|refused)")
+_TELLING = (
+    re.compile(r"\b[\w.]*(Error|Exception)\w*: "),
+    re.compile(r"error:|terminate called|signal|Aborted|refused|failed"),
+    re.compile(r""),
+)
 
 
 class JobFailed(Exception):
@@ -56,11 +62,12 @@ class JobSpec:
 
 
 def why(log: str) -> str:
-    """The most telling line of a failed job's output: the first that names an error."""
+    """The most telling line of a failed job's output: the first that names an exception, else the
+    first that speaks of an error, else the first of all."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    telling = [line for line in lines if _TELLING.search(line)]
-    line = (telling or lines[-1:] or ["it said nothing"])[0]
-    return line if len(line) <= 200 else line[:199] + "…"
+    telling = (line for pattern in _TELLING for line in lines if pattern.search(line))
+    line = next(telling, "it said nothing")
+    return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 1] + "…"
 
 
 class _Line:
@@ -170,7 +177,8 @@ class Job:
         return answers
 
     def _failure(self, reason: str) -> JobFailed:
-        self.close()
+        # What is left may wait for those that are gone: no use in waiting for it.
+        self.close(grace=0.0)
         return JobFailed(reason)
 
     def _last_words(self) -> str:
@@ -184,16 +192,17 @@ class Job:
     def _said(self) -> str:
         return why(self._log_path.read_text("utf-8", "replace"))
 
-    def close(self) -> None:
-        """Ends the job: closed sockets first, then SIGTERM, then SIGKILL to the launcher."""
+    def close(self, grace: float = GRACE_SECONDS) -> None:
+        """Ends the job: by closed sockets within ``grace`` seconds, else by the launcher, which is
+        sent SIGTERM, and SIGKILL when that does not help either."""
         for line in self._lines:
             line.socket.close()
         self._lines = []
-        for stop in (None, signal.SIGTERM, signal.SIGKILL):
+        for stop, seconds in ((None, grace), (signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, 1.0)):
             if stop is not None:
                 self._process.send_signal(stop)
             try:
-                self._process.wait(STOP_SECONDS if self.hello else 1.0)
+                self._process.wait(seconds)
                 return
             except subprocess.TimeoutExpired:
                 continue

@@ -21,7 +21,7 @@ CALL_SECONDS = 0.02
 MOST_SAMPLES = 5
 MOST_CALLS = 20
 COPY_SECONDS = 0.1
-MOST_STARTS_WITHOUT_SUCCESS = 3
+MOST_FAILURES = 3
 
 
 class Driven(Protocol):
@@ -66,21 +66,18 @@ class Jobs:
     def get(self, implementation: str) -> Driven:
         """The implementation's job. Raises `JobFailed` when it cannot be started.
 
-        After `MOST_STARTS_WITHOUT_SUCCESS` failures in a row it is not tried again.
+        One that failed `MOST_FAILURES` times in a row fails again as it did last.
         """
         if implementation not in self._running:
             failures, reason = self._failures.get(implementation, (0, ""))
-            if failures >= MOST_STARTS_WITHOUT_SUCCESS:
-                raise JobFailed(f"given up after {failures} failures in a row: {reason}")
-            try:
-                self._running[implementation] = self._start(implementation)
-            except JobFailed as error:
-                self.failed(implementation, error)
-                raise
+            if failures >= MOST_FAILURES:
+                raise JobFailed(reason)
+            self._running[implementation] = self._start(implementation)
         return self._running[implementation]
 
     def failed(self, implementation: str, error: JobFailed) -> None:
-        failures, _ = self._failures.get(implementation, (0, ""))
+        """Ends the job; after `MOST_FAILURES` in a row it is not started again."""
+        failures = self._failures.get(implementation, (0, ""))[0]
         self._failures[implementation] = (failures + 1, str(error))
         job = self._running.pop(implementation, None)
         if job is not None:

@@ -30,7 +30,7 @@ class Facts:
 
     def __init__(self, args: argparse.Namespace, command: Sequence[str]) -> None:
         self._args = args
-        self._command = shlex.join([Path(command[0]).name, *command[1:]])
+        self._command = shlex.join(["lockstep", *command[1:]])
         self._started = datetime.datetime.now(datetime.UTC)
         self._clock = time.monotonic()
         self._machine = machine.describe()

@@ -165,4 +165,4 @@ def show(report: Mapping[str, Any], console: Console) -> None:
         )
     console.print(Text("times: median (quartiles) of one collective; GB/s: bus bandwidth."))
     for line in _troubles(report):
-        console.print(Text(line, style="yellow"))
+        console.print(Text(line, style="yellow"), soft_wrap=True)
