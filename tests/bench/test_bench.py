@@ -62,7 +62,7 @@ def test_two_implementations_side_by_side(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
     status, out, err = bench(
         *("-n", "2", "-d", "1", "--sizes", "1KiB,1MiB", "--ops", "all_reduce,permute"),
-        *("--repeats", "2", "--json", str(path)),
+        *("--collectives", "lockstep,gloo", "--repeats", "2", "--json", str(path)),
     )
     assert status == 0, err
     report = json.loads(path.read_text())
