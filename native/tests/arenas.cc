@@ -1,4 +1,5 @@
 // The shared memory: what it refuses, what a limit does to it, and the text of a failed job.
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>

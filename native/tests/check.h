@@ -1,7 +1,7 @@
 // What a test is made of: TEST registers one, CHECK ends it with the place and the values.
 //
-// A failed CHECK is an exception, so that a rank's thread can hand it to the harness, which ends the
-// other ranks of the job with its text.
+// A failed CHECK is an exception, so that a rank's thread can hand it to the harness, which ends
+// the other ranks of the job with its text.
 #pragma once
 
 #include <sstream>
@@ -34,31 +34,30 @@ void check_contains(const char* file, int line, const std::string& text,
 
 }  // namespace lockstep::testing
 
-#define TEST(NAME)                                                                 \
-  static void NAME();                                                              \
-  [[maybe_unused]] static const bool NAME##_added =                                \
-      lockstep::testing::add_test(__FILE__, #NAME, NAME);                          \
+#define TEST(NAME)                                        \
+  static void NAME();                                     \
+  [[maybe_unused]] static const bool NAME##_added =       \
+      lockstep::testing::add_test(__FILE__, #NAME, NAME); \
   static void NAME()
 
 #define CHECK(CONDITION) \
   ((CONDITION) ? (void)0 : lockstep::testing::fail(__FILE__, __LINE__, #CONDITION))
 
-#define CHECK_EQUAL(A, B)                                                          \
-  ((A) == (B) ? (void)0                                                            \
-              : lockstep::testing::fail(__FILE__, __LINE__,                        \
-                                        #A " == " #B ": " +                        \
-                                            lockstep::testing::show((A), (B))))
+#define CHECK_EQUAL(A, B)                                   \
+  ((A) == (B) ? (void)0                                     \
+              : lockstep::testing::fail(__FILE__, __LINE__, \
+                                        #A " == " #B ": " + lockstep::testing::show((A), (B))))
 
 #define CHECK_CONTAINS(TEXT, ...) \
   lockstep::testing::check_contains(__FILE__, __LINE__, (TEXT), {__VA_ARGS__})
 
 // The text of the Error that EXPRESSION throws.
-#define ERROR_OF(EXPRESSION)                                                       \
-  ([&]() -> std::string {                                                          \
-    try {                                                                          \
-      EXPRESSION;                                                                  \
-    } catch (const lockstep::Error& error) {                                       \
-      return error.what();                                                         \
-    }                                                                              \
-    lockstep::testing::fail(__FILE__, __LINE__, #EXPRESSION " threw nothing");     \
+#define ERROR_OF(EXPRESSION)                                                   \
+  ([&]() -> std::string {                                                      \
+    try {                                                                      \
+      EXPRESSION;                                                              \
+    } catch (const lockstep::Error& error) {                                   \
+      return error.what();                                                     \
+    }                                                                          \
+    lockstep::testing::fail(__FILE__, __LINE__, #EXPRESSION " threw nothing"); \
   }())

@@ -88,8 +88,8 @@ TEST(groups_inside_a_job) {
   for (const Harness harness : kBoth)
     run_healthy(layout("2x4"), {.harness = harness}, [](Rank& rank) {
       // Of one process, of one device, of some devices of both, in an order of its own.
-      const std::vector<std::vector<int>> groups = {
-          {0, 1, 2, 3}, {7, 5, 4, 6}, {rank.index}, {6, 0, 3}, {1, 7}, {4, 2}};
+      const std::vector<std::vector<int>> groups = {{0, 1, 2, 3}, {7, 5, 4, 6}, {rank.index},
+                                                    {6, 0, 3},    {1, 7},       {4, 2}};
       for (const auto& group : groups) {
         if (std::ranges::find(group, rank.index) == group.end()) continue;
         const auto end = rank.end(group);
@@ -107,7 +107,8 @@ TEST(more_ranks_than_cores) {
     run_healthy(crowd, {.harness = harness, .crowded = true, .cores = 1}, [](Rank& rank) {
       const auto end = rank.all();
       for (std::uint32_t i = 0; i < 40; ++i)
-        for (const Op op : kOps) run_case(*end, {op, DType::kI32, reductions_of(op, DType::kI32)[0], i * 25, i});
+        for (const Op op : kOps)
+          run_case(*end, {op, DType::kI32, reductions_of(op, DType::kI32)[0], i * 25, i});
     });
 }
 

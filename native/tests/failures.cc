@@ -1,8 +1,9 @@
 // Ranks that never come, jobs that have failed, processes that die: who waits must hear of it.
+#include <unistd.h>
+
 #include <chrono>
 #include <csignal>
 #include <thread>
-#include <unistd.h>
 
 #include "check.h"
 #include "error.h"
@@ -29,8 +30,8 @@ TEST(a_process_that_never_comes) {
   for (const Harness harness : kBoth)
     for (const char* where : {"2x2", "3x2", "4x1"})
       for (const Op op : {Op::kAllReduce, Op::kAllGather, Op::kReduceScatter, Op::kAllToAll}) {
-        const auto outcomes = run_job(
-            layout(where), {.harness = harness, .timeout_seconds = kSoon}, [&](Rank& rank) {
+        const auto outcomes =
+            run_job(layout(where), {.harness = harness, .timeout_seconds = kSoon}, [&](Rank& rank) {
               const auto end = rank.all();
               if (rank.process() == 1) stay_away(rank);
               run_case(*end, small(op));  // who comes late gets the same answer
@@ -53,7 +54,8 @@ TEST(one_process_of_several_rounds_stops) {
           }).detach();
         for (std::uint32_t i = 0;; ++i) run_case(*end, {.count = 400'000, .seed = i});
       });
-  CHECK_CONTAINS(outcomes[0].error, "all-reduce (sum) of 400000 x f32", "waited 0.5 s", "process 1");
+  CHECK_CONTAINS(outcomes[0].error, "all-reduce (sum) of 400000 x f32", "waited 0.5 s",
+                 "process 1");
   CHECK_EQUAL(outcomes[1].error, "killed");
 }
 
@@ -86,8 +88,8 @@ TEST(a_killed_process) {
 TEST(a_device_that_never_comes) {
   for (const Harness harness : kBoth)
     for (const char* where : {"1x4", "2x4"}) {
-      const auto outcomes = run_job(
-          layout(where), {.harness = harness, .timeout_seconds = kSoon}, [](Rank& rank) {
+      const auto outcomes =
+          run_job(layout(where), {.harness = harness, .timeout_seconds = kSoon}, [](Rank& rank) {
             const auto end = rank.all();
             if (rank.index == 2) return stay_away(rank);
             run_case(*end, small(Op::kAllReduce));
@@ -104,8 +106,8 @@ TEST(a_device_that_never_comes) {
 TEST(a_permute_whose_other_end_never_comes) {
   for (const Harness harness : kBoth)
     for (const bool sends : {false, true}) {
-      const auto outcomes = run_job(
-          layout("2x1"), {.harness = harness, .timeout_seconds = kSoon}, [&](Rank& rank) {
+      const auto outcomes =
+          run_job(layout("2x1"), {.harness = harness, .timeout_seconds = kSoon}, [&](Rank& rank) {
             const auto end = rank.all();
             if (rank.index == 0) return stay_away(rank);
             Buffer data(1 << 20);
@@ -113,8 +115,8 @@ TEST(a_permute_whose_other_end_never_comes) {
                             : end->receive(0, data.data(), data.bytes()));
           });
       CHECK_EQUAL(outcomes[0].error, "");
-      CHECK_CONTAINS(outcomes[1].error, "collective-permute of 1048576 bytes", "device 2048 of process 1",
-                     "waited 0.5 s", sends ? "to receive" : "to send",
+      CHECK_CONTAINS(outcomes[1].error, "collective-permute of 1048576 bytes",
+                     "device 2048 of process 1", "waited 0.5 s", sends ? "to receive" : "to send",
                      "Not arrived: device 0 of process 0");
     }
 }
@@ -122,16 +124,15 @@ TEST(a_permute_whose_other_end_never_comes) {
 // XLA may hold several requests when the first wait fails, and frees their buffers.
 TEST(requests_left_over_after_a_failure) {
   for (const char* where : {"2x1", "1x4"}) {
-    const auto outcomes =
-        run_job(layout(where), {.timeout_seconds = kSoon}, [](Rank& rank) {
-          const auto end = rank.all();
-          if (rank.index != 0) return stay_away(rank);
-          Buffer data(400'000);
-          Request* first = end->send(1, data.data(), data.bytes());
-          Request* second = end->receive(1, data.data(), data.bytes());
-          CHECK_CONTAINS(ERROR_OF(end->wait(first)), "to receive");
-          end->wait(second);
-        });
+    const auto outcomes = run_job(layout(where), {.timeout_seconds = kSoon}, [](Rank& rank) {
+      const auto end = rank.all();
+      if (rank.index != 0) return stay_away(rank);
+      Buffer data(400'000);
+      Request* first = end->send(1, data.data(), data.bytes());
+      Request* second = end->receive(1, data.data(), data.bytes());
+      CHECK_CONTAINS(ERROR_OF(end->wait(first)), "to receive");
+      end->wait(second);
+    });
     CHECK_CONTAINS(outcomes[0].error, "collective-permute", "waited 0.5 s");
   }
 }
@@ -155,8 +156,8 @@ TEST(poison_reaches_who_sleeps_without_a_deadline) {
   for (const Harness harness : kBoth)
     for (const char* where : {"2x1", "1x4"})
       for (const bool permute : {false, true}) {
-        const auto outcomes = run_job(
-            layout(where), {.harness = harness, .timeout_seconds = 0}, [&](Rank& rank) {
+        const auto outcomes =
+            run_job(layout(where), {.harness = harness, .timeout_seconds = 0}, [&](Rank& rank) {
               const auto end = rank.all();
               if (rank.index == 0) {
                 std::this_thread::sleep_for(std::chrono::milliseconds(200));

@@ -41,8 +41,7 @@ struct Slot {
 class Board {
  public:
   explicit Board(int ranks) : bytes_(sizeof(Slot) * static_cast<std::size_t>(ranks)) {
-    void* memory =
-        mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw CheckFailed("no memory for the outcomes of a job");
     slots_ = static_cast<Slot*>(memory);
   }
@@ -161,8 +160,8 @@ struct Job {
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    const bool expected = WIFEXITED(status) ? WEXITSTATUS(status) == 0
-                                            : WTERMSIG(status) == SIGKILL;
+    const bool expected =
+        WIFEXITED(status) ? WEXITSTATUS(status) == 0 : WTERMSIG(status) == SIGKILL;
     return expected ? "" : name + " of the job ended with status " + std::to_string(status) + ". ";
   }
 

@@ -80,18 +80,30 @@ template <typename Body>
 void with_type(DType dtype, Body body) {
   switch (dtype) {
     case DType::kByte:
-    case DType::kU8: return body.template operator()<std::uint8_t>();
-    case DType::kI8: return body.template operator()<std::int8_t>();
-    case DType::kI16: return body.template operator()<std::int16_t>();
-    case DType::kU16: return body.template operator()<std::uint16_t>();
-    case DType::kI32: return body.template operator()<std::int32_t>();
-    case DType::kU32: return body.template operator()<std::uint32_t>();
-    case DType::kI64: return body.template operator()<std::int64_t>();
-    case DType::kU64: return body.template operator()<std::uint64_t>();
-    case DType::kF32: return body.template operator()<float>();
-    case DType::kF64: return body.template operator()<double>();
-    case DType::kC64: return body.template operator()<std::complex<float>>();
-    case DType::kC128: return body.template operator()<std::complex<double>>();
+    case DType::kU8:
+      return body.template operator()<std::uint8_t>();
+    case DType::kI8:
+      return body.template operator()<std::int8_t>();
+    case DType::kI16:
+      return body.template operator()<std::int16_t>();
+    case DType::kU16:
+      return body.template operator()<std::uint16_t>();
+    case DType::kI32:
+      return body.template operator()<std::int32_t>();
+    case DType::kU32:
+      return body.template operator()<std::uint32_t>();
+    case DType::kI64:
+      return body.template operator()<std::int64_t>();
+    case DType::kU64:
+      return body.template operator()<std::uint64_t>();
+    case DType::kF32:
+      return body.template operator()<float>();
+    case DType::kF64:
+      return body.template operator()<double>();
+    case DType::kC64:
+      return body.template operator()<std::complex<float>>();
+    case DType::kC128:
+      return body.template operator()<std::complex<double>>();
   }
 }
 
@@ -122,9 +134,8 @@ std::size_t output_elements(const Case& what, int size) {
 }
 
 void fill_input(Buffer& in, const Case& what, int rank, int size) {
-  with_type(what.dtype, [&]<typename T>() {
-    fill<T>(in.data(), what, rank, 0, input_elements(what, size));
-  });
+  with_type(what.dtype,
+            [&]<typename T>() { fill<T>(in.data(), what, rank, 0, input_elements(what, size)); });
 }
 
 void fill_expected(Buffer& out, const Case& what, int rank, int size) {
@@ -182,7 +193,8 @@ void Buffer::check_guards() const {
 const std::vector<DType>& all_dtypes() {
   static const std::vector<DType> all = [] {
     std::vector<DType> found;
-    for (int i = 0; i <= static_cast<int>(DType::kC128); ++i) found.push_back(static_cast<DType>(i));
+    for (int i = 0; i <= static_cast<int>(DType::kC128); ++i)
+      found.push_back(static_cast<DType>(i));
     return found;
   }();
   return all;

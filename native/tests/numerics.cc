@@ -60,7 +60,8 @@ TEST(reduce_scatter_repeats_its_bits) {
     }
   };
   for (const Layout& layout : all_layouts())
-    CHECK(run_healthy(layout, {}, body) == run_healthy(layout, {.harness = Harness::kForked}, body));
+    CHECK(run_healthy(layout, {}, body) ==
+          run_healthy(layout, {.harness = Harness::kForked}, body));
 }
 
 // Element r of the input of rank r is NaN: wherever it comes from, it stays.

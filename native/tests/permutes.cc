@@ -23,8 +23,7 @@ void permute_all_sizes(const std::function<std::vector<Edge>(int size)>& edges) 
       run_healthy(layout, {.harness = harness}, [&](Rank& rank) {
         const auto end = rank.all();
         std::uint32_t seed = 0;
-        for (const std::size_t bytes : kSizes)
-          run_permute(*end, edges(rank.size()), bytes, ++seed);
+        for (const std::size_t bytes : kSizes) run_permute(*end, edges(rank.size()), bytes, ++seed);
       });
 }
 

@@ -1,6 +1,8 @@
 // The test program: no argument runs everything, an argument one group, `--list` names the groups.
 //
 // It is single-threaded between tests: the forked harness needs that.
+#include <unistd.h>
+
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -8,7 +10,6 @@
 #include <exception>
 #include <set>
 #include <string>
-#include <unistd.h>
 #include <vector>
 
 #include "check.h"
