@@ -209,8 +209,8 @@ int lockstep_mpi_start(int processes) {
     check(opened->comm_set_errhandler(standard::kCommWorld, standard::kErrorsReturn));
     check(opened->comm_size(standard::kCommWorld, &size));
     if (size != processes)
-      throw Error("MPI sees " + std::to_string(size) + " processes, JAX " +
-                  std::to_string(processes));
+      throw Error("MPI knows of " + std::to_string(size) + " of the job's " +
+                  std::to_string(processes) + " processes");
     if (provided != standard::kThreadMultiple)
       throw Error("this MPI lets only one thread call it (no MPI_THREAD_MULTIPLE)");
     running = true;

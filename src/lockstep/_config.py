@@ -102,6 +102,8 @@ class Config:
     """Overrides the host's identity: processes that differ in it share no memory."""
     engine: str | None = _variable("LOCKSTEP_ENGINE", _text)
     """Path of the engine's library instead of the installed one (sanitizer builds)."""
+    mpi_library: str | None = _variable("LOCKSTEP_MPI_LIBRARY", _text)
+    """Path of the ``libmpi_abi.so`` that ``--collectives mpi`` uses instead of the one it finds."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Config:

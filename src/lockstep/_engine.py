@@ -17,7 +17,7 @@ import lockstep
 from lockstep import _config
 from lockstep._errors import EngineError
 
-_FILE = "liblockstep.so"
+FILE = "liblockstep.so"
 _Callback = ctypes.CFUNCTYPE(None)
 
 
@@ -60,11 +60,16 @@ def library_path() -> pathlib.Path:
         if not path.is_file():
             raise EngineError(f"LOCKSTEP_ENGINE={override!r}: no such file.")
         return path.resolve()
+    return installed(FILE)
+
+
+def installed(file: str) -> pathlib.Path:
+    """A library that is installed with this package; raises `EngineError` when it is not there."""
     for folder in lockstep.__path__:
-        if (path := pathlib.Path(folder) / _FILE).is_file():
+        if (path := pathlib.Path(folder) / file).is_file():
             return path.resolve()
     raise EngineError(
-        f"{_FILE} is not in {', '.join(lockstep.__path__)}: this copy of Lockstep was not "
+        f"{file} is not in {', '.join(lockstep.__path__)}: this copy of Lockstep was not "
         "installed, so its engine was never built. Run `make demo` in the source tree, or "
         "`pip install .`."
     )

@@ -22,20 +22,6 @@ def test_nothing_of_it_is_needed() -> None:
     assert peers.check_trampoline({}, exists=False).status == "ok"
 
 
-def test_libraries_are_found_in_the_loaders_cache() -> None:
-    cache = """\
-\tlibmpi_cxx.so.40 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libmpi_cxx.so.40
-\tlibmpi.so.40 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libmpi.so.40
-\tlibmpich.so.12 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libmpich.so.12
-\tlibmpi_abi.so.1 (libc6,x86-64) => /opt/lib/libmpi_abi.so.1
-\tlibm.so.6 (libc6,x86-64) => /lib/x86_64-linux-gnu/libm.so.6
-"""
-    assert peers.mpi_in_cache(cache) == [
-        "/usr/lib/x86_64-linux-gnu/libmpi.so.40",
-        "/opt/lib/libmpi_abi.so.1",
-    ]
-
-
 @pytest.mark.parametrize(
     ("says", "kind"),
     [

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep._config import COLLECTIVES
 from lockstep.bench.cases import DTYPES, OPS, parse_sizes
 from lockstep.doctor import machine
+from lockstep.runtime import mpi
 
 if TYPE_CHECKING:
     from lockstep.bench.runner import CaseResult
@@ -69,7 +70,7 @@ def add_parser(subparsers: Any) -> None:
         type=_listed(COLLECTIVES, "an implementation"),
         metavar="LIST",
         help="implementations, the others are compared with the first; default: lockstep,gloo, "
-        "and mpi where MPITRAMPOLINE_LIB names one",
+        "and mpi where there is an MPI and D is 1",
     )
     add(
         "--ops",
@@ -118,8 +119,9 @@ def _terminate_like_interrupt() -> Iterator[None]:
 def _implementations(args: argparse.Namespace) -> tuple[str, ...]:
     if args.collectives:
         return args.collectives
-    with_mpi = ("mpi",) if machine.started_environ().get("MPITRAMPOLINE_LIB") else ()
-    return ("lockstep", "gloo", *with_mpi)
+    # A real MPI takes one device per process.
+    with_mpi = args.devices == 1 and mpi.available(machine.started_environ())
+    return ("lockstep", "gloo", "mpi") if with_mpi else ("lockstep", "gloo")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -16,9 +16,9 @@ from lockstep.doctor import machine
 from lockstep.doctor.finding import Finding, ok, warning
 from lockstep.doctor.software import release
 from lockstep.doctor.words import counted
+from lockstep.runtime import mpi
 
 PROBE_SECONDS = 10.0
-_MPI_LIBRARY = re.compile(r"\blibmpi(?:_abi|wrapper|trampoline)?\.so(?:\.\d+)*$")
 _CLUSTERS = {
     "Slurm": ("SLURM_PROCID", "SLURM_JOB_ID"),
     "Open MPI": ("OMPI_COMM_WORLD_RANK",),
@@ -55,22 +55,6 @@ def said_by(*command: str) -> str:
     return done.stdout
 
 
-def mpi_in_cache(cache: str) -> list[str]:
-    """Paths of MPI libraries in what ``ldconfig -p`` prints."""
-    paths = (line.rpartition("=> ")[2].strip() for line in cache.splitlines())
-    return [path for path in paths if _MPI_LIBRARY.search(path)]
-
-
-def _mpi_libraries() -> tuple[str, ...]:
-    ldconfig = shutil.which("ldconfig") or "/sbin/ldconfig"
-    found = mpi_in_cache(said_by(ldconfig, "-p"))
-    folders = [Path(sys.prefix, "lib")]
-    folders += [Path(part) for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part]
-    for folder in folders:
-        found += sorted(str(path) for path in folder.glob("libmpi*.so*"))
-    return tuple(dict.fromkeys(path for path in found if _MPI_LIBRARY.search(path)))
-
-
 def _gpus() -> tuple[str, ...]:
     smi = shutil.which("nvidia-smi")
     named = re.findall(r"^GPU \d+: ([^(\n]+)", said_by(smi, "-L"), re.MULTILINE) if smi else []
@@ -95,7 +79,7 @@ def probe() -> Facts:
         if d.metadata["Name"]
     ]
     return Facts(
-        mpi_libraries=_mpi_libraries(),
+        mpi_libraries=tuple(dict.fromkeys(mpi.libraries(os.environ))),
         mpiexec=mpiexec,
         mpiexec_says=said_by(mpiexec, "--version") if mpiexec else "",
         gpus=_gpus(),
@@ -122,7 +106,9 @@ def check_mpi(facts: Facts) -> Finding:
     parts = list(facts.mpi_libraries)
     if facts.mpiexec:
         parts.append(f"{facts.mpiexec} ({mpiexec_kind(facts.mpiexec_says)})")
-    return ok("MPI", ", ".join(parts) or "none (only --collectives mpi needs one)")
+    usable = mpi.with_standard_abi(facts.mpi_libraries)
+    use = f"--collectives mpi uses {usable}" if usable else f"--collectives mpi needs: {mpi.MEND}"
+    return ok("MPI", f"{', '.join(parts) or 'none'}; {use}")
 
 
 def check_trampoline(environ: Mapping[str, str], exists: bool) -> Finding:

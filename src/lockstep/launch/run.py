@@ -18,7 +18,7 @@ from lockstep.launch.console import complain
 from lockstep.launch.guard import run_guarded
 from lockstep.launch.job import Job, environ_at_start, overridden_devices
 from lockstep.launch.supervisor import Supervisor
-from lockstep.runtime import ports
+from lockstep.runtime import mpi, ports
 
 MANY_PER_CORE = 8
 
@@ -34,7 +34,7 @@ def main(words: Sequence[str]) -> int:
     environ = environ_at_start()
     config = configure(args, environ)
     usable = cores.usable()
-    _warn(args, usable)
+    warn(args, usable)
     _open_standard_streams()
     with ports.reserve() as port:
         job = Job(
@@ -61,7 +61,10 @@ def configure(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
         "collective_timeout": args.collective_timeout,
     }
     config = Config.from_environ(environ)
-    return dataclasses.replace(config, **{k: v for k, v in given.items() if v is not None})
+    config = dataclasses.replace(config, **{k: v for k, v in given.items() if v is not None})
+    if config.collectives == "mpi":
+        mpi.find(environ)  # one complaint here instead of one from each process
+    return config
 
 
 def _shares(args: argparse.Namespace, usable: Sequence[int]) -> list[frozenset[int]] | None:
@@ -104,7 +107,8 @@ def _check_module(name: str) -> None:
         raise ConfigError(f"no module named {top!r} (looked in {os.getcwd()} and in sys.path)")
 
 
-def _warn(args: argparse.Namespace, usable: Sequence[int]) -> None:
+def warn(args: argparse.Namespace, usable: Sequence[int]) -> None:
+    """Says what will work, but hardly as meant."""
     if args.processes > MANY_PER_CORE * len(usable):
         complain(
             f"warning: {args.processes} processes on {len(usable)} cores; each JAX process takes "

@@ -33,6 +33,7 @@ from lockstep.launch.console import Console, Stream
 from lockstep.launch.failure import Ending, first_failure, headline, signal_name
 from lockstep.launch.guard import PASSED_ON
 from lockstep.launch.job import Job, command
+from lockstep.launch.pmi import PmiServer
 
 FAILURE_GRACE = 3.0
 """Seconds between the first failure and the end of processes that do not end by themselves."""
@@ -81,6 +82,7 @@ class Supervisor:
         self._console = Console(self._selector)
         self._workers: list[Worker] = []
         self._streams: list[Stream] = []
+        self._pmi = PmiServer(job.processes) if job.config.collectives == "mpi" else None
         self._reading = True
         self._cause: int | None = None
         self._stopping_at = float("inf")
@@ -223,7 +225,8 @@ class Supervisor:
                 stdin=None if process_id == 0 else subprocess.DEVNULL,
                 stdout=out_end,
                 stderr=err_end,
-                env=job.environ_of(process_id),
+                env=job.environ_of(process_id) | self._pmi_environ(process_id),
+                pass_fds=(self._pmi.inherited(process_id),) if self._pmi else (),
                 start_new_session=True,
                 preexec_fn=lambda: _prepare(job.cores[process_id] if job.cores else None),
             )
@@ -241,6 +244,19 @@ class Supervisor:
         for stream in (worker.stdout, worker.stderr):
             self._streams.append(stream)
             self._watch(stream.fd, self._reader(stream))
+        if self._pmi:
+            self._pmi.started(process_id)
+            self._watch(self._pmi.fd(process_id), self._pmi_reader(self._pmi, process_id))
+
+    def _pmi_environ(self, process_id: int) -> dict[str, str]:
+        return self._pmi.environ(process_id) if self._pmi else {}
+
+    def _pmi_reader(self, pmi: PmiServer, process_id: int) -> object:
+        def read() -> None:
+            if not pmi.serve(process_id):
+                self._selector.unregister(pmi.fd(process_id))
+
+        return read
 
     def _folder(self, top: Path, process_id: int) -> Path:
         return records.process_dir(top, self._job.config.attempt, process_id)

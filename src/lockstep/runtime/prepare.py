@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from lockstep import _config, _engine, _jax_compat
-from lockstep._errors import ConfigError, ImportOrderError
+from lockstep._errors import ImportOrderError
 
 _LIBRARY = "MPITRAMPOLINE_LIB"
 _IMPLEMENTATION = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
@@ -29,13 +29,7 @@ def prepare() -> None:
 
 def _prepare_engine() -> None:
     library = str(_engine.library_path())
-    if _jax_compat.jaxlib_is_loaded() and os.environ.get(_LIBRARY) != library:
-        raise ImportOrderError(
-            "lockstep was imported after jax, and jaxlib looks for its collectives only when it "
-            "is loaded. Put `import lockstep` before `import jax` (and before whatever imports "
-            "jax), or start the program with `lockstep run`, which needs no import. To use "
-            "lockstep without its engine, set LOCKSTEP_COLLECTIVES=gloo."
-        )
+    _check_order(library)
     os.environ[_LIBRARY] = library
     os.environ[_IMPLEMENTATION] = "mpi"
     # Late imports: these modules need the engine's path to be settled.
@@ -45,20 +39,32 @@ def _prepare_engine() -> None:
 
 
 def _prepare_mpi() -> None:
-    if not os.environ.get(_LIBRARY):
-        raise ConfigError(
-            "LOCKSTEP_COLLECTIVES=mpi needs a wrapped MPI library: build MPIwrapper against your "
-            f"MPI and set {_LIBRARY} to its libmpiwrapper.so. `lockstep doctor` lists the MPI "
-            "libraries of this machine."
-        )
+    # Late import: only this choice needs it.
+    from lockstep.runtime import mpi
+
+    library = mpi.prepare()
+    _check_order(library)
+    os.environ[_LIBRARY] = library
     os.environ[_IMPLEMENTATION] = "mpi"
 
 
+def _check_order(library: str) -> None:
+    if _jax_compat.jaxlib_is_loaded() and os.environ.get(_LIBRARY) != library:
+        raise ImportOrderError(
+            "lockstep was imported after jax, and jaxlib looks for its collectives only when it "
+            "is loaded. Put `import lockstep` before `import jax` (and before whatever imports "
+            "jax), or start the program with `lockstep run`, which needs no import. To use "
+            "lockstep without its engine, set LOCKSTEP_COLLECTIVES=gloo."
+        )
+
+
 def _hook_jax() -> None:
-    from lockstep.runtime import connect, lowering
+    from lockstep.runtime import connect, lowering, mpi
     from lockstep.runtime.place import find_place
 
     _jax_compat.register_cluster(find_place)
-    if _config.current().collectives == "lockstep":
+    choice = _config.current().collectives
+    if choice != "gloo":
         lowering.register()
-        _jax_compat.before_cpu_client(connect.before_cpu_client)
+        hooks = {"lockstep": connect.before_cpu_client, "mpi": mpi.before_cpu_client}
+        _jax_compat.before_cpu_client(hooks[choice])

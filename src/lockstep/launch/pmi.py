@@ -1,0 +1,127 @@
+"""How the processes of an MPI job find each other when this launcher has started them: PMI-1.
+
+An MPI asks whoever started it, over a socket that it inherits (``PMI_FD``), how many processes
+there are and which one it is; the processes then leave their addresses in a common table and read
+those of the others behind a barrier. MPICH and what derives from it speak this protocol: one line a
+request, one line an answer, ``cmd=NAME key=value ...``, and nobody asks twice before an answer.
+
+`Board` is the protocol, without sockets. `PmiServer` has one socket per process, and never waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+
+_PAIR = re.compile(r"([\w/-]+)=((?:\\.|[^ \\])*)")
+_JOB = "lockstep"
+_LARGEST_REQUEST = 1 << 16
+
+Reply = tuple[int, str]
+"""A rank, and the line that it gets."""
+
+
+class Board:
+    """The common table and the barrier of ``size`` processes on one host."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        # One block of hosts: host 0, one of them, all ranks on it.
+        self._table = {"PMI_process_mapping": f"(vector,(0,1,{size}))"}
+        self._waiting: set[int] = set()
+
+    def answer(self, rank: int, request: str) -> list[Reply]:
+        """What follows from a line of process ``rank``; at the end of a barrier all are told."""
+        said = dict(_PAIR.findall(request))
+        command = said.get("cmd", "")
+        if command == "barrier_in":
+            return self._arrive(rank)
+        if command == "abort":
+            return []  # the process ends by itself, and the launcher sees that
+        return [(rank, self._reply(command, said))]
+
+    def _arrive(self, rank: int) -> list[Reply]:
+        self._waiting.add(rank)
+        if len(self._waiting) < self._size:
+            return []
+        arrived, self._waiting = sorted(self._waiting), set()
+        return [(each, "cmd=barrier_out rc=0") for each in arrived]
+
+    def _reply(self, command: str, said: dict[str, str]) -> str:
+        match command:
+            case "init":
+                return "cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=1"
+            case "get_maxes":
+                return "cmd=maxes rc=0 kvsname_max=64 keylen_max=64 vallen_max=1024"
+            case "get_appnum":
+                return "cmd=appnum rc=0 appnum=0"
+            case "get_universe_size":
+                return f"cmd=universe_size rc=0 size={self._size}"
+            case "get_my_kvsname":
+                return f"cmd=my_kvsname rc=0 kvsname={_JOB}"
+            case "put":
+                self._table[said.get("key", "")] = said.get("value", "")
+                return "cmd=put_result rc=0 msg=success"
+            case "get":
+                value = self._table.get(said.get("key", ""))
+                if value is None:
+                    return "cmd=get_result rc=-1 msg=key_not_found value=unknown"
+                return f"cmd=get_result rc=0 msg=success value={value}"
+            case "finalize":
+                return "cmd=finalize_ack rc=0"
+            case _:
+                return f"cmd={command or 'unknown'} rc=-1 msg=not_supported"
+
+
+class PmiServer:
+    """Serves ``size`` processes. The owner's loop watches `fd` and calls `serve`."""
+
+    def __init__(self, size: int) -> None:
+        self._board = Board(size)
+        pairs = [socket.socketpair() for _ in range(size)]
+        self._ours = [ours for ours, _ in pairs]
+        self._theirs = [theirs for _, theirs in pairs]
+        self._unread = [b""] * size
+        for ours in self._ours:
+            ours.setblocking(False)
+
+    def fd(self, rank: int) -> int:
+        """The descriptor that is readable when process ``rank`` wants something."""
+        return self._ours[rank].fileno()
+
+    def inherited(self, rank: int) -> int:
+        """The descriptor that process ``rank`` has to inherit."""
+        return self._theirs[rank].fileno()
+
+    def environ(self, rank: int) -> dict[str, str]:
+        """The variables by which process ``rank`` finds it."""
+        return {
+            "PMI_FD": str(self.inherited(rank)),
+            "PMI_RANK": str(rank),
+            "PMI_SIZE": str(len(self._ours)),
+        }
+
+    def started(self, rank: int) -> None:
+        """Lets go of what process ``rank`` has inherited, so that its end can be seen."""
+        self._theirs[rank].close()
+
+    def serve(self, rank: int) -> bool:
+        """Reads what is there and answers it; False once process ``rank`` has gone."""
+        try:
+            data = self._ours[rank].recv(_LARGEST_REQUEST)
+        except BlockingIOError:
+            return True
+        except OSError:
+            data = b""
+        *lines, self._unread[rank] = (self._unread[rank] + data).split(b"\n")
+        for line in lines:
+            for to, reply in self._board.answer(rank, line.decode("utf-8", "surrogateescape")):
+                # A process that is gone, or does not read, gets no answer and holds up nobody.
+                with contextlib.suppress(OSError):
+                    self._ours[to].send(f"{reply}\n".encode("utf-8", "surrogateescape"))
+        return bool(data) and len(self._unread[rank]) <= _LARGEST_REQUEST
+
+    def close(self) -> None:
+        for end in (*self._ours, *self._theirs):
+            end.close()

@@ -1,0 +1,172 @@
+"""``--collectives mpi``: finding a real MPI, and standing it behind jaxlib's plug.
+
+jaxlib speaks MPItrampoline's interface, MPI libraries speak their own. Between them stands
+``liblockstep_mpi.so`` (``native/mpi``), which needs an MPI with the standard ABI of MPI 5: a
+``libmpi_abi.so``. A user who has set ``MPITRAMPOLINE_LIB`` has wrapped an MPI himself; then nothing
+here is used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from lockstep import _config, _engine, _jax_compat
+from lockstep._errors import ConfigError, EngineError, InitializationError
+
+FORWARDER = "liblockstep_mpi.so"
+TRAMPOLINE = "MPITRAMPOLINE_LIB"
+MEND = "pip install mpich"
+
+_LDCONFIG_SECONDS = 10.0
+_ANY_MPI = re.compile(r"\blibmpi(?:_abi|wrapper|trampoline)?\.so(?:\.\d+)*$")
+# Without a number it is for linkers only, and may be a text file.
+_STANDARD_ABI = re.compile(r"\blibmpi_abi\.so(?:\.\d+)+$")
+_FORCED_DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
+_OURS = {FORWARDER, _engine.FILE}
+
+
+def in_cache(cache: str) -> list[str]:
+    """Paths of MPI libraries in what ``ldconfig -p`` prints."""
+    paths = (line.rpartition("=> ")[2].strip() for line in cache.splitlines())
+    return [path for path in paths if _ANY_MPI.search(path)]
+
+
+def _loader_cache() -> str:
+    command = (shutil.which("ldconfig") or "/sbin/ldconfig", "-p")
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LDCONFIG_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout
+
+
+def libraries(environ: Mapping[str, str]) -> Iterator[str]:
+    """The MPI libraries of this machine: those of this Python first, then as the loader looks.
+
+    A path may come twice.
+    """
+    folders = [Path(sys.prefix, "lib"), Path(site.getuserbase(), "lib")]
+    folders += [Path(part) for part in environ.get("LD_LIBRARY_PATH", "").split(":") if part]
+    for folder in folders:
+        found = sorted(str(path) for path in folder.glob("libmpi*.so*"))
+        yield from (path for path in found if _ANY_MPI.search(path))
+    yield from in_cache(_loader_cache())
+
+
+def with_standard_abi(paths: Iterable[str]) -> str | None:
+    """The first of ``paths`` that is an MPI with the standard ABI."""
+    return next((path for path in paths if _STANDARD_ABI.search(path)), None)
+
+
+def _wrapped_by_user(environ: Mapping[str, str]) -> str | None:
+    """``MPITRAMPOLINE_LIB``, unless a Lockstep process above this one has set it."""
+    path = environ.get(TRAMPOLINE)
+    return path if path and Path(path).name not in _OURS else None
+
+
+def find(environ: Mapping[str, str]) -> str:
+    """The library that ``--collectives mpi`` uses. Raises `ConfigError` when there is none."""
+    wrapped = _wrapped_by_user(environ)
+    if wrapped is not None:
+        return wrapped
+    named = _config.Config.from_environ(environ).mpi_library
+    if named is not None:
+        if not Path(named).is_file():
+            raise ConfigError(f"LOCKSTEP_MPI_LIBRARY={named!r}: no such file.")
+        return named
+    found = with_standard_abi(libraries(environ))
+    if found is None:
+        raise ConfigError(
+            "--collectives mpi (LOCKSTEP_COLLECTIVES=mpi) needs an MPI with the standard ABI of "
+            f"MPI 5, and there is no libmpi_abi.so in {sys.prefix}/lib, in LD_LIBRARY_PATH or "
+            f"where the loader looks. To get one: {MEND}. To name one: LOCKSTEP_MPI_LIBRARY. For "
+            f"an older MPI, build MPIwrapper against it and set {TRAMPOLINE} to its "
+            "libmpiwrapper.so."
+        )
+    return found
+
+
+def available(environ: Mapping[str, str]) -> bool:
+    """Whether ``--collectives mpi`` has a library to use."""
+    try:
+        find(environ)
+    except ConfigError:
+        return False
+    return True
+
+
+@functools.cache
+def _forwarder() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(_engine.installed(FORWARDER)))
+    library.lockstep_mpi_last_error.restype = ctypes.c_char_p
+    library.lockstep_mpi_open.argtypes = [ctypes.c_char_p]
+    library.lockstep_mpi_start.argtypes = [ctypes.c_int]
+    return library
+
+
+def prepare() -> str:
+    """Opens the MPI; returns what ``MPITRAMPOLINE_LIB`` has to be."""
+    path = find(os.environ)
+    if path == _wrapped_by_user(os.environ):
+        return path
+    if _forwarder().lockstep_mpi_open(os.fsencode(path)) != 0:
+        raise EngineError(f"the MPI at {path} cannot be used: {_last_error()}.")
+    return str(_engine.installed(FORWARDER))
+
+
+def _last_error() -> str:
+    return _forwarder().lockstep_mpi_last_error().decode(errors="replace")
+
+
+def before_cpu_client() -> None:
+    """Starts the MPI, right before jaxlib would: what is wrong is raised here, in words."""
+    import jax
+
+    if jax.config.values["jax_cpu_collectives_implementation"] != "mpi":
+        return  # the program chose another implementation itself
+    if os.environ.get(TRAMPOLINE) != str(_engine.installed(FORWARDER)):
+        return
+    check_devices(planned_devices(jax.config.values["jax_num_cpu_devices"], os.environ))
+    process, count = _jax_compat.distributed_place()
+    if _forwarder().lockstep_mpi_start(count) != 0:
+        raise InitializationError(
+            f"process {process} of {count}: MPI did not start: {_last_error()}. Likely causes: (a) "
+            "the processes were started neither by `lockstep run` nor by the MPI's own launcher "
+            "(mpiexec -n N lockstep worker --collectives mpi script.py), and find each other in no "
+            "other way, (b) their launcher belongs to another MPI than the library, which is the "
+            "first of: LOCKSTEP_MPI_LIBRARY, this Python's lib, LD_LIBRARY_PATH, the loader's."
+        )
+
+
+def planned_devices(asked: int, environ: Mapping[str, str]) -> int:
+    """How many CPU devices jaxlib will make; ``asked`` is -1 when only XLA_FLAGS may say so."""
+    if asked >= 0:
+        return asked
+    forced = _FORCED_DEVICES.findall(environ.get("XLA_FLAGS", ""))
+    return int(forced[-1]) if forced else 1
+
+
+def check_devices(devices: int) -> None:
+    if devices > 1:
+        raise InitializationError(
+            f"{devices} CPU devices in this process, but --collectives mpi takes one: every "
+            "device would have to be a process of MPI. Start more processes of one device "
+            "(-n N -d 1), or use --collectives lockstep, which takes any number."
+        )
