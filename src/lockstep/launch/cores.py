@@ -26,10 +26,10 @@ def shares(cores: Sequence[int], processes: int) -> list[frozenset[int]]:
 def worth_binding(cores: int, processes: int, devices: int | None) -> bool:
     """Whether shares are large enough to help when nobody has asked for them.
 
-    Within its share a process needs a core for each device, and never less than two: its devices wait
-    for each other, and XLA and Python have threads of their own. Held to less than that, they wait
-    for a core while others idle. On a machine of two cores, 2 x 4 devices took up to five times as
-    long for a step when each process was held to one.
+    Within its share a process needs a core for each device, and never less than two: its devices
+    wait for each other, and XLA and Python have threads of their own. Held to less than that, they
+    wait for a core while others idle. On a machine of two cores, 2 x 4 devices took up to five
+    times as long for a step when each process was held to one.
     """
     return cores // processes >= max(2, devices or 1)
 

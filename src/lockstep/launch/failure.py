@@ -70,9 +70,9 @@ def signal_name(number: int) -> str:
 def manner(ending: Ending) -> str:
     """In a few words, how a process that failed ended."""
     if ending.record is not None:
-        return f"exit code {ending.status}: {ending.record.summary}"
+        return f"{ending.record.summary} (exit code {ending.status})"
     if ending.exit_code < 0:
-        return f"killed by {signal_name(-ending.exit_code)}"
+        return f"killed by {signal_name(-ending.exit_code)} (signal {-ending.exit_code})"
     return f"exit code {ending.exit_code}"
 
 
@@ -88,14 +88,9 @@ def headline(
     ``stopping_at`` is when the launcher began to stop the others: a signal that ended a process
     later is the launcher's own.
     """
-    report = [f"process {first.process_id} of {len(endings)} failed first, with {manner(first)}"]
-    if first.record is None and first.exit_code < 0:
-        report[0] = (
-            f"process {first.process_id} of {len(endings)} failed first: {manner(first)} "
-            f"(signal {-first.exit_code})"
-        )
-        if cause := _CAUSES.get(-first.exit_code):
-            report[0] += f". {cause}"
+    report = [f"process {first.process_id} of {len(endings)} failed first: {manner(first)}"]
+    if first.record is None and (cause := _CAUSES.get(-first.exit_code)):
+        report[0] += f". {cause}"
     if first.record is not None and first.record.traceback:
         report[0] += "\n" + _indented(first.record.traceback)
     elif first.record is None and first.last_words:
@@ -106,8 +101,7 @@ def headline(
         if e is not first and e.failed and (e.record is not None or e.ended_at < stopping_at)
     ]
     report += [
-        f"process {e.process_id} failed {e.failed_at - first.failed_at:.1f} s later, "
-        f"with {manner(e)}"
+        f"process {e.process_id} failed {e.failed_at - first.failed_at:.1f} s later: {manner(e)}"
         for e in later[:MOST_CONSEQUENCES]
     ]
     if len(later) > MOST_CONSEQUENCES:

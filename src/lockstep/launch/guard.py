@@ -47,7 +47,7 @@ def run_guarded(supervise: Callable[[int], int], run_dir: Path) -> int:
     supervisor = os.fork()
     if supervisor == 0:
         os.close(held)
-        _supervise(supervise, lifeline)
+        _supervise(supervise, lifeline, run_dir)
     os.close(lifeline)
     status = _watch(supervisor, heard)
     process_tree.end_all()
@@ -61,7 +61,7 @@ def run_guarded(supervise: Callable[[int], int], run_dir: Path) -> int:
     return status if status >= 0 else 128 - status
 
 
-def _supervise(supervise: Callable[[int], int], lifeline: int) -> None:
+def _supervise(supervise: Callable[[int], int], lifeline: int, run_dir: Path) -> None:
     status = 1
     try:
         os.setsid()
@@ -70,6 +70,9 @@ def _supervise(supervise: Callable[[int], int], lifeline: int) -> None:
     except BaseException:
         traceback.print_exc()
     finally:
+        # The guard would do both, if it still lives.
+        process_tree.end_all()
+        shutil.rmtree(run_dir, ignore_errors=True)
         sys.stderr.flush()
         os._exit(status)
 

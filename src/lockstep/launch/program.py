@@ -6,6 +6,7 @@ can be pickled, ``multiprocessing`` can import it again in its children, debugge
 
 from __future__ import annotations
 
+import builtins
 import importlib.machinery
 import io
 import os
@@ -33,7 +34,9 @@ def prepare(program: Sequence[str]) -> None:
 def run(program: Sequence[str]) -> None:
     """Runs it to its end; whatever it raises comes out."""
     main = types.ModuleType("__main__")
-    main.__dict__["__builtins__"] = __builtins__
+    main.__dict__["__builtins__"] = builtins
+    if sys.version_info < (3, 14):
+        main.__annotations__ = {}
     sys.modules["__main__"] = main
     if program[0] == "-m":
         # What `python -m` itself calls. It fills the module that it finds as __main__.

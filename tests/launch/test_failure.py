@@ -1,0 +1,79 @@
+"""The words that tell which process failed first."""
+
+from __future__ import annotations
+
+import signal
+
+from lockstep.launch.failure import Ending, first_failure, headline
+from lockstep.launch.records import ErrorRecord
+
+
+def record(time: float, summary: str = "ValueError: x", code: int = 1) -> ErrorRecord:
+    return ErrorRecord(time, code, summary, f"Traceback (most recent call last):\n{summary}\n")
+
+
+def test_the_error_that_happened_first_counts_not_the_process_that_ended_first() -> None:
+    endings = [Ending(0, 1, 10.5, record(10.4)), Ending(1, 1, 12.0, record(10.1))]
+    first = first_failure(endings)
+    assert first is not None
+    assert first.process_id == 1
+
+
+def test_a_death_by_signal_counts_from_its_end() -> None:
+    endings = [Ending(0, 1, 10.3, record(10.2)), Ending(1, -signal.SIGKILL, 10.1)]
+    first = first_failure(endings)
+    assert first is not None
+    assert first.process_id == 1
+
+
+def test_no_failure() -> None:
+    assert first_failure([Ending(0, 0, 1.0), Ending(1, 0, 2.0)]) is None
+
+
+def test_status() -> None:
+    assert Ending(0, 3, 1.0).status == 3
+    assert Ending(0, -signal.SIGSEGV, 1.0).status == 139
+    # It recorded sys.exit(5), then had to be killed while its exit handlers ran.
+    assert Ending(0, -signal.SIGKILL, 1.0, record(0.5, code=5)).status == 5
+
+
+def test_an_exception_is_told_with_its_traceback() -> None:
+    failed = Ending(1, 1, 2.0, record(1.0, "KeyError: 'a'"))
+    text = "\n".join(headline(failed, [Ending(0, -2, 3.0), failed], 2.0, None))
+    assert text.startswith("process 1 of 2 failed first: KeyError: 'a' (exit code 1)\n")
+    assert "    Traceback (most recent call last):\n    KeyError: 'a'" in text
+    assert "process 0" not in text
+
+
+def test_a_signal_is_told_with_its_name_likely_cause_and_last_words() -> None:
+    killed = Ending(0, -signal.SIGKILL, 2.0, None, ("loading", "training"))
+    text = "\n".join(headline(killed, [killed], 2.0, "/logs"))
+    assert text.startswith("process 0 of 1 failed first: killed by SIGKILL (signal 9). Somebody")
+    assert "kernel ran out of memory" in text
+    assert "    loading\n    training" in text
+    assert text.endswith("whole logs: /logs")
+
+
+def test_a_real_time_signal_has_no_name() -> None:
+    killed = Ending(0, -40, 2.0)
+    assert "failed first: killed by signal 40" in headline(killed, [killed], 2.0, None)[0]
+
+
+def test_consequences_come_after_the_headline_in_their_order() -> None:
+    endings = [
+        Ending(0, 1, 3.0, record(2.5, "B: later")),
+        Ending(1, -6, 2.2),
+        Ending(2, 1, 3.0, record(2.0, "A: first")),
+        Ending(3, -9, 9.0),
+    ]
+    report = headline(endings[2], endings, 2.1 + 0.2, None)
+    assert report[1:] == [
+        "process 1 failed 0.2 s later: killed by SIGABRT (signal 6)",
+        "process 0 failed 0.5 s later: B: later (exit code 1)",
+    ]
+
+
+def test_many_consequences_are_counted() -> None:
+    first = Ending(0, 1, 1.0, record(1.0))
+    others = [Ending(i, 1, 2.0, record(2.0)) for i in range(1, 20)]
+    assert headline(first, [first, *others], 5.0, None)[-1] == "11 more failed later"

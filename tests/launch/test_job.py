@@ -1,0 +1,105 @@
+"""The environment and the cores that each process gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep._config import Config
+from lockstep.launch import cores, process_tree
+from lockstep.launch.job import Job, overridden_devices, worker_environ
+
+
+def job(**values: object) -> Job:
+    defaults = {
+        "program": ("a.py",),
+        "processes": 3,
+        "config": Config(coordinator="127.0.0.1:4000"),
+        "environ": {},
+        "run_dir": Path("/run"),
+    }
+    return Job(**{**defaults, **values})  # type: ignore[arg-type]
+
+
+def test_each_process_is_told_its_place() -> None:
+    config = Config.from_environ(job().environ_of(2))
+    assert (config.process_id, config.num_processes) == (2, 3)
+    assert (config.local_process_id, config.local_num_processes) == (2, 3)
+    assert config.coordinator == "127.0.0.1:4000"
+    assert config.run_dir == "/run"
+
+
+def test_an_outer_job_leaves_no_variable_behind() -> None:
+    outer = {"LOCKSTEP_PROCESS_ID": "7", "LOCKSTEP_COLLECTIVES": "gloo", "HOME": "/h"}
+    environ = job(environ=outer).environ_of(0)
+    assert environ["LOCKSTEP_PROCESS_ID"] == "0"
+    assert "LOCKSTEP_COLLECTIVES" not in environ
+    assert environ["HOME"] == "/h"
+
+
+def test_devices_and_platform_become_jax_variables() -> None:
+    environ = job(devices=4, platform="cpu").environ_of(0)
+    assert environ["JAX_NUM_CPU_DEVICES"] == "4"
+    assert environ["JAX_PLATFORMS"] == "cpu"
+    untouched = job(environ={"JAX_PLATFORMS": "cuda"}).environ_of(0)
+    assert untouched["JAX_PLATFORMS"] == "cuda"
+    assert "JAX_NUM_CPU_DEVICES" not in untouched
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        (None, "glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.check=3", "glibc.malloc.check=3:glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
+    ],
+)
+def test_huge_pages_unless_the_user_has_decided(given: str | None, made: str) -> None:
+    environ = {} if given is None else {"GLIBC_TUNABLES": given}
+    assert worker_environ(environ, Config())["GLIBC_TUNABLES"] == made
+
+
+@pytest.mark.parametrize(
+    ("flags", "devices", "overridden"),
+    [
+        ("", 4, None),
+        ("--xla_force_host_platform_device_count=8", None, None),
+        ("--xla_force_host_platform_device_count=4", 4, None),
+        ("--xla_x=1 --xla_force_host_platform_device_count=8", 4, 8),
+    ],
+)
+def test_a_device_count_in_xla_flags_that_d_overrides(
+    flags: str, devices: int | None, overridden: int | None
+) -> None:
+    assert overridden_devices({"XLA_FLAGS": flags}, devices) == overridden
+
+
+@given(st.integers(1, 40), st.integers(1, 40))
+def test_shares_are_disjoint_and_even(number: int, processes: int) -> None:
+    shares = cores.shares(range(number), processes)
+    assert len(shares) == processes
+    if number < processes:
+        assert set(shares) == {frozenset(range(number))}
+    else:
+        assert sorted(core for share in shares for core in share) == list(range(number))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("number", "processes", "devices", "worth"),
+    [(2, 2, 4, False), (2, 1, 1, True), (8, 2, 4, True), (8, 2, 5, False), (3, 2, None, False)],
+)
+def test_binding_has_to_leave_room(
+    number: int, processes: int, devices: int | None, worth: bool
+) -> None:
+    assert cores.worth_binding(number, processes, devices) is worth
+
+
+def test_descendants_at_any_depth() -> None:
+    parents = {2: 1, 3: 2, 4: 3, 5: 1, 6: 9, 9: 9}
+    assert process_tree.below(2, parents) == {3, 4}
+    assert process_tree.below(1, parents) == {2, 3, 4, 5}
+    assert process_tree.below(7, parents) == set()

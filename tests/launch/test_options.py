@@ -1,0 +1,57 @@
+"""Where our options end and the program begins."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.launch import options
+
+
+@pytest.mark.parametrize(
+    ("words", "own", "program"),
+    [
+        ("a.py", "", "a.py"),
+        ("-n 2 a.py -n 3 --bind x", "-n 2", "a.py -n 3 --bind x"),
+        ("-n2 --bind=cores a.py", "-n2 --bind=cores", "a.py"),
+        ("-n 2 -m pkg.mod -d 4", "-n 2", "-m pkg.mod -d 4"),
+        ("-mpkg --x", "", "-m pkg --x"),
+        ("--auto-init --no-prefix a.py", "--auto-init --no-prefix", "a.py"),
+        ("-d 4 -- --odd.py -x", "-d 4", "--odd.py -x"),
+        ("a.py -- -m b", "", "a.py -- -m b"),
+        ("--log-dir logs a.py", "--log-dir logs", "a.py"),
+        ("--grace 1 --collective-timeout 0 a.py", "--grace 1 --collective-timeout 0", "a.py"),
+        ("-n 2", "-n 2", ""),
+        ("--help", "--help", ""),
+    ],
+)
+def test_split(words: str, own: str, program: str) -> None:
+    assert options.split(words.split()) == (own.split(), program.split())
+
+
+def test_every_option_with_a_value_is_known_to_split() -> None:
+    for parser in (options.run_parser(), options.worker_parser()):
+        for action in parser._actions:
+            for name in action.option_strings:
+                assert (name in options._WITH_VALUE) == (action.nargs is None), name
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("-n 0", "argument -n/--processes: '0' is not a whole number, 1 or more"),
+        ("-n two", "'two' is not a whole number, 1 or more"),
+        ("-d 0", "argument -d/--devices: '0' is not a whole number, 1 or more"),
+        ("--collective-timeout -1", "'-1' is not a number of seconds, 0 or more"),
+        ("--collective-timeout nan", "'nan' is not a number of seconds"),
+        ("--grace inf", "'inf' is not a number of seconds"),
+        ("--collectives nccl", "invalid choice: 'nccl'"),
+        ("--bind socket", "invalid choice: 'socket'"),
+        ("--verbose", "unrecognized arguments: --verbose"),
+        ("--collect gloo", "unrecognized arguments: --collect gloo"),
+    ],
+)
+def test_errors_name_the_option(words: str, error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        options.run_parser().parse_args(words.split())
+    assert exit_info.value.code == 2
+    assert error in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""The program cannot tell that Python did not start it: ``__main__``, pickling, multiprocessing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from support import run_lockstep
+
+
+def test_main_is_what_python_makes_it(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\n"
+        "print(sorted(globals()), __name__, __file__, __spec__, __package__, __doc__)\n"
+        "print(__loader__.name, sys.argv[1:], sys.modules['__main__'].__dict__ is globals())\n"
+        "print(sys.path[0], type(__builtins__), 'jax' in sys.modules)\n"
+    )
+    plain = subprocess.run(
+        [sys.executable, str(program), "a"], capture_output=True, text=True, timeout=30, check=True
+    )
+    result = run_lockstep([], program, n=1, program_args=["a"])
+    assert result.by_process[0] == plain.stdout.splitlines()
+
+
+def test_a_link_s_own_directory_is_not_the_path(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "helper.py").write_text("name = 'helper'")
+    (tmp_path / "real" / "program.py").write_text("import helper; print(helper.name)")
+    (tmp_path / "link.py").symlink_to(tmp_path / "real" / "program.py")
+    assert run_lockstep([], tmp_path / "link.py", n=1).by_process[0] == ["helper"]
+
+
+def test_a_file_beside_the_program_does_not_break_our_imports(tmp_path: Path) -> None:
+    for name in ("json", "signal", "traceback", "faulthandler", "selectors"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('not for Lockstep')")
+    (tmp_path / "program.py").write_text("print('ran')")
+    assert run_lockstep([], tmp_path / "program.py", n=1).by_process[0] == ["ran"]
+
+
+def test_pickling_and_multiprocessing() -> None:
+    program = """
+        import concurrent.futures, multiprocessing, pickle
+
+        class Thing:
+            def __init__(self, x): self.x = x
+
+        def double(thing):
+            return Thing(2 * thing.x)
+
+        if __name__ == "__main__":
+            print(pickle.loads(pickle.dumps(Thing(1))).x)
+            for method in ("spawn", "fork", "forkserver"):
+                context = multiprocessing.get_context(method)
+                with concurrent.futures.ProcessPoolExecutor(1, context) as pool:
+                    print(method, pool.submit(double, Thing(2)).result().x)
+    """
+    result = run_lockstep([], program, n=1, timeout=90)
+    assert result.by_process[0] == ["1", "spawn 4", "fork 4", "forkserver 4"]
+    assert result.said_by_launcher == ""
+
+
+def test_a_forked_child_that_fails_is_not_the_process() -> None:
+    program = """
+        import os
+        pid = os.fork()
+        if pid == 0:
+            raise ValueError("only a child")
+        print("child's status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    """
+    result = run_lockstep([], program, n=1)
+    assert result.by_process[0] == ["child's status 1"]
+    assert "ValueError: only a child" in result.stderr
+
+
+def test_exit_handlers_and_open_files_are_seen_to_after_a_failure(tmp_path: Path) -> None:
+    program = """
+        import atexit, sys
+        atexit.register(lambda: print("handler ran"))
+        atexit.register(lambda: 1 / 0)
+        sys.stdout.write("no newline, ")
+        raise ValueError("x")
+    """
+    result = run_lockstep([], program, n=1, expect_status=1)
+    assert result.by_process[0] == ["no newline, handler ran"]
+    assert "ZeroDivisionError" in result.stderr
+
+
+def test_exit_handlers_and_threads_that_do_not_end_hold_nothing_up() -> None:
+    program = """
+        import atexit, threading, time
+        atexit.register(time.sleep, 1000)
+        threading.Thread(target=time.sleep, args=(1000,)).start()
+        raise SystemExit(5)
+    """
+    result = run_lockstep([], program, n=1, timeout=30, expect_status=5)
+    assert "failed first: sys.exit(5) (exit code 5)" in result.said_by_launcher
+
+
+def test_a_program_s_own_excepthook_is_used() -> None:
+    program = """
+        import sys
+        sys.excepthook = lambda kind, error, trace: print("hook:", error, trace.tb_lineno)
+        raise ValueError("x")
+    """
+    assert run_lockstep([], program, n=1, expect_status=1).by_process[0] == ["hook: x 4"]
+
+
+def test_lines_are_not_lost_when_native_code_crashes() -> None:
+    program = """
+        import ctypes
+        print("before")
+        ctypes.string_at(0)
+    """
+    result = run_lockstep([], program, n=1, expect_status=139)
+    assert result.by_process[0] == ["before"]
+    assert "Fatal Python error: Segmentation fault" in result.said_by_launcher

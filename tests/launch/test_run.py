@@ -1,0 +1,293 @@
+"""``lockstep run`` with small programs: what they get, what is shown, how failures are told."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.launch.options import run_parser
+from lockstep.launch.run import warn
+from support import run_lockstep, start_lockstep
+
+I = "import os, sys, time; i = int(os.environ['LOCKSTEP_PROCESS_ID'])\n"  # noqa: E741
+
+
+def lockstep(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "lockstep", *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=cwd,
+        check=False,
+    )
+
+
+def test_every_process_runs_the_program_with_its_arguments() -> None:
+    result = run_lockstep(
+        [], I + "print(i, sys.argv[1:])", n=3, program_args=["-n", "9", "--lr=0.1", "--"]
+    )
+    assert result.by_process == {i: [f"{i} ['-n', '9', '--lr=0.1', '--']"] for i in range(3)}
+    assert result.said_by_launcher == ""
+
+
+def test_stdout_and_stderr_stay_apart() -> None:
+    result = run_lockstep([], "import sys; print('out'); print('err', file=sys.stderr)")
+    assert result.by_process == {0: ["out"], 1: ["out"]}
+    assert result.stderr_by_process == {0: ["err"], 1: ["err"]}
+
+
+def test_no_prefix() -> None:
+    result = run_lockstep(["--no-prefix"], I + "print('line', i)")
+    assert sorted(result.stdout.splitlines()) == ["line 0", "line 1"]
+
+
+def test_prefixes_are_coloured_on_a_terminal_only(tmp_path: Path) -> None:
+    program = tmp_path / "hello.py"
+    program.write_text("print('hello')")
+    terminal, end = pty.openpty()
+    command = [sys.executable, "-m", "lockstep", "run", "-n", "2", str(program)]
+    environ = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"TERM": "xterm"}
+    with subprocess.Popen(command, stdin=end, stdout=end, stderr=end, env=environ) as process:
+        os.close(end)
+        shown = b""
+        while b"[1]" not in shown or b"[0]" not in shown:
+            shown += os.read(terminal, 4096)
+        assert process.wait(30) == 0
+    os.close(terminal)
+    assert b"\x1b[36m[0]\x1b[0m hello" in shown
+    assert b"\x1b" not in run_lockstep([], program).stdout.encode()
+
+
+def test_an_unfinished_line_is_shown_at_once_and_ended_at_the_end() -> None:
+    program = """
+        import sys
+        sys.stdout.write("name? "); sys.stdout.flush()
+        print("hello", input())
+    """
+    with start_lockstep(["-n", "1"], program) as run:
+        assert run.process.stdout is not None
+        assert run.process.stdout.read(10) == b"[0] name? "
+        result = run.finish(30, stdin=b"Ada\n")
+    assert result.stdout == "hello Ada\n"
+    assert run_lockstep([], "print('x', end='')", n=1).stdout == "[0] x\n"
+
+
+def test_stdin_goes_to_process_0_and_the_others_see_its_end() -> None:
+    result = run_lockstep([], "import sys; print(repr(sys.stdin.read()))", stdin=b"to zero\n")
+    assert result.by_process == {0: [r"'to zero\n'"], 1: ["''"]}
+
+
+def test_a_huge_line_and_bytes_that_are_no_text_arrive() -> None:
+    program = (
+        I
+        + """
+if i == 0:
+    print("x" * 3_000_000)
+else:
+    sys.stdout.buffer.write(bytes(range(256)) * 100)
+"""
+    )
+    with start_lockstep(["-n", "2", "--no-prefix"], program) as run:
+        out, _ = run.process.communicate(timeout=60)
+    assert run.process.returncode == 0
+    assert out.count(b"x") == 3_000_000 + 100
+    assert out.count(b"\xff") == 100
+
+
+def test_logs_hold_the_whole_output_and_the_error(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    program = I + "print('out', i); print('err', i, file=sys.stderr)\nif i: raise ValueError('no')"
+    result = run_lockstep(["--log-dir", str(logs)], program, expect_status=1)
+    for i in range(2):
+        folder = logs / "attempt_0" / f"process_{i}"
+        assert (folder / "stdout.log").read_text() == f"out {i}\n"
+        assert (folder / "stderr.log").read_text().startswith(f"err {i}\n")
+    assert '"summary": "ValueError: no"' in (logs / "attempt_0/process_1/error.json").read_text()
+    assert not (logs / "attempt_0/process_0/error.json").exists()
+    assert f"whole logs: {logs}" in result.said_by_launcher
+
+
+def test_an_exception_is_the_headline_with_its_causes_and_without_our_frames() -> None:
+    program = (
+        I
+        + """
+def step():
+    try:
+        {}["weights"]
+    except KeyError as error:
+        raise RuntimeError("no weights") from error
+
+if i == 1:
+    step()
+time.sleep(60)
+"""
+    )
+    result = run_lockstep([], program, expect_status=1)
+    said = result.said_by_launcher
+    first = "lockstep: process 1 of 2 failed first: RuntimeError: no weights (exit code 1)"
+    assert said.splitlines()[0] == first
+    assert "KeyError: 'weights'" in said
+    assert "The above exception was the direct cause" in said
+    assert "in step" in said
+    for text in (said, "\n".join(result.stderr_by_process[1])):
+        assert "bootstrap.py" not in text
+        assert "runpy" not in text
+
+
+def test_the_headline_is_the_cause_though_its_process_ends_last() -> None:
+    program = (
+        I
+        + """
+import atexit, pathlib, signal
+ready = pathlib.Path(os.environ["TMPDIR"], "ready")
+if i == 1:
+    while not ready.exists():
+        time.sleep(0.01)
+    atexit.register(time.sleep, 1)
+    raise ValueError("the cause")
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # it would end this process before it raises
+ready.touch()
+time.sleep(0.3)
+raise ConnectionError("a consequence")
+"""
+    )
+    said = run_lockstep([], program, expect_status=1).said_by_launcher
+    assert "process 1 of 2 failed first: ValueError: the cause" in said
+    assert "later: ConnectionError: a consequence (exit code 1)" in said
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "words"),
+    [
+        ("sys.exit(3)", 3, "failed first: sys.exit(3) (exit code 3)"),
+        ("sys.exit('out of luck')", 1, "failed first: sys.exit('out of luck') (exit code 1)"),
+        ("os._exit(7)", 7, "failed first: exit code 7"),
+        ("os.kill(os.getpid(), 9)", 137, "failed first: killed by SIGKILL (signal 9)"),
+        ("os.abort()", 134, "failed first: killed by SIGABRT (signal 6)"),
+        ("1 +", 1, "failed first: SyntaxError: invalid syntax"),
+        ("raise KeyboardInterrupt", 130, "failed first: KeyboardInterrupt"),
+    ],
+)
+def test_the_status_is_that_of_the_first_failure(ending: str, status: int, words: str) -> None:
+    program = I + f"if i == 1:\n    print('last words', file=sys.stderr)\n    {ending}\n"
+    result = run_lockstep([], program + "time.sleep(60)", expect_status=status)
+    assert words in result.said_by_launcher
+    if "_exit(7)" in ending:
+        assert "Its last lines on stderr:\n    last words" in result.said_by_launcher
+    if "luck" in ending:
+        assert "out of luck" in result.stderr_by_process[1]
+
+
+def test_sys_exit_0_and_none_are_success() -> None:
+    run_lockstep([], I + "sys.exit(None if i else 0)")
+
+
+def test_a_process_may_end_before_the_others() -> None:
+    result = run_lockstep([], I + "time.sleep(0.5 * i); print('done')", n=3)
+    assert result.by_process == {0: ["done"], 1: ["done"], 2: ["done"]}
+
+
+def test_a_module_is_run_as_python_does(tmp_path: Path) -> None:
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "tool.py").write_text(
+        "import sys; print(__name__, __spec__.name, __package__, sys.argv, sys.path[0])"
+    )
+    done = lockstep("run", "-n", "1", "-m", "pkg.tool", "-m", "x", cwd=tmp_path)
+    assert done.stdout == (
+        f"[0] __main__ pkg.tool pkg ['{package}/tool.py', '-m', 'x'] {tmp_path}\n"
+    )
+    done = lockstep("run", "-m", "pkg.missing", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "No module named pkg.missing" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("run", "no program given. Usage: lockstep run [options] (script.py | -m module)"),
+        ("run -n 2", "no program given"),
+        ("run missing.py", "no such file: missing.py"),
+        ("run -n 2 .", "not a file: .. To run a package: -m NAME"),
+        ("run -m", "-m needs the name of a module"),
+        ("run -m no_such_module_", "no module named 'no_such_module_'"),
+        ("run --log-dir file here.py", "--log-dir file: File exists"),
+        ("run --wrong here.py", "unrecognized arguments: --wrong"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(words: str, error: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "here.py").write_text("print('started')")
+    done = lockstep(*words.split(), cwd=tmp_path)
+    assert done.returncode == 2
+    assert error in done.stderr
+    assert done.stdout == ""
+
+
+def test_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+    env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    result = run_lockstep(["-d", "4"], "", env=env)
+    assert "-d 4 overrides --xla_force_host_platform_device_count=8" in result.said_by_launcher
+    warn(run_parser().parse_args(["-n", "17"]), range(2))
+    assert "warning: 17 processes on 2 cores" in capsys.readouterr().err
+    warn(run_parser().parse_args(["-n", "16"]), range(2))
+    assert capsys.readouterr().err == ""
+
+
+def test_the_environment_of_another_job_is_not_inherited() -> None:
+    program = "import os; print(sorted(k for k in os.environ if k.startswith('LOCKSTEP_')))"
+    env = {"LOCKSTEP_PROCESS_ID": "5", "LOCKSTEP_NUM_PROCESSES": "9", "SLURM_PROCID": "3"}
+    (line,) = run_lockstep([], program, n=1, env=env).by_process[0]
+    assert "LOCKSTEP_RUN_DIR" in line
+    program = "import os; print(os.environ['LOCKSTEP_NUM_PROCESSES'])"
+    assert run_lockstep([], program, n=1, env=env).by_process[0] == ["1"]
+
+
+def test_cores_are_shared_out() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    program = "import os; print(*sorted(os.sched_getaffinity(0)))"
+    assert run_lockstep(["--bind", "none"], program, n=1).by_process[0] == [
+        " ".join(map(str, cores))
+    ]
+    if len(cores) > 1:
+        bound = run_lockstep(["--bind", "cores"], program, n=2).by_process
+        held = [core for lines in bound.values() for core in lines[0].split()]
+        assert sorted(map(int, held)) == cores
+
+
+def test_two_runs_at_once_have_different_ports_and_directories() -> None:
+    program = """
+        import os, sys
+        print(os.environ["LOCKSTEP_COORDINATOR"], os.environ["LOCKSTEP_RUN_DIR"], flush=True)
+        sys.stdin.read()
+    """
+    with start_lockstep(["-n", "1"], program) as one, start_lockstep(["-n", "1"], program) as two:
+        said = []
+        for run in (one, two):
+            assert run.process.stdout is not None
+            said.append(run.process.stdout.readline().split())
+        assert said[0][1] != said[1][1]
+        assert said[0][2] != said[1][2]
+        assert one.finish(30).status == two.finish(30).status == 0
+
+
+def test_version_and_help_do_not_import_jax() -> None:
+    for words in (["--version"], ["--help"], ["run", "--help"], ["worker", "--help"]):
+        done = subprocess.run(
+            [sys.executable, "-X", "importtime", "-m", "lockstep", *words],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+        assert "lockstep.launch.cli" in imported
+        assert not imported & {"jax", "jaxlib", "numpy", "rich", "asyncio"}

@@ -1,0 +1,224 @@
+"""However a job ends, nothing of it is left: signals, kill -9, grandchildren, closed pipes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from lockstep.launch import process_tree
+from lockstep.launch.supervisor import REPEATED_SIGNAL
+from support import Run, marked, run_lockstep, start_lockstep, wait_until
+
+READY = """
+import os, pathlib, signal, subprocess, sys, time
+i = int(os.environ["LOCKSTEP_PROCESS_ID"])
+here = pathlib.Path(os.environ["TMPDIR"])
+def ready(): (here / f"ready_{i}").touch()
+"""
+SLEEP = (
+    READY
+    + """
+ready()
+try:
+    time.sleep(100)
+finally:
+    print("finally", flush=True)
+"""
+)
+STUBBORN = (
+    READY
+    + """
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: (here / f"got_{i}_{number}").touch())
+ready()
+while True: time.sleep(100)
+"""
+)
+WITH_GRANDCHILDREN = (
+    READY
+    + """
+nap = [sys.executable, "-c", "import time; time.sleep(100)"]
+subprocess.Popen(nap)
+subprocess.Popen(nap, start_new_session=True)
+subprocess.Popen(["sh", "-c", "trap '' INT TERM; (sleep 100 & sleep 100) & sleep 100"])
+ready()
+time.sleep(100)
+"""
+)
+
+
+def wait_ready(run: Run, n: int = 2, what: str = "ready_*") -> None:
+    wait_until(lambda: len(list(run.folder.glob(what))) >= n, f"{n} x {what}", 30)
+
+
+def supervisor_of(run: Run) -> int:
+    return next(p for p, parent in process_tree.parents().items() if parent == run.process.pid)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_to_the_launcher_stops_all(number: int, status: int) -> None:
+    with start_lockstep(["-n", "2"], SLEEP) as run:
+        wait_ready(run)
+        run.process.send_signal(number)
+        result = run.finish(30)
+        run.assert_nothing_left()
+    assert result.status == status
+    assert f"stopped by {signal.Signals(number).name}" in result.said_by_launcher
+    assert "failed" not in result.said_by_launcher
+    assert "Traceback" not in result.stderr
+    if number == signal.SIGINT:
+        assert result.by_process == {0: ["finally"], 1: ["finally"]}
+        assert "stopped at" in result.stderr_by_process[1][0]
+        assert "program.py:9" in result.stderr_by_process[1][0]
+
+
+def test_a_program_may_save_its_state_on_sigterm_and_end_well() -> None:
+    program = (
+        READY
+        + """
+signal.signal(signal.SIGTERM, lambda number, frame: (print("saved", flush=True), sys.exit(0)))
+ready()
+while True: time.sleep(100)
+"""
+    )
+    with start_lockstep(["-n", "2"], program) as run:
+        wait_ready(run)
+        run.process.send_signal(signal.SIGTERM)
+        result = run.finish(30)
+        run.assert_nothing_left()
+    assert result.by_process == {0: ["saved"], 1: ["saved"]}
+    assert result.status == 0
+
+
+def test_a_process_that_ignores_every_request_is_killed_after_the_grace_period() -> None:
+    with start_lockstep(["-n", "2", "--grace", "0.6"], STUBBORN) as run:
+        wait_ready(run)
+        run.process.send_signal(signal.SIGTERM)
+        result = run.finish(30)
+        run.assert_nothing_left()
+        # SIGTERM first, SIGINT halfway.
+        assert len(list(run.folder.glob("got_*_15"))) == 2
+        assert len(list(run.folder.glob("got_*_2"))) == 2
+    assert result.status == 143
+    assert "had to be killed" in result.said_by_launcher
+
+
+def test_a_second_ctrl_c_kills_at_once() -> None:
+    with start_lockstep(["-n", "2", "--grace", "1000"], STUBBORN) as run:
+        wait_ready(run)
+        run.process.send_signal(signal.SIGINT)
+        wait_ready(run, what="got_*_2")
+        time.sleep(REPEATED_SIGNAL)  # until then it is the same Ctrl-C
+        run.process.send_signal(signal.SIGINT)
+        assert run.finish(30).status == 130
+        run.assert_nothing_left()
+
+
+def test_a_failure_stops_even_those_that_ignore_every_request() -> None:
+    program = STUBBORN.replace(
+        "ready()\nwhile",
+        "ready()\nif i == 1:\n    while len(list(here.glob('ready_*'))) < 3: time.sleep(0.01)\n"
+        "    raise ValueError('stop')\nwhile",
+    )
+    result = run_lockstep([], program, n=3, timeout=30, expect_status=1)
+    assert "process 1 of 3 failed first: ValueError: stop" in result.said_by_launcher
+    assert "had to be killed, they did not end by themselves: process 0, 2" in result.stderr
+
+
+def test_a_job_that_is_stopped_while_python_starts_prints_no_traceback() -> None:
+    result = run_lockstep([], READY + "if i == 0: os._exit(4)", n=4, expect_status=4)
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("victim", ["guard", "supervisor"])
+def test_kill_9_of_the_launcher_leaves_nothing(victim: str) -> None:
+    with start_lockstep(["-n", "2"], WITH_GRANDCHILDREN) as run:
+        wait_ready(run)
+        pid = run.process.pid if victim == "guard" else supervisor_of(run)
+        assert len(marked(run.mark)) > 8
+        os.kill(pid, signal.SIGKILL)
+        result = run.finish(30)
+        run.assert_nothing_left()
+    if victim == "supervisor":
+        assert result.status == 137
+        assert "the supervising process was killed by SIGKILL" in result.said_by_launcher
+
+
+def test_kill_9_of_both_halves_of_the_launcher_ends_the_processes() -> None:
+    with start_lockstep(["-n", "2"], SLEEP) as run:
+        wait_ready(run)
+        for pid in (supervisor_of(run), run.process.pid):
+            os.kill(pid, signal.SIGKILL)
+        run.finish(30)
+        wait_until(lambda: not marked(run.mark), "the processes end")
+
+
+@pytest.mark.parametrize("end", ["sys.exit(0)", "os.kill(os.getpid(), 9)", "1 / 0"])
+def test_grandchildren_end_with_the_job(end: str) -> None:
+    program = WITH_GRANDCHILDREN.replace("time.sleep(100)\n", f"{end}\n").replace(
+        f"import time; {end}", "import time; time.sleep(100)"
+    )
+    result = run_lockstep([], program, timeout=30, expect_status=None)
+    assert result.status == {"s": 0, "o": 137, "1": 1}[end[0]]
+    if end == "sys.exit(0)":
+        assert "processes that the program had left running" in result.said_by_launcher
+
+
+def test_shared_memory_of_a_killed_program_is_unlinked() -> None:
+    program = (
+        READY
+        + """
+from multiprocessing import shared_memory
+if i == 1:
+    print(shared_memory.SharedMemory(create=True, size=4096).name, flush=True)
+    os.kill(os.getpid(), 9)
+time.sleep(100)
+"""
+    )
+    result = run_lockstep([], program, timeout=30, expect_status=137)
+    (name,) = result.by_process[1]
+    assert not Path("/dev/shm", name).exists()
+
+
+def test_a_reader_that_leaves_ends_the_job() -> None:
+    program = READY + "while True: print('line', flush=True); time.sleep(0.01)"
+    with start_lockstep(["-n", "2"], program) as run:
+        assert run.process.stdout is not None
+        assert b"line" in run.process.stdout.readline()
+        run.process.stdout.close()
+        assert run.process.wait(30) == 128 + signal.SIGPIPE
+        run.assert_nothing_left()
+
+
+def test_a_reader_that_does_not_read_holds_up_no_signal() -> None:
+    program = READY + "ready()\nwhile True: print('x' * 10_000)"
+    with start_lockstep(["-n", "2"], program) as run:
+        wait_ready(run)
+        time.sleep(0.5)  # the pipe and the launcher's own buffer fill up
+        run.process.send_signal(signal.SIGINT)
+        wait_until(lambda: len(marked(run.mark)) <= 2, "the processes end", 30)
+        time.sleep(REPEATED_SIGNAL)
+        run.process.send_signal(signal.SIGINT)
+        assert run.process.wait(30) == 130
+        run.assert_nothing_left()
+
+
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored() -> None:
+    # As nohup does it.
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with start_lockstep(["-n", "1"], READY + "ready(); input(); print('alive')") as run:
+            signal.signal(signal.SIGHUP, previous)
+            wait_ready(run, 1)
+            run.process.send_signal(signal.SIGHUP)
+            result = run.finish(30, stdin=b"\n")
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+    assert result.by_process == {0: ["alive"]}
+    assert result.status == 0
