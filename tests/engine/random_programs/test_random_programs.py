@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import os
 import pathlib
 
 import pytest
@@ -15,7 +16,10 @@ TESTS = pathlib.Path(__file__).parents[2]
 
 # XLA runs all that is in flight on one pool of max(cores, local devices) threads, and programs that
 # wait in collectives can take each other's threads away. Gloo hangs on that too.
-ENVIRON = {"PYTHONPATH": str(TESTS), "NPROC": "32"}
+ENVIRON = {
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")])),
+    "NPROC": "32",
+}
 
 
 def run(n: int, d: int, first: int, count: int, timeout: float) -> None:
