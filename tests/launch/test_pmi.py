@@ -19,20 +19,20 @@ from lockstep.launch.pmi import Board, PmiServer
         ("cmd=get_maxes", "vallen_max=1024"),
         ("cmd=get_appnum", "appnum=0"),
         ("cmd=get_universe_size", "size=3"),
-        ("cmd=get_my_kvsname", "kvsname=lockstep"),
+        ("cmd=get_my_kvsname", "kvsname=job"),
         ("cmd=finalize", "finalize_ack rc=0"),
         ("cmd=spawn", "cmd=spawn rc=-1 msg=not_supported"),
         ("nonsense", "rc=-1"),
     ],
 )
 def test_a_request_has_one_answer(request_: str, reply: str) -> None:
-    [(to, text)] = Board(3).answer(1, request_)
+    [(to, text)] = Board(3, "job").answer(1, request_)
     assert to == 1
     assert reply in text
 
 
 def test_what_one_puts_all_get() -> None:
-    board = Board(2)
+    board = Board(2, "job")
     value = r"fabric#a=b\ c(1,2)"
     assert board.answer(0, f"cmd=put kvsname=x key=addr-0 value={value}")[0][1].endswith("success")
     [(_, found)] = board.answer(1, "cmd=get kvsname=x key=addr-0")
@@ -42,12 +42,12 @@ def test_what_one_puts_all_get() -> None:
 
 
 def test_all_processes_are_on_one_host() -> None:
-    [(_, text)] = Board(5).answer(0, "cmd=get kvsname=x key=PMI_process_mapping")
+    [(_, text)] = Board(5, "job").answer(0, "cmd=get kvsname=x key=PMI_process_mapping")
     assert text.endswith("value=(vector,(0,1,5))")
 
 
 def test_a_barrier_answers_when_the_last_has_come() -> None:
-    board = Board(3)
+    board = Board(3, "job")
     for _ in range(2):
         assert board.answer(2, "cmd=barrier_in") == []
         assert board.answer(0, "cmd=barrier_in") == []
@@ -57,7 +57,19 @@ def test_a_barrier_answers_when_the_last_has_come() -> None:
 
 
 def test_an_abort_has_no_answer() -> None:
-    assert Board(2).answer(0, "cmd=abort exitcode=3") == []
+    assert Board(2, "job").answer(0, "cmd=abort exitcode=3") == []
+
+
+def test_no_two_jobs_have_the_same_name() -> None:
+    names = set()
+    for _ in range(2):
+        server = PmiServer(1)
+        with socket.socket(fileno=os.dup(server.inherited(0))) as end:
+            end.sendall(b"cmd=get_my_kvsname\n")
+            server.serve(0)
+            names.add(end.recv(100))
+        server.close()
+    assert len(names) == 2
 
 
 @pytest.fixture

@@ -116,14 +116,15 @@ def _open_mpi(environ: Environ) -> Place | None:
 def _open_mpi_coordinator(environ: Environ) -> str | None:
     """Version 4 tells where mpirun runs, version 5 only inside a Slurm allocation."""
     if uri := environ.get("OMPI_MCA_orte_hnp_uri"):
-        match = re.match(r"(\d+)\.\d+;(?:.*;)?(?:tcp://([\d.]+)|tcp6://\[([0-9a-fA-F:]+))", uri)
+        match = re.match(r"(\d+)\.\d+;.*?tcp://([\d.]+)", uri) or re.match(
+            r"(\d+)\.\d+;.*?tcp6://\[([0-9a-fA-F:]+)", uri
+        )
         if match is None:
             raise LaunchError(
                 f"No address can be found in OMPI_MCA_orte_hnp_uri={uri!r}; {_ADVICE}."
             )
-        host = match[2] or f"[{match[3]}]"
         # Job ids of Open MPI 4 are multiples of 2**16.
-        return f"{host}:{_derived_port(environ, int(match[1]) >> 16)}"
+        return f"{_bracketed(match[2])}:{_derived_port(environ, int(match[1]) >> 16)}"
     # prterun-NODE-PID@JOB: the node that mpirun runs on, and its process id.
     if match := re.match(r"prterun-(.+)-(\d+)@\d+$", environ.get("PMIX_NAMESPACE", "")):
         return f"{match[1]}:{_derived_port(environ, int(match[2]))}"

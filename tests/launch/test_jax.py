@@ -1,0 +1,83 @@
+"""JAX programs: every way to begin, and failures while the others wait in a collective."""
+
+from __future__ import annotations
+
+import pytest
+
+from support import run_lockstep
+
+SUM = """
+from jax.experimental import multihost_utils
+import jax.numpy as jnp
+everybody = multihost_utils.process_allgather(jnp.array([10 + jax.process_index()]))
+print("sum", jax.process_count(), jax.local_device_count(), everybody.ravel().tolist())
+"""
+# Process 1 fails after three steps; process 0 goes on and waits for it.
+STEPS = """
+import os, sys, jax, numpy as np
+jax.distributed.initialize()
+from jax.experimental import multihost_utils
+for step in range(1000):
+    if step == 3 and jax.process_index() == 1:
+        {failure}
+    multihost_utils.process_allgather(np.array([step]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "beginning"),
+    [
+        ([], "import jax\njax.distributed.initialize()"),
+        ([], "import lockstep, jax\nlockstep.initialize()"),
+        (["--auto-init"], "import jax"),
+    ],
+    ids=["jax", "lockstep", "auto-init"],
+)
+@pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
+def test_every_way_to_begin(collectives: str, options: list[str], beginning: str) -> None:
+    options = ["--collectives", collectives, *options]
+    result = run_lockstep(options, beginning + SUM, d=2, timeout=120)
+    for process in range(2):
+        assert "sum 2 2 [10, 11]" in result.by_process[process]
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "headline"),
+    [
+        ("raise ValueError('no data')", 1, "ValueError: no data (exit code 1)"),
+        ("sys.exit(3)", 3, "sys.exit(3) (exit code 3)"),
+        ("os.kill(os.getpid(), 9)", 137, "killed by SIGKILL (signal 9)"),
+    ],
+)
+@pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
+def test_the_first_failure_ends_a_job_that_waits_for_it(
+    collectives: str, failure: str, status: int, headline: str
+) -> None:
+    program = STEPS.format(failure=failure)
+    options = ["--collectives", collectives]
+    result = run_lockstep(options, program, timeout=90, expect_status=status)
+    first = result.said_by_launcher.splitlines()[0]
+    assert first.startswith(f"lockstep: process 1 of 2 failed first: {headline}")
+
+
+def test_a_failure_ends_a_job_whose_other_process_waits_in_jax_s_shutdown() -> None:
+    program = """
+import sys, jax
+jax.distributed.initialize()
+if jax.process_index() == 1:
+    import time
+    time.sleep(1)
+    raise ValueError("late")
+"""
+    result = run_lockstep(["--collectives", "gloo"], program, timeout=60, expect_status=1)
+    assert "process 1 of 2 failed first: ValueError: late" in result.said_by_launcher
+
+
+def test_two_jax_jobs_at_once() -> None:
+    import concurrent.futures
+
+    program = "import jax\njax.distributed.initialize()" + SUM
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        jobs = [pool.submit(run_lockstep, [], program, timeout=120) for _ in range(2)]
+        for job in jobs:
+            assert "sum 2 1 [10, 11]" in job.result().by_process[1]

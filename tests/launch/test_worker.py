@@ -1,0 +1,163 @@
+"""``lockstep worker`` under launchers: MPICH's real mpiexec, Open MPI's where it is installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+WORKER = [sys.executable, "-m", "lockstep", "worker"]
+PLACE = """
+import os, sys
+names = ("PROCESS_ID", "NUM_PROCESSES", "LOCAL_PROCESS_ID", "LOCAL_NUM_PROCESSES", "COORDINATOR")
+words = [os.environ.get("LOCKSTEP_" + name) for name in names]
+# One write: mpiexec mixes what comes in pieces.
+sys.stdout.write(" ".join(map(str, [*words, *sys.argv[1:]])) + "\n")
+"""
+SUM = """
+import sys, jax
+jax.distributed.initialize()
+from jax.experimental import multihost_utils
+everybody = multihost_utils.process_allgather(jax.numpy.array([10 + jax.process_index()]))
+counts = f"{jax.process_index()} {jax.local_device_count()}"
+sys.stdout.write(f"sum {counts} {everybody.ravel().tolist()}\n")
+"""
+_FOREIGN = ("PMI", "MPI", "OMPI", "PALS", "SLURM", "LOCKSTEP_", "MASTER_", "TORCHELASTIC")
+_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+CLEAN = {
+    name: value
+    for name, value in os.environ.items()
+    if not (name.startswith(_FOREIGN) or name in _RANKS) or name == "LOCKSTEP_ENGINE"
+}
+
+
+def run(
+    *command: str,
+    status: int | None = 0,
+    timeout: float = 60,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**CLEAN, **(env or {})},
+        check=False,
+    )
+    assert status is None or done.returncode == status, done.stderr
+    return done
+
+
+def sums(output: str) -> list[str]:
+    """The lines of the program; gloo prints some of its own."""
+    return sorted(line for line in output.splitlines() if line.startswith("sum "))
+
+
+@pytest.fixture
+def place_program(tmp_path: Path) -> str:
+    (tmp_path / "place.py").write_text(PLACE)
+    return str(tmp_path / "place.py")
+
+
+def mpiexec() -> str:
+    """MPICH's, from the wheel that the tests need."""
+    path = Path(sys.executable).with_name("mpiexec")
+    assert path.exists(), "the mpich package is not installed beside this Python"
+    return str(path)
+
+
+def test_mpich(place_program: str) -> None:
+    done = run(mpiexec(), "-n", "3", *WORKER, place_program, "-x")
+    lines = sorted(done.stdout.splitlines())
+    coordinator = lines[0].split()[4]
+    assert coordinator.startswith("127.0.0.1:")
+    assert lines == [f"{i} 3 {i} 3 {coordinator} -x" for i in range(3)]
+
+
+def test_mpich_through_a_shell(place_program: str) -> None:
+    done = run(mpiexec(), "-n", "2", "sh", "-c", '"$@"; true', "sh", *WORKER, place_program)
+    assert {line.split()[0] for line in done.stdout.splitlines()} == {"0", "1"}
+    assert len({line.split()[4] for line in done.stdout.splitlines()}) == 1
+
+
+@pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
+def test_mpich_starts_a_jax_program(collectives: str, tmp_path: Path) -> None:
+    (tmp_path / "sum.py").write_text(SUM)
+    options = ["-d", "2", "--collectives", collectives]
+    done = run(mpiexec(), "-n", "2", *WORKER, *options, str(tmp_path / "sum.py"), timeout=120)
+    assert sums(done.stdout) == ["sum 0 2 [10, 11]", "sum 1 2 [10, 11]"]
+
+
+def test_a_failure_ends_the_process_with_its_status(tmp_path: Path) -> None:
+    (tmp_path / "fail.py").write_text("raise SystemExit(5)")
+    assert (
+        run(mpiexec(), "-n", "1", *WORKER, str(tmp_path / "fail.py"), status=None).returncode == 5
+    )
+
+
+@pytest.mark.slow
+def test_open_mpi(place_program: str, tmp_path: Path) -> None:
+    mpirun = shutil.which("mpirun.openmpi") or shutil.which("mpirun")
+    assert mpirun, "install Open MPI for this test (Debian: apt-get install openmpi-bin)"
+    assert "Open" in run(mpirun, "--version").stdout, f"{mpirun} is not Open MPI's"
+    launch = [mpirun, "--allow-run-as-root", "--oversubscribe", "-n", "2"]
+    lines = sorted(run(*launch, *WORKER, place_program).stdout.splitlines())
+    coordinator = lines[0].split()[4]
+    assert lines == [f"{i} 2 {i} 2 {coordinator}" for i in range(2)]
+    (tmp_path / "sum.py").write_text(SUM)
+    done = run(*launch, *WORKER, str(tmp_path / "sum.py"), timeout=120)
+    assert sums(done.stdout) == ["sum 0 1 [10, 11]", "sum 1 1 [10, 11]"]
+
+
+def test_torchrun_style_variables(place_program: str) -> None:
+    env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "2345"}
+    assert run(*WORKER, place_program, env=env).stdout == "1 2 None None 127.0.0.1:2345\n"
+
+
+def test_slurm(place_program: str) -> None:
+    env = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_PROCID": "1",
+        "SLURM_LOCALID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NODELIST": "a[1-2]",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "SLURM_NODEID": "1",
+    }
+    assert run(*WORKER, place_program, env=env).stdout == "1 2 0 1 a1:61447\n"
+
+
+def test_the_user_s_coordinator_has_priority(place_program: str) -> None:
+    env = {"PMI_RANK": "0", "PMI_SIZE": "2", "LOCKSTEP_COORDINATOR": "head:99"}
+    assert run(*WORKER, place_program, env=env).stdout == "0 2 None None head:99\n"
+
+
+def test_lockstep_run_inside_an_allocation_is_a_job_of_its_own(place_program: str) -> None:
+    env = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "9", "PMI_RANK": "0"}
+    done = run(sys.executable, "-m", "lockstep", "run", "-n", "1", place_program, env=env)
+    assert done.stdout.startswith("[0] 0 1 0 1 127.0.0.1:")
+
+
+@pytest.mark.parametrize(
+    ("env", "error"),
+    [
+        ({}, "was not started by a launcher that Lockstep knows"),
+        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, "put srun before"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "Set LOCKSTEP_COORDINATOR=HOST:PORT on all of them"),
+        ({"LOCKSTEP_PROCESS_ID": "0"}, "only a part of this process's place is set"),
+        ({"PMI_RANK": "0"}, "PMI_RANK is set but PMI_SIZE is not"),
+    ],
+)
+def test_errors(env: dict[str, str], error: str, place_program: str) -> None:
+    assert error in run(*WORKER, place_program, status=2, env=env).stderr
+
+
+def test_no_program() -> None:
+    assert "Usage: lockstep worker [options]" in run(*WORKER, status=2).stderr

@@ -1,0 +1,272 @@
+"""Where a process stands, from the variables that real launchers set."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep._errors import LaunchError
+from lockstep.runtime.clusters import Place, detect, expand_counts, expand_hosts
+
+
+def parse(dump: str) -> dict[str, str]:
+    return dict(line.strip().split("=", 1) for line in dump.strip().splitlines())
+
+
+# Task 5 of `srun -N 3 -n 8`, second step of job 123456.
+SLURM = parse("""
+    SLURM_CLUSTER_NAME=hpc
+    SLURM_JOB_ID=123456
+    SLURM_JOBID=123456
+    SLURM_JOB_NODELIST=n[001-004]
+    SLURM_JOB_NUM_NODES=4
+    SLURM_LAUNCH_NODE_IPADDR=10.1.0.1
+    SLURM_LOCALID=1
+    SLURM_NNODES=3
+    SLURM_NODEID=1
+    SLURM_NODELIST=n[002-004]
+    SLURM_NPROCS=8
+    SLURM_NTASKS=8
+    SLURM_PROCID=4
+    SLURM_SRUN_COMM_PORT=38745
+    SLURM_STEPID=1
+    SLURM_STEP_ID=1
+    SLURM_STEP_NODELIST=n[002-004]
+    SLURM_STEP_NUM_NODES=3
+    SLURM_STEP_NUM_TASKS=8
+    SLURM_STEP_TASKS_PER_NODE=3(x2),2
+    SLURM_TASKS_PER_NODE=3(x2),2
+    SLURM_TASK_PID=4711
+    SLURM_TOPOLOGY_ADDR=n003
+""")
+# A batch script: variables of the allocation only.
+SBATCH = parse("""
+    SLURM_JOB_ID=123456
+    SLURM_JOB_NODELIST=n[001-004]
+    SLURM_JOB_NUM_NODES=4
+    SLURM_LOCALID=0
+    SLURM_NODEID=0
+    SLURM_NTASKS=8
+    SLURM_PROCID=0
+    SLURM_TASKS_PER_NODE=2(x4)
+""")
+OPEN_MPI_4 = parse("""
+    OMPI_APP_CTX_NUM_PROCS=2
+    OMPI_COMMAND=python
+    OMPI_COMM_WORLD_LOCAL_RANK=1
+    OMPI_COMM_WORLD_LOCAL_SIZE=2
+    OMPI_COMM_WORLD_NODE_RANK=1
+    OMPI_COMM_WORLD_RANK=1
+    OMPI_COMM_WORLD_SIZE=2
+    OMPI_MCA_ess_base_jobid=33751041
+    OMPI_MCA_orte_hnp_uri=33751040.0;tcp://192.0.2.2:49697;tcp6://[fd00::2]:54391
+    OMPI_MCA_orte_num_nodes=1
+    OMPI_UNIVERSE_SIZE=2
+    PMIX_HOSTNAME=vm
+    PMIX_ID=33751041.1
+    PMIX_NAMESPACE=33751041
+    PMIX_RANK=1
+    PMIX_SERVER_URI41=33751040.0;tcp4://127.0.0.1:54889
+    PMIX_VERSION=4.2.2rc2
+""")
+OPEN_MPI_5 = parse("""
+    OMPI_COMM_WORLD_LOCAL_RANK=0
+    OMPI_COMM_WORLD_LOCAL_SIZE=2
+    OMPI_COMM_WORLD_NODE_RANK=0
+    OMPI_COMM_WORLD_RANK=2
+    OMPI_COMM_WORLD_SIZE=4
+    OMPI_UNIVERSE_SIZE=8
+    PMIX_HOSTNAME=n002
+    PMIX_NAMESPACE=prterun-n001-28413@1
+    PMIX_RANK=2
+    PMIX_SERVER_URI41=prterun-n001-28413@0.1;tcp4://10.1.0.2:40911
+    PMIX_VERSION=5.0.3
+    PRTE_LAUNCHED=1
+""")
+MPICH = parse("""
+    HYDI_CONTROL_FD=7
+    MPI_LOCALNRANKS=2
+    MPI_LOCALRANKID=1
+    PMI_FD=11
+    PMI_HOSTNAME=vm
+    PMI_RANK=1
+    PMI_SIZE=2
+""")
+CRAY_PALS = parse("""
+    PALS_APID=8f9d3c52-f5a4-4b6a-9a1f-6ed3c5a4c7de
+    PALS_DEPTH=1
+    PALS_LOCAL_RANKID=3
+    PALS_LOCAL_SIZE=4
+    PALS_NODEID=1
+    PALS_RANKID=7
+    PMI_LOCAL_RANK=3
+    PMI_LOCAL_SIZE=4
+    PMI_RANK=7
+    PMI_SIZE=8
+""")
+TORCHRUN = parse("""
+    GROUP_RANK=1
+    GROUP_WORLD_SIZE=2
+    LOCAL_RANK=1
+    LOCAL_WORLD_SIZE=2
+    MASTER_ADDR=n001
+    MASTER_PORT=29500
+    RANK=3
+    ROLE_RANK=3
+    TORCHELASTIC_RUN_ID=none
+    TORCHELASTIC_USE_AGENT_STORE=True
+    WORLD_SIZE=4
+""")
+
+
+def place(*values: object) -> Place:
+    return Place(*values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({}, None),
+        (SLURM, place(4, 8, 1, 3, "n002:62113", "Slurm")),
+        (SBATCH, None),
+        (OPEN_MPI_4, place(1, 2, 1, 2, None, "Open MPI")),
+        (OPEN_MPI_5, place(2, 4, 0, 2, "n001:65277", "Open MPI")),
+        (MPICH, place(1, 2, 1, 2, None, "MPICH (PMI)")),
+        (CRAY_PALS, place(7, 8, 3, 4, None, "Cray PALS")),
+        (TORCHRUN, place(3, 4, 1, 2, "n001:29501", "torchrun")),
+    ],
+    ids=["none", "srun", "sbatch", "ompi4", "ompi5", "mpich", "pals", "torchrun"],
+)
+def test_real_environments(environ: dict[str, str], found: Place | None) -> None:
+    assert detect({"HOME": "/h", **environ}) == found
+
+
+def test_open_mpi_4_over_several_hosts_names_the_host_of_mpirun() -> None:
+    spread = OPEN_MPI_4 | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    found = detect(spread)
+    assert found is not None
+    assert found.coordinator == "192.0.2.2:61955"
+    only_6 = {"OMPI_MCA_orte_hnp_uri": "33751040.0;tcp6://[fd00::2,fd00::3]:54391"}
+    found = detect(spread | only_6)
+    assert found is not None
+    assert found.coordinator == "[fd00::2]:61955"
+    with pytest.raises(LaunchError, match="OMPI_MCA_orte_hnp_uri='nonsense'; set LOCKSTEP_COORD"):
+        detect(spread | {"OMPI_MCA_orte_hnp_uri": "nonsense"})
+
+
+def test_open_mpi_without_any_address_has_no_coordinator() -> None:
+    bare = {k: v for k, v in OPEN_MPI_5.items() if not k.startswith("P")}
+    found = detect(bare)
+    assert found is not None
+    assert found.coordinator is None
+    assert not found.on_one_host
+
+
+def test_torchrun_style_variables_set_by_hand() -> None:
+    by_hand = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "fd00::1", "MASTER_PORT": "2345"}
+    assert detect(by_hand) == place(0, 2, None, None, "[fd00::1]:2345", "torchrun")
+
+
+def test_torchrun_on_one_host_needs_no_port_of_its_own() -> None:
+    found = detect(TORCHRUN | {"WORLD_SIZE": "2", "RANK": "1"})
+    assert found == place(1, 2, 1, 2, None, "torchrun")
+
+
+def test_rank_and_world_size_alone_mean_nothing() -> None:
+    assert detect({"RANK": "0", "WORLD_SIZE": "2"}) is None
+
+
+def test_the_innermost_launcher_counts() -> None:
+    # mpirun inside a Slurm allocation: Slurm's variables are those of Open MPI's daemon.
+    assert detect(SLURM | OPEN_MPI_4) == detect(OPEN_MPI_4)
+    assert detect(SLURM | TORCHRUN) == detect(TORCHRUN)
+    daemon = SLURM | {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
+    assert detect(daemon | MPICH) == detect(MPICH)
+    # srun --mpi=pmi2 sets PMI variables itself; its own know more.
+    pmi2 = {"PMI_RANK": "4", "PMI_SIZE": "8", "PMI_FD": "13"}
+    assert detect(SLURM | pmi2) == detect(SLURM)
+
+
+def test_steps_and_jobs_have_different_ports() -> None:
+    ports = set()
+    for job in (123456, 123457):
+        for step in range(3):
+            found = detect(SLURM | {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)})
+            assert found is not None
+            assert found.coordinator is not None
+            ports.add(int(found.coordinator.split(":")[1]))
+    assert len(ports) == 6
+    assert all(61440 <= port < 65536 for port in ports)
+
+
+def test_jax_s_own_variables_choose_the_coordinator() -> None:
+    for environ in (SLURM, MPICH, TORCHRUN):
+        plain = detect(environ)
+        assert plain is not None
+        found = detect(environ | {"JAX_COORDINATOR_ADDRESS": "head:1234"})
+        assert found == dataclasses.replace(plain, coordinator="head:1234")
+    found = detect(SLURM | {"JAX_COORDINATOR_PORT": "777"})
+    assert found is not None
+    assert found.coordinator == "n002:777"
+
+
+@pytest.mark.parametrize(
+    ("environ", "error"),
+    [
+        ({"PMI_RANK": "1"}, "PMI_RANK is set but PMI_SIZE is not"),
+        ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_SIZE is not set"),
+        (MPICH | {"PMI_RANK": "2"}, r"MPICH \(PMI\) say rank 2 of 2 processes: they contradict"),
+        (MPICH | {"MPI_LOCALRANKID": "5"}, "local rank 5 of 2 processes on this host"),
+        (MPICH | {"PMI_SIZE": "many"}, "PMI_SIZE='many' .* is not a whole number"),
+        ({"WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "RANK is not set"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "MASTER_PORT is not set"),
+        (
+            {"SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "a", "SLURM_JOB_ID": "1"},
+            "SLURM_STEP_NUM_TASKS nor SLURM_NTASKS",
+        ),
+        (
+            {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "1"},
+            "no SLURM_STEP_NODELIST; set LOCKSTEP_COORDINATOR",
+        ),
+        (SLURM | {"SLURM_STEP_NODELIST": "n[1-"}, "not a list of hosts"),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "3x2"}, "not a list of tasks per node"),
+    ],
+)
+def test_errors_say_what_is_missing_or_wrong(environ: dict[str, str], error: str) -> None:
+    with pytest.raises(LaunchError, match=error):
+        detect(environ)
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("n1", "n1"),
+        ("n1,x-2,y.z", "n1 x-2 y.z"),
+        ("n[001-003,7],x1", "n001 n002 n003 n7 x1"),
+        ("n[098-101]", "n098 n099 n100 n101"),
+        ("r[1-2]n[3,5]-ib", "r1n3-ib r1n5-ib r2n3-ib r2n5-ib"),
+        ("n[1-2]a,n[1-2]b", "n1a n2a n1b n2b"),
+    ],
+)
+def test_host_lists(text: str, hosts: str) -> None:
+    assert expand_hosts(text) == hosts.split()
+
+
+@pytest.mark.parametrize("text", ["", "n[", "n]1", "n[a-b]", "n[3-1]", "n[1,]", "a,,b", "n[[1]]"])
+def test_what_is_no_host_list(text: str) -> None:
+    with pytest.raises(LaunchError):
+        expand_hosts(text)
+
+
+@given(st.lists(st.integers(0, 9999), min_size=1, max_size=20), st.integers(1, 6))
+def test_host_lists_come_apart_as_they_were_put_together(numbers: list[int], width: int) -> None:
+    text = f"n[{','.join(f'{n:0{width}}' for n in numbers)}]"
+    assert expand_hosts(text) == [f"n{n:0{width}}" for n in numbers]
+
+
+def test_tasks_per_node() -> None:
+    assert expand_counts("4(x2),3") == [4, 4, 3]
+    assert expand_counts("1") == [1]
