@@ -30,6 +30,14 @@ std::string join(const std::vector<int>& numbers) {
   return numbers.size() > kShown ? text + ", ..." : text;
 }
 
+Signature signature_of(const Call& call, std::uint32_t sequence) {
+  return {call.op, call.dtype, call.reduction, 0, sequence, call.count};
+}
+
+constexpr const char* kMismatchHint =
+    ". All processes must run the same program on the same shapes: look for a loop of another "
+    "length, a padded batch, or `if jax.process_index() == 0`.";
+
 std::size_t lane_capacity(std::size_t processes) {
   const std::size_t share = kLaneBudget / (2 * Lane::kDepth * processes);
   return std::clamp(share, kSmallestMessage, kLargestMessage) / 4096 * 4096;
@@ -45,6 +53,9 @@ Team::Team(World& world, std::vector<int> devices) : world_(world), devices_(std
 }
 
 void Team::run(int member, std::uint32_t sequence, const Call& call, const Work& work) {
+  // Who gives up a round has left it for good: no round can be complete any more.
+  for (const Round& round : rounds_)
+    if (round.state.load() == Round::kAbandoned) throw Error(world_.arena().poison_text());
   Round& round = rounds_[sequence % 2];
   const auto index = static_cast<std::size_t>(member);
   round.calls[index] = &call;
@@ -62,11 +73,7 @@ void Team::lead(Round& round, std::uint32_t sequence, const Work& work) {
     throw Error(world_.arena().poison_text());  // a member gave up waiting and took its call along
   round.error.clear();
   try {
-    for (const Call* call : round.calls)
-      if (call->op != round.calls[0]->op || call->dtype != round.calls[0]->dtype ||
-          call->reduction != round.calls[0]->reduction || call->count != round.calls[0]->count)
-        throw Error("lockstep: the devices of " + world_.label(world_.process()) +
-                    " are in different collectives.");
+    check_same(round.calls, sequence);
     work(round.calls, sequence);
   } catch (const std::exception& error) {
     round.error = error.what();
@@ -77,6 +84,18 @@ void Team::lead(Round& round, std::uint32_t sequence, const Work& work) {
   round.arrived.store(0, std::memory_order_relaxed);
   round.state.store(Round::kGathering, std::memory_order_relaxed);
   done_.advance();
+}
+
+void Team::check_same(std::span<const Call* const> calls, std::uint32_t sequence) const {
+  const Signature first = signature_of(*calls[0], sequence);
+  for (std::size_t i = 1; i < calls.size(); ++i) {
+    const Signature other = signature_of(*calls[i], sequence);
+    if (other != first)
+      throw Error("lockstep: the devices of " + world_.label(world_.process()) +
+                  " are in different collectives: device " + std::to_string(devices_[0]) +
+                  " called " + describe(first) + "; device " + std::to_string(devices_[i]) +
+                  " called " + describe(other) + kMismatchHint);
+  }
 }
 
 void Team::wait_for_leader(Round& round, int member, std::uint32_t sequence, const Call& call) {
@@ -95,13 +114,12 @@ void Team::wait_for_leader(Round& round, int member, std::uint32_t sequence, con
       return;
     }
     if (deadline.passed() && !world_.arena().poisoned())
-      world_.arena().poison(
-          "lockstep: " + std::string(name_of(call.op)) + " of " + std::to_string(call.count) +
-          " x " + name_of(call.dtype) + ": device " +
-          std::to_string(devices_[static_cast<std::size_t>(member)]) + " of " +
-          world_.label(world_.process()) + " waited " +
-          std::to_string(static_cast<long>(world_.timeout_seconds())) +
-          " s for other devices of its own process: " + absent(round) + " did not call it.");
+      world_.arena().poison("lockstep: " + std::string(name_of(call.op)) + " of " +
+                            std::to_string(call.count) + " x " + name_of(call.dtype) + ": device " +
+                            std::to_string(devices_[static_cast<std::size_t>(member)]) + " of " +
+                            world_.label(world_.process()) + " waited " + world_.timeout_text() +
+                            " for other devices of its own process: " + absent(round) +
+                            " did not call it.");
     throw Error(world_.arena().poison_text());
   }
 }
@@ -197,7 +215,7 @@ std::byte* Clique::shared_memory(std::size_t bytes) {
 
 Exchange::Exchange(Clique& clique, const Call& call, std::uint32_t sequence)
     : clique_(clique),
-      signature_{call.op, call.dtype, call.reduction, 0, sequence, call.count},
+      signature_(signature_of(call, sequence)),
       watch_{&clique.world().arena().header().poison_state,
              Deadline(clique.world().timeout_seconds()), clique.world().process_spin()},
       first_(clique.groups().size() > 1 ? clique.partials(clique.self()).next() : 0) {
@@ -216,11 +234,8 @@ const std::byte* Exchange::await(Lane& lane) {
     const World& world = clique_.world();
     const int peer = clique_.groups()[static_cast<std::size_t>(lane.writer())].process;
     throw Error("lockstep: the processes are in different collectives on " + clique_.describe() +
-                ": " + world.label(world.process()) + " called " +
-                lockstep::describe(signature_) + "; " + world.label(peer) + " called " +
-                lockstep::describe(theirs) +
-                ". All processes must run the same program on the same shapes: look for a loop of "
-                "another length, a padded batch, or `if jax.process_index() == 0`.");
+                ": " + world.label(world.process()) + " called " + lockstep::describe(signature_) +
+                "; " + world.label(peer) + " called " + lockstep::describe(theirs) + kMismatchHint);
   }
   return lane.payload();
 }
@@ -244,8 +259,7 @@ void Exchange::give_up(int peer) {
       missing += (missing.empty() ? "" : ", ") +
                  world.label(clique_.groups()[static_cast<std::size_t>(group)].process);
   std::string text = "lockstep: " + lockstep::describe(signature_) + " on " + clique_.describe() +
-                     ": " + world.label(world.process()) + " waited " +
-                     std::to_string(static_cast<long>(world.timeout_seconds())) + " s. ";
+                     ": " + world.label(world.process()) + " waited " + world.timeout_text() + ". ";
   if (!missing.empty())
     text += "Not arrived: " + missing + ".";
   else if (peer >= 0)

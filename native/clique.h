@@ -52,6 +52,8 @@ class Team {
     std::string error;  // written by the leader before `done` advances
   };
 
+  // Throws Error, with two calls that differ, unless all are the same collective.
+  void check_same(std::span<const Call* const> calls, std::uint32_t sequence) const;
   void lead(Round& round, std::uint32_t sequence, const Work& work);
   void wait_for_leader(Round& round, int member, std::uint32_t sequence, const Call& call);
   std::string absent(const Round& round) const;

@@ -2,6 +2,7 @@
 
 #include "collectives/collectives.h"
 #include "error.h"
+#include "world.h"
 
 namespace lockstep {
 
@@ -13,12 +14,18 @@ void Communicator::run(const Call& call) {
   run_locked(call);
 }
 
+// The other ranks wait for the collective that this rank will not make.
+void Communicator::fail(const std::string& what) {
+  const std::string text =
+      "lockstep: " + what +
+      ". This jaxlib calls its collectives in an order that this version of Lockstep does not "
+      "know; `lockstep doctor` names the versions that it does.";
+  clique_.world().arena().poison(text);
+  throw Error(text);
+}
+
 void Communicator::run_locked(const Call& call) {
-  if (rounds_ != 0)
-    throw Error(std::string("lockstep: ") + name_of(call.op) +
-                " in the middle of an all-to-all. This jaxlib calls its collectives in an order "
-                "that this version of Lockstep does not know; `lockstep doctor` names the versions "
-                "that it does.");
+  if (rounds_ != 0) fail(std::string(name_of(call.op)) + " in the middle of an all-to-all");
   const std::uint32_t sequence = sequence_++;
   clique_.team().run(clique_.member_of(rank_), sequence, call,
                      [this](std::span<const Call* const> calls, std::uint32_t number) {
@@ -32,10 +39,7 @@ void Communicator::send_receive(const std::byte* from, int target, std::byte* to
   const int next = rounds_ + 1;
   if (target != (rank_ + next) % size() || source != (rank_ + size() - next) % size() ||
       (rounds_ != 0 && all_to_all_.count != bytes))
-    throw Error(
-        "lockstep: a Sendrecv that is not part of an all-to-all. This jaxlib calls its collectives "
-        "in an order that this version of Lockstep does not know; `lockstep doctor` names the "
-        "versions that it does.");
+    fail("a Sendrecv that is not part of an all-to-all");
   if (rounds_ == 0) {
     all_to_all_.op = Op::kAllToAll;
     all_to_all_.count = bytes;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <mutex>
+#include <string>
 
 #include "clique.h"
 #include "mailbox.h"
@@ -32,6 +33,7 @@ class Communicator {
 
  private:
   void run_locked(const Call& call);
+  [[noreturn]] void fail(const std::string& what);
 
   Clique& clique_;
   const int rank_;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "clique.h"
+#include "collectives/copy.h"
 #include "error.h"
 #include "world.h"
 
@@ -87,7 +88,7 @@ void Mailbox::receive_local(int self, Request& request) {
                   " bytes, rank " + std::to_string(self) + " expects " +
                   std::to_string(request.bytes) + ".");
     channel.sent.pop_front();
-    std::memcpy(request.to, sent.from, request.bytes);
+    OutputCopy(request.bytes)(request.to, sent.from, request.bytes);
     sent.complete.store(true, std::memory_order_release);
   }
   request.complete.store(true, std::memory_order_relaxed);
@@ -134,7 +135,7 @@ void Mailbox::receive_shared(int self, Request& request) {
                   " bytes, rank " + std::to_string(self) + " expects " +
                   std::to_string(request.bytes) + ".");
     const std::size_t n = std::min(kSlotBytes, request.bytes - request.moved);
-    std::memcpy(request.to + request.moved, slot.data, n);
+    OutputCopy(request.bytes)(request.to + request.moved, slot.data, n);
     request.moved += n;
     if (request.moved == request.bytes) request.complete.store(true, std::memory_order_relaxed);
     ring.read.advance();
@@ -143,7 +144,8 @@ void Mailbox::receive_shared(int self, Request& request) {
 }
 
 void Mailbox::withdraw(int self, Request& request) {
-  if (request.kind != Request::kSend || !same_process(self, request.peer)) return;
+  if (request.kind != Request::kSend || !request.started || !same_process(self, request.peer))
+    return;
   LocalChannel& channel = *local_[pair(self, request.peer)];
   std::lock_guard lock(channel.mutex);
   std::erase(channel.sent, &request);
@@ -151,9 +153,6 @@ void Mailbox::withdraw(int self, Request& request) {
 
 Request* Port::add(Request::Kind kind, int peer, const std::byte* from, std::byte* to,
                    std::size_t bytes) {
-  if (peer < 0 || peer >= clique_.size())
-    throw Error("lockstep: collective-permute names rank " + std::to_string(peer) + " of " +
-                clique_.describe() + ".");
   auto request = std::make_unique<Request>();
   request->kind = kind;
   request->peer = peer;
@@ -161,7 +160,12 @@ Request* Port::add(Request::Kind kind, int peer, const std::byte* from, std::byt
   request->to = to;
   request->bytes = bytes;
   Request* added = pending_.emplace_back(std::move(request)).get();
-  guarded([&] { clique_.mailbox().progress(rank_, *added); });
+  guarded([&] {
+    if (peer < 0 || peer >= clique_.size())
+      throw Error("lockstep: collective-permute names rank " + std::to_string(peer) + " of " +
+                  clique_.describe() + ".");
+    if (!behind_another(pending_.size() - 1)) clique_.mailbox().progress(rank_, *added);
+  });
   return added;
 }
 
@@ -179,9 +183,13 @@ void Port::wait(Request* request) {
   const Watch watch{&world.arena().header().poison_state, Deadline(world.timeout_seconds()),
                     world.process_spin()};
   guarded([&] {
+    // A failure ended all requests of this rank, this one too.
+    if (std::ranges::find(pending_, request, &std::unique_ptr<Request>::get) == pending_.end())
+      throw Error(world.arena().poison_text());
     for (;;) {
       const std::uint32_t seen = bell.load();
-      for (auto& pending : pending_) clique_.mailbox().progress(rank_, *pending);
+      for (std::size_t i = 0; i < pending_.size(); ++i)
+        if (!behind_another(i)) clique_.mailbox().progress(rank_, *pending_[i]);
       if (request->complete.load(std::memory_order_acquire)) return;
       const WaitResult result = wait_until(bell, seen + 1, watch);
       if (result == WaitResult::kPoisoned) throw Error(world.arena().poison_text());
@@ -197,23 +205,39 @@ void Port::guarded(Step step) {
     step();
   } catch (const Error& error) {
     clique_.world().arena().poison(error.what());
-    for (auto& pending : pending_) clique_.mailbox().withdraw(rank_, *pending);
-    pending_.clear();
+    forget_all();
     throw;
   }
+}
+
+void Port::forget_all() {
+  for (auto& pending : pending_) clique_.mailbox().withdraw(rank_, *pending);
+  pending_.clear();
+}
+
+bool Port::behind_another(std::size_t index) const {
+  const Request& request = *pending_[index];
+  for (std::size_t i = 0; i < index; ++i) {
+    const Request& elder = *pending_[i];
+    // A started send stands in the queue of its pair, which keeps the order.
+    if (elder.kind == request.kind && elder.peer == request.peer && !elder.started &&
+        !elder.complete.load(std::memory_order_acquire))
+      return true;
+  }
+  return false;
 }
 
 void Port::give_up(const Request& request) {
   const World& world = clique_.world();
   const int device = clique_.devices()[static_cast<std::size_t>(request.peer)];
-  const std::string who = "device " + std::to_string(device) + " of " +
-                          world.label(world.process_of(device));
+  const std::string who =
+      "device " + std::to_string(device) + " of " + world.label(world.process_of(device));
   throw Error("lockstep: collective-permute of " + std::to_string(request.bytes) + " bytes on " +
               clique_.describe() + ": device " +
               std::to_string(clique_.devices()[static_cast<std::size_t>(rank_)]) + " of " +
-              world.label(world.process()) + " waited " +
-              std::to_string(static_cast<long>(world.timeout_seconds())) + " s for " + who + " to " +
-              (request.kind == Request::kSend ? "receive" : "send") + ". Not arrived: " + who +
+              world.label(world.process()) + " waited " + world.timeout_text() + " for " + who +
+              " to " + (request.kind == Request::kSend ? "receive" : "send") +
+              ". Not arrived: " + who +
               ". --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; 0 means none.");
 }
 

@@ -74,6 +74,7 @@ class Mailbox {
 class Port {
  public:
   Port(Clique& clique, int rank) : clique_(clique), rank_(rank) {}
+  ~Port() { forget_all(); }
 
   Request* send(int target, const std::byte* data, std::size_t bytes);
   Request* receive(int source, std::byte* data, std::size_t bytes);
@@ -87,6 +88,9 @@ class Port {
   template <typename Step>
   void guarded(Step step);
   [[noreturn]] void give_up(const Request& request);
+  void forget_all();
+  // Whether an older request of the same pair has to be served first.
+  bool behind_another(std::size_t index) const;
 
   Clique& clique_;
   int rank_;

@@ -40,8 +40,8 @@ std::uintptr_t end_of_stack() {
 // std::vector as both common standard libraries lay it out: begin, end, end of storage. The id has
 // been 4 and 8 bytes wide in different releases.
 template <typename Id>
-DeviceList read_list(const std::uintptr_t* word, std::size_t at_least) {
-  const std::uintptr_t begin = word[0], end = word[1], storage = word[2];
+DeviceList read_list(std::uintptr_t begin, std::uintptr_t end, std::uintptr_t storage,
+                     std::size_t at_least) {
   if (begin < 4096 || begin % sizeof(Id) != 0 || end <= begin || storage < end) return {};
   const std::size_t count = (end - begin) / sizeof(Id);
   if ((end - begin) % sizeof(Id) != 0 || (storage - begin) % sizeof(Id) != 0) return {};
@@ -94,8 +94,10 @@ Sightings scan_stack(const World& world, int color, int key) {
   const std::uintptr_t end = end_of_stack();
   for (std::size_t i = 0; i < kDeepest; ++i, ++word) {
     if (reinterpret_cast<std::uintptr_t>(word + 3) > end) break;
-    for (const auto& list : {read_list<std::int32_t>(word, static_cast<std::size_t>(key)),
-                             read_list<std::int64_t>(word, static_cast<std::size_t>(key))}) {
+    const std::uintptr_t begin = word[0], last = word[1], storage = word[2];
+    const auto at_least = static_cast<std::size_t>(key);
+    for (const auto& list : {read_list<std::int32_t>(begin, last, storage, at_least),
+                             read_list<std::int64_t>(begin, last, storage, at_least)}) {
       if (list.empty() || !plausible(world, list, color, key)) continue;
       add(seen.lists, list);
       if (in_a_library(word[-1])) add(seen.keys, list);

@@ -1,13 +1,16 @@
 #include "world.h"
 
+#include <iomanip>
+#include <sstream>
+
 #include "clique.h"
 #include "error.h"
 
 namespace lockstep {
 namespace {
 
-// Waking a sleeper on an idle core takes 60 us and more on virtual machines. A spin shorter than that
-// never recovers from the first sleep: each side gives up just before the other one is awake.
+// Waking a sleeper on an idle core takes 60 us and more on virtual machines. A spin shorter than
+// that never recovers from the first sleep: each side gives up just before the other one is awake.
 constexpr std::chrono::microseconds kSpin{200};
 
 }  // namespace
@@ -18,6 +21,12 @@ World::World(WorldOptions options)
                             : std::make_shared<Arena>(options_.arena_fd, options_.nonce)) {}
 
 World::~World() = default;
+
+std::string World::timeout_text() const {
+  std::ostringstream text;
+  text << std::setprecision(15) << options_.timeout_seconds << " s";
+  return text.str();
+}
 
 void World::set_devices(const std::vector<int>& ids, const std::vector<int>& processes) {
   std::lock_guard lock(mutex_);

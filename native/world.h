@@ -39,6 +39,7 @@ class World {
   int num_processes() const { return static_cast<int>(options_.labels.size()); }
   int cores() const { return options_.cores; }
   double timeout_seconds() const { return options_.timeout_seconds; }
+  std::string timeout_text() const;  // "0.5 s"
   const std::string& label(int process) const { return options_.labels.at(process); }
   Arena& arena() { return *arena_; }
 

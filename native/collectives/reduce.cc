@@ -1,11 +1,12 @@
 // Integers wrap, as XLA's do: signed types are added and multiplied as unsigned. Min and max pass
-// NaN on from either side, as jnp.minimum does. Compiled with -ffp-contract=off: a fused multiply-add
-// in the complex product would make the bits depend on the processor.
+// NaN on from either side, as jnp.minimum does. Compiled with -ffp-contract=off: a fused
+// multiply-add in the complex product would make the bits depend on the processor.
 #include "collectives/reduce.h"
 
 #include <algorithm>
 #include <complex>
 #include <cstring>
+#include <type_traits>
 
 #include "error.h"
 
@@ -30,7 +31,11 @@ struct Sum {
 };
 template <typename T>
 struct Product {
-  static T apply(T a, T b) { return a * b; }
+  static T apply(T a, T b) {
+    // Narrow types are promoted to int, which the product of two 16-bit numbers overflows.
+    if constexpr (std::is_integral_v<T>) return static_cast<T>(1U * a * b);
+    return a * b;
+  }
 };
 template <typename T>
 struct Min {
@@ -50,20 +55,20 @@ struct Product<std::complex<R>> {
 
 using Kernel = void (*)(std::byte*, const std::byte*, const std::byte*, std::size_t);
 
-#define LOCKSTEP_KERNEL(NAME, T, OP)                                                          \
-  LOCKSTEP_CLONES void NAME(std::byte* out, const std::byte* a, const std::byte* b,           \
-                            std::size_t n) {                                                  \
-    auto* to = reinterpret_cast<T*>(out);                                                     \
-    const auto* x = reinterpret_cast<const T*>(a);                                            \
-    const auto* y = reinterpret_cast<const T*>(b);                                            \
-    for (std::size_t i = 0; i < n; ++i) to[i] = OP<T>::apply(x[i], y[i]);                     \
+#define LOCKSTEP_KERNEL(NAME, T, OP)                                                \
+  LOCKSTEP_CLONES void NAME(std::byte* out, const std::byte* a, const std::byte* b, \
+                            std::size_t n) {                                        \
+    auto* to = reinterpret_cast<T*>(out);                                           \
+    const auto* x = reinterpret_cast<const T*>(a);                                  \
+    const auto* y = reinterpret_cast<const T*>(b);                                  \
+    for (std::size_t i = 0; i < n; ++i) to[i] = OP<T>::apply(x[i], y[i]);           \
   }
 
-#define LOCKSTEP_RING(SUFFIX, T)                  \
-  LOCKSTEP_KERNEL(sum_##SUFFIX, T, Sum)           \
+#define LOCKSTEP_RING(SUFFIX, T)        \
+  LOCKSTEP_KERNEL(sum_##SUFFIX, T, Sum) \
   LOCKSTEP_KERNEL(product_##SUFFIX, T, Product)
-#define LOCKSTEP_ORDER(SUFFIX, T)                 \
-  LOCKSTEP_KERNEL(min_##SUFFIX, T, Min)           \
+#define LOCKSTEP_ORDER(SUFFIX, T)       \
+  LOCKSTEP_KERNEL(min_##SUFFIX, T, Min) \
   LOCKSTEP_KERNEL(max_##SUFFIX, T, Max)
 
 // Two's complement: one ring per width serves signed and unsigned.
@@ -89,18 +94,12 @@ LOCKSTEP_ORDER(f64, double)
 // Columns follow Reduction: sum, product, min, max.
 Kernel kernel_for(DType dtype, Reduction reduction) {
   static constexpr Kernel kTable[][4] = {
-      {nullptr, nullptr, nullptr, nullptr},
-      {sum_8, product_8, min_i8, max_i8},
-      {sum_16, product_16, min_i16, max_i16},
-      {sum_32, product_32, min_i32, max_i32},
-      {sum_64, product_64, min_i64, max_i64},
-      {sum_8, product_8, min_u8, max_u8},
-      {sum_16, product_16, min_u16, max_u16},
-      {sum_32, product_32, min_u32, max_u32},
-      {sum_64, product_64, min_u64, max_u64},
-      {sum_f32, product_f32, min_f32, max_f32},
-      {sum_f64, product_f64, min_f64, max_f64},
-      {sum_c64, product_c64, nullptr, nullptr},
+      {nullptr, nullptr, nullptr, nullptr},       {sum_8, product_8, min_i8, max_i8},
+      {sum_16, product_16, min_i16, max_i16},     {sum_32, product_32, min_i32, max_i32},
+      {sum_64, product_64, min_i64, max_i64},     {sum_8, product_8, min_u8, max_u8},
+      {sum_16, product_16, min_u16, max_u16},     {sum_32, product_32, min_u32, max_u32},
+      {sum_64, product_64, min_u64, max_u64},     {sum_f32, product_f32, min_f32, max_f32},
+      {sum_f64, product_f64, min_f64, max_f64},   {sum_c64, product_c64, nullptr, nullptr},
       {sum_c128, product_c128, nullptr, nullptr},
   };
   const auto row = static_cast<std::size_t>(dtype);

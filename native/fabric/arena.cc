@@ -62,8 +62,7 @@ Arena::Arena(int fd, std::uint64_t nonce) : fd_(fcntl(fd, F_DUPFD_CLOEXEC, 0)) {
     close(fd_);
     throw Error("lockstep: the file offered as this job's shared memory has another size.");
   }
-  void* base =
-      mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
+  void* base = mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
   if (base == MAP_FAILED) {
     const int code = errno;
     close(fd_);
@@ -108,8 +107,9 @@ void Arena::poison(const std::string& text) {
 }
 
 std::string Arena::poison_text() const {
-  // The writer needs microseconds between its two stores; it may have died between them.
-  for (int i = 0; i < 200 && header().poison_state.load(std::memory_order_acquire) == 1; ++i)
+  // Who asks knows that the job has failed, and may ask before the text is there. The writer needs
+  // microseconds for it; it may have died.
+  for (int i = 0; i < 200 && header().poison_state.load(std::memory_order_acquire) != 2; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (header().poison_state.load(std::memory_order_acquire) != 2)
     return "lockstep: another process failed and left no text.";

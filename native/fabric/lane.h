@@ -38,9 +38,7 @@ class Lane {
   // A reader's side.
   Counter& written() const { return *written_; }
   std::uint32_t next() const { return next_; }
-  const Signature& signature() const {
-    return *reinterpret_cast<const Signature*>(slot(next_));
-  }
+  const Signature& signature() const { return *reinterpret_cast<const Signature*>(slot(next_)); }
   void release();
 
   int writer() const { return writer_; }

@@ -32,11 +32,12 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 // When a wait must end. Made once per collective, so that all its waits share one deadline.
 class Deadline {
  public:
-  // seconds <= 0 means never.
+  // seconds <= 0 means never, and so does what the clock cannot count to.
   explicit Deadline(double seconds)
-      : end_(seconds > 0 ? Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                              std::chrono::duration<double>(seconds))
-                         : Clock::time_point::max()) {}
+      : end_(seconds > 0 && seconds < 1e9
+                 ? Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                      std::chrono::duration<double>(seconds))
+                 : Clock::time_point::max()) {}
   bool passed() const { return end_ != Clock::time_point::max() && Clock::now() >= end_; }
   Clock::duration left() const { return end_ - Clock::now(); }
   bool never() const { return end_ == Clock::time_point::max(); }
