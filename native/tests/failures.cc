@@ -1,6 +1,7 @@
 // Ranks that never come, jobs that have failed, processes that die: who waits must hear of it.
 #include <unistd.h>
 
+#include <barrier>
 #include <chrono>
 #include <csignal>
 #include <thread>
@@ -180,20 +181,47 @@ TEST(a_failed_job_never_hangs) {
     for (int repeat = 0; repeat < 5; ++repeat)
       run_healthy(layout(where), {.timeout_seconds = 0}, [&](Rank& rank) {
         const auto end = rank.all();
-        if (rank.index == 0)
-          rank.world.arena().poison("lockstep: the test ends this job.");
-        else if (rank.index % 2 == 0)
-          std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        for (int i = 0; i < 300; ++i)
-          CHECK_CONTAINS(ERROR_OF(run_case(*end, {.count = 10})), "the test ends this job");
+        float value = 1;
+        Call call;
+        call.dtype = DType::kF32;
+        call.reduction = Reduction::kSum;
+        call.count = 1;
+        call.in = call.out = reinterpret_cast<std::byte*>(&value);
+        if (rank.index == 0) rank.world.arena().poison("lockstep: the test ends this job.");
+        if (rank.index == 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        for (int i = 0; i < 3000; ++i)
+          CHECK_CONTAINS(ERROR_OF(end->run(call)), "the test ends this job");
       });
+}
+
+// A leader that meets the failure while its siblings are about to give up, after a round that
+// nobody finished: a text that is never completed keeps the leader busy for a while.
+TEST(a_round_after_an_abandoned_one) {
+  const Layout pair{"1x2", {0, 0}};
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    std::barrier together(2);
+    const auto body = [&](Rank& rank) {
+      const auto end = rank.all();
+      rank.world.arena().header().poison_state.store(1);
+      if (rank.index == 1) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      for (int round = 0; round < 2; ++round) {
+        CHECK_CONTAINS(ERROR_OF(run_case(*end, {.count = 1})), "another process failed");
+        together.arrive_and_wait();
+      }
+    };
+    for (const Outcome& outcome : run_job(pair, {.timeout_seconds = 0}, body))
+      CHECK_EQUAL(outcome.error, "");
+  }
 }
 
 TEST(a_group_is_made_after_the_job_has_failed) {
   run_healthy(layout("2x1"), {}, [](Rank& rank) {
     rank.world.arena().poison("lockstep: the test ends this job.");
-    const auto end = rank.all();
-    CHECK_CONTAINS(ERROR_OF(run_case(*end, {.count = 10})), "the test ends this job");
+    CHECK_CONTAINS(ERROR_OF({
+                     const auto end = rank.all();
+                     run_case(*end, {.count = 10});
+                   }),
+                   "the test ends this job");
   });
 }
 

@@ -235,8 +235,13 @@ std::unique_ptr<Communicator> Rank::all() {
 }
 
 void Rank::mix(const void* data, std::size_t bytes) {
-  const auto* byte = static_cast<const unsigned char*>(data);
-  for (std::size_t i = 0; i < bytes; ++i) digest_ = (digest_ ^ byte[i]) * 0x100000001b3;
+  const auto* from = static_cast<const std::byte*>(data);
+  for (std::size_t at = 0; at < bytes; at += sizeof(digest_)) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, from + at, std::min(sizeof(word), bytes - at));
+    digest_ = (digest_ ^ word) * 0x100000001b3;
+    digest_ ^= digest_ >> 29;
+  }
 }
 
 std::vector<Outcome> run_job(const Layout& layout, const Options& options,

@@ -168,12 +168,16 @@ std::string text_of(const Case& what) {
          (what.in_place ? ", in place" : "");
 }
 
-void check_equal(Buffer& got, Buffer& expected, const std::string& what) {
-  const auto* a = got.data();
-  const auto* b = expected.data();
-  const auto at = std::mismatch(a, a + got.bytes(), b).first - a;
-  if (at != static_cast<std::ptrdiff_t>(got.bytes()))
-    fail(__FILE__, __LINE__, what + ": wrong from byte " + std::to_string(at) + " on");
+// By value and not by byte: zero has two signs, and which one a product gets depends on its order.
+void check_equal(Buffer& got, Buffer& expected, DType dtype, const std::string& what) {
+  with_type(dtype, [&]<typename T>() {
+    const auto* a = reinterpret_cast<const T*>(got.data());
+    const auto* b = reinterpret_cast<const T*>(expected.data());
+    const std::size_t count = got.bytes() / sizeof(T);
+    const auto at = static_cast<std::size_t>(std::mismatch(a, a + count, b).first - a);
+    if (at != count)
+      fail(__FILE__, __LINE__, what + ": wrong from element " + std::to_string(at) + " on");
+  });
 }
 
 }  // namespace
@@ -230,11 +234,11 @@ Buffer run_case(Communicator& end, const Case& what) {
   in.check_guards();
   Buffer same(in.bytes());
   fill_input(same, what, rank, size);
-  check_equal(in, same, text_of(what) + ", its input");
+  check_equal(in, same, what.dtype, text_of(what) + ", its input");
   if (what.values == Values::kRough) return out;
   Buffer expected(out.bytes());
   fill_expected(expected, what, rank, size);
-  check_equal(out, expected, text_of(what));
+  check_equal(out, expected, what.dtype, text_of(what));
   return out;
 }
 
@@ -263,7 +267,7 @@ void run_permute(Communicator& end, const std::vector<Edge>& edges, std::size_t 
   out.check_guards();
   if (!receives) return;
   Buffer expected = message(seed, source, bytes);
-  check_equal(out, expected,
+  check_equal(out, expected, DType::kU8,
               "permute of " + std::to_string(bytes) + " bytes from rank " + std::to_string(source));
 }
 

@@ -71,6 +71,7 @@ TEST(several_megabytes) {
 // Rank 0 sends several messages before it waits for any, rank 1 asks for all before it waits.
 void check_order(Rank& rank, std::size_t bytes, bool backwards) {
   constexpr std::uint32_t kMessages = 5;
+  if (rank.index > 1) return;
   const auto end = rank.all();
   std::vector<Buffer> buffers;
   std::vector<Request*> requests;
