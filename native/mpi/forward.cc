@@ -59,6 +59,7 @@ struct Mpi {
   Function<Handle, int*> comm_rank{library, "MPI_Comm_rank"};
   Function<Handle, int*> comm_size{library, "MPI_Comm_size"};
   Function<Handle, int, int, Handle*> comm_split{library, "MPI_Comm_split"};
+  Function<Handle> barrier{library, "MPI_Barrier"};
   Function<Handle*> comm_free{library, "MPI_Comm_free"};
   Function<const void*, void*, int, Handle, Handle, Handle> allreduce{library, "MPI_Allreduce"};
   Function<const void*, int, Handle, void*, int, Handle, Handle> allgather{library,
@@ -213,10 +214,13 @@ int lockstep_mpi_start(int processes) {
                   std::to_string(processes) + " processes");
     if (provided != standard::kThreadMultiple)
       throw Error("this MPI lets only one thread call it (no MPI_THREAD_MULTIPLE)");
+    check(opened->barrier(standard::kCommWorld));
     running = true;
     return 0;
   });
 }
+
+void lockstep_mpi_abandon() { running = false; }
 
 int MPIABI_Init_thread(int*, char***, int, int* provided) {
   *provided = static_cast<int>(MPIABI_THREAD_MULTIPLE);

@@ -93,6 +93,27 @@ def test_processes_that_ask_for_different_groups_hear_of_it() -> None:
     assert result.by_process[2] == ["raised True"], result
 
 
+@pytest.mark.parametrize(
+    ("end", "status"), [("raise ValueError('boom')", 1), ("os.kill(os.getpid(), 9)", 137)]
+)
+def test_a_process_that_fails_ends_the_job_and_leaves_no_shared_memory(
+    end: str, status: int
+) -> None:
+    program = f"""\
+        import os, jax
+        from jax.experimental import multihost_utils
+        jax.distributed.initialize()
+        multihost_utils.sync_global_devices("all are here")
+        if jax.process_index() == 1:
+            {end}
+        multihost_utils.sync_global_devices("one is missing")
+        """
+    before = set(os.listdir("/dev/shm"))
+    result = run_lockstep(["--collectives", "mpi"], program, n=2, d=1, expect_status=status)
+    assert "process 1 of 2 failed first" in result.said_by_launcher
+    assert not {x for x in set(os.listdir("/dev/shm")) - before if x.startswith("mpich")}
+
+
 def test_a_library_that_is_no_mpi_is_named(tmp_path: Path) -> None:
     path = tmp_path / "libmpi_abi.so.1"
     path.write_text("not a library")

@@ -154,6 +154,10 @@ def _run_exit_handlers(give_up: Callable[[], NoReturn]) -> None:
     with contextlib.suppress(BaseException):
         _flush()
         threading.Thread(target=watch, daemon=True).start()
+        if current().collectives == "mpi":
+            from lockstep.runtime import mpi
+
+            mpi.abandon()
         atexit._run_exitfuncs()
     _flush()
 

@@ -11,11 +11,11 @@ request, one line an answer, ``cmd=NAME key=value ...``, and nobody asks twice b
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import socket
 
 _PAIR = re.compile(r"([\w/-]+)=((?:\\.|[^ \\])*)")
-_JOB = "lockstep"
 _LARGEST_REQUEST = 1 << 16
 
 Reply = tuple[int, str]
@@ -25,8 +25,10 @@ Reply = tuple[int, str]
 class Board:
     """The common table and the barrier of ``size`` processes on one host."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, name: str) -> None:
+        """``name`` is the job's. MPICH names its shared memory after it: no two may be the same."""
         self._size = size
+        self._name = name
         # One block of hosts: host 0, one of them, all ranks on it.
         self._table = {"PMI_process_mapping": f"(vector,(0,1,{size}))"}
         self._waiting: set[int] = set()
@@ -59,7 +61,7 @@ class Board:
             case "get_universe_size":
                 return f"cmd=universe_size rc=0 size={self._size}"
             case "get_my_kvsname":
-                return f"cmd=my_kvsname rc=0 kvsname={_JOB}"
+                return f"cmd=my_kvsname rc=0 kvsname={self._name}"
             case "put":
                 self._table[said.get("key", "")] = said.get("value", "")
                 return "cmd=put_result rc=0 msg=success"
@@ -78,7 +80,7 @@ class PmiServer:
     """Serves ``size`` processes. The owner's loop watches `fd` and calls `serve`."""
 
     def __init__(self, size: int) -> None:
-        self._board = Board(size)
+        self._board = Board(size, f"lockstep-{os.urandom(16).hex()}")
         pairs = [socket.socketpair() for _ in range(size)]
         self._ours = [ours for ours, _ in pairs]
         self._theirs = [theirs for _, theirs in pairs]

@@ -8,6 +8,7 @@ here is used.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -31,6 +32,7 @@ _ANY_MPI = re.compile(r"\blibmpi(?:_abi|wrapper|trampoline)?\.so(?:\.\d+)*$")
 # Without a number it is for linkers only, and may be a text file.
 _STANDARD_ABI = re.compile(r"\blibmpi_abi\.so(?:\.\d+)+$")
 _FORCED_DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
+_SHARED_MEMORY = re.compile(r"(/dev/shm/mpich_\w+)$")
 _OURS = {FORWARDER, _engine.FILE}
 
 
@@ -118,6 +120,7 @@ def _forwarder() -> ctypes.CDLL:
     library.lockstep_mpi_last_error.restype = ctypes.c_char_p
     library.lockstep_mpi_open.argtypes = [ctypes.c_char_p]
     library.lockstep_mpi_start.argtypes = [ctypes.c_int]
+    library.lockstep_mpi_abandon.restype = None
     return library
 
 
@@ -153,6 +156,26 @@ def before_cpu_client() -> None:
             "other way, (b) their launcher belongs to another MPI than the library, which is the "
             "first of: LOCKSTEP_MPI_LIBRARY, this Python's lib, LD_LIBRARY_PATH, the loader's."
         )
+    _unlink_shared_memory()
+
+
+def _unlink_shared_memory() -> None:
+    """Takes the names from MPICH's shared memory, which all processes have mapped by now.
+
+    A process that is killed would leave it behind, and a later job that draws the same name would
+    take it for its own.
+    """
+    with open("/proc/self/maps") as maps:
+        names = {name for line in maps for name in _SHARED_MEMORY.findall(line)}
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            os.unlink(name)
+
+
+def abandon() -> None:
+    """Ends this process's part without waiting for the others, which MPI_Finalize would do."""
+    if os.environ.get(TRAMPOLINE) == str(_engine.installed(FORWARDER)):
+        _forwarder().lockstep_mpi_abandon()
 
 
 def planned_devices(asked: int, environ: Mapping[str, str]) -> int:
