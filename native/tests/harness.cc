@@ -1,6 +1,7 @@
 #include "harness.h"
 
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -120,6 +121,7 @@ struct Job {
   }
 
   [[noreturn]] void run_child(int process) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that is killed leaves nobody behind
     int status = 0;
     try {
       const auto world = make_world(process, nullptr);
