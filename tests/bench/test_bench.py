@@ -16,7 +16,7 @@ import pytest
 from lockstep.doctor import machine
 from support import MARK, marked, wait_until
 
-RUN_SECONDS = 120.0
+RUN_SECONDS = 240.0
 
 
 class Bench:

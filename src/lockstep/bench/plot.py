@@ -120,8 +120,8 @@ def save(report: Mapping[str, Any], path: str) -> None:
     panes[0].legend(frameon=False, fontsize=9)
     job, machine, versions = report["job"], report["machine"], report["versions"]
     figure.suptitle(
-        f"{job['processes']} processes x {counted(job['devices'], 'device')}, {job['dtype']}, on "
-        f"{machine['cpu']}, {counted(machine['usable_cores'], 'core')}, "
+        f"{counted(job['processes'], 'process')} x {counted(job['devices'], 'device')}, "
+        f"{job['dtype']}, on {machine['cpu']}, {counted(machine['usable_cores'], 'core')}, "
         f"jaxlib {versions.get('jaxlib', '?')} (median, quartiles shaded)",
         fontsize=11,
         x=0.01,

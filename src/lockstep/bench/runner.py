@@ -183,8 +183,8 @@ class Runner:
     def _calibrate(self, job: Driven, turn: _Turn) -> None:
         # A single turn is mostly dispatch; a second round with more turns finds the collective.
         k, seconds, call = 1, 0.0, 0.0
-        for _ in range(2):
-            answers = job.ask("block", self._timeout, k=k, samples=2, calls=2)
+        for samples in (1, 3):
+            answers = job.ask("block", self._timeout, k=k, samples=samples, calls=samples)
             seconds = min(_slowest(answers, "loop")) / k
             call = min(_slowest(answers, "call"))
             if k * seconds >= LOOP_SECONDS:

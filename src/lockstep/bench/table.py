@@ -136,8 +136,8 @@ def heading(report: Mapping[str, Any]) -> str:
     job, machine, versions = report["job"], report["machine"], report["versions"]
     memory = f", {format_size(machine['memory'])}" if machine["memory"] else ""
     return (
-        f"{job['processes']} processes x {counted(job['devices'], 'device')}, {job['dtype']}, "
-        f"{machine['cpu']}, {counted(machine['usable_cores'], 'core')}{memory}; "
+        f"{counted(job['processes'], 'process')} x {counted(job['devices'], 'device')}, "
+        f"{job['dtype']}, {machine['cpu']}, {counted(machine['usable_cores'], 'core')}{memory}; "
         f"jax {versions.get('jax', '?')}, jaxlib {versions.get('jaxlib', '?')}, "
         f"lockstep {versions.get('lockstep', '?')}"
     )

@@ -14,5 +14,6 @@ def format_size(size: float) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """``"1 device"``, ``"2 devices"``."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    """``"1 device"``, ``"2 devices"``, ``"2 processes"``."""
+    plural = "es" if what.endswith("s") else "s"
+    return f"{number} {what}{'' if number == 1 else plural}"
