@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "collectives/collectives.h"
+#include "collectives/copy.h"
 
 namespace lockstep {
 namespace {
@@ -14,6 +15,7 @@ struct AllGather {
   Calls calls;
   const std::size_t bytes;  // of one rank's part
   const std::size_t tile;   // bytes of each part in one message
+  const OutputCopy copy;
 
   std::span<const int> ranks(int group) const {
     return clique.groups()[static_cast<std::size_t>(group)].ranks;
@@ -21,7 +23,7 @@ struct AllGather {
 
   void give_to_ranks(const std::byte* part, int rank, std::size_t at, std::size_t n) {
     for (const Call* call : calls)
-      std::memcpy(call->out + static_cast<std::size_t>(rank) * bytes + at, part, n);
+      copy(call->out + static_cast<std::size_t>(rank) * bytes + at, part, n);
   }
 
   void send(std::size_t at, std::size_t n) {
@@ -54,8 +56,12 @@ struct AllGather {
 void all_gather(Exchange& exchange, Calls calls) {
   Clique& clique = exchange.clique();
   const std::size_t bytes = calls[0]->bytes();
-  AllGather run{exchange, clique, calls, bytes,
-                elements_per_part(clique, clique.max_local(), 1)};
+  AllGather run{exchange,
+                clique,
+                calls,
+                bytes,
+                elements_per_part(clique, clique.max_local(), 1),
+                OutputCopy(bytes * static_cast<std::size_t>(clique.size()) * calls.size())};
   const std::size_t tiles = std::max<std::size_t>(1, (bytes + run.tile - 1) / run.tile);
   const auto size = [&](std::size_t t) { return std::min(run.tile, bytes - t * run.tile); };
   if (exchange.peers() == 1) return run.copy_own(0, bytes);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "collectives/collectives.h"
+#include "collectives/copy.h"
 #include "collectives/reduce.h"
 
 namespace lockstep {
@@ -23,6 +24,7 @@ struct AllReduce {
   const DType dtype;
   const Reduction reduction;
   const std::size_t width;
+  const OutputCopy copy;
   std::vector<const std::byte*> sources;
 
   AllReduce(Exchange& x, Calls c)
@@ -31,7 +33,8 @@ struct AllReduce {
         calls(c),
         dtype(c[0]->dtype),
         reduction(c[0]->reduction),
-        width(size_of(c[0]->dtype)) {}
+        width(size_of(c[0]->dtype)),
+        copy(c[0]->bytes() * c.size()) {}
 
   // out[0 .. count) = the sum over this process's ranks of the elements from `first` on.
   void add_local(std::byte* out, std::size_t first, std::size_t count) {
@@ -43,7 +46,7 @@ struct AllReduce {
   void give_to_ranks(const std::byte* result, std::size_t first, std::size_t count) {
     for (const Call* call : calls) {
       std::byte* out = call->out + first * width;
-      if (out != result) std::memcpy(out, result, count * width);
+      if (out != result) copy(out, result, count * width);
     }
   }
 

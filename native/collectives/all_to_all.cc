@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "collectives/collectives.h"
+#include "collectives/copy.h"
 
 namespace lockstep {
 namespace {
@@ -15,6 +16,7 @@ struct AllToAll {
   Calls calls;
   const std::size_t bytes;  // of one block
   const std::size_t tile;   // bytes of each block in one message
+  const OutputCopy copy;
 
   std::span<const int> ranks(int group) const {
     return clique.groups()[static_cast<std::size_t>(group)].ranks;
@@ -45,8 +47,8 @@ struct AllToAll {
       const auto theirs = ranks(group);
       for (std::size_t i = 0; i < theirs.size(); ++i)
         for (std::size_t k = 0; k < own.size(); ++k)
-          std::memcpy(calls[k]->outs[static_cast<std::size_t>(theirs[i])] + at,
-                      message + in_message(i, own[k]), n);
+          copy(calls[k]->outs[static_cast<std::size_t>(theirs[i])] + at,
+               message + in_message(i, own[k]), n);
       clique.partials(group).release();
     }
   }
@@ -56,8 +58,8 @@ struct AllToAll {
     for (std::size_t i = 0; i < own.size(); ++i)
       for (std::size_t k = 0; k < own.size(); ++k)
         if (i != k)
-          std::memcpy(calls[k]->outs[static_cast<std::size_t>(own[i])],
-                      calls[i]->ins[static_cast<std::size_t>(own[k])], bytes);
+          copy(calls[k]->outs[static_cast<std::size_t>(own[i])],
+               calls[i]->ins[static_cast<std::size_t>(own[k])], bytes);
   }
 };
 
@@ -67,7 +69,12 @@ void all_to_all(Exchange& exchange, Calls calls) {
   Clique& clique = exchange.clique();
   const std::size_t bytes = calls[0]->bytes();
   const std::size_t parts = clique.max_local() * static_cast<std::size_t>(clique.size());
-  AllToAll run{exchange, clique, calls, bytes, elements_per_part(clique, parts, 1)};
+  AllToAll run{exchange,
+               clique,
+               calls,
+               bytes,
+               elements_per_part(clique, parts, 1),
+               OutputCopy(bytes * static_cast<std::size_t>(clique.size()) * calls.size())};
   run.within_process();
   if (exchange.peers() == 1) return;
   const std::size_t tiles = std::max<std::size_t>(1, (bytes + run.tile - 1) / run.tile);

@@ -1,0 +1,32 @@
+// Copies into a rank's output.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+
+namespace lockstep {
+
+// Above this many bytes of output a collective's result does not survive in the caches anyway, and
+// ordinary stores would first read every line that they are about to overwrite.
+inline constexpr std::size_t kStreamBytes = std::size_t{8} << 20;
+
+// memcpy whose stores bypass the caches. The data is visible to whoever synchronises with this
+// thread after the call, as with memcpy.
+void stream_copy(std::byte* to, const std::byte* from, std::size_t bytes);
+
+// Copies into the outputs of one collective, which of all ranks of this process have `total` bytes.
+class OutputCopy {
+ public:
+  explicit OutputCopy(std::size_t total) : stream_(total >= kStreamBytes) {}
+  void operator()(std::byte* to, const std::byte* from, std::size_t bytes) const {
+    if (stream_)
+      stream_copy(to, from, bytes);
+    else
+      std::memcpy(to, from, bytes);
+  }
+
+ private:
+  bool stream_;
+};
+
+}  // namespace lockstep
