@@ -14,20 +14,29 @@ def record(time: float, summary: str = "ValueError: x", code: int = 1) -> ErrorR
 
 def test_the_error_that_happened_first_counts_not_the_process_that_ended_first() -> None:
     endings = [Ending(0, 1, 10.5, record(10.4)), Ending(1, 1, 12.0, record(10.1))]
-    first = first_failure(endings)
+    first = first_failure(endings, 11.0)
     assert first is not None
     assert first.process_id == 1
 
 
 def test_a_death_by_signal_counts_from_its_end() -> None:
     endings = [Ending(0, 1, 10.3, record(10.2)), Ending(1, -signal.SIGKILL, 10.1)]
-    first = first_failure(endings)
+    first = first_failure(endings, 11.0)
     assert first is not None
     assert first.process_id == 1
 
 
+def test_a_death_is_noticed_later_than_it_happens() -> None:
+    # Process 1 raised because process 0 was killed, and was a little faster than the launcher.
+    raised, killed = Ending(1, 1, 10.8, record(10.1)), Ending(0, -signal.SIGKILL, 10.2)
+    assert first_failure([raised, killed], stopping_at=10.2) is killed
+    # Here the launcher itself killed process 0, three seconds after it began to stop the job.
+    killed = Ending(0, -signal.SIGKILL, 13.2)
+    assert first_failure([raised, killed], stopping_at=10.2) is raised
+
+
 def test_no_failure() -> None:
-    assert first_failure([Ending(0, 0, 1.0), Ending(1, 0, 2.0)]) is None
+    assert first_failure([Ending(0, 0, 1.0), Ending(1, 0, 2.0)], float("inf")) is None
 
 
 def test_status() -> None:

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 WORKER = [sys.executable, "-m", "lockstep", "worker"]
-PLACE = """
+PLACE = r"""
 import os, sys
 names = ("PROCESS_ID", "NUM_PROCESSES", "LOCAL_PROCESS_ID", "LOCAL_NUM_PROCESSES", "COORDINATOR")
 words = [os.environ.get("LOCKSTEP_" + name) for name in names]
 # One write: mpiexec mixes what comes in pieces.
 sys.stdout.write(" ".join(map(str, [*words, *sys.argv[1:]])) + "\n")
 """
-SUM = """
+SUM = r"""
 import sys, jax
 jax.distributed.initialize()
 from jax.experimental import multihost_utils

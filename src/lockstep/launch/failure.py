@@ -15,6 +15,17 @@ from lockstep.launch.records import ErrorRecord
 
 MOST_CONSEQUENCES = 8
 
+NOTICED_SECONDS = 1.0
+"""How long after it began to die a process may be seen to have ended, on a crowded machine."""
+
+_NO_CONSEQUENCES = {
+    signal.SIGKILL,
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGILL,
+    signal.SIGFPE,
+    signal.SIGXCPU,
+}
 _CAUSES: dict[int, str] = {
     signal.SIGKILL: "Somebody sent it kill -9, or the kernel ran out of memory (see dmesg, and the "
     "memory limit of the container or of the batch job).",
@@ -37,6 +48,16 @@ class Ending:
     record: ErrorRecord | None = None
     last_words: tuple[str, ...] = ()
     """The last lines that it wrote to stderr."""
+    was_stopped: bool = False
+    """Whether the launcher's signal has reached it."""
+
+    @property
+    def died_by_itself(self) -> bool:
+        """Whether a signal ended it that is no consequence of another process's failure.
+
+        SIGABRT may be one: JAX aborts a process that has lost the others.
+        """
+        return -self.exit_code in _NO_CONSEQUENCES and not self.was_stopped
 
     @property
     def failed(self) -> bool:
@@ -54,9 +75,22 @@ class Ending:
         return code & 0xFF if code >= 0 else 128 - code
 
 
-def first_failure(endings: Sequence[Ending]) -> Ending | None:
-    """The earliest of the failures, None when there is none."""
-    return min((e for e in endings if e.failed), key=lambda e: e.failed_at, default=None)
+def first_failure(endings: Sequence[Ending], stopping_at: float) -> Ending | None:
+    """The earliest of the failures, None when there is none.
+
+    ``stopping_at`` is when the launcher learned of a failure and began to stop the job. An error is
+    recorded the moment it happens; a death without a record is noticed later. The sockets of a
+    killed process close before it has ended, so another may have raised because of that first.
+    Hence a death that was noticed by ``stopping_at`` comes before every record, and so does one
+    soon after by a signal that nobody else's failure can cause.
+    """
+
+    def order(ending: Ending) -> tuple[bool, float]:
+        latest = stopping_at + (NOTICED_SECONDS if ending.died_by_itself else 0.0)
+        noticed_late = ending.record is None and ending.ended_at <= latest
+        return (not noticed_late, ending.failed_at)
+
+    return min((e for e in endings if e.failed), key=order, default=None)
 
 
 def signal_name(number: int) -> str:
@@ -85,8 +119,7 @@ def headline(
 ) -> list[str]:
     """The report of a job that failed: paragraphs, the first failure on top.
 
-    ``stopping_at`` is when the launcher began to stop the others: a signal that ended a process
-    later is the launcher's own.
+    A signal that ended a process after ``stopping_at`` was the launcher's own.
     """
     report = [f"process {first.process_id} of {len(endings)} failed first: {manner(first)}"]
     if first.record is None and (cause := _CAUSES.get(-first.exit_code)):
@@ -98,10 +131,13 @@ def headline(
     later = [
         e
         for e in sorted(endings, key=lambda e: e.failed_at)
-        if e is not first and e.failed and (e.record is not None or e.ended_at < stopping_at)
+        if e is not first
+        and e.failed
+        and (e.record is not None or e.ended_at <= stopping_at or e.died_by_itself)
     ]
     report += [
-        f"process {e.process_id} failed {e.failed_at - first.failed_at:.1f} s later: {manner(e)}"
+        f"process {e.process_id} failed {max(0.0, e.failed_at - first.failed_at):.1f} s later: "
+        f"{manner(e)}"
         for e in later[:MOST_CONSEQUENCES]
     ]
     if len(later) > MOST_CONSEQUENCES:

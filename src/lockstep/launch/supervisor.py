@@ -178,6 +178,7 @@ class Supervisor:
 
     def _on_doorbell(self, bell: int) -> None:
         os.read(bell, 4096)
+        self._collect()  # a death that led to this error is there by now
         if self._cause is None:
             self._stop(FAILURE)
 
@@ -321,7 +322,7 @@ class Supervisor:
         endings = [self._ending(worker) for worker in self._workers]
         if len(endings) < self._job.processes:
             return 1
-        first = first_failure(endings)
+        first = first_failure(endings, self._stopping_at)
         if self._cause is None or first is None:
             return 0
         if first.failed_at < self._stopping_at or self._cause == FAILURE:
