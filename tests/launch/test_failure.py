@@ -30,9 +30,15 @@ def test_a_death_is_noticed_later_than_it_happens() -> None:
     # Process 1 raised because process 0 was killed, and was a little faster than the launcher.
     raised, killed = Ending(1, 1, 10.8, record(10.1)), Ending(0, -signal.SIGKILL, 10.2)
     assert first_failure([raised, killed], stopping_at=10.2) is killed
-    # Here the launcher itself killed process 0, three seconds after it began to stop the job.
-    killed = Ending(0, -signal.SIGKILL, 13.2)
+    # Noticed only after the launcher had heard of the exception.
+    killed = Ending(0, -signal.SIGKILL, 10.9)
+    assert first_failure([raised, killed], stopping_at=10.2) is killed
+    # The launcher's own doing.
+    killed = Ending(0, -signal.SIGKILL, 10.9, was_stopped=True)
     assert first_failure([raised, killed], stopping_at=10.2) is raised
+    # JAX aborts a process that has lost another.
+    aborted = Ending(0, -signal.SIGABRT, 10.9)
+    assert first_failure([raised, aborted], stopping_at=10.2) is raised
 
 
 def test_no_failure() -> None:
@@ -73,7 +79,7 @@ def test_consequences_come_after_the_headline_in_their_order() -> None:
         Ending(0, 1, 3.0, record(2.5, "B: later")),
         Ending(1, -6, 2.2),
         Ending(2, 1, 3.0, record(2.0, "A: first")),
-        Ending(3, -9, 9.0),
+        Ending(3, -9, 9.0, was_stopped=True),
     ]
     report = headline(endings[2], endings, 2.1 + 0.2, None)
     assert report[1:] == [

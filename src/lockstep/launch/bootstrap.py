@@ -109,13 +109,16 @@ def _record(config: Config, code: int, error: BaseException) -> None:
     error.__traceback__ = program.own_traceback(error.__traceback__)
     if config.run_dir is None or config.process_id is None:
         return
-    run_dir = Path(config.run_dir)
     with contextlib.suppress(Exception):
         record = records.ErrorRecord(
             happened, code, _summary(error), "".join(traceback.format_exception(error))
         )
-        record.write(records.process_dir(run_dir, config.attempt, config.process_id))
-        records.ring(run_dir)
+        record.write(_folder(config))
+        records.ring(Path(config.run_dir))
+
+
+def _folder(config: Config) -> Path:
+    return records.process_dir(Path(config.run_dir or ""), config.attempt, config.process_id or 0)
 
 
 def _print(error: BaseException) -> None:
@@ -133,6 +136,7 @@ def _interrupted(config: Config, error: KeyboardInterrupt) -> NoReturn:
         frames = traceback.extract_tb(error.__traceback__)
         where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         with contextlib.suppress(Exception):
+            (_folder(config) / records.INTERRUPTED).touch()
             print(f"stopped{where}", file=sys.stderr)
     else:
         _record(config, 128 + signal.SIGINT, error)

@@ -3,6 +3,7 @@
 RUN_DIR/doorbell                            a FIFO: a byte says that an error was recorded
 RUN_DIR/stopping                            exists from the moment the launcher stops the job
 RUN_DIR/attempt_0/process_1/error.json      the error that ended process 1
+RUN_DIR/attempt_0/process_1/interrupted     exists if the launcher's SIGINT has reached it
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 DOORBELL = "doorbell"
 STOPPING = "stopping"
 ERROR = "error.json"
+INTERRUPTED = "interrupted"
 _LONGEST_TRACEBACK = 1 << 18
 
 

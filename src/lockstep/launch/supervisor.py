@@ -316,6 +316,8 @@ class Supervisor:
             worker.ended_at,
             record,
             worker.stderr.last_lines(LAST_WORDS),
+            was_stopped=worker.was_killed
+            or (self._folder(self._job.run_dir, worker.process_id) / records.INTERRUPTED).exists(),
         )
 
     def _report(self) -> int:
