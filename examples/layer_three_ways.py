@@ -38,9 +38,9 @@ def explicit(x: np.ndarray, w: np.ndarray, b: np.ndarray) -> jax.Array:
             reshard(w, P(None, "Y")),
             reshard(b, P("Y")),
         )
-        print("explicit:", ", ".join(str(jax.typeof(a)) for a in arguments), end=" -> ")
         result = jax.jit(layer)(*arguments)
-        print(jax.typeof(result))
+        types = ", ".join(str(jax.typeof(argument)) for argument in arguments)
+        print(f"explicit: {types} -> {jax.typeof(result)}")
     return result
 
 
