@@ -148,7 +148,9 @@ def before_cpu_client() -> None:
         return
     check_devices(planned_devices(jax.config.values["jax_num_cpu_devices"], os.environ))
     process, count = _jax_compat.distributed_place()
-    if _forwarder().lockstep_mpi_start(count) != 0:
+    failed = _forwarder().lockstep_mpi_start(count) != 0
+    _unlink_shared_memory()
+    if failed:
         raise InitializationError(
             f"process {process} of {count}: MPI did not start: {_last_error()}. Likely causes: (a) "
             "the processes were started neither by `lockstep run` nor by the MPI's own launcher "
@@ -156,14 +158,13 @@ def before_cpu_client() -> None:
             "other way, (b) their launcher belongs to another MPI than the library, which is the "
             "first of: LOCKSTEP_MPI_LIBRARY, this Python's lib, LD_LIBRARY_PATH, the loader's."
         )
-    _unlink_shared_memory()
 
 
 def _unlink_shared_memory() -> None:
-    """Takes the names from MPICH's shared memory, which all processes have mapped by now.
+    """Takes the names from MPICH's shared memory.
 
-    A process that is killed would leave it behind, and a later job that draws the same name would
-    take it for its own.
+    By now all processes have mapped it, or have failed to. A process that is killed would leave the
+    file behind, and a later job that draws the same name would take it for its own.
     """
     with open("/proc/self/maps") as maps:
         names = {name for line in maps for name in _SHARED_MEMORY.findall(line)}
