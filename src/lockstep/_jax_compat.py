@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -27,7 +26,11 @@ def jaxlib_is_loaded() -> bool:
 
 
 class _RunAfterImport(importlib.abc.MetaPathFinder):
-    """Runs a callback once, right after the first import of ``jax`` has finished."""
+    """Runs a callback once, right after the first import of ``jax`` has succeeded.
+
+    Until then it stays: a program may look for jax (``importlib.util.find_spec``), or fail to
+    import it, and import it later.
+    """
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self._callback = callback
@@ -40,17 +43,30 @@ class _RunAfterImport(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != "jax":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("jax")
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._callback)
-        return spec
+        others = (finder for finder in sys.meta_path if finder is not self)
+        for find in (getattr(finder, "find_spec", None) for finder in others):
+            spec = find(fullname, path, target) if find is not None else None
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader, self._imported)
+                return spec
+        return None
+
+    def _imported(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._callback()
 
 
 class _Loader(importlib.abc.Loader):
-    def __init__(self, loader: importlib.abc.Loader, callback: Callable[[], None]) -> None:
+    """jax's own loader in everything but one call afterwards."""
+
+    def __init__(self, loader: Any, imported: Callable[[], None]) -> None:
         self._loader = loader
-        self._callback = callback
+        self._run_imported = imported
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
         return self._loader.create_module(spec)
@@ -61,7 +77,7 @@ class _Loader(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        self._callback()
+        self._run_imported()
 
 
 def after_jax_import(callback: Callable[[], None]) -> None:

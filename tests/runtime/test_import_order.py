@@ -1,0 +1,224 @@
+"""`import lockstep` and `import jax`, in every order and manner, each in a process of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from processes import Ended, free_port, python
+
+AFTER_JAX = "lockstep was imported after jax"
+
+
+def well(source: str, **env: str) -> Ended:
+    ended = python(source, env=env)
+    assert ended.status == 0, ended
+    return ended
+
+
+@pytest.mark.parametrize("earlier", ["import jax", "from jaxlib import xla_client"])
+def test_importing_after_jax_is_an_error_that_says_what_to_do(earlier: str) -> None:
+    ended = python(
+        f"""
+        {earlier}
+        import lockstep
+        """
+    )
+    assert ended.status == 1, ended
+    assert f"ImportOrderError: {AFTER_JAX}" in ended.stderr
+    assert "Put `import lockstep` before `import jax`" in ended.stderr
+    assert "lockstep run" in ended.stderr
+    assert "LOCKSTEP_COLLECTIVES=gloo" in ended.stderr
+
+
+def test_the_error_is_an_import_error_and_leaves_jax_usable() -> None:
+    well(
+        """
+        import jax
+        try:
+            import lockstep
+        except ImportError as error:
+            assert "before `import jax`" in str(error)
+        else:
+            raise SystemExit("no error")
+        assert float(jax.numpy.ones(3).sum()) == 3
+        """
+    )
+
+
+def test_with_gloo_the_order_does_not_matter() -> None:
+    well(
+        """
+        import jax, lockstep
+        from jax._src import clusters
+        assert [c.name for c in clusters.ClusterEnv._cluster_types][0] == "lockstep"
+        """,
+        LOCKSTEP_COLLECTIVES="gloo",
+    )
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["import jax", "import jax.numpy as jnp", "from jax import lax", "import jaxlib, jax"],
+)
+def test_the_hook_leaves_no_trace_in_jax(statement: str) -> None:
+    well(
+        f"""
+        import importlib, importlib.machinery, importlib.util, inspect, sys
+        import lockstep
+        hooks = len(sys.meta_path)
+        {statement}
+        jax = sys.modules["jax"]
+        assert len(sys.meta_path) == hooks - 1, sys.meta_path
+        for loader in (jax.__loader__, jax.__spec__.loader):
+            assert type(loader) is importlib.machinery.SourceFileLoader, loader
+        assert jax.__spec__.name == "jax" and jax.__spec__.origin == jax.__file__
+        assert inspect.getsource(jax).lstrip().startswith("#")
+        import importlib.resources
+        assert importlib.resources.files("jax").joinpath("__init__.py").is_file()
+        from jax._src import clusters
+        names = [c.name for c in clusters.ClusterEnv._cluster_types]
+        assert names[0] == "lockstep" and names.count("lockstep") == 1 and len(names) > 3, names
+        assert jax.config.jax_cpu_collectives_implementation == "mpi"
+        """
+    )
+
+
+def test_finding_jax_without_importing_it_does_not_spend_the_hook() -> None:
+    well(
+        """
+        import importlib.util, sys
+        import lockstep
+        assert importlib.util.find_spec("jax") is not None
+        assert "jax" not in sys.modules
+        import jax
+        from jax._src import clusters
+        assert clusters.ClusterEnv._cluster_types[0].name == "lockstep"
+        """
+    )
+
+
+def test_reloading_jax_changes_nothing() -> None:
+    well(
+        """
+        import importlib
+        import lockstep, jax
+        importlib.reload(jax)
+        from jax._src import clusters
+        names = [c.name for c in clusters.ClusterEnv._cluster_types]
+        assert names[0] == "lockstep" and names.count("lockstep") == 1
+        assert float(jax.numpy.ones(3).sum()) == 3
+        """
+    )
+
+
+def test_importing_lockstep_again_changes_nothing() -> None:
+    well(
+        """
+        import sys
+        import lockstep, jax
+        path = list(sys.meta_path)
+        import lockstep
+        assert sys.meta_path == path
+        """
+    )
+
+
+def test_without_jax_the_usual_error_comes() -> None:
+    well(
+        """
+        import sys
+        import lockstep
+        class Missing:  # as if jax were not installed
+            def find_spec(self, name, path=None, target=None):
+                if name == "jax":
+                    raise ModuleNotFoundError("No module named 'jax'", name="jax")
+        sys.meta_path.insert(0, Missing())
+        for _ in range(2):
+            try:
+                import jax
+            except ModuleNotFoundError as error:
+                assert error.name == "jax" and "lockstep" not in str(error)
+            else:
+                raise SystemExit("no error")
+        """
+    )
+
+
+def test_jax_not_installed_at_all() -> None:
+    well(
+        """
+        import sys
+        import lockstep
+        sys.path = [p for p in sys.path if "site-packages" not in p]
+        try:
+            import jax
+        except ModuleNotFoundError as error:
+            assert str(error) == "No module named 'jax'", error
+        else:
+            raise SystemExit("no error")
+        """
+    )
+
+
+def test_a_jax_that_fails_to_import_fails_with_its_own_error() -> None:
+    well(
+        """
+        import os, sys, tempfile
+        import lockstep
+        with tempfile.TemporaryDirectory() as folder:
+            os.mkdir(f"{folder}/jax")
+            open(f"{folder}/jax/__init__.py", "w").write("raise OSError('broken')")
+            sys.path.insert(0, folder)
+            try:
+                import jax
+            except OSError as error:
+                assert str(error) == "broken"
+            else:
+                raise SystemExit("no error")
+            assert "jax" not in sys.modules
+            sys.path.remove(folder)
+            sys.path_importer_cache.clear()
+        import jax  # the hook must still be good for the one that works
+        from jax._src import clusters
+        assert clusters.ClusterEnv._cluster_types[0].name == "lockstep"
+        """
+    )
+
+
+def test_a_single_process_program_is_not_touched() -> None:
+    well(
+        """
+        import lockstep
+        import jax, jax.numpy as jnp
+        x = jax.pmap(lambda a: jax.lax.psum(a, "i"), "i")(jnp.ones((2, 3)))
+        assert x.tolist() == [[2.0] * 3] * 2
+        from lockstep import _engine
+        assert set(_engine.counts().values()) == {0}, "no job, no engine"
+        """,
+        JAX_NUM_CPU_DEVICES="2",
+    )
+
+
+def test_the_engine_without_lockstep_says_what_to_do() -> None:
+    from lockstep import _engine
+
+    ended = python(
+        """
+        import jax
+        try:
+            jax.distributed.initialize("127.0.0.1:" + __import__("sys").argv[1], 1, 0)
+            x = jax.pmap(lambda a: jax.lax.psum(a, "i"), "i")(jax.numpy.ones((2, 3)))
+            x.block_until_ready()
+        except Exception as error:
+            print(error)
+        """,
+        str(free_port()),
+        env={
+            "MPITRAMPOLINE_LIB": str(_engine.library_path()),
+            "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "mpi",
+            "JAX_NUM_CPU_DEVICES": "2",
+        },
+    )
+    assert "nobody has configured it" in ended.stdout, ended
+    assert "Put `import lockstep` before `import jax`" in ended.stdout
+    assert "lockstep run" in ended.stdout
