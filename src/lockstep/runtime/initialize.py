@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ def initialize(
     heartbeat_timeout_seconds: int = 100,
     shutdown_timeout_seconds: int = 300,
     coordinator_bind_address: str | None = None,
+    slice_index: int | None = None,
+    partition_index: int | None = None,
     *,
     check: bool = True,
     **more: Any,
@@ -53,16 +56,18 @@ def initialize(
             "process_id": process_id,
             "local_device_ids": local_device_ids,
             "cluster_detection_method": cluster_detection_method,
+            "initialization_timeout": initialization_timeout,
+            "heartbeat_timeout_seconds": heartbeat_timeout_seconds,
+            "shutdown_timeout_seconds": shutdown_timeout_seconds,
             "coordinator_bind_address": coordinator_bind_address,
+            "slice_index": slice_index,
+            "partition_index": partition_index,
         }
+        # What was left out is not passed on: an older jax may not know it.
+        defaults = inspect.signature(initialize).parameters
+        given = {n: value for n, value in arguments.items() if value != defaults[n].default}
         try:
-            jax.distributed.initialize(
-                initialization_timeout=initialization_timeout,
-                heartbeat_timeout_seconds=heartbeat_timeout_seconds,
-                shutdown_timeout_seconds=shutdown_timeout_seconds,
-                **{name: value for name, value in arguments.items() if value is not None},
-                **more,
-            )
+            jax.distributed.initialize(**given, **more)
         except ValueError as error:
             raise InitializationError(
                 f"{error} This process does not know its place in a job. Start the program with "
@@ -76,15 +81,16 @@ def initialize(
 
 def _settings() -> dict[str, str]:
     import jax
-    import jaxlib
+    from jaxlib import version as jaxlib_version
 
+    settings = jax.config.values
     return {
         "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        "jaxlib": jaxlib_version.__version__,
         "lockstep": lockstep.__version__,
-        "x64": str(jax.config.jax_enable_x64),
-        "platforms": jax.config.jax_platforms or "default",
-        "collectives": str(jax.config.jax_cpu_collectives_implementation),
+        "x64": str(settings["jax_enable_x64"]),
+        "platforms": settings["jax_platforms"] or "default",
+        "collectives": str(settings["jax_cpu_collectives_implementation"]),
     }
 
 
@@ -133,7 +139,7 @@ def process_mesh(axis_names: tuple[str, str] = ("process", "device"), **options:
 
     if len(axis_names) != 2:
         raise ValueError(f"process_mesh has two axes; got the names {axis_names!r}.")
-    rows: dict[int, list[jax.Device]] = {}
+    rows: dict[int, list[Any]] = {}
     for device in sorted(jax.devices(), key=lambda d: d.id):
         rows.setdefault(device.process_index, []).append(device)
     counts = {process: len(row) for process, row in rows.items()}

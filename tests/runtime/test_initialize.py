@@ -1,0 +1,231 @@
+"""`lockstep.initialize`, bare `jax.distributed.initialize`, and how they find their place."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jax
+import pytest
+
+import lockstep
+from processes import Ended, assert_all_well, free_port, python, run_processes
+from support import run_lockstep
+
+# Every process of a job prints one line of JSON; {} is filled in by each test.
+REPORT = """
+import json
+from lockstep import _engine
+x = jax.pmap(lambda a: jax.lax.psum(a, "i"), "i")(
+    jax.numpy.ones((jax.local_device_count(),)))
+print("report", json.dumps({
+    "place": [jax.process_index(), jax.process_count()],
+    "devices": jax.device_count(),
+    "sum": float(x.addressable_data(0)[0]),
+    "calls": _engine.counts()["all_reduce"],
+}))
+"""
+
+
+def reports(ended: Sequence[Ended]) -> list[dict]:
+    assert_all_well(ended)
+    lines = [line for end in ended for line in end.stdout.splitlines()]
+    return [json.loads(line.removeprefix("report ")) for line in lines if "report " in line]
+
+
+def places(env: Mapping[str, str], count: int = 2) -> tuple[list[dict[str, str]], list[list[str]]]:
+    """(environments, arguments) of a job whose processes are started by themselves."""
+    address = f"127.0.0.1:{free_port()}"
+    return [dict(env)] * count, [[address, str(count), str(i)] for i in range(count)]
+
+
+def jax_arguments() -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(jax.distributed.initialize).parameters)
+
+
+def test_every_argument_of_jax_is_taken_with_its_default() -> None:
+    ours = dict(inspect.signature(lockstep.initialize).parameters)
+    theirs = jax_arguments()
+    # In the same order too: the first three are often given by position.
+    assert [name for name in ours if name not in ("check", "more")] == list(theirs)
+    for name, parameter in theirs.items():
+        assert ours[name].default == parameter.default, name
+
+
+def test_every_argument_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, object] = {}
+    wanted = {name: object() for name in jax_arguments()}
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **values: given.update(values))
+    lockstep.initialize(**wanted, check=False)  # type: ignore[arg-type]
+    assert given == wanted
+    given.clear()
+    lockstep.initialize("host:1", 2, 1, check=False, argument_of_the_future=3)
+    # What is left out is left to jax: its default may change, and older ones know fewer arguments.
+    assert given == {
+        "coordinator_address": "host:1",
+        "num_processes": 2,
+        "process_id": 1,
+        "argument_of_the_future": 3,
+    }
+
+
+def test_a_process_that_nobody_launched_is_told_how_to_launch_it() -> None:
+    ended = python("import lockstep; lockstep.initialize()")
+    assert ended.status == 1
+    last = ended.stderr.strip().splitlines()[-1]
+    assert last.startswith("lockstep._errors.InitializationError: ")
+    assert "does not know its place in a job" in last
+    for words in ("lockstep run -n N", "lockstep worker", "coordinator_address", "process_id"):
+        assert words in last
+
+
+@pytest.mark.parametrize(
+    "call", ["lockstep.initialize(address, n, i)", "jax.distributed.initialize(address, n, i)"]
+)
+def test_a_program_that_starts_its_own_processes_uses_the_engine(call: str) -> None:
+    program = f"""
+import lockstep
+import sys, jax
+address, n, i = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+{call}
+{REPORT}"""
+    environs, args = places({"JAX_NUM_CPU_DEVICES": "2"})
+    said = reports(run_processes(program, environs, args))
+    assert said == [{"place": [i, 2], "devices": 4, "sum": 4.0, "calls": 2} for i in range(2)]
+
+
+@pytest.mark.parametrize("call", ["jax.distributed.initialize()", "lockstep.initialize()"])
+def test_under_lockstep_run_the_place_is_found(call: str) -> None:
+    program = f"import jax, lockstep\n{call}\n{REPORT}"
+    result = run_lockstep([], program, n=2, d=2)
+    for process in range(2):
+        [line] = [x for x in result.by_process[process] if x.startswith("report ")]
+        assert json.loads(line.removeprefix("report ")) == {
+            "place": [process, 2],
+            "devices": 4,
+            "sum": 4.0,
+            "calls": 2,
+        }
+
+
+def test_inside_a_slurm_allocation_the_launchers_place_wins() -> None:
+    # An interactive allocation of 8 tasks, in which somebody types `lockstep run -n 2`.
+    allocation = {
+        "SLURM_JOB_ID": "77",
+        "SLURM_JOBID": "77",
+        "SLURM_PROCID": "5",
+        "SLURM_NTASKS": "8",
+        "SLURM_LOCALID": "5",
+        "SLURM_STEP_NODELIST": "node[1-4]",
+        "SLURM_STEP_NUM_TASKS": "8",
+    }
+    program = f"import jax\njax.distributed.initialize()\n{REPORT}"
+    result = run_lockstep([], program, n=2, d=1, env=allocation)
+    for process in range(2):
+        assert f'"place": [{process}, 2]' in result.by_process[process][-1], result
+
+
+# Each case: what process 1 has that process 0 has not, and the columns that must differ.
+DISAGREEMENTS = [
+    ({"JAX_ENABLE_X64": "1"}, {"x64": ("False", "True")}),
+    ({"JAX_PLATFORMS": ""}, {"platforms": ("cpu", "default")}),
+    ({"JAX_NUM_CPU_DEVICES": "3"}, {"devices": ("2", "3")}),
+    ({"FAKE": "jax.__version__ = '0.99'"}, {"jax": (jax.__version__, "0.99")}),
+    ({"FAKE": "lockstep.__version__ = '9.9'"}, {"lockstep": (lockstep.__version__, "9.9")}),
+    (
+        {"FAKE": "jax.__version__ = '0.99'", "JAX_ENABLE_X64": "1"},
+        {"jax": (jax.__version__, "0.99"), "x64": ("False", "True")},
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "columns"), DISAGREEMENTS, ids=["+".join(c) for _, c in DISAGREEMENTS]
+)
+def test_a_disagreement_is_shown_as_a_table_on_every_process(
+    theirs: dict[str, str], columns: dict[str, tuple[str, str]]
+) -> None:
+    program = """
+        import lockstep, os, sys
+        import jax
+        exec(os.environ.get("FAKE", ""))
+        lockstep.initialize(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    """
+    environs, args = places({"JAX_NUM_CPU_DEVICES": "2"})
+    for ended in run_processes(program, [environs[0], {**environs[1], **theirs}], args):
+        assert ended.status != 0, ended
+        assert "DisagreementError: the processes of this job differ in " in ended.stderr, ended
+        lines = ended.stderr.splitlines()
+        header = next(line for line in lines if re.match(r" +process +", line))
+        for name in columns:
+            assert name in header, ended
+        wanted = [
+            [str(process), *(values[process] for values in columns.values())] for process in (0, 1)
+        ]
+        rows = [line.split() for line in lines if re.match(r"  [01] +", line)]
+        assert rows == wanted, ended
+        assert "Usual causes" in ended.stderr
+
+
+def test_hosts_that_share_no_memory_run_on_gloo_and_say_so_once() -> None:
+    program = f"""
+import lockstep
+import sys, jax
+jax.distributed.initialize(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+{REPORT}
+assert jax.config.jax_cpu_collectives_implementation == "gloo"
+"""
+    _, args = places({})
+    environs = [{"LOCKSTEP_HOST_ID": f"host {i}", "JAX_NUM_CPU_DEVICES": "2"} for i in range(2)]
+    ended = run_processes(program, environs, args)
+    assert [(r["sum"], r["calls"]) for r in reports(ended)] == [(4.0, 0)] * 2
+    said = [line for end in ended for line in end.stderr.splitlines() if "lockstep" in line]
+    assert len(said) == 1, said
+    assert said[0].startswith("lockstep: the processes sit on 2 hosts (")
+    assert said[0].endswith("the engine does not reach between hosts yet, so this run uses gloo.")
+    assert said[0] in ended[0].stderr
+
+
+def test_a_program_may_choose_gloo_itself() -> None:
+    program = f"""
+import lockstep
+import sys, jax
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+lockstep.initialize(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+{REPORT}"""
+    environs, args = places({})
+    said = reports(run_processes(program, environs, args))
+    assert [(r["sum"], r["calls"]) for r in said] == [(2.0, 0)] * 2
+
+
+def test_uneven_devices_have_no_process_mesh() -> None:
+    program = """
+        import lockstep
+        import sys, jax
+        lockstep.initialize(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), check=False)
+        try:
+            lockstep.process_mesh()
+        except ValueError as error:
+            print(error)
+    """
+    environs, args = places({})
+    environs = [{"JAX_NUM_CPU_DEVICES": str(i + 1)} for i in range(2)]
+    ended = run_processes(program, environs, args)
+    assert_all_well(ended)
+    for end in ended:
+        assert "the processes have different numbers of devices: {0: 1, 1: 2}." in end.stdout
+
+
+def test_a_process_mesh_has_two_axes() -> None:
+    with pytest.raises(ValueError, match=r"process_mesh has two axes; got the names \('x',\)\."):
+        lockstep.process_mesh(("x",))  # type: ignore[arg-type]
+
+
+def test_nothing_is_left_in_shared_memory() -> None:
+    before = set(Path("/dev/shm").iterdir())
+    run_lockstep([], f"import jax\njax.distributed.initialize()\n{REPORT}", n=2, d=1)
+    left = {path.name for path in set(Path("/dev/shm").iterdir()) - before}
+    assert not any("lockstep" in name for name in left), left
