@@ -1,0 +1,90 @@
+"""Programs of many checks, each over several layouts: a job costs seconds, a check milliseconds."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from support import Result, run_lockstep
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+_spec = importlib.util.spec_from_file_location("engine_checks", PROGRAMS / "checks.py")
+assert _spec is not None
+assert _spec.loader is not None
+checks = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(checks)
+
+
+def assert_every_check_held(result: Result, program: Path, n: int) -> None:
+    names = checks.names(program)
+    assert len(names) > 3
+    for process in range(n):
+        lines = result.by_process.get(process, [])
+        held = [line.removeprefix("ok ") for line in lines if line.startswith("ok ")]
+        assert held == names, f"process {process}: {result}"
+
+
+def run(name: str, n: int, d: int) -> Result:
+    program = PROGRAMS / name
+    result = run_lockstep(["--collective-timeout", "30"], program, n=n, d=d, timeout=150)
+    assert_every_check_held(result, program, n)
+    return result
+
+
+@pytest.mark.parametrize(("n", "d"), [(2, 2), (1, 4), (3, 1)])
+def test_every_collective_of_every_dtype(n: int, d: int) -> None:
+    result = run("collectives.py", n, d)
+    digests = {
+        line for lines in result.by_process.values() for line in lines if line.startswith("digest ")
+    }
+    assert len(digests) == 1, "sums of floating-point numbers differ between processes"
+
+
+def test_sums_have_the_same_bits_in_every_run() -> None:
+    program = """
+        import hashlib, jax, numpy as np
+        jax.distributed.initialize()
+        rng = np.random.default_rng(jax.process_index())
+        x = rng.standard_normal((jax.local_device_count(), 40_000)).astype(np.float32)
+        y = jax.pmap(lambda a: jax.lax.psum(a, "i"), "i")(x)
+        for shard in y.addressable_shards:
+            print(hashlib.sha256(np.asarray(shard.data).tobytes()).hexdigest())
+    """
+    runs = [run_lockstep([], program, n=3, d=2).by_process for _ in range(2)]
+    assert all(len(lines) == 2 for run in runs for lines in run.values())
+    assert len({line for run in runs for lines in run.values() for line in lines}) == 1
+
+
+@pytest.mark.parametrize(("n", "d"), [(2, 4), (4, 1)])
+def test_groups_that_look_alike_are_told_apart(n: int, d: int) -> None:
+    run("meshes.py", n, d)
+
+
+def test_computations_over_some_of_the_processes() -> None:
+    run("subsets.py", 3, 2)
+
+
+def test_the_ways_to_write_a_program() -> None:
+    run("ways.py", 2, 2)
+
+
+def test_more_processes_than_cores_make_progress() -> None:
+    program = """
+        import jax, jax.numpy as jnp, numpy as np
+        jax.distributed.initialize()
+        n, me = jax.process_count(), jax.process_index()
+        ring = [(i, (i + 1) % n) for i in range(n)]
+        step = jax.pmap(
+            lambda a: (jax.lax.psum(a, "i"), jax.lax.ppermute(a, "i", ring)), axis_name="i"
+        )
+        for k in range(30):
+            total, moved = step(np.full((1, 100), me + k, np.int32))
+        assert (np.asarray(total.addressable_data(0)) == n * (n - 1) // 2 + n * 29).all()
+        assert (np.asarray(moved.addressable_data(0)) == (me - 1) % n + 29).all()
+        print("right")
+    """
+    result = run_lockstep([], program, n=16, d=1, timeout=200)
+    assert result.by_process == {process: ["right"] for process in range(16)}
