@@ -19,21 +19,20 @@ notices neither; SIGKILL after the grace period ends that.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 from lockstep.launch import console as consoles
 from lockstep.launch import process_tree, records
 from lockstep.launch.console import Console, Stream
-from lockstep.launch.failure import Ending, first_failure, headline, signal_name
+from lockstep.launch.failure import first_failure, headline, signal_name
 from lockstep.launch.guard import PASSED_ON
-from lockstep.launch.job import Job, command
+from lockstep.launch.job import Job
 from lockstep.launch.pmi import PmiServer
+from lockstep.launch.process import Process
 
 FAILURE_GRACE = 3.0
 """Seconds between the first failure and the end of processes that do not end by themselves."""
@@ -42,7 +41,6 @@ LEFTOVER_GRACE = 0.5
 shared memory, for one, then unlinks what they have left."""
 REPEATED_SIGNAL = 0.3
 """Seconds in which the same signal counts once: GNU timeout, for one, sends SIGTERM twice."""
-LAST_WORDS = 20
 
 FAILURE = 0
 """A cause to stop that is no signal. Other causes are: SIGKILL, the guard is gone; SIGPIPE, nobody
@@ -50,26 +48,6 @@ reads the output."""
 
 _NO_OUTPUT_LEFT = signal.SIGPIPE
 _GUARD_GONE = signal.SIGKILL
-
-
-class Worker:
-    """One process of the job."""
-
-    def __init__(self, process_id: int, pid: int, stdout: Stream, stderr: Stream) -> None:
-        self.process_id = process_id
-        self.pid = pid
-        self.stdout = stdout
-        self.stderr = stderr
-        self.exit_code: int | None = None
-        self.ended_at = float("inf")
-        self.was_killed = False
-
-    def send(self, number: int) -> None:
-        """Signals the process and what runs in its session, as a terminal would."""
-        if self.exit_code is None:
-            self.was_killed |= number == signal.SIGKILL
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, number)
 
 
 class Supervisor:
@@ -80,7 +58,7 @@ class Supervisor:
         self._lifeline = lifeline
         self._selector = selectors.PollSelector()
         self._console = Console(self._selector)
-        self._workers: list[Worker] = []
+        self._processes: list[Process] = []
         self._streams: list[Stream] = []
         self._pmi = PmiServer(job.processes) if job.config.collectives == "mpi" else None
         self._reading = True
@@ -93,7 +71,7 @@ class Supervisor:
         self._listen()
         if not self._start_all():
             self._stop_now()
-        while any(worker.exit_code is None for worker in self._workers):
+        while any(process.lives for process in self._processes):
             self._turn()
         self._sweep()
         while any(not stream.closed for stream in self._streams):
@@ -184,11 +162,11 @@ class Supervisor:
 
     def _collect(self) -> None:
         now = time.monotonic()
-        by_pid = {worker.pid: worker for worker in self._workers}
+        by_pid = {process.pid: process for process in self._processes}
         for pid, exit_code in process_tree.bury():
-            if worker := by_pid.get(pid):
-                worker.exit_code = exit_code
-                worker.ended_at = now
+            if process := by_pid.get(pid):
+                process.exit_code = exit_code
+                process.ended_at = now
                 if exit_code != 0 and self._cause is None:
                     self._stop(FAILURE)
 
@@ -199,7 +177,7 @@ class Supervisor:
         err = consoles.prefixes(self._job.processes, self._console.stderr, self._job.prefixed)
         for process_id in range(self._job.processes):
             try:
-                self._start(process_id, out[process_id], err[process_id])
+                self._start(process_id, (out[process_id], err[process_id]))
             except (OSError, subprocess.SubprocessError) as error:
                 self._console.say(
                     f"process {process_id} of {self._job.processes} could not be started: {error}. "
@@ -210,47 +188,23 @@ class Supervisor:
                 return False
         return True
 
-    def _start(self, process_id: int, out_prefix: bytes, err_prefix: bytes) -> None:
-        job = self._job
-        folder = self._folder(job.run_dir, process_id)
-        folder.mkdir(parents=True)
-        log_dir = self._folder(job.log_dir, process_id) if job.log_dir else None
-        logs = [consoles.open_log(log_dir, name) for name in ("stdout.log", "stderr.log")]
-        if log_dir:
-            (log_dir / records.ERROR).unlink(missing_ok=True)
-        out, out_end = os.pipe()
-        err, err_end = os.pipe()
-        try:
-            process = subprocess.Popen(
-                command(job.program),
-                stdin=None if process_id == 0 else subprocess.DEVNULL,
-                stdout=out_end,
-                stderr=err_end,
-                env=job.environ_of(process_id) | self._pmi_environ(process_id),
-                pass_fds=(self._pmi.inherited(process_id),) if self._pmi else (),
-                start_new_session=True,
-                preexec_fn=lambda: _prepare(job.cores[process_id] if job.cores else None),
-            )
-        finally:
-            os.close(out_end)
-            os.close(err_end)
-        process.returncode = 0  # `_collect` waits for it; Popen's own finalizer must not
-        worker = Worker(
+    def _start(self, process_id: int, prefixes: tuple[bytes, bytes]) -> None:
+        pmi = self._pmi
+        process = Process(
+            self._job,
             process_id,
-            process.pid,
-            Stream(out, self._console.stdout, self._console, out_prefix, logs[0]),
-            Stream(err, self._console.stderr, self._console, err_prefix, logs[1]),
+            self._console,
+            prefixes,
+            pmi.environ(process_id) if pmi else {},
+            (pmi.inherited(process_id),) if pmi else (),
         )
-        self._workers.append(worker)
-        for stream in (worker.stdout, worker.stderr):
+        self._processes.append(process)
+        for stream in (process.stdout, process.stderr):
             self._streams.append(stream)
             self._watch(stream.fd, self._reader(stream))
-        if self._pmi:
-            self._pmi.started(process_id)
-            self._watch(self._pmi.fd(process_id), self._pmi_reader(self._pmi, process_id))
-
-    def _pmi_environ(self, process_id: int) -> dict[str, str]:
-        return self._pmi.environ(process_id) if self._pmi else {}
+        if pmi:
+            pmi.started(process_id)
+            self._watch(pmi.fd(process_id), self._pmi_reader(pmi, process_id))
 
     def _pmi_reader(self, pmi: PmiServer, process_id: int) -> object:
         def read() -> None:
@@ -258,9 +212,6 @@ class Supervisor:
                 self._selector.unregister(pmi.fd(process_id))
 
         return read
-
-    def _folder(self, top: Path, process_id: int) -> Path:
-        return records.process_dir(top, self._job.config.attempt, process_id)
 
     # Stopping
 
@@ -282,10 +233,8 @@ class Supervisor:
         self._tell(signal.SIGKILL)
 
     def _tell(self, number: int) -> None:
-        for worker in self._workers:
-            # One that has recorded its error is on its way out and must not be disturbed.
-            if number == signal.SIGKILL or not self._record(worker):
-                worker.send(number)
+        for process in self._processes:
+            process.send(number)
 
     def _sweep(self) -> None:
         """Ends what the processes have started and left."""
@@ -302,26 +251,8 @@ class Supervisor:
 
     # The end
 
-    def _record(self, worker: Worker) -> records.ErrorRecord | None:
-        return records.ErrorRecord.read(self._folder(self._job.run_dir, worker.process_id))
-
-    def _ending(self, worker: Worker) -> Ending:
-        record = self._record(worker)
-        if record and self._job.log_dir:
-            with contextlib.suppress(OSError):
-                record.write(self._folder(self._job.log_dir, worker.process_id))
-        return Ending(
-            worker.process_id,
-            worker.exit_code or 0,
-            worker.ended_at,
-            record,
-            worker.stderr.last_lines(LAST_WORDS),
-            was_stopped=worker.was_killed
-            or (self._folder(self._job.run_dir, worker.process_id) / records.INTERRUPTED).exists(),
-        )
-
     def _report(self) -> int:
-        endings = [self._ending(worker) for worker in self._workers]
+        endings = [process.ending() for process in self._processes]
         if len(endings) < self._job.processes:
             return 1
         first = first_failure(endings, self._stopping_at)
@@ -339,17 +270,8 @@ class Supervisor:
         return 128 + self._cause
 
     def _say_killed(self) -> None:
-        killed = [str(w.process_id) for w in self._workers if w.was_killed]
+        killed = [str(p.process_id) for p in self._processes if p.was_killed]
         if killed:
             self._console.say(
                 f"had to be killed, they did not end by themselves: process {', '.join(killed)}"
             )
-
-
-def _prepare(cores: frozenset[int] | None) -> None:
-    # Runs between fork and exec. SIGINT is ignored until the bootstrap is ready for it, so that a
-    # process that is stopped while Python starts prints no traceback from inside Python.
-    process_tree.end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if cores is not None:
-        os.sched_setaffinity(0, cores)
