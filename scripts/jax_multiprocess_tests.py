@@ -53,10 +53,9 @@ def _environment(implementation: str, scratch: pathlib.Path) -> dict[str, str]:
     hook = scratch / "hook"
     hook.mkdir(exist_ok=True)
     (hook / "sitecustomize.py").write_text(_SITECUSTOMIZE)
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("LOCKSTEP_")}
-    path = [str(hook), *filter(None, [environ.get("PYTHONPATH")])]
+    path = [str(hook), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
-        **environ,
+        **os.environ,
         "PYTHONPATH": os.pathsep.join(path),
         "LOCKSTEP_COLLECTIVES": implementation,
         "TEST_UNDECLARED_OUTPUTS_DIR": str(scratch),
@@ -69,7 +68,8 @@ def run_file(
 ) -> tuple[Outcomes, bool]:
     """Runs one file; returns its outcomes and whether the run ended badly."""
     logs.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, str(test), f"--num_processes={processes}"]
+    # The default of 5 s between heartbeats fails tests on a busy machine.
+    command = [sys.executable, str(test), f"--num_processes={processes}", "--heartbeat_timeout=60"]
     with open(logs / "controller.log", "wb") as log:
         controller = subprocess.Popen(
             command,
