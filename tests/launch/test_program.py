@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from lockstep.launch.program import place_in_program
 from support import run_lockstep
 
 
@@ -116,3 +120,14 @@ def test_lines_are_not_lost_when_native_code_crashes() -> None:
     result = run_lockstep([], program, n=1, expect_status=139)
     assert result.by_process[0] == ["before"]
     assert "Fatal Python error: Segmentation fault" in result.said_by_launcher
+
+
+def test_the_place_where_a_program_was_stopped_is_in_no_library(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import json\ndef use(x):\n    return json.loads(x)\n")
+    scope: dict[str, Any] = {"__name__": "mine"}
+    file = str(tmp_path / "mine.py")
+    exec(compile((tmp_path / "mine.py").read_text(), file, "exec"), scope)
+    with pytest.raises(ValueError, match="Expecting value") as caught:
+        scope["use"]("no json")
+    assert place_in_program(caught.tb) == f" at {file}:3"
+    assert place_in_program(None) == ""

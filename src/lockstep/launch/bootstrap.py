@@ -133,11 +133,9 @@ def _interrupted(config: Config, error: KeyboardInterrupt) -> NoReturn:
     """Ends like Python after Ctrl-C. When the launcher stops the job, one line says where."""
     error.__traceback__ = program.own_traceback(error.__traceback__)
     if _stopping(config):
-        frames = traceback.extract_tb(error.__traceback__)
-        where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         with contextlib.suppress(Exception):
             (_folder(config) / records.INTERRUPTED).touch()
-            print(f"stopped{where}", file=sys.stderr)
+            print(f"stopped{program.place_in_program(error.__traceback__)}", file=sys.stderr)
     else:
         _record(config, 128 + signal.SIGINT, error)
         _print(error)

@@ -69,7 +69,10 @@ class Merger:
             return b""
         start = self.end_line() if self._open is not source else b""
         start += prefix if self._open is None else b""
-        body = _LINE_START.sub(lambda match: match[0] + prefix, text)
+        if b"\r" in text:
+            body = _LINE_START.sub(lambda match: match[0] + prefix, text)
+        else:
+            body = text.replace(b"\n", b"\n" + prefix)  # ten times as fast
         self._open = source
         if text.endswith(b"\n"):
             body = body.removesuffix(prefix)

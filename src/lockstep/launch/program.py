@@ -12,10 +12,16 @@ import io
 import os
 import runpy
 import sys
+import sysconfig
+import traceback
 import types
 from collections.abc import Sequence
 
 _OURS = os.path.dirname(__file__) + os.sep
+_LIBRARIES = (
+    os.path.dirname(os.path.dirname(_OURS)) + os.sep,
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")),
+)
 _MACHINERY = ("<frozen runpy>", "<frozen importlib._bootstrap>", runpy.__file__)
 
 
@@ -51,11 +57,18 @@ def run(program: Sequence[str]) -> None:
     exec(code, main.__dict__)
 
 
-def own_traceback(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    """``traceback`` from the program's first line on, without the frames that lead there."""
-    while traceback is not None:
-        file = traceback.tb_frame.f_code.co_filename
+def own_traceback(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """``trace`` from the program's first line on, without the frames that lead there."""
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
         if not file.startswith(_OURS) and file not in _MACHINERY:
             break
-        traceback = traceback.tb_next
-    return traceback
+        trace = trace.tb_next
+    return trace
+
+
+def place_in_program(trace: types.TracebackType | None) -> str:
+    """`` at FILE:LINE``, the innermost line that is in no library; empty if there is none."""
+    frames = traceback.extract_tb(trace)
+    own = [f for f in frames if not f.filename.startswith(("<", *_LIBRARIES))]
+    return f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
