@@ -80,11 +80,18 @@ std::unique_ptr<Communicator> Engine::communicator(int color, int key) {
     std::lock_guard lock(mutex_);
     return requested_.contains({list, key});
   };
-  const DeviceList devices = decide_members(scan_stack(world, color, key), taken, color, key);
-  auto communicator = std::make_unique<Communicator>(world.clique(devices), key);
-  std::lock_guard lock(mutex_);
-  requested_.insert({devices, key});
-  return communicator;
+  try {
+    const DeviceList devices = decide_members(
+        keys_on_stack(world, color, key, world.device_id_bytes()), taken, color, key);
+    auto communicator = std::make_unique<Communicator>(world.clique(devices), key);
+    std::lock_guard lock(mutex_);
+    requested_.insert({devices, key});
+    return communicator;
+  } catch (const std::exception& error) {
+    // The others of the clique would wait for this process until their deadline.
+    world.arena().poison(error.what());
+    throw;
+  }
 }
 
 void Engine::count(Op op) {
@@ -122,6 +129,7 @@ int lockstep_start(const lockstep_options* given) {
     options.timeout_seconds = given->timeout_seconds;
     options.cores = given->cores;
     options.crowded = given->crowded != 0;
+    options.device_id_bytes = given->device_id_bytes;
     Engine::instance().start(std::move(options));
   });
 }

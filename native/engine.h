@@ -1,8 +1,8 @@
 // The engine of this process, and the C interface by which Python configures it.
 //
-// jaxlib loads the library when it is loaded itself; Python opens the same file with ctypes and gets
-// the same instance. Order of events: Python sets the callbacks (import lockstep) -> jaxlib calls
-// MPI_Init_thread -> `start` callback: Python exchanges addresses and calls lockstep_start ->
+// jaxlib loads the library when it is loaded itself; Python opens the same file with ctypes and
+// gets the same instance. Order of events: Python sets the callbacks (import lockstep) -> jaxlib
+// calls MPI_Init_thread -> `start` callback: Python exchanges addresses and calls lockstep_start ->
 // XLA asks for communicators -> `devices` callback, once: Python hands in the device table.
 #pragma once
 
@@ -35,6 +35,7 @@ struct lockstep_options {
   double timeout_seconds;  // of one collective; 0 for none
   int cores;               // this process's share
   int crowded;             // more processes than cores on this host
+  int device_id_bytes;     // width of a device id in this jaxlib: 4 or 8
 };
 int lockstep_start(const lockstep_options* options);
 

@@ -1,12 +1,12 @@
 #include "membership.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <unordered_set>
 
@@ -37,16 +37,25 @@ std::uintptr_t end_of_stack() {
   return reinterpret_cast<std::uintptr_t>(base) + size;
 }
 
-// std::vector as both common standard libraries lay it out: begin, end, end of storage. The id has
-// been 4 and 8 bytes wide in different releases.
+// The mangled name of the class.
+constexpr char kKeyType[] = "N3xla3cpu12CpuCliqueKeyE";
+
+// Whether an object with this virtual table is a clique key. In front of a virtual table stands a
+// pointer to the type's description, whose second word points to the name (Itanium C++ ABI, 2.5.2
+// and 2.9.5).
+bool is_key_table(std::uintptr_t table) {
+  std::uintptr_t type = 0, name = 0;
+  char text[sizeof(kKeyType)] = {};
+  return table % 8 == 0 && read_memory(table - 8, &type, 8) && read_memory(type + 8, &name, 8) &&
+         read_memory(name, text, sizeof(text)) && std::memcmp(text, kKeyType, sizeof(text)) == 0;
+}
+
+// std::vector as both common standard libraries lay it out: begin, end, end of storage.
 template <typename Id>
-DeviceList read_list(std::uintptr_t begin, std::uintptr_t end, std::uintptr_t storage,
-                     std::size_t at_least) {
-  if (begin < 4096 || begin % sizeof(Id) != 0 || end <= begin || storage < end) return {};
+DeviceList read_list(const std::uintptr_t* vector) {
+  const std::uintptr_t begin = vector[0], end = vector[1], storage = vector[2];
   const std::size_t count = (end - begin) / sizeof(Id);
-  if ((end - begin) % sizeof(Id) != 0 || (storage - begin) % sizeof(Id) != 0) return {};
-  if (count <= at_least || count > kLargestClique || storage - begin > 4 * kLargestClique * 8)
-    return {};
+  if (begin % sizeof(Id) != 0 || end <= begin || storage < end || count > kLargestClique) return {};
   std::vector<Id> ids(count);
   if (!read_memory(begin, ids.data(), count * sizeof(Id))) return {};
   for (const Id id : ids)
@@ -64,15 +73,6 @@ bool plausible(const World& world, const DeviceList& devices, int color, int key
          std::ranges::all_of(devices, [&](int id) { return world.process_of(id) >= 0; });
 }
 
-bool in_a_library(std::uintptr_t address) {
-  Dl_info info;
-  return dladdr(reinterpret_cast<void*>(address), &info) != 0;
-}
-
-void add(std::vector<DeviceList>& lists, const DeviceList& list) {
-  if (std::ranges::find(lists, list) == lists.end()) lists.push_back(list);
-}
-
 std::string text_of(const std::vector<DeviceList>& lists) {
   std::string text;
   for (const auto& list : lists) {
@@ -88,27 +88,27 @@ std::string text_of(const std::vector<DeviceList>& lists) {
 #if defined(__GNUC__)
 __attribute__((no_sanitize("address")))
 #endif
-Sightings scan_stack(const World& world, int color, int key) {
-  Sightings seen;
+std::vector<DeviceList> keys_on_stack(const World& world, int color, int key, int id_bytes) {
+  std::vector<DeviceList> found;
   const auto* word = static_cast<const std::uintptr_t*>(__builtin_frame_address(0));
   const std::uintptr_t end = end_of_stack();
   for (std::size_t i = 0; i < kDeepest; ++i, ++word) {
-    if (reinterpret_cast<std::uintptr_t>(word + 3) > end) break;
-    const std::uintptr_t begin = word[0], last = word[1], storage = word[2];
-    const auto at_least = static_cast<std::size_t>(key);
-    for (const auto& list : {read_list<std::int32_t>(begin, last, storage, at_least),
-                             read_list<std::int64_t>(begin, last, storage, at_least)}) {
-      if (list.empty() || !plausible(world, list, color, key)) continue;
-      add(seen.lists, list);
-      if (in_a_library(word[-1])) add(seen.keys, list);
-    }
+    if (reinterpret_cast<std::uintptr_t>(word + 4) > end) break;
+    const std::uintptr_t object[] = {word[0], word[1], word[2], word[3]};
+    // The cheap look at the list's shape goes first; reading a type takes three system calls.
+    if (object[0] < 4096 || object[1] < 4096 || object[2] <= object[1] || object[3] < object[2])
+      continue;
+    if (!is_key_table(object[0])) continue;
+    const DeviceList list =
+        id_bytes == 4 ? read_list<std::int32_t>(object + 1) : read_list<std::int64_t>(object + 1);
+    if (plausible(world, list, color, key) && std::ranges::find(found, list) == found.end())
+      found.push_back(list);
   }
-  return seen;
+  return found;
 }
 
-DeviceList decide_members(const Sightings& seen,
+DeviceList decide_members(std::vector<DeviceList> candidates,
                           const std::function<bool(const DeviceList&)>& taken, int color, int key) {
-  std::vector<DeviceList> candidates = seen.keys.empty() ? seen.lists : seen.keys;
   std::erase_if(candidates, taken);
   if (candidates.size() == 1) return candidates[0];
   throw Error("lockstep: cannot tell which devices form the group that starts with device " +

@@ -2,16 +2,18 @@
 //
 // XLA asks for a communicator with two numbers: the clique's first device (color) and the caller's
 // position (key). Its size and its other members do not cross the MPI interface, and several
-// cliques of one program may share both numbers. XLA's own list of the members is in the frames of
-// the functions that are calling us: a vector of device ids in a local variable, and another copy
-// in the key of its communicator cache. `lists_on_stack` finds them by their shape and contents.
+// cliques of one program may share both numbers. But XLA keeps its communicators by the list of the
+// members, and while it asks for one the key of that table, an xla::cpu::CpuCliqueKey, is a local
+// variable of a function that is calling us. The class has virtual functions, so each object starts
+// with a pointer by which its type can be read (the run-time type information that every C++
+// compiler for Linux writes the same way): a key is known for certain, not by its looks.
 //
-// Why a list that passes the checks is the right one: it starts with the color, the position key
-// holds a device of this process, and all its ids are different devices of the job. XLA asks once
-// for each pair of clique and device, so a list that an earlier call left behind names a pair that
-// has its communicator already, and is dropped. If two different lists remain, or none, the answer
-// is an error: never a guess. docs/design/membership.md has the whole argument, and what was
-// rejected.
+// A key that an earlier call left behind, in words of the stack that were not used again, may be
+// found beside the live one. XLA asks once for each pair of clique and device, so a left-over key
+// names a pair that has its communicator already, and is dropped; its list must also still start
+// with the color, hold a device of this process at the position, and consist of different devices
+// of the job. If two different lists remain, or none, the answer is an error: never a guess.
+// docs/design/membership.md has the whole argument, and what was rejected.
 #pragma once
 
 #include <functional>
@@ -23,16 +25,13 @@ class World;
 
 using DeviceList = std::vector<int>;
 
-// What a scan of the calling thread's frames found, each list once.
-struct Sightings {
-  std::vector<DeviceList> keys;   // behind a pointer into a loaded library: an object with a vtable
-  std::vector<DeviceList> lists;  // anywhere
-};
-Sightings scan_stack(const World& world, int color, int key);
+// The lists of the clique keys in the calling thread's frames that could be the clique asked for,
+// each once. `id_bytes` is the width of a device id in this jaxlib: 4 or 8.
+std::vector<DeviceList> keys_on_stack(const World& world, int color, int key, int id_bytes);
 
 // The clique that (color, key) asks for. `taken` tells the lists whose position `key` has its
 // communicator. Throws Error when the frames do not say, or say two things.
-DeviceList decide_members(const Sightings& seen,
+DeviceList decide_members(std::vector<DeviceList> candidates,
                           const std::function<bool(const DeviceList&)>& taken, int color, int key);
 
 }  // namespace lockstep

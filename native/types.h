@@ -9,7 +9,19 @@
 namespace lockstep {
 
 enum class DType : std::uint8_t {
-  kByte, kI8, kI16, kI32, kI64, kU8, kU16, kU32, kU64, kF32, kF64, kC64, kC128
+  kByte,
+  kI8,
+  kI16,
+  kI32,
+  kI64,
+  kU8,
+  kU16,
+  kU32,
+  kU64,
+  kF32,
+  kF64,
+  kC64,
+  kC128
 };
 enum class Reduction : std::uint8_t { kNone, kSum, kProduct, kMin, kMax };
 enum class Op : std::uint8_t { kAllReduce, kAllGather, kReduceScatter, kAllToAll, kPermute };

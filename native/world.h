@@ -24,6 +24,7 @@ struct WorldOptions {
   double timeout_seconds = 0;  // 0: no deadline
   int cores = 1;               // this process's share of the host's cores
   bool crowded = false;        // more processes than cores on this host
+  int device_id_bytes = 4;     // in this jaxlib's lists of devices
   // Worlds that share one mapping, in place of arena_fd and nonce. ThreadSanitizer knows memory by
   // its address: it sees what two Worlds of one process do to the arena only where they share it.
   std::shared_ptr<Arena> arena;
@@ -38,6 +39,7 @@ class World {
   int process() const { return options_.process; }
   int num_processes() const { return static_cast<int>(options_.labels.size()); }
   int cores() const { return options_.cores; }
+  int device_id_bytes() const { return options_.device_id_bytes; }
   double timeout_seconds() const { return options_.timeout_seconds; }
   std::string timeout_text() const;  // "0.5 s"
   const std::string& label(int process) const { return options_.labels.at(process); }

@@ -1,5 +1,5 @@
-// The MPI functions that XLA calls, in the terms of the engine. An error becomes a return code here,
-// and XLA asks MPI_Error_string for its text on the same thread at once.
+// The MPI functions that XLA calls, in the terms of the engine. An error becomes a return code
+// here, and XLA asks MPI_Error_string for its text on the same thread at once.
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -62,30 +62,49 @@ Communicator& communicator(Handle handle) {
 
 DType dtype_of(Handle datatype) {
   switch (datatype) {
-    case MPIABI_BYTE: return DType::kByte;
-    case MPIABI_INT8_T: return DType::kI8;
-    case MPIABI_INT16_T: return DType::kI16;
-    case MPIABI_INT32_T: return DType::kI32;
-    case MPIABI_INT64_T: return DType::kI64;
-    case MPIABI_UINT8_T: return DType::kU8;
-    case MPIABI_UINT16_T: return DType::kU16;
-    case MPIABI_UINT32_T: return DType::kU32;
-    case MPIABI_UINT64_T: return DType::kU64;
-    case MPIABI_FLOAT: return DType::kF32;
-    case MPIABI_DOUBLE: return DType::kF64;
-    case MPIABI_C_COMPLEX: return DType::kC64;
-    case MPIABI_C_DOUBLE_COMPLEX: return DType::kC128;
-    default: throw Error("lockstep: jaxlib sent an MPI datatype that the engine does not know.");
+    case MPIABI_BYTE:
+      return DType::kByte;
+    case MPIABI_INT8_T:
+      return DType::kI8;
+    case MPIABI_INT16_T:
+      return DType::kI16;
+    case MPIABI_INT32_T:
+      return DType::kI32;
+    case MPIABI_INT64_T:
+      return DType::kI64;
+    case MPIABI_UINT8_T:
+      return DType::kU8;
+    case MPIABI_UINT16_T:
+      return DType::kU16;
+    case MPIABI_UINT32_T:
+      return DType::kU32;
+    case MPIABI_UINT64_T:
+      return DType::kU64;
+    case MPIABI_FLOAT:
+      return DType::kF32;
+    case MPIABI_DOUBLE:
+      return DType::kF64;
+    case MPIABI_C_COMPLEX:
+      return DType::kC64;
+    case MPIABI_C_DOUBLE_COMPLEX:
+      return DType::kC128;
+    default:
+      throw Error("lockstep: jaxlib sent an MPI datatype that the engine does not know.");
   }
 }
 
 Reduction reduction_of(Handle op) {
   switch (op) {
-    case MPIABI_SUM: return Reduction::kSum;
-    case MPIABI_PROD: return Reduction::kProduct;
-    case MPIABI_MIN: return Reduction::kMin;
-    case MPIABI_MAX: return Reduction::kMax;
-    default: throw Error("lockstep: jaxlib sent an MPI operation that the engine does not know.");
+    case MPIABI_SUM:
+      return Reduction::kSum;
+    case MPIABI_PROD:
+      return Reduction::kProduct;
+    case MPIABI_MIN:
+      return Reduction::kMin;
+    case MPIABI_MAX:
+      return Reduction::kMax;
+    default:
+      throw Error("lockstep: jaxlib sent an MPI operation that the engine does not know.");
   }
 }
 
@@ -94,8 +113,10 @@ Reduction reduction_of(Handle op) {
 std::size_t checked(int count) {
   if (count < 0)
     throw Error(
-        "lockstep: one collective moves more than 2^31 - 1 elements (bytes, for all but reductions) "
-        "of one device, which jaxlib's MPI interface cannot express. Use more devices, or split the "
+        "lockstep: one collective moves more than 2^31 - 1 elements (bytes, for all but "
+        "reductions) "
+        "of one device, which jaxlib's MPI interface cannot express. Use more devices, or split "
+        "the "
         "array.");
   return static_cast<std::size_t>(count);
 }

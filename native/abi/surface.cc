@@ -21,10 +21,10 @@ namespace {
 
 }  // namespace
 
-#define LOCKSTEP_CONSTANT(NAME, VALUE)    \
-  extern "C" {                            \
-  extern const std::uint64_t NAME;        \
-  const std::uint64_t NAME = VALUE;       \
+#define LOCKSTEP_CONSTANT(NAME, VALUE) \
+  extern "C" {                         \
+  extern const std::uint64_t NAME;     \
+  const std::uint64_t NAME = VALUE;    \
   }
 #define LOCKSTEP_UNUSED(NAME) \
   extern "C" int NAME() { unused(#NAME); }

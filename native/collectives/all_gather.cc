@@ -1,5 +1,5 @@
-// All-gather: every process sends the parts of its ranks once, and every other process reads them in
-// place, once for each of its own ranks.
+// All-gather: every process sends the parts of its ranks once, and every other process reads them
+// in place, once for each of its own ranks.
 #include <algorithm>
 #include <cstring>
 

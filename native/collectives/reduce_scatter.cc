@@ -1,5 +1,5 @@
-// Reduce-scatter: every process adds up, for each rank elsewhere, what its own ranks have for it and
-// sends these partial sums in one message; the owner adds up the partials of all processes.
+// Reduce-scatter: every process adds up, for each rank elsewhere, what its own ranks have for it
+// and sends these partial sums in one message; the owner adds up the partials of all processes.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -76,16 +76,15 @@ void reduce_scatter(Exchange& exchange, Calls calls) {
   Clique& clique = exchange.clique();
   const Call& call = *calls[0];
   const std::size_t width = size_of(call.dtype);
-  ReduceScatter run{
-      exchange,
-      clique,
-      calls,
-      call.dtype,
-      call.reduction,
-      width,
-      call.count,
-      elements_per_part(clique, static_cast<std::size_t>(clique.size()), width),
-      {}};
+  ReduceScatter run{exchange,
+                    clique,
+                    calls,
+                    call.dtype,
+                    call.reduction,
+                    width,
+                    call.count,
+                    elements_per_part(clique, static_cast<std::size_t>(clique.size()), width),
+                    {}};
   if (exchange.peers() == 1) return run.within_process();
   const std::size_t tiles = std::max<std::size_t>(1, (run.count + run.tile - 1) / run.tile);
   const auto size = [&](std::size_t t) { return std::min(run.tile, run.count - t * run.tile); };

@@ -64,8 +64,10 @@ TEST(around_every_boundary) {
     for (const DType dtype : {DType::kF32, DType::kC128})
       for (const std::size_t count : counts_around(clique, dtype))
         for (const Op op : kOps) {
-          // The buffers of the other operations grow with the ranks; two chunks are seen by
-          // `several_megabytes`.
+          // What moves bytes does not know their type. The buffers of the operations other than
+          // all-reduce grow with the ranks; two chunks are seen by `several_megabytes`.
+          const bool moves = op == Op::kAllGather || op == Op::kAllToAll;
+          if (moves && dtype != DType::kF32) continue;
           if (op != Op::kAllReduce && count * size_of(dtype) > clique.capacity() + 64) continue;
           run_case(*end, {op, dtype, reductions_of(op, dtype)[0], count, 11});
         }

@@ -1,50 +1,63 @@
 // Who is in a clique: the decision as a function of what was seen, and the scan of frames that hold
-// planted lists.
+// planted keys.
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "check.h"
 #include "error.h"
 #include "harness.h"
 #include "membership.h"
 
+// What the scan looks for is a name: a class that has XLA's, and one that nearly has it.
+namespace xla::cpu {
+
+// A vector's three words behind the pointer to the virtual functions.
+struct CpuCliqueKey {
+  CpuCliqueKey(std::uintptr_t b, std::uintptr_t e, std::uintptr_t s) : begin(b), end(e), last(s) {}
+  virtual ~CpuCliqueKey() = default;
+  std::uintptr_t begin, end, last;
+};
+
+struct CpuCliqueKeys : CpuCliqueKey {
+  using CpuCliqueKey::CpuCliqueKey;
+};
+
+}  // namespace xla::cpu
+
 namespace lockstep::testing {
 namespace {
+
+using xla::cpu::CpuCliqueKey;
+using Lists = std::vector<DeviceList>;
 
 const auto kNobody = [](const DeviceList&) { return false; };
 
 TEST(one_list_is_the_answer) {
-  CHECK((decide_members({{}, {{0, 1}}}, kNobody, 0, 1) == DeviceList{0, 1}));
-  CHECK((decide_members({{{0, 1}}, {{0, 1}}}, kNobody, 0, 1) == DeviceList{0, 1}));
-}
-
-TEST(a_key_counts_more_than_a_list) {
-  CHECK((decide_members({{{0, 1}}, {{0, 1}, {0, 5}}}, kNobody, 0, 0) == DeviceList{0, 1}));
+  CHECK((decide_members({{0, 1}}, kNobody, 0, 1) == DeviceList{0, 1}));
 }
 
 TEST(a_list_that_has_its_communicator_is_out) {
   const auto taken = [](const DeviceList& list) { return list == DeviceList{0, 1}; };
-  CHECK((decide_members({{}, {{0, 1}, {0, 5}}}, taken, 0, 0) == DeviceList{0, 5}));
-  CHECK((decide_members({{{0, 5}, {0, 1}}, {}}, taken, 0, 0) == DeviceList{0, 5}));
+  CHECK((decide_members({{0, 1}, {0, 5}}, taken, 0, 0) == DeviceList{0, 5}));
+  CHECK((decide_members({{0, 5}, {0, 1}}, taken, 0, 0) == DeviceList{0, 5}));
 }
 
 TEST(two_lists_are_an_error) {
-  const std::string text = ERROR_OF(decide_members({{}, {{4, 5}, {4, 6, 7}}}, kNobody, 4, 0));
-  CHECK_CONTAINS(text, "starts with device 4", "position 0", "it could be {4,5}, {4,6,7}",
+  CHECK_CONTAINS(ERROR_OF(decide_members({{4, 5}, {4, 6, 7}}, kNobody, 4, 0)),
+                 "starts with device 4", "position 0", "it could be {4,5}, {4,6,7}",
                  "does not guess", "--collectives gloo");
-  CHECK_CONTAINS(ERROR_OF(decide_members({{{4, 5}, {4, 6}}, {{4, 5}}}, kNobody, 4, 0)),
-                 "{4,5}, {4,6}");
 }
 
 TEST(no_list_is_an_error) {
   const auto all = [](const DeviceList&) { return true; };
   CHECK_CONTAINS(ERROR_OF(decide_members({}, kNobody, 4, 2)), "cannot tell which devices");
-  CHECK_CONTAINS(ERROR_OF(decide_members({{}, {{4, 5, 6}}}, all, 4, 2)), "cannot tell");
+  CHECK_CONTAINS(ERROR_OF(decide_members({{4, 5, 6}}, all, 4, 2)), "cannot tell which devices");
 }
 
-// A world of process 0 in a job of two processes with two devices each: 0, 1, 2048, 2049.
+// Asks as process 0 of two processes with two devices each: 0, 1, 2048, 2049.
 void with_world(const std::function<void(World&)>& body) {
   run_healthy(layout("2x2"), {}, [&](Rank& rank) {
     if (rank.index == 0) body(rank.world);
@@ -54,76 +67,62 @@ void with_world(const std::function<void(World&)>& body) {
 // Keeps a local variable where it is: in memory, in this frame.
 void keep(const void* variable) { asm volatile("" : : "g"(variable) : "memory"); }
 
-bool holds(const std::vector<DeviceList>& lists, const DeviceList& list) {
-  return std::ranges::find(lists, list) != lists.end();
-}
-
-// The list lives in the caller's frame, as XLA's does.
-template <typename List>
-[[gnu::noinline]] Sightings scan_with(const World& world, int color, int key, const List& given) {
-  List planted = given;
-  keep(&planted);
-  Sightings seen = scan_stack(world, color, key);
-  keep(&planted);
+// A key in the caller's frame, as XLA's is. The words come inverted and everything is wiped out
+// afterwards, so that the next scan of the same test finds no copy.
+template <typename Key>
+[[gnu::noinline]] Lists scan_with_words(const World& world, std::uintptr_t begin,
+                                        std::uintptr_t end, std::uintptr_t last, int color, int key,
+                                        int id_bytes) {
+  alignas(Key) std::byte frame[sizeof(Key)];
+  auto* planted = new (frame) Key(~begin, ~end, ~last);
+  keep(planted);
+  Lists seen = keys_on_stack(world, color, key, id_bytes);
+  planted->~Key();
+  std::memset(frame, 0, sizeof(frame));
+  keep(frame);
   return seen;
 }
 
-TEST(vectors_in_a_frame) {
-  with_world([](World& world) {
-    const std::vector<std::int32_t> narrow = {0, 1, 2048};
-    const std::vector<std::int64_t> wide = {0, 2048, 2049, 1};
-    CHECK(holds(scan_with(world, 0, 1, narrow).lists, {0, 1, 2048}));
-    CHECK(holds(scan_with(world, 0, 3, wide).lists, {0, 2048, 2049, 1}));
-    CHECK(holds(scan_with(world, 1, 0, std::vector<std::int64_t>{1}).lists, {1}));
-  });
+template <typename Key = CpuCliqueKey, typename Id>
+Lists scan_with(const World& world, int color, int key, const std::vector<Id>& ids) {
+  const auto at = ~reinterpret_cast<std::uintptr_t>(ids.data());
+  const std::uintptr_t bytes = ids.size() * sizeof(Id);
+  return scan_with_words<Key>(world, at, at - bytes, at - bytes, color, key, sizeof(Id));
 }
 
-// What XLA keeps its communicators by: an object with virtual functions, the ids behind.
-struct Key {
-  explicit Key(std::vector<std::int64_t> given) : ids(std::move(given)) {}
-  Key(const Key&) = default;
-  virtual ~Key() = default;
-  virtual int kind() const { return 1; }
-  std::vector<std::int64_t> ids;
-};
+using Narrow = std::vector<std::int32_t>;
+using Wide = std::vector<std::int64_t>;
 
 TEST(keys_in_a_frame) {
   with_world([](World& world) {
-    const Sightings seen = scan_with(world, 0, 1, Key({0, 1, 2049}));
-    CHECK(holds(seen.keys, {0, 1, 2049}));
-    CHECK(holds(seen.lists, {0, 1, 2049}));
-    CHECK((decide_members(seen, kNobody, 0, 1) == DeviceList{0, 1, 2049}));
+    CHECK((scan_with(world, 0, 1, Narrow{0, 1, 2048}) == Lists{{0, 1, 2048}}));
+    CHECK((scan_with(world, 0, 3, Wide{0, 2048, 2049, 1}) == Lists{{0, 2048, 2049, 1}}));
+    CHECK((scan_with(world, 1, 0, Wide{1}) == Lists{{1}}));
   });
 }
 
-TEST(lists_that_cannot_be_the_clique) {
+TEST(what_is_not_a_key) {
   with_world([](World& world) {
-    using Ids = std::vector<std::int64_t>;
-    // Another first device; too short for the position; a device of the other process at the
-    // position; a device twice; a device that nobody has; ids that are no ids.
-    for (const Ids& ids : {Ids{1, 0}, Ids{0}, Ids{0, 2048}, Ids{0, 1, 1}, Ids{0, 1, 77},
-                           Ids{0, 1, -1}, Ids{0, 1, std::int64_t{1} << 40}})
-      CHECK(scan_with(world, 0, 1, ids).lists.empty());
-    CHECK(scan_with(world, 0, -1, Ids{0, 1}).lists.empty());
-    CHECK(scan_with(world, -1, 0, Ids{0, 1}).lists.empty());
+    const Narrow list = {0, 1, 2048};
+    keep(&list);
+    CHECK(scan_with<xla::cpu::CpuCliqueKeys>(world, 0, 1, list).empty());
+    CHECK(keys_on_stack(world, 0, 1, 4).empty());
   });
 }
 
-// Three words that look like a vector. The memory behind them may be gone.
-struct Words {
-  std::uintptr_t begin, end, storage;
-};
-
-// The words are handed over inverted and wiped out afterwards: no other copy of them is in a frame.
-[[gnu::noinline]] Sightings scan_with_words(const World& world, Words inverted) {
-  Words planted{~inverted.begin, ~inverted.end, ~inverted.storage};
-  keep(&planted);
-  Sightings seen = scan_stack(world, 0, 0);
-  planted = {};
-  keep(&planted);
-  return seen;
+TEST(keys_that_cannot_be_the_clique) {
+  with_world([](World& world) {
+    // Another first device; too short for the position; a device of the other process at the
+    // position; a device twice; a device that nobody has; ids that are no ids; nothing.
+    for (const Wide& ids : {Wide{1, 0}, Wide{0}, Wide{0, 2048}, Wide{0, 1, 1}, Wide{0, 1, 77},
+                            Wide{0, 1, -1}, Wide{0, 1, std::int64_t{1} << 40}, Wide{}})
+      CHECK(scan_with(world, 0, 1, ids).empty());
+    CHECK(scan_with(world, 0, -1, Wide{0, 1}).empty());
+    CHECK(scan_with(world, -1, 0, Wide{0, 1}).empty());
+  });
 }
 
+// The memory of a key that is left over may be gone or used for something else.
 TEST(words_that_point_nowhere) {
   with_world([](World& world) {
     void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -131,32 +130,45 @@ TEST(words_that_point_nowhere) {
     const std::int64_t ids[] = {0, 1, 2048};
     std::memcpy(page, ids, sizeof(ids));
     const auto at = ~reinterpret_cast<std::uintptr_t>(page);  // inverted: at - 24 is 24 bytes on
-    CHECK(holds(scan_with_words(world, {at, at - 24, at - 24}).lists, {0, 1, 2048}));
-    for (const Words& words :
-         {Words{at - 1, at - 25, at - 25}, Words{at, at - 23, at - 24}, Words{at - 24, at, at - 24},
-          Words{at, at - 24, at - 16}, Words{at, at - 24, at - (std::uintptr_t{1} << 40)},
-          Words{~std::uintptr_t{8}, ~std::uintptr_t{32}, ~std::uintptr_t{32}}})
-      CHECK(scan_with_words(world, words).lists.empty());
+    const auto scan = [&](std::uintptr_t begin, std::uintptr_t end, std::uintptr_t last) {
+      return scan_with_words<CpuCliqueKey>(world, begin, end, last, 0, 0, 8);
+    };
+    CHECK((scan(at, at - 24, at - 24) == Lists{{0, 1, 2048}}));
+    CHECK(scan(at - 1, at - 25, at - 25).empty());
+    CHECK(scan(at - 24, at, at - 24).empty());
+    CHECK(scan(at, at - 24, at - 16).empty());
+    CHECK(scan(at, at - (std::uintptr_t{1} << 40), at - (std::uintptr_t{1} << 40)).empty());
     munmap(page, 4096);
-    CHECK(scan_with_words(world, {at, at - 24, at - 24}).lists.empty());
+    CHECK(scan(at, at - 24, at - 24).empty());
   });
 }
 
-// A call that has returned may leave its list in frames below, and its ids in memory that was not
-// used again.
-TEST(a_list_left_behind_by_an_earlier_call) {
+// A first word that leads to no type: unmapped memory, the last word of an address space, text.
+TEST(tables_that_point_nowhere) {
+  with_world([](World& world) {
+    static const std::int64_t ids[] = {0, 1};
+    const auto at = reinterpret_cast<std::uintptr_t>(ids);
+    for (const std::uintptr_t table : {std::uintptr_t{8192}, ~std::uintptr_t{7},
+                                       reinterpret_cast<std::uintptr_t>("xla::cpu"), at, at + 8}) {
+      const std::uintptr_t frame[] = {table, at, at + 16, at + 16};
+      keep(frame);
+      CHECK(keys_on_stack(world, 0, 1, 8).empty());
+    }
+  });
+}
+
+TEST(a_key_left_behind_by_an_earlier_call) {
   with_world([](World& world) {
     static const std::int64_t old_ids[] = {0, 2048, 1};
     const auto at = reinterpret_cast<std::uintptr_t>(old_ids);
-    const Words stale{at, at + 24, at + 24};
+    const CpuCliqueKey stale(at, at + 24, at + 24);
     keep(&stale);
-    const Sightings seen = scan_with(world, 0, 0, Key({0, 1}));
+    const Lists seen = scan_with(world, 0, 0, Wide{0, 1});
     keep(&stale);
-    CHECK(holds(seen.lists, {0, 2048, 1}));
-    CHECK(!holds(seen.keys, {0, 2048, 1}));
-    CHECK((decide_members(seen, kNobody, 0, 0) == DeviceList{0, 1}));
+    CHECK((seen == Lists{{0, 1}, {0, 2048, 1}}));
+    CHECK_CONTAINS(ERROR_OF(decide_members(seen, kNobody, 0, 0)), "{0,1}, {0,2048,1}");
     const auto asked_before = [](const DeviceList& list) { return list == DeviceList{0, 2048, 1}; };
-    CHECK((decide_members({{}, seen.lists}, asked_before, 0, 0) == DeviceList{0, 1}));
+    CHECK((decide_members(seen, asked_before, 0, 0) == DeviceList{0, 1}));
   });
 }
 

@@ -35,6 +35,7 @@ class _Options(ctypes.Structure):
         ("timeout_seconds", ctypes.c_double),
         ("cores", ctypes.c_int),
         ("crowded", ctypes.c_int),
+        ("device_id_bytes", ctypes.c_int),
     ]
 
 
@@ -50,6 +51,7 @@ class Options:
     timeout_seconds: float
     cores: int
     crowded: bool
+    device_id_bytes: int
 
 
 def library_path() -> pathlib.Path:
@@ -144,6 +146,7 @@ def start(options: Options) -> None:
         options.timeout_seconds,
         options.cores,
         options.crowded,
+        options.device_id_bytes,
     )
     _check(_library().lockstep_start(ctypes.byref(given)))
 

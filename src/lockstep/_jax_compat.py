@@ -172,3 +172,10 @@ def distributed_place() -> tuple[int, int]:
     from jax._src import distributed
 
     return distributed.global_state.process_id, distributed.global_state.num_processes
+
+
+def device_id_bytes() -> int:
+    """The width of a device id in XLA's lists of devices, which the engine reads."""
+    import jaxlib
+
+    return 4 if jaxlib.version.__version_info__ >= (0, 9, 1) else 8

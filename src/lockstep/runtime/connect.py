@@ -108,6 +108,7 @@ def start_engine() -> None:
                 timeout_seconds=_config.current().collective_timeout,
                 cores=cores,
                 crowded=crowded,
+                device_id_bytes=_jax_compat.device_id_bytes(),
             )
         )
         # Once all have mapped the memory nobody needs its descriptor any more.
