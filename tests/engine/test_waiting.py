@@ -70,6 +70,5 @@ def test_different_collectives_raise_on_all_with_both_descriptions(
 
 def test_a_permute_of_different_lengths_raises_on_all() -> None:
     for text in errors("permuted length", n=2, d=1, timeout="30").values():
-        assert "collective-permute" in text
-        assert "32 bytes" in text
-        assert "36" in text
+        assert "collective-permute" in text, text
+        assert re.search(r"sends (32|36) bytes.*expects (32|36)\b", text), text
