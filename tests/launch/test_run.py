@@ -25,6 +25,7 @@ def lockstep(*words: str, cwd: Path | None = None) -> subprocess.CompletedProces
         text=True,
         timeout=60,
         cwd=cwd,
+        env={**os.environ, **({"TMPDIR": str(cwd)} if cwd else {})},
         check=False,
     )
 
@@ -230,6 +231,7 @@ def test_mistakes_are_told_before_anything_starts(words: str, error: str, tmp_pa
     assert done.returncode == 2
     assert error in done.stderr
     assert done.stdout == ""
+    assert not list(tmp_path.glob("lockstep-*"))
 
 
 def test_warnings(capsys: pytest.CaptureFixture[str]) -> None:

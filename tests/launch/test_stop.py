@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch import process_tree
+from lockstep.launch import process_tree, run_dir
 from lockstep.launch.supervisor import REPEATED_SIGNAL
 from support import Run, marked, run_lockstep, start_lockstep, wait_until
 
@@ -157,6 +157,23 @@ def test_kill_9_of_both_halves_of_the_launcher_ends_the_processes() -> None:
             os.kill(pid, signal.SIGKILL)
         run.finish(30)
         wait_until(lambda: not marked(run.mark), "the processes end")
+        # The next run in the same place removes the private directory.
+        (left,) = run.folder.glob("lockstep-run-*")
+        run_dir.sweep(run.folder)
+        assert left.exists()  # too young: it might be about to be locked
+        os.utime(left, (0, 0))
+        run_dir.sweep(run.folder)
+        assert not left.exists()
+
+
+def test_the_private_directory_of_a_living_run_is_not_removed() -> None:
+    with start_lockstep(["-n", "2"], SLEEP) as run:
+        wait_ready(run)
+        (private,) = run.folder.glob("lockstep-run-*")
+        assert private.stat().st_mode & 0o777 == 0o700
+        os.utime(private, (0, 0))
+        run_dir.sweep(run.folder)
+        assert private.exists()
 
 
 @pytest.mark.parametrize("end", ["sys.exit(0)", "os.kill(os.getpid(), 9)", "1 / 0"])

@@ -7,7 +7,7 @@ processes of the job and does all the work. Both are subreapers (see process_tre
 - kill -9 of the guard: the supervisor sees the end of a pipe whose other end only the guard holds.
 - kill -9 of the supervisor: everything that it started becomes the guard's, which kills it.
 - kill -9 of both at once: the kernel kills the processes of the job (their parent-death signal);
-  only what those had started themselves may survive.
+  only what those had started themselves may survive. The next run removes the private directory.
 
 Rejected: a watchdog beside the launcher (it is no ancestor of the job, so it cannot adopt what
 escaped to a session of its own), process ids in a file (ids are used again), a control group or
@@ -44,14 +44,16 @@ def run_guarded(supervise: Callable[[int], int], run_dir: Path) -> int:
     heard = {s for s in PASSED_ON if signal.getsignal(s) != signal.SIG_IGN}
     signal.pthread_sigmask(signal.SIG_BLOCK, heard | {signal.SIGCHLD})
     lifeline, held = os.pipe()
-    supervisor = os.fork()
-    if supervisor == 0:
-        os.close(held)
-        _supervise(supervise, lifeline, run_dir)
-    os.close(lifeline)
-    status = _watch(supervisor, heard)
-    process_tree.end_all()
-    shutil.rmtree(run_dir, ignore_errors=True)
+    try:
+        supervisor = os.fork()
+        if supervisor == 0:
+            os.close(held)
+            _supervise(supervise, lifeline, run_dir)
+        os.close(lifeline)
+        status = _watch(supervisor, heard)
+        process_tree.end_all()
+    finally:
+        shutil.rmtree(run_dir, ignore_errors=True)
     if status < 0:
         print(
             f"lockstep: the supervising process was killed by {signal_name(-status)}; "

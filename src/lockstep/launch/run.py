@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lockstep._config import Config
 from lockstep._errors import ConfigError, LaunchError
-from lockstep.launch import cores, options
+from lockstep.launch import cores, options, run_dir
 from lockstep.launch.console import complain
 from lockstep.launch.guard import run_guarded
 from lockstep.launch.job import Job, environ_at_start, overridden_devices
@@ -36,17 +36,18 @@ def main(words: Sequence[str]) -> int:
     usable = cores.usable()
     warn(args, usable)
     _open_standard_streams()
+    log_dir = _log_dir(args.log_dir)
     with ports.reserve() as port:
         job = Job(
             program=tuple(program),
             processes=args.processes,
             config=dataclasses.replace(config, coordinator=ports.address(port)),
             environ=environ,
-            run_dir=_private_dir(),
+            run_dir=run_dir.make(),
             devices=args.devices,
             platform=args.platform,
             cores=_shares(args, usable),
-            log_dir=_log_dir(args.log_dir),
+            log_dir=log_dir,
             prefixed=not args.no_prefix,
             grace=args.grace,
         )
@@ -120,20 +121,6 @@ def warn(args: argparse.Namespace, usable: Sequence[int]) -> None:
             f"warning: -d {args.devices} overrides --xla_force_host_platform_device_count={forced} "
             "in XLA_FLAGS"
         )
-
-
-def _private_dir() -> Path:
-    # tempfile.mkdtemp does the same, after 10 ms of imports.
-    top = Path(os.environ.get("TMPDIR") or "/tmp")
-    path = top / f"lockstep-{os.getpid()}-{os.urandom(6).hex()}"
-    try:
-        path.mkdir(mode=0o700)
-    except OSError as error:
-        raise LaunchError(
-            f"cannot make a private directory in {top}: {error.strerror}. "
-            "Set TMPDIR to a directory that can be written."
-        ) from error
-    return path
 
 
 def _log_dir(text: str | None) -> Path | None:
