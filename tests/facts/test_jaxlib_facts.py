@@ -1,0 +1,177 @@
+"""What Lockstep takes for granted about stock jaxlib. A new jaxlib that changes one fails here."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from lockstep import _engine
+from support import run_lockstep
+
+JAXLIB_SAYS = """
+    import mmap, pathlib, re, jaxlib
+    library = pathlib.Path(jaxlib.__file__).with_name("libjax_common.so")
+    with open(library, "rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        names = {m.decode() for m in re.findall(rb"MPIX?ABI_[A-Za-z0-9_]+(?=\\x00)", data)}
+    print("\\n".join(sorted(names)))
+"""
+
+
+def python(program: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program in an interpreter of its own, without lockstep's variables."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("LOCKSTEP_", "JAX_", "MPI"))}
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={**kept, "JAX_PLATFORMS": "cpu", **environ},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def test_the_engine_has_every_name_that_jaxlib_resolves() -> None:
+    names = python(JAXLIB_SAYS).stdout.split()
+    assert len(names) > 500, names
+    engine = ctypes.CDLL(str(_engine.library_path()))
+    assert [name for name in names if not hasattr(engine, name)] == []
+
+
+def test_jaxlib_loads_the_plug_when_it_is_loaded_and_names_its_version() -> None:
+    loaded = python(
+        "import jaxlib._jax",
+        MPITRAMPOLINE_LIB=str(_engine.library_path()),
+        MPITRAMPOLINE_VERBOSE="1",
+    )
+    assert "liblockstep.so" in loaded.stderr
+    assert "2.9.0" in loaded.stderr  # the version of the MPI ABI
+
+
+def test_jaxlib_ends_the_process_when_the_plug_is_missing() -> None:
+    done = python("import jaxlib._jax; print('here')", MPITRAMPOLINE_LIB="/no/such/library.so")
+    assert done.returncode != 0
+    assert "here" not in done.stdout
+
+
+ARRIVES = """
+    import re
+    import jax, ml_dtypes, numpy as np
+    from jax import lax
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    for name in {names!r}:
+        x = np.zeros((4, 4), getattr(ml_dtypes, name, None) or name)
+        for op in ("psum", "all_gather"):
+            f = jax.shard_map(lambda x: getattr(lax, op)(x, "x"), mesh=mesh, check_vma=False,
+                              in_specs=jax.P("x"), out_specs=jax.P("x"))
+            text = jax.jit(f).lower(x).compile().as_text()
+            print(name, *sorted(set(re.findall(r"= (\\w+)\\[[^=]* all-[a-z]+\\(", text))))
+"""
+WIDENED = {
+    "float16": "f16",
+    "bfloat16": "f32",
+    "float8_e3m4": "f16",
+    "float8_e4m3": "f16",
+    "float8_e4m3b11fnuz": "f16",
+    "float8_e4m3fn": "f16",
+    "float8_e4m3fnuz": "f16",
+    "float8_e5m2": "f16",
+    "float8_e5m2fnuz": "f16",
+    "float8_e8m0fnu": "f32",
+    "int4": "s8",
+    "uint4": "u8",
+}
+
+
+def test_xla_widens_every_narrow_type_but_float16_itself() -> None:
+    done = python(ARRIVES.format(names=list(WIDENED)), JAX_NUM_CPU_DEVICES="2")
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.splitlines()) == {f"{k} {v}" for k, v in WIDENED.items()}
+
+
+PASS = """
+    import jax, numpy as np
+    from jax.extend import xla
+    from jax.sharding import NamedSharding
+    seen = []
+    xla.register_hlo_module_transformation(
+        lambda module: seen.append(module), name="fact", platforms="cpu")
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    x = jax.device_put(np.ones((4, 4), np.float32), NamedSharding(mesh, jax.P("x")))
+    f = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, jax.P()))
+    before = len(seen)
+    f(x)
+    print(len(seen) - before, b"all-gather" in seen[-1])
+    f(x)
+    print(len(seen) - before)
+"""
+
+
+def test_a_pass_sees_a_program_once_after_partitioning() -> None:
+    done = python(PASS, JAX_NUM_CPU_DEVICES="2")
+    assert done.stdout.split() == ["1", "True", "1"], done.stderr
+
+
+DONATES = """
+    import jax, numpy as np
+    from jax import lax
+    from jax.extend import xla
+    from jax.sharding import NamedSharding
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    def donated(change):
+        if change:
+            xla.register_hlo_module_transformation(lambda m: m, name="same", platforms="cpu")
+        f = jax.shard_map(lambda x: lax.psum(x, "x"), mesh=mesh, in_specs=jax.P("x"),
+                          out_specs=jax.P("x"), check_vma=False)
+        x = jax.device_put(np.ones((4, 4), np.float32), NamedSharding(mesh, jax.P("x")))
+        jax.block_until_ready(jax.jit(f, donate_argnums=0)(x))
+        return x.is_deleted()
+    print(donated(False), donated(True))
+"""
+
+
+def test_a_program_that_a_pass_changed_forgets_donation() -> None:
+    """When this fails, docs/low-precision.md has one restriction to drop."""
+    done = python(DONATES, JAX_NUM_CPU_DEVICES="2")
+    assert done.stdout.split() == ["True", "False"], done.stderr
+
+
+REFUSED = """
+    import sys
+    import jax, numpy as np
+    from jax import lax
+    from jax.extend import xla
+    from jax.sharding import NamedSharding
+    from lockstep.runtime import lowering
+    jax.distributed.initialize()
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    x = jax.make_array_from_callback(
+        (2,), NamedSharding(mesh, jax.P("x")), lambda _: np.ones(1, np.float16))
+    def sum():
+        f = jax.shard_map(lambda x: lax.psum(x, "x"), mesh=mesh, in_specs=jax.P("x"),
+                          out_specs=jax.P("x"), check_vma=False)
+        return np.asarray(jax.jit(f)(x).addressable_shards[0].data)
+    print(sum())
+    xla.clear_hlo_module_transformation(lowering.PASS_NAME, platforms="cpu")
+    jax.clear_caches()
+    try:
+        print(sum())
+    except jax.errors.JaxRuntimeError as error:
+        print(error)
+    print("still running", float(jax.numpy.ones(3).sum()))
+"""
+
+
+@pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
+def test_xla_refuses_float16_of_the_plug_unless_the_pass_is_there(collectives: str) -> None:
+    """When this fails for lockstep, XLA takes float16 and the pass can go."""
+    result = run_lockstep(["--collectives", collectives], REFUSED, n=2)
+    lines = [line for line in result.by_process[0] if "Gloo" not in line]
+    refused = "Unsupported primitive type for reduction: f16" in lines[1]
+    assert lines[0] == "[2.]", result
+    assert refused == (collectives == "lockstep"), result
+    assert lines[-1] == "still running 3.0", result
