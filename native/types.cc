@@ -51,7 +51,7 @@ std::string describe(const Signature& signature) {
   if (signature.reduction != Reduction::kNone)
     text += std::string(" (") + name_of(signature.reduction) + ")";
   return text + " of " + std::to_string(signature.count) + " x " + name_of(signature.dtype) +
-         ", number " + std::to_string(signature.sequence) + " on these devices";
+         " (collective " + std::to_string(signature.sequence) + ")";
 }
 
 }  // namespace lockstep

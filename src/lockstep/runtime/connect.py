@@ -111,7 +111,7 @@ def start_engine() -> None:
                 device_id_bytes=_jax_compat.device_id_bytes(),
             )
         )
-        # Once all have mapped the memory nobody needs its descriptor any more.
+        # The engine keeps a descriptor of its own; ours may go once all have opened it.
         job.client.wait_at_barrier(f"{_PREFIX}/arena/{epoch}/mapped", _WAIT_SECONDS * 1000)
     finally:
         os.close(fd)
