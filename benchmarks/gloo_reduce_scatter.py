@@ -37,9 +37,12 @@ class Scatter:
         size = int(mib * 2**20 / dtype.itemsize) // ranks * ranks
         each = pattern(size, dtype)
         sharding = NamedSharding(mesh, P("x"))
-        self.x = jax.make_array_from_callback(
-            (ranks * size,), sharding, lambda index: each + (index[0].start or 0) // size
-        )
+
+        def part(index: tuple[slice, ...] | None) -> np.ndarray:
+            assert index is not None
+            return each + (index[0].start or 0) // size
+
+        self.x = jax.make_array_from_callback((ranks * size,), sharding, part)
         self.expected = ranks * each + ranks * (ranks - 1) // 2
         self.steps = max(steps, 1)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from lockstep.runtime import lowering
 from lockstep.runtime.hlo_proto import Field, Message
+from support import run_lockstep
 
 PROGRAM = pathlib.Path(__file__).parent / "programs" / "low_precision.py"
 
@@ -77,3 +78,18 @@ def test_single_process_programs_compute_the_same_through_the_pass() -> None:
         assert "derivatives right" in done.stdout
         # Without the pass float16 must be there: otherwise the program tests nothing.
         assert ("16 right, 0 with float16" in done.stdout) == bool(option), done.stdout
+
+
+def test_narrow_types_over_the_engine() -> None:
+    types = "float16,bfloat16,float8_e4m3fn,float8_e5m2"
+    result = run_lockstep([], PROGRAM, n=2, d=2, timeout=150, program_args=["--dtypes", types])
+    assert result.stdout.count("16 right, 0 with float16") == 2 * 4, result
+    assert result.stdout.count("derivatives right") == 2, result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
+def test_every_narrow_type_is_right_with_gloo_and_with_the_engine(collectives: str) -> None:
+    result = run_lockstep(["--collectives", collectives], PROGRAM, n=2, d=2, timeout=280)
+    assert result.stdout.count("16 right") == 2 * 9, result
+    assert result.stdout.count("derivatives right") == 2, result

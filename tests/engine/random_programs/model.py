@@ -63,7 +63,7 @@ def _mix(state: np.ndarray, program: Program) -> np.ndarray:
     if program.dtype in FLOATS:
         return np.mod(state, MODULUS) - index % MODULUS
     if program.dtype in COMPLEX:
-        real, imaginary = np.mod(state.real, MODULUS), np.mod(state.imag, MODULUS)
+        real, imaginary = np.mod(np.real(state), MODULUS), np.mod(np.imag(state), MODULUS)
         return real - index % MODULUS + 1j * imaginary
     return state * state.dtype.type(3) + index.astype(state.dtype)
 

@@ -128,7 +128,7 @@ def _by_jit(program: AutoProgram, mesh: Mesh) -> Any:
 class Run:
     """A program of either kind on this process: compiled, dispatched, compared."""
 
-    def __init__(self, program: Program | AutoProgram, devices: list[jax.Device]) -> None:
+    def __init__(self, program: Program | AutoProgram, devices: list[Any]) -> None:
         self.program = program
         chosen = np.array([devices[i] for i in program.devices])
         self.mesh = Mesh(chosen.reshape(tuple(program.mesh.values())), tuple(program.mesh))
@@ -148,7 +148,7 @@ class Run:
         )
         self.compiled = function.lower(*self.arguments).compile()
 
-    def _array(self, host: np.ndarray, spec: P) -> jax.Array:
+    def _array(self, host: np.ndarray, spec: Any) -> jax.Array:
         sharding = NamedSharding(self.mesh, spec)
         return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
@@ -176,7 +176,7 @@ def _difference(have: np.ndarray, want: np.ndarray) -> str:
     return f"{count}, first at {list(first)}: {have[first]}, expected {want[first]}"
 
 
-def check(seeds: range, in_flight: int, devices: list[jax.Device]) -> tuple[int, int]:
+def check(seeds: range, in_flight: int, devices: list[Any]) -> tuple[int, int]:
     """Runs the programs twice each; returns how many executions there were and how many wrong."""
     done = failed = 0
     for start in range(0, len(seeds), in_flight):
