@@ -102,13 +102,19 @@ def test_importing_with_another_implementation(choice: str) -> None:
     assert (ended.status, ended.stdout) == (0, wanted[choice]), ended
 
 
-def test_a_bad_variable_stops_the_import() -> None:
-    ended = python("import lockstep", env={"LOCKSTEP_COLLECTIVES": "nccl"})
+def test_a_bad_variable_stops_the_import_of_jax() -> None:
+    ended = python("import lockstep; import jax", env={"LOCKSTEP_COLLECTIVES": "nccl"})
     assert ended.status == 1
     assert "LOCKSTEP_COLLECTIVES='nccl': expected one of lockstep, gloo, mpi." in ended.stderr
 
 
 def test_an_engine_that_is_not_there_is_an_error() -> None:
-    ended = python("import lockstep", env={"LOCKSTEP_ENGINE": "/nowhere/x.so"})
+    ended = python("import lockstep; import jax", env={"LOCKSTEP_ENGINE": "/nowhere/x.so"})
     assert ended.status == 1
     assert "EngineError: LOCKSTEP_ENGINE='/nowhere/x.so': no such file." in ended.stderr
+
+
+def test_the_commands_start_without_an_engine() -> None:
+    missing = {"LOCKSTEP_ENGINE": "/nowhere/x.so"}
+    ended = python("import lockstep.doctor.cli, lockstep.launch.cli", env=missing)
+    assert (ended.status, ended.stderr) == (0, ""), ended

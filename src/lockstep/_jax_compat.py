@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import os
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -96,7 +97,7 @@ class Place(Protocol):
     @property
     def size(self) -> int: ...
     @property
-    def coordinator(self) -> str: ...
+    def coordinator(self) -> str | None: ...
 
 
 def register_cluster(find_place: Callable[[], Place | None]) -> None:
@@ -119,6 +120,11 @@ def register_cluster(find_place: Callable[[], Place | None]) -> None:
             cls, timeout_secs: int | None = None, override_coordinator_port: str | None = None
         ) -> str:
             address = cls._place().coordinator
+            assert address is not None  # find_place asks the other processes for it
+            if address.startswith("127."):
+                # JAX reads this next. A job of one machine is no business of the network's. It is
+                # not set any earlier: a program that passes its own address would bind ours.
+                os.environ.setdefault("JAX_COORDINATOR_BIND_ADDRESS", address)
             if override_coordinator_port is None:
                 return address
             return f"{address.rpartition(':')[0]}:{override_coordinator_port}"

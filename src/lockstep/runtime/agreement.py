@@ -32,7 +32,5 @@ def check(labels: Sequence[str], facts: Sequence[Facts]) -> None:
 def _table(header: Sequence[str], columns: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, [name, *column])) for name, column in zip(header, columns, strict=True)]
     rows = [header, ["-" * width for width in widths], *zip(*columns, strict=True)]
-    return "\n".join(
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    padded = ((cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(f"  {'  '.join(cells).rstrip()}" for cells in padded)

@@ -31,7 +31,7 @@ class _Job:
     peers: list[topology.Peer]
     process: int
     starts: int = 0
-    """How often jaxlib has started its collectives: JAX may clear its backends and make new ones."""
+    """How often jaxlib has started its collectives: JAX may clear its backends and make others."""
 
 
 _job: _Job | None = None

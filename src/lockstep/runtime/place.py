@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 
@@ -22,4 +23,11 @@ def find_place() -> clusters.Place | None:
             coordinator=config.coordinator,
             found_by="lockstep",
         )
-    return clusters.detect(os.environ)
+    place = clusters.detect(os.environ)
+    if place is None or (place.coordinator and not config.coordinator):
+        return place
+    # Late import: sockets are for processes that a cluster's launcher has started without us.
+    from lockstep.runtime import rendezvous
+
+    coordinator = config.coordinator or rendezvous.coordinator(place)
+    return dataclasses.replace(place, coordinator=coordinator)

@@ -6,25 +6,38 @@ be there before jaxlib is; JAX reads ``JAX_CPU_COLLECTIVES_IMPLEMENTATION`` when
 
 from __future__ import annotations
 
+import functools
 import os
 
 from lockstep import _config, _engine, _jax_compat
-from lockstep._errors import ImportOrderError
+from lockstep._errors import ConfigError, EngineError, ImportOrderError, LockstepError
 
 _LIBRARY = "MPITRAMPOLINE_LIB"
 _IMPLEMENTATION = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
 
 
 def prepare() -> None:
-    """Sets the variables that jaxlib and JAX read; called once, when lockstep is imported."""
-    choice = _config.current().collectives
-    if choice == "lockstep":
-        _prepare_engine()
-    elif choice == "mpi":
-        _prepare_mpi()
+    """Sets the variables that jaxlib and JAX read; called once, when lockstep is imported.
+
+    What cannot be prepared (a bad variable, an engine that was never built) is raised by the import
+    of jax: `lockstep doctor`, which tells what is wrong, imports lockstep too.
+    """
+    try:
+        choice = _config.current().collectives
+        if choice == "lockstep":
+            _prepare_engine()
+        elif choice == "mpi":
+            _prepare_mpi()
+        else:
+            os.environ[_IMPLEMENTATION] = "gloo"
+    except (ConfigError, EngineError) as error:
+        _jax_compat.after_jax_import(functools.partial(_raise, error))
     else:
-        os.environ[_IMPLEMENTATION] = "gloo"
-    _jax_compat.after_jax_import(_hook_jax)
+        _jax_compat.after_jax_import(_hook_jax)
+
+
+def _raise(error: LockstepError) -> None:
+    raise error
 
 
 def _prepare_engine() -> None:
