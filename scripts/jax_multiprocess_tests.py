@@ -1,6 +1,6 @@
 """Runs JAX's own multi-process tests over several collectives implementations, side by side.
 
-    python scripts/jax_multiprocess_tests.py JAX_CHECKOUT [-n 2 -n 4] [--files all_reduce ...]
+    python scripts/jax_multiprocess_tests.py JAX_CHECKOUT [-n 2 -n 4] [-d 4] [--files array ...]
 
 The checkout is jax-ml/jax at the tag of the installed jax (``git checkout jax-v0.10.2``). The tests
 are not edited: a ``sitecustomize`` on the path of their processes imports lockstep before jax. They
@@ -49,7 +49,7 @@ def count(outcomes: Mapping[str, str], crashed: bool) -> str:
     return text + (" exit!" if crashed else "")
 
 
-def _environment(implementation: str, scratch: pathlib.Path) -> dict[str, str]:
+def _environment(implementation: str, devices: int, scratch: pathlib.Path) -> dict[str, str]:
     hook = scratch / "hook"
     hook.mkdir(exist_ok=True)
     (hook / "sitecustomize.py").write_text(_SITECUSTOMIZE)
@@ -60,11 +60,17 @@ def _environment(implementation: str, scratch: pathlib.Path) -> dict[str, str]:
         "LOCKSTEP_COLLECTIVES": implementation,
         "TEST_UNDECLARED_OUTPUTS_DIR": str(scratch),
         "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(devices),
     }
 
 
 def run_file(
-    test: pathlib.Path, processes: int, implementation: str, timeout: float, logs: pathlib.Path
+    test: pathlib.Path,
+    processes: int,
+    devices: int,
+    implementation: str,
+    timeout: float,
+    logs: pathlib.Path,
 ) -> tuple[Outcomes, bool]:
     """Runs one file; returns its outcomes and whether the run ended badly."""
     logs.mkdir(parents=True, exist_ok=True)
@@ -74,7 +80,7 @@ def run_file(
         controller = subprocess.Popen(
             command,
             cwd=test.parent,
-            env=_environment(implementation, logs),
+            env=_environment(implementation, devices, logs),
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -93,6 +99,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("checkout", type=pathlib.Path)
     parser.add_argument("-n", type=int, action="append", help="processes (default: 2 and 4)")
+    parser.add_argument("-d", type=int, default=1, help="devices per process")
     parser.add_argument("--collectives", action="append", choices=IMPLEMENTATIONS)
     parser.add_argument("--files", nargs="*", help="names of test files, without _test.py")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds per file")
@@ -109,13 +116,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         root = (arguments.logs or pathlib.Path(scratch)).absolute()
         for n in arguments.n or (2, 4):
-            print(f"\n{n} processes: passed / failed / skipped")
+            print(f"\n{n} processes x {arguments.d}: passed / failed / skipped")
             print(f"| file | {' | '.join(implementations)} |\n|---|{'---|' * len(implementations)}")
             for test in tests:
                 row, outcomes = [], {}
                 for name in implementations:
-                    logs = root / str(n) / name / test.stem
-                    outcomes[name], crashed = run_file(test, n, name, arguments.timeout, logs)
+                    logs = root / f"{n}x{arguments.d}" / name / test.stem
+                    outcomes[name], crashed = run_file(
+                        test, n, arguments.d, name, arguments.timeout, logs
+                    )
                     row.append(count(outcomes[name], crashed))
                 print(f"| {test.stem} | {' | '.join(row)} |", flush=True)
                 worse += _report_differences(outcomes)
