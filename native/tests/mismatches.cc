@@ -102,7 +102,7 @@ TEST(the_message_names_the_processes) {
          run_case(*end, {.count = rank.process() == 0 ? std::size_t{10} : std::size_t{11}});
        }))
     CHECK_CONTAINS(outcome.error, "4 devices (0, 1, 2048, 2049)", "process 0 called all-reduce",
-                   "process 1 called all-reduce", "number 3", "same program");
+                   "process 1 called all-reduce", "(collective 3)", "same program");
 }
 
 TEST(permutes_of_different_lengths) {
