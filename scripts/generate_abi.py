@@ -59,9 +59,7 @@ def surface(names: list[str]) -> str:
         value = VALUES.get(name.removeprefix("MPIABI_"), FIRST_HANDLE + index)
         lines.append(f"LOCKSTEP_CONSTANT({name}, {value})")
     lines += [
-        f"LOCKSTEP_UNUSED({name})"
-        for name in functions
-        if name.removeprefix("MPIABI_") not in USED
+        f"LOCKSTEP_UNUSED({name})" for name in functions if name.removeprefix("MPIABI_") not in USED
     ]
     return "\n".join([*lines, "// clang-format on", ""])
 

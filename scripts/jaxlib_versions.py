@@ -63,7 +63,7 @@ def verdict(python: Path, engine: Path, program: str, n: int, d: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("versions", nargs="*", default=VERSIONS, metavar="VERSION")
     parser.add_argument("--engine", type=Path, required=True, help="the built liblockstep.so")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "jaxlib-versions")

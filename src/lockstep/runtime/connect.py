@@ -71,7 +71,7 @@ def before_cpu_client() -> None:
     """Falls back to gloo when the processes sit on several hosts."""
     import jax
 
-    if jax.config.jax_cpu_collectives_implementation != "mpi":
+    if jax.config.values["jax_cpu_collectives_implementation"] != "mpi":
         return  # the program chose another implementation itself
     job = _current_job()
     hosts = topology.host_names(job.peers)

@@ -14,7 +14,11 @@ from lockstep.runtime import clusters
 def find_place() -> clusters.Place | None:
     """This process's place, or None for a process that nobody launched as part of a job."""
     config = _config.current()
-    if None not in (config.coordinator, config.num_processes, config.process_id):
+    if (
+        config.coordinator is not None
+        and config.num_processes is not None
+        and config.process_id is not None
+    ):
         return clusters.Place(
             rank=config.process_id,
             size=config.num_processes,
