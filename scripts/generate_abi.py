@@ -23,7 +23,7 @@ NAME = re.compile(rb"MPIX?ABI_[A-Za-z0-9_]+(?=\x00)")
 USED = {
     "Init_thread", "Finalize", "Is_thread_main", "Initialized", "Finalized", "Comm_rank",
     "Comm_size", "Comm_split", "Comm_free", "Allreduce", "Allgather", "Reduce_scatter", "Isend",
-    "Irecv", "Wait", "Sendrecv", "Error_string",
+    "Irecv", "Wait", "Sendrecv", "Error_string", "Get_library_version",
 }  # fmt: skip
 
 # The constants whose values mean something to XLA; every other one is a distinct handle.

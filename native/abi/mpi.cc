@@ -263,4 +263,12 @@ int MPIABI_Error_string(int, char* text, int* length) {
   return kSuccess;
 }
 
+// MPItrampoline prints it when MPITRAMPOLINE_VERBOSE is set.
+int MPIABI_Get_library_version(char* text, int* length) {
+  constexpr char kVersion[] = "Lockstep " LOCKSTEP_VERSION;
+  std::memcpy(text, kVersion, sizeof(kVersion));
+  *length = sizeof(kVersion) - 1;
+  return kSuccess;
+}
+
 }  // extern "C"

@@ -336,4 +336,12 @@ int MPIABI_Error_string(int code, char* text, int* length) {
   return standard::kSuccess;
 }
 
+// MPItrampoline prints it when MPITRAMPOLINE_VERBOSE is set, before there is an MPI to ask.
+int MPIABI_Get_library_version(char* text, int* length) {
+  constexpr char kVersion[] = "Lockstep's way to an MPI of standard ABI";
+  std::memcpy(text, kVersion, sizeof(kVersion));
+  *length = sizeof(kVersion) - 1;
+  return standard::kSuccess;
+}
+
 }  // extern "C"

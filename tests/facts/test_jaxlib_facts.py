@@ -48,6 +48,7 @@ def test_jaxlib_loads_the_plug_when_it_is_loaded_and_names_its_version() -> None
         MPITRAMPOLINE_LIB=str(_engine.library_path()),
         MPITRAMPOLINE_VERBOSE="1",
     )
+    assert loaded.returncode == 0, loaded.stderr
     assert "liblockstep.so" in loaded.stderr
     assert "2.9.0" in loaded.stderr  # the version of the MPI ABI
 
