@@ -131,8 +131,9 @@ int run(Handle comm, Op op, int count, Handle datatype, Reduction reduction, con
     call.count = checked(count);
     call.in = static_cast<const std::byte*>(in);
     call.out = static_cast<std::byte*>(out);
-    communicator(comm).run(call);
+    // Counted first: once any rank has its result, the calls of all have been counted.
     Engine::instance().count(op);
+    communicator(comm).run(call);
   });
 }
 
