@@ -104,7 +104,20 @@ else:
 
 def test_logs_hold_the_whole_output_and_the_error(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
-    program = I + "print('out', i); print('err', i, file=sys.stderr)\nif i: raise ValueError('no')"
+    program = (
+        I
+        + f"""
+import pathlib, time
+print('out', i)
+print('err', i, file=sys.stderr)
+if i:
+    # The first failure stops process 0: not before all that it prints is there.
+    other = pathlib.Path({str(logs)!r}, "attempt_0/process_0/stderr.log")
+    while not (other.exists() and other.read_text()):
+        time.sleep(0.01)
+    raise ValueError('no')
+"""
+    )
     result = run_lockstep(["--log-dir", str(logs)], program, expect_status=1)
     for i in range(2):
         folder = logs / "attempt_0" / f"process_{i}"
