@@ -98,7 +98,7 @@ def _of_programs(
         found = [Cause(Pattern.OPPOSITE_ORDER), Cause(Pattern.BRANCH)]
     elif not found:
         found = [Cause(Pattern.BRANCH)]
-    return only + found
+    return found + only
 
 
 def _of_loops(

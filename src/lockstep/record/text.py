@@ -26,6 +26,12 @@ from lockstep.record.words import (
     who,
 )
 
+CULPRIT = "> "
+"""What a row of a culprit begins with."""
+MOST_ALIKE = 4
+"""So many processes that do the same have a row each."""
+_INDENT = "      "
+
 
 def short(diagnosis: Diagnosis, limit: int = 1000) -> str:
     """The text of an exception, of at most ``limit`` bytes: rows that do not fit are counted."""
@@ -51,15 +57,37 @@ def _size(lines: Sequence[str]) -> int:
 
 
 def table(diagnosis: Diagnosis) -> str:
-    """Everything, for a screen: every process with its last calls, every likely cause."""
+    """Everything, for a screen: every process with its last calls, every likely cause.
+
+    Many processes that do the same are one row, and the processes are listed below it.
+    """
     lines = [headline(diagnosis), ""]
-    for row in diagnosis.rows:
-        lines.append(f"{'> ' if row.culprit else '  '}{who(row.process)}: {_state(diagnosis, row)}")
-        lines += [f"      {before}" for before in _history(row)]
-        lines += [f"      note: {trouble}" for trouble in row.process.troubles]
+    for state, history, rows in _alike(diagnosis):
+        many = len(rows) > MOST_ALIKE
+        name = f"{len(rows)} processes" if many else "{}"
+        lead = CULPRIT if rows[0].culprit else " " * len(CULPRIT)
+        block = [f"{lead}{name}: {state}", *(f"{_INDENT}{line}" for line in history)]
+        if many:
+            lines += [*block, *(f"{_INDENT}{who(row.process)}" for row in rows)]
+        else:
+            lines += [line for row in rows for line in _with_name(block, who(row.process))]
     if diagnosis.causes:
         lines += ["", "Likely causes:", *(f"  - {cause}" for cause in causes(diagnosis))]
     return "\n".join(lines)
+
+
+def _with_name(block: Sequence[str], name: str) -> list[str]:
+    return [block[0].replace("{}", name, 1), *block[1:]]
+
+
+def _alike(diagnosis: Diagnosis) -> list[tuple[str, tuple[str, ...], list[Row]]]:
+    """The rows, those together that read the same; the culprits first."""
+    found: dict[tuple, list[Row]] = {}
+    for row in _ordered(diagnosis.rows):
+        notes = (f"note: {trouble}" for trouble in row.process.troubles)
+        key = (row.culprit, _state(diagnosis, row), (*_history(diagnosis, row), *notes))
+        found.setdefault(key, []).append(row)
+    return [(state, history, rows) for (_, state, history), rows in found.items()]
 
 
 def causes(diagnosis: Diagnosis) -> list[str]:
@@ -67,12 +95,11 @@ def causes(diagnosis: Diagnosis) -> list[str]:
     return [f"{likely(cause)}." for cause in diagnosis.causes]
 
 
-def _history(row: Row) -> Iterable[str]:
-    for index, call in enumerate(row.recent):
-        lead = "before: " if index == 0 else "        "
-        yield f"{lead}{times(call)}{described(call, full=True)}"
-    if row.call is not None and row.in_call and row.doing not in _SAYS_CALL:
-        yield f"last:   {described(row.call, full=True)}"
+def _history(diagnosis: Diagnosis, row: Row) -> Iterable[str]:
+    calls, lead = _before(diagnosis, row)
+    for call in calls:
+        yield f"{lead:10}{times(call)}{described(call, full=True)}"
+        lead = ""
 
 
 # --- Rows ----------------------------------------------------------------------------------------
@@ -86,13 +113,18 @@ def _ordered(rows: Sequence[Row]) -> list[Row]:
 
 def _row(diagnosis: Diagnosis, row: Row, recent: int) -> str:
     text = f"  {who(row.process)}: {_state(diagnosis, row)}"
-    calls = list(row.recent)
-    if row.call is not None and not _names_call(diagnosis, row):
-        calls = _joined([*calls, row.call])
+    calls, lead = _before(diagnosis, row)
     if calls and recent:
         last = ", ".join(f"{times(call)}{briefly(call)}" for call in calls[-recent:])
-        text += f"; before: {last}" if _names_call(diagnosis, row) else f"; its last: {last}"
+        text += f"; {lead} {last}"
     return text
+
+
+def _before(diagnosis: Diagnosis, row: Row) -> tuple[list[Call], str]:
+    """The calls that a row tells apart from the one in its state, and what to call them."""
+    if row.call is None or _names_call(diagnosis, row):
+        return list(row.recent), "before:"
+    return _joined([*row.recent, row.call]), "its last:"
 
 
 def _joined(calls: Sequence[Call]) -> list[Call]:
