@@ -18,6 +18,7 @@ PUBLIC = {
     "InitializationError",
     "LaunchError",
     "LockstepError",
+    "RecordError",
     "initialize",
     "process_mesh",
 }

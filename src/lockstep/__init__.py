@@ -13,6 +13,7 @@ from lockstep._errors import ImportOrderError as ImportOrderError
 from lockstep._errors import InitializationError as InitializationError
 from lockstep._errors import LaunchError as LaunchError
 from lockstep._errors import LockstepError as LockstepError
+from lockstep._errors import RecordError as RecordError
 from lockstep.runtime.initialize import initialize as initialize
 from lockstep.runtime.initialize import process_mesh as process_mesh
 from lockstep.runtime.prepare import prepare as _prepare

@@ -6,7 +6,8 @@
     |-- EngineError              the engine's library is missing, or does not fit jaxlib
     |-- InitializationError      the processes could not be brought together
     |   `-- DisagreementError    ... because they differ (versions, platform, devices, x64)
-    `-- LaunchError              a process could not be started or placed
+    |-- LaunchError              a process could not be started or placed
+    `-- RecordError              a recorder file, or the directory of a run, cannot be read
 
 A collective that fails raises ``jax.errors.JaxRuntimeError``: it is raised by JAX itself, with the
 engine's text in it.
@@ -41,3 +42,7 @@ class DisagreementError(InitializationError):
 
 class LaunchError(LockstepError, RuntimeError):
     """A process could not be started, or its place in the job could not be found."""
+
+
+class RecordError(LockstepError, ValueError):
+    """A recorder file, or the directory of a run, is not what it should be."""
