@@ -26,6 +26,10 @@ _NO_CONSEQUENCES = {
     signal.SIGFPE,
     signal.SIGXCPU,
 }
+_NO_MEMORY = (
+    "The kernel ended it because memory ran out: that of the machine, or what the container or the "
+    "batch job may have. Fewer processes, smaller arrays, or more memory."
+)
 _CAUSES: dict[int, str] = {
     signal.SIGKILL: "Somebody sent it kill -9, or the kernel ran out of memory (see dmesg, and the "
     "memory limit of the container or of the batch job).",
@@ -50,6 +54,8 @@ class Ending:
     """The last lines that it wrote to stderr."""
     was_stopped: bool = False
     """Whether the launcher's signal has reached it."""
+    out_of_memory: bool = False
+    """Whether the kernel killed it because memory ran out."""
 
     @property
     def died_by_itself(self) -> bool:
@@ -106,8 +112,15 @@ def manner(ending: Ending) -> str:
     if ending.record is not None:
         return f"{ending.record.summary} (exit code {ending.status})"
     if ending.exit_code < 0:
-        return f"killed by {signal_name(-ending.exit_code)} (signal {-ending.exit_code})"
+        memory = ", out of memory" if ending.out_of_memory else ""
+        return f"killed by {signal_name(-ending.exit_code)} (signal {-ending.exit_code}{memory})"
     return f"exit code {ending.exit_code}"
+
+
+def _cause(ending: Ending) -> str | None:
+    if ending.out_of_memory:
+        return _NO_MEMORY
+    return _CAUSES.get(-ending.exit_code)
 
 
 def _indented(text: str) -> str:
@@ -122,7 +135,7 @@ def headline(
     A signal that ended a process after ``stopping_at`` was the launcher's own.
     """
     report = [f"process {first.process_id} of {len(endings)} failed first: {manner(first)}"]
-    if first.record is None and (cause := _CAUSES.get(-first.exit_code)):
+    if first.record is None and (cause := _cause(first)):
         report[0] += f". {cause}"
     if first.record is not None and first.record.traceback:
         report[0] += "\n" + _indented(first.record.traceback)

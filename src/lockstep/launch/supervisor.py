@@ -9,7 +9,9 @@ Rejected: a thread for each pipe (n processes, 2n threads, and signals only in o
 (slow to import, and its child watching knows nothing of adopted orphans), polling at an interval
 (late to notice, and never idle).
 
-**Stopping.** Every process is told politely, then killed. Politely means SIGINT: Python raises
+**Stopping.** After a failure the other processes are first left alone: each learns of it in its
+next collective, and may catch that error, save, and end with its own status. Then, and after Ctrl-C
+at once, every process is told politely, then killed. Politely means SIGINT: Python raises
 KeyboardInterrupt, so ``finally`` blocks run. SIGTERM will not do, because JAX's preemption notifier
 swallows it once ``jax.distributed`` is up. It is still what processes get first when
 the launcher itself gets SIGTERM: it tells programs that ask
@@ -19,6 +21,7 @@ notices neither; SIGKILL after the grace period ends that.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -31,11 +34,14 @@ from lockstep.launch.console import Console, Stream
 from lockstep.launch.failure import first_failure, headline, signal_name
 from lockstep.launch.guard import PASSED_ON
 from lockstep.launch.job import Job
+from lockstep.launch.memory import OomKills
 from lockstep.launch.pmi import PmiServer
 from lockstep.launch.process import Process
 
-FAILURE_GRACE = 3.0
-"""Seconds between the first failure and the end of processes that do not end by themselves."""
+FAILURE_SHARES = (0.5, 0.9)
+"""After which shares of the grace period a failed job's processes get SIGINT, and SIGKILL. Before
+that they are left alone: they raise, save what they have, and end. All must be over with the grace
+period."""
 LEFTOVER_GRACE = 0.5
 """Seconds for what the processes had started to notice that they are gone. Python's tracker of
 shared memory, for one, then unlinks what they have left."""
@@ -60,6 +66,7 @@ class Supervisor:
         self._console = Console(self._selector)
         self._processes: list[Process] = []
         self._streams: list[Stream] = []
+        self._oom_kills = OomKills()
         self._pmi = PmiServer(job.processes) if job.config.collectives == "mpi" else None
         self._reading = True
         self._cause: int | None = None
@@ -161,14 +168,13 @@ class Supervisor:
             self._stop(FAILURE)
 
     def _collect(self) -> None:
-        now = time.monotonic()
         by_pid = {process.pid: process for process in self._processes}
-        for pid, exit_code in process_tree.bury():
-            if process := by_pid.get(pid):
-                process.exit_code = exit_code
-                process.ended_at = now
-                if exit_code != 0 and self._cause is None:
-                    self._stop(FAILURE)
+        ended = [(by_pid[p], code) for p, code in process_tree.bury() if p in by_pid]
+        for process, exit_code in ended:
+            # The counter is read for a kill only: a read takes the kernel a millisecond.
+            process.buried(exit_code, exit_code == -signal.SIGKILL and self._oom_kills.new())
+        if self._cause is None and any(exit_code != 0 for _, exit_code in ended):
+            self._stop(FAILURE)
 
     # Starting
 
@@ -219,12 +225,12 @@ class Supervisor:
         grace = self._job.grace
         plan = [(0.0, signal.SIGINT), (grace, signal.SIGKILL)]
         if cause == FAILURE:
-            plan = [(0.0, signal.SIGINT), (FAILURE_GRACE, signal.SIGKILL)]
+            interrupt, kill = (share * grace for share in FAILURE_SHARES)
+            plan = [(interrupt, signal.SIGINT), (kill, signal.SIGKILL)]
         elif cause in (signal.SIGTERM, signal.SIGHUP):
             plan = [(0.0, signal.SIGTERM), (grace / 2, signal.SIGINT), (grace, signal.SIGKILL)]
         self._cause = cause
         self._stopping_at = time.monotonic()
-        (self._job.run_dir / records.STOPPING).touch()
         self._plan = [(self._stopping_at + after, number) for after, number in plan]
 
     def _stop_now(self) -> None:
@@ -233,11 +239,14 @@ class Supervisor:
         self._tell(signal.SIGKILL)
 
     def _tell(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            (self._job.run_dir / records.STOPPING).touch()
         for process in self._processes:
             process.send(number)
 
     def _sweep(self) -> None:
         """Ends what the processes have started and left."""
+        self._end_coordination()
         deadline = time.monotonic() + LEFTOVER_GRACE
         while left := process_tree.descendants():
             if time.monotonic() > deadline:
@@ -248,6 +257,14 @@ class Supervisor:
                     )
                 break
             self._turn(0.02)
+
+    def _end_coordination(self) -> None:
+        """Ends JAX's coordination service, which process 0 has left to us (see `coordination`)."""
+        with contextlib.suppress(OSError, ValueError):
+            folder = records.attempt_dir(self._job.run_dir, self._job.config.attempt)
+            pid = int((folder / records.COORDINATION_PID).read_text())
+            # Whoever wrote the file could name any process; ours are the descendants.
+            process_tree.kill({pid} & process_tree.descendants())
 
     # The end
 
