@@ -124,7 +124,8 @@ def run_parser() -> argparse.ArgumentParser:
         type=_seconds,
         default=5.0,
         metavar="SECONDS",
-        help="how long processes may take to end after Ctrl-C, SIGTERM or the failure of another one; default: 5",
+        help="how long processes may take to end after Ctrl-C, SIGTERM or the failure of another; "
+        "default: 5",
     )
     return parser
 

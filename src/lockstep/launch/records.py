@@ -6,6 +6,7 @@ RUN_DIR/attempt_0/coordination.pid          the process that serves JAX's key-va
 RUN_DIR/attempt_0/coordination.log          what it says
 RUN_DIR/attempt_0/process_1/error.json      the error that ended process 1
 RUN_DIR/attempt_0/process_1/interrupted     exists if the launcher's SIGINT has reached it
+RUN_DIR/attempt_0/process_1/stacks.txt      its Python stacks, each time somebody asks (`stacks`)
 RUN_DIR/attempt_0/process_1/exit.json       how process 1 ended, as the launcher saw it
 """
 
