@@ -12,13 +12,18 @@ from processes import python
 
 PUBLIC = {
     "ConfigError",
+    "DifferenceError",
     "DisagreementError",
     "EngineError",
     "ImportOrderError",
     "InitializationError",
     "LaunchError",
     "LockstepError",
+    "MissingProcessError",
+    "assert_same",
+    "barrier",
     "initialize",
+    "only_on",
     "process_mesh",
 }
 

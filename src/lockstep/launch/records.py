@@ -87,6 +87,22 @@ class ExitRecord:
         """Leaves the record in ``folder``, whole or not at all."""
         _write(folder / EXIT, dataclasses.asdict(self))
 
+    @classmethod
+    def read(cls, folder: Path) -> ExitRecord | None:
+        """The record in ``folder``; None when there is none that can be read."""
+        try:
+            return cls(**json.loads((folder / EXIT).read_text("utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    @property
+    def manner(self) -> str:
+        """``was killed by signal 9 (out of memory)``, ``has ended (exit code 0)``."""
+        reason = f" ({self.reason})" if self.reason else ""
+        if self.signal is not None:
+            return f"was killed by signal {self.signal}{reason}"
+        return f"has ended (exit code {self.exit_code}){reason}"
+
 
 def _write(path: Path, values: dict[str, object]) -> None:
     unfinished = path.with_name(f"{path.name}.new")
