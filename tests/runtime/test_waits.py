@@ -46,9 +46,7 @@ else:
         print("end of error")
     os.close(os.open(os.environ["TMPDIR"] + f"/told_{{me}}", os.O_CREAT))
 """
-WAIT = (
-    'while len([f for f in os.listdir(os.environ["TMPDIR"]) if "told" in f]) < 2: time.sleep(0.1)'
-)
+WAIT = 'while str(os.listdir(os.environ["TMPDIR"])).count("told") < 2: time.sleep(0.1)'
 
 
 def test_a_barrier_says_who_is_missing_and_where_that_process_is() -> None:
