@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from lockstep.launch.records import ErrorRecord
 
 MOST_CONSEQUENCES = 8
+MOST_LETTERS = 200
+"""Of a consequence: what matters stands above it."""
 
 NOTICED_SECONDS = 1.0
 """How long after it began to die a process may be seen to have ended, on a crowded machine."""
@@ -127,9 +129,12 @@ def _indented(text: str) -> str:
     return textwrap.indent(text.rstrip("\n"), "    ", lambda _: True)
 
 
-def headline(
-    first: Ending, endings: Sequence[Ending], stopping_at: float, logs: str | None
-) -> list[str]:
+def told_already(table: str, first: Ending) -> bool:
+    """Whether the first failure's own text begins like ``table``: the process knew as much."""
+    return first.record is not None and table.splitlines()[0] in first.record.traceback
+
+
+def headline(first: Ending, endings: Sequence[Ending], stopping_at: float) -> list[str]:
     """The report of a job that failed: paragraphs, the first failure on top.
 
     A signal that ended a process after ``stopping_at`` was the launcher's own.
@@ -150,11 +155,9 @@ def headline(
     ]
     report += [
         f"process {e.process_id} failed {max(0.0, e.failed_at - first.failed_at):.1f} s later: "
-        f"{manner(e)}"
+        f"{textwrap.shorten(manner(e), MOST_LETTERS, placeholder=' ...')}"
         for e in later[:MOST_CONSEQUENCES]
     ]
     if len(later) > MOST_CONSEQUENCES:
         report.append(f"{len(later) - MOST_CONSEQUENCES} more failed later")
-    if logs:
-        report.append(f"whole logs: {logs}")
     return report

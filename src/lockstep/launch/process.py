@@ -46,8 +46,6 @@ class Process:
         self._folder.mkdir(parents=True)
         self._logs = records.process_dir(job.log_dir, attempt, process_id) if job.log_dir else None
         logs = [open_log(self._logs, name) for name in ("stdout.log", "stderr.log")]
-        if self._logs:
-            (self._logs / records.ERROR).unlink(missing_ok=True)
         out, out_end = os.pipe()
         err, err_end = os.pipe()
         try:

@@ -302,7 +302,7 @@ def _leaf(leaf: Any, path: Any) -> sameness.Leaf:
     import numpy as np
 
     if isinstance(leaf, jax.Array):
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
         if not (leaf.is_fully_addressable or leaf.is_fully_replicated):
             raise ValueError(
