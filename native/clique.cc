@@ -31,12 +31,17 @@ std::string join(const std::vector<int>& numbers) {
 }
 
 Signature signature_of(const Call& call, std::uint32_t sequence) {
-  return {call.op, call.dtype, call.reduction, 0, sequence, call.count};
+  return {call.op, call.dtype, call.reduction, 0, sequence, call.count, call.origin};
 }
 
 constexpr const char* kMismatchHint =
     ". All processes must run the same program on the same shapes: look for a loop of another "
     "length, a padded batch, or `if jax.process_index() == 0`.";
+
+// What tells two calls apart that look alike.
+constexpr const char* kOtherProgram =
+    " They look alike but belong to different programs, or to different executions of one: the "
+    "processes run them in different orders. LOCKSTEP_CHECK_PROGRAMS=0 lets such calls meet.";
 
 std::size_t lane_capacity(std::size_t processes) {
   const std::size_t share = kLaneBudget / (2 * Lane::kDepth * processes);
@@ -75,6 +80,8 @@ void Team::lead(Round& round, std::uint32_t sequence, const Work& work) {
   try {
     check_same(round.calls, sequence);
     work(round.calls, sequence);
+  } catch (const Divergence& error) {
+    round.error = world_.diverged(error.what());
   } catch (const std::exception& error) {
     round.error = error.what();
     // The peers are in the middle of this collective; they must not wait for what will not come.
@@ -90,21 +97,22 @@ void Team::check_same(std::span<const Call* const> calls, std::uint32_t sequence
   const Signature first = signature_of(*calls[0], sequence);
   for (std::size_t i = 1; i < calls.size(); ++i) {
     const Signature other = signature_of(*calls[i], sequence);
-    if (other != first)
-      throw Error("lockstep: the devices of " + world_.label(world_.process()) +
-                  " are in different collectives: device " + std::to_string(devices_[0]) +
-                  " called " + describe(first) + "; device " + std::to_string(devices_[i]) +
-                  " called " + describe(other) + kMismatchHint);
+    if (!other.agrees(first))
+      throw Divergence("lockstep: the devices of " + world_.label(world_.process()) +
+                       " are in different collectives: device " + std::to_string(devices_[0]) +
+                       " called " + describe(first) + "; device " + std::to_string(devices_[i]) +
+                       " called " + describe(other) + kMismatchHint +
+                       (other.same_call(first) ? kOtherProgram : ""));
   }
 }
 
 void Team::wait_for_leader(Round& round, int member, std::uint32_t sequence, const Call& call) {
   // Poison does not end this wait by itself: once the leader runs it uses this call's buffers.
   static const std::atomic<std::uint32_t> kNever{0};
-  Deadline deadline(world_.timeout_seconds());
+  Deadline deadline(world_.timeout_seconds(), call.entered);
   const auto spin = world_.sibling_spin(static_cast<int>(devices_.size()));
   for (;;) {
-    Watch watch{&world_.arena().header().poison_state, deadline, spin};
+    Watch watch{&world_.arena().header().poison_state, deadline, spin, &world_.alarm()};
     if (wait_until(done_, sequence + 1, watch) == WaitResult::kReached) return;
     std::uint32_t gathering = Round::kGathering;
     if (!round.state.compare_exchange_strong(gathering, Round::kAbandoned) &&
@@ -132,7 +140,7 @@ std::string Team::absent(const Round& round) const {
 }
 
 Clique::Clique(World& world, std::vector<int> devices, const std::vector<int>& processes)
-    : world_(world), devices_(std::move(devices)) {
+    : world_(world), devices_(std::move(devices)), id_(hash(devices_)) {
   for (int rank = 0; rank < size(); ++rank) {
     const int process = processes[static_cast<std::size_t>(rank)];
     auto group = std::ranges::find(groups_, process, &Group::process);
@@ -161,6 +169,7 @@ Clique::Clique(World& world, std::vector<int> devices, const std::vector<int>& p
     results_.emplace_back(memory + (2 * index + 1) * lane, count, capacity_, group, self_);
   }
   mailbox_ = std::make_unique<Mailbox>(*this, memory + lanes);
+  world.recorder().add_clique(id_, devices_);
 }
 
 std::string Clique::describe() const {
@@ -178,11 +187,10 @@ std::byte* Clique::shared_memory(std::size_t bytes) {
   }
   Arena& arena = world_.arena();
   auto& directory = arena.header().directory;
-  const std::uint64_t key = hash(devices_);
   for (std::size_t probe = 0; probe < directory.size(); ++probe) {
-    auto& entry = directory[(key + probe) % directory.size()];
+    auto& entry = directory[(id_ + probe) % directory.size()];
     std::uint64_t found = 0;
-    if (entry.key.compare_exchange_strong(found, key)) {
+    if (entry.key.compare_exchange_strong(found, id_)) {
       try {
         const std::uint64_t offset = arena.allocate(preamble + bytes);
         auto* ids = reinterpret_cast<std::int32_t*>(arena.at(offset));
@@ -195,7 +203,7 @@ std::byte* Clique::shared_memory(std::size_t bytes) {
         throw;
       }
     }
-    if (found != key) continue;
+    if (found != id_) continue;
     Deadline deadline(30);
     while (entry.offset.load(std::memory_order_acquire) == 0) {
       if (arena.poisoned()) throw Error(arena.poison_text());
@@ -213,13 +221,21 @@ std::byte* Clique::shared_memory(std::size_t bytes) {
               " different device groups in one job.");
 }
 
-Exchange::Exchange(Clique& clique, const Call& call, std::uint32_t sequence)
+Exchange::Exchange(Clique& clique, std::span<const Call* const> calls, std::uint32_t sequence)
     : clique_(clique),
-      signature_(signature_of(call, sequence)),
+      calls_(calls),
+      signature_(signature_of(*calls[0], sequence)),
       watch_{&clique.world().arena().header().poison_state,
-             Deadline(clique.world().timeout_seconds()), clique.world().process_spin()},
+             Deadline(clique.world().timeout_seconds(), calls[0]->entered),
+             clique.world().process_spin(), &clique.world().alarm()},
       first_(clique.groups().size() > 1 ? clique.partials(clique.self()).next() : 0) {
   if (clique.world().arena().poisoned()) throw Error(clique.world().arena().poison_text());
+  if (calls.size() > 1) record_arrival();  // of the siblings; that of the peers may follow
+}
+
+void Exchange::record_arrival() {
+  const auto now = Clock::now();
+  for (const Call* call : calls_) Recorder::arrived(call->record, now);
 }
 
 std::byte* Exchange::acquire(Lane& lane) {
@@ -228,16 +244,24 @@ std::byte* Exchange::acquire(Lane& lane) {
 }
 
 const std::byte* Exchange::await(Lane& lane) {
+  const bool waits = !lane.written().reached(lane.next() + 1);
   wait(lane.written(), lane.next() + 1, lane.writer());
-  const Signature theirs = lane.signature();
-  if (theirs != signature_) {
-    const World& world = clique_.world();
-    const int peer = clique_.groups()[static_cast<std::size_t>(lane.writer())].process;
-    throw Error("lockstep: the processes are in different collectives on " + clique_.describe() +
-                ": " + world.label(world.process()) + " called " + lockstep::describe(signature_) +
-                "; " + world.label(peer) + " called " + lockstep::describe(theirs) + kMismatchHint);
-  }
+  check(lane.signature(), lane.writer());
+  // The first messages of a collective are its first awaits, one for each peer.
+  if (arrived_ < peers() - 1 && ++arrived_ == peers() - 1 && waits) record_arrival();
   return lane.payload();
+}
+
+void Exchange::check(const Signature& theirs, int peer) {
+  if (theirs.agrees(signature_)) return;
+  World& world = clique_.world();
+  const bool look_alike = theirs.same_call(signature_);
+  if (look_alike && world.let_through()) return;
+  const int process = clique_.groups()[static_cast<std::size_t>(peer)].process;
+  throw Divergence("lockstep: the processes are in different collectives on " + clique_.describe() +
+                   ": " + world.label(world.process()) + " called " +
+                   lockstep::describe(signature_) + "; " + world.label(process) + " called " +
+                   lockstep::describe(theirs) + kMismatchHint + (look_alike ? kOtherProgram : ""));
 }
 
 void Exchange::wait(Counter& counter, std::uint32_t target, int peer) {

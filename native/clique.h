@@ -85,6 +85,7 @@ class Clique {
 
   // "8 devices: 0, 1, 2048, ..." for errors.
   std::string describe() const;
+  std::uint64_t id() const { return id_; }
   int member_of(int rank) const { return member_of_[static_cast<std::size_t>(rank)]; }
 
  private:
@@ -92,6 +93,7 @@ class Clique {
 
   World& world_;
   std::vector<int> devices_;
+  std::uint64_t id_;  // a hash of the devices
   std::vector<Group> groups_;
   std::vector<int> member_of_;  // rank -> index in its group
   int self_ = -1;
@@ -108,7 +110,7 @@ class Clique {
 // the checks of what the peers send.
 class Exchange {
  public:
-  Exchange(Clique& clique, const Call& call, std::uint32_t sequence);
+  Exchange(Clique& clique, std::span<const Call* const> calls, std::uint32_t sequence);
 
   Clique& clique() { return clique_; }
   int peers() const { return static_cast<int>(clique_.groups().size()); }
@@ -122,12 +124,16 @@ class Exchange {
 
  private:
   void wait(Counter& counter, std::uint32_t target, int peer);
+  void check(const Signature& theirs, int peer);
+  void record_arrival();
   [[noreturn]] void give_up(int peer);
 
   Clique& clique_;
+  std::span<const Call* const> calls_;
   Signature signature_;
   Watch watch_;
   std::uint32_t first_;  // the number of this collective's first message on the partials lanes
+  int arrived_ = 0;      // peers whose first message is there
 };
 
 }  // namespace lockstep

@@ -9,9 +9,19 @@ namespace lockstep {
 Communicator::Communicator(Clique& clique, int rank)
     : clique_(clique), rank_(rank), port_(clique, rank) {}
 
-void Communicator::run(const Call& call) {
+void Communicator::run(Call call) {
   std::lock_guard lock(mutex_);
   run_locked(call);
+}
+
+template <typename Step>
+auto Communicator::recorded(const Record& record, Step step) {
+  try {
+    return step();
+  } catch (...) {
+    Recorder::finish(record, RecordEntry::kRaised);
+    throw;
+  }
 }
 
 // The other ranks wait for the collective that this rank will not make.
@@ -24,18 +34,26 @@ void Communicator::fail(const std::string& what) {
   throw Error(text);
 }
 
-void Communicator::run_locked(const Call& call) {
+void Communicator::run_locked(Call& call) {
+  World& world = clique_.world();
+  world.check_allowed();
   if (rounds_ != 0) fail(std::string(name_of(call.op)) + " in the middle of an all-to-all");
   const std::uint32_t sequence = sequence_++;
-  clique_.team().run(clique_.member_of(rank_), sequence, call,
-                     [this](std::span<const Call* const> calls, std::uint32_t number) {
-                       run_collective(clique_, calls, number);
-                     });
+  call.entered = Clock::now();
+  call.record = world.recorder().begin(device(), call, clique_.id(), sequence, rank_);
+  recorded(call.record, [&] {
+    clique_.team().run(clique_.member_of(rank_), sequence, call,
+                       [this](std::span<const Call* const> calls, std::uint32_t number) {
+                         run_collective(clique_, calls, number);
+                       });
+  });
+  Recorder::finish(call.record, RecordEntry::kDone);
 }
 
 void Communicator::send_receive(const std::byte* from, int target, std::byte* to, int source,
-                                std::size_t bytes) {
+                                std::size_t bytes, const Origin& origin) {
   std::lock_guard lock(mutex_);
+  clique_.world().check_allowed();
   const int next = rounds_ + 1;
   if (target != (rank_ + next) % size() || source != (rank_ + size() - next) % size() ||
       (rounds_ != 0 && all_to_all_.count != bytes))
@@ -43,6 +61,7 @@ void Communicator::send_receive(const std::byte* from, int target, std::byte* to
   if (rounds_ == 0) {
     all_to_all_.op = Op::kAllToAll;
     all_to_all_.count = bytes;
+    all_to_all_.origin = origin;
     all_to_all_.ins.assign(static_cast<std::size_t>(size()), nullptr);
     all_to_all_.outs.assign(static_cast<std::size_t>(size()), nullptr);
   }
@@ -54,19 +73,41 @@ void Communicator::send_receive(const std::byte* from, int target, std::byte* to
   run_locked(all_to_all_);
 }
 
-Request* Communicator::send(int target, const std::byte* data, std::size_t bytes) {
-  std::lock_guard lock(mutex_);
-  return port_.send(target, data, bytes);
+// A collective-permute of this rank is its receive, if it has one, and its sends; it ends with the
+// wait for the last of them.
+void Communicator::begin_permute(std::size_t bytes, const Origin& origin) {
+  World& world = clique_.world();
+  world.check_allowed();
+  if (open_requests_++ != 0) return;
+  Call call;
+  call.op = Op::kPermute;
+  call.count = bytes;
+  call.origin = origin;
+  call.entered = Clock::now();
+  permute_ = world.recorder().begin(device(), call, clique_.id(), permutes_++, rank_);
 }
 
-Request* Communicator::receive(int source, std::byte* data, std::size_t bytes) {
+Request* Communicator::send(int target, const std::byte* data, std::size_t bytes,
+                            const Origin& origin) {
   std::lock_guard lock(mutex_);
-  return port_.receive(source, data, bytes);
+  begin_permute(bytes, origin);
+  Recorder::add_target(permute_, target);
+  return recorded(permute_, [&] { return port_.send(target, data, bytes); });
+}
+
+Request* Communicator::receive(int source, std::byte* data, std::size_t bytes,
+                               const Origin& origin) {
+  std::lock_guard lock(mutex_);
+  begin_permute(bytes, origin);
+  Recorder::add_source(permute_, source);
+  return recorded(permute_, [&] { return port_.receive(source, data, bytes); });
 }
 
 void Communicator::wait(Request* request) {
   std::lock_guard lock(mutex_);
-  port_.wait(request);
+  --open_requests_;
+  recorded(permute_, [&] { port_.wait(request); });
+  if (open_requests_ == 0) Recorder::finish(permute_, RecordEntry::kDone);
 }
 
 }  // namespace lockstep

@@ -21,6 +21,13 @@ int guarded(Body body) {
   }
 }
 
+// A text for a caller in C: it lives until this thread's next one.
+const char* keep(std::string text) {
+  thread_local std::string kept;
+  kept = std::move(text);
+  return kept.c_str();
+}
+
 }  // namespace
 
 Engine& Engine::instance() {
@@ -55,6 +62,24 @@ void Engine::start(WorldOptions options) {
   worlds_.push_back(std::move(world));
   world_ = worlds_.back().get();
   requested_.clear();
+  world_->forbid(forbidden_);
+}
+
+void Engine::set_checks(bool programs, bool strict) {
+  check_programs_.store(programs);
+  std::lock_guard lock(mutex_);
+  strict_.store(strict && callbacks_.site != nullptr);
+}
+
+void Engine::forbid(const std::string& text) {
+  std::lock_guard lock(mutex_);
+  forbidden_ = text;
+  if (world_ != nullptr) world_->forbid(text);
+}
+
+World* Engine::started() const {
+  std::lock_guard lock(mutex_);
+  return world_;
 }
 
 void Engine::fail(const std::string& text) {
@@ -130,6 +155,11 @@ int lockstep_start(const lockstep_options* given) {
     options.cores = given->cores;
     options.crowded = given->crowded != 0;
     options.device_id_bytes = given->device_id_bytes;
+    if (given->recorder != nullptr) options.recorder.path = given->recorder;
+    if (given->host != nullptr) options.recorder.host = given->host;
+    options.recorder.enabled = given->record != 0;
+    options.recorder.attempt = given->attempt;
+    Engine::instance().set_checks(given->check_programs != 0, given->strict != 0);
     Engine::instance().start(std::move(options));
   });
 }
@@ -141,4 +171,49 @@ int lockstep_set_devices(int count, const int* ids, const int* processes) {
 }
 
 void lockstep_counts(std::uint64_t counts[5]) { Engine::instance().read_counts(counts); }
+
+void lockstep_poison(const char* text) {
+  if (auto* world = Engine::instance().started()) world->arena().poison(text);
+}
+
+const char* lockstep_poison_text() {
+  auto* world = Engine::instance().started();
+  const bool failed = world != nullptr && world->arena().poisoned();
+  return lockstep::keep(failed ? world->arena().poison_text() : "");
+}
+
+void lockstep_forbid(const char* text) { Engine::instance().forbid(text == nullptr ? "" : text); }
+
+void lockstep_leave(int state) {
+  if (auto* world = Engine::instance().started())
+    world->recorder().set_state(static_cast<lockstep::Recorder::State>(state));
+}
+
+int lockstep_recorder_fd() {
+  auto* world = Engine::instance().started();
+  return world == nullptr ? -1 : world->recorder().fd();
+}
+
+const char* lockstep_recorder_problem() {
+  auto* world = Engine::instance().started();
+  return lockstep::keep(world == nullptr ? "" : world->recorder().problem());
+}
+
+int lockstep_alarm_fd() {
+  auto* world = Engine::instance().started();
+  return world == nullptr ? -1 : world->alarm().fd();
+}
+
+void lockstep_set_watched(int watched) {
+  if (auto* world = Engine::instance().started()) world->set_watched(watched != 0);
+}
+
+const char* lockstep_question() {
+  auto* world = Engine::instance().started();
+  return lockstep::keep(world == nullptr ? "" : world->next_question());
+}
+
+void lockstep_answer(int yes) {
+  if (auto* world = Engine::instance().started()) world->answer(yes != 0);
+}
 }

@@ -19,6 +19,8 @@ const char* lockstep_last_error();
 struct lockstep_callbacks {
   void (*start)();    // jaxlib starts its collectives: call lockstep_start
   void (*devices)();  // call lockstep_set_devices
+  // A hash of the line of the user's program that makes this collective; only under `strict`.
+  std::uint64_t (*site)();
 };
 void lockstep_set_callbacks(const lockstep_callbacks* callbacks);
 void lockstep_fail(const char* text);
@@ -36,6 +38,12 @@ struct lockstep_options {
   int cores;               // this process's share
   int crowded;             // more processes than cores on this host
   int device_id_bytes;     // width of a device id in this jaxlib: 4 or 8
+  int check_programs;      // compare which program a collective belongs to
+  int strict;              // compare call sites as well
+  int record;              // whether to keep records at all
+  const char* recorder;    // path of the recorder's file; null: in memory
+  const char* host;
+  int attempt;
 };
 int lockstep_start(const lockstep_options* options);
 
@@ -43,4 +51,27 @@ int lockstep_set_devices(int count, const int* ids, const int* processes);
 
 // How many calls of each kind jaxlib has made, by lockstep::Op.
 void lockstep_counts(std::uint64_t counts[5]);
+
+// What follows needs lockstep_start, and does nothing (or answers -1 or "") before it, save
+// lockstep_forbid, which is remembered.
+
+// Fails the job: every rank that waits, and every later collective, raises the text.
+void lockstep_poison(const char* text);
+// The text the job failed with; "" while it is healthy.
+const char* lockstep_poison_text();
+// Every collective of this process raises the text at once; null or "" lifts it.
+void lockstep_forbid(const char* text);
+// What this process's record says of it from now on: 1 its program has ended, 2 it has failed.
+void lockstep_leave(int state);
+
+int lockstep_recorder_fd();
+const char* lockstep_recorder_problem();
+// Readable once a rank has waited long, or has a question.
+int lockstep_alarm_fd();
+// Whether somebody reads the alarm and answers questions.
+void lockstep_set_watched(int watched);
+// "" for no question; "programs": may look-alike collectives of different programs meet; anything
+// else: a divergence that the watcher may describe better, by lockstep_poison, before it answers.
+const char* lockstep_question();
+void lockstep_answer(int yes);
 }

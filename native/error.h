@@ -12,4 +12,10 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Members of one clique are in different collectives.
+class Divergence : public Error {
+ public:
+  using Error::Error;
+};
+
 }  // namespace lockstep

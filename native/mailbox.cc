@@ -181,7 +181,7 @@ void Port::wait(Request* request) {
   World& world = clique_.world();
   Counter& bell = clique_.mailbox().bell(rank_);
   const Watch watch{&world.arena().header().poison_state, Deadline(world.timeout_seconds()),
-                    world.process_spin()};
+                    world.process_spin(), &world.alarm()};
   guarded([&] {
     // A failure ended all requests of this rank, this one too.
     if (std::ranges::find(pending_, request, &std::unique_ptr<Request>::get) == pending_.end())

@@ -1,16 +1,12 @@
 #include "membership.h"
 
-#include <pthread.h>
-#include <sys/uio.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <unordered_set>
 
 #include "error.h"
+#include "stack.h"
 #include "world.h"
 
 namespace lockstep {
@@ -20,35 +16,7 @@ constexpr std::size_t kLargestClique = 1 << 16;
 // XLA's frames between the list and us are under a hundred words deep; a wide margin.
 constexpr std::size_t kDeepest = 1 << 14;
 
-// A word of the stack may look like a pointer and not be one: the kernel copies, and says no.
-bool read_memory(std::uintptr_t address, void* to, std::size_t bytes) {
-  const iovec local{to, bytes};
-  const iovec remote{reinterpret_cast<void*>(address), bytes};
-  return process_vm_readv(getpid(), &local, 1, &remote, 1, 0) == static_cast<ssize_t>(bytes);
-}
-
-std::uintptr_t end_of_stack() {
-  pthread_attr_t attributes;
-  if (pthread_getattr_np(pthread_self(), &attributes) != 0) return 0;
-  void* base = nullptr;
-  std::size_t size = 0;
-  pthread_attr_getstack(&attributes, &base, &size);
-  pthread_attr_destroy(&attributes);
-  return reinterpret_cast<std::uintptr_t>(base) + size;
-}
-
-// The mangled name of the class.
 constexpr char kKeyType[] = "N3xla3cpu12CpuCliqueKeyE";
-
-// Whether an object with this virtual table is a clique key. In front of a virtual table stands a
-// pointer to the type's description, whose second word points to the name (Itanium C++ ABI, 2.5.2
-// and 2.9.5).
-bool is_key_table(std::uintptr_t table) {
-  std::uintptr_t type = 0, name = 0;
-  char text[sizeof(kKeyType)] = {};
-  return table % 8 == 0 && read_memory(table - 8, &type, 8) && read_memory(type + 8, &name, 8) &&
-         read_memory(name, text, sizeof(text)) && std::memcmp(text, kKeyType, sizeof(text)) == 0;
-}
 
 // std::vector as both common standard libraries lay it out: begin, end, end of storage.
 template <typename Id>
@@ -98,7 +66,7 @@ std::vector<DeviceList> keys_on_stack(const World& world, int color, int key, in
     // The cheap look at the list's shape goes first; reading a type takes three system calls.
     if (object[0] < 4096 || object[1] < 4096 || object[2] <= object[1] || object[3] < object[2])
       continue;
-    if (!is_key_table(object[0])) continue;
+    if (!is_table_of(object[0], kKeyType)) continue;
     const DeviceList list =
         id_bytes == 4 ? read_list<std::int32_t>(object + 1) : read_list<std::int64_t>(object + 1);
     if (plausible(world, list, color, key) && std::ranges::find(found, list) == found.end())

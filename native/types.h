@@ -6,7 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "fabric/wait.h"
+#include "origin.h"
+
 namespace lockstep {
+
+struct RecordEntry;
 
 enum class DType : std::uint8_t {
   kByte,
@@ -31,6 +36,12 @@ const char* name_of(DType dtype);
 const char* name_of(Reduction reduction);
 const char* name_of(Op op);
 
+// A call's entry in the recorder. The ring may have come round meanwhile: the number tells.
+struct Record {
+  RecordEntry* entry = nullptr;
+  std::uint64_t number = 0;
+};
+
 // What one rank asks for. Buffers are XLA's: they stay valid until the rank's call returns.
 //
 //   operation       count              in                      out
@@ -47,6 +58,9 @@ struct Call {
   std::byte* out = nullptr;
   std::vector<const std::byte*> ins;
   std::vector<std::byte*> outs;
+  Origin origin;
+  Record record;
+  Clock::time_point entered;  // read once: the deadline counts from it, the record shows it
 
   std::size_t bytes() const { return count * size_of(dtype); }
 };
@@ -59,10 +73,18 @@ struct Signature {
   std::uint8_t unused = 0;
   std::uint32_t sequence;  // how many collectives this clique has run
   std::uint64_t count;
+  Origin origin;
 
-  bool operator==(const Signature&) const = default;
+  // The same collective, whichever program it belongs to.
+  bool same_call(const Signature& other) const {
+    return op == other.op && dtype == other.dtype && reduction == other.reduction &&
+           sequence == other.sequence && count == other.count;
+  }
+  bool agrees(const Signature& other) const {
+    return same_call(other) && origin.agrees(other.origin);
+  }
 };
-static_assert(sizeof(Signature) == 16);
+static_assert(sizeof(Signature) == 40);
 
 std::string describe(const Signature& signature);
 

@@ -1,7 +1,9 @@
 #include "world.h"
 
+#include <algorithm>
 #include <iomanip>
 #include <sstream>
+#include <thread>
 
 #include "clique.h"
 #include "error.h"
@@ -13,12 +15,26 @@ namespace {
 // that never recovers from the first sleep: each side gives up just before the other one is awake.
 constexpr std::chrono::microseconds kSpin{200};
 
+constexpr std::chrono::milliseconds kPatience{1000};
+// How long the others may take to say that programs are not to be compared.
+constexpr std::chrono::milliseconds kGrace{300};
+
+RecorderOptions complete(const WorldOptions& options) {
+  RecorderOptions recorder = options.recorder;
+  recorder.process = options.process;
+  recorder.num_processes = static_cast<int>(options.labels.size());
+  recorder.nonce = options.nonce;
+  recorder.label = options.labels.at(static_cast<std::size_t>(options.process));
+  return recorder;
+}
+
 }  // namespace
 
 World::World(WorldOptions options)
     : options_(std::move(options)),
       arena_(options_.arena ? options_.arena
-                            : std::make_shared<Arena>(options_.arena_fd, options_.nonce)) {}
+                            : std::make_shared<Arena>(options_.arena_fd, options_.nonce)),
+      recorder_(complete(options_)) {}
 
 World::~World() = default;
 
@@ -29,6 +45,7 @@ std::string World::timeout_text() const {
 }
 
 void World::set_devices(const std::vector<int>& ids, const std::vector<int>& processes) {
+  std::vector<int> own;
   std::lock_guard lock(mutex_);
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (processes[i] < 0 || processes[i] >= num_processes())
@@ -36,7 +53,9 @@ void World::set_devices(const std::vector<int>& ids, const std::vector<int>& pro
                   std::to_string(processes[i]) + ", but the job has " +
                   std::to_string(num_processes()) + " processes.");
     process_of_.emplace(ids[i], processes[i]);
+    if (processes[i] == process()) own.push_back(ids[i]);
   }
+  recorder_.set_devices(own);
 }
 
 bool World::knows_devices() const {
@@ -61,6 +80,71 @@ Clique& World::clique(const std::vector<int>& devices) {
   auto& slot = cliques_[devices];
   if (!slot) slot = std::make_unique<Clique>(*this, devices, processes);
   return *slot;
+}
+
+void World::forbid(std::string text) {
+  std::lock_guard lock(forbidden_mutex_);
+  forbidden_text_ = std::move(text);
+  forbidden_.store(!forbidden_text_.empty(), std::memory_order_release);
+}
+
+void World::check_allowed() const {
+  if (!forbidden_.load(std::memory_order_acquire)) return;
+  std::lock_guard lock(forbidden_mutex_);
+  if (!forbidden_text_.empty()) throw Error(forbidden_text_);
+}
+
+void World::set_watched(bool watched) {
+  std::lock_guard lock(question_mutex_);
+  watched_ = watched;
+}
+
+std::string World::next_question() {
+  std::lock_guard lock(question_mutex_);
+  return reply_ < 0 ? question_ : std::string();
+}
+
+void World::answer(bool yes) {
+  {
+    std::lock_guard lock(question_mutex_);
+    reply_ = yes ? 1 : 0;
+  }
+  answered_.notify_all();
+}
+
+bool World::ask(const std::string& question, std::chrono::milliseconds patience) {
+  std::unique_lock lock(question_mutex_);
+  const auto end = Clock::now() + patience;
+  // One question at a time; who finds another one open waits for its answer first.
+  if (!watched_ || !answered_.wait_until(lock, end, [&] { return question_.empty(); }))
+    return false;
+  question_ = question;
+  reply_ = -1;
+  alarm_.ring();
+  answered_.wait_until(lock, end, [&] { return reply_ >= 0; });
+  const bool yes = reply_ == 1;
+  question_.clear();
+  reply_ = -1;
+  answered_.notify_all();
+  return yes;
+}
+
+std::string World::diverged(const std::string& text) {
+  if (!arena_->poisoned()) ask(text, kPatience);
+  arena_->poison(text);
+  return arena_->poison_text();
+}
+
+bool World::let_through() {
+  auto& unchecked = arena_->header().programs_unchecked;
+  if (unchecked.load(std::memory_order_acquire) == 0 && ask("programs", kPatience))
+    unchecked.store(1, std::memory_order_release);
+  for (const auto end = Clock::now() + kGrace; Clock::now() < end;) {
+    if (unchecked.load(std::memory_order_acquire) != 0) return true;
+    if (arena_->poisoned()) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return false;
 }
 
 std::chrono::nanoseconds World::process_spin() const {

@@ -2,7 +2,9 @@
 // cliques (groups of devices) that have met so far.
 #pragma once
 
+#include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -12,6 +14,8 @@
 
 #include "fabric/arena.h"
 #include "fabric/wait.h"
+#include "recorder.h"
+#include "types.h"
 
 namespace lockstep {
 
@@ -29,6 +33,7 @@ struct WorldOptions {
   // its address: it sees what two Worlds of one process do to the arena only where they share it.
   std::shared_ptr<Arena> arena;
   std::vector<std::string> labels;  // how to name each process in an error; one per process
+  RecorderOptions recorder;         // its path, host and attempt; the rest is filled in here
 };
 
 class World {
@@ -44,6 +49,25 @@ class World {
   std::string timeout_text() const;  // "0.5 s"
   const std::string& label(int process) const { return options_.labels.at(process); }
   Arena& arena() { return *arena_; }
+  Recorder& recorder() { return recorder_; }
+  const Alarm& alarm() const { return alarm_; }
+
+  // While this is set, a collective of this process raises it at once. Empty: none.
+  void forbid(std::string text);
+  void check_allowed() const;
+
+  // Two members of a clique are in different collectives. Poisons the job, after giving the watcher
+  // (if there is one) time to poison it with a table of who called what; returns what all raise.
+  std::string diverged(const std::string& text);
+  // Whether two look-alike collectives that seem to belong to different programs may be let
+  // through. Asks the watcher: only Python knows of a compilation cache, from which a program comes
+  // with another number than a compiler gives it.
+  bool let_through();
+  // The watcher's side. `next_question` says what is asked: nothing, "programs", or the text of a
+  // divergence.
+  void set_watched(bool watched);
+  std::string next_question();
+  void answer(bool yes);
 
   // The table of all devices: global id -> process. Set once, before any clique is asked for.
   void set_devices(const std::vector<int>& ids, const std::vector<int>& processes);
@@ -61,6 +85,20 @@ class World {
  private:
   const WorldOptions options_;
   const std::shared_ptr<Arena> arena_;
+  Recorder recorder_;
+  Alarm alarm_;
+  std::atomic<bool> forbidden_{false};
+  mutable std::mutex forbidden_mutex_;
+  std::string forbidden_text_;
+
+  // What a rank asks the watcher; guarded by question_mutex_.
+  bool ask(const std::string& question, std::chrono::milliseconds patience);
+  std::mutex question_mutex_;
+  std::condition_variable answered_;
+  std::string question_;
+  bool watched_ = false;
+  int reply_ = -1;
+
   mutable std::mutex mutex_;
   std::unordered_map<int, int> process_of_;
   std::map<std::vector<int>, std::unique_ptr<Clique>> cliques_;

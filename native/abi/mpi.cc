@@ -121,8 +121,17 @@ std::size_t checked(int count) {
   return static_cast<std::size_t>(count);
 }
 
-int run(Handle comm, Op op, int count, Handle datatype, Reduction reduction, const void* in,
-        void* out) {
+// Of the collective that XLA is calling; `frame` is that of the interface's function.
+lockstep::Origin origin_of(const void* frame) {
+  Engine& engine = Engine::instance();
+  lockstep::Origin origin;
+  if (engine.checks_programs()) origin = lockstep::origin_of_call(frame);
+  origin.site = engine.site();
+  return origin;
+}
+
+int run(const void* frame, Handle comm, Op op, int count, Handle datatype, Reduction reduction,
+        const void* in, void* out) {
   return guarded([&] {
     Call call;
     call.op = op;
@@ -131,9 +140,10 @@ int run(Handle comm, Op op, int count, Handle datatype, Reduction reduction, con
     call.count = checked(count);
     call.in = static_cast<const std::byte*>(in);
     call.out = static_cast<std::byte*>(out);
+    call.origin = origin_of(frame);
     // Counted first: once any rank has its result, the calls of all have been counted.
     Engine::instance().count(op);
-    communicator(comm).run(call);
+    communicator(comm).run(std::move(call));
   });
 }
 
@@ -202,13 +212,14 @@ int MPIABI_Allreduce(const void* in, void* out, int count, Handle datatype, Hand
   Reduction reduction = Reduction::kNone;
   const int status = guarded([&] { reduction = reduction_of(op); });
   if (status != kSuccess) return status;
-  return run(comm, Op::kAllReduce, count, datatype, reduction,
+  return run(__builtin_frame_address(0), comm, Op::kAllReduce, count, datatype, reduction,
              reinterpret_cast<Handle>(in) == MPIABI_IN_PLACE ? out : in, out);
 }
 
 int MPIABI_Allgather(const void* in, int count, Handle datatype, void* out, int, Handle,
                      Handle comm) {
-  return run(comm, Op::kAllGather, count, datatype, Reduction::kNone, in, out);
+  return run(__builtin_frame_address(0), comm, Op::kAllGather, count, datatype, Reduction::kNone,
+             in, out);
 }
 
 // XLA gives every rank the same count.
@@ -217,24 +228,29 @@ int MPIABI_Reduce_scatter(const void* in, void* out, const int* counts, Handle d
   Reduction reduction = Reduction::kNone;
   const int status = guarded([&] { reduction = reduction_of(op); });
   if (status != kSuccess) return status;
-  return run(comm, Op::kReduceScatter, counts[0], datatype, reduction, in, out);
+  return run(__builtin_frame_address(0), comm, Op::kReduceScatter, counts[0], datatype, reduction,
+             in, out);
 }
 
 int MPIABI_Isend(const void* data, int count, Handle datatype, int target, int, Handle comm,
                  Handle* request) {
+  const void* frame = __builtin_frame_address(0);
   return guarded([&] {
     const std::size_t bytes = checked(count) * size_of(dtype_of(datatype));
     Communicator& end = communicator(comm);
-    *request = hold(end, end.send(target, static_cast<const std::byte*>(data), bytes));
+    *request =
+        hold(end, end.send(target, static_cast<const std::byte*>(data), bytes, origin_of(frame)));
   });
 }
 
 int MPIABI_Irecv(void* data, int count, Handle datatype, int source, int, Handle comm,
                  Handle* request) {
+  const void* frame = __builtin_frame_address(0);
   return guarded([&] {
     const std::size_t bytes = checked(count) * size_of(dtype_of(datatype));
     Communicator& end = communicator(comm);
-    *request = hold(end, end.receive(source, static_cast<std::byte*>(data), bytes));
+    *request =
+        hold(end, end.receive(source, static_cast<std::byte*>(data), bytes, origin_of(frame)));
     Engine::instance().count(Op::kPermute);
   });
 }
@@ -248,10 +264,11 @@ int MPIABI_Wait(Handle* request, void*) {
 
 int MPIABI_Sendrecv(const void* from, int count, Handle datatype, int target, int, void* to, int,
                     Handle, int source, int, Handle comm, void*) {
+  const void* frame = __builtin_frame_address(0);
   return guarded([&] {
     const std::size_t bytes = checked(count) * size_of(dtype_of(datatype));
     communicator(comm).send_receive(static_cast<const std::byte*>(from), target,
-                                    static_cast<std::byte*>(to), source, bytes);
+                                    static_cast<std::byte*>(to), source, bytes, origin_of(frame));
     Engine::instance().count(Op::kAllToAll);
   });
 }

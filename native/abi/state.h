@@ -25,6 +25,11 @@ class Engine {
   void initialize();  // MPI_Init_thread
   void start(WorldOptions options);
   void fail(const std::string& text);
+  void forbid(const std::string& text);
+  World* started() const;  // null before the first start
+  std::uint64_t site() const { return strict_.load() ? callbacks_.site() : 0; }
+  bool checks_programs() const { return check_programs_.load(std::memory_order_relaxed); }
+  void set_checks(bool programs, bool strict);
   World& world();  // throws Error when there is none, or something has failed
   std::unique_ptr<Communicator> communicator(int color, int key);  // MPI_Comm_split
 
@@ -36,10 +41,13 @@ class Engine {
  private:
   Engine() = default;
 
-  std::mutex mutex_;   // guards what follows; never held while a callback runs
-  std::mutex asking_;  // one question to Python at a time; taken before mutex_
+  mutable std::mutex mutex_;  // guards what follows; never held while a callback runs
+  std::mutex asking_;         // one question to Python at a time; taken before mutex_
   lockstep_callbacks callbacks_{};
   std::string failure_;
+  std::string forbidden_;
+  std::atomic<bool> check_programs_{false};
+  std::atomic<bool> strict_{false};
   std::vector<std::unique_ptr<World>> worlds_;
   World* world_ = nullptr;
   std::set<std::pair<std::vector<int>, int>> requested_;

@@ -7,7 +7,7 @@
 namespace lockstep {
 
 void run_collective(Clique& clique, Calls calls, std::uint32_t sequence) {
-  Exchange exchange(clique, *calls[0], sequence);
+  Exchange exchange(clique, calls, sequence);
   switch (calls[0]->op) {
     case Op::kAllReduce:
       return all_reduce(exchange, calls);

@@ -2,11 +2,14 @@
 
 #include <linux/futex.h>
 #include <sched.h>
+#include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <climits>
+
+#include "error.h"
 
 namespace lockstep {
 namespace {
@@ -14,6 +17,8 @@ namespace {
 // A sleeper looks at the poison flag this often; whoever poisons the job wakes nobody by name.
 constexpr std::chrono::milliseconds kLongestNap{50};
 constexpr int kLooks = 32;
+// From here on a wait is worth a look at what the others are doing.
+constexpr std::chrono::milliseconds kLongWait{100};
 
 void pause() {
 #if defined(__x86_64__)
@@ -31,6 +36,18 @@ void sleep_while(std::atomic<std::uint32_t>& word, std::uint32_t value, Clock::d
 }
 
 }  // namespace
+
+Alarm::Alarm() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (fd_ < 0) throw Error("lockstep: no file descriptor left for the alarm (ulimit -n).");
+}
+
+Alarm::~Alarm() { close(fd_); }
+
+void Alarm::ring() const {
+  const std::uint64_t one = 1;
+  // It fails only while 2^64 - 1 rings are unanswered.
+  [[maybe_unused]] const auto written = write(fd_, &one, sizeof(one));
+}
 
 void Counter::advance() {
   value.fetch_add(1, std::memory_order_seq_cst);
@@ -55,9 +72,11 @@ WaitResult wait_until(Counter& counter, std::uint32_t target, const Watch& watch
       pause();
     }
   } while (Clock::now() < spin_end);
+  const auto long_since = Clock::now() + kLongWait;
   for (;;) {
     if (poisoned()) return WaitResult::kPoisoned;
     if (watch.deadline.passed()) return WaitResult::kDeadline;
+    if (watch.alarm != nullptr && Clock::now() >= long_since) watch.alarm->ring();
     Clock::duration nap = kLongestNap;
     if (!watch.deadline.never())
       nap = std::clamp<Clock::duration>(watch.deadline.left(), std::chrono::microseconds(1), nap);

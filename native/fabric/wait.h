@@ -33,11 +33,10 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 class Deadline {
  public:
   // seconds <= 0 means never, and so does what the clock cannot count to.
-  explicit Deadline(double seconds)
-      : end_(seconds > 0 && seconds < 1e9
-                 ? Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                      std::chrono::duration<double>(seconds))
-                 : Clock::time_point::max()) {}
+  explicit Deadline(double seconds, Clock::time_point start = Clock::now())
+      : end_(seconds > 0 && seconds < 1e9 ? start + std::chrono::duration_cast<Clock::duration>(
+                                                        std::chrono::duration<double>(seconds))
+                                          : Clock::time_point::max()) {}
   bool passed() const { return end_ != Clock::time_point::max() && Clock::now() >= end_; }
   Clock::duration left() const { return end_ - Clock::now(); }
   bool never() const { return end_ == Clock::time_point::max(); }
@@ -48,11 +47,27 @@ class Deadline {
 
 enum class WaitResult { kReached, kDeadline, kPoisoned };
 
+// Tells the watcher of this process (a thread of Python's) that something takes long.
+class Alarm {
+ public:
+  Alarm();  // throws Error
+  ~Alarm();
+  Alarm(const Alarm&) = delete;
+  Alarm& operator=(const Alarm&) = delete;
+
+  int fd() const { return fd_; }  // readable once the alarm has been rung
+  void ring() const;
+
+ private:
+  int fd_;
+};
+
 // What a wait watches besides its counter, and how long it may spin.
 struct Watch {
   const std::atomic<std::uint32_t>* poison;  // non-zero once the job has failed
   Deadline deadline;
   std::chrono::nanoseconds spin;  // before sleeping; zero where ranks outnumber cores
+  const Alarm* alarm = nullptr;   // rung while the wait is a long one
 };
 
 // Returns once the counter has reached the target, the deadline has passed, or the job is poisoned.

@@ -17,6 +17,7 @@ from lockstep._errors import ConfigError
 
 COLLECTIVES = ("lockstep", "gloo", "mpi")
 DEFAULT_COLLECTIVE_TIMEOUT = 600.0
+DEFAULT_STALL_WARNING = 30.0
 
 
 def _one_of(*choices: str) -> Callable[[str], str]:
@@ -95,6 +96,14 @@ class Config:
         "LOCKSTEP_COLLECTIVE_TIMEOUT", _seconds, DEFAULT_COLLECTIVE_TIMEOUT
     )
     """Seconds that one collective may wait for the other processes; 0 means no deadline."""
+    stall_warning: float = _variable("LOCKSTEP_STALL_WARNING", _seconds, DEFAULT_STALL_WARNING)
+    """Seconds after which a wait is reported, once; 0 means never."""
+    strict: bool = _variable("LOCKSTEP_STRICT", _switch, False)
+    """Compare the lines of the program that make a collective; see docs/divergence.md."""
+    check_programs: bool = _variable("LOCKSTEP_CHECK_PROGRAMS", _switch, True)
+    """Compare which program a collective belongs to."""
+    record: bool = _variable("LOCKSTEP_RECORD", _switch, True)
+    """Watch the job: find out who diverged, died or stalls."""
     run_dir: str | None = _variable("LOCKSTEP_RUN_DIR", _text)
     """The private directory of this run (logs, error files)."""
     attempt: int = _variable("LOCKSTEP_ATTEMPT", _natural, 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import enum
 import functools
 import pathlib
 from collections.abc import Callable, Sequence
@@ -19,10 +20,11 @@ from lockstep._errors import EngineError
 
 FILE = "liblockstep.so"
 _Callback = ctypes.CFUNCTYPE(None)
+_SiteCallback = ctypes.CFUNCTYPE(ctypes.c_uint64)
 
 
 class _Callbacks(ctypes.Structure):
-    _fields_ = [("start", _Callback), ("devices", _Callback)]
+    _fields_ = [("start", _Callback), ("devices", _Callback), ("site", _SiteCallback)]
 
 
 class _Options(ctypes.Structure):
@@ -36,6 +38,12 @@ class _Options(ctypes.Structure):
         ("cores", ctypes.c_int),
         ("crowded", ctypes.c_int),
         ("device_id_bytes", ctypes.c_int),
+        ("check_programs", ctypes.c_int),
+        ("strict", ctypes.c_int),
+        ("record", ctypes.c_int),
+        ("recorder", ctypes.c_char_p),
+        ("host", ctypes.c_char_p),
+        ("attempt", ctypes.c_int),
     ]
 
 
@@ -52,6 +60,16 @@ class Options:
     cores: int
     crowded: bool
     device_id_bytes: int
+    check_programs: bool
+    """Compare which program a collective belongs to, and which place in it."""
+    strict: bool
+    """Compare the line of the user's program as well."""
+    record: bool
+    """Keep records; without them nothing but the engine's own checks remains."""
+    recorder: str | None
+    """Path of the recorder's file; None keeps the records in memory."""
+    host: str
+    attempt: int
 
 
 def library_path() -> pathlib.Path:
@@ -92,6 +110,14 @@ def _library() -> ctypes.CDLL:
     library.lockstep_set_devices.argtypes = [ctypes.c_int, ints, ints]
     library.lockstep_counts.argtypes = [ctypes.POINTER(ctypes.c_uint64)]
     library.lockstep_counts.restype = None
+    for name in ("poison_text", "recorder_problem", "question"):
+        getattr(library, f"lockstep_{name}").restype = ctypes.c_char_p
+    for name in ("poison", "forbid"):
+        getattr(library, f"lockstep_{name}").argtypes = [ctypes.c_char_p]
+        getattr(library, f"lockstep_{name}").restype = None
+    for name in ("leave", "set_watched", "answer"):
+        getattr(library, f"lockstep_{name}").argtypes = [ctypes.c_int]
+        getattr(library, f"lockstep_{name}").restype = None
     return library
 
 
@@ -108,7 +134,9 @@ def version() -> str:
 _kept: list[_Callbacks] = []
 
 
-def set_callbacks(start: Callable[[], None], devices: Callable[[], None]) -> None:
+def set_callbacks(
+    start: Callable[[], None], devices: Callable[[], None], site: Callable[[], int]
+) -> None:
     """Tells the engine what to call; an exception in a callback becomes the engine's error."""
 
     def reporting(callback: Callable[[], None]) -> Callable[[], None]:
@@ -121,7 +149,9 @@ def set_callbacks(start: Callable[[], None], devices: Callable[[], None]) -> Non
 
         return run
 
-    callbacks = _Callbacks(_Callback(reporting(start)), _Callback(reporting(devices)))
+    callbacks = _Callbacks(
+        _Callback(reporting(start)), _Callback(reporting(devices)), _SiteCallback(site)
+    )
     _kept.append(callbacks)
     _library().lockstep_set_callbacks(ctypes.byref(callbacks))
 
@@ -147,6 +177,12 @@ def start(options: Options) -> None:
         options.cores,
         options.crowded,
         options.device_id_bytes,
+        options.check_programs,
+        options.strict,
+        options.record,
+        options.recorder.encode() if options.recorder is not None else None,
+        options.host.encode(),
+        options.attempt,
     )
     _check(_library().lockstep_start(ctypes.byref(given)))
 
@@ -168,3 +204,59 @@ def counts() -> dict[str, int]:
     _library().lockstep_counts(values)
     names = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
     return dict(zip(names, values, strict=True))
+
+
+def poison(text: str) -> None:
+    """Fails the job: every rank that waits, and every later collective, raises ``text``."""
+    _library().lockstep_poison(text.encode())
+
+
+def poison_text() -> str:
+    """What the job failed with; "" while it is healthy."""
+    return _library().lockstep_poison_text().decode(errors="replace")
+
+
+def forbid(text: str | None) -> None:
+    """From now on every collective of this process raises ``text`` at once; None lifts it."""
+    _library().lockstep_forbid(text.encode() if text is not None else None)
+
+
+class Leaving(enum.IntEnum):
+    """How this process's program has come to its end."""
+
+    ENDED = 1
+    FAILED = 2
+
+
+def leave(state: Leaving) -> None:
+    """Writes into this process's record how its program has ended."""
+    _library().lockstep_leave(state)
+
+
+def recorder_fd() -> int:
+    """The descriptor of this process's record; the engine owns it."""
+    return _library().lockstep_recorder_fd()
+
+
+def recorder_problem() -> str:
+    """Why the record is not kept in a file; "" when it is, or was not to be."""
+    return _library().lockstep_recorder_problem().decode(errors="replace")
+
+
+def alarm_fd() -> int:
+    """A descriptor that is readable once a rank has waited long or asks something."""
+    return _library().lockstep_alarm_fd()
+
+
+def set_watched(watched: bool) -> None:
+    """Says whether somebody reads the alarm and answers questions."""
+    _library().lockstep_set_watched(watched)
+
+
+def question() -> str:
+    """What a rank asks: "" nothing, "programs", or the text of a divergence (see engine.h)."""
+    return _library().lockstep_question().decode(errors="replace")
+
+
+def answer(yes: bool) -> None:
+    _library().lockstep_answer(yes)

@@ -21,6 +21,7 @@ _WITH_VALUE = {
     "--collectives",
     "--platform",
     "--collective-timeout",
+    "--stall-warning",
     "--bind",
     "--log-dir",
     "--grace",
@@ -99,6 +100,19 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
         type=_seconds,
         metavar="SECONDS",
         help="how long a collective waits for the other processes; 0: for ever; default: 600",
+    )
+    add(
+        "--stall-warning",
+        type=_seconds,
+        metavar="SECONDS",
+        help="after this long a wait is reported, with who is missing and what they do; 0: never; "
+        "default: 30",
+    )
+    add(
+        "--strict",
+        action="store_true",
+        default=None,
+        help="also compare which lines of the program make a collective; slower",
     )
 
 

@@ -60,6 +60,8 @@ def configure(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
         "collectives": args.collectives,
         "auto_init": args.auto_init,
         "collective_timeout": args.collective_timeout,
+        "stall_warning": args.stall_warning,
+        "strict": args.strict,
     }
     config = Config.from_environ(environ)
     config = dataclasses.replace(config, **{k: v for k, v in given.items() if v is not None})

@@ -9,14 +9,19 @@ XLA meets its first clique (`hand_in_devices`).
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import json
 import os
 import secrets
 import sys
+import threading
+from pathlib import Path
 from typing import Any
 
 from lockstep import _config, _engine, _jax_compat
 from lockstep._errors import InitializationError
+from lockstep.launch.records import process_dir
 from lockstep.runtime import topology
 
 _WAIT_SECONDS = 300
@@ -87,6 +92,9 @@ def before_cpu_client() -> None:
 
     if jax.config.values["jax_cpu_collectives_implementation"] != "mpi":
         return  # the program chose another implementation itself
+    if _config.current().strict:
+        # The line that makes a collective can be seen only while the caller waits for it.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
     job = _current_job()
     hosts = topology.host_names(job.peers)
     if len(hosts) == 1:
@@ -110,6 +118,7 @@ def start_engine() -> None:
         )
     epoch = job.starts
     job.starts += 1
+    config = _config.current()
     cores, crowded = topology.share_of_cores(job.peers, job.process)
     fd, nonce = _shared_memory(job, f"{_PREFIX}/arena/{epoch}")
     try:
@@ -119,16 +128,57 @@ def start_engine() -> None:
                 labels=[peer.label for peer in job.peers],
                 arena_fd=fd,
                 nonce=nonce,
-                timeout_seconds=_config.current().collective_timeout,
+                timeout_seconds=config.collective_timeout,
                 cores=cores,
                 crowded=crowded,
                 device_id_bytes=_jax_compat.device_id_bytes(),
+                check_programs=config.check_programs,
+                strict=config.strict,
+                record=config.record,
+                recorder=_recorder_path(job.process),
+                host=job.peers[job.process].host_name,
+                attempt=config.attempt,
             )
         )
+        job.client.key_value_set(f"{_PREFIX}/record/{epoch}/{job.process}", _own_record())
         # The engine keeps a descriptor of its own; ours may go once all have opened it.
         job.client.wait_at_barrier(f"{_PREFIX}/arena/{epoch}/mapped", _WAIT_SECONDS * 1000)
     finally:
         os.close(fd)
+
+
+def _recorder_path(process: int) -> str | None:
+    config = _config.current()
+    if config.run_dir is None:
+        return None
+    folder = process_dir(Path(config.run_dir), config.attempt, process)
+    return str(folder / "recorder.bin")
+
+
+def _own_record() -> str:
+    """The path under which the others can open this process's record."""
+    problem = _engine.recorder_problem()
+    if problem:
+        print(f"lockstep: {problem}.", file=sys.stderr)
+    return f"/proc/{os.getpid()}/fd/{_engine.recorder_fd()}"
+
+
+def call_site() -> int:
+    """A hash of the line that runs now in the user's program; called by the engine under strict."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    places = []
+    while frame is not None:
+        code = frame.f_code
+        if not _is_library(code.co_filename):
+            places.append((os.path.basename(code.co_filename), code.co_name, frame.f_lineno))
+        frame = frame.f_back
+    digest = hashlib.blake2b(repr(places).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") | 1
+
+
+@functools.cache
+def _is_library(file: str) -> bool:
+    return any(part in file for part in ("/site-packages/", "/lockstep/launch/", "<frozen"))
 
 
 def _shared_memory(job: _Job, key: str) -> tuple[int, int]:

@@ -48,7 +48,9 @@ def _prepare_engine() -> None:
     # Late imports: these modules need the engine's path to be settled.
     from lockstep.runtime import connect
 
-    _engine.set_callbacks(start=connect.start_engine, devices=connect.hand_in_devices)
+    _engine.set_callbacks(
+        start=connect.start_engine, devices=connect.hand_in_devices, site=connect.call_site
+    )
 
 
 def _prepare_mpi() -> None:

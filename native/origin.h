@@ -1,0 +1,34 @@
+// Which program a collective belongs to, and which place in it.
+//
+// Neither crosses the MPI interface, but while XLA calls a collective, an object of the class
+// xla::cpu::CpuCollectives::Executor lies in a frame above ours, and it holds XLA's key of the
+// rendezvous: the number of this execution of the program, and the number of the collective within
+// the program (its channel). JAX numbers the executions of a program that spans processes from a
+// hash of the program and its devices on, so both numbers are the same on all processes of a
+// correct job, and differ where processes execute different programs, or one program a different
+// number of times. docs/design/divergence.md has the facts behind this.
+#pragma once
+
+#include <cstdint>
+
+namespace lockstep {
+
+struct Origin {
+  std::int64_t execution = 0;
+  std::int64_t channel = 0;
+  std::uint64_t site = 0;  // of the user's program; 0 unless --strict asks for it
+
+  // Unknown where the object was not found: such an origin agrees with every other.
+  bool known() const { return execution != 0 || channel != 0; }
+  bool agrees(const Origin& other) const {
+    const bool same_place =
+        !known() || !other.known() || (execution == other.execution && channel == other.channel);
+    return same_place && (site == 0 || other.site == 0 || site == other.site);
+  }
+};
+
+// Called by a function that XLA calls, with its own __builtin_frame_address(0). Costs a look at a
+// few dozen words. When the frames say two things, the origin is unknown.
+Origin origin_of_call(const void* frame);
+
+}  // namespace lockstep

@@ -1,0 +1,39 @@
+#include "stack.h"
+
+#include <pthread.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <cstring>
+
+namespace lockstep {
+
+bool read_memory(std::uintptr_t address, void* to, std::size_t bytes) {
+  const iovec local{to, bytes};
+  const iovec remote{reinterpret_cast<void*>(address), bytes};
+  return process_vm_readv(getpid(), &local, 1, &remote, 1, 0) == static_cast<ssize_t>(bytes);
+}
+
+std::uintptr_t end_of_stack() {
+  pthread_attr_t attributes;
+  if (pthread_getattr_np(pthread_self(), &attributes) != 0) return 0;
+  void* base = nullptr;
+  std::size_t size = 0;
+  pthread_attr_getstack(&attributes, &base, &size);
+  pthread_attr_destroy(&attributes);
+  return reinterpret_cast<std::uintptr_t>(base) + size;
+}
+
+// In front of a virtual table stands a pointer to the type's description, whose second word points
+// to the name.
+bool is_table_of(std::uintptr_t table, const char* mangled_name) {
+  constexpr std::size_t kLongest = 64;
+  std::uintptr_t type = 0, name = 0;
+  char text[kLongest] = {};
+  const std::size_t size = std::strlen(mangled_name) + 1;
+  return size <= kLongest && table % 8 == 0 && read_memory(table - 8, &type, 8) &&
+         read_memory(type + 8, &name, 8) && read_memory(name, text, size) &&
+         std::memcmp(text, mangled_name, size) == 0;
+}
+
+}  // namespace lockstep

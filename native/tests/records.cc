@@ -1,0 +1,241 @@
+// What a device leaves in its record, and what the members compare besides the call itself.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <thread>
+
+#include "check.h"
+#include "error.h"
+#include "harness.h"
+#include "model.h"
+#include "recorder.h"
+
+namespace lockstep::testing {
+namespace {
+
+constexpr std::size_t kRings = 4096 + 65536;
+constexpr std::size_t kRingHeader = 64;
+
+// A record as a reader in another process sees it: through the file, never through the recorder.
+class Reader {
+ public:
+  explicit Reader(Recorder& recorder) {
+    size_ = static_cast<std::size_t>(lseek(recorder.fd(), 0, SEEK_END));
+    memory_ = static_cast<const std::byte*>(
+        mmap(nullptr, size_, PROT_READ, MAP_SHARED, recorder.fd(), 0));
+  }
+  ~Reader() { munmap(const_cast<std::byte*>(memory_), size_); }
+  Reader(const Reader&) = delete;
+  Reader& operator=(const Reader&) = delete;
+
+  template <typename Value>
+  Value at(std::size_t offset) const {
+    Value value;
+    CHECK(offset + sizeof(value) <= size_);
+    std::memcpy(&value, memory_ + offset, sizeof(value));
+    return value;
+  }
+  std::size_t ring(std::size_t index) const { return kRings + index * at<std::uint32_t>(28); }
+  std::uint64_t written(std::size_t index) const { return at<std::uint64_t>(ring(index)); }
+  // The offset of the entry with this number, from 1.
+  std::size_t entry(std::size_t index, std::uint64_t number) const {
+    const std::size_t offset =
+        ring(index) + kRingHeader + (number - 1) % Recorder::kEntries * sizeof(RecordEntry);
+    CHECK_EQUAL(at<std::uint64_t>(offset), number);
+    return offset;
+  }
+
+ private:
+  std::size_t size_;
+  const std::byte* memory_;
+};
+
+Call call_of(const Case& what, std::vector<float>& in, std::vector<float>& out) {
+  in.assign(what.count * 8, 1);
+  out.assign(what.count * 8, 0);
+  Call call;
+  call.op = what.op;
+  call.dtype = what.dtype;
+  call.reduction = what.reduction;
+  call.count = what.count;
+  call.in = reinterpret_cast<const std::byte*>(in.data());
+  call.out = reinterpret_cast<std::byte*>(out.data());
+  return call;
+}
+
+TEST(every_call_leaves_an_entry) {
+  run_healthy(layout("2x2"), {}, [](Rank& rank) {
+    const auto end = rank.all();
+    std::vector<float> in, out;
+    Call call = call_of({.count = 10}, in, out);
+    call.origin = {77, 3, 0};
+    end->run(call);
+    const std::size_t index = rank.index % 2;
+    Reader reader(rank.world.recorder());
+    CHECK_EQUAL(reader.at<std::uint32_t>(24), 2u);  // rings
+    CHECK_EQUAL(reader.written(index), 1u);
+    const std::size_t entry = reader.entry(index, 1);
+    CHECK_EQUAL(reader.at<std::int64_t>(entry + 16), 77);
+    CHECK_EQUAL(reader.at<std::int64_t>(entry + 24), 3);
+    CHECK_EQUAL(reader.at<std::uint64_t>(entry + 32), 10u);
+    CHECK_EQUAL(reader.at<std::uint64_t>(entry + 40), 40u);
+    CHECK_EQUAL(int{reader.at<std::uint8_t>(entry + 55)}, int{RecordEntry::kDone});
+    const auto entered = reader.at<std::int64_t>(entry + 56);
+    const auto arrived = reader.at<std::int64_t>(entry + 64);
+    const auto done = reader.at<std::int64_t>(entry + 72);
+    CHECK(0 < entered && entered <= arrived && arrived <= done);
+    CHECK_EQUAL(reader.at<std::int32_t>(entry + 80), rank.index);
+    // The clique area names the members.
+    CHECK_EQUAL(reader.at<std::uint32_t>(4096 + 8), 4u);
+    CHECK_EQUAL(reader.at<std::int32_t>(4096 + 12 + 8), kDeviceStride);
+  });
+}
+
+TEST(a_ring_comes_round) {
+  run_healthy(layout("2x1"), {}, [](Rank& rank) {
+    const auto end = rank.all();
+    std::vector<float> in, out;
+    const Call call = call_of({.count = 1}, in, out);
+    const std::uint64_t runs = Recorder::kEntries + 5;
+    for (std::uint64_t i = 0; i < runs; ++i) end->run(call);
+    Reader reader(rank.world.recorder());
+    CHECK_EQUAL(reader.written(0), runs);
+    CHECK_EQUAL(reader.at<std::uint32_t>(reader.entry(0, runs) + 48), runs - 1);
+    CHECK_EQUAL(reader.at<std::uint32_t>(reader.entry(0, 6) + 48), 5u);
+  });
+}
+
+TEST(a_permute_names_its_ends) {
+  run_healthy(layout("2x1"), {}, [](Rank& rank) {
+    const auto end = rank.all();
+    std::uint64_t sent = 7, received = 0;
+    const int other = 1 - rank.index;
+    auto* from = end->receive(other, reinterpret_cast<std::byte*>(&received), 8);
+    auto* to = end->send(other, reinterpret_cast<const std::byte*>(&sent), 8);
+    end->wait(from);
+    end->wait(to);
+    Reader reader(rank.world.recorder());
+    CHECK_EQUAL(reader.written(0), 1u);
+    const std::size_t entry = reader.entry(0, 1);
+    CHECK_EQUAL(int{reader.at<std::uint8_t>(entry + 52)}, int(Op::kPermute));
+    CHECK_EQUAL(int{reader.at<std::uint8_t>(entry + 55)}, int{RecordEntry::kDone});
+    CHECK_EQUAL(reader.at<std::int32_t>(entry + 84), other);
+    CHECK_EQUAL(reader.at<std::int32_t>(entry + 88), 1);
+    CHECK_EQUAL(reader.at<std::int32_t>(entry + 92), other);
+  });
+}
+
+TEST(look_alikes_of_different_programs) {
+  for (const Harness harness : kBoth)
+    for (const char* where : {"1x4", "2x1", "2x2", "3x2"})
+      for (const Origin odd : {Origin{78, 3, 0}, Origin{77, 4, 0}, Origin{77, 3, 9}}) {
+        const auto outcomes =
+            run_job(layout(where), {.harness = harness, .timeout_seconds = 20}, [&](Rank& rank) {
+              const auto end = rank.all();
+              std::vector<float> in, out;
+              Call call = call_of({.count = 10}, in, out);
+              call.origin = rank.index == rank.size() - 1 ? odd : Origin{77, 3, 8};
+              end->run(call);
+            });
+        for (const Outcome& outcome : outcomes)
+          CHECK_CONTAINS(outcome.error, "all-reduce (sum) of 10 x f32", "look alike");
+      }
+}
+
+TEST(an_unknown_origin_agrees_with_all) {
+  for (const char* where : {"1x4", "2x2"})
+    run_healthy(layout(where), {}, [](Rank& rank) {
+      const auto end = rank.all();
+      std::vector<float> in, out;
+      Call call = call_of({.count = 10}, in, out);
+      if (rank.index % 2 == 0) call.origin = {77, 3, 0};
+      end->run(call);
+      CHECK_EQUAL(out[9], float(rank.size()));
+    });
+}
+
+TEST(a_watcher_may_let_look_alikes_meet) {
+  run_healthy(layout("2x1"), {.timeout_seconds = 20}, [](Rank& rank) {
+    const auto end = rank.all();
+    rank.world.set_watched(true);
+    std::vector<float> in, out;
+    Call call = call_of({.count = 10}, in, out);
+    call.origin = {70 + rank.index, 3, 0};
+    std::thread watcher([&] {
+      std::string question;
+      while ((question = rank.world.next_question()).empty()) std::this_thread::yield();
+      CHECK_EQUAL(question, "programs");
+      rank.world.answer(true);
+    });
+    end->run(call);
+    watcher.join();
+    CHECK_EQUAL(out[0], 2.0f);
+    end->run(call);  // nobody is asked again
+  });
+}
+
+TEST(a_watcher_describes_a_divergence) {
+  const auto outcomes = run_job(layout("2x1"), {.timeout_seconds = 20}, [](Rank& rank) {
+    const auto end = rank.all();
+    rank.world.set_watched(true);
+    std::vector<float> in, out;
+    const Call call = call_of({.count = 10 + std::size_t(rank.index)}, in, out);
+    std::thread watcher([&] {
+      for (;;) {
+        if (rank.world.arena().poisoned()) return;
+        if (rank.world.next_question().empty()) {
+          std::this_thread::yield();
+          continue;
+        }
+        rank.world.arena().poison("a table of who called what");
+        rank.world.answer(true);
+        return;
+      }
+    });
+    try {
+      end->run(call);
+    } catch (...) {
+      watcher.join();
+      throw;
+    }
+    watcher.join();
+  });
+  for (const Outcome& outcome : outcomes) CHECK_EQUAL(outcome.error, "a table of who called what");
+}
+
+TEST(a_forbidden_collective_is_an_error_of_its_own_process_only) {
+  run_healthy(layout("2x1"), {.timeout_seconds = 20}, [](Rank& rank) {
+    const auto end = rank.all();
+    if (rank.index == 0) {
+      rank.world.forbid("not here");
+      std::string text;
+      std::vector<float> in, out;
+      try {
+        end->run(call_of({.count = 10}, in, out));
+      } catch (const Error& error) {
+        text = error.what();
+      }
+      CHECK_EQUAL(text, "not here");
+      rank.world.forbid("");
+    }
+    run_case(*end, {.count = 10});
+  });
+}
+
+TEST(a_recorder_without_a_file_goes_on_in_memory) {
+  RecorderOptions options;
+  options.path = "/proc/none/recorder.bin";
+  Recorder recorder(options);
+  CHECK_CONTAINS(recorder.problem(), "/proc/none/recorder.bin", "No such file", "in memory only");
+  recorder.set_devices({5});
+  Call call;
+  const Record record = recorder.begin(5, call, 1, 0, 0);
+  CHECK(record.entry != nullptr);
+  Recorder::finish(record, RecordEntry::kDone);
+  CHECK_EQUAL(Reader(recorder).written(0), 1u);
+  CHECK(recorder.begin(6, call, 1, 0, 0).entry == nullptr);
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,173 @@
+"""Where the collectives of compiled programs come from: their lines in the user's program.
+
+The engine records two numbers with each collective (native/origin.h): which execution of which
+program, and which collective of that program. JAX numbers a program's executions upwards from
+a hash: that of the program's fingerprint plus one of its devices. The second is the same for all
+programs over the same devices, but JAX does not say it. It is found out: once one program's first
+number is known, the difference to its fingerprint's hash is known for all. Until then, and for a
+jaxlib that hashes otherwise, every program that has such a collective is a candidate.
+
+The compiled program's text has the rest: shapes, names, stack frames.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.runtime.farmhash import fingerprint64
+
+_MODULE = re.compile(r"HloModule (\S+?),")
+_COLLECTIVE = re.compile(
+    r"= (?P<shape>\([^=]*?\)|\S+) (?P<op>all-reduce|all-gather|reduce-scatter|all-to-all|"
+    r"collective-permute)(?:-start)?\(.*?channel_id=(?P<channel>\d+)(?P<rest>.*)"
+)
+_METADATA = {
+    "op_name": re.compile(r'op_name="([^"]*)"'),
+    "file": re.compile(r'source_file="([^"]*)"'),
+    "line": re.compile(r"source_line=(\d+)"),
+    "frame": re.compile(r"stack_frame_id=(\d+)"),
+}
+_TABLE_ROW = re.compile(r"(\d+) (?:\"(.*)\"|\{(.*)\})")
+_NUMBERS = 1 << 32
+EXECUTIONS = 1 << 24
+"""How many executions of one program are told from those of another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective of a compiled program."""
+
+    op: str
+    channel: int
+    shape: str
+    op_name: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    fingerprint: bytes
+    module: str
+    collectives: tuple[Collective, ...]
+
+    @property
+    def key(self) -> int:
+        return fingerprint64(self.fingerprint) % _NUMBERS
+
+    def has(self, op: str, channel: int) -> bool:
+        return any(c.op == op and c.channel == channel for c in self.collectives)
+
+
+def parse(fingerprint: bytes, text: str) -> Program:
+    """Reads the text of a compiled program. Pure."""
+    frames = _Frames(text)
+    module = _MODULE.search(text)
+    collectives = []
+    for line in text.splitlines():
+        if found := _COLLECTIVE.search(line):
+            said = {name: m[1] for name, at in _METADATA.items() if (m := at.search(line))}
+            file, number = frames.place(int(said.get("frame", 0)))
+            collectives.append(
+                Collective(
+                    found["op"],
+                    int(found["channel"]),
+                    re.sub(r"\{[\d,:T()]*\}", "", found["shape"]),
+                    said.get("op_name", ""),
+                    said.get("file", file),
+                    int(said.get("line", number)),
+                )
+            )
+    return Program(fingerprint, module[1] if module else "?", tuple(collectives))
+
+
+class _Frames:
+    """The tables of stack frames in front of a module's text, where there are any."""
+
+    def __init__(self, text: str) -> None:
+        self._tables: dict[str, dict[int, str]] = {}
+        rows: dict[int, str] = {}
+        for line in text.splitlines():
+            if line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
+                rows = self._tables.setdefault(line, {})
+            elif row := _TABLE_ROW.fullmatch(line):
+                rows[int(row[1])] = row[2] if row[2] is not None else row[3]
+            elif line.startswith(("%", "ENTRY")):
+                break
+
+    def place(self, frame: int) -> tuple[str, int]:
+        """(file, line) of a frame, ("", 0) when the text does not say."""
+        location = self._field("StackFrames", frame, "file_location_id")
+        file = self._tables.get("FileNames", {}).get(
+            self._field("FileLocations", location, "file_name_id"), ""
+        )
+        return file, self._field("FileLocations", location, "line") if file else 0
+
+    def _field(self, table: str, row: int, name: str) -> int:
+        found = re.search(rf"\b{name}=(\d+)", self._tables.get(table, {}).get(row, ""))
+        return int(found[1]) if found else 0
+
+
+Calls = Mapping[int, set[tuple[str, int]]]
+"""By number of an execution: the collectives that it made, (operation, channel)."""
+
+
+class Matcher:
+    """Finds which compiled program the number of an execution belongs to.
+
+    Two programs whose numbers lie equally far from their fingerprints' hashes give the distance
+    away: by chance that happens once in four thousand million.
+    """
+
+    def __init__(self) -> None:
+        self._offset: int | None = None
+        self._bases: list[int] = []
+
+    def is_known(self, execution: int) -> bool:
+        return any((execution - base) % _NUMBERS < EXECUTIONS for base in self._bases)
+
+    def match(self, calls: Calls, programs: Sequence[Program]) -> dict[int, list[Program]]:
+        """The programs that each number may belong to.
+
+        A number that has one program is known from then on; it should be that of the program's
+        first execution.
+        """
+        found = {
+            execution: [p for p in programs if all(p.has(*call) for call in made)]
+            for execution, made in calls.items()
+        }
+        offsets = Counter(
+            self._between(execution, p) for execution, ps in found.items() for p in ps
+        )
+        if self._offset is None and (common := offsets.most_common(1)) and common[0][1] > 1:
+            self._offset = common[0][0]
+        for execution, candidates in found.items():
+            sure = [p for p in candidates if self._between(execution, p) == self._offset]
+            found[execution] = sure or candidates
+            if sure or len(candidates) == 1:
+                self._bases.append(execution)
+        return found
+
+    @staticmethod
+    def _between(execution: int, program: Program) -> int:
+        return (execution - program.key) % _NUMBERS
+
+
+class Programs:
+    """The compiled programs of this process that have collectives, each read once."""
+
+    def __init__(self, live: Callable[[], Iterable[Any]]) -> None:
+        self._live = live
+        self._read: dict[bytes, Program] = {}
+
+    def all(self) -> list[Program]:
+        for executable in self._live():
+            fingerprint = executable.fingerprint
+            if isinstance(fingerprint, bytes) and fingerprint not in self._read:
+                text = executable.hlo_modules()[0].to_string()
+                self._read[fingerprint] = parse(fingerprint, text)
+        return [program for program in self._read.values() if program.collectives]
