@@ -108,7 +108,7 @@ class Run:
             with contextlib.suppress(OSError):
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
                 found.append(f"process {pid}: {command.decode(errors='replace')}")
-        found += [str(path) for path in self.folder.glob("lockstep-*")]
+        found += [str(path) for path in self.folder.glob("lockstep-run-*")]
         return found
 
     def assert_nothing_left(self) -> None:

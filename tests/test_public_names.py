@@ -12,6 +12,7 @@ from processes import python
 
 PUBLIC = {
     "ConfigError",
+    "DifferenceError",
     "DisagreementError",
     "EngineError",
     "ImportOrderError",
@@ -19,7 +20,11 @@ PUBLIC = {
     "LaunchError",
     "LockstepError",
     "RecordError",
+    "MissingProcessError",
+    "assert_same",
+    "barrier",
     "initialize",
+    "only_on",
     "process_mesh",
 }
 

@@ -6,6 +6,8 @@
     |-- EngineError              the engine's library is missing, or does not fit jaxlib
     |-- InitializationError      the processes could not be brought together
     |   `-- DisagreementError    ... because they differ (versions, platform, devices, x64)
+    |-- MissingProcessError      a process did not come to a wait
+    |-- DifferenceError          assert_same found that the processes differ
     |-- LaunchError              a process could not be started or placed
     `-- RecordError              a recorder file, or the directory of a run, cannot be read
 
@@ -38,6 +40,14 @@ class InitializationError(LockstepError, RuntimeError):
 
 class DisagreementError(InitializationError):
     """The processes of a job differ in something that they must share."""
+
+
+class MissingProcessError(LockstepError, TimeoutError):
+    """A process did not come to `barrier` or `assert_same`: it is late, elsewhere, or has ended."""
+
+
+class DifferenceError(LockstepError, AssertionError):
+    """`assert_same` found that the processes have different values."""
 
 
 class LaunchError(LockstepError, RuntimeError):

@@ -6,6 +6,7 @@ cost nothing.
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import os
@@ -164,6 +165,47 @@ def before_cpu_client(hook: Callable[[], None]) -> None:
         return make_client(*args, **kwargs)
 
     registration.factory = make_client_after_hook
+
+
+class _Instead:
+    """A module with some of its names replaced, for one other module that looks into it."""
+
+    def __init__(self, module: Any, **names: Any) -> None:
+        self.__dict__.update(names, _module=module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def survive_dead_peers(serve: Callable[[str, Callable[[], Any]], Any | None]) -> None:
+    """Keeps JAX's coordination service from ending a process because another has died.
+
+    Every process becomes "recoverable", unless the user has said otherwise: the service then tells
+    nobody of a dead peer, and the shutdown at exit waits for nobody. ``serve`` is given the
+    service's address and the function that starts it, and returns what stands for it in process 0,
+    or None: then it starts in process 0. There process 0 must not be the first to go, so nobody is
+    recoverable.
+    """
+    import jax
+
+    distributed: Any = importlib.import_module("jax._src.distributed")
+    if "jax_enable_recoverability" not in jax.config.values:
+        return
+    if "JAX_ENABLE_RECOVERABILITY" not in os.environ:
+        jax.config.update("jax_enable_recoverability", True)
+    module = distributed._jax
+    make = module.get_distributed_runtime_service
+
+    def service(address: str, num_nodes: int, **options: Any) -> Any:
+        if num_nodes > 1 and jax.config.values["jax_enable_recoverability"]:
+            outside = serve(address, lambda: make(address, num_nodes, **options))
+            if outside is not None:
+                return outside
+        if "recoverable" in options:  # jax 0.9 and later; before that, each client says it
+            options["recoverable"] = False
+        return make(address, num_nodes, **options)
+
+    distributed._jax = _Instead(module, get_distributed_runtime_service=service)
 
 
 def distributed_client() -> Any:

@@ -28,6 +28,7 @@ from typing import NoReturn
 
 from lockstep._config import Config, current
 from lockstep.launch import program, records
+from lockstep.runtime import stacks
 
 EXIT_SECONDS = 2.0
 """Seconds for the exit handlers of a program that failed; less than the launcher's patience."""
@@ -39,6 +40,9 @@ def main() -> None:
     process = os.getpid()
     _ready_for_signals(config)
     faulthandler.enable()
+    if config.run_dir is not None and config.process_id is not None:
+        with contextlib.suppress(OSError):
+            stacks.install(_folder(config) / stacks.FILE)
     # A pipe would be block-buffered, and a process that is killed would take its last lines along.
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from lockstep.launch.records import ErrorRecord
 
 MOST_CONSEQUENCES = 8
+MOST_LETTERS = 200
+"""Of a consequence: what matters stands above it."""
 
 NOTICED_SECONDS = 1.0
 """How long after it began to die a process may be seen to have ended, on a crowded machine."""
@@ -26,6 +28,10 @@ _NO_CONSEQUENCES = {
     signal.SIGFPE,
     signal.SIGXCPU,
 }
+_NO_MEMORY = (
+    "The kernel ended it because memory ran out: that of the machine, or what the container or the "
+    "batch job may have. Fewer processes, smaller arrays, or more memory."
+)
 _CAUSES: dict[int, str] = {
     signal.SIGKILL: "Somebody sent it kill -9, or the kernel ran out of memory (see dmesg, and the "
     "memory limit of the container or of the batch job).",
@@ -50,6 +56,8 @@ class Ending:
     """The last lines that it wrote to stderr."""
     was_stopped: bool = False
     """Whether the launcher's signal has reached it."""
+    out_of_memory: bool = False
+    """Whether the kernel killed it because memory ran out."""
 
     @property
     def died_by_itself(self) -> bool:
@@ -106,23 +114,33 @@ def manner(ending: Ending) -> str:
     if ending.record is not None:
         return f"{ending.record.summary} (exit code {ending.status})"
     if ending.exit_code < 0:
-        return f"killed by {signal_name(-ending.exit_code)} (signal {-ending.exit_code})"
+        memory = ", out of memory" if ending.out_of_memory else ""
+        return f"killed by {signal_name(-ending.exit_code)} (signal {-ending.exit_code}{memory})"
     return f"exit code {ending.exit_code}"
+
+
+def _cause(ending: Ending) -> str | None:
+    if ending.out_of_memory:
+        return _NO_MEMORY
+    return _CAUSES.get(-ending.exit_code)
 
 
 def _indented(text: str) -> str:
     return textwrap.indent(text.rstrip("\n"), "    ", lambda _: True)
 
 
-def headline(
-    first: Ending, endings: Sequence[Ending], stopping_at: float, logs: str | None
-) -> list[str]:
+def told_already(table: str, first: Ending) -> bool:
+    """Whether the first failure's own text begins like ``table``: the process knew as much."""
+    return first.record is not None and table.splitlines()[0] in first.record.traceback
+
+
+def headline(first: Ending, endings: Sequence[Ending], stopping_at: float) -> list[str]:
     """The report of a job that failed: paragraphs, the first failure on top.
 
     A signal that ended a process after ``stopping_at`` was the launcher's own.
     """
     report = [f"process {first.process_id} of {len(endings)} failed first: {manner(first)}"]
-    if first.record is None and (cause := _CAUSES.get(-first.exit_code)):
+    if first.record is None and (cause := _cause(first)):
         report[0] += f". {cause}"
     if first.record is not None and first.record.traceback:
         report[0] += "\n" + _indented(first.record.traceback)
@@ -137,11 +155,9 @@ def headline(
     ]
     report += [
         f"process {e.process_id} failed {max(0.0, e.failed_at - first.failed_at):.1f} s later: "
-        f"{manner(e)}"
+        f"{textwrap.shorten(manner(e), MOST_LETTERS, placeholder=' ...')}"
         for e in later[:MOST_CONSEQUENCES]
     ]
     if len(later) > MOST_CONSEQUENCES:
         report.append(f"{len(later) - MOST_CONSEQUENCES} more failed later")
-    if logs:
-        report.append(f"whole logs: {logs}")
     return report

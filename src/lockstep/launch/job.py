@@ -34,7 +34,9 @@ class Job:
     log_dir: Path | None = None
     prefixed: bool = True
     grace: float = 5.0
-    """Seconds that processes have to end by themselves after Ctrl-C or SIGTERM."""
+    """Seconds that processes have to end by themselves when the job is stopped or has failed."""
+    max_restarts: int = 0
+    """How often the job starts again after a failure."""
 
     def config_of(self, process_id: int) -> Config:
         return dataclasses.replace(

@@ -25,6 +25,7 @@ _WITH_VALUE = {
     "--bind",
     "--log-dir",
     "--grace",
+    "--max-restarts",
 }
 
 
@@ -51,6 +52,12 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or more")
     return value
+
+
+def _natural(text: str) -> int:
+    if text != "0":
+        return _positive(text)
+    return 0
 
 
 def _seconds(text: str) -> float:
@@ -138,7 +145,16 @@ def run_parser() -> argparse.ArgumentParser:
         type=_seconds,
         default=5.0,
         metavar="SECONDS",
-        help="how long processes may take to end after Ctrl-C or SIGTERM; default: 5",
+        help="how long processes may take to end after Ctrl-C, SIGTERM or the failure of another; "
+        "default: 5",
+    )
+    add(
+        "--max-restarts",
+        type=_natural,
+        default=0,
+        metavar="K",
+        help="start the job again after a failure, at most K times; the program has to go on from "
+        "its last checkpoint; default: 0",
     )
     return parser
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 
 from lockstep.launch import process_tree, records
@@ -13,12 +14,13 @@ from lockstep.launch.console import Console, Stream, open_log
 from lockstep.launch.failure import Ending
 from lockstep.launch.job import Job, command
 
+OUT_OF_MEMORY = "out of memory"
 LAST_WORDS = 20
 """Lines of stderr that are kept for the report."""
 
 
 class Process:
-    """A process that has been started. Whoever buries it sets ``exit_code`` and ``ended_at``."""
+    """A process that has been started. Whoever buries it tells it so (`buried`)."""
 
     def __init__(
         self,
@@ -38,13 +40,12 @@ class Process:
         self.exit_code: int | None = None
         self.ended_at = float("inf")
         self.was_killed = False
+        self.out_of_memory = False
         attempt = job.config.attempt
         self._folder = records.process_dir(job.run_dir, attempt, process_id)
         self._folder.mkdir(parents=True)
         self._logs = records.process_dir(job.log_dir, attempt, process_id) if job.log_dir else None
         logs = [open_log(self._logs, name) for name in ("stdout.log", "stderr.log")]
-        if self._logs:
-            (self._logs / records.ERROR).unlink(missing_ok=True)
         out, out_end = os.pipe()
         err, err_end = os.pipe()
         try:
@@ -70,6 +71,31 @@ class Process:
     def lives(self) -> bool:
         return self.exit_code is None
 
+    def buried(self, exit_code: int, out_of_memory: bool) -> None:
+        """Takes note of its end; an ``exit_code`` below 0 is a signal.
+
+        The other processes want to know too, right now: one that has lost this one names the cause
+        in its error.
+        """
+        self.exit_code = exit_code
+        self.ended_at = time.monotonic()
+        self.out_of_memory = out_of_memory and exit_code == -signal.SIGKILL
+        reason = None
+        if self._was_stopped:
+            reason = "the launcher stopped the job"
+        elif self.out_of_memory:
+            reason = OUT_OF_MEMORY
+        killed = exit_code < 0
+        with contextlib.suppress(OSError):  # a full disk must not stop the launcher
+            records.ExitRecord(
+                process=self.process_id,
+                pid=self.pid,
+                exit_code=None if killed else exit_code,
+                signal=-exit_code if killed else None,
+                realtime_ns=time.time_ns(),
+                reason=reason,
+            ).write(self._folder)
+
     def send(self, number: int) -> None:
         """Signals the process and what runs in its session, as a terminal would.
 
@@ -92,8 +118,14 @@ class Process:
             self.ended_at,
             record,
             self.stderr.last_lines(LAST_WORDS),
-            was_stopped=self.was_killed or (self._folder / records.INTERRUPTED).exists(),
+            was_stopped=self._was_stopped,
+            out_of_memory=self.out_of_memory,
         )
+
+    @property
+    def _was_stopped(self) -> bool:
+        """Whether the launcher's signal has reached it."""
+        return self.was_killed or (self._folder / records.INTERRUPTED).exists()
 
     def _record(self) -> records.ErrorRecord | None:
         return records.ErrorRecord.read(self._folder)

@@ -1,9 +1,13 @@
 """The files that a process and its launcher exchange in the private directory of a run.
 
 RUN_DIR/doorbell                            a FIFO: a byte says that an error was recorded
-RUN_DIR/stopping                            exists from the moment the launcher stops the job
+RUN_DIR/stopping                            exists as soon as the launcher has sent a signal
+RUN_DIR/attempt_0/coordination.pid          the process that serves JAX's key-value store
+RUN_DIR/attempt_0/coordination.log          what it says
 RUN_DIR/attempt_0/process_1/error.json      the error that ended process 1
 RUN_DIR/attempt_0/process_1/interrupted     exists if the launcher's SIGINT has reached it
+RUN_DIR/attempt_0/process_1/stacks.txt      its Python stacks, each time somebody asks (`stacks`)
+RUN_DIR/attempt_0/process_1/exit.json       how process 1 ended, as the launcher saw it
 """
 
 from __future__ import annotations
@@ -17,13 +21,24 @@ from pathlib import Path
 DOORBELL = "doorbell"
 STOPPING = "stopping"
 ERROR = "error.json"
+EXIT = "exit.json"
+RECORDER = "recorder.bin"
+OF_PROCESS = (RECORDER, "sites.jsonl", ERROR, EXIT, "stacks.txt")
+"""The files of a process that are kept when the run has failed."""
+COORDINATION_PID = "coordination.pid"
+COORDINATION_LOG = "coordination.log"
 INTERRUPTED = "interrupted"
 _LONGEST_TRACEBACK = 1 << 18
 
 
+def attempt_dir(top: Path, attempt: int) -> Path:
+    """Where the files of one attempt lie."""
+    return top / f"attempt_{attempt}"
+
+
 def process_dir(top: Path, attempt: int, process_id: int) -> Path:
     """Where the files of one process lie, below the run's directory or below ``--log-dir``."""
-    return top / f"attempt_{attempt}" / f"process_{process_id}"
+    return attempt_dir(top, attempt) / f"process_{process_id}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +56,7 @@ class ErrorRecord:
         """Leaves the record in ``folder``, whole or not at all."""
         values = dataclasses.asdict(self)
         values["traceback"] = self.traceback[-_LONGEST_TRACEBACK:]
-        unfinished = folder / f"{ERROR}.new"
-        unfinished.write_text(json.dumps(values, indent=1), encoding="utf-8")
-        unfinished.replace(folder / ERROR)
+        _write(folder / ERROR, values)
 
     @classmethod
     def read(cls, folder: Path) -> ErrorRecord | None:
@@ -58,6 +71,46 @@ class ErrorRecord:
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None
+
+
+@dataclasses.dataclass(frozen=True)
+class ExitRecord:
+    """How a process ended, written by the launcher the moment it knows."""
+
+    process: int
+    pid: int
+    exit_code: int | None
+    """None when a signal ended it."""
+    signal: int | None
+    realtime_ns: int
+    reason: str | None
+    """What is known beside the signal, such as ``out of memory``."""
+
+    def write(self, folder: Path) -> None:
+        """Leaves the record in ``folder``, whole or not at all."""
+        _write(folder / EXIT, dataclasses.asdict(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> ExitRecord | None:
+        """The record in ``folder``; None when there is none that can be read."""
+        try:
+            return cls(**json.loads((folder / EXIT).read_text("utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    @property
+    def manner(self) -> str:
+        """``was killed by signal 9 (out of memory)``, ``has ended (exit code 0)``."""
+        reason = f" ({self.reason})" if self.reason else ""
+        if self.signal is not None:
+            return f"was killed by signal {self.signal}{reason}"
+        return f"has ended (exit code {self.exit_code}){reason}"
+
+
+def _write(path: Path, values: dict[str, object]) -> None:
+    unfinished = path.with_name(f"{path.name}.new")
+    unfinished.write_text(json.dumps(values, indent=1), encoding="utf-8")
+    unfinished.replace(path)
 
 
 def ring(run_dir: Path) -> None:

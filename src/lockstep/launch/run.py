@@ -13,11 +13,10 @@ from pathlib import Path
 
 from lockstep._config import Config
 from lockstep._errors import ConfigError, LaunchError
-from lockstep.launch import cores, options, run_dir
+from lockstep.launch import attempts, cores, kept, options, run_dir
 from lockstep.launch.console import complain
 from lockstep.launch.guard import run_guarded
 from lockstep.launch.job import Job, environ_at_start, overridden_devices
-from lockstep.launch.supervisor import Supervisor
 from lockstep.runtime import mpi, ports
 
 MANY_PER_CORE = 8
@@ -50,8 +49,9 @@ def main(words: Sequence[str]) -> int:
             log_dir=log_dir,
             prefixed=not args.no_prefix,
             grace=args.grace,
+            max_restarts=args.max_restarts,
         )
-        return run_guarded(lambda lifeline: Supervisor(job, lifeline).run(), job.run_dir)
+        return run_guarded(lambda lifeline: attempts.run(job, lifeline), job.run_dir)
 
 
 def configure(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
@@ -133,6 +133,7 @@ def _log_dir(text: str | None) -> Path | None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LaunchError(f"--log-dir {text}: {error.strerror}") from error
+    kept.forget(path)
     return path
 
 

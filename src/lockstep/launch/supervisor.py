@@ -9,7 +9,9 @@ Rejected: a thread for each pipe (n processes, 2n threads, and signals only in o
 (slow to import, and its child watching knows nothing of adopted orphans), polling at an interval
 (late to notice, and never idle).
 
-**Stopping.** Every process is told politely, then killed. Politely means SIGINT: Python raises
+**Stopping.** After a failure the other processes are first left alone: each learns of it in its
+next collective, and may catch that error, save, and end with its own status. Then, and after Ctrl-C
+at once, every process is told politely, then killed. Politely means SIGINT: Python raises
 KeyboardInterrupt, so ``finally`` blocks run. SIGTERM will not do, because JAX's preemption notifier
 swallows it once ``jax.distributed`` is up. It is still what processes get first when
 the launcher itself gets SIGTERM: it tells programs that ask
@@ -19,23 +21,34 @@ notices neither; SIGKILL after the grace period ends that.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
+import shlex
 import signal
 import subprocess
 import time
 
 from lockstep.launch import console as consoles
-from lockstep.launch import process_tree, records
+from lockstep.launch import kept, process_tree, records
 from lockstep.launch.console import Console, Stream
-from lockstep.launch.failure import first_failure, headline, signal_name
+from lockstep.launch.failure import (
+    Ending,
+    first_failure,
+    headline,
+    signal_name,
+    told_already,
+)
 from lockstep.launch.guard import PASSED_ON
 from lockstep.launch.job import Job
+from lockstep.launch.memory import OomKills
 from lockstep.launch.pmi import PmiServer
 from lockstep.launch.process import Process
 
-FAILURE_GRACE = 3.0
-"""Seconds between the first failure and the end of processes that do not end by themselves."""
+FAILURE_SHARES = (0.5, 0.9)
+"""After which shares of the grace period a failed job's processes get SIGINT, and SIGKILL. Before
+that they are left alone: they raise, save what they have, and end. All must be over with the grace
+period."""
 LEFTOVER_GRACE = 0.5
 """Seconds for what the processes had started to notice that they are gone. Python's tracker of
 shared memory, for one, then unlinks what they have left."""
@@ -53,18 +66,23 @@ _GUARD_GONE = signal.SIGKILL
 class Supervisor:
     """Runs a job from start to end: `run`."""
 
-    def __init__(self, job: Job, lifeline: int) -> None:
+    def __init__(self, job: Job, lifeline: int, restarts_left: int = 0) -> None:
         self._job = job
         self._lifeline = lifeline
+        self._restarts_left = restarts_left
         self._selector = selectors.PollSelector()
         self._console = Console(self._selector)
         self._processes: list[Process] = []
         self._streams: list[Stream] = []
+        self._oom_kills = OomKills()
         self._pmi = PmiServer(job.processes) if job.config.collectives == "mpi" else None
         self._reading = True
         self._cause: int | None = None
+        self._asked_to_stop = False
         self._stopping_at = float("inf")
         self._plan: list[tuple[float, int]] = []
+        self._own_fds: list[int] = []
+        self._heard: set[signal.Signals] = set()
 
     def run(self) -> int:
         """The exit status of the job, once no process of it is left."""
@@ -82,6 +100,21 @@ class Supervisor:
             self._turn()
         return status
 
+    @property
+    def may_restart(self) -> bool:
+        """Whether the job has failed by itself and nobody has asked it to stop."""
+        return self._cause == FAILURE and not self._asked_to_stop
+
+    def close(self) -> None:
+        """Makes room for the next attempt. A signal that comes meanwhile waits for it."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._heard)
+        signal.set_wakeup_fd(-1)
+        self._selector.close()
+        for fd in self._own_fds:
+            os.close(fd)
+        for name in (records.DOORBELL, records.STOPPING):
+            (self._job.run_dir / name).unlink(missing_ok=True)
+
     # Listening
 
     def _watch(self, fd: int, action: object) -> None:
@@ -92,6 +125,7 @@ class Supervisor:
         os.set_blocking(woken, False)
         signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
         heard = {s for s in PASSED_ON if signal.getsignal(s) != signal.SIG_IGN} | {signal.SIGCHLD}
+        self._heard = heard
         for number in heard:
             signal.signal(number, lambda number, frame: None)
         self._watch(wake, lambda: [self._on_signal(n) for n in os.read(wake, 512)])
@@ -100,6 +134,7 @@ class Supervisor:
         os.mkfifo(path, 0o600)
         bell = os.open(path, os.O_RDWR | os.O_NONBLOCK)
         self._watch(bell, lambda: self._on_doorbell(bell))
+        self._own_fds = [wake, woken, bell]
         signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)
 
     def _turn(self, longest: float = 1.0) -> None:
@@ -142,7 +177,9 @@ class Supervisor:
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:
             self._collect()
-        elif self._cause is None:
+            return
+        self._asked_to_stop = True
+        if self._cause is None:
             self._stop(number)
         elif number != self._cause or time.monotonic() > self._stopping_at + REPEATED_SIGNAL:
             self._stop_now()
@@ -161,14 +198,13 @@ class Supervisor:
             self._stop(FAILURE)
 
     def _collect(self) -> None:
-        now = time.monotonic()
         by_pid = {process.pid: process for process in self._processes}
-        for pid, exit_code in process_tree.bury():
-            if process := by_pid.get(pid):
-                process.exit_code = exit_code
-                process.ended_at = now
-                if exit_code != 0 and self._cause is None:
-                    self._stop(FAILURE)
+        ended = [(by_pid[p], code) for p, code in process_tree.bury() if p in by_pid]
+        for process, exit_code in ended:
+            # The counter is read for a kill only: a read takes the kernel a millisecond.
+            process.buried(exit_code, exit_code == -signal.SIGKILL and self._oom_kills.new())
+        if self._cause is None and any(exit_code != 0 for _, exit_code in ended):
+            self._stop(FAILURE)
 
     # Starting
 
@@ -219,12 +255,12 @@ class Supervisor:
         grace = self._job.grace
         plan = [(0.0, signal.SIGINT), (grace, signal.SIGKILL)]
         if cause == FAILURE:
-            plan = [(0.0, signal.SIGINT), (FAILURE_GRACE, signal.SIGKILL)]
+            interrupt, kill = (share * grace for share in FAILURE_SHARES)
+            plan = [(interrupt, signal.SIGINT), (kill, signal.SIGKILL)]
         elif cause in (signal.SIGTERM, signal.SIGHUP):
             plan = [(0.0, signal.SIGTERM), (grace / 2, signal.SIGINT), (grace, signal.SIGKILL)]
         self._cause = cause
         self._stopping_at = time.monotonic()
-        (self._job.run_dir / records.STOPPING).touch()
         self._plan = [(self._stopping_at + after, number) for after, number in plan]
 
     def _stop_now(self) -> None:
@@ -233,11 +269,14 @@ class Supervisor:
         self._tell(signal.SIGKILL)
 
     def _tell(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            (self._job.run_dir / records.STOPPING).touch()
         for process in self._processes:
             process.send(number)
 
     def _sweep(self) -> None:
         """Ends what the processes have started and left."""
+        self._end_coordination()
         deadline = time.monotonic() + LEFTOVER_GRACE
         while left := process_tree.descendants():
             if time.monotonic() > deadline:
@@ -249,6 +288,14 @@ class Supervisor:
                 break
             self._turn(0.02)
 
+    def _end_coordination(self) -> None:
+        """Ends JAX's coordination service, which process 0 has left to us (see `coordination`)."""
+        with contextlib.suppress(OSError, ValueError):
+            folder = records.attempt_dir(self._job.run_dir, self._job.config.attempt)
+            pid = int((folder / records.COORDINATION_PID).read_text())
+            # Whoever wrote the file could name any process; ours are the descendants.
+            process_tree.kill({pid} & process_tree.descendants())
+
     # The end
 
     def _report(self) -> int:
@@ -259,15 +306,36 @@ class Supervisor:
         if self._cause is None or first is None:
             return 0
         if first.failed_at < self._stopping_at or self._cause == FAILURE:
-            logs = str(self._job.log_dir) if self._job.log_dir else None
-            for i, text in enumerate(headline(first, endings, self._stopping_at, logs)):
+            for i, text in enumerate(headline(first, endings, self._stopping_at)):
                 self._console.say(text, alarm=i == 0)
             self._say_killed()
+            self._say_more(first)
             return first.status
         if self._cause in PASSED_ON:
             self._console.say(f"stopped by {signal_name(self._cause)}")
             self._say_killed()
+            self._say_where_to_look()
         return 128 + self._cause
+
+    def _say_more(self, first: Ending) -> None:
+        """What the records say, and what to type next."""
+        attempt = self._job.config.attempt
+        table = kept.diagnosis(self._job.run_dir, attempt)
+        if table and not told_already(table, first):
+            self._console.say(table)
+        if self._restarts_left and self.may_restart:
+            self._console.say(
+                f"attempt {attempt} has failed; starting again ({self._restarts_left} restart"
+                f"{'s' * (self._restarts_left > 1)} left)"
+            )
+        else:
+            self._say_where_to_look()
+
+    def _say_where_to_look(self) -> None:
+        if self._job.log_dir:
+            self._console.say(f"whole logs: {self._job.log_dir}")
+        if folder := kept.keep(self._job.run_dir, self._job.log_dir):
+            self._console.say(f"to look closer: lockstep report {shlex.quote(str(folder))}")
 
     def _say_killed(self) -> None:
         killed = [str(p.process_id) for p in self._processes if p.was_killed]

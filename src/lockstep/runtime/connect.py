@@ -61,6 +61,20 @@ def _current_job() -> _Job:
     return _job
 
 
+def labels(count: int) -> list[str]:
+    """How to name each process: with pid and host where those are known."""
+    if _job is not None:
+        return [peer.label for peer in _job.peers]
+    return [f"process {process}" for process in range(count)]
+
+
+def local_pid(process: int) -> int | None:
+    """The pid of a process of this host; None when it is elsewhere, or not known."""
+    if _job is None or _job.peers[process].host_id != _job.peers[_job.process].host_id:
+        return None
+    return _job.peers[process].pid
+
+
 def get(client: Any, key: str, who: str) -> str:
     """Reads a key that another process sets; raises `InitializationError` naming it."""
     try:

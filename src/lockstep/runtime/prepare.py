@@ -74,10 +74,11 @@ def _check_order(library: str) -> None:
 
 
 def _hook_jax() -> None:
-    from lockstep.runtime import connect, lowering, mpi
+    from lockstep.runtime import connect, coordination, lowering, mpi
     from lockstep.runtime.place import find_place
 
     _jax_compat.register_cluster(find_place)
+    _jax_compat.survive_dead_peers(coordination.start)
     choice = _config.current().collectives
     if choice != "gloo":
         lowering.register()

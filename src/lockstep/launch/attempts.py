@@ -1,0 +1,33 @@
+"""``--max-restarts``: the whole job again after a failure.
+
+All processes start anew, not only the one that failed: those that survived it hold communicators of
+a job that is over. Each attempt has its own number in the logs and its own port for JAX's
+coordination service, so that nothing late from the attempt before can reach it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+from lockstep.launch.job import Job
+from lockstep.launch.supervisor import Supervisor
+from lockstep.runtime import ports
+
+
+def run(job: Job, lifeline: int) -> int:
+    """Runs the job until it ends well, is stopped, or has failed too often; its last status."""
+    left = job.max_restarts
+    with contextlib.ExitStack() as ports_held:
+        while True:
+            supervisor = Supervisor(job, lifeline, left)
+            status = supervisor.run()
+            supervisor.close()
+            if left == 0 or not supervisor.may_restart:
+                return status
+            left -= 1
+            port = ports_held.enter_context(ports.reserve())
+            config = dataclasses.replace(
+                job.config, attempt=job.config.attempt + 1, coordinator=ports.address(port)
+            )
+            job = dataclasses.replace(job, config=config)

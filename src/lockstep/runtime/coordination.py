@@ -1,0 +1,190 @@
+"""JAX's coordination service in a process of its own, so that it outlives process 0.
+
+JAX starts the service inside process 0. When that process dies, the client in every other one
+finds the connection closed and aborts its process, before Python can say a word. So process 0 forks
+right when JAX asks for the service, and the child serves. It belongs to nobody: it leaves the
+session, its parent ends at once, and under ``lockstep run`` the supervisor becomes its parent and
+ends it with the job. Elsewhere it ends by itself, when process 0 is gone and nobody is connected.
+
+A fork and no new program: jaxlib is loaded by then, and what another process would spend on loading
+it (0.2 s of a core) is missing when all cores are busy starting the job. It is safe at this point:
+JAX has made no backend and no connection yet, so jaxlib has no thread that could hold a lock. A
+program's own threads might; if the child does not report in `READY_SECONDS`, it is killed, and the
+service starts inside process 0, as it would without us, which is said on stderr. So it does when
+JAX is initialized a second time in one process, because by then jaxlib has threads.
+
+The child of a busy process holds nothing of it but memory: descriptors are closed, and it runs
+no Python but the loop below.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lockstep import _config
+from lockstep.launch import records
+
+READY_SECONDS = 20.0
+"""How long the child may take until it serves; a few milliseconds are usual."""
+LOOK_SECONDS = 0.2
+"""How often a service that has lost process 0 looks whether anybody is still connected."""
+ALONE_LOOKS = 5
+"""In how many looks in turn nobody may be connected until it ends: a client may be between two
+connections."""
+
+_READY = b"ready"
+_ESTABLISHED = "01"
+
+_forked = False
+
+
+class Outside:
+    """Stands for the service in process 0, where JAX shuts it down at the end."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def shutdown(self) -> None:
+        """The child goes on serving those who are still connected, and ends after them."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGUSR1)
+
+
+def start(address: str, serve: Callable[[], Any]) -> Outside | None:
+    """Runs ``serve``, which starts the service on ``address``, in a process of its own.
+
+    None when that cannot be, and the service has to start here.
+    """
+    global _forked
+    if _forked:
+        return None
+    _forked = True
+    process_0 = os.pidfd_open(os.getpid())
+    report, told = os.pipe()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # fork and threads: see the top of this file
+            child = os.fork()
+        if child == 0:
+            _leave(address, serve, process_0, told)
+    finally:
+        os.close(told)
+        os.close(process_0)
+    with contextlib.suppress(ChildProcessError):  # the program may ignore SIGCHLD
+        os.waitpid(child, 0)
+    try:
+        outside = _heard(report)
+    finally:
+        os.close(report)
+    if outside is None:
+        print(
+            "lockstep: JAX's coordination service did not start outside process 0 and runs inside: "
+            "should process 0 die, JAX aborts the others at once.",
+            file=sys.stderr,
+        )
+    return outside
+
+
+def _heard(report: int) -> Outside | None:
+    """What the child says: its pid at once, later that it serves."""
+    deadline = time.monotonic() + READY_SECONDS
+    text = b""
+    poll = select.poll()
+    poll.register(report, select.POLLIN)
+    while poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        data = os.read(report, 256)
+        if not data:
+            return None
+        text += data
+        if text.endswith(_READY):
+            return Outside(int(text.split()[0]))
+    if text:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(text.split()[0]), signal.SIGKILL)
+    return None
+
+
+def _leave(address: str, serve: Callable[[], Any], process_0: int, told: int) -> NoReturn:
+    """In the first child, which ends at once; its child is nobody's and serves."""
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            os.write(told, b"%d " % os.getpid())
+            _let_go({process_0, told})
+            _serve(address, serve, process_0, told)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _serve(address: str, serve: Callable[[], Any], process_0: int, told: int) -> None:
+    finish, finishing = os.pipe()
+    os.set_blocking(finishing, False)
+    signal.set_wakeup_fd(finishing, warn_on_full_buffer=False)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    service = serve()
+    _sign()
+    os.write(told, _READY)
+    os.close(told)
+    select.select([process_0, finish], [], [])
+    port = int(address.rpartition(":")[2])
+    alone = 0
+    while alone < ALONE_LOOKS:
+        time.sleep(LOOK_SECONDS)
+        alone = 0 if connections(port) else alone + 1
+    del service
+
+
+def _let_go(kept: set[int]) -> None:
+    """Closes what was process 0's: somebody may wait for the end of one of its pipes."""
+    log = _folder() / records.COORDINATION_LOG if _config.current().run_dir else Path(os.devnull)
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError:
+        said = null
+    for fd, target in ((0, null), (1, said), (2, said)):
+        os.dup2(null if target == fd else target, fd)
+    below = 3
+    for fd in sorted(kept):
+        os.closerange(below, fd)
+        below = fd + 1
+    os.closerange(below, os.sysconf("SC_OPEN_MAX"))
+
+
+def _folder() -> Path:
+    config = _config.current()
+    return records.attempt_dir(Path(config.run_dir or ""), config.attempt)
+
+
+def _sign() -> None:
+    """Tells the launcher who serves: it ends this process when the job is over."""
+    if _config.current().run_dir:
+        with contextlib.suppress(OSError):
+            (_folder() / records.COORDINATION_PID).write_text(str(os.getpid()))
+
+
+def connections(port: int) -> int:
+    """How many TCP connections to ``port`` of this machine are established."""
+    found = 0
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/self/net/{name}") as table:
+            for line in table.readlines()[1:]:
+                _, local, _, state = line.split()[:4]
+                found += state == _ESTABLISHED and int(local.rpartition(":")[2], 16) == port
+    return found

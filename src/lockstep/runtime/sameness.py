@@ -1,0 +1,102 @@
+"""What `lockstep.assert_same` compares, and how a difference is told. Pure.
+
+Each process sends a fingerprint and a few words for every leaf of its value, never the value: a
+model's parameters may be large.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MOST_LEAVES = 5
+MOST_ELEMENTS = 8
+MOST_LETTERS = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One leaf of a process's value."""
+
+    digest: str
+    """Equal when dtype, shape and bits are; of anything but an array, its ``repr``."""
+    text: str
+    """For people."""
+
+
+NOTHING = Leaf("", "nothing")
+
+
+def of_array(array: Any) -> Leaf:
+    """The leaf for a numpy array."""
+    import numpy as np
+
+    head = f"{array.dtype}{list(array.shape)}"
+    digest = hashlib.sha256(head.encode())
+    digest.update(np.ascontiguousarray(array).tobytes())
+    shown = [str(x) for x in array.ravel()[:MOST_ELEMENTS]]
+    if array.size > MOST_ELEMENTS:
+        shown.append("...")
+    values = shown[0] if array.ndim == 0 else f"[{', '.join(shown)}]"
+    return Leaf(digest.hexdigest(), f"{values} ({head})")
+
+
+def of_object(value: Any) -> Leaf:
+    """The leaf for anything that is no array. Sets are in no order, so they are put in one."""
+    if isinstance(value, set | frozenset):
+        text = "{" + ", ".join(sorted(map(repr, value))) + "}"
+    else:
+        text = repr(value)
+    short = text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}..."
+    return Leaf(hashlib.sha256(text.encode("utf-8", "replace")).hexdigest(), short)
+
+
+def differences(said: Sequence[Mapping[str, Leaf]], labels: Sequence[str]) -> str | None:
+    """The places in which the processes differ, with who says what; None when all agree.
+
+    ``said[i]`` maps the place of each leaf in process i's value (empty for a value that is one
+    leaf) to the leaf.
+    """
+    places = list(dict.fromkeys(place for own in said for place in own))
+    told = []
+    for place in places:
+        leaves = [own.get(place, NOTHING) for own in said]
+        if len({leaf.digest for leaf in leaves}) > 1:
+            told.append(_told(place, leaves, labels))
+    if not told:
+        return None
+    more = len(told) - MOST_LEAVES
+    rest = [f"and {more} more place{'s' if more > 1 else ''}"] if more > 0 else []
+    return "\n".join(told[:MOST_LEAVES] + rest)
+
+
+def _told(place: str, leaves: Sequence[Leaf], labels: Sequence[str]) -> str:
+    groups: dict[str, list[int]] = {}
+    for process, leaf in enumerate(leaves):
+        groups.setdefault(leaf.digest, []).append(process)
+    largest = max(map(len, groups.values()))
+    several = sum(len(members) == largest for members in groups.values()) > 1
+    lines = [f"at {place}:"] if place else []
+    for members in sorted(groups.values(), key=lambda members: (-len(members), members)):
+        odd = " <- differs" if len(members) < largest and not several else ""
+        lines.append(f"  {_who(members, labels)}: {leaves[members[0]].text}{odd}")
+    return "\n".join(lines)
+
+
+def _who(members: Sequence[int], labels: Sequence[str]) -> str:
+    if len(members) == 1:
+        return labels[members[0]]
+    return f"processes {ranges(members)}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """``0-2, 5`` for 0, 1, 2, 5."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

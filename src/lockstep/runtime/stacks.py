@@ -1,0 +1,159 @@
+"""The Python stacks of a process, asked for from outside while it hangs.
+
+The process that may be asked later calls `install`: from then on a real-time signal makes
+faulthandler write the stacks of all threads into a file. That handler is C and needs neither the
+interpreter's lock nor memory, so it also works while native code holds both. Who asks (`ask`) sends
+the signal and reads the file. A process that cannot answer, because it is stopped or stuck in
+the kernel, is described from /proc instead.
+
+A real-time signal, because programs and libraries use the others. Its default action ends a
+process, so it is sent only to one that is seen to catch it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+FILE = "stacks.txt"
+SIGNAL = signal.SIGRTMAX - 4
+LOOK_SECONDS = 0.2
+"""Between two looks at the time that a process has used."""
+MOST_FRAMES = 40
+"""Lines of one thread that are kept: a recursion has a thousand."""
+
+_POLL_SECONDS = 0.01
+_QUIET_POLLS = 5
+"""The answer is whole when this many looks in turn found nothing new."""
+_OURS = (f'File "{Path(__file__).parent.parent / "launch"}', 'File "<frozen runpy>"')
+_TICKS = os.sysconf("SC_CLK_TCK")
+_STATES = {
+    "R": "it runs",
+    "S": "it sleeps",
+    "D": "it waits inside the kernel and cannot be interrupted: a disk or a network file system "
+    "that does not answer",
+    "T": "it is stopped, by a signal (kill -STOP, Ctrl-Z) or by a batch system; kill -CONT lets it "
+    "go on",
+    "t": "a debugger holds it",
+    "Z": "it has ended",
+    "X": "it has ended",
+    "I": "it is idle in the kernel",
+}
+
+_file: IO[str] | None = None  # faulthandler keeps the descriptor only
+
+
+def install(path: Path) -> None:
+    """Lets others ask this process for its stacks, which are appended to ``path``."""
+    global _file
+    _file = path.open("a")
+    faulthandler.register(SIGNAL, file=_file, all_threads=True, chain=False)
+
+
+def ask(pid: int, path: Path, timeout: float = 1.0) -> str:
+    """The stacks of process ``pid``, which has called ``install(path)``.
+
+    When it does not answer in ``timeout`` seconds: what the system tells about it.
+    """
+    state = _state(pid)
+    if state in "TtZX" or not _catches(pid):
+        return describe(pid)
+    try:
+        before = path.stat().st_size
+        os.kill(pid, SIGNAL)
+    except OSError:
+        return describe(pid)
+    text = _answer(path, before, time.monotonic() + timeout)
+    return shortened(text) if text else describe(pid, timeout)
+
+
+def _answer(path: Path, before: int, deadline: float) -> str:
+    size, quiet = before, 0
+    while time.monotonic() < deadline and (size == before or quiet < _QUIET_POLLS):
+        time.sleep(_POLL_SECONDS)
+        now = path.stat().st_size
+        quiet = quiet + 1 if now == size else 0
+        size = now
+    with path.open("rb") as file:
+        file.seek(before)
+        return file.read().decode("utf-8", "replace")
+
+
+def shortened(text: str) -> str:
+    """faulthandler's text without the frames that lead to the program, and with short threads."""
+    kept: list[str] = []
+    frames = 0
+    for line in text.splitlines():
+        if not line.startswith("  "):
+            frames = 0
+        elif line.strip().startswith(_OURS):
+            continue
+        else:
+            frames += 1
+        if frames < MOST_FRAMES:
+            kept.append(line)
+        elif frames == MOST_FRAMES:
+            kept.append("  ... more frames")
+    return "\n".join(kept).strip("\n")
+
+
+def describe(pid: int, waited: float | None = None) -> str:
+    """What the system tells about a process: state, time used, where in the kernel it is.
+
+    ``waited`` is how long it was given to answer; None when it was not even asked.
+    """
+    state = _state(pid)
+    if state == "X":
+        return f"No Python stacks: there is no process {pid}."
+    asked = "" if waited is None else f"; it did not answer within {waited:g} s"
+    said = [f"No Python stacks{asked}. The system says of process {pid}: {_STATES[state]}."]
+    if state in "RSD":
+        used = _cpu_seconds(pid)
+        time.sleep(LOOK_SECONDS)
+        used = _cpu_seconds(pid) - used
+        said.append(f"It used {used:.2f} s of processor time in the last {LOOK_SECONDS} s.")
+    said += [f"Thread {name} is in {place} of the kernel." for name, place in _in_kernel(pid)]
+    return " ".join(said)
+
+
+def _state(pid: int) -> str:
+    """The letter of /proc/PID/stat; X when there is no such process."""
+    fields = _stat(pid)
+    return fields[0] if fields and fields[0] in _STATES else "X"
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()
+
+
+def _catches(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text("utf-8", "replace")
+    except OSError:
+        return False
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (SIGNAL - 1) & 1)
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = _stat(pid)
+    return (int(fields[11]) + int(fields[12])) / _TICKS if fields else 0.0
+
+
+def _in_kernel(pid: int) -> Iterator[tuple[str, str]]:
+    """(thread's name, kernel function in which it sleeps), for the main thread."""
+    with contextlib.suppress(OSError):
+        task = Path(f"/proc/{pid}/task/{pid}")
+        place = (task / "wchan").read_text()
+        if place not in ("", "0"):
+            yield (task / "comm").read_text().strip(), place

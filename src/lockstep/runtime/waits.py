@@ -1,0 +1,317 @@
+"""Waits of the application's own: a barrier that says who is missing, code for one process only,
+and a check that all processes have the same value.
+
+All over the key-value store of JAX's coordination service, so they work with every implementation
+of the collectives and before the first of them. Each process notes in one key where it waits;
+whoever waits in vain reads all the notes. That all go on together, or all give up, is the service's
+doing: it decides on each barrier once.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from lockstep import _config, _engine, _jax_compat
+from lockstep._errors import DifferenceError, MissingProcessError
+from lockstep.launch import records
+from lockstep.runtime import connect, sameness, stacks
+
+_NO_DEADLINE = 10.0**6
+_LOOK_SECONDS = 0.2
+"""How often a wait looks whether somebody it waits for has ended."""
+_MOST_STACKS = 2
+_STACK_LINES = 12
+_NOTES = "lockstep/waits/"
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_uses: collections.Counter[str] = collections.Counter()
+_uses_lock = threading.Lock()
+
+
+def barrier(name: str, timeout: float | None = None) -> None:
+    """Waits until every process of the job has called this with the same name as often.
+
+    Args:
+      name: says in errors what the wait is for. One name may be used again and again.
+      timeout: seconds; None means ``--collective-timeout``, 0 no deadline.
+
+    Raises:
+      MissingProcessError: on every process that came, with who is missing, where each of those was
+        last seen, and how it ended if it has. Raised as soon as a missing process is seen to have
+        ended, else after ``timeout``.
+    """
+    _wait(f"barrier({name!r})", f"barrier/{name}", timeout)
+
+
+def assert_same(value: Any, name: str, timeout: float | None = None) -> None:
+    """Checks that all processes of the job have the same value; every process calls it.
+
+    Args:
+      value: a number, a text, an array, or a pytree of these. Arrays are the same when dtype, shape
+        and all bits are; a `jax.Array` must be whole on each process (local, or replicated).
+        Anything else is compared by its ``repr``.
+      name: says in errors what is compared.
+      timeout: as in `barrier`.
+
+    Raises:
+      DifferenceError: on every process, with who differs and the values.
+      MissingProcessError: as in `barrier`.
+      ValueError: an array is spread over processes, so that none of them has a value to compare.
+    """
+    own = _leaves(value)
+    client = _jax_compat.distributed_client()
+    if client is None:
+        return
+    process, count = _jax_compat.distributed_place()
+    words = f"assert_same(..., {name!r})"
+    key = f"lockstep/same/{name}"
+    use = _use(key)
+    said = {place: [leaf.digest, leaf.text] for place, leaf in own.items()}
+    client.key_value_set(f"{key}/{use}/{process}", json.dumps(said))
+    _wait(words, f"same/{name}", timeout)
+    texts = {int(k.rpartition("/")[2]): v for k, v in client.key_value_dir_get(f"{key}/{use}/")}
+    if process == 0 and use > 1:
+        # All have left the check before this one, or they would not be here.
+        client.key_value_delete(f"{key}/{use - 1}/")
+    leaves = [
+        {place: sameness.Leaf(*leaf) for place, leaf in json.loads(texts[i]).items()}
+        for i in range(count)
+    ]
+    found = sameness.differences(leaves, connect.labels(count))
+    if found is not None:
+        raise DifferenceError(f"{words}: the processes differ\n{found}")
+
+
+class only_on:
+    """Code for one process only: a context manager and a decorator.
+
+    As a decorator: the function runs on ``process`` and returns None on all others. As a context
+    manager: the block gets True on ``process`` and False on the others.
+
+    A collective with other processes raises at once on the process that starts it, instead of
+    waiting for those who never come. Only the engine (``--collectives lockstep``) can do this. So
+    that no collective from before the block is taken for one of the block, its beginning waits for
+    the arrays that are being computed, and so does its end.
+
+    Args:
+      process: its index, as in `jax.process_index`.
+
+    Raises:
+      jax.errors.JaxRuntimeError: by the collective, or by the end of the block.
+      ValueError: there is no such process.
+    """
+
+    _texts: list[str] = []  # noqa: RUF012 the engine has one rule for all threads
+
+    def __init__(self, process: int) -> None:
+        self._process = process
+
+    def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
+        @functools.wraps(function)
+        def run(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
+            if not self._is_here():
+                return None
+            where = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+            with self._forbidden(where):
+                return function(*args, **kwargs)
+
+        return run
+
+    def __enter__(self) -> bool:
+        caller = sys._getframe(1)
+        here = self._is_here()
+        self._block = self._forbidden(f"{caller.f_code.co_filename}:{caller.f_lineno}")
+        self._block.__enter__()
+        return here
+
+    def __exit__(self, *error: Any) -> None:
+        self._block.__exit__(*error)
+
+    def _is_here(self) -> bool:
+        process, count = _place()
+        if not 0 <= self._process < count:
+            raise ValueError(
+                f"only_on({self._process}): the job has {count} process{'es' * (count > 1)}: "
+                f"{sameness.ranges(range(count))}."
+            )
+        return process == self._process
+
+    @contextlib.contextmanager
+    def _forbidden(self, where: str) -> Iterator[None]:
+        if _config.current().collectives != "lockstep" or _place()[1] == 1:
+            yield
+            return
+        _finish_computations()
+        texts = only_on._texts
+        texts.append(
+            f"process {_place()[0]} started a collective inside lockstep.only_on({self._process}) "
+            f"({where}). Only process {self._process} runs that code, so the others would never "
+            "come. Move the collective out of it."
+        )
+        _engine.forbid(texts[-1])
+        try:
+            yield
+            _finish_computations()
+        finally:
+            texts.pop()
+            _engine.forbid(texts[-1] if texts else None)
+
+
+def _finish_computations() -> None:
+    import jax
+
+    jax.block_until_ready(jax.live_arrays())
+
+
+def _place() -> tuple[int, int]:
+    if _jax_compat.distributed_client() is None:
+        return 0, 1
+    return _jax_compat.distributed_place()
+
+
+def _use(key: str) -> int:
+    """How often this process has come to ``key``, this time included."""
+    with _uses_lock:
+        _uses[key] += 1
+        return _uses[key]
+
+
+def _wait(words: str, name: str, timeout: float | None) -> None:
+    client = _jax_compat.distributed_client()
+    if client is None:
+        return
+    process, _ = _jax_compat.distributed_place()
+    if timeout is None:
+        timeout = _config.current().collective_timeout
+    seconds = timeout or _NO_DEADLINE
+    use = _use(name)
+    note = json.dumps([name, use, words])
+    client.key_value_set(f"{_NOTES}{process}", note, allow_overwrite=True)
+    failed = _Waiting(client, f"lockstep/{name}/{use}", seconds)
+    while not failed.over(_LOOK_SECONDS):
+        missing = _missing(client, note)
+        if any(_ended(other) for other in missing):
+            break
+    else:
+        if failed.error is None:
+            return
+        missing = _missing(client, note)
+    if not missing:
+        raise MissingProcessError(
+            f"{words}: the others waited {seconds:g} s for process {process} and gave up. "
+            f"The coordination service says: {failed.error}"
+        ) from failed.error
+    raise MissingProcessError(_words(client, words, failed.waited, missing)) from failed.error
+
+
+class _Waiting:
+    """The service's barrier, waited for in a thread, so that the caller can look around."""
+
+    def __init__(self, client: Any, key: str, seconds: float) -> None:
+        self.error: Exception | None = None
+        self._started = time.monotonic()
+        self._thread = threading.Thread(target=self._run, args=(client, key, seconds), daemon=True)
+        self._thread.start()
+
+    def _run(self, client: Any, key: str, seconds: float) -> None:
+        try:
+            client.wait_at_barrier(key, max(1, int(seconds * 1000)))
+        except Exception as error:
+            self.error = error
+
+    def over(self, seconds: float) -> bool:
+        """Whether the wait has ended, after at most ``seconds`` more."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    @property
+    def waited(self) -> float:
+        return time.monotonic() - self._started
+
+
+def _missing(client: Any, note: str) -> list[int]:
+    """The processes that are not where ``note`` is."""
+    _, count = _jax_compat.distributed_place()
+    notes = _notes(client)
+    return [other for other in range(count) if notes.get(other) != note]
+
+
+def _notes(client: Any) -> dict[int, str]:
+    return {int(key.rpartition("/")[2]): note for key, note in client.key_value_dir_get(_NOTES)}
+
+
+def _ended(process: int) -> str | None:
+    """How the launcher has seen ``process`` end; None while it runs, or when nobody knows."""
+    config = _config.current()
+    if config.run_dir is None:
+        return None
+    folder = records.process_dir(Path(config.run_dir), config.attempt, process)
+    record = records.ExitRecord.read(folder)
+    return record.manner if record else None
+
+
+def _words(client: Any, words: str, waited: float, missing: list[int]) -> str:
+    process, count = _jax_compat.distributed_place()
+    labels = connect.labels(count)
+    notes = _notes(client)
+    lines = [
+        f"{words}: {labels[process]} waited {waited:.1f} s. Missing: {len(missing)} of {count} "
+        "processes:"
+    ]
+    shown = 0
+    for other in missing:
+        ended = _ended(other)
+        last = f"; last seen in {json.loads(notes[other])[2]}" if other in notes else ""
+        state = ended or "has not come"
+        lines.append(f"  {labels[other]} {state}{last}")
+        if ended is None and shown < _MOST_STACKS and (text := _stack(other)):
+            shown += 1
+            lines += [f"    {line}" for line in text.splitlines()[:_STACK_LINES]]
+    return "\n".join(lines)
+
+
+def _stack(process: int) -> str | None:
+    config = _config.current()
+    pid = connect.local_pid(process)
+    if config.run_dir is None or pid is None:
+        return None
+    folder = records.process_dir(Path(config.run_dir), config.attempt, process)
+    return stacks.ask(pid, folder / stacks.FILE)
+
+
+def _leaves(value: Any) -> dict[str, sameness.Leaf]:
+    """The leaves of ``value`` by their places."""
+    import jax
+
+    pairs, _ = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda x: x is None)
+    return {jax.tree_util.keystr(path): _leaf(leaf, path) for path, leaf in pairs}
+
+
+def _leaf(leaf: Any, path: Any) -> sameness.Leaf:
+    import jax
+    import numpy as np
+
+    if isinstance(leaf, jax.Array):
+        if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        if not (leaf.is_fully_addressable or leaf.is_fully_replicated):
+            raise ValueError(
+                f"assert_same: the array{f' at {jax.tree_util.keystr(path)}' if path else ''} is "
+                f"spread over processes ({leaf.sharding}): no process has all of it. Compare what "
+                "each process has: a replicated array, or one that was made from local data."
+            )
+        leaf = leaf.addressable_data(0) if leaf.is_fully_replicated else leaf
+        return sameness.of_array(np.asarray(leaf))
+    if isinstance(leaf, np.ndarray | np.generic):
+        return sameness.of_array(np.asarray(leaf))
+    return sameness.of_object(leaf)

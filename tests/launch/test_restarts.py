@@ -1,0 +1,99 @@
+"""``--max-restarts``: the job again, until it ends well, is stopped, or has failed too often."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from support import run_lockstep, start_lockstep, wait_until
+
+START = """
+import os, pathlib, sys, time
+me, attempt = int(os.environ["LOCKSTEP_PROCESS_ID"]), int(os.environ.get("LOCKSTEP_ATTEMPT", "0"))
+here = pathlib.Path(os.environ["TMPDIR"])
+print("attempt", attempt, flush=True)
+"""
+
+
+def test_a_job_starts_again_until_it_ends_well(tmp_path: Path) -> None:
+    program = START + "if me == 1 and attempt < 2: sys.exit(5)"
+    logs = tmp_path / "logs"
+    result = run_lockstep(["--max-restarts", "3", "--log-dir", str(logs)], program, timeout=60)
+    assert "attempt 2" in result.by_process[0]
+    assert result.said_by_launcher.count("process 1 of 2 failed first: sys.exit(5)") == 2
+    assert "attempt 0 has failed; starting again (3 restarts left)" in result.said_by_launcher
+    assert "attempt 1 has failed; starting again (2 restarts left)" in result.said_by_launcher
+    for attempt in range(3):
+        text = (logs / f"attempt_{attempt}/process_1/stdout.log").read_text()
+        assert text == f"attempt {attempt}\n"
+
+
+def test_a_job_that_fails_too_often_ends_with_its_last_status() -> None:
+    program = START + "sys.exit(10 + attempt) if me == 0 else time.sleep(100)"
+    options = ["--max-restarts", "1", "--grace", "0.5"]
+    result = run_lockstep(options, program, timeout=60, expect_status=11)
+    assert result.by_process[0] == ["attempt 0", "attempt 1"]
+    assert result.said_by_launcher.count("failed first") == 2
+    assert result.said_by_launcher.count("starting again (1 restart left)") == 1
+
+
+def test_a_job_that_is_stopped_does_not_start_again() -> None:
+    program = START + "(here / f'ready_{me}').touch(); time.sleep(100)"
+    with start_lockstep(["-n", "2", "--max-restarts", "5"], program) as run:
+        wait_until(lambda: len(list(run.folder.glob("ready_*"))) == 2, "both are ready", 30)
+        run.process.send_signal(signal.SIGTERM)
+        result = run.finish(30)
+        run.assert_nothing_left()
+    assert result.status == 143
+    assert "starting again" not in result.stderr
+
+
+def test_ctrl_c_while_a_failed_attempt_stops_is_the_end() -> None:
+    # Process 0 ignores what it is told, so the attempt takes its grace period to stop.
+    program = (
+        START
+        + """
+import signal
+if me == 1: sys.exit(5)
+signal.signal(signal.SIGINT, lambda number, frame: (here / "interrupted").touch())
+while True: time.sleep(100)
+"""
+    )
+    options = ["-n", "2", "--max-restarts", "5"]
+    with start_lockstep([*options, "--grace", "10"], program) as run:
+        wait_until((run.folder / "interrupted").exists, "process 0 is told to stop", 30)
+        run.process.send_signal(signal.SIGINT)
+        result = run.finish(30)
+        run.assert_nothing_left()
+    assert "starting again" not in result.stderr
+    assert result.by_process[0] == ["attempt 0"]
+
+
+def test_a_jax_job_starts_again_with_another_coordinator() -> None:
+    program = (
+        START
+        + """
+import jax, jax.numpy as jnp
+jax.distributed.initialize()
+total = jax.pmap(lambda x: jax.lax.psum(x, "device"), axis_name="device")
+for step in range(5):
+    if attempt == 0 and step == 3 and me == 0: os.kill(os.getpid(), 9)
+    value = float(total(jnp.ones(1))[0])
+print("sum", value, os.environ["LOCKSTEP_COORDINATOR"])
+"""
+    )
+    options = ["--max-restarts", "1", "--collective-timeout", "2"]
+    result = run_lockstep(options, program, timeout=90)
+    assert [lines[-1].split()[1] for lines in result.by_process.values()] == ["2.0", "2.0"]
+    assert "process 0 of 2 failed first: killed by SIGKILL" in result.said_by_launcher
+
+
+def test_kill_9_of_the_launcher_in_a_later_attempt_leaves_nothing() -> None:
+    program = (
+        START + "if attempt == 0: sys.exit(1)\n(here / f'ready_{me}').touch()\ntime.sleep(100)"
+    )
+    with start_lockstep(["-n", "2", "--max-restarts", "1"], program) as run:
+        wait_until(lambda: len(list(run.folder.glob("ready_*"))) == 2, "both are ready", 30)
+        run.process.kill()
+        run.finish(30)
+        run.assert_nothing_left()

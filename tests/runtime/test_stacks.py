@@ -1,0 +1,145 @@
+"""A process's stacks, asked for from outside, whatever it does at the moment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from lockstep.runtime import stacks
+from processes import clean_environ
+from support import run_lockstep, wait_until
+
+INSTALL = """
+import ctypes, os, pathlib, sys, threading, time
+from lockstep.runtime import stacks
+stacks.install(pathlib.Path(sys.argv[1]))
+def ready():
+    pathlib.Path(sys.argv[1]).with_suffix(".ready").touch()
+"""
+
+
+@contextlib.contextmanager
+def running(program: str, path: Path) -> Iterator[int]:
+    command = [sys.executable, "-c", textwrap.dedent(program), str(path)]
+    process = subprocess.Popen(command, env=clean_environ())
+    try:
+        wait_until(path.with_suffix(".ready").exists, "the process is ready", 30)
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_all_threads_show_where_they_are(tmp_path: Path) -> None:
+    program = """
+def waits_for_data():
+    ready()
+    time.sleep(100)
+def main_loop():
+    threading.Thread(target=waits_for_data, daemon=True).start()
+    while True: pass
+main_loop()
+"""
+    path = tmp_path / stacks.FILE
+    with running(INSTALL + program, path) as pid:
+        for _ in range(2):  # a second answer is not mixed up with the first
+            text = stacks.ask(pid, path, 10)
+            assert text.count("in main_loop") == 1
+            assert text.count("in waits_for_data") == 1
+
+
+def test_native_code_that_holds_the_interpreter_s_lock_is_no_obstacle(tmp_path: Path) -> None:
+    program = """
+def stuck_in_c():
+    ready()
+    ctypes.PyDLL(None).sleep(100)  # keeps the lock
+stuck_in_c()
+"""
+    path = tmp_path / stacks.FILE
+    with running(INSTALL + program, path) as pid:
+        assert "in stuck_in_c" in stacks.ask(pid, path, 10)
+
+
+def test_a_stopped_process_is_described(tmp_path: Path) -> None:
+    path = tmp_path / stacks.FILE
+    with running(INSTALL + "ready()\nwhile True: pass", path) as pid:
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: stacks._state(pid) == "T", "it is stopped")
+        text = stacks.ask(pid, path, 10)
+        assert f"process {pid}: it is stopped, by a signal" in text
+        assert "kill -CONT" in text
+        # Nothing was sent: it would answer later, to nobody.
+        os.kill(pid, signal.SIGCONT)
+        assert "most recent call first" in stacks.ask(pid, path, 10)
+        assert path.read_text().count("Current thread") == 1
+
+
+def test_a_process_that_cannot_be_asked_is_described_and_not_killed(tmp_path: Path) -> None:
+    path = tmp_path / stacks.FILE
+    program = """
+import pathlib, sys, time
+pathlib.Path(sys.argv[1]).with_suffix(".ready").touch()
+time.sleep(100)
+"""
+    with running(program, path) as pid:
+        text = stacks.ask(pid, path, 10)
+        assert f"The system says of process {pid}: it sleeps" in text
+        assert "s of processor time" in text
+        os.kill(pid, 0)
+
+
+def test_a_process_that_is_gone(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert "there is no process" in stacks.ask(process.pid, tmp_path / stacks.FILE)
+
+
+def test_a_process_that_has_blocked_the_signal_does_not_answer(tmp_path: Path) -> None:
+    program = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {stacks.SIGNAL})
+ready()
+while True: time.monotonic()
+"""
+    path = tmp_path / stacks.FILE
+    with running(INSTALL + program, path) as pid:
+        started = time.monotonic()
+        text = stacks.ask(pid, path, 0.3)
+        assert "did not answer within 0.3 s" in text
+        assert time.monotonic() - started >= 0.3
+
+
+def test_a_deep_recursion_is_cut_and_our_own_frames_are_left_out() -> None:
+    ours = f'  File "{Path(stacks.__file__).parent.parent}/launch/program.py", line 5 in run'
+    deep = "\n".join(f'  File "train.py", line {i} in f' for i in range(100))
+    text = stacks.shortened(
+        f"Thread 0x1 (most recent call first):\n{deep}\n{ours}\n\nThread 0x2:\n"
+    )
+    assert text.count("in f") == stacks.MOST_FRAMES - 1
+    assert "  ... more frames\n\nThread 2:" in text
+    assert "program.py" not in text
+
+
+def test_the_processes_of_a_run_can_be_asked() -> None:
+    program = """
+import os, pathlib
+from lockstep.launch import records
+from lockstep.runtime import stacks
+me = int(os.environ["LOCKSTEP_PROCESS_ID"])
+run = pathlib.Path(os.environ["LOCKSTEP_RUN_DIR"])
+def the_line_that_waits():
+    print(stacks.ask(os.getpid(), records.process_dir(run, 0, me) / stacks.FILE, 10))
+the_line_that_waits()
+"""
+    result = run_lockstep([], program, timeout=60)
+    for process in range(2):
+        text = "\n".join(result.by_process[process])
+        assert "in the_line_that_waits" in text
+        assert "launch/program.py" not in text

@@ -1,0 +1,220 @@
+"""The application's own waits: `barrier`, `assert_same`, `only_on`."""
+
+from __future__ import annotations
+
+import pytest
+
+import lockstep
+from support import run_lockstep
+
+START = """
+import os, sys, time, jax, jax.numpy as jnp, lockstep
+import numpy as np
+lockstep.initialize()
+me = jax.process_index()
+total = jax.pmap(lambda x: jax.lax.psum(x, "device"), axis_name="device")
+"""
+
+
+def test_a_barrier_holds_everybody_until_the_last_has_come() -> None:
+    program = """
+late = 2
+if me == late:
+    time.sleep(1)
+    print("coming", time.monotonic(), flush=True)
+for again in range(3):
+    lockstep.barrier("all here")
+    if again == 0:
+        print("through", time.monotonic(), flush=True)
+"""
+    result = run_lockstep([], START + program, n=3, timeout=60)
+    came = float(result.by_process[2][0].split()[1])
+    for process in range(3):
+        assert float(result.by_process[process][-1].split()[1]) > came
+
+
+MISSING = """
+if me == 1:
+    def busy_elsewhere():
+        {elsewhere}
+    busy_elsewhere()
+else:
+    try:
+        lockstep.barrier("checkpoint", timeout={timeout})
+    except lockstep.MissingProcessError as error:
+        print(error)
+        print("end of error")
+    os.close(os.open(os.environ["TMPDIR"] + f"/told_{{me}}", os.O_CREAT))
+"""
+WAIT = 'while str(os.listdir(os.environ["TMPDIR"])).count("told") < 2: time.sleep(0.1)'
+
+
+def test_a_barrier_says_who_is_missing_and_where_that_process_is() -> None:
+    program = START + MISSING.format(elsewhere=WAIT, timeout=1)
+    result = run_lockstep([], program, n=3, timeout=60)
+    for process in (0, 2):
+        text = "\n".join(result.by_process[process])
+        assert f"barrier('checkpoint'): process {process} (pid " in text
+        assert "Missing: 1 of 3 processes:\n  process 1 (pid " in text
+        assert "has not come" in text
+        assert "in busy_elsewhere" in text
+
+
+def test_who_comes_after_the_others_gave_up_is_told_so() -> None:
+    late = f'{WAIT}\n        lockstep.barrier("checkpoint", timeout=5)'
+    program = START + MISSING.format(elsewhere=late, timeout=1)
+    result = run_lockstep([], program, n=3, timeout=60, expect_status=1)
+    assert "MissingProcessError: barrier('checkpoint')" in result.stderr
+    assert "process 1 of 3 failed first" in result.said_by_launcher
+
+
+@pytest.mark.parametrize(
+    ("end", "manner"),
+    [
+        ("os.kill(os.getpid(), 9)", "was killed by signal 9"),
+        ("os._exit(3)", "has ended (exit code 3)"),
+        ("sys.exit(0)", "has ended (exit code 0)"),
+    ],
+)
+def test_a_barrier_ends_as_soon_as_a_missing_process_has_ended(end: str, manner: str) -> None:
+    program = START + MISSING.format(elsewhere=end, timeout=200)
+    result = run_lockstep(["--grace", "60"], program, n=3, timeout=60, expect_status=None)
+    for process in (0, 2):
+        text = "\n".join(result.by_process[process])
+        assert "Missing: 1 of 3 processes:" in text, result
+        assert manner in text, result
+
+
+def test_processes_in_different_barriers_learn_of_each_other() -> None:
+    program = """
+try:
+    lockstep.barrier("even" if me % 2 == 0 else "odd", timeout=2)
+except lockstep.MissingProcessError as error:
+    print(error)
+"""
+    result = run_lockstep([], START + program, timeout=60)
+    assert "last seen in barrier('odd')" in "\n".join(result.by_process[0])
+    assert "last seen in barrier('even')" in "\n".join(result.by_process[1])
+
+
+def test_equal_values_pass_again_and_again() -> None:
+    program = """
+from jax.sharding import NamedSharding, PartitionSpec
+mesh = lockstep.process_mesh()
+replicated = jax.device_put(jnp.arange(4.0), NamedSharding(mesh, PartitionSpec()))
+for step in range(3):
+    lockstep.assert_same({"step": step, "w": replicated, "rng": jax.random.key(1)}, "state")
+    lockstep.assert_same(np.arange(3) + step, "batch")
+lockstep.assert_same(frozenset({"a", "b", "c"}), "names")
+from lockstep import _jax_compat
+left = _jax_compat.distributed_client().key_value_dir_get("lockstep/same/state/")
+print("left", len(left), len({key.split("/")[3] for key, _ in left}))
+"""
+    result = run_lockstep([], START + program, d=2, timeout=60)
+    # The values of earlier checks do not pile up in the service.
+    assert result.by_process[0][-1] == "left 2 1"
+
+
+def test_who_differs_is_told_on_every_process_with_the_values() -> None:
+    program = """
+try:
+    lockstep.assert_same({"lr": 0.1 if me != 1 else 0.5, "w": np.zeros(3)}, "config")
+except lockstep.DifferenceError as error:
+    print(error)
+"""
+    result = run_lockstep([], START + program, n=3, timeout=60)
+    for process in range(3):
+        first, place, *rest = result.by_process[process]
+        assert first == "assert_same(..., 'config'): the processes differ"
+        assert place == "at ['lr']:"
+        assert rest[0] == "  processes 0, 2: 0.1"
+        assert rest[1].startswith("  process 1 (pid ")
+        assert rest[1].endswith("): 0.5 <- differs")
+
+
+def test_an_array_that_no_process_has_whole_is_refused() -> None:
+    program = """
+from jax.sharding import NamedSharding, PartitionSpec
+mesh = lockstep.process_mesh()
+spread = jax.make_array_from_process_local_data(
+    NamedSharding(mesh, PartitionSpec("process")), np.ones(1))
+try:
+    lockstep.assert_same([spread], "x")
+except ValueError as error:
+    print(error)
+"""
+    result = run_lockstep([], START + program, timeout=60)
+    assert "the array at [0] is spread over processes" in result.by_process[0][0]
+
+
+def test_alone_there_is_nobody_to_wait_for() -> None:
+    lockstep.barrier("alone")
+    lockstep.assert_same(1, "alone")
+    with lockstep.only_on(0) as here:
+        assert here
+    with pytest.raises(ValueError, match=r"only_on\(1\): the job has 1 process: 0\."):
+        lockstep.only_on(1).__enter__()
+
+
+ONLY_ON = """
+total(jnp.ones(jax.local_device_count()))
+def try_it(what):
+    try:
+        what()
+    except Exception as error:
+        print("refused", str(error).replace(chr(10), " "))
+"""
+
+
+def test_a_collective_in_code_for_one_process_is_an_error_at_once() -> None:
+    program = """
+@lockstep.only_on(0)
+def save():
+    total(jnp.ones(jax.local_device_count())).block_until_ready()
+    return "unreachable"
+try_it(save)
+def block():
+    with lockstep.only_on(0) as here:
+        if here:
+            total(jnp.ones(jax.local_device_count()))  # not waited for: the block's end does
+try_it(block)
+"""
+    result = run_lockstep([], START + ONLY_ON + program, d=2, timeout=60)
+    assert 1 not in result.by_process
+    first, second = result.by_process[0]
+    for line in (first, second):
+        assert "process 0 started a collective inside lockstep.only_on(0)" in line
+        assert "Move the collective out of it" in line
+    assert "program.py:" in first
+
+
+def test_code_for_one_process_runs_there_and_collectives_go_on_after_it() -> None:
+    program = """
+@lockstep.only_on(1)
+def told():
+    return f"only here: {float(jnp.ones(3).sum())}"
+print(told())
+with lockstep.only_on(1) as here:
+    print("here", here, float(jnp.ones(2).sum()))
+with lockstep.only_on(0), lockstep.only_on(1):
+    pass
+for step in range(20):
+    pending = total(jnp.ones(jax.local_device_count()))  # still runs when the block begins
+    with lockstep.only_on(0):
+        pass
+print("sum", float(pending[0]))
+"""
+    result = run_lockstep([], START + ONLY_ON + program, timeout=60)
+    assert result.by_process[0] == ["None", "here False 2.0", "sum 2.0"]
+    assert result.by_process[1] == ["only here: 3.0", "here True 2.0", "sum 2.0"]
+
+
+def test_a_process_that_is_not_there() -> None:
+    program = """
+try:
+    lockstep.only_on(2)(print)()
+except ValueError as error:
+    print(error)
+"""
+    result = run_lockstep([], START + program, timeout=60)
+    assert result.by_process[0] == ["only_on(2): the job has 2 processes: 0-1."]
