@@ -130,6 +130,7 @@ int lockstep_start(const lockstep_options* given) {
     options.cores = given->cores;
     options.crowded = given->crowded != 0;
     options.device_id_bytes = given->device_id_bytes;
+    options.single_copy = given->single_copy != 0;
     Engine::instance().start(std::move(options));
   });
 }

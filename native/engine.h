@@ -36,6 +36,7 @@ struct lockstep_options {
   int cores;               // this process's share
   int crowded;             // more processes than cores on this host
   int device_id_bytes;     // width of a device id in this jaxlib: 4 or 8
+  int single_copy;  // large messages straight from the memory of other processes, if possible
 };
 int lockstep_start(const lockstep_options* options);
 

@@ -18,7 +18,8 @@ constexpr std::chrono::microseconds kSpin{200};
 World::World(WorldOptions options)
     : options_(std::move(options)),
       arena_(options_.arena ? options_.arena
-                            : std::make_shared<Arena>(options_.arena_fd, options_.nonce)) {}
+                            : std::make_shared<Arena>(options_.arena_fd, options_.nonce)),
+      peers_(*arena_, options_.process, options_.labels, options_.single_copy) {}
 
 World::~World() = default;
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fabric/arena.h"
+#include "fabric/peer_memory.h"
 #include "fabric/wait.h"
 
 namespace lockstep {
@@ -25,6 +26,10 @@ struct WorldOptions {
   int cores = 1;               // this process's share of the host's cores
   bool crowded = false;        // more processes than cores on this host
   int device_id_bytes = 4;     // in this jaxlib's lists of devices
+  bool single_copy = true;     // large messages by PeerMemory, where the system permits it
+  // From how many bytes on, from one process to another; the same in all processes. Below, two
+  // copies in the cache cost less than a system call that looks up every page.
+  std::size_t single_copy_from = 512 << 10;
   // Worlds that share one mapping, in place of arena_fd and nonce. ThreadSanitizer knows memory by
   // its address: it sees what two Worlds of one process do to the arena only where they share it.
   std::shared_ptr<Arena> arena;
@@ -44,6 +49,8 @@ class World {
   std::string timeout_text() const;  // "0.5 s"
   const std::string& label(int process) const { return options_.labels.at(process); }
   Arena& arena() { return *arena_; }
+  const PeerMemory& peers() const { return peers_; }
+  std::size_t single_copy_from() const { return options_.single_copy_from; }
 
   // The table of all devices: global id -> process. Set once, before any clique is asked for.
   void set_devices(const std::vector<int>& ids, const std::vector<int>& processes);
@@ -54,6 +61,14 @@ class World {
   // The clique of these devices, in this order. All its processes get the same shared state.
   Clique& clique(const std::vector<int>& devices);
 
+  // How long a message from one rank to another has to be before its address is sent in its place.
+  // Streaming through slots is faster while both ends have a core and the pages are small (glibc
+  // takes huge ones for buffers of more than 32 MiB); with one core for both it takes twice as
+  // long.
+  std::size_t single_message_from() const {
+    return options_.single_copy_from * (options_.crowded ? 1 : 64);
+  }
+
   // How long a leader may spin for another process, and a device's thread for its siblings.
   std::chrono::nanoseconds process_spin() const;
   std::chrono::nanoseconds sibling_spin(int siblings) const;
@@ -61,6 +76,7 @@ class World {
  private:
   const WorldOptions options_;
   const std::shared_ptr<Arena> arena_;
+  const PeerMemory peers_;
   mutable std::mutex mutex_;
   std::unordered_map<int, int> process_of_;
   std::map<std::vector<int>, std::unique_ptr<Clique>> cliques_;

@@ -36,6 +36,7 @@ class _Options(ctypes.Structure):
         ("cores", ctypes.c_int),
         ("crowded", ctypes.c_int),
         ("device_id_bytes", ctypes.c_int),
+        ("single_copy", ctypes.c_int),
     ]
 
 
@@ -52,6 +53,8 @@ class Options:
     cores: int
     crowded: bool
     device_id_bytes: int
+    single_copy: bool
+    """Large messages straight from the memory of other processes, where the system permits it."""
 
 
 def library_path() -> pathlib.Path:
@@ -147,6 +150,7 @@ def start(options: Options) -> None:
         options.cores,
         options.crowded,
         options.device_id_bytes,
+        options.single_copy,
     )
     _check(_library().lockstep_start(ctypes.byref(given)))
 

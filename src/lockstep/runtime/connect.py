@@ -109,6 +109,7 @@ def start_engine() -> None:
                 cores=cores,
                 crowded=crowded,
                 device_id_bytes=_jax_compat.device_id_bytes(),
+                single_copy=_config.current().single_copy,
             )
         )
         # The engine keeps a descriptor of its own; ours may go once all have opened it.
