@@ -81,6 +81,13 @@ TEST(processes_agree_that_they_can) {
     });
 }
 
+// The receiver of a first message tells that it can read the sender; the sender knows it for sure
+// once they have met after that.
+void offer_from_now_on(Communicator& end) {
+  run_permute(end, ring(end.size()), 1000, 1);
+  run_case(end, {.count = 1});
+}
+
 // What process 1 shows process 0 in the tests below; the job's memory carries the address.
 std::atomic<std::uint64_t>& shown(Rank& rank) {
   return rank.world.arena().header().directory.back().offset;
@@ -230,7 +237,7 @@ TEST(a_send_by_address_that_nobody_receives) {
     options.timeout_seconds = 0.5;
     const auto outcomes = run_job(layout("2x1"), options, [](Rank& rank) {
       const auto end = rank.all();
-      run_permute(*end, ring(2), 1000, 1);
+      offer_from_now_on(*end);
       if (rank.index == 1) return sleep_until_poisoned(rank);
       Buffer data(1000);
       end->wait(end->send(1, data.data(), data.bytes()));
@@ -245,7 +252,7 @@ TEST(a_communicator_with_an_unread_address_goes_away) {
   for (const Harness harness : kBoth) {
     const auto outcomes = run_job(layout("2x1"), always(harness), [](Rank& rank) {
       const auto end = rank.all();
-      run_permute(*end, ring(2), 1000, 1);
+      offer_from_now_on(*end);
       Buffer data(1000);
       if (rank.index == 0) {
         end->send(1, data.data(), data.bytes());
@@ -263,7 +270,7 @@ TEST(lengths_that_differ) {
   for (const Harness harness : kBoth) {
     const auto permutes = run_job(layout("2x1"), always(harness), [](Rank& rank) {
       const auto end = rank.all();
-      run_permute(*end, ring(2), 1000, 1);
+      offer_from_now_on(*end);
       Buffer data(2000);
       const std::string error = ERROR_OF(end->wait(
           rank.index == 0 ? end->send(1, data.data(), 1000) : end->receive(0, data.data(), 2000)));
