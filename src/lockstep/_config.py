@@ -96,7 +96,7 @@ class Config:
     )
     """Seconds that one collective may wait for the other processes; 0 means no deadline."""
     single_copy: bool = _variable("LOCKSTEP_SINGLE_COPY", _switch, True)
-    """Read large messages straight from the memory of other processes, where the system permits it."""
+    """Read large messages straight from other processes' memory, where the system permits it."""
     run_dir: str | None = _variable("LOCKSTEP_RUN_DIR", _text)
     """The private directory of this run (logs, error files)."""
     attempt: int = _variable("LOCKSTEP_ATTEMPT", _natural, 0)
