@@ -29,8 +29,8 @@ std::vector<Edge> ring(int size) {
 // The second permute of a pair is the first whose sender knows that it can be read.
 void mixed_program(Rank& rank) {
   const auto end = rank.all();
-  for (std::uint32_t i = 0; i < 3; ++i)
-    for (const std::size_t count : {0, 1, 33, 5000, 70'001, 400'000}) {
+  for (std::uint32_t i = 0; i < 2; ++i)
+    for (const std::size_t count : {0, 1, 33, 5000, 70'001}) {
       run_case(*end, {Op::kAllToAll, DType::kF32, Reduction::kNone, count, i});
       run_case(*end, {.count = count % 100, .seed = i});
       run_permute(*end, ring(rank.size()), count * 3 + 1, i);
