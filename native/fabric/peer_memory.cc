@@ -126,6 +126,7 @@ bool PeerMemory::readable(int process) const {
 }
 
 void PeerMemory::read(int process, std::span<const Piece> pieces) const {
+  if (arena_.poisoned()) throw Error(arena_.poison_text());  // the buffers may be gone already
   const ArenaHeader::Process& peer = *entry(process);
   // Processes of a job that share one process, as in tests: a copy that ThreadSanitizer sees.
   const bool self = is_self(peer);
