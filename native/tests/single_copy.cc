@@ -27,19 +27,19 @@ std::vector<Edge> ring(int size) {
 }
 
 // The second permute of a pair is the first whose sender knows that it can be read.
-void mixed_program(Rank& rank) {
-  const auto end = rank.all();
+void mixed_program(Communicator& end) {
   for (std::uint32_t i = 0; i < 2; ++i)
     for (const std::size_t count : {0, 1, 33, 5000, 70'001}) {
-      run_case(*end, {Op::kAllToAll, DType::kF32, Reduction::kNone, count, i});
-      run_case(*end, {.count = count % 100, .seed = i});
-      run_permute(*end, ring(rank.size()), count * 3 + 1, i);
+      run_case(end, {Op::kAllToAll, DType::kF32, Reduction::kNone, count, i});
+      run_case(end, {.count = count % 100, .seed = i});
+      run_permute(end, ring(end.size()), count * 3 + 1, i);
     }
 }
 
 TEST(on_all_layouts) {
   for (const Harness harness : kBoth)
-    for (const Layout& layout : all_layouts()) run_healthy(layout, always(harness), mixed_program);
+    for (const Layout& layout : all_layouts())
+      run_healthy(layout, always(harness), [](Rank& rank) { mixed_program(*rank.all()); });
 }
 
 TEST(switched_off_everywhere) {
@@ -48,7 +48,7 @@ TEST(switched_off_everywhere) {
       Options options = always(harness);
       options.single_copy = false;
       run_healthy(layout(name), options, [](Rank& rank) {
-        mixed_program(rank);
+        mixed_program(*rank.all());
         for (int process = 0; process < rank.layout.processes(); ++process)
           CHECK(!rank.world.peers().readable(process));
       });
@@ -62,14 +62,15 @@ TEST(switched_off_in_one_process) {
       Options options = always(harness);
       options.unreadable = 1;
       run_healthy(layout(name), options, [](Rank& rank) {
-        mixed_program(rank);
+        const auto end = rank.all();
+        mixed_program(*end);
         const PeerMemory& peers = rank.world.peers();
         CHECK(!peers.readable(1));
         CHECK_EQUAL(peers.readable(0), rank.process() != 1);
         const auto& known = rank.world.clique(rank.layout.devices()).single_copy();
         CHECK(known.has_value());
         CHECK(!*known);
-        run_case(*rank.all(), {.count = 1});  // nobody ends before all have looked
+        run_case(*end, {.count = 1});  // nobody ends before all have looked
       });
     }
 }
@@ -77,7 +78,7 @@ TEST(switched_off_in_one_process) {
 TEST(processes_agree_that_they_can) {
   for (const Harness harness : kBoth)
     run_healthy(layout("2x2"), always(harness), [](Rank& rank) {
-      mixed_program(rank);
+      mixed_program(*rank.all());
       CHECK(rank.world.clique(rank.layout.devices()).single_copy().value());
     });
 }
