@@ -56,6 +56,10 @@ def same(a: Entry, b: Entry) -> bool:
     return not known or (a.run_id, a.op_id) == (b.run_id, b.op_id)
 
 
+def _compared(entry: Entry) -> tuple[int, ...]:
+    return (entry.run_id, entry.op_id, *entry.signature)
+
+
 def grouped(calls: Iterable[Called]) -> tuple[Group, ...]:
     """The calls sorted into groups, the one with most processes first."""
     # A call whose program is known stands for its group: one whose program is not fits several.
@@ -76,8 +80,9 @@ def first_parting(history: History) -> Parting | None:
     """The earliest place at which members differ; permutes apart."""
     found = []
     for place, there in history.meetings():
-        first = there[0][1]
-        if all(same(first, entry) for _, entry in there[1:]) and first.identified:
+        # Nearly always all calls are equal in everything that is compared.
+        first = _compared(there[0][1])
+        if all(_compared(entry) == first for _, entry in there):
             continue
         groups = grouped((track.process, entry) for track, entry in there)
         if len(groups) > 1:
