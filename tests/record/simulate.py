@@ -50,6 +50,8 @@ class Device:
     inside: bool = False
     entries: list[Entry] = dataclasses.field(default_factory=list)
     ran: dict[tuple[int, bool], int] = dataclasses.field(default_factory=dict)
+    at_place: dict[tuple[int, int], Entry] = dataclasses.field(default_factory=dict)
+    """Its call at each place, permutes apart."""
     stops_at: int | None = None
     """The step that it never begins."""
 
@@ -98,14 +100,7 @@ class Job:
         return all(o is not None and self._same(o, entry) for o in others)
 
     def _entry_at(self, member: int, entry: Entry) -> Entry | None:
-        return next(
-            (
-                e
-                for e in self.devices[member].entries
-                if (e.clique, e.sequence, e.is_permute) == (entry.clique, entry.sequence, False)
-            ),
-            None,
-        )
+        return self.devices[member].at_place.get((entry.clique, entry.sequence))
 
     @staticmethod
     def _same(a: Entry, b: Entry) -> bool:
@@ -176,6 +171,9 @@ class Job:
                 targets=step.targets,
             )
         )
+        entry = device.entries[-1]
+        if not entry.is_permute:
+            device.at_place[entry.clique, entry.sequence] = entry
         device.ran[key] = device.ran.get(key, 0) + 1
 
     def run(self, rng: random.Random, most: int | None = None) -> None:

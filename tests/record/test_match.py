@@ -6,9 +6,12 @@ import dataclasses
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lockstep.launch.records import ErrorRecord
 from lockstep.record import format
+from lockstep.record.calls import Call, rounds
 from lockstep.record.causes import Pattern
 from lockstep.record.format import Op, ProcessState, State
 from lockstep.record.match import Diagnosis, Doing, Kind, diagnose
@@ -16,7 +19,7 @@ from lockstep.record.run import Exit, Process, Run, Site
 from record.simulate import SECOND, STRIDE, Job, Step, site
 
 STEP = Step(0, 1000, elements=1024)
-FAR = 10_000_000
+FAR = 50_000_000
 """Between programs whose run ids lie apart."""
 
 
@@ -297,7 +300,7 @@ def test_a_row_shows_the_call_its_line_and_the_calls_before() -> None:
     row = found.rows[0]
     assert row.call is not None
     assert [s.line for s in row.call.sites] == [41]
-    assert [(call.times, call.entry.sequence) for call in row.recent] == [(5, 4)]
+    assert [(r.times, r.calls[0].entry.sequence) for r in row.recent] == [(5, 4)]
     assert row.waits_for == (1,)
     assert (row.ran, found.rows[1].ran) == (5, 5)
 
@@ -308,3 +311,27 @@ def test_lines_of_programs_whose_ids_lie_near_each_other_are_told_apart_by_their
     found = diagnose(job(steps(9), steps(5), sites=sites).snapshot())
     assert found.rows[0].call is not None
     assert [s.line for s in found.rows[0].call.sites] == [41]
+
+
+def test_a_loop_of_several_calls_is_one_round() -> None:
+    loop = [s for one in steps(9) for s in (one, dataclasses.replace(one, channel=2))]
+    sites = {p: (site(1000, 1, 41, "step"), site(1000, 2, 44, "step")) for p in (0, 1)}
+    first = Step(0, FAR)
+    found = diagnose(job([first, *loop], [first, *loop[:11]], sites=sites).snapshot())
+    rounds = found.rows[1].latest
+    shape = [(r.times, [s.line for c in r.calls for s in c.sites]) for r in rounds]
+    assert shape == [(1, []), (1, [41]), (5, [44, 41])]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 3), max_size=30), st.integers(1, 6))
+def test_rounds_are_the_last_calls_in_their_order(programs: list[int], most: int) -> None:
+    calls = [Call(site_entry(p), 0) for p in programs]
+    found = rounds(calls, most)
+    told = [c.entry.elements for r in found for _ in range(r.times) for c in r.calls]
+    assert told == programs[len(programs) - len(told) :]
+    assert len(told) == len(programs) or sum(len(r.calls) for r in found) >= most
+
+
+def site_entry(elements: int) -> format.Entry:
+    return format.Entry(1, 5, 0, 0, elements, 4, 0, 0, 9, 1, 2, 1, 0, 2)

@@ -7,11 +7,10 @@ then likely causes.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 
 from lockstep.doctor.words import counted
-from lockstep.record.calls import Call
+from lockstep.record.calls import Round
 from lockstep.record.causes import Pattern
 from lockstep.record.match import Diagnosis, Doing, Kind, Row
 from lockstep.record.words import (
@@ -22,7 +21,6 @@ from lockstep.record.words import (
     likely,
     ordinal,
     processes,
-    times,
     who,
 )
 
@@ -96,10 +94,13 @@ def causes(diagnosis: Diagnosis) -> list[str]:
 
 
 def _history(diagnosis: Diagnosis, row: Row) -> Iterable[str]:
-    calls, lead = _before(diagnosis, row)
-    for call in calls:
-        yield f"{lead:10}{times(call)}{described(call, full=True)}"
-        lead = ""
+    rounds, lead = _before(diagnosis, row)
+    for round_ in rounds:
+        times = f"{round_.times} x " if round_.times > 1 else ""
+        for index, call in enumerate(round_.calls):
+            again = times if index == 0 else " " * len(times)
+            yield f"{lead:10}{again}{described(call, full=True)}"
+            lead = ""
 
 
 # --- Rows ----------------------------------------------------------------------------------------
@@ -113,26 +114,17 @@ def _ordered(rows: Sequence[Row]) -> list[Row]:
 
 def _row(diagnosis: Diagnosis, row: Row, recent: int) -> str:
     text = f"  {who(row.process)}: {_state(diagnosis, row)}"
-    calls, lead = _before(diagnosis, row)
-    if calls and recent:
-        last = ", ".join(f"{times(call)}{briefly(call)}" for call in calls[-recent:])
-        text += f"; {lead} {last}"
+    rounds, lead = _before(diagnosis, row)
+    if rounds and recent:
+        text += f"; {lead} {', '.join(briefly(round_) for round_ in rounds[-recent:])}"
     return text
 
 
-def _before(diagnosis: Diagnosis, row: Row) -> tuple[list[Call], str]:
+def _before(diagnosis: Diagnosis, row: Row) -> tuple[tuple[Round, ...], str]:
     """The calls that a row tells apart from the one in its state, and what to call them."""
     if row.call is None or _names_call(diagnosis, row):
-        return list(row.recent), "before:"
-    return _joined([*row.recent, row.call]), "its last:"
-
-
-def _joined(calls: Sequence[Call]) -> list[Call]:
-    """The last two as one, where they are calls of the same line."""
-    *before, last = calls
-    if before and before[-1].kind == last.kind:
-        return [*before[:-1], dataclasses.replace(last, times=before[-1].times + last.times)]
-    return list(calls)
+        return row.recent, "before:"
+    return row.latest, "its last:"
 
 
 def _names_call(diagnosis: Diagnosis, row: Row) -> bool:
