@@ -235,6 +235,25 @@ def _shifted(entry: Entry, offset: int) -> Entry:
     )
 
 
+def raised(run: Run, at: int, processes: set[int] | None = None) -> Run:
+    """Every collective that did not end raised at the moment ``at``."""
+
+    def ring(one: format.Ring) -> format.Ring:
+        entries = tuple(
+            e._replace(state=State.RAISED, done_ns=at) if e.state == State.ENTERED else e
+            for e in one.entries
+        )
+        return dataclasses.replace(one, entries=entries)
+
+    def process(one: Process) -> Process:
+        if one.record is None or (processes is not None and one.index not in processes):
+            return one
+        rings = tuple(ring(r) for r in one.record.rings)
+        return dataclasses.replace(one, record=dataclasses.replace(one.record, rings=rings))
+
+    return dataclasses.replace(run, processes=tuple(process(p) for p in run.processes))
+
+
 def site(program: int, channel: int = 1, line: int = 1, name: str | None = None, **more) -> Site:
     """The call site of ``Step(program=..., channel=...)``."""
     values: dict = {

@@ -16,7 +16,7 @@ from lockstep.record.causes import Pattern
 from lockstep.record.format import Op, ProcessState, State
 from lockstep.record.match import Diagnosis, Doing, Kind, diagnose
 from lockstep.record.run import Exit, Process, Run, Site
-from record.simulate import SECOND, STRIDE, Job, Step, site
+from record.simulate import SECOND, STRIDE, Job, Step, raised, site
 
 STEP = Step(0, 1000, elements=1024)
 FAR = 50_000_000
@@ -34,25 +34,6 @@ def job(*plans: list[Step], sites: dict[int, tuple[Site, ...]] | None = None, **
     made = Job([list(plan)], plan, sites=everyone, **more)
     made.run(random.Random(0))
     return made
-
-
-def raised(run: Run, at: int, processes: set[int] | None = None) -> Run:
-    """Every collective that did not end raised at the moment ``at``."""
-
-    def ring(one: format.Ring) -> format.Ring:
-        entries = tuple(
-            e._replace(state=State.RAISED, done_ns=at) if e.state == State.ENTERED else e
-            for e in one.entries
-        )
-        return dataclasses.replace(one, entries=entries)
-
-    def process(one: Process) -> Process:
-        if one.record is None or (processes is not None and one.index not in processes):
-            return one
-        rings = tuple(ring(r) for r in one.record.rings)
-        return dataclasses.replace(one, record=dataclasses.replace(one.record, rings=rings))
-
-    return dataclasses.replace(run, processes=tuple(process(p) for p in run.processes))
 
 
 def altered(run: Run, index: int, **changes) -> Run:

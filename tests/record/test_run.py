@@ -36,8 +36,8 @@ def test_everything_is_read(tmp_path: Path) -> None:
 
 
 def test_the_last_attempt_is_read_unless_another_is_asked_for(tmp_path: Path) -> None:
-    for attempt, length in ((0, 1), (2, 2), (10, 3)):
-        write_run(job(steps(length), steps(length)), tmp_path, attempt=attempt)
+    for attempt, number in ((0, 1), (2, 2), (10, 3)):
+        write_run(job(steps(number), steps(number)), tmp_path, attempt=attempt)
 
     def length(attempt: int | None) -> int:
         record = read_run(tmp_path, attempt).processes[0].record

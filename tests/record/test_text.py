@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lockstep.launch.records import ErrorRecord
 from lockstep.record.format import Op
 from lockstep.record.match import Diagnosis, diagnose
-from lockstep.record.run import Exit
+from lockstep.record.run import Exit, Site
 from lockstep.record.text import headline, short, table
 from lockstep.record.words import ordinal, place_in_program
 from record.simulate import STRIDE, Job, Step, site
@@ -65,7 +65,7 @@ def test_a_process_that_raised() -> None:
 
 
 def test_one_process_with_another_shape() -> None:
-    sites = {p: (site(1000, line=41, name="step"),) for p in range(4)}
+    sites: dict[int, tuple[Site, ...]] = {p: (site(1000, line=41, name="step"),) for p in range(4)}
     sites[2] = (*sites[2], site(FAR, line=41, name="step"))
     odd = [*steps(37), Step(0, FAR, elements=1000)]
     text = short(diagnose(job(steps(50), steps(50), odd, steps(50), sites=sites).snapshot()))
