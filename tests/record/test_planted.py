@@ -55,7 +55,8 @@ def place(found: Diagnosis) -> tuple[int, int] | None:
 
 def assert_same_afterwards(job: Job, run: Run, found: Diagnosis) -> None:
     """Once all who waited were told and have ended for it, the same is found in what is left."""
-    told = {p for p in range(job.processes) if run.processes[p].exit is None}
+    told = {d.process for d in job.devices.values() if d.inside}
+    told -= {p.index for p in run.processes if p.exit is not None}
     after = raised(run, job.now + 1000, told)
     ended = tuple(
         dataclasses.replace(p, exit=Exit(exit_code=1)) if p.index in told else p

@@ -154,10 +154,10 @@ class _Case:
         return self._make(kind, parting.odd, parting.place, called=called, groups=groups, why=why)
 
     def _dead(self, dead: Sequence[int]) -> Diagnosis:
-        def order(process: int) -> tuple[bool, float, int]:
+        def order(process: int) -> tuple[bool, float, bool, int]:
             ending = self.ended[process]
             when = float("inf") if ending.when is None else ending.when
-            return (not ending.is_fault, when, process)
+            return (not ending.is_fault, when, ending.fate is not Fate.KILLED, process)
 
         first = min(dead, key=order)
         kind = Kind[self.ended[first].fate.name]
