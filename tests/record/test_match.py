@@ -231,6 +231,15 @@ def test_permutes_of_different_programs() -> None:
     assert Pattern.PERMUTATION in patterns(found)
 
 
+def test_a_member_that_is_rightly_ahead_does_not_outvote_the_other_two() -> None:
+    """Process 1 has left out a receive; process 2 is in the later permute, as it should be."""
+    later = permute(2, execution=1)
+    sent = permute(-1, 1, execution=0)
+    wrong = permute(0, execution=1)
+    found = diagnose(job([sent, later], [wrong], [permute(-1, 0, execution=1)]).snapshot())
+    assert (found.kind, found.culprits) == (Kind.PERMUTE, (0, 1))
+
+
 def test_permutes_of_different_length() -> None:
     found = diagnose(job([permute(-1, 1, elements=8)], [permute(0, elements=4)]).snapshot())
     assert found.kind is Kind.PERMUTE

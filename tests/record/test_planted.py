@@ -157,7 +157,7 @@ def test_a_process_that_is_killed(schedule: Schedule, data: st.DataObject) -> No
 
 
 @settings(max_examples=100, deadline=None)
-@given(schedules(permutes=False, identified=True), st.data())
+@given(schedules(identified=True), st.data())
 def test_two_calls_swapped(schedule: Schedule, data: st.DataObject) -> None:
     """On one clique, look-alike or not, and on two that cross."""
     at = data.draw(st.integers(0, 10), label="at")
@@ -171,7 +171,7 @@ def test_two_calls_swapped(schedule: Schedule, data: st.DataObject) -> None:
     job, process, correct = planted(schedule, data, swap)
     found = diagnose(job.snapshot())
     assert_blamed(job, process, found)
-    assert found.kind in (Kind.MISMATCH, Kind.CYCLE, *HARMLESS)
+    assert found.kind in (Kind.MISMATCH, Kind.CYCLE, Kind.PERMUTE, *HARMLESS)
     if found.kind is Kind.MISMATCH and not found.circle:
         assert place(found) in first_differences(job, process, correct)
 

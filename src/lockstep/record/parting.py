@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lockstep.record.format import Entry, State
-from lockstep.record.history import History, Place, Track
+from lockstep.record.format import Entry
+from lockstep.record.history import History, Place
 from lockstep.record.permutes import Pair
 
 Called = tuple[int, Entry]
@@ -110,23 +110,7 @@ def first_permute_parting(history: History, pairs: Iterable[Pair]) -> Parting | 
         return None
     sent, received = pair.differing
     tracks = [history.tracks[pair.source], history.tracks[pair.target]]
-    # Who runs another program stands out among all that wait in one of the two.
+    # No majority decides here: other members may rightly be in another permute at this moment.
     calls = [(tracks[0].process, sent), (tracks[1].process, received)]
-    calls += [
-        (track.process, entry)
-        for track in history.tracks.values()
-        if track not in tracks
-        and (entry := _open_permute(track, pair.clique))
-        and (same(entry, sent) or same(entry, received))
-    ]
-    groups = grouped(calls)
-    if len(groups) == 1:
-        groups = (Group((calls[0],)), Group((calls[1],)))
+    groups = tuple(Group((call,)) for call in sorted(calls, key=lambda call: call[0]))
     return Parting(Place(pair.clique, received.sequence), groups)
-
-
-def _open_permute(track: Track, clique: int) -> Entry | None:
-    last = track.entries[-1] if track.entries else None
-    if last is None or last.state == State.DONE or not last.is_permute:
-        return None
-    return last if last.clique == clique else None
