@@ -16,7 +16,7 @@ from lockstep.record.match import Diagnosis, diagnose
 from lockstep.record.run import Exit, Site
 from lockstep.record.text import headline, short, table
 from lockstep.record.words import ordinal, place_in_program
-from record.simulate import STRIDE, Job, Step, site
+from record.simulate import STRIDE, Job, Step, raised, site
 from record.test_match import FAR, STEP, altered, job, permute, steps
 
 
@@ -45,6 +45,14 @@ def test_a_process_that_was_killed() -> None:
         "processes 0, 2 wait in their 6th: all-reduce (sum) of 1024 x f32, train.py:41 in step\n"
     )
     assert "Likely: somebody sent kill -9, or the kernel ran out of memory" in text
+
+
+def test_what_is_left_of_those_who_were_told_is_told_in_the_past() -> None:
+    made = job(steps(9), steps(5))
+    run = raised(made.snapshot({1: Exit(signal=9), 0: Exit(exit_code=0)}), made.now + 5)
+    text = short(diagnose(run))
+    assert "; process 0 waited in its 6th: all-reduce (sum) of 1024 x f32" in text
+    assert "  process 0 (pid 100 on host a): waited for process 1 in all-reduce" in text
 
 
 def test_the_reason_that_the_system_told() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from lockstep.doctor.words import counted
 from lockstep.record.calls import Round
 from lockstep.record.causes import Pattern
+from lockstep.record.format import State
 from lockstep.record.match import Diagnosis, Doing, Kind, Row
 from lockstep.record.words import (
     briefly,
@@ -131,6 +132,11 @@ def _names_call(diagnosis: Diagnosis, row: Row) -> bool:
     return row.call is not None and (row.doing in _SAYS_CALL or _called(diagnosis, row))
 
 
+def _raised(row: Row) -> bool:
+    """Whether the call ended in an exception."""
+    return row.call is not None and row.call.entry.state == State.RAISED
+
+
 def _called(diagnosis: Diagnosis, row: Row) -> bool:
     return any(row.index in group for group in diagnosis.groups)
 
@@ -140,7 +146,8 @@ def _state(diagnosis: Diagnosis, row: Row) -> str:
     if _called(diagnosis, row) and call:
         return f"called {call}"
     if row.doing is Doing.WAITS:
-        return f"waits for {processes(row.waits_for)} in {call}" if row.waits_for else f"in {call}"
+        verb = "waited" if _raised(row) else "waits"
+        return f"{verb} for {processes(row.waits_for)} in {call}" if row.waits_for else f"in {call}"
     if row.doing is Doing.MOVES:
         return f"in {call}; all members have come"
     if row.doing is Doing.RAISED:
@@ -251,6 +258,8 @@ def _waiters(diagnosis: Diagnosis) -> str:
     nth = ordinal(diagnosis.place.sequence + 1)
     indices = [row.index for row in waiting]
     waits = "waits in its" if len(indices) == 1 else "wait in their"
+    if all(_raised(row) for row in waiting):
+        waits = "waited in its" if len(indices) == 1 else "waited in their"
     where = f" on {devices(diagnosis.members)}" if diagnosis.several_cliques else ""
     return f"; {processes(indices)} {waits} {nth}{where}: {described(call)}"
 
