@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <barrier>
 #include <cstring>
 #include <thread>
 
@@ -219,6 +220,33 @@ TEST(a_forbidden_collective_is_an_error_of_its_own_process_only) {
       CHECK_EQUAL(text, "not here");
       rank.world.forbid("");
     }
+    run_case(*end, {.count = 10});
+  });
+}
+
+TEST(an_execution_that_was_refused_stays_refused) {
+  std::barrier second(2);
+  run_healthy(layout("1x2"), {.timeout_seconds = 20}, [&](Rank& rank) {
+    const auto end = rank.all();
+    const auto refused = [&] {
+      std::vector<float> in, out;
+      Call call = call_of({.count = 10}, in, out);
+      call.origin = {77, 3, 0};
+      try {
+        end->run(call);
+      } catch (const Error& error) {
+        return std::string(error.what());
+      }
+      return std::string();
+    };
+    // The first device comes while it is forbidden, the second after that.
+    if (rank.index == 0) {
+      rank.world.forbid("not here");
+      CHECK_EQUAL(refused(), "not here");
+      rank.world.forbid("");
+    }
+    second.arrive_and_wait();
+    if (rank.index == 1) CHECK_EQUAL(refused(), "not here");
     run_case(*end, {.count = 10});
   });
 }
