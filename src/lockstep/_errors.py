@@ -8,7 +8,8 @@
     |   `-- DisagreementError    ... because they differ (versions, platform, devices, x64)
     |-- MissingProcessError      a process did not come to a wait
     |-- DifferenceError          assert_same found that the processes differ
-    `-- LaunchError              a process could not be started or placed
+    |-- LaunchError              a process could not be started or placed
+    `-- RecordError              a recorder file, or the directory of a run, cannot be read
 
 A collective that fails raises ``jax.errors.JaxRuntimeError``: it is raised by JAX itself, with the
 engine's text in it.
@@ -51,3 +52,7 @@ class DifferenceError(LockstepError, AssertionError):
 
 class LaunchError(LockstepError, RuntimeError):
     """A process could not be started, or its place in the job could not be found."""
+
+
+class RecordError(LockstepError, ValueError):
+    """A recorder file, or the directory of a run, is not what it should be."""

@@ -35,6 +35,7 @@ _WITH_PROGRAM = {"run": _run, "worker": _worker}
 def _parser() -> argparse.ArgumentParser:
     from lockstep.bench.cli import add_parser as add_bench
     from lockstep.doctor.cli import add_parser as add_doctor
+    from lockstep.record.cli import add_parsers as add_report_and_top
 
     parser = argparse.ArgumentParser(prog="lockstep", description=_DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"lockstep {__version__}")
@@ -43,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("worker", help="run a program in a process that a cluster started")
     add_doctor(commands)
     add_bench(commands)
+    add_report_and_top(commands)
     return parser
 
 

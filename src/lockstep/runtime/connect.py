@@ -145,6 +145,15 @@ def start_engine() -> None:
         job.client.wait_at_barrier(f"{_PREFIX}/arena/{epoch}/mapped", _WAIT_SECONDS * 1000)
     finally:
         os.close(fd)
+    if config.record:
+        paths = [
+            get(job.client, f"{_PREFIX}/record/{epoch}/{peer.process}", peer.label)
+            for peer in job.peers
+        ]
+        # Late import: it is needed only where the engine runs.
+        from lockstep.runtime import watch
+
+        watch.start(job.peers, job.process, paths)
 
 
 def _recorder_path(process: int) -> str | None:

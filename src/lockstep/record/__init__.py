@@ -1,0 +1,1 @@
+"""Recorder files, matched: what every process of a job was doing, and which one parted."""

@@ -1,0 +1,141 @@
+"""What usually lies behind a picture like this one. Pure.
+
+A cause is a pattern and the processes that it speaks of; `lockstep.record.text` has the words.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lockstep.record.calls import Call, Calls
+from lockstep.record.format import Entry
+from lockstep.record.history import History, Track
+from lockstep.record.parting import Called
+from lockstep.record.run import Process
+from lockstep.record.waiting import Wait
+
+
+class Pattern(enum.Enum):
+    SHAPES = "different shapes"
+    DTYPES = "different dtypes"
+    SHORTER_LOOP = "a shorter loop"
+    OPPOSITE_ORDER = "opposite order"
+    BRANCH = "a branch that only some processes take"
+    ONE_SIDED = "a program on one side only"
+    RETRACED = "one function compiled differently"
+    BRANCH_INSIDE = "a branch inside one program"
+    EXECUTIONS = "one execution more or less"
+    PERMUTATION = "different permutations"
+    CROSSING = "two cliques in opposite order"
+    MEMORY = "out of memory"
+    SIGKILL = "SIGKILL"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    pattern: Pattern
+    processes: tuple[int, ...] = ()
+    """Those that the pattern speaks of: who left the loop, who has the program."""
+    what: tuple[str, ...] = ()
+    """The functions that it speaks of."""
+
+
+def of_parting(
+    history: History, calls: Calls, first: Sequence[Called], is_permute: bool
+) -> tuple[Cause, ...]:
+    """Why two processes made different calls at one place, the likeliest first."""
+    (_, a), (_, b) = first
+    mine, theirs = (_call(history, calls, *called) for called in first)
+    same_function = bool(set(mine.modules) & set(theirs.modules))
+    found: list[Cause] = []
+    if same_function or not (mine.modules and theirs.modules):
+        found = _of_operations(a, b, is_permute)
+    if same_function and found:
+        return tuple(found)
+    found += _of_programs(history, calls, first, mine, theirs)
+    return tuple(found) or (Cause(Pattern.BRANCH),)
+
+
+def _of_operations(a: Entry, b: Entry, is_permute: bool) -> list[Cause]:
+    same_operation = (a.op, a.reduction) == (b.op, b.reduction)
+    if same_operation and a.dtype != b.dtype:
+        return [Cause(Pattern.DTYPES)]
+    if same_operation and a.elements != b.elements:
+        return [Cause(Pattern.SHAPES)]
+    return [Cause(Pattern.PERMUTATION)] if is_permute else []
+
+
+def _call(history: History, calls: Calls, process: int, entry: Entry) -> Call:
+    return calls.of(_track(history, process, entry), entry)
+
+
+def _track(history: History, process: int, entry: Entry) -> Track:
+    tracks = history.of_process(process)
+    return next(t for t in tracks if any(e is entry for e in t.entries))
+
+
+def _of_programs(
+    history: History, calls: Calls, first: Sequence[Called], mine: Call, theirs: Call
+) -> list[Cause]:
+    (p, a), (q, b) = first
+    if mine.fingerprints and mine.fingerprints == theirs.fingerprints:
+        if (a.run_id == b.run_id) or a.signature != b.signature:
+            return [Cause(Pattern.BRANCH_INSIDE, (), mine.modules)]
+        behind = p if (mine.execution or 0) < (theirs.execution or 0) else q
+        return [Cause(Pattern.EXECUTIONS, (behind,), mine.modules)]
+    if set(mine.modules) & set(theirs.modules):
+        return [Cause(Pattern.RETRACED, (), mine.modules)]
+    found = _of_loops(history, calls, first, mine, theirs)
+    programs = calls.sites.programs
+    only = [
+        Cause(Pattern.ONE_SIDED, (here,), call.modules)
+        for here, there, call in ((p, q, mine), (q, p, theirs))
+        if call.fingerprints and there in programs and not call.fingerprints & programs[there]
+    ]
+    if not found and len(only) != 1:
+        found = [Cause(Pattern.OPPOSITE_ORDER), Cause(Pattern.BRANCH)]
+    elif not found:
+        found = [Cause(Pattern.BRANCH)]
+    return found + only
+
+
+def _of_loops(
+    history: History, calls: Calls, first: Sequence[Called], mine: Call, theirs: Call
+) -> list[Cause]:
+    """Who goes round once more, while the other has moved on."""
+    (p, a), (q, b) = first
+    here, there = _track(history, p, a), _track(history, q, b)
+    mine_again = calls.seen_before(here, mine, a)
+    theirs_again = calls.seen_before(there, theirs, b)
+    if mine_again and not theirs_again:
+        return [Cause(Pattern.SHORTER_LOOP, (q,))]
+    if theirs_again and not mine_again:
+        return [Cause(Pattern.SHORTER_LOOP, (p,))]
+    return []
+
+
+def of_death(
+    history: History, calls: Calls, process: Process, wait: Wait | None
+) -> tuple[Cause, ...]:
+    """Why a process is gone that others wait for. An error says it better itself."""
+    gone = (process.index,)
+    if process.exit and process.exit.signal:
+        if process.exit.reason:
+            return (Cause(Pattern.MEMORY, gone, (process.exit.reason,)),)
+        return (Cause(Pattern.SIGKILL, gone),) if process.exit.signal == 9 else ()
+    if process.error is not None or (process.exit and process.exit.exit_code):
+        return ()
+    if wait is None:
+        return ()
+    call = calls.of(wait.track, wait.entry)
+    if calls.seen_before(wait.track, call, wait.entry):
+        return (Cause(Pattern.SHORTER_LOOP, gone),)
+    return (Cause(Pattern.BRANCH, gone),)
+
+
+def of_circle(crossing: bool) -> tuple[Cause, ...]:
+    if crossing:
+        return (Cause(Pattern.CROSSING),)
+    return (Cause(Pattern.OPPOSITE_ORDER), Cause(Pattern.BRANCH))

@@ -1,0 +1,98 @@
+"""The commands ``lockstep report`` and ``lockstep top``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from lockstep._errors import RecordError
+
+FAULT = 1
+
+
+def add_parsers(subparsers: Any) -> None:
+    """Adds ``report`` and ``top`` to the subcommands of ``lockstep``."""
+    report = subparsers.add_parser(
+        "report",
+        help="what every process was doing when a run stopped",
+        description="Matches the recorders of all processes of a run, live or over: where they "
+        "parted, who waits for whom, and likely causes. The exit status is 1 when something is "
+        "wrong, 0 when nothing is.",
+    )
+    _add_run(report)
+    report.add_argument("--json", action="store_true", help="print the report as JSON")
+    report.add_argument(
+        "--trace", metavar="FILE", help="write a trace to open at https://ui.perfetto.dev"
+    )
+    report.add_argument(
+        "--summary", action="store_true", help="add where the time of the collectives went, by line"
+    )
+    report.set_defaults(func=main)
+    top = subparsers.add_parser(
+        "top",
+        help="what every process is doing now",
+        description="Shows, while a job runs, what each of its processes is doing, who is waited "
+        "for, and where the time of the collectives goes. Ends with Ctrl-C, or with the job.",
+    )
+    _add_run(top)
+    top.add_argument(
+        "--interval", type=float, default=1.0, metavar="SECONDS", help="how often to look (1)"
+    )
+    top.add_argument("--once", action="store_true", help="print one picture and end")
+    top.set_defaults(func=_top)
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument(
+        "directory", nargs="?", metavar="DIR", help="a run's directory, or its --log-dir"
+    )
+    which.add_argument(
+        "--pid", type=int, help="the launcher or any process of a live run, instead of DIR"
+    )
+    parser.add_argument(
+        "--attempt", type=int, metavar="A", help="which attempt of a restarted run (the last)"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Reports; 1 when something is wrong, else 0."""
+    from lockstep.record import document, find, match
+    from lockstep.record.summary import summarize
+
+    directory = Path(args.directory) if args.directory else None
+    run = find.read(directory, args.pid, args.attempt)
+    diagnosis = match.diagnose(run)
+    summary = summarize(run) if args.summary else None
+    if args.trace:
+        _write_trace(Path(args.trace), run)
+    if args.json:
+        print(json.dumps(document.document(diagnosis, summary), indent=1))
+    else:
+        from rich.console import Console
+
+        from lockstep.record import screen
+
+        console = Console(highlight=False)
+        screen.show(diagnosis, console)
+        if summary is not None:
+            screen.show_summary(summary, console)
+    return FAULT if diagnosis.kind.is_fault else 0
+
+
+def _write_trace(path: Path, run: Any) -> None:
+    from lockstep.record.trace import trace
+
+    try:
+        path.write_text(json.dumps(trace(run)), "utf-8")
+    except OSError as error:
+        raise RecordError(f"cannot write the trace to {path}: {error.strerror}") from None
+
+
+def _top(args: argparse.Namespace) -> int:
+    from lockstep.record import top
+
+    directory = Path(args.directory) if args.directory else None
+    return top.watch(directory, args.pid, args.attempt, args.interval, args.once)

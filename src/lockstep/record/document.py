@@ -1,0 +1,93 @@
+"""A diagnosis and a summary as JSON; docs/report.md describes it. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from lockstep.record.calls import Call
+from lockstep.record.format import DTYPES, OPS, REDUCTIONS, State
+from lockstep.record.match import Diagnosis, Row
+from lockstep.record.summary import Summary
+from lockstep.record.text import headline
+from lockstep.record.words import likely, operation
+
+SCHEMA = "lockstep.report/1"
+
+
+def document(diagnosis: Diagnosis, summary: Summary | None = None) -> dict[str, Any]:
+    """What ``lockstep report --json`` prints."""
+    place = diagnosis.place
+    return {
+        "schema": SCHEMA,
+        "attempt": diagnosis.attempt,
+        "kind": diagnosis.kind.name.lower(),
+        "fault": diagnosis.kind.is_fault,
+        "headline": headline(diagnosis),
+        "culprits": list(diagnosis.culprits),
+        "place": place
+        and {
+            "clique": f"{place.clique:016x}",
+            "devices": list(diagnosis.members),
+            "sequence": place.sequence,
+            "permute": diagnosis.is_permute,
+        },
+        "groups": [list(group) for group in diagnosis.groups],
+        "circle": list(diagnosis.circle),
+        "causes": [
+            {"pattern": c.pattern.name.lower(), "processes": list(c.processes), "text": likely(c)}
+            for c in diagnosis.causes
+        ],
+        "processes": [_row(row) for row in diagnosis.rows],
+        "summary": summary and dataclasses.asdict(summary),
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    record, exit, error = row.process.record, row.process.exit, row.process.error
+    return {
+        "process": row.index,
+        "host": record.host if record else None,
+        "pid": record.pid if record else exit.pid if exit else None,
+        "doing": row.doing.name.lower(),
+        "culprit": row.culprit,
+        "call": row.call and _call(row.call),
+        "recent": [_call(call) for call in row.recent],
+        "waits_for": list(row.waits_for),
+        "collectives": row.ran,
+        "error": error and error.summary,
+        "exit": exit and dataclasses.asdict(exit),
+        "troubles": list(row.process.troubles),
+    }
+
+
+def _call(call: Call) -> dict[str, Any]:
+    entry = call.entry
+    return {
+        "text": operation(entry),
+        "op": OPS[entry.op],
+        "dtype": DTYPES[entry.dtype],
+        "reduction": REDUCTIONS[entry.reduction] or None,
+        "elements": entry.elements,
+        "bytes": entry.bytes,
+        "device": call.device,
+        "devices": list(call.members),
+        "sequence": entry.sequence,
+        "number": entry.number,
+        "times": call.times,
+        "state": State(entry.state).name.lower(),
+        "run_id": entry.run_id,
+        "channel": entry.op_id,
+        "source": entry.source if entry.is_permute else None,
+        "targets": list(entry.targets) if entry.is_permute else None,
+        "sites": [
+            {
+                "file": site.file,
+                "line": site.line,
+                "module": site.module,
+                "op_name": site.op_name,
+                "fingerprint": site.fingerprint,
+            }
+            for site in call.sites
+        ],
+    }

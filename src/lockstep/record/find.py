@@ -1,0 +1,96 @@
+"""The run that a process belongs to. Linux: reads /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from lockstep._errors import RecordError
+from lockstep.launch.process_tree import below, parents
+from lockstep.record.format import MAGIC, ProcessRecord
+from lockstep.record.run import Process, Run, read_record, read_run
+
+_MEMORY_FILE = "/memfd:lockstep"
+
+
+def read(directory: Path | None, pid: int | None, attempt: int | None = None) -> Run:
+    """The run in ``directory``, or the live one that process ``pid`` belongs to.
+
+    Raises `RecordError` when there is no such run.
+    """
+    if directory is not None:
+        return read_run(directory, attempt)
+    assert pid is not None
+    found = directory_of(pid)
+    return read_run(found, attempt) if found else _in_memory(pid)
+
+
+def directory_of(pid: int) -> Path | None:
+    """The directory of the run of a launcher's or of any process's pid; None: it has none.
+
+    Raises `RecordError` for a process that is not there or that another user owns.
+    """
+    if not Path(f"/proc/{pid}").exists():
+        raise RecordError(
+            f"there is no process {pid}: has the run ended? Give its directory instead"
+        )
+    for candidate in (pid, *sorted(below(pid, parents()))):
+        named = _environ(candidate, required=candidate == pid).get("LOCKSTEP_RUN_DIR")
+        # The directory as that process sees it, which may live in a container.
+        for path in (Path(named or ""), Path(f"/proc/{candidate}/root{named}")) if named else ():
+            if path.is_dir():
+                return path
+    return None
+
+
+def _environ(pid: int, required: bool) -> dict[str, str]:
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError as error:
+        if required:
+            raise RecordError(f"process {pid} cannot be looked at: {error.strerror}") from None
+        return {}
+    pairs = (item.partition(b"=") for item in raw.split(b"\0"))
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+def _in_memory(pid: int) -> Run:
+    """A run without a directory: its recorders are memory files of the processes themselves."""
+    own = next((r for p in (pid, *below(pid, parents())) for r in _recorders(p)), None)
+    if own is None:
+        raise RecordError(
+            f"process {pid} belongs to no run of Lockstep, or has recorded nothing yet "
+            "(a recorder starts with lockstep.initialize() or jax.distributed.initialize())"
+        )
+    found = {
+        record.process: record
+        for other in parents()
+        for record in _recorders(other)
+        if record.nonce == own.nonce
+    }
+    missing = ("it runs on another host, or has ended",)
+    return Run(
+        tuple(
+            Process(index, found.get(index), troubles=() if index in found else missing)
+            for index in range(max(own.num_processes, own.process + 1))
+        ),
+        own.attempt,
+    )
+
+
+def _recorders(pid: int) -> Iterator[ProcessRecord]:
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            path = f"/proc/{pid}/fd/{name}"
+            with contextlib.suppress(OSError, RecordError):
+                if os.readlink(path).startswith(_MEMORY_FILE) and _begins(path):
+                    record = read_record(path)
+                    if record.pid == pid:  # peers hold each other's files open
+                        yield record
+
+
+def _begins(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(MAGIC)) == MAGIC

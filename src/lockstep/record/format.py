@@ -1,0 +1,315 @@
+"""The recorder's file: one process's latest collectives, a ring for each of its devices. Pure.
+
+The engine writes the file through a shared mapping and never waits for a reader, so what is read
+may be a moment old, or half of an entry. Numbers are little-endian.
+
+    0       header, 4096 bytes: who writes, and two clocks read at the same moment
+    4096    cliques, 65536 bytes: each a hash, a size and the device ids in rank order
+    69632   the rings: a header of 64 bytes, then 1024 entries of 128 bytes
+
+Entry number k (from 1) lies in slot (k - 1) modulo 1024 and says its number. A slot with another
+number is being written, or was overwritten while the reader copied it, and is left out.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from lockstep._errors import RecordError
+
+MAGIC = b"LOCKSTEP"
+VERSION = 1
+HEADER_BYTES = 4096
+CLIQUE_BYTES = 65536
+RING_HEADER_BYTES = 64
+ENTRY_BYTES = 128
+ENTRIES = 1024
+LISTED_TARGETS = 8
+"""How many targets of a permute an entry names; it counts all of them."""
+
+RINGS_AT = HEADER_BYTES + CLIQUE_BYTES
+
+# magic, version, header bytes, entry bytes, entries, rings, ring bytes, process, processes, pid,
+# attempt, nonce, monotonic, realtime, state, clique words, host, label
+_HEADER = struct.Struct("<8s10IQqqII64s112s")
+_RING = struct.Struct("<Qii")
+# number, clique, run, op id, count, bytes, sequence, op, dtype, reduction, state, entered, arrived,
+# done, rank, source, targets, eight targets, zero
+_ENTRY = struct.Struct("<QQqqQQIBBBBqqqiii8iI")
+assert _ENTRY.size == ENTRY_BYTES
+_NUMBER = struct.Struct("<Q")
+
+DTYPES = ("byte", "s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64", "f32", "f64", "c64", "c128")
+REDUCTIONS = ("", "sum", "product", "min", "max")
+
+
+class Op(enum.IntEnum):
+    ALL_REDUCE = 0
+    ALL_GATHER = 1
+    REDUCE_SCATTER = 2
+    ALL_TO_ALL = 3
+    PERMUTE = 4
+
+
+OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+
+
+class State(enum.IntEnum):
+    """How far a collective came on one device."""
+
+    ENTERED = 1
+    DONE = 2
+    RAISED = 3
+
+
+class ProcessState(enum.IntEnum):
+    """How far a process came."""
+
+    RUNNING = 0
+    ENDED = 1
+    """The program ended and nothing that it dispatched is left to run: no collective will come."""
+    FAILED = 2
+    """An uncaught exception ended the program."""
+
+
+class Entry(NamedTuple):
+    """One collective on one device. Times are nanoseconds of CLOCK_MONOTONIC."""
+
+    number: int
+    clique: int
+    run_id: int
+    """XLA's id of this execution of the program, the same on all processes; 0: not known."""
+    op_id: int
+    """The collective's channel in its program; 0: not known."""
+    elements: int
+    """Per rank; bytes for all-to-all and permute."""
+    bytes: int
+    sequence: int
+    """Collectives this communicator ran before; permutes count on their own."""
+    op: int
+    dtype: int
+    reduction: int
+    state: int
+    entered_ns: int
+    arrived_ns: int
+    """When all members had arrived; 0: not known, or not yet."""
+    done_ns: int
+    """When it ended or raised; 0: not yet."""
+    rank: int = 0
+    source: int = -1
+    """The rank that a permute receives from; -1: none."""
+    target_count: int = 0
+    targets: tuple[int, ...] = ()
+    """The ranks that a permute sends to, the first `LISTED_TARGETS` of them."""
+
+    @property
+    def is_permute(self) -> bool:
+        return self.op == Op.PERMUTE
+
+    @property
+    def unfinished(self) -> bool:
+        return self.state != State.DONE
+
+    @property
+    def identified(self) -> bool:
+        """Whether the engine could tell which program and which of its collectives this is."""
+        return self.run_id != 0 and self.op_id != 0
+
+    @property
+    def signature(self) -> tuple[int, int, int, int]:
+        """What all members must agree on, apart from the program."""
+        return self.op, self.dtype, self.reduction, self.elements
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """The latest collectives of one device."""
+
+    device: int
+    """Global device id."""
+    local_index: int
+    written: int
+    """How many entries were ever begun."""
+    entries: tuple[Entry, ...]
+    """Those that could be read, ascending in number."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRecord:
+    """What one recorder file says."""
+
+    process: int
+    num_processes: int
+    pid: int
+    host: str
+    label: str
+    attempt: int = 0
+    nonce: int = 0
+    """The same in all files of a job."""
+    state: int = ProcessState.RUNNING
+    monotonic_ns: int = 0
+    realtime_ns: int = 0
+    """The two clocks at the same moment."""
+    cliques: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """Pairs of hash and device ids in rank order, of the cliques that the file had room for."""
+    rings: tuple[Ring, ...] = ()
+
+
+def parse(buffer: bytes | memoryview, again: bytes | memoryview | None = None) -> ProcessRecord:
+    """Reads a recorder file.
+
+    ``again`` is a second copy of the same file, made after ``buffer``: an entry whose number
+    differs in the two was overwritten meanwhile and is left out. A file that nobody writes needs
+    none.
+
+    Raises `RecordError` when this is no recorder file, one of another version, or a part of one.
+    """
+    fields = _header(buffer)
+    entries, rings, ring_bytes = fields[4:7]
+    end = RINGS_AT + rings * ring_bytes
+    if len(buffer) < (end if rings else HEADER_BYTES):
+        raise RecordError(
+            f"the recorder file is cut short: it has {len(buffer)} bytes, and its header speaks of "
+            f"{end} (a full disk, or a copy that did not finish?)"
+        )
+    view = memoryview(buffer)
+    second = view if again is None or len(again) < end else memoryview(again)
+    (process, num_processes, pid, attempt, nonce, monotonic, realtime, state, words) = fields[7:16]
+    return ProcessRecord(
+        process=process,
+        num_processes=num_processes,
+        pid=pid,
+        host=_text(fields[16]),
+        label=_text(fields[17]) or f"process {process}",
+        attempt=attempt,
+        nonce=nonce,
+        state=state,
+        monotonic_ns=monotonic,
+        realtime_ns=realtime,
+        cliques=tuple(_cliques(view, words)),
+        rings=tuple(
+            _ring(view[at : at + ring_bytes], second[at : at + ring_bytes], entries)
+            for at in range(RINGS_AT, end, ring_bytes or 1)
+        ),
+    )
+
+
+def _header(buffer: bytes | memoryview) -> tuple:
+    if len(buffer) < len(MAGIC) or bytes(buffer[: len(MAGIC)]) != MAGIC:
+        raise RecordError("this is no recorder file: it does not begin with LOCKSTEP")
+    if len(buffer) < HEADER_BYTES:
+        raise RecordError(
+            f"the recorder file is cut short: it has {len(buffer)} bytes, and its header alone "
+            f"{HEADER_BYTES}"
+        )
+    fields = _HEADER.unpack_from(buffer)
+    if fields[1] != VERSION:
+        raise RecordError(
+            f"the recorder file has version {fields[1]}, this Lockstep reads version {VERSION}: "
+            "use the Lockstep that wrote it"
+        )
+    entries, ring_bytes = fields[4], fields[6]
+    sound = (
+        fields[2:4] == (HEADER_BYTES, ENTRY_BYTES)
+        and entries > 0
+        and entries & (entries - 1) == 0
+        and ring_bytes == RING_HEADER_BYTES + entries * ENTRY_BYTES
+    )
+    if not sound:
+        raise RecordError("the recorder file is damaged: the sizes in its header contradict it")
+    return fields
+
+
+def _text(raw: bytes) -> str:
+    return raw.partition(b"\0")[0].decode("utf-8", "replace")
+
+
+def _cliques(view: memoryview, words: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    area = view[HEADER_BYTES : min(HEADER_BYTES + 4 * words, RINGS_AT)]
+    at = 0
+    while at + 12 <= len(area):
+        low, high, size = struct.unpack_from("<IIi", area, at)
+        at += 12
+        if size <= 0 or at + 4 * size > len(area):
+            return
+        yield high << 32 | low, struct.unpack_from(f"<{size}i", area, at)
+        at += 4 * size
+
+
+def _ring(view: memoryview, again: memoryview, entries: int) -> Ring:
+    written, device, local_index = _RING.unpack_from(view)
+    found = []
+    for slot in range(min(entries, written)):
+        at = RING_HEADER_BYTES + slot * ENTRY_BYTES
+        fields = _ENTRY.unpack_from(view, at)
+        number = fields[0]
+        # A number above `written` began after the ring's header was copied.
+        expected = (number - 1) % entries == slot and number > max(0, written - entries)
+        if expected and _NUMBER.unpack_from(again, at)[0] == number and _sound(fields):
+            targets = fields[17 : 17 + max(0, min(fields[16], LISTED_TARGETS))]
+            found.append(Entry(*fields[:17], targets=targets))
+    found.sort()
+    return Ring(device, local_index, max(written, found[-1].number if found else 0), tuple(found))
+
+
+def _sound(fields: tuple) -> bool:
+    op, dtype, reduction, state = fields[7:11]
+    return (
+        op < len(OPS)
+        and dtype < len(DTYPES)
+        and reduction < len(REDUCTIONS)
+        and State.ENTERED <= state <= State.RAISED
+    )
+
+
+def encode(record: ProcessRecord, entries: int = ENTRIES) -> bytes:
+    """The file that `parse` reads as ``record``: for tests, and to document the format.
+
+    ``entries`` is the length of a ring. Of a longer history only the latest entries are kept, as in
+    the engine.
+    """
+    words = b"".join(
+        struct.pack(f"<IIi{len(members)}i", key & 0xFFFFFFFF, key >> 32, len(members), *members)
+        for key, members in record.cliques
+    )
+    ring_bytes = RING_HEADER_BYTES + entries * ENTRY_BYTES
+    head = _HEADER.pack(
+        MAGIC,
+        VERSION,
+        HEADER_BYTES,
+        ENTRY_BYTES,
+        entries,
+        len(record.rings),
+        ring_bytes,
+        record.process,
+        record.num_processes,
+        record.pid,
+        record.attempt,
+        record.nonce,
+        record.monotonic_ns,
+        record.realtime_ns,
+        record.state,
+        len(words) // 4,
+        record.host.encode(),
+        record.label.encode(),
+    )
+    rings = b"".join(_encode_ring(ring, entries) for ring in record.rings)
+    return head.ljust(HEADER_BYTES, b"\0") + words.ljust(CLIQUE_BYTES, b"\0") + rings
+
+
+def _encode_ring(ring: Ring, entries: int) -> bytes:
+    head = _RING.pack(ring.written, ring.device, ring.local_index)
+    slots = [bytes(ENTRY_BYTES)] * entries
+    for entry in ring.entries:
+        slots[(entry.number - 1) % entries] = _encode_entry(entry)
+    return head.ljust(RING_HEADER_BYTES, b"\0") + b"".join(slots)
+
+
+def _encode_entry(entry: Entry) -> bytes:
+    listed: Sequence[int] = entry.targets[:LISTED_TARGETS]
+    padded = (*listed, *[0] * (LISTED_TARGETS - len(listed)))
+    return _ENTRY.pack(*entry[:17], *padded, 0)

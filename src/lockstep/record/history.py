@@ -1,0 +1,185 @@
+"""The records of all processes side by side: who was in which collective, and who was not. Pure.
+
+A *place* is one collective of one clique: its hash and how many the clique ran before. All members
+of a clique pass the same places in the same order. A *track* is the history of one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from lockstep.record.format import Entry, ProcessRecord, Ring, State
+from lockstep.record.run import Run
+
+SAME_BOOT_NS = 1_000_000_000
+"""Clocks of processes whose offsets differ by less are one clock."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Place:
+    """One collective of one clique; a permute's sequence is the rank's own count."""
+
+    clique: int
+    sequence: int
+
+
+@dataclass
+class Track:
+    """The latest collectives of one device, ascending in number."""
+
+    device: int
+    process: int
+    entries: tuple[Entry, ...]
+    written: int
+    shift: int
+    """Added to this track's times, gives the common time of all tracks."""
+    at: dict[Place, Entry] = field(default_factory=dict)
+    furthest: dict[int, int] = field(default_factory=dict)
+    """The last sequence in each clique."""
+
+    @cached_property
+    def whole_from(self) -> int:
+        """The index in ``entries`` from which on no number is missing."""
+        expected = self.written
+        for index in range(len(self.entries) - 1, -1, -1):
+            if self.entries[index].number != expected:
+                return index + 1
+            expected -= 1
+        return 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is missing, from the first collective on."""
+        return len(self.entries) == self.written
+
+    @cached_property
+    def overlapping(self) -> bool:
+        """Whether this device ever began a collective before the one before had ended."""
+        return any(
+            a.state == State.ENTERED or a.done_ns > b.entered_ns
+            for a, b in zip(self.entries, self.entries[1:], strict=False)
+        )
+
+    def passed(self, place: Place) -> bool:
+        return place in self.at or self.furthest.get(place.clique, -1) > place.sequence
+
+    def lacks(self, place: Place, since: int) -> bool:
+        """Whether this device has surely not begun the collective at ``place``.
+
+        ``since`` is the common time at which another member began it: this device can have ended it
+        only later. So an entry that is lost is no excuse when one after it began before ``since``.
+        """
+        if self.passed(place):
+            return False
+        if self.complete:
+            return True
+        kept = self.entries[self.whole_from :]
+        return bool(kept) and kept[0].entered_ns + self.shift <= since
+
+    def time(self, ns: int) -> int:
+        return ns + self.shift
+
+
+class History:
+    """What all processes recorded, indexed."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.tracks: dict[int, Track] = {}
+        self.members: dict[int, tuple[int, ...]] = {}
+        records = [p.record for p in run.processes if p.record is not None]
+        shifts = common_clock(records)
+        for record in records:
+            self.members.update(record.cliques)
+            over = failed_since(record)
+            for ring in record.rings:
+                self._add(record.process, ring, shifts[record.process], over)
+
+    def _add(self, process: int, ring: Ring, shift: int, over: int | None) -> None:
+        # After its process's first failure a device is in no collective: what it calls raises.
+        kept = [
+            e
+            for e in ring.entries
+            if not (over is not None and e.state == State.RAISED and e.entered_ns > over)
+        ]
+        removed = len(ring.entries) - len(kept)
+        if removed:
+            last = kept[-1].number if kept else ring.written - len(ring.entries)
+            ring = Ring(ring.device, ring.local_index, last, tuple(kept))
+        track = Track(ring.device, process, ring.entries, ring.written, shift)
+        for entry in ring.entries:
+            if not entry.is_permute:
+                track.at[Place(entry.clique, entry.sequence)] = entry
+                track.furthest[entry.clique] = entry.sequence
+        self.tracks[ring.device] = track
+
+    @cached_property
+    def unmapped(self) -> tuple[int, ...]:
+        """The processes of which no device is known."""
+        known = {track.process for track in self.tracks.values()}
+        return tuple(p.index for p in self.run.processes if p.index not in known)
+
+    def owner(self, device: int) -> tuple[int, ...]:
+        """The process of a device; several when only that many can be ruled out."""
+        track = self.tracks.get(device)
+        return (track.process,) if track else self.unmapped
+
+    def of_process(self, process: int) -> list[Track]:
+        return [track for track in self.tracks.values() if track.process == process]
+
+    def devices(self, clique: int) -> tuple[int, ...]:
+        """The members of a clique, or those that are known to be."""
+        if clique in self.members:
+            return self.members[clique]
+        seen = self.ranks(clique)
+        return tuple(seen[rank] for rank in sorted(seen))
+
+    def ranks(self, clique: int) -> dict[int, int]:
+        """The device of each rank of a clique that is known."""
+        if clique in self.members:
+            return dict(enumerate(self.members[clique]))
+        tracks = self.tracks.values()
+        return {e.rank: t.device for t in tracks for e in t.entries if e.clique == clique}
+
+    def meetings(self) -> Iterator[tuple[Place, list[tuple[Track, Entry]]]]:
+        """Every place with the entries of all tracks that were there; permutes are elsewhere."""
+        found: dict[Place, list[tuple[Track, Entry]]] = {}
+        for track in self.tracks.values():
+            for place, entry in track.at.items():
+                found.setdefault(place, []).append((track, entry))
+        yield from found.items()
+
+    def first_raise(self) -> int | None:
+        """The common time at which the first collective raised."""
+        times = [
+            track.time(e.done_ns)
+            for track in self.tracks.values()
+            for e in track.entries
+            if e.state == State.RAISED and e.done_ns
+        ]
+        return min(times, default=None)
+
+
+def failed_since(record: ProcessRecord) -> int | None:
+    """When the collectives of this process began to raise for good; None: they did not."""
+    entries = [e for ring in record.rings for e in ring.entries]
+    last_done = max((e.entered_ns for e in entries if e.state == State.DONE), default=0)
+    raised = [e.done_ns for e in entries if e.state == State.RAISED and e.done_ns > last_done]
+    return min(raised, default=None)
+
+
+def common_clock(records: list[ProcessRecord]) -> dict[int, int]:
+    """What to add to each process's monotonic times to compare them with the others'.
+
+    Processes of one boot share CLOCK_MONOTONIC to the nanosecond, though each read CLOCK_REALTIME
+    at another moment; hosts are compared by CLOCK_REALTIME, as well as their clocks are set.
+    """
+    shifts: dict[int, int] = {}
+    representative: dict[str, int] = {}
+    for record in sorted(records, key=lambda r: r.process):
+        own = record.realtime_ns - record.monotonic_ns
+        base = representative.setdefault(record.host, own)
+        shifts[record.process] = base if abs(own - base) < SAME_BOOT_NS else own
+    return shifts

@@ -1,0 +1,292 @@
+"""What is wrong with a run, found in the records of its processes. Pure.
+
+`diagnose` asks, in this order: were the members of a clique in different collectives; is a process
+dead that others wait for; do devices wait for each other in a circle; who is late. Only the last is
+no fault. Records that were read one after another while the processes ran never make a fault of
+what is none: what an entry says of a call never changes, a process's end is known before its record
+is read, and a circle of waits cannot be an accident of reading (see `lockstep.record.waiting`).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lockstep.record import causes, waiting
+from lockstep.record.calls import Call, Calls
+from lockstep.record.causes import Cause
+from lockstep.record.format import Entry, State
+from lockstep.record.history import History, Place, Track
+from lockstep.record.parting import Parting, first_parting, first_permute_parting, grouped
+from lockstep.record.permutes import pairs
+from lockstep.record.run import Process, Run
+from lockstep.record.waiting import Ending, Fate, Wait
+
+RECENT = 4
+"""How many different calls before the present one a row shows."""
+
+
+class Kind(enum.Enum):
+    """What is wrong."""
+
+    NOTHING = "nothing wrong"
+    MISMATCH = "mismatch"
+    ONE_SIDED = "program on one side only"
+    PERMUTE = "permutation mismatch"
+    ENDED = "missing because ended"
+    FAILED = "missing because failed"
+    KILLED = "missing because killed"
+    CYCLE = "cycle between cliques"
+    WAITING = "waiting for a straggler"
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether the job cannot go on. `WAITING` may pass."""
+        return self not in (Kind.NOTHING, Kind.WAITING)
+
+
+class Doing(enum.Enum):
+    """What a process does, or did at last."""
+
+    WAITS = "waits"
+    MOVES = "moves data"
+    RAISED = "raised"
+    BUSY = "in no collective"
+    ENDED = "ended"
+    FAILED = "failed"
+    KILLED = "killed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One process."""
+
+    process: Process
+    doing: Doing
+    culprit: bool
+    call: Call | None
+    """The call that matters: where it differs, or waits; else its last one."""
+    in_call: bool
+    """Whether the process is, or was at last, in that call; else it has left it."""
+    recent: tuple[Call, ...]
+    """The calls before it on the same device, the latest last."""
+    waits_for: tuple[int, ...]
+    """Processes."""
+    ran: int | None
+    """Collectives it has completed in the clique of the diagnosis (or in all, where there is no
+    place); None: not known."""
+
+    @property
+    def index(self) -> int:
+        return self.process.index
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What is wrong, who did it, where."""
+
+    kind: Kind
+    culprits: tuple[int, ...] = ()
+    """Processes, ascending; where two sides differ and none is the majority, both."""
+    place: Place | None = None
+    members: tuple[int, ...] = ()
+    """The devices of the place's clique; empty: not known."""
+    rows: tuple[Row, ...] = ()
+    groups: tuple[tuple[int, ...], ...] = ()
+    """The processes that were in the same collective, the largest group first."""
+    circle: tuple[int, ...] = ()
+    """Processes of which each waits for the next, and the last for the first."""
+    causes: tuple[Cause, ...] = ()
+    is_permute: bool = False
+    several_cliques: bool = False
+    attempt: int = 0
+
+
+def diagnose(run: Run) -> Diagnosis:
+    """Says what is wrong with a run, from the records of its processes."""
+    return _Case(run).diagnosis()
+
+
+class _Case:
+    """One run under examination."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.history = History(run)
+        self.calls = Calls(self.history)
+        self.pairs = pairs(self.history)
+        self.ended = waiting.endings(self.history)
+        self.waits = waiting.waits(self.history, self.pairs, self.ended)
+
+    def diagnosis(self) -> Diagnosis:
+        parting = first_parting(self.history)
+        if parting is None and (parting := first_permute_parting(self.history, self.pairs)):
+            return self._parted(Kind.PERMUTE, parting)
+        if parting is not None:
+            return self._parted(Kind.MISMATCH, parting)
+        sinks = waiting.sinks(self.history, self.waits)
+        dead = [p for p in sinks if self.ended[p].final]
+        if dead:
+            return self._dead(dead)
+        if around := waiting.circle(self.waits):
+            return self._circle(around)
+        faults = [p for p, ending in self.ended.items() if ending.is_fault]
+        if faults:
+            return self._dead(faults)
+        if any(w.entry.state == State.ENTERED or w.absent for w in self.waits):
+            return self._waiting(sinks)
+        return self._make(Kind.NOTHING)
+
+    def _parted(self, kind: Kind, parting: Parting) -> Diagnosis:
+        called = {}
+        for group in parting.groups:
+            for process, entry in group.calls:
+                called.setdefault(process, entry)
+        first = [(g.calls[0][0], g.entry) for g in parting.groups[:2]]
+        why = causes.of_parting(self.history, self.calls, first, kind is Kind.PERMUTE)
+        if kind is Kind.MISMATCH and any(c.pattern is causes.Pattern.ONE_SIDED for c in why):
+            kind = Kind.ONE_SIDED
+        groups = tuple(g.processes for g in parting.groups)
+        return self._make(kind, parting.odd, parting.place, called=called, groups=groups, why=why)
+
+    def _dead(self, dead: Sequence[int]) -> Diagnosis:
+        def order(process: int) -> tuple[bool, float, int]:
+            ending = self.ended[process]
+            when = float("inf") if ending.when is None else ending.when
+            return (not ending.is_fault, when, process)
+
+        first = min(dead, key=order)
+        kind = Kind[self.ended[first].fate.name]
+        culprits = [p for p in dead if self.ended[p].fate is self.ended[first].fate]
+        wait = self._wait_for(set(culprits))
+        why = causes.of_death(self.history, self.calls, self.run.processes[first], wait)
+        return self._make(kind, culprits, wait, why=why)
+
+    def _circle(self, around: list[Wait]) -> Diagnosis:
+        around = (
+            around[around.index(min(around, key=lambda w: w.track.process)) :]
+            + around[: around.index(min(around, key=lambda w: w.track.process))]
+        )
+        processes = tuple(dict.fromkeys(w.track.process for w in around))
+        cliques = {w.entry.clique for w in around}
+        called = {w.track.process: w.entry for w in reversed(around)}
+        kind = Kind.CYCLE
+        groups: tuple[tuple[int, ...], ...] = ()
+        if len(cliques) == 1:
+            permutes = all(w.entry.is_permute for w in around)
+            kind = Kind.PERMUTE if permutes else Kind.MISMATCH
+            calls = [(w.track.process, w.entry) for w in self.waits if w.entry.clique in cliques]
+            groups = tuple(g.processes for g in grouped(calls))
+        why = causes.of_circle(kind is Kind.CYCLE)
+        return self._make(
+            kind, processes, around[0], called=called, groups=groups, circle=processes, why=why
+        )
+
+    def _waiting(self, sinks: Sequence[int]) -> Diagnosis:
+        return self._make(Kind.WAITING, sinks, self._wait_for(set(sinks)))
+
+    def _wait_for(self, processes: set[int]) -> Wait | None:
+        """The first of those that wait for one of ``processes``, else the first that waits."""
+
+        def order(wait: Wait) -> tuple[bool, int, int]:
+            owners = {p for device in wait.absent for p in self.history.owner(device)}
+            direct = bool(owners & processes)
+            return (not direct, wait.track.time(wait.entry.entered_ns), wait.track.process)
+
+        return min((w for w in self.waits if w.absent), key=order, default=None)
+
+    def _make(
+        self,
+        kind: Kind,
+        culprits: Sequence[int] = (),
+        at: Place | Wait | None = None,
+        *,
+        called: dict[int, Entry] | None = None,
+        groups: tuple[tuple[int, ...], ...] = (),
+        circle: tuple[int, ...] = (),
+        why: tuple[Cause, ...] = (),
+    ) -> Diagnosis:
+        place = Place(at.entry.clique, at.entry.sequence) if isinstance(at, Wait) else at
+        members = self.history.devices(place.clique) if place else ()
+        involved = list((called or {}).values())
+        involved += [at.entry] if isinstance(at, Wait) else []
+        rows = tuple(
+            self._row(p, p.index in culprits, place, (called or {}).get(p.index))
+            for p in self.run.processes
+        )
+        cliques = {e.clique for t in self.history.tracks.values() for e in t.entries}
+        return Diagnosis(
+            kind,
+            tuple(sorted(culprits)),
+            place,
+            members,
+            rows,
+            groups,
+            circle,
+            why,
+            any(e.is_permute for e in involved[:1]),
+            len(cliques) > 1,
+            self.run.attempt,
+        )
+
+    def _row(
+        self, process: Process, culprit: bool, place: Place | None, called: Entry | None
+    ) -> Row:
+        index = process.index
+        waits = [w for w in self.waits if w.track.process == index]
+        wait = min(waits, key=lambda w: (not w.absent, w.entry.number), default=None)
+        track, entry = self._shown(index, place, called, wait)
+        owners = {p for w in waits for device in w.absent for p in self.history.owner(device)}
+        doing = self._doing(self.ended[index], wait, process)
+        return Row(
+            process,
+            doing,
+            culprit,
+            self.calls.of(track, entry) if track and entry else None,
+            entry is not None and (entry.unfinished or entry is called),
+            self.calls.before(track, entry, RECENT) if track else (),
+            tuple(sorted(owners - {index})) if doing is Doing.WAITS else (),
+            self._ran(index, place),
+        )
+
+    def _shown(
+        self, process: int, place: Place | None, called: Entry | None, wait: Wait | None
+    ) -> tuple[Track | None, Entry | None]:
+        tracks = self.history.of_process(process)
+        for track in tracks:
+            if called is not None and any(entry is called for entry in track.entries):
+                return track, called
+        if wait is not None:
+            return wait.track, wait.entry
+        used = [t for t in tracks if t.entries]
+        if not used:
+            return (tracks[0] if tracks else None), None
+        track = max(used, key=lambda t: t.time(t.entries[-1].entered_ns))
+        return track, track.entries[-1]
+
+    def _doing(self, ending: Ending, wait: Wait | None, process: Process) -> Doing:
+        if ending.final:
+            return Doing[ending.fate.name]
+        if wait is not None and wait.absent:
+            return Doing.WAITS
+        if wait is not None:
+            return Doing.RAISED if wait.entry.state == State.RAISED else Doing.MOVES
+        return Doing.UNKNOWN if process.record is None else Doing.BUSY
+
+    def _ran(self, process: int, place: Place | None) -> int | None:
+        tracks = self.history.of_process(process)
+        if place is None:
+            done = [sum(e.unfinished for e in t.entries[-1:]) for t in tracks]
+            return max((t.written - d for t, d in zip(tracks, done, strict=True)), default=None)
+        last = [
+            entry.sequence + (entry.state == State.DONE)
+            for track in tracks
+            if (entry := track.at.get(Place(place.clique, track.furthest.get(place.clique, -1))))
+        ]
+        nothing = 0 if tracks and all(t.complete for t in tracks) else None
+        return max(last, default=nothing)
+
+
+__all__ = ["Diagnosis", "Doing", "Fate", "Kind", "Row", "diagnose"]

@@ -1,0 +1,127 @@
+"""The first place at which the members of a clique were not in the same collective. Pure.
+
+What an entry says of a call is written before the entry counts and never changes, so two entries of
+one place that differ are no accident of the moment of reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from lockstep.record.format import Entry, State
+from lockstep.record.history import History, Place, Track
+from lockstep.record.permutes import Pair
+
+Called = tuple[int, Entry]
+"""A process and its call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Calls that are the same collective."""
+
+    calls: tuple[Called, ...]
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        return tuple(sorted({process for process, _ in self.calls}))
+
+    @property
+    def entry(self) -> Entry:
+        """One of the calls; they differ only in rank and time."""
+        return self.calls[0][1]
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Two or more groups at one place, the largest first."""
+
+    place: Place
+    groups: tuple[Group, ...]
+
+    @property
+    def odd(self) -> tuple[int, ...]:
+        """The processes outside the majority; all of them where there is none."""
+        sizes = [len(group.processes) for group in self.groups]
+        outside = self.groups[1:] if sizes[0] > sizes[1] else self.groups
+        return tuple(sorted({p for group in outside for p in group.processes}))
+
+
+def same(a: Entry, b: Entry) -> bool:
+    """Whether two calls are one collective, as far as both are known."""
+    if a.signature != b.signature:
+        return False
+    known = a.identified and b.identified
+    return not known or (a.run_id, a.op_id) == (b.run_id, b.op_id)
+
+
+def grouped(calls: Iterable[Called]) -> tuple[Group, ...]:
+    """The calls sorted into groups, the one with most processes first."""
+    # A call whose program is known stands for its group: one whose program is not fits several.
+    ordered = sorted(calls, key=lambda call: (not call[1].identified, call[0]))
+    groups: list[list[Called]] = []
+    for call in ordered:
+        fitting = next((g for g in groups if same(g[0][1], call[1])), None)
+        if fitting is None:
+            groups.append([call])
+        else:
+            fitting.append(call)
+    found = [Group(tuple(sorted(g, key=lambda call: call[0]))) for g in groups]
+    found.sort(key=lambda g: (-len(g.processes), g.processes))
+    return tuple(found)
+
+
+def first_parting(history: History) -> Parting | None:
+    """The earliest place at which members differ; permutes apart."""
+    found = []
+    for place, there in history.meetings():
+        first = there[0][1]
+        if all(same(first, entry) for _, entry in there[1:]) and first.identified:
+            continue
+        groups = grouped((track.process, entry) for track, entry in there)
+        if len(groups) > 1:
+            began = min(track.time(entry.entered_ns) for track, entry in there)
+            found.append((began, place, groups))
+    if not found:
+        return None
+    _, place, groups = min(found, key=lambda candidate: candidate[:2])
+    return Parting(place, groups)
+
+
+def first_permute_parting(history: History, pairs: Iterable[Pair]) -> Parting | None:
+    """The earliest send and receive that should be one message and are not."""
+
+    def began(pair: Pair) -> int:
+        assert pair.differing is not None
+        sent, received = pair.differing
+        tracks = history.tracks
+        return min(
+            tracks[pair.source].time(sent.entered_ns), tracks[pair.target].time(received.entered_ns)
+        )
+
+    pair = min((p for p in pairs if p.differing), key=began, default=None)
+    if pair is None or pair.differing is None:
+        return None
+    sent, received = pair.differing
+    tracks = [history.tracks[pair.source], history.tracks[pair.target]]
+    # Who runs another program stands out among all that wait in one of the two.
+    calls = [(tracks[0].process, sent), (tracks[1].process, received)]
+    calls += [
+        (track.process, entry)
+        for track in history.tracks.values()
+        if track not in tracks
+        and (entry := _open_permute(track, pair.clique))
+        and (same(entry, sent) or same(entry, received))
+    ]
+    groups = grouped(calls)
+    if len(groups) == 1:
+        groups = (Group((calls[0],)), Group((calls[1],)))
+    return Parting(Place(pair.clique, received.sequence), groups)
+
+
+def _open_permute(track: Track, clique: int) -> Entry | None:
+    last = track.entries[-1] if track.entries else None
+    if last is None or last.state == State.DONE or not last.is_permute:
+        return None
+    return last if last.clique == clique else None

@@ -1,0 +1,216 @@
+"""All that the processes of one attempt left: recorder files, call sites, errors, exits.
+
+A missing or broken file is a finding, never a failure: the run that is looked at went wrong.
+
+**Order of reading.** Processes may still run. How a process ended is read before its recorder file,
+so that a record beside an ending is the record's last word: what it lacks will never come. Sites
+are read last, so that the program of each entry is likely to be there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep._errors import RecordError
+from lockstep.launch.records import ErrorRecord, process_dir
+from lockstep.record import format
+
+RECORDER = "recorder.bin"
+SITES = "sites.jsonl"
+EXIT = "exit.json"
+EXECUTIONS = 1 << 24
+"""How many executions of one program are told apart by their run ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A collective of a compiled program: where in the user's program it comes from."""
+
+    program: int
+    """The run id of the program's first execution."""
+    fingerprint: str
+    module: str
+    channel: int
+    op: str
+    op_name: str
+    file: str
+    line: int
+    shape: str
+
+    def execution(self, run_id: int) -> int | None:
+        """Which execution of this program has ``run_id`` (from 0); None: another program's."""
+        number = (run_id - self.program) % (1 << 32)
+        return number if number < EXECUTIONS else None
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a process ended, as its launcher saw it."""
+
+    pid: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    realtime_ns: int | None = None
+    reason: str | None = None
+    """Why, where the system told (``out of memory``)."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """What is known of one process."""
+
+    index: int
+    record: format.ProcessRecord | None = None
+    sites: tuple[Site, ...] = ()
+    error: ErrorRecord | None = None
+    exit: Exit | None = None
+    troubles: tuple[str, ...] = ()
+    """What could not be read, and why."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """All processes of one attempt, by index.
+
+    Who builds one without `read_run` keeps its order of reading: a `Process.exit` or
+    `Process.error` is looked up before the record beside it.
+    """
+
+    processes: tuple[Process, ...]
+    attempt: int = 0
+
+
+def attempts(directory: Path) -> list[int]:
+    """The attempts in a run's directory, ascending."""
+    found = (re.fullmatch(r"attempt_(\d+)", path.name) for path in directory.glob("attempt_*"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def read_run(directory: Path, attempt: int | None = None) -> Run:
+    """Reads one attempt of a run, the last one unless ``attempt`` says which.
+
+    Raises `RecordError` when ``directory`` is not the directory of a run.
+    """
+    there = attempts(directory)
+    if not there:
+        raise RecordError(
+            f"{directory} is not the directory of a run: there is no attempt_0 in it. "
+            "Give the directory that `lockstep run` names when a run fails, or its --log-dir."
+        )
+    number = there[-1] if attempt is None else attempt
+    if number not in there:
+        named = ", ".join(map(str, there))
+        raise RecordError(f"{directory} has no attempt {number}; it has: {named}")
+    folder = process_dir(directory, number, 0).parent
+    names = (re.fullmatch(r"process_(\d+)", path.name) for path in folder.glob("process_*"))
+    indices = sorted(int(match[1]) for match in names if match)
+    folders = {index: process_dir(directory, number, index) for index in indices}
+    endings = {i: (ErrorRecord.read(path), read_exit(path)) for i, path in folders.items()}
+    records = {i: _record(path / RECORDER) for i, path in folders.items()}
+    processes = []
+    for index, path in folders.items():
+        record, trouble = records[index]
+        sites, site_trouble = read_sites(path / SITES)
+        troubles = tuple(t for t in (trouble, site_trouble) if t)
+        processes.append(Process(index, record, sites, *endings[index], troubles))
+    return Run(_whole(processes), number)
+
+
+def _whole(processes: list[Process]) -> tuple[Process, ...]:
+    """Adds the processes of which nothing is there, and refuses records of other jobs."""
+    records = [p.record for p in processes if p.record]
+    total = max([r.num_processes for r in records] + [p.index + 1 for p in processes], default=0)
+    by_index = {p.index: p for p in processes}
+    nothing = ("nothing of this process is there",)
+    whole = [by_index.get(i) or Process(i, troubles=nothing) for i in range(total)]
+    nonces = [r.nonce for r in records]
+    common = max(nonces, key=nonces.count, default=0)
+    return tuple(_of_job(process, common) for process in whole)
+
+
+def _of_job(process: Process, nonce: int) -> Process:
+    record = process.record
+    if record is None:
+        return process
+    if record.nonce != nonce:
+        trouble = "its recorder file belongs to another job"
+    elif record.process != process.index:
+        trouble = f"its recorder file says that it is process {record.process}"
+    else:
+        return process
+    troubles = (*process.troubles, trouble)
+    return Process(process.index, None, process.sites, process.error, process.exit, troubles)
+
+
+def _record(path: Path) -> tuple[format.ProcessRecord | None, str | None]:
+    try:
+        return read_record(path), None
+    except FileNotFoundError:
+        return None, "there is no recorder file"
+    except OSError as error:
+        return None, f"its recorder file cannot be read: {error.strerror}"
+    except RecordError as error:
+        return None, str(error)
+
+
+def read_record(path: Path | str) -> format.ProcessRecord:
+    """Reads a recorder file that may be written meanwhile: any path, /proc/PID/fd/N too.
+
+    Raises `RecordError` for what is no such file, OSError for what cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(descriptor).st_size
+        first = os.pread(descriptor, size, 0)
+        return format.parse(first, os.pread(descriptor, size, 0))
+    finally:
+        os.close(descriptor)
+
+
+def read_exit(folder: Path) -> Exit | None:
+    """How the process ended; None: it has not, or nobody wrote it down."""
+    try:
+        values = json.loads((folder / EXIT).read_text("utf-8"))
+        return Exit(**{name: values.get(name) for name in Exit.__slots__})
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def read_sites(path: Path | str) -> tuple[tuple[Site, ...], str | None]:
+    """The call sites in a file, and what was wrong with it. The last line may be unfinished."""
+    try:
+        lines = Path(path).read_text("utf-8", "replace").splitlines()
+    except FileNotFoundError:
+        return (), None
+    except OSError as error:
+        return (), f"its call sites cannot be read: {error.strerror}"
+    return tuple(_sites(lines)), None
+
+
+def _sites(lines: Iterable[str]) -> list[Site]:
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+            found.append(_site(json.loads(line)))
+    return found
+
+
+def _site(values: dict[str, Any]) -> Site:
+    return Site(
+        program=int(values["program"]),
+        fingerprint=str(values["fingerprint"]),
+        module=str(values["module"]),
+        channel=int(values["channel"]),
+        op=str(values["op"]),
+        op_name=str(values.get("op_name") or ""),
+        file=str(values.get("file") or ""),
+        line=int(values.get("line") or 0),
+        shape=str(values.get("shape") or ""),
+    )

@@ -1,0 +1,126 @@
+"""Where the time of the collectives went, by line of the program. Pure.
+
+A collective's time on one device is split at the moment when all members had arrived: before it the
+device waited for the slowest, after it data moved. The moment is the engine's where it recorded it,
+else the latest beginning among the members. The slowest is whoever began last; between hosts that
+is as true as their clocks agree.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from lockstep.record.calls import Call, Calls
+from lockstep.record.format import Entry, State
+from lockstep.record.history import History, Place, Track
+from lockstep.record.run import Run
+from lockstep.record.words import operation, place_in_program
+
+
+@dataclass(frozen=True)
+class Line:
+    """A call site, over all devices and all collectives that are still recorded."""
+
+    where: str
+    """``train.py:41 in step``; empty: not known."""
+    what: str
+    """``all-reduce (sum) of 1024 x f32``; the first one met, where a line had several."""
+    calls: int
+    """Collectives of the device that ran most."""
+    bytes: int
+    """Of one device in one call, on average."""
+    waiting: float
+    """Seconds a device waited for the slowest, on average over the devices."""
+    moving: float
+    """Seconds a device moved data, on average over the devices."""
+    slowest: tuple[tuple[int, int], ...]
+    """Pairs of process and how often it began last, most often first."""
+    timed: int
+    """In how many collectives it is known who was the slowest."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    lines: tuple[Line, ...]
+    """Those that took most time first."""
+    recorded: int
+    """Collectives of all devices that are still in the rings ..."""
+    written: int
+    """... of this many that were ever begun."""
+
+
+@dataclass
+class _Sums:
+    call: Call
+    by_device: Counter[int] = field(default_factory=Counter)
+    bytes: int = 0
+    waiting: int = 0
+    moving: int = 0
+    slowest: Counter[int] = field(default_factory=Counter)
+
+
+def summarize(run: Run) -> Summary:
+    """Adds up what the records of a run hold. Collectives that did not end are left out."""
+    history = History(run)
+    calls = Calls(history)
+    arrivals = dict(_arrivals(history))
+    sums: dict[tuple, _Sums] = {}
+    named: set[Place] = set()
+    for track in history.tracks.values():
+        for entry in track.entries:
+            if entry.state != State.DONE:
+                continue
+            call = calls.of(track, entry)
+            place = None if entry.is_permute else Place(entry.clique, entry.sequence)
+            last = arrivals.get(place) if place else None
+            own = sums.setdefault(_key(call), _Sums(call))
+            waiting, moving = _split(track, entry, last[0] if last else None)
+            own.by_device[track.device] += 1
+            own.bytes += entry.bytes
+            own.waiting += waiting
+            own.moving += moving
+            if place and last and place not in named:
+                named.add(place)
+                own.slowest[last[1]] += 1
+    lines = sorted((_line(own) for own in sums.values()), key=lambda i: -(i.waiting + i.moving))
+    tracks = history.tracks.values()
+    return Summary(
+        tuple(lines), sum(len(t.entries) for t in tracks), sum(t.written for t in tracks)
+    )
+
+
+def _key(call: Call) -> tuple:
+    where = tuple(sorted({(s.file, s.line, s.module) for s in call.sites}))
+    return (call.entry.op, where) if where else (call.entry.op, call.entry.signature)
+
+
+def _arrivals(history: History) -> Iterator[tuple[Place, tuple[int, int]]]:
+    """Place -> common time of the last beginning, and whose it was; where all are recorded."""
+    for place, there in history.meetings():
+        if len(there) == len(history.devices(place.clique)):
+            yield place, max((t.time(e.entered_ns), t.process) for t, e in there)
+
+
+def _split(track: Track, entry: Entry, last: int | None) -> tuple[int, int]:
+    """Nanoseconds of waiting and of moving."""
+    arrived = entry.arrived_ns
+    if not arrived and last is not None:
+        arrived = last - track.shift
+    arrived = min(max(arrived, entry.entered_ns), entry.done_ns)
+    return arrived - entry.entered_ns, entry.done_ns - arrived
+
+
+def _line(sums: _Sums) -> Line:
+    devices, entries = len(sums.by_device), sum(sums.by_device.values())
+    return Line(
+        place_in_program(sums.call.sites),
+        operation(sums.call.entry),
+        max(sums.by_device.values()),
+        round(sums.bytes / entries),
+        sums.waiting / devices / 1e9,
+        sums.moving / devices / 1e9,
+        tuple(sums.slowest.most_common()),
+        sum(sums.slowest.values()),
+    )

@@ -1,0 +1,127 @@
+"""``lockstep top``: what every process of a live run is doing, again and again."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from lockstep._errors import RecordError
+from lockstep.bench.table import format_seconds
+from lockstep.record import find
+from lockstep.record.format import State
+from lockstep.record.match import Diagnosis, Doing, Row, diagnose
+from lockstep.record.run import Run
+from lockstep.record.screen import summary_table
+from lockstep.record.summary import summarize
+from lockstep.record.text import headline
+from lockstep.record.words import described, processes
+
+LINES = 8
+"""How many call sites are shown."""
+_OVER = (Doing.ENDED, Doing.FAILED, Doing.KILLED)
+
+
+def watch(
+    directory: Path | None, pid: int | None, attempt: int | None, interval: float, once: bool
+) -> int:
+    """Shows the run until it is over or Ctrl-C; 1 when it ended with a fault."""
+    run = find.read(directory, pid, attempt)
+    console = Console(highlight=False)
+    diagnosis = diagnose(run)
+    if once:
+        console.print(frame(run, diagnosis, time.monotonic_ns()))
+        return int(diagnosis.kind.is_fault)
+    before = Rates(run, time.monotonic())
+    with Live(console=console, auto_refresh=False) as live:
+        live.update(frame(run, diagnosis, time.monotonic_ns()), refresh=True)
+        while not all(row.doing in _OVER for row in diagnosis.rows):
+            time.sleep(max(0.1, interval))
+            try:
+                run = find.read(directory, pid, attempt)
+            except RecordError:
+                break  # the launcher has removed the directory of a run that went well
+            diagnosis = diagnose(run)
+            now = Rates(run, time.monotonic())
+            picture = frame(run, diagnosis, time.monotonic_ns(), now.since(before))
+            live.update(picture, refresh=True)
+            before = now
+    return int(diagnosis.kind.is_fault)
+
+
+class Rates:
+    """How many collectives each process had begun at a moment."""
+
+    def __init__(self, run: Run, seconds: float) -> None:
+        self.seconds = seconds
+        self.begun = {
+            p.index: max((ring.written for ring in p.record.rings), default=0)
+            for p in run.processes
+            if p.record
+        }
+
+    def since(self, before: Rates) -> dict[int, float]:
+        """Process -> collectives per second and device since ``before``."""
+        passed = max(self.seconds - before.seconds, 1e-9)
+        return {
+            p: max(0, n - before.begun[p]) / passed
+            for p, n in self.begun.items()
+            if p in before.begun
+        }
+
+
+def frame(
+    run: Run, diagnosis: Diagnosis, now_ns: int, rates: dict[int, float] | None = None
+) -> Group:
+    """One picture. ``now_ns`` is CLOCK_MONOTONIC of this machine."""
+    style = "bold red" if diagnosis.kind.is_fault else "bold"
+    return Group(
+        Text(headline(diagnosis), style=style),
+        _processes(diagnosis, now_ns, rates or {}),
+        summary_table(summarize(run), LINES),
+    )
+
+
+def _processes(diagnosis: Diagnosis, now_ns: int, rates: dict[int, float]) -> Table:
+    table = Table()
+    for column in ("process", "host", "pid"):
+        table.add_column(column)
+    for column in ("begun", "per s"):
+        table.add_column(column, justify="right")
+    table.add_column("now")
+    table.add_column("since", justify="right")
+    table.add_column("call", overflow="fold")
+    for row in diagnosis.rows:
+        record = row.process.record
+        begun = max((ring.written for ring in record.rings), default=0) if record else 0
+        table.add_row(
+            f"{row.index}",
+            record.host if record else "?",
+            str(record.pid) if record else "?",
+            str(begun),
+            f"{rates[row.index]:.0f}" if row.index in rates else "",
+            _now(row),
+            _since(row, now_ns),
+            described(row.call) if row.call and row.call.entry.state == State.ENTERED else "",
+            style="yellow" if row.culprit else None,
+        )
+    return table
+
+
+def _now(row: Row) -> str:
+    if row.waits_for:
+        return f"waits for {processes(row.waits_for)}"
+    return row.doing.value
+
+
+def _since(row: Row, now_ns: int) -> str:
+    """How long the process has been in its collective, or out of one. This host's only."""
+    if row.call is None or row.doing in _OVER:
+        return ""
+    entry = row.call.entry
+    began = entry.entered_ns if entry.state == State.ENTERED else entry.done_ns
+    return format_seconds((now_ns - began) / 1e9) if 0 < began <= now_ns else ""

@@ -1,0 +1,103 @@
+"""The records as a trace that Perfetto and chrome://tracing show. Pure.
+
+One track a device, below its process. A collective is a slice, and in it two more: waiting for the
+slowest, moving data. An arrow leads from the member that began last to each that waited for it.
+The format is the Trace Event Format's JSON: complete events ("X"), metadata ("M") and flows
+("s", "f"); times are microseconds since the first collective that is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from lockstep.record.calls import Calls
+from lockstep.record.format import Entry, State
+from lockstep.record.history import History, Track
+from lockstep.record.run import Run
+from lockstep.record.words import operation, place_in_program, who
+
+WAITING = "waiting for the slowest"
+MOVING = "moving data"
+
+
+def trace(run: Run) -> dict[str, Any]:
+    """The document to save as ``.json`` and to open at https://ui.perfetto.dev."""
+    history = History(run)
+    times = [t.time(e.entered_ns) for t in history.tracks.values() for e in t.entries]
+    start = min(times, default=0)
+    end = max(
+        [t.time(e.done_ns) for t in history.tracks.values() for e in t.entries if e.done_ns]
+        + times,
+        default=0,
+    )
+    calls = Calls(history)
+    events = list(_names(run, history))
+    for track in history.tracks.values():
+        for entry in track.entries:
+            events += _slices(calls, track, entry, start, end)
+    events += _arrows(history, start)
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _names(run: Run, history: History) -> Iterator[dict[str, Any]]:
+    for process in run.processes:
+        index = process.index
+        yield _event("M", "process_name", index, 0, args={"name": who(process)})
+        yield _event("M", "process_sort_index", index, 0, args={"sort_index": index})
+    for track in history.tracks.values():
+        name = {"name": f"device {track.device}"}
+        yield _event("M", "thread_name", track.process, track.device, args=name)
+
+
+def _event(phase: str, name: str, process: int, device: int, **more: Any) -> dict[str, Any]:
+    return {"ph": phase, "name": name, "pid": process, "tid": device, **more}
+
+
+def _slices(
+    calls: Calls, track: Track, entry: Entry, start: int, end: int
+) -> Iterator[dict[str, Any]]:
+    call = calls.of(track, entry)
+    begun = track.time(entry.entered_ns)
+    ended = track.time(entry.done_ns) if entry.done_ns else end
+    arrived = track.time(entry.arrived_ns) if entry.arrived_ns else None
+    details = {
+        "where": place_in_program(call.sites, full=True),
+        "state": State(entry.state).name.lower(),
+        "collective of the group": entry.sequence + 1,
+        "collective of the device": entry.number,
+        "devices": list(call.members),
+        "bytes": entry.bytes,
+        "run_id": entry.run_id,
+        "channel": entry.op_id,
+    }
+
+    def piece(name: str, since: int, until: int, **more: Any) -> dict[str, Any]:
+        span = {"ts": (since - start) / 1e3, "dur": max(0, until - since) / 1e3}
+        return _event("X", name, track.process, track.device, cat="collective", **span, **more)
+
+    yield piece(operation(entry), begun, ended, args=details)
+    if arrived is not None:
+        middle = min(max(arrived, begun), ended)
+        yield piece(WAITING, begun, middle)
+        yield piece(MOVING, middle, ended)
+    elif entry.state != State.DONE:
+        yield piece("waiting, not all have arrived", begun, ended)
+
+
+def _arrows(history: History, start: int) -> Iterator[dict[str, Any]]:
+    number = 0
+    for place, there in history.meetings():
+        if len(there) < len(history.devices(place.clique)):
+            continue
+        last, entry = max(there, key=lambda one: one[0].time(one[1].entered_ns))
+        at = (last.time(entry.entered_ns) - start) / 1e3
+        for track, other in there:
+            if track is last or not other.done_ns:
+                continue
+            number += 1
+            flow = {"cat": "slowest", "id": number}
+            yield _event("s", "slowest", last.process, last.device, ts=at, **flow)
+            until = (track.time(other.done_ns) - start) / 1e3
+            ts = max((track.time(other.entered_ns) - start) / 1e3, min(at, until))
+            yield _event("f", "slowest", track.process, track.device, ts=ts, bp="e", **flow)

@@ -1,0 +1,213 @@
+"""Who waits for whom, and how each process ended. Pure.
+
+A device that is in a collective waits for the members that have not begun it. Following the waits
+leads to a process that is dead, to one that is busy elsewhere (a straggler: no fault), or round in
+a circle.
+
+**Why a circle is no accident of reading.** The records are read one after another, each at its own
+moment. Take devices that wait for each other in a circle by these records, and suppose that one of
+them left its collective after its record was read; let it be the first to do so. For that the
+device that it waited for had to begin the same collective after its own record was read, hence to
+leave the one that it was in: before the first. So nobody left. This needs devices that run one
+collective at a time; one whose record shows that it does not is never part of a circle.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from lockstep.record.format import Entry, ProcessState, State
+from lockstep.record.history import History, Place, Track
+from lockstep.record.permutes import Pair
+from lockstep.record.run import Process
+
+NOTICED_NS = 1_000_000_000
+"""How long after it killed others' collectives a death may be written down."""
+_STOPPED_BY_LAUNCHER = (signal.SIGINT, signal.SIGTERM)
+
+
+class Fate(enum.Enum):
+    """How a process ended, if it has."""
+
+    RUNNING = "running"
+    ENDED = "ended"
+    FAILED = "failed"
+    KILLED = "killed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A process's fate, when it met it (common time), and whether another's fault led to it."""
+
+    fate: Fate
+    when: int | None = None
+    consequence: bool = False
+
+    @property
+    def is_fault(self) -> bool:
+        return self.fate in (Fate.FAILED, Fate.KILLED) and not self.consequence
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing more will come from this process, for its own reasons."""
+        return self.is_fault or self.fate is Fate.ENDED
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A device in an unfinished collective, and the devices that it waits for."""
+
+    track: Track
+    entry: Entry
+    absent: tuple[int, ...]
+
+
+def endings(history: History) -> dict[int, Ending]:
+    """Process -> how it ended."""
+    first_raise = history.first_raise()
+    return {p.index: _ending(p, history, first_raise) for p in history.run.processes}
+
+
+def _fate(process: Process) -> Fate:
+    exit, record = process.exit, process.record
+    if process.error is not None:
+        return Fate.FAILED
+    if exit is not None:
+        if exit.signal:
+            return Fate.KILLED
+        if exit.exit_code is not None:
+            return Fate.FAILED if exit.exit_code else Fate.ENDED
+    if record is None:
+        return Fate.UNKNOWN
+    if record.state == ProcessState.FAILED:
+        return Fate.FAILED
+    at_work = any(e.state == State.ENTERED for ring in record.rings for e in ring.entries[-1:])
+    ended = record.state == ProcessState.ENDED and not at_work
+    return Fate.ENDED if ended else Fate.RUNNING
+
+
+def _ending(process: Process, history: History, first_raise: int | None) -> Ending:
+    fate = _fate(process)
+    when = _when(process, history)
+    if fate not in (Fate.FAILED, Fate.KILLED) or first_raise is None:
+        return Ending(fate, when)
+    own_raise = any(
+        entry.state == State.RAISED and (when is None or track.time(entry.done_ns) <= when)
+        for track in history.of_process(process.index)
+        for entry in track.entries[-1:]
+    )
+    number = process.exit.signal if process.exit else None
+    grace = 0 if process.error or number in _STOPPED_BY_LAUNCHER else NOTICED_NS
+    late = when is not None and when > first_raise + grace
+    return Ending(fate, when, own_raise or late)
+
+
+def _when(process: Process, history: History) -> int | None:
+    if process.error is not None:
+        shift = next((t.shift for t in history.of_process(process.index)), None)
+        if shift is None and process.record is not None:
+            shift = process.record.realtime_ns - process.record.monotonic_ns
+        return None if shift is None else int(process.error.time * 1e9) + shift
+    return process.exit.realtime_ns if process.exit else None
+
+
+def waits(history: History, pairs: Iterable[Pair], ended: dict[int, Ending]) -> list[Wait]:
+    """Every device that is in a collective, with the members that are not.
+
+    A process that is dead waits for nobody.
+    """
+    unreceived: dict[tuple[int, int], list[int]] = {}
+    unsent: dict[tuple[int, int], list[int]] = {}
+    for pair in pairs:
+        for entry in pair.unreceived:
+            unreceived.setdefault((pair.source, entry.number), []).append(pair.target)
+        for entry in pair.unsent:
+            unsent.setdefault((pair.target, entry.number), []).append(pair.source)
+    found = []
+    for track in history.tracks.values():
+        entry = open_entry(track)
+        if entry is None or ended[track.process].final:
+            continue
+        if entry.is_permute:
+            # A message may be under way although its target has not come, so the source goes first.
+            key = (track.device, entry.number)
+            absent = unsent.get(key) or unreceived.get(key, [])
+            absent = absent + _partners_unknown(history, entry)
+        else:
+            absent = _absent(history, track, entry, ended)
+        found.append(Wait(track, entry, tuple(absent)))
+    return found
+
+
+def open_entry(track: Track) -> Entry | None:
+    """The first collective that this device is in, or that raised and was its last."""
+    last_done = max((e.number for e in track.entries if e.state == State.DONE), default=0)
+    for entry in track.entries:
+        if entry.state == State.ENTERED or (entry.unfinished and entry.number > last_done):
+            return entry
+    return None
+
+
+def _absent(history: History, track: Track, entry: Entry, ended: dict[int, Ending]) -> list[int]:
+    place = Place(entry.clique, entry.sequence)
+    since = track.time(entry.entered_ns)
+    found = []
+    for device in history.devices(entry.clique):
+        other = history.tracks.get(device)
+        if other is None or other.lacks(place, since):
+            found.append(device)
+        elif (own := other.at.get(place)) and own.state == State.ENTERED:
+            if other is not track and ended[other.process].final:
+                found.append(device)
+    return found
+
+
+def _partners_unknown(history: History, entry: Entry) -> list[int]:
+    devices = history.ranks(entry.clique)
+    partners = (devices.get(rank) for rank in (entry.source, *entry.targets) if rank >= 0)
+    return [d for d in partners if d is not None and d not in history.tracks]
+
+
+def circle(found: Iterable[Wait]) -> list[Wait]:
+    """Devices of which each waits for the next, and the last for the first; empty: there are none.
+
+    The smallest such circle, so that nobody is in it who only waits for those in it.
+    """
+    nodes = {w.track.device: w for w in found if not w.track.overlapping}
+    best: list[int] = []
+    for start in nodes:
+        path = _shortest_path_back(start, nodes)
+        if path and (not best or len(path) < len(best)):
+            best = path
+    return [nodes[device] for device in best]
+
+
+def _shortest_path_back(start: int, nodes: dict[int, Wait]) -> list[int]:
+    came_from: dict[int, int] = {}
+    layer = [start]
+    while layer:
+        following = []
+        for device in layer:
+            for ahead in nodes[device].absent:
+                if ahead == start:
+                    path = [device]
+                    while path[-1] != start:
+                        path.append(came_from[path[-1]])
+                    return path[::-1]
+                if ahead in nodes and ahead not in came_from:
+                    came_from[ahead] = device
+                    following.append(ahead)
+        layer = following
+    return []
+
+
+def sinks(history: History, found: Iterable[Wait]) -> tuple[int, ...]:
+    """The processes at the end of the waits: waited for, and not waiting for anybody themselves."""
+    waiting = {w.track.device for w in found if w.absent}
+    awaited = {device for w in found for device in w.absent}
+    ends = awaited - waiting
+    return tuple(sorted({p for device in ends for p in history.owner(device)}))

@@ -1,0 +1,149 @@
+"""What the words of a report are made of: names, calls, endings, causes. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+from lockstep.doctor.words import counted, format_size
+from lockstep.record.calls import Call
+from lockstep.record.causes import Cause, Pattern
+from lockstep.record.format import DTYPES, OPS, REDUCTIONS, Entry, Op
+from lockstep.record.run import Process, Site
+
+MOST_LINES = 3
+"""How many lines of the program are named for one call."""
+MOST_NAMES = 6
+"""How many processes or devices are listed before the rest is counted."""
+
+
+def who(process: Process) -> str:
+    """``process 1 (pid 7 on host a)``, or as much as is known."""
+    if process.record is not None:
+        return process.record.label
+    pid = process.exit.pid if process.exit else None
+    return f"process {process.index}" + (f" (pid {pid})" if pid else "")
+
+
+def listed(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:MOST_NAMES]))
+    return shown if len(numbers) <= MOST_NAMES else f"{shown}, ... ({len(numbers)} in all)"
+
+
+def processes(indices: Sequence[int]) -> str:
+    """``process 1``, ``processes 1, 2``."""
+    return f"process{'es' if len(indices) > 1 else ''} {listed(indices)}"
+
+
+def devices(members: Sequence[int]) -> str:
+    return f"{counted(len(members), 'device')} ({listed(members)})" if members else "a group"
+
+
+def ordinal(number: int) -> str:
+    """``1st``, ``2nd``, ``11th``."""
+    last = number % 10 if number % 100 not in (11, 12, 13) else 0
+    return f"{number}{('th', 'st', 'nd', 'rd')[last] if last < 4 else 'th'}"
+
+
+def operation(entry: Entry) -> str:
+    """``all-reduce (sum) of 1024 x f32``."""
+    name = OPS[entry.op]
+    if entry.op == Op.PERMUTE:
+        to = f" to rank {listed(entry.targets)}" if entry.targets else ""
+        source = f" from rank {entry.source}" if entry.source >= 0 else ""
+        return f"{name} of {format_size(entry.bytes)}{to}{' and' if to and source else ''}{source}"
+    if entry.reduction:
+        name += f" ({REDUCTIONS[entry.reduction]})"
+    if entry.op == Op.ALL_TO_ALL:
+        return f"{name} of {format_size(entry.bytes)}"
+    return f"{name} of {entry.elements} x {DTYPES[entry.dtype]}"
+
+
+def function(module: str) -> str:
+    """The user's function in the name of a compiled module: ``step`` for ``jit_step``."""
+    return module.removeprefix("jit_").removeprefix("pmap_") or module
+
+
+def place_in_program(sites: Sequence[Site], full: bool = False) -> str:
+    """``train.py:41 in step``; where several lines fit, all of them."""
+    names = []
+    for site in sites:
+        file = site.file if full else site.file.rpartition("/")[2]
+        names.append(f"{file}:{site.line}" if file else "")
+    named = list(dict.fromkeys(name for name in names if name))
+    lines = " or ".join(named[:MOST_LINES])
+    if len(named) > MOST_LINES:
+        lines += f" or {len(named) - MOST_LINES} more"
+    functions = " or ".join(dict.fromkeys(function(site.module) for site in sites))
+    return " in ".join(part for part in (lines, functions) if part)
+
+
+def described(call: Call, full: bool = False) -> str:
+    """``all-reduce (sum) of 1024 x f32, train.py:41 in step``."""
+    return ", ".join(
+        part for part in (operation(call.entry), place_in_program(call.sites, full)) if part
+    )
+
+
+def briefly(call: Call) -> str:
+    return place_in_program(call.sites) or operation(call.entry)
+
+
+def times(call: Call) -> str:
+    return f"{call.times} x " if call.times > 1 else ""
+
+
+def ending(process: Process) -> str:
+    """``was killed by SIGKILL (signal 9)``, ``failed: ValueError: ...``, ``ended``."""
+    exit = process.exit
+    if process.error is not None:
+        return f"failed: {process.error.summary}"
+    if exit is None or (exit.signal is None and exit.exit_code is None):
+        failed = process.record is not None and process.record.state == 2
+        return "failed with an uncaught exception" if failed else "ended"
+    if exit.signal:
+        reason = f": {exit.reason}" if exit.reason else ""
+        return f"was killed by {_signal(exit.signal)} (signal {exit.signal}){reason}"
+    return f"failed with exit code {exit.exit_code}" if exit.exit_code else "ended (exit code 0)"
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "a signal"
+
+
+def likely(cause: Cause) -> str:
+    """A likely cause in words."""
+    names = " or ".join(function(name) for name in cause.what)
+    them = processes(cause.processes) if cause.processes else "one process"
+    return _WORDS[cause.pattern].format(process=them, function=names or "the program")
+
+
+_WORDS = {
+    Pattern.SHAPES: "different shapes: data that each process pads or cuts by itself (a last "
+    "batch, a ragged split); give every process the same shape",
+    Pattern.DTYPES: "different dtypes: a weak type, jax_enable_x64 on one process only, or input "
+    "read with another dtype",
+    Pattern.SHORTER_LOOP: "a loop with fewer steps on {process}: a last batch that only some "
+    "processes have, or a stop condition computed from local data",
+    Pattern.OPPOSITE_ORDER: "the same calls in opposite order: iteration over a set, over a dict "
+    "filled in another order, over os.listdir(), or threads",
+    Pattern.BRANCH: "a collective under `if jax.process_index() == 0`, or under a condition on "
+    "local data: some processes take it, others do not",
+    Pattern.ONE_SIDED: "only {process} has the program {function}",
+    Pattern.RETRACED: "{function} was compiled differently: another static argument, or a Python "
+    "value (a seed, a rate, process_index()) that became a constant of the program",
+    Pattern.BRANCH_INSIDE: "a branch inside {function}: lax.cond or lax.while_loop on a value "
+    "that differs between the devices",
+    Pattern.EXECUTIONS: "{process} ran {function} fewer times: a step that was skipped, or one "
+    "that others repeated",
+    Pattern.PERMUTATION: "ppermute with another list of pairs: a list made from process_index() "
+    "or from local data",
+    Pattern.CROSSING: "collectives over different mesh axes in opposite order: iteration over a "
+    "set or a dict of axes, or `if jax.process_index() == 0`",
+    Pattern.MEMORY: "{function}: {process} took more than the machine or its control group allows",
+    Pattern.SIGKILL: "somebody sent kill -9, or the kernel ran out of memory (see dmesg, and the "
+    "memory limit of the container or of the batch job)",
+}

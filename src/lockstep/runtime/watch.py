@@ -1,0 +1,397 @@
+"""The watcher: a thread in each process that finds out why a collective does not come to its end.
+
+The engine compares what it can see in passing (native/clique.cc) and knows nothing else: not that a
+peer has died, nor what it does instead, nor the lines of the user's program. All that is in the
+records that the processes keep (native/recorder.h), and the records of one host can be read by all.
+So the engine rings when a rank waits long or finds a difference, and this thread reads all records,
+draws the conclusion (`lockstep.record`), and fails the job with it. Peers' deaths come from the
+system (a pidfd each), not from a heartbeat.
+
+Why a thread and not a process: it needs this process's compiled programs for the lines, and must
+not outlive it. It sleeps in poll(); its calls into JAX are the list of live executables, no more.
+A process whose main thread holds the GIL for long cannot look; the others can, and the engine's
+deadline needs no Python.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep import _config, _engine
+from lockstep.launch.records import ErrorRecord, process_dir
+from lockstep.record import format, match, run, text
+from lockstep.runtime import stacks
+from lockstep.runtime.sites import EXECUTIONS, Collective, Matcher, Program, Programs
+from lockstep.runtime.topology import Peer
+
+_TURN_SECONDS = 1.0
+_LONGEST_PAUSE = 1.0
+_FIRST_PAUSE = 0.1
+_LONGEST_TEXT = 980
+"""What an exception has room for, less what is put in front."""
+_ENDING_PATIENCE = 0.3
+"""Seconds the launcher may take to write down how a process ended."""
+
+
+class Records:
+    """Where the records of all processes are, and reading them."""
+
+    def __init__(self, peers: Sequence[Peer], paths: Sequence[str]) -> None:
+        config = _config.current()
+        self._peers = peers
+        self._top = Path(config.run_dir) if config.run_dir else None
+        self._attempt = config.attempt
+        # Opened now: a record in memory can be opened only while its process lives.
+        self._files = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths]
+
+    def folder(self, process: int) -> Path | None:
+        """The directory of one process's files; None without a launcher."""
+        return process_dir(self._top, self._attempt, process) if self._top else None
+
+    def record(self, process: int) -> format.ProcessRecord:
+        return run.read_record(f"/proc/self/fd/{self._files[process]}")
+
+    def ending(self, process: int) -> run.Exit | None:
+        folder = self.folder(process)
+        return run.read_exit(folder) if folder else None
+
+    def read(self, own: int, own_sites: Sequence[run.Site]) -> run.Run:
+        """All that is known; how a process ended is read before its record (see `record.run`)."""
+        processes = []
+        for peer in self._peers:
+            folder = self.folder(peer.process)
+            error = ErrorRecord.read(folder) if folder else None
+            ended = self.ending(peer.process)
+            sites = tuple(own_sites)
+            if peer.process != own and folder is not None:
+                sites = run.read_sites(folder / run.SITES)[0]
+            processes.append(
+                run.Process(peer.process, self.record(peer.process), sites, error, ended)
+            )
+        return run.Run(tuple(processes), self._attempt)
+
+
+class Sites:
+    """Finds the lines of this process's collectives, and writes them down for the others."""
+
+    def __init__(self, records: Records, process: int, live: Callable[[], Any]) -> None:
+        folder = records.folder(process)
+        self._path = folder / run.SITES if folder else None
+        self._records = records
+        self._process = process
+        self._programs = Programs(live)
+        self._matcher = Matcher()
+        self._seen: dict[int, int] = {}
+        self._open: dict[int, set[tuple[str, int]]] = {}
+        self._sure: list[run.Site] = []
+        self._perhaps: list[run.Site] = []
+
+    @property
+    def found(self) -> list[run.Site]:
+        return self._sure + self._perhaps
+
+    def update(self) -> None:
+        """Looks at what was recorded since the last time."""
+        if not self._gather():
+            return
+        matched = self._matcher.match(self._open, self._programs.all())
+        self._perhaps = []
+        for execution, programs in matched.items():
+            sites = [
+                _site(execution, program, c) for program in programs for c in program.collectives
+            ]
+            if self._matcher.is_known(execution):
+                del self._open[execution]
+                self._sure += sites
+                self._write(sites)
+            else:
+                self._perhaps += sites
+
+    def _gather(self) -> bool:
+        """Whether there are executions of programs that are not known."""
+        for ring in self._records.record(self._process).rings:
+            before = self._seen.get(ring.device, 0)
+            self._seen[ring.device] = ring.written
+            for entry in ring.entries:
+                if entry.number > before and entry.run_id:
+                    self._meet(entry)
+        return bool(self._open)
+
+    def _meet(self, entry: format.Entry) -> None:
+        if self._matcher.is_known(entry.run_id):
+            return
+        # The first execution that was seen stands for the program.
+        near = (e for e in self._open if (entry.run_id - e) % (1 << 32) < EXECUTIONS)
+        calls = self._open.setdefault(next(near, entry.run_id), set())
+        calls.add((format.OPS[entry.op], entry.op_id))
+
+    def _write(self, sites: Sequence[run.Site]) -> None:
+        lines = [
+            json.dumps({name: getattr(site, name) for name in site.__slots__}) for site in sites
+        ]
+        if self._path is not None:
+            # The job goes on without the lines where they cannot be written.
+            with contextlib.suppress(OSError), open(self._path, "a", encoding="utf-8") as file:
+                file.write("".join(f"{line}\n" for line in lines))
+
+
+def _site(execution: int, program: Program, collective: Collective) -> run.Site:
+    return run.Site(
+        program=execution % (1 << 32),
+        fingerprint=program.fingerprint.decode(errors="replace"),
+        module=program.module,
+        channel=collective.channel,
+        op=collective.op,
+        op_name=collective.op_name,
+        file=collective.file,
+        line=collective.line,
+        shape=collective.shape,
+    )
+
+
+class Watcher(threading.Thread):
+    """Watches one process's side of the job until the process ends."""
+
+    def __init__(self, peers: Sequence[Peer], process: int, records: Records, sites: Sites) -> None:
+        super().__init__(name="lockstep-watcher", daemon=True)
+        self._peers = peers
+        self._process = process
+        self._records = records
+        self._sites = sites
+        self._alarm = _engine.alarm_fd()
+        self._poll = select.poll()
+        self._poll.register(self._alarm, select.POLLIN)
+        self._by_pidfd: dict[int, Peer] = {}
+        for peer in peers:
+            if peer.process != process:
+                self._watch_peer(peer)
+        self._next_look = 0.0
+        self._pause = _FIRST_PAUSE
+        self._reported: set[int] = set()
+
+    def _watch_peer(self, peer: Peer) -> None:
+        try:
+            pidfd = os.pidfd_open(peer.pid)
+        except OSError:
+            return  # it has died already: whoever waits for it rings
+        self._by_pidfd[pidfd] = peer
+        self._poll.register(pidfd, select.POLLIN)
+
+    def run(self) -> None:
+        _engine.set_watched(True)
+        while True:
+            try:
+                self._turn()
+            except Exception as error:
+                # A watcher that stumbles must not take the program with it: the engine's own errors
+                # and its deadline remain.
+                print(f"lockstep: the watcher failed: {error!r}", file=sys.stderr)
+                _engine.set_watched(False)
+                return
+
+    def _turn(self) -> None:
+        ready = self._poll.poll(_TURN_SECONDS * 1000)
+        self._sites.update()
+        for fd, _ in ready:
+            if fd == self._alarm:
+                self._on_alarm()
+            else:
+                self._poll.unregister(fd)
+                os.close(fd)
+                self._on_death(self._by_pidfd.pop(fd))
+
+    def _diagnose(self) -> match.Diagnosis:
+        return match.diagnose(self._records.read(self._process, self._sites.found))
+
+    # A rank rings
+
+    def _on_alarm(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._alarm, 8)
+        question = _engine.question()
+        if question == "programs":
+            _engine.answer(programs_may_differ())
+        elif question:
+            self._explain(question)
+            _engine.answer(True)
+        elif time.monotonic() >= self._next_look and not _engine.poison_text():
+            self._look()
+
+    def _explain(self, text_of_engine: str) -> None:
+        """Fails the job with more than the engine knows of a difference that it has found."""
+        found = self._diagnose()
+        _engine.poison(_short(found) if found.kind.is_fault else text_of_engine)
+
+    def _look(self) -> None:
+        """Somebody of this process waits long: finds out whether in vain."""
+        found = self._diagnose()
+        if found.kind.is_fault:
+            _engine.poison(_short(found))
+            return
+        self._warn_of_stall(found)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        self._next_look = time.monotonic() + self._pause
+
+    def _warn_of_stall(self, found: match.Diagnosis) -> None:
+        """Says once for each wait that takes long what the missing processes do."""
+        limit = _config.current().stall_warning
+        waiting = [row.process.index for row in found.rows if row.doing is match.Doing.WAITS]
+        # One report is enough: that of the first process that waits.
+        if not limit or not waiting or waiting[0] != self._process:
+            return
+        began = self._oldest_wait()
+        if began is None or began in self._reported:
+            return
+        waited = (time.monotonic_ns() - began) / 1e9
+        if waited < limit:
+            return
+        self._reported.add(began)
+        missing = [row.process.index for row in found.rows if row.culprit]
+        lines = [f"waiting for {waited:.0f} s. {text.table(found)}", *map(self._stacks_of, missing)]
+        print("\n".join(f"lockstep: {line}" for line in lines), file=sys.stderr, flush=True)
+
+    def _oldest_wait(self) -> int | None:
+        """When the oldest collective of this process that has not ended began (monotonic, ns)."""
+        rings = self._records.record(self._process).rings
+        open_since = [
+            entry.entered_ns
+            for ring in rings
+            for entry in ring.entries
+            if entry.state == format.State.ENTERED
+        ]
+        return min(open_since, default=None)
+
+    def _stacks_of(self, process: int) -> str:
+        peer, folder = self._peers[process], self._records.folder(process)
+        if folder is None:
+            said = stacks.describe(peer.pid)
+        else:
+            said = stacks.ask(peer.pid, folder / stacks.FILE)
+        indented = "\n".join(f"    {line}" for line in said.splitlines())
+        return f"{peer.label} does meanwhile:\n{indented}"
+
+    # A process ends
+
+    def _on_death(self, peer: Peer) -> None:
+        record = self._records.record(peer.process)
+        ending = self._ending_of(peer)
+        clean = record.state == _engine.Leaving.ENDED and (ending is None or ending.exit_code == 0)
+        if clean or _engine.poison_text():
+            return  # whoever waits for it rings
+        found = self._diagnose()
+        if found.kind.is_fault:
+            _engine.poison(_short(found))
+        else:
+            _engine.poison(f"lockstep: {peer.label} {how_it_ended(record, ending)}.")
+
+    def _ending_of(self, peer: Peer) -> run.Exit | None:
+        end = time.monotonic() + _ENDING_PATIENCE
+        while (ending := self._records.ending(peer.process)) is None:
+            if self._records.folder(peer.process) is None or time.monotonic() > end:
+                return None
+            time.sleep(0.01)
+        return ending
+
+
+def _short(found: match.Diagnosis) -> str:
+    return "lockstep: " + text.short(found, _LONGEST_TEXT)
+
+
+def how_it_ended(record: format.ProcessRecord, ending: run.Exit | None) -> str:
+    """Half a sentence about a process that nobody waits for at the moment."""
+    if ending is not None and ending.signal is not None:
+        with contextlib.suppress(ValueError):
+            reason = f" ({ending.reason})" if ending.reason else ""
+            name = signal.Signals(ending.signal).name
+            return f"was killed by {name}{reason}{_after(record)}"
+    if ending is not None and ending.exit_code is not None:
+        return f"ended with exit code {ending.exit_code}{_after(record)}"
+    if record.state == _engine.Leaving.FAILED:
+        return f"failed{_after(record)}"
+    return f"died{_after(record)}; how, only the one who started it knows"
+
+
+def _after(record: format.ProcessRecord) -> str:
+    count = max((ring.written for ring in record.rings), default=0)
+    return f" after {count} collective{'' if count == 1 else 's'}"
+
+
+def programs_may_differ() -> bool:
+    """Whether one program may carry different numbers in different processes of this job.
+
+    A program from the persistent compilation cache carries the number that it was compiled with,
+    in an earlier run perhaps, while another process may have compiled it afresh.
+    """
+    import jax
+
+    return bool(jax.config.values.get("jax_compilation_cache_dir"))
+
+
+def start(peers: Sequence[Peer], process: int, paths: Sequence[str]) -> None:
+    """Starts the watcher of this process; ``paths`` are those of the records, by process."""
+    from jax.extend import backend
+
+    records = Records(peers, paths)
+    sites = Sites(records, process, lambda: backend.get_backend("cpu").live_executables())
+    Watcher(peers, process, records, sites).start()
+    _mark_the_end(peers[process].label)
+
+
+_marked = False
+
+
+def _mark_the_end(label: str) -> None:
+    """Sees to it that this process's record says how its program ended."""
+    global _marked
+    if _marked:
+        return
+    _marked = True
+    owner = os.getpid()
+    show = sys.excepthook
+    has_failed = False
+
+    def failed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        nonlocal has_failed
+        if os.getpid() == owner:
+            has_failed = True
+            _engine.leave(_engine.Leaving.FAILED)
+            summary = str(error).partition("\n")[0]
+            _engine.poison(f"lockstep: {label} failed: {kind.__name__}: {summary}")
+        show(kind, error, trace)
+
+    def ended() -> None:
+        if os.getpid() == owner and not has_failed:
+            _finish_what_runs()
+            _engine.leave(_engine.Leaving.ENDED)
+
+    sys.excepthook = failed
+    # Behind jax's own handlers in registration, so before them in execution: they wait for the
+    # other processes, which may wait for this one.
+    atexit.register(ended)
+    os.register_at_fork(
+        after_in_child=lambda: _engine.forbid(
+            f"lockstep: a collective in a process that was forked from {label}: it shares that "
+            "process's place in the job, so it may not take part. Start such processes with "
+            "multiprocessing's 'spawn', or before jax.distributed.initialize()."
+        )
+    )
+
+
+def _finish_what_runs() -> None:
+    """Waits for what the program has dispatched: its collectives are still to come."""
+    import jax
+
+    for array in jax.live_arrays("cpu"):
+        with contextlib.suppress(Exception):
+            array.block_until_ready()
