@@ -225,8 +225,8 @@ TEST(a_forbidden_collective_is_an_error_of_its_own_process_only) {
 }
 
 TEST(an_execution_that_was_refused_stays_refused) {
-  std::barrier second(2);
-  run_healthy(layout("1x2"), {.timeout_seconds = 20}, [&](Rank& rank) {
+  std::barrier first_was_refused(4);
+  run_healthy(layout("1x4"), {.timeout_seconds = 20}, [&](Rank& rank) {
     const auto end = rank.all();
     const auto refused = [&] {
       std::vector<float> in, out;
@@ -239,14 +239,14 @@ TEST(an_execution_that_was_refused_stays_refused) {
       }
       return std::string();
     };
-    // The first device comes while it is forbidden, the second after that.
+    // The first device comes while it is forbidden, the others after that.
     if (rank.index == 0) {
       rank.world.forbid("not here");
       CHECK_EQUAL(refused(), "not here");
       rank.world.forbid("");
     }
-    second.arrive_and_wait();
-    if (rank.index == 1) CHECK_EQUAL(refused(), "not here");
+    first_was_refused.arrive_and_wait();
+    if (rank.index != 0) CHECK_EQUAL(refused(), "not here");
     run_case(*end, {.count = 10});
   });
 }
