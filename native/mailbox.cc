@@ -18,11 +18,15 @@ constexpr std::size_t kSlotBytes = 64 << 10;
 struct Ring {
   struct Slot {
     std::uint64_t message_bytes;  // of the whole message; the receiver compares it
-    std::byte padding[56];
+    std::uint64_t address;        // of the whole message in the sender's memory; 0: it is in `data`
+    std::byte padding[48];
     std::byte data[kSlotBytes];
   };
   Counter written;
   Counter read;
+  // Whether the receiver can read the sender's memory: it says so once, before its first message.
+  enum : std::uint32_t { kUnknown, kYes, kNo };
+  alignas(64) std::atomic<std::uint32_t> readable;
   Slot slots[kSlots];
 };
 
@@ -49,6 +53,11 @@ Mailbox::Mailbox(Clique& clique, std::byte* memory)
 
 bool Mailbox::same_process(int a, int b) const {
   return group_of_[static_cast<std::size_t>(a)] == group_of_[static_cast<std::size_t>(b)];
+}
+
+int Mailbox::process_of(int rank) const {
+  return clique_.groups()[static_cast<std::size_t>(group_of_[static_cast<std::size_t>(rank)])]
+      .process;
 }
 
 std::size_t Mailbox::pair(int source, int target) const {
@@ -107,12 +116,28 @@ std::byte* Mailbox::region(int source, int target, bool make) {
 
 void Mailbox::send_shared(int self, Request& request) {
   auto& ring = *reinterpret_cast<Ring*>(region(self, request.peer, true));
+  if (request.started) {
+    if (ring.read.reached(request.offered + 1))
+      request.complete.store(true, std::memory_order_relaxed);
+    return;
+  }
+  const bool by_address = request.moved == 0 && request.bytes != 0 &&
+                          request.bytes >= clique_.world().single_message_from() &&
+                          ring.readable.load(std::memory_order_acquire) == Ring::kYes;
   while (!request.complete.load(std::memory_order_relaxed)) {
     const std::uint32_t next = ring.written.load();
     if (!ring.read.reached(next + 1 - kSlots)) return;
     Ring::Slot& slot = ring.slots[next % kSlots];
-    const std::size_t n = std::min(kSlotBytes, request.bytes - request.moved);
     slot.message_bytes = request.bytes;
+    slot.address = by_address ? reinterpret_cast<std::uint64_t>(request.from) : 0;
+    if (by_address) {
+      request.started = true;
+      request.offered = next;
+      ring.written.advance();
+      bell(request.peer).advance();
+      return;
+    }
+    const std::size_t n = std::min(kSlotBytes, request.bytes - request.moved);
     std::memcpy(slot.data, request.from + request.moved, n);
     request.moved += n;
     if (request.moved == request.bytes) request.complete.store(true, std::memory_order_relaxed);
@@ -125,6 +150,11 @@ void Mailbox::receive_shared(int self, Request& request) {
   std::byte* memory = region(request.peer, self, false);
   if (memory == nullptr) return;
   auto& ring = *reinterpret_cast<Ring*>(memory);
+  const PeerMemory& peers = clique_.world().peers();
+  const int process = process_of(request.peer);
+  if (ring.readable.load(std::memory_order_relaxed) == Ring::kUnknown)
+    ring.readable.store(peers.readable(process) ? Ring::kYes : Ring::kNo,
+                        std::memory_order_release);
   while (!request.complete.load(std::memory_order_relaxed)) {
     const std::uint32_t next = ring.read.load();
     if (!ring.written.reached(next + 1)) return;
@@ -134,9 +164,15 @@ void Mailbox::receive_shared(int self, Request& request) {
                   std::to_string(request.peer) + " sends " + std::to_string(slot.message_bytes) +
                   " bytes, rank " + std::to_string(self) + " expects " +
                   std::to_string(request.bytes) + ".");
-    const std::size_t n = std::min(kSlotBytes, request.bytes - request.moved);
-    OutputCopy(request.bytes)(request.to + request.moved, slot.data, n);
-    request.moved += n;
+    if (slot.address != 0) {
+      const PeerMemory::Piece whole{slot.address, request.to, request.bytes};
+      peers.read(process, {&whole, 1});
+      request.moved = request.bytes;
+    } else {
+      const std::size_t n = std::min(kSlotBytes, request.bytes - request.moved);
+      OutputCopy(request.bytes)(request.to + request.moved, slot.data, n);
+      request.moved += n;
+    }
     if (request.moved == request.bytes) request.complete.store(true, std::memory_order_relaxed);
     ring.read.advance();
     bell(request.peer).advance();
@@ -144,8 +180,17 @@ void Mailbox::receive_shared(int self, Request& request) {
 }
 
 void Mailbox::withdraw(int self, Request& request) {
-  if (request.kind != Request::kSend || !request.started || !same_process(self, request.peer))
+  if (request.kind != Request::kSend || !request.started) return;
+  if (!same_process(self, request.peer)) {
+    // The receiver reads the buffer or is about to, and believes its bytes while the job is
+    // healthy.
+    send_shared(self, request);
+    if (!request.complete.load(std::memory_order_relaxed))
+      clique_.world().arena().poison("lockstep: collective-permute on " + clique_.describe() +
+                                     ": rank " + std::to_string(self) + " left before rank " +
+                                     std::to_string(request.peer) + " had its message.");
     return;
+  }
   LocalChannel& channel = *local_[pair(self, request.peer)];
   std::lock_guard lock(channel.mutex);
   std::erase(channel.sent, &request);
@@ -164,7 +209,10 @@ Request* Port::add(Request::Kind kind, int peer, const std::byte* from, std::byt
     if (peer < 0 || peer >= clique_.size())
       throw Error("lockstep: collective-permute names rank " + std::to_string(peer) + " of " +
                   clique_.describe() + ".");
-    if (!behind_another(pending_.size() - 1)) clique_.mailbox().progress(rank_, *added);
+    // A receive moves nothing before its wait: reading a large message here would hold up the sends
+    // that this rank has yet to start, and two ranks would read one after the other.
+    if (kind == Request::kSend && !behind_another(pending_.size() - 1))
+      clique_.mailbox().progress(rank_, *added);
   });
   return added;
 }

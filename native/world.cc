@@ -34,7 +34,8 @@ World::World(WorldOptions options)
     : options_(std::move(options)),
       arena_(options_.arena ? options_.arena
                             : std::make_shared<Arena>(options_.arena_fd, options_.nonce)),
-      recorder_(complete(options_)) {}
+      recorder_(complete(options_)),
+      peers_(*arena_, options_.process, options_.labels, options_.single_copy) {}
 
 World::~World() = default;
 

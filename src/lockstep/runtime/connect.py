@@ -138,6 +138,7 @@ def start_engine() -> None:
                 recorder=_recorder_path(job.process),
                 host=job.peers[job.process].host_name,
                 attempt=config.attempt,
+                single_copy=_config.current().single_copy,
             )
         )
         job.client.key_value_set(f"{_PREFIX}/record/{epoch}/{job.process}", _own_record())
