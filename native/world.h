@@ -57,9 +57,11 @@ class World {
   Recorder& recorder() { return recorder_; }
   const Alarm& alarm() const { return alarm_; }
 
-  // While this is set, a collective of this process raises it at once. Empty: none.
+  // While this is set, a collective of this process raises it at once. Empty: none. An execution
+  // that was refused stays refused: the devices of a process come to a collective one by one, and
+  // one that comes when this is lifted would wait for the others for ever.
   void forbid(std::string text);
-  void check_allowed() const;
+  void check_allowed(const Origin& origin);
 
   // Two members of a clique are in different collectives. Poisons the job, after giving the watcher
   // (if there is one) time to poison it with a table of who called what; returns what all raise.
@@ -102,9 +104,10 @@ class World {
   const std::shared_ptr<Arena> arena_;
   Recorder recorder_;
   Alarm alarm_;
-  std::atomic<bool> forbidden_{false};
-  mutable std::mutex forbidden_mutex_;
+  std::atomic<bool> forbidden_{false};  // something is, or was refused
+  std::mutex forbidden_mutex_;
   std::string forbidden_text_;
+  std::map<std::int64_t, std::string> refused_;  // by execution
 
   // What a rank asks the watcher; guarded by question_mutex_.
   bool ask(const std::string& question, std::chrono::milliseconds patience);

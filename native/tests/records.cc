@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <barrier>
 #include <cstring>
 #include <thread>
 
@@ -241,6 +242,33 @@ TEST(a_forbidden_collective_is_an_error_of_its_own_process_only) {
       CHECK_EQUAL(text, "not here");
       rank.world.forbid("");
     }
+    run_case(*end, {.count = 10});
+  });
+}
+
+TEST(an_execution_that_was_refused_stays_refused) {
+  std::barrier first_was_refused(4);
+  run_healthy(layout("1x4"), {.timeout_seconds = 20}, [&](Rank& rank) {
+    const auto end = rank.all();
+    const auto refused = [&] {
+      std::vector<float> in, out;
+      Call call = call_of({.count = 10}, in, out);
+      call.origin = {77, 3, 0};
+      try {
+        end->run(call);
+      } catch (const Error& error) {
+        return std::string(error.what());
+      }
+      return std::string();
+    };
+    // The first device comes while it is forbidden, the others after that.
+    if (rank.index == 0) {
+      rank.world.forbid("not here");
+      CHECK_EQUAL(refused(), "not here");
+      rank.world.forbid("");
+    }
+    first_was_refused.arrive_and_wait();
+    if (rank.index != 0) CHECK_EQUAL(refused(), "not here");
     run_case(*end, {.count = 10});
   });
 }
