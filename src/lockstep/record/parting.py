@@ -48,21 +48,24 @@ class Parting:
         return tuple(sorted({p for group in outside for p in group.processes}))
 
 
-def same(a: Entry, b: Entry) -> bool:
-    """Whether two calls are one collective, as far as both are known."""
+def same(a: Entry, b: Entry, vary: bool = False) -> bool:
+    """Whether two calls are one collective, as far as both are known.
+
+    ``vary``: one program may have several numbers (`Run.programs_vary`), which then say nothing.
+    """
     if a.signature != b.signature:
         return False
-    known = a.identified and b.identified
+    known = a.identified and b.identified and not vary
     return not known or (a.run_id, a.op_id) == (b.run_id, b.op_id)
 
 
-def grouped(calls: Iterable[Called]) -> tuple[Group, ...]:
+def grouped(calls: Iterable[Called], vary: bool = False) -> tuple[Group, ...]:
     """The calls sorted into groups, the one with most processes first."""
     # A call whose program is known stands for its group: one whose program is not fits several.
     ordered = sorted(calls, key=lambda call: (not call[1].identified, call[0]))
     groups: list[list[Called]] = []
     for call in ordered:
-        fitting = next((g for g in groups if same(g[0][1], call[1])), None)
+        fitting = next((g for g in groups if same(g[0][1], call[1], vary)), None)
         if fitting is None:
             groups.append([call])
         else:
@@ -75,11 +78,12 @@ def grouped(calls: Iterable[Called]) -> tuple[Group, ...]:
 def first_parting(history: History) -> Parting | None:
     """The earliest place at which members differ; permutes apart."""
     found = []
+    vary = history.run.programs_vary
     for place, there in history.meetings():
         first = there[0][1]
-        if all(same(first, entry) for _, entry in there[1:]) and first.identified:
+        if all(same(first, entry, vary) for _, entry in there[1:]) and first.identified:
             continue
-        groups = grouped((track.process, entry) for track, entry in there)
+        groups = grouped(((track.process, entry) for track, entry in there), vary)
         if len(groups) > 1:
             began = min(track.time(entry.entered_ns) for track, entry in there)
             found.append((began, place, groups))
@@ -104,6 +108,7 @@ def first_permute_parting(history: History, pairs: Iterable[Pair]) -> Parting | 
     if pair is None or pair.differing is None:
         return None
     sent, received = pair.differing
+    vary = history.run.programs_vary
     tracks = [history.tracks[pair.source], history.tracks[pair.target]]
     # Who runs another program stands out among all that wait in one of the two.
     calls = [(tracks[0].process, sent), (tracks[1].process, received)]
@@ -112,9 +117,9 @@ def first_permute_parting(history: History, pairs: Iterable[Pair]) -> Parting | 
         for track in history.tracks.values()
         if track not in tracks
         and (entry := _open_permute(track, pair.clique))
-        and (same(entry, sent) or same(entry, received))
+        and (same(entry, sent, vary) or same(entry, received, vary))
     ]
-    groups = grouped(calls)
+    groups = grouped(calls, vary)
     if len(groups) == 1:
         groups = (Group((calls[0],)), Group((calls[1],)))
     return Parting(Place(pair.clique, received.sequence), groups)
