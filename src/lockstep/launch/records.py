@@ -25,7 +25,7 @@ ERROR = "error.json"
 EXIT = "exit.json"
 RECORDER = "recorder.bin"
 PROGRAMS_VARY = "programs_vary"
-OF_PROCESS = (RECORDER, "sites.jsonl", PROGRAMS_VARY, ERROR, EXIT, "stacks.txt")
+OF_PROCESS = (RECORDER, "sites.jsonl", "perhaps.jsonl", PROGRAMS_VARY, ERROR, EXIT, "stacks.txt")
 """The files of a process that are kept when the run has failed."""
 COORDINATION_PID = "coordination.pid"
 COORDINATION_LOG = "coordination.log"

@@ -24,6 +24,8 @@ from lockstep.record import format
 
 RECORDER = "recorder.bin"
 SITES = "sites.jsonl"
+PERHAPS = "perhaps.jsonl"
+"""The sites of calls that several programs may have made, as of now: written anew each time."""
 EXIT = "exit.json"
 VARY = PROGRAMS_VARY
 """Exists where a process knows that its programs may have other run ids than those of others."""
@@ -122,6 +124,7 @@ def read_run(directory: Path, attempt: int | None = None) -> Run:
     for index, path in folders.items():
         record, trouble = records[index]
         sites, site_trouble = read_sites(path / SITES)
+        sites += read_sites(path / PERHAPS)[0]
         troubles = tuple(t for t in (trouble, site_trouble) if t)
         processes.append(Process(index, record, sites, *endings[index], troubles))
     vary = any((path / VARY).exists() for path in folders.values())

@@ -80,6 +80,7 @@ class Records:
             sites = tuple(own_sites)
             if peer.process != own and folder is not None:
                 sites = run.read_sites(folder / run.SITES)[0]
+                sites += run.read_sites(folder / run.PERHAPS)[0]
             processes.append(
                 run.Process(peer.process, self.record(peer.process), sites, error, ended)
             )
@@ -91,7 +92,6 @@ class Sites:
 
     def __init__(self, records: Records, process: int, live: Callable[[], Any]) -> None:
         self._folder = records.folder(process)
-        self._path = self._folder / run.SITES if self._folder else None
         self._records = records
         self._process = process
         self._programs = Programs(live)
@@ -113,7 +113,7 @@ class Sites:
             with contextlib.suppress(OSError):
                 (self._folder / run.VARY).touch()
         matched = self._matcher.match(self._open, self._programs.all())
-        self._perhaps = []
+        before, self._perhaps = self._perhaps, []
         for execution, programs in matched.items():
             sites = [
                 _site(execution, program, c) for program in programs for c in program.collectives
@@ -121,9 +121,12 @@ class Sites:
             if self._matcher.is_known(execution):
                 del self._open[execution]
                 self._sure += sites
-                self._write(sites)
+                if self._folder is not None:
+                    self._put(self._folder / run.SITES, "a", sites)
             else:
                 self._perhaps += sites
+        if self._folder is not None and self._perhaps != before:
+            self._put(self._folder / run.PERHAPS, "w", self._perhaps)
 
     def _gather(self) -> bool:
         """Whether there are executions of programs that are not known."""
@@ -143,14 +146,14 @@ class Sites:
         calls = self._open.setdefault(next(near, entry.run_id), set())
         calls.add((format.OPS[entry.op], entry.op_id))
 
-    def _write(self, sites: Sequence[run.Site]) -> None:
+    @staticmethod
+    def _put(path: Path, mode: str, sites: Sequence[run.Site]) -> None:
         lines = [
             json.dumps({name: getattr(site, name) for name in site.__slots__}) for site in sites
         ]
-        if self._path is not None:
-            # The job goes on without the lines where they cannot be written.
-            with contextlib.suppress(OSError), open(self._path, "a", encoding="utf-8") as file:
-                file.write("".join(f"{line}\n" for line in lines))
+        # The job goes on without the lines where they cannot be written.
+        with contextlib.suppress(OSError), open(path, mode, encoding="utf-8") as file:
+            file.write("".join(f"{line}\n" for line in lines))
 
 
 def _site(execution: int, program: Program, collective: Collective) -> run.Site:
