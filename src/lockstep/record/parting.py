@@ -48,11 +48,14 @@ class Parting:
         return tuple(sorted({p for group in outside for p in group.processes}))
 
 
-def same(a: Entry, b: Entry) -> bool:
-    """Whether two calls are one collective, as far as both are known."""
+def same(a: Entry, b: Entry, vary: bool = False) -> bool:
+    """Whether two calls are one collective, as far as both are known.
+
+    ``vary``: one program may have several numbers (`Run.programs_vary`), which then say nothing.
+    """
     if a.signature != b.signature:
         return False
-    known = a.identified and b.identified
+    known = a.identified and b.identified and not vary
     return not known or (a.run_id, a.op_id) == (b.run_id, b.op_id)
 
 
@@ -60,13 +63,13 @@ def _compared(entry: Entry) -> tuple[int, ...]:
     return (entry.run_id, entry.op_id, *entry.signature)
 
 
-def grouped(calls: Iterable[Called]) -> tuple[Group, ...]:
+def grouped(calls: Iterable[Called], vary: bool = False) -> tuple[Group, ...]:
     """The calls sorted into groups, the one with most processes first."""
     # A call whose program is known stands for its group: one whose program is not fits several.
     ordered = sorted(calls, key=lambda call: (not call[1].identified, call[0]))
     groups: list[list[Called]] = []
     for call in ordered:
-        fitting = next((g for g in groups if same(g[0][1], call[1])), None)
+        fitting = next((g for g in groups if same(g[0][1], call[1], vary)), None)
         if fitting is None:
             groups.append([call])
         else:
@@ -79,12 +82,13 @@ def grouped(calls: Iterable[Called]) -> tuple[Group, ...]:
 def first_parting(history: History) -> Parting | None:
     """The earliest place at which members differ; permutes apart."""
     found = []
+    vary = history.run.programs_vary
     for place, there in history.meetings():
         # Nearly always all calls are equal in everything that is compared.
         first = _compared(there[0][1])
         if all(_compared(entry) == first for _, entry in there):
             continue
-        groups = grouped((track.process, entry) for track, entry in there)
+        groups = grouped(((track.process, entry) for track, entry in there), vary)
         if len(groups) > 1:
             began = min(track.time(entry.entered_ns) for track, entry in there)
             found.append((began, place, groups))
