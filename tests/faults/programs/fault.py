@@ -220,7 +220,7 @@ def loop(fault: str, culprit: int, steps: int) -> None:
     for step in range(steps):
         if step == FAULT_STEP and fault != "none":
             say(planted=time.monotonic())
-            if FAULTS[fault][ME != culprit]() == "leave":
+            if FAULTS[fault][culprit != ME]() == "leave":
                 return
         else:
             usual()
