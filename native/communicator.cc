@@ -92,7 +92,7 @@ Request* Communicator::send(int target, const std::byte* data, std::size_t bytes
   std::lock_guard lock(mutex_);
   begin_permute(bytes, origin);
   Recorder::add_target(permute_, target);
-  return recorded(permute_, [&] { return port_.send(target, data, bytes); });
+  return recorded(permute_, [&] { return port_.send(target, data, bytes, origin); });
 }
 
 Request* Communicator::receive(int source, std::byte* data, std::size_t bytes,
@@ -100,7 +100,7 @@ Request* Communicator::receive(int source, std::byte* data, std::size_t bytes,
   std::lock_guard lock(mutex_);
   begin_permute(bytes, origin);
   Recorder::add_source(permute_, source);
-  return recorded(permute_, [&] { return port_.receive(source, data, bytes); });
+  return recorded(permute_, [&] { return port_.receive(source, data, bytes, origin); });
 }
 
 void Communicator::wait(Request* request) {

@@ -19,7 +19,9 @@ struct Ring {
   struct Slot {
     std::uint64_t message_bytes;  // of the whole message; the receiver compares it
     std::uint64_t address;        // of the whole message in the sender's memory; 0: it is in `data`
-    std::byte padding[48];
+    std::int64_t execution;       // of the sender's Origin
+    std::int64_t channel;
+    std::byte padding[32];
     std::byte data[kSlotBytes];
   };
   Counter written;
@@ -91,11 +93,7 @@ void Mailbox::receive_local(int self, Request& request) {
     std::lock_guard lock(channel.mutex);
     if (channel.sent.empty()) return;
     Request& sent = *channel.sent.front();
-    if (sent.bytes != request.bytes)
-      throw Error("lockstep: collective-permute on " + clique_.describe() + ": rank " +
-                  std::to_string(request.peer) + " sends " + std::to_string(sent.bytes) +
-                  " bytes, rank " + std::to_string(self) + " expects " +
-                  std::to_string(request.bytes) + ".");
+    check(self, request, sent.bytes, sent.origin);
     channel.sent.pop_front();
     OutputCopy(request.bytes)(request.to, sent.from, request.bytes);
     sent.complete.store(true, std::memory_order_release);
@@ -129,6 +127,8 @@ void Mailbox::send_shared(int self, Request& request) {
     if (!ring.read.reached(next + 1 - kSlots)) return;
     Ring::Slot& slot = ring.slots[next % kSlots];
     slot.message_bytes = request.bytes;
+    slot.execution = request.origin.execution;
+    slot.channel = request.origin.channel;
     slot.address = by_address ? reinterpret_cast<std::uint64_t>(request.from) : 0;
     if (by_address) {
       request.started = true;
@@ -159,11 +159,8 @@ void Mailbox::receive_shared(int self, Request& request) {
     const std::uint32_t next = ring.read.load();
     if (!ring.written.reached(next + 1)) return;
     const Ring::Slot& slot = ring.slots[next % kSlots];
-    if (slot.message_bytes != request.bytes)
-      throw Error("lockstep: collective-permute on " + clique_.describe() + ": rank " +
-                  std::to_string(request.peer) + " sends " + std::to_string(slot.message_bytes) +
-                  " bytes, rank " + std::to_string(self) + " expects " +
-                  std::to_string(request.bytes) + ".");
+    if (request.moved == 0)
+      check(self, request, slot.message_bytes, {slot.execution, slot.channel, 0});
     if (slot.address != 0) {
       const PeerMemory::Piece whole{slot.address, request.to, request.bytes};
       peers.read(process, {&whole, 1});
@@ -177,6 +174,26 @@ void Mailbox::receive_shared(int self, Request& request) {
     ring.read.advance();
     bell(request.peer).advance();
   }
+}
+
+void Mailbox::check(int self, const Request& request, std::size_t bytes, const Origin& origin) {
+  World& world = clique_.world();
+  const auto device = [&](int rank) {
+    const int id = clique_.devices()[static_cast<std::size_t>(rank)];
+    return "device " + std::to_string(id) + " of " + world.label(world.process_of(id));
+  };
+  if (bytes != request.bytes)
+    throw Divergence("lockstep: collective-permute on " + clique_.describe() + ": " +
+                     device(request.peer) + " sends " + std::to_string(bytes) + " bytes, " +
+                     device(self) + " expects " + std::to_string(request.bytes) + ".");
+  if (origin.agrees(request.origin)) return;
+  if (!same_process(self, request.peer) && world.let_through()) return;
+  throw Divergence("lockstep: collective-permute on " + clique_.describe() + ": " +
+                   device(request.peer) + " sends " + std::to_string(bytes) + " bytes to " +
+                   device(self) +
+                   ", which expects as many, but of another program or another execution of one: "
+                   "the processes run their programs in different orders. "
+                   "LOCKSTEP_CHECK_PROGRAMS=0 lets such calls meet.");
 }
 
 void Mailbox::withdraw(int self, Request& request) {
@@ -197,13 +214,14 @@ void Mailbox::withdraw(int self, Request& request) {
 }
 
 Request* Port::add(Request::Kind kind, int peer, const std::byte* from, std::byte* to,
-                   std::size_t bytes) {
+                   std::size_t bytes, const Origin& origin) {
   auto request = std::make_unique<Request>();
   request->kind = kind;
   request->peer = peer;
   request->from = from;
   request->to = to;
   request->bytes = bytes;
+  request->origin = origin;
   Request* added = pending_.emplace_back(std::move(request)).get();
   guarded([&] {
     if (peer < 0 || peer >= clique_.size())
@@ -217,12 +235,12 @@ Request* Port::add(Request::Kind kind, int peer, const std::byte* from, std::byt
   return added;
 }
 
-Request* Port::send(int target, const std::byte* data, std::size_t bytes) {
-  return add(Request::kSend, target, data, nullptr, bytes);
+Request* Port::send(int target, const std::byte* data, std::size_t bytes, const Origin& origin) {
+  return add(Request::kSend, target, data, nullptr, bytes, origin);
 }
 
-Request* Port::receive(int source, std::byte* data, std::size_t bytes) {
-  return add(Request::kReceive, source, nullptr, data, bytes);
+Request* Port::receive(int source, std::byte* data, std::size_t bytes, const Origin& origin) {
+  return add(Request::kReceive, source, nullptr, data, bytes, origin);
 }
 
 void Port::wait(Request* request) {
@@ -251,6 +269,10 @@ template <typename Step>
 void Port::guarded(Step step) {
   try {
     step();
+  } catch (const Divergence& error) {
+    const std::string text = clique_.world().diverged(error.what());
+    forget_all();
+    throw Error(text);
   } catch (const Error& error) {
     clique_.world().arena().poison(error.what());
     forget_all();

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "fabric/wait.h"
+#include "origin.h"
 
 namespace lockstep {
 
@@ -32,6 +33,7 @@ struct Request {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
   std::size_t bytes = 0;
+  Origin origin;
   std::size_t moved = 0;
   bool started = false;
   std::uint32_t offered = 0;  // the slot that holds the address of a started send between processes
@@ -64,6 +66,8 @@ class Mailbox {
   void send_shared(int self, Request& request);
   void receive_shared(int self, Request& request);
   int process_of(int rank) const;
+  // Throws Divergence unless the message is the one that the request expects.
+  void check(int self, const Request& request, std::size_t bytes, const Origin& origin);
   // Null while the sender has not made it.
   std::byte* region(int source, int target, bool make);
 
@@ -80,14 +84,14 @@ class Port {
   Port(Clique& clique, int rank) : clique_(clique), rank_(rank) {}
   ~Port() { forget_all(); }
 
-  Request* send(int target, const std::byte* data, std::size_t bytes);
-  Request* receive(int source, std::byte* data, std::size_t bytes);
+  Request* send(int target, const std::byte* data, std::size_t bytes, const Origin& origin);
+  Request* receive(int source, std::byte* data, std::size_t bytes, const Origin& origin);
   // Ends the request and forgets it. Throws Error at the deadline or when the job has failed.
   void wait(Request* request);
 
  private:
   Request* add(Request::Kind kind, int peer, const std::byte* from, std::byte* to,
-               std::size_t bytes);
+               std::size_t bytes, const Origin& origin);
   // Runs `step`; when it throws, the job is poisoned and no request of this rank stays behind.
   template <typename Step>
   void guarded(Step step);

@@ -280,7 +280,7 @@ TEST(lengths_that_differ) {
       throw Error(error);
     });
     for (const Outcome& outcome : permutes)
-      CHECK_CONTAINS(outcome.error, "rank 0 sends 1000 bytes", "rank 1 expects 2000");
+      CHECK_CONTAINS(outcome.error, "process 0 sends 1000 bytes", "process 1 expects 2000");
     const auto blocks = run_job(layout("2x1"), always(harness), [](Rank& rank) {
       const auto end = rank.all();
       run_case(*end, {Op::kAllToAll, DType::kF32, Reduction::kNone, 100, 1});

@@ -226,3 +226,14 @@ def device_id_bytes() -> int:
     import jaxlib
 
     return 4 if jaxlib.version.__version_info__ >= (0, 9, 1) else 8
+
+
+def numbers_programs() -> bool:
+    """Whether the numbers of a program's executions are the same in all processes for good.
+
+    Before 0.9, a program that one process had compiled again (after ``jax.clear_caches``, say) was
+    counted from the start again there.
+    """
+    import jaxlib
+
+    return jaxlib.version.__version_info__ >= (0, 9)

@@ -7,6 +7,7 @@ RUN_DIR/attempt_0/coordination.log          what it says
 RUN_DIR/attempt_0/process_1/error.json      the error that ended process 1
 RUN_DIR/attempt_0/process_1/interrupted     exists if the launcher's SIGINT has reached it
 RUN_DIR/attempt_0/process_1/stacks.txt      its Python stacks, each time somebody asks (`stacks`)
+RUN_DIR/attempt_0/process_1/programs_vary    exists if its programs' numbers may differ from others'
 RUN_DIR/attempt_0/process_1/exit.json       how process 1 ended, as the launcher saw it
 """
 
@@ -23,7 +24,8 @@ STOPPING = "stopping"
 ERROR = "error.json"
 EXIT = "exit.json"
 RECORDER = "recorder.bin"
-OF_PROCESS = (RECORDER, "sites.jsonl", ERROR, EXIT, "stacks.txt")
+PROGRAMS_VARY = "programs_vary"
+OF_PROCESS = (RECORDER, "sites.jsonl", "perhaps.jsonl", PROGRAMS_VARY, ERROR, EXIT, "stacks.txt")
 """The files of a process that are kept when the run has failed."""
 COORDINATION_PID = "coordination.pid"
 COORDINATION_LOG = "coordination.log"

@@ -46,7 +46,9 @@ def pairs(history: History) -> list[Pair]:
         for entry in track.entries:
             if not entry.is_permute:
                 continue
-            devices = ranks.setdefault(entry.clique, history.ranks(entry.clique))
+            if entry.clique not in ranks:
+                ranks[entry.clique] = history.ranks(entry.clique)
+            devices = ranks[entry.clique]
             for rank in entry.targets:
                 found[entry.clique, track.device, devices.get(rank, -1)] = None
             if entry.source >= 0:
@@ -66,7 +68,9 @@ def _compare(
     ours = [e for e in sender.entries if e.is_permute and e.clique == clique]
     if any(e.target_count > len(e.targets) for e in ours):
         return None  # a target that is not listed may be this one
-    named = all(e.identified for t in (sender, receiver) for e in t.entries if e.is_permute)
+    named = not history.run.programs_vary and all(
+        e.identified for t in (sender, receiver) for e in t.entries if e.is_permute
+    )
     if not (named or (sender.complete and receiver.complete)):
         return None
     sends = _messages(sender, clique, lambda e: to in e.targets, named)

@@ -19,12 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from lockstep._errors import RecordError
-from lockstep.launch.records import ErrorRecord, process_dir
+from lockstep.launch.records import PROGRAMS_VARY, ErrorRecord, process_dir
 from lockstep.record import format
 
 RECORDER = "recorder.bin"
 SITES = "sites.jsonl"
+PERHAPS = "perhaps.jsonl"
+"""The sites of calls that several programs may have made, as of now: written anew each time."""
 EXIT = "exit.json"
+VARY = PROGRAMS_VARY
+"""Exists where a process knows that its programs may have other run ids than those of others."""
 EXECUTIONS = 1 << 24
 """How many executions of one program are told apart by their run ids."""
 
@@ -85,6 +89,8 @@ class Run:
 
     processes: tuple[Process, ...]
     attempt: int = 0
+    programs_vary: bool = False
+    """One program may have had different run ids in different processes."""
 
 
 def attempts(directory: Path) -> list[int]:
@@ -118,9 +124,11 @@ def read_run(directory: Path, attempt: int | None = None) -> Run:
     for index, path in folders.items():
         record, trouble = records[index]
         sites, site_trouble = read_sites(path / SITES)
+        sites += read_sites(path / PERHAPS)[0]
         troubles = tuple(t for t in (trouble, site_trouble) if t)
         processes.append(Process(index, record, sites, *endings[index], troubles))
-    return Run(_whole(processes), number)
+    vary = any((path / VARY).exists() for path in folders.values())
+    return Run(_whole(processes), number, vary)
 
 
 def _whole(processes: list[Process]) -> tuple[Process, ...]:

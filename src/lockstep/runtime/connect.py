@@ -132,7 +132,7 @@ def start_engine() -> None:
                 cores=cores,
                 crowded=crowded,
                 device_id_bytes=_jax_compat.device_id_bytes(),
-                check_programs=config.check_programs,
+                check_programs=config.check_programs and _jax_compat.numbers_programs(),
                 strict=config.strict,
                 record=config.record,
                 recorder=_recorder_path(job.process),

@@ -42,6 +42,8 @@ _LONGEST_TEXT = 980
 """What an exception has room for, less what is put in front."""
 _ENDING_PATIENCE = 0.3
 """Seconds the launcher may take to write down how a process ended."""
+_LINES_PATIENCE = 0.5
+"""Seconds the others may take to write down the lines of a call that they have just met."""
 
 
 class Records:
@@ -69,25 +71,27 @@ class Records:
     def read(self, own: int, own_sites: Sequence[run.Site]) -> run.Run:
         """All that is known; how a process ended is read before its record (see `record.run`)."""
         processes = []
+        vary = programs_may_differ()
         for peer in self._peers:
             folder = self.folder(peer.process)
+            vary = vary or (folder is not None and (folder / run.VARY).exists())
             error = ErrorRecord.read(folder) if folder else None
             ended = self.ending(peer.process)
             sites = tuple(own_sites)
             if peer.process != own and folder is not None:
                 sites = run.read_sites(folder / run.SITES)[0]
+                sites += run.read_sites(folder / run.PERHAPS)[0]
             processes.append(
                 run.Process(peer.process, self.record(peer.process), sites, error, ended)
             )
-        return run.Run(tuple(processes), self._attempt)
+        return run.Run(tuple(processes), self._attempt, vary)
 
 
 class Sites:
     """Finds the lines of this process's collectives, and writes them down for the others."""
 
     def __init__(self, records: Records, process: int, live: Callable[[], Any]) -> None:
-        folder = records.folder(process)
-        self._path = folder / run.SITES if folder else None
+        self._folder = records.folder(process)
         self._records = records
         self._process = process
         self._programs = Programs(live)
@@ -105,8 +109,11 @@ class Sites:
         """Looks at what was recorded since the last time."""
         if not self._gather():
             return
+        if self._folder is not None and programs_may_differ():
+            with contextlib.suppress(OSError):
+                (self._folder / run.VARY).touch()
         matched = self._matcher.match(self._open, self._programs.all())
-        self._perhaps = []
+        before, self._perhaps = self._perhaps, []
         for execution, programs in matched.items():
             sites = [
                 _site(execution, program, c) for program in programs for c in program.collectives
@@ -114,9 +121,12 @@ class Sites:
             if self._matcher.is_known(execution):
                 del self._open[execution]
                 self._sure += sites
-                self._write(sites)
+                if self._folder is not None:
+                    self._put(self._folder / run.SITES, "a", sites)
             else:
                 self._perhaps += sites
+        if self._folder is not None and self._perhaps != before:
+            self._put(self._folder / run.PERHAPS, "w", self._perhaps)
 
     def _gather(self) -> bool:
         """Whether there are executions of programs that are not known."""
@@ -136,14 +146,14 @@ class Sites:
         calls = self._open.setdefault(next(near, entry.run_id), set())
         calls.add((format.OPS[entry.op], entry.op_id))
 
-    def _write(self, sites: Sequence[run.Site]) -> None:
+    @staticmethod
+    def _put(path: Path, mode: str, sites: Sequence[run.Site]) -> None:
         lines = [
             json.dumps({name: getattr(site, name) for name in site.__slots__}) for site in sites
         ]
-        if self._path is not None:
-            # The job goes on without the lines where they cannot be written.
-            with contextlib.suppress(OSError), open(self._path, "a", encoding="utf-8") as file:
-                file.write("".join(f"{line}\n" for line in lines))
+        # The job goes on without the lines where they cannot be written.
+        with contextlib.suppress(OSError), open(path, mode, encoding="utf-8") as file:
+            file.write("".join(f"{line}\n" for line in lines))
 
 
 def _site(execution: int, program: Program, collective: Collective) -> run.Site:
@@ -230,12 +240,27 @@ class Watcher(threading.Thread):
 
     def _explain(self, text_of_engine: str) -> None:
         """Fails the job with more than the engine knows of a difference that it has found."""
-        found = self._diagnose()
+        found = self._diagnose_with_lines()
         _engine.poison(_short(found) if found.kind.is_fault else text_of_engine)
+
+    def _diagnose_with_lines(self) -> match.Diagnosis:
+        """Waits for the lines of the others, who were rung too and look for them now."""
+        found = self._diagnose()
+        end = time.monotonic() + _LINES_PATIENCE
+        while found.kind.is_fault and self._lacks_lines(found) and time.monotonic() < end:
+            time.sleep(0.02)
+            found = self._diagnose()
+        return found
+
+    def _lacks_lines(self, found: match.Diagnosis) -> bool:
+        """Whether the others may still say to which line of the program a call belongs."""
+        return self._records.folder(self._process) is not None and any(
+            row.call is not None and not row.call.sites for row in found.rows if row.in_call
+        )
 
     def _look(self) -> None:
         """Somebody of this process waits long: finds out whether in vain."""
-        found = self._diagnose()
+        found = self._diagnose_with_lines()
         if found.kind.is_fault:
             _engine.poison(_short(found))
             return
@@ -331,10 +356,13 @@ def programs_may_differ() -> bool:
     """Whether one program may carry different numbers in different processes of this job.
 
     A program from the persistent compilation cache carries the number that it was compiled with,
-    in an earlier run perhaps, while another process may have compiled it afresh.
+    in an earlier run perhaps, while another process may have compiled it afresh. And who sets
+    LOCKSTEP_CHECK_PROGRAMS=0 says that they do.
     """
     import jax
 
+    if not _config.current().check_programs:
+        return True
     return bool(jax.config.values.get("jax_compilation_cache_dir"))
 
 

@@ -1,0 +1,242 @@
+"""A loop of collectives with a fault planted in one process: ``fault.py NAME PROCESS [STEPS]``.
+
+Each line of output is one JSON object: ``planted`` (CLOCK_MONOTONIC) when a process comes to the
+fault, ``raised`` when it catches what the fault has led to, ``number`` when a collective that must
+not succeed returns, ``wrong`` when one returns something else than it has to, ``finished`` at the
+end. A process that catches an error computes something on its own devices, and ends with status
+20 + its index. ``# LINE name`` marks the lines that errors have to name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+WIDTH = 1000
+FAULT_STEP = 3
+
+
+def say(**what: Any) -> None:
+    print(json.dumps(what), flush=True)
+
+
+jax.distributed.initialize()
+ME = jax.process_index()
+DEVICES = np.array(jax.devices())
+RANKS = DEVICES.size
+ALL = Mesh(DEVICES, ("all",))
+# Two by two, so that each row and each column has devices of two processes.
+SQUARE = Mesh(DEVICES[[0, 3, 2, 1]].reshape(2, 2), ("x", "y")) if RANKS == 4 else None
+
+
+def rows(width: int = WIDTH, dtype: Any = np.float32, mesh: Mesh = ALL, factor: int = 1) -> Any:
+    """One row a device: ``factor`` times its rank, from 1."""
+
+    def row(index: Any) -> np.ndarray:
+        return np.full((1, width), factor * ((index[0].start or 0) + 1), dtype)
+
+    sharding = NamedSharding(mesh, P(mesh.axis_names))
+    return jax.make_array_from_callback((RANKS, width), sharding, row)
+
+
+def over(mesh: Mesh | None) -> Callable[[Callable], Callable]:
+    def decorate(function: Callable) -> Callable:
+        if mesh is None:
+            return function
+        spec = P(mesh.axis_names)
+        mapped = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        return jax.jit(mapped)
+
+    return decorate
+
+
+@over(ALL)
+def total(x):
+    return lax.psum(x, "all")  # LINE total
+
+
+@over(ALL)
+def other_total(x):
+    return 2 * lax.psum(x, "all")  # LINE other_total
+
+
+@over(ALL)
+def largest(x):
+    return lax.pmax(x, "all")  # LINE largest
+
+
+@over(ALL)
+def gathered(x):
+    return lax.all_gather(x, "all").sum(0)  # LINE gathered
+
+
+@over(ALL)
+def ring(x):
+    return lax.ppermute(x, "all", [(i, (i + 1) % RANKS) for i in range(RANKS)])  # LINE ring
+
+
+@over(ALL)
+def ring_back(x):
+    return lax.ppermute(x, "all", [((i + 1) % RANKS, i) for i in range(RANKS)])  # LINE ring_back
+
+
+@over(SQUARE)
+def along_x(x):
+    return lax.psum(x, "x")  # LINE along_x
+
+
+@over(SQUARE)
+def along_y(x):
+    return lax.psum(x, "y")  # LINE along_y
+
+
+def numbers(array: jax.Array) -> list[float]:
+    """What this process has of the array: one number a row, NaN for one of unequal elements."""
+    parts = [np.asarray(shard.data) for shard in array.addressable_shards]
+    return [float(p.flat[0]) if (p == p.flat[0]).all() else float("nan") for p in parts]
+
+
+def usual() -> None:
+    """One step of the loop, with a look at its result."""
+    expected = RANKS * (RANKS + 1) / 2
+    if any(value != expected for value in numbers(total(rows()))):
+        say(wrong=numbers(total(rows())), expected=expected)
+
+
+def must_fail(*calls: Callable[[], jax.Array]) -> None:
+    """Calls that no process may come out of with all numbers."""
+    returned = [numbers(call()) for call in calls]
+    say(number=returned)
+
+
+def check_ring() -> jax.Array:
+    result = ring(rows())
+    received = [
+        (rank - 1) % RANKS + 1 for rank in range(RANKS) if DEVICES[rank].process_index == ME
+    ]
+    if numbers(result) != received:
+        say(wrong=numbers(result), expected=received)
+    return result
+
+
+def square() -> Any:
+    assert SQUARE is not None
+    return rows(mesh=SQUARE)
+
+
+def out_of_memory() -> None:
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 28),) * 2)
+    np.ones(1 << 32)
+
+
+def exit_in_the_compiler() -> None:
+    def exit_before_xla(event: str, *_: Any, **__: Any) -> None:
+        if event.endswith("jaxpr_to_mlir_module_duration"):
+            os._exit(7)
+
+    jax.monitoring.register_event_duration_secs_listener(exit_before_xla)
+    other_total(rows()).block_until_ready()
+
+
+def raise_error() -> None:
+    raise FileNotFoundError("no such file: data.npz")
+
+
+Step = Callable[[], Any]
+# What the process with the fault does at the step, and what the others do.
+FAULTS: dict[str, tuple[Step, Step]] = {
+    "none": (usual, usual),
+    "kill": (lambda: os.kill(os.getpid(), signal.SIGKILL), usual),
+    "stop": (lambda: os.kill(os.getpid(), signal.SIGSTOP), usual),
+    "exception": (raise_error, usual),
+    "exit": (lambda: sys.exit(0), usual),
+    "exit in the compiler": (exit_in_the_compiler, lambda: must_fail(lambda: other_total(rows()))),
+    "out of memory": (out_of_memory, usual),
+    "shorter loop": (lambda: "leave", usual),
+    "shape": (
+        lambda: must_fail(lambda: total(rows(WIDTH + 1))),
+        lambda: must_fail(lambda: total(rows())),
+    ),
+    "dtype": (
+        lambda: must_fail(lambda: total(rows(dtype=np.int32))),
+        lambda: must_fail(lambda: total(rows())),
+    ),
+    "reduction": (
+        lambda: must_fail(lambda: largest(rows())),
+        lambda: must_fail(lambda: total(rows())),
+    ),
+    "operation": (
+        lambda: must_fail(lambda: gathered(rows())),
+        lambda: must_fail(lambda: total(rows())),
+    ),
+    # A rank whose own two neighbours do the same has its right number before the others notice.
+    "permutation": (
+        lambda: must_fail(lambda: ring_back(rows()), lambda: total(rows())),
+        lambda: must_fail(check_ring, lambda: total(rows())),
+    ),
+    "axis": (
+        lambda: must_fail(lambda: along_y(square()), lambda: total(rows())),
+        lambda: must_fail(lambda: along_x(square()), lambda: total(rows())),
+    ),
+    "swapped": (
+        lambda: must_fail(lambda: gathered(rows()), lambda: total(rows())),
+        lambda: must_fail(lambda: total(rows()), lambda: gathered(rows())),
+    ),
+    "swapped look-alikes": (
+        lambda: must_fail(lambda: other_total(rows(factor=5)), lambda: total(rows())),
+        lambda: must_fail(lambda: total(rows()), lambda: other_total(rows(factor=5))),
+    ),
+    "swapped data": (  # one program, called on two arrays in opposite order
+        lambda: must_fail(lambda: total(rows(factor=5)), lambda: total(rows())),
+        lambda: must_fail(lambda: total(rows()), lambda: total(rows(factor=5))),
+    ),
+    "crossing cliques": (
+        lambda: must_fail(lambda: along_y(square()), lambda: along_x(square())),
+        lambda: must_fail(lambda: along_x(square()), lambda: along_y(square())),
+    ),
+    "one-sided program": (
+        lambda: must_fail(lambda: other_total(rows()), lambda: total(rows())),
+        lambda: must_fail(lambda: total(rows()), lambda: total(rows())),
+    ),
+}
+
+
+def loop(fault: str, culprit: int, steps: int) -> None:
+    for step in range(steps):
+        if step == FAULT_STEP and fault != "none":
+            say(planted=time.monotonic())
+            if FAULTS[fault][ME != culprit]() == "leave":
+                return
+        else:
+            usual()
+        if step == FAULT_STEP:
+            say(going=True)
+
+
+def main(fault: str, culprit: str, steps: str = "6") -> None:
+    try:
+        loop(fault, int(culprit), int(steps))
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        say(raised=str(error), at=time.monotonic())
+        say(saved=float(jnp.ones(10).sum()))
+        sys.exit(20 + ME)
+    say(finished=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

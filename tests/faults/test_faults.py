@@ -1,0 +1,153 @@
+"""A fault in one process becomes an exception in the others, in time, that names the culprit.
+
+That the death of the launcher leaves nothing behind: tests/launch/test_stop.py. That survivors of
+process 0 live on: tests/launch/test_survivors.py. Waits of the application: tests/runtime.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from faults.harness import line, run_fault
+
+slow = pytest.mark.slow
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A fault, and what the exception of each survivor has to say."""
+
+    fault: str
+    words: tuple[str, ...]
+    n: int = 2
+    d: int = 1
+    culprit: int = 1
+    diverges: bool = False
+    """The process with the fault is alive, and raises too."""
+    status: int | None = None
+    """With which the process with the fault ends, where it does not raise."""
+    first: str = ""
+    """What the launcher says of the first failure."""
+
+
+def row(fault: str, *words: str, slow: bool = False, **more) -> object:
+    built = Row(fault, words, **more)
+    name = f"{fault}, {built.n}x{built.d}, process {built.culprit}"
+    return pytest.param(built, id=name, marks=[pytest.mark.slow] if slow else [])
+
+
+TOTAL, OTHER, LARGEST = line("total"), line("other_total"), line("largest")
+GATHERED, RING, BACK = line("gathered"), line("ring"), line("ring_back")
+KILLED = r"^\S+: MPI error: lockstep: process {} \(pid \d+ on .*\) was killed by SIGKILL"
+SIGKILL = "killed by SIGKILL (signal 9)"
+CIRCLE = r"a circle of waits|these must be the same"
+
+DEATHS = [
+    row("kill", KILLED.format(0), "after 3 collectives", culprit=0, status=-9, first=SIGKILL),
+    row("kill", KILLED.format(1), "after 3 collectives", n=3, d=2, status=-9, first=SIGKILL),
+    row("kill", KILLED.format(2), n=4, culprit=2, status=-9, first=SIGKILL, slow=True),
+    row(
+        "exception",
+        r"process 1 \(pid \d+ on .*failed: FileNotFoundError: no such file: data.npz",
+        status=1,
+        first="FileNotFoundError: no such file: data.npz",
+    ),
+    row("exception", r"process 0 \(.*failed: FileNotFoundError", culprit=0, status=1, slow=True),
+    row("exit", r"process 1 \(.*ended.* after 3 collectives", TOTAL, status=0),
+    row("exit", r"process 0 \(.*ended.* after 3 collectives", culprit=0, status=0, slow=True),
+    row("exit in the compiler", r"process 1 \(.*failed with exit code 7", status=7),
+    row("out of memory", r"process 1 \(.*Unable to allocate 32", status=1),
+    row(
+        "shorter loop",
+        r"process 1 \(.*ended.* after 3 collectives",
+        rf"waits? in .*4th: all-reduce \(sum\) of 1000 x f32, {TOTAL}",
+        "Likely: a loop with fewer steps on process 1",
+        n=3,
+        status=0,
+    ),
+    row("shorter loop", r"process 0 \(.*ended", TOTAL, d=2, culprit=0, status=0, slow=True),
+]
+DIVERGENCES = [
+    row(
+        "shape",
+        rf"process 1 \(.*\) called all-reduce \(sum\) of 1001 x f32, {TOTAL} in total, "
+        rf"where processes 0, 2 called all-reduce \(sum\) of 1000 x f32, {TOTAL} in total",
+        "as the 4th collective on 3 devices",
+        "Likely: different shapes",
+        n=3,
+        diverges=True,
+    ),
+    row("shape", "of 1001 x f32", "of 1000 x f32", TOTAL, d=2, diverges=True, slow=True),
+    row(
+        "dtype",
+        rf"process 1 \(.*\) called all-reduce \(sum\) of 1000 x s32, {TOTAL}",
+        "Likely: different dtypes",
+        diverges=True,
+    ),
+    row(
+        "reduction",
+        rf"process 0 \(.*\) called all-reduce \(sum\) of 1000 x f32, {TOTAL} in total",
+        rf"process 1 \(.*\) called all-reduce \(max\) of 1000 x f32, {LARGEST} in largest",
+        diverges=True,
+    ),
+    row(
+        "operation",
+        rf"process 1 \(.*\) called all-gather of \d+ x f32, {GATHERED} in gathered",
+        diverges=True,
+        slow=True,
+    ),
+    row("permutation", rf"process 1 \(.*collective-permute.*{BACK}", RING, n=3, diverges=True),
+    row("axis", line("along_x"), line("along_y"), d=2, diverges=True),
+    row("axis", line("along_y"), n=4, diverges=True, slow=True),
+    row(
+        "swapped",
+        rf"process 0 \(.*\) called all-reduce \(sum\) of 1000 x f32, {TOTAL} in total",
+        rf"process 1 \(.*\) called all-gather of \d+ x f32, {GATHERED} in gathered",
+        diverges=True,
+    ),
+    row(
+        "swapped look-alikes",
+        rf"process 0 \(.*\) called all-reduce \(sum\) of 1000 x f32, {TOTAL} in total",
+        # The fault comes before the two programs can be told apart by their numbers.
+        rf"process 1 \(.*\) called all-reduce \(sum\) of 1000 x f32,.* {OTHER} in .*other_total",
+        d=2,
+        diverges=True,
+    ),
+    row(
+        "swapped look-alikes",
+        rf"process 0 \(.*\) called .*{OTHER} in .*other_total, where",
+        n=4,
+        culprit=0,
+        diverges=True,
+        slow=True,
+    ),
+    row("crossing cliques", CIRCLE, line("along_x"), line("along_y"), d=2, diverges=True),
+    row("crossing cliques", CIRCLE, line("along_x"), n=4, diverges=True, slow=True),
+    row("one-sided program", OTHER, "only process 1 has the program other_total", diverges=True),
+]
+
+
+@pytest.mark.parametrize("row", [*DEATHS, *DIVERGENCES])
+def test_all_survivors_raise_and_name_the_culprit(row: Row) -> None:
+    outcome = run_fault(row.fault, n=row.n, d=row.d, culprit=row.culprit)
+    survivors = [i for i in range(row.n) if i != row.culprit or row.diverges]
+    for process in survivors:
+        outcome.assert_raised(process, row.culprit, row.words)
+        assert outcome.processes[process].status == 20 + process, outcome.result
+    if not row.diverges:
+        assert outcome.processes[row.culprit].status == row.status, outcome.result
+    assert outcome.result.status != 0
+    assert row.first in outcome.result.said_by_launcher.splitlines()[0], outcome.result
+
+
+@slow
+@pytest.mark.parametrize("fault", ["swapped data"])
+def test_strict_sees_what_the_default_does_not(fault: str) -> None:
+    seen = run_fault(fault, options=["--strict"])
+    for process in range(2):
+        seen.assert_raised(process, 1, [TOTAL])
+    # The same program at the same place with other data: nothing tells the two calls apart.
+    unseen = run_fault(fault)
+    assert all("number" in told.said for told in unseen.processes), unseen.result

@@ -1,0 +1,38 @@
+"""A correct program raises nothing, however unlike its processes are in what is their own."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from faults.harness import PROGRAMS
+from support import run_lockstep
+
+SOUND = PROGRAMS / "sound.py"
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "options"),
+    [
+        (2, 2, []),
+        pytest.param(3, 1, [], marks=pytest.mark.slow),
+        pytest.param(4, 2, [], marks=pytest.mark.slow),
+        pytest.param(2, 2, ["--strict"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_correct_program_raises_nothing(n: int, d: int, options: list[str]) -> None:
+    result = run_lockstep(options, SOUND, n=n, d=d, program_args=[""], timeout=120)
+    assert result.by_process == {i: ["finished"] for i in range(n)}, result
+    assert "lockstep" not in result.stderr, result
+
+
+def test_a_compilation_cache_that_is_warm_on_one_process_only(tmp_path: Path) -> None:
+    # Programs from the cache carry the numbers of the run that compiled them.
+    for _ in range(2):
+        result = run_lockstep([], SOUND, d=2, program_args=[str(tmp_path)], timeout=120)
+        assert result.by_process == {0: ["finished"], 1: ["finished"]}, result
+        assert "lockstep:" not in result.stderr, result
+        assert list((tmp_path / "0").iterdir())
+        shutil.rmtree(tmp_path / "1")
