@@ -264,6 +264,43 @@ void Exchange::check(const Signature& theirs, int peer) {
                    lockstep::describe(theirs) + kMismatchHint + (look_alike ? kOtherProgram : ""));
 }
 
+bool Exchange::single_copy(std::size_t bytes) {
+  if (bytes == 0 || bytes < clique_.world().single_copy_from()) return false;
+  auto& known = clique_.single_copy();
+  if (!known) known = agree_on_single_copy();
+  return *known;
+}
+
+bool Exchange::agree_on_single_copy() {
+  // Who is here has started, and can be read if anybody can.
+  tell_all(std::byte{0}, [](std::byte) {});
+  bool all = true;
+  for (const Group& group : clique_.groups())
+    all = clique_.world().peers().readable(group.process) && all;
+  tell_all(std::byte{all}, [&](std::byte theirs) { all = theirs != std::byte{0} && all; });
+  return all;
+}
+
+template <typename Take>
+void Exchange::tell_all(std::byte mine, Take take) {
+  Lane& own = clique_.partials(self());
+  *acquire(own) = mine;
+  publish(own);
+  for (int group = 0; group < peers(); ++group) {
+    if (group == self()) continue;
+    take(*await(clique_.partials(group)));
+    clique_.partials(group).release();
+  }
+}
+
+void Exchange::read(int group, std::span<const PeerMemory::Piece> pieces) {
+  clique_.world().peers().read(clique_.groups()[static_cast<std::size_t>(group)].process, pieces);
+}
+
+void Exchange::drain(Lane& lane) {
+  while (Counter* reader = lane.unread_by()) wait(*reader, lane.read_target(), -1);
+}
+
 void Exchange::wait(Counter& counter, std::uint32_t target, int peer) {
   switch (wait_until(counter, target, watch_)) {
     case WaitResult::kReached:

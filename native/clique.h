@@ -11,11 +11,13 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "fabric/lane.h"
+#include "fabric/peer_memory.h"
 #include "fabric/wait.h"
 #include "mailbox.h"
 #include "types.h"
@@ -88,6 +90,10 @@ class Clique {
   std::uint64_t id() const { return id_; }
   int member_of(int rank) const { return member_of_[static_cast<std::size_t>(rank)]; }
 
+  // Whether all processes of the clique can read one another's memory; nobody knows at first.
+  // Belongs to the leader.
+  std::optional<bool>& single_copy() { return single_copy_; }
+
  private:
   std::byte* shared_memory(std::size_t bytes);
 
@@ -99,6 +105,7 @@ class Clique {
   int self_ = -1;
   std::size_t max_local_ = 0;
   std::size_t capacity_ = 0;
+  std::optional<bool> single_copy_;
   std::vector<std::byte> private_memory_;
   std::vector<Lane> partials_;
   std::vector<Lane> results_;
@@ -122,7 +129,20 @@ class Exchange {
   // The next message of a peer's lane. Throws when the peer is in another collective.
   const std::byte* await(Lane& lane);
 
+  // Whether this collective, in which so many bytes go from one process to another, moves them in
+  // one copy. The same answer in every process: the first time, they try it and tell one another.
+  bool single_copy(std::size_t bytes);
+  // Copies from the memory of the group with this index.
+  void read(int group, std::span<const PeerMemory::Piece> pieces);
+  // Returns when every peer has released all messages of this process's lane: none of them reads a
+  // buffer any more whose address was in one.
+  void drain(Lane& lane);
+
  private:
+  bool agree_on_single_copy();
+  // Sends the byte to all and hands each of theirs to `take`.
+  template <typename Take>
+  void tell_all(std::byte mine, Take take);
   void wait(Counter& counter, std::uint32_t target, int peer);
   void check(const Signature& theirs, int peer);
   void record_arrival();

@@ -36,7 +36,7 @@ void Communicator::fail(const std::string& what) {
 
 void Communicator::run_locked(Call& call) {
   World& world = clique_.world();
-  world.check_allowed();
+  world.check_allowed(call.origin);
   if (rounds_ != 0) fail(std::string(name_of(call.op)) + " in the middle of an all-to-all");
   const std::uint32_t sequence = sequence_++;
   call.entered = Clock::now();
@@ -53,7 +53,7 @@ void Communicator::run_locked(Call& call) {
 void Communicator::send_receive(const std::byte* from, int target, std::byte* to, int source,
                                 std::size_t bytes, const Origin& origin) {
   std::lock_guard lock(mutex_);
-  clique_.world().check_allowed();
+  clique_.world().check_allowed(origin);
   const int next = rounds_ + 1;
   if (target != (rank_ + next) % size() || source != (rank_ + size() - next) % size() ||
       (rounds_ != 0 && all_to_all_.count != bytes))
@@ -77,7 +77,7 @@ void Communicator::send_receive(const std::byte* from, int target, std::byte* to
 // wait for the last of them.
 void Communicator::begin_permute(std::size_t bytes, const Origin& origin) {
   World& world = clique_.world();
-  world.check_allowed();
+  world.check_allowed(origin);
   if (open_requests_++ != 0) return;
   Call call;
   call.op = Op::kPermute;
@@ -92,7 +92,7 @@ Request* Communicator::send(int target, const std::byte* data, std::size_t bytes
   std::lock_guard lock(mutex_);
   begin_permute(bytes, origin);
   Recorder::add_target(permute_, target);
-  return recorded(permute_, [&] { return port_.send(target, data, bytes); });
+  return recorded(permute_, [&] { return port_.send(target, data, bytes, origin); });
 }
 
 Request* Communicator::receive(int source, std::byte* data, std::size_t bytes,
@@ -100,7 +100,7 @@ Request* Communicator::receive(int source, std::byte* data, std::size_t bytes,
   std::lock_guard lock(mutex_);
   begin_permute(bytes, origin);
   Recorder::add_source(permute_, source);
-  return recorded(permute_, [&] { return port_.receive(source, data, bytes); });
+  return recorded(permute_, [&] { return port_.receive(source, data, bytes, origin); });
 }
 
 void Communicator::wait(Request* request) {

@@ -160,6 +160,7 @@ int lockstep_start(const lockstep_options* given) {
     options.recorder.enabled = given->record != 0;
     options.recorder.attempt = given->attempt;
     Engine::instance().set_checks(given->check_programs != 0, given->strict != 0);
+    options.single_copy = given->single_copy != 0;
     Engine::instance().start(std::move(options));
   });
 }

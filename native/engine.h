@@ -44,6 +44,7 @@ struct lockstep_options {
   const char* recorder;    // path of the recorder's file; null: in memory
   const char* host;
   int attempt;
+  int single_copy;  // large messages straight from the memory of other processes, if possible
 };
 int lockstep_start(const lockstep_options* options);
 

@@ -18,11 +18,17 @@ constexpr std::size_t kSlotBytes = 64 << 10;
 struct Ring {
   struct Slot {
     std::uint64_t message_bytes;  // of the whole message; the receiver compares it
-    std::byte padding[56];
+    std::uint64_t address;        // of the whole message in the sender's memory; 0: it is in `data`
+    std::int64_t execution;       // of the sender's Origin
+    std::int64_t channel;
+    std::byte padding[32];
     std::byte data[kSlotBytes];
   };
   Counter written;
   Counter read;
+  // Whether the receiver can read the sender's memory: it says so once, before its first message.
+  enum : std::uint32_t { kUnknown, kYes, kNo };
+  alignas(64) std::atomic<std::uint32_t> readable;
   Slot slots[kSlots];
 };
 
@@ -49,6 +55,11 @@ Mailbox::Mailbox(Clique& clique, std::byte* memory)
 
 bool Mailbox::same_process(int a, int b) const {
   return group_of_[static_cast<std::size_t>(a)] == group_of_[static_cast<std::size_t>(b)];
+}
+
+int Mailbox::process_of(int rank) const {
+  return clique_.groups()[static_cast<std::size_t>(group_of_[static_cast<std::size_t>(rank)])]
+      .process;
 }
 
 std::size_t Mailbox::pair(int source, int target) const {
@@ -82,11 +93,7 @@ void Mailbox::receive_local(int self, Request& request) {
     std::lock_guard lock(channel.mutex);
     if (channel.sent.empty()) return;
     Request& sent = *channel.sent.front();
-    if (sent.bytes != request.bytes)
-      throw Error("lockstep: collective-permute on " + clique_.describe() + ": rank " +
-                  std::to_string(request.peer) + " sends " + std::to_string(sent.bytes) +
-                  " bytes, rank " + std::to_string(self) + " expects " +
-                  std::to_string(request.bytes) + ".");
+    check(self, request, sent.bytes, sent.origin);
     channel.sent.pop_front();
     OutputCopy(request.bytes)(request.to, sent.from, request.bytes);
     sent.complete.store(true, std::memory_order_release);
@@ -107,12 +114,30 @@ std::byte* Mailbox::region(int source, int target, bool make) {
 
 void Mailbox::send_shared(int self, Request& request) {
   auto& ring = *reinterpret_cast<Ring*>(region(self, request.peer, true));
+  if (request.started) {
+    if (ring.read.reached(request.offered + 1))
+      request.complete.store(true, std::memory_order_relaxed);
+    return;
+  }
+  const bool by_address = request.moved == 0 && request.bytes != 0 &&
+                          request.bytes >= clique_.world().single_message_from() &&
+                          ring.readable.load(std::memory_order_acquire) == Ring::kYes;
   while (!request.complete.load(std::memory_order_relaxed)) {
     const std::uint32_t next = ring.written.load();
     if (!ring.read.reached(next + 1 - kSlots)) return;
     Ring::Slot& slot = ring.slots[next % kSlots];
-    const std::size_t n = std::min(kSlotBytes, request.bytes - request.moved);
     slot.message_bytes = request.bytes;
+    slot.execution = request.origin.execution;
+    slot.channel = request.origin.channel;
+    slot.address = by_address ? reinterpret_cast<std::uint64_t>(request.from) : 0;
+    if (by_address) {
+      request.started = true;
+      request.offered = next;
+      ring.written.advance();
+      bell(request.peer).advance();
+      return;
+    }
+    const std::size_t n = std::min(kSlotBytes, request.bytes - request.moved);
     std::memcpy(slot.data, request.from + request.moved, n);
     request.moved += n;
     if (request.moved == request.bytes) request.complete.store(true, std::memory_order_relaxed);
@@ -125,56 +150,97 @@ void Mailbox::receive_shared(int self, Request& request) {
   std::byte* memory = region(request.peer, self, false);
   if (memory == nullptr) return;
   auto& ring = *reinterpret_cast<Ring*>(memory);
+  const PeerMemory& peers = clique_.world().peers();
+  const int process = process_of(request.peer);
+  if (ring.readable.load(std::memory_order_relaxed) == Ring::kUnknown)
+    ring.readable.store(peers.readable(process) ? Ring::kYes : Ring::kNo,
+                        std::memory_order_release);
   while (!request.complete.load(std::memory_order_relaxed)) {
     const std::uint32_t next = ring.read.load();
     if (!ring.written.reached(next + 1)) return;
     const Ring::Slot& slot = ring.slots[next % kSlots];
-    if (slot.message_bytes != request.bytes)
-      throw Error("lockstep: collective-permute on " + clique_.describe() + ": rank " +
-                  std::to_string(request.peer) + " sends " + std::to_string(slot.message_bytes) +
-                  " bytes, rank " + std::to_string(self) + " expects " +
-                  std::to_string(request.bytes) + ".");
-    const std::size_t n = std::min(kSlotBytes, request.bytes - request.moved);
-    OutputCopy(request.bytes)(request.to + request.moved, slot.data, n);
-    request.moved += n;
+    if (request.moved == 0)
+      check(self, request, slot.message_bytes, {slot.execution, slot.channel, 0});
+    if (slot.address != 0) {
+      const PeerMemory::Piece whole{slot.address, request.to, request.bytes};
+      peers.read(process, {&whole, 1});
+      request.moved = request.bytes;
+    } else {
+      const std::size_t n = std::min(kSlotBytes, request.bytes - request.moved);
+      OutputCopy(request.bytes)(request.to + request.moved, slot.data, n);
+      request.moved += n;
+    }
     if (request.moved == request.bytes) request.complete.store(true, std::memory_order_relaxed);
     ring.read.advance();
     bell(request.peer).advance();
   }
 }
 
+void Mailbox::check(int self, const Request& request, std::size_t bytes, const Origin& origin) {
+  World& world = clique_.world();
+  const auto device = [&](int rank) {
+    const int id = clique_.devices()[static_cast<std::size_t>(rank)];
+    return "device " + std::to_string(id) + " of " + world.label(world.process_of(id));
+  };
+  if (bytes != request.bytes)
+    throw Divergence("lockstep: collective-permute on " + clique_.describe() + ": " +
+                     device(request.peer) + " sends " + std::to_string(bytes) + " bytes, " +
+                     device(self) + " expects " + std::to_string(request.bytes) + ".");
+  if (origin.agrees(request.origin)) return;
+  if (!same_process(self, request.peer) && world.let_through()) return;
+  throw Divergence("lockstep: collective-permute on " + clique_.describe() + ": " +
+                   device(request.peer) + " sends " + std::to_string(bytes) + " bytes to " +
+                   device(self) +
+                   ", which expects as many, but of another program or another execution of one: "
+                   "the processes run their programs in different orders. "
+                   "LOCKSTEP_CHECK_PROGRAMS=0 lets such calls meet.");
+}
+
 void Mailbox::withdraw(int self, Request& request) {
-  if (request.kind != Request::kSend || !request.started || !same_process(self, request.peer))
+  if (request.kind != Request::kSend || !request.started) return;
+  if (!same_process(self, request.peer)) {
+    // The receiver reads the buffer or is about to, and believes its bytes while the job is
+    // healthy.
+    send_shared(self, request);
+    if (!request.complete.load(std::memory_order_relaxed))
+      clique_.world().arena().poison("lockstep: collective-permute on " + clique_.describe() +
+                                     ": rank " + std::to_string(self) + " left before rank " +
+                                     std::to_string(request.peer) + " had its message.");
     return;
+  }
   LocalChannel& channel = *local_[pair(self, request.peer)];
   std::lock_guard lock(channel.mutex);
   std::erase(channel.sent, &request);
 }
 
 Request* Port::add(Request::Kind kind, int peer, const std::byte* from, std::byte* to,
-                   std::size_t bytes) {
+                   std::size_t bytes, const Origin& origin) {
   auto request = std::make_unique<Request>();
   request->kind = kind;
   request->peer = peer;
   request->from = from;
   request->to = to;
   request->bytes = bytes;
+  request->origin = origin;
   Request* added = pending_.emplace_back(std::move(request)).get();
   guarded([&] {
     if (peer < 0 || peer >= clique_.size())
       throw Error("lockstep: collective-permute names rank " + std::to_string(peer) + " of " +
                   clique_.describe() + ".");
-    if (!behind_another(pending_.size() - 1)) clique_.mailbox().progress(rank_, *added);
+    // A receive moves nothing before its wait: reading a large message here would hold up the sends
+    // that this rank has yet to start, and two ranks would read one after the other.
+    if (kind == Request::kSend && !behind_another(pending_.size() - 1))
+      clique_.mailbox().progress(rank_, *added);
   });
   return added;
 }
 
-Request* Port::send(int target, const std::byte* data, std::size_t bytes) {
-  return add(Request::kSend, target, data, nullptr, bytes);
+Request* Port::send(int target, const std::byte* data, std::size_t bytes, const Origin& origin) {
+  return add(Request::kSend, target, data, nullptr, bytes, origin);
 }
 
-Request* Port::receive(int source, std::byte* data, std::size_t bytes) {
-  return add(Request::kReceive, source, nullptr, data, bytes);
+Request* Port::receive(int source, std::byte* data, std::size_t bytes, const Origin& origin) {
+  return add(Request::kReceive, source, nullptr, data, bytes, origin);
 }
 
 void Port::wait(Request* request) {
@@ -203,6 +269,10 @@ template <typename Step>
 void Port::guarded(Step step) {
   try {
     step();
+  } catch (const Divergence& error) {
+    const std::string text = clique_.world().diverged(error.what());
+    forget_all();
+    throw Error(text);
   } catch (const Error& error) {
     clique_.world().arena().poison(error.what());
     forget_all();

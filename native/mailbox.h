@@ -4,7 +4,9 @@
 // no call at all. So each ordered pair of ranks has its own channel, and messages of a pair match
 // in the order in which they were sent. Ranks of one process hand over a pointer and copy once;
 // between processes the message streams through a small ring of slots in shared memory, which
-// exists from the first message of the pair on.
+// exists from the first message of the pair on. A large message goes as its address in one slot,
+// for a receiver that has found out that it can read the sender's memory; the sender's request is
+// then complete when the receiver has released the slot.
 //
 // A rank waits for several things at once (room to send, data to receive), so whoever does
 // something for a rank rings that rank's bell, and the rank looks at all its requests again.
@@ -18,6 +20,7 @@
 #include <vector>
 
 #include "fabric/wait.h"
+#include "origin.h"
 
 namespace lockstep {
 
@@ -30,8 +33,10 @@ struct Request {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
   std::size_t bytes = 0;
+  Origin origin;
   std::size_t moved = 0;
   bool started = false;
+  std::uint32_t offered = 0;  // the slot that holds the address of a started send between processes
   // Within a process the receiver completes the sender's request.
   std::atomic<bool> complete{false};
 };
@@ -60,6 +65,9 @@ class Mailbox {
   void receive_local(int self, Request& request);
   void send_shared(int self, Request& request);
   void receive_shared(int self, Request& request);
+  int process_of(int rank) const;
+  // Throws Divergence unless the message is the one that the request expects.
+  void check(int self, const Request& request, std::size_t bytes, const Origin& origin);
   // Null while the sender has not made it.
   std::byte* region(int source, int target, bool make);
 
@@ -76,14 +84,14 @@ class Port {
   Port(Clique& clique, int rank) : clique_(clique), rank_(rank) {}
   ~Port() { forget_all(); }
 
-  Request* send(int target, const std::byte* data, std::size_t bytes);
-  Request* receive(int source, std::byte* data, std::size_t bytes);
+  Request* send(int target, const std::byte* data, std::size_t bytes, const Origin& origin);
+  Request* receive(int source, std::byte* data, std::size_t bytes, const Origin& origin);
   // Ends the request and forgets it. Throws Error at the deadline or when the job has failed.
   void wait(Request* request);
 
  private:
   Request* add(Request::Kind kind, int peer, const std::byte* from, std::byte* to,
-               std::size_t bytes);
+               std::size_t bytes, const Origin& origin);
   // Runs `step`; when it throws, the job is poisoned and no request of this rank stays behind.
   template <typename Step>
   void guarded(Step step);

@@ -34,7 +34,8 @@ World::World(WorldOptions options)
     : options_(std::move(options)),
       arena_(options_.arena ? options_.arena
                             : std::make_shared<Arena>(options_.arena_fd, options_.nonce)),
-      recorder_(complete(options_)) {}
+      recorder_(complete(options_)),
+      peers_(*arena_, options_.process, options_.labels, options_.single_copy) {}
 
 World::~World() = default;
 
@@ -85,13 +86,17 @@ Clique& World::clique(const std::vector<int>& devices) {
 void World::forbid(std::string text) {
   std::lock_guard lock(forbidden_mutex_);
   forbidden_text_ = std::move(text);
-  forbidden_.store(!forbidden_text_.empty(), std::memory_order_release);
+  forbidden_.store(!forbidden_text_.empty() || !refused_.empty(), std::memory_order_release);
 }
 
-void World::check_allowed() const {
+void World::check_allowed(const Origin& origin) {
   if (!forbidden_.load(std::memory_order_acquire)) return;
   std::lock_guard lock(forbidden_mutex_);
-  if (!forbidden_text_.empty()) throw Error(forbidden_text_);
+  const auto refused = refused_.find(origin.execution);
+  if (refused != refused_.end()) throw Error(refused->second);
+  if (forbidden_text_.empty()) return;
+  if (origin.known()) refused_.emplace(origin.execution, forbidden_text_);
+  throw Error(forbidden_text_);
 }
 
 void World::set_watched(bool watched) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "fabric/arena.h"
+#include "fabric/peer_memory.h"
 #include "fabric/wait.h"
 #include "recorder.h"
 #include "types.h"
@@ -29,6 +30,10 @@ struct WorldOptions {
   int cores = 1;               // this process's share of the host's cores
   bool crowded = false;        // more processes than cores on this host
   int device_id_bytes = 4;     // in this jaxlib's lists of devices
+  bool single_copy = true;     // large messages by PeerMemory, where the system permits it
+  // From how many bytes on, from one process to another; the same in all processes. Below, two
+  // copies in the cache cost less than a system call that looks up every page.
+  std::size_t single_copy_from = 512 << 10;
   // Worlds that share one mapping, in place of arena_fd and nonce. ThreadSanitizer knows memory by
   // its address: it sees what two Worlds of one process do to the arena only where they share it.
   std::shared_ptr<Arena> arena;
@@ -52,9 +57,11 @@ class World {
   Recorder& recorder() { return recorder_; }
   const Alarm& alarm() const { return alarm_; }
 
-  // While this is set, a collective of this process raises it at once. Empty: none.
+  // While this is set, a collective of this process raises it at once. Empty: none. An execution
+  // that was refused stays refused: the devices of a process come to a collective one by one, and
+  // one that comes when this is lifted would wait for the others for ever.
   void forbid(std::string text);
-  void check_allowed() const;
+  void check_allowed(const Origin& origin);
 
   // Two members of a clique are in different collectives. Poisons the job, after giving the watcher
   // (if there is one) time to poison it with a table of who called what; returns what all raise.
@@ -68,6 +75,8 @@ class World {
   void set_watched(bool watched);
   std::string next_question();
   void answer(bool yes);
+  const PeerMemory& peers() const { return peers_; }
+  std::size_t single_copy_from() const { return options_.single_copy_from; }
 
   // The table of all devices: global id -> process. Set once, before any clique is asked for.
   void set_devices(const std::vector<int>& ids, const std::vector<int>& processes);
@@ -78,6 +87,14 @@ class World {
   // The clique of these devices, in this order. All its processes get the same shared state.
   Clique& clique(const std::vector<int>& devices);
 
+  // How long a message from one rank to another has to be before its address is sent in its place.
+  // Streaming through slots is faster while both ends have a core and the pages are small (glibc
+  // takes huge ones for buffers of more than 32 MiB); with one core for both it takes twice as
+  // long.
+  std::size_t single_message_from() const {
+    return options_.single_copy_from * (options_.crowded ? 1 : 64);
+  }
+
   // How long a leader may spin for another process, and a device's thread for its siblings.
   std::chrono::nanoseconds process_spin() const;
   std::chrono::nanoseconds sibling_spin(int siblings) const;
@@ -87,9 +104,10 @@ class World {
   const std::shared_ptr<Arena> arena_;
   Recorder recorder_;
   Alarm alarm_;
-  std::atomic<bool> forbidden_{false};
-  mutable std::mutex forbidden_mutex_;
+  std::atomic<bool> forbidden_{false};  // something is, or was refused
+  std::mutex forbidden_mutex_;
   std::string forbidden_text_;
+  std::map<std::int64_t, std::string> refused_;  // by execution
 
   // What a rank asks the watcher; guarded by question_mutex_.
   bool ask(const std::string& question, std::chrono::milliseconds patience);
@@ -99,6 +117,7 @@ class World {
   bool watched_ = false;
   int reply_ = -1;
 
+  const PeerMemory peers_;
   mutable std::mutex mutex_;
   std::unordered_map<int, int> process_of_;
   std::map<std::vector<int>, std::unique_ptr<Clique>> cliques_;

@@ -34,7 +34,7 @@ def exported() -> list[str]:
     tree = ast.parse(Path(lockstep.__file__).read_text())
     return [
         alias.asname
-        for node in tree.body
+        for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
         if alias.asname is not None and not alias.asname.startswith("_")

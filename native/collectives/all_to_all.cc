@@ -1,14 +1,20 @@
 // All-to-all: one message of a process holds, for each of its ranks, the blocks for all ranks
-// elsewhere; every other process picks out what is for its own ranks. XLA copies the block that a
+// elsewhere; every other process picks out what is for its own ranks. Large blocks are read
+// straight from the memory of their process, where that is possible. XLA copies the block that a
 // rank keeps for itself.
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "collectives/collectives.h"
 #include "collectives/copy.h"
+#include "world.h"
 
 namespace lockstep {
 namespace {
+
+constexpr std::size_t kSmallestPiece = 16 << 10;
 
 struct AllToAll {
   Exchange& exchange;
@@ -53,6 +59,48 @@ struct AllToAll {
     }
   }
 
+  // In one copy, if the blocks are worth a piece each and their addresses fit into one message.
+  bool reads() const {
+    if (bytes < std::min(kSmallestPiece, clique.world().single_copy_from())) return false;
+    if (in_table(clique.max_local(), 0) * sizeof(std::uint64_t) > clique.capacity()) return false;
+    return exchange.single_copy(bytes * clique.max_local() * clique.max_local());
+  }
+  std::size_t in_table(std::size_t member, int target) const {
+    return member * static_cast<std::size_t>(clique.size()) + static_cast<std::size_t>(target);
+  }
+
+  void send_addresses() {
+    Lane& own = clique.partials(exchange.self());
+    auto* table = reinterpret_cast<std::uint64_t*>(exchange.acquire(own));
+    for (std::size_t i = 0; i < calls.size(); ++i)
+      for (int target = 0; target < clique.size(); ++target)
+        table[in_table(i, target)] =
+            reinterpret_cast<std::uint64_t>(calls[i]->ins[static_cast<std::size_t>(target)]);
+    exchange.publish(own);
+  }
+
+  void read_blocks(int group) {
+    const auto* table =
+        reinterpret_cast<const std::uint64_t*>(exchange.await(clique.partials(group)));
+    const auto own = ranks(exchange.self()), theirs = ranks(group);
+    std::vector<PeerMemory::Piece> pieces;
+    for (std::size_t i = 0; i < theirs.size(); ++i)
+      for (std::size_t k = 0; k < own.size(); ++k)
+        pieces.push_back({table[in_table(i, own[k])],
+                          calls[k]->outs[static_cast<std::size_t>(theirs[i])], bytes});
+    exchange.read(group, pieces);
+    clique.partials(group).release();
+  }
+
+  // Every process tells where its blocks are, and fetches those that are for it.
+  void by_reading() {
+    send_addresses();
+    within_process();
+    for (int step = 1; step < exchange.peers(); ++step)
+      read_blocks((exchange.self() + step) % exchange.peers());
+    exchange.drain(clique.partials(exchange.self()));
+  }
+
   void within_process() {
     const auto own = ranks(exchange.self());
     for (std::size_t i = 0; i < own.size(); ++i)
@@ -75,8 +123,9 @@ void all_to_all(Exchange& exchange, Calls calls) {
                bytes,
                elements_per_part(clique, parts, 1),
                OutputCopy(bytes * static_cast<std::size_t>(clique.size()) * calls.size())};
+  if (exchange.peers() == 1) return run.within_process();
+  if (run.reads()) return run.by_reading();
   run.within_process();
-  if (exchange.peers() == 1) return;
   const std::size_t tiles = std::max<std::size_t>(1, (bytes + run.tile - 1) / run.tile);
   const auto size = [&](std::size_t t) { return std::min(run.tile, bytes - t * run.tile); };
   for (std::size_t t = 0; t <= tiles; ++t) {

@@ -104,6 +104,8 @@ void Arena::poison(const std::string& text) {
   std::memcpy(header().poison_text, text.data(), size);
   header().poison_text[size] = '\0';
   header().poison_state.store(2, std::memory_order_release);
+  // Whoever reads what this process writes from here on, finds the flag afterwards: see PeerMemory.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
 std::string Arena::poison_text() const {

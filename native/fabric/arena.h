@@ -34,6 +34,15 @@ struct ArenaHeader {
     std::atomic<std::uint64_t> offset;
   };
   std::array<Entry, 8192> directory;
+
+  // Where each process of the job is, for those that read its memory (PeerMemory). A pid of 0 says
+  // nothing is known; then the rest is not set either.
+  struct Process {
+    std::atomic<std::uint64_t> pid;
+    std::atomic<std::uint64_t> word_at;  // the address, in that process, of ...
+    std::atomic<std::uint64_t> word;     // ... a word that no other process has
+  };
+  std::array<Process, 1024> processes;
 };
 
 class Arena {

@@ -18,9 +18,13 @@ Lane::Lane(std::byte* memory, int processes, std::size_t capacity, int writer, i
       writer_(writer),
       self_(self) {}
 
-Counter* Lane::blocked_by() {
+Counter* Lane::blocked_by() { return behind(free_target()); }
+
+Counter* Lane::unread_by() { return behind(read_target()); }
+
+Counter* Lane::behind(std::uint32_t target) {
   for (int process = 0; process < processes_; ++process)
-    if (process != writer_ && !read_[process].reached(free_target())) return &read_[process];
+    if (process != writer_ && !read_[process].reached(target)) return &read_[process];
   return nullptr;
 }
 

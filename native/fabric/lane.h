@@ -32,6 +32,8 @@ class Lane {
   // The writer's side. The payload has `capacity` bytes; the wait is for the slowest reader.
   Counter* blocked_by();  // the reader that still holds the next slot, or null
   std::uint32_t free_target() const { return next_ + 1 - kDepth; }
+  Counter* unread_by();  // a reader that has not released every message, or null
+  std::uint32_t read_target() const { return next_; }
   std::byte* payload() const { return slot(next_) + kHeader; }
   void publish(const Signature& signature);
 
@@ -44,6 +46,7 @@ class Lane {
   int writer() const { return writer_; }
 
  private:
+  Counter* behind(std::uint32_t target);
   std::byte* slot(std::uint32_t index) const {
     return slots_ + (index % kDepth) * (kHeader + capacity_);
   }

@@ -77,6 +77,8 @@ struct Job {
     made.timeout_seconds = options.timeout_seconds;
     made.cores = options.cores;
     made.crowded = options.crowded;
+    made.single_copy = options.single_copy && process != options.unreadable;
+    made.single_copy_from = options.single_copy_from;
     made.arena = std::move(mapping);
     for (int i = 0; i < layout.processes(); ++i)
       made.labels.push_back("process " + std::to_string(i));

@@ -40,6 +40,9 @@ struct Options {
   double timeout_seconds = 60;
   bool crowded = false;
   int cores = 2;
+  bool single_copy = true;
+  int unreadable = -1;  // a process that takes no part in single copies
+  std::size_t single_copy_from = WorldOptions{}.single_copy_from;
 };
 
 // What a body gets: its rank of the job. `mix` makes bits of its results part of the outcome.

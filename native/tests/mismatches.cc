@@ -127,8 +127,7 @@ TEST(permutes_of_different_lengths) {
           const std::string sent = std::to_string(sender_is_longer ? longer : 1000);
           const std::string expected = std::to_string(sender_is_longer ? 1000 : longer);
           for (const Outcome& outcome : outcomes)
-            CHECK_CONTAINS(outcome.error, "rank 0 sends " + sent + " bytes",
-                           "rank 1 expects " + expected);
+            CHECK_CONTAINS(outcome.error, " sends " + sent + " bytes", " expects " + expected);
         }
 }
 

@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <barrier>
 #include <cstring>
 #include <thread>
 
@@ -143,6 +144,23 @@ TEST(look_alikes_of_different_programs) {
       }
 }
 
+TEST(permutes_of_different_programs) {
+  for (const char* where : {"1x4", "2x1"}) {
+    const auto outcomes = run_job(layout(where), {.timeout_seconds = 20}, [](Rank& rank) {
+      const auto end = rank.all();
+      std::uint64_t value = 7;
+      const Origin origin{77 + rank.index, 3, 0};
+      if (rank.index == 0)
+        end->wait(end->send(1, reinterpret_cast<const std::byte*>(&value), 8, origin));
+      if (rank.index == 1)
+        end->wait(end->receive(0, reinterpret_cast<std::byte*>(&value), 8, origin));
+      run_case(*end, {.count = 1});  // a short message may have left the sender
+    });
+    for (const Outcome& outcome : outcomes)
+      CHECK_CONTAINS(outcome.error, "collective-permute", "sends 8 bytes", "another program");
+  }
+}
+
 TEST(an_unknown_origin_agrees_with_all) {
   for (const char* where : {"1x4", "2x2"})
     run_healthy(layout(where), {}, [](Rank& rank) {
@@ -162,11 +180,16 @@ TEST(a_watcher_may_let_look_alikes_meet) {
     std::vector<float> in, out;
     Call call = call_of({.count = 10}, in, out);
     call.origin = {70 + rank.index, 3, 0};
+    // One process's watcher answers for all.
     std::thread watcher([&] {
-      std::string question;
-      while ((question = rank.world.next_question()).empty()) std::this_thread::yield();
-      CHECK_EQUAL(question, "programs");
-      rank.world.answer(true);
+      while (rank.world.arena().header().programs_unchecked.load() == 0) {
+        const std::string question = rank.world.next_question();
+        if (!question.empty()) {
+          CHECK_EQUAL(question, "programs");
+          rank.world.answer(true);
+        }
+        std::this_thread::yield();
+      }
     });
     end->run(call);
     watcher.join();
@@ -219,6 +242,33 @@ TEST(a_forbidden_collective_is_an_error_of_its_own_process_only) {
       CHECK_EQUAL(text, "not here");
       rank.world.forbid("");
     }
+    run_case(*end, {.count = 10});
+  });
+}
+
+TEST(an_execution_that_was_refused_stays_refused) {
+  std::barrier first_was_refused(4);
+  run_healthy(layout("1x4"), {.timeout_seconds = 20}, [&](Rank& rank) {
+    const auto end = rank.all();
+    const auto refused = [&] {
+      std::vector<float> in, out;
+      Call call = call_of({.count = 10}, in, out);
+      call.origin = {77, 3, 0};
+      try {
+        end->run(call);
+      } catch (const Error& error) {
+        return std::string(error.what());
+      }
+      return std::string();
+    };
+    // The first device comes while it is forbidden, the others after that.
+    if (rank.index == 0) {
+      rank.world.forbid("not here");
+      CHECK_EQUAL(refused(), "not here");
+      rank.world.forbid("");
+    }
+    first_was_refused.arrive_and_wait();
+    if (rank.index != 0) CHECK_EQUAL(refused(), "not here");
     run_case(*end, {.count = 10});
   });
 }

@@ -1,8 +1,11 @@
 """Run one JAX program on many processes.
 
 Import this package before jax: the import prepares the path by which stock jaxlib loads the
-collectives engine, and does nothing else.
+collectives engine, and does nothing else. What is not needed for that is imported when it is used:
+every process of a job pays for the import, and its launcher too.
 """
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
@@ -16,11 +19,35 @@ from lockstep._errors import LaunchError as LaunchError
 from lockstep._errors import LockstepError as LockstepError
 from lockstep._errors import MissingProcessError as MissingProcessError
 from lockstep._errors import RecordError as RecordError
-from lockstep.runtime.initialize import initialize as initialize
-from lockstep.runtime.initialize import process_mesh as process_mesh
 from lockstep.runtime.prepare import prepare as _prepare
-from lockstep.runtime.waits import assert_same as assert_same
-from lockstep.runtime.waits import barrier as barrier
-from lockstep.runtime.waits import only_on as only_on
+
+if TYPE_CHECKING:
+    from lockstep.runtime.initialize import initialize as initialize
+    from lockstep.runtime.initialize import process_mesh as process_mesh
+    from lockstep.runtime.waits import assert_same as assert_same
+    from lockstep.runtime.waits import barrier as barrier
+    from lockstep.runtime.waits import only_on as only_on
+
+_WHEN_USED = {
+    "assert_same": "lockstep.runtime.waits",
+    "barrier": "lockstep.runtime.waits",
+    "initialize": "lockstep.runtime.initialize",
+    "only_on": "lockstep.runtime.waits",
+    "process_mesh": "lockstep.runtime.initialize",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHEN_USED:
+        raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
+    import importlib
+
+    globals()[name] = getattr(importlib.import_module(_WHEN_USED[name]), name)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WHEN_USED])
+
 
 _prepare()

@@ -104,6 +104,8 @@ class Config:
     """Compare which program a collective belongs to."""
     record: bool = _variable("LOCKSTEP_RECORD", _switch, True)
     """Watch the job: find out who diverged, died or stalls."""
+    single_copy: bool = _variable("LOCKSTEP_SINGLE_COPY", _switch, True)
+    """Read large messages straight from other processes' memory, where the system permits it."""
     run_dir: str | None = _variable("LOCKSTEP_RUN_DIR", _text)
     """The private directory of this run (logs, error files)."""
     attempt: int = _variable("LOCKSTEP_ATTEMPT", _natural, 0)

@@ -44,6 +44,7 @@ class _Options(ctypes.Structure):
         ("recorder", ctypes.c_char_p),
         ("host", ctypes.c_char_p),
         ("attempt", ctypes.c_int),
+        ("single_copy", ctypes.c_int),
     ]
 
 
@@ -70,6 +71,8 @@ class Options:
     """Path of the recorder's file; None keeps the records in memory."""
     host: str
     attempt: int
+    single_copy: bool
+    """Large messages straight from the memory of other processes, where the system permits it."""
 
 
 def library_path() -> pathlib.Path:
@@ -183,6 +186,7 @@ def start(options: Options) -> None:
         options.recorder.encode() if options.recorder is not None else None,
         options.host.encode(),
         options.attempt,
+        options.single_copy,
     )
     _check(_library().lockstep_start(ctypes.byref(given)))
 

@@ -7,7 +7,6 @@ cost nothing.
 from __future__ import annotations
 
 import importlib
-import importlib.abc
 import importlib.machinery
 import os
 import sys
@@ -27,7 +26,7 @@ def jaxlib_is_loaded() -> bool:
         return any("libjax_common.so" in line for line in maps)
 
 
-class _RunAfterImport(importlib.abc.MetaPathFinder):
+class _RunAfterImport:
     """Runs a callback once, right after the first import of ``jax`` has succeeded.
 
     Until then it stays: a program may look for jax (``importlib.util.find_spec``), or fail to
@@ -60,7 +59,7 @@ class _RunAfterImport(importlib.abc.MetaPathFinder):
             self._callback()
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader:
     """jax's own loader in everything but one call afterwards."""
 
     def __init__(self, loader: Any, imported: Callable[[], None]) -> None:
@@ -227,3 +226,14 @@ def device_id_bytes() -> int:
     import jaxlib
 
     return 4 if jaxlib.version.__version_info__ >= (0, 9, 1) else 8
+
+
+def numbers_programs() -> bool:
+    """Whether the numbers of a program's executions are the same in all processes for good.
+
+    Before 0.9, a program that one process had compiled again (after ``jax.clear_caches``, say) was
+    counted from the start again there.
+    """
+    import jaxlib
+
+    return jaxlib.version.__version_info__ >= (0, 9)

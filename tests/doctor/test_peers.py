@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from lockstep._commands import said_by
 from lockstep.doctor import peers
 
 NOTHING = peers.Facts((), None, "", (), {}, "0.10.2")
@@ -101,5 +102,5 @@ def test_which_distributions_are_plug_ins() -> None:
 
 
 def test_a_command_that_fails_says_nothing() -> None:
-    assert peers.said_by("/nonexistent/mpiexec", "--version") == ""
-    assert peers.said_by("false") == ""
+    assert said_by("/nonexistent/mpiexec", "--version") == ""
+    assert said_by("false") == ""

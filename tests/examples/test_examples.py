@@ -7,13 +7,20 @@ processes printed the lines a reader is told to look for.
 from __future__ import annotations
 
 import json
+import os
 import pathlib
+import re
+import signal
 import subprocess
 import sys
 
 import pytest
 
+from support import start_lockstep
+
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
+WITH_ARGUMENTS = {"train_digits.py", "checkpoint_restart.py"}
+"""Examples with tests of their own."""
 PROCESSES = 2
 TIMEOUT_SECONDS = 150
 
@@ -62,6 +69,7 @@ LINES = {
         "global array: (16, 3), 4 shards of it here",
         "mean over the records of all processes: [7.5, 7.5, 7.5]",
     ],
+    "checkpoint_restart.py": ["step 19: loss"],
     "train_digits.py": ["718 training images, 4 of 8 devices"],
 }
 
@@ -87,7 +95,7 @@ def test_every_example_is_tested() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(LINES)
 
 
-@pytest.mark.parametrize("example", sorted(set(LINES) - {"train_digits.py"}))
+@pytest.mark.parametrize("example", sorted(set(LINES) - WITH_ARGUMENTS))
 def test_example_prints_what_it_shows(example: str) -> None:
     output = run(example)
     for line in LINES[example]:
@@ -100,6 +108,37 @@ def test_each_process_holds_its_own_columns_then_all_of_them() -> None:
     after = {f"columns {c}:{c + 2} =" for c in range(0, 8, 2)}
     assert all(output.count(line) == 1 for line in before), output
     assert all(output.count(line) == PROCESSES for line in after), output
+
+
+def test_a_training_that_is_killed_ends_with_the_numbers_of_an_undisturbed_one(
+    tmp_path: pathlib.Path,
+) -> None:
+    example = EXAMPLES / "checkpoint_restart.py"
+    arguments = ["--steps", "20", "--folder"]
+    undisturbed = run(example.name, *arguments, str(tmp_path / "undisturbed"))
+    options = ["-n", str(PROCESSES), "-d", "4", "--max-restarts", "1"]
+    with start_lockstep(options, example, [*arguments, str(tmp_path / "killed")]) as job:
+        assert job.process.stdout is not None
+        pid, said = None, ""
+        # The loss of step 8 is printed: the process is in step 9, of which no checkpoint is made.
+        while "[1] step 8:" not in said:
+            line = job.process.stdout.readline().decode()
+            assert line, f"the job ended early:\n{said}"
+            said += line
+            if found := re.match(r"\[1\] process 1 has pid (\d+)", line):
+                pid = int(found[1])
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        result = job.finish(TIMEOUT_SECONDS)
+        job.assert_nothing_left()
+    assert result.status == 0, result
+    assert "process 1 of 2 failed first: killed by SIGKILL" in result.said_by_launcher
+    weights = set(re.findall(r"weights: \w+", undisturbed))
+    for process in range(PROCESSES):
+        lines = result.by_process[process]
+        assert "going on from the checkpoint of step 5" in lines, result
+        assert any(line.startswith(LINES[example.name][0]) for line in lines), result
+        assert {lines[-1]} == weights, (result, undisturbed)
 
 
 def test_digits_train_alike_over_both_collectives(tmp_path: pathlib.Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -176,3 +178,50 @@ def test_xla_refuses_float16_of_the_plug_unless_the_pass_is_there(collectives: s
     assert lines[0] == "[2.]", result
     assert refused == (collectives == "lockstep"), result
     assert lines[-1] == "still running 3.0", result
+
+
+NUMBERS = """
+import jax, os, pathlib
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec as P
+from lockstep.record.format import OPS
+from lockstep.record.run import read_record
+
+jax.distributed.initialize()
+size = jax.device_count()
+mesh = jax.make_mesh((size,), ("x",))
+x = jax.device_put(jnp.ones((size * size, 3)), NamedSharding(mesh, P("x")))
+ring = [(i, (i + 1) % size) for i in range(size)]
+bodies = [
+    lambda x: lax.psum(x, "x"),
+    lambda x: lax.all_gather(x, "x"),
+    lambda x: lax.psum_scatter(x, "x", tiled=True),
+    lambda x: lax.all_to_all(x, "x", 0, 0, tiled=True),
+    lambda x: lax.ppermute(x, "x", ring),
+]
+for body in bodies:
+    specs = dict(mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+    run = jax.jit(jax.shard_map(body, **specs))
+    for _ in range(2):
+        jax.block_until_ready(run(x))
+    jax.clear_caches()  # compiled again, and counted on
+    jax.block_until_ready(run(x))
+folder = pathlib.Path(os.environ["LOCKSTEP_RUN_DIR"], "attempt_0", f"process_{jax.process_index()}")
+for ring in read_record(folder / "recorder.bin").rings:
+    print([(OPS[e.op], e.run_id, e.op_id) for e in ring.entries[-15:]])
+"""
+
+
+def test_every_collective_knows_its_program_and_its_place_in_it(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(NUMBERS)
+    result = run_lockstep([], program, n=2, d=2, timeout=200)
+    seen = [ast.literal_eval(line) for lines in result.by_process.values() for line in lines]
+    assert len(seen) == 4
+    assert all(calls == seen[0] for calls in seen), seen
+    for i in range(5):
+        (op, first, channel), *others = seen[0][3 * i : 3 * i + 3]
+        assert channel > 0
+        assert others == [(op, first + 1, channel), (op, first + 2, channel)]
+    assert len({op for op, _, _ in seen[0]}) == 5

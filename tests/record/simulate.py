@@ -50,6 +50,8 @@ class Device:
     inside: bool = False
     entries: list[Entry] = dataclasses.field(default_factory=list)
     ran: dict[tuple[int, bool], int] = dataclasses.field(default_factory=dict)
+    at_place: dict[tuple[int, int], Entry] = dataclasses.field(default_factory=dict)
+    """Its call at each place, permutes apart."""
     stops_at: int | None = None
     """The step that it never begins."""
 
@@ -98,14 +100,7 @@ class Job:
         return all(o is not None and self._same(o, entry) for o in others)
 
     def _entry_at(self, member: int, entry: Entry) -> Entry | None:
-        return next(
-            (
-                e
-                for e in self.devices[member].entries
-                if (e.clique, e.sequence, e.is_permute) == (entry.clique, entry.sequence, False)
-            ),
-            None,
-        )
+        return self.devices[member].at_place.get((entry.clique, entry.sequence))
 
     @staticmethod
     def _same(a: Entry, b: Entry) -> bool:
@@ -176,6 +171,9 @@ class Job:
                 targets=step.targets,
             )
         )
+        entry = device.entries[-1]
+        if not entry.is_permute:
+            device.at_place[entry.clique, entry.sequence] = entry
         device.ran[key] = device.ran.get(key, 0) + 1
 
     def run(self, rng: random.Random, most: int | None = None) -> None:
@@ -235,6 +233,25 @@ def _shifted(entry: Entry, offset: int) -> Entry:
         arrived_ns=entry.arrived_ns and entry.arrived_ns + offset,
         done_ns=entry.done_ns and entry.done_ns + offset,
     )
+
+
+def raised(run: Run, at: int, processes: set[int] | None = None) -> Run:
+    """Every collective that did not end raised at the moment ``at``."""
+
+    def ring(one: format.Ring) -> format.Ring:
+        entries = tuple(
+            e._replace(state=State.RAISED, done_ns=at) if e.state == State.ENTERED else e
+            for e in one.entries
+        )
+        return dataclasses.replace(one, entries=entries)
+
+    def process(one: Process) -> Process:
+        if one.record is None or (processes is not None and one.index not in processes):
+            return one
+        rings = tuple(ring(r) for r in one.record.rings)
+        return dataclasses.replace(one, record=dataclasses.replace(one.record, rings=rings))
+
+    return dataclasses.replace(run, processes=tuple(process(p) for p in run.processes))
 
 
 def site(program: int, channel: int = 1, line: int = 1, name: str | None = None, **more) -> Site:

@@ -93,3 +93,22 @@ def test_every_narrow_type_is_right_with_gloo_and_with_the_engine(collectives: s
     result = run_lockstep(["--collectives", collectives], PROGRAM, n=2, d=2, timeout=280)
     assert result.stdout.count("16 right") == 2 * 9, result
     assert result.stdout.count("derivatives right") == 2, result
+
+
+def test_where_the_pass_has_no_place_the_error_says_what_to_do(tmp_path: pathlib.Path) -> None:
+    program = tmp_path / "half.py"
+    program.write_text(
+        """
+import sys
+sys.modules["jax.extend.xla"] = None  # as with a jax before 0.10.2
+import jax, jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+jax.distributed.initialize()
+mesh = jax.make_mesh((2,), ("x",))
+total = jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=P(), out_specs=P())
+jax.block_until_ready(jax.jit(total)(jnp.ones(3, jnp.float16)))
+"""
+    )
+    result = run_lockstep([], program, n=2, timeout=100, expect_status=1)
+    assert "Unsupported primitive type" in result.stderr, result
+    assert "from jax 0.10.2 on Lockstep makes them work" in result.stderr, result

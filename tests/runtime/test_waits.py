@@ -174,9 +174,10 @@ def save():
     return "unreachable"
 try_it(save)
 def block():
+    global kept
     with lockstep.only_on(0) as here:
         if here:
-            total(jnp.ones(jax.local_device_count()))  # not waited for: the block's end does
+            kept = total(jnp.ones(jax.local_device_count()))  # the block's end waits for it
 try_it(block)
 """
     result = run_lockstep([], START + ONLY_ON + program, d=2, timeout=60)

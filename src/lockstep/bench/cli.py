@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from lockstep._config import COLLECTIVES
 from lockstep.bench.cases import DTYPES, OPS, parse_sizes
+from lockstep.bench.job import IMPLEMENTATIONS
 from lockstep.doctor import machine
 from lockstep.runtime import mpi
 
@@ -67,10 +67,11 @@ def add_parser(subparsers: Any) -> None:
     add("-d", "--devices", type=_positive, default=1, metavar="D", help="per process; default: 1")
     add(
         "--collectives",
-        type=_listed(COLLECTIVES, "an implementation"),
+        type=_listed(IMPLEMENTATIONS, "an implementation"),
         metavar="LIST",
         help="implementations, the others are compared with the first; default: lockstep,gloo, "
-        "and mpi where there is an MPI and D is 1",
+        "and mpi where there is an MPI and D is 1; also known: unrecorded (lockstep without its "
+        "recorder) and strict (lockstep --strict)",
     )
     add(
         "--ops",

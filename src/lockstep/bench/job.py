@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep._config import COLLECTIVES
+
 START_SECONDS = 120.0
 LONGEST_REASON = 300
 GRACE_SECONDS = 5.0
@@ -28,6 +30,14 @@ _TELLING = (
     re.compile(r"error:|terminate called|signal|Aborted|refused|failed"),
     re.compile(r""),
 )
+
+
+UNRECORDED = "unrecorded"
+"""The engine without its recorder: what recording costs."""
+STRICT = "strict"
+"""The engine with ``--strict``: what comparing lines costs."""
+IMPLEMENTATIONS = (*COLLECTIVES, UNRECORDED, STRICT)
+_SETTINGS = {UNRECORDED: {"LOCKSTEP_RECORD": "0"}, STRICT: {"LOCKSTEP_STRICT": "1"}}
 
 
 class JobFailed(Exception):
@@ -45,11 +55,15 @@ class JobSpec:
     """Further options of ``lockstep run``."""
     x64: bool = False
 
+    @property
+    def collectives(self) -> str:
+        return "lockstep" if self.implementation in _SETTINGS else self.implementation
+
     def command(self, path: Path) -> list[str]:
         """The launcher's command line; its processes connect to the socket at ``path``."""
         return [
             *(sys.executable, "-m", "lockstep", "run"),
-            *("--collectives", self.implementation),
+            *("--collectives", self.collectives),
             *("-n", str(self.processes), "-d", str(self.devices), *self.options),
             *("-m", "lockstep.bench.worker", str(path)),
         ]
@@ -58,7 +72,8 @@ class JobSpec:
         """The launcher's environment, made from the one that the benchmark was started with."""
         x64 = {"JAX_ENABLE_X64": "1"} if self.x64 else {}
         # The launcher imports lockstep too: so told, it leaves the user's MPITRAMPOLINE_LIB alone.
-        return {**started, **x64, "LOCKSTEP_COLLECTIVES": self.implementation}
+        settings = _SETTINGS.get(self.implementation, {})
+        return {**started, **x64, **settings, "LOCKSTEP_COLLECTIVES": self.collectives}
 
 
 def why(log: str) -> str:

@@ -7,18 +7,17 @@ import importlib.metadata
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from lockstep._commands import said_by
 from lockstep.doctor import machine
 from lockstep.doctor.finding import Finding, ok, warning
 from lockstep.doctor.software import release
 from lockstep.doctor.words import counted
 from lockstep.runtime import mpi
 
-PROBE_SECONDS = 10.0
 _CLUSTERS = {
     "Slurm": ("SLURM_PROCID", "SLURM_JOB_ID"),
     "Open MPI": ("OMPI_COMM_WORLD_RANK",),
@@ -36,23 +35,6 @@ class Facts:
     plugins: Mapping[str, str]
     """Installed JAX plug-ins for accelerators and their versions."""
     jaxlib: str | None
-
-
-def said_by(*command: str) -> str:
-    """What a command prints; empty when it fails or takes longer than `PROBE_SECONDS`."""
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PROBE_SECONDS,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout
 
 
 def _gpus() -> tuple[str, ...]:

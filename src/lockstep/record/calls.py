@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lockstep.record.format import OPS, Entry
@@ -18,8 +19,6 @@ class Call:
     sites: tuple[Site, ...] = ()
     """Several where the compiler's metadata fits several; none where nothing is known."""
     members: tuple[int, ...] = ()
-    times: int = 1
-    """How many of the same came one after another."""
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -39,6 +38,43 @@ class Call:
     def kind(self) -> tuple:
         """The same for every execution of the same line of the same program."""
         return (*self.entry.signature, self.entry.op_id, self.fingerprints)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Calls in their order, made so many times one round after another."""
+
+    calls: tuple[Call, ...]
+    times: int = 1
+
+
+LONGEST_ROUND = 4
+
+
+def rounds(calls: Sequence[Call], most: int) -> tuple[Round, ...]:
+    """The last of ``calls`` as rounds of at most ``most`` calls in all, the latest last."""
+    kinds = [call.kind for call in calls]
+    found: list[Round] = []
+    end = len(calls)
+    while end > 0 and sum(len(r.calls) for r in found) < most:
+        length, times = max(
+            ((p, _repeats(kinds, end, p)) for p in range(1, LONGEST_ROUND + 1)),
+            key=lambda pt: (pt[0] * pt[1] if pt[1] > 1 else 1, -pt[0]),
+        )
+        length = length if times > 1 else 1
+        found.append(Round(tuple(calls[end - length : end]), times))
+        end -= length * times
+    return tuple(reversed(found))
+
+
+def _repeats(kinds: list[tuple], end: int, length: int) -> int:
+    """How often the last ``length`` before ``end`` came one after another."""
+    times, last = 1, kinds[end - length : end] if end >= length else None
+    while last and (start := end - (times + 1) * length) >= 0:
+        if kinds[start : start + length] != last:
+            break
+        times += 1
+    return times
 
 
 class Sites:
@@ -90,24 +126,9 @@ class Calls:
         sites = self.sites.of(track.process, entry)
         return Call(entry, track.device, sites, self._history.devices(entry.clique))
 
-    def before(self, track: Track, entry: Entry | None, most: int) -> tuple[Call, ...]:
-        """The last calls of a device before ``entry`` (or at all), the latest last.
-
-        Calls of the same line that follow one another are one, with their number.
-        """
-        found: list[Call] = []
-        for other in reversed(track.entries):
-            if entry is not None and other.number >= entry.number:
-                continue
-            call = self.of(track, other)
-            if found and found[-1].kind == call.kind:
-                last = found[-1]
-                found[-1] = Call(last.entry, last.device, last.sites, last.members, last.times + 1)
-            elif len(found) == most:
-                break
-            else:
-                found.append(call)
-        return tuple(reversed(found))
+    def up_to(self, track: Track, number: int, most: int) -> tuple[Round, ...]:
+        """The calls of a device up to entry ``number``, the latest last."""
+        return rounds([self.of(track, e) for e in track.entries if e.number <= number], most)
 
     def seen_before(self, track: Track, call: Call, entry: Entry) -> bool:
         """Whether this device made such a call before ``entry``, in the same clique."""

@@ -48,7 +48,7 @@ def of_parting(
     """Why two processes made different calls at one place, the likeliest first."""
     (_, a), (_, b) = first
     mine, theirs = (_call(history, calls, *called) for called in first)
-    same_function = bool(set(mine.modules) & set(theirs.modules))
+    same_function = bool(set(mine.modules) & set(theirs.modules)) or _one_program(mine, theirs)
     found: list[Cause] = []
     if same_function or not (mine.modules and theirs.modules):
         found = _of_operations(a, b, is_permute)
@@ -71,6 +71,13 @@ def _call(history: History, calls: Calls, process: int, entry: Entry) -> Call:
     return calls.of(_track(history, process, entry), entry)
 
 
+def _one_program(mine: Call, theirs: Call) -> bool:
+    a, b = mine.entry, theirs.entry
+    if a.identified and b.identified and a.run_id == b.run_id:
+        return True
+    return bool(mine.fingerprints) and mine.fingerprints == theirs.fingerprints
+
+
 def _track(history: History, process: int, entry: Entry) -> Track:
     tracks = history.of_process(process)
     return next(t for t in tracks if any(e is entry for e in t.entries))
@@ -80,8 +87,8 @@ def _of_programs(
     history: History, calls: Calls, first: Sequence[Called], mine: Call, theirs: Call
 ) -> list[Cause]:
     (p, a), (q, b) = first
-    if mine.fingerprints and mine.fingerprints == theirs.fingerprints:
-        if (a.run_id == b.run_id) or a.signature != b.signature:
+    if _one_program(mine, theirs):
+        if a.run_id == b.run_id or a.signature != b.signature:
             return [Cause(Pattern.BRANCH_INSIDE, (), mine.modules)]
         behind = p if (mine.execution or 0) < (theirs.execution or 0) else q
         return [Cause(Pattern.EXECUTIONS, (behind,), mine.modules)]

@@ -52,7 +52,9 @@ def _row(row: Row) -> dict[str, Any]:
         "doing": row.doing.name.lower(),
         "culprit": row.culprit,
         "call": row.call and _call(row.call),
-        "recent": [_call(call) for call in row.recent],
+        "recent": [
+            {"times": r.times, "calls": [_call(call) for call in r.calls]} for r in row.recent
+        ],
         "waits_for": list(row.waits_for),
         "collectives": row.ran,
         "error": error and error.summary,
@@ -74,7 +76,6 @@ def _call(call: Call) -> dict[str, Any]:
         "devices": list(call.members),
         "sequence": entry.sequence,
         "number": entry.number,
-        "times": call.times,
         "state": State(entry.state).name.lower(),
         "run_id": entry.run_id,
         "channel": entry.op_id,

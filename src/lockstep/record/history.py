@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from lockstep.record.format import Entry, ProcessRecord, Ring, State
 from lockstep.record.run import Run
@@ -17,8 +18,7 @@ SAME_BOOT_NS = 1_000_000_000
 """Clocks of processes whose offsets differ by less are one clock."""
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """One collective of one clique; a permute's sequence is the rank's own count."""
 
     clique: int

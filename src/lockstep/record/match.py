@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lockstep.record import causes, waiting
-from lockstep.record.calls import Call, Calls
+from lockstep.record.calls import Call, Calls, Round
 from lockstep.record.causes import Cause
 from lockstep.record.format import Entry, State
 from lockstep.record.history import History, Place, Track
@@ -70,8 +70,10 @@ class Row:
     """The call that matters: where it differs, or waits; else its last one."""
     in_call: bool
     """Whether the process is, or was at last, in that call; else it has left it."""
-    recent: tuple[Call, ...]
+    recent: tuple[Round, ...]
     """The calls before it on the same device, the latest last."""
+    latest: tuple[Round, ...]
+    """The same with the call that matters."""
     waits_for: tuple[int, ...]
     """Processes."""
     ran: int | None
@@ -152,10 +154,10 @@ class _Case:
         return self._make(kind, parting.odd, parting.place, called=called, groups=groups, why=why)
 
     def _dead(self, dead: Sequence[int]) -> Diagnosis:
-        def order(process: int) -> tuple[bool, float, int]:
+        def order(process: int) -> tuple[bool, float, bool, int]:
             ending = self.ended[process]
             when = float("inf") if ending.when is None else ending.when
-            return (not ending.is_fault, when, process)
+            return (not ending.is_fault, when, ending.fate is not Fate.KILLED, process)
 
         first = min(dead, key=order)
         kind = Kind[self.ended[first].fate.name]
@@ -246,7 +248,8 @@ class _Case:
             culprit,
             self.calls.of(track, entry) if track and entry else None,
             entry is not None and (entry.unfinished or entry is called),
-            self.calls.before(track, entry, RECENT) if track else (),
+            self.calls.up_to(track, entry.number - 1, RECENT) if track and entry else (),
+            self.calls.up_to(track, entry.number, RECENT) if track and entry else (),
             tuple(sorted(owners - {index})) if doing is Doing.WAITS else (),
             self._ran(index, place),
         )

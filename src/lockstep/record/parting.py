@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lockstep.record.format import Entry, State
-from lockstep.record.history import History, Place, Track
+from lockstep.record.format import Entry
+from lockstep.record.history import History, Place
 from lockstep.record.permutes import Pair
 
 Called = tuple[int, Entry]
@@ -59,6 +59,10 @@ def same(a: Entry, b: Entry, vary: bool = False) -> bool:
     return not known or (a.run_id, a.op_id) == (b.run_id, b.op_id)
 
 
+def _compared(entry: Entry) -> tuple[int, ...]:
+    return (entry.run_id, entry.op_id, *entry.signature)
+
+
 def grouped(calls: Iterable[Called], vary: bool = False) -> tuple[Group, ...]:
     """The calls sorted into groups, the one with most processes first."""
     # A call whose program is known stands for its group: one whose program is not fits several.
@@ -80,8 +84,9 @@ def first_parting(history: History) -> Parting | None:
     found = []
     vary = history.run.programs_vary
     for place, there in history.meetings():
-        first = there[0][1]
-        if all(same(first, entry, vary) for _, entry in there[1:]) and first.identified:
+        # Nearly always all calls are equal in everything that is compared.
+        first = _compared(there[0][1])
+        if all(_compared(entry) == first for _, entry in there):
             continue
         groups = grouped(((track.process, entry) for track, entry in there), vary)
         if len(groups) > 1:
@@ -108,25 +113,8 @@ def first_permute_parting(history: History, pairs: Iterable[Pair]) -> Parting | 
     if pair is None or pair.differing is None:
         return None
     sent, received = pair.differing
-    vary = history.run.programs_vary
     tracks = [history.tracks[pair.source], history.tracks[pair.target]]
-    # Who runs another program stands out among all that wait in one of the two.
+    # No majority decides here: other members may rightly be in another permute at this moment.
     calls = [(tracks[0].process, sent), (tracks[1].process, received)]
-    calls += [
-        (track.process, entry)
-        for track in history.tracks.values()
-        if track not in tracks
-        and (entry := _open_permute(track, pair.clique))
-        and (same(entry, sent, vary) or same(entry, received, vary))
-    ]
-    groups = grouped(calls, vary)
-    if len(groups) == 1:
-        groups = (Group((calls[0],)), Group((calls[1],)))
+    groups = tuple(Group((call,)) for call in sorted(calls, key=lambda call: call[0]))
     return Parting(Place(pair.clique, received.sequence), groups)
-
-
-def _open_permute(track: Track, clique: int) -> Entry | None:
-    last = track.entries[-1] if track.entries else None
-    if last is None or last.state == State.DONE or not last.is_permute:
-        return None
-    return last if last.clique == clique else None

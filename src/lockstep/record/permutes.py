@@ -46,7 +46,9 @@ def pairs(history: History) -> list[Pair]:
         for entry in track.entries:
             if not entry.is_permute:
                 continue
-            devices = ranks.setdefault(entry.clique, history.ranks(entry.clique))
+            if entry.clique not in ranks:
+                ranks[entry.clique] = history.ranks(entry.clique)
+            devices = ranks[entry.clique]
             for rank in entry.targets:
                 found[entry.clique, track.device, devices.get(rank, -1)] = None
             if entry.source >= 0:

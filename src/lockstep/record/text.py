@@ -7,12 +7,12 @@ then likely causes.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 
 from lockstep.doctor.words import counted
-from lockstep.record.calls import Call
+from lockstep.record.calls import Round
 from lockstep.record.causes import Pattern
+from lockstep.record.format import State
 from lockstep.record.match import Diagnosis, Doing, Kind, Row
 from lockstep.record.words import (
     briefly,
@@ -22,7 +22,6 @@ from lockstep.record.words import (
     likely,
     ordinal,
     processes,
-    times,
     who,
 )
 
@@ -96,10 +95,13 @@ def causes(diagnosis: Diagnosis) -> list[str]:
 
 
 def _history(diagnosis: Diagnosis, row: Row) -> Iterable[str]:
-    calls, lead = _before(diagnosis, row)
-    for call in calls:
-        yield f"{lead:10}{times(call)}{described(call, full=True)}"
-        lead = ""
+    rounds, lead = _before(diagnosis, row)
+    for round_ in rounds:
+        times = f"{round_.times} x " if round_.times > 1 else ""
+        for index, call in enumerate(round_.calls):
+            again = times if index == 0 else " " * len(times)
+            yield f"{lead:10}{again}{described(call, full=True)}"
+            lead = ""
 
 
 # --- Rows ----------------------------------------------------------------------------------------
@@ -113,30 +115,26 @@ def _ordered(rows: Sequence[Row]) -> list[Row]:
 
 def _row(diagnosis: Diagnosis, row: Row, recent: int) -> str:
     text = f"  {who(row.process)}: {_state(diagnosis, row)}"
-    calls, lead = _before(diagnosis, row)
-    if calls and recent:
-        last = ", ".join(f"{times(call)}{briefly(call)}" for call in calls[-recent:])
-        text += f"; {lead} {last}"
+    rounds, lead = _before(diagnosis, row)
+    if rounds and recent:
+        text += f"; {lead} {', '.join(briefly(round_) for round_ in rounds[-recent:])}"
     return text
 
 
-def _before(diagnosis: Diagnosis, row: Row) -> tuple[list[Call], str]:
+def _before(diagnosis: Diagnosis, row: Row) -> tuple[tuple[Round, ...], str]:
     """The calls that a row tells apart from the one in its state, and what to call them."""
     if row.call is None or _names_call(diagnosis, row):
-        return list(row.recent), "before:"
-    return _joined([*row.recent, row.call]), "its last:"
-
-
-def _joined(calls: Sequence[Call]) -> list[Call]:
-    """The last two as one, where they are calls of the same line."""
-    *before, last = calls
-    if before and before[-1].kind == last.kind:
-        return [*before[:-1], dataclasses.replace(last, times=before[-1].times + last.times)]
-    return list(calls)
+        return row.recent, "before:"
+    return row.latest, "its last:"
 
 
 def _names_call(diagnosis: Diagnosis, row: Row) -> bool:
     return row.call is not None and (row.doing in _SAYS_CALL or _called(diagnosis, row))
+
+
+def _raised(row: Row) -> bool:
+    """Whether the call ended in an exception."""
+    return row.call is not None and row.call.entry.state == State.RAISED
 
 
 def _called(diagnosis: Diagnosis, row: Row) -> bool:
@@ -148,7 +146,8 @@ def _state(diagnosis: Diagnosis, row: Row) -> str:
     if _called(diagnosis, row) and call:
         return f"called {call}"
     if row.doing is Doing.WAITS:
-        return f"waits for {processes(row.waits_for)} in {call}" if row.waits_for else f"in {call}"
+        verb = "waited" if _raised(row) else "waits"
+        return f"{verb} for {processes(row.waits_for)} in {call}" if row.waits_for else f"in {call}"
     if row.doing is Doing.MOVES:
         return f"in {call}; all members have come"
     if row.doing is Doing.RAISED:
@@ -233,7 +232,8 @@ def _dead(diagnosis: Diagnosis) -> str:
     if len(diagnosis.culprits) == 1:
         row = _by_index(diagnosis, diagnosis.culprits[0])
         inside = row.doing is Doing.KILLED and row.in_call and row.call is not None
-        how = ending(row.process) + _count(diagnosis, row, " after {}")
+        comma = "," if row.doing is Doing.FAILED else ""
+        how = ending(row.process) + _count(diagnosis, row, comma + " after {}")
         subject = f"{who(row.process)} {how}"
         if inside and row.call:
             subject += f", inside {described(row.call)}"
@@ -258,6 +258,8 @@ def _waiters(diagnosis: Diagnosis) -> str:
     nth = ordinal(diagnosis.place.sequence + 1)
     indices = [row.index for row in waiting]
     waits = "waits in its" if len(indices) == 1 else "wait in their"
+    if all(_raised(row) for row in waiting):
+        waits = "waited in its" if len(indices) == 1 else "waited in their"
     where = f" on {devices(diagnosis.members)}" if diagnosis.several_cliques else ""
     return f"; {processes(indices)} {waits} {nth}{where}: {described(call)}"
 

@@ -39,7 +39,7 @@ def watch(
     before = Rates(run, time.monotonic())
     with Live(console=console, auto_refresh=False) as live:
         live.update(frame(run, diagnosis, time.monotonic_ns()), refresh=True)
-        while not all(row.doing in _OVER for row in diagnosis.rows):
+        while not all(row.doing in _OVER or row.process.exit for row in diagnosis.rows):
             time.sleep(max(0.1, interval))
             try:
                 run = find.read(directory, pid, attempt)

@@ -54,7 +54,7 @@ class Ending:
     @property
     def final(self) -> bool:
         """Whether nothing more will come from this process, for its own reasons."""
-        return self.is_fault or self.fate is Fate.ENDED
+        return self.is_fault or (self.fate is Fate.ENDED and not self.consequence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +93,15 @@ def _fate(process: Process) -> Fate:
 def _ending(process: Process, history: History, first_raise: int | None) -> Ending:
     fate = _fate(process)
     when = _when(process, history)
-    if fate not in (Fate.FAILED, Fate.KILLED) or first_raise is None:
+    if fate in (Fate.RUNNING, Fate.UNKNOWN) or first_raise is None:
         return Ending(fate, when)
     own_raise = any(
         entry.state == State.RAISED and (when is None or track.time(entry.done_ns) <= when)
         for track in history.of_process(process.index)
         for entry in track.entries[-1:]
     )
+    if fate is Fate.ENDED:  # well, after it was told of a fault
+        return Ending(fate, when, own_raise)
     number = process.exit.signal if process.exit else None
     grace = 0 if process.error or number in _STOPPED_BY_LAUNCHER else NOTICED_NS
     late = when is not None and when > first_raise + grace

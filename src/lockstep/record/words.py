@@ -6,7 +6,7 @@ import signal
 from collections.abc import Sequence
 
 from lockstep.doctor.words import counted, format_size
-from lockstep.record.calls import Call
+from lockstep.record.calls import Call, Round
 from lockstep.record.causes import Cause, Pattern
 from lockstep.record.format import DTYPES, OPS, REDUCTIONS, Entry, Op
 from lockstep.record.run import Process, Site
@@ -85,12 +85,13 @@ def described(call: Call, full: bool = False) -> str:
     )
 
 
-def briefly(call: Call) -> str:
-    return place_in_program(call.sites) or operation(call.entry)
-
-
-def times(call: Call) -> str:
-    return f"{call.times} x " if call.times > 1 else ""
+def briefly(round_: Round) -> str:
+    """``37 x train.py:41 in step``, ``18 x (train.py:41 in step, train.py:44 in step)``."""
+    names = [place_in_program(call.sites) or operation(call.entry) for call in round_.calls]
+    text = ", ".join(names)
+    if round_.times == 1:
+        return text
+    return f"{round_.times} x {text if len(names) == 1 else f'({text})'}"
 
 
 def ending(process: Process) -> str:

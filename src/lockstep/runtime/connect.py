@@ -132,12 +132,13 @@ def start_engine() -> None:
                 cores=cores,
                 crowded=crowded,
                 device_id_bytes=_jax_compat.device_id_bytes(),
-                check_programs=config.check_programs,
+                check_programs=config.check_programs and _jax_compat.numbers_programs(),
                 strict=config.strict,
                 record=config.record,
                 recorder=_recorder_path(job.process),
                 host=job.peers[job.process].host_name,
                 attempt=config.attempt,
+                single_copy=_config.current().single_copy,
             )
         )
         job.client.key_value_set(f"{_PREFIX}/record/{epoch}/{job.process}", _own_record())

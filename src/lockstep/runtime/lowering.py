@@ -12,14 +12,17 @@ look the same.
 - All-to-all and collective-permute travel as bytes already.
 
 Needs jax 0.10.2. With an earlier jax XLA's own error stays ("Unsupported primitive type for
-reduction: f16"); docs/low-precision.md says what to do then, and what the pass costs.
+reduction: f16"), and `explain_uncaught` adds what to do; docs/low-precision.md has more, and what
+the pass costs.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from lockstep.runtime.hlo_proto import (
     Computation,
@@ -50,6 +53,30 @@ def register() -> bool:
         return False
     xla.register_hlo_module_transformation(_transform, name=PASS_NAME, platforms="cpu")
     return True
+
+
+_REFUSED = "Unsupported primitive type"
+WHAT_TO_DO = (
+    "lockstep: XLA refuses float16 and float8 collectives between processes here; from jax 0.10.2 "
+    "on Lockstep makes them work. Update jax, or widen by hand "
+    "(lax.psum(x.astype(jnp.float32), ...).astype(x.dtype)), use bfloat16, or run with "
+    "--collectives gloo."
+)
+
+
+def explain_uncaught() -> None:
+    """Lets the traceback of XLA's refusal end with what to do about it.
+
+    XLA raises it while it executes, where nothing of ours is on the way.
+    """
+    show = sys.excepthook
+
+    def explained(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if _REFUSED in str(error):
+            error.add_note(WHAT_TO_DO)
+        show(kind, error, trace)
+
+    sys.excepthook = explained
 
 
 def _transform(module: bytes) -> bytes | None:

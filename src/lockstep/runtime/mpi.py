@@ -15,19 +15,18 @@ import os
 import re
 import shutil
 import site
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from lockstep import _config, _engine, _jax_compat
+from lockstep._commands import said_by
 from lockstep._errors import ConfigError, EngineError, InitializationError
 
 FORWARDER = "liblockstep_mpi.so"
 TRAMPOLINE = "MPITRAMPOLINE_LIB"
 MEND = "pip install mpich"
 
-_LDCONFIG_SECONDS = 10.0
 _ANY_MPI = re.compile(r"\blibmpi(?:_abi|wrapper|trampoline)?\.so(?:\.\d+)*$")
 # Without a number it is for linkers only, and may be a text file.
 _STANDARD_ABI = re.compile(r"\blibmpi_abi\.so(?:\.\d+)+$")
@@ -42,23 +41,6 @@ def in_cache(cache: str) -> list[str]:
     return [path for path in paths if _ANY_MPI.search(path)]
 
 
-def _loader_cache() -> str:
-    command = (shutil.which("ldconfig") or "/sbin/ldconfig", "-p")
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_LDCONFIG_SECONDS,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout
-
-
 def libraries(environ: Mapping[str, str]) -> Iterator[str]:
     """The MPI libraries of this machine: those of this Python first, then as the loader looks.
 
@@ -69,7 +51,7 @@ def libraries(environ: Mapping[str, str]) -> Iterator[str]:
     for folder in folders:
         found = sorted(str(path) for path in folder.glob("libmpi*.so*"))
         yield from (path for path in found if _ANY_MPI.search(path))
-    yield from in_cache(_loader_cache())
+    yield from in_cache(said_by(shutil.which("ldconfig") or "/sbin/ldconfig", "-p"))
 
 
 def with_standard_abi(paths: Iterable[str]) -> str | None:

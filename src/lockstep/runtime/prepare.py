@@ -45,12 +45,29 @@ def _prepare_engine() -> None:
     _check_order(library)
     os.environ[_LIBRARY] = library
     os.environ[_IMPLEMENTATION] = "mpi"
-    # Late imports: these modules need the engine's path to be settled.
+    _engine.set_callbacks(start=_start_engine, devices=_hand_in_devices, site=_call_site)
+
+
+# The engine calls these when jaxlib makes its first collectives; most imports of this package never
+# come so far.
+
+
+def _start_engine() -> None:
     from lockstep.runtime import connect
 
-    _engine.set_callbacks(
-        start=connect.start_engine, devices=connect.hand_in_devices, site=connect.call_site
-    )
+    connect.start_engine()
+
+
+def _hand_in_devices() -> None:
+    from lockstep.runtime import connect
+
+    connect.hand_in_devices()
+
+
+def _call_site() -> int:
+    from lockstep.runtime import connect
+
+    return connect.call_site()
 
 
 def _prepare_mpi() -> None:
@@ -81,6 +98,7 @@ def _hook_jax() -> None:
     _jax_compat.survive_dead_peers(coordination.start)
     choice = _config.current().collectives
     if choice != "gloo":
-        lowering.register()
+        if not lowering.register():
+            lowering.explain_uncaught()
         hooks = {"lockstep": connect.before_cpu_client, "mpi": mpi.before_cpu_client}
         _jax_compat.before_cpu_client(hooks[choice])

@@ -101,7 +101,8 @@ class only_on:
     A collective with other processes raises at once on the process that starts it, instead of
     waiting for those who never come. Only the engine (``--collectives lockstep``) can do this. So
     that no collective from before the block is taken for one of the block, its beginning waits for
-    the arrays that are being computed, and so does its end.
+    the arrays that are being computed, and so does its end. What JAX computes for nobody, because
+    the result was dropped, cannot be waited for: hold the results of collectives, or block on them.
 
     Args:
       process: its index, as in `jax.process_index`.

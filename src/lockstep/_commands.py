@@ -1,0 +1,25 @@
+"""Asking other programs."""
+
+from __future__ import annotations
+
+import subprocess
+
+PROBE_SECONDS = 10.0
+"""A command that takes longer has hung."""
+
+
+def said_by(*command: str) -> str:
+    """What a command prints; empty when it fails or takes longer than `PROBE_SECONDS`."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PROBE_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout

@@ -1,0 +1,196 @@
+"""The commands: what they print, write and return, and how they find a live run."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from lockstep import RecordError
+from lockstep.launch.cli import main
+from lockstep.record import find, top
+from lockstep.record.document import SCHEMA
+from lockstep.record.match import diagnose
+from record.files import write_run
+from record.test_match import job, steps
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """Process 1 left after 5 of 9 collectives."""
+    return write_run(job(steps(9), steps(5)), tmp_path / "run", {1: {"exit_code": 0}})
+
+
+@pytest.fixture
+def sound(tmp_path: Path) -> Path:
+    both = {0: {"exit_code": 0}, 1: {"exit_code": 0}}
+    return write_run(job(steps(9), steps(9)), tmp_path / "run", both)
+
+
+def test_a_report_names_the_culprit_and_its_status_says_that_something_is_wrong(
+    broken: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(broken)]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("process 1 (pid 101 on host a) ended (exit code 0) after 5 collectives")
+    assert "Likely causes:\n  - a loop with fewer steps on process 1" in out
+    assert "collectives by line" not in out
+
+
+def test_a_run_with_nothing_wrong_has_status_0(
+    sound: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(sound)]) == 0
+    assert capsys.readouterr().out.startswith("nothing is wrong: 2 processes ended\n")
+
+
+def test_json(broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(broken), "--json", "--summary"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["schema"] == SCHEMA
+    assert (report["kind"], report["fault"], report["culprits"]) == ("ended", True, [1])
+    assert report["place"]["sequence"] == 5
+    assert report["place"]["devices"] == [0, 2048]
+    waiting, gone = report["processes"]
+    assert (waiting["doing"], waiting["waits_for"]) == ("waits", [1])
+    assert waiting["call"]["sites"][0]["line"] == 41
+    assert gone["exit"]["exit_code"] == 0
+    assert report["causes"][0]["pattern"] == "shorter_loop"
+    assert report["summary"]["lines"][0]["calls"] == 5
+
+
+def test_the_summary_is_added_on_demand(broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["report", str(broken), "--summary"])
+    out = capsys.readouterr().out
+    assert "collectives by line" in out
+    assert "train.py:41 in step" in out
+    assert "from 11 of 11 collectives" in out
+
+
+def test_the_trace_is_written(broken: Path, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    assert main(["report", str(broken), "--trace", str(file)]) == 1
+    assert len(json.loads(file.read_text())["traceEvents"]) > 20
+
+
+def test_a_trace_that_cannot_be_written_is_told(
+    broken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(broken), "--trace", str(tmp_path / "no" / "t.json")]) == 2
+    assert "cannot write the trace to" in capsys.readouterr().err
+
+
+def test_the_attempt_can_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(job(steps(9), steps(5)), tmp_path, {1: {"exit_code": 0}}, attempt=0)
+    write_run(job(steps(9), steps(9)), tmp_path, attempt=1)
+    assert main(["report", str(tmp_path)]) == 0
+    assert main(["report", str(tmp_path), "--attempt", "0"]) == 1
+    assert main(["report", str(tmp_path), "--attempt", "7"]) == 2
+    assert "has no attempt 7; it has: 0, 1" in capsys.readouterr().err
+
+
+def test_which_run_has_to_be_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["report"])
+    assert "one of the arguments DIR --pid is required" in capsys.readouterr().err
+
+
+# --- Live runs ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def process(run_dir: Path | None, *, below_another: bool = False) -> Iterator[int]:
+    """The pid of a process that waits, in the run of ``run_dir``; or of that one's parent."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("LOCKSTEP_RUN")}
+    own = f"LOCKSTEP_RUN_DIR={run_dir}" if run_dir else "LOCKSTEP_ATTEMPT=0"
+    program = f"exec env {own} {sys.executable} -c 'print(flush=True); input()'"
+    command = f"({program}) && true" if below_another else program
+    child = subprocess.Popen(
+        ["sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        child.stdout.readline()
+        yield child.pid
+    finally:
+        child.stdin.write(b"\n")
+        child.stdin.close()
+        child.wait(timeout=30)
+        child.stdout.close()
+
+
+@pytest.mark.parametrize("below_another", [False, True])
+def test_a_live_run_is_found_by_a_pid(
+    broken: Path, below_another: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with process(broken, below_another=below_another) as pid:
+        assert find.directory_of(pid) == broken
+        assert main(["report", "--pid", str(pid)]) == 1
+    assert "process 1 (pid 101 on host a) ended" in capsys.readouterr().out
+
+
+def test_a_process_of_no_run_is_told() -> None:
+    with process(None) as pid, pytest.raises(RecordError, match="belongs to no run of Lockstep"):
+        find.read(None, pid)
+
+
+def test_a_process_that_is_gone_is_told() -> None:
+    with process(None) as pid:
+        pass
+    with pytest.raises(RecordError, match=f"there is no process {pid}: has the run ended"):
+        find.read(None, pid)
+
+
+def test_a_run_without_a_directory_is_read_from_the_processes_memory() -> None:
+    made = job(steps(9), steps(9))
+    content = bytearray(made.file(0))
+    content[40:44] = os.getpid().to_bytes(4, "little")
+    memory = os.memfd_create("lockstep-recorder")
+    try:
+        os.write(memory, content)
+        run = find.read(None, os.getpid())
+    finally:
+        os.close(memory)
+    assert run.processes[0].record is not None
+    assert run.processes[0].record.rings[0].written == 9
+    assert run.processes[1].troubles == ("it runs on another host, or has ended",)
+
+
+# --- lockstep top ---------------------------------------------------------------------------------
+
+
+def test_one_picture_of_top(broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", str(broken), "--once"]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "process 1 (pid 101 on host a) ended (exit code 0) after 5 collectives" in out
+    assert "│ 0 │ a │ 100 │ 6 │" in out
+    assert "train.py:41 in step" in out
+
+
+def test_top_ends_with_the_run(sound: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", str(sound)]) == 0
+    assert "nothing is wrong: 2 processes ended" in capsys.readouterr().out
+
+
+def test_rates_are_collectives_of_one_device_a_second() -> None:
+    before = top.Rates(job(steps(3), steps(3)).snapshot(), 10.0)
+    now = top.Rates(job(steps(9), steps(5)).snapshot(), 12.0)
+    assert now.since(before) == {0: 1.5, 1: 1.0}
+
+
+def test_a_picture_says_how_long_somebody_waits() -> None:
+    made = job(steps(9), steps(5))
+    run = made.snapshot()
+    console = Console(width=160, record=True, file=io.StringIO())
+    last = made.devices[0].entries[-1].entered_ns
+    console.print(top.frame(run, diagnose(run), last + 3_000_000_000, {0: 12.0, 1: 0.0}))
+    assert "3.00 s" in console.export_text()

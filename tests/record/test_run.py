@@ -1,0 +1,97 @@
+"""Reading the directory of a run: whatever is missing or broken is a note, not an error."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lockstep import RecordError
+from lockstep.launch.records import ErrorRecord
+from lockstep.record.match import Kind, diagnose
+from lockstep.record.run import Exit, read_run
+from record.files import write_run
+from record.test_match import job, steps
+
+
+def folder(top: Path, process: int, attempt: int = 0) -> Path:
+    return top / f"attempt_{attempt}" / f"process_{process}"
+
+
+def test_everything_is_read(tmp_path: Path) -> None:
+    made = job(steps(3), steps(2))
+    write_run(made, tmp_path, {1: {"exit_code": 0, "realtime_ns": 5}})
+    error = ErrorRecord(1.5, 1, "ValueError: x", "Traceback")
+    error.write(folder(tmp_path, 0))
+    run = read_run(tmp_path)
+    first, second = run.processes
+    assert first.record is not None
+    assert len(first.record.rings[0].entries) == 3
+    assert first.error == error
+    assert first.exit is None
+    assert second.exit == Exit(pid=101, exit_code=0, realtime_ns=5)
+    assert [s.line for s in second.sites] == [41]
+    assert first.troubles == second.troubles == ()
+
+
+def test_the_last_attempt_is_read_unless_another_is_asked_for(tmp_path: Path) -> None:
+    for attempt, number in ((0, 1), (2, 2), (10, 3)):
+        write_run(job(steps(number), steps(number)), tmp_path, attempt=attempt)
+
+    def length(attempt: int | None) -> int:
+        record = read_run(tmp_path, attempt).processes[0].record
+        assert record is not None
+        return record.rings[0].written
+
+    assert (length(None), length(0), length(2)) == (3, 1, 2)
+    with pytest.raises(RecordError, match="has no attempt 1; it has: 0, 2, 10"):
+        read_run(tmp_path, 1)
+
+
+def test_what_is_not_the_directory_of_a_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="is not the directory of a run: there is no attempt_0"):
+        read_run(tmp_path)
+    with pytest.raises(RecordError, match="is not the directory of a run"):
+        read_run(tmp_path / "nowhere")
+
+
+def test_files_that_are_missing_or_broken_are_notes(tmp_path: Path) -> None:
+    write_run(job(*[steps(3)] * 5), tmp_path)
+    (folder(tmp_path, 0) / "recorder.bin").unlink()
+    os.truncate(folder(tmp_path, 1) / "recorder.bin", 5000)
+    (folder(tmp_path, 2) / "sites.jsonl").write_text('{"program": 1000, "chan')
+    for name in ("exit.json", "error.json"):
+        (folder(tmp_path, 3) / name).write_text("half a fil")
+    for file in folder(tmp_path, 4).iterdir():
+        file.unlink()
+    folder(tmp_path, 4).rmdir()
+    run = read_run(tmp_path)
+    notes = [" ".join(p.troubles) for p in run.processes]
+    assert notes[0] == "there is no recorder file"
+    assert "cut short: it has 5000 bytes" in notes[1]
+    assert notes[2:4] == ["", ""]
+    assert notes[4] == "nothing of this process is there"
+    assert run.processes[2].sites == ()
+    assert (run.processes[3].exit, run.processes[3].error) == (None, None)
+    assert diagnose(run).kind is Kind.NOTHING
+
+
+def test_a_record_of_another_job_is_not_mixed_in(tmp_path: Path) -> None:
+    write_run(job(*[steps(3)] * 3), tmp_path)
+    file = folder(tmp_path, 1) / "recorder.bin"
+    content = bytearray(file.read_bytes())
+    content[48] = 99
+    file.write_bytes(content)
+    run = read_run(tmp_path)
+    assert run.processes[1].record is None
+    assert run.processes[1].troubles == ("its recorder file belongs to another job",)
+
+
+def test_a_record_in_the_wrong_place_is_not_believed(tmp_path: Path) -> None:
+    write_run(job(steps(3), steps(3)), tmp_path)
+    wrong = (folder(tmp_path, 0) / "recorder.bin").read_bytes()
+    (folder(tmp_path, 1) / "recorder.bin").write_bytes(wrong)
+    run = read_run(tmp_path)
+    assert run.processes[1].record is None
+    assert run.processes[1].troubles == ("its recorder file says that it is process 0",)

@@ -1,0 +1,222 @@
+"""The words of the exception and of the report: who did what, where, and why perhaps."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.launch.records import ErrorRecord
+from lockstep.record.format import Op
+from lockstep.record.match import Diagnosis, diagnose
+from lockstep.record.run import Exit, Site
+from lockstep.record.text import headline, short, table
+from lockstep.record.words import ordinal, place_in_program
+from record.simulate import STRIDE, Job, Step, raised, site
+from record.test_match import FAR, STEP, altered, job, permute, steps
+
+
+def ended() -> Diagnosis:
+    return diagnose(job(steps(50), steps(37)).snapshot({1: Exit(exit_code=0)}))
+
+
+def test_a_process_that_left_early() -> None:
+    assert short(ended()).splitlines() == [
+        "process 1 (pid 101 on host a) ended (exit code 0) after 37 collectives; process 0 waits "
+        "in its 38th: all-reduce (sum) of 1024 x f32, train.py:41 in step",
+        "  process 1 (pid 101 on host a): ended (exit code 0) after 37 collectives; its last: "
+        "37 x train.py:41 in step",
+        "  process 0 (pid 100 on host a): waits for process 1 in all-reduce (sum) of 1024 x f32, "
+        "train.py:41 in step; before: 37 x train.py:41 in step",
+        "Likely: a loop with fewer steps on process 1: a last batch that only some processes "
+        "have, or a stop condition computed from local data.",
+    ]
+
+
+def test_a_process_that_was_killed() -> None:
+    made = job(steps(9), steps(5), steps(9))
+    text = short(diagnose(made.snapshot({1: Exit(signal=9)})))
+    assert text.startswith(
+        "process 1 (pid 101 on host a) was killed by SIGKILL (signal 9) after 5 collectives; "
+        "processes 0, 2 wait in their 6th: all-reduce (sum) of 1024 x f32, train.py:41 in step\n"
+    )
+    assert "Likely: somebody sent kill -9, or the kernel ran out of memory" in text
+
+
+def test_what_is_left_of_those_who_were_told_is_told_in_the_past() -> None:
+    made = job(steps(9), steps(5))
+    run = raised(made.snapshot({1: Exit(signal=9), 0: Exit(exit_code=0)}), made.now + 5)
+    text = short(diagnose(run))
+    assert "; process 0 waited in its 6th: all-reduce (sum) of 1024 x f32" in text
+    assert "  process 0 (pid 100 on host a): waited for process 1 in all-reduce" in text
+
+
+def test_the_reason_that_the_system_told() -> None:
+    exits = {1: Exit(signal=9, reason="out of memory")}
+    text = short(diagnose(job(steps(9), steps(5)).snapshot(exits)))
+    assert "killed by SIGKILL (signal 9): out of memory after 5 collectives" in text
+    assert "Likely: out of memory: process 1 took more than the machine" in text
+
+
+def test_a_process_that_raised() -> None:
+    run = job(steps(9), steps(5)).snapshot({1: Exit(exit_code=1)})
+    error = ErrorRecord(0.0, 1, "ValueError: no such file: data.npz", "Traceback ...")
+    assert headline(diagnose(altered(run, 1, error=error))) == (
+        "process 1 (pid 101 on host a) failed: ValueError: no such file: data.npz, after 5 "
+        "collectives; process 0 waits in its 6th: all-reduce (sum) of 1024 x f32, train.py:41 in "
+        "step"
+    )
+
+
+def test_one_process_with_another_shape() -> None:
+    sites: dict[int, tuple[Site, ...]] = {p: (site(1000, line=41, name="step"),) for p in range(4)}
+    sites[2] = (*sites[2], site(FAR, line=41, name="step"))
+    odd = [*steps(37), Step(0, FAR, elements=1000)]
+    text = short(diagnose(job(steps(50), steps(50), odd, steps(50), sites=sites).snapshot()))
+    assert text.startswith(
+        "process 2 (pid 102 on host a) called all-reduce (sum) of 1000 x f32, train.py:41 in step, "
+        "where processes 0, 1, 3 called all-reduce (sum) of 1024 x f32, train.py:41 in step: as "
+        "the 38th collective on 4 devices (0, 2048, 4096, 6144) these must be the same\n"
+        "  process 2 (pid 102 on host a): called"
+    )
+    assert text.endswith("give every process the same shape.")
+
+
+def test_two_sides_of_equal_weight_are_both_named() -> None:
+    made = job(steps(9), [*steps(4), dataclasses.replace(STEP, execution=4, dtype=3)])
+    assert headline(diagnose(made.snapshot())) == (
+        "process 0 (pid 100 on host a) called all-reduce (sum) of 1024 x f32, train.py:41 in step; "
+        "process 1 (pid 101 on host a) called all-reduce (sum) of 1024 x s32, train.py:41 in step: "
+        "as the 5th collective on 2 devices (0, 2048) these must be the same"
+    )
+
+
+def test_a_program_on_one_side() -> None:
+    base = site(1000, line=41, name="step")
+    sites = {0: (base,), 1: (base, site(FAR, line=60, name="evaluate"))}
+    text = short(diagnose(job(steps(9), [*steps(4), Step(0, FAR)], sites=sites).snapshot()))
+    assert "; only process 1 has the program evaluate\n" in text
+    assert "Likely: a loop with fewer steps on process 1" in text
+
+
+def crossing() -> Diagnosis:
+    plan = {
+        0: [Step(0, FAR), Step(1, 2 * FAR)],
+        STRIDE: [Step(1, 2 * FAR), Step(0, FAR)],
+        2 * STRIDE: [Step(1, 2 * FAR)],
+    }
+    sites = {p: (site(FAR, line=3, name="rows"), site(2 * FAR, line=9, name="cols")) for p in plan}
+    made = Job([[0, STRIDE], [0, STRIDE, 2 * STRIDE]], plan, sites=sites)
+    made.sites = dict.fromkeys(range(3), sites[0])
+    made.run(random.Random(0))
+    return diagnose(made.snapshot())
+
+
+def test_two_cliques_in_opposite_order() -> None:
+    text = short(crossing())
+    assert text.startswith(
+        "a circle of waits: process 0 waits for process 1 in all-reduce (sum) of 4 x f32, "
+        "train.py:3 in rows on 2 devices (0, 2048); process 1 waits for process 0 in all-reduce "
+        "(sum) of 4 x f32, train.py:9 in cols on 3 devices (0, 2048, 4096)\n"
+    )
+    assert "Likely: collectives over different mesh axes in opposite order" in text
+    assert "  process 2 (pid 102 on host a): waits for process 0 in" in text
+
+
+def test_permutes_that_do_not_fit() -> None:
+    made = job([permute(1, 1)], [permute(-1, 0, program=FAR)])
+    text = short(diagnose(made.snapshot()))
+    assert (
+        "process 0 (pid 100 on host a) called collective-permute of 16 B to rank 1 and from" in text
+    )
+    assert "what one sends is not what the other expects" in text
+    assert "Likely: ppermute with another list of pairs" in text
+
+
+def test_a_straggler_is_described_without_blame() -> None:
+    made = job(steps(9), steps(9))
+    late = Job(made.cliques, {d: list(v.steps) for d, v in made.devices.items()})
+    late.devices[STRIDE].stops_at = 5
+    late.run(random.Random(0))
+    found = diagnose(late.snapshot())
+    assert headline(found) == (
+        "process 1 (pid 101 on host a) has not come to the others yet; process 0 waits in its "
+        "6th: all-reduce (sum) of 1024 x f32"
+    )
+    assert "Likely" not in short(found)
+    assert "process 1 (pid 101 on host a): in no collective; it ran 5 collectives" in short(found)
+
+
+def test_nothing_wrong() -> None:
+    exits = {0: Exit(exit_code=0), 1: Exit(exit_code=0)}
+    assert headline(diagnose(job(steps(3), steps(3)).snapshot(exits))) == (
+        "nothing is wrong: 2 processes ended"
+    )
+
+
+def test_a_process_of_which_nothing_is_known() -> None:
+    run = job(steps(5), steps(0)).snapshot()
+    text = short(diagnose(altered(run, 1, record=None, troubles=("there is no recorder file",))))
+    assert "  process 1: not known; there is no recorder file" in text
+
+
+@functools.cache
+def last_left(processes: int) -> Diagnosis:
+    plans = [steps(9)] * (processes - 1) + [steps(5)]
+    return diagnose(job(*plans).snapshot({processes - 1: Exit(exit_code=0)}))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from([2, 3, 7, 20]), st.integers(150, 3000))
+def test_the_limit_is_kept_and_no_row_is_cut(processes: int, limit: int) -> None:
+    found = last_left(processes)
+    text = short(found, limit)
+    assert len(text.encode()) <= limit
+    first, *rows = text.splitlines()
+    if limit >= 1000:
+        assert first == headline(found)
+        assert rows[0].startswith(f"  process {processes - 1} (pid")
+        shown = [row for row in rows if row.startswith("  process")]
+        assert all("in step" in row or "after 5" in row for row in shown)
+        rest = processes - len(shown)
+        assert (f"  and {rest} process{'es' if rest > 1 else ''} more" in rows) is (rest > 0)
+
+
+def test_many_processes_that_do_the_same_are_one_row_of_the_table() -> None:
+    found = last_left(20)
+    lines = table(found).splitlines()
+    assert lines[2].startswith("> process 19 (pid 119 on host a): ended (exit code 0)")
+    assert "  19 processes: waits for process 19 in all-reduce (sum) of 1024 x f32" in table(found)
+    assert sum(line.strip().startswith("process ") for line in lines[3:]) == 19
+
+
+def test_the_table_shows_whole_paths_and_all_likely_causes() -> None:
+    text = table(ended())
+    assert "/home/u/train.py:41 in step" in text
+    assert text.endswith("a stop condition computed from local data.")
+
+
+def test_several_lines_that_fit_are_all_named() -> None:
+    sites = [site(1, line=n, name="step") for n in (3, 5, 7, 9, 11)]
+    assert place_in_program(sites[:2]) == "train.py:3 or train.py:5 in step"
+    assert place_in_program(sites) == "train.py:3 or train.py:5 or train.py:7 or 2 more in step"
+
+
+@pytest.mark.parametrize(
+    ("number", "word"),
+    [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (112, "112th"), (121, "121st")],
+)
+def test_ordinals(number: int, word: str) -> None:
+    assert ordinal(number) == word
+
+
+def test_every_operation_has_its_words() -> None:
+    for op in Op:
+        made = job([dataclasses.replace(STEP, op=op, reduction=0)], [])
+        assert "of 4 KiB" in short(diagnose(made.snapshot())) or "1024 x f32" in short(
+            diagnose(made.snapshot())
+        )
