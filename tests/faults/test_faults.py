@@ -12,6 +12,7 @@ import pytest
 
 from faults.harness import line, run_fault
 
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """A fault, and what the exception of each survivor has to say."""

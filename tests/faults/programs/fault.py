@@ -140,7 +140,8 @@ def square() -> Any:
 def out_of_memory() -> None:
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 28),) * 2)
+    limit = used + (1 << 28)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     np.ones(1 << 32)
 
 
@@ -220,7 +221,7 @@ def loop(fault: str, culprit: int, steps: int) -> None:
     for step in range(steps):
         if step == FAULT_STEP and fault != "none":
             say(planted=time.monotonic())
-            if FAULTS[fault][ME != culprit]() == "leave":
+            if FAULTS[fault][culprit != ME]() == "leave":
                 return
         else:
             usual()

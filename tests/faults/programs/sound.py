@@ -124,7 +124,7 @@ def slow_process() -> None:
     """The others wait, long enough for the watcher to look more than once."""
     total = over(ALL, lambda x: lax.psum(x, "all"))
     for late in range(RANKS // LOCAL):
-        if ME == late:
+        if late == ME:
             time.sleep(1.5)
         check(total(rows(ALL)), RANKS)
 
