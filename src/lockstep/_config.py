@@ -99,7 +99,7 @@ class Config:
     stall_warning: float = _variable("LOCKSTEP_STALL_WARNING", _seconds, DEFAULT_STALL_WARNING)
     """Seconds after which a wait is reported, once; 0 means never."""
     strict: bool = _variable("LOCKSTEP_STRICT", _switch, False)
-    """Compare the lines of the program that make a collective; see docs/divergence.md."""
+    """Compare the lines of the program that make a collective; see docs/faults.md."""
     check_programs: bool = _variable("LOCKSTEP_CHECK_PROGRAMS", _switch, True)
     """Compare which program a collective belongs to."""
     record: bool = _variable("LOCKSTEP_RECORD", _switch, True)

@@ -51,7 +51,9 @@ _LONGEST_TEXT = 980
 """What an exception has room for, less what is put in front."""
 _ENDING_PATIENCE = 0.3
 """Seconds the launcher may take to write down how a process ended."""
-_LINES_PATIENCE = 0.5
+_STOP_PATIENCE = 10.0
+"""Seconds that the end of the program waits for the watcher, which may be asking for stacks."""
+_LINES_PATIENCE = 0.3
 """Seconds the others may take to write down the lines of a call that they have just met."""
 
 
@@ -202,6 +204,7 @@ class Watcher(threading.Thread):
         for peer in peers:
             if peer.process != process:
                 self._watch_peer(peer)
+        self._over = False
         self._next_look = 0.0
         self._pause = _FIRST_PAUSE
         self._reported: set[int] = set()
@@ -216,15 +219,25 @@ class Watcher(threading.Thread):
 
     def run(self) -> None:
         _engine.set_watched(True)
-        while True:
+        while not self._over:
             try:
                 self._turn()
             except Exception as error:
                 # A watcher that stumbles must not take the program with it: the engine's own errors
                 # and its deadline remain.
                 print(f"lockstep: the watcher failed: {error!r}", file=sys.stderr)
-                _engine.set_watched(False)
-                return
+                break
+        _engine.set_watched(False)
+
+    def stop(self) -> None:
+        """Ends the thread, before the interpreter ends.
+
+        A daemon thread that comes back into an interpreter that ends is unwound by force, and
+        jaxlib's functions, one of which it may be in, abort the process when that happens.
+        """
+        self._over = True
+        os.eventfd_write(self._alarm, 1)
+        self.join(_STOP_PATIENCE)
 
     def _turn(self) -> None:
         ready = self._poll.poll(_TURN_SECONDS * 1000)
@@ -399,10 +412,14 @@ def start(client: Any, peers: Sequence[Peer], process: int, paths: Sequence[str]
 
     records = Records(peers, paths)
     sites = Sites(records, process, lambda: backend.get_backend("cpu").live_executables())
-    Watcher(peers, process, records, sites, Comparison(client, peers, process)).start()
+    watcher = Watcher(peers, process, records, sites, Comparison(client, peers, process))
+    watcher.start()
+    _watchers.append(watcher)
     _mark_the_end(peers[process].label)
 
 
+_watchers: list[Watcher] = []
+"""One for each start of jaxlib's collectives."""
 _marked = False
 
 
@@ -426,9 +443,13 @@ def _mark_the_end(label: str) -> None:
         show(kind, error, trace)
 
     def ended() -> None:
-        if os.getpid() == owner and not has_failed:
+        if os.getpid() != owner:
+            return
+        if not has_failed:
             _finish_what_runs()
             _engine.leave(_engine.Leaving.ENDED)
+        for watcher in _watchers:
+            watcher.stop()
 
     sys.excepthook = failed
     # Behind jax's own handlers in registration, so before them in execution: they wait for the

@@ -140,7 +140,8 @@ def square() -> Any:
 def out_of_memory() -> None:
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 28),) * 2)
+    limit = used + (1 << 28)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     np.ones(1 << 32)
 
 

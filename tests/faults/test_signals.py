@@ -1,0 +1,104 @@
+"""Processes that are killed or stopped from outside, at moments of nobody's choice."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from faults.harness import PROGRAMS, TIMEOUT, ended_with, told_by
+from support import Run, marked, start_lockstep, wait_until
+
+TRAINING = PROGRAMS / "training.py"
+FOR_EVER = str(10**9)
+MOMENTS = 20
+
+
+def pid_of(run: Run, process: int) -> int:
+    """The pid of a process of the job."""
+    wanted = f"LOCKSTEP_PROCESS_ID={process}".encode()
+    for pid in marked(run.mark):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"bootstrap" in command and wanted in Path(f"/proc/{pid}/environ").read_bytes():
+            return pid
+    raise AssertionError(f"no process {process}")
+
+
+def wait_for_training(run: Run, n: int) -> None:
+    wait_until(lambda: len(list(run.folder.glob("training_*"))) == n, "training", 60)
+
+
+def kill_at_a_moment(moment: int, victim: int, n: int) -> None:
+    # A moment of the loop: no test of a duration, and the same again when the test runs again.
+    pause = random.Random(moment).uniform(0, 0.5)
+    with start_lockstep(["-n", str(n), "--grace", "60"], TRAINING, [FOR_EVER]) as run:
+        wait_for_training(run, n)
+        pid = pid_of(run, victim)
+        time.sleep(pause)
+        os.kill(pid, signal.SIGKILL)
+        result = run.finish(TIMEOUT)
+        statuses = ended_with(run.folder)
+        run.assert_nothing_left()
+    assert result.status == 137, result
+    first = result.said_by_launcher.splitlines()[0]
+    assert f"process {victim} of {n} failed first: killed by SIGKILL (signal 9)" in first, result
+    for process, told in enumerate(told_by(result, n, statuses)):
+        if process == victim:
+            assert told.status == -9
+        else:
+            assert told.status == 20 + process, result
+            killed = rf"process {victim} \(pid {pid} on .*\) was killed by SIGKILL"
+            assert re.search(killed, told.raised()), result
+            assert told.said["saved"] == 10.0
+
+
+@pytest.mark.parametrize(("moment", "victim"), [(0, 0), (1, 1)])
+def test_a_process_is_killed_in_training(moment: int, victim: int) -> None:
+    kill_at_a_moment(moment, victim, n=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("moment", range(MOMENTS))
+def test_a_process_is_killed_at_any_moment_of_training(moment: int, victim: int) -> None:
+    kill_at_a_moment(moment, victim, n=3)
+
+
+STOPPED = """
+import os, signal, sys, time, jax, jax.numpy as jnp
+from pathlib import Path
+jax.distributed.initialize()
+total = jax.pmap(lambda x: jax.lax.psum(x, "device"), axis_name="device")
+for step in range(6):
+    if step == 3 and jax.process_index() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    result = total(jnp.full(jax.local_device_count(), step + 1.0))[0]
+print("result", float(result))
+"""
+
+
+def test_a_stopped_process_is_reported_and_may_go_on(tmp_path: Path) -> None:
+    options = ["-n", "2", "--stall-warning", "1", "--log-dir", str(tmp_path)]
+    log = tmp_path / "attempt_0" / "process_0" / "stderr.log"
+
+    def warned() -> bool:
+        return log.exists() and "does meanwhile:" in log.read_text()
+
+    with start_lockstep(options, STOPPED) as run:
+        wait_until(warned, "a stall warning", 60)
+        pid = pid_of(run, 1)
+        os.kill(pid, signal.SIGCONT)
+        result = run.finish(TIMEOUT)
+        run.assert_nothing_left()
+    assert result.status == 0, result
+    assert result.by_process == {0: ["result 12.0"], 1: ["result 12.0"]}
+    warning = "\n".join(result.stderr_by_process[0])
+    assert warning.count("waiting for") == 1, warning
+    assert f"process 1 (pid {pid} on " in warning
+    assert "has not come to the others yet" in warning
+    assert "kill -STOP, Ctrl-Z" in warning
