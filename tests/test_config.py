@@ -29,6 +29,10 @@ GOOD = [
     ("LOCKSTEP_SINGLE_COPY", "0", False),
     ("LOCKSTEP_COLLECTIVE_TIMEOUT", "0", 0.0),
     ("LOCKSTEP_COLLECTIVE_TIMEOUT", "2.5", 2.5),
+    ("LOCKSTEP_STALL_WARNING", "0", 0.0),
+    ("LOCKSTEP_STRICT", "1", True),
+    ("LOCKSTEP_CHECK_PROGRAMS", "0", False),
+    ("LOCKSTEP_RECORD", "0", False),
     ("LOCKSTEP_RUN_DIR", "/some/where", "/some/where"),
     ("LOCKSTEP_ATTEMPT", "2", 2),
     ("LOCKSTEP_HOST_ID", "this one", "this one"),
@@ -60,6 +64,10 @@ BAD = [
     ("LOCKSTEP_COLLECTIVE_TIMEOUT", "nan", SECONDS),
     ("LOCKSTEP_COLLECTIVE_TIMEOUT", "inf", SECONDS),
     ("LOCKSTEP_COLLECTIVE_TIMEOUT", "10 min", SECONDS),
+    ("LOCKSTEP_STALL_WARNING", "soon", SECONDS),
+    ("LOCKSTEP_STRICT", "always", "0 or 1"),
+    ("LOCKSTEP_CHECK_PROGRAMS", "", "0 or 1"),
+    ("LOCKSTEP_RECORD", "off", "0 or 1"),
     ("LOCKSTEP_ATTEMPT", "first", WHOLE),
 ]
 

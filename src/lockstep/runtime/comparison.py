@@ -18,12 +18,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockstep import _config
-from lockstep.runtime.sites import EXECUTIONS, Digests
+from lockstep.runtime.sites import Digests
 from lockstep.runtime.topology import Peer
 
 PATIENCE_SECONDS = 5.0
 """How long the other process may take to publish; its watcher looks every second."""
 _LOOK_SECONDS = 0.02
+_FIRST_EXECUTIONS = 1 << 12
+"""Programs meet at their first executions; the next program's first number is far away."""
 _PREFIX = "lockstep/program"
 _VARY = "lockstep/programs-vary"
 
@@ -76,9 +78,10 @@ class Comparison:
 
 
 def _near(digests: dict[int, Digests], execution: int) -> Digests | None:
-    """Those of the program that has this execution."""
-    found = (d for first, d in digests.items() if (execution - first) % (1 << 32) < EXECUTIONS)
-    return next(found, None)
+    """Those of the program that has this execution, one of its first."""
+    after = {(execution - first) % (1 << 32): found for first, found in digests.items()}
+    nearest = min(after, default=None)
+    return after[nearest] if nearest is not None and nearest < _FIRST_EXECUTIONS else None
 
 
 def patiently(compare: Any, refresh: Any) -> bool:

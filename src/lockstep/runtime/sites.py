@@ -40,8 +40,9 @@ _ORIGINS = re.compile(
     r"|(?<=constant\()(?:[^()]|\([^()]*\))*"
 )
 _NUMBERS = 1 << 32
-EXECUTIONS = 1 << 24
-"""How many executions of one program are told from those of another."""
+EXECUTIONS = 1 << 17
+"""More executions of one program than there are between two looks; few enough that another
+program's number hardly ever lies among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,11 @@ Calls = Mapping[int, set[tuple[str, int]]]
 """By number of an execution: the collectives that it made, (operation, channel)."""
 
 
+def near(one: int, other: int) -> bool:
+    """Whether two numbers are those of executions of one program not far apart."""
+    return min((one - other) % _NUMBERS, (other - one) % _NUMBERS) < EXECUTIONS
+
+
 class Matcher:
     """Finds which compiled program the number of an execution belongs to.
 
@@ -161,11 +167,18 @@ class Matcher:
     """
 
     def __init__(self) -> None:
-        self._offset: int | None = None
-        self._bases: list[int] = []
+        self._offsets: set[int] = set()
+        self._latest: list[int] = []
+        """Of each program that is known: the latest execution that was seen."""
 
     def is_known(self, execution: int) -> bool:
-        return any((execution - base) % _NUMBERS < EXECUTIONS for base in self._bases)
+        """Whether the program is known whose execution this is; call it for all, in order."""
+        for index, latest in enumerate(self._latest):
+            if near(latest, execution):
+                if (execution - latest) % _NUMBERS < EXECUTIONS:
+                    self._latest[index] = execution
+                return True
+        return False
 
     def match(self, calls: Calls, programs: Sequence[Program]) -> dict[int, list[Program]]:
         """The programs that each number may belong to.
@@ -180,13 +193,12 @@ class Matcher:
         offsets = Counter(
             self._between(execution, p) for execution, ps in found.items() for p in ps
         )
-        if self._offset is None and (common := offsets.most_common(1)) and common[0][1] > 1:
-            self._offset = common[0][0]
+        self._offsets |= {offset for offset, count in offsets.items() if count > 1}
         for execution, candidates in found.items():
-            sure = [p for p in candidates if self._between(execution, p) == self._offset]
+            sure = [p for p in candidates if self._between(execution, p) in self._offsets]
             found[execution] = sure or candidates
             if sure or len(candidates) == 1:
-                self._bases.append(execution)
+                self._latest.append(execution)
         return found
 
     @staticmethod

@@ -34,13 +34,13 @@ from lockstep.record import format, match, run, text
 from lockstep.runtime import comparison, stacks
 from lockstep.runtime.comparison import Comparison
 from lockstep.runtime.sites import (
-    EXECUTIONS,
     Collective,
     Digests,
     Matcher,
     Program,
     Programs,
     digests,
+    near,
 )
 from lockstep.runtime.topology import Peer
 
@@ -152,8 +152,8 @@ class Sites:
         if self._matcher.is_known(entry.run_id):
             return
         # The first execution that was seen stands for the program.
-        near = (e for e in self._open if (entry.run_id - e) % (1 << 32) < EXECUTIONS)
-        calls = self._open.setdefault(next(near, entry.run_id), set())
+        same = (execution for execution in self._open if near(execution, entry.run_id))
+        calls = self._open.setdefault(next(same, entry.run_id), set())
         calls.add((format.OPS[entry.op], entry.op_id))
 
     @staticmethod

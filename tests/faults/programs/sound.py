@@ -100,10 +100,9 @@ def traced_from_another_line() -> None:
     total = over(ALL, lambda x: lax.psum(5 * x, "all"))
     for _ in range(ROUNDS):
         if ME == 0:
-            result = total(rows(ALL))
+            check(total(rows(ALL)), 5 * RANKS)
         else:
-            result = total(rows(ALL))
-        check(result, 5 * RANKS)
+            check(total(rows(ALL)), 5 * RANKS)
 
 
 def constants_of_its_own() -> None:
