@@ -8,11 +8,14 @@ Layers, each only on those before it:
     _cholesky, _inverse            the distributed loops, one family a file
     _model, _arguments             tile sizes by cost; checks and their errors
     _positive        the loops as functions of global arrays, with their derivatives
-    _solve           the public functions
+    _tridiagonal, _divide          Hermitian to tridiagonal and back, divide and conquer
+    _solve, _eigh                  the public functions
 
 LU, QR and SVD would be further files beside `_cholesky`, over the same layouts and tile kernels.
 """
 
+from lockstep.linalg._eigh import eigh as eigh
+from lockstep.linalg._eigh import syevd as syevd
 from lockstep.linalg._solve import cho_factor as cho_factor
 from lockstep.linalg._solve import cho_solve as cho_solve
 from lockstep.linalg._solve import cholesky as cholesky

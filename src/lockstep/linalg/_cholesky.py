@@ -42,10 +42,10 @@ def factor(
             left = a[top:, :, :top].reshape(panel.shape[0], -1)
             panel = panel - gemm(left, adjoint(gather_rows(left[:tile], axes)))
         block = gather_rows(panel[:tile], axes)
-        l_block, inverses = _tiles.potrf(block)
+        l_block = _tiles.potrf(block)
         if with_status:
             status = _update_status(status, block, l_block, s * size)
-        below = _tiles.solve_right(panel[tile:], l_block, inverses)
+        below = _tiles.solve_right(panel[tile:], l_block)
         mine = lax.dynamic_slice_in_dim(l_block, lax.axis_index(axes) * tile, tile)
         panel = jnp.concatenate([mine, below])
         a = a.at[top:, :, top:end].set(panel.reshape(-1, layout.devices, tile))
@@ -54,7 +54,7 @@ def factor(
 
 def _factor_alone(a: jax.Array, with_status: bool) -> tuple[jax.Array, jax.Array]:
     """LAPACK's own: with one device there is nothing to distribute."""
-    low = lax.linalg.cholesky(a[:, 0, :], symmetrize_input=False)
+    low = _tiles.potrf(a[:, 0, :])
     status = jnp.int32(0)
     if with_status:
         status = _update_status(status, a[:, 0, :], low, 0)
@@ -74,22 +74,21 @@ def gather_rows(tile_rows: jax.Array, axes: Axes) -> jax.Array:
     return lax.all_gather(tile_rows, axes, axis=0, tiled=True)
 
 
-def diagonal_inverse(low: jax.Array, s: int, layout: Layout, axes: Axes) -> jax.Array:
-    """The inverse of the diagonal block of superstep ``s``, on every device."""
+def diagonal_block(low: jax.Array, s: int, layout: Layout, axes: Axes) -> jax.Array:
+    """The diagonal block of superstep ``s``, on every device."""
     top, end = s * layout.tile, (s + 1) * layout.tile
-    block = gather_rows(low[top:end, :, top:end].reshape(layout.tile, -1), axes)
-    return _tiles.inverse(block)
+    return gather_rows(low[top:end, :, top:end].reshape(layout.tile, -1), axes)
 
 
 def forward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
     """``low^-1 b``: the rows of a superstep are solved, and leave all rows below."""
     if layout.devices == 1:
-        return lax.linalg.triangular_solve(low[:, 0, :], b, left_side=True, lower=True)
+        return _tiles.trsm(low[:, 0, :], b)
     tile, me = layout.tile, lax.axis_index(axes)
     for s in range(layout.steps):
         top, end = s * tile, (s + 1) * tile
-        inverse = diagonal_inverse(low, s, layout, axes)
-        solved = gemm(inverse, gather_rows(b[top:end], axes))
+        block = diagonal_block(low, s, layout, axes)
+        solved = _tiles.trsm(block, gather_rows(b[top:end], axes))
         b = b.at[top:end].set(lax.dynamic_slice_in_dim(solved, me * tile, tile))
         if end < layout.rows:
             below = low[end:, :, top:end].reshape(-1, solved.shape[0])
@@ -100,9 +99,7 @@ def forward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes) -> jax.Arr
 def backward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
     """``low^-H b``: the rows of a superstep take what all rows below leave, one all-reduce."""
     if layout.devices == 1:
-        return lax.linalg.triangular_solve(
-            low[:, 0, :], b, left_side=True, lower=True, transpose_a=True, conjugate_a=True
-        )
+        return _tiles.trsm(low[:, 0, :], b, conjugate_transpose=True)
     tile, me = layout.tile, lax.axis_index(axes)
     for s in reversed(range(layout.steps)):
         top, end = s * tile, (s + 1) * tile
@@ -110,9 +107,9 @@ def backward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes) -> jax.Ar
         if end < layout.rows:
             below = low[end:, :, top:end].reshape(layout.rows - end, -1)
             rest = rest - lax.psum(gemm(adjoint(below), b[end:]), axes)
-        inverse = diagonal_inverse(low, s, layout, axes)
-        mine = lax.dynamic_slice_in_dim(inverse, me * tile, tile, axis=1)
-        b = b.at[top:end].set(gemm(adjoint(mine), rest))
+        block = diagonal_block(low, s, layout, axes)
+        solved = _tiles.trsm(block, rest, conjugate_transpose=True)
+        b = b.at[top:end].set(lax.dynamic_slice_in_dim(solved, me * tile, tile))
     return b
 
 

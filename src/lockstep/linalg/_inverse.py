@@ -1,4 +1,4 @@
-"""The inverse from a Cholesky factor, ``a^-1 = low^-H low^-1``: potri, on the local rows of a device.
+"""The inverse from a Cholesky factor, ``a^-1 = low^-H low^-1``: potri, on local rows.
 
 Two sweeps and a mirror, after Bientinesi, Gunter and van de Geijn, "Families of algorithms related
 to the inversion of a symmetric positive definite matrix" (ACM TOMS 35, 2008). The first is the
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lockstep.linalg import _cholesky, _redistribute
+from lockstep.linalg import _cholesky, _redistribute, _tiles
 from lockstep.linalg._cholesky import gather_rows
 from lockstep.linalg._layout import Axes, Layout
 from lockstep.linalg._tiles import adjoint, gemm
@@ -29,9 +29,7 @@ def from_factor(low: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
 
 
 def _one_device(low: jax.Array) -> jax.Array:
-    half = lax.linalg.triangular_solve(
-        low, jnp.eye(low.shape[0], dtype=low.dtype), left_side=True, lower=True
-    )
+    half = _tiles.trsm(low, jnp.eye(low.shape[0], dtype=low.dtype))
     return gemm(adjoint(half), half)
 
 
@@ -42,7 +40,7 @@ def _forward_identity(low: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
     for s in range(layout.steps):
         top, end = s * tile, (s + 1) * tile
         width = layout.devices * tile
-        inverse = _cholesky.diagonal_inverse(low, s, layout, axes)
+        inverse = _tiles.trtri(_cholesky.diagonal_block(low, s, layout, axes))
         rows = gather_rows(y[top:end, :, :end].reshape(tile, -1), axes)
         mine = lax.dynamic_slice_in_dim(inverse, me * tile, tile)
         solved = gemm(mine, rows).reshape(tile, layout.devices, end)
@@ -64,7 +62,7 @@ def _backward_lower(low: jax.Array, y: jax.Array, layout: Layout, axes: Axes) ->
             below = low[end:, :, top:end].reshape(layout.rows - end, -1)
             done = y[end:, :, :end].reshape(layout.rows - end, -1)
             rows = rows - lax.psum(gemm(adjoint(below), done), axes)
-        inverse = _cholesky.diagonal_inverse(low, s, layout, axes)
+        inverse = _tiles.trtri(_cholesky.diagonal_block(low, s, layout, axes))
         mine = lax.dynamic_slice_in_dim(inverse, me * tile, tile, axis=1)
         solved = gemm(adjoint(mine), rows).reshape(tile, layout.devices, end)
         y = y.at[top:end, :, :end].set(solved)

@@ -199,6 +199,13 @@ def partitioned(function: Callable[..., jax.Array], placed: Placed) -> Callable[
     return lambda *args: lax.with_sharding_constraint(function(*args), sharding)
 
 
+def mirrored(a: jax.Array, lower: bool) -> jax.Array:
+    """The Hermitian matrix of a triangle, for derivatives."""
+    half = jnp.tril(a, -1) if lower else jnp.triu(a, 1)
+    diagonal = jnp.eye(a.shape[0], dtype=a.dtype) * a.real
+    return half + half.conj().T + diagonal
+
+
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def inverse(a: jax.Array, low: jax.Array, plan: Plan) -> jax.Array:
     return _inverse_of(low, plan)

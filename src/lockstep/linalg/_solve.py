@@ -189,7 +189,7 @@ def potrs(
     else:
         low, status = _positive.factor(lax.stop_gradient(a), plan, lower, status_wanted)
         if lower is not None:
-            a = _mirrored(a, lower)
+            a = _positive.mirrored(a, lower)
     _check("potrs", check, status)
     x = _as_matrix(_solve_positive, b, b_placed)(a, low, plan) if b.size else b
     logdet = _positive.log_determinant(a, low, plan) if return_logdet else None
@@ -250,7 +250,7 @@ def _inverse(
     plan = Plan.of(a, placed, _tile(function, tile), status_wanted, _arguments.platform(placed))
     low, status = _positive.factor(lax.stop_gradient(a), plan, lower, status_wanted)
     _check(function, check, status)
-    found = _positive.inverse(a if lower is None else _mirrored(a, lower), low, plan)
+    found = _positive.inverse(a if lower is None else _positive.mirrored(a, lower), low, plan)
     return (found, status) if return_status else found
 
 
@@ -293,20 +293,13 @@ def _factor_lower_jvp(plan: Plan, with_status: bool, primals: Any, tangents: Any
     """dl = l phi(l^-1 da l^-H), phi halving the diagonal of the lower triangle."""
     low, status = _factor_lower(primals[0], plan, with_status)
     where = {"mesh": plan.mesh, "in_specs": (plan.placed.spec,) * 2}
-    da = _mirrored(tangents[0], True)
+    da = _positive.mirrored(tangents[0], True)
     half = solve_triangular(low, da, 0, True, **where)
     whole = solve_triangular(low, _adjoint(half, plan), 0, True, **where)
     eye = jnp.eye(low.shape[0], dtype=low.dtype)
     phi = jnp.tril(whole) * (1 - eye / 2)
     dl = _positive.matmul(low, phi, plan.placed)
     return (low, status), (dl, np.zeros(status.shape, jax.dtypes.float0))
-
-
-def _mirrored(a: jax.Array, lower: bool) -> jax.Array:
-    """The Hermitian matrix of a triangle, for derivatives."""
-    half = jnp.tril(a, -1) if lower else jnp.triu(a, 1)
-    diagonal = jnp.eye(a.shape[0], dtype=a.dtype) * a.real
-    return half + half.conj().T + diagonal
 
 
 def _adjoint(a: jax.Array, plan: Plan) -> jax.Array:

@@ -22,51 +22,45 @@ def adjoint(x: jax.Array) -> jax.Array:
     return x.conj().swapaxes(-1, -2)
 
 
-def potrf(a: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
-    """The lower Cholesky factor of ``a``, and the inverses of its diagonal blocks.
+def potrf(a: jax.Array) -> jax.Array:
+    """The lower Cholesky factor of ``a``, NaN if there is none. Only the lower triangle is read."""
+    return lax.linalg.cholesky(a, symmetrize_input=False)
 
-    Only the lower triangle is read. All of the factor is NaN from the first block on that is not
-    positive definite.
-    """
-    n = a.shape[0]
-    blocks, inverses = [], []
-    for k in range(0, n, BLOCK):
-        end = min(k + BLOCK, n)
-        below = a[k:, k:end]
-        if blocks:
-            left = jnp.concatenate([block[k - at :] for at, block in blocks], axis=1)
-            below = below - gemm(left, adjoint(left[: end - k]))
-        diagonal = lax.linalg.cholesky(below[: end - k], symmetrize_input=False)
-        inverse = trtri(diagonal)
-        blocks.append((k, jnp.concatenate([diagonal, gemm(below[end - k :], adjoint(inverse))])))
-        inverses.append(inverse)
-    parts = [jnp.pad(block, ((at, 0), (0, 0))) for at, block in blocks]
-    return jnp.concatenate(parts, axis=1), inverses
+
+def trsm(factor: jax.Array, b: jax.Array, conjugate_transpose: bool = False) -> jax.Array:
+    """``factor^-1 b`` or ``factor^-H b`` for a lower ``factor``; nothing above it is read."""
+    return lax.linalg.triangular_solve(
+        factor,
+        b,
+        left_side=True,
+        lower=True,
+        transpose_a=conjugate_transpose,
+        conjugate_a=conjugate_transpose,
+    )
 
 
 def trtri(factor: jax.Array) -> jax.Array:
-    """The inverse of a lower triangle."""
-    eye = jnp.eye(factor.shape[0], dtype=factor.dtype)
-    return lax.linalg.triangular_solve(factor, eye, left_side=True, lower=True)
-
-
-def inverse(factor: jax.Array) -> jax.Array:
     """The inverse of a lower triangle, by blocks; what is above the triangle is not read."""
     lower = jnp.tril(factor)
     eye = jnp.eye(lower.shape[0], dtype=lower.dtype)
-    return jnp.tril(adjoint(solve_right(eye, lower, block_inverses(lower))))
+    return jnp.tril(adjoint(solve_right(eye, lower)))
 
 
-def block_inverses(factor: jax.Array) -> list[jax.Array]:
+def _block_inverses(factor: jax.Array) -> list[jax.Array]:
     n = factor.shape[0]
     ends = [(k, min(k + BLOCK, n)) for k in range(0, n, BLOCK)]
-    return [trtri(factor[k:end, k:end]) for k, end in ends]
+    eye = jnp.eye(min(n, BLOCK), dtype=factor.dtype)
+    return [trsm(factor[k:end, k:end], eye[: end - k, : end - k]) for k, end in ends]
 
 
-def solve_right(x: jax.Array, factor: jax.Array, inverses: list[jax.Array]) -> jax.Array:
-    """``x factor^-H`` for a lower ``factor``, given the inverses of its diagonal blocks."""
+def solve_right(x: jax.Array, factor: jax.Array) -> jax.Array:
+    """``x factor^-H`` for a lower ``factor``: products with the inverses of its diagonal blocks.
+
+    With many rows in ``x`` that is faster than LAPACK's own solver, and as accurate as the blocks
+    are well conditioned.
+    """
     done: list[jax.Array] = []
-    for i, inverse in enumerate(inverses):
+    for i, inverse in enumerate(_block_inverses(factor)):
         k = i * BLOCK
         end = k + inverse.shape[0]
         part = x[:, k:end]
