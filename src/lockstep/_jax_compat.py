@@ -185,3 +185,12 @@ def device_id_bytes() -> int:
     import jaxlib
 
     return 4 if jaxlib.version.__version_info__ >= (0, 9, 1) else 8
+
+
+def under_derivatives(array: Any) -> Any:
+    """The array below the tracers of `jax.grad` and `jax.jvp`; outside jit it is a concrete one."""
+    from jax.core import Tracer
+
+    while isinstance(array, Tracer) and hasattr(array, "primal"):
+        array = array.primal
+    return array

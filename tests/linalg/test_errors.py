@@ -30,7 +30,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
         r"names 'rows'; the mesh is \(x: 4\)",
     ),
     (
-        lambda: la.potrs(EYE, ONES, mesh=mesh((4,)), in_specs="x"),
+        lambda: la.potrs(EYE, ONES, mesh=mesh((4,)), in_specs="x"),  # type: ignore[arg-type]
         TypeError,
         "wanted is a jax.sharding.PartitionSpec for each of a, b",
     ),

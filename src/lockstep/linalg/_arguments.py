@@ -13,6 +13,7 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from lockstep import _jax_compat
 from lockstep.linalg._layout import Axes, Sharded
 
 AnyMesh: TypeAlias = Mesh | AbstractMesh
@@ -92,7 +93,7 @@ def place(
     Raises:
       ValueError: they contradict each other, or nobody says it.
     """
-    own = _own_place(a)
+    own, a = _own_place(a), _jax_compat.under_derivatives(a)
     if mesh is None:
         mesh = own.mesh if own else _context_mesh()
     if mesh is None and isinstance(a, Tracer):
@@ -160,6 +161,7 @@ def specs(function: str, given: Specs, names: tuple[str, ...]) -> tuple[P | None
 
 def _own_place(a: jax.Array) -> Placed | None:
     """What the array itself says: its sharding, or its type's under explicit axes."""
+    a = _jax_compat.under_derivatives(a)
     sharding: Any = jax.typeof(a).sharding if isinstance(a, Tracer) else a.sharding
     if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
         return None

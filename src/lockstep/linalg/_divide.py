@@ -46,7 +46,8 @@ class Update(NamedTuple):
 
     def at(self, index: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Both words of the poles of these indices, (B, k)."""
-        return tuple(jnp.take_along_axis(x, index, axis=1) for x in (self.pole, self.small))
+        take = functools.partial(jnp.take_along_axis, indices=index, axis=1)
+        return take(self.pole), take(self.small)
 
 
 class Roots(NamedTuple):
@@ -149,7 +150,7 @@ def _merge(
 
 def _update(pole: jax.Array, z: jax.Array, rho: jax.Array) -> Update:
     m = pole.shape[1]
-    # Far below rounding; yet the smallest offset, a floor cubed times a spacing, is a normal number.
+    # Far below rounding; yet an offset, a floor cubed times a spacing, is a normal number.
     floor = jnp.finfo(pole.dtype).eps * (1e-3 if pole.dtype == jnp.float64 else 0.1)
     ascending = jnp.argsort(pole, axis=1)
     ranks = jnp.argsort(ascending, axis=1)

@@ -1,7 +1,7 @@
 """Hermitian positive definite matrices, as global arrays: factor, solve, inverse, log-determinant.
 
-Between calls a factor is one global array of slots (`_layout`), shape (P R, P R), its rows over all
-devices. The functions of a matrix ``a`` and its factor ``low`` are differentiable
+Between calls a factor is one global array of slots (`_layout`), shape (P R, P, R), its rows over
+all devices. The functions of a matrix ``a`` and its factor ``low`` are differentiable
 in ``a`` alone, to any order: ``low`` comes from ``a`` without its tangent.
 """
 
@@ -63,9 +63,6 @@ class Plan:
             body, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
         )
 
-    def cube(self, slots: jax.Array) -> jax.Array:
-        return slots.reshape(self.layout.rows, self.layout.devices, self.layout.rows)
-
     def take_matrix(self, shard: jax.Array) -> jax.Array:
         """A shard of the matrix to slots; the padding gets a diagonal of ones."""
         sharded, layout = self.placed.sharded, self.layout
@@ -95,30 +92,32 @@ class Plan:
         return jnp.where(kept, slots, _redistribute.adjoint(slots, self.axes))
 
 
-def _factor(
-    a: jax.Array, plan: Plan, lower: bool | None, with_status: bool
-) -> tuple[jax.Array, jax.Array]:
-    """The factor as slots, and the status (see `lockstep.linalg._cholesky.factor`)."""
-
-    def body(a: jax.Array) -> tuple[jax.Array, jax.Array]:
-        slots = plan.mirror(plan.take_matrix(a), lower)
-        low, status = _cholesky.factor(slots, plan.layout, plan.axes, with_status)
-        return low.reshape(plan.layout.rows, -1), status
-
-    return plan.map(body, plan.placed.spec, (plan.slots, P()))(a)
-
-
-_FACTOR_STATIC = ("plan", "lower", "with_status")
-factor = jax.jit(_factor, static_argnames=_FACTOR_STATIC)
-factor_donating = jax.jit(_factor, static_argnames=_FACTOR_STATIC, donate_argnums=0)
-
-
-@functools.partial(jax.jit, static_argnames=("plan",))
-def to_slots(a: jax.Array, plan: Plan) -> jax.Array:
-    def body(a: jax.Array) -> jax.Array:
-        return plan.take_matrix(a).reshape(plan.layout.rows, -1)
-
+def _to_slots(a: jax.Array, plan: Plan, lower: bool | None) -> jax.Array:
+    """The matrix as slots; Hermitian from the triangle that ``lower`` names, if it names one."""
+    body = lambda a: plan.mirror(plan.take_matrix(a), lower)  # noqa: E731
     return plan.map(body, plan.placed.spec, plan.slots)(a)
+
+
+to_slots = jax.jit(_to_slots, static_argnames=("plan", "lower"))
+to_slots_donating = jax.jit(_to_slots, static_argnames=("plan", "lower"), donate_argnums=0)
+
+
+# A program of its own when it is not traced: XLA factors in place only what comes as slots.
+@functools.partial(jax.jit, static_argnames=("plan", "with_status"), donate_argnums=0)
+def factor_slots(slots: jax.Array, plan: Plan, with_status: bool) -> tuple[jax.Array, jax.Array]:
+    """The factor in place of ``slots``, and the status (see `lockstep.linalg._cholesky.factor`)."""
+
+    def body(slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return _cholesky.factor(slots, plan.layout, plan.axes, with_status)
+
+    return plan.map(body, plan.slots, (plan.slots, P()))(slots)
+
+
+def factor(
+    a: jax.Array, plan: Plan, lower: bool | None, with_status: bool, donate: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    slots = (to_slots_donating if donate else to_slots)(a, plan, lower)
+    return factor_slots(slots, plan, with_status)
 
 
 @functools.partial(jax.jit, static_argnames=("plan",))
@@ -126,7 +125,7 @@ def lower_to_matrix(low: jax.Array, plan: Plan) -> jax.Array:
     """The matrix of a lower factor in slots, zero above the diagonal."""
 
     def body(low: jax.Array) -> jax.Array:
-        return plan.give_matrix(_cholesky.lower_part(plan.cube(low), plan.layout, plan.axes))
+        return plan.give_matrix(_cholesky.lower_part(low, plan.layout, plan.axes))
 
     return plan.map(body, plan.slots, plan.placed.spec)(low)
 
@@ -141,7 +140,7 @@ def sweep(
         rows = plan.take_rows(b, b_placed)
         for name in sweeps:
             run = _cholesky.forward if name == "forward" else _cholesky.backward
-            rows = run(plan.cube(low), rows, plan.layout, plan.axes)
+            rows = run(low, rows, plan.layout, plan.axes)
         return plan.give_rows(rows, b_placed)
 
     return plan.map(body, (plan.slots, b_placed.spec), b_placed.spec)(low, b)
@@ -169,9 +168,13 @@ def batched_sweep(
     return run(low, b)
 
 
-def solve(a: jax.Array, low: jax.Array, b: jax.Array, plan: Plan, b_placed: Placed) -> jax.Array:
-    """``a^-1 b``. Its derivatives are solutions with the same factor."""
+def solve(
+    a: jax.Array | None, low: jax.Array, b: jax.Array, plan: Plan, b_placed: Placed
+) -> jax.Array:
+    """``a^-1 b``. Its derivatives are solutions with the same factor; without ``a`` it has none."""
     both = ("forward", "backward")
+    if a is None:
+        return sweep(low, b, plan, b_placed, both)
 
     def run(_: Any, b: jax.Array) -> jax.Array:
         return batched_sweep(low, b, plan, b_placed, both)
@@ -222,13 +225,13 @@ def _inverse_jvp(plan: Plan, primals: Any, tangents: Any) -> tuple[jax.Array, ja
 @functools.partial(jax.jit, static_argnames=("plan",))
 def _inverse_of(low: jax.Array, plan: Plan) -> jax.Array:
     def body(low: jax.Array) -> jax.Array:
-        return plan.give_matrix(_inverse.from_factor(plan.cube(low), plan.layout, plan.axes))
+        return plan.give_matrix(_inverse.from_factor(low, plan.layout, plan.axes))
 
     return plan.map(body, plan.slots, plan.placed.spec)(low)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
-def log_determinant(a: jax.Array, low: jax.Array, plan: Plan) -> jax.Array:
+def log_determinant(a: jax.Array | None, low: jax.Array, plan: Plan) -> jax.Array:
     return _log_determinant_of(low, plan)
 
 
@@ -241,7 +244,5 @@ def _log_determinant_jvp(plan: Plan, primals: Any, tangents: Any) -> tuple[jax.A
 
 @functools.partial(jax.jit, static_argnames=("plan",))
 def _log_determinant_of(low: jax.Array, plan: Plan) -> jax.Array:
-    def body(low: jax.Array) -> jax.Array:
-        return _cholesky.log_determinant(plan.cube(low), plan.axes)
-
+    body = functools.partial(_cholesky.log_determinant, axes=plan.axes)
     return plan.map(body, plan.slots, P())(low)

@@ -181,18 +181,19 @@ def potrs(
     a, b = _arguments.put(a, placed), _arguments.put(b, b_placed)
     status_wanted = return_status or check
     plan = Plan.of(a, placed, _tile("potrs", T_A), status_wanted, _arguments.platform(placed))
-    if donate and not isinstance(a, Tracer):
-        low, status = _positive.factor_donating(a, plan, lower, status_wanted)
+    donating = donate and not isinstance(a, Tracer)
+    low, status = _positive.factor(lax.stop_gradient(a), plan, lower, status_wanted, donating)
+    _check("potrs", check, status)
+    if donating:
         if a is not given and not given.is_deleted():
             given.delete()
-        a = low  # only its derivatives would look at ``a``
-    else:
-        low, status = _positive.factor(lax.stop_gradient(a), plan, lower, status_wanted)
-        if lower is not None:
-            a = _positive.mirrored(a, lower)
-    _check("potrs", check, status)
+        a = None  # only derivatives look at the matrix
+    elif lower is not None:
+        a = _positive.mirrored(a, lower)
     x = _as_matrix(_solve_positive, b, b_placed)(a, low, plan) if b.size else b
-    logdet = _positive.log_determinant(a, low, plan) if return_logdet else None
+    logdet = None
+    if return_logdet:
+        logdet = _positive.log_determinant(a, low, plan)
     return _results(x, logdet, status, return_logdet, return_status)
 
 
@@ -255,7 +256,7 @@ def _inverse(
 
 
 def _solve_positive(
-    b: jax.Array, b_placed: Placed, a: jax.Array, low: jax.Array, plan: Plan
+    b: jax.Array, b_placed: Placed, a: jax.Array | None, low: jax.Array, plan: Plan
 ) -> jax.Array:
     return _positive.solve(a, low, b, plan, b_placed)
 
@@ -264,7 +265,7 @@ def _solve_lower(
     b: jax.Array, b_placed: Placed, a: jax.Array, plan: Plan, adjoint: bool
 ) -> jax.Array:
     """``a^-1 b`` or ``a^-H b``, only the lower triangle of ``a`` being read."""
-    low = _positive.to_slots(lax.stop_gradient(a), plan)
+    low = _positive.to_slots(lax.stop_gradient(a), plan, None)
 
     def times(x: jax.Array) -> jax.Array:
         triangle = jnp.tril(a)

@@ -23,6 +23,10 @@ from lockstep.linalg._layout import Axes, Layout
 from lockstep.linalg._tiles import adjoint, gemm
 
 STAGES = 8
+"""Sizes that the trailing matrix takes at most; each is compiled by itself."""
+
+STAGE_ROWS = 256
+"""Rows of the matrix that a stage has at least."""
 MOST_BLOCKS = 32
 """Blocks of reflectors of the way back; each is compiled by itself."""
 
@@ -43,7 +47,8 @@ class Reduced(NamedTuple):
 def reduce(a: jax.Array, layout: Layout, axes: Axes) -> Reduced:
     """The tridiagonal form of a Hermitian matrix of slots; both triangles are read."""
     parts = []
-    stage = -(-layout.steps // STAGES)
+    stages = max(1, min(STAGES, layout.padded // STAGE_ROWS))
+    stage = -(-layout.steps // stages)
     for first in range(0, layout.steps, stage):
         last = min(first + stage, layout.steps)
         top = first * layout.tile
@@ -64,63 +69,59 @@ def _reduce_steps(a: jax.Array, layout: Layout, steps: int, axes: Axes) -> tuple
     rows = a.shape[0]
     order = _cholesky.elimination_order(layout)
 
-    def step(s: jax.Array, a: jax.Array) -> tuple[jax.Array, Found]:
+    def step(a: jax.Array, s: jax.Array) -> tuple[jax.Array, Found]:
         mine = lax.dynamic_slice_in_dim(a, s * tile, tile, axis=2).reshape(rows, -1)
-        panel = lax.all_gather(mine, axes)
+        panel = lax.all_gather(mine.T, axes).swapaxes(0, 1)
         v, w, found = _panel(a.reshape(rows, -1), panel, s, order, axes)
-        left = jnp.concatenate([v[me], w[me]], axis=1)
-        right = jnp.concatenate([w, v], axis=2).reshape(layout.padded, -1)
-        a = a - gemm(left, adjoint(right)).reshape(a.shape)
-        kept = v[me].reshape(rows, layout.devices, tile)
+        left = jnp.concatenate([v[:, me], w[:, me]]).T
+        right = jnp.concatenate([w, v]).reshape(left.shape[1], -1)
+        a = a - gemm(left, right.conj()).reshape(a.shape)
+        kept = v[:, me].T.reshape(rows, layout.devices, tile)
         return lax.dynamic_update_slice_in_dim(a, kept, s * tile, axis=2), found
 
-    a, found = _scan(step, a, steps)
+    a, found = lax.scan(step, a, jnp.arange(steps))
     return a, jax.tree.map(jnp.ravel, found)
-
-
-def _scan(step: object, a: jax.Array, steps: int) -> tuple[jax.Array, Found]:
-    return lax.scan(lambda a, s: step(s, a), a, jnp.arange(steps))  # type: ignore[operator]
 
 
 def _panel(
     a: jax.Array, panel: jax.Array, s: jax.Array, order: jax.Array, axes: Axes
 ) -> tuple[jax.Array, jax.Array, Found]:
-    """Reflectors ``v`` and vectors ``w`` of one superstep, both (P, R, width), on every device.
+    """Reflectors ``v`` and vectors ``w`` of one superstep, both (width, P, R), on every device.
 
-    The trailing matrix becomes ``a - v w^H - w v^H``. ``panel`` holds the columns before that.
+    The trailing matrix becomes ``a - v^T w^* - w^T v^*``. ``panel`` holds its columns, (width, P,
+    R), before that.
     """
-    width = panel.shape[2]
-    real = panel.real.dtype
+    width, real = panel.shape[0], panel.real.dtype
 
     def column(c: jax.Array, state: tuple) -> tuple:
         v, w, diagonal, off, taus = state
         k = s * width + c
         here = order == k
-        v_row, w_row = (jnp.where(here[..., None], x, 0).sum((0, 1)).conj() for x in (v, w))
-        x = panel[:, :, c] - v @ w_row - w @ v_row
-        diagonal = diagonal.at[c].set(jnp.where(here, x.real, 0).sum())
+        v_row, w_row = (jnp.where(here, x, 0).sum((1, 2)).conj() for x in (v, w))
+        x = panel[c] - _combine(w_row, v) - _combine(v_row, w)
         u, tau, beta = _reflector(x, order, k)
         y = lax.all_gather(a @ u.ravel(), axes)
-        y = y - v @ _inner(w, u) - w @ _inner(v, u)
+        y = y - _combine(_inner(w, u), v) - _combine(_inner(v, u), w)
         y = jnp.where(order > k, tau * y, 0)
         y = y - tau / 2 * jnp.vdot(y, u) * u
-        return (
-            v.at[:, :, c].set(u),
-            w.at[:, :, c].set(y),
-            diagonal,
-            off.at[c].set(beta),
-            taus.at[c].set(tau),
-        )
+        diagonal = diagonal.at[c].set(jnp.where(here, x.real, 0).sum())
+        return v.at[c].set(u), w.at[c].set(y), diagonal, off.at[c].set(beta), taus.at[c].set(tau)
 
     zeros = functools.partial(jnp.zeros, width)
     start = (jnp.zeros_like(panel), jnp.zeros_like(panel), zeros(real), zeros(real), zeros(a.dtype))
     v, w, *found = lax.fori_loop(0, width, column, start)
-    return v, w, tuple(found)
+    diagonal, off, taus = found
+    return v, w, (diagonal, off, taus)
 
 
-def _inner(x: jax.Array, u: jax.Array) -> jax.Array:
-    """``x^H u`` over all slots."""
-    return u.ravel() @ x.reshape(u.size, -1).conj()
+def _combine(weights: jax.Array, vectors: jax.Array) -> jax.Array:
+    """The sum of the vectors with these weights."""
+    return (weights @ vectors.reshape(len(weights), -1)).reshape(vectors.shape[1:])
+
+
+def _inner(vectors: jax.Array, u: jax.Array) -> jax.Array:
+    """The inner products of the vectors with ``u``."""
+    return (vectors.reshape(len(vectors), -1) @ u.ravel().conj()).conj()
 
 
 def _reflector(
