@@ -5,8 +5,8 @@
 
 The data are scikit-learn's handwritten digits: from 64 pixels, predict the digit as a number. Rows
 of the kernel matrix are sharded over all devices. Length scale, amplitude and noise are fitted by
-gradient descent on the exact log marginal likelihood: `lockstep.linalg.potrs` solves with the kernel
-matrix and returns its log-determinant, and JAX differentiates through both.
+gradient descent on the exact log marginal likelihood: `lockstep.linalg.potrs` solves with the
+kernel matrix and returns its log-determinant, and JAX differentiates through both.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
     def loss(params: dict[str, jax.Array]) -> jax.Array:
         """Minus the log marginal likelihood, a point."""
         weights, logdet = solve(params)
-        return (y @ weights + logdet + len(y) * math.log(2 * math.pi)) / (2 * len(y))
+        return (jnp.asarray(y) @ weights + logdet + len(y) * math.log(2 * math.pi)) / (2 * len(y))
 
     @jax.jit
     def step(params: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:

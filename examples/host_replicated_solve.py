@@ -24,7 +24,7 @@ import lockstep.linalg
 N = 512
 
 
-def rows_here(array: jax.Array) -> int:
+def bytes_here(array: jax.Array) -> int:
     """The bytes of the array on this process."""
     return sum(shard.data.nbytes for shard in array.addressable_shards)
 
@@ -43,17 +43,17 @@ def main() -> None:
     replicate = jax.jit(lambda x: x, out_shardings=host_replicated)
     solutions = {}
     for name in ("host-replicated", "distributed"):
-        seconds = []
+        held, x, seconds = a, b, []
         for _ in range(2):  # the first one compiles
             start = time.perf_counter()
             if name == "distributed":
-                held, x = a, lockstep.linalg.potrs(a, b)
+                x = lockstep.linalg.potrs(a, b)
             else:
                 held = replicate(a)
                 x = solve_inside(held, b)
             jax.block_until_ready(x)
             seconds.append(time.perf_counter() - start)
-        share = rows_here(held) / matrix.nbytes
+        share = bytes_here(held) / matrix.nbytes
         print(f"{name}: {share:.0%} of the matrix on this process")
         if jax.process_index() == 0:
             print(f"{name}: {seconds[1] * 1e3:.1f} ms")

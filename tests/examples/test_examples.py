@@ -62,6 +62,15 @@ LINES = {
         "global array: (16, 3), 4 shards of it here",
         "mean over the records of all processes: [7.5, 7.5, 7.5]",
     ],
+    "gaussian_process.py": [
+        "kernel matrix 512 x 512: 64 rows on each of 8 devices",
+        "the fitted process predicts held-out digits",
+    ],
+    "host_replicated_solve.py": [
+        "host-replicated: 100% of the matrix on this process",
+        "distributed: 50% of the matrix on this process",
+        "both ways give the same solution",
+    ],
     "train_digits.py": ["718 training images, 4 of 8 devices"],
 }
 

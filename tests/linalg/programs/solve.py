@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import lockstep  # isort: skip
-
 import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
