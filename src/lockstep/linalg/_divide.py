@@ -51,9 +51,8 @@ class Update(NamedTuple):
 
 
 class Roots(NamedTuple):
-    """Eigenvalues in ascending order: ``pole[anchor] + offset``."""
+    """Eigenvalues in ascending order, (B, m): an offset from both words of the nearer pole."""
 
-    anchor: jax.Array
     offset: jax.Array
     pole: jax.Array
     small: jax.Array
@@ -72,6 +71,7 @@ def eigh_tridiagonal(
     k + 1. ``columns`` is a range of eigenvectors, or None for none.
     """
     n, leaf = layout.n, layout.devices * layout.tile
+    diagonal, off_diagonal = _same((diagonal, off_diagonal), axes)
     bound = jnp.maximum(jnp.abs(diagonal[:n]).max(), jnp.abs(off_diagonal[:n]).max())
     scale = jnp.where(bound > 0, bound, 1)
     diagonal, off = diagonal / scale, off_diagonal / scale
@@ -79,7 +79,7 @@ def eigh_tridiagonal(
     cuts = jnp.arange(leaf, layout.padded, leaf)
     coupling = off[cuts - 1]
     diagonal = diagonal.at[cuts - 1].add(-jnp.abs(coupling)).at[cuts].add(-jnp.abs(coupling))
-    values, vectors = _leaves(diagonal, off, layout.steps, leaf)
+    values, vectors = _same(_leaves(diagonal, off, layout.steps, leaf), axes)
     first, last = vectors[:, 0], vectors[:, -1]
     rows = None
     if columns is not None:
@@ -96,6 +96,22 @@ def eigh_tridiagonal(
         rows = rows.reshape(layout.rows, -1)
         rows = rows if layout.steps > 1 else rows[:, columns[0] : columns[1]]
     return values.ravel()[:n] * bound, rows
+
+
+Pair = tuple[jax.Array, jax.Array]
+
+
+def _same(pair: Pair, axes: Axes) -> Pair:
+    """What the first device has, on every device.
+
+    Offsets from poles are far smaller than rounding, so all devices must have the same bits of the
+    poles; LAPACK and products do not promise that, for bits can depend on where memory lies.
+    """
+    is_first = lax.axis_index(axes) == 0
+    one, other = (jnp.where(is_first, x, 0) for x in pair)
+    shape = one.shape
+    both = lax.psum(jnp.concatenate([one.ravel(), other.ravel()]), axes)
+    return both[: one.size].reshape(shape), both[one.size :].reshape(other.shape)
 
 
 def _leaves(
@@ -189,9 +205,11 @@ def _solve(update: Update, devices: int, axes: Axes) -> Roots:
         """Whether the root is nearer to its anchor than ``distance``."""
         return (_secular(update, pole, small, side * distance) >= 0) == from_low
 
-    offset = side * _bisect(beyond, half)
-    anchor, offset, pole, small = (_join(x, axes) for x in (anchor, offset, pole, small))
-    return Roots(anchor, offset, pole, small)
+    # One gather: the sign of an offset tells on which side its anchor is.
+    offset = _join(side * _bisect(beyond, half), axes)
+    after = jnp.minimum(jnp.arange(m) + 1, m - 1)
+    anchor = jnp.where(offset > 0, update.ascending, update.ascending[:, after])
+    return Roots(offset, *update.at(anchor))
 
 
 def _bisect(beyond: object, upper: jax.Array) -> jax.Array:
@@ -222,32 +240,31 @@ def _secular(update: Update, pole: jax.Array, small: jax.Array, offset: jax.Arra
         pole_j, small_j, square = (x[:, None] for x in term)
         return total + square / ((pole_j - pole) + (small_j - small) - offset), None
 
-    terms = tuple(jnp.moveaxis(x, 1, 0) for x in (update.pole, update.small, squares))
-    total, _ = lax.scan(add, jnp.ones_like(offset), terms, unroll=8)
-    return total
+    terms = tuple(x.T for x in (update.pole, update.small, squares))
+    return lax.scan(add, jnp.ones_like(offset), terms)[0]
 
 
 def _weights(update: Update, roots: Roots, devices: int, axes: Axes) -> jax.Array:
     """The ``z`` of which the computed roots are the exact ones (Gu and Eisenstat, 1994), (B, m)."""
-    pole, small, rank = (
-        _share(x, devices, axes) for x in (update.pole, update.small, update.ranks)
+    pole, small, rank, z = (
+        _share(x, devices, axes) for x in (update.pole, update.small, update.ranks, update.z)
     )
-    z = _share(update.z, devices, axes)
-    at_place = update.at(update.ascending)
     m = update.pole.shape[1]
+    before = update.at(update.ascending)
+    after = update.at(jnp.roll(update.ascending, -1, axis=1))
 
-    def distance(other: jax.Array, other_small: jax.Array) -> jax.Array:
-        return (other[:, None] - pole) + (other_small[:, None] - small)
+    def times(product: jax.Array, term: tuple) -> tuple[jax.Array, None]:
+        i, *columns = term
+        root, root_small, offset, low, low_small, high, high_small = (x[:, None] for x in columns)
+        near = (root - pole) + (root_small - small) + offset
+        # Each root is paired with the pole on its far side, so that every quotient is below one.
+        below, above = (low - pole) + (low_small - small), (high - pole) + (high_small - small)
+        far = jnp.where(i < rank, below, jnp.where(i == m - 1, 1, above))
+        return product * (near / far), None
 
-    def times(product: jax.Array, i: jax.Array) -> tuple[jax.Array, None]:
-        root = distance(roots.pole[:, i], roots.small[:, i]) + roots.offset[:, i][:, None]
-        before = distance(at_place[0][:, i], at_place[1][:, i])
-        after_index = jnp.minimum(i + 1, m - 1)
-        after = distance(at_place[0][:, after_index], at_place[1][:, after_index])
-        below = jnp.where(i < rank, before, after)
-        return product * jnp.where(i == m - 1, root, root / jnp.where(i == m - 1, 1, below)), None
-
-    product, _ = lax.scan(times, jnp.ones_like(pole), jnp.arange(m), unroll=8)
+    columns = (roots.pole, roots.small, roots.offset, *before, *after)
+    terms = (jnp.arange(m), *(x.T for x in columns))
+    product, _ = lax.scan(times, jnp.ones_like(pole), terms)
     size = jnp.sqrt(jnp.maximum(product, 0) / update.rho[:, None])
     return _join(jnp.where(z < 0, -size, size), axes)
 
