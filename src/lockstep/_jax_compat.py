@@ -237,3 +237,12 @@ def numbers_programs() -> bool:
     import jaxlib
 
     return jaxlib.version.__version_info__ >= (0, 9)
+
+
+def under_derivatives(array: Any) -> Any:
+    """The array below the tracers of `jax.grad` and `jax.jvp`; outside jit it is a concrete one."""
+    from jax.core import Tracer
+
+    while isinstance(array, Tracer) and hasattr(array, "primal"):
+        array = array.primal
+    return array

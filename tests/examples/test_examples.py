@@ -70,6 +70,15 @@ LINES = {
         "mean over the records of all processes: [7.5, 7.5, 7.5]",
     ],
     "checkpoint_restart.py": ["step 19: loss"],
+    "gaussian_process.py": [
+        "kernel matrix 512 x 512: 64 rows on each of 8 devices",
+        "the fitted process predicts held-out digits",
+    ],
+    "host_replicated_solve.py": [
+        "host-replicated: 100% of the matrix on this process",
+        "distributed: 50% of the matrix on this process",
+        "both ways give the same solution",
+    ],
     "train_digits.py": ["718 training images, 4 of 8 devices"],
 }
 

@@ -1,0 +1,104 @@
+/* ScaLAPACK's times for benchmarks/linalg.py, which compiles this file and runs it under mpirun.
+ *
+ * usage: scalapack ROUTINE N NRHS BLOCK ROWS COLUMNS REPEATS; prints the seconds of each repeat.
+ * ROUTINE: posv, potri (with its factorization), syevd, syevr (all with vectors).
+ */
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+extern void Cblacs_pinfo(int *, int *);
+extern void Cblacs_get(int, int, int *);
+extern void Cblacs_gridinit(int *, char *, int, int);
+extern void Cblacs_gridinfo(int, int *, int *, int *, int *);
+extern int numroc_(int *, int *, int *, int *, int *);
+extern void descinit_(int *, int *, int *, int *, int *, int *, int *, int *, int *, int *);
+extern void pdposv_(char *, int *, int *, double *, int *, int *, int *, double *, int *, int *,
+                    int *, int *);
+extern void pdpotrf_(char *, int *, double *, int *, int *, int *, int *);
+extern void pdpotri_(char *, int *, double *, int *, int *, int *, int *);
+extern void pdsyevd_(char *, char *, int *, double *, int *, int *, int *, double *, double *,
+                     int *, int *, int *, double *, int *, int *, int *, int *);
+extern void pdsyevr_(char *, char *, char *, int *, double *, int *, int *, int *, double *,
+                     double *, int *, int *, int *, int *, double *, double *, int *, int *, int *,
+                     double *, int *, int *, int *, int *);
+
+static int n, nrhs, block, one = 1, zero = 0;
+static int desc_a[9], desc_b[9], desc_z[9];
+
+static void fill(double *a, int rows, int columns, int my_row, int my_column, int np, int nq) {
+  for (int j = 0; j < columns; j++)
+    for (int i = 0; i < rows; i++) {
+      int gi = ((i / block) * np + my_row) * block + i % block;
+      int gj = ((j / block) * nq + my_column) * block + j % block;
+      unsigned lo = gi < gj ? gi : gj, hi = gi < gj ? gj : gi;
+      unsigned h = (hi * 2654435761u) ^ (lo * 40503u + 977u);
+      h ^= h >> 15, h *= 2246822519u, h ^= h >> 13;
+      a[(size_t)j * rows + i] = h / 4294967296.0 - 0.5 + (gi == gj ? n : 0);
+    }
+}
+
+static int eigen(const char *routine, double *a, double *w, double *z) {
+  double size[4];
+  int isize[4], info, ask = -1, m, nz;
+  double *work = size;
+  int *iwork = isize, lwork = ask, liwork = ask;
+  double vl = 0, vu = 0;
+  for (int pass = 0; pass < 2; pass++) {
+    if (!strcmp(routine, "syevd"))
+      pdsyevd_("V", "L", &n, a, &one, &one, desc_a, w, z, &one, &one, desc_z, work, &lwork, iwork,
+               &liwork, &info);
+    else
+      pdsyevr_("V", "A", "L", &n, a, &one, &one, desc_a, &vl, &vu, &one, &n, &m, &nz, w, z, &one,
+               &one, desc_z, work, &lwork, iwork, &liwork, &info);
+    if (pass == 0) {
+      lwork = (int)size[0] + 64 * n, liwork = isize[0] + 64;
+      work = malloc(sizeof(double) * lwork), iwork = malloc(sizeof(int) * liwork);
+    }
+  }
+  free(work), free(iwork);
+  return info;
+}
+
+int main(int argc, char **argv) {
+  if (argc != 8) return 2;
+  const char *routine = argv[1];
+  n = atoi(argv[2]), nrhs = atoi(argv[3]), block = atoi(argv[4]);
+  int np = atoi(argv[5]), nq = atoi(argv[6]), repeats = atoi(argv[7]);
+  MPI_Init(&argc, &argv);
+  int me, count, context, my_row, my_column, info = 0;
+  Cblacs_pinfo(&me, &count);
+  Cblacs_get(-1, 0, &context);
+  Cblacs_gridinit(&context, "Row", np, nq);
+  Cblacs_gridinfo(context, &np, &nq, &my_row, &my_column);
+  int rows = numroc_(&n, &block, &my_row, &zero, &np), lead = rows > 1 ? rows : 1;
+  int columns = numroc_(&n, &block, &my_column, &zero, &nq);
+  int b_columns = numroc_(&nrhs, &block, &my_column, &zero, &nq);
+  descinit_(desc_a, &n, &n, &block, &block, &zero, &zero, &context, &lead, &info);
+  descinit_(desc_z, &n, &n, &block, &block, &zero, &zero, &context, &lead, &info);
+  descinit_(desc_b, &n, &nrhs, &block, &block, &zero, &zero, &context, &lead, &info);
+  double *a = malloc(sizeof(double) * lead * (columns + 1));
+  double *z = malloc(sizeof(double) * lead * (columns + 1));
+  double *b = malloc(sizeof(double) * lead * (b_columns + 1));
+  double *w = malloc(sizeof(double) * n);
+  for (int k = 0; k < repeats; k++) {
+    fill(a, rows, columns, my_row, my_column, np, nq);
+    for (size_t i = 0; i < (size_t)rows * b_columns; i++) b[i] = 1;
+    MPI_Barrier(MPI_COMM_WORLD);
+    double start = MPI_Wtime();
+    if (!strcmp(routine, "posv")) {
+      pdposv_("L", &n, &nrhs, a, &one, &one, desc_a, b, &one, &one, desc_b, &info);
+    } else if (!strcmp(routine, "potri")) {
+      pdpotrf_("L", &n, a, &one, &one, desc_a, &info);
+      pdpotri_("L", &n, a, &one, &one, desc_a, &info);
+    } else {
+      info = eigen(routine, a, w, z);
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (me == 0) printf("%.6f\n", MPI_Wtime() - start);
+    if (info) return 3;
+  }
+  MPI_Finalize();
+  return 0;
+}

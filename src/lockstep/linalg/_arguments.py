@@ -1,0 +1,225 @@
+"""What callers may give, and the errors for what cannot work."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from lockstep import _jax_compat
+from lockstep.linalg._layout import Axes, Sharded
+
+AnyMesh: TypeAlias = Mesh | AbstractMesh
+Specs: TypeAlias = P | Sequence[P] | None
+
+_DTYPES = ("float32", "float64", "complex64", "complex128")
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """Where an array is: a mesh, and for each dimension the mesh axes that split it."""
+
+    mesh: AnyMesh
+    dimensions: tuple[Axes, ...]
+
+    @property
+    def spec(self) -> P:
+        return P(*(axes or None for axes in self.dimensions))
+
+    @property
+    def sharded(self) -> Sharded:
+        rows = self.dimensions[0]
+        columns = self.dimensions[1] if len(self.dimensions) > 1 else ()
+        return Sharded.over(self.mesh.shape, rows, columns)
+
+    @property
+    def sharding(self) -> NamedSharding:
+        assert isinstance(self.mesh, Mesh)
+        return NamedSharding(self.mesh, self.spec)
+
+
+def square(function: str, a: Any, name: str = "a") -> jax.Array:
+    """``a`` as a square matrix of a supported type; an error otherwise."""
+    a = a if isinstance(a, jax.Array) else jnp.asarray(a)
+    if a.ndim != 2 or a.shape[0] != a.shape[1]:
+        raise ValueError(
+            f"{function}: {name} has shape {a.shape}; wanted is one square matrix, shape (n, n). "
+            "A stack of matrices goes through jax.vmap or jax.lax.map."
+        )
+    _check_dtype(function, a, name)
+    return a
+
+
+def right_hand_side(function: str, b: Any, n: int, dtype: Any) -> jax.Array:
+    """``b`` as a vector or a matrix with ``n`` rows."""
+    b = b if isinstance(b, jax.Array) else jnp.asarray(b)
+    if b.ndim not in (1, 2) or b.shape[0] != n:
+        raise ValueError(
+            f"{function}: b has shape {b.shape}; wanted is ({n},) or ({n}, k), for the matrix is "
+            f"{n} x {n}."
+        )
+    _check_dtype(function, b, "b")
+    if b.dtype != dtype:
+        raise TypeError(f"{function}: b is {b.dtype}, a is {dtype}; wanted is one dtype for both.")
+    return b
+
+
+def tile_size(function: str, tile: Any) -> int | None:
+    if tile is not None and (isinstance(tile, bool) or int(tile) != tile or tile < 1):
+        raise ValueError(f"{function}: tile size {tile!r}; wanted is a whole number of 1 or more.")
+    return None if tile is None else int(tile)
+
+
+def _check_dtype(function: str, a: jax.Array, name: str) -> None:
+    if a.dtype.name not in _DTYPES:
+        raise TypeError(
+            f"{function}: {name} is {a.dtype}; wanted is one of {', '.join(_DTYPES)}. "
+            "Convert it first, for instance with .astype(jnp.float32)."
+        )
+
+
+def place(
+    function: str, a: jax.Array, mesh: AnyMesh | None, spec: P | None, name: str = "a"
+) -> Placed:
+    """The mesh and the sharding of ``a``: what the array says, and what the caller says of it.
+
+    Raises:
+      ValueError: they contradict each other, or nobody says it.
+    """
+    own, a = _own_place(a), _jax_compat.under_derivatives(a)
+    if mesh is None:
+        mesh = own.mesh if own else _context_mesh()
+    if mesh is None and isinstance(a, Tracer):
+        raise ValueError(
+            f"{function}: {name} is traced, and how it is sharded is not part of its type. Give "
+            "mesh= and in_specs=, or make the call under jax.set_mesh(mesh)."
+        )
+    if mesh is None:
+        [device] = a.devices() if len(a.devices()) == 1 else [None]
+        if device is None:
+            raise ValueError(
+                f"{function}: {name} has the sharding {a.sharding}; wanted is a NamedSharding, or "
+                "mesh= and in_specs=."
+            )
+        mesh = Mesh(np.array([device]), ("device",))
+    if own is not None and tuple(own.mesh.shape.items()) != tuple(mesh.shape.items()):
+        raise ValueError(
+            f"{function}: {name} is sharded over the mesh {_words(own.mesh)}, and mesh= is "
+            f"{_words(mesh)}. Give the array's own mesh, or leave mesh= out."
+        )
+    if own is not None and isinstance(own.mesh, Mesh) and isinstance(mesh, Mesh):
+        if own.mesh.devices.tolist() != mesh.devices.tolist():
+            raise ValueError(
+                f"{function}: {name} and mesh= have other devices, or the same in another order. "
+                "Give the array's own mesh, or leave mesh= out."
+            )
+    if spec is None:
+        placed = own or Placed(mesh, _default_dimensions(a, mesh))
+    else:
+        placed = Placed(mesh, _dimensions(function, spec, a, mesh, name))
+        if own is not None and placed.dimensions != own.dimensions:
+            raise ValueError(
+                f"{function}: {name} is sharded as {own.spec}, and in_specs say {placed.spec}. "
+                "Give the array's own, leave in_specs= out, or jax.device_put it as you want it."
+            )
+    _check_divides(function, a, placed, name)
+    return placed
+
+
+def put(a: jax.Array, placed: Placed) -> jax.Array:
+    """``a`` on the mesh: an array of one device, or of the host, is spread as ``placed`` says."""
+    if isinstance(a, Tracer) or _own_place(a) is not None:
+        return a
+    return jax.device_put(a, placed.sharding)
+
+
+def platform(placed: Placed) -> str:
+    if isinstance(placed.mesh, Mesh):
+        return placed.mesh.devices.flat[0].platform
+    return jax.default_backend()
+
+
+def specs(function: str, given: Specs, names: tuple[str, ...]) -> tuple[P | None, ...]:
+    """``in_specs`` as one PartitionSpec for each of ``names``; None for those left out."""
+    if given is None:
+        return (None,) * len(names)
+    listed = [given] if isinstance(given, P) else list(given)
+    if not all(isinstance(x, P) for x in listed) or len(listed) > len(names):
+        raise TypeError(
+            f"{function}: in_specs is {given!r}; wanted is a jax.sharding.PartitionSpec for each "
+            f"of {', '.join(names)}."
+        )
+    return (*listed, *(None,) * (len(names) - len(listed)))
+
+
+def _own_place(a: jax.Array) -> Placed | None:
+    """What the array itself says: its sharding, or its type's under explicit axes."""
+    a = _jax_compat.under_derivatives(a)
+    sharding: Any = jax.typeof(a).sharding if isinstance(a, Tracer) else a.sharding
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
+        return None
+    if isinstance(a, Tracer):
+        kinds = jax.sharding.AxisType
+        if any(kind != kinds.Explicit for kind in sharding.mesh.axis_types):
+            return None
+    return Placed(sharding.mesh, _axes_by_dimension(sharding.spec, a.ndim))
+
+
+def _context_mesh() -> AnyMesh | None:
+    mesh = jax.sharding.get_abstract_mesh()
+    return None if mesh.empty else mesh
+
+
+def _default_dimensions(a: jax.Array, mesh: AnyMesh) -> tuple[Axes, ...]:
+    """Rows over all of the mesh where they divide; a replicated array otherwise."""
+    axes = tuple(mesh.axis_names)
+    rows = axes if a.shape[0] % mesh.size == 0 else ()
+    return (rows, *((),) * (a.ndim - 1))
+
+
+def _axes_by_dimension(spec: P, ndim: int) -> tuple[Axes, ...]:
+    entries = [*spec, *[None] * (ndim - len(spec))]
+    return tuple(
+        () if e is None or e is P.UNCONSTRAINED else (e,) if isinstance(e, str) else tuple(e)
+        for e in entries
+    )
+
+
+def _dimensions(function: str, spec: P, a: jax.Array, mesh: AnyMesh, name: str) -> tuple[Axes, ...]:
+    if len(spec) > max(a.ndim, 2) or any(e is not None for e in tuple(spec)[a.ndim :]):
+        raise ValueError(
+            f"{function}: the spec {spec} has {len(spec)} entries, {name} has {a.ndim} dimensions."
+        )
+    dimensions = _axes_by_dimension(P(*tuple(spec)[: a.ndim]), a.ndim)
+    used = [axis for axes in dimensions for axis in axes]
+    unknown = [axis for axis in used if axis not in mesh.axis_names]
+    if unknown:
+        raise ValueError(
+            f"{function}: the spec {spec} of {name} names {', '.join(map(repr, unknown))}; the "
+            f"mesh is {_words(mesh)}."
+        )
+    if len(set(used)) != len(used):
+        raise ValueError(f"{function}: the spec {spec} of {name} uses a mesh axis twice.")
+    return dimensions
+
+
+def _check_divides(function: str, a: jax.Array, placed: Placed, name: str) -> None:
+    for length, axes in zip(a.shape, placed.dimensions, strict=True):
+        parts = placed.sharded.size(axes)
+        if length % parts:
+            raise ValueError(
+                f"{function}: {name} has shape {a.shape}, and {length} cannot be split evenly over "
+                f"the {parts} devices of {' x '.join(axes)} ({_words(placed.mesh)}), which JAX "
+                "asks for. Replicate that dimension, or pad the matrix with the identity."
+            )
+
+
+def _words(mesh: AnyMesh) -> str:
+    return "(" + ", ".join(f"{name}: {size}" for name, size in mesh.shape.items()) + ")"

@@ -1,0 +1,138 @@
+"""Cholesky factorization and the two triangular sweeps, on the local rows of every device.
+
+Left-looking by supersteps (Golub and Van Loan, Matrix Computations, 4th ed., 4.2.8), over the
+layout of `lockstep.linalg._layout`: the panel of superstep ``s`` is the ``W = P T`` columns of its
+slots, and the rows from its own tiles on. Each panel is written once, with one product whose inner
+dimension is everything to the left. Two all-gathers a superstep: the tile rows to the left
+(``W`` x ``s W``), and the diagonal block (``W`` x ``W``), which every device then factors for
+itself.
+
+Everything here runs inside `jax.shard_map`. ``a`` and ``low`` have shape (R, P, R) as in `_layout`,
+and a right-hand side is (R, k): the rows of this device's slots.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from lockstep.linalg import _tiles
+from lockstep.linalg._layout import Axes, Layout
+from lockstep.linalg._tiles import adjoint, gemm
+
+
+def factor(
+    a: jax.Array, layout: Layout, axes: Axes, with_status: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """The lower factor in place of the lower triangle of ``a``; what is above keeps its values.
+
+    Lower and upper are meant in the order of elimination. Returns the factor and the status: 0, or
+    the index (from 1, in that order) of the first leading minor that is not positive; the status is
+    0 unless ``with_status``. From the superstep of that minor on the factor is NaN.
+    """
+    if layout.devices == 1:
+        return _factor_alone(a, with_status)
+    tile, size = layout.tile, layout.devices * layout.tile
+    status = jnp.int32(0)
+    for s in range(layout.steps):
+        top, end = s * tile, (s + 1) * tile
+        panel = a[top:, :, top:end].reshape(-1, size)
+        if s:
+            left = a[top:, :, :top].reshape(panel.shape[0], -1)
+            panel = panel - gemm(left, adjoint(gather_rows(left[:tile], axes)))
+        block = gather_rows(panel[:tile], axes)
+        l_block = _tiles.potrf(block)
+        if with_status:
+            status = _update_status(status, block, l_block, s * size)
+        below = _tiles.solve_right(panel[tile:], l_block)
+        mine = lax.dynamic_slice_in_dim(l_block, lax.axis_index(axes) * tile, tile)
+        panel = jnp.concatenate([mine, below])
+        a = a.at[top:, :, top:end].set(panel.reshape(-1, layout.devices, tile))
+    return a, status
+
+
+def _factor_alone(a: jax.Array, with_status: bool) -> tuple[jax.Array, jax.Array]:
+    """LAPACK's own: with one device there is nothing to distribute."""
+    low = _tiles.potrf(a[:, 0, :])
+    status = jnp.int32(0)
+    if with_status:
+        status = _update_status(status, a[:, 0, :], low, 0)
+    return low[:, None, :], status
+
+
+def _update_status(
+    status: jax.Array, block: jax.Array, l_block: jax.Array, before: int
+) -> jax.Array:
+    # What follows a failure is NaN, so the first failure counts.
+    failed = (status == 0) & ~jnp.isfinite(l_block).all()
+    find = lambda: jnp.int32(before + 1) + _tiles.first_bad_pivot(block)  # noqa: E731
+    return lax.cond(failed, find, lambda: status)
+
+
+def gather_rows(tile_rows: jax.Array, axes: Axes) -> jax.Array:
+    return lax.all_gather(tile_rows, axes, axis=0, tiled=True)
+
+
+def diagonal_block(low: jax.Array, s: int, layout: Layout, axes: Axes) -> jax.Array:
+    """The diagonal block of superstep ``s``, on every device."""
+    top, end = s * layout.tile, (s + 1) * layout.tile
+    return gather_rows(low[top:end, :, top:end].reshape(layout.tile, -1), axes)
+
+
+def forward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
+    """``low^-1 b``: the rows of a superstep are solved, and leave all rows below."""
+    if layout.devices == 1:
+        return _tiles.trsm(low[:, 0, :], b)
+    tile, me = layout.tile, lax.axis_index(axes)
+    for s in range(layout.steps):
+        top, end = s * tile, (s + 1) * tile
+        block = diagonal_block(low, s, layout, axes)
+        solved = _tiles.trsm(block, gather_rows(b[top:end], axes))
+        b = b.at[top:end].set(lax.dynamic_slice_in_dim(solved, me * tile, tile))
+        if end < layout.rows:
+            below = low[end:, :, top:end].reshape(-1, solved.shape[0])
+            b = b.at[end:].add(-gemm(below, solved))
+    return b
+
+
+def backward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
+    """``low^-H b``: the rows of a superstep take what all rows below leave, one all-reduce."""
+    if layout.devices == 1:
+        return _tiles.trsm(low[:, 0, :], b, conjugate_transpose=True)
+    tile, me = layout.tile, lax.axis_index(axes)
+    for s in reversed(range(layout.steps)):
+        top, end = s * tile, (s + 1) * tile
+        rest = gather_rows(b[top:end], axes)
+        if end < layout.rows:
+            below = low[end:, :, top:end].reshape(layout.rows - end, -1)
+            rest = rest - lax.psum(gemm(adjoint(below), b[end:]), axes)
+        block = diagonal_block(low, s, layout, axes)
+        solved = _tiles.trsm(block, rest, conjugate_transpose=True)
+        b = b.at[top:end].set(lax.dynamic_slice_in_dim(solved, me * tile, tile))
+    return b
+
+
+def log_determinant(low: jax.Array, axes: Axes) -> jax.Array:
+    """log det of the factored matrix: the logarithm of the diagonal, twice. Padding adds zero."""
+    local = jnp.arange(low.shape[0])
+    diagonal = low[local, lax.axis_index(axes), local].real
+    return 2 * lax.psum(jnp.log(diagonal).sum(), axes)
+
+
+def lower_part(low: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
+    """``low`` with zeros above the diagonal of the order of elimination."""
+    return jnp.where(is_above(layout, axes), jnp.zeros((), low.dtype), low)
+
+
+def is_above(layout: Layout, axes: Axes) -> jax.Array:
+    """Which local elements, (R, P, R), are above the diagonal of the order of elimination."""
+    place = elimination_order(layout)
+    return place[lax.axis_index(axes)][:, None, None] < place
+
+
+def elimination_order(layout: Layout) -> jax.Array:
+    """Shape (P, R): when each slot is eliminated."""
+    step, within = jnp.divmod(jnp.arange(layout.rows), layout.tile)
+    first = jnp.arange(layout.devices)[:, None] * layout.tile
+    return step * layout.tile * layout.devices + first + within

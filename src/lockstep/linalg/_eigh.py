@@ -1,0 +1,221 @@
+"""Eigenvalues and eigenvectors of sharded Hermitian matrices: the public functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from lockstep.linalg import _arguments, _divide, _redistribute, _tridiagonal
+from lockstep.linalg._arguments import AnyMesh, Placed, Specs
+from lockstep.linalg._layout import Layout
+from lockstep.linalg._positive import Plan, matmul, mirrored, partitioned
+
+LEAF = 32
+"""Rows of a leaf of the divide and conquer, at least; a superstep of the reduction is as wide."""
+
+REPLICATED_BELOW = 256
+"""Up to this size every device takes the whole matrix to LAPACK: a matrix of half a megabyte."""
+
+
+def eigh(
+    a: Any,
+    lower: bool = True,
+    eigvals_only: bool = False,
+    subset_by_index: tuple[int, int] | None = None,
+    *,
+    mesh: AnyMesh | None = None,
+    in_specs: Specs = None,
+    method: str | None = None,
+) -> Any:
+    """Eigenvalues, ascending, and eigenvectors of a sharded Hermitian matrix.
+
+    Householder reduction to tridiagonal form, divide and conquer, and the reflections back
+    (`_tridiagonal`, `_divide`). No device holds more than a few times its share of the matrix.
+
+    Args:
+      a: (n, n); float32, float64, complex64 or complex128; any sharding over any mesh.
+      lower: which triangle of ``a`` is read.
+      eigvals_only: leave the eigenvectors out.
+      subset_by_index: (first, last), both included and counted from 0, as in SciPy: only these.
+      mesh, in_specs: where ``a`` is, when it does not say so itself (inside `jax.jit`).
+      method: "distributed"; or "replicated": every device takes the whole matrix to LAPACK, which
+        is what small matrices get when this is left out.
+
+    Returns:
+      The eigenvalues (k,), real and replicated; unless ``eigvals_only`` the pair of them and the
+      eigenvectors (n, k), sharded as ``a`` in what divides evenly. Differentiable as
+      `jax.numpy.linalg.eigh`, when all eigenvectors are asked for.
+
+    Raises:
+      ValueError, TypeError: shape, dtype, mesh, specs or subset that cannot work.
+    """
+    return _eigh("eigh", a, lower, not eigvals_only, subset_by_index, mesh, in_specs, method)
+
+
+def syevd(
+    a: Any,
+    T_A: int | None = None,
+    mesh: AnyMesh | None = None,
+    in_specs: Specs = None,
+    return_eigenvectors: bool = True,
+    return_status: bool = False,
+    *,
+    lower: bool = True,
+    subset_by_index: tuple[int, int] | None = None,
+    **unused: Any,
+) -> Any:
+    """`eigh` under LAPACK's name, with jaxmg's arguments.
+
+    ``T_A`` and ``pad`` are accepted and have no meaning here: the tiles follow from the size. With
+    ``return_status`` the status follows: 0, or 1 when a result is not finite.
+    """
+    unknown = set(unused) - {"pad"}
+    if unknown:
+        raise TypeError(f"syevd: unknown argument {', '.join(sorted(unknown))}.")
+    _arguments.tile_size("syevd", T_A)
+    found = _eigh("syevd", a, lower, return_eigenvectors, subset_by_index, mesh, in_specs, None)
+    if not return_status:
+        return found
+    values = found[0] if return_eigenvectors else found
+    status = jnp.where(jnp.isfinite(values).all(), 0, 1).astype(jnp.int32)
+    return (*found, status) if return_eigenvectors else (found, status)
+
+
+def _eigh(
+    function: str,
+    a: Any,
+    lower: bool,
+    vectors: bool,
+    subset: tuple[int, int] | None,
+    mesh: AnyMesh | None,
+    in_specs: Specs,
+    method: str | None,
+) -> Any:
+    a = _arguments.square(function, a)
+    [spec] = _arguments.specs(function, in_specs, ("a",))
+    placed = _arguments.place(function, a, mesh, spec)
+    n = a.shape[0]
+    if method not in (None, "distributed", "replicated"):
+        raise ValueError(
+            f"{function}: method is {method!r}; wanted is 'distributed' or 'replicated'."
+        )
+    if n == 0:
+        return (jnp.zeros(0, a.real.dtype), a) if vectors else jnp.zeros(0, a.real.dtype)
+    a = _arguments.put(a, placed)
+    if method is None:
+        small = n <= REPLICATED_BELOW or placed.sharded.devices == 1
+        method = "replicated" if small else "distributed"
+    first, end = _range(function, subset, n)
+    problem = Problem(placed, lower, vectors, first, end, method == "replicated")
+    return _solve(a, problem)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What is asked for, and where: all that a compiled program depends on."""
+
+    placed: Placed
+    lower: bool
+    vectors: bool
+    first: int
+    end: int
+    replicated: bool
+
+    def vectors_placed(self, n: int) -> Placed:
+        """Rows as those of the matrix, and columns too where the subset divides evenly."""
+        rows, columns = self.placed.dimensions
+        if (self.end - self.first) % self.placed.sharded.size(columns):
+            columns = ()
+        return Placed(self.placed.mesh, (rows, columns))
+
+    def plan(self, n: int) -> Plan:
+        """A layout with a power of two of supersteps, of about `LEAF` rows, padding at the end."""
+        sharded = self.placed.sharded
+        each = -(-n // sharded.devices)
+        steps = 1 << max(0, (n // LEAF).bit_length() - 1)
+        tile = -(-each // steps)
+        if tile * steps * sharded.devices == n and sharded.rows_each(n) == each:
+            return Plan(self.placed, Layout.in_blocks(sharded, n, tile))
+        return Plan(self.placed, Layout(n, sharded.devices, tile, tile * steps))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _solve(a: jax.Array, problem: Problem) -> Any:
+    return _compiled(a, problem)
+
+
+@_solve.defjvp
+def _solve_jvp(problem: Problem, primals: Any, tangents: Any) -> Any:
+    """dw = diag(v^H da v); dv = v (f * (v^H da v)), f_ij = 1 / (w_j - w_i)."""
+    n, placed = primals[0].shape[0], problem.placed
+    if problem.vectors and (problem.first, problem.end) != (0, n):
+        raise NotImplementedError(
+            "eigh: the derivative of some eigenvectors needs all: leave subset_by_index out."
+        )
+    values, v = _solve(primals[0], dataclasses.replace(problem, vectors=True))
+    da = mirrored(tangents[0], problem.lower)
+    where = problem.vectors_placed(n)
+    turned = matmul(da, v, where)
+    if not problem.vectors:
+        return values, (v.conj() * turned).sum(0).real
+    inner = matmul(partitioned(lambda v: v.conj().T, placed)(v), turned, placed)
+    gaps = values - values[:, None]
+    f = jnp.where(gaps == 0, 0, 1 / jnp.where(gaps == 0, 1, gaps))
+    dv = matmul(v, f * inner, placed)
+    return (values, v), (jnp.diagonal(inner).real, dv)
+
+
+@functools.partial(jax.jit, static_argnames="problem")
+def _compiled(a: jax.Array, problem: Problem) -> Any:
+    plan, n = problem.plan(a.shape[0]), a.shape[0]
+    layout, axes = plan.layout, plan.axes
+    columns = (problem.first, problem.end) if problem.vectors else None
+    out = problem.vectors_placed(n)
+
+    def distributed(shard: jax.Array) -> Any:
+        slots = plan.mirror(plan.take_matrix(shard), problem.lower)
+        reduced = _tridiagonal.reduce(slots, layout, axes)
+        values, rows = _divide.eigh_tridiagonal(
+            reduced.diagonal, reduced.off_diagonal, layout, axes, columns
+        )
+        values = values[problem.first : problem.end]
+        if rows is None:
+            return values
+        rows = _tridiagonal.apply(reduced, rows.astype(shard.dtype), layout, axes)
+        return values, plan.give_rows(rows, out)
+
+    def replicated(shard: jax.Array) -> Any:
+        rows = _redistribute.columns_from_slots(plan.take_matrix(shard), layout)
+        whole = lax.all_gather(rows, axes, tiled=True)
+        whole = whole[jnp.asarray(layout.slot_of_row[:n])]
+        whole = whole if problem.lower else whole.conj().T
+        vectors, values = lax.linalg.eigh(whole, symmetrize_input=False)
+        values = values[problem.first : problem.end]
+        if columns is None:
+            return values
+        me = _redistribute.device_index(problem.placed.sharded)
+        mine = jnp.asarray(layout.row_of_slot)[me]
+        rows = jnp.take(vectors[:, columns[0] : columns[1]], mine, axis=0, mode="clip")
+        return values, plan.give_rows(rows, out)
+
+    body = replicated if problem.replicated else distributed
+    specs = (P(), out.spec) if problem.vectors else P()
+    return plan.map(body, problem.placed.spec, specs)(a)
+
+
+def _range(function: str, subset: tuple[int, int] | None, n: int) -> tuple[int, int]:
+    if subset is None:
+        return 0, n
+    first, last = subset
+    if not 0 <= first <= last < n:
+        raise ValueError(
+            f"{function}: subset_by_index is {tuple(subset)}; wanted is (first, last) with "
+            f"0 <= first <= last < {n}."
+        )
+    return first, last + 1

@@ -1,0 +1,64 @@
+"""The cost model that chooses tile sizes. Pure: sizes in, seconds out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+MOST_STEPS = 64
+"""Supersteps of one factorization: each is compiled by itself, so this bounds compile time."""
+
+TILES = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """One device and its link to the others. Rates are of f64."""
+
+    gemm: float
+    """flops per second of a large product."""
+    gemm_half: float
+    """Columns of a panel with which a product reaches half of that."""
+    small: float
+    """flops per second where one tile is factored by itself."""
+    latency: float
+    """Seconds of a small collective."""
+    link: float
+    """Bytes per second that a device gathers."""
+
+
+CPU = Machine(gemm=47e9, gemm_half=32, small=10e9, latency=30e-6, link=4e9)
+GPU = Machine(gemm=30e12, gemm_half=256, small=200e9, latency=30e-6, link=150e9)
+
+
+def machine(platform: str) -> Machine:
+    return CPU if platform == "cpu" else GPU
+
+
+def cholesky_seconds(n: int, devices: int, tile: int, machine: Machine, item: int = 8) -> float:
+    """The expected time of `lockstep.linalg.cholesky` for ``n`` rows, ``item`` bytes an element."""
+    width = devices * tile
+    steps = math.ceil(n / width)
+    padded = steps * width
+    products = padded**3 / 3 / devices / machine.gemm * (1 + machine.gemm_half / width)
+    blocks = steps * width**3 / 3 / machine.small
+    gathered = (padded**2 / 2 + steps * width**2) * item * (1 - 1 / devices) / machine.link
+    return products + blocks + 2 * steps * machine.latency + gathered
+
+
+def cholesky_tile(n: int, devices: int, rows: int, platform: str) -> int:
+    """The tile that the model finds fastest, for ``rows`` local rows of each device."""
+    fitting = [t for t in TILES if t < rows and rows <= MOST_STEPS * t] + [rows]
+    on = machine(platform)
+    return even_tile(rows, min(fitting, key=lambda t: cholesky_seconds(n, devices, t, on)))
+
+
+def even_tile(rows: int, tile: int) -> int:
+    """The largest tile of at most ``tile`` that splits ``rows`` evenly, or nearly so.
+
+    Never so small that there would be more than `MOST_STEPS` supersteps.
+    """
+    if rows <= 1:
+        return 1
+    steps = min(math.ceil(rows / tile), MOST_STEPS)
+    return math.ceil(rows / steps)

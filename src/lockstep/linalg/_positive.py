@@ -1,0 +1,248 @@
+"""Hermitian positive definite matrices, as global arrays: factor, solve, inverse, log-determinant.
+
+Between calls a factor is one global array of slots (`_layout`), shape (P R, P, R), its rows over
+all devices. The functions of a matrix ``a`` and its factor ``low`` are differentiable
+in ``a`` alone, to any order: ``low`` comes from ``a`` without its tangent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from lockstep.linalg import _cholesky, _inverse, _model, _redistribute
+from lockstep.linalg._arguments import AnyMesh, Placed
+from lockstep.linalg._layout import Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Where a matrix is, and the layout in which it is worked on."""
+
+    placed: Placed
+    layout: Layout
+
+    @classmethod
+    def of(
+        cls, a: jax.Array, placed: Placed, tile: int | None, natural: bool, platform: str
+    ) -> Plan:
+        """``natural``: eliminate in the order of the rows, not in that of the devices."""
+        n, sharded = a.shape[0], placed.sharded
+        rows = sharded.rows_each(n)
+        if natural:
+            rows = -(-n // sharded.devices)
+        if tile is None:
+            tile = _model.cholesky_tile(n, sharded.devices, rows, platform)
+        tile = _model.even_tile(rows, tile)
+        if natural:
+            return cls(placed, Layout.cyclic(n, sharded.devices, tile))
+        return cls(placed, Layout.in_blocks(sharded, n, tile))
+
+    @property
+    def mesh(self) -> AnyMesh:
+        return self.placed.mesh
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return self.placed.sharded.axes
+
+    @property
+    def slots(self) -> P:
+        """The sharding of an array of slots: local rows over all devices."""
+        return P(self.axes)
+
+    def map(self, body: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+        return jax.shard_map(
+            body, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        )
+
+    def take_matrix(self, shard: jax.Array) -> jax.Array:
+        """A shard of the matrix to slots; the padding gets a diagonal of ones."""
+        sharded, layout = self.placed.sharded, self.layout
+        rows = _redistribute.rows_from_shard(shard, sharded, layout.n, layout)
+        slots = _redistribute.columns_to_slots(rows, layout)
+        me, one = _redistribute.device_index(sharded), jnp.ones((), shard.dtype)
+        return _redistribute.set_padding(slots, layout, me, one)
+
+    def give_matrix(self, slots: jax.Array) -> jax.Array:
+        rows = _redistribute.columns_from_slots(slots, self.layout)
+        return _redistribute.shard_from_rows(rows, self.layout, self.placed.sharded, self.layout.n)
+
+    def take_rows(self, shard: jax.Array, placed: Placed) -> jax.Array:
+        return _redistribute.rows_from_shard(shard, placed.sharded, self.layout.n, self.layout)
+
+    def give_rows(self, rows: jax.Array, placed: Placed) -> jax.Array:
+        return _redistribute.shard_from_rows(rows, self.layout, placed.sharded, self.layout.n)
+
+    def mirror(self, slots: jax.Array, lower: bool | None) -> jax.Array:
+        """The Hermitian matrix of which ``slots`` hold the lower or the upper triangle."""
+        if lower is None:
+            return slots
+        rows = jnp.asarray(self.layout.row_of_slot)
+        mine = rows[_redistribute.device_index(self.placed.sharded)][:, None, None]
+        slots = jnp.where(mine == rows, slots.real.astype(slots.dtype), slots)
+        kept = mine >= rows if lower else mine <= rows
+        return jnp.where(kept, slots, _redistribute.adjoint(slots, self.axes))
+
+
+def _to_slots(a: jax.Array, plan: Plan, lower: bool | None) -> jax.Array:
+    """The matrix as slots; Hermitian from the triangle that ``lower`` names, if it names one."""
+    body = lambda a: plan.mirror(plan.take_matrix(a), lower)  # noqa: E731
+    return plan.map(body, plan.placed.spec, plan.slots)(a)
+
+
+to_slots = jax.jit(_to_slots, static_argnames=("plan", "lower"))
+to_slots_donating = jax.jit(_to_slots, static_argnames=("plan", "lower"), donate_argnums=0)
+
+
+# A program of its own when it is not traced: XLA factors in place only what comes as slots.
+@functools.partial(jax.jit, static_argnames=("plan", "with_status"), donate_argnums=0)
+def factor_slots(slots: jax.Array, plan: Plan, with_status: bool) -> tuple[jax.Array, jax.Array]:
+    """The factor in place of ``slots``, and the status (see `lockstep.linalg._cholesky.factor`)."""
+
+    def body(slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return _cholesky.factor(slots, plan.layout, plan.axes, with_status)
+
+    return plan.map(body, plan.slots, (plan.slots, P()))(slots)
+
+
+def factor(
+    a: jax.Array, plan: Plan, lower: bool | None, with_status: bool, donate: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    slots = (to_slots_donating if donate else to_slots)(a, plan, lower)
+    return factor_slots(slots, plan, with_status)
+
+
+@functools.partial(jax.jit, static_argnames=("plan",))
+def lower_to_matrix(low: jax.Array, plan: Plan) -> jax.Array:
+    """The matrix of a lower factor in slots, zero above the diagonal."""
+
+    def body(low: jax.Array) -> jax.Array:
+        return plan.give_matrix(_cholesky.lower_part(low, plan.layout, plan.axes))
+
+    return plan.map(body, plan.slots, plan.placed.spec)(low)
+
+
+@functools.partial(jax.jit, static_argnames=("plan", "b_placed", "sweeps"))
+def sweep(
+    low: jax.Array, b: jax.Array, plan: Plan, b_placed: Placed, sweeps: tuple[str, ...]
+) -> jax.Array:
+    """``b`` after the triangular sweeps of these names (forward, backward)."""
+
+    def body(low: jax.Array, b: jax.Array) -> jax.Array:
+        rows = plan.take_rows(b, b_placed)
+        for name in sweeps:
+            run = _cholesky.forward if name == "forward" else _cholesky.backward
+            rows = run(low, rows, plan.layout, plan.axes)
+        return plan.give_rows(rows, b_placed)
+
+    return plan.map(body, (plan.slots, b_placed.spec), b_placed.spec)(low, b)
+
+
+def batched_sweep(
+    low: jax.Array, b: jax.Array, plan: Plan, b_placed: Placed, sweeps: tuple[str, ...]
+) -> jax.Array:
+    """`sweep`, and under `jax.vmap` over ``b`` the batch as further columns of it."""
+
+    @jax.custom_batching.custom_vmap
+    def run(low: jax.Array, b: jax.Array) -> jax.Array:
+        return sweep(low, b, plan, b_placed, sweeps)
+
+    @run.def_vmap
+    def _(size: int, batched: list[bool], low: jax.Array, b: jax.Array) -> tuple[jax.Array, bool]:
+        if batched[0]:
+            b = b if batched[1] else jnp.broadcast_to(b, (size, *b.shape))
+            return lax.map(lambda x: sweep(x[0], x[1], plan, b_placed, sweeps), (low, b)), True
+        wide = jnp.moveaxis(b, 0, 1).reshape(b.shape[1], -1)
+        rows_only = Placed(b_placed.mesh, (b_placed.dimensions[0], ()))
+        solved = batched_sweep(low, wide, plan, rows_only, sweeps)
+        return jnp.moveaxis(solved.reshape(b.shape[1], size, -1), 1, 0), True
+
+    return run(low, b)
+
+
+def solve(
+    a: jax.Array | None, low: jax.Array, b: jax.Array, plan: Plan, b_placed: Placed
+) -> jax.Array:
+    """``a^-1 b``. Its derivatives are solutions with the same factor; without ``a`` it has none."""
+    both = ("forward", "backward")
+    if a is None:
+        return sweep(low, b, plan, b_placed, both)
+
+    def run(_: Any, b: jax.Array) -> jax.Array:
+        return batched_sweep(low, b, plan, b_placed, both)
+
+    def run_transposed(_: Any, b: jax.Array) -> jax.Array:
+        return run(None, b.conj()).conj()
+
+    return lax.custom_linear_solve(
+        lambda x: matmul(a, x, b_placed), b, solve=run, transpose_solve=run_transposed
+    )
+
+
+def matmul(x: jax.Array, y: jax.Array, placed: Placed) -> jax.Array:
+    """``x y`` sharded as ``placed``. For derivatives only."""
+    product = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+    return partitioned(product, placed)(x, y)
+
+
+def partitioned(function: Callable[..., jax.Array], placed: Placed) -> Callable[..., jax.Array]:
+    """``function`` of global arrays, partitioned by XLA, with its result sharded as ``placed``."""
+    sharding: Any = jax.sharding.NamedSharding(placed.mesh, placed.spec)  # pyright: ignore
+    if set(placed.mesh.axis_types) == {jax.sharding.AxisType.Explicit}:
+        automatic: Any = jax.sharding.auto_axes
+        return automatic(function, out_sharding=sharding)
+    return lambda *args: lax.with_sharding_constraint(function(*args), sharding)
+
+
+def mirrored(a: jax.Array, lower: bool) -> jax.Array:
+    """The Hermitian matrix of a triangle, for derivatives."""
+    half = jnp.tril(a, -1) if lower else jnp.triu(a, 1)
+    diagonal = jnp.eye(a.shape[0], dtype=a.dtype) * a.real
+    return half + half.conj().T + diagonal
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def inverse(a: jax.Array, low: jax.Array, plan: Plan) -> jax.Array:
+    return _inverse_of(low, plan)
+
+
+@inverse.defjvp
+def _inverse_jvp(plan: Plan, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    a, low = primals
+    done = inverse(a, low, plan)
+    left = matmul(done, tangents[0], plan.placed)
+    return done, -matmul(left, done, plan.placed)
+
+
+@functools.partial(jax.jit, static_argnames=("plan",))
+def _inverse_of(low: jax.Array, plan: Plan) -> jax.Array:
+    def body(low: jax.Array) -> jax.Array:
+        return plan.give_matrix(_inverse.from_factor(low, plan.layout, plan.axes))
+
+    return plan.map(body, plan.slots, plan.placed.spec)(low)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def log_determinant(a: jax.Array | None, low: jax.Array, plan: Plan) -> jax.Array:
+    return _log_determinant_of(low, plan)
+
+
+@log_determinant.defjvp
+def _log_determinant_jvp(plan: Plan, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    a, low = primals
+    done = inverse(a, low, plan)
+    return log_determinant(a, low, plan), (done.conj() * tangents[0]).sum().real
+
+
+@functools.partial(jax.jit, static_argnames=("plan",))
+def _log_determinant_of(low: jax.Array, plan: Plan) -> jax.Array:
+    body = functools.partial(_cholesky.log_determinant, axes=plan.axes)
+    return plan.map(body, plan.slots, P())(low)

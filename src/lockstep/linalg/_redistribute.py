@@ -1,0 +1,111 @@
+"""Sharded matrices to rows of slots and back. All of it runs inside `jax.shard_map`.
+
+What a device sends and receives is its own share, through all-to-all; nothing else than the
+replication that the caller asked for is ever gathered. Beside its share a device holds at most the
+buffer that it sends and the one that it receives.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from lockstep.linalg._layout import Layout, Sharded, exchange
+
+
+def device_index(sharded: Sharded) -> jax.Array:
+    return lax.axis_index(sharded.axes) if sharded.axes else jnp.int32(0)
+
+
+def rows_from_shard(shard: jax.Array, sharded: Sharded, n: int, wanted: Layout) -> jax.Array:
+    """The rows of this device under ``wanted``, all columns; rows of padding are zero.
+
+    ``shard`` is this device's part of a matrix of ``n`` rows. Shape: (wanted.rows, columns).
+    """
+    each = sharded.rows_each(n)
+    holders = sharded.size(sharded.idle_axes + sharded.column_axes)
+    shard = _pad_rows(shard, holders * each)
+    if sharded.idle_axes:
+        mine = sharded.size(sharded.column_axes) * each
+        at = lax.axis_index(sharded.idle_axes) * mine
+        shard = lax.dynamic_slice_in_dim(shard, at, mine, axis=0)
+    if sharded.column_axes:
+        shard = lax.all_to_all(shard, sharded.column_axes, 0, 1, tiled=True)
+    return _move(shard, Layout.in_blocks(sharded, n), wanted, sharded)
+
+
+def shard_from_rows(rows: jax.Array, held: Layout, sharded: Sharded, n: int) -> jax.Array:
+    """The inverse of `rows_from_shard`: this device's shard of the matrix whose rows it holds."""
+    rows = _move(rows, held, Layout.in_blocks(sharded, n), sharded)
+    if sharded.column_axes:
+        rows = lax.all_to_all(rows, sharded.column_axes, 1, 0, tiled=True)
+    if sharded.idle_axes:
+        rows = lax.all_gather(rows, sharded.idle_axes, axis=0, tiled=True)
+    return rows[: n // sharded.size(sharded.row_axes)]
+
+
+def _move(rows: jax.Array, source: Layout, target: Layout, sharded: Sharded) -> jax.Array:
+    if source.blocks == target.blocks and source.blocks is not None:
+        return _pad_rows(rows, target.rows)
+    if np.array_equal(source.row_of_slot, target.row_of_slot):
+        return rows
+    tables = exchange(source, target)
+    me = device_index(sharded)
+    send = jnp.asarray(tables.send)[me]
+    buffer = jnp.take(rows, send, axis=0, mode="fill", fill_value=0)
+    buffer = lax.all_to_all(buffer, sharded.axes, 0, 0, tiled=True)
+    buffer = buffer.reshape(-1, rows.shape[1])
+    return jnp.take(buffer, jnp.asarray(tables.take)[me], axis=0, mode="fill", fill_value=0)
+
+
+def _pad_rows(rows: jax.Array, count: int) -> jax.Array:
+    if rows.shape[0] >= count:
+        return rows[:count]
+    return jnp.pad(rows, ((0, count - rows.shape[0]), (0, 0)))
+
+
+def columns_to_slots(rows: jax.Array, layout: Layout) -> jax.Array:
+    """(rows, n) to (rows, devices, layout.rows): the columns as slots, zero where padded."""
+    count, n = rows.shape
+    shape = (count, layout.devices, layout.rows)
+    if layout.blocks is None:
+        rows = jnp.pad(rows, ((0, 0), (0, layout.padded - n)))
+        rows = rows.reshape(count, layout.steps, layout.devices, layout.tile)
+        return rows.swapaxes(1, 2).reshape(shape)
+    if layout.is_plain:
+        return rows.reshape(shape)
+    parts = [
+        jnp.pad(rows[:, start : start + held], ((0, 0), (0, layout.rows - held)))
+        for start, held in layout.blocks
+    ]
+    return jnp.stack(parts, axis=1)
+
+
+def columns_from_slots(slots: jax.Array, layout: Layout) -> jax.Array:
+    """The inverse of `columns_to_slots`."""
+    count = slots.shape[0]
+    if layout.blocks is None:
+        slots = slots.reshape(count, layout.devices, layout.steps, layout.tile)
+        return slots.swapaxes(1, 2).reshape(count, layout.padded)[:, : layout.n]
+    if layout.is_plain:
+        return slots.reshape(count, layout.n)
+    ordered = sorted((start, q, held) for q, (start, held) in enumerate(layout.blocks) if held)
+    return jnp.concatenate([slots[:, q, :held] for _, q, held in ordered] or [slots[:, 0]], axis=1)
+
+
+def set_padding(slots: jax.Array, layout: Layout, me: jax.Array, value: jax.Array) -> jax.Array:
+    """Puts ``value`` on the diagonal of the padding."""
+    if layout.padded == layout.n:
+        return slots
+    is_padding = jnp.asarray(layout.row_of_slot >= layout.n)[me]
+    local = jnp.arange(layout.rows)
+    there = slots[local, me, local]
+    return slots.at[local, me, local].set(jnp.where(is_padding, value, there))
+
+
+def adjoint(slots: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """The conjugate transpose of a square matrix of slots: one all-to-all of the local share."""
+    sent = lax.all_to_all(slots.transpose(1, 2, 0), axes, 0, 0, tiled=True)
+    return sent.swapaxes(0, 1).conj()

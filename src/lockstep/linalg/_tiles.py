@@ -1,0 +1,89 @@
+"""Kernels on tiles that one device holds: LAPACK's and GEMMs, under the names of LAPACK's.
+
+Products are asked for at the highest precision: on a GPU or TPU the default would be one of fewer
+bits than the type has.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+BLOCK = 128
+"""Columns of the blocks into which a tile is cut: LAPACK does the blocks, GEMM the rest."""
+
+
+def gemm(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.matmul(x, y, precision=lax.Precision.HIGHEST)
+
+
+def adjoint(x: jax.Array) -> jax.Array:
+    return x.conj().swapaxes(-1, -2)
+
+
+def potrf(a: jax.Array) -> jax.Array:
+    """The lower Cholesky factor of ``a``, NaN if there is none. Only the lower triangle is read."""
+    return lax.linalg.cholesky(a, symmetrize_input=False)
+
+
+def trsm(factor: jax.Array, b: jax.Array, conjugate_transpose: bool = False) -> jax.Array:
+    """``factor^-1 b`` or ``factor^-H b`` for a lower ``factor``; nothing above it is read."""
+    return lax.linalg.triangular_solve(
+        factor,
+        b,
+        left_side=True,
+        lower=True,
+        transpose_a=conjugate_transpose,
+        conjugate_a=conjugate_transpose,
+    )
+
+
+def trtri(factor: jax.Array) -> jax.Array:
+    """The inverse of a lower triangle, by blocks; what is above the triangle is not read."""
+    lower = jnp.tril(factor)
+    eye = jnp.eye(lower.shape[0], dtype=lower.dtype)
+    return jnp.tril(adjoint(solve_right(eye, lower)))
+
+
+def _block_inverses(factor: jax.Array) -> list[jax.Array]:
+    n = factor.shape[0]
+    ends = [(k, min(k + BLOCK, n)) for k in range(0, n, BLOCK)]
+    eye = jnp.eye(min(n, BLOCK), dtype=factor.dtype)
+    return [trsm(factor[k:end, k:end], eye[: end - k, : end - k]) for k, end in ends]
+
+
+def solve_right(x: jax.Array, factor: jax.Array) -> jax.Array:
+    """``x factor^-H`` for a lower ``factor``: products with the inverses of its diagonal blocks.
+
+    With many rows in ``x`` that is faster than LAPACK's own solver, and as accurate as the blocks
+    are well conditioned.
+    """
+    done: list[jax.Array] = []
+    for i, inverse in enumerate(_block_inverses(factor)):
+        k = i * BLOCK
+        end = k + inverse.shape[0]
+        part = x[:, k:end]
+        if done:
+            part = part - gemm(jnp.concatenate(done, axis=1), adjoint(factor[k:end, :k]))
+        done.append(gemm(part, adjoint(inverse)))
+    return jnp.concatenate(done, axis=1)
+
+
+def first_bad_pivot(a: jax.Array) -> jax.Array:
+    """How many leading columns of ``a`` factor: the index (from 0) of the first pivot <= 0.
+
+    Only the lower triangle is read. Unblocked, for it runs on one tile of a matrix that failed.
+    """
+    n = a.shape[0]
+    row = jnp.arange(n)
+
+    def eliminate(j: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        a, bad = state
+        pivot = a[j, j].real
+        bad = jnp.where((bad == n) & ~(pivot > 0), j, bad)
+        column = jnp.where(row > j, a[:, j], 0)
+        return a - jnp.outer(column, column.conj()) / pivot, bad
+
+    lower = jnp.tril(a)
+    return lax.fori_loop(0, n, eliminate, (lower, jnp.int32(n)))[1]

@@ -1,0 +1,59 @@
+"""Meshes, shardings and matrices that the tests of `lockstep.linalg` share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+DTYPES = [np.float32, np.float64, np.complex64, np.complex128]
+
+
+def mesh(shape: tuple[int, ...], kind: AxisType = AxisType.Auto) -> Mesh:
+    names = ("x", "y", "z")[: len(shape)]
+    count = int(np.prod(shape))
+    return jax.make_mesh(shape, names, (kind,) * len(shape), devices=jax.devices()[:count])
+
+
+def put(a: Any, over: Mesh, spec: P) -> jax.Array:
+    return jax.device_put(a, NamedSharding(over, spec))
+
+
+def full(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    a = rng.standard_normal(shape)
+    if np.issubdtype(dtype, np.complexfloating):
+        a = a + 1j * rng.standard_normal(shape)
+    return a.astype(dtype)
+
+
+def hermitian(n: int, dtype: Any, seed: int = 0) -> np.ndarray:
+    a = full((n, n), dtype, seed)
+    return (a + a.conj().T) / 2
+
+
+def with_spectrum(values: np.ndarray, dtype: Any, seed: int = 0) -> np.ndarray:
+    """A Hermitian matrix with these eigenvalues and random eigenvectors."""
+    q, _ = np.linalg.qr(full((len(values),) * 2, np.result_type(dtype, np.float64), seed))
+    a = (q * values) @ q.conj().T
+    return ((a + a.conj().T) / 2).astype(dtype)
+
+
+def positive(n: int, dtype: Any, seed: int = 0) -> np.ndarray:
+    return with_spectrum(np.linspace(1, 10, n), dtype, seed)
+
+
+def eps(dtype: Any) -> float:
+    return float(np.finfo(dtype).eps)
+
+
+def assert_close(got: Any, wanted: Any, factor: float = 100) -> None:
+    """Equal up to ``factor`` n rounding errors of the larger values."""
+    wanted = np.asarray(wanted)
+    assert got.shape == wanted.shape
+    limit = factor * max(len(wanted.ravel()) ** 0.5, 1) * eps(got.dtype)
+    scale = max(np.abs(wanted).max(initial=0), 1e-30)
+    assert np.abs(np.asarray(got) - wanted).max(initial=0) <= limit * scale

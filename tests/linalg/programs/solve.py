@@ -1,0 +1,46 @@
+"""Every process solves, inverts and decomposes the same sharded matrices, and checks its shards."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import lockstep.linalg as la
+
+jax.config.update("jax_enable_x64", True)
+jax.distributed.initialize()
+N = 64
+rng = np.random.default_rng(0)
+q, _ = np.linalg.qr(rng.standard_normal((N, N)))
+A = (q * np.linspace(1, 9, N)) @ q.T
+A = (A + A.T) / 2
+B = rng.standard_normal((N, 3))
+
+
+def assert_shards(got: jax.Array, wanted: np.ndarray) -> None:
+    for shard in got.addressable_shards:
+        np.testing.assert_allclose(shard.data, wanted[shard.index], rtol=0, atol=1e-11)
+
+
+def main() -> None:
+    count = jax.device_count()
+    mesh = jax.make_mesh((2, count // 2), ("x", "y"), (AxisType.Auto,) * 2)
+    for spec, b_spec in ((P(("x", "y")), P()), (P("y", "x"), P("x"))):
+        a = jax.device_put(A, NamedSharding(mesh, spec))
+        b = jax.device_put(B, NamedSharding(mesh, b_spec))
+        x, logdet, status = la.potrs(a, b, 8, return_status=True, return_logdet=True)
+        assert_shards(x, np.linalg.solve(A, B))
+        np.testing.assert_allclose(float(logdet), np.linalg.slogdet(A)[1])
+        assert int(status) == 0
+        assert_shards(la.potrs(a, b), np.linalg.solve(A, B))
+        assert_shards(la.inv(a, tile=8), np.linalg.inv(A))
+        values, vectors = la.eigh(a, method="distributed")
+        np.testing.assert_allclose(values.addressable_data(0), np.linspace(1, 9, N), atol=1e-12)
+        back = jax.jit(lambda v, w: (v * w) @ v.T, out_shardings=NamedSharding(mesh, P()))
+        assert_shards(back(vectors, values), A)
+    print("right")
+
+
+main()

@@ -1,0 +1,102 @@
+"""Derivatives: against jax.numpy.linalg on one device, and against finite differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import lockstep.linalg as la
+from linalg.matrices import assert_close, full, mesh, positive, put
+
+N = 12
+
+
+def functions() -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
+    """Name -> (ours, on one device); scalars of a matrix and a right-hand side."""
+    where = {"mesh": mesh((4,)), "in_specs": P("x")}
+
+    def solve(a: Any, b: Any) -> Any:
+        x, logdet = la.potrs(a, b, 2, return_logdet=True, **where)
+        return jnp.sum(jnp.abs(x) ** 2) + 0.3 * logdet
+
+    def solve_alone(a: Any, b: Any) -> Any:
+        x = jnp.linalg.solve(a, b)
+        return jnp.sum(jnp.abs(x) ** 2) + 0.3 * jnp.linalg.slogdet(a)[1]
+
+    def weigh(a: Any) -> Any:
+        return jnp.sum(jnp.abs(a[2:7]) ** 3)
+
+    def factor_solve(a: Any, b: Any) -> Any:
+        return jnp.sum(jnp.abs(la.cho_solve((la.cholesky(a, **where), False), b, **where)) ** 2)
+
+    def factor_solve_alone(a: Any, b: Any) -> Any:
+        return jnp.sum(jnp.abs(jnp.linalg.solve(a, b)) ** 2)
+
+    return {
+        "potrs": (solve, solve_alone),
+        "inv": (lambda a, b: weigh(la.inv(a, **where)), lambda a, b: weigh(jnp.linalg.inv(a))),
+        "cholesky": (
+            lambda a, b: weigh(la.cholesky(a, True, **where)),
+            lambda a, b: weigh(jnp.linalg.cholesky(a)),
+        ),
+        "cho_solve": (factor_solve, factor_solve_alone),
+    }
+
+
+def of_hermitian(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda a, b: function((a + a.conj().T) / 2, b)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("potrs", np.complex128),
+        ("inv", np.float64),
+        ("cholesky", np.complex128),
+        ("cho_solve", np.float64),
+    ],
+)
+def test_gradients_and_tangents(name: str, dtype: Any) -> None:
+    ours, alone = map(of_hermitian, functions()[name])
+    a, b = positive(N, dtype), full((N, 2), dtype, 1)
+    da, db = full((N, N), dtype, 2), full((N, 2), dtype, 3)
+    over = mesh((4,))
+    sharded, rhs = put(a, over, P("x")), put(b, over, P())
+    got = jax.jit(jax.value_and_grad(ours, (0, 1)))(sharded, rhs)
+    wanted = jax.value_and_grad(alone, (0, 1))(a, b)
+    jax.tree.map(lambda x, y: assert_close(x, y, 1000), got, wanted)
+    _, tangent = jax.jvp(ours, (sharded, rhs), (put(da, over, P("x")), put(db, over, P())))
+    step = 1e-6
+    difference = (alone(a + step * da, b + step * db) - alone(a - step * da, b - step * db)) / (
+        2 * step
+    )
+    np.testing.assert_allclose(tangent, difference, rtol=1e-6, atol=1e-8)
+
+
+def test_second_derivatives() -> None:
+    a, b = positive(N, np.float64), full((N,), np.float64)
+    ours, alone = functions()["potrs"]
+    of = lambda f: lambda t: f(jnp.asarray(a) * (1 + t) + t**2 * jnp.eye(N), jnp.asarray(b))  # noqa: E731
+    got = jax.jit(jax.hessian(of(ours)))(0.3)
+    np.testing.assert_allclose(got, jax.hessian(of(alone))(0.3), rtol=1e-9)
+
+
+def test_gradient_of_a_batch_of_right_hand_sides() -> None:
+    a, b = positive(N, np.float64), full((3, N), np.float64)
+    over = mesh((4,))
+
+    def ours(a: Any, b: Any) -> Any:
+        solve = lambda b: la.potrs(a, b)  # noqa: E731  # outside jit, the array says where it is
+        return jnp.sum(jax.vmap(solve)(b) ** 3)
+
+    def alone(a: Any, b: Any) -> Any:
+        return jnp.sum(jnp.linalg.solve(a, b.T) ** 3)
+
+    got = jax.grad(ours, (0, 1))(put(a, over, P("x")), put(b, over, P()))
+    jax.tree.map(assert_close, got, jax.grad(alone, (0, 1))(a, b))

@@ -1,0 +1,151 @@
+"""eigh and syevd: residuals and orthogonality as LAPACK's, over matrices and meshes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import lockstep.linalg as la
+from linalg.matrices import assert_close, eps, full, hermitian, mesh, put, with_spectrum
+
+N = 96
+PLACE = np.arange(N)
+MATRICES = {
+    "random": hermitian(N, np.float64),
+    "identity": np.eye(N),
+    "zero": np.zeros((N, N)),
+    "clusters": with_spectrum(np.r_[np.ones(N // 2), 2 + 1e-14 * PLACE[: N // 2]], np.float64),
+    "condition 1e12": with_spectrum(np.logspace(0, -12, N), np.float64),
+    "rank 7": with_spectrum(np.r_[np.zeros(N - 7), PLACE[:7]], np.float64),
+    "graded": hermitian(N, np.float64) * np.outer(*[np.logspace(0, -8, N)] * 2),
+    "hilbert": 1 / (PLACE[:, None] + PLACE + 1.0),
+    "wilkinson": np.diag(np.abs(PLACE - N / 2)) + np.eye(N, k=1) + np.eye(N, k=-1),
+    "huge": 1e150 * hermitian(N, np.float64),
+    "tiny": 1e-150 * hermitian(N, np.float64),
+}
+
+
+def assert_decomposed(a: np.ndarray, values: Any, vectors: Any, factor: float = 10) -> None:
+    values, vectors = np.asarray(values), np.asarray(vectors)
+    wide = a.astype(np.result_type(a.dtype, np.float64))
+    norm = max(np.abs(np.linalg.eigvalsh(wide)).max(), 1e-300)
+    limit = factor * np.sqrt(len(a)) * eps(a.dtype)
+    assert np.abs(wide @ vectors - vectors * values).max() <= limit * norm
+    identity = np.eye(vectors.shape[1])
+    assert np.abs(vectors.conj().T.astype(wide.dtype) @ vectors - identity).max() <= limit
+    assert (np.diff(values) >= 0).all()
+
+
+@pytest.fixture(scope="module")
+def decompose() -> Any:
+    over = mesh((2,))
+    run = jax.jit(
+        lambda a: la.eigh(a, mesh=over, in_specs=P("x"), method="distributed"),
+    )
+    return lambda a: run(put(a, over, P("x")))
+
+
+@pytest.mark.parametrize("name", list(MATRICES))
+def test_accuracy(name: str, decompose: Any) -> None:
+    a = MATRICES[name]
+    assert_decomposed(a, *decompose(a))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64, np.complex128])
+def test_dtypes(dtype: Any, decompose: Any) -> None:
+    for a in (hermitian(64, dtype), with_spectrum(np.repeat([1.0, 2, 3, 4], 16), dtype)):
+        values, vectors = decompose(a)
+        assert_decomposed(a, values, vectors)
+        assert (values.dtype, vectors.dtype) == (np.real(a).dtype, dtype)
+
+
+@pytest.mark.parametrize(
+    ("shape", "spec", "n"),
+    [((3,), P(), 1), ((4,), P(), 37), ((2, 2), P("y", "x"), 70), ((2, 2), P(None, "x"), 64)],
+)
+def test_shardings_and_sizes(shape: tuple[int, ...], spec: P, n: int) -> None:
+    a, over = hermitian(n, np.float64), mesh(shape)
+    sharded = put(np.where(np.tri(n, dtype=bool), a, 1e6), over, spec)  # only the lower one is read
+    values, vectors = la.eigh(sharded, method="distributed")
+    assert_decomposed(a, values, vectors)
+    assert vectors.sharding.is_equivalent_to(sharded.sharding, 2)
+    assert values.sharding.is_fully_replicated
+
+
+def test_upper_triangle_values_only_and_subset() -> None:
+    a, over = hermitian(80, np.float64), mesh((4,))
+    sharded = put(np.where(np.tri(80, dtype=bool).T, a, 1e6), over, P("x"))
+    wanted = np.linalg.eigvalsh(a)
+    for method in ("distributed", "replicated"):
+        options = {"lower": False, "method": method}
+        assert_close(la.eigh(sharded, eigvals_only=True, **options), wanted)
+        values, vectors = la.eigh(sharded, subset_by_index=(3, 12), **options)
+        assert_close(values, wanted[3:13])
+        assert vectors.shape == (80, 10)
+        assert_decomposed(a, values, vectors)
+
+
+def test_jaxmg_call_as_it_is() -> None:
+    over, a = mesh((4,)), hermitian(24, np.float32)
+    sharded = put(a, over, P("x", None))
+    specs = P("x", None)
+    values, vectors = la.syevd(sharded, 256, over, specs, return_eigenvectors=True)
+    assert_decomposed(a, values, vectors)
+    values, status = la.syevd(sharded, 256, over, (specs,), False, return_status=True, pad=True)
+    assert_close(values, np.linalg.eigvalsh(a))
+    assert int(status) == 0
+    _, _, status = la.syevd(sharded * np.nan, 256, over, specs, return_status=True)
+    assert int(status) == 1
+
+
+def test_derivatives() -> None:
+    n, over = 16, mesh((4,))
+    a, weights = hermitian(n, np.complex128), full((n, n), np.float64)
+    da = hermitian(n, np.complex128, 1)
+
+    def of(eigh: Any, eigvals: Any) -> Any:
+        def loss(a: Any) -> Any:
+            values, vectors = eigh(a)
+            return jnp.sum(jnp.abs(vectors) ** 2 * weights) + jnp.sum(values**3 + eigvals(a))
+
+        return loss
+
+    where = {"mesh": over, "in_specs": P("x")}
+    ours = of(lambda a: la.eigh(a, **where), lambda a: la.eigh(a, eigvals_only=True, **where))
+    alone = of(jnp.linalg.eigh, jnp.linalg.eigvalsh)
+    sharded = put(a, over, P("x"))
+    got = jax.jit(jax.grad(ours))(sharded)
+    symmetric = lambda g: (g + g.conj().T) / 2  # noqa: E731
+    assert_close(symmetric(got), symmetric(jax.grad(alone)(jnp.asarray(a))), 1000)
+    _, tangent = jax.jvp(ours, (sharded,), (put(da, over, P("x")),))
+    step = 1e-6
+    difference = (alone(a + step * da) - alone(a - step * da)) / (2 * step)
+    np.testing.assert_allclose(tangent, difference, rtol=1e-6, atol=1e-7)
+
+
+def test_errors() -> None:
+    a = np.eye(4)
+    with pytest.raises(ValueError, match=r"subset_by_index is \(2, 4\); wanted is .* < 4"):
+        la.eigh(a, subset_by_index=(2, 4))
+    with pytest.raises(ValueError, match="method is 'fast'; wanted is 'distributed' or 'replic"):
+        la.eigh(a, method="fast")
+    with pytest.raises(TypeError, match="syevd: unknown argument tiles"):
+        la.syevd(a, tiles=3)
+    with pytest.raises(NotImplementedError, match="needs all: leave subset_by_index out"):
+        jax.grad(lambda a: la.eigh(a, subset_by_index=(0, 1))[1].sum())(jnp.asarray(a))
+
+
+def test_memory_is_a_few_shares() -> None:
+    """The compiled program's own figure for one of four devices: a few shares of the matrix."""
+    n, over = 320, mesh((4,))
+    a = jax.ShapeDtypeStruct((n, n), np.float64, sharding=put(np.eye(4), over, P("x")).sharding)
+    run = jax.jit(lambda a: la.eigh(a, mesh=over, in_specs=P("x")))
+    memory = run.lower(a).compile().memory_analysis()
+    assert memory is not None
+    share = n * n * 8 // 4
+    assert memory.temp_size_in_bytes <= 6 * share, memory.temp_size_in_bytes / share

@@ -1,0 +1,160 @@
+"""cholesky, cho_solve, potrs, inv: values over shardings, sizes and dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.linalg
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import lockstep.linalg as la
+from linalg.matrices import DTYPES, assert_close, eps, full, mesh, positive, put, with_spectrum
+
+CASES = [
+    ((1,), P("x"), P(), 5),
+    ((4,), P("x"), P(), 40),
+    ((4,), P(None, "x"), P("x"), 24),
+    ((4,), P(), P(), 37),
+    ((2, 2), P("x", "y"), P(None, "y"), 18),
+    ((2, 4), P(("y", "x")), P("x"), 48),
+    ((2, 2, 2), P("z", "x"), P("y"), 14),
+]
+
+
+@pytest.mark.parametrize(("shape", "spec", "b_spec", "n"), CASES)
+def test_solve_inverse_and_determinant(shape: tuple[int, ...], spec: P, b_spec: P, n: int) -> None:
+    a, b, over = positive(n, np.float64), full((n, 4), np.float64), mesh(shape)
+    sharded, rhs = put(a, over, spec), put(b, over, b_spec)
+    x, logdet, status = la.potrs(sharded, rhs, 4, return_status=True, return_logdet=True)
+    assert_close(x, np.linalg.solve(a, b))
+    assert_close(logdet, np.linalg.slogdet(a)[1])
+    assert (int(status), status.dtype) == (0, np.int32)
+    assert x.sharding.is_equivalent_to(rhs.sharding, 2)
+    assert_close(la.potrs(sharded, rhs), np.linalg.solve(a, b))
+    inverse = la.inv(sharded, tile=4)
+    assert_close(inverse, np.linalg.inv(a))
+    assert inverse.sharding.is_equivalent_to(sharded.sharding, 2)
+
+
+@pytest.mark.parametrize(("dtype", "lower"), zip(DTYPES, [True, False, False, True], strict=True))
+def test_factor_of_one_triangle(dtype: Any, lower: bool) -> None:
+    """Only the triangle that is named is read: the other one holds rubbish."""
+    n = 45
+    a, b = positive(n, dtype), full((n,), dtype)
+    rubbish = np.where(np.tri(n, dtype=bool) if lower else np.tri(n, dtype=bool).T, a, 1e6)
+    sharded = put(rubbish.astype(dtype), mesh((3,)), P("x"))
+    c, is_lower = la.cho_factor(sharded, lower, tile=5)
+    wanted = scipy.linalg.cholesky(a, lower=lower)
+    assert_close(c, wanted)
+    assert (is_lower, c.dtype) == (lower, dtype)
+    assert c.sharding.is_equivalent_to(sharded.sharding, 2)
+    assert_close(la.cho_solve((c, lower), b), np.linalg.solve(a, b))
+    assert_close(la.potrs(sharded, b, lower=lower), np.linalg.solve(a, b))
+    assert_close(la.inv(sharded, lower=lower), np.linalg.inv(a))
+    for trans, matrix in ((0, wanted), (1, wanted.T), (2, wanted.conj().T)):
+        assert_close(la.solve_triangular(c, b, trans, lower), np.linalg.solve(matrix, b))
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_the_smallest_matrices(n: int) -> None:
+    a = put(np.full((n, n), 4.0), mesh((4,)), P())
+    b = put(np.ones((n, 2)), mesh((4,)), P())
+    x, logdet, status = la.potrs(a, b, return_status=True, return_logdet=True)
+    np.testing.assert_allclose(x, np.full((n, 2), 0.25))
+    np.testing.assert_allclose(logdet, n * np.log(4.0))
+    assert int(status) == 0
+    np.testing.assert_allclose(la.cholesky(a), np.full((n, n), 2.0))
+    np.testing.assert_allclose(la.inv(a), np.full((n, n), 0.25))
+    assert la.potrs(a, b[:, :0]).shape == (n, 0)
+
+
+def test_jaxmg_calls_as_they_are() -> None:
+    over, n = mesh((4,)), 32
+    a, b = positive(n, np.float32), full((n, 2), np.float32)
+    sharded, rhs = put(a, over, P("x", None)), put(b, over, P(None, None))
+    specs = (P("x", None), P(None, None))
+    out = la.potrs(sharded, rhs, T_A=256, mesh=over, in_specs=specs, return_status=False)
+    assert_close(out, np.linalg.solve(a, b))
+    out, status = la.potrs(sharded, rhs, 256, over, specs, return_status=True, pad=True)
+    assert_close(out, np.linalg.solve(a, b))
+    assert int(status) == 0
+    assert_close(la.potri(sharded, 256, over, (P("x", None),)), np.linalg.inv(a))
+    inverse, status = la.potri(sharded, 256, over, P("x", None), return_status=True)
+    assert_close(inverse, np.linalg.inv(a))
+
+
+@pytest.mark.parametrize(("order", "devices"), [(1, 4), (7, 1), (40, 4)])
+def test_not_positive_definite(order: int, devices: int) -> None:
+    a = positive(40, np.float64)
+    a[order - 1, order - 1] = -1
+    a[order:, order:] *= -1  # later minors fail too; the first counts
+    sharded, b = put(a, mesh((devices,)), P("x")), np.ones(40)
+    x, status = la.potrs(sharded, b, 3, return_status=True)
+    assert int(status) == order
+    assert np.isnan(np.asarray(x)).all()
+    assert np.isnan(np.asarray(la.potrs(sharded, b))).all()
+    _, status = la.cholesky(sharded, return_status=True, tile=4)
+    assert int(status) == order
+    for call in (lambda: la.potrs(sharded, b, check=True), lambda: la.inv(sharded, check=True)):
+        with pytest.raises(np.linalg.LinAlgError, match=f"leading minor of order {order} is not"):
+            call()
+
+
+def test_inside_jit_and_under_explicit_axes() -> None:
+    a, b = positive(16, np.float64), full((16, 2), np.float64)
+    wanted = np.linalg.solve(a, b)
+    over = mesh((2, 2))
+    with_mesh = jax.jit(lambda a, b: la.potrs(a, b, mesh=over, in_specs=P("x", "y")))
+    assert_close(with_mesh(put(a, over, P("x", "y")), put(b, over, P())), wanted)
+    with pytest.raises(ValueError, match="a is traced, and how it is sharded is not part of its"):
+        jax.jit(la.potrs)(put(a, over, P("x", "y")), b)
+    explicit = mesh((4,), AxisType.Explicit)
+    with jax.set_mesh(explicit):
+        x = jax.jit(la.potrs)(put(a, explicit, P("x")), put(b, explicit, P("x")))
+        assert jax.typeof(x).sharding.spec == P("x", None)
+        assert_close(x, wanted)
+        loss = lambda a, b: jnp.sum(la.potrs(a, b) ** 2)  # noqa: E731
+        grad = jax.jit(jax.grad(loss))(put(a, explicit, P("x")), put(b, explicit, P()))
+        assert_close(grad, -2 * np.linalg.solve(a, wanted) @ wanted.T)
+
+
+def test_a_donated_matrix_is_gone_and_a_kept_one_is_not() -> None:
+    a, b, over = positive(64, np.float64), np.ones(64), mesh((4,))
+    kept, given = put(a, over, P("x")), put(a, over, P("x"))
+    assert_close(la.potrs(kept, b), np.linalg.solve(a, b))
+    assert not kept.is_deleted()
+    assert_close(la.potrs(given, b, donate=True), np.linalg.solve(a, b))
+    assert given.is_deleted()
+
+
+def test_batches_of_right_hand_sides() -> None:
+    a, over = positive(20, np.float64), mesh((4,))
+    sharded, b = put(a, over, P("x")), full((3, 20, 2), np.float64)
+    solve = lambda b: la.potrs(sharded, b)  # noqa: E731
+    assert_close(jax.vmap(solve)(b), np.linalg.solve(a, b))
+    columns = jax.jit(jax.vmap(solve, in_axes=1, out_axes=1))(b[0])
+    assert_close(columns, np.linalg.solve(a, b[0]))
+
+
+def test_ill_conditioned_matrices_as_lapack() -> None:
+    """The backward error of a solution, for spectra over twelve decades and graded rows."""
+    n, over = 96, mesh((4,))
+    graded = positive(n, np.float64) * np.outer(*[np.logspace(0, -6, n)] * 2)
+    for a in (with_spectrum(np.logspace(0, -12, n), np.float64), graded, np.eye(n)):
+        b = full((n,), np.float64)
+        x = np.asarray(la.potrs(put(a, over, P("x")), b, 8))
+        scale = np.abs(a).sum(1).max() * np.abs(x).max() + np.abs(b).max()
+        assert np.abs(a @ x - b).max() <= 10 * eps(np.float64) * n * scale
+
+
+def test_a_matrix_of_the_host_is_taken() -> None:
+    a, b, over = positive(12, np.float64), np.ones(12), mesh((4,))
+    x = la.potrs(a, b, mesh=over, in_specs=(P("x"), P()))
+    assert isinstance(x.sharding, NamedSharding)
+    assert_close(x, np.linalg.solve(a, b))
+    assert_close(la.potrs(a, b), np.linalg.solve(a, b))

@@ -1,0 +1,17 @@
+"""The same calls on several processes, over the engine and over gloo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support import run_lockstep
+
+PROGRAM = Path(__file__).parent / "programs" / "solve.py"
+
+
+@pytest.mark.parametrize(("collectives", "d"), [("lockstep", 1), ("lockstep", 2), ("gloo", 1)])
+def test_two_processes(collectives: str, d: int) -> None:
+    result = run_lockstep(["--collectives", collectives], PROGRAM, n=2, d=d, timeout=200)
+    assert result.by_process == {0: ["right"], 1: ["right"]}, result

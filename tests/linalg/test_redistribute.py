@@ -1,0 +1,90 @@
+"""Any sharding to rows of slots and back, and what the compiled program moves for it."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from linalg.matrices import full, mesh, put
+from lockstep.linalg import _redistribute
+from lockstep.linalg._arguments import place
+from lockstep.linalg._layout import Layout
+from lockstep.linalg._positive import Plan
+
+CASES = [
+    ((4,), P("x"), 12),
+    ((4,), P(None, "x"), 12),
+    ((4,), P(), 7),
+    ((3,), P(), 1),
+    ((2, 2), P("x", "y"), 10),
+    ((2, 2), P("y", "x"), 10),
+    ((2, 2), P(("y", "x")), 12),
+    ((2, 2), P(None, ("x", "y")), 12),
+    ((2, 3), P("y"), 9),
+    ((2, 2, 2), P("z", "x"), 14),
+]
+
+
+def round_trip(plan: Plan) -> object:
+    def body(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        slots = plan.take_matrix(a)
+        flipped = plan.give_matrix(_redistribute.adjoint(slots, plan.axes))
+        return plan.give_matrix(slots), flipped, slots
+
+    spec = plan.placed.spec
+    return jax.jit(plan.map(body, spec, (spec, spec, plan.slots)))
+
+
+@pytest.mark.parametrize(("shape", "spec", "n"), CASES)
+@pytest.mark.parametrize("natural", [True, False])
+def test_there_and_back(shape: tuple[int, ...], spec: P, n: int, natural: bool) -> None:
+    a = full((n, n), np.complex64)
+    sharded = put(a, mesh(shape), spec)
+    placed = place("test", sharded, None, None)
+    plan = Plan.of(sharded, placed, 2, natural, "cpu")
+    back, flipped, slots = round_trip(plan)(sharded)  # type: ignore[operator]
+    np.testing.assert_array_equal(back, a)
+    np.testing.assert_array_equal(flipped, a.conj().T)
+    rows = plan.layout.row_of_slot.ravel()
+    wanted = np.eye(plan.layout.padded, dtype=a.dtype)
+    wanted[:n, :n] = a
+    got = np.asarray(slots).reshape(plan.layout.padded, -1)
+    np.testing.assert_array_equal(got, wanted[rows][:, rows])
+
+
+def test_nothing_is_gathered_and_the_buffers_are_shares() -> None:
+    n, devices = 512, 8
+    over = mesh((2, 4))
+    a = put(jnp.ones((n, n), jnp.float32), over, P("x", "y"))
+    plan = Plan.of(a, place("test", a, None, None), 16, True, "cpu")
+    spec = plan.placed.spec
+    run = plan.map(lambda a: plan.give_matrix(plan.take_matrix(a)), spec, spec)
+    compiled = jax.jit(run).lower(a).compile()
+    text = compiled.as_text()
+    assert text is not None
+    assert not re.search(r"= \S+ all-gather", text)
+    assert re.search(r"all-to-all", text)
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    # XLA tells of one device. There and back: two buffers sent, two received, a few tables.
+    share = n * n * 4 // devices
+    assert memory.temp_size_in_bytes <= 4.5 * share, memory
+
+
+def test_rows_that_fit_are_not_moved() -> None:
+    a = put(jnp.ones((64, 64)), mesh((4,)), P("x"))
+    plan = Plan.of(a, place("test", a, None, None), 4, False, "cpu")
+    assert plan.layout.is_plain
+    run = plan.map(lambda a: plan.take_matrix(a).reshape(16, -1), plan.placed.spec, plan.slots)
+    text = jax.jit(run).lower(a).compile().as_text()
+    assert text is not None
+    assert not re.search(r"all-to-all|all-gather|collective", text)
+
+
+def test_layouts_of_padding_only_at_the_end() -> None:
+    assert Layout.cyclic(5, 4, 2).row_of_slot.ravel().tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
