@@ -255,9 +255,9 @@ const std::byte* Exchange::await(Lane& lane) {
 void Exchange::check(const Signature& theirs, int peer) {
   if (theirs.agrees(signature_)) return;
   World& world = clique_.world();
-  const bool look_alike = theirs.same_call(signature_);
-  if (look_alike && world.let_through()) return;
   const int process = clique_.groups()[static_cast<std::size_t>(peer)].process;
+  const bool look_alike = theirs.same_call(signature_);
+  if (look_alike && world.let_through(signature_.origin, process, theirs.origin)) return;
   throw Divergence("lockstep: the processes are in different collectives on " + clique_.describe() +
                    ": " + world.label(world.process()) + " called " +
                    lockstep::describe(signature_) + "; " + world.label(process) + " called " +

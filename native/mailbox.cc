@@ -187,7 +187,9 @@ void Mailbox::check(int self, const Request& request, std::size_t bytes, const O
                      device(request.peer) + " sends " + std::to_string(bytes) + " bytes, " +
                      device(self) + " expects " + std::to_string(request.bytes) + ".");
   if (origin.agrees(request.origin)) return;
-  if (!same_process(self, request.peer) && world.let_through()) return;
+  if (!same_process(self, request.peer) &&
+      world.let_through(request.origin, process_of(request.peer), origin))
+    return;
   throw Divergence("lockstep: collective-permute on " + clique_.describe() + ": " +
                    device(request.peer) + " sends " + std::to_string(bytes) + " bytes to " +
                    device(self) +

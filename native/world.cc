@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <iomanip>
 #include <sstream>
-#include <thread>
 
 #include "clique.h"
 #include "error.h"
@@ -16,8 +15,8 @@ namespace {
 constexpr std::chrono::microseconds kSpin{200};
 
 constexpr std::chrono::milliseconds kPatience{1000};
-// How long the others may take to say that programs are not to be compared.
-constexpr std::chrono::milliseconds kGrace{300};
+// Longer: without an answer two programs count as one.
+constexpr std::chrono::milliseconds kComparison{20000};
 
 RecorderOptions complete(const WorldOptions& options) {
   RecorderOptions recorder = options.recorder;
@@ -106,32 +105,32 @@ void World::set_watched(bool watched) {
 
 std::string World::next_question() {
   std::lock_guard lock(question_mutex_);
-  return reply_ < 0 ? question_ : std::string();
+  return reply_ == Answer::kNone ? question_ : std::string();
 }
 
 void World::answer(bool yes) {
   {
     std::lock_guard lock(question_mutex_);
-    reply_ = yes ? 1 : 0;
+    reply_ = yes ? Answer::kYes : Answer::kNo;
   }
   answered_.notify_all();
 }
 
-bool World::ask(const std::string& question, std::chrono::milliseconds patience) {
+World::Answer World::ask(const std::string& question, std::chrono::milliseconds patience) {
   std::unique_lock lock(question_mutex_);
   const auto end = Clock::now() + patience;
   // One question at a time; who finds another one open waits for its answer first.
   if (!watched_ || !answered_.wait_until(lock, end, [&] { return question_.empty(); }))
-    return false;
+    return Answer::kNone;
   question_ = question;
-  reply_ = -1;
+  reply_ = Answer::kNone;
   alarm_.ring();
-  answered_.wait_until(lock, end, [&] { return reply_ >= 0; });
-  const bool yes = reply_ == 1;
+  answered_.wait_until(lock, end, [&] { return reply_ != Answer::kNone; });
+  const Answer reply = reply_;
   question_.clear();
-  reply_ = -1;
+  reply_ = Answer::kNone;
   answered_.notify_all();
-  return yes;
+  return reply;
 }
 
 std::string World::diverged(const std::string& text) {
@@ -140,16 +139,23 @@ std::string World::diverged(const std::string& text) {
   return arena_->poison_text();
 }
 
-bool World::let_through() {
-  auto& unchecked = arena_->header().programs_unchecked;
-  if (unchecked.load(std::memory_order_acquire) == 0 && ask("programs", kPatience))
-    unchecked.store(1, std::memory_order_release);
-  for (const auto end = Clock::now() + kGrace; Clock::now() < end;) {
-    if (unchecked.load(std::memory_order_acquire) != 0) return true;
-    if (arena_->poisoned()) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+bool World::let_through(const Origin& mine, int peer, const Origin& theirs) {
+  const bool other_line = mine.site != 0 && theirs.site != 0 && mine.site != theirs.site;
+  if (other_line || mine.channel != theirs.channel) return false;
+  const std::pair pair{peer, theirs.execution - mine.execution};
+  {
+    std::lock_guard lock(question_mutex_);
+    if (same_programs_.contains(pair)) return true;
   }
-  return false;
+  if (arena_->poisoned()) return false;
+  const std::string question = "programs " + std::to_string(mine.execution) + " " +
+                               std::to_string(mine.channel) + " " + std::to_string(peer) + " " +
+                               std::to_string(theirs.execution) + " " +
+                               std::to_string(theirs.channel);
+  if (ask(question, kComparison) == Answer::kNo) return false;
+  std::lock_guard lock(question_mutex_);
+  same_programs_.insert(pair);
+  return true;
 }
 
 std::chrono::nanoseconds World::process_spin() const {

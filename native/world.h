@@ -8,8 +8,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "fabric/arena.h"
@@ -66,11 +68,12 @@ class World {
   // Two members of a clique are in different collectives. Poisons the job, after giving the watcher
   // (if there is one) time to poison it with a table of who called what; returns what all raise.
   std::string diverged(const std::string& text);
-  // Whether two look-alike collectives that seem to belong to different programs may be let
-  // through. Asks the watcher: only Python knows of a compilation cache, from which a program comes
-  // with another number than a compiler gives it.
-  bool let_through();
-  // The watcher's side. `next_question` says what is asked: nothing, "programs", or the text of a
+  // Whether two look-alike collectives with different numbers may meet: one program may carry two
+  // numbers, because it was compiled from other lines, or comes from a compilation cache. Asks the
+  // watcher, once for each pair of programs: only Python can compare them. Nobody's answer is yes.
+  bool let_through(const Origin& mine, int peer, const Origin& theirs);
+  // The watcher's side. `next_question` says what is asked: "" nothing, "programs" and five numbers
+  // (execution and channel here, the peer, execution and channel there), or the text of a
   // divergence.
   void set_watched(bool watched);
   std::string next_question();
@@ -110,12 +113,15 @@ class World {
   std::map<std::int64_t, std::string> refused_;  // by execution
 
   // What a rank asks the watcher; guarded by question_mutex_.
-  bool ask(const std::string& question, std::chrono::milliseconds patience);
+  enum class Answer { kNone, kYes, kNo };
+  Answer ask(const std::string& question, std::chrono::milliseconds patience);
   std::mutex question_mutex_;
   std::condition_variable answered_;
   std::string question_;
   bool watched_ = false;
-  int reply_ = -1;
+  Answer reply_ = Answer::kNone;
+  // What a peer's number of an execution is more than ours, where both number one program.
+  std::set<std::pair<int, std::int64_t>> same_programs_;
 
   const PeerMemory peers_;
   mutable std::mutex mutex_;

@@ -25,8 +25,6 @@ struct ArenaHeader {
   // 0 healthy, 1 somebody is writing the text, 2 failed.
   std::atomic<std::uint32_t> poison_state;
   char poison_text[kPoisonText];
-  // 1 once a process has said that equal programs may carry different numbers here.
-  std::atomic<std::uint32_t> programs_unchecked;
 
   // Open addressing: the directory of cliques. key 0 is free; offset 0 is being built, 1 failed.
   struct Entry {

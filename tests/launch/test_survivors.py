@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.runtime.coordination import connections
-from processes import free_port, run_processes
+from processes import free_port, python, run_processes
 from support import Result, run_lockstep, wait_until
 
 # Heartbeats that are missed abort a process of stock JAX; here they are missed while it naps.
@@ -166,6 +166,24 @@ def test_a_failed_job_leaves_the_others_alone_for_half_of_the_grace_period() -> 
     assert result.by_process == {0: ["saved"]}
     assert "process 1 of 2 failed first: ValueError: no data" in result.said_by_launcher
     assert "sys.exit(5)" in result.said_by_launcher
+
+
+def test_a_service_that_cannot_start_outside_is_left_to_process_0() -> None:
+    program = """
+import os
+from lockstep.runtime import coordination
+def fails():
+    raise RuntimeError("no")
+pipe, end = os.pipe()
+os.set_inheritable(end, True)
+print(coordination.start("127.0.0.1:1", fails))
+os.close(end)
+print(os.read(pipe, 1))  # ends: no child holds the other end
+print(coordination.start("127.0.0.1:1", fails))
+"""
+    ended = python(program)
+    assert ended.stdout == "None\nb''\nNone\n"
+    assert ended.stderr.count("JAX's coordination service did not start outside process 0") == 1
 
 
 def test_a_port_s_connections_are_counted() -> None:

@@ -132,7 +132,10 @@ def start_engine() -> None:
                 cores=cores,
                 crowded=crowded,
                 device_id_bytes=_jax_compat.device_id_bytes(),
-                check_programs=config.check_programs and _jax_compat.numbers_programs(),
+                # Nobody could say whether two numbers are those of one program.
+                check_programs=config.check_programs
+                and config.record
+                and _jax_compat.numbers_programs(),
                 strict=config.strict,
                 record=config.record,
                 recorder=_recorder_path(job.process),
@@ -154,7 +157,7 @@ def start_engine() -> None:
         # Late import: it is needed only where the engine runs.
         from lockstep.runtime import watch
 
-        watch.start(job.peers, job.process, paths)
+        watch.start(job.client, job.peers, job.process, paths)
 
 
 def _recorder_path(process: int) -> str | None:

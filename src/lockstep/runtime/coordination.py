@@ -69,23 +69,10 @@ def start(address: str, serve: Callable[[], Any]) -> Outside | None:
     if _forked:
         return None
     _forked = True
-    process_0 = os.pidfd_open(os.getpid())
-    report, told = os.pipe()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # fork and threads: see the top of this file
-            child = os.fork()
-        if child == 0:
-            _leave(address, serve, process_0, told)
-    finally:
-        os.close(told)
-        os.close(process_0)
-    with contextlib.suppress(ChildProcessError):  # the program may ignore SIGCHLD
-        os.waitpid(child, 0)
-    try:
-        outside = _heard(report)
-    finally:
-        os.close(report)
+        outside = _fork(address, serve)
+    except OSError:  # no process or descriptor left, or a kernel without pidfd_open
+        outside = None
     if outside is None:
         print(
             "lockstep: JAX's coordination service did not start outside process 0 and runs inside: "
@@ -93,6 +80,26 @@ def start(address: str, serve: Callable[[], Any]) -> Outside | None:
             file=sys.stderr,
         )
     return outside
+
+
+def _fork(address: str, serve: Callable[[], Any]) -> Outside | None:
+    process_0 = os.pidfd_open(os.getpid())
+    report, told = os.pipe()
+    try:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # fork and threads: see the top of this file
+                child = os.fork()
+            if child == 0:
+                _leave(address, serve, process_0, told)
+        finally:
+            os.close(process_0)
+            os.close(told)
+        with contextlib.suppress(ChildProcessError):  # the program may ignore SIGCHLD
+            os.waitpid(child, 0)
+        return _heard(report)
+    finally:
+        os.close(report)
 
 
 def _heard(report: int) -> Outside | None:
@@ -160,11 +167,10 @@ def _let_go(kept: set[int]) -> None:
         said = null
     for fd, target in ((0, null), (1, said), (2, said)):
         os.dup2(null if target == fd else target, fd)
-    below = 3
-    for fd in sorted(kept):
-        os.closerange(below, fd)
-        below = fd + 1
-    os.closerange(below, os.sysconf("SC_OPEN_MAX"))
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2 and fd not in kept:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(fd)
 
 
 def _folder() -> Path:

@@ -12,9 +12,10 @@ The compiled program's text has the rest: shapes, names, stack frames.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,12 @@ _METADATA = {
     "frame": re.compile(r"stack_frame_id=(\d+)"),
 }
 _TABLE_ROW = re.compile(r"(\d+) (?:\"(.*)\"|\{(.*)\})")
+# What a compiled program says of its origin, of the machine, and of values.
+_ORIGINS = re.compile(
+    r', metadata=\{(?:[^{}"]|"[^"]*")*\}'
+    r"|, (?:backend_config|frontend_attributes)=\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
+    r"|(?<=constant\()(?:[^()]|\([^()]*\))*"
+)
 _NUMBERS = 1 << 32
 EXECUTIONS = 1 << 24
 """How many executions of one program are told from those of another."""
@@ -49,11 +56,23 @@ class Collective:
     line: int
 
 
+Digests = dict[str, list[str]]
+"""Of the programs that a number may belong to: hashes of the ``whole`` text, of its
+``collectives``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     fingerprint: bytes
     module: str
     collectives: tuple[Collective, ...]
+    whole: str = ""
+    """A digest of the text, less where it comes from and the values of its constants."""
+
+    @property
+    def skeleton(self) -> str:
+        """A digest of the collectives alone, for processes whose compilers differ."""
+        return _digest([self.module, *(f"{c.op} {c.channel} {c.shape}" for c in self.collectives)])
 
     @property
     def key(self) -> int:
@@ -82,7 +101,25 @@ def parse(fingerprint: bytes, text: str) -> Program:
                     int(said.get("line", number)),
                 )
             )
-    return Program(fingerprint, module[1] if module else "?", tuple(collectives))
+    name = module[1] if module else "?"
+    return Program(fingerprint, name, tuple(collectives), _digest([name, *_instructions(text)]))
+
+
+def _instructions(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        if line.startswith(("%", "ENTRY", "  ", "}")):
+            yield _ORIGINS.sub("", line)
+
+
+def _digest(lines: Iterable[str]) -> str:
+    return hashlib.blake2b("\n".join(lines).encode(), digest_size=12).hexdigest()
+
+
+def digests(programs: Sequence[Program]) -> Digests:
+    return {
+        "whole": [program.whole for program in programs],
+        "collectives": [program.skeleton for program in programs],
+    }
 
 
 class _Frames:

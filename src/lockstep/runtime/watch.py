@@ -31,8 +31,17 @@ from typing import Any
 from lockstep import _config, _engine
 from lockstep.launch.records import ErrorRecord, process_dir
 from lockstep.record import format, match, run, text
-from lockstep.runtime import stacks
-from lockstep.runtime.sites import EXECUTIONS, Collective, Matcher, Program, Programs
+from lockstep.runtime import comparison, stacks
+from lockstep.runtime.comparison import Comparison
+from lockstep.runtime.sites import (
+    EXECUTIONS,
+    Collective,
+    Digests,
+    Matcher,
+    Program,
+    Programs,
+    digests,
+)
 from lockstep.runtime.topology import Peer
 
 _TURN_SECONDS = 1.0
@@ -70,21 +79,20 @@ class Records:
         folder = self.folder(process)
         return run.read_exit(folder) if folder else None
 
-    def read(self, own: int, own_sites: Sequence[run.Site]) -> run.Run:
-        """All that is known; how a process ended is read before its record (see `record.run`)."""
+    def read(self, own: int, own_sites: Sequence[run.Site], vary: bool) -> run.Run:
+        """All that is known: endings first, then records, then sites (see `record.run`)."""
+        folders = [self.folder(peer.process) for peer in self._peers]
+        errors = [ErrorRecord.read(folder) if folder else None for folder in folders]
+        endings = [self.ending(peer.process) for peer in self._peers]
+        records = [self.record(peer.process) for peer in self._peers]
         processes = []
-        vary = programs_may_differ()
-        for peer in self._peers:
-            folder = self.folder(peer.process)
-            vary = vary or (folder is not None and (folder / run.VARY).exists())
-            error = ErrorRecord.read(folder) if folder else None
-            ended = self.ending(peer.process)
-            sites = tuple(own_sites)
-            if peer.process != own and folder is not None:
+        for peer, folder in zip(self._peers, folders, strict=True):
+            index, sites = peer.process, tuple(own_sites)
+            if index != own and folder is not None:
                 sites = run.read_sites(folder / run.SITES)[0]
                 sites += run.read_sites(folder / run.PERHAPS)[0]
             processes.append(
-                run.Process(peer.process, self.record(peer.process), sites, error, ended)
+                run.Process(index, records[index], sites, errors[index], endings[index])
             )
         return run.Run(tuple(processes), self._attempt, vary)
 
@@ -102,6 +110,8 @@ class Sites:
         self._open: dict[int, set[tuple[str, int]]] = {}
         self._sure: list[run.Site] = []
         self._perhaps: list[run.Site] = []
+        self.digests: dict[int, Digests] = {}
+        """Of the programs that each first number may belong to."""
 
     @property
     def found(self) -> list[run.Site]:
@@ -111,12 +121,10 @@ class Sites:
         """Looks at what was recorded since the last time."""
         if not self._gather():
             return
-        if self._folder is not None and programs_may_differ():
-            with contextlib.suppress(OSError):
-                (self._folder / run.VARY).touch()
         matched = self._matcher.match(self._open, self._programs.all())
         before, self._perhaps = self._perhaps, []
         for execution, programs in matched.items():
+            self.digests[execution] = digests(programs)
             sites = [
                 _site(execution, program, c) for program in programs for c in program.collectives
             ]
@@ -175,12 +183,20 @@ def _site(execution: int, program: Program, collective: Collective) -> run.Site:
 class Watcher(threading.Thread):
     """Watches one process's side of the job until the process ends."""
 
-    def __init__(self, peers: Sequence[Peer], process: int, records: Records, sites: Sites) -> None:
+    def __init__(
+        self,
+        peers: Sequence[Peer],
+        process: int,
+        records: Records,
+        sites: Sites,
+        comparison: Comparison,
+    ) -> None:
         super().__init__(name="lockstep-watcher", daemon=True)
         self._peers = peers
         self._process = process
         self._records = records
         self._sites = sites
+        self._comparison = comparison
         self._alarm = _engine.alarm_fd()
         self._poll = select.poll()
         self._poll.register(self._alarm, select.POLLIN)
@@ -225,7 +241,7 @@ class Watcher(threading.Thread):
 
     def _turn(self) -> None:
         ready = self._poll.poll(_TURN_SECONDS * 1000)
-        self._sites.update()
+        self._refresh()
         for fd, _ in ready:
             if fd == self._alarm:
                 self._on_alarm()
@@ -234,8 +250,15 @@ class Watcher(threading.Thread):
                 os.close(fd)
                 self._on_death(self._by_pidfd.pop(fd))
 
+    def _refresh(self) -> None:
+        self._sites.update()
+        # Without the service nothing can be compared, and the job is about to end.
+        with contextlib.suppress(Exception):
+            self._comparison.publish(self._sites.digests)
+
     def _diagnose(self) -> match.Diagnosis:
-        return match.diagnose(self._records.read(self._process, self._sites.found))
+        vary = self._comparison.programs_vary()
+        return match.diagnose(self._records.read(self._process, self._sites.found, vary))
 
     # A rank rings
 
@@ -243,13 +266,28 @@ class Watcher(threading.Thread):
         with contextlib.suppress(BlockingIOError):
             os.read(self._alarm, 8)
         question = _engine.question()
-        if question == "programs":
-            _engine.answer(programs_may_differ())
+        if question.startswith("programs "):
+            _engine.answer(self._same_program(*map(int, question.split()[1:])))
         elif question:
             self._explain(question)
             _engine.answer(True)
         elif time.monotonic() >= self._next_look and not _engine.poison_text():
             self._look()
+
+    def _same_program(
+        self, execution: int, channel: int, peer: int, theirs: int, their_channel: int
+    ) -> bool:
+        """Whether look-alikes whose programs carry different numbers may meet."""
+        if not comparison.patiently(
+            lambda: self._comparison.same(execution, peer, theirs), self._refresh
+        ):
+            return False
+        self._comparison.note_that_programs_vary()
+        folder = self._records.folder(self._process)
+        if folder is not None:
+            with contextlib.suppress(OSError):
+                (folder / run.VARY).touch()
+        return True
 
     def _explain(self, text_of_engine: str) -> None:
         """Fails the job with more than the engine knows of a difference that it has found."""
@@ -365,27 +403,16 @@ def _after(record: format.ProcessRecord) -> str:
     return f" after {count} collective{'' if count == 1 else 's'}"
 
 
-def programs_may_differ() -> bool:
-    """Whether one program may carry different numbers in different processes of this job.
+def start(client: Any, peers: Sequence[Peer], process: int, paths: Sequence[str]) -> None:
+    """Starts the watcher of this process.
 
-    A program from the persistent compilation cache carries the number that it was compiled with,
-    in an earlier run perhaps, while another process may have compiled it afresh. And who sets
-    LOCKSTEP_CHECK_PROGRAMS=0 says that they do.
+    ``client`` is JAX's, of its key-value store; ``paths`` are those of the records, by process.
     """
-    import jax
-
-    if not _config.current().check_programs:
-        return True
-    return bool(jax.config.values.get("jax_compilation_cache_dir"))
-
-
-def start(peers: Sequence[Peer], process: int, paths: Sequence[str]) -> None:
-    """Starts the watcher of this process; ``paths`` are those of the records, by process."""
     from jax.extend import backend
 
     records = Records(peers, paths)
     sites = Sites(records, process, lambda: backend.get_backend("cpu").live_executables())
-    watcher = Watcher(peers, process, records, sites)
+    watcher = Watcher(peers, process, records, sites, Comparison(client, peers, process))
     watcher.start()
     _watchers.append(watcher)
     _mark_the_end(peers[process].label)

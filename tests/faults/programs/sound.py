@@ -67,7 +67,9 @@ def asynchronous() -> None:
     for step in range(ROUNDS):
         x = total(x)
         if step % (ME + 2) == 0:
-            local(jnp.ones((50 + 10 * ME, 50 + 10 * ME)))
+            # XLA's threads are few: local work behind collectives that wait may never get one.
+            x.block_until_ready()
+            local(jnp.ones((50 + 10 * ME, 50 + 10 * ME))).block_until_ready()
     check(x, 1)
 
 
@@ -91,6 +93,23 @@ def threads() -> None:
         thread.join()
     if failed:
         raise failed[0]
+
+
+def traced_from_another_line() -> None:
+    """JAX numbers a program by where it was traced, too."""
+    total = over(ALL, lambda x: lax.psum(5 * x, "all"))
+    for _ in range(ROUNDS):
+        if ME == 0:
+            result = total(rows(ALL))
+        else:
+            result = total(rows(ALL))
+        check(result, 5 * RANKS)
+
+
+def constants_of_its_own() -> None:
+    """A constant that differs between processes is unusual, and works."""
+    total = over(ALL, lambda x: lax.psum((ME + 2) * x, "all"))
+    check(total(rows(ALL)), LOCAL * sum(range(2, RANKS // LOCAL + 2)))
 
 
 def through_pmap() -> None:
@@ -146,6 +165,8 @@ def main(cache: str) -> None:
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     several_cliques()
     asynchronous()
+    traced_from_another_line()
+    constants_of_its_own()
     threads()
     through_pmap()
     caches_cleared_by_one()

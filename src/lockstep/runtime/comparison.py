@@ -1,0 +1,93 @@
+"""Whether two numbers of executions belong to one program.
+
+JAX numbers the executions of a program from a hash that covers where in the user's program it was
+traced. So one program carries two numbers when one process calls it first from another line, traces
+it again, or takes it from a compilation cache. The engine then asks, once for each pair of numbers;
+what decides is the compiled text without all that says where it comes from.
+
+Each process publishes digests of its programs, by their first number, in the key-value store of
+JAX's coordination service: that is there with and without a launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from lockstep import _config
+from lockstep.runtime.sites import EXECUTIONS, Digests
+from lockstep.runtime.topology import Peer
+
+PATIENCE_SECONDS = 5.0
+"""How long the other process may take to publish; its watcher looks every second."""
+_LOOK_SECONDS = 0.02
+_PREFIX = "lockstep/program"
+_VARY = "lockstep/programs-vary"
+
+
+class Comparison:
+    """What this process knows of the programs of all."""
+
+    def __init__(self, client: Any, peers: Sequence[Peer], process: int) -> None:
+        self._client = client
+        self._peers = peers
+        self._process = process
+        self._published: dict[int, Digests] = {}
+        self._varies = not _config.current().check_programs
+
+    def publish(self, found: dict[int, Digests]) -> None:
+        """Tells the others the programs of this process: digests by first number."""
+        for execution, digests in found.items():
+            if self._published.get(execution) != digests:
+                key = f"{_PREFIX}/{self._process}/{execution}"
+                self._client.key_value_set(key, json.dumps(digests), allow_overwrite=True)
+                self._published[execution] = digests
+
+    def same(self, execution: int, peer: int, theirs: int) -> bool | None:
+        """Whether these executions are of one program; None when it cannot be known yet."""
+        own = _near(self._published, execution)
+        other = _near(self._of(peer), theirs)
+        if own is None or other is None:
+            return None
+        # The compiler cuts loops by the number of cores: then only the collectives are compared.
+        cores = {len(self._peers[p].cpus) for p in (self._process, peer)}
+        which = "whole" if len(cores) == 1 else "collectives"
+        return bool({*own[which]} & {*other[which]})
+
+    def _of(self, peer: int) -> dict[int, Digests]:
+        there = self._client.key_value_dir_get(f"{_PREFIX}/{peer}/")
+        return {int(key.rpartition("/")[2]): json.loads(value) for key, value in there}
+
+    def note_that_programs_vary(self) -> None:
+        if not self._varies:
+            self._varies = True
+            self._client.key_value_set(_VARY, "1", allow_overwrite=True)
+
+    def programs_vary(self) -> bool:
+        """Whether some process has found two numbers for one program."""
+        if not self._varies:
+            # When the service is gone, so is process 0 or the launcher: the job ends anyway.
+            with contextlib.suppress(Exception):
+                self._varies = bool(self._client.key_value_dir_get(_VARY))
+        return self._varies
+
+
+def _near(digests: dict[int, Digests], execution: int) -> Digests | None:
+    """Those of the program that has this execution."""
+    found = (d for first, d in digests.items() if (execution - first) % (1 << 32) < EXECUTIONS)
+    return next(found, None)
+
+
+def patiently(compare: Any, refresh: Any) -> bool:
+    """The answer of `compare`, asked again until it is known; yes when it never is.
+
+    An origin that is not known agrees with every other: see `native/origin.h`.
+    """
+    end = time.monotonic() + PATIENCE_SECONDS
+    while (answer := compare()) is None and time.monotonic() < end:
+        time.sleep(_LOOK_SECONDS)
+        refresh()
+    return answer is not False
