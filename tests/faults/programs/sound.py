@@ -99,10 +99,11 @@ def traced_from_another_line() -> None:
     """JAX numbers a program by where it was traced, too."""
     total = over(ALL, lambda x: lax.psum(5 * x, "all"))
     for _ in range(ROUNDS):
-        if ME == 0:
-            result = total(rows(ALL))
-        else:
-            result = total(rows(ALL))
+        calls = (
+            lambda: total(rows(ALL)),
+            lambda: total(rows(ALL)),
+        )
+        result = calls[min(ME, 1)]()
         check(result, 5 * RANKS)
 
 
