@@ -22,6 +22,7 @@ from lockstep._errors import RecordError as RecordError
 from lockstep.runtime.prepare import prepare as _prepare
 
 if TYPE_CHECKING:
+    from lockstep import linalg as linalg
     from lockstep.runtime.initialize import initialize as initialize
     from lockstep.runtime.initialize import process_mesh as process_mesh
     from lockstep.runtime.waits import assert_same as assert_same
@@ -38,16 +39,18 @@ _WHEN_USED = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHEN_USED:
+    if name not in _WHEN_USED and name != "linalg":
         raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
     import importlib
 
+    if name == "linalg":
+        return importlib.import_module("lockstep.linalg")
     globals()[name] = getattr(importlib.import_module(_WHEN_USED[name]), name)
     return globals()[name]
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_WHEN_USED])
+    return sorted([*globals(), *_WHEN_USED, "linalg"])
 
 
 _prepare()

@@ -43,7 +43,7 @@ SIGKILL = "killed by SIGKILL (signal 9)"
 CIRCLE = r"a circle of waits|these must be the same"
 
 DEATHS = [
-    row("kill", KILLED.format(0), "after 3 collectives", culprit=0, status=-9, first=SIGKILL),
+    row("kill", KILLED.format(0), culprit=0, status=-9, first=SIGKILL, slow=True),
     row("kill", KILLED.format(1), "after 3 collectives", n=3, d=2, status=-9, first=SIGKILL),
     row("kill", KILLED.format(2), n=4, culprit=2, status=-9, first=SIGKILL, slow=True),
     row(
@@ -89,6 +89,7 @@ DIVERGENCES = [
         rf"process 0 \(.*\) called all-reduce \(sum\) of 1000 x f32, {TOTAL} in total",
         rf"process 1 \(.*\) called all-reduce \(max\) of 1000 x f32, {LARGEST} in largest",
         diverges=True,
+        slow=True,
     ),
     row(
         "operation",
@@ -97,7 +98,7 @@ DIVERGENCES = [
         slow=True,
     ),
     row("permutation", rf"process 1 \(.*collective-permute.*{BACK}", RING, n=3, diverges=True),
-    row("axis", line("along_x"), line("along_y"), d=2, diverges=True),
+    row("axis", line("along_x"), line("along_y"), d=2, diverges=True, slow=True),
     row("axis", line("along_y"), n=4, diverges=True, slow=True),
     row(
         "swapped",
@@ -123,7 +124,7 @@ DIVERGENCES = [
     ),
     row("crossing cliques", CIRCLE, line("along_x"), line("along_y"), d=2, diverges=True),
     row("crossing cliques", CIRCLE, line("along_x"), n=4, diverges=True, slow=True),
-    row("one-sided program", OTHER, "only process 1 has the program other_total", diverges=True),
+    row("one-sided program", OTHER, diverges=True),
 ]
 
 

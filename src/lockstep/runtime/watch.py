@@ -53,7 +53,7 @@ _ENDING_PATIENCE = 0.3
 """Seconds the launcher may take to write down how a process ended."""
 _STOP_PATIENCE = 10.0
 """Seconds that the end of the program waits for the watcher, which may be asking for stacks."""
-_LINES_PATIENCE = 0.3
+_LINES_PATIENCE = 0.5
 """Seconds the others may take to write down the lines of a call that they have just met."""
 
 
