@@ -35,7 +35,7 @@ def exported() -> list[str]:
     return [
         alias.asname
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
+        if isinstance(node, ast.ImportFrom) and node.module != "lockstep"  # a package is no name
         for alias in node.names
         if alias.asname is not None and not alias.asname.startswith("_")
     ]

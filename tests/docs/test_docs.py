@@ -19,7 +19,8 @@ def test_every_public_name_has_an_entry_in_the_reference() -> None:
     private_or_module = {"__version__"} | {
         name for name in vars(lockstep) if name.startswith("_") or _is_module(name)
     }
-    public = set(dir(lockstep)) - private_or_module - {"annotations", "TYPE_CHECKING", "Any"}
+    no_names = {"annotations", "TYPE_CHECKING", "Any", "linalg"}  # the last has pages of its own
+    public = set(dir(lockstep)) - private_or_module - no_names
     assert documented == public
 
 
