@@ -41,7 +41,9 @@ def test_solve_inverse_and_determinant(shape: tuple[int, ...], spec: P, b_spec: 
     assert inverse.sharding.is_equivalent_to(sharded.sharding, 2)
 
 
-@pytest.mark.parametrize(("dtype", "lower"), zip(DTYPES, [True, False, False, True], strict=True))
+@pytest.mark.parametrize(
+    ("dtype", "lower"), [*zip(DTYPES, [True, False, False, True], strict=True)]
+)
 def test_factor_of_one_triangle(dtype: Any, lower: bool) -> None:
     """Only the triangle that is named is read: the other one holds rubbish."""
     n = 45
