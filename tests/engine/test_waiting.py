@@ -62,13 +62,13 @@ def test_different_collectives_raise_on_all_with_both_descriptions(
     case: str, ours: str, theirs: str
 ) -> None:
     for text in errors(case, n=2, d=2, timeout="30").values():
-        assert "the processes are in different collectives" in text
+        assert "these must be the same" in text, text
         assert re.search(rf"process 0 \(pid \d+ on \S+\) called {re.escape(ours)}", text), text
         assert re.search(rf"process 1 \(pid \d+ on \S+\) called {re.escape(theirs)}", text), text
-        assert "look for a loop of another length" in text
 
 
 def test_a_permute_of_different_lengths_raises_on_all() -> None:
     for text in errors("permuted length", n=2, d=1, timeout="30").values():
         assert "collective-permute" in text, text
-        assert re.search(r"sends (32|36) bytes.*expects (32|36)\b", text), text
+        assert re.search(r"of 32 B to rank 1.* of 36 B to rank 0", text), text
+        assert "what one sends is not what the other expects" in text, text
