@@ -123,7 +123,9 @@ def test_a_deep_recursion_is_cut_and_our_own_frames_are_left_out() -> None:
         f"Thread 0x1 (most recent call first):\n{deep}\n{ours}\n\nThread 0x2:\n"
     )
     assert text.count("in f") == stacks.MOST_FRAMES - 1
-    assert "  ... more frames\n\nThread 2:" in text
+    watcher = f'Thread 0x3:\n  File "{Path(stacks.__file__).parent}/watch.py", line 9 in run'
+    assert "0x3" not in stacks.shortened(f"{watcher}\n\nThread 0x4:\n  File")
+    assert "  ... more frames\n\nThread 0x2:" in text
     assert "program.py" not in text
 
 

@@ -32,6 +32,7 @@ _POLL_SECONDS = 0.01
 _QUIET_POLLS = 5
 """The answer is whole when this many looks in turn found nothing new."""
 _OURS = (f'File "{Path(__file__).parent.parent / "launch"}', 'File "<frozen runpy>"')
+_WATCHER = f'File "{Path(__file__).with_name("watch.py")}"'
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STATES = {
     "R": "it runs",
@@ -86,21 +87,17 @@ def _answer(path: Path, before: int, deadline: float) -> str:
 
 
 def shortened(text: str) -> str:
-    """faulthandler's text without the frames that lead to the program, and with short threads."""
-    kept: list[str] = []
-    frames = 0
-    for line in text.splitlines():
-        if not line.startswith("  "):
-            frames = 0
-        elif line.strip().startswith(_OURS):
-            continue
-        else:
-            frames += 1
-        if frames < MOST_FRAMES:
-            kept.append(line)
-        elif frames == MOST_FRAMES:
-            kept.append("  ... more frames")
-    return "\n".join(kept).strip("\n")
+    """faulthandler's text without what is ours (frames that lead to the program, our own thread),
+    and with short threads."""
+    threads = (block for block in text.strip("\n").split("\n\n") if _WATCHER not in block)
+    return "\n\n".join(map(_shortened_thread, threads))
+
+
+def _shortened_thread(block: str) -> str:
+    title, *frames = (line for line in block.splitlines() if not line.strip().startswith(_OURS))
+    if len(frames) >= MOST_FRAMES:
+        frames[MOST_FRAMES - 1 :] = ["  ... more frames"]
+    return "\n".join([title, *frames])
 
 
 def describe(pid: int, waited: float | None = None) -> str:
