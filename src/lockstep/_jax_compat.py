@@ -176,14 +176,16 @@ class _Instead:
         return getattr(self._module, name)
 
 
-def survive_dead_peers(serve: Callable[[str, Callable[[], Any]], Any | None]) -> None:
+def survive_dead_peers(
+    serve: Callable[[str, Callable[[], Any]], Any | None], before_another_job: Callable[[], None]
+) -> None:
     """Keeps JAX's coordination service from ending a process because another has died.
 
     Every process becomes "recoverable", unless the user has said otherwise: the service then tells
     nobody of a dead peer, and the shutdown at exit waits for nobody. ``serve`` is given the
     service's address and the function that starts it, and returns what stands for it in process 0,
     or None: then it starts in process 0. There process 0 must not be the first to go, so nobody is
-    recoverable.
+    recoverable. ``before_another_job`` runs when this process joins a job for the second time.
     """
     import jax
 
@@ -196,6 +198,8 @@ def survive_dead_peers(serve: Callable[[str, Callable[[], Any]], Any | None]) ->
     make = module.get_distributed_runtime_service
 
     def service(address: str, num_nodes: int, **options: Any) -> Any:
+        if joined:
+            before_another_job()
         if num_nodes > 1 and jax.config.values["jax_enable_recoverability"]:
             outside = serve(address, lambda: make(address, num_nodes, **options))
             if outside is not None:
@@ -204,7 +208,17 @@ def survive_dead_peers(serve: Callable[[str, Callable[[], Any]], Any | None]) ->
             options["recoverable"] = False
         return make(address, num_nodes, **options)
 
-    distributed._jax = _Instead(module, get_distributed_runtime_service=service)
+    def client(*args: Any, **options: Any) -> Any:
+        nonlocal joined
+        if joined:
+            before_another_job()
+        joined = True
+        return connect(*args, **options)
+
+    joined, connect = False, module.get_distributed_runtime_client
+    distributed._jax = _Instead(
+        module, get_distributed_runtime_service=service, get_distributed_runtime_client=client
+    )
 
 
 def distributed_client() -> Any:
@@ -219,6 +233,28 @@ def distributed_place() -> tuple[int, int]:
     from jax._src import distributed
 
     return distributed.global_state.process_id, distributed.global_state.num_processes
+
+
+def live_executables() -> list[Any]:
+    """The compiled programs of the CPU backend; none where there is no backend.
+
+    The public way to the backend makes one where there is none, without the processes of a job that
+    has yet to begin.
+    """
+    cpu = _cpu_backend()
+    return cpu.live_executables() if cpu is not None else []
+
+
+def live_arrays() -> list[Any]:
+    """The arrays on CPU devices; none where there is no backend."""
+    cpu = _cpu_backend()
+    return cpu.live_arrays() if cpu is not None else []
+
+
+def _cpu_backend() -> Any:
+    from jax._src import xla_bridge
+
+    return xla_bridge._backends.get("cpu")
 
 
 def device_id_bytes() -> int:

@@ -61,6 +61,14 @@ def _current_job() -> _Job:
     return _job
 
 
+def leave_job() -> None:
+    """Lets go of the job, and so of the connection to its coordination service."""
+    global _job
+    _job = None
+    if (watch := sys.modules.get("lockstep.runtime.watch")) is not None:
+        watch.stop()
+
+
 def labels(count: int) -> list[str]:
     """How to name each process: with pid and host where those are known."""
     if _job is not None:

@@ -32,17 +32,22 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lockstep import _config
+from lockstep._errors import InitializationError
 from lockstep.launch import records
 
 READY_SECONDS = 20.0
 """How long the child may take until it serves; a few milliseconds are usual."""
 LOOK_SECONDS = 0.2
 """How often a service that has lost process 0 looks whether anybody is still connected."""
+LEAVE_SECONDS = 30.0
+"""How long all processes of a job may take to leave it, when they are to join another."""
 ALONE_LOOKS = 5
 """In how many looks in turn nobody may be connected until it ends: a client may be between two
 connections."""
 
 _READY = b"ready"
+_LEFT = "left_"
+"""Exists, with the process's number, where that process is about to join another job."""
 _ESTABLISHED = "01"
 
 _forked = False
@@ -80,6 +85,43 @@ def start(address: str, serve: Callable[[], Any]) -> Outside | None:
             file=sys.stderr,
         )
     return outside
+
+
+def replace() -> None:
+    """Ends the service of an earlier job, before this process joins another one.
+
+    Process 0 ends it once all processes have come so far, and they wait for that: who went on
+    earlier would still find the old service. Connections do not tell: backends of the earlier job
+    may keep theirs. Raises `InitializationError` when a process does not come.
+    """
+    config = _config.current()
+    if not config.run_dir or config.num_processes is None:
+        return  # nobody has written down which process it is
+    folder = _folder()
+    try:
+        pid = int((folder / records.COORDINATION_PID).read_text())
+        service = os.pidfd_open(pid)
+    except (OSError, ValueError):
+        return
+    try:
+        (folder / f"{_LEFT}{config.process_id}").touch()
+        end = time.monotonic() + LEAVE_SECONDS
+        while not select.select([service], [], [], LOOK_SECONDS)[0]:
+            stay = _who_stays(folder, config.num_processes)
+            if not stay and config.process_id == 0:
+                os.kill(pid, signal.SIGKILL)
+            if stay and time.monotonic() > end:
+                raise InitializationError(
+                    f"after {LEAVE_SECONDS:g} s process {', '.join(map(str, stay))} has not left "
+                    "the earlier job: to join another one, every process must call "
+                    "jax.distributed.shutdown() and then initialize()."
+                )
+    finally:
+        os.close(service)
+
+
+def _who_stays(folder: Path, count: int) -> list[int]:
+    return [i for i in range(count) if not (folder / f"{_LEFT}{i}").exists()]
 
 
 def _fork(address: str, serve: Callable[[], Any]) -> Outside | None:

@@ -95,7 +95,12 @@ def _hook_jax() -> None:
     from lockstep.runtime.place import find_place
 
     _jax_compat.register_cluster(find_place)
-    _jax_compat.survive_dead_peers(coordination.start)
+
+    def before_another_job() -> None:
+        connect.leave_job()
+        coordination.replace()
+
+    _jax_compat.survive_dead_peers(coordination.start, before_another_job)
     choice = _config.current().collectives
     if choice != "gloo":
         if not lowering.register():

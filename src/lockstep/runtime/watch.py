@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep import _config, _engine
+from lockstep import _config, _engine, _jax_compat
 from lockstep.launch.records import ErrorRecord, process_dir
 from lockstep.record import format, match, run, text
 from lockstep.runtime import comparison, stacks
@@ -408,14 +408,18 @@ def start(client: Any, peers: Sequence[Peer], process: int, paths: Sequence[str]
 
     ``client`` is JAX's, of its key-value store; ``paths`` are those of the records, by process.
     """
-    from jax.extend import backend
-
     records = Records(peers, paths)
-    sites = Sites(records, process, lambda: backend.get_backend("cpu").live_executables())
+    sites = Sites(records, process, _jax_compat.live_executables)
     watcher = Watcher(peers, process, records, sites, Comparison(client, peers, process))
     watcher.start()
     _watchers.append(watcher)
     _mark_the_end(peers[process].label)
+
+
+def stop() -> None:
+    """Ends the watchers of this process."""
+    while _watchers:
+        _watchers.pop().stop()
 
 
 _watchers: list[Watcher] = []
@@ -448,8 +452,7 @@ def _mark_the_end(label: str) -> None:
         if not has_failed:
             _finish_what_runs()
             _engine.leave(_engine.Leaving.ENDED)
-        for watcher in _watchers:
-            watcher.stop()
+        stop()
 
     sys.excepthook = failed
     # Behind jax's own handlers in registration, so before them in execution: they wait for the
@@ -466,8 +469,6 @@ def _mark_the_end(label: str) -> None:
 
 def _finish_what_runs() -> None:
     """Waits for what the program has dispatched: its collectives are still to come."""
-    import jax
-
-    for array in jax.live_arrays("cpu"):
+    for array in _jax_compat.live_arrays():
         with contextlib.suppress(Exception):
             array.block_until_ready()
