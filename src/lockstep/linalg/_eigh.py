@@ -43,7 +43,8 @@ def eigh(
       lower: which triangle of ``a`` is read.
       eigvals_only: leave the eigenvectors out.
       subset_by_index: (first, last), both included and counted from 0, as in SciPy: only these.
-      mesh, in_specs: where ``a`` is, when it does not say so itself (inside `jax.jit`).
+      mesh: where ``a`` is, when it does not say so itself (inside `jax.jit`).
+      in_specs: likewise, how its dimensions lie over the mesh.
       method: "distributed"; or "replicated": every device takes the whole matrix to LAPACK, which
         is what small matrices get when this is left out.
 

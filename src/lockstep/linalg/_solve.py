@@ -35,7 +35,8 @@ def cholesky(
       a: (n, n); float32, float64, complex64 or complex128; any sharding over any mesh.
       lower: the lower triangle of ``a`` is read, and ``l`` with ``a = l l^H`` is returned;
         otherwise the upper triangle, and ``u`` with ``a = u^H u``. As in SciPy.
-      mesh, in_specs: where ``a`` is, when it does not say so itself (inside `jax.jit`).
+      mesh: where ``a`` is, when it does not say so itself (inside `jax.jit`).
+      in_specs: likewise, how its dimensions lie over the mesh.
       tile: rows of a tile; chosen by a cost model when left out.
       return_status: also return the status: 0, or the order of the first leading minor that is not
         positive definite, as LAPACK's ``info``. Replicated int32.
@@ -83,7 +84,9 @@ def cho_solve(
     Args:
       c_and_lower: what `cho_factor` returns: the factor, and whether it is the lower one.
       b: (n,) or (n, k), any sharding over the same mesh.
-      mesh, in_specs, tile: as for `potrs`; ``in_specs`` are those of the factor and of ``b``.
+      mesh: as for `potrs`.
+      in_specs: as for `potrs`, of the factor and of ``b``.
+      tile: rows of a tile; chosen by a cost model when left out.
 
     Returns:
       x, of the shape and the sharding of ``b``.
@@ -149,8 +152,8 @@ def potrs(
       a: (n, n); float32, float64, complex64 or complex128; any sharding over any mesh.
       b: (n,) or (n, k) of the same dtype; any sharding over the same mesh.
       T_A: rows of a tile at most; chosen by a cost model when left out.
-      mesh, in_specs: where ``a`` (and ``b``) are, when they do not say so themselves (inside
-        `jax.jit`): a mesh, and one PartitionSpec for ``a`` or one for each.
+      mesh: where ``a`` and ``b`` are, when they do not say so themselves (inside `jax.jit`).
+      in_specs: likewise, one PartitionSpec for ``a`` or one for each.
       return_status: also return 0, or the order of the first leading minor of ``a`` that is not
         positive definite, as LAPACK's ``info``. Replicated int32. Costs one all-to-all of ``a``.
       lower: read only the lower (True) or upper (False) triangle. Left out, both are read and must
