@@ -157,7 +157,7 @@ def test_alone_there_is_nobody_to_wait_for() -> None:
 
 
 ONLY_ON = """
-total(jnp.ones(jax.local_device_count()))
+total(jnp.ones(jax.local_device_count())).block_until_ready()
 def try_it(what):
     try:
         what()
