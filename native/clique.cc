@@ -38,10 +38,17 @@ constexpr const char* kMismatchHint =
     ". All processes must run the same program on the same shapes: look for a loop of another "
     "length, a padded batch, or `if jax.process_index() == 0`.";
 
-// What tells two calls apart that look alike.
+constexpr const char* kOtherLine =
+    " They look alike, but different lines of the program make them, which --strict compares.";
 constexpr const char* kOtherProgram =
     " They look alike but belong to different programs, or to different executions of one: the "
     "processes run them in different orders. LOCKSTEP_CHECK_PROGRAMS=0 lets such calls meet.";
+
+// What tells two calls apart that look alike; nothing for others.
+std::string look_alikes(const Signature& one, const Signature& other) {
+  if (!one.same_call(other)) return "";
+  return one.origin.other_line(other.origin) ? kOtherLine : kOtherProgram;
+}
 
 std::size_t lane_capacity(std::size_t processes) {
   const std::size_t share = kLaneBudget / (2 * Lane::kDepth * processes);
@@ -101,8 +108,7 @@ void Team::check_same(std::span<const Call* const> calls, std::uint32_t sequence
       throw Divergence("lockstep: the devices of " + world_.label(world_.process()) +
                        " are in different collectives: device " + std::to_string(devices_[0]) +
                        " called " + describe(first) + "; device " + std::to_string(devices_[i]) +
-                       " called " + describe(other) + kMismatchHint +
-                       (other.same_call(first) ? kOtherProgram : ""));
+                       " called " + describe(other) + kMismatchHint + look_alikes(first, other));
   }
 }
 
@@ -256,12 +262,12 @@ void Exchange::check(const Signature& theirs, int peer) {
   if (theirs.agrees(signature_)) return;
   World& world = clique_.world();
   const int process = clique_.groups()[static_cast<std::size_t>(peer)].process;
-  const bool look_alike = theirs.same_call(signature_);
-  if (look_alike && world.let_through(signature_.origin, process, theirs.origin)) return;
+  if (theirs.same_call(signature_) && world.let_through(signature_.origin, process, theirs.origin))
+    return;
   throw Divergence("lockstep: the processes are in different collectives on " + clique_.describe() +
                    ": " + world.label(world.process()) + " called " +
                    lockstep::describe(signature_) + "; " + world.label(process) + " called " +
-                   lockstep::describe(theirs) + kMismatchHint + (look_alike ? kOtherProgram : ""));
+                   lockstep::describe(theirs) + kMismatchHint + look_alikes(signature_, theirs));
 }
 
 bool Exchange::single_copy(std::size_t bytes) {

@@ -23,7 +23,10 @@ struct Origin {
   bool agrees(const Origin& other) const {
     const bool same_place =
         !known() || !other.known() || (execution == other.execution && channel == other.channel);
-    return same_place && (site == 0 || other.site == 0 || site == other.site);
+    return same_place && !other_line(other);
+  }
+  bool other_line(const Origin& other) const {
+    return site != 0 && other.site != 0 && site != other.site;
   }
 };
 

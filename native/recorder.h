@@ -5,8 +5,8 @@
 // and no system call on the way of a collective. Readers (other processes, `lockstep report`) copy
 // an entry and drop it when its number is not the expected one, before or after.
 //
-// The layout below is version 1 of the file's format, little endian, described in docs/report.md;
-// src/lockstep/record/format.py reads it.
+// The layout is version 1 of the file's format, little endian; src/lockstep/record/format.py
+// describes and reads it.
 #pragma once
 
 #include <atomic>

@@ -140,8 +140,7 @@ std::string World::diverged(const std::string& text) {
 }
 
 bool World::let_through(const Origin& mine, int peer, const Origin& theirs) {
-  const bool other_line = mine.site != 0 && theirs.site != 0 && mine.site != theirs.site;
-  if (other_line || mine.channel != theirs.channel) return false;
+  if (mine.other_line(theirs) || mine.channel != theirs.channel) return false;
   const std::pair pair{peer, theirs.execution - mine.execution};
   {
     std::lock_guard lock(question_mutex_);

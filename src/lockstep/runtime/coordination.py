@@ -110,11 +110,13 @@ def replace() -> None:
             stay = _who_stays(folder, config.num_processes)
             if not stay and config.process_id == 0:
                 os.kill(pid, signal.SIGKILL)
-            if stay and time.monotonic() > end:
+            if time.monotonic() > end:
+                # Without anybody who stays, process 0 has come so far and died.
+                who = f"process {', '.join(map(str, stay))}" if stay else "process 0"
                 raise InitializationError(
-                    f"after {LEAVE_SECONDS:g} s process {', '.join(map(str, stay))} has not left "
-                    "the earlier job: to join another one, every process must call "
-                    "jax.distributed.shutdown() and then initialize()."
+                    f"after {LEAVE_SECONDS:g} s {who} has not left the earlier job: to join "
+                    "another one, every process must call jax.distributed.shutdown() and then "
+                    "initialize()."
                 )
     finally:
         os.close(service)

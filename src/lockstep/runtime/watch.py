@@ -205,9 +205,13 @@ class Watcher(threading.Thread):
             if peer.process != process:
                 self._watch_peer(peer)
         self._over = False
+        self._look_at_once()
+        self._reported: set[int] = set()
+
+    def _look_at_once(self) -> None:
+        """The next ring is answered, however often the last ones were in vain."""
         self._next_look = 0.0
         self._pause = _FIRST_PAUSE
-        self._reported: set[int] = set()
 
     def _watch_peer(self, peer: Peer) -> None:
         try:
@@ -316,8 +320,11 @@ class Watcher(threading.Thread):
             _engine.poison(_short(found))
             return
         self._warn_of_stall(found)
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        self._next_look = time.monotonic() + self._pause
+        now = time.monotonic()
+        # Pauses grow within one wait: a ring long after the last look is that of another.
+        waits_on = now < self._next_look + 2 * _LONGEST_PAUSE
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE) if waits_on else _FIRST_PAUSE
+        self._next_look = now + self._pause
 
     def _warn_of_stall(self, found: match.Diagnosis) -> None:
         """Says once for each wait that takes long what the missing processes do."""
@@ -360,6 +367,7 @@ class Watcher(threading.Thread):
     # A process ends
 
     def _on_death(self, peer: Peer) -> None:
+        self._look_at_once()
         record = self._records.record(peer.process)
         ending = self._ending_of(peer)
         clean = record.state == _engine.Leaving.ENDED and (ending is None or ending.exit_code == 0)
