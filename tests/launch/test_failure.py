@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 
+from lockstep._records import ErrorRecord
 from lockstep.launch.failure import Ending, first_failure, headline
-from lockstep.launch.records import ErrorRecord
 
 
 def record(time: float, summary: str = "ValueError: x", code: int = 1) -> ErrorRecord:

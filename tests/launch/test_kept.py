@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch import kept, records
+from lockstep import _records
+from lockstep.launch import kept
 from support import run_lockstep, start_lockstep, wait_until
 
 # A recorder file that nobody can read is one too: here it only has to be kept.
@@ -26,9 +27,9 @@ FAILS = PROGRAM.format(end="if me == 1: raise ValueError('no data')")
 def make_run(folder: Path, content: bytes = b"x") -> Path:
     run = folder / "run"
     for process in range(2):
-        target = records.process_dir(run, 0, process)
+        target = _records.process_dir(run, 0, process)
         target.mkdir(parents=True)
-        (target / records.RECORDER).write_bytes(content)
+        (target / _records.RECORDER).write_bytes(content)
     return run
 
 
@@ -57,14 +58,14 @@ def test_a_failed_run_keeps_its_records_and_says_what_to_type() -> None:
 
 def test_records_lie_beside_the_logs_and_old_ones_go(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
-    old = records.process_dir(logs, 3, 7)
+    old = _records.process_dir(logs, 3, 7)
     old.mkdir(parents=True)
-    (old / records.RECORDER).write_bytes(b"of an earlier run")
+    (old / _records.RECORDER).write_bytes(b"of an earlier run")
     result = run_lockstep(["--log-dir", str(logs)], FAILS, expect_status=1)
     assert f"to look closer: lockstep report {logs}" in result.said_by_launcher
     assert (logs / "attempt_0/process_1/recorder.bin").exists()
     assert (logs / "attempt_0/process_1/stderr.log").exists()
-    assert not (old / records.RECORDER).exists()
+    assert not (old / _records.RECORDER).exists()
 
 
 def test_a_run_that_is_stopped_keeps_its_records_too() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.launch.records import ErrorRecord
+from lockstep._records import ErrorRecord
 from lockstep.record import format
 from lockstep.record.calls import Call, rounds
 from lockstep.record.causes import Pattern

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lockstep import RecordError
-from lockstep.launch.records import ErrorRecord
+from lockstep._records import ErrorRecord
 from lockstep.record.match import Kind, diagnose
 from lockstep.record.run import Exit, read_run
 from record.files import write_run

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.launch.records import ErrorRecord
+from lockstep._records import ErrorRecord
 from lockstep.record.format import Op
 from lockstep.record.match import Diagnosis, diagnose
 from lockstep.record.run import Exit, Site

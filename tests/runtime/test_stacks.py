@@ -132,12 +132,12 @@ def test_a_deep_recursion_is_cut_and_our_own_frames_are_left_out() -> None:
 def test_the_processes_of_a_run_can_be_asked() -> None:
     program = """
 import os, pathlib
-from lockstep.launch import records
+from lockstep import _records
 from lockstep.runtime import stacks
 me = int(os.environ["LOCKSTEP_PROCESS_ID"])
 run = pathlib.Path(os.environ["LOCKSTEP_RUN_DIR"])
 def the_line_that_waits():
-    print(stacks.ask(os.getpid(), records.process_dir(run, 0, me) / stacks.FILE, 10))
+    print(stacks.ask(os.getpid(), _records.process_dir(run, 0, me) / stacks.FILE, 10))
 the_line_that_waits()
 """
     result = run_lockstep([], program, timeout=60)

@@ -26,8 +26,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from lockstep import _records
 from lockstep._config import Config, current
-from lockstep.launch import program, records
+from lockstep.launch import program
 from lockstep.runtime import stacks
 
 EXIT_SECONDS = 2.0
@@ -71,7 +72,7 @@ def main() -> None:
 
 
 def _stopping(config: Config) -> bool:
-    return bool(config.run_dir) and Path(config.run_dir or "", records.STOPPING).exists()
+    return bool(config.run_dir) and Path(config.run_dir or "", _records.STOPPING).exists()
 
 
 def _ready_for_signals(config: Config) -> None:
@@ -114,15 +115,15 @@ def _record(config: Config, code: int, error: BaseException) -> None:
     if config.run_dir is None or config.process_id is None:
         return
     with contextlib.suppress(Exception):
-        record = records.ErrorRecord(
+        record = _records.ErrorRecord(
             happened, code, _summary(error), "".join(traceback.format_exception(error))
         )
         record.write(_folder(config))
-        records.ring(Path(config.run_dir))
+        _records.ring(Path(config.run_dir))
 
 
 def _folder(config: Config) -> Path:
-    return records.process_dir(Path(config.run_dir or ""), config.attempt, config.process_id or 0)
+    return _records.process_dir(Path(config.run_dir or ""), config.attempt, config.process_id or 0)
 
 
 def _print(error: BaseException) -> None:
@@ -138,7 +139,7 @@ def _interrupted(config: Config, error: KeyboardInterrupt) -> NoReturn:
     error.__traceback__ = program.own_traceback(error.__traceback__)
     if _stopping(config):
         with contextlib.suppress(Exception):
-            (_folder(config) / records.INTERRUPTED).touch()
+            (_folder(config) / _records.INTERRUPTED).touch()
             print(f"stopped{program.place_in_program(error.__traceback__)}", file=sys.stderr)
     else:
         _record(config, 128 + signal.SIGINT, error)

@@ -11,7 +11,7 @@ import signal
 import textwrap
 from collections.abc import Sequence
 
-from lockstep.launch.records import ErrorRecord
+from lockstep._records import ErrorRecord
 
 MOST_CONSEQUENCES = 8
 MOST_LETTERS = 200

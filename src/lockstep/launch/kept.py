@@ -15,7 +15,7 @@ import stat
 import time
 from pathlib import Path
 
-from lockstep.launch import records
+from lockstep import _records
 
 RUNS = 5
 """How many failed runs are kept."""
@@ -27,7 +27,7 @@ def diagnosis(run_dir: Path, attempt: int) -> str | None:
 
     Never raises: this is the last thing that a failed run does, and must not hide how it failed.
     """
-    if not any(run_dir.glob(f"attempt_{attempt}/process_*/{records.RECORDER}")):
+    if not any(run_dir.glob(f"attempt_{attempt}/process_*/{_records.RECORDER}")):
         return None
     try:
         from lockstep.record import match, run, text
@@ -43,7 +43,7 @@ def diagnosis(run_dir: Path, attempt: int) -> str | None:
 
 def forget(log_dir: Path) -> None:
     """Removes what an earlier run has left in ``log_dir``: it would be taken for this run's."""
-    for name in records.OF_PROCESS:
+    for name in _records.OF_PROCESS:
         for path in log_dir.glob(f"attempt_*/process_*/{name}"):
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -51,11 +51,11 @@ def forget(log_dir: Path) -> None:
 
 def keep(run_dir: Path, log_dir: Path | None) -> Path | None:
     """Moves the records of all attempts to where they stay; None when nothing is kept."""
-    if not any(run_dir.glob(f"attempt_*/process_*/{records.RECORDER}")):
+    if not any(run_dir.glob(f"attempt_*/process_*/{_records.RECORDER}")):
         return None
     try:
         target = log_dir or _private()
-        for name in records.OF_PROCESS:
+        for name in _records.OF_PROCESS:
             for path in run_dir.glob(f"attempt_*/process_*/{name}"):
                 folder = target / path.parent.relative_to(run_dir)
                 folder.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,8 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
-from lockstep.launch import process_tree, records
+from lockstep import _records
+from lockstep.launch import process_tree
 from lockstep.launch.console import Console, Stream, open_log
 from lockstep.launch.failure import Ending
 from lockstep.launch.job import Job, command
@@ -42,9 +43,9 @@ class Process:
         self.was_killed = False
         self.out_of_memory = False
         attempt = job.config.attempt
-        self._folder = records.process_dir(job.run_dir, attempt, process_id)
+        self._folder = _records.process_dir(job.run_dir, attempt, process_id)
         self._folder.mkdir(parents=True)
-        self._logs = records.process_dir(job.log_dir, attempt, process_id) if job.log_dir else None
+        self._logs = _records.process_dir(job.log_dir, attempt, process_id) if job.log_dir else None
         logs = [open_log(self._logs, name) for name in ("stdout.log", "stderr.log")]
         out, out_end = os.pipe()
         err, err_end = os.pipe()
@@ -87,7 +88,7 @@ class Process:
             reason = OUT_OF_MEMORY
         killed = exit_code < 0
         with contextlib.suppress(OSError):  # a full disk must not stop the launcher
-            records.ExitRecord(
+            _records.ExitRecord(
                 process=self.process_id,
                 pid=self.pid,
                 exit_code=None if killed else exit_code,
@@ -125,10 +126,10 @@ class Process:
     @property
     def _was_stopped(self) -> bool:
         """Whether the launcher's signal has reached it."""
-        return self.was_killed or (self._folder / records.INTERRUPTED).exists()
+        return self.was_killed or (self._folder / _records.INTERRUPTED).exists()
 
-    def _record(self) -> records.ErrorRecord | None:
-        return records.ErrorRecord.read(self._folder)
+    def _record(self) -> _records.ErrorRecord | None:
+        return _records.ErrorRecord.read(self._folder)
 
 
 def _prepare(cores: frozenset[int] | None) -> None:

@@ -29,8 +29,9 @@ import signal
 import subprocess
 import time
 
+from lockstep import _records
 from lockstep.launch import console as consoles
-from lockstep.launch import kept, process_tree, records
+from lockstep.launch import kept, process_tree
 from lockstep.launch.console import Console, Stream
 from lockstep.launch.failure import (
     Ending,
@@ -112,7 +113,7 @@ class Supervisor:
         self._selector.close()
         for fd in self._own_fds:
             os.close(fd)
-        for name in (records.DOORBELL, records.STOPPING):
+        for name in (_records.DOORBELL, _records.STOPPING):
             (self._job.run_dir / name).unlink(missing_ok=True)
 
     # Listening
@@ -130,7 +131,7 @@ class Supervisor:
             signal.signal(number, lambda number, frame: None)
         self._watch(wake, lambda: [self._on_signal(n) for n in os.read(wake, 512)])
         self._watch(self._lifeline, self._on_lifeline)
-        path = self._job.run_dir / records.DOORBELL
+        path = self._job.run_dir / _records.DOORBELL
         os.mkfifo(path, 0o600)
         bell = os.open(path, os.O_RDWR | os.O_NONBLOCK)
         self._watch(bell, lambda: self._on_doorbell(bell))
@@ -270,7 +271,7 @@ class Supervisor:
 
     def _tell(self, number: int) -> None:
         with contextlib.suppress(OSError):
-            (self._job.run_dir / records.STOPPING).touch()
+            (self._job.run_dir / _records.STOPPING).touch()
         for process in self._processes:
             process.send(number)
 
@@ -291,8 +292,8 @@ class Supervisor:
     def _end_coordination(self) -> None:
         """Ends JAX's coordination service, which process 0 has left to us (see `coordination`)."""
         with contextlib.suppress(OSError, ValueError):
-            folder = records.attempt_dir(self._job.run_dir, self._job.config.attempt)
-            pid = int((folder / records.COORDINATION_PID).read_text())
+            folder = _records.attempt_dir(self._job.run_dir, self._job.config.attempt)
+            pid = int((folder / _records.COORDINATION_PID).read_text())
             # Whoever wrote the file could name any process; ours are the descendants.
             process_tree.kill({pid} & process_tree.descendants())
 

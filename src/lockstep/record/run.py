@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep._errors import RecordError
-from lockstep.launch.records import PROGRAMS_VARY, ErrorRecord, process_dir
+from lockstep._records import PROGRAMS_VARY, ErrorRecord, process_dir
 from lockstep.record import format
 
 RECORDER = "recorder.bin"

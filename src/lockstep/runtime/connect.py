@@ -20,7 +20,7 @@ from typing import Any
 
 from lockstep import _config, _engine, _jax_compat
 from lockstep._errors import InitializationError
-from lockstep.launch.records import process_dir
+from lockstep._records import process_dir
 from lockstep.runtime import topology
 
 _WAIT_SECONDS = 300

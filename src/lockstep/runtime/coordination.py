@@ -31,9 +31,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lockstep import _config
+from lockstep import _config, _records
 from lockstep._errors import InitializationError
-from lockstep.launch import records
 
 READY_SECONDS = 20.0
 """How long the child may take until it serves; a few milliseconds are usual."""
@@ -99,7 +98,7 @@ def replace() -> None:
         return  # nobody has written down which process it is
     folder = _folder()
     try:
-        pid = int((folder / records.COORDINATION_PID).read_text())
+        pid = int((folder / _records.COORDINATION_PID).read_text())
         service = os.pidfd_open(pid)
     except (OSError, ValueError):
         return
@@ -203,7 +202,7 @@ def _serve(address: str, serve: Callable[[], Any], process_0: int, told: int) ->
 
 def _let_go(kept: set[int]) -> None:
     """Closes what was process 0's: somebody may wait for the end of one of its pipes."""
-    log = _folder() / records.COORDINATION_LOG if _config.current().run_dir else Path(os.devnull)
+    log = _folder() / _records.COORDINATION_LOG if _config.current().run_dir else Path(os.devnull)
     null = os.open(os.devnull, os.O_RDWR)
     try:
         said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -219,14 +218,14 @@ def _let_go(kept: set[int]) -> None:
 
 def _folder() -> Path:
     config = _config.current()
-    return records.attempt_dir(Path(config.run_dir or ""), config.attempt)
+    return _records.attempt_dir(Path(config.run_dir or ""), config.attempt)
 
 
 def _sign() -> None:
     """Tells the launcher who serves: it ends this process when the job is over."""
     if _config.current().run_dir:
         with contextlib.suppress(OSError):
-            (_folder() / records.COORDINATION_PID).write_text(str(os.getpid()))
+            (_folder() / _records.COORDINATION_PID).write_text(str(os.getpid()))
 
 
 def connections(port: int) -> int:

@@ -20,9 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from lockstep import _config, _engine, _jax_compat
+from lockstep import _config, _engine, _jax_compat, _records
 from lockstep._errors import DifferenceError, MissingProcessError
-from lockstep.launch import records
 from lockstep.runtime import connect, sameness, stacks
 
 _NO_DEADLINE = 10.0**6
@@ -256,8 +255,8 @@ def _ended(process: int) -> str | None:
     config = _config.current()
     if config.run_dir is None:
         return None
-    folder = records.process_dir(Path(config.run_dir), config.attempt, process)
-    record = records.ExitRecord.read(folder)
+    folder = _records.process_dir(Path(config.run_dir), config.attempt, process)
+    record = _records.ExitRecord.read(folder)
     return record.manner if record else None
 
 
@@ -286,7 +285,7 @@ def _stack(process: int) -> str | None:
     pid = connect.local_pid(process)
     if config.run_dir is None or pid is None:
         return None
-    folder = records.process_dir(Path(config.run_dir), config.attempt, process)
+    folder = _records.process_dir(Path(config.run_dir), config.attempt, process)
     return stacks.ask(pid, folder / stacks.FILE)
 
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import _config, _engine, _jax_compat
-from lockstep.launch.records import ErrorRecord, process_dir
+from lockstep._records import ErrorRecord, process_dir
 from lockstep.record import format, match, run, text
 from lockstep.runtime import comparison, stacks
 from lockstep.runtime.comparison import Comparison
