@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from faults.harness import PROGRAMS, TIMEOUT, ended_with, told_by
+from lockstep._records import COORDINATION_PID
 from support import Run, marked, start_lockstep, wait_until
 
 TRAINING = PROGRAMS / "training.py"
@@ -22,7 +23,12 @@ MOMENTS = 20
 def pid_of(run: Run, process: int) -> int:
     """The pid of a process of the job."""
     wanted = f"LOCKSTEP_PROCESS_ID={process}".encode()
-    for pid in marked(run.mark):
+    # A copy of process 0 serves the key-value store: the same command, the same environment.
+    servers = {
+        int(path.read_text())
+        for path in run.folder.glob(f"lockstep-run-*/attempt_0/{COORDINATION_PID}")
+    }
+    for pid in marked(run.mark) - servers:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         if b"bootstrap" in command and wanted in Path(f"/proc/{pid}/environ").read_bytes():
             return pid

@@ -1,0 +1,61 @@
+"""The end of a process: its record says how the program ended, before it waits for the others."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from lockstep import _engine, _jax_compat
+
+_marked = False
+
+
+def mark_the_end(label: str, afterwards: Callable[[], None]) -> None:
+    """Lets this process's record say how its program ended; ``afterwards`` is called then."""
+    global _marked
+    if _marked:
+        return
+    _marked = True
+    owner = os.getpid()
+    show = sys.excepthook
+    has_failed = False
+
+    def failed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        nonlocal has_failed
+        if os.getpid() == owner:
+            has_failed = True
+            _engine.leave(_engine.Leaving.FAILED)
+            summary = str(error).partition("\n")[0]
+            _engine.poison(f"lockstep: {label} failed: {kind.__name__}: {summary}")
+        show(kind, error, trace)
+
+    def ended() -> None:
+        if os.getpid() != owner:
+            return
+        if not has_failed:
+            _finish_what_runs()
+            _engine.leave(_engine.Leaving.ENDED)
+        afterwards()
+
+    sys.excepthook = failed
+    # Behind jax's own handlers in registration, so before them in execution: they wait for the
+    # other processes, which may wait for this one.
+    atexit.register(ended)
+    os.register_at_fork(
+        after_in_child=lambda: _engine.forbid(
+            f"lockstep: a collective in a process that was forked from {label}: it shares that "
+            "process's place in the job, so it may not take part. Start such processes with "
+            "multiprocessing's 'spawn', or before jax.distributed.initialize()."
+        )
+    )
+
+
+def _finish_what_runs() -> None:
+    """Waits for what the program has dispatched: its collectives are still to come."""
+    for array in _jax_compat.live_arrays():
+        with contextlib.suppress(Exception):
+            array.block_until_ready()
