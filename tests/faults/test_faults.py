@@ -123,7 +123,7 @@ DIVERGENCES = [
         slow=True,
     ),
     row("crossing cliques", CIRCLE, line("along_x"), line("along_y"), d=2, diverges=True),
-    row("crossing cliques", CIRCLE, line("along_x"), n=4, diverges=True, slow=True),
+    row("circle of cliques", CIRCLE, line("along_x"), n=4, diverges=True),
     row("one-sided program", OTHER, diverges=True),
 ]
 

@@ -17,6 +17,7 @@ SOUND = PROGRAMS / "sound.py"
     ("n", "d", "options"),
     [
         (2, 2, []),
+        (4, 1, []),
         pytest.param(3, 1, [], marks=pytest.mark.slow),
         pytest.param(4, 2, [], marks=pytest.mark.slow),
         pytest.param(2, 2, ["--strict"], marks=pytest.mark.slow),

@@ -42,7 +42,7 @@ def parents() -> dict[int, int]:
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb", 0) as stat:
                 # The name in parentheses may hold anything; the fields begin after the last ")".
                 state, parent = stat.read().rpartition(b")")[2].split()[:2]
                 if state not in b"ZX":
@@ -65,7 +65,11 @@ def below(ancestor: int, parent_of: dict[int, int]) -> set[int]:
 
 
 def descendants() -> set[int]:
-    """The living processes that descend from this one."""
+    """The living processes that descend from this one, which has adopted its orphans."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return set()  # without a look at every process of the machine: there may be thousands
     return below(os.getpid(), parents())
 
 

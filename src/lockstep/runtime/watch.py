@@ -129,8 +129,13 @@ class Watcher(threading.Thread):
         with contextlib.suppress(Exception):
             self._comparison.publish(self._sites.digests)
 
-    def _diagnose(self) -> match.Diagnosis:
-        vary = self._comparison.programs_vary()
+    def _diagnose(self, by_numbers: bool = False) -> match.Diagnosis:
+        """What the records tell.
+
+        Executions with different numbers may be of one program: while the engine still asks for an
+        answer, its records look like a fault. ``by_numbers`` is for when it has found one.
+        """
+        vary = not by_numbers or self._comparison.programs_vary()
         return match.diagnose(self._records.read(self._process, self._sites.found, vary))
 
     # A rank rings
@@ -164,16 +169,16 @@ class Watcher(threading.Thread):
 
     def _explain(self, text_of_engine: str) -> None:
         """Fails the job with more than the engine knows of a difference that it has found."""
-        found = self._diagnose_with_lines()
+        found = self._diagnose_with_lines(by_numbers=True)
         _engine.poison(_short(found) if found.kind.is_fault else text_of_engine)
 
-    def _diagnose_with_lines(self) -> match.Diagnosis:
+    def _diagnose_with_lines(self, by_numbers: bool = False) -> match.Diagnosis:
         """Waits for the lines of the others, who were rung too and look for them now."""
-        found = self._diagnose()
+        found = self._diagnose(by_numbers)
         end = time.monotonic() + _LINES_PATIENCE
         while found.kind.is_fault and self._lacks_lines(found) and time.monotonic() < end:
             time.sleep(0.02)
-            found = self._diagnose()
+            found = self._diagnose(by_numbers)
         return found
 
     def _lacks_lines(self, found: match.Diagnosis) -> bool:

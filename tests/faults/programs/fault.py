@@ -137,6 +137,12 @@ def square() -> Any:
     return rows(mesh=SQUARE)
 
 
+def circle() -> None:
+    """Each of four processes waits in its first call for one whose first call is another."""
+    calls = [lambda: along_x(square()), lambda: along_y(square())]
+    must_fail(*(calls if ME > 1 else reversed(calls)))
+
+
 def out_of_memory() -> None:
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
@@ -210,6 +216,7 @@ FAULTS: dict[str, tuple[Step, Step]] = {
         lambda: must_fail(lambda: along_y(square()), lambda: along_x(square())),
         lambda: must_fail(lambda: along_x(square()), lambda: along_y(square())),
     ),
+    "circle of cliques": (circle, circle),
     "one-sided program": (
         lambda: must_fail(lambda: other_total(rows()), lambda: total(rows())),
         lambda: must_fail(lambda: total(rows()), lambda: total(rows())),

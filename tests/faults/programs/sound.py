@@ -138,6 +138,25 @@ def one_function_many_shapes() -> None:
         check(total(rows(ALL, width)), RANKS)
 
 
+def pairs_in_opposite_order() -> None:
+    """Four processes in a circle of pairs: one turns the order round, and no wait is in vain.
+
+    It traces its calls at a line of its own, so that its pairs compare programs while others wait.
+    """
+    if RANKS != 4 * LOCAL:
+        return
+    square = Mesh(DEVICES[[0, 3 * LOCAL, 2 * LOCAL, LOCAL]].reshape(2, 2), ("x", "y"))
+    for _ in range(3):
+        along_x = over(square, lambda x: lax.psum(x, "x"))
+        along_y = over(square, lambda x: lax.psum(x, "y"))
+        if ME == 1:
+            check(along_y(rows(square)), 2)
+            check(along_x(rows(square)), 2)
+        else:
+            check(along_x(rows(square)), 2)
+            check(along_y(rows(square)), 2)
+
+
 def slow_process() -> None:
     """The others wait, long enough for the watcher to look more than once."""
     total = over(ALL, lambda x: lax.psum(x, "all"))
@@ -172,6 +191,7 @@ def main(cache: str) -> None:
     other_programs_first()
     one_function_many_shapes()
     permutes()
+    pairs_in_opposite_order()
     slow_process()
     print("finished", flush=True)
 
