@@ -251,6 +251,22 @@ def live_arrays() -> list[Any]:
     return cpu.live_arrays() if cpu is not None else []
 
 
+def device_lists() -> set[tuple[int, ...]]:
+    """The lists of devices that programs are likely to run on, by id and in order.
+
+    All devices of the job, and those of the meshes that arrays lie on.
+    """
+    cpu = _cpu_backend()
+    if cpu is None:
+        return set()
+    lists = {tuple(device.id for device in cpu.devices())}
+    for mesh in {getattr(array.sharding, "mesh", None) for array in cpu.live_arrays()}:
+        devices = getattr(mesh, "devices", None)
+        if devices is not None:
+            lists.add(tuple(device.id for device in devices.flat))
+    return lists
+
+
 def _cpu_backend() -> Any:
     from jax._src import xla_bridge
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep import _config
+from lockstep import _config, _jax_compat
 from lockstep._records import ErrorRecord, process_dir
 from lockstep.record import format, run
 from lockstep.runtime.sites import (
@@ -76,7 +76,7 @@ class Sites:
         self._records = records
         self._process = process
         self._programs = Programs(live)
-        self._matcher = Matcher()
+        self._matcher = Matcher(_jax_compat.device_lists)
         self._seen: dict[int, int] = {}
         self._open: dict[int, set[tuple[str, int]]] = {}
         self._sure: list[run.Site] = []
