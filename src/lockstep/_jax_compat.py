@@ -204,7 +204,7 @@ def survive_dead_peers(
             outside = serve(address, lambda: make(address, num_nodes, **options))
             if outside is not None:
                 return outside
-        if "recoverable" in options:  # jax 0.9 and later; before that, each client says it
+        if "recoverable" in options:  # jax 0.9.1 and later; before that, each client says it
             options["recoverable"] = False
         return make(address, num_nodes, **options)
 
@@ -212,6 +212,8 @@ def survive_dead_peers(
         nonlocal joined
         if joined:
             before_another_job()
+            if "recoverable" in options:  # the service of another job is in process 0: see above
+                options["recoverable"] = False
         joined = True
         return connect(*args, **options)
 
