@@ -148,22 +148,52 @@ def register_cluster(find_place: Callable[[], Place | None]) -> None:
     known.insert(0, LockstepCluster)
 
 
-def before_cpu_client(hook: Callable[[], None]) -> None:
-    """Runs ``hook`` right before JAX makes its CPU client, when JAX is distributed by then.
+def around_cpu_client(before: Callable[[], None], after: Callable[[int], None]) -> None:
+    """Runs ``before`` right before JAX makes its CPU client, when JAX is distributed by then.
 
-    The hook may change ``jax_cpu_collectives_implementation``, and what it raises reaches the user.
+    It may change ``jax_cpu_collectives_implementation``, and what it raises reaches the user.
+    ``after`` is given the number of this process's devices.
     """
     from jax._src import xla_bridge
 
     registration: Any = xla_bridge._backend_factories["cpu"]
     make_client = registration.factory
 
-    def make_client_after_hook(*args: Any, **kwargs: Any) -> Any:
-        if distributed_client() is not None:
-            hook()
-        return make_client(*args, **kwargs)
+    def make_client_between(*args: Any, **kwargs: Any) -> Any:
+        if distributed_client() is None:
+            return make_client(*args, **kwargs)
+        before()
+        client = make_client(*args, **kwargs)
+        after(client.local_device_count())
+        return client
 
-    registration.factory = make_client_after_hook
+    registration.factory = make_client_between
+
+
+def around_executions(around: Callable[[Callable[[], Any]], Any]) -> None:
+    """Has every execution of a compiled program made by ``around``, which calls what it is given.
+
+    That returns when the program has run. JAX's shortcut, by which a program is executed a second
+    time without a line of Python, is closed.
+    """
+    import jax
+    from jax._src.interpreters import pxla
+
+    replicated: Any = pxla.ExecuteReplicated
+    call = replicated.__call__
+
+    def execute(self: Any, *args: Any) -> Any:
+        def run() -> Any:
+            results = jax.block_until_ready(call(self, *args))
+            if not results and (self.has_unordered_effects or self.ordered_effects):
+                jax.effects_barrier()
+            return results
+
+        return around(run)
+
+    replicated.__call__ = execute
+    # What a program's first execution hands to the shortcut; None is "there is none".
+    vars(pxla)["MeshExecutableFastpathData"] = lambda *_: None
 
 
 class _Instead:
