@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lockstep._commands import said_by
+from lockstep._words import counted
 from lockstep.doctor import machine
 from lockstep.doctor.finding import Finding, ok, warning
 from lockstep.doctor.software import release
-from lockstep.doctor.words import counted
 from lockstep.runtime import mpi
 
 _CLUSTERS = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from lockstep.doctor.words import counted
+from lockstep._words import counted
 from lockstep.record.calls import Round
 from lockstep.record.causes import Pattern
 from lockstep.record.format import State

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
-from lockstep.doctor.words import counted, format_size
+from lockstep._words import counted, format_size
 from lockstep.record.calls import Call, Round
 from lockstep.record.causes import Cause, Pattern
 from lockstep.record.format import DTYPES, OPS, REDUCTIONS, Entry, Op
