@@ -177,10 +177,9 @@ def around_executions(around: Callable[[Callable[[], Any]], Any]) -> None:
     time without a line of Python, is closed.
     """
     import jax
-    from jax._src.interpreters import pxla
 
-    replicated: Any = pxla.ExecuteReplicated
-    call = replicated.__call__
+    pxla: Any = importlib.import_module("jax._src.interpreters.pxla")
+    call = pxla.ExecuteReplicated.__call__
 
     def execute(self: Any, *args: Any) -> Any:
         def run() -> Any:
@@ -191,9 +190,9 @@ def around_executions(around: Callable[[Callable[[], Any]], Any]) -> None:
 
         return around(run)
 
-    replicated.__call__ = execute
+    pxla.ExecuteReplicated.__call__ = execute
     # What a program's first execution hands to the shortcut; None is "there is none".
-    vars(pxla)["MeshExecutableFastpathData"] = lambda *_: None
+    pxla.MeshExecutableFastpathData = lambda *_: None
 
 
 class _Instead:
