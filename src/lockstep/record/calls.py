@@ -126,9 +126,9 @@ class Calls:
         sites = self.sites.of(track.process, entry)
         return Call(entry, track.device, sites, self._history.devices(entry.clique))
 
-    def up_to(self, track: Track, number: int, most: int) -> tuple[Round, ...]:
+    def up_to(self, track: Track, number: int) -> list[Call]:
         """The calls of a device up to entry ``number``, the latest last."""
-        return rounds([self.of(track, e) for e in track.entries if e.number <= number], most)
+        return [self.of(track, e) for e in track.entries if e.number <= number]
 
     def seen_before(self, track: Track, call: Call, entry: Entry) -> bool:
         """Whether this device made such a call before ``entry``, in the same clique."""
