@@ -87,6 +87,15 @@ def test_consequences_come_after_the_headline_in_their_order() -> None:
     ]
 
 
+def test_an_error_of_the_engine_is_told_without_what_jax_puts_in_front_and_once() -> None:
+    said = "jax.errors.JaxRuntimeError: UNKNOWN: MPI error: lockstep: process 1 (pid 7) ended"
+    inline = "ValueError: UNKNOWN: MPI error: lockstep: process 1 (pid 7) ended"
+    endings = [Ending(0, 1, 3.0, record(2.0, said)), Ending(2, 1, 3.0, record(2.5, inline))]
+    first, second = headline(endings[0], endings, 3.0)
+    assert first.startswith("process 0 of 2 failed first: process 1 (pid 7) ended (exit code 1)")
+    assert second == "process 2 failed 0.5 s later: the same"
+
+
 def test_many_consequences_are_counted() -> None:
     first = Ending(0, 1, 1.0, record(1.0))
     others = [Ending(i, 1, 2.0, record(2.0)) for i in range(1, 20)]

@@ -7,6 +7,7 @@ launcher stops them. What the user needs is the error that came before all of th
 from __future__ import annotations
 
 import dataclasses
+import re
 import signal
 import textwrap
 from collections.abc import Sequence
@@ -16,6 +17,9 @@ from lockstep._records import ErrorRecord
 MOST_CONSEQUENCES = 8
 MOST_LETTERS = 200
 """Of a consequence: what matters stands above it."""
+
+_OURS = re.compile(r"^\S+: [A-Z_]+: MPI error: lockstep: ")
+"""What JAX puts in front of an error of the engine's, which says itself who did what."""
 
 NOTICED_SECONDS = 1.0
 """How long after it began to die a process may be seen to have ended, on a crowded machine."""
@@ -112,7 +116,7 @@ def signal_name(number: int) -> str:
 def manner(ending: Ending) -> str:
     """In a few words, how a process that failed ended."""
     if ending.record is not None:
-        return f"{ending.record.summary} (exit code {ending.status})"
+        return f"{_OURS.sub('', ending.record.summary)} (exit code {ending.status})"
     if ending.exit_code < 0:
         memory = ", out of memory" if ending.out_of_memory else ""
         return f"killed by {signal_name(-ending.exit_code)} (signal {-ending.exit_code}{memory})"
@@ -155,7 +159,11 @@ def headline(first: Ending, endings: Sequence[Ending], stopping_at: float) -> li
     ]
     report += [
         f"process {e.process_id} failed {max(0.0, e.failed_at - first.failed_at):.1f} s later: "
-        f"{textwrap.shorten(manner(e), MOST_LETTERS, placeholder=' ...')}"
+        + (
+            "the same"
+            if e.record is not None and manner(e) == manner(first)
+            else textwrap.shorten(manner(e), MOST_LETTERS, placeholder=" ...")
+        )
         for e in later[:MOST_CONSEQUENCES]
     ]
     if len(later) > MOST_CONSEQUENCES:

@@ -25,6 +25,14 @@ class Call:
         return tuple(sorted({site.module for site in self.sites}))
 
     @property
+    def functions(self) -> frozenset[tuple[str, str, int]]:
+        """The functions that it may belong to: by name, and one without a name by its line."""
+        return frozenset(
+            (s.module, s.file, s.line) if "lambda" in s.module else (s.module, "", 0)
+            for s in self.sites
+        )
+
+    @property
     def fingerprints(self) -> frozenset[str]:
         return frozenset(site.fingerprint for site in self.sites)
 
