@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from lockstep._records import ErrorRecord
-from lockstep.launch.failure import Ending, first_failure, headline
+from lockstep.launch.failure import Ending, first_failure, headline, told_already
 
 
 def record(time: float, summary: str = "ValueError: x", code: int = 1) -> ErrorRecord:
@@ -94,6 +94,15 @@ def test_an_error_of_the_engine_is_told_without_what_jax_puts_in_front_and_once(
     first, second = headline(endings[0], endings, 3.0)
     assert first.startswith("process 0 of 2 failed first: process 1 (pid 7) ended (exit code 1)")
     assert second == "process 2 failed 0.5 s later: the same"
+
+
+def test_a_table_is_not_news_when_the_first_failure_says_the_same() -> None:
+    said = "lockstep: process 1 (pid 7) ended after 8 collectives; process 0 waits in its 9th: x"
+    first = Ending(0, 1, 3.0, record(2.0, said))
+    table = "process 1 (pid 7) ended{} after 8 collectives; process 0 {} in its 9th: x\n\nrows"
+    assert told_already(table.format(" (exit code 0)", "waited"), first)
+    assert not told_already(table.format(" (exit code 3)", "waited"), first)
+    assert not told_already(table.format("", "waits"), Ending(0, -9, 3.0))
 
 
 def test_many_consequences_are_counted() -> None:

@@ -135,7 +135,11 @@ def _indented(text: str) -> str:
 
 def told_already(table: str, first: Ending) -> bool:
     """Whether the first failure's own text begins like ``table``: the process knew as much."""
-    return first.record is not None and table.splitlines()[0] in first.record.traceback
+    if first.record is None:
+        return False
+    # What the others did afterwards, and with what a good end ended, is no news.
+    head = table.splitlines()[0].replace(" (exit code 0)", "").replace(" waited in ", " waits in ")
+    return head in first.record.traceback
 
 
 def headline(first: Ending, endings: Sequence[Ending], stopping_at: float) -> list[str]:
