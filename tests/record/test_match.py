@@ -274,7 +274,7 @@ def test_one_function_compiled_differently() -> None:
 
 def test_two_lambdas_are_not_one_function() -> None:
     mine, theirs = site(1000, line=3, name="_lambda"), site(FAR, line=9, name="_lambda")
-    sites = dict.fromkeys((0, 1), (mine, theirs))
+    sites = {0: (mine, theirs), 1: (mine, theirs)}
     found = diagnose(job([Step(0, 1000)], [Step(0, FAR)], sites=sites).snapshot())
     assert Pattern.RETRACED not in patterns(found)
     assert Pattern.OPPOSITE_ORDER in patterns(found)

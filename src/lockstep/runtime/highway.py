@@ -33,7 +33,7 @@ def highway_hash(text: bytes, key: Sequence[int]) -> int:
     return state.finish()
 
 
-def _lanes(packet: bytes) -> list[int]:
+def _lanes(packet: bytes | bytearray) -> list[int]:
     return [int.from_bytes(packet[at : at + 8], "little") for at in range(0, _PACKET, 8)]
 
 
@@ -62,7 +62,8 @@ class _State:
     def __init__(self, key: Sequence[int]) -> None:
         self._v0 = [a ^ k for a, k in zip(_INIT_0, key, strict=True)]
         self._v1 = [a ^ _swap_halves(k) for a, k in zip(_INIT_1, key, strict=True)]
-        self._mul0, self._mul1 = list(_INIT_0), list(_INIT_1)
+        self._mul0: list[int] = list(_INIT_0)
+        self._mul1: list[int] = list(_INIT_1)
 
     def update(self, lanes: Sequence[int]) -> None:
         v0, v1, mul0, mul1 = self._v0, self._v1, self._mul0, self._mul1
