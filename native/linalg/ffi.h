@@ -1,20 +1,23 @@
 // The part of XLA's FFI that kernels on CPUs need: how XLA hands a call to a function of this
 // library, as `xla/ffi/api/c_api.h` of jaxlib lays it out.
 //
-// The structs are declared here because the engine is built where there is no jaxlib. XLA gives
-// every struct its size and asks every kernel for the version that it was made for, so that a
-// jaxlib with another layout refuses the kernel when a program is compiled: `tests/facts` holds
-// the declarations to the header of the jaxlib at hand.
+// The structs are declared here because the engine is built where there is no jaxlib. XLA asks
+// every kernel for the version that it was made for when it is registered, and refuses one that it
+// does not know; `tests/facts/test_ffi_facts.py` holds the declarations to the header of the jaxlib
+// at hand.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 
 namespace lockstep::ffi {
 
+// Versions with these structs: 0.1 to 0.3.
 constexpr int kMajor = 0;
-constexpr int kMinor = 1;  // the oldest with these structs; nothing newer is used
+constexpr int kNewestMinor = 3;
 
 struct Extension {
   std::size_t struct_size;
@@ -33,7 +36,6 @@ struct Metadata {
   std::size_t struct_size;
   Version version;
   std::uint32_t traits;
-  std::int64_t state_type;  // since minor version 2
 };
 
 struct MetadataExtension {
@@ -118,9 +120,8 @@ inline bool is_question(const Frame& frame) {
   if (frame.extensions == nullptr || frame.extensions->type != kMetadata) return false;
   Metadata* metadata = reinterpret_cast<MetadataExtension*>(frame.extensions)->metadata;
   metadata->version.major = kMajor;
-  metadata->version.minor = kMinor;
+  metadata->version.minor = std::min(frame.api->version.minor, kNewestMinor);
   metadata->traits = 0;
-  if (metadata->struct_size >= sizeof(Metadata)) metadata->state_type = 0;
   return true;
 }
 

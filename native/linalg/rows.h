@@ -152,10 +152,17 @@ LOCKSTEP_INLINE void all(const T* a, std::int64_t stride, std::int64_t count, st
                          const T* v, T* sums, const T* x, T* y) {
   constexpr std::int64_t kTogether = 4;  // rows that share one pass over v and y
   std::int64_t r = 0;
-  for (; r + kTogether <= count; r += kTogether) {
-    pass<T, kJob, kTogether>(a + r * stride, stride, columns, v, sums + r, x + r, y);
+  while (r < count) {
+    T* const sums_r = kJob.sums ? sums + r : nullptr;
+    const T* const x_r = kJob.combine ? x + r : nullptr;
+    if (r + kTogether <= count) {
+      pass<T, kJob, kTogether>(a + r * stride, stride, columns, v, sums_r, x_r, y);
+      r += kTogether;
+    } else {
+      pass<T, kJob, 1>(a + r * stride, stride, columns, v, sums_r, x_r, y);
+      r += 1;
+    }
   }
-  for (; r < count; ++r) pass<T, kJob, 1>(a + r * stride, stride, columns, v, sums + r, x + r, y);
 }
 
 }  // namespace lockstep::rows

@@ -30,8 +30,15 @@ def available(platform: str) -> bool:
         found = {name: getattr(library, f"lockstep_{name}") for name in _NAMES}
     except (EngineError, OSError, AttributeError):
         return False
-    for name, function in found.items():
-        jax.ffi.register_ffi_target(f"lockstep_{name}", jax.ffi.pycapsule(function), platform="cpu")
+    # jaxlib refuses a version of the FFI that it does not know when a kernel is registered; before
+    # there is a backend it would only remember that, and have no backend later.
+    jax.devices("cpu")
+    try:
+        for name, function in found.items():
+            capsule = jax.ffi.pycapsule(function)
+            jax.ffi.register_ffi_target(f"lockstep_{name}", capsule, platform="cpu")
+    except jax.errors.JaxRuntimeError:
+        return False
     return True
 
 

@@ -134,14 +134,19 @@ def _panel(
 
     def column(c: jax.Array, state: tuple) -> tuple:
         v, w, scalars = state
+        k = s * width + c
         if kernels:
             u, here = _kernels.reflector(panel, v, w, s, c)
+        else:
+            u, here = _next_reflector(panel[c], v, w, order, k)
+        # `v` is complete before it is read again, whose last row meets a zero row of `w`: were the
+        # old one read, XLA would copy it for every column.
+        v = _with_row(v, u, c)
+        if kernels:
             y = _kernels.correct(product(u), u, here[2], v, w, s, c)
         else:
-            k = s * width + c
-            u, here = _next_reflector(panel[c], v, w, order, k)
             y = _correct(product(u), u, here[2], v, w, order, k)
-        return v.at[c].set(u), w.at[c].set(y), scalars.at[c].set(here)
+        return v, _with_row(w, y, c), _with_row(scalars, here, c)
 
     start = jnp.zeros_like(panel), jnp.zeros_like(panel), jnp.zeros((width, 3), panel.dtype)
     v, w, scalars = lax.fori_loop(0, width, column, start)
@@ -174,6 +179,10 @@ def _correct(
     y = y - _combine(_inner(w, u), v) - _combine(_inner(v, u), w)
     y = jnp.where(order > k, tau * y, 0)
     return y - tau / 2 * jnp.vdot(y, u) * u
+
+
+def _with_row(rows: jax.Array, row: jax.Array, index: jax.Array) -> jax.Array:
+    return lax.dynamic_update_index_in_dim(rows, row, index, axis=0)
 
 
 def _combine(weights: jax.Array, vectors: jax.Array) -> jax.Array:
