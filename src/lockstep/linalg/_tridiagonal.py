@@ -51,7 +51,7 @@ def reduce(a: jax.Array, layout: Layout, axes: Axes, kernels: bool) -> Reduced:
     """The tridiagonal form of a Hermitian matrix of slots; both triangles are read."""
     tile, rows, me = layout.tile, layout.rows, lax.axis_index(axes)
     order = _cholesky.elimination_order(layout)
-    chunk = _chunk(layout)
+    chunk = tile * _supersteps(layout, CHUNK // tile)
 
     def step(a: jax.Array, s: jax.Array) -> tuple[jax.Array, Found]:
         top = s * tile
@@ -76,10 +76,9 @@ def reduce(a: jax.Array, layout: Layout, axes: Axes, kernels: bool) -> Reduced:
 Found = tuple[jax.Array, jax.Array, jax.Array]
 
 
-def _chunk(layout: Layout) -> int:
-    """Local rows of a chunk: supersteps that divide the local rows evenly."""
-    fitting = [k for k in range(1, layout.steps + 1) if layout.steps % k == 0]
-    return layout.tile * max(k for k in fitting if k == 1 or k * layout.tile <= CHUNK)
+def _supersteps(layout: Layout, most: int) -> int:
+    """How many supersteps, of ``most`` at most, divide all of them evenly."""
+    return max(k for k in range(1, max(1, most) + 1) if layout.steps % k == 0)
 
 
 def _rows_times(a: jax.Array, u: jax.Array, top: jax.Array, chunk: int) -> jax.Array:
@@ -222,10 +221,9 @@ def apply(reduced: Reduced, z: jax.Array, layout: Layout, axes: Axes) -> jax.Arr
     "Accumulating Householder transformations, revisited", ACM TOMS 32, 2006).
     """
     mine = _cholesky.elimination_order(layout)[lax.axis_index(axes)]
-    chunk = _chunk(layout)
-    fitting = [k for k in range(1, layout.steps + 1) if layout.steps % k == 0]
-    wide = WIDTH // (layout.devices * layout.tile)
-    steps = max(k for k in fitting if k == 1 or k <= wide)
+    # A chunk is large, for every one costs a pass over all of `products`.
+    chunk = layout.tile * _supersteps(layout, layout.steps // 4)
+    steps = _supersteps(layout, WIDTH // (layout.devices * layout.tile))
     width, count = steps * layout.devices * layout.tile, layout.steps // steps
 
     def block(step: jax.Array, z: jax.Array) -> jax.Array:
