@@ -182,10 +182,11 @@ def _compiled(a: jax.Array, problem: Problem) -> Any:
     layout, axes = plan.layout, plan.axes
     columns = (problem.first, problem.end) if problem.vectors else None
     out = problem.vectors_placed(n)
+    chunked = _arguments.platform(problem.placed) == "cpu"
 
     def distributed(shard: jax.Array) -> Any:
         slots = plan.mirror(plan.take_matrix(shard), problem.lower)
-        reduced = _tridiagonal.reduce(slots, layout, axes, problem.kernels)
+        reduced = _tridiagonal.reduce(slots, layout, axes, problem.kernels, chunked)
         values, rows = _divide.eigh_tridiagonal(
             reduced.diagonal, reduced.off_diagonal, layout, axes, columns, problem.kernels
         )

@@ -47,11 +47,17 @@ class Reduced(NamedTuple):
     """(P R,)."""
 
 
-def reduce(a: jax.Array, layout: Layout, axes: Axes, kernels: bool) -> Reduced:
-    """The tridiagonal form of a Hermitian matrix of slots; both triangles are read."""
+def reduce(
+    a: jax.Array, layout: Layout, axes: Axes, kernels: bool, chunked: bool = True
+) -> Reduced:
+    """The tridiagonal form of a Hermitian matrix of slots; both triangles are read.
+
+    Without ``chunked`` every product and update takes all of the local rows: up to three
+    times the work, but no loop with bounds of run time, each turn of which a GPU waits for.
+    """
     tile, rows, me = layout.tile, layout.rows, lax.axis_index(axes)
     order = _cholesky.elimination_order(layout)
-    chunk = tile * _supersteps(layout, CHUNK // tile)
+    chunk = tile * _supersteps(layout, CHUNK // tile) if chunked else rows
 
     def step(a: jax.Array, s: jax.Array) -> tuple[jax.Array, Found]:
         top = s * tile
@@ -84,6 +90,8 @@ def _supersteps(layout: Layout, most: int) -> int:
 def _rows_times(a: jax.Array, u: jax.Array, top: jax.Array, chunk: int) -> jax.Array:
     """The local rows, from the chunk of row ``top`` on, times a vector: (R,)."""
     rows, width = a.shape[0], u.size
+    if chunk == rows:
+        return a.reshape(rows, width) @ u.ravel()
 
     def part(i: jax.Array, y: jax.Array) -> jax.Array:
         some = lax.dynamic_slice_in_dim(a, i * chunk, chunk).reshape(chunk, width)
@@ -110,6 +118,9 @@ def _update(
         at = (i * chunk, 0, j * chunk)
         here = lax.dynamic_slice(a, at, (chunk, a.shape[1], chunk))
         return lax.dynamic_update_slice(a, here - product.reshape(here.shape), at)
+
+    if end == 1:
+        return block(jnp.int32(0), jnp.int32(0), a)
 
     def row(i: jax.Array, a: jax.Array) -> jax.Array:
         return lax.fori_loop(first, i + 1 if lower else end, functools.partial(block, i), a)
