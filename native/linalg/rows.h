@@ -12,7 +12,7 @@
 // One clone per instruction set, as in collectives/reduce.cc: sanitizers cannot run the resolvers.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-#define LOCKSTEP_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#define LOCKSTEP_CLONES __attribute__((target_clones("avx2", "default")))
 #else
 #define LOCKSTEP_CLONES
 #endif
@@ -92,7 +92,7 @@ LOCKSTEP_INLINE void pass(const T* a, std::int64_t stride, std::int64_t columns,
   const Vector<R> zero{};
   Vector<R> straight[kCount], crossed[kCount], real[kCount], imaginary[kCount];
   for (std::int64_t r = 0; r < kCount; ++r) {
-    straight[r] = crossed[r] = zero;
+    straight[r] = crossed[r] = real[r] = imaginary[r] = zero;
     if constexpr (kJob.combine && kComplex<T>) {
       // a x = (ar xr - ai xi, ai xr + ar xi); conj(a) x = (ar xr + ai xi, -ai xr + ar xi).
       constexpr R kSign = kJob.conjugate_in_combine ? 1 : -1;
