@@ -161,7 +161,7 @@ def _times_vectors(
     """
     blocks, _, count, half = left.shape
     start, wanted = columns[0], columns[1] - columns[0]
-    chunk = max(1, min(wanted, max(64, layout.rows // 4)))
+    chunk = max(1, min(wanted, max(16, layout.rows // 4)))
     pole, small = update.pole[:, :, None], update.small[:, :, None]
 
     def some(c: jax.Array, done: jax.Array) -> jax.Array:

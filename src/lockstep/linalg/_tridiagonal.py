@@ -111,7 +111,7 @@ def _update(
     right = jnp.concatenate([w, v]).conj()
     first, end = top // chunk, a.shape[0] // chunk
 
-    def block(i: jax.Array, j: jax.Array, a: jax.Array) -> jax.Array:
+    def block(i: jax.Array | int, j: jax.Array | int, a: jax.Array) -> jax.Array:
         some = lax.dynamic_slice_in_dim(left, i * chunk, chunk)
         others = lax.dynamic_slice_in_dim(right, j * chunk, chunk, axis=2)
         product = gemm(some, others.reshape(left.shape[1], -1))
@@ -120,7 +120,7 @@ def _update(
         return lax.dynamic_update_slice(a, here - product.reshape(here.shape), at)
 
     if end == 1:
-        return block(jnp.int32(0), jnp.int32(0), a)
+        return block(0, 0, a)
 
     def row(i: jax.Array, a: jax.Array) -> jax.Array:
         return lax.fori_loop(first, i + 1 if lower else end, functools.partial(block, i), a)
