@@ -57,7 +57,7 @@ def reduce(
     """
     tile, rows, me = layout.tile, layout.rows, lax.axis_index(axes)
     order = _cholesky.elimination_order(layout)
-    chunk = tile * _supersteps(layout, CHUNK // tile) if chunked else rows
+    chunk = tile * _supersteps(layout, min(CHUNK, rows // 4) // tile) if chunked else rows
 
     def step(a: jax.Array, s: jax.Array) -> tuple[jax.Array, Found]:
         top = s * tile
@@ -234,7 +234,8 @@ def apply(reduced: Reduced, z: jax.Array, layout: Layout, axes: Axes) -> jax.Arr
     mine = _cholesky.elimination_order(layout)[lax.axis_index(axes)]
     # A chunk is large, for every one costs a pass over all of `products`.
     chunk = layout.tile * _supersteps(layout, layout.steps // 4)
-    steps = _supersteps(layout, WIDTH // (layout.devices * layout.tile))
+    most = min(WIDTH, layout.rows // 4)  # what belongs to a block is small beside the share
+    steps = _supersteps(layout, most // (layout.devices * layout.tile))
     width, count = steps * layout.devices * layout.tile, layout.steps // steps
 
     def block(step: jax.Array, z: jax.Array) -> jax.Array:
