@@ -48,6 +48,18 @@ LOCKSTEP_INLINE void swap_parts(Vector<R>& x) {
   }
 }
 
+// 1, -1, 1, -1 ...
+template <typename R>
+LOCKSTEP_INLINE const Vector<R>& alternating() {
+  if constexpr (sizeof(R) == 8) {
+    static constexpr Vector<R> kSigns{1, -1, 1, -1};
+    return kSigns;
+  } else {
+    static constexpr Vector<R> kSigns{1, -1, 1, -1, 1, -1, 1, -1};
+    return kSigns;
+  }
+}
+
 // The sum of the even lanes, plus `odd` times the sum of the others.
 template <typename R>
 LOCKSTEP_INLINE R sum(const Vector<R>& x, R odd) {
@@ -92,16 +104,13 @@ LOCKSTEP_INLINE void pass(const T* a, std::int64_t stride, std::int64_t columns,
   const Vector<R> zero{};
   Vector<R> straight[kCount], crossed[kCount], real[kCount], imaginary[kCount];
   for (std::int64_t r = 0; r < kCount; ++r) {
-    straight[r] = crossed[r] = real[r] = imaginary[r] = zero;
+    straight[r] = crossed[r] = zero;
     if constexpr (kJob.combine && kComplex<T>) {
       // a x = (ar xr - ai xi, ai xr + ar xi); conj(a) x = (ar xr + ai xi, -ai xr + ar xi).
-      constexpr R kSign = kJob.conjugate_in_combine ? 1 : -1;
-      for (std::int64_t i = 0; i < Lanes<R>::kCount; i += 2) {
-        real[r][i] = x[r].real();
-        real[r][i + 1] = -kSign * x[r].real();
-        imaginary[r][i] = kSign * x[r].imag();
-        imaginary[r][i + 1] = x[r].imag();
-      }
+      const Vector<R> signs = alternating<R>();
+      const Vector<R> ones = zero + R(1);
+      real[r] = (kJob.conjugate_in_combine ? signs : ones) * x[r].real();
+      imaginary[r] = (kJob.conjugate_in_combine ? ones : -signs) * x[r].imag();
     } else if constexpr (kJob.combine) {
       real[r] = zero + x[r];
     }
