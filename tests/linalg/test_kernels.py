@@ -23,7 +23,7 @@ def _kernels_are_there() -> None:
     assert _kernels.available("cpu")
 
 
-def _layout(shape: tuple[int, int, int]) -> tuple[Layout, np.ndarray]:
+def _layout(shape: tuple[int, int, int]) -> tuple[Layout, Any]:
     devices, tile, steps = shape
     layout = Layout.cyclic(devices * tile * steps, devices, tile)
     return layout, np.asarray(_cholesky.elimination_order(layout))
@@ -39,7 +39,7 @@ def _close(got: Any, wanted: Any, dtype: Any) -> None:
 def test_hemv_reads_one_triangle(shape: tuple[int, int, int], dtype: Any) -> None:
     layout, order = _layout(shape)
     devices, rows, n = layout.devices, layout.rows, layout.n
-    a, v = hermitian(n, dtype), full((devices, rows), dtype, 1)
+    a, v = hermitian(n, dtype), jnp.asarray(full((devices, rows), dtype, 1))
     below = order.reshape(n, 1) >= order.ravel()
     slots = np.where(below, a, np.nan).reshape(devices, rows, devices, rows)
     for top in range(0, rows + 1, layout.tile):
@@ -59,10 +59,10 @@ def test_a_column_of_a_panel(shape: tuple[int, int, int], dtype: Any) -> None:
     width, slots = layout.devices * layout.tile, (layout.devices, layout.rows)
     for s in range(layout.steps):
         live = order >= s * width
-        panel, v, w, y = (full((width, *slots), dtype, i) * live for i in range(4))
+        panel, v, w, y = (jnp.asarray(full((width, *slots), dtype, i) * live) for i in range(4))
         for c in {0, 1, width // 2, width - 1} & set(range(width)):
             before = (np.arange(width) < c)[:, None, None]  # a kernel must not look at the others
-            known = jnp.asarray(v * before), jnp.asarray(w * before)
+            known = v * before, w * before
             k, place = jnp.int32(s * width + c), (jnp.int32(s), jnp.int32(c))
             u, scalars = _kernels.reflector(panel, v, w, *place)
             wanted = _tridiagonal._next_reflector(panel[c], *known, order, k)
@@ -78,12 +78,12 @@ def test_a_column_that_is_reduced_already_and_extreme_sizes() -> None:
     for scale in (0.0, 1e-300, 1e-160, 1e160, 1e300):
         panel = np.zeros((8, 2, 4))
         panel[0] = [[1.0, 2 * scale, 0, 0], [0, 0, 0, 0]]
-        u, (diagonal, beta, tau) = _kernels.reflector(panel, none, none, *place)
+        u, (diagonal, beta, tau) = _kernels.reflector(jnp.asarray(panel), none, none, *place)
         assert (float(diagonal), float(tau)) == (1.0, 0.0)
         assert float(beta) == 2 * scale
         assert not np.asarray(u).any()
         panel[0, 1, 3] = 3 * scale
-        u, (_, beta, _) = _kernels.reflector(panel, none, none, *place)
+        u, (_, beta, _) = _kernels.reflector(jnp.asarray(panel), none, none, *place)
         np.testing.assert_allclose(float(abs(beta)), np.hypot(2 * scale, 3 * scale), rtol=1e-14)
 
 
