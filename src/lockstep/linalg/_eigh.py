@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from lockstep.linalg import _arguments, _divide, _redistribute, _tridiagonal
+from lockstep.linalg import _arguments, _divide, _kernels, _redistribute, _tridiagonal
 from lockstep.linalg._arguments import AnyMesh, Placed, Specs
 from lockstep.linalg._layout import Layout
 from lockstep.linalg._positive import Plan, matmul, mirrored, partitioned
 
-LEAF = 32
-"""Rows of a leaf of the divide and conquer, at least; a superstep of the reduction is as wide."""
+WIDTH = 64
+"""Columns of a panel of the reduction, at least; fewer where the matrix has few."""
 
 REPLICATED_BELOW = 256
 """Up to this size every device takes the whole matrix to LAPACK: a matrix of half a megabyte."""
@@ -113,7 +113,8 @@ def _eigh(
         small = n <= REPLICATED_BELOW or placed.sharded.devices == 1
         method = "replicated" if small else "distributed"
     first, end = _range(function, subset, n)
-    problem = Problem(placed, lower, vectors, first, end, method == "replicated")
+    kernels = _kernels.available(_arguments.platform(placed))
+    problem = Problem(placed, lower, vectors, first, end, method == "replicated", kernels)
     return _solve(a, problem)
 
 
@@ -127,6 +128,8 @@ class Problem:
     first: int
     end: int
     replicated: bool
+    kernels: bool
+    """Whether the engine's kernels do what plain JAX would."""
 
     def vectors_placed(self, n: int) -> Placed:
         """Rows as those of the matrix, and columns too where the subset divides evenly."""
@@ -136,10 +139,11 @@ class Problem:
         return Placed(self.placed.mesh, (rows, columns))
 
     def plan(self, n: int) -> Plan:
-        """A layout with a power of two of supersteps, of about `LEAF` rows, padding at the end."""
+        """A layout with a power of two of supersteps, of about `WIDTH` rows, padding at the end."""
         sharded = self.placed.sharded
         each = -(-n // sharded.devices)
-        steps = 1 << max(0, (n // LEAF).bit_length() - 1)
+        width = min(WIDTH, max(16, n // 8))
+        steps = 1 << max(0, (n // width).bit_length() - 1)
         tile = -(-each // steps)
         if tile * steps * sharded.devices == n and sharded.rows_each(n) == each:
             return Plan(self.placed, Layout.in_blocks(sharded, n, tile))
@@ -178,12 +182,13 @@ def _compiled(a: jax.Array, problem: Problem) -> Any:
     layout, axes = plan.layout, plan.axes
     columns = (problem.first, problem.end) if problem.vectors else None
     out = problem.vectors_placed(n)
+    chunked = _arguments.platform(problem.placed) == "cpu"
 
     def distributed(shard: jax.Array) -> Any:
         slots = plan.mirror(plan.take_matrix(shard), problem.lower)
-        reduced = _tridiagonal.reduce(slots, layout, axes)
+        reduced = _tridiagonal.reduce(slots, layout, axes, problem.kernels, chunked)
         values, rows = _divide.eigh_tridiagonal(
-            reduced.diagonal, reduced.off_diagonal, layout, axes, columns
+            reduced.diagonal, reduced.off_diagonal, layout, axes, columns, problem.kernels
         )
         values = values[problem.first : problem.end]
         if rows is None:

@@ -3,8 +3,12 @@
 One stage, blocked, as LAPACK's ``hetrd`` (Dongarra, Sorensen and Hammarling, "Block reduction of
 matrices to condensed forms", 1989), over the slots of `_layout`: a panel is one superstep. The
 panel's columns are gathered once, and its reflectors are formed on every device from the same
-numbers; what a column then costs is one product of the local rows with a vector, and one all-gather
-of n / P numbers. The trailing matrix shrinks in `STAGES` steps, for shapes are static.
+numbers; what a column then costs is one product of the local rows with a vector, and one collective
+of that vector's size. The trailing matrix shrinks in place: loops over chunks of it have bounds
+that are known only as the program runs, so that one body serves all supersteps.
+
+With ``kernels`` (see `_kernels`) the product reads one triangle and only that is updated; plain JAX
+keeps both, since a product that reads one would have to read it twice.
 
 Everything runs inside `jax.shard_map`. A vector over the slots has shape (P, R).
 """
@@ -12,23 +16,22 @@ Everything runs inside `jax.shard_map`. A vector over the slots has shape (P, R)
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lockstep.linalg import _cholesky
+from lockstep.linalg import _cholesky, _kernels
 from lockstep.linalg._layout import Axes, Layout
 from lockstep.linalg._tiles import adjoint, gemm
 
-STAGES = 8
-"""Sizes that the trailing matrix takes at most; each is compiled by itself."""
+CHUNK = 256
+"""Local rows of a chunk of the trailing matrix, at most."""
 
-STAGE_ROWS = 256
-"""Rows of the matrix that a stage has at least."""
-MOST_BLOCKS = 32
-"""Blocks of reflectors of the way back; each is compiled by itself."""
+WIDTH = 256
+"""Reflectors of a block of the way back, about."""
 
 
 class Reduced(NamedTuple):
@@ -44,74 +47,152 @@ class Reduced(NamedTuple):
     """(P R,)."""
 
 
-def reduce(a: jax.Array, layout: Layout, axes: Axes) -> Reduced:
-    """The tridiagonal form of a Hermitian matrix of slots; both triangles are read."""
-    parts = []
-    stages = max(1, min(STAGES, layout.padded // STAGE_ROWS))
-    stage = -(-layout.steps // stages)
-    for first in range(0, layout.steps, stage):
-        last = min(first + stage, layout.steps)
-        top = first * layout.tile
-        active = Layout.cyclic((layout.rows - top) * layout.devices, layout.devices, layout.tile)
-        rest, found = _reduce_steps(a[top:, :, top:], active, last - first, axes)
-        a = a.at[top:, :, top:].set(rest)
-        parts.append(found)
-    diagonal, off, taus = (jnp.concatenate(x) for x in zip(*parts, strict=True))
+def reduce(
+    a: jax.Array, layout: Layout, axes: Axes, kernels: bool, chunked: bool = True
+) -> Reduced:
+    """The tridiagonal form of a Hermitian matrix of slots; both triangles are read.
+
+    Without ``chunked`` every product and update takes all of the local rows: up to three
+    times the work, but no loop with bounds of run time, each turn of which a GPU waits for.
+    """
+    tile, rows, me = layout.tile, layout.rows, lax.axis_index(axes)
+    order = _cholesky.elimination_order(layout)
+    chunk = tile * _supersteps(layout, min(CHUNK, rows // 4) // tile) if chunked else rows
+
+    def step(a: jax.Array, s: jax.Array) -> tuple[jax.Array, Found]:
+        top = s * tile
+        mine = lax.dynamic_slice_in_dim(a, top, tile, axis=2).reshape(rows, -1)
+        panel = lax.all_gather(mine.T, axes).swapaxes(0, 1)
+
+        def product(u: jax.Array) -> jax.Array:
+            if kernels:
+                return lax.psum(_kernels.hemv(a, u, tile, top, me), axes)
+            return lax.all_gather(_rows_times(a, u, top, chunk), axes)
+
+        v, w, found = _panel(product, panel, s, order, kernels)
+        a = _update(a, v, w, me, top, chunk, lower=kernels)
+        kept = v[:, me].T.reshape(rows, layout.devices, tile)
+        return lax.dynamic_update_slice_in_dim(a, kept, top, axis=2), found
+
+    a, found = lax.scan(step, a, jnp.arange(layout.steps))
+    diagonal, off, taus = (x.ravel() for x in found)
     return Reduced(diagonal, off, a, taus)
 
 
 Found = tuple[jax.Array, jax.Array, jax.Array]
 
 
-def _reduce_steps(a: jax.Array, layout: Layout, steps: int, axes: Axes) -> tuple[jax.Array, Found]:
-    """The first ``steps`` supersteps of a trailing matrix."""
-    tile, me = layout.tile, lax.axis_index(axes)
-    rows = a.shape[0]
-    order = _cholesky.elimination_order(layout)
+def _supersteps(layout: Layout, most: int) -> int:
+    """How many supersteps, of ``most`` at most, divide all of them evenly."""
+    return max(k for k in range(1, max(1, most) + 1) if layout.steps % k == 0)
 
-    def step(a: jax.Array, s: jax.Array) -> tuple[jax.Array, Found]:
-        mine = lax.dynamic_slice_in_dim(a, s * tile, tile, axis=2).reshape(rows, -1)
-        panel = lax.all_gather(mine.T, axes).swapaxes(0, 1)
-        v, w, found = _panel(a.reshape(rows, -1), panel, s, order, axes)
-        left = jnp.concatenate([v[:, me], w[:, me]]).T
-        right = jnp.concatenate([w, v]).reshape(left.shape[1], -1)
-        a = a - gemm(left, right.conj()).reshape(a.shape)
-        kept = v[:, me].T.reshape(rows, layout.devices, tile)
-        return lax.dynamic_update_slice_in_dim(a, kept, s * tile, axis=2), found
 
-    a, found = lax.scan(step, a, jnp.arange(steps))
-    return a, jax.tree.map(jnp.ravel, found)
+def _rows_times(a: jax.Array, u: jax.Array, top: jax.Array, chunk: int) -> jax.Array:
+    """The local rows, from the chunk of row ``top`` on, times a vector: (R,)."""
+    rows, width = a.shape[0], u.size
+    if chunk == rows:
+        return a.reshape(rows, width) @ u.ravel()
+
+    def part(i: jax.Array, y: jax.Array) -> jax.Array:
+        some = lax.dynamic_slice_in_dim(a, i * chunk, chunk).reshape(chunk, width)
+        return lax.dynamic_update_slice_in_dim(y, some @ u.ravel(), i * chunk, axis=0)
+
+    return lax.fori_loop(top // chunk, rows // chunk, part, jnp.zeros(rows, a.dtype))
+
+
+def _update(
+    a: jax.Array, v: jax.Array, w: jax.Array, me: jax.Array, top: jax.Array, chunk: int, lower: bool
+) -> jax.Array:
+    """``a - v^T w^* - w^T v^*`` from local row ``top`` on, in place; ``lower``: that triangle only.
+
+    Chunks that begin above ``top`` are left as they are there, for ``v`` and ``w`` are zero there.
+    """
+    left = jnp.concatenate([v[:, me], w[:, me]]).T
+    right = jnp.concatenate([w, v]).conj()
+    first, end = top // chunk, a.shape[0] // chunk
+
+    def block(i: jax.Array | int, j: jax.Array | int, a: jax.Array) -> jax.Array:
+        some = lax.dynamic_slice_in_dim(left, i * chunk, chunk)
+        others = lax.dynamic_slice_in_dim(right, j * chunk, chunk, axis=2)
+        product = gemm(some, others.reshape(left.shape[1], -1))
+        at = (i * chunk, 0, j * chunk)
+        here = lax.dynamic_slice(a, at, (chunk, a.shape[1], chunk))
+        return lax.dynamic_update_slice(a, here - product.reshape(here.shape), at)
+
+    if end == 1:
+        return block(0, 0, a)
+
+    def row(i: jax.Array, a: jax.Array) -> jax.Array:
+        return lax.fori_loop(first, i + 1 if lower else end, functools.partial(block, i), a)
+
+    return lax.fori_loop(first, end, row, a)
 
 
 def _panel(
-    a: jax.Array, panel: jax.Array, s: jax.Array, order: jax.Array, axes: Axes
+    product: Callable[[jax.Array], jax.Array],
+    panel: jax.Array,
+    s: jax.Array,
+    order: jax.Array,
+    kernels: bool,
 ) -> tuple[jax.Array, jax.Array, Found]:
     """Reflectors ``v`` and vectors ``w`` of one superstep, both (width, P, R), on every device.
 
     The trailing matrix becomes ``a - v^T w^* - w^T v^*``. ``panel`` holds its columns, (width, P,
-    R), before that.
+    R), before that; ``product`` multiplies the trailing matrix of before with a vector.
     """
-    width, real = panel.shape[0], panel.real.dtype
+    width = panel.shape[0]
 
     def column(c: jax.Array, state: tuple) -> tuple:
-        v, w, diagonal, off, taus = state
+        v, w, scalars = state
         k = s * width + c
-        here = order == k
-        v_row, w_row = (jnp.where(here, x, 0).sum((1, 2)).conj() for x in (v, w))
-        x = panel[c] - _combine(w_row, v) - _combine(v_row, w)
-        u, tau, beta = _reflector(x, order, k)
-        y = lax.all_gather(a @ u.ravel(), axes)
-        y = y - _combine(_inner(w, u), v) - _combine(_inner(v, u), w)
-        y = jnp.where(order > k, tau * y, 0)
-        y = y - tau / 2 * jnp.vdot(y, u) * u
-        diagonal = diagonal.at[c].set(jnp.where(here, x.real, 0).sum())
-        return v.at[c].set(u), w.at[c].set(y), diagonal, off.at[c].set(beta), taus.at[c].set(tau)
+        if kernels:
+            u, here = _kernels.reflector(panel, v, w, s, c)
+        else:
+            u, here = _next_reflector(panel[c], v, w, order, k)
+        # `v` is complete before it is read again, whose last row meets a zero row of `w`: were the
+        # old one read, XLA would copy it for every column.
+        v = _with_row(v, u, c)
+        if kernels:
+            y = _kernels.correct(product(u), u, here[2], v, w, s, c)
+        else:
+            y = _correct(product(u), u, here[2], v, w, order, k)
+        return v, _with_row(w, y, c), _with_row(scalars, here, c)
 
-    zeros = functools.partial(jnp.zeros, width)
-    start = (jnp.zeros_like(panel), jnp.zeros_like(panel), zeros(real), zeros(real), zeros(a.dtype))
-    v, w, *found = lax.fori_loop(0, width, column, start)
-    diagonal, off, taus = found
-    return v, w, (diagonal, off, taus)
+    start = jnp.zeros_like(panel), jnp.zeros_like(panel), jnp.zeros((width, 3), panel.dtype)
+    v, w, scalars = lax.fori_loop(0, width, column, start)
+    diagonal, off, taus = scalars.T
+    return v, w, (diagonal.real, off.real, taus)
+
+
+def _next_reflector(
+    x: jax.Array, v: jax.Array, w: jax.Array, order: jax.Array, k: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The reflector of column ``x`` after those of its panel; and its diagonal, beta and tau."""
+    here = order == k
+    v_row, w_row = (jnp.where(here, x, 0).sum((1, 2)).conj() for x in (v, w))
+    x = x - _combine(w_row, v) - _combine(v_row, w)
+    u, tau, beta = _reflector(x, order, k)
+    diagonal = jnp.where(here, x.real, 0).sum()
+    return u, jnp.stack([diagonal.astype(x.dtype), beta.astype(x.dtype), tau])
+
+
+def _correct(
+    y: jax.Array,
+    u: jax.Array,
+    tau: jax.Array,
+    v: jax.Array,
+    w: jax.Array,
+    order: jax.Array,
+    k: jax.Array,
+) -> jax.Array:
+    """The vector w of column ``k`` from ``y``, the matrix before the panel times ``u``."""
+    y = y - _combine(_inner(w, u), v) - _combine(_inner(v, u), w)
+    y = jnp.where(order > k, tau * y, 0)
+    return y - tau / 2 * jnp.vdot(y, u) * u
+
+
+def _with_row(rows: jax.Array, row: jax.Array, index: jax.Array) -> jax.Array:
+    return lax.dynamic_update_index_in_dim(rows, row, index, axis=0)
 
 
 def _combine(weights: jax.Array, vectors: jax.Array) -> jax.Array:
@@ -151,22 +232,45 @@ def apply(reduced: Reduced, z: jax.Array, layout: Layout, axes: Axes) -> jax.Arr
     "Accumulating Householder transformations, revisited", ACM TOMS 32, 2006).
     """
     mine = _cholesky.elimination_order(layout)[lax.axis_index(axes)]
-    steps = max(-(-layout.steps // MOST_BLOCKS), -(-64 // (layout.devices * layout.tile)))
-    for first in reversed(range(0, layout.steps, steps)):
-        top = first * layout.tile
-        end = min(first + steps, layout.steps) * layout.tile
-        k = jnp.arange(top * layout.devices, end * layout.devices)
-        v = _in_order(reduced.reflectors[top:, :, top:end], layout)
-        v = jnp.where(mine[top:, None] > k, v, 0)  # above is what the reduction left there
-        taus = reduced.taus[top * layout.devices : end * layout.devices]
-        products = lax.psum(gemm(adjoint(v), jnp.concatenate([v, z[top:]], axis=1)), axes)
-        width = v.shape[1]
-        inverse = jnp.triu(products[:, :width], 1) + jnp.diag(1 / jnp.where(taus == 0, 1, taus))
-        turned = lax.linalg.triangular_solve(
-            inverse, products[:, width:], left_side=True, lower=False
+    # A chunk is large, for every one costs a pass over all of `products`.
+    chunk = layout.tile * _supersteps(layout, layout.steps // 4)
+    most = min(WIDTH, layout.rows // 4)  # what belongs to a block is small beside the share
+    steps = _supersteps(layout, most // (layout.devices * layout.tile))
+    width, count = steps * layout.devices * layout.tile, layout.steps // steps
+
+    def block(step: jax.Array, z: jax.Array) -> jax.Array:
+        b = count - 1 - step
+        top = b * steps * layout.tile
+        first, end = top // chunk, layout.rows // chunk
+        v = lax.dynamic_slice_in_dim(reduced.reflectors, top, steps * layout.tile, axis=2)
+        v = _in_order(v, layout)
+        above = mine[:, None] <= b * width + jnp.arange(width)
+        v = jnp.where(above, 0, v)  # there is what the reduction left
+        taus = lax.dynamic_slice_in_dim(reduced.taus, b * width, width)
+
+        def inner(i: jax.Array, sums: tuple) -> tuple:
+            some = adjoint(lax.dynamic_slice_in_dim(v, i * chunk, chunk))
+            others = v, z
+            return tuple(
+                x + gemm(some, lax.dynamic_slice_in_dim(y, i * chunk, chunk))
+                for x, y in zip(sums, others, strict=True)
+            )
+
+        zero = jnp.zeros((width, width), v.dtype), jnp.zeros((width, z.shape[1]), v.dtype)
+        gram, products = lax.psum(lax.fori_loop(first, end, inner, zero), axes)
+        inverse = jnp.triu(gram, 1) + jnp.diag(1 / jnp.where(taus == 0, 1, taus))
+        t = lax.linalg.triangular_solve(
+            inverse, jnp.eye(width, dtype=v.dtype), left_side=True, lower=False
         )
-        z = z.at[top:].add(-gemm(v, turned))
-    return z
+
+        def outer(i: jax.Array, z: jax.Array) -> jax.Array:
+            some = gemm(lax.dynamic_slice_in_dim(v, i * chunk, chunk), t)
+            here = lax.dynamic_slice_in_dim(z, i * chunk, chunk)
+            return lax.dynamic_update_slice_in_dim(z, here - gemm(some, products), i * chunk, 0)
+
+        return lax.fori_loop(first, end, outer, z)
+
+    return lax.fori_loop(0, count, block, z)
 
 
 def _in_order(columns: jax.Array, layout: Layout) -> jax.Array:

@@ -1,0 +1,177 @@
+// Sums over rows of a matrix that lie some way apart, in vectors of the processor: inner products
+// with a vector, combinations of the rows, or both in one pass over them.
+//
+// Complex numbers are vectors of their parts. With a = (re, im, re, im ...), "crossed" means that
+// the parts of one factor have changed places; the signs come in at the end or in the factor.
+#pragma once
+
+#include <complex>
+#include <cstdint>
+#include <type_traits>
+
+// One clone per instruction set, as in collectives/reduce.cc: sanitizers cannot run the resolvers.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+#define LOCKSTEP_CLONES __attribute__((target_clones("avx2", "default")))
+#else
+#define LOCKSTEP_CLONES
+#endif
+// Into the clones, whose instructions they are to be compiled with.
+#define LOCKSTEP_INLINE inline __attribute__((always_inline))
+
+namespace lockstep::rows {
+
+constexpr std::int64_t kVectorBytes = 32;
+
+template <typename R>
+struct Lanes {
+  typedef R Vector __attribute__((vector_size(kVectorBytes), aligned(alignof(R)), may_alias));
+  static constexpr std::int64_t kCount = kVectorBytes / sizeof(R);
+};
+
+template <typename R>
+using Vector = typename Lanes<R>::Vector;
+
+template <typename T>
+constexpr bool kComplex = !std::is_floating_point_v<T>;
+
+// The real type of T.
+template <typename T>
+using Real = typename std::conditional_t<kComplex<T>, T, std::complex<T>>::value_type;
+
+template <typename R>
+LOCKSTEP_INLINE void swap_parts(Vector<R>& x) {
+  if constexpr (sizeof(R) == 8) {
+    x = __builtin_shufflevector(x, x, 1, 0, 3, 2);
+  } else {
+    x = __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6);
+  }
+}
+
+// 1, -1, 1, -1 ...
+template <typename R>
+LOCKSTEP_INLINE const Vector<R>& alternating() {
+  if constexpr (sizeof(R) == 8) {
+    static constexpr Vector<R> kSigns{1, -1, 1, -1};
+    return kSigns;
+  } else {
+    static constexpr Vector<R> kSigns{1, -1, 1, -1, 1, -1, 1, -1};
+    return kSigns;
+  }
+}
+
+// The sum of the even lanes, plus `odd` times the sum of the others.
+template <typename R>
+LOCKSTEP_INLINE R sum(const Vector<R>& x, R odd) {
+  R even = 0, rest = 0;
+  for (std::int64_t i = 0; i < Lanes<R>::kCount; i += 2) even += x[i], rest += x[i + 1];
+  return even + odd * rest;
+}
+
+template <typename T>
+LOCKSTEP_INLINE T times(T a, T b) {
+  if constexpr (kComplex<T>) {
+    // Written out: operator* of std::complex calls a slow routine that repairs infinities.
+    return {a.real() * b.real() - a.imag() * b.imag(), a.real() * b.imag() + a.imag() * b.real()};
+  } else {
+    return a * b;
+  }
+}
+
+template <typename T>
+LOCKSTEP_INLINE T conjugate(T a) {
+  if constexpr (kComplex<T>) {
+    return std::conj(a);
+  } else {
+    return a;
+  }
+}
+
+// What is done to an element a of row r at column j: sums[r] += a v[j], or += conj(a) v[j];
+// y[j] += a x[r], or += conj(a) x[r].
+struct Job {
+  bool sums, conjugate_in_sums, combine, conjugate_in_combine;
+};
+constexpr Job kDots{true, true, false, false};
+constexpr Job kCombine{false, false, true, false};
+constexpr Job kHermitian{true, false, true, true};
+
+template <typename T, Job kJob, std::int64_t kCount>
+LOCKSTEP_INLINE void pass(const T* a, std::int64_t stride, std::int64_t columns, const T* v,
+                          T* sums, const T* x, T* y) {
+  using R = Real<T>;
+  constexpr std::int64_t kWide = kVectorBytes / static_cast<std::int64_t>(sizeof(T));
+  const Vector<R> zero{};
+  Vector<R> straight[kCount], crossed[kCount], real[kCount], imaginary[kCount];
+  for (std::int64_t r = 0; r < kCount; ++r) {
+    straight[r] = crossed[r] = zero;
+    if constexpr (kJob.combine && kComplex<T>) {
+      // a x = (ar xr - ai xi, ai xr + ar xi); conj(a) x = (ar xr + ai xi, -ai xr + ar xi).
+      const Vector<R> signs = alternating<R>();
+      const Vector<R> ones = zero + R(1);
+      real[r] = (kJob.conjugate_in_combine ? signs : ones) * x[r].real();
+      imaginary[r] = (kJob.conjugate_in_combine ? ones : -signs) * x[r].imag();
+    } else if constexpr (kJob.combine) {
+      real[r] = zero + x[r];
+    }
+  }
+  std::int64_t j = 0;
+  for (; j + kWide <= columns; j += kWide) {
+    Vector<R> vj = zero, turned = zero, yj = zero;
+    if constexpr (kJob.sums) {
+      turned = vj = *reinterpret_cast<const Vector<R>*>(v + j);
+      if constexpr (kComplex<T>) swap_parts<R>(turned);
+    }
+    if constexpr (kJob.combine) yj = *reinterpret_cast<const Vector<R>*>(y + j);
+    for (std::int64_t r = 0; r < kCount; ++r) {
+      auto arj = *reinterpret_cast<const Vector<R>*>(a + r * stride + j);
+      if constexpr (kJob.sums) straight[r] += arj * vj;
+      if constexpr (kJob.sums && kComplex<T>) crossed[r] += arj * turned;
+      if constexpr (kJob.combine) yj += arj * real[r];
+      if constexpr (kJob.combine && kComplex<T>) {
+        swap_parts<R>(arj);
+        yj += arj * imaginary[r];
+      }
+    }
+    if constexpr (kJob.combine) *reinterpret_cast<Vector<R>*>(y + j) = yj;
+  }
+  for (std::int64_t r = 0; r < kCount; ++r) {
+    if constexpr (kJob.sums && kComplex<T>) {
+      // a v = (ar vr - ai vi, ar vi + ai vr); conj(a) v = (ar vr + ai vi, ar vi - ai vr).
+      constexpr R kSign = kJob.conjugate_in_sums ? 1 : -1;
+      sums[r] += T{sum<R>(straight[r], kSign), sum<R>(crossed[r], -kSign)};
+    } else if constexpr (kJob.sums) {
+      sums[r] += sum<R>(straight[r], 1);
+    }
+    for (std::int64_t k = j; k < columns; ++k) {
+      const T ark = a[r * stride + k];
+      if constexpr (kJob.sums) {
+        sums[r] += times(kJob.conjugate_in_sums ? conjugate(ark) : ark, v[k]);
+      }
+      if constexpr (kJob.combine) {
+        y[k] += times(kJob.conjugate_in_combine ? conjugate(ark) : ark, x[r]);
+      }
+    }
+  }
+}
+
+// `count` rows of `columns` elements, `stride` elements apart. What the job leaves out may be null.
+template <typename T, Job kJob>
+LOCKSTEP_INLINE void all(const T* a, std::int64_t stride, std::int64_t count, std::int64_t columns,
+                         const T* v, T* sums, const T* x, T* y) {
+  constexpr std::int64_t kTogether = 4;  // rows that share one pass over v and y
+  std::int64_t r = 0;
+  while (r < count) {
+    T* const sums_r = kJob.sums ? sums + r : nullptr;
+    const T* const x_r = kJob.combine ? x + r : nullptr;
+    if (r + kTogether <= count) {
+      pass<T, kJob, kTogether>(a + r * stride, stride, columns, v, sums_r, x_r, y);
+      r += kTogether;
+    } else {
+      pass<T, kJob, 1>(a + r * stride, stride, columns, v, sums_r, x_r, y);
+      r += 1;
+    }
+  }
+}
+
+}  // namespace lockstep::rows

@@ -1,0 +1,145 @@
+// The kernels of `lockstep.linalg`, called as XLA calls them: from several threads at once, on
+// arguments that they share. What they compute is for `tests/linalg/test_kernels.py`.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "linalg/ffi.h"
+
+extern "C" lockstep::ffi::Error* lockstep_hemv(lockstep::ffi::Frame*);
+extern "C" lockstep::ffi::Error* lockstep_reflector(lockstep::ffi::Frame*);
+extern "C" lockstep::ffi::Error* lockstep_correct(lockstep::ffi::Frame*);
+extern "C" lockstep::ffi::Error* lockstep_secular_roots(lockstep::ffi::Frame*);
+extern "C" lockstep::ffi::Error* lockstep_secular_weights(lockstep::ffi::Frame*);
+
+// What XLA keeps an error in; the tests keep its text.
+struct lockstep::ffi::Error {
+  std::string text;
+};
+
+namespace lockstep::testing {
+namespace {
+
+using Kernel = ffi::Error* (*)(ffi::Frame*);
+using Dims = std::vector<std::int64_t>;
+
+struct Array {
+  ffi::Type type;
+  Dims dims;
+  std::vector<double> bytes;  // of at least the array's size
+
+  static Array of(Dims dims, std::vector<double> values) {
+    return {ffi::Type::kF64, std::move(dims), std::move(values)};
+  }
+  static Array of(Dims dims, const std::vector<std::int32_t>& values) {
+    Array array{ffi::Type::kS32, std::move(dims), std::vector<double>(values.size())};
+    std::memcpy(array.bytes.data(), values.data(), values.size() * sizeof(std::int32_t));
+    return array;
+  }
+  static Array rough(Dims dims) {
+    std::int64_t size = 1;
+    for (const std::int64_t n : dims) size *= n;
+    std::vector<double> values(static_cast<std::size_t>(size));
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<double>(i));
+    return of(std::move(dims), std::move(values));
+  }
+};
+
+ffi::Buffer view(const Array& array) {
+  return {sizeof(ffi::Buffer),
+          nullptr,
+          array.type,
+          const_cast<double*>(array.bytes.data()),
+          static_cast<std::int64_t>(array.dims.size()),
+          array.dims.data()};
+}
+
+// Runs a kernel into `results`; returns the text of its error, or nothing.
+std::string call(Kernel kernel, const std::vector<Array>& arguments, std::vector<Array>& results) {
+  ffi::Api api{};
+  api.create_error = [](ffi::ErrorArgs* args) { return new ffi::Error{args->message}; };
+  std::deque<ffi::Buffer> buffers;
+  std::vector<ffi::Buffer*> in, out;
+  for (const Array& array : arguments) in.push_back(&buffers.emplace_back(view(array)));
+  for (const Array& array : results) out.push_back(&buffers.emplace_back(view(array)));
+  ffi::Frame frame{};
+  frame.api = &api;
+  frame.arguments.size = static_cast<std::int64_t>(in.size());
+  frame.arguments.buffers = in.data();
+  frame.results.size = static_cast<std::int64_t>(out.size());
+  frame.results.buffers = out.data();
+  ffi::Error* error = kernel(&frame);
+  const std::string text = error == nullptr ? "" : error->text;
+  delete error;
+  return text;
+}
+
+struct Case {
+  Kernel kernel;
+  std::vector<Array> arguments;
+  std::vector<Array> results;
+};
+
+// Three supersteps of two devices and seven columns each; poles in order, told apart.
+std::vector<Case> cases() {
+  const std::int64_t r = 21, w = 14, m = 37;
+  const Array panel = Array::rough({w, 2, r}), slots = Array::rough({2, r});
+  const Array place = Array::of({3}, std::vector<std::int32_t>{7, 1, 9});
+  std::vector<std::int32_t> order(m);
+  std::vector<double> poles(m), small(m, 0.0), ones(m, 0.1), offsets(m, 0.3);
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    order[i] = static_cast<std::int32_t>(i);
+    poles[i] = static_cast<double>(i);
+  }
+  const Array order_of = Array::of({1, m}, order), pole = Array::of({1, m}, poles);
+  const Array second = Array::of({1, m}, small), z = Array::of({1, m}, ones);
+  const Array rho = Array::of({1}, std::vector<double>{0.5});
+  const Array first = Array::of({}, std::vector<std::int32_t>{3});
+  return {
+      {lockstep_hemv,
+       {Array::rough({r, 2, r}), slots, Array::of({3}, std::vector<std::int32_t>{7, 7, 1})},
+       {slots}},
+      {lockstep_reflector, {panel, panel, panel, place}, {slots, Array::rough({3})}},
+      {lockstep_correct, {slots, slots, panel, panel, Array::rough({}), place}, {slots}},
+      {lockstep_secular_roots, {pole, second, z, rho, order_of, first}, {Array::rough({1, 30})}},
+      {lockstep_secular_weights,
+       {pole, second, z, rho, order_of, order_of, Array::of({1, m}, offsets), first},
+       {Array::rough({1, 30})}}};
+}
+
+TEST(threads_that_share_arguments_get_the_same_bits) {
+  for (const Case& what : cases()) {
+    std::vector<Array> wanted = what.results;
+    CHECK_EQUAL(call(what.kernel, what.arguments, wanted), "");
+    std::vector<std::vector<Array>> found(4, what.results);
+    std::vector<std::string> errors(found.size());
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      threads.emplace_back([&, i] { errors[i] = call(what.kernel, what.arguments, found[i]); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      CHECK_EQUAL(errors[i], "");
+      for (std::size_t k = 0; k < wanted.size(); ++k) CHECK(found[i][k].bytes == wanted[k].bytes);
+    }
+  }
+}
+
+TEST(arguments_that_do_not_fit_are_errors) {
+  for (const Case& what : cases()) {
+    std::vector<Array> results = what.results;
+    std::vector<Array> fewer = what.arguments, other = what.arguments;
+    fewer.pop_back();
+    CHECK_CONTAINS(call(what.kernel, fewer, results), "lockstep_");
+    other[1].dims.back() += 1;
+    CHECK_CONTAINS(call(what.kernel, other, results), "lockstep_");
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,119 @@
+"""Kernels of the engine's library for CPUs, called from compiled programs through XLA's FFI.
+
+They are optional: where the library is absent, or an older one, or the device is no CPU, the same
+numbers come from plain JAX. The kernels are pure functions of their arguments, and run on the
+thread of the device that calls them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lockstep import _engine
+from lockstep._errors import EngineError
+
+_NAMES = ("hemv", "reflector", "correct", "secular_roots", "secular_weights")
+
+
+@functools.cache
+def available(platform: str) -> bool:
+    """Whether programs for this platform can call the kernels; registers them."""
+    if platform != "cpu":
+        return False
+    try:
+        library = ctypes.CDLL(str(_engine.library_path()))
+        found = {name: getattr(library, f"lockstep_{name}") for name in _NAMES}
+    except (EngineError, OSError, AttributeError):
+        return False
+    # jaxlib refuses a version of the FFI that it does not know when a kernel is registered; before
+    # there is a backend it would only remember that, and have no backend later.
+    jax.devices("cpu")
+    try:
+        for name, function in found.items():
+            capsule = jax.ffi.pycapsule(function)
+            jax.ffi.register_ffi_target(f"lockstep_{name}", capsule, platform="cpu")
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
+def _call(name: str, out: Any, *arguments: jax.Array) -> Any:
+    call = jax.ffi.ffi_call(f"lockstep_{name}", out, vmap_method="sequential")
+    return call(*arguments)
+
+
+def _like(array: jax.Array, *shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, array.dtype)
+
+
+def _integers(*numbers: jax.Array | int) -> jax.Array:
+    return jnp.stack([jnp.asarray(x, jnp.int32) for x in numbers])
+
+
+def hemv(a: jax.Array, v: jax.Array, tile: int, top: jax.Array, me: jax.Array) -> jax.Array:
+    """This device's part of the product of a Hermitian matrix with a vector, (P, R).
+
+    The sum of all devices' parts is the product. Only what is at or below the diagonal, in the
+    order of elimination, is read: each number once, for both of its places. Rows and columns before
+    the local row ``top``, a multiple of ``tile``, count as zero.
+
+    Args:
+      a: (R, P, R), the local rows of device ``me``.
+      v: (P, R).
+    """
+    return _call("hemv", _like(v, *v.shape), a, v, _integers(tile, top, me))
+
+
+def reflector(
+    panel: jax.Array, v: jax.Array, w: jax.Array, s: jax.Array, c: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """`lockstep.linalg._tridiagonal._next_reflector` of column ``c`` of superstep ``s``."""
+    tile = panel.shape[0] // panel.shape[1]
+    out = _like(panel, *panel.shape[1:]), _like(panel, 3)
+    return tuple(_call("reflector", out, panel, v, w, _integers(tile, s, c)))
+
+
+def correct(
+    y: jax.Array,
+    u: jax.Array,
+    tau: jax.Array,
+    v: jax.Array,
+    w: jax.Array,
+    s: jax.Array,
+    c: jax.Array,
+) -> jax.Array:
+    """`lockstep.linalg._tridiagonal._correct` for column ``c`` of superstep ``s``."""
+    tile = v.shape[0] // v.shape[1]
+    return _call("correct", _like(y, *y.shape), y, u, v, w, tau, _integers(tile, s, c))
+
+
+def secular_roots(
+    poles: tuple[jax.Array, ...], ascending: jax.Array, first: jax.Array, count: int
+) -> jax.Array:
+    """The roots ``first`` ... ``first + count - 1`` as offsets from the nearer pole, (B, count).
+
+    ``poles`` are both their words, their weights and rho, as in `lockstep.linalg._divide.Update`.
+    An offset is negative if the pole is the one above.
+    """
+    out = _like(poles[0], poles[0].shape[0], count)
+    ascending = ascending.astype(jnp.int32)
+    return _call("secular_roots", out, *poles, ascending, first.astype(jnp.int32))
+
+
+def secular_weights(
+    poles: tuple[jax.Array, ...],
+    ascending: jax.Array,
+    ranks: jax.Array,
+    offset: jax.Array,
+    first: jax.Array,
+    count: int,
+) -> jax.Array:
+    """The weights of the poles from ``first`` on for which these roots are exact, (B, count)."""
+    out = _like(poles[0], poles[0].shape[0], count)
+    order = ascending.astype(jnp.int32), ranks.astype(jnp.int32)
+    return _call("secular_weights", out, *poles, *order, offset, first.astype(jnp.int32))

@@ -1,0 +1,139 @@
+"""The engine's kernels beside what they stand for: random sizes, places and types."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from linalg.matrices import DTYPES, eps, full, hermitian
+from lockstep.linalg import _cholesky, _kernels, _secular, _tridiagonal
+from lockstep.linalg._layout import Layout
+
+# devices, tile, supersteps
+SHAPES = [(1, 1, 1), (2, 1, 2), (1, 5, 3), (2, 3, 4), (3, 7, 1), (2, 16, 3), (4, 10, 2), (2, 9, 3)]
+
+
+@pytest.fixture(autouse=True)
+def _kernels_are_there() -> None:
+    assert _kernels.available("cpu")
+
+
+def _layout(shape: tuple[int, int, int]) -> tuple[Layout, Any]:
+    devices, tile, steps = shape
+    layout = Layout.cyclic(devices * tile * steps, devices, tile)
+    return layout, np.asarray(_cholesky.elimination_order(layout))
+
+
+def _close(got: Any, wanted: Any, dtype: Any) -> None:
+    got, wanted = np.asarray(got), np.asarray(wanted)
+    assert np.abs(got - wanted).max() <= 100 * eps(dtype) * (1 + np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_hemv_reads_one_triangle(shape: tuple[int, int, int], dtype: Any) -> None:
+    layout, order = _layout(shape)
+    devices, rows, n = layout.devices, layout.rows, layout.n
+    a, v = hermitian(n, dtype), jnp.asarray(full((devices, rows), dtype, 1))
+    below = order.reshape(n, 1) >= order.ravel()
+    slots = np.where(below, a, np.nan).reshape(devices, rows, devices, rows)
+    for top in range(0, rows + 1, layout.tile):
+        live = np.tile(np.arange(rows) >= top, devices)
+        wanted = (a * live * live[:, None]) @ v.ravel()
+        parts = [
+            _kernels.hemv(jnp.asarray(slots[me]), v, layout.tile, jnp.int32(top), jnp.int32(me))
+            for me in range(devices)
+        ]
+        _close(sum(parts), wanted.reshape(devices, rows), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_column_of_a_panel(shape: tuple[int, int, int], dtype: Any) -> None:
+    layout, order = _layout(shape)
+    width, slots = layout.devices * layout.tile, (layout.devices, layout.rows)
+    for s in range(layout.steps):
+        live = order >= s * width
+        panel, v, w, y = (jnp.asarray(full((width, *slots), dtype, i) * live) for i in range(4))
+        for c in {0, 1, width // 2, width - 1} & set(range(width)):
+            before = (np.arange(width) < c)[:, None, None]  # a kernel must not look at the others
+            known = v * before, w * before
+            k, place = jnp.int32(s * width + c), (jnp.int32(s), jnp.int32(c))
+            u, scalars = _kernels.reflector(panel, v, w, *place)
+            wanted = _tridiagonal._next_reflector(panel[c], *known, order, k)
+            _close(u, wanted[0], dtype)
+            _close(scalars, wanted[1], dtype)
+            got = _kernels.correct(y[0], u, scalars[2], v, w, *place)
+            _close(got, _tridiagonal._correct(y[0], u, scalars[2], *known, order, k), dtype)
+
+
+def test_a_column_that_is_reduced_already_and_extreme_sizes() -> None:
+    none = jnp.zeros((8, 2, 4))
+    place = jnp.int32(0), jnp.int32(0)
+    for scale in (0.0, 1e-300, 1e-160, 1e160, 1e300):
+        panel = np.zeros((8, 2, 4))
+        panel[0] = [[1.0, 2 * scale, 0, 0], [0, 0, 0, 0]]
+        u, (diagonal, beta, tau) = _kernels.reflector(jnp.asarray(panel), none, none, *place)
+        assert (float(diagonal), float(tau)) == (1.0, 0.0)
+        assert float(beta) == 2 * scale
+        assert not np.asarray(u).any()
+        panel[0, 1, 3] = 3 * scale
+        u, (_, beta, _) = _kernels.reflector(jnp.asarray(panel), none, none, *place)
+        np.testing.assert_allclose(float(abs(beta)), np.hypot(2 * scale, 3 * scale), rtol=1e-14)
+
+
+POLES = {
+    "random": full((2, 60), np.float64),
+    "equal": np.ones((2, 60)),
+    "clusters": np.round(full((2, 60), np.float64)),
+    "close": 1 + 1e-15 * full((2, 60), np.float64),
+    "graded": np.logspace(0, -30, 120).reshape(2, 60),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", list(POLES))
+@pytest.mark.parametrize("weights", ["even", "zeros", "graded"])
+def test_rank_one_updates(name: str, weights: str, dtype: Any) -> None:
+    """Roots between their poles; vectors orthogonal to rounding; weights as they were."""
+    blocks, m = 2, 60
+    z = full((blocks, m), np.float64, 1) / np.sqrt(m)
+    z[:, ::3] *= {"even": 1, "zeros": 0, "graded": 1e-12}[weights]
+    rho = jnp.asarray([0.7, 1e-4], dtype)
+    update = _secular.update_of(jnp.asarray(POLES[name], dtype), jnp.asarray(z, dtype), rho)
+    poles = update.pole, update.small, update.z, update.rho
+    roots = _kernels.secular_roots(poles, update.ascending, jnp.int32(0), m)
+    some = _kernels.secular_roots(poles, update.ascending, jnp.int32(17), 9)
+    np.testing.assert_array_equal(some, roots[:, 17:26])
+    order = update.ascending, update.ranks
+    found = _kernels.secular_weights(poles, *order, roots, jnp.int32(0), m)
+    some = _kernels.secular_weights(poles, *order, roots, jnp.int32(17), 9)
+    np.testing.assert_array_equal(some, found[:, 17:26])
+    np.testing.assert_allclose(found, update.z, rtol=200 * eps(dtype))
+    at = _secular.Roots.of(roots, update)
+    away = (update.pole[:, :, None] - at.pole[:, None]) + (
+        update.small[:, :, None] - at.small[:, None]
+    )
+    vectors = np.asarray(found[:, :, None] / (away - at.offset[:, None]), np.float64)
+    vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    gram = vectors.swapaxes(1, 2) @ vectors
+    assert np.abs(gram - np.eye(m)).max() <= 20 * eps(dtype)
+
+
+def test_calls_from_several_threads() -> None:
+    a, v = full((48, 2, 48), np.float64), full((2, 48), np.float64)
+    run = jax.jit(lambda a, v, me: _kernels.hemv(a, v, 16, jnp.int32(0), me))
+
+    def product(i: int) -> np.ndarray:
+        with jax.enable_x64(True):  # it holds for one thread
+            return np.asarray(run(a, v, jnp.int32(i % 2)))
+
+    wanted = product(0), product(1)
+    with ThreadPoolExecutor(4) as pool:
+        for i, got in enumerate(pool.map(product, range(40))):
+            np.testing.assert_array_equal(got, wanted[i % 2])
