@@ -13,6 +13,8 @@ and a right-hand side is (R, k): the rows of this device's slots.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -64,9 +66,13 @@ def _factor_alone(a: jax.Array, with_status: bool) -> tuple[jax.Array, jax.Array
 def _update_status(
     status: jax.Array, block: jax.Array, l_block: jax.Array, before: int
 ) -> jax.Array:
+    block, l_block = lax.stop_gradient((block, l_block))
     # What follows a failure is NaN, so the first failure counts.
     failed = (status == 0) & ~jnp.isfinite(l_block).all()
-    find = lambda: jnp.int32(before + 1) + _tiles.first_bad_pivot(block)  # noqa: E731
+
+    def find() -> jax.Array:
+        return jnp.int32(before + 1) + _tiles.first_bad_pivot(block)
+
     return lax.cond(failed, find, lambda: status)
 
 
@@ -81,35 +87,66 @@ def diagonal_block(low: jax.Array, s: int, layout: Layout, axes: Axes) -> jax.Ar
 
 
 def forward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
-    """``low^-1 b``: the rows of a superstep are solved, and leave all rows below."""
+    """``low^-1 b``, row by row: what is solved is on every device, and leaves the next rows."""
     if layout.devices == 1:
         return _tiles.trsm(low[:, 0, :], b)
-    tile, me = layout.tile, lax.axis_index(axes)
-    for s in range(layout.steps):
-        top, end = s * tile, (s + 1) * tile
-        block = diagonal_block(low, s, layout, axes)
-        solved = _tiles.trsm(block, gather_rows(b[top:end], axes))
-        b = b.at[top:end].set(lax.dynamic_slice_in_dim(solved, me * tile, tile))
-        if end < layout.rows:
-            below = low[end:, :, top:end].reshape(-1, solved.shape[0])
-            b = b.at[end:].add(-gemm(below, solved))
-    return b
+    return _in_columns(_forward, low, b, layout, axes)
 
 
 def backward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
-    """``low^-H b``: the rows of a superstep take what all rows below leave, one all-reduce."""
+    """``low^-H b``: what is solved leaves all rows before; an all-reduce sums that a superstep."""
     if layout.devices == 1:
         return _tiles.trsm(low[:, 0, :], b, conjugate_transpose=True)
+    return _in_columns(_backward, low, b, layout, axes)
+
+
+def _in_columns(
+    sweep: Callable[..., jax.Array], low: jax.Array, b: jax.Array, layout: Layout, axes: Axes
+) -> jax.Array:
+    """``sweep`` over so many columns at a time that all their rows fit in half of a share."""
+    most = max(1, layout.padded // (2 * layout.devices))
+    width = b.shape[1]
+    if width <= most:
+        return sweep(low, b, layout, axes)
+    parts = -(-width // most)
+    each = -(-width // parts)
+    wide = jnp.pad(b, ((0, 0), (0, parts * each - width)))
+    wide = wide.reshape(-1, parts, each).swapaxes(0, 1)
+    done = lax.map(lambda part: sweep(low, part, layout, axes), wide)
+    return done.swapaxes(0, 1).reshape(b.shape[0], -1)[:, :width]
+
+
+def _forward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
     tile, me = layout.tile, lax.axis_index(axes)
+    done = jnp.zeros((layout.devices, *b.shape), b.dtype)
+    for s in range(layout.steps):
+        top, end = s * tile, (s + 1) * tile
+        rest = b[top:end]
+        if s:
+            left = low[top:end, :, :top].reshape(tile, -1)
+            rest = rest - gemm(left, done[:, :top].reshape(left.shape[1], -1))
+        block = diagonal_block(low, s, layout, axes)
+        solved = _tiles.trsm(block, gather_rows(rest, axes))
+        done = done.at[:, top:end].set(solved.reshape(layout.devices, tile, -1))
+    return done[me]
+
+
+def _backward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
+    tile, me = layout.tile, lax.axis_index(axes)
+    # What this device's rows that are solved leave to each row, of every device.
+    left_over = jnp.zeros((layout.devices, *b.shape), b.dtype)
     for s in reversed(range(layout.steps)):
         top, end = s * tile, (s + 1) * tile
-        rest = gather_rows(b[top:end], axes)
-        if end < layout.rows:
-            below = low[end:, :, top:end].reshape(layout.rows - end, -1)
-            rest = rest - lax.psum(gemm(adjoint(below), b[end:]), axes)
+        mine = left_over[:, top:end].at[me].add(b[top:end])
+        rest = lax.psum(mine.reshape(-1, b.shape[1]), axes)
         block = diagonal_block(low, s, layout, axes)
         solved = _tiles.trsm(block, rest, conjugate_transpose=True)
-        b = b.at[top:end].set(lax.dynamic_slice_in_dim(solved, me * tile, tile))
+        own = lax.dynamic_slice_in_dim(solved, me * tile, tile)
+        b = b.at[top:end].set(own)
+        if s:
+            left = low[top:end, :, :top].reshape(tile, -1)
+            change = gemm(adjoint(left), own).reshape(layout.devices, top, -1)
+            left_over = left_over.at[:, :top].add(-change)
     return b
 
 
