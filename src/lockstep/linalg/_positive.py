@@ -198,7 +198,8 @@ def matmul(x: jax.Array, y: jax.Array, placed: Placed) -> jax.Array:
 
 def partitioned(function: Callable[..., jax.Array], placed: Placed) -> Callable[..., jax.Array]:
     """``function`` of global arrays, partitioned by XLA, with its result sharded as ``placed``."""
-    sharding: Any = jax.sharding.NamedSharding(placed.mesh, placed.spec)  # pyright: ignore
+    mesh: Any = placed.mesh  # an AbstractMesh is taken too, whatever the stubs say
+    sharding = jax.sharding.NamedSharding(mesh, placed.spec)
     if set(placed.mesh.axis_types) == {jax.sharding.AxisType.Explicit}:
         automatic: Any = jax.sharding.auto_axes
         return automatic(function, out_sharding=sharding)
@@ -237,12 +238,15 @@ def _inverse_jvp(plan: Plan, primals: Any, tangents: Any) -> tuple[jax.Array, ja
     return done, -matmul(left, done, plan.placed)
 
 
-@functools.partial(jax.jit, static_argnames=("plan",))
-def inverse_of(low: jax.Array, plan: Plan) -> jax.Array:
+def _inverse_of(low: jax.Array, plan: Plan) -> jax.Array:
     def body(low: jax.Array) -> jax.Array:
         return plan.give_matrix(_inverse.from_factor(low, plan.layout, plan.axes))
 
     return plan.map(body, plan.slots, plan.placed.spec)(low)
+
+
+inverse_of = jax.jit(_inverse_of, static_argnames="plan")
+inverse_of_donating = jax.jit(_inverse_of, static_argnames="plan", donate_argnums=0)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))

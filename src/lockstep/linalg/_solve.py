@@ -74,8 +74,7 @@ def potrs(
     low, status = _positive.factor(lax.stop_gradient(a), plan, lower, status_wanted, donating)
     _arguments.check_status("potrs", check, status)
     if donating:
-        if a is not given and not given.is_deleted():
-            given.delete()
+        _delete(given, a)
         a = None  # only derivatives look at the matrix
     elif lower is not None:
         a = _positive.mirrored(a, lower)
@@ -95,13 +94,14 @@ def inv(
     tile: int | None = None,
     return_status: bool = False,
     check: bool = False,
+    donate: bool = False,
 ) -> Any:
     """The inverse of a sharded Hermitian positive definite matrix, sharded as the matrix.
 
     Arguments, errors and the layout as for `potrs` (``tile`` is its ``T_A``). The whole inverse is
-    returned, both triangles.
+    returned, both triangles; with ``donate`` it may take the memory of ``a``.
     """
-    return _inverse("inv", a, tile, mesh, in_specs, return_status, lower, check)
+    return _inverse("inv", a, tile, mesh, in_specs, return_status, lower, check, donate)
 
 
 def potri(
@@ -113,11 +113,12 @@ def potri(
     *,
     lower: bool | None = None,
     check: bool = False,
+    donate: bool = False,
     **unused: Any,
 ) -> Any:
     """`inv` under LAPACK's name, with jaxmg's arguments: it factors ``a`` itself."""
     _arguments.ignore_pad("potri", unused)
-    return _inverse("potri", a, T_A, mesh, in_specs, return_status, lower, check)
+    return _inverse("potri", a, T_A, mesh, in_specs, return_status, lower, check, donate)
 
 
 def _inverse(
@@ -129,19 +130,33 @@ def _inverse(
     return_status: bool,
     lower: bool | None,
     check: bool,
+    donate: bool,
 ) -> Any:
     a = _arguments.square(function, a)
     [spec] = _arguments.specs(function, in_specs, ("a",))
     placed = _arguments.place(function, a, mesh, spec)
     if a.shape[0] == 0:
         return (a, jnp.int32(0)) if return_status else a
-    a = _arguments.put(a, placed)
+    given, a = a, _arguments.put(a, placed)
     status_wanted = return_status or check
     plan = Plan.of(a.shape[0], placed, _arguments.tile_size(function, tile), status_wanted)
-    low, status = _positive.factor(lax.stop_gradient(a), plan, lower, status_wanted)
+    differentiated = isinstance(a, Tracer)
+    donating = donate and not differentiated
+    low, status = _positive.factor(lax.stop_gradient(a), plan, lower, status_wanted, donating)
     _arguments.check_status(function, check, status)
-    found = _positive.inverse(a if lower is None else _positive.mirrored(a, lower), low, plan)
+    if donating:
+        _delete(given, a)
+    if differentiated:
+        found = _positive.inverse(a if lower is None else _positive.mirrored(a, lower), low, plan)
+    else:
+        found = _positive.inverse_of_donating(low, plan)
     return (found, status) if return_status else found
+
+
+def _delete(given: jax.Array, put: jax.Array) -> None:
+    """What the caller gave, when it was copied to where it was wanted, is not kept either."""
+    if put is not given and not given.is_deleted():
+        given.delete()
 
 
 def _solve_positive(
