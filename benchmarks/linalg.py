@@ -174,7 +174,7 @@ class ScaLAPACK:
     def __init__(self, options: argparse.Namespace, folder: str) -> None:
         self.ranks, self.repeats = options.processes, options.repeats
         self.binary: str | None = str(Path(folder) / "scalapack")
-        self.best: dict[tuple[str, int, str], tuple[int, tuple[int, int]]] = {}
+        self.best: dict[tuple[str, int], tuple[int, tuple[int, int]]] = {}
         if not (shutil.which("mpicc") and shutil.which("mpirun")) or options.dtype != "float64":
             self.binary = None
             return
@@ -189,24 +189,23 @@ class ScaLAPACK:
         """The least of the repeats with the best block size and grid; None without ScaLAPACK."""
         if self.binary is None:
             return None
-        problem = routine, n, rhs
-        if problem in self.best:
-            return self._run(problem, *self.best[problem])
-        grids = sorted({(1, self.ranks), (self.ranks, 1)})
-        found = {
-            (block, grid): self._run(problem, block, grid)
-            for block in (32, 64, 128)
-            for grid in grids
-        }
-        self.best[problem] = min(found, key=found.__getitem__)
-        return min(found.values())
+        if (routine, n) not in self.best:
+            grids = sorted({(1, self.ranks), (self.ranks, 1)})
+            found = {
+                (block, grid): self._run(routine, n, rhs, block, grid, 1)
+                for block in (32, 64, 128)
+                for grid in grids
+            }
+            self.best[routine, n] = min(found, key=found.__getitem__)
+        return self._run(routine, n, rhs, *self.best[routine, n], self.repeats)
 
-    def _run(self, problem: tuple[str, int, str], block: int, grid: tuple[int, int]) -> float:
-        routine, n, rhs = problem
+    def _run(
+        self, routine: str, n: int, rhs: str, block: int, grid: tuple[int, int], repeats: int
+    ) -> float:
         command = ["mpirun", "--oversubscribe", "-n", str(self.ranks)]
         command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
         command += [str(self.binary), routine, str(n), rhs, str(block)]
-        command += [*map(str, grid), str(self.repeats)]
+        command += [*map(str, grid), str(repeats)]
         out = _run(command, {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
         return min(map(float, out.split()))
 

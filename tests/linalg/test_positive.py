@@ -153,7 +153,7 @@ def test_more_right_hand_sides_than_fit_at_once() -> None:
 
 def test_the_factor_is_made_in_place_and_its_buffers_are_small() -> None:
     """XLA's figures for one device: the slots, donated, and at most half of them beside."""
-    n, devices = 1024, 4
+    n, devices = 1024, 2
     a = put(jnp.ones((n, n)), mesh((devices,)), P("x"))
     plan = Plan.of(n, place("test", a, None, None), 32, False)
     into_slots = to_slots_donating.lower(a, plan, None).compile().memory_analysis()
