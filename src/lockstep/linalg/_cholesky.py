@@ -13,6 +13,7 @@ and a right-hand side is (R, k): the rows of this device's slots.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import jax
@@ -22,6 +23,9 @@ from jax import lax
 from lockstep.linalg import _tiles
 from lockstep.linalg._layout import Axes, Layout
 from lockstep.linalg._tiles import adjoint, gemm
+
+STAGES = 4
+"""Loops of a triangular sweep (`_stages`)."""
 
 
 def factor(
@@ -80,10 +84,11 @@ def gather_rows(tile_rows: jax.Array, axes: Axes) -> jax.Array:
     return lax.all_gather(tile_rows, axes, axis=0, tiled=True)
 
 
-def diagonal_block(low: jax.Array, s: int, layout: Layout, axes: Axes) -> jax.Array:
-    """The diagonal block of superstep ``s``, on every device."""
-    top, end = s * layout.tile, (s + 1) * layout.tile
-    return gather_rows(low[top:end, :, top:end].reshape(layout.tile, -1), axes)
+def diagonal_block(low: jax.Array, top: int | jax.Array, layout: Layout, axes: Axes) -> jax.Array:
+    """The diagonal block whose local rows start at ``top``, on every device."""
+    tile = layout.tile
+    own = lax.dynamic_slice(low, (top, 0, top), (tile, layout.devices, tile))
+    return gather_rows(own.reshape(tile, -1), axes)
 
 
 def forward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
@@ -116,37 +121,66 @@ def _in_columns(
     return done.swapaxes(0, 1).reshape(b.shape[0], -1)[:, :width]
 
 
+def _stages(layout: Layout) -> list[tuple[int, int]]:
+    """Supersteps (first, end) of each stage.
+
+    The supersteps of a stage are one loop. It takes rows of the factor as long as its last one
+    needs: with `STAGES` of them the products are 1 + 1 / STAGES times the least, and as many loop
+    bodies are compiled, however many supersteps there are.
+    """
+    ends = [layout.steps * k // STAGES for k in range(STAGES + 1)]
+    return [(first, end) for first, end in itertools.pairwise(ends) if first < end]
+
+
+def _left_of(low: jax.Array, top: jax.Array, width: int, layout: Layout) -> jax.Array:
+    """The factor in the tile rows from ``top`` on, left of their diagonal block, then zeros."""
+    rows = lax.dynamic_slice(low, (top, 0, 0), (layout.tile, layout.devices, width))
+    # What is above the diagonal may be anything, so it is not multiplied by zero.
+    return jnp.where(jnp.arange(width) < top, rows, 0).reshape(layout.tile, -1)
+
+
 def _forward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
-    tile, me = layout.tile, lax.axis_index(axes)
+    tile = layout.tile
     done = jnp.zeros((layout.devices, *b.shape), b.dtype)
-    for s in range(layout.steps):
-        top, end = s * tile, (s + 1) * tile
-        rest = b[top:end]
-        if s:
-            left = low[top:end, :, :top].reshape(tile, -1)
-            rest = rest - gemm(left, done[:, :top].reshape(left.shape[1], -1))
-        block = diagonal_block(low, s, layout, axes)
-        solved = _tiles.trsm(block, gather_rows(rest, axes))
-        done = done.at[:, top:end].set(solved.reshape(layout.devices, tile, -1))
-    return done[me]
+    for first, end in _stages(layout):
+        width = end * tile
+
+        def step(s: jax.Array, done: jax.Array, width: int = width) -> jax.Array:
+            top = s * tile
+            left = _left_of(low, top, width, layout)
+            rest = lax.dynamic_slice_in_dim(b, top, tile)
+            rest = rest - gemm(left, done[:, :width].reshape(left.shape[1], -1))
+            solved = _tiles.trsm(diagonal_block(low, top, layout, axes), gather_rows(rest, axes))
+            solved = solved.reshape(layout.devices, tile, -1)
+            return lax.dynamic_update_slice_in_dim(done, solved, top, 1)
+
+        done = lax.fori_loop(first, end, step, done)
+    return done[lax.axis_index(axes)]
 
 
 def _backward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
     tile, me = layout.tile, lax.axis_index(axes)
-    # What this device's rows that are solved leave to each row, of every device.
+    # What the rows of this device that are solved leave to each row of every device.
     left_over = jnp.zeros((layout.devices, *b.shape), b.dtype)
-    for s in reversed(range(layout.steps)):
-        top, end = s * tile, (s + 1) * tile
-        mine = left_over[:, top:end].at[me].add(b[top:end])
-        rest = lax.psum(mine.reshape(-1, b.shape[1]), axes)
-        block = diagonal_block(low, s, layout, axes)
-        solved = _tiles.trsm(block, rest, conjugate_transpose=True)
-        own = lax.dynamic_slice_in_dim(solved, me * tile, tile)
-        b = b.at[top:end].set(own)
-        if s:
-            left = low[top:end, :, :top].reshape(tile, -1)
-            change = gemm(adjoint(left), own).reshape(layout.devices, top, -1)
-            left_over = left_over.at[:, :top].add(-change)
+    for first, end in reversed(_stages(layout)):
+        width = end * tile
+
+        def step(
+            back: jax.Array, state: tuple[jax.Array, jax.Array], width: int = width, end: int = end
+        ) -> tuple[jax.Array, jax.Array]:
+            b, left_over = state
+            top = (end - 1 - back) * tile
+            rest = lax.dynamic_slice_in_dim(left_over, top, tile, 1)
+            rest = rest.at[me].add(lax.dynamic_slice_in_dim(b, top, tile))
+            rest = lax.psum(rest.reshape(-1, b.shape[1]), axes)
+            block = diagonal_block(low, top, layout, axes)
+            solved = _tiles.trsm(block, rest, conjugate_transpose=True)
+            own = lax.dynamic_slice_in_dim(solved, me * tile, tile)
+            change = gemm(adjoint(_left_of(low, top, width, layout)), own)
+            left_over = left_over.at[:, :width].add(-change.reshape(layout.devices, width, -1))
+            return lax.dynamic_update_slice_in_dim(b, own, top, 0), left_over
+
+        b, left_over = lax.fori_loop(0, end - first, step, (b, left_over))
     return b
 
 

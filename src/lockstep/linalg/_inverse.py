@@ -36,7 +36,7 @@ def _triangle(low: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
     tile, me = layout.tile, lax.axis_index(axes)
     for s in range(layout.steps):
         top, end = s * tile, (s + 1) * tile
-        inverse = _tiles.trtri(_cholesky.diagonal_block(low, s, layout, axes))
+        inverse = _tiles.trtri(_cholesky.diagonal_block(low, top, layout, axes))
         mine = lax.dynamic_slice_in_dim(inverse, me * tile, tile, axis=1)
         if s:
             rows = lax.all_to_all(low[top:end, :, :top], axes, 1, 0, tiled=True)
