@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
+from lockstep import _jax_compat
 from lockstep.linalg import _arguments, _eigh, _positive
 from lockstep.linalg._arguments import Placed, Specs
 from lockstep.linalg._positive import Plan
@@ -149,7 +150,7 @@ def _place(function: str, a: jax.Array, spec: Any) -> tuple[Placed, int]:
             f"{function}: this is not inside jax.shard_map. Call it in the function that "
             f"jax.shard_map maps; outside, call lockstep.linalg.{function.split('_')[0]}."
         )
-    if getattr(jax.typeof(a), "vma", None):
+    if _jax_compat.varying_axes(a):
         raise ValueError(f"{function}: wanted is jax.shard_map(..., check_vma=False).")
     if a.ndim != 2:
         raise ValueError(f"{function}: a has shape {a.shape}; wanted is a part of a square matrix.")
