@@ -87,8 +87,8 @@ def test_fewer_rows_than_devices() -> None:
     assert Layout.in_blocks(replicated, 0).rows == 0
 
 
-@pytest.mark.parametrize(("n", "devices"), [(8192, 2), (8192, 8), (65536, 8)])
-def test_what_large_matrices_gather_is_a_third_of_a_share(n: int, devices: int) -> None:
+@pytest.mark.parametrize(("n", "devices"), [(4096, 4), (8192, 2), (8192, 8), (65536, 8)])
+def test_what_large_matrices_gather_is_a_fifth_of_a_share(n: int, devices: int) -> None:
     tile = _model.cholesky_tile(n, devices, n // devices, "cpu")
-    assert devices * tile * n <= n * n / devices / 3
+    assert devices * tile * n <= n * n / devices / 5
     assert n // devices // tile <= _model.MOST_STEPS
