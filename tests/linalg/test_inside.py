@@ -17,6 +17,9 @@ import lockstep.linalg as la
 from linalg.matrices import assert_close, full, hermitian, mesh, positive, put
 
 
+EYE: Any = np.eye(8)
+
+
 def inside(function: Callable[..., Any], over: Mesh, in_specs: Any, out_specs: Any) -> Any:
     mapped = jax.shard_map(
         function, mesh=over, in_specs=in_specs, out_specs=out_specs, check_vma=False
@@ -164,7 +167,7 @@ def call(a_shape: tuple[int, ...], spec: P, check_vma: bool = False, **options: 
 @pytest.mark.parametrize(
     ("run", "words"),
     [
-        (lambda: la.potrs_shardmap_ctx(np.eye(8), np.ones(8)), "not inside jax.shard_map. Call"),
+        (lambda: la.potrs_shardmap_ctx(EYE, EYE[0]), "not inside jax.shard_map. Call"),
         (lambda: call((8, 8), P("x"), check_vma=True), "wanted is jax.shard_map.*check_vma=False"),
         (lambda: call((8, 8), P("x")), r"a part of shape \(4, 8\).*would be of a matrix of 16 x 8"),
         (lambda: call((8, 8), P(), in_specs=P()), "every device has the whole matrix"),
