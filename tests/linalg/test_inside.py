@@ -16,7 +16,6 @@ from jax.sharding import PartitionSpec as P
 import lockstep.linalg as la
 from linalg.matrices import assert_close, full, hermitian, mesh, positive, put
 
-
 EYE: Any = np.eye(8)
 
 
