@@ -1,23 +1,25 @@
 """lockstep.linalg beside ScaLAPACK and beside jax.scipy on one process: ratios of one run.
 
     python benchmarks/linalg.py --routines posv potri syevd --sizes 1024 2048
+    python benchmarks/linalg.py --routines posv --sizes 4096 8192 --rhs 1 64 --rounds 3
     python benchmarks/linalg.py --gpu          # on a machine with a GPU: beside cuSOLVER, same card
 
 ScaLAPACK is Debian's (libscalapack-openmpi-dev); its driver, scalapack.c, is compiled here, and the
 best of several block sizes and grids counts. Every matrix is diagonally dominant for the positive
 definite routines, and random for the others. The first call is compilation and is told apart; the
-seconds are medians of the rest. Memory is what the resident size of process 0 grows by at most in
-calls after the first, operands included, as a multiple of its share of operands and results. Every
-process uses one thread, except that of jax.scipy alone, which uses them all.
+seconds are the least of the rest. Memory is the peak of what process 0 has in memory (VmHWM) over
+what it had before the matrix was made, as a multiple of its share of operands and results. Every
+process uses one thread of OpenBLAS, except that of jax.scipy alone, which uses them all.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -69,43 +71,62 @@ def _calls(routine: str, distributed: bool) -> Callable[..., Any]:
     return jax.jit(alone[routine])
 
 
-def worker(routine: str, n: int, rhs: int, dtype: str, distributed: bool, repeats: int) -> None:
-    """Measures one routine in this job; process 0 prints one line of JSON."""
+def worker(options: argparse.Namespace) -> None:
+    """Measures one routine in this job; process 0 prints one line of JSON for each width of b."""
     import lockstep  # isort: skip
     import jax
     import numpy as np
     from jax.sharding import AxisType, NamedSharding
     from jax.sharding import PartitionSpec as P
 
+    distributed = not options.alone
     if distributed and "LOCKSTEP_NUM_PROCESSES" in os.environ:
         lockstep.initialize()
-    jax.config.update("jax_enable_x64", dtype == "float64")
+    jax.config.update("jax_enable_x64", options.dtype == "float64")
     devices = jax.devices() if distributed else jax.devices()[:1]
     mesh = jax.make_mesh((len(devices),), ("x",), (AxisType.Auto,), devices=devices)
-    b = jax.device_put(np.ones((n, rhs), dtype), NamedSharding(mesh, P()))
-    call, seconds, before = _calls(routine, distributed), [], 0
-    for i in range(repeats + 1):
-        if i == 1:  # what compilation took is not counted
-            Path("/proc/self/clear_refs").write_text("5")
-            before = _resident("VmRSS")
-        a = _matrix(n, dtype, routine != "syevd", NamedSharding(mesh, P("x")))
-        jax.block_until_ready(a)
-        start = time.perf_counter()
-        jax.block_until_ready(call(a, b))
-        seconds.append(time.perf_counter() - start)
-        del a
-    if jax.process_index() == 0:
-        numbers = n * (n + rhs) if routine == "posv" else 2 * n * n
-        share = numbers * np.dtype(dtype).itemsize / jax.process_count()
-        peak = (_resident("VmHWM") - before) / share
-        best = {"first": seconds[0], "seconds": statistics.median(seconds[1:]), "peak": peak}
-        print(json.dumps(best), flush=True)
+    [n], routine = options.sizes, options.worker
+    for rhs in options.rhs:
+        b = jax.device_put(np.ones((n, rhs), options.dtype), NamedSharding(mesh, P()))
+        call, seconds, peaks = _calls(routine, distributed), [], []
+        for _ in range(options.repeats + 1):
+            free = _resident()
+            a = _matrix(n, options.dtype, routine != "syevd", NamedSharding(mesh, P("x")))
+            jax.block_until_ready(a)
+            reset = _reset_peak()
+            start = time.perf_counter()
+            found = jax.block_until_ready(call(a, b))
+            seconds.append(time.perf_counter() - start)
+            arrays = [*jax.tree.leaves(found), b]
+            share = sum(_bytes_here(x) for x in arrays)
+            share += len(jax.local_devices()) * n * n // len(devices) * b.dtype.itemsize
+            peaks.append((_resident("VmHWM") - free) / share if reset else float("nan"))
+            del a, found, arrays
+        if jax.process_index() == 0:
+            # The first call compiles, and what that leaves behind counts against the first peak.
+            line = {"first": seconds[0], "seconds": min(seconds[1:]), "peak": max(peaks[1:])}
+            print(json.dumps({"rhs": rhs, **line}), flush=True)
 
 
-def _resident(field: str) -> int:
-    """Bytes of resident memory of this process: VmRSS now, VmHWM at most."""
-    status = Path("/proc/self/status").read_text()
-    return next(int(x.split()[1]) * 1024 for x in status.splitlines() if x.startswith(field))
+def _resident(what: str = "VmRSS") -> int:
+    """Bytes of this process in memory, after the allocator has given back what is free."""
+    if what == "VmRSS":
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(what))
+
+
+def _reset_peak() -> bool:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _bytes_here(x: Any) -> int:
+    return sum(shard.data.nbytes for shard in x.addressable_shards)
 
 
 def _run(command: list[str], env: dict[str, str]) -> str:
@@ -117,8 +138,17 @@ def _run(command: list[str], env: dict[str, str]) -> str:
     return done.stdout
 
 
-def measure(options: argparse.Namespace, routine: str, n: int, distributed: bool) -> dict:
-    arguments = [str(HERE), "--worker", routine, "--sizes", str(n), "--rhs", str(options.rhs)]
+def measure(options: argparse.Namespace, routine: str, n: int, distributed: bool) -> list[dict]:
+    """One launch; a result for each number of right-hand sides."""
+    arguments = [
+        str(HERE),
+        "--worker",
+        routine,
+        "--sizes",
+        str(n),
+        "--rhs",
+        *widths(options, routine),
+    ]
     arguments += ["--dtype", options.dtype, "--repeats", str(options.repeats)]
     if not distributed:
         out = _run([sys.executable, *arguments, "--alone"], {})
@@ -127,71 +157,115 @@ def measure(options: argparse.Namespace, routine: str, n: int, distributed: bool
     else:
         sizes = ["-n", str(options.processes), "-d", str(options.devices)]
         launch = [sys.executable, "-m", "lockstep", "run", *sizes, *arguments]
-        out = _run(launch, {"OPENBLAS_NUM_THREADS": "1"})
-    [line] = [x for x in out.splitlines() if '"seconds"' in x]
-    return json.loads(line[line.index("{") :])
+        # XLA needs a thread for each device that waits in a collective, beside those that compute.
+        threads = {"NPROC": str(4 * options.devices)} if options.devices > 1 else {}
+        out = _run(launch, {"OPENBLAS_NUM_THREADS": "1", **threads})
+    lines = [x for x in out.splitlines() if '"seconds"' in x]
+    return [json.loads(line[line.index("{") :]) for line in lines]
 
 
-def scalapack(options: argparse.Namespace, routine: str, n: int) -> float | None:
-    """The best median over block sizes and grids; None without ScaLAPACK."""
-    if not (shutil.which("mpicc") and shutil.which("mpirun")) or options.dtype != "float64":
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        binary = str(Path(folder) / "scalapack")
-        library = "-lscalapack-openmpi"
-        built = subprocess.run(
-            ["mpicc", "-O2", str(HERE.with_name("scalapack.c")), "-o", binary, library],
-            capture_output=True,
-            text=True,
-        )
+def widths(options: argparse.Namespace, routine: str) -> list[str]:
+    return [str(k) for k in options.rhs] if routine == "posv" else ["1"]
+
+
+class ScaLAPACK:
+    """Its driver, compiled; the block size and the grid are searched once for each problem."""
+
+    def __init__(self, options: argparse.Namespace, folder: str) -> None:
+        self.ranks, self.repeats = options.processes, options.repeats
+        self.binary: str | None = str(Path(folder) / "scalapack")
+        self.best: dict[tuple[str, int], tuple[int, tuple[int, int]]] = {}
+        if not (shutil.which("mpicc") and shutil.which("mpirun")) or options.dtype != "float64":
+            self.binary = None
+            return
+        source = str(HERE.with_name("scalapack.c"))
+        command = ["mpicc", "-O2", source, "-o", self.binary, "-lscalapack-openmpi"]
+        built = subprocess.run(command, capture_output=True, text=True, timeout=120)
         if built.returncode:
             print(f"no ScaLAPACK: {built.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+            self.binary = None
+
+    def seconds(self, routine: str, n: int, rhs: str) -> float | None:
+        """The least of the repeats with the best block size and grid; None without ScaLAPACK."""
+        if self.binary is None:
             return None
-        found = []
-        ranks = options.processes
-        for block in (32, 64, 128):
-            for grid in {(1, ranks), (ranks, 1)}:
-                command = ["mpirun", "--oversubscribe", "-n", str(ranks)]
-                command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
-                command += [binary, routine, str(n), str(options.rhs), str(block)]
-                command += [*map(str, grid), str(options.repeats)]
-                out = _run(command, {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
-                found.append(statistics.median(map(float, out.split())))
-        return min(found)
+        if (routine, n) not in self.best:
+            grids = sorted({(1, self.ranks), (self.ranks, 1)})
+            found = {
+                (block, grid): self._run(routine, n, rhs, block, grid, 1)
+                for block in (32, 64, 128)
+                for grid in grids
+            }
+            self.best[routine, n] = min(found, key=found.__getitem__)
+        return self._run(routine, n, rhs, *self.best[routine, n], self.repeats)
+
+    def _run(
+        self, routine: str, n: int, rhs: str, block: int, grid: tuple[int, int], repeats: int
+    ) -> float:
+        command = ["mpirun", "--oversubscribe", "-n", str(self.ranks)]
+        command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        command += [str(self.binary), routine, str(n), rhs, str(block)]
+        command += [*map(str, grid), str(repeats)]
+        out = _run(command, {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
+        return min(map(float, out.split()))
+
+
+def compare(options: argparse.Namespace, routine: str, n: int, peer: ScaLAPACK) -> list[dict]:
+    """Ours, ScaLAPACK's and one process's in turn, ``rounds`` times: the least of each."""
+    rows: list[dict] = []
+    for _ in range(options.rounds):
+        ours, one = measure(options, routine, n, True), measure(options, routine, n, False)
+        for k, (mine, alone) in enumerate(zip(ours, one, strict=True)):
+            theirs = None if options.gpu else peer.seconds(routine, n, str(mine["rhs"]))
+            now = {**mine, "routine": routine, "n": n, "one": alone["seconds"], "scalapack": theirs}
+            if k == len(rows):
+                rows.append(now)
+            for key in ("seconds", "one", "scalapack"):
+                if now[key] is not None:
+                    rows[k][key] = min(rows[k][key], now[key])
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--routines", nargs="+", choices=ROUTINES, default=list(ROUTINES))
     parser.add_argument("--sizes", nargs="+", type=int, default=[1024, 2048])
-    parser.add_argument("--rhs", type=int, default=1)
+    parser.add_argument("--rhs", nargs="+", type=int, default=[1], help="for posv only")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--devices", type=int, default=1, help="devices of each process")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float64")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="calls of a launch, after the first")
+    parser.add_argument("--rounds", type=int, default=1, help="launches of each, in turn")
+    parser.add_argument("--json", type=Path, help="write what was measured into this file")
     parser.add_argument("--gpu", action="store_true", help="all GPUs of this process, beside one")
     parser.add_argument("--worker", choices=ROUTINES, help=argparse.SUPPRESS)
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        [n] = options.sizes
-        distributed = not options.alone
-        worker(options.worker, n, options.rhs, options.dtype, distributed, options.repeats)
+        worker(options)
         return
     heads = ("ours s", "first s", "peak/share", "/ScaLAPACK", "/one")
-    print(f"{'routine':8}{'n':>6}" + "".join(f"{head:>12}" for head in heads))
-    for routine in options.routines:
-        for n in options.sizes:
-            ours = measure(options, routine, n, True)
-            one = measure(options, routine, n, False)
-            peer = None if options.gpu else scalapack(options, routine, n)
-            against = "-" if peer is None else f"{peer / ours['seconds']:.2f}"
-            print(
-                f"{routine:8}{n:6}{ours['seconds']:12.3f}{ours['first']:12.1f}"
-                f"{ours['peak']:12.1f}{against:>12}"
-                f"{one['seconds'] / ours['seconds']:12.2f}",
-                flush=True,
-            )
+    print(f"{'routine':8}{'n':>6}{'rhs':>4}" + "".join(f"{head:>12}" for head in heads))
+    rows: list[dict] = []
+    with tempfile.TemporaryDirectory() as folder:
+        peer = ScaLAPACK(options, folder)
+        for routine in options.routines:
+            for n in options.sizes:
+                found = compare(options, routine, n, peer)
+                rows += found
+                print("\n".join(map(as_line, found)), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def as_line(row: dict) -> str:
+    """One line of the table: ratios above 1 say that we are faster."""
+    ours, peer = row["seconds"], row["scalapack"]
+    against = "-" if peer is None else f"{peer / ours:.2f}"
+    return (
+        f"{row['routine']:8}{row['n']:6}{row['rhs']:4}{ours:12.3f}{row['first']:12.1f}"
+        f"{row['peak']:12.2f}{against:>12}{row['one'] / ours:12.2f}"
+    )
 
 
 if __name__ == "__main__":

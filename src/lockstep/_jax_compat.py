@@ -329,3 +329,12 @@ def under_derivatives(array: Any) -> Any:
     while isinstance(array, Tracer) and hasattr(array, "primal"):
         array = array.primal
     return array
+
+
+def varying_axes(array: Any) -> frozenset[str]:
+    """The axes of `jax.shard_map` over which JAX tracks ``array``: none under check_vma=False."""
+    import jax
+
+    kind: Any = jax.typeof(array)
+    manual = getattr(kind, "manual_axis_type", None)  # since jax 0.10; `vma` of the type before
+    return getattr(kind, "vma", frozenset()) if manual is None else manual.varying

@@ -82,7 +82,10 @@ def test_gradients_and_tangents(name: str, dtype: Any) -> None:
 def test_second_derivatives() -> None:
     a, b = positive(N, np.float64), full((N,), np.float64)
     ours, alone = functions()["potrs"]
-    of = lambda f: lambda t: f(jnp.asarray(a) * (1 + t) + t**2 * jnp.eye(N), jnp.asarray(b))  # noqa: E731
+
+    def of(f: Callable[..., Any]) -> Callable[[Any], Any]:
+        return lambda t: f(jnp.asarray(a) * (1 + t) + t**2 * jnp.eye(N), jnp.asarray(b))
+
     got = jax.jit(jax.hessian(of(ours)))(0.3)
     np.testing.assert_allclose(got, jax.hessian(of(alone))(0.3), rtol=1e-9)
 
@@ -92,7 +95,9 @@ def test_gradient_of_a_batch_of_right_hand_sides() -> None:
     over = mesh((4,))
 
     def ours(a: Any, b: Any) -> Any:
-        solve = lambda b: la.potrs(a, b)  # noqa: E731  # outside jit, the array says where it is
+        def solve(b: Any) -> Any:
+            return la.potrs(a, b)  # outside jit, the array says where it is
+
         return jnp.sum(jax.vmap(solve)(b) ** 3)
 
     def alone(a: Any, b: Any) -> Any:

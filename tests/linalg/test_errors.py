@@ -14,6 +14,7 @@ import lockstep.linalg as la
 from linalg.matrices import mesh, put
 
 EYE, ONES = np.eye(8), np.ones(8)
+NOT_A_SPEC: Any = "x"
 
 ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: la.inv(np.ones((3, 4))), ValueError, r"inv: a has shape \(3, 4\); wanted is one squ"),
@@ -30,7 +31,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
         r"names 'rows'; the mesh is \(x: 4\)",
     ),
     (
-        lambda: la.potrs(EYE, ONES, mesh=mesh((4,)), in_specs="x"),  # type: ignore[arg-type]
+        lambda: la.potrs(EYE, ONES, mesh=mesh((4,)), in_specs=NOT_A_SPEC),
         TypeError,
         "wanted is a jax.sharding.PartitionSpec for each of a, b",
     ),

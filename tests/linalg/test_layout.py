@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.linalg import _model
 from lockstep.linalg._layout import Layout, Sharded, exchange
 
 SHARDED = st.sampled_from(
@@ -83,3 +85,10 @@ def test_fewer_rows_than_devices() -> None:
     replicated = Sharded((("x", 4),), (), ())
     assert replicated.blocks(2) == ((0, 1), (1, 1), (2, 0), (2, 0))
     assert Layout.in_blocks(replicated, 0).rows == 0
+
+
+@pytest.mark.parametrize(("n", "devices"), [(4096, 4), (8192, 2), (8192, 8), (65536, 8)])
+def test_what_large_matrices_gather_is_a_fifth_of_a_share(n: int, devices: int) -> None:
+    tile = _model.cholesky_tile(n, devices, n // devices, "cpu")
+    assert devices * tile * n <= n * n / devices / 5
+    assert n // devices // tile <= _model.MOST_STEPS

@@ -14,6 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
 from linalg.matrices import DTYPES, assert_close, eps, full, mesh, positive, put, with_spectrum
+from lockstep.linalg._arguments import place
+from lockstep.linalg._positive import Plan, factor_slots, to_slots_donating
 
 CASES = [
     ((1,), P("x"), P(), 5),
@@ -120,7 +122,10 @@ def test_inside_jit_and_under_explicit_axes() -> None:
         x = jax.jit(la.potrs)(put(a, explicit, P("x")), put(b, explicit, P("x")))
         assert jax.typeof(x).sharding.spec == P("x", None)
         assert_close(x, wanted)
-        loss = lambda a, b: jnp.sum(la.potrs(a, b) ** 2)  # noqa: E731
+
+        def loss(a: jax.Array, b: jax.Array) -> jax.Array:
+            return jnp.sum(la.potrs(a, b) ** 2)
+
         grad = jax.jit(jax.grad(loss))(put(a, explicit, P("x")), put(b, explicit, P()))
         assert_close(grad, -2 * np.linalg.solve(a, wanted) @ wanted.T)
 
@@ -132,12 +137,44 @@ def test_a_donated_matrix_is_gone_and_a_kept_one_is_not() -> None:
     assert not kept.is_deleted()
     assert_close(la.potrs(given, b, donate=True), np.linalg.solve(a, b))
     assert given.is_deleted()
+    given = put(a, over, P("x"))
+    assert_close(la.inv(given, donate=True), np.linalg.inv(a))
+    assert given.is_deleted()
+    assert_close(la.inv(kept), np.linalg.inv(a))
+    assert not kept.is_deleted()
+
+
+def test_more_right_hand_sides_than_fit_at_once() -> None:
+    """Columns are solved in parts, so that no device holds all rows of all of them."""
+    n, over = 32, mesh((4,))
+    a, b = positive(n, np.float64), full((n, 23), np.float64)
+    assert_close(la.potrs(put(a, over, P("x")), put(b, over, P())), np.linalg.solve(a, b))
+
+
+def test_the_factor_is_made_in_place_and_its_buffers_are_small() -> None:
+    """XLA's figures for one device: the slots, donated, and at most half of them beside."""
+    n, devices = 1024, 2
+    a = put(jnp.ones((n, n)), mesh((devices,)), P("x"))
+    plan = Plan.of(n, place("test", a, None, None), 32, False)
+    into_slots = to_slots_donating.lower(a, plan, None).compile().memory_analysis()
+    slots = jax.eval_shape(lambda a: to_slots_donating(a, plan, None), a)
+    there = NamedSharding(plan.placed.sharding.mesh, plan.slots)
+    slots = jax.ShapeDtypeStruct(slots.shape, slots.dtype, sharding=there)
+    factor = factor_slots.lower(slots, plan, False).compile().memory_analysis()
+    share = n * n * 8 // devices
+    for memory in (into_slots, factor):
+        assert memory is not None
+        assert memory.alias_size_in_bytes >= share
+        assert memory.temp_size_in_bytes <= 0.5 * share, memory
 
 
 def test_batches_of_right_hand_sides() -> None:
     a, over = positive(20, np.float64), mesh((4,))
     sharded, b = put(a, over, P("x")), full((3, 20, 2), np.float64)
-    solve = lambda b: la.potrs(sharded, b)  # noqa: E731
+
+    def solve(b: jax.Array) -> jax.Array:
+        return la.potrs(sharded, b)
+
     assert_close(jax.vmap(solve)(b), np.linalg.solve(a, b))
     columns = jax.jit(jax.vmap(solve, in_axes=1, out_axes=1))(b[0])
     assert_close(columns, np.linalg.solve(a, b[0]))

@@ -9,17 +9,21 @@ Layers, each only on those before it:
     _model, _arguments             tile sizes by cost; checks and their errors
     _positive        the loops as functions of global arrays, with their derivatives
     _tridiagonal, _divide          Hermitian to tridiagonal and back, divide and conquer
-    _solve, _eigh                  the public functions
+    _triangular, _solve, _eigh     the public functions
+    _inside                        the same inside a `jax.shard_map` of the caller's
 
 LU, QR and SVD would be further files beside `_cholesky`, over the same layouts and tile kernels.
 """
 
 from lockstep.linalg._eigh import eigh as eigh
 from lockstep.linalg._eigh import syevd as syevd
-from lockstep.linalg._solve import cho_factor as cho_factor
-from lockstep.linalg._solve import cho_solve as cho_solve
-from lockstep.linalg._solve import cholesky as cholesky
+from lockstep.linalg._inside import potri_shardmap_ctx as potri_shardmap_ctx
+from lockstep.linalg._inside import potrs_shardmap_ctx as potrs_shardmap_ctx
+from lockstep.linalg._inside import syevd_shardmap_ctx as syevd_shardmap_ctx
 from lockstep.linalg._solve import inv as inv
 from lockstep.linalg._solve import potri as potri
 from lockstep.linalg._solve import potrs as potrs
-from lockstep.linalg._solve import solve_triangular as solve_triangular
+from lockstep.linalg._triangular import cho_factor as cho_factor
+from lockstep.linalg._triangular import cho_solve as cho_solve
+from lockstep.linalg._triangular import cholesky as cholesky
+from lockstep.linalg._triangular import solve_triangular as solve_triangular

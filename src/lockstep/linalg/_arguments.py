@@ -28,6 +28,8 @@ class Placed:
 
     mesh: AnyMesh
     dimensions: tuple[Axes, ...]
+    inside: bool = False
+    """Whether the code runs in a `jax.shard_map` over ``mesh``, on one device's part."""
 
     @property
     def spec(self) -> P:
@@ -53,7 +55,7 @@ def square(function: str, a: Any, name: str = "a") -> jax.Array:
             f"{function}: {name} has shape {a.shape}; wanted is one square matrix, shape (n, n). "
             "A stack of matrices goes through jax.vmap or jax.lax.map."
         )
-    _check_dtype(function, a, name)
+    check_dtype(function, a, name)
     return a
 
 
@@ -65,7 +67,7 @@ def right_hand_side(function: str, b: Any, n: int, dtype: Any) -> jax.Array:
             f"{function}: b has shape {b.shape}; wanted is ({n},) or ({n}, k), for the matrix is "
             f"{n} x {n}."
         )
-    _check_dtype(function, b, "b")
+    check_dtype(function, b, "b")
     if b.dtype != dtype:
         raise TypeError(f"{function}: b is {b.dtype}, a is {dtype}; wanted is one dtype for both.")
     return b
@@ -77,7 +79,7 @@ def tile_size(function: str, tile: Any) -> int | None:
     return None if tile is None else int(tile)
 
 
-def _check_dtype(function: str, a: jax.Array, name: str) -> None:
+def check_dtype(function: str, a: jax.Array, name: str) -> None:
     if a.dtype.name not in _DTYPES:
         raise TypeError(
             f"{function}: {name} is {a.dtype}; wanted is one of {', '.join(_DTYPES)}. "
@@ -111,8 +113,8 @@ def place(
         mesh = Mesh(np.array([device]), ("device",))
     if own is not None and tuple(own.mesh.shape.items()) != tuple(mesh.shape.items()):
         raise ValueError(
-            f"{function}: {name} is sharded over the mesh {_words(own.mesh)}, and mesh= is "
-            f"{_words(mesh)}. Give the array's own mesh, or leave mesh= out."
+            f"{function}: {name} is sharded over the mesh {words(own.mesh)}, and mesh= is "
+            f"{words(mesh)}. Give the array's own mesh, or leave mesh= out."
         )
     if own is not None and isinstance(own.mesh, Mesh) and isinstance(mesh, Mesh):
         if own.mesh.devices.tolist() != mesh.devices.tolist():
@@ -123,7 +125,7 @@ def place(
     if spec is None:
         placed = own or Placed(mesh, _default_dimensions(a, mesh))
     else:
-        placed = Placed(mesh, _dimensions(function, spec, a, mesh, name))
+        placed = Placed(mesh, dimensions(function, spec, a, mesh, name))
         if own is not None and placed.dimensions != own.dimensions:
             raise ValueError(
                 f"{function}: {name} is sharded as {own.spec}, and in_specs say {placed.spec}. "
@@ -140,10 +142,42 @@ def put(a: jax.Array, placed: Placed) -> jax.Array:
     return jax.device_put(a, placed.sharding)
 
 
+def place_both(
+    function: str, a: jax.Array, b: jax.Array, mesh: AnyMesh | None, in_specs: Specs
+) -> tuple[Placed, Placed]:
+    """A matrix and its right-hand side on one mesh."""
+    a_spec, b_spec = specs(function, in_specs, ("a", "b"))
+    placed = place(function, a, mesh, a_spec)
+    return placed, place(function, b, placed.mesh, b_spec, "b")
+
+
 def platform(placed: Placed) -> str:
     if isinstance(placed.mesh, Mesh):
         return placed.mesh.devices.flat[0].platform
     return jax.default_backend()
+
+
+def check_status(function: str, check: bool, status: jax.Array) -> None:
+    """Raises, where ``check``, for a matrix that is not positive definite."""
+    if not check:
+        return
+    if isinstance(status, Tracer):
+        raise ValueError(
+            f"{function}: check=True needs the values of the matrix, which are not there inside a "
+            "transformation such as jax.jit. Use return_status=True there."
+        )
+    if int(status):
+        raise np.linalg.LinAlgError(
+            f"{function}: the matrix is not positive definite: its leading minor of order "
+            f"{int(status)} is not."
+        )
+
+
+def ignore_pad(function: str, unused: dict[str, Any]) -> None:
+    """jaxmg's ``pad`` has no meaning here; anything else is an error."""
+    unknown = set(unused) - {"pad"}
+    if unknown:
+        raise TypeError(f"{function}: unknown argument {', '.join(sorted(unknown))}.")
 
 
 def specs(function: str, given: Specs, names: tuple[str, ...]) -> tuple[P | None, ...]:
@@ -192,7 +226,7 @@ def _axes_by_dimension(spec: P, ndim: int) -> tuple[Axes, ...]:
     )
 
 
-def _dimensions(function: str, spec: P, a: jax.Array, mesh: AnyMesh, name: str) -> tuple[Axes, ...]:
+def dimensions(function: str, spec: P, a: jax.Array, mesh: AnyMesh, name: str) -> tuple[Axes, ...]:
     if len(spec) > max(a.ndim, 2) or any(e is not None for e in tuple(spec)[a.ndim :]):
         raise ValueError(
             f"{function}: the spec {spec} has {len(spec)} entries, {name} has {a.ndim} dimensions."
@@ -203,7 +237,7 @@ def _dimensions(function: str, spec: P, a: jax.Array, mesh: AnyMesh, name: str) 
     if unknown:
         raise ValueError(
             f"{function}: the spec {spec} of {name} names {', '.join(map(repr, unknown))}; the "
-            f"mesh is {_words(mesh)}."
+            f"mesh is {words(mesh)}."
         )
     if len(set(used)) != len(used):
         raise ValueError(f"{function}: the spec {spec} of {name} uses a mesh axis twice.")
@@ -216,10 +250,10 @@ def _check_divides(function: str, a: jax.Array, placed: Placed, name: str) -> No
         if length % parts:
             raise ValueError(
                 f"{function}: {name} has shape {a.shape}, and {length} cannot be split evenly over "
-                f"the {parts} devices of {' x '.join(axes)} ({_words(placed.mesh)}), which JAX "
+                f"the {parts} devices of {' x '.join(axes)} ({words(placed.mesh)}), which JAX "
                 "asks for. Replicate that dimension, or pad the matrix with the identity."
             )
 
 
-def _words(mesh: AnyMesh) -> str:
+def words(mesh: AnyMesh) -> str:
     return "(" + ", ".join(f"{name}: {size}" for name, size in mesh.shape.items()) + ")"

@@ -13,6 +13,9 @@ and a right-hand side is (R, k): the rows of this device's slots.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -20,6 +23,9 @@ from jax import lax
 from lockstep.linalg import _tiles
 from lockstep.linalg._layout import Axes, Layout
 from lockstep.linalg._tiles import adjoint, gemm
+
+STAGES = 4
+"""Loops of a triangular sweep (`_stages`)."""
 
 
 def factor(
@@ -64,9 +70,13 @@ def _factor_alone(a: jax.Array, with_status: bool) -> tuple[jax.Array, jax.Array
 def _update_status(
     status: jax.Array, block: jax.Array, l_block: jax.Array, before: int
 ) -> jax.Array:
+    block, l_block = lax.stop_gradient((block, l_block))
     # What follows a failure is NaN, so the first failure counts.
     failed = (status == 0) & ~jnp.isfinite(l_block).all()
-    find = lambda: jnp.int32(before + 1) + _tiles.first_bad_pivot(block)  # noqa: E731
+
+    def find() -> jax.Array:
+        return jnp.int32(before + 1) + _tiles.first_bad_pivot(block)
+
     return lax.cond(failed, find, lambda: status)
 
 
@@ -74,42 +84,103 @@ def gather_rows(tile_rows: jax.Array, axes: Axes) -> jax.Array:
     return lax.all_gather(tile_rows, axes, axis=0, tiled=True)
 
 
-def diagonal_block(low: jax.Array, s: int, layout: Layout, axes: Axes) -> jax.Array:
-    """The diagonal block of superstep ``s``, on every device."""
-    top, end = s * layout.tile, (s + 1) * layout.tile
-    return gather_rows(low[top:end, :, top:end].reshape(layout.tile, -1), axes)
+def diagonal_block(low: jax.Array, top: int | jax.Array, layout: Layout, axes: Axes) -> jax.Array:
+    """The diagonal block whose local rows start at ``top``, on every device."""
+    tile = layout.tile
+    own = lax.dynamic_slice(low, (top, 0, top), (tile, layout.devices, tile))
+    return gather_rows(own.reshape(tile, -1), axes)
 
 
 def forward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
-    """``low^-1 b``: the rows of a superstep are solved, and leave all rows below."""
+    """``low^-1 b``, row by row: what is solved is on every device, and leaves the next rows."""
     if layout.devices == 1:
         return _tiles.trsm(low[:, 0, :], b)
-    tile, me = layout.tile, lax.axis_index(axes)
-    for s in range(layout.steps):
-        top, end = s * tile, (s + 1) * tile
-        block = diagonal_block(low, s, layout, axes)
-        solved = _tiles.trsm(block, gather_rows(b[top:end], axes))
-        b = b.at[top:end].set(lax.dynamic_slice_in_dim(solved, me * tile, tile))
-        if end < layout.rows:
-            below = low[end:, :, top:end].reshape(-1, solved.shape[0])
-            b = b.at[end:].add(-gemm(below, solved))
-    return b
+    return _in_columns(_forward, low, b, layout, axes)
 
 
 def backward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
-    """``low^-H b``: the rows of a superstep take what all rows below leave, one all-reduce."""
+    """``low^-H b``: what is solved leaves all rows before; an all-reduce sums that a superstep."""
     if layout.devices == 1:
         return _tiles.trsm(low[:, 0, :], b, conjugate_transpose=True)
+    return _in_columns(_backward, low, b, layout, axes)
+
+
+def _in_columns(
+    sweep: Callable[..., jax.Array], low: jax.Array, b: jax.Array, layout: Layout, axes: Axes
+) -> jax.Array:
+    """``sweep`` over so many columns at a time that all their rows fit in half of a share."""
+    most = max(1, layout.padded // (2 * layout.devices))
+    width = b.shape[1]
+    if width <= most:
+        return sweep(low, b, layout, axes)
+    parts = -(-width // most)
+    each = -(-width // parts)
+    wide = jnp.pad(b, ((0, 0), (0, parts * each - width)))
+    wide = wide.reshape(-1, parts, each).swapaxes(0, 1)
+    done = lax.map(lambda part: sweep(low, part, layout, axes), wide)
+    return done.swapaxes(0, 1).reshape(b.shape[0], -1)[:, :width]
+
+
+def _stages(layout: Layout) -> list[tuple[int, int]]:
+    """Supersteps (first, end) of each stage.
+
+    The supersteps of a stage are one loop. It takes rows of the factor as long as its last one
+    needs: with `STAGES` of them the products are 1 + 1 / STAGES times the least, and as many loop
+    bodies are compiled, however many supersteps there are.
+    """
+    ends = [layout.steps * k // STAGES for k in range(STAGES + 1)]
+    return [(first, end) for first, end in itertools.pairwise(ends) if first < end]
+
+
+def _left_of(low: jax.Array, top: jax.Array, width: int, layout: Layout) -> jax.Array:
+    """The factor in the tile rows from ``top`` on, left of their diagonal block, then zeros."""
+    rows = lax.dynamic_slice(low, (top, 0, 0), (layout.tile, layout.devices, width))
+    # What is above the diagonal may be anything, so it is not multiplied by zero.
+    return jnp.where(jnp.arange(width) < top, rows, 0).reshape(layout.tile, -1)
+
+
+def _forward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
+    tile = layout.tile
+    done = jnp.zeros((layout.devices, *b.shape), b.dtype)
+    for first, end in _stages(layout):
+        width = end * tile
+
+        def step(s: jax.Array, done: jax.Array, width: int = width) -> jax.Array:
+            top = s * tile
+            left = _left_of(low, top, width, layout)
+            rest = lax.dynamic_slice_in_dim(b, top, tile)
+            rest = rest - gemm(left, done[:, :width].reshape(left.shape[1], -1))
+            solved = _tiles.trsm(diagonal_block(low, top, layout, axes), gather_rows(rest, axes))
+            solved = solved.reshape(layout.devices, tile, -1)
+            return lax.dynamic_update_slice_in_dim(done, solved, top, 1)
+
+        done = lax.fori_loop(first, end, step, done)
+    return done[lax.axis_index(axes)]
+
+
+def _backward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
     tile, me = layout.tile, lax.axis_index(axes)
-    for s in reversed(range(layout.steps)):
-        top, end = s * tile, (s + 1) * tile
-        rest = gather_rows(b[top:end], axes)
-        if end < layout.rows:
-            below = low[end:, :, top:end].reshape(layout.rows - end, -1)
-            rest = rest - lax.psum(gemm(adjoint(below), b[end:]), axes)
-        block = diagonal_block(low, s, layout, axes)
-        solved = _tiles.trsm(block, rest, conjugate_transpose=True)
-        b = b.at[top:end].set(lax.dynamic_slice_in_dim(solved, me * tile, tile))
+    # What the rows of this device that are solved leave to each row of every device.
+    left_over = jnp.zeros((layout.devices, *b.shape), b.dtype)
+    for first, end in reversed(_stages(layout)):
+        width = end * tile
+
+        def step(
+            back: jax.Array, state: tuple[jax.Array, jax.Array], width: int = width, end: int = end
+        ) -> tuple[jax.Array, jax.Array]:
+            b, left_over = state
+            top = (end - 1 - back) * tile
+            rest = lax.dynamic_slice_in_dim(left_over, top, tile, 1)
+            rest = rest.at[me].add(lax.dynamic_slice_in_dim(b, top, tile))
+            rest = lax.psum(rest.reshape(-1, b.shape[1]), axes)
+            block = diagonal_block(low, top, layout, axes)
+            solved = _tiles.trsm(block, rest, conjugate_transpose=True)
+            own = lax.dynamic_slice_in_dim(solved, me * tile, tile)
+            change = gemm(adjoint(_left_of(low, top, width, layout)), own)
+            left_over = left_over.at[:, :width].add(-change.reshape(layout.devices, width, -1))
+            return lax.dynamic_update_slice_in_dim(b, own, top, 0), left_over
+
+        b, left_over = lax.fori_loop(0, end - first, step, (b, left_over))
     return b
 
 

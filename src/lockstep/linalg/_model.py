@@ -8,7 +8,10 @@ import math
 MOST_STEPS = 64
 """Supersteps of one factorization: each is compiled by itself, so this bounds compile time."""
 
-TILES = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+LARGE = 1 << 22
+"""Elements of a device's share from which on memory counts beside time."""
+
+TILES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +50,14 @@ def cholesky_seconds(n: int, devices: int, tile: int, machine: Machine, item: in
 
 
 def cholesky_tile(n: int, devices: int, rows: int, platform: str) -> int:
-    """The tile that the model finds fastest, for ``rows`` local rows of each device."""
+    """The tile that the model finds fastest, for ``rows`` local rows of each device.
+
+    A panel's rows are gathered, ``devices**2 tile / n`` of a share. Where shares are large that is
+    a fifth at most, if any tile keeps to it: a factor then needs less than half a share beside.
+    """
     fitting = [t for t in TILES if t < rows and rows <= MOST_STEPS * t] + [rows]
+    if n * n // devices >= LARGE:
+        fitting = [t for t in fitting if 5 * devices**2 * t <= n] or fitting[:1]
     on = machine(platform)
     return even_tile(rows, min(fitting, key=lambda t: cholesky_seconds(n, devices, t, on)))
 

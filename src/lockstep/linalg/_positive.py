@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from lockstep.linalg import _cholesky, _inverse, _model, _redistribute
+from lockstep.linalg import _arguments, _cholesky, _inverse, _model, _redistribute
 from lockstep.linalg._arguments import AnyMesh, Placed
 from lockstep.linalg._layout import Layout
 
@@ -30,16 +30,14 @@ class Plan:
     layout: Layout
 
     @classmethod
-    def of(
-        cls, a: jax.Array, placed: Placed, tile: int | None, natural: bool, platform: str
-    ) -> Plan:
+    def of(cls, n: int, placed: Placed, tile: int | None, natural: bool) -> Plan:
         """``natural``: eliminate in the order of the rows, not in that of the devices."""
-        n, sharded = a.shape[0], placed.sharded
+        sharded = placed.sharded
         rows = sharded.rows_each(n)
         if natural:
             rows = -(-n // sharded.devices)
         if tile is None:
-            tile = _model.cholesky_tile(n, sharded.devices, rows, platform)
+            tile = _model.cholesky_tile(n, sharded.devices, rows, _arguments.platform(placed))
         tile = _model.even_tile(rows, tile)
         if natural:
             return cls(placed, Layout.cyclic(n, sharded.devices, tile))
@@ -59,6 +57,8 @@ class Plan:
         return P(self.axes)
 
     def map(self, body: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+        if self.placed.inside:
+            return body
         return jax.shard_map(
             body, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
         )
@@ -94,7 +94,10 @@ class Plan:
 
 def _to_slots(a: jax.Array, plan: Plan, lower: bool | None) -> jax.Array:
     """The matrix as slots; Hermitian from the triangle that ``lower`` names, if it names one."""
-    body = lambda a: plan.mirror(plan.take_matrix(a), lower)  # noqa: E731
+
+    def body(a: jax.Array) -> jax.Array:
+        return plan.mirror(plan.take_matrix(a), lower)
+
     return plan.map(body, plan.placed.spec, plan.slots)(a)
 
 
@@ -195,11 +198,24 @@ def matmul(x: jax.Array, y: jax.Array, placed: Placed) -> jax.Array:
 
 def partitioned(function: Callable[..., jax.Array], placed: Placed) -> Callable[..., jax.Array]:
     """``function`` of global arrays, partitioned by XLA, with its result sharded as ``placed``."""
-    sharding: Any = jax.sharding.NamedSharding(placed.mesh, placed.spec)  # pyright: ignore
+    mesh: Any = placed.mesh  # an AbstractMesh is taken too, whatever the stubs say
+    sharding = jax.sharding.NamedSharding(mesh, placed.spec)
     if set(placed.mesh.axis_types) == {jax.sharding.AxisType.Explicit}:
         automatic: Any = jax.sharding.auto_axes
         return automatic(function, out_sharding=sharding)
     return lambda *args: lax.with_sharding_constraint(function(*args), sharding)
+
+
+def adjoint(a: jax.Array, plan: Plan) -> jax.Array:
+    return partitioned(lambda a: a.conj().T, plan.placed)(a)
+
+
+def as_matrix(run: Any, b: jax.Array, b_placed: Placed) -> Any:
+    """``run(b, b_placed, ...)`` on a matrix, whether ``b`` is one or a vector."""
+    if b.ndim == 2:
+        return functools.partial(run, b, b_placed)
+    wide = dataclasses.replace(b_placed, dimensions=(b_placed.dimensions[0], ()))
+    return lambda *args, **kwargs: run(b[:, None], wide, *args, **kwargs)[:, 0]
 
 
 def mirrored(a: jax.Array, lower: bool) -> jax.Array:
@@ -211,7 +227,7 @@ def mirrored(a: jax.Array, lower: bool) -> jax.Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def inverse(a: jax.Array, low: jax.Array, plan: Plan) -> jax.Array:
-    return _inverse_of(low, plan)
+    return inverse_of(low, plan)
 
 
 @inverse.defjvp
@@ -222,7 +238,6 @@ def _inverse_jvp(plan: Plan, primals: Any, tangents: Any) -> tuple[jax.Array, ja
     return done, -matmul(left, done, plan.placed)
 
 
-@functools.partial(jax.jit, static_argnames=("plan",))
 def _inverse_of(low: jax.Array, plan: Plan) -> jax.Array:
     def body(low: jax.Array) -> jax.Array:
         return plan.give_matrix(_inverse.from_factor(low, plan.layout, plan.axes))
@@ -230,9 +245,13 @@ def _inverse_of(low: jax.Array, plan: Plan) -> jax.Array:
     return plan.map(body, plan.slots, plan.placed.spec)(low)
 
 
+inverse_of = jax.jit(_inverse_of, static_argnames="plan")
+inverse_of_donating = jax.jit(_inverse_of, static_argnames="plan", donate_argnums=0)
+
+
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def log_determinant(a: jax.Array | None, low: jax.Array, plan: Plan) -> jax.Array:
-    return _log_determinant_of(low, plan)
+    return log_determinant_of(low, plan)
 
 
 @log_determinant.defjvp
@@ -243,6 +262,6 @@ def _log_determinant_jvp(plan: Plan, primals: Any, tangents: Any) -> tuple[jax.A
 
 
 @functools.partial(jax.jit, static_argnames=("plan",))
-def _log_determinant_of(low: jax.Array, plan: Plan) -> jax.Array:
+def log_determinant_of(low: jax.Array, plan: Plan) -> jax.Array:
     body = functools.partial(_cholesky.log_determinant, axes=plan.axes)
     return plan.map(body, plan.slots, P())(low)

@@ -1,0 +1,202 @@
+"""The solvers inside a `jax.shard_map` of the caller's: each device gives the part that it has.
+
+The names, and what is returned, are jaxmg's. The mesh is that of the `jax.shard_map`. Devices that
+differ in an axis which ``in_specs`` do not name do not work together: each such group solves a
+problem of its own, which is how a batch of matrices is spread over one axis of a mesh and every
+matrix over another.
+
+`jax.shard_map` must be told ``check_vma=False``: a result that is the same on all devices comes out
+of all-gathers, and JAX cannot know that it is.
+
+Derivatives are those of the loops, and keep what the loops computed on the way. With ``lower`` left
+out they are right for changes of ``a`` that are Hermitian.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh
+
+from lockstep import _jax_compat
+from lockstep.linalg import _arguments, _eigh, _kernels, _positive
+from lockstep.linalg._arguments import Placed, Specs
+from lockstep.linalg._positive import Plan
+
+
+def potrs_shardmap_ctx(
+    a: jax.Array,
+    b: jax.Array,
+    T_A: int | None = None,
+    pad: bool = True,
+    *,
+    in_specs: Specs = None,
+    lower: bool | None = None,
+    return_logdet: bool = False,
+    return_status: bool = True,
+) -> Any:
+    """`potrs` inside `jax.shard_map`, on this device's part of ``a`` and ``b``.
+
+    Args:
+      a: this device's part of an (n, n) Hermitian positive definite matrix.
+      b: this device's part of (n,) or (n, k), of the same dtype.
+      T_A: rows of a tile at most; chosen by a cost model when left out.
+      pad: accepted as in jaxmg; any size works.
+      in_specs: how ``a``, or ``a`` and ``b``, are split: as for the `jax.shard_map` around. Left
+        out, the rows of ``a`` are split over all axes of the mesh in their order, and ``b`` is
+        whole, or split by rows as ``a``: the shapes tell.
+      lower: as for `potrs`.
+      return_logdet: also return the logarithm of the determinant.
+      return_status: also return the status, as `potrs` does. Without it a matrix that is split by
+        rows is not moved.
+
+    Returns:
+      x, split as ``b``; then, where asked for, the logarithm and the status, of shape (1,).
+
+    Raises:
+      ValueError, TypeError: not inside `jax.shard_map`; shapes, dtypes or specs that cannot work.
+    """
+    a_spec, b_spec = _arguments.specs("potrs_shardmap_ctx", in_specs, ("a", "b"))
+    placed, n = _place("potrs_shardmap_ctx", a, a_spec)
+    b_placed = _place_beside("potrs_shardmap_ctx", b, b_spec, placed, n, a.dtype)
+    tile = _arguments.tile_size("potrs_shardmap_ctx", T_A)
+    x, logdet, status = b, jnp.zeros((), a.real.dtype), jnp.int32(0)
+    if n:
+        plan = Plan.of(n, placed, tile, return_status)
+        low, status = _positive.factor(a, plan, lower, return_status)
+        if b.size:
+            x = _positive.as_matrix(_both_sweeps, b, b_placed)(low, plan)
+        if return_logdet:
+            logdet = _positive.log_determinant_of(low, plan)
+    found = (x, *([logdet] if return_logdet else []), *([status[None]] if return_status else []))
+    return found if len(found) > 1 else x
+
+
+def potri_shardmap_ctx(
+    a: jax.Array,
+    T_A: int | None = None,
+    pad: bool = True,
+    *,
+    in_specs: Specs = None,
+    lower: bool | None = None,
+    return_status: bool = True,
+) -> Any:
+    """`potri` inside `jax.shard_map`: the inverse, split as ``a``, and the status of shape (1,).
+
+    Arguments and errors as for `potrs_shardmap_ctx`. Both triangles are returned (jaxmg's returns
+    one, and symmetrizing that gives the same).
+    """
+    [spec] = _arguments.specs("potri_shardmap_ctx", in_specs, ("a",))
+    placed, n = _place("potri_shardmap_ctx", a, spec)
+    tile = _arguments.tile_size("potri_shardmap_ctx", T_A)
+    found, status = a, jnp.int32(0)
+    if n:
+        plan = Plan.of(n, placed, tile, return_status)
+        low, status = _positive.factor(a, plan, lower, return_status)
+        found = _positive.inverse_of(low, plan)
+    return (found, status[None]) if return_status else found
+
+
+def syevd_shardmap_ctx(
+    a: jax.Array,
+    T_A: int | None = None,
+    return_eigenvectors: bool = True,
+    pad: bool = True,
+    *,
+    in_specs: Specs = None,
+    lower: bool = True,
+) -> Any:
+    """`syevd` inside `jax.shard_map`: (eigenvalues, eigenvectors, status), or without the vectors.
+
+    Eigenvalues are whole on every device, eigenvectors split as ``a``, the status is of shape (1,).
+    Arguments and errors as for `potrs_shardmap_ctx`; ``T_A`` has no meaning here. It has no
+    derivatives: those of `syevd`, outside, are.
+    """
+    [spec] = _arguments.specs("syevd_shardmap_ctx", in_specs, ("a",))
+    placed, n = _place("syevd_shardmap_ctx", a, spec)
+    _arguments.tile_size("syevd_shardmap_ctx", T_A)
+    values, vectors = jnp.zeros(0, a.real.dtype), a
+    if n:
+        kernels = _kernels.available(_arguments.platform(placed))
+        problem = _Problem(placed, lower, return_eigenvectors, 0, n, False, kernels, n=n)
+        found = _eigh._compiled(a, problem)
+        values, vectors = found if return_eigenvectors else (found, a)
+    status = jnp.where(jnp.isfinite(values).all(), 0, 1).astype(jnp.int32)[None]
+    return (values, vectors, status) if return_eigenvectors else (values, status)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Problem(_eigh.Problem):
+    """A problem that knows the size of the matrix, for the shape of a part does not tell it."""
+
+    n: int = 0
+
+    def plan(self, n: int) -> Plan:
+        return super().plan(self.n)
+
+
+def _both_sweeps(b: jax.Array, b_placed: Placed, low: jax.Array, plan: Plan) -> jax.Array:
+    return _positive.sweep(low, b, plan, b_placed, ("forward", "backward"))
+
+
+def _place(function: str, a: jax.Array, spec: Any) -> tuple[Placed, int]:
+    """Where the matrix is of which ``a`` is a part, over the axes that share it; and its size."""
+    mesh = jax.sharding.get_abstract_mesh()
+    manual = tuple(axis for axis in mesh.axis_names if axis in mesh.manual_axes)
+    if not manual:
+        raise ValueError(
+            f"{function}: this is not inside jax.shard_map. Call it in the function that "
+            f"jax.shard_map maps; outside, call lockstep.linalg.{function.split('_')[0]}."
+        )
+    if _jax_compat.varying_axes(a):
+        raise ValueError(f"{function}: wanted is jax.shard_map(..., check_vma=False).")
+    if a.ndim != 2:
+        raise ValueError(f"{function}: a has shape {a.shape}; wanted is a part of a square matrix.")
+    _arguments.check_dtype(function, a, "a")
+    whole = AbstractMesh(tuple(mesh.shape[axis] for axis in manual), manual)
+    if spec is None:
+        dimensions = (manual, ())
+    else:
+        dimensions = _arguments.dimensions(function, spec, a, whole, "a")
+    shared = tuple(axis for axis in manual if axis in dimensions[0] + dimensions[1])
+    if not shared:
+        raise ValueError(
+            f"{function}: the spec {spec} says that every device has the whole matrix; then "
+            "jax.scipy.linalg solves it on each."
+        )
+    mesh = AbstractMesh(tuple(mesh.shape[axis] for axis in shared), shared)
+    placed = Placed(mesh, dimensions, inside=True)
+    rows, columns = (
+        size * placed.sharded.size(axes) for size, axes in zip(a.shape, dimensions, strict=True)
+    )
+    if rows != columns:
+        raise ValueError(
+            f"{function}: a part of shape {a.shape}, split as {placed.spec} over the mesh "
+            f"{_arguments.words(mesh)}, would be of a matrix of {rows} x {columns}; wanted is a "
+            "square one. Give in_specs= as jax.shard_map has them."
+        )
+    return placed, rows
+
+
+def _place_beside(
+    function: str, b: jax.Array, spec: Any, placed: Placed, n: int, dtype: Any
+) -> Placed:
+    """Where the right-hand side is of which ``b`` is a part."""
+    rows = placed.dimensions[0]
+    if spec is not None:
+        dimensions = _arguments.dimensions(function, spec, b, placed.mesh, "b")
+    else:
+        whole = b.ndim and b.shape[0] == n
+        dimensions = (() if whole else rows, *((),) * (b.ndim - 1))
+    if b.ndim not in (1, 2) or b.shape[0] * placed.sharded.size(dimensions[0]) != n:
+        raise ValueError(
+            f"{function}: a part of b has shape {b.shape}; wanted is a part of ({n},) or ({n}, k), "
+            f"for the matrix is {n} x {n}. Give in_specs= for both, as jax.shard_map has them."
+        )
+    _arguments.check_dtype(function, b, "b")
+    if b.dtype != dtype:
+        raise TypeError(f"{function}: b is {b.dtype}, a is {dtype}; wanted is one dtype for both.")
+    return Placed(placed.mesh, dimensions, inside=True)

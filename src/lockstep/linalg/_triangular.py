@@ -1,0 +1,169 @@
+"""Cholesky factors and triangular systems, under SciPy's names: the public functions."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from lockstep.linalg import _arguments, _positive
+from lockstep.linalg._arguments import AnyMesh, Placed, Specs
+from lockstep.linalg._positive import Plan
+
+
+def cholesky(
+    a: Any,
+    lower: bool = False,
+    *,
+    mesh: AnyMesh | None = None,
+    in_specs: Specs = None,
+    tile: int | None = None,
+    return_status: bool = False,
+    check: bool = False,
+) -> Any:
+    """The Cholesky factor of a sharded Hermitian positive definite matrix.
+
+    Left-looking over row block-cyclic tiles (Golub and Van Loan, 4.2.8). The matrix is moved into
+    that layout by one all-to-all, and the factor back by another.
+
+    Args:
+      a: (n, n); float32, float64, complex64 or complex128; any sharding over any mesh.
+      lower: the lower triangle of ``a`` is read, and ``l`` with ``a = l l^H`` is returned;
+        otherwise the upper triangle, and ``u`` with ``a = u^H u``. As in SciPy.
+      mesh: where ``a`` is, when it does not say so itself (inside `jax.jit`).
+      in_specs: likewise, how its dimensions lie over the mesh.
+      tile: rows of a tile; chosen by a cost model when left out.
+      return_status: also return the status: 0, or the order of the first leading minor that is not
+        positive definite, as LAPACK's ``info``. Replicated int32.
+      check: raise when the matrix is not positive definite; not inside `jax.jit`.
+
+    Returns:
+      The factor, sharded as ``a``, zero in the other triangle; all NaN beyond the superstep of a
+      minor that is not positive. With ``return_status`` the pair (factor, status).
+
+    Raises:
+      ValueError, TypeError: shape, dtype, mesh or specs that cannot work.
+      numpy.linalg.LinAlgError: with ``check``, when the matrix is not positive definite.
+    """
+    a = _arguments.square("cholesky", a)
+    [spec] = _arguments.specs("cholesky", in_specs, ("a",))
+    placed = _arguments.place("cholesky", a, mesh, spec)
+    if a.shape[0] == 0:
+        return (a, jnp.int32(0)) if return_status else a
+    a = _arguments.put(a, placed)
+    plan = Plan.of(a.shape[0], placed, _arguments.tile_size("cholesky", tile), True)
+    if not lower:
+        a = _positive.adjoint(a, plan)
+    found, status = _factor_lower(a, plan, return_status or check)
+    _arguments.check_status("cholesky", check, status)
+    if not lower:
+        found = _positive.adjoint(found, plan)
+    return (found, status) if return_status else found
+
+
+def cho_factor(a: Any, lower: bool = False, **options: Any) -> tuple[jax.Array, bool]:
+    """`cholesky` as the pair (factor, lower) that `cho_solve` takes; options are those of it."""
+    return cholesky(a, lower, **options), lower
+
+
+def cho_solve(
+    c_and_lower: tuple[Any, bool],
+    b: Any,
+    *,
+    mesh: AnyMesh | None = None,
+    in_specs: Specs = None,
+    tile: int | None = None,
+) -> jax.Array:
+    """Solves ``a x = b``, given the Cholesky factor of ``a``.
+
+    Args:
+      c_and_lower: what `cho_factor` returns: the factor, and whether it is the lower one.
+      b: (n,) or (n, k), any sharding over the same mesh.
+      mesh: as for `potrs`.
+      in_specs: as for `potrs`, of the factor and of ``b``.
+      tile: rows of a tile; chosen by a cost model when left out.
+
+    Returns:
+      x, of the shape and the sharding of ``b``.
+    """
+    c, lower = c_and_lower
+    x = solve_triangular(c, b, 0 if lower else 2, lower, mesh=mesh, in_specs=in_specs, tile=tile)
+    return solve_triangular(c, x, 2 if lower else 0, lower, mesh=mesh, in_specs=in_specs, tile=tile)
+
+
+def solve_triangular(
+    a: Any,
+    b: Any,
+    trans: int = 0,
+    lower: bool = False,
+    *,
+    mesh: AnyMesh | None = None,
+    in_specs: Specs = None,
+    tile: int | None = None,
+) -> jax.Array:
+    """Solves ``a x = b`` (trans=0), ``a^T x = b`` (1) or ``a^H x = b`` (2) for a triangle ``a``.
+
+    Only the triangle that ``lower`` names is read. Other arguments and errors as for `potrs`.
+    """
+    a = _arguments.square("solve_triangular", a)
+    b = _arguments.right_hand_side("solve_triangular", b, a.shape[0], a.dtype)
+    placed, b_placed = _arguments.place_both("solve_triangular", a, b, mesh, in_specs)
+    if b.size == 0:
+        return b
+    a, b = _arguments.put(a, placed), _arguments.put(b, b_placed)
+    plan = Plan.of(a.shape[0], placed, _arguments.tile_size("solve_triangular", tile), True)
+    if trans not in (0, 1, 2):
+        raise ValueError(f"solve_triangular: trans is {trans!r}; wanted is 0, 1 or 2.")
+    if trans == 1:
+        return solve_triangular(
+            a.conj(), b, 2, lower, mesh=placed.mesh, in_specs=(placed.spec, b_placed.spec)
+        )
+    if not lower:
+        a, trans = _positive.adjoint(a, plan), 2 - trans
+    return _positive.as_matrix(_solve_lower, b, b_placed)(a, plan, adjoint=trans == 2)
+
+
+def _solve_lower(
+    b: jax.Array, b_placed: Placed, a: jax.Array, plan: Plan, adjoint: bool
+) -> jax.Array:
+    """``a^-1 b`` or ``a^-H b``, only the lower triangle of ``a`` being read."""
+    low = _positive.to_slots(lax.stop_gradient(a), plan, None)
+
+    def times(x: jax.Array) -> jax.Array:
+        triangle = jnp.tril(a)
+        triangle = triangle.conj().T if adjoint else triangle
+        return _positive.matmul(triangle, x, b_placed)
+
+    def run(back: bool, b: jax.Array) -> jax.Array:
+        return _positive.batched_sweep(low, b, plan, b_placed, ("backward" if back else "forward",))
+
+    return lax.custom_linear_solve(
+        times,
+        b,
+        solve=lambda _, b: run(adjoint, b),
+        transpose_solve=lambda _, b: run(not adjoint, b.conj()).conj(),
+    )
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def _factor_lower(a: jax.Array, plan: Plan, with_status: bool) -> tuple[jax.Array, jax.Array]:
+    low, status = _positive.factor(a, plan, None, with_status)
+    return _positive.lower_to_matrix(low, plan), status
+
+
+@_factor_lower.defjvp
+def _factor_lower_jvp(plan: Plan, with_status: bool, primals: Any, tangents: Any) -> Any:
+    """dl = l phi(l^-1 da l^-H), phi halving the diagonal of the lower triangle."""
+    low, status = _factor_lower(primals[0], plan, with_status)
+    where = {"mesh": plan.mesh, "in_specs": (plan.placed.spec,) * 2}
+    da = _positive.mirrored(tangents[0], True)
+    half = solve_triangular(low, da, 0, True, **where)
+    whole = solve_triangular(low, _positive.adjoint(half, plan), 0, True, **where)
+    eye = jnp.eye(low.shape[0], dtype=low.dtype)
+    phi = jnp.tril(whole) * (1 - eye / 2)
+    dl = _positive.matmul(low, phi, plan.placed)
+    return (low, status), (dl, np.zeros(status.shape, jax.dtypes.float0))
