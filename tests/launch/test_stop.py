@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -211,6 +213,19 @@ def test_a_reader_that_leaves_ends_the_job() -> None:
         run.process.stdout.close()
         assert run.process.wait(30) == 128 + signal.SIGPIPE
         run.assert_nothing_left()
+
+
+@pytest.mark.parametrize("lines", ["print('line')", "while True: print('line')"])
+def test_a_disk_that_is_full_is_said_and_ends_the_job(lines: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(lines)
+    command = [sys.executable, "-m", "lockstep", "run", "-n", "2", str(tmp_path / "program.py")]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30, check=False
+        )
+    assert done.returncode == 1
+    said = "lockstep: standard output cannot be written: No space left on device\n"
+    assert done.stderr.count(said) == 1
 
 
 def test_a_reader_that_does_not_read_holds_up_no_signal() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import sys
@@ -90,6 +91,15 @@ class Console:
     def gone(self) -> bool:
         """Whether nobody reads stdout any more."""
         return self.stdout.sink.broken
+
+    @property
+    def lost(self) -> str | None:
+        """Why stdout cannot be written; None while it can, and when a reader has left.
+
+        ``| head`` leaves as soon as it has seen enough, which is nobody's mistake.
+        """
+        error = self.stdout.sink.error
+        return error.strerror if error and error.errno != errno.EPIPE else None
 
     def abandon(self) -> None:
         """Waits for no reader any longer; what is not written is lost."""

@@ -95,6 +95,8 @@ class Sink:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.broken = False
+        self.error: OSError | None = None
+        """Why nothing can be written any more; None when that is not so, or nobody tried."""
         self._pending = bytearray()
 
     @property
@@ -110,7 +112,8 @@ class Sink:
         """Writes a piece; call it when the descriptor is writable. Sets ``broken`` on an error."""
         try:
             written = os.write(self.fd, self._pending[:_ATOMIC_WRITE])
-        except OSError:
+        except OSError as error:
+            self.error = error
             self.abandon()
         else:
             del self._pending[:written]

@@ -78,6 +78,7 @@ class Supervisor:
         self._oom_kills = OomKills()
         self._pmi = PmiServer(job.processes) if job.config.collectives == "mpi" else None
         self._reading = True
+        self._output_lost = False
         self._cause: int | None = None
         self._asked_to_stop = False
         self._stopping_at = float("inf")
@@ -99,7 +100,7 @@ class Supervisor:
         status = self._report()
         while self._console.backlog:
             self._turn()
-        return status
+        return status or int(self._output_lost)
 
     @property
     def may_restart(self) -> bool:
@@ -150,8 +151,8 @@ class Supervisor:
                 stream.show_unfinished()
         while self._plan and self._plan[0][0] <= now:
             self._tell(self._plan.pop(0)[1])
-        if self._console.gone and self._cause is None:
-            self._stop(_NO_OUTPUT_LEFT)
+        if self._console.gone:
+            self._on_output_gone()
         self._read_unless(self._console.congested)
 
     def _read_unless(self, congested: bool) -> None:
@@ -191,6 +192,13 @@ class Supervisor:
         self._cause = _GUARD_GONE
         self._stop_now()
         self._console.abandon()
+
+    def _on_output_gone(self) -> None:
+        if self._console.lost and not self._output_lost:
+            self._output_lost = True
+            self._console.say(f"standard output cannot be written: {self._console.lost}", True)
+        if self._cause is None:
+            self._stop(_NO_OUTPUT_LEFT)
 
     def _on_doorbell(self, bell: int) -> None:
         os.read(bell, 4096)
@@ -316,7 +324,7 @@ class Supervisor:
             self._console.say(f"stopped by {signal_name(self._cause)}")
             self._say_killed()
             self._say_where_to_look()
-        return 128 + self._cause
+        return 1 if self._output_lost else 128 + self._cause
 
     def _say_more(self, first: Ending) -> None:
         """What the records say, and what to type next."""
