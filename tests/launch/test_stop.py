@@ -118,8 +118,13 @@ def test_a_second_ctrl_c_kills_at_once() -> None:
         wait_ready(run, what="got_*_2")
         time.sleep(REPEATED_SIGNAL)  # until then it is the same Ctrl-C
         run.process.send_signal(signal.SIGINT)
-        assert run.finish(30).status == 130
+        result = run.finish(30)
         run.assert_nothing_left()
+    assert result.status == 130
+    assert result.said_by_launcher.splitlines() == [
+        "lockstep: stopped by SIGINT",
+        "lockstep: had to be killed, they did not end by themselves: process 0, 1",
+    ]
 
 
 def test_a_failure_stops_even_those_that_ignore_every_request() -> None:
@@ -238,6 +243,8 @@ def test_a_reader_that_does_not_read_holds_up_no_signal() -> None:
         time.sleep(REPEATED_SIGNAL)
         run.process.send_signal(signal.SIGINT)
         assert run.process.wait(30) == 130
+        assert run.process.stderr is not None
+        assert b"stopped by SIGINT" in run.process.stderr.read()
         run.assert_nothing_left()
 
 

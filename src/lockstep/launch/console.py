@@ -48,6 +48,7 @@ class Console:
             for fd, sink, merger in zip((1, 2), sinks, mergers, strict=True)
         )
         self._waiting: set[int] = set()
+        self._abandoned = False
 
     def put(self, outlet: Outlet, source: object, prefix: bytes, text: bytes) -> None:
         outlet.sink.put(outlet.merger.put(source, prefix, text))
@@ -60,7 +61,11 @@ class Console:
         if alarm and self.stderr.colour:
             first = f"{_BOLD_RED}{first}{_PLAIN}"
         lines = "\n".join([first, *rest, ""]).encode("utf-8", "backslashreplace")
-        self.put(self.stderr, self, b"", lines)
+        if self._abandoned:
+            sink, merger = self.stderr.sink, self.stderr.merger
+            sink.write_at_once(merger.put(self, b"", lines))
+        else:
+            self.put(self.stderr, self, b"", lines)
 
     def end_lines(self) -> None:
         """Ends the lines that processes have left unfinished."""
@@ -102,7 +107,8 @@ class Console:
         return error.strerror if error and error.errno != errno.EPIPE else None
 
     def abandon(self) -> None:
-        """Waits for no reader any longer; what is not written is lost."""
+        """Waits for no reader any longer: what is not written is lost, but for our own words."""
+        self._abandoned = True
         for outlet in (self.stdout, self.stderr):
             outlet.sink.abandon()
             if outlet.sink.fd in self._waiting:

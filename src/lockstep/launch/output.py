@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 
 LONGEST_LINE = 1 << 16
 """Bytes of an unfinished line that are kept back before it is shown in pieces."""
@@ -117,6 +118,14 @@ class Sink:
             self.abandon()
         else:
             del self._pending[:written]
+
+    def write_at_once(self, data: bytes) -> None:
+        """Writes ``data`` if the descriptor takes it without a wait, and forgets it otherwise."""
+        ready = select.poll()
+        ready.register(self.fd, select.POLLOUT)
+        with contextlib.suppress(OSError):
+            if ready.poll(0):
+                os.write(self.fd, data[:_ATOMIC_WRITE])
 
     def abandon(self) -> None:
         """Forgets what has not been written, and takes nothing more."""
