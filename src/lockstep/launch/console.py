@@ -21,7 +21,8 @@ MOST_BACKLOG = 1 << 20
 
 _BOLD_RED = "\x1b[1;31m"
 _PLAIN = "\x1b[0m"
-_TAIL = 8192
+_TAIL = 1 << 16
+"""Bytes that are kept: where native code gives up, long stacks of all threads follow the reason."""
 
 
 class Outlet:
@@ -166,8 +167,10 @@ class Stream:
         self._show_at = float("inf")
         self._show(self._cutter.take())
 
-    def last_lines(self, count: int) -> tuple[str, ...]:
-        return tuple(self._tail.decode("utf-8", "replace").splitlines()[-count:])
+    @property
+    def tail(self) -> list[str]:
+        """The last lines, however long ago they were shown."""
+        return self._tail.decode("utf-8", "replace").splitlines()
 
     def close(self) -> None:
         if not self.closed:

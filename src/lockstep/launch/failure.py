@@ -7,6 +7,7 @@ launcher stops them. What the user needs is the error that came before all of th
 from __future__ import annotations
 
 import dataclasses
+import re
 import signal
 import textwrap
 from collections.abc import Sequence
@@ -19,6 +20,13 @@ MOST_LETTERS = 200
 
 NOTICED_SECONDS = 1.0
 """How long after it began to die a process may be seen to have ended, on a crowded machine."""
+
+LAST_WORDS = 20
+"""Lines of stderr in the report."""
+_GAVE_UP = re.compile(
+    r"F\d{4} \d\d:\d\d:\d\S* |.*\b(?:Check failed: |Assertion `)|terminate called "
+)
+_PYTHON_GAVE_UP = re.compile(r"Fatal Python error: ")
 
 _NO_CONSEQUENCES = {
     signal.SIGKILL,
@@ -107,6 +115,22 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def last_words(stderr: Sequence[str], exit_code: int) -> tuple[str, ...]:
+    """What to show of the last lines on stderr of a process that ended with ``exit_code``.
+
+    Where a signal ended it, native code may have said why, with the stacks of all threads after it:
+    then that line comes first. Python's own line on top of its stacks is a consequence of it.
+    """
+    end = tuple(stderr[-LAST_WORDS:])
+    above = stderr[: len(stderr) - len(end)]
+    if exit_code >= 0 or any(_GAVE_UP.match(line) for line in end):
+        return end
+    for reason in (_GAVE_UP, _PYTHON_GAVE_UP):
+        if found := [line for line in above if reason.match(line)]:
+            return (found[-1], "...", *end)
+    return end
 
 
 def manner(ending: Ending) -> str:
