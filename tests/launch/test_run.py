@@ -85,6 +85,19 @@ def test_stdin_goes_to_process_0_and_the_others_see_its_end() -> None:
     assert result.by_process == {0: [r"'to zero\n'"], 1: ["''"]}
 
 
+def test_a_launcher_without_stdin_gives_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import sys; print(repr(sys.stdin.read()))")
+    command = [sys.executable, "-m", "lockstep", "run", "-n", "2", str(tmp_path / "program.py")]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] ''", "[1] ''"]), done
+
+
 def test_a_huge_line_and_bytes_that_are_no_text_arrive() -> None:
     program = (
         I

@@ -143,7 +143,7 @@ def _open_standard_streams() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     # A job in the background must not take the terminal's input away from the shell. The kernel
     # would stop it for trying, but not process 0, which has a session of its own.
     with contextlib.suppress(OSError):
