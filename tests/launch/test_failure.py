@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import signal
+import sys
 
 import pytest
 
 from lockstep._records import ErrorRecord
-from lockstep.launch.failure import Ending, first_failure, headline, last_words
+from lockstep.launch.failure import Ending, first_failure, headline, last_words, not_started
 
 
 def record(time: float, summary: str = "ValueError: x", code: int = 1) -> ErrorRecord:
@@ -90,6 +92,15 @@ def test_the_reason_stands_above_the_stacks_that_follow_it(above: list[str], fir
     assert words[1:] == ("...", *DUMP[-20:])
     assert last_words([*above, *DUMP[:3]], -signal.SIGABRT) == (*above, *DUMP[:3])
     assert last_words([*above, *DUMP], 1) == tuple(DUMP[-20:])
+
+
+def test_what_to_do_when_a_process_cannot_be_started() -> None:
+    refused = PermissionError(errno.EACCES, "Permission denied", sys.executable)
+    assert "Python itself cannot be executed" in not_started(refused)
+    assert "ulimit" not in not_started(refused)
+    assert "raise the limit (ulimit -n)" in not_started(OSError(errno.EMFILE, "Too many"))
+    assert "limit on processes is reached" in not_started(OSError(errno.EAGAIN, "Again"))
+    assert "--log-dir cannot be written" in not_started(OSError(errno.ENOSPC, "No space", "x.log"))
 
 
 def test_a_real_time_signal_has_no_name() -> None:

@@ -260,6 +260,24 @@ def test_mistakes_are_told_before_anything_starts(words: str, error: str, tmp_pa
     assert not list(tmp_path.glob("lockstep-*"))
 
 
+@pytest.mark.parametrize("most", [6, 8, 9])
+def test_too_few_open_files_are_told_without_a_traceback(most: int, tmp_path: Path) -> None:
+    (tmp_path / "here.py").write_text("print('started')")
+    command = [sys.executable, "-m", "lockstep", "run", "-n", "8", str(tmp_path / "here.py")]
+    done = subprocess.run(
+        ["sh", "-c", f'ulimit -n {most}; exec "$@"', "sh", *command],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert "Too many open files" in done.stderr
+    assert "raise the limit (ulimit -n)" in done.stderr
+
+
 def test_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     result = run_lockstep(["-d", "4"], "", env=env)

@@ -7,8 +7,10 @@ launcher stops them. What the user needs is the error that came before all of th
 from __future__ import annotations
 
 import dataclasses
+import errno
 import re
 import signal
+import sys
 import textwrap
 from collections.abc import Sequence
 
@@ -23,6 +25,7 @@ NOTICED_SECONDS = 1.0
 
 LAST_WORDS = 20
 """Lines of stderr in the report."""
+_OPEN_FILES = "2 open files for each process (with --log-dir 4) and about 20 more"
 _GAVE_UP = re.compile(
     r"F\d{4} \d\d:\d\d:\d\S* |.*\b(?:Check failed: |Assertion `)|terminate called "
 )
@@ -107,6 +110,26 @@ def first_failure(endings: Sequence[Ending], stopping_at: float) -> Ending | Non
         return (not noticed_late, ending.failed_at)
 
     return min((e for e in endings if e.failed), key=order, default=None)
+
+
+def not_started(error: Exception) -> str:
+    """Why a process could not be started, with the likely causes."""
+    number = getattr(error, "errno", None)
+    if getattr(error, "filename", None) == sys.executable:
+        causes = (
+            "Python itself cannot be executed: is the file there, executable for this user, and on "
+            "a disk that is not mounted noexec?"
+        )
+    elif number in (errno.EMFILE, errno.ENFILE):
+        causes = f"The launcher needs {_OPEN_FILES}: raise the limit (ulimit -n)"
+    elif number == errno.EAGAIN:
+        causes = "The limit on processes is reached (ulimit -u, or that of the container)"
+    else:
+        causes = (
+            "Likely causes: (a) a limit on processes or open files (ulimit -u, ulimit -n), (b) no "
+            "memory left, (c) --log-dir cannot be written"
+        )
+    return f"{error}. {causes}"
 
 
 def signal_name(number: int) -> str:

@@ -30,6 +30,7 @@ import subprocess
 import time
 
 from lockstep import _records
+from lockstep._errors import LaunchError
 from lockstep.launch import console as consoles
 from lockstep.launch import kept, process_tree
 from lockstep.launch.console import Console, Stream
@@ -37,6 +38,7 @@ from lockstep.launch.failure import (
     Ending,
     first_failure,
     headline,
+    not_started,
     signal_name,
     told_already,
 )
@@ -87,8 +89,14 @@ class Supervisor:
         self._heard: set[signal.Signals] = set()
 
     def run(self) -> int:
-        """The exit status of the job, once no process of it is left."""
-        self._listen()
+        """The exit status of the job, once no process of it is left.
+
+        Raises `LaunchError` when nothing can be started.
+        """
+        try:
+            self._listen()
+        except OSError as error:
+            raise LaunchError(f"nothing can be started: {not_started(error)}") from error
         if not self._start_all():
             self._stop_now()
         while any(process.lives for process in self._processes):
@@ -225,9 +233,8 @@ class Supervisor:
                 self._start(process_id, (out[process_id], err[process_id]))
             except (OSError, subprocess.SubprocessError) as error:
                 self._console.say(
-                    f"process {process_id} of {self._job.processes} could not be started: {error}. "
-                    "Likely causes: (a) a limit on processes or open files (ulimit -u, ulimit -n), "
-                    "(b) no memory left, (c) --log-dir cannot be written",
+                    f"process {process_id} of {self._job.processes} could not be started: "
+                    f"{not_started(error)}",
                     alarm=True,
                 )
                 return False
