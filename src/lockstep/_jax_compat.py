@@ -177,7 +177,9 @@ class _Instead:
 
 
 def survive_dead_peers(
-    serve: Callable[[str, Callable[[], Any]], Any | None], before_another_job: Callable[[], None]
+    serve: Callable[[str, Callable[[], Any]], Any | None],
+    before_another_job: Callable[[], None],
+    on_joining: Callable[[], None],
 ) -> None:
     """Keeps JAX's coordination service from ending a process because another has died.
 
@@ -185,7 +187,8 @@ def survive_dead_peers(
     nobody of a dead peer, and the shutdown at exit waits for nobody. ``serve`` is given the
     service's address and the function that starts it, and returns what stands for it in process 0,
     or None: then it starts in process 0. There process 0 must not be the first to go, so nobody is
-    recoverable. ``before_another_job`` runs when this process joins a job for the second time.
+    recoverable. ``before_another_job`` runs when this process joins a job for the second time,
+    ``on_joining`` at the first.
     """
     import jax
 
@@ -212,6 +215,8 @@ def survive_dead_peers(
         nonlocal joined
         if joined:
             before_another_job()
+        else:
+            on_joining()
         joined = True
         return connect(*args, **options)
 
@@ -249,6 +254,13 @@ def live_arrays() -> list[Any]:
     """The arrays on CPU devices; none where there is no backend."""
     cpu = _cpu_backend()
     return cpu.live_arrays() if cpu is not None else []
+
+
+def has_backend() -> bool:
+    """Whether JAX has devices yet."""
+    from jax._src import xla_bridge
+
+    return bool(xla_bridge._backends)
 
 
 def _cpu_backend() -> Any:

@@ -41,6 +41,15 @@ def test_every_way_to_begin(collectives: str, options: list[str], beginning: str
         assert "sum 2 2 [10, 11]" in result.by_process[process]
 
 
+def test_processes_that_never_join_are_told_so() -> None:
+    said = run_lockstep([], "import jax; print(jax.device_count())").said_by_launcher
+    assert "no process has joined the others: this was 2 runs of one process each" in said
+    assert "jax.distributed.initialize()" in said
+    assert "--auto-init" in said
+    left = "import jax; jax.distributed.initialize(); jax.devices(); jax.distributed.shutdown()"
+    assert run_lockstep([], left).said_by_launcher == ""
+
+
 @pytest.mark.parametrize(
     ("failure", "status", "headline"),
     [

@@ -106,6 +106,7 @@ class Supervisor:
             self._turn()
         self._console.end_lines()
         status = self._report()
+        self._say_none_joined()
         while self._console.backlog:
             self._turn()
         return status or int(self._output_lost)
@@ -352,6 +353,15 @@ class Supervisor:
             self._console.say(f"whole logs: {self._job.log_dir}")
         if folder := kept.keep(self._job.run_dir, self._job.log_dir):
             self._console.say(f"to look closer: lockstep report {shlex.quote(str(folder))}")
+
+    def _say_none_joined(self) -> None:
+        attempt = _records.attempt_dir(self._job.run_dir, self._job.config.attempt)
+        if self._job.processes > 1 and _records.none_joined(attempt):
+            self._console.say(
+                f"no process has joined the others: this was {self._job.processes} runs of one "
+                "process each. Call jax.distributed.initialize() before JAX is used, or start "
+                "with --auto-init"
+            )
 
     def _say_killed(self) -> None:
         killed = [str(p.process_id) for p in self._processes if p.was_killed]

@@ -6,8 +6,10 @@ be there before jaxlib is; JAX reads ``JAX_CPU_COLLECTIVES_IMPLEMENTATION`` when
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+from pathlib import Path
 
 from lockstep import _config, _engine, _jax_compat
 from lockstep._errors import ConfigError, EngineError, ImportOrderError, LockstepError
@@ -100,10 +102,21 @@ def _hook_jax() -> None:
         connect.leave_job()
         coordination.replace()
 
-    _jax_compat.survive_dead_peers(coordination.start, before_another_job)
+    _jax_compat.survive_dead_peers(coordination.start, before_another_job, _note_joining)
     choice = _config.current().collectives
     if choice != "gloo":
         if not lowering.register():
             lowering.explain_uncaught()
         hooks = {"lockstep": connect.before_cpu_client, "mpi": mpi.before_cpu_client}
         _jax_compat.before_cpu_client(hooks[choice])
+
+
+def _note_joining() -> None:
+    """Tells the launcher that this process has called ``jax.distributed.initialize``."""
+    from lockstep import _records
+
+    config = _config.current()
+    if config.run_dir is not None and config.process_id is not None:
+        with contextlib.suppress(OSError):
+            folder = _records.process_dir(Path(config.run_dir), config.attempt, config.process_id)
+            (folder / _records.JOINED).touch()
