@@ -234,7 +234,9 @@ def test_a_module_is_run_as_python_does(tmp_path: Path) -> None:
     )
     done = lockstep("run", "-m", "pkg.missing", cwd=tmp_path)
     assert done.returncode == 1
-    assert "No module named pkg.missing" in done.stderr
+    first = "lockstep: process 0 of 1 failed first: ImportError: No module named pkg.missing"
+    assert first in done.stderr
+    assert "runpy" not in done.stderr
 
 
 @pytest.mark.parametrize(
