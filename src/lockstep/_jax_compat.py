@@ -166,6 +166,29 @@ def before_cpu_client(hook: Callable[[], None]) -> None:
     registration.factory = make_client_after_hook
 
 
+def explain_missing_gpu() -> None:
+    """Says so when JAX may use CUDA only and there is no GPU; JAX's words are a bare assertion."""
+    import jax
+    from jax._src import xla_bridge
+
+    asked = jax.config.values["jax_platforms"] or ""
+    if not {"cuda", "gpu"} & set(asked.split(",")):
+        return
+    make_backends = xla_bridge.backends
+
+    def backends() -> Any:
+        try:
+            return make_backends()
+        except AssertionError:
+            raise RuntimeError(
+                f"JAX may use the platform {asked} only (--platform, JAX_PLATFORMS), but finds no "
+                "NVIDIA GPU on this machine. `lockstep doctor` shows what is here; for CPUs: "
+                "--platform cpu."
+            ) from None
+
+    xla_bridge.backends = backends
+
+
 class _Instead:
     """A module with some of its names replaced, for one other module that looks into it."""
 

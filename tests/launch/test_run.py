@@ -250,6 +250,7 @@ def test_a_module_is_run_as_python_does(tmp_path: Path) -> None:
         ("run -m no_such_module_", "no module named 'no_such_module_'"),
         ("run --log-dir file here.py", "--log-dir file: File exists"),
         ("run --wrong here.py", "unrecognized arguments: --wrong"),
+        ("run -d 2 --collectives mpi here.py", "--collectives mpi takes one"),
     ],
 )
 def test_mistakes_are_told_before_anything_starts(words: str, error: str, tmp_path: Path) -> None:

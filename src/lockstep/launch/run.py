@@ -66,7 +66,9 @@ def configure(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
     config = Config.from_environ(environ)
     config = dataclasses.replace(config, **{k: v for k, v in given.items() if v is not None})
     if config.collectives == "mpi":
-        mpi.find(environ)  # one complaint here instead of one from each process
+        # One complaint here instead of one from each process.
+        mpi.check_devices(args.devices or 1)
+        mpi.find(environ)
     return config
 
 

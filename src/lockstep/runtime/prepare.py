@@ -97,6 +97,7 @@ def _hook_jax() -> None:
     from lockstep.runtime.place import find_place
 
     _jax_compat.register_cluster(find_place)
+    _jax_compat.explain_missing_gpu()
 
     def before_another_job() -> None:
         connect.leave_job()
