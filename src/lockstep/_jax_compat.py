@@ -166,6 +166,13 @@ def before_cpu_client(hook: Callable[[], None]) -> None:
     registration.factory = make_client_after_hook
 
 
+def choose_collectives(implementation: str) -> None:
+    """What ``JAX_CPU_COLLECTIVES_IMPLEMENTATION`` says, for a jax that has read it already."""
+    import jax
+
+    jax.config.update("jax_cpu_collectives_implementation", implementation)
+
+
 def explain_missing_gpu() -> None:
     """Says so when JAX may use CUDA only and there is no GPU; JAX's words are a bare assertion."""
     import jax

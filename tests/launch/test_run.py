@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from lockstep._config import Config
 from lockstep.launch.options import run_parser
-from lockstep.launch.run import warn
+from lockstep.launch.run import warn, warn_of_collectives
 from support import run_lockstep, start_lockstep
 
 I = "import os, sys, time; i = int(os.environ['LOCKSTEP_PROCESS_ID'])\n"  # noqa: E741
@@ -285,6 +286,8 @@ def test_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     result = run_lockstep(["-d", "4"], "", env=env)
     assert "-d 4 overrides --xla_force_host_platform_device_count=8" in result.said_by_launcher
+    warn_of_collectives({"JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"}, Config())
+    assert "to have it: --collectives gloo (now: lockstep)" in capsys.readouterr().err
     warn(run_parser().parse_args(["-n", "17"]), range(2))
     assert "warning: 17 processes on 2 cores" in capsys.readouterr().err
     warn(run_parser().parse_args(["-n", "16"]), range(2))

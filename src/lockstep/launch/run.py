@@ -16,7 +16,7 @@ from lockstep._errors import ConfigError, LaunchError
 from lockstep.launch import attempts, cores, kept, options, run_dir
 from lockstep.launch.console import complain
 from lockstep.launch.guard import run_guarded
-from lockstep.launch.job import Job, environ_at_start, overridden_devices
+from lockstep.launch.job import Job, environ_at_start, overridden_collectives, overridden_devices
 from lockstep.runtime import mpi, ports
 
 MANY_PER_CORE = 8
@@ -34,6 +34,7 @@ def main(words: Sequence[str]) -> int:
     config = configure(args, environ)
     usable = cores.usable()
     warn(args, usable)
+    warn_of_collectives(environ, config)
     _open_standard_streams()
     log_dir = _log_dir(args.log_dir)
     with ports.reserve() as port:
@@ -124,6 +125,16 @@ def warn(args: argparse.Namespace, usable: Sequence[int]) -> None:
         complain(
             f"warning: -d {args.devices} overrides --xla_force_host_platform_device_count={forced} "
             "in XLA_FLAGS"
+        )
+
+
+def warn_of_collectives(environ: Mapping[str, str], config: Config) -> None:
+    """Says when the user's variable for JAX chooses other collectives than are used."""
+    asked = overridden_collectives(environ, config.collectives)
+    if asked is not None:
+        complain(
+            f"warning: JAX_CPU_COLLECTIVES_IMPLEMENTATION={asked} is overridden; to have it: "
+            f"--collectives {asked} (now: {config.collectives})"
         )
 
 

@@ -16,7 +16,7 @@ from lockstep._config import Config
 from lockstep._errors import LaunchError
 from lockstep.launch import options
 from lockstep.launch.job import add_jax_variables, command, environ_at_start, worker_environ
-from lockstep.launch.run import check_program, configure
+from lockstep.launch.run import check_program, configure, warn_of_collectives
 from lockstep.runtime import clusters, rendezvous
 
 
@@ -30,6 +30,8 @@ def main(words: Sequence[str]) -> NoReturn:
     check_program(program, "worker")
     before = environ_at_start()
     config = placed(configure(args, before), before)
+    if config.process_id == 0:
+        warn_of_collectives(before, config)
     environ = worker_environ(before, config)
     add_jax_variables(environ, args.devices, args.platform)
     sys.stdout.flush()
