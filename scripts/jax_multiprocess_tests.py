@@ -3,9 +3,10 @@
     python scripts/jax_multiprocess_tests.py JAX_CHECKOUT [-n 2 -n 4] [-d 4] [--files array ...]
 
 The checkout is jax-ml/jax at the tag of the installed jax (``git checkout jax-v0.10.2``). The tests
-are not edited: a ``sitecustomize`` on the path of their processes imports lockstep before jax. They
-need absl-py and portpicker. Prints one row per file: tests passed / failed / skipped in every
-process, for each implementation. Exit status 1 when an implementation passes less than gloo.
+are not edited: a ``sitecustomize`` on the path of their processes imports lockstep before jax; over
+gloo, JAX is as it is. They need absl-py and portpicker. Prints one row per file: tests passed /
+failed / skipped in every process, for each implementation. Exit status 1 when an implementation
+passes less than gloo.
 """
 
 from __future__ import annotations
@@ -52,12 +53,11 @@ def count(outcomes: Mapping[str, str], crashed: bool) -> str:
 def _environment(implementation: str, devices: int, scratch: pathlib.Path) -> dict[str, str]:
     hook = scratch / "hook"
     hook.mkdir(exist_ok=True)
-    (hook / "sitecustomize.py").write_text(_SITECUSTOMIZE)
+    (hook / "sitecustomize.py").write_text("" if implementation == "gloo" else _SITECUSTOMIZE)
     path = [str(hook), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path),
-        "LOCKSTEP_COLLECTIVES": implementation,
         "TEST_UNDECLARED_OUTPUTS_DIR": str(scratch),
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(devices),

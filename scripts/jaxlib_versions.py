@@ -3,7 +3,8 @@
     python scripts/jaxlib_versions.py --engine PATH/liblockstep.so [--folder DIR] [VERSION ...]
 
 For each version: a virtual environment with that jax (kept in DIR, so that a second run is quick),
-and in it `lockstep run` of tests/engine/programs over this source tree. Prints a table; the exit
+and in it `lockstep run` of tests/engine/programs, and of the correct program of tests/faults that
+must raise nothing, over this source tree. Prints a table; the exit
 status is 1 when any of it failed. What the engine relies on in jaxlib is not a public interface: a
 new release is tried here before it is called supported.
 """
@@ -19,9 +20,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "tests" / "engine" / "programs"
+SOUND = ROOT / "tests" / "faults" / "programs" / "sound.py"
 VERSIONS = ["0.8.0", "0.8.3", "0.9.0", "0.9.2", "0.10.0", "0.10.2"]
 # Program -> processes and devices of each. The looks-alike groups come first: they are what breaks.
-RUNS = [("meshes.py", 2, 2), ("collectives.py", 2, 2), ("ways.py", 2, 2), ("subsets.py", 3, 1)]
+RUNS = [
+    (["meshes.py"], 2, 2),
+    (["collectives.py"], 2, 2),
+    (["ways.py"], 2, 2),
+    (["subsets.py"], 3, 1),
+    ([str(SOUND), ""], 2, 2),
+    ([str(SOUND), ""], 4, 1),
+]
 SECONDS = 300
 
 
@@ -38,7 +47,7 @@ def environment(folder: Path, version: str) -> Path:
     return python
 
 
-def verdict(python: Path, engine: Path, program: str, n: int, d: int) -> str:
+def verdict(python: Path, engine: Path, program: list[str], n: int, d: int) -> str:
     environ = {
         **os.environ,
         "PYTHONPATH": str(ROOT / "src"),
@@ -48,7 +57,8 @@ def verdict(python: Path, engine: Path, program: str, n: int, d: int) -> str:
     run = ["-m", "lockstep", "run", "--collective-timeout", "30", "-n", str(n), "-d", str(d)]
     try:
         done = subprocess.run(
-            [str(python), *run, str(PROGRAMS / program)],
+            [str(python), *run, *program],
+            cwd=PROGRAMS,
             env=environ,
             capture_output=True,
             text=True,
@@ -74,7 +84,7 @@ def main() -> None:
         for program, n, d in RUNS:
             said = verdict(python, options.engine.resolve(), program, n, d)
             failed |= said != "ok"
-            print(f"jax {version:8} {program:16} {n} x {d}: {said}", flush=True)
+            print(f"jax {version:8} {Path(program[0]).name:16} {n} x {d}: {said}", flush=True)
     sys.exit(failed)
 
 

@@ -148,22 +148,51 @@ def register_cluster(find_place: Callable[[], Place | None]) -> None:
     known.insert(0, LockstepCluster)
 
 
-def before_cpu_client(hook: Callable[[], None]) -> None:
-    """Runs ``hook`` right before JAX makes its CPU client, when JAX is distributed by then.
+def around_cpu_client(before: Callable[[], None], after: Callable[[int], None]) -> None:
+    """Runs ``before`` right before JAX makes its CPU client, when JAX is distributed by then.
 
-    The hook may change ``jax_cpu_collectives_implementation``, and what it raises reaches the user.
+    It may change ``jax_cpu_collectives_implementation``, and what it raises reaches the user.
+    ``after`` is given the number of this process's devices.
     """
     from jax._src import xla_bridge
 
     registration: Any = xla_bridge._backend_factories["cpu"]
     make_client = registration.factory
 
-    def make_client_after_hook(*args: Any, **kwargs: Any) -> Any:
-        if distributed_client() is not None:
-            hook()
-        return make_client(*args, **kwargs)
+    def make_client_between(*args: Any, **kwargs: Any) -> Any:
+        if distributed_client() is None:
+            return make_client(*args, **kwargs)
+        before()
+        client = make_client(*args, **kwargs)
+        after(client.local_device_count())
+        return client
 
-    registration.factory = make_client_after_hook
+    registration.factory = make_client_between
+
+
+def around_executions(around: Callable[[Callable[[], Any]], Any]) -> None:
+    """Has every execution of a compiled program made by ``around``, which calls what it is given.
+
+    That returns when the program has run. JAX's shortcut, by which a program is executed a second
+    time without a line of Python, is closed.
+    """
+    import jax
+
+    pxla: Any = importlib.import_module("jax._src.interpreters.pxla")
+    call = pxla.ExecuteReplicated.__call__
+
+    def execute(self: Any, *args: Any) -> Any:
+        def run() -> Any:
+            results = jax.block_until_ready(call(self, *args))
+            if not results and (self.has_unordered_effects or self.ordered_effects):
+                jax.effects_barrier()
+            return results
+
+        return around(run)
+
+    pxla.ExecuteReplicated.__call__ = execute
+    # What a program's first execution hands to the shortcut; None is "there is none".
+    pxla.MeshExecutableFastpathData = lambda *_: None
 
 
 def choose_collectives(implementation: str) -> None:
@@ -237,7 +266,7 @@ def survive_dead_peers(
             outside = serve(address, lambda: make(address, num_nodes, **options))
             if outside is not None:
                 return outside
-        if "recoverable" in options:  # jax 0.9 and later; before that, each client says it
+        if "recoverable" in options:  # jax 0.9.1 and later; before that, each client says it
             options["recoverable"] = False
         return make(address, num_nodes, **options)
 
@@ -245,6 +274,8 @@ def survive_dead_peers(
         nonlocal joined
         if joined:
             before_another_job()
+            if "recoverable" in options:  # the service of another job is in process 0: see above
+                options["recoverable"] = False
         else:
             on_joining()
         joined = True
@@ -291,6 +322,22 @@ def has_backend() -> bool:
     from jax._src import xla_bridge
 
     return bool(xla_bridge._backends)
+
+
+def device_lists() -> set[tuple[int, ...]]:
+    """The lists of devices that programs are likely to run on, by id and in order.
+
+    All devices of the job, and those of the meshes that arrays lie on.
+    """
+    cpu = _cpu_backend()
+    if cpu is None:
+        return set()
+    lists = {tuple(device.id for device in cpu.devices())}
+    for mesh in {getattr(array.sharding, "mesh", None) for array in cpu.live_arrays()}:
+        devices = getattr(mesh, "devices", None)
+        if devices is not None:
+            lists.add(tuple(device.id for device in devices.flat))
+    return lists
 
 
 def _cpu_backend() -> Any:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from lockstep import _engine
+from lockstep.runtime.farmhash import fingerprint64
+from lockstep.runtime.highway import hash_of_devices
 from support import run_lockstep
 
 JAXLIB_SAYS = """
@@ -225,3 +227,36 @@ def test_every_collective_knows_its_program_and_its_place_in_it(tmp_path: Path) 
         assert channel > 0
         assert others == [(op, first + 1, channel), (op, first + 2, channel)]
     assert len({op for op, _, _ in seen[0]}) == 5
+
+
+HASHES = """
+import jax, numpy as np, os, pathlib
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from lockstep.record.run import read_record
+
+jax.distributed.initialize()
+folder = pathlib.Path(os.environ["LOCKSTEP_RUN_DIR"], "attempt_0", f"process_{jax.process_index()}")
+devices = sorted(jax.devices(), key=lambda d: d.id)
+for chosen in (devices, devices[::-1], [devices[0], devices[-1]]):
+    mesh, spec, n = Mesh(np.array(chosen), ("x",)), P("x"), len(chosen)
+    total = jax.shard_map(lambda x: n * lax.psum(x, "x"), mesh=mesh, in_specs=spec, out_specs=P())
+    x = jax.make_array_from_callback(
+        (n,), NamedSharding(mesh, spec), lambda i: np.ones(1, np.float32)
+    )
+    compiled = jax.jit(total).lower(x).compile()
+    jax.block_until_ready(compiled(x))
+    rings = read_record(folder / "recorder.bin").rings
+    last = max((e for ring in rings for e in ring.entries), key=lambda e: e.entered_ns)
+    print((last.run_id, compiled.runtime_executable().fingerprint, [d.id for d in chosen]))
+"""
+
+
+def test_a_programs_first_number_is_a_hash_of_it_and_its_devices(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(HASHES)
+    result = run_lockstep([], program, n=2, d=8, timeout=100)  # names of more than 32 bytes
+    for line in result.by_process[0] + result.by_process[1]:
+        number, fingerprint, devices = ast.literal_eval(line)
+        hashed = fingerprint64(fingerprint) + hash_of_devices(devices)
+        assert (hashed - number) % (1 << 32) == 0, line

@@ -9,7 +9,14 @@ import sys
 import pytest
 
 from lockstep._records import ErrorRecord
-from lockstep.launch.failure import Ending, first_failure, headline, last_words, not_started
+from lockstep.launch.failure import (
+    Ending,
+    first_failure,
+    headline,
+    last_words,
+    not_started,
+    told_already,
+)
 
 
 def record(time: float, summary: str = "ValueError: x", code: int = 1) -> ErrorRecord:
@@ -120,6 +127,24 @@ def test_consequences_come_after_the_headline_in_their_order() -> None:
         "process 1 failed 0.2 s later: killed by SIGABRT (signal 6)",
         "process 0 failed 0.5 s later: B: later (exit code 1)",
     ]
+
+
+def test_an_error_of_the_engine_is_told_without_what_jax_puts_in_front_and_once() -> None:
+    said = "jax.errors.JaxRuntimeError: UNKNOWN: MPI error: lockstep: process 1 (pid 7) ended"
+    inline = "ValueError: UNKNOWN: MPI error: lockstep: process 1 (pid 7) ended"
+    endings = [Ending(0, 1, 3.0, record(2.0, said)), Ending(2, 1, 3.0, record(2.5, inline))]
+    first, second = headline(endings[0], endings, 3.0)
+    assert first.startswith("process 0 of 2 failed first: process 1 (pid 7) ended (exit code 1)")
+    assert second == "process 2 failed 0.5 s later: the same"
+
+
+def test_a_table_is_not_news_when_the_first_failure_says_the_same() -> None:
+    said = "lockstep: process 1 (pid 7) ended after 8 collectives; process 0 waits in its 9th: x"
+    first = Ending(0, 1, 3.0, record(2.0, said))
+    table = "process 1 (pid 7) ended{} after 8 collectives; process 0 {} in its 9th: x\n\nrows"
+    assert told_already(table.format(" (exit code 0)", "waited"), first)
+    assert not told_already(table.format(" (exit code 3)", "waited"), first)
+    assert not told_already(table.format("", "waits"), Ending(0, -9, 3.0))
 
 
 def test_many_consequences_are_counted() -> None:

@@ -77,6 +77,22 @@ def test_what_is_written_is_read(record: ProcessRecord) -> None:
     assert parse(encode(record, entries=8)) == record
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.data(), st.integers(0, 20), st.integers(0, 10))
+def test_the_latest_entries_are_those_at_the_end(
+    data: st.DataObject, written: int, latest: int
+) -> None:
+    kept = tuple(data.draw(entries(number + 1)) for number in range(max(0, written - 8), written))
+    ring = Ring(5, 0, written, kept)
+    buffer = encode(ProcessRecord(0, 1, 1, "h", "process 0", rings=(ring,)), entries=8)
+    [found] = parse(buffer, buffer, latest=latest).rings
+    assert found == dataclasses.replace(ring, entries=kept[len(kept) - min(latest, len(kept)) :])
+    [new] = parse(buffer, buffer, after={5: written - latest}).rings
+    assert new == found
+    [whole] = parse(buffer, after={4: written}).rings
+    assert whole == ring
+
+
 def record(written: int, **more) -> ProcessRecord:
     made = tuple(
         Entry(n, 5, 9, 1, 4, 16, n - 1, 0, 9, 1, 2, 10 * n, 10 * n + 1, 10 * n + 2)

@@ -272,6 +272,17 @@ def test_one_function_compiled_differently() -> None:
     assert patterns(found) == [Pattern.RETRACED]
 
 
+def test_two_lambdas_are_not_one_function() -> None:
+    mine, theirs = site(1000, line=3, name="_lambda"), site(FAR, line=9, name="_lambda")
+    sites = dict.fromkeys((0, 1), (mine, theirs))
+    found = diagnose(job([Step(0, 1000)], [Step(0, FAR)], sites=sites).snapshot())
+    assert Pattern.RETRACED not in patterns(found)
+    assert Pattern.OPPOSITE_ORDER in patterns(found)
+    sites = {0: (mine,), 1: (dataclasses.replace(mine, program=FAR, fingerprint="other"),)}
+    found = diagnose(job([Step(0, 1000)], [Step(0, FAR)], sites=sites).snapshot())
+    assert patterns(found) == [Pattern.RETRACED]
+
+
 def test_a_step_more_or_less_of_one_program() -> None:
     plans = (steps(9), [*steps(9)[:3], *steps(9)[4:]])
     found = diagnose(job(*plans).snapshot())

@@ -58,7 +58,7 @@ def test_what_is_left_of_those_who_were_told_is_told_in_the_past() -> None:
 def test_the_reason_that_the_system_told() -> None:
     exits = {1: Exit(signal=9, reason="out of memory")}
     text = short(diagnose(job(steps(9), steps(5)).snapshot(exits)))
-    assert "killed by SIGKILL (signal 9): out of memory after 5 collectives" in text
+    assert "killed by SIGKILL (signal 9) after 5 collectives: out of memory; its last" in text
     assert "Likely: out of memory: process 1 took more than the machine" in text
 
 
@@ -70,6 +70,8 @@ def test_a_process_that_raised() -> None:
         "collectives; process 0 waits in its 6th: all-reduce (sum) of 1024 x f32, train.py:41 in "
         "step"
     )
+    row = "> process 1 (pid 101 on host a): failed after 5 collectives: ValueError: no such file"
+    assert row in table(diagnose(altered(run, 1, error=error)))
 
 
 def test_one_process_with_another_shape() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from lockstep.doctor.words import UNITS, format_size
+from lockstep._words import UNITS, format_size
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
 DTYPES = {

@@ -6,8 +6,8 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
+from lockstep._words import counted, format_size
 from lockstep.bench.cases import OPS
-from lockstep.doctor.words import counted, format_size
 
 COLOURS = {"lockstep": "#0b6e4f", "gloo": "#c8553d", "mpi": "#3d5a80"}
 MARKERS = {"lockstep": "o", "gloo": "s", "mpi": "^"}

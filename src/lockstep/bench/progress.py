@@ -15,11 +15,10 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from lockstep._words import format_seconds, format_size
 from lockstep.bench.cases import Case
 from lockstep.bench.runner import CaseResult
 from lockstep.bench.stats import Spread
-from lockstep.bench.table import format_seconds
-from lockstep.doctor.words import format_size
 
 
 def case_line(result: CaseResult) -> str:

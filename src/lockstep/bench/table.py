@@ -9,25 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lockstep._words import counted, format_seconds, format_size, three_digits, unit_of_time
 from lockstep.bench.cases import OPS
-from lockstep.doctor.words import counted, format_size
-
-
-def _unit(seconds: float) -> tuple[float, str]:
-    if seconds >= 1:
-        return 1.0, "s"
-    return (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
-
-
-def format_seconds(seconds: float) -> str:
-    """Three digits and a unit."""
-    factor, unit = _unit(seconds)
-    return f"{three_digits(seconds * factor)} {unit}"
-
-
-def three_digits(value: float) -> str:
-    """``value`` with three significant digits, never in powers of ten."""
-    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
 def format_ratio(ratio: Mapping[str, float] | None) -> str:
@@ -42,7 +25,7 @@ def format_time(result: Mapping[str, Any]) -> str:
     if result["status"] != "ok":
         return result["status"]
     seconds = result["seconds"]
-    factor, unit = _unit(seconds["median"])
+    factor, unit = unit_of_time(seconds["median"])
     middle, low, high = (three_digits(seconds[key] * factor) for key in ("median", "q1", "q3"))
     mark = " !" if result["wrong_blocks"] else ""
     return f"{middle} {unit} ({low}-{high}){mark}"

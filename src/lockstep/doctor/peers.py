@@ -13,10 +13,10 @@ from pathlib import Path
 
 from lockstep._commands import said_by
 from lockstep._errors import LaunchError
+from lockstep._words import counted
 from lockstep.doctor import machine
 from lockstep.doctor.finding import Finding, ok, warning
 from lockstep.doctor.software import release
-from lockstep.doctor.words import counted
 from lockstep.runtime import clusters, mpi
 
 _CLUSTERS = {

@@ -35,7 +35,7 @@ _WITH_PROGRAM = {"run": _run, "worker": _worker}
 def _parser() -> argparse.ArgumentParser:
     from lockstep.bench.cli import add_parser as add_bench
     from lockstep.doctor.cli import add_parser as add_doctor
-    from lockstep.record.cli import add_parsers as add_report_and_top
+    from lockstep.report.cli import add_parsers as add_report_and_top
 
     parser = argparse.ArgumentParser(prog="lockstep", description=_DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"lockstep {__version__}")

@@ -20,6 +20,9 @@ MOST_CONSEQUENCES = 8
 MOST_LETTERS = 200
 """Of a consequence: what matters stands above it."""
 
+_OURS = re.compile(r"^\S+: [A-Z_]+: MPI error: lockstep: ")
+"""What JAX puts in front of an error of the engine's, which says itself who did what."""
+
 NOTICED_SECONDS = 1.0
 """How long after it began to die a process may be seen to have ended, on a crowded machine."""
 
@@ -159,7 +162,7 @@ def last_words(stderr: Sequence[str], exit_code: int) -> tuple[str, ...]:
 def manner(ending: Ending) -> str:
     """In a few words, how a process that failed ended."""
     if ending.record is not None:
-        return f"{ending.record.summary} (exit code {ending.status})"
+        return f"{_OURS.sub('', ending.record.summary)} (exit code {ending.status})"
     if ending.exit_code < 0:
         memory = ", out of memory" if ending.out_of_memory else ""
         return f"killed by {signal_name(-ending.exit_code)} (signal {-ending.exit_code}{memory})"
@@ -178,7 +181,11 @@ def _indented(text: str) -> str:
 
 def told_already(table: str, first: Ending) -> bool:
     """Whether the first failure's own text begins like ``table``: the process knew as much."""
-    return first.record is not None and table.splitlines()[0] in first.record.traceback
+    if first.record is None:
+        return False
+    # What the others did afterwards, and with what a good end ended, is no news.
+    head = table.splitlines()[0].replace(" (exit code 0)", "").replace(" waited in ", " waits in ")
+    return head in first.record.traceback
 
 
 def headline(first: Ending, endings: Sequence[Ending], stopping_at: float) -> list[str]:
@@ -202,7 +209,11 @@ def headline(first: Ending, endings: Sequence[Ending], stopping_at: float) -> li
     ]
     report += [
         f"process {e.process_id} failed {max(0.0, e.failed_at - first.failed_at):.1f} s later: "
-        f"{textwrap.shorten(manner(e), MOST_LETTERS, placeholder=' ...')}"
+        + (
+            "the same"
+            if e.record is not None and manner(e) == manner(first)
+            else textwrap.shorten(manner(e), MOST_LETTERS, placeholder=" ...")
+        )
         for e in later[:MOST_CONSEQUENCES]
     ]
     if len(later) > MOST_CONSEQUENCES:

@@ -25,6 +25,14 @@ class Call:
         return tuple(sorted({site.module for site in self.sites}))
 
     @property
+    def functions(self) -> frozenset[tuple[str, str, int]]:
+        """The functions that it may belong to: by name, and one without a name by its line."""
+        return frozenset(
+            (s.module, s.file, s.line) if "lambda" in s.module else (s.module, "", 0)
+            for s in self.sites
+        )
+
+    @property
     def fingerprints(self) -> frozenset[str]:
         return frozenset(site.fingerprint for site in self.sites)
 
@@ -126,9 +134,9 @@ class Calls:
         sites = self.sites.of(track.process, entry)
         return Call(entry, track.device, sites, self._history.devices(entry.clique))
 
-    def up_to(self, track: Track, number: int, most: int) -> tuple[Round, ...]:
+    def up_to(self, track: Track, number: int) -> list[Call]:
         """The calls of a device up to entry ``number``, the latest last."""
-        return rounds([self.of(track, e) for e in track.entries if e.number <= number], most)
+        return [self.of(track, e) for e in track.entries if e.number <= number]
 
     def seen_before(self, track: Track, call: Call, entry: Entry) -> bool:
         """Whether this device made such a call before ``entry``, in the same clique."""

@@ -48,7 +48,7 @@ def of_parting(
     """Why two processes made different calls at one place, the likeliest first."""
     (_, a), (_, b) = first
     mine, theirs = (_call(history, calls, *called) for called in first)
-    same_function = bool(set(mine.modules) & set(theirs.modules)) or _one_program(mine, theirs)
+    same_function = bool(mine.functions & theirs.functions) or _one_program(mine, theirs)
     found: list[Cause] = []
     if same_function or not (mine.modules and theirs.modules):
         found = _of_operations(a, b, is_permute)
@@ -92,7 +92,7 @@ def _of_programs(
             return [Cause(Pattern.BRANCH_INSIDE, (), mine.modules)]
         behind = p if (mine.execution or 0) < (theirs.execution or 0) else q
         return [Cause(Pattern.EXECUTIONS, (behind,), mine.modules)]
-    if set(mine.modules) & set(theirs.modules):
+    if mine.functions & theirs.functions:
         return [Cause(Pattern.RETRACED, (), mine.modules)]
     found = _of_loops(history, calls, first, mine, theirs)
     programs = calls.sites.programs

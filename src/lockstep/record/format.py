@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,7 +41,8 @@ _RING = struct.Struct("<Qii")
 # done, rank, source, targets, eight targets, zero
 _ENTRY = struct.Struct("<QQqqQQIBBBBqqqiii8iI")
 assert _ENTRY.size == ENTRY_BYTES
-_NUMBER = struct.Struct("<Q")
+# The number alone, with room for the rest of an entry.
+_NUMBER = struct.Struct(f"<Q{ENTRY_BYTES - 8}x")
 
 DTYPES = ("byte", "s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64", "f32", "f64", "c64", "c128")
 REDUCTIONS = ("", "sum", "product", "min", "max")
@@ -55,6 +56,7 @@ class Op(enum.IntEnum):
     PERMUTE = 4
 
 
+_PERMUTE = int(Op.PERMUTE)
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 
@@ -108,7 +110,7 @@ class Entry(NamedTuple):
 
     @property
     def is_permute(self) -> bool:
-        return self.op == Op.PERMUTE
+        return self.op == _PERMUTE
 
     @property
     def unfinished(self) -> bool:
@@ -159,12 +161,19 @@ class ProcessRecord:
     rings: tuple[Ring, ...] = ()
 
 
-def parse(buffer: bytes | memoryview, again: bytes | memoryview | None = None) -> ProcessRecord:
+def parse(
+    buffer: bytes | memoryview,
+    again: bytes | memoryview | None = None,
+    *,
+    latest: int | None = None,
+    after: Mapping[int, int] | None = None,
+) -> ProcessRecord:
     """Reads a recorder file.
 
     ``again`` is a second copy of the same file, made after ``buffer``: an entry whose number
     differs in the two was overwritten meanwhile and is left out. A file that nobody writes needs
-    none.
+    none. ``latest`` is how many entries of each ring are wanted, the others are as good as
+    overwritten; ``after`` is a number by device: entries up to it are not wanted.
 
     Raises `RecordError` when this is no recorder file, one of another version, or a part of one.
     """
@@ -192,7 +201,13 @@ def parse(buffer: bytes | memoryview, again: bytes | memoryview | None = None) -
         realtime_ns=realtime,
         cliques=tuple(_cliques(view, words)),
         rings=tuple(
-            _ring(view[at : at + ring_bytes], second[at : at + ring_bytes], entries)
+            _ring(
+                view[at : at + ring_bytes],
+                second[at : at + ring_bytes],
+                entries,
+                entries if latest is None else latest,
+                after or {},
+            )
             for at in range(RINGS_AT, end, ring_bytes or 1)
         ),
     )
@@ -240,30 +255,44 @@ def _cliques(view: memoryview, words: int) -> Iterator[tuple[int, tuple[int, ...
         at += 4 * size
 
 
-def _ring(view: memoryview, again: memoryview, entries: int) -> Ring:
+def _ring(
+    view: memoryview, again: memoryview, entries: int, latest: int, after: Mapping[int, int]
+) -> Ring:
     written, device, local_index = _RING.unpack_from(view)
-    found = []
-    for slot in range(min(entries, written)):
-        at = RING_HEADER_BYTES + slot * ENTRY_BYTES
-        fields = _ENTRY.unpack_from(view, at)
-        number = fields[0]
-        # A number above `written` began after the ring's header was copied.
-        expected = (number - 1) % entries == slot and number > max(0, written - entries)
-        if expected and _NUMBER.unpack_from(again, at)[0] == number and _sound(fields):
-            targets = fields[17 : 17 + max(0, min(fields[16], LISTED_TARGETS))]
-            found.append(Entry(*fields[:17], targets=targets))
+    wanted = min(entries, latest, max(0, written - after.get(device, 0)))
+    oldest = max(0, written - wanted)
+    first = oldest % entries
+    end = first + min(written - oldest, entries)
+    found = _slots(view, again, entries, range(first, min(end, entries)), oldest)
+    found += _slots(view, again, entries, range(max(0, end - entries)), oldest)
     found.sort()
     return Ring(device, local_index, max(written, found[-1].number if found else 0), tuple(found))
 
 
-def _sound(fields: tuple) -> bool:
-    op, dtype, reduction, state = fields[7:11]
-    return (
-        op < len(OPS)
-        and dtype < len(DTYPES)
-        and reduction < len(REDUCTIONS)
-        and State.ENTERED <= state <= State.RAISED
-    )
+def _slots(
+    view: memoryview, again: memoryview, entries: int, slots: range, oldest: int
+) -> list[Entry]:
+    """The sound entries among some slots of a ring, above number ``oldest``.
+
+    A job has a hundred thousand entries and more: this is where reading it takes its time.
+    """
+    there = slice(*(RING_HEADER_BYTES + at * ENTRY_BYTES for at in (slots.start, slots.stop)))
+    numbers = (number for (number,) in _NUMBER.iter_unpack(again[there]))
+    make, found = tuple.__new__, []
+    for slot, fields, number in zip(slots, _ENTRY.iter_unpack(view[there]), numbers, strict=True):
+        # A number above `written` began after the ring's header was copied.
+        expected = number == fields[0] > oldest and (number - 1) % entries == slot
+        op, dtype, reduction, state = fields[7:11]
+        sound = op <= _LAST_OP and dtype <= _LAST_DTYPE and reduction <= _LAST_REDUCTION
+        if expected and sound and _FIRST_STATE <= state <= _LAST_STATE:
+            listed = fields[16]
+            targets = fields[17 : 17 + min(listed, LISTED_TARGETS)] if listed > 0 else ()
+            found.append(make(Entry, (*fields[:17], targets)))
+    return found
+
+
+_LAST_OP, _LAST_DTYPE, _LAST_REDUCTION = len(OPS) - 1, len(DTYPES) - 1, len(REDUCTIONS) - 1
+_FIRST_STATE, _LAST_STATE = int(State.ENTERED), int(State.RAISED)
 
 
 def encode(record: ProcessRecord, entries: int = ENTRIES) -> bytes:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from lockstep.record.format import Entry, ProcessRecord, Ring, State
+from lockstep.record.format import Entry, Op, ProcessRecord, Ring, State
 from lockstep.record.run import Run
 
 SAME_BOOT_NS = 1_000_000_000
@@ -35,19 +35,30 @@ class Track:
     written: int
     shift: int
     """Added to this track's times, gives the common time of all tracks."""
-    at: dict[Place, Entry] = field(default_factory=dict)
+    at: dict[tuple[int, int], Entry] = field(default_factory=dict)
+    """By `Place`; permutes are elsewhere."""
     furthest: dict[int, int] = field(default_factory=dict)
     """The last sequence in each clique."""
+    permutes: tuple[Entry, ...] = ()
 
     @cached_property
     def whole_from(self) -> int:
         """The index in ``entries`` from which on no number is missing."""
+        first, last = self.entries[:1], self.entries[-1:]
+        if last and last[0].number == self.written:
+            if self.written - first[0].number + 1 == len(self.entries):
+                return 0
         expected = self.written
         for index in range(len(self.entries) - 1, -1, -1):
             if self.entries[index].number != expected:
                 return index + 1
             expected -= 1
         return 0
+
+    @cached_property
+    def last_done(self) -> int:
+        """The number of the last collective that has ended."""
+        return next((e.number for e in reversed(self.entries) if e.state == State.DONE), 0)
 
     @property
     def complete(self) -> bool:
@@ -108,12 +119,17 @@ class History:
         if removed:
             last = kept[-1].number if kept else ring.written - len(ring.entries)
             ring = Ring(ring.device, ring.local_index, last, tuple(kept))
-        track = Track(ring.device, process, ring.entries, ring.written, shift)
-        for entry in ring.entries:
-            if not entry.is_permute:
-                track.at[Place(entry.clique, entry.sequence)] = entry
-                track.furthest[entry.clique] = entry.sequence
-        self.tracks[ring.device] = track
+        meetings = [e for e in ring.entries if e.op != Op.PERMUTE]
+        self.tracks[ring.device] = Track(
+            ring.device,
+            process,
+            ring.entries,
+            ring.written,
+            shift,
+            {(e.clique, e.sequence): e for e in meetings},
+            {e.clique: e.sequence for e in meetings},
+            tuple(e for e in ring.entries if e.op == Op.PERMUTE),
+        )
 
     @cached_property
     def unmapped(self) -> tuple[int, ...]:
@@ -145,11 +161,15 @@ class History:
 
     def meetings(self) -> Iterator[tuple[Place, list[tuple[Track, Entry]]]]:
         """Every place with the entries of all tracks that were there; permutes are elsewhere."""
-        found: dict[Place, list[tuple[Track, Entry]]] = {}
+        found: dict[tuple[int, int], list[tuple[Track, Entry]]] = {}
         for track in self.tracks.values():
             for place, entry in track.at.items():
                 found.setdefault(place, []).append((track, entry))
-        yield from found.items()
+        yield from ((Place(*place), there) for place, there in found.items())
+
+    def meeting(self, place: tuple[int, int]) -> list[tuple[Track, Entry]]:
+        """The entries of all tracks that were at a place."""
+        return [(t, entry) for t in self.tracks.values() if (entry := t.at.get(place))]
 
     def first_raise(self) -> int | None:
         """The common time at which the first collective raised."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lockstep.record import causes, waiting
-from lockstep.record.calls import Call, Calls, Round
+from lockstep.record.calls import Call, Calls, Round, rounds
 from lockstep.record.causes import Cause
 from lockstep.record.format import Entry, State
 from lockstep.record.history import History, Place, Track
@@ -240,16 +240,17 @@ class _Case:
         waits = [w for w in self.waits if w.track.process == index]
         wait = min(waits, key=lambda w: (not w.absent, w.entry.number), default=None)
         track, entry = self._shown(index, place, called, wait)
+        calls = self.calls.up_to(track, entry.number) if track and entry else []
         owners = {p for w in waits for device in w.absent for p in self.history.owner(device)}
         doing = self._doing(self.ended[index], wait, process)
         return Row(
             process,
             doing,
             culprit,
-            self.calls.of(track, entry) if track and entry else None,
+            calls[-1] if calls else None,
             entry is not None and (entry.unfinished or entry is called),
-            self.calls.up_to(track, entry.number - 1, RECENT) if track and entry else (),
-            self.calls.up_to(track, entry.number, RECENT) if track and entry else (),
+            rounds(calls[:-1], RECENT),
+            rounds(calls, RECENT),
             tuple(sorted(owners - {index})) if doing is Doing.WAITS else (),
             self._ran(index, place),
         )

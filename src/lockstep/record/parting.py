@@ -59,8 +59,17 @@ def same(a: Entry, b: Entry, vary: bool = False) -> bool:
     return not known or (a.run_id, a.op_id) == (b.run_id, b.op_id)
 
 
-def _compared(entry: Entry) -> tuple[int, ...]:
-    return (entry.run_id, entry.op_id, *entry.signature)
+def _suspects(history: History) -> Iterable[tuple[int, int]]:
+    """The places at which calls differ in anything: nearly always there are none."""
+    found: dict[tuple[int, int], None] = {}
+    first: dict[tuple[int, int], Entry] = {}
+    for track in history.tracks.values():
+        for place, entry in track.at.items():
+            other = first.setdefault(place, entry)
+            # The execution, the channel, the elements; the operation, the dtype, the reduction.
+            if entry[2:5] != other[2:5] or entry[7:10] != other[7:10]:
+                found[place] = None
+    return found
 
 
 def grouped(calls: Iterable[Called], vary: bool = False) -> tuple[Group, ...]:
@@ -83,15 +92,12 @@ def first_parting(history: History) -> Parting | None:
     """The earliest place at which members differ; permutes apart."""
     found = []
     vary = history.run.programs_vary
-    for place, there in history.meetings():
-        # Nearly always all calls are equal in everything that is compared.
-        first = _compared(there[0][1])
-        if all(_compared(entry) == first for _, entry in there):
-            continue
+    for place in _suspects(history):
+        there = history.meeting(place)
         groups = grouped(((track.process, entry) for track, entry in there), vary)
         if len(groups) > 1:
             began = min(track.time(entry.entered_ns) for track, entry in there)
-            found.append((began, place, groups))
+            found.append((began, Place(*place), groups))
     if not found:
         return None
     _, place, groups = min(found, key=lambda candidate: candidate[:2])

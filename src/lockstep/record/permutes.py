@@ -43,9 +43,7 @@ def pairs(history: History) -> list[Pair]:
     found: dict[tuple[int, int, int], None] = {}
     ranks: dict[int, dict[int, int]] = {}
     for track in history.tracks.values():
-        for entry in track.entries:
-            if not entry.is_permute:
-                continue
+        for entry in track.permutes:
             if entry.clique not in ranks:
                 ranks[entry.clique] = history.ranks(entry.clique)
             devices = ranks[entry.clique]
@@ -65,11 +63,11 @@ def _compare(
         return None
     rank_of = {device: rank for rank, device in devices.items()}
     to, back = rank_of[target], rank_of[source]
-    ours = [e for e in sender.entries if e.is_permute and e.clique == clique]
+    ours = [e for e in sender.permutes if e.clique == clique]
     if any(e.target_count > len(e.targets) for e in ours):
         return None  # a target that is not listed may be this one
     named = not history.run.programs_vary and all(
-        e.identified for t in (sender, receiver) for e in t.entries if e.is_permute
+        e.identified for t in (sender, receiver) for e in t.permutes
     )
     if not (named or (sender.complete and receiver.complete)):
         return None

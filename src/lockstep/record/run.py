@@ -13,7 +13,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,8 +168,12 @@ def _record(path: Path) -> tuple[format.ProcessRecord | None, str | None]:
         return None, str(error)
 
 
-def read_record(path: Path | str) -> format.ProcessRecord:
+def read_record(
+    path: Path | str, latest: int | None = None, after: Mapping[int, int] | None = None
+) -> format.ProcessRecord:
     """Reads a recorder file that may be written meanwhile: any path, /proc/PID/fd/N too.
+
+    ``latest`` and ``after`` say which entries are wanted (`format.parse`).
 
     Raises `RecordError` for what is no such file, OSError for what cannot be read.
     """
@@ -177,7 +181,8 @@ def read_record(path: Path | str) -> format.ProcessRecord:
     try:
         size = os.fstat(descriptor).st_size
         first = os.pread(descriptor, size, 0)
-        return format.parse(first, os.pread(descriptor, size, 0))
+        again = os.pread(descriptor, size, 0)
+        return format.parse(first, again, latest=latest, after=after)
     finally:
         os.close(descriptor)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from lockstep.doctor.words import counted
+from lockstep._words import counted
 from lockstep.record.calls import Round
 from lockstep.record.causes import Pattern
 from lockstep.record.format import State
@@ -156,7 +156,7 @@ def _state(diagnosis: Diagnosis, row: Row) -> str:
         return "in no collective" + _count(diagnosis, row, "; it ran {}")
     if row.doing is Doing.UNKNOWN:
         return "not known; " + "; ".join(row.process.troubles or ("no record",))
-    return ending(row.process) + _count(diagnosis, row, " after {}")
+    return ending(row.process, _count(diagnosis, row, " after {}"))
 
 
 def _count(diagnosis: Diagnosis, row: Row, words: str) -> str:

@@ -147,9 +147,8 @@ def waits(history: History, pairs: Iterable[Pair], ended: dict[int, Ending]) -> 
 
 def open_entry(track: Track) -> Entry | None:
     """The first collective that this device is in, or that raised and was its last."""
-    last_done = max((e.number for e in track.entries if e.state == State.DONE), default=0)
-    for entry in track.entries:
-        if entry.state == State.ENTERED or (entry.unfinished and entry.number > last_done):
+    for entry in [e for e in track.entries if e.state != State.DONE]:
+        if entry.state == State.ENTERED or entry.number > track.last_done:
             return entry
     return None
 

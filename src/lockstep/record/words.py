@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
-from lockstep.doctor.words import counted, format_size
+from lockstep._words import counted, format_size
 from lockstep.record.calls import Call, Round
 from lockstep.record.causes import Cause, Pattern
 from lockstep.record.format import DTYPES, OPS, REDUCTIONS, Entry, Op
@@ -94,18 +94,22 @@ def briefly(round_: Round) -> str:
     return f"{round_.times} x {text if len(names) == 1 else f'({text})'}"
 
 
-def ending(process: Process) -> str:
-    """``was killed by SIGKILL (signal 9)``, ``failed: ValueError: ...``, ``ended``."""
+def ending(process: Process, after: str = "") -> str:
+    """``was killed by SIGKILL (signal 9)``, ``failed: ValueError: ...``, ``ended``.
+
+    ``after`` is more about the end, in front of the reason: `` after 3 collectives``.
+    """
     exit = process.exit
     if process.error is not None:
-        return f"failed: {process.error.summary}"
+        return f"failed{after}: {process.error.summary}"
     if exit is None or (exit.signal is None and exit.exit_code is None):
         failed = process.record is not None and process.record.state == 2
-        return "failed with an uncaught exception" if failed else "ended"
+        return ("failed with an uncaught exception" if failed else "ended") + after
     if exit.signal:
         reason = f": {exit.reason}" if exit.reason else ""
-        return f"was killed by {_signal(exit.signal)} (signal {exit.signal}){reason}"
-    return f"failed with exit code {exit.exit_code}" if exit.exit_code else "ended (exit code 0)"
+        return f"was killed by {_signal(exit.signal)} (signal {exit.signal}){after}{reason}"
+    how = f"failed with exit code {exit.exit_code}" if exit.exit_code else "ended (exit code 0)"
+    return how + after
 
 
 def _signal(number: int) -> str:

@@ -9,8 +9,6 @@ XLA meets its first clique (`hand_in_devices`).
 from __future__ import annotations
 
 import dataclasses
-import functools
-import hashlib
 import json
 import os
 import secrets
@@ -21,11 +19,10 @@ from typing import Any
 from lockstep import _config, _engine, _jax_compat
 from lockstep._errors import InitializationError
 from lockstep._records import process_dir
-from lockstep.runtime import topology
+from lockstep.runtime import callsite, topology
 
 _WAIT_SECONDS = 300
 _PREFIX = "lockstep"
-_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 @dataclasses.dataclass
@@ -100,12 +97,12 @@ def before_cpu_client() -> None:
 
     if jax.config.values["jax_cpu_collectives_implementation"] != "mpi":
         return  # the program chose another implementation itself
-    if _config.current().strict:
-        # The line that makes a collective can be seen only while the caller waits for it.
-        jax.config.update("jax_cpu_enable_async_dispatch", False)
     job = _current_job()
     hosts = topology.host_names(job.peers)
     if len(hosts) == 1:
+        # The line that makes a collective can be seen only while the caller waits for it.
+        if _config.current().strict:
+            jax.config.update("jax_cpu_enable_async_dispatch", False)
         return
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     if job.process == 0:
@@ -114,6 +111,15 @@ def before_cpu_client() -> None:
             "does not reach between hosts yet, so this run uses gloo.",
             file=sys.stderr,
         )
+
+
+def after_cpu_client(devices: int) -> None:
+    """Has the lines of executions noted where the stack of a collective does not show them."""
+    import jax
+
+    runs_here = jax.config.values["jax_cpu_collectives_implementation"] == "mpi"
+    if _config.current().strict and runs_here and devices > 1:
+        callsite.note_executions()
 
 
 def start_engine() -> None:
@@ -182,30 +188,6 @@ def _own_record() -> str:
     if problem:
         print(f"lockstep: {problem}.", file=sys.stderr)
     return f"/proc/{os.getpid()}/fd/{_engine.recorder_fd()}"
-
-
-def call_site() -> int:
-    """A hash of the lines of the user's program that make this call; the engine asks under strict.
-
-    0, which agrees with all, on a thread of XLA's own: where a process has several devices, the
-    program goes on meanwhile, and its present line is not that of the call.
-    """
-    frame = sys._getframe().f_back
-    places = []
-    while frame is not None:
-        code = frame.f_code
-        if not _is_library(code.co_filename):
-            places.append((os.path.basename(code.co_filename), code.co_name, frame.f_lineno))
-        frame = frame.f_back
-    if not places:
-        return 0
-    digest = hashlib.blake2b(repr(places).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") | 1
-
-
-@functools.cache
-def _is_library(file: str) -> bool:
-    return any(part in file for part in ("/site-packages/", _PACKAGE, "<frozen"))
 
 
 def _shared_memory(job: _Job, key: str) -> tuple[int, int]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep import _config
+from lockstep import _config, _jax_compat
 from lockstep._records import ErrorRecord, process_dir
 from lockstep.record import format, run
 from lockstep.runtime.sites import (
@@ -43,19 +43,26 @@ class Records:
         """The directory of one process's files; None without a launcher."""
         return process_dir(self._top, self._attempt, process) if self._top else None
 
-    def record(self, process: int) -> format.ProcessRecord:
-        return run.read_record(f"/proc/self/fd/{self._files[process]}")
+    def record(
+        self, process: int, latest: int | None = None, after: Mapping[int, int] | None = None
+    ) -> format.ProcessRecord:
+        return run.read_record(f"/proc/self/fd/{self._files[process]}", latest, after)
 
     def ending(self, process: int) -> run.Exit | None:
         folder = self.folder(process)
         return run.read_exit(folder) if folder else None
 
-    def read(self, own: int, own_sites: Sequence[run.Site], vary: bool) -> run.Run:
-        """All that is known: endings first, then records, then sites (see `record.run`)."""
+    def read(
+        self, own: int, own_sites: Sequence[run.Site], vary: bool, latest: int | None = None
+    ) -> run.Run:
+        """All that is known: endings first, then records, then sites (see `record.run`).
+
+        ``latest`` is how many entries of each device are looked at.
+        """
         folders = [self.folder(peer.process) for peer in self._peers]
         errors = [ErrorRecord.read(folder) if folder else None for folder in folders]
         endings = [self.ending(peer.process) for peer in self._peers]
-        records = [self.record(peer.process) for peer in self._peers]
+        records = [self.record(peer.process, latest) for peer in self._peers]
         processes = []
         for peer, folder in zip(self._peers, folders, strict=True):
             index, sites = peer.process, tuple(own_sites)
@@ -76,7 +83,7 @@ class Sites:
         self._records = records
         self._process = process
         self._programs = Programs(live)
-        self._matcher = Matcher()
+        self._matcher = Matcher(_jax_compat.device_lists)
         self._seen: dict[int, int] = {}
         self._open: dict[int, set[tuple[str, int]]] = {}
         self._sure: list[run.Site] = []
@@ -111,11 +118,10 @@ class Sites:
 
     def _gather(self) -> bool:
         """Whether there are executions of programs that are not known."""
-        for ring in self._records.record(self._process).rings:
-            before = self._seen.get(ring.device, 0)
+        for ring in self._records.record(self._process, after=self._seen).rings:
             self._seen[ring.device] = ring.written
             for entry in ring.entries:
-                if entry.number > before and entry.run_id:
+                if entry.run_id:
                     self._meet(entry)
         return bool(self._open)
 

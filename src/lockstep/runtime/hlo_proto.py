@@ -43,10 +43,19 @@ class Instruction(enum.IntEnum):
     CALLED_COMPUTATION_IDS = 38
 
 
+class Metadata(enum.IntEnum):
+    """Fields of ``OpMetadata``."""
+
+    OP_NAME = 2
+    SOURCE_FILE = 3
+    SOURCE_LINE = 4
+
+
 class Shape(enum.IntEnum):
     """Fields of ``ShapeProto``."""
 
     ELEMENT_TYPE = 2
+    DIMENSIONS = 3
     TUPLE_SHAPES = 4
 
 

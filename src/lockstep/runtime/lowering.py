@@ -24,6 +24,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from lockstep.runtime.counts import check_counts
 from lockstep.runtime.hlo_proto import (
     Computation,
     ElementType,
@@ -45,7 +46,8 @@ _PREFIX = b"lockstep-"
 def register() -> bool:
     """Registers the pass with XLA; returns False where this jax has no place for it.
 
-    The pass changes nothing unless XLA's CPU collectives are those of the MPI plug.
+    The pass does nothing unless XLA's CPU collectives are those of the MPI plug. It also refuses
+    collectives that are too large for it.
     """
     try:
         from jax.extend import xla
@@ -84,6 +86,7 @@ def _transform(module: bytes) -> bytes | None:
 
     if jax.config.values["jax_cpu_collectives_implementation"] != "mpi":
         return None
+    check_counts(module)
     return widen(module)
 
 

@@ -77,9 +77,9 @@ def _hand_in_devices() -> None:
 
 
 def _call_site() -> int:
-    from lockstep.runtime import connect
+    from lockstep.runtime import callsite
 
-    return connect.call_site()
+    return callsite.of_this_collective()
 
 
 def _prepare_mpi() -> None:
@@ -135,8 +135,10 @@ def _hook_jax() -> None:
     if choice != "gloo":
         if not lowering.register():
             lowering.explain_uncaught()
-        hooks = {"lockstep": connect.before_cpu_client, "mpi": mpi.before_cpu_client}
-        _jax_compat.before_cpu_client(hooks[choice])
+        if choice == "lockstep":
+            _jax_compat.around_cpu_client(connect.before_cpu_client, connect.after_cpu_client)
+        else:
+            _jax_compat.around_cpu_client(mpi.before_cpu_client, lambda _: None)
 
 
 def _note_joining() -> None:

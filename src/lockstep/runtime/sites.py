@@ -2,10 +2,11 @@
 
 The engine records two numbers with each collective (native/origin.h): which execution of which
 program, and which collective of that program. JAX numbers a program's executions upwards from
-a hash: that of the program's fingerprint plus one of its devices. The second is the same for all
-programs over the same devices, but JAX does not say it. It is found out: once one program's first
-number is known, the difference to its fingerprint's hash is known for all. Until then, and for a
-jaxlib that hashes otherwise, every program that has such a collective is a candidate.
+a hash: that of the program's fingerprint plus one of its devices (`highway`). JAX does not say
+which devices a program is for, so those of all meshes in use are tried. For others, and for a
+jaxlib that hashes otherwise, the second hash is found out: it is the same for all programs over
+the same devices, so once one program's first number is known, the difference to its fingerprint's
+hash is known for all. Until then every program that has such a collective is a candidate.
 
 The compiled program's text has the rest: shapes, names, stack frames.
 """
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.runtime.farmhash import fingerprint64
+from lockstep.runtime.highway import hash_of_devices
 
 _MODULE = re.compile(r"HloModule (\S+?),")
 _COLLECTIVE = re.compile(
@@ -164,10 +166,15 @@ class Matcher:
 
     Two programs whose numbers lie equally far from their fingerprints' hashes give the distance
     away: by chance that happens once in four thousand million.
+
+    ``device_lists`` gives ids of devices that programs may run on, in order.
     """
 
-    def __init__(self) -> None:
-        self._offsets: set[int] = set()
+    def __init__(self, device_lists: Callable[[], Iterable[tuple[int, ...]]] = tuple) -> None:
+        self._device_lists = device_lists
+        self._hashed: set[tuple[int, ...]] = set()
+        # Nothing is added for a program that runs on devices of this process alone.
+        self._offsets: set[int] = {0}
         self._latest: list[int] = []
         """Of each program that is known: the latest execution that was seen."""
 
@@ -194,12 +201,22 @@ class Matcher:
             self._between(execution, p) for execution, ps in found.items() for p in ps
         )
         self._offsets |= {offset for offset, count in offsets.items() if count > 1}
+        if not all(self._offsets & self._distances(*item) for item in found.items()):
+            self._learn_lists()
         for execution, candidates in found.items():
             sure = [p for p in candidates if self._between(execution, p) in self._offsets]
             found[execution] = sure or candidates
             if sure or len(candidates) == 1:
                 self._latest.append(execution)
         return found
+
+    def _distances(self, execution: int, programs: Sequence[Program]) -> set[int]:
+        return {self._between(execution, program) for program in programs}
+
+    def _learn_lists(self) -> None:
+        fresh = set(self._device_lists()) - self._hashed
+        self._hashed |= fresh
+        self._offsets |= {hash_of_devices(ids) % _NUMBERS for ids in fresh}
 
     @staticmethod
     def _between(execution: int, program: Program) -> int:

@@ -42,6 +42,12 @@ _ENDING_PATIENCE = 0.3
 """Seconds the launcher may take to write down how a process ended."""
 _STOP_PATIENCE = 10.0
 """Seconds that the end of the program waits for the watcher, which may be asking for stacks."""
+_GLANCE = 64
+"""Entries of each device that a look begins with: nearly always they tell that nothing is wrong."""
+_WHOLE_LOOK_EVERY = 4
+"""Looks; a device may have run more than a glance shows since another began to wait."""
+_REST = 4.0
+"""After a look, as many times as long as it took: large jobs have many watchers on few cores."""
 _LINES_PATIENCE = 0.5
 """Seconds the others may take to write down the lines of a call that they have just met."""
 
@@ -78,6 +84,7 @@ class Watcher(threading.Thread):
         """The next ring is answered, however often the last ones were in vain."""
         self._next_look = 0.0
         self._pause = _FIRST_PAUSE
+        self._looks = 0
 
     def _watch_peer(self, peer: Peer) -> None:
         try:
@@ -129,14 +136,15 @@ class Watcher(threading.Thread):
         with contextlib.suppress(Exception):
             self._comparison.publish(self._sites.digests)
 
-    def _diagnose(self, by_numbers: bool = False) -> match.Diagnosis:
+    def _diagnose(self, by_numbers: bool = False, latest: int | None = None) -> match.Diagnosis:
         """What the records tell.
 
         Executions with different numbers may be of one program: while the engine still asks for an
         answer, its records look like a fault. ``by_numbers`` is for when it has found one.
+        ``latest`` is how many entries of each device are looked at.
         """
         vary = not by_numbers or self._comparison.programs_vary()
-        return match.diagnose(self._records.read(self._process, self._sites.found, vary))
+        return match.diagnose(self._records.read(self._process, self._sites.found, vary, latest))
 
     # A rank rings
 
@@ -189,7 +197,11 @@ class Watcher(threading.Thread):
 
     def _look(self) -> None:
         """Somebody of this process waits long: finds out whether in vain."""
-        found = self._diagnose_with_lines()
+        began = time.monotonic()
+        self._looks += 1
+        found = self._diagnose(latest=_GLANCE)
+        if found.kind.is_fault or self._looks % _WHOLE_LOOK_EVERY == 0:
+            found = self._diagnose_with_lines()
         if found.kind.is_fault:
             _engine.poison(_short(found))
             return
@@ -198,7 +210,7 @@ class Watcher(threading.Thread):
         # Pauses grow within one wait: a ring long after the last look is that of another.
         waits_on = now < self._next_look + 2 * _LONGEST_PAUSE
         self._pause = min(2 * self._pause, _LONGEST_PAUSE) if waits_on else _FIRST_PAUSE
-        self._next_look = now + self._pause
+        self._next_look = now + max(self._pause, _REST * (now - began))
 
     def _warn_of_stall(self, found: match.Diagnosis) -> None:
         """Says once for each wait that takes long what the missing processes do."""
@@ -214,6 +226,7 @@ class Watcher(threading.Thread):
         if waited < limit:
             return
         self._reported.add(began)
+        found = self._diagnose()
         missing = [row.process.index for row in found.rows if row.culprit]
         lines = [f"waiting for {waited:.0f} s. {text.table(found)}", *map(self._stacks_of, missing)]
         print("\n".join(f"lockstep: {line}" for line in lines), file=sys.stderr, flush=True)

@@ -6,8 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.bench.table import format_seconds
-from lockstep.doctor.words import format_size
+from lockstep._words import format_seconds, format_size
 from lockstep.record.match import Diagnosis
 from lockstep.record.summary import Line, Summary
 from lockstep.record.text import CULPRIT, table

@@ -11,15 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep._errors import RecordError
-from lockstep.bench.table import format_seconds
-from lockstep.record import find
+from lockstep._words import format_seconds
 from lockstep.record.format import State
 from lockstep.record.match import Diagnosis, Doing, Row, diagnose
 from lockstep.record.run import Run
-from lockstep.record.screen import summary_table
 from lockstep.record.summary import summarize
 from lockstep.record.text import headline
 from lockstep.record.words import described, processes
+from lockstep.report import find
+from lockstep.report.screen import summary_table
 
 LINES = 8
 """How many call sites are shown."""

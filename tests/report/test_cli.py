@@ -16,9 +16,9 @@ from rich.console import Console
 
 from lockstep import RecordError
 from lockstep.launch.cli import main
-from lockstep.record import find, top
 from lockstep.record.document import SCHEMA
 from lockstep.record.match import diagnose
+from lockstep.report import find, top
 from record.files import write_run
 from record.test_match import job, steps
 

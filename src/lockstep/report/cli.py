@@ -59,8 +59,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Reports; 1 when something is wrong, else 0."""
-    from lockstep.record import document, find, match
+    from lockstep.record import document, match
     from lockstep.record.summary import summarize
+    from lockstep.report import find
 
     directory = Path(args.directory) if args.directory else None
     run = find.read(directory, args.pid, args.attempt)
@@ -73,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
     else:
         from rich.console import Console
 
-        from lockstep.record import screen
+        from lockstep.report import screen
 
         console = Console(highlight=False)
         screen.show(diagnosis, console)
@@ -92,7 +93,7 @@ def _write_trace(path: Path, run: Any) -> None:
 
 
 def _top(args: argparse.Namespace) -> int:
-    from lockstep.record import top
+    from lockstep.report import top
 
     directory = Path(args.directory) if args.directory else None
     return top.watch(directory, args.pid, args.attempt, args.interval, args.once)

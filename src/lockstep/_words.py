@@ -17,3 +17,21 @@ def counted(number: int, what: str) -> str:
     """``"1 device"``, ``"2 devices"``, ``"2 processes"``."""
     plural = "es" if what.endswith("s") else "s"
     return f"{number} {what}{'' if number == 1 else plural}"
+
+
+def unit_of_time(seconds: float) -> tuple[float, str]:
+    """(how many in a second, its name) of the unit that keeps ``seconds`` at 1 or more."""
+    if seconds >= 1:
+        return 1.0, "s"
+    return (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
+
+
+def format_seconds(seconds: float) -> str:
+    """Three digits and a unit."""
+    factor, unit = unit_of_time(seconds)
+    return f"{three_digits(seconds * factor)} {unit}"
+
+
+def three_digits(value: float) -> str:
+    """``value`` with three significant digits, never in powers of ten."""
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"

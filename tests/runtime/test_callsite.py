@@ -1,0 +1,87 @@
+"""The lines that --strict compares: found for every execution, and never guessed."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.runtime import callsite
+from processes import python
+
+PROGRAM = """
+from lockstep import _jax_compat
+from lockstep.runtime import callsite
+import jax, jax.numpy as jnp, numpy as np
+
+sites = []
+def around(execute):
+    def look():
+        results = execute()
+        assert all(result.is_ready() for result in results)
+        sites.extend(callsite._executing.values())
+        return results
+    return callsite._note(look)
+_jax_compat.around_executions(around)
+
+double = jax.jit(lambda x: 2 * x)
+x = jnp.ones(8)
+compiled = double.lower(x).compile()
+donating = jax.jit(lambda x: x + 1, donate_argnums=0)
+mapped = jax.pmap(lambda x: jax.lax.psum(x, "i"), axis_name="i")
+rows = jnp.ones((jax.local_device_count(), 3))
+
+def count(call):
+    del sites[:]
+    for _ in range(3): result = call()
+    return len(sites), len(set(sites)), callsite.UNKNOWN in sites
+
+for call in (lambda: double(x), lambda: compiled(x), lambda: mapped(rows)):
+    assert count(call) == (3, 1, False), (call, sites)
+y = jnp.ones(8)
+del sites[:]
+for _ in range(3): y = donating(y)
+assert len(sites) == 3
+del sites[:]
+double(x)
+double(x)
+assert len(set(sites)) == 2, sites
+assert not callsite._executing
+print("good", np.asarray(y))
+"""
+
+
+def test_every_execution_is_seen_with_its_line_and_waited_for() -> None:
+    ended = python(PROGRAM, timeout=120)
+    assert ended.status == 0, ended
+    assert ended.stdout.startswith("good [4. 4."), ended
+
+
+def on_a_thread_of_xla(executing: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> int:
+    """What a thread finds that has no line of the program on its stack."""
+    monkeypatch.setattr(callsite, "_executing", executing)
+    monkeypatch.setattr(callsite, "_site", lambda frame: callsite.UNKNOWN)
+    return callsite.of_this_collective()
+
+
+def test_a_thread_without_lines_takes_those_of_the_one_execution(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert on_a_thread_of_xla({1: 77}, monkeypatch) == 77
+    assert on_a_thread_of_xla({1: 77, 2: 77}, monkeypatch) == 77
+
+
+def test_of_several_executions_none_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert on_a_thread_of_xla({1: 77, 2: 78}, monkeypatch) == callsite.UNKNOWN
+    assert on_a_thread_of_xla({}, monkeypatch) == callsite.UNKNOWN
+
+
+def test_a_thread_with_lines_knows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call() -> int:
+        return callsite.of_this_collective()
+
+    monkeypatch.setattr(callsite, "_executing", {1: 77})
+    assert callsite.UNKNOWN != call() != 77
+    assert len({call() for _ in range(3)}) == 1
+    first, second = call(), call()
+    assert first == second
+    other = call()
+    assert other != first

@@ -1,0 +1,54 @@
+"""Which program the number of an execution belongs to."""
+
+from __future__ import annotations
+
+from lockstep.runtime.farmhash import fingerprint64
+from lockstep.runtime.highway import hash_of_devices, highway_hash
+from lockstep.runtime.sites import Collective, Matcher, Program
+
+ALL_REDUCE = Collective("all-reduce", 1, "f32[1]", "psum", "a.py", 1)
+FIRST = Program(b"1234567890", "jit_first", (ALL_REDUCE,), "first")
+SECOND = Program(b"9876543210", "jit_second", (ALL_REDUCE,), "second")
+CALLS = {("all-reduce", 1)}
+
+
+def number(program: Program, *devices: int) -> int:
+    added = hash_of_devices(devices) if devices else 0
+    return (fingerprint64(program.fingerprint) + added) % (1 << 32)
+
+
+def test_highway_hash_of_the_vectors_that_its_authors_give() -> None:
+    key = [int.from_bytes(bytes(range(at, at + 8)), "little") for at in range(0, 32, 8)]
+    assert highway_hash(b"", key) == 0x907A56DE22C26E53
+    assert highway_hash(bytes(1), key) == 0x7EAB43AAC7CDDD78
+    assert highway_hash(bytes(range(33)), key) == 0x2C90F73CA03181FC
+
+
+def test_programs_over_known_devices_are_told_apart_at_once() -> None:
+    matcher = Matcher(lambda: {(0, 2048), (0, 1, 2048, 2049)})
+    one, other = number(FIRST, 0, 1, 2048, 2049), number(SECOND, 0, 2048)
+    found = matcher.match({one: CALLS, other: CALLS}, [FIRST, SECOND])
+    assert found == {one: [FIRST], other: [SECOND]}
+    assert matcher.is_known(one + 5)
+    assert matcher.is_known(other)
+
+
+def test_a_program_of_one_process_alone_has_its_fingerprints_number() -> None:
+    found = Matcher().match({number(SECOND): CALLS}, [FIRST, SECOND])
+    assert found == {number(SECOND): [SECOND]}
+
+
+def test_two_programs_over_the_same_unknown_devices_give_the_hash_away() -> None:
+    numbers = [number(FIRST, 5, 6), number(SECOND, 5, 6)]
+    found = Matcher().match(dict.fromkeys(numbers, CALLS), [FIRST, SECOND])
+    assert found == {numbers[0]: [FIRST], numbers[1]: [SECOND]}
+
+
+def test_all_that_fit_are_named_over_devices_that_nobody_knows() -> None:
+    matcher = Matcher()
+    one, other = number(FIRST, 5, 6), number(SECOND, 7, 8)
+    found = matcher.match({one: CALLS, other: CALLS}, [FIRST, SECOND])
+    assert found == {one: [FIRST, SECOND], other: [FIRST, SECOND]}
+    assert not matcher.is_known(one)
+    elsewhere = Program(b"555", "jit_elsewhere", (), "elsewhere")
+    assert matcher.match({one: CALLS}, [FIRST, elsewhere]) == {one: [FIRST]}
