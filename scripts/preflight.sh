@@ -8,8 +8,12 @@ if ! command -v "$python" >/dev/null 2>&1; then
   echo "No $python was found. Lockstep needs Python 3.11 or later: make PYTHON=/path/to/python3" >&2
   exit 1
 fi
+if ! version=$("$python" -c 'import sys; print("Python %d.%d.%d" % sys.version_info[:3])' 2>&1); then
+  echo "$python does not run: $version. Another one: make PYTHON=/path/to/python3" >&2
+  exit 1
+fi
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-  echo "$("$python" --version) is too old. Lockstep needs 3.11 or later:" \
+  echo "$version is too old. Lockstep needs 3.11 or later:" \
     "make PYTHON=/path/to/python3.11" >&2
   exit 1
 fi

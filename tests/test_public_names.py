@@ -54,11 +54,13 @@ def test_every_exception_is_exported() -> None:
     own = {
         n
         for n, v in vars(_errors).items()
-        if isinstance(v, type) and v.__module__ == _errors.__name__
+        if isinstance(v, type) and issubclass(v, lockstep.LockstepError) and n[0] != "_"
     }
     assert own == {name for name in PUBLIC if name.endswith("Error")}
     for name in own - {"LockstepError"}:
         assert issubclass(getattr(lockstep, name), lockstep.LockstepError)
+    for name in own:
+        assert getattr(_errors, name).__module__ == "lockstep"
 
 
 def test_the_tree_in_the_docstring_has_every_exception() -> None:

@@ -56,3 +56,7 @@ class LaunchError(LockstepError, RuntimeError):
 
 class RecordError(LockstepError, ValueError):
     """A recorder file, or the directory of a run, is not what it should be."""
+
+
+for _exception in (LockstepError, *LockstepError.__subclasses__(), DisagreementError):
+    _exception.__module__ = "lockstep"  # tracebacks and pickles name them as users do

@@ -195,6 +195,36 @@ def around_executions(around: Callable[[Callable[[], Any]], Any]) -> None:
     pxla.MeshExecutableFastpathData = lambda *_: None
 
 
+def choose_collectives(implementation: str) -> None:
+    """What ``JAX_CPU_COLLECTIVES_IMPLEMENTATION`` says, for a jax that has read it already."""
+    import jax
+
+    jax.config.update("jax_cpu_collectives_implementation", implementation)
+
+
+def explain_missing_gpu() -> None:
+    """Says so when JAX may use CUDA only and there is no GPU; JAX's words are a bare assertion."""
+    import jax
+    from jax._src import xla_bridge
+
+    asked = jax.config.values["jax_platforms"] or ""
+    if not {"cuda", "gpu"} & set(asked.split(",")):
+        return
+    make_backends = xla_bridge.backends
+
+    def backends() -> Any:
+        try:
+            return make_backends()
+        except AssertionError:
+            raise RuntimeError(
+                f"JAX may use the platform {asked} only (--platform, JAX_PLATFORMS), but finds no "
+                "NVIDIA GPU on this machine. `lockstep doctor` shows what is here; for CPUs: "
+                "--platform cpu."
+            ) from None
+
+    xla_bridge.backends = backends
+
+
 class _Instead:
     """A module with some of its names replaced, for one other module that looks into it."""
 
@@ -206,7 +236,9 @@ class _Instead:
 
 
 def survive_dead_peers(
-    serve: Callable[[str, Callable[[], Any]], Any | None], before_another_job: Callable[[], None]
+    serve: Callable[[str, Callable[[], Any]], Any | None],
+    before_another_job: Callable[[], None],
+    on_joining: Callable[[], None],
 ) -> None:
     """Keeps JAX's coordination service from ending a process because another has died.
 
@@ -214,7 +246,8 @@ def survive_dead_peers(
     nobody of a dead peer, and the shutdown at exit waits for nobody. ``serve`` is given the
     service's address and the function that starts it, and returns what stands for it in process 0,
     or None: then it starts in process 0. There process 0 must not be the first to go, so nobody is
-    recoverable. ``before_another_job`` runs when this process joins a job for the second time.
+    recoverable. ``before_another_job`` runs when this process joins a job for the second time,
+    ``on_joining`` at the first.
     """
     import jax
 
@@ -243,6 +276,8 @@ def survive_dead_peers(
             before_another_job()
             if "recoverable" in options:  # the service of another job is in process 0: see above
                 options["recoverable"] = False
+        else:
+            on_joining()
         joined = True
         return connect(*args, **options)
 
@@ -280,6 +315,13 @@ def live_arrays() -> list[Any]:
     """The arrays on CPU devices; none where there is no backend."""
     cpu = _cpu_backend()
     return cpu.live_arrays() if cpu is not None else []
+
+
+def has_backend() -> bool:
+    """Whether JAX has devices yet."""
+    from jax._src import xla_bridge
+
+    return bool(xla_bridge._backends)
 
 
 def device_lists() -> set[tuple[int, ...]]:

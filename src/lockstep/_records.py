@@ -8,6 +8,8 @@ RUN_DIR/attempt_0/process_1/error.json      the error that ended process 1
 RUN_DIR/attempt_0/process_1/interrupted     exists if the launcher's SIGINT has reached it
 RUN_DIR/attempt_0/process_1/stacks.txt      its Python stacks, each time somebody asks (`stacks`)
 RUN_DIR/attempt_0/process_1/programs_vary    exists if its programs' numbers may differ from others'
+RUN_DIR/attempt_0/process_1/joined          exists once JAX has connected it to a job's service
+RUN_DIR/attempt_0/process_1/alone           exists if it has used JAX and has never joined a job
 RUN_DIR/attempt_0/process_1/exit.json       how process 1 ended, as the launcher saw it
 """
 
@@ -30,6 +32,8 @@ OF_PROCESS = (RECORDER, "sites.jsonl", "perhaps.jsonl", PROGRAMS_VARY, ERROR, EX
 COORDINATION_PID = "coordination.pid"
 COORDINATION_LOG = "coordination.log"
 INTERRUPTED = "interrupted"
+JOINED = "joined"
+ALONE = "alone"
 _LONGEST_TRACEBACK = 1 << 18
 
 
@@ -113,6 +117,11 @@ def _write(path: Path, values: dict[str, object]) -> None:
     unfinished = path.with_name(f"{path.name}.new")
     unfinished.write_text(json.dumps(values, indent=1), encoding="utf-8")
     unfinished.replace(path)
+
+
+def none_joined(attempt: Path) -> bool:
+    """Whether processes of an attempt have used JAX, and none of them has joined the others."""
+    return any(attempt.glob(f"process_*/{ALONE}")) and not any(attempt.glob(f"process_*/{JOINED}"))
 
 
 def ring(run_dir: Path) -> None:

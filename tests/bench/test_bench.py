@@ -137,6 +137,9 @@ def test_interrupt_stops_all_and_shows_what_there_is() -> None:
         (("--ops", "broadcast"), "'broadcast' is not a collective; known: all_reduce"),
         (("--collectives", "nccl"), "'nccl' is not an implementation; known: lockstep"),
         (("--plot", "x.gif"), "must end in .png or .svg"),
+        (("--plot", "/nowhere/x.png"), "'/nowhere/x.png': there is no directory '/nowhere'"),
+        (("--json", "/nowhere/x.json"), "'/nowhere/x.json': there is no directory '/nowhere'"),
+        (("--json", "/tmp"), "'/tmp' is a directory"),
         (("-n", "0"), "not a whole number, 1 or more"),
     ],
 )

@@ -9,6 +9,7 @@ import tomllib
 
 import lockstep
 from lockstep._config import Config
+from lockstep.launch import options
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -50,3 +51,16 @@ def test_every_extra_is_explained() -> None:
     ]
     page = (DOCS / "design" / "dependencies.md").read_text()
     assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.M)) == sorted(extras)
+
+
+def test_every_option_of_the_launcher_is_on_its_page() -> None:
+    page = (DOCS / "launch.md").read_text()
+    for action in options.run_parser()._actions:
+        assert any(f"`{name}" in page for name in action.option_strings) or action.dest == "help"
+
+
+def test_the_layout_names_every_folder_of_the_package() -> None:
+    layout = (ROOT / "CONTRIBUTING.md").read_text()
+    package = pathlib.Path(lockstep.__file__).parent
+    for folder in (path.parent.name for path in package.glob("*/__init__.py")):
+        assert re.search(rf"^      .*\b{folder}/", layout, re.M), folder

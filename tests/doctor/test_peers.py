@@ -54,16 +54,36 @@ def test_a_trampoline_that_is_not_there_is_a_warning() -> None:
 @pytest.mark.parametrize(
     ("environ", "name"),
     [
-        ({"SLURM_PROCID": "3"}, "Slurm"),
-        ({"OMPI_COMM_WORLD_RANK": "0"}, "Open MPI"),
-        ({"PMI_RANK": "0"}, "MPICH"),
-        ({"TORCHELASTIC_RUN_ID": "x"}, "torchrun"),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, "Open MPI"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "MPICH"),
+        (
+            {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}
+            | {"MASTER_PORT": "99"},
+            "torchrun",
+        ),
     ],
 )
 def test_the_launcher_that_started_this_process(environ: dict[str, str], name: str) -> None:
     finding = peers.check_cluster(environ)
+    assert finding.status == "ok"
     assert name in finding.found
     assert next(iter(environ)) in finding.found
+    assert "lockstep worker is process 0 of 2" in finding.found
+
+
+def test_variables_that_the_worker_refuses_are_no_good_here_either() -> None:
+    half = peers.check_cluster({"PMI_RANK": "0"})
+    assert half.status == "warning"
+    assert "PMI_SIZE is not" in half.found
+    half = peers.check_cluster({"RANK": "0", "WORLD_SIZE": "2"})
+    assert half.status == "warning"
+    assert "MASTER_ADDR is not" in half.found
+
+
+def test_an_allocation_places_no_process() -> None:
+    finding = peers.check_cluster({"SLURM_JOB_ID": "3"})
+    assert finding.status == "ok"
+    assert "Slurm (SLURM_JOB_ID), which place no process: use srun" in finding.found
 
 
 def test_gpus_without_a_plug_in() -> None:

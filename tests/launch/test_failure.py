@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import signal
+import sys
+
+import pytest
 
 from lockstep._records import ErrorRecord
-from lockstep.launch.failure import Ending, first_failure, headline, told_already
+from lockstep.launch.failure import (
+    Ending,
+    first_failure,
+    headline,
+    last_words,
+    not_started,
+    told_already,
+)
 
 
 def record(time: float, summary: str = "ValueError: x", code: int = 1) -> ErrorRecord:
@@ -66,6 +77,37 @@ def test_a_signal_is_told_with_its_name_likely_cause_and_last_words() -> None:
     assert text.startswith("process 0 of 1 failed first: killed by SIGKILL (signal 9). Somebody")
     assert "kernel ran out of memory" in text
     assert "    loading\n    training" in text
+
+
+DUMP = [f'  File "train.py", line {i} in step' for i in range(100)]
+CHECK = "F1121 18:59:24.123456   4711 hlo.cc:12] Check failed: width >= 8 (2 vs. 8)"
+PYTHON = "Fatal Python error: Aborted"
+
+
+@pytest.mark.parametrize(
+    ("above", "first"),
+    [
+        ([CHECK, "*** Check failure stack trace: ***", "", PYTHON, ""], CHECK),
+        (["terminate called after throwing an instance of 'X'", PYTHON], "terminate called"),
+        (["step 1", "a.c:3: f: Assertion `x > 0' failed.", PYTHON], "a.c:3: f: Assertion `x"),
+        (["F0 is a note", PYTHON, ""], PYTHON),
+    ],
+)
+def test_the_reason_stands_above_the_stacks_that_follow_it(above: list[str], first: str) -> None:
+    words = last_words([*above, *DUMP], -signal.SIGABRT)
+    assert words[0].startswith(first)
+    assert words[1:] == ("...", *DUMP[-20:])
+    assert last_words([*above, *DUMP[:3]], -signal.SIGABRT) == (*above, *DUMP[:3])
+    assert last_words([*above, *DUMP], 1) == tuple(DUMP[-20:])
+
+
+def test_what_to_do_when_a_process_cannot_be_started() -> None:
+    refused = PermissionError(errno.EACCES, "Permission denied", sys.executable)
+    assert "Python itself cannot be executed" in not_started(refused)
+    assert "ulimit" not in not_started(refused)
+    assert "raise the limit (ulimit -n)" in not_started(OSError(errno.EMFILE, "Too many"))
+    assert "limit on processes is reached" in not_started(OSError(errno.EAGAIN, "Again"))
+    assert "--log-dir cannot be written" in not_started(OSError(errno.ENOSPC, "No space", "x.log"))
 
 
 def test_a_real_time_signal_has_no_name() -> None:

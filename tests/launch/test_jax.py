@@ -41,6 +41,29 @@ def test_every_way_to_begin(collectives: str, options: list[str], beginning: str
         assert "sum 2 2 [10, 11]" in result.by_process[process]
 
 
+def test_a_platform_without_its_device_is_told_in_words() -> None:
+    # JAX looks for the device files only; where there is a GPU, it is hidden by being none here.
+    program = """
+        import jax
+        from jax._src import hardware_utils
+        hardware_utils.has_visible_nvidia_gpu = lambda: False
+        jax.devices()
+    """
+    result = run_lockstep(["--platform", "cuda"], program, n=1, expect_status=1)
+    first = result.said_by_launcher.splitlines()[0]
+    assert "failed first: RuntimeError: JAX may use the platform cuda only" in first
+    assert "finds no NVIDIA GPU on this machine" in first
+
+
+def test_processes_that_never_join_are_told_so() -> None:
+    said = run_lockstep([], "import jax; print(jax.device_count())").said_by_launcher
+    assert "no process has joined the others: this was 2 runs of one process each" in said
+    assert "jax.distributed.initialize()" in said
+    assert "--auto-init" in said
+    left = "import jax; jax.distributed.initialize(); jax.devices(); jax.distributed.shutdown()"
+    assert run_lockstep([], left).said_by_launcher == ""
+
+
 @pytest.mark.parametrize(
     ("failure", "status", "headline"),
     [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lockstep._config import Config
 from lockstep.launch import cores, process_tree
-from lockstep.launch.job import Job, overridden_devices, worker_environ
+from lockstep.launch.job import Job, overridden_collectives, overridden_devices, worker_environ
 
 
 def job(**values: object) -> Job:
@@ -38,6 +38,14 @@ def test_an_outer_job_leaves_no_variable_behind() -> None:
     assert environ["LOCKSTEP_PROCESS_ID"] == "0"
     assert "LOCKSTEP_COLLECTIVES" not in environ
     assert environ["HOME"] == "/h"
+
+
+def test_the_launcher_s_choice_of_collectives_is_the_only_one() -> None:
+    name = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
+    assert name not in job(environ={name: "gloo"}).environ_of(0)
+    assert overridden_collectives({name: "gloo"}, "lockstep") == "gloo"
+    for agrees in ({name: "gloo"}, {name: "mpi"}, {}):
+        assert overridden_collectives(agrees, "gloo") is None
 
 
 def test_devices_and_platform_become_jax_variables() -> None:

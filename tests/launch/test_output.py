@@ -91,6 +91,7 @@ def test_a_sink_whose_reader_is_gone_drops_what_it_gets() -> None:
     sink.put(b"x")
     sink.write_some()
     assert sink.broken
+    assert isinstance(sink.error, BrokenPipeError)
     sink.put(b"more")
     assert sink.backlog == 0
     os.close(writer)

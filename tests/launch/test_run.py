@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from lockstep._config import Config
 from lockstep.launch.options import run_parser
-from lockstep.launch.run import warn
+from lockstep.launch.run import warn, warn_of_collectives
 from support import run_lockstep, start_lockstep
 
 I = "import os, sys, time; i = int(os.environ['LOCKSTEP_PROCESS_ID'])\n"  # noqa: E741
@@ -83,6 +84,19 @@ def test_an_unfinished_line_is_shown_at_once_and_ended_at_the_end() -> None:
 def test_stdin_goes_to_process_0_and_the_others_see_its_end() -> None:
     result = run_lockstep([], "import sys; print(repr(sys.stdin.read()))", stdin=b"to zero\n")
     assert result.by_process == {0: [r"'to zero\n'"], 1: ["''"]}
+
+
+def test_a_launcher_without_stdin_gives_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import sys; print(repr(sys.stdin.read()))")
+    command = [sys.executable, "-m", "lockstep", "run", "-n", "2", str(tmp_path / "program.py")]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] ''", "[1] ''"]), done
 
 
 def test_a_huge_line_and_bytes_that_are_no_text_arrive() -> None:
@@ -221,7 +235,9 @@ def test_a_module_is_run_as_python_does(tmp_path: Path) -> None:
     )
     done = lockstep("run", "-m", "pkg.missing", cwd=tmp_path)
     assert done.returncode == 1
-    assert "No module named pkg.missing" in done.stderr
+    first = "lockstep: process 0 of 1 failed first: ImportError: No module named pkg.missing"
+    assert first in done.stderr
+    assert "runpy" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -235,6 +251,7 @@ def test_a_module_is_run_as_python_does(tmp_path: Path) -> None:
         ("run -m no_such_module_", "no module named 'no_such_module_'"),
         ("run --log-dir file here.py", "--log-dir file: File exists"),
         ("run --wrong here.py", "unrecognized arguments: --wrong"),
+        ("run -d 2 --collectives mpi here.py", "--collectives mpi takes one"),
     ],
 )
 def test_mistakes_are_told_before_anything_starts(words: str, error: str, tmp_path: Path) -> None:
@@ -247,10 +264,30 @@ def test_mistakes_are_told_before_anything_starts(words: str, error: str, tmp_pa
     assert not list(tmp_path.glob("lockstep-*"))
 
 
+@pytest.mark.parametrize("most", [6, 8, 9])
+def test_too_few_open_files_are_told_without_a_traceback(most: int, tmp_path: Path) -> None:
+    (tmp_path / "here.py").write_text("print('started')")
+    command = [sys.executable, "-m", "lockstep", "run", "-n", "8", str(tmp_path / "here.py")]
+    done = subprocess.run(
+        ["sh", "-c", f'ulimit -n {most}; exec "$@"', "sh", *command],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert "Too many open files" in done.stderr
+    assert "raise the limit (ulimit -n)" in done.stderr
+
+
 def test_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     result = run_lockstep(["-d", "4"], "", env=env)
     assert "-d 4 overrides --xla_force_host_platform_device_count=8" in result.said_by_launcher
+    warn_of_collectives({"JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"}, Config())
+    assert "to have it: --collectives gloo (now: lockstep)" in capsys.readouterr().err
     warn(run_parser().parse_args(["-n", "17"]), range(2))
     assert "warning: 17 processes on 2 cores" in capsys.readouterr().err
     warn(run_parser().parse_args(["-n", "16"]), range(2))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -116,8 +118,13 @@ def test_a_second_ctrl_c_kills_at_once() -> None:
         wait_ready(run, what="got_*_2")
         time.sleep(REPEATED_SIGNAL)  # until then it is the same Ctrl-C
         run.process.send_signal(signal.SIGINT)
-        assert run.finish(30).status == 130
+        result = run.finish(30)
         run.assert_nothing_left()
+    assert result.status == 130
+    assert result.said_by_launcher.splitlines() == [
+        "lockstep: stopped by SIGINT",
+        "lockstep: had to be killed, they did not end by themselves: process 0, 1",
+    ]
 
 
 def test_a_failure_stops_even_those_that_ignore_every_request() -> None:
@@ -213,6 +220,19 @@ def test_a_reader_that_leaves_ends_the_job() -> None:
         run.assert_nothing_left()
 
 
+@pytest.mark.parametrize("lines", ["print('line')", "while True: print('line')"])
+def test_a_disk_that_is_full_is_said_and_ends_the_job(lines: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(lines)
+    command = [sys.executable, "-m", "lockstep", "run", "-n", "2", str(tmp_path / "program.py")]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30, check=False
+        )
+    assert done.returncode == 1
+    said = "lockstep: standard output cannot be written: No space left on device\n"
+    assert done.stderr.count(said) == 1
+
+
 def test_a_reader_that_does_not_read_holds_up_no_signal() -> None:
     program = READY + "ready()\nwhile True: print('x' * 10_000)"
     with start_lockstep(["-n", "2"], program) as run:
@@ -223,6 +243,8 @@ def test_a_reader_that_does_not_read_holds_up_no_signal() -> None:
         time.sleep(REPEATED_SIGNAL)
         run.process.send_signal(signal.SIGINT)
         assert run.process.wait(30) == 130
+        assert run.process.stderr is not None
+        assert b"stopped by SIGINT" in run.process.stderr.read()
         run.assert_nothing_left()
 
 

@@ -153,6 +153,11 @@ def test_lockstep_run_inside_an_allocation_is_a_job_of_its_own(place_program: st
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "Set LOCKSTEP_COORDINATOR=HOST:PORT on all of them"),
         ({"LOCKSTEP_PROCESS_ID": "0"}, "only a part of this process's place is set"),
         ({"PMI_RANK": "0"}, "PMI_RANK is set but PMI_SIZE is not"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "RANK and WORLD_SIZE are set, but MASTER_ADDR is not"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "99999"},
+            "lockstep: MASTER_PORT=99999 (from torchrun) is not a port: those are 1 to 65535",
+        ),
     ],
 )
 def test_errors(env: dict[str, str], error: str, place_program: str) -> None:

@@ -50,7 +50,9 @@ def test_under_the_mpis_own_launcher() -> None:
 
 
 def test_several_devices_in_a_process_are_refused() -> None:
-    result = run_lockstep(["--collectives", "mpi"], FIVE, n=2, d=2, expect_status=1)
+    # `-d 2` is refused before anything starts.
+    two = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    result = run_lockstep(["--collectives", "mpi"], FIVE, n=2, env=two, expect_status=1)
     assert "2 CPU devices in this process, but --collectives mpi takes one" in result.stderr
     assert "-n N -d 1" in result.stderr
 

@@ -173,6 +173,14 @@ def test_torchrun_style_variables_set_by_hand() -> None:
 def test_torchrun_on_one_host_needs_no_port_of_its_own() -> None:
     found = detect(TORCHRUN | {"WORLD_SIZE": "2", "RANK": "1"})
     assert found == place(1, 2, 1, 2, None, "torchrun")
+    last = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_PORT": "65535"}
+    assert detect(TORCHRUN | last) == found
+
+
+def test_one_process_is_on_one_host() -> None:
+    found = detect({"PMI_RANK": "0", "PMI_SIZE": "1"})
+    assert found is not None
+    assert found.on_one_host
 
 
 def test_rank_and_world_size_alone_mean_nothing() -> None:
@@ -223,6 +231,9 @@ def test_jax_s_own_variables_choose_the_coordinator() -> None:
         (MPICH | {"PMI_SIZE": "many"}, "PMI_SIZE='many' .* is not a whole number"),
         ({"WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "RANK is not set"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "MASTER_PORT is not set"),
+        (TORCHRUN | {"MASTER_PORT": "65535"}, "MASTER_PORT=65535 .* not a port: .* 1 to 65534"),
+        (SLURM | {"JAX_COORDINATOR_PORT": "0"}, "JAX_COORDINATOR_PORT=0 .* is not a port"),
+        (SLURM | {"JAX_COORDINATOR_ADDRESS": "head"}, "ADDRESS='head' is not HOST:PORT"),
         (
             {"SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "a", "SLURM_JOB_ID": "1"},
             "SLURM_STEP_NUM_TASKS nor SLURM_NTASKS",

@@ -76,7 +76,7 @@ def test_a_process_that_nobody_launched_is_told_how_to_launch_it() -> None:
     ended = python("import lockstep; lockstep.initialize()")
     assert ended.status == 1
     last = ended.stderr.strip().splitlines()[-1]
-    assert last.startswith("lockstep._errors.InitializationError: ")
+    assert last.startswith("lockstep.InitializationError: ")
     assert "does not know its place in a job" in last
     for words in ("lockstep run -n N", "lockstep worker", "coordinator_address", "process_id"):
         assert words in last

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.bench.cases import DTYPES, OPS, parse_sizes
@@ -54,7 +56,23 @@ def _positive(text: str) -> int:
 def _plot_file(text: str) -> str:
     if not text.endswith((".png", ".svg")):
         raise argparse.ArgumentTypeError(f"{text!r} must end in .png or .svg")
+    return _output_file(text)
+
+
+def _output_file(text: str) -> str:
+    """A file that can be written: what cannot is told before minutes of measuring, not after."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is a directory")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r}: there is no directory {str(path.parent)!r}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written")
     return text
+
+
+def _json_file(text: str) -> str:
+    return text if text == "-" else _output_file(text)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -98,7 +116,12 @@ def add_parser(subparsers: Any) -> None:
     )
     add("--timeout", type=_positive, default=120, metavar="S", help="seconds one step may take")
     add("--bind", choices=("none", "cores"), help="handed on to lockstep run")
-    add("--json", metavar="FILE", help="write everything measured to FILE, or - for stdout")
+    add(
+        "--json",
+        type=_json_file,
+        metavar="FILE",
+        help="write everything measured to FILE, or - for stdout",
+    )
     add("--plot", type=_plot_file, metavar="FILE", help="time against size, as .png or .svg")
     parser.set_defaults(func=main)
 

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lockstep._commands import said_by
+from lockstep._errors import LaunchError
 from lockstep._words import counted
 from lockstep.doctor import machine
 from lockstep.doctor.finding import Finding, ok, warning
 from lockstep.doctor.software import release
-from lockstep.runtime import mpi
+from lockstep.runtime import clusters, mpi
 
 _CLUSTERS = {
     "Slurm": ("SLURM_PROCID", "SLURM_JOB_ID"),
@@ -24,6 +25,9 @@ _CLUSTERS = {
     "MPICH, Intel or Cray (PMI)": ("PMI_RANK", "PMI_FD", "PMIX_RANK", "PALS_RANKID"),
     "torchrun": ("TORCHELASTIC_RUN_ID",),
 }
+_CLUSTER_MEND = (
+    "for lockstep worker, set what is missing, on all processes; lockstep run needs none of these"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,9 +119,18 @@ def check_cluster(environ: Mapping[str, str]) -> Finding:
         for name, variables in _CLUSTERS.items()
         if any(variable in environ for variable in variables)
     ]
+    try:
+        place = clusters.detect(environ)
+    except LaunchError as error:
+        return warning("cluster", f"{', '.join(present)}: {error}", _CLUSTER_MEND)
+    if place is not None:
+        found = ", ".join(present) or place.found_by
+        return ok("cluster", f"{found}: lockstep worker is process {place.rank} of {place.size}")
+    if {"RANK", "WORLD_SIZE"} <= environ.keys():
+        return warning("cluster", clusters.explain_none(environ), _CLUSTER_MEND)
     if not present:
         return ok("cluster", "not started by one")
-    return ok("cluster", f"{', '.join(present)}: lockstep worker finds its place from these")
+    return ok("cluster", f"{', '.join(present)}, which place no process: use srun")
 
 
 def check_gpus(facts: Facts) -> Finding:

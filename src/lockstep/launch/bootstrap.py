@@ -54,7 +54,11 @@ def main() -> None:
             import lockstep
 
             lockstep.initialize()
-        program.run(command)
+        try:
+            program.run(command)
+        finally:
+            if os.getpid() == process:
+                _note_if_alone(config)
     except SystemExit as error:
         code = _exit_code(error)
         if os.getpid() != process or code == 0:
@@ -124,6 +128,17 @@ def _record(config: Config, code: int, error: BaseException) -> None:
 
 def _folder(config: Config) -> Path:
     return _records.process_dir(Path(config.run_dir or ""), config.attempt, config.process_id or 0)
+
+
+def _note_if_alone(config: Config) -> None:
+    """Tells the launcher when the program has used JAX without joining the other processes."""
+    if config.run_dir is None or "jax" not in sys.modules:
+        return
+    with contextlib.suppress(Exception):
+        from lockstep import _jax_compat
+
+        if _jax_compat.has_backend() and _jax_compat.distributed_client() is None:
+            (_folder(config) / _records.ALONE).touch()
 
 
 def _print(error: BaseException) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import sys
@@ -20,7 +21,8 @@ MOST_BACKLOG = 1 << 20
 
 _BOLD_RED = "\x1b[1;31m"
 _PLAIN = "\x1b[0m"
-_TAIL = 8192
+_TAIL = 1 << 16
+"""Bytes that are kept: where native code gives up, long stacks of all threads follow the reason."""
 
 
 class Outlet:
@@ -47,6 +49,7 @@ class Console:
             for fd, sink, merger in zip((1, 2), sinks, mergers, strict=True)
         )
         self._waiting: set[int] = set()
+        self._abandoned = False
 
     def put(self, outlet: Outlet, source: object, prefix: bytes, text: bytes) -> None:
         outlet.sink.put(outlet.merger.put(source, prefix, text))
@@ -59,7 +62,11 @@ class Console:
         if alarm and self.stderr.colour:
             first = f"{_BOLD_RED}{first}{_PLAIN}"
         lines = "\n".join([first, *rest, ""]).encode("utf-8", "backslashreplace")
-        self.put(self.stderr, self, b"", lines)
+        if self._abandoned:
+            sink, merger = self.stderr.sink, self.stderr.merger
+            sink.write_at_once(merger.put(self, b"", lines))
+        else:
+            self.put(self.stderr, self, b"", lines)
 
     def end_lines(self) -> None:
         """Ends the lines that processes have left unfinished."""
@@ -91,8 +98,18 @@ class Console:
         """Whether nobody reads stdout any more."""
         return self.stdout.sink.broken
 
+    @property
+    def lost(self) -> str | None:
+        """Why stdout cannot be written; None while it can, and when a reader has left.
+
+        ``| head`` leaves as soon as it has seen enough, which is nobody's mistake.
+        """
+        error = self.stdout.sink.error
+        return error.strerror if error and error.errno != errno.EPIPE else None
+
     def abandon(self) -> None:
-        """Waits for no reader any longer; what is not written is lost."""
+        """Waits for no reader any longer: what is not written is lost, but for our own words."""
+        self._abandoned = True
         for outlet in (self.stdout, self.stderr):
             outlet.sink.abandon()
             if outlet.sink.fd in self._waiting:
@@ -150,8 +167,10 @@ class Stream:
         self._show_at = float("inf")
         self._show(self._cutter.take())
 
-    def last_lines(self, count: int) -> tuple[str, ...]:
-        return tuple(self._tail.decode("utf-8", "replace").splitlines()[-count:])
+    @property
+    def tail(self) -> list[str]:
+        """The last lines, however long ago they were shown."""
+        return self._tail.decode("utf-8", "replace").splitlines()
 
     def close(self) -> None:
         if not self.closed:

@@ -7,8 +7,10 @@ launcher stops them. What the user needs is the error that came before all of th
 from __future__ import annotations
 
 import dataclasses
+import errno
 import re
 import signal
+import sys
 import textwrap
 from collections.abc import Sequence
 
@@ -23,6 +25,14 @@ _OURS = re.compile(r"^\S+: [A-Z_]+: MPI error: lockstep: ")
 
 NOTICED_SECONDS = 1.0
 """How long after it began to die a process may be seen to have ended, on a crowded machine."""
+
+LAST_WORDS = 20
+"""Lines of stderr in the report."""
+_OPEN_FILES = "2 open files for each process (with --log-dir 4) and about 20 more"
+_GAVE_UP = re.compile(
+    r"F\d{4} \d\d:\d\d:\d\S* |.*\b(?:Check failed: |Assertion `)|terminate called "
+)
+_PYTHON_GAVE_UP = re.compile(r"Fatal Python error: ")
 
 _NO_CONSEQUENCES = {
     signal.SIGKILL,
@@ -105,12 +115,48 @@ def first_failure(endings: Sequence[Ending], stopping_at: float) -> Ending | Non
     return min((e for e in endings if e.failed), key=order, default=None)
 
 
+def not_started(error: Exception) -> str:
+    """Why a process could not be started, with the likely causes."""
+    number = getattr(error, "errno", None)
+    if getattr(error, "filename", None) == sys.executable:
+        causes = (
+            "Python itself cannot be executed: is the file there, executable for this user, and on "
+            "a disk that is not mounted noexec?"
+        )
+    elif number in (errno.EMFILE, errno.ENFILE):
+        causes = f"The launcher needs {_OPEN_FILES}: raise the limit (ulimit -n)"
+    elif number == errno.EAGAIN:
+        causes = "The limit on processes is reached (ulimit -u, or that of the container)"
+    else:
+        causes = (
+            "Likely causes: (a) a limit on processes or open files (ulimit -u, ulimit -n), (b) no "
+            "memory left, (c) --log-dir cannot be written"
+        )
+    return f"{error}. {causes}"
+
+
 def signal_name(number: int) -> str:
     """``SIGKILL`` for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def last_words(stderr: Sequence[str], exit_code: int) -> tuple[str, ...]:
+    """What to show of the last lines on stderr of a process that ended with ``exit_code``.
+
+    Where a signal ended it, native code may have said why, with the stacks of all threads after it:
+    then that line comes first. Python's own line on top of its stacks is a consequence of it.
+    """
+    end = tuple(stderr[-LAST_WORDS:])
+    above = stderr[: len(stderr) - len(end)]
+    if exit_code >= 0 or any(_GAVE_UP.match(line) for line in end):
+        return end
+    for reason in (_GAVE_UP, _PYTHON_GAVE_UP):
+        if found := [line for line in above if reason.match(line)]:
+            return (found[-1], "...", *end)
+    return end
 
 
 def manner(ending: Ending) -> str:

@@ -27,8 +27,9 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from lockstep._errors import LaunchError, LockstepError
 from lockstep.launch import process_tree
-from lockstep.launch.failure import signal_name
+from lockstep.launch.failure import not_started, signal_name
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -43,7 +44,11 @@ def run_guarded(supervise: Callable[[int], int], run_dir: Path) -> int:
     # Who starts us with a signal ignored (nohup, a shell's &) means it.
     heard = {s for s in PASSED_ON if signal.getsignal(s) != signal.SIG_IGN}
     signal.pthread_sigmask(signal.SIG_BLOCK, heard | {signal.SIGCHLD})
-    lifeline, held = os.pipe()
+    try:
+        lifeline, held = os.pipe()
+    except OSError as error:
+        shutil.rmtree(run_dir, ignore_errors=True)
+        raise LaunchError(f"nothing can be started: {not_started(error)}") from error
     try:
         supervisor = os.fork()
         if supervisor == 0:
@@ -69,6 +74,8 @@ def _supervise(supervise: Callable[[int], int], lifeline: int, run_dir: Path) ->
         os.setsid()
         process_tree.adopt_orphans()
         status = supervise(lifeline)
+    except LockstepError as error:
+        print(f"lockstep: {error}", file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     finally:

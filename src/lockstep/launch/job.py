@@ -12,6 +12,7 @@ from pathlib import Path
 from lockstep._config import Config
 
 BOOTSTRAP = "lockstep.launch.bootstrap"
+_IMPLEMENTATION = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
 _HUGE_PAGES = "glibc.malloc.hugetlb"
 _FORCED_DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
@@ -63,12 +64,13 @@ def environ_at_start() -> dict[str, str]:
 
 
 def worker_environ(environ: Mapping[str, str], config: Config) -> dict[str, str]:
-    """``environ`` for a process that follows ``config``, and no older variable of ours.
+    """``environ`` for a process that follows ``config``, and no older variable of ours or JAX's.
 
     Large results of collectives are fresh memory: huge pages make touching it several times
     faster, and only glibc can be told, before the process starts.
     """
     kept = {name: value for name, value in environ.items() if not name.startswith("LOCKSTEP_")}
+    kept.pop(_IMPLEMENTATION, None)
     tunables = kept.get("GLIBC_TUNABLES", "")
     if _HUGE_PAGES not in tunables:
         kept["GLIBC_TUNABLES"] = ":".join(filter(None, [tunables, f"{_HUGE_PAGES}=1"]))
@@ -90,6 +92,15 @@ def command(program: Sequence[str]) -> list[str]:
     for the program, not for us. The bootstrap sets the program's own ``sys.path[0]``.
     """
     return [sys.executable, "-P", "-m", BOOTSTRAP, "--", *program]
+
+
+def overridden_collectives(environ: Mapping[str, str], collectives: str) -> str | None:
+    """What JAX's own variable chooses for the collectives, None if it agrees with ``collectives``.
+
+    "mpi" may be that of a Lockstep process which has started this one.
+    """
+    asked = environ.get(_IMPLEMENTATION)
+    return asked if asked not in (None, "", "mpi", collectives) else None
 
 
 def overridden_devices(environ: Mapping[str, str], devices: int | None) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 
 LONGEST_LINE = 1 << 16
 """Bytes of an unfinished line that are kept back before it is shown in pieces."""
@@ -95,6 +96,8 @@ class Sink:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.broken = False
+        self.error: OSError | None = None
+        """Why nothing can be written any more; None when that is not so, or nobody tried."""
         self._pending = bytearray()
 
     @property
@@ -110,10 +113,19 @@ class Sink:
         """Writes a piece; call it when the descriptor is writable. Sets ``broken`` on an error."""
         try:
             written = os.write(self.fd, self._pending[:_ATOMIC_WRITE])
-        except OSError:
+        except OSError as error:
+            self.error = error
             self.abandon()
         else:
             del self._pending[:written]
+
+    def write_at_once(self, data: bytes) -> None:
+        """Writes ``data`` if the descriptor takes it without a wait, and forgets it otherwise."""
+        ready = select.poll()
+        ready.register(self.fd, select.POLLOUT)
+        with contextlib.suppress(OSError):
+            if ready.poll(0):
+                os.write(self.fd, data[:_ATOMIC_WRITE])
 
     def abandon(self) -> None:
         """Forgets what has not been written, and takes nothing more."""

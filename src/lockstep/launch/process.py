@@ -12,12 +12,10 @@ from collections.abc import Mapping, Sequence
 from lockstep import _records
 from lockstep.launch import process_tree
 from lockstep.launch.console import Console, Stream, open_log
-from lockstep.launch.failure import Ending
+from lockstep.launch.failure import Ending, last_words
 from lockstep.launch.job import Job, command
 
 OUT_OF_MEMORY = "out of memory"
-LAST_WORDS = 20
-"""Lines of stderr that are kept for the report."""
 
 
 class Process:
@@ -118,7 +116,7 @@ class Process:
             self.exit_code or 0,
             self.ended_at,
             record,
-            self.stderr.last_lines(LAST_WORDS),
+            last_words(self.stderr.tail, self.exit_code or 0),
             was_stopped=self._was_stopped,
             out_of_memory=self.out_of_memory,
         )

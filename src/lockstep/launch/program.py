@@ -46,7 +46,13 @@ def run(program: Sequence[str]) -> None:
     sys.modules["__main__"] = main
     if program[0] == "-m":
         # What `python -m` itself calls. It fills the module that it finds as __main__.
-        runpy._run_module_as_main(program[1])  # type: ignore[attr-defined]
+        try:
+            runpy._run_module_as_main(program[1])  # type: ignore[attr-defined]
+        except SystemExit as error:
+            if not isinstance(error.code, str) or own_traceback(error.__traceback__) is not None:
+                raise
+            # runpy's own: it has not come as far as the program.
+            raise ImportError(error.code.removeprefix(f"{sys.executable}: ")) from None
         return
     path = os.path.abspath(program[0])
     main.__file__ = path

@@ -16,7 +16,7 @@ from lockstep._errors import ConfigError, LaunchError
 from lockstep.launch import attempts, cores, kept, options, run_dir
 from lockstep.launch.console import complain
 from lockstep.launch.guard import run_guarded
-from lockstep.launch.job import Job, environ_at_start, overridden_devices
+from lockstep.launch.job import Job, environ_at_start, overridden_collectives, overridden_devices
 from lockstep.runtime import mpi, ports
 
 MANY_PER_CORE = 8
@@ -34,6 +34,7 @@ def main(words: Sequence[str]) -> int:
     config = configure(args, environ)
     usable = cores.usable()
     warn(args, usable)
+    warn_of_collectives(environ, config)
     _open_standard_streams()
     log_dir = _log_dir(args.log_dir)
     with ports.reserve() as port:
@@ -66,7 +67,9 @@ def configure(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
     config = Config.from_environ(environ)
     config = dataclasses.replace(config, **{k: v for k, v in given.items() if v is not None})
     if config.collectives == "mpi":
-        mpi.find(environ)  # one complaint here instead of one from each process
+        # One complaint here instead of one from each process.
+        mpi.check_devices(args.devices or 1)
+        mpi.find(environ)
     return config
 
 
@@ -125,6 +128,16 @@ def warn(args: argparse.Namespace, usable: Sequence[int]) -> None:
         )
 
 
+def warn_of_collectives(environ: Mapping[str, str], config: Config) -> None:
+    """Says when the user's variable for JAX chooses other collectives than are used."""
+    asked = overridden_collectives(environ, config.collectives)
+    if asked is not None:
+        complain(
+            f"warning: JAX_CPU_COLLECTIVES_IMPLEMENTATION={asked} is overridden; to have it: "
+            f"--collectives {asked} (now: {config.collectives})"
+        )
+
+
 def _log_dir(text: str | None) -> Path | None:
     if text is None:
         return None
@@ -143,7 +156,7 @@ def _open_standard_streams() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     # A job in the background must not take the terminal's input away from the shell. The kernel
     # would stop it for trying, but not process 0, which has a session of its own.
     with contextlib.suppress(OSError):

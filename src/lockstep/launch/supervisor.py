@@ -30,6 +30,7 @@ import subprocess
 import time
 
 from lockstep import _records
+from lockstep._errors import LaunchError
 from lockstep.launch import console as consoles
 from lockstep.launch import kept, process_tree
 from lockstep.launch.console import Console, Stream
@@ -37,6 +38,7 @@ from lockstep.launch.failure import (
     Ending,
     first_failure,
     headline,
+    not_started,
     signal_name,
     told_already,
 )
@@ -78,6 +80,7 @@ class Supervisor:
         self._oom_kills = OomKills()
         self._pmi = PmiServer(job.processes) if job.config.collectives == "mpi" else None
         self._reading = True
+        self._output_lost = False
         self._cause: int | None = None
         self._asked_to_stop = False
         self._stopping_at = float("inf")
@@ -86,8 +89,14 @@ class Supervisor:
         self._heard: set[signal.Signals] = set()
 
     def run(self) -> int:
-        """The exit status of the job, once no process of it is left."""
-        self._listen()
+        """The exit status of the job, once no process of it is left.
+
+        Raises `LaunchError` when nothing can be started.
+        """
+        try:
+            self._listen()
+        except OSError as error:
+            raise LaunchError(f"nothing can be started: {not_started(error)}") from error
         if not self._start_all():
             self._stop_now()
         while any(process.lives for process in self._processes):
@@ -97,9 +106,10 @@ class Supervisor:
             self._turn()
         self._console.end_lines()
         status = self._report()
+        self._say_none_joined()
         while self._console.backlog:
             self._turn()
-        return status
+        return status or int(self._output_lost)
 
     @property
     def may_restart(self) -> bool:
@@ -150,8 +160,8 @@ class Supervisor:
                 stream.show_unfinished()
         while self._plan and self._plan[0][0] <= now:
             self._tell(self._plan.pop(0)[1])
-        if self._console.gone and self._cause is None:
-            self._stop(_NO_OUTPUT_LEFT)
+        if self._console.gone:
+            self._on_output_gone()
         self._read_unless(self._console.congested)
 
     def _read_unless(self, congested: bool) -> None:
@@ -192,6 +202,13 @@ class Supervisor:
         self._stop_now()
         self._console.abandon()
 
+    def _on_output_gone(self) -> None:
+        if self._console.lost and not self._output_lost:
+            self._output_lost = True
+            self._console.say(f"standard output cannot be written: {self._console.lost}", True)
+        if self._cause is None:
+            self._stop(_NO_OUTPUT_LEFT)
+
     def _on_doorbell(self, bell: int) -> None:
         os.read(bell, 4096)
         self._collect()  # a death that led to this error is there by now
@@ -217,9 +234,8 @@ class Supervisor:
                 self._start(process_id, (out[process_id], err[process_id]))
             except (OSError, subprocess.SubprocessError) as error:
                 self._console.say(
-                    f"process {process_id} of {self._job.processes} could not be started: {error}. "
-                    "Likely causes: (a) a limit on processes or open files (ulimit -u, ulimit -n), "
-                    "(b) no memory left, (c) --log-dir cannot be written",
+                    f"process {process_id} of {self._job.processes} could not be started: "
+                    f"{not_started(error)}",
                     alarm=True,
                 )
                 return False
@@ -316,7 +332,7 @@ class Supervisor:
             self._console.say(f"stopped by {signal_name(self._cause)}")
             self._say_killed()
             self._say_where_to_look()
-        return 128 + self._cause
+        return 1 if self._output_lost else 128 + self._cause
 
     def _say_more(self, first: Ending) -> None:
         """What the records say, and what to type next."""
@@ -337,6 +353,15 @@ class Supervisor:
             self._console.say(f"whole logs: {self._job.log_dir}")
         if folder := kept.keep(self._job.run_dir, self._job.log_dir):
             self._console.say(f"to look closer: lockstep report {shlex.quote(str(folder))}")
+
+    def _say_none_joined(self) -> None:
+        attempt = _records.attempt_dir(self._job.run_dir, self._job.config.attempt)
+        if self._job.processes > 1 and _records.none_joined(attempt):
+            self._console.say(
+                f"no process has joined the others: this was {self._job.processes} runs of one "
+                "process each. Call jax.distributed.initialize() before JAX is used, or start "
+                "with --auto-init"
+            )
 
     def _say_killed(self) -> None:
         killed = [str(p.process_id) for p in self._processes if p.was_killed]

@@ -9,14 +9,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from lockstep._config import Config
 from lockstep._errors import LaunchError
 from lockstep.launch import options
 from lockstep.launch.job import add_jax_variables, command, environ_at_start, worker_environ
-from lockstep.launch.run import check_program, configure
+from lockstep.launch.run import check_program, configure, warn_of_collectives
 from lockstep.runtime import clusters, rendezvous
 
 
@@ -29,7 +29,9 @@ def main(words: Sequence[str]) -> NoReturn:
     args = options.worker_parser().parse_args(own)
     check_program(program, "worker")
     before = environ_at_start()
-    config = placed(configure(args, before), clusters.detect(before))
+    config = placed(configure(args, before), before)
+    if config.process_id == 0:
+        warn_of_collectives(before, config)
     environ = worker_environ(before, config)
     add_jax_variables(environ, args.devices, args.platform)
     sys.stdout.flush()
@@ -38,7 +40,7 @@ def main(words: Sequence[str]) -> NoReturn:
     os.execve(arguments[0], arguments, environ)
 
 
-def placed(config: Config, place: clusters.Place | None) -> Config:
+def placed(config: Config, before: Mapping[str, str]) -> Config:
     """``config`` with the place that the cluster's launcher gave; its own has priority."""
     own = (config.process_id, config.num_processes)
     if None not in own and config.coordinator:
@@ -49,14 +51,9 @@ def placed(config: Config, place: clusters.Place | None) -> Config:
             "LOCKSTEP_NUM_PROCESSES and LOCKSTEP_COORDINATOR belong together. LOCKSTEP_COORDINATOR "
             "alone is added to what the cluster's launcher says."
         )
+    place = clusters.detect(before)
     if place is None:
-        raise LaunchError(
-            "this process was not started by a launcher that Lockstep knows: none of Slurm (srun), "
-            "Open MPI, MPICH, Intel MPI, Cray PALS or torchrun has set its variables. Inside a "
-            "batch script or a shell from salloc, put srun before the command. On one machine, "
-            "use `lockstep run -n N`. Or set LOCKSTEP_COORDINATOR, LOCKSTEP_NUM_PROCESSES and "
-            "LOCKSTEP_PROCESS_ID."
-        )
+        raise LaunchError(clusters.explain_none(before))
     return dataclasses.replace(
         config,
         num_processes=place.size,

@@ -22,6 +22,7 @@ Environ = Mapping[str, str]
 _FIRST_PORT = 61440
 """Above Linux's ephemeral ports, so that no connection has the derived port by accident."""
 _PORTS = 4096
+_LAST_PORT = 65535
 _ADVICE = (
     "set LOCKSTEP_COORDINATOR=HOST:PORT, HOST being the machine of process 0, on all processes"
 )
@@ -57,7 +58,7 @@ class Place:
     @property
     def on_one_host(self) -> bool:
         """Whether all processes are known to be on this host."""
-        return self.local_size == self.size
+        return self.size in (1, self.local_size)
 
 
 def detect(environ: Environ) -> Place | None:
@@ -67,8 +68,27 @@ def detect(environ: Environ) -> Place | None:
     """
     place = next((place for find in _LAUNCHERS if (place := find(environ))), None)
     if place is not None and (address := environ.get("JAX_COORDINATOR_ADDRESS")):
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) <= _LAST_PORT:
+            raise LaunchError(f"JAX_COORDINATOR_ADDRESS={address!r} is not HOST:PORT.")
         place = dataclasses.replace(place, coordinator=address)
     return place
+
+
+def explain_none(environ: Environ) -> str:
+    """What to do where `detect` found nothing."""
+    if {"RANK", "WORLD_SIZE"} <= environ.keys():
+        return (
+            "RANK and WORLD_SIZE are set, but MASTER_ADDR is not: set MASTER_ADDR and MASTER_PORT "
+            "to the address of process 0 and a free port there, on all processes."
+        )
+    return (
+        "this process was not started by a launcher that Lockstep knows: none of Slurm (srun), "
+        "Open MPI, MPICH, Intel MPI, Cray PALS or torchrun has set its variables. Inside a "
+        "batch script or a shell from salloc, put srun before the command. On one machine, "
+        "use `lockstep run -n N`. Or set LOCKSTEP_COORDINATOR, LOCKSTEP_NUM_PROCESSES and "
+        "LOCKSTEP_PROCESS_ID."
+    )
 
 
 def _whole(environ: Environ, name: str, launcher: str) -> int:
@@ -88,9 +108,17 @@ def _optional(environ: Environ, names: tuple[str, ...], launcher: str) -> int | 
     return None if name is None else _whole(environ, name, launcher)
 
 
+def _port(environ: Environ, name: str, launcher: str, last: int = _LAST_PORT) -> int:
+    port = _whole(environ, name, launcher)
+    if not 0 < port <= last:
+        raise LaunchError(f"{name}={port} (from {launcher}) is not a port: those are 1 to {last}.")
+    return port
+
+
 def _derived_port(environ: Environ, job: int, step: int = 0) -> int:
-    chosen = _optional(environ, ("JAX_COORDINATOR_PORT",), "the user")
-    return chosen or _FIRST_PORT + (job + 97 * step) % _PORTS
+    if "JAX_COORDINATOR_PORT" in environ:
+        return _port(environ, "JAX_COORDINATOR_PORT", "the user")
+    return _FIRST_PORT + (job + 97 * step) % _PORTS
 
 
 # Open MPI
@@ -140,17 +168,16 @@ def _torchrun(environ: Environ) -> Place | None:
     ):
         return None
     name = "torchrun"
-    host = environ.get("MASTER_ADDR")
-    coordinator = None
-    if host:
-        port = _whole(environ, "MASTER_PORT", name)
-        # torchrun's agent listens on MASTER_PORT itself, for its own store.
-        taken = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        coordinator = f"{_bracketed(host)}:{port + 1 if taken else port}"
     size = _whole(environ, "WORLD_SIZE", name)
     local_size = _optional(environ, ("LOCAL_WORLD_SIZE",), name)
-    if local_size == size and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        coordinator = None  # one host: no need to hope that the next port is free
+    host = environ.get("MASTER_ADDR")
+    # torchrun's agent listens on MASTER_PORT itself, for its own store: ours is the next. On one
+    # host there is no need to hope that it is free.
+    taken = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    coordinator = None
+    if host and not (taken and local_size == size):
+        port = _port(environ, "MASTER_PORT", name, _LAST_PORT - taken)
+        coordinator = f"{_bracketed(host)}:{port + taken}"
     return Place(
         rank=_whole(environ, "RANK", name),
         size=size,

@@ -2,18 +2,27 @@
 
 jaxlib reads ``MPITRAMPOLINE_LIB`` in a constructor of its shared library, so the variable has to
 be there before jaxlib is; JAX reads ``JAX_CPU_COLLECTIVES_IMPLEMENTATION`` when it is imported.
+After that the second is again what it was: a child of this process that uses JAX without Lockstep
+would take the engine, which nobody has configured there. The first stays: alone it does nothing,
+and in a child that imports jax before lockstep it is what makes the engine be there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import sys
+from pathlib import Path
 
 from lockstep import _config, _engine, _jax_compat
 from lockstep._errors import ConfigError, EngineError, ImportOrderError, LockstepError
 
 _LIBRARY = "MPITRAMPOLINE_LIB"
 _IMPLEMENTATION = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
+
+_before: list[str | None] = []
+"""What `_IMPLEMENTATION` was; empty but between the import of lockstep and that of jax."""
 
 
 def prepare() -> None:
@@ -29,7 +38,7 @@ def prepare() -> None:
         elif choice == "mpi":
             _prepare_mpi()
         else:
-            os.environ[_IMPLEMENTATION] = "gloo"
+            _choose("gloo")
     except (ConfigError, EngineError) as error:
         _jax_compat.after_jax_import(functools.partial(_raise, error))
     else:
@@ -44,7 +53,10 @@ def _prepare_engine() -> None:
     library = str(_engine.library_path())
     _check_order(library)
     os.environ[_LIBRARY] = library
-    os.environ[_IMPLEMENTATION] = "mpi"
+    # The user's own choice of another is as good as `jax.config.update`. The launcher, which has an
+    # option for it, takes the variable away.
+    if os.environ.get(_IMPLEMENTATION) in (None, "", "mpi"):
+        _choose("mpi")
     _engine.set_callbacks(start=_start_engine, devices=_hand_in_devices, site=_call_site)
 
 
@@ -77,7 +89,23 @@ def _prepare_mpi() -> None:
     library = mpi.prepare()
     _check_order(library)
     os.environ[_LIBRARY] = library
-    os.environ[_IMPLEMENTATION] = "mpi"
+    _choose("mpi")
+
+
+def _choose(implementation: str) -> None:
+    if "jax" not in sys.modules:
+        _before.append(os.environ.get(_IMPLEMENTATION))
+        os.environ[_IMPLEMENTATION] = implementation
+    elif implementation == "mpi":
+        _jax_compat.choose_collectives("mpi")
+
+
+def _restore() -> None:
+    while _before:
+        value = _before.pop()
+        os.environ.pop(_IMPLEMENTATION, None)
+        if value is not None:
+            os.environ[_IMPLEMENTATION] = value
 
 
 def _check_order(library: str) -> None:
@@ -91,16 +119,18 @@ def _check_order(library: str) -> None:
 
 
 def _hook_jax() -> None:
+    _restore()
     from lockstep.runtime import connect, coordination, lowering, mpi
     from lockstep.runtime.place import find_place
 
     _jax_compat.register_cluster(find_place)
+    _jax_compat.explain_missing_gpu()
 
     def before_another_job() -> None:
         connect.leave_job()
         coordination.replace()
 
-    _jax_compat.survive_dead_peers(coordination.start, before_another_job)
+    _jax_compat.survive_dead_peers(coordination.start, before_another_job, _note_joining)
     choice = _config.current().collectives
     if choice != "gloo":
         if not lowering.register():
@@ -109,3 +139,14 @@ def _hook_jax() -> None:
             _jax_compat.around_cpu_client(connect.before_cpu_client, connect.after_cpu_client)
         else:
             _jax_compat.around_cpu_client(mpi.before_cpu_client, lambda _: None)
+
+
+def _note_joining() -> None:
+    """Tells the launcher that this process has called ``jax.distributed.initialize``."""
+    from lockstep import _records
+
+    config = _config.current()
+    if config.run_dir is not None and config.process_id is not None:
+        with contextlib.suppress(OSError):
+            folder = _records.process_dir(Path(config.run_dir), config.attempt, config.process_id)
+            (folder / _records.JOINED).touch()

@@ -1,0 +1,33 @@
+"""What the build says about an interpreter that it cannot use."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PREFLIGHT = Path(__file__).parents[1] / "scripts" / "preflight.sh"
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo no libpython >&2; exit 127", "does not run: no libpython. Another one: make PYTHON"),
+        ('case "$2" in *print*) echo Python 3.9.2;; *) exit 1;; esac', "Python 3.9.2 is too old."),
+    ],
+)
+def test_an_interpreter_that_cannot_be_used(script: str, words: str, tmp_path: Path) -> None:
+    python = tmp_path / "python3"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["sh", str(PREFLIGHT)],
+        env={"PATH": "/usr/bin:/bin", "PYTHON": str(python)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert words in done.stderr
