@@ -151,10 +151,10 @@ def test_errors() -> None:
 
 def test_memory_is_a_few_shares() -> None:
     """The compiled program's own figure for one of four devices: a few shares of the matrix."""
-    n, over = 320, mesh((4,))
+    n, over = 1024, mesh((4,))
     a = jax.ShapeDtypeStruct((n, n), np.float64, sharding=put(np.eye(4), over, P("x")).sharding)
     run = jax.jit(lambda a: la.eigh(a, mesh=over, in_specs=P("x")))
     memory = run.lower(a).compile().memory_analysis()
     assert memory is not None
     share = n * n * 8 // 4
-    assert memory.temp_size_in_bytes <= 6 * share, memory.temp_size_in_bytes / share
+    assert memory.temp_size_in_bytes <= 4 * share, memory.temp_size_in_bytes / share

@@ -52,7 +52,8 @@ class Job:
     def environ_of(self, process_id: int) -> dict[str, str]:
         """The whole environment of one process."""
         environ = worker_environ(self.environ, self.config_of(process_id))
-        add_jax_variables(environ, self.devices, self.platform)
+        cores = self.cores[process_id] if self.cores else os.sched_getaffinity(0)
+        add_jax_variables(environ, self.devices, self.platform, len(cores))
         return environ
 
 
@@ -77,10 +78,19 @@ def worker_environ(environ: Mapping[str, str], config: Config) -> dict[str, str]
     return kept | config.to_environ()
 
 
-def add_jax_variables(environ: dict[str, str], devices: int | None, platform: str | None) -> None:
-    """Says to JAX what ``-d`` and ``--platform`` say."""
+def add_jax_variables(
+    environ: dict[str, str], devices: int | None, platform: str | None, cores: int
+) -> None:
+    """Says to JAX what ``-d`` and ``--platform`` say, on a process with so many cores.
+
+    XLA runs a process on a pool of as many threads as there are cores or devices. Each device's
+    collective holds one, and so does each device's next execution once 32 are under way: with fewer
+    than two threads a device, a loop that nobody waits in stands still. ``NPROC`` is their number.
+    """
     if devices is not None:
         environ["JAX_NUM_CPU_DEVICES"] = str(devices)
+        if devices > 1 and cores < 2 * devices:
+            environ.setdefault("NPROC", str(2 * devices))
     if platform is not None:
         environ["JAX_PLATFORMS"] = platform
 

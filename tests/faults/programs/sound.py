@@ -157,6 +157,15 @@ def pairs_in_opposite_order() -> None:
             check(along_y(rows(square)), 2)
 
 
+def many_under_way() -> None:
+    """More than XLA lets be under way, and nobody waits for one of them."""
+    total = over(ALL, lambda x: lax.psum(x, "all") / RANKS)
+    x = rows(ALL)
+    for _ in range(200):
+        x = total(x)
+    check(x, 1)
+
+
 def slow_process() -> None:
     """The others wait, long enough for the watcher to look more than once."""
     total = over(ALL, lambda x: lax.psum(x, "all"))
@@ -193,6 +202,7 @@ def main(cache: str, strict: str = "") -> None:
     one_function_many_shapes()
     permutes()
     pairs_in_opposite_order()
+    many_under_way()
     slow_process()
     print("finished", flush=True)
 
