@@ -120,7 +120,10 @@ def _write(path: Path, values: dict[str, object]) -> None:
 
 
 def none_joined(attempt: Path) -> bool:
-    """Whether processes of an attempt have used JAX, and none of them has joined the others."""
+    """Whether processes of an attempt have used JAX, and none of them has joined the others.
+
+    Raises OSError when nobody can look.
+    """
     return any(attempt.glob(f"process_*/{ALONE}")) and not any(attempt.glob(f"process_*/{JOINED}"))
 
 

@@ -356,12 +356,13 @@ class Supervisor:
 
     def _say_none_joined(self) -> None:
         attempt = _records.attempt_dir(self._job.run_dir, self._job.config.attempt)
-        if self._job.processes > 1 and _records.none_joined(attempt):
-            self._console.say(
-                f"no process has joined the others: this was {self._job.processes} runs of one "
-                "process each. Call jax.distributed.initialize() before JAX is used, or start "
-                "with --auto-init"
-            )
+        with contextlib.suppress(OSError):
+            if self._job.processes > 1 and _records.none_joined(attempt):
+                self._console.say(
+                    f"no process has joined the others: this was {self._job.processes} runs of one "
+                    "process each. Call jax.distributed.initialize() before JAX is used, or start "
+                    "with --auto-init"
+                )
 
     def _say_killed(self) -> None:
         killed = [str(p.process_id) for p in self._processes if p.was_killed]
