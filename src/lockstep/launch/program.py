@@ -45,7 +45,8 @@ def run(program: Sequence[str]) -> None:
         main.__annotations__ = {}
     sys.modules["__main__"] = main
     if program[0] == "-m":
-        # What `python -m` itself calls. It fills the module that it finds as __main__.
+        # What `python -m` itself calls, a private name. It fills the module that it finds as
+        # __main__.
         try:
             runpy._run_module_as_main(program[1])  # type: ignore[attr-defined]
         except SystemExit as error:
