@@ -134,7 +134,8 @@ _WORDS = {
     Pattern.SHORTER_LOOP: "a loop with fewer steps on {process}: a last batch that only some "
     "processes have, or a stop condition computed from local data",
     Pattern.OPPOSITE_ORDER: "the same calls in opposite order: iteration over a set, over a dict "
-    "filled in another order, over os.listdir(), or threads",
+    "filled in another order, over os.listdir(), threads, or a program on one device of a "
+    "process beside one on several, which JAX does not order",
     Pattern.BRANCH: "a collective under `if jax.process_index() == 0`, or under a condition on "
     "local data: some processes take it, others do not",
     Pattern.ONE_SIDED: "only {process} has the program {function}",
