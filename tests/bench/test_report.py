@@ -150,7 +150,8 @@ def publish(capfd: pytest.CaptureFixture[str], **given: str) -> tuple[bool, str,
     args = argparse.Namespace(**{"json": None, "plot": None, **given})
     facts = SimpleNamespace(document=lambda: FACTS)
     done = session.publish(args, NAMES, cast(session.Facts, facts), results())
-    return done, *capfd.readouterr()
+    out, err = capfd.readouterr()
+    return done, out, err
 
 
 def test_what_was_measured_is_written_and_shown(
