@@ -16,10 +16,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import lockstep
 from lockstep import _config, _engine, _jax_compat
 from lockstep._errors import InitializationError
 from lockstep._records import process_dir
-from lockstep.runtime import callsite, topology
+from lockstep.runtime import agreement, callsite, topology
 
 _WAIT_SECONDS = 300
 _PREFIX = "lockstep"
@@ -46,7 +47,8 @@ def _current_job() -> _Job:
         raise InitializationError("jax.distributed.initialize() has not been called.")
     if _job is None or _job.client is not client:
         process, count = _jax_compat.distributed_place()
-        own = topology.this_process(process, _config.current().host_id)
+        engine = f"{lockstep.__version__}/{_engine.interface()}"
+        own = topology.this_process(process, _config.current().host_id, engine)
         client.key_value_set(f"{_PREFIX}/peer/{process}", own.to_json())
         peers = [
             topology.Peer.from_json(
@@ -92,7 +94,10 @@ def get(client: Any, key: str, who: str) -> str:
 
 
 def before_cpu_client() -> None:
-    """Falls back to gloo when the processes sit on several hosts."""
+    """Falls back to gloo when the processes sit on several hosts.
+
+    Raises `DisagreementError`, on every process, when those of one host have different engines.
+    """
     import jax
 
     if jax.config.values["jax_cpu_collectives_implementation"] != "mpi":
@@ -100,6 +105,8 @@ def before_cpu_client() -> None:
     job = _current_job()
     hosts = topology.host_names(job.peers)
     if len(hosts) == 1:
+        engines = [{"engine": peer.engine} for peer in job.peers]
+        agreement.check([str(peer.process) for peer in job.peers], engines)
         # The line that makes a collective can be seen only while the caller waits for it.
         if _config.current().strict:
             jax.config.update("jax_cpu_enable_async_dispatch", False)
