@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from lockstep._records import ErrorRecord
 from lockstep.record.format import Op
+from lockstep.record.headlines import headline
 from lockstep.record.match import Diagnosis, diagnose
 from lockstep.record.run import Exit, Site
-from lockstep.record.text import headline, short, table
+from lockstep.record.text import short, table
 from lockstep.record.words import ordinal, place_in_program
 from record.simulate import STRIDE, Job, Step, raised, site
 from record.test_match import FAR, STEP, altered, job, permute, steps

@@ -13,10 +13,10 @@ from rich.text import Text
 from lockstep._errors import RecordError
 from lockstep._words import format_seconds
 from lockstep.record.format import State
+from lockstep.record.headlines import headline
 from lockstep.record.match import Diagnosis, Doing, Row, diagnose
 from lockstep.record.run import Run
 from lockstep.record.summary import summarize
-from lockstep.record.text import headline
 from lockstep.record.words import described, processes
 from lockstep.report import find
 from lockstep.report.screen import summary_table

@@ -27,7 +27,7 @@ from typing import Any
 
 from lockstep import _config, _engine, _jax_compat
 from lockstep.record import format, match, run, text
-from lockstep.runtime import comparison, stacks
+from lockstep.runtime import callsite, comparison, stacks
 from lockstep.runtime.comparison import Comparison
 from lockstep.runtime.ending import mark_the_end
 from lockstep.runtime.evidence import Records, Sites
@@ -154,6 +154,9 @@ class Watcher(threading.Thread):
         question = _engine.question()
         if question.startswith("programs "):
             _engine.answer(self._same_program(*map(int, question.split()[1:])))
+        elif question.startswith("deadline "):
+            self._explain_deadline(question.removeprefix("deadline "))
+            _engine.answer(True)
         elif question:
             self._explain(question)
             _engine.answer(True)
@@ -179,6 +182,12 @@ class Watcher(threading.Thread):
         """Fails the job with more than the engine knows of a difference that it has found."""
         found = self._diagnose_with_lines(by_numbers=True)
         _engine.poison(_short(found) if found.kind.is_fault else text_of_engine)
+
+    def _explain_deadline(self, text_of_engine: str) -> None:
+        """Adds the lines of the program, and what was called before, to who has not come."""
+        found = self._diagnose()
+        room = _LONGEST_TEXT - len(text_of_engine.encode())
+        _engine.poison(f"{text_of_engine}\n{text.short(found, room)}")
 
     def _diagnose_with_lines(self, by_numbers: bool = False) -> match.Diagnosis:
         """Waits for the lines of the others, who were rung too and look for them now."""
@@ -304,6 +313,8 @@ def start(client: Any, peers: Sequence[Peer], process: int, paths: Sequence[str]
     ``client`` is JAX's, of its key-value store; ``paths`` are those of the records, by process.
     """
     records = Records(peers, paths)
+    if folder := records.folder(process):
+        callsite.keep_in(folder)
     sites = Sites(records, process, _jax_compat.live_executables)
     watcher = Watcher(peers, process, records, sites, Comparison(client, peers, process))
     watcher.start()
