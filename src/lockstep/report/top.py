@@ -44,7 +44,9 @@ def watch(
             try:
                 run = find.read(directory, pid, attempt)
             except RecordError:
-                break  # the launcher has removed the directory of a run that went well
+                # The launcher has taken the directory away, and the picture is an old one.
+                live.update(Text("the run is over", style="bold"), refresh=True)
+                break
             diagnosis = diagnose(run)
             now = Rates(run, time.monotonic())
             picture = frame(run, diagnosis, time.monotonic_ns(), now.since(before))

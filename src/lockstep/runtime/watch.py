@@ -186,8 +186,9 @@ class Watcher(threading.Thread):
     def _explain_deadline(self, text_of_engine: str) -> None:
         """Adds the lines of the program, and what was called before, to who has not come."""
         found = self._diagnose()
-        room = _LONGEST_TEXT - len(text_of_engine.encode())
-        _engine.poison(f"{text_of_engine}\n{text.short(found, room)}")
+        if found.kind is not match.Kind.NOTHING:
+            room = _LONGEST_TEXT - len(text_of_engine.encode())
+            _engine.poison(f"{text_of_engine}\n{text.short(found, room)}")
 
     def _diagnose_with_lines(self, by_numbers: bool = False) -> match.Diagnosis:
         """Waits for the lines of the others, who were rung too and look for them now."""
