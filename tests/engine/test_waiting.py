@@ -46,7 +46,9 @@ def test_the_deadline_names_the_operation_and_who_is_missing(case: str, words: s
         assert not re.search(r"Not arrived: [^|]*process 0", text), text
         assert "waited 2 s" in text, text
         assert "LOCKSTEP_COLLECTIVE_TIMEOUT" in text, (process, text)
-        assert re.search(r"\| .* waits? in (its|their) 1st.*, waiting\.py:\d+ in ", text), text
+        assert re.search(r"\| .* waits? in (its|their) [12](st|nd).*, waiting\.py:\d+ in ", text), (
+            text
+        )
 
 
 @pytest.mark.parametrize(

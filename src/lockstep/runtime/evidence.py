@@ -96,8 +96,13 @@ class Sites:
     def found(self) -> list[run.Site]:
         return self._sure + self._perhaps
 
+    def hold_programs(self) -> None:
+        """To be called when a program was compiled, on the thread that has it."""
+        self._programs.hold()
+
     def update(self) -> None:
         """Looks at what was recorded since the last time."""
+        self._programs.read_held()
         if not self._gather():
             return
         matched = self._matcher.match(self._open, self._programs.all())

@@ -16,6 +16,7 @@ deadline needs no Python.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import signal
@@ -93,6 +94,11 @@ class Watcher(threading.Thread):
             return  # it has died already: whoever waits for it rings
         self._by_pidfd[pidfd] = peer
         self._poll.register(pidfd, select.POLLIN)
+
+    def hold_programs(self) -> None:
+        # The compilation has succeeded, and goes on.
+        with contextlib.suppress(Exception):
+            self._sites.hold_programs()
 
     def run(self) -> None:
         _engine.set_watched(True)
@@ -320,7 +326,18 @@ def start(client: Any, peers: Sequence[Peer], process: int, paths: Sequence[str]
     watcher = Watcher(peers, process, records, sites, Comparison(client, peers, process))
     watcher.start()
     _watchers.append(watcher)
+    _listen()
     mark_the_end(peers[process].label, stop)
+
+
+@functools.cache
+def _listen() -> None:
+    _jax_compat.after_compilations(_hold_programs)
+
+
+def _hold_programs() -> None:
+    for watcher in _watchers:
+        watcher.hold_programs()
 
 
 def stop() -> None:
