@@ -26,12 +26,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from lockstep import _config, _engine, _jax_compat
+from lockstep import _engine, _jax_compat
 from lockstep.record import format, match, run, text
-from lockstep.runtime import callsite, comparison, stacks
+from lockstep.runtime import callsite, comparison
 from lockstep.runtime.comparison import Comparison
 from lockstep.runtime.ending import mark_the_end
 from lockstep.runtime.evidence import Records, Sites
+from lockstep.runtime.stalls import Stalls
 from lockstep.runtime.topology import Peer
 
 _TURN_SECONDS = 1.0
@@ -79,7 +80,7 @@ class Watcher(threading.Thread):
                 self._watch_peer(peer)
         self._over = False
         self._look_at_once()
-        self._reported: set[int] = set()
+        self._stalls = Stalls(peers, process, records)
 
     def _look_at_once(self) -> None:
         """The next ring is answered, however often the last ones were in vain."""
@@ -221,51 +222,12 @@ class Watcher(threading.Thread):
         if found.kind.is_fault:
             _engine.poison(_short(found))
             return
-        self._warn_of_stall(found)
+        self._stalls.look(found, self._diagnose)
         now = time.monotonic()
         # Pauses grow within one wait: a ring long after the last look is that of another.
         waits_on = now < self._next_look + 2 * _LONGEST_PAUSE
         self._pause = min(2 * self._pause, _LONGEST_PAUSE) if waits_on else _FIRST_PAUSE
         self._next_look = now + max(self._pause, _REST * (now - began))
-
-    def _warn_of_stall(self, found: match.Diagnosis) -> None:
-        """Says once for each wait that takes long what the missing processes do."""
-        limit = _config.current().stall_warning
-        waiting = [row.process.index for row in found.rows if row.doing is match.Doing.WAITS]
-        # One report is enough: that of the first process that waits.
-        if not limit or not waiting or waiting[0] != self._process:
-            return
-        began = self._oldest_wait()
-        if began is None or began in self._reported:
-            return
-        waited = (time.monotonic_ns() - began) / 1e9
-        if waited < limit:
-            return
-        self._reported.add(began)
-        found = self._diagnose()
-        missing = [row.process.index for row in found.rows if row.culprit]
-        lines = [f"waiting for {waited:.0f} s. {text.table(found)}", *map(self._stacks_of, missing)]
-        print("\n".join(f"lockstep: {line}" for line in lines), file=sys.stderr, flush=True)
-
-    def _oldest_wait(self) -> int | None:
-        """When the oldest collective of this process that has not ended began (monotonic, ns)."""
-        rings = self._records.record(self._process).rings
-        open_since = [
-            entry.entered_ns
-            for ring in rings
-            for entry in ring.entries
-            if entry.state == format.State.ENTERED
-        ]
-        return min(open_since, default=None)
-
-    def _stacks_of(self, process: int) -> str:
-        peer, folder = self._peers[process], self._records.folder(process)
-        if folder is None:
-            said = stacks.describe(peer.pid)
-        else:
-            said = stacks.ask(peer.pid, folder / stacks.FILE)
-        indented = "\n".join(f"    {line}" for line in said.splitlines())
-        return f"{peer.label} does meanwhile:\n{indented}"
 
     # A process ends
 
