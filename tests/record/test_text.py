@@ -59,6 +59,7 @@ def test_what_is_left_of_those_who_were_told_is_told_in_the_past() -> None:
 def test_the_reason_that_the_system_told() -> None:
     exits = {1: Exit(signal=9, reason="out of memory")}
     text = short(diagnose(job(steps(9), steps(5)).snapshot(exits)))
+    assert "(signal 9) after 5 collectives: out of memory; process 0 waits in its 6th" in text
     assert "killed by SIGKILL (signal 9) after 5 collectives: out of memory; its last" in text
     assert "Likely: out of memory: process 1 took more than the machine" in text
 

@@ -115,8 +115,11 @@ def _dead(diagnosis: Diagnosis) -> str:
     if len(diagnosis.culprits) == 1:
         row = _by_index(diagnosis, diagnosis.culprits[0])
         inside = row.doing is Doing.KILLED and row.in_call and row.call is not None
-        comma = "," if row.doing is Doing.FAILED else ""
-        how = ending(row.process) + count(diagnosis, row, comma + " after {}")
+        if row.doing is Doing.KILLED:  # the reason comes last
+            how = ending(row.process, count(diagnosis, row, " after {}"))
+        else:
+            comma = "," if row.doing is Doing.FAILED else ""
+            how = ending(row.process) + count(diagnosis, row, comma + " after {}")
         subject = f"{who(row.process)} {how}"
         if inside and row.call:
             subject += f", inside {described(row.call)}"
