@@ -159,7 +159,11 @@ def test_lines_that_differ_are_named_from_the_innermost_to_the_first_that_differ
     average = Caller("/home/u/utils.py", 5, "average")
     callers = {
         5: (average, Caller("/home/u/train.py", 30, "main"), Caller("/home/u/train.py", 99, "run")),
-        7: (average, Caller("/home/u/train.py", 31, "main"), Caller("/home/u/train.py", 99, "run")),
+        7: (
+            Caller("/mnt/u/utils.py", 5, "average"),
+            Caller("/home/u/train.py", 31, "main"),
+            Caller("/home/u/train.py", 99, "run"),
+        ),
     }
     ours, theirs = (dataclasses.replace(STEP, execution=3, site=line) for line in (5, 7))
     run = job([*steps(3), ours], [*steps(3), theirs]).snapshot()

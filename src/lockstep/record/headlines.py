@@ -47,12 +47,17 @@ def count(diagnosis: Diagnosis, row: Row, words: str) -> str:
 def what_was_called(diagnosis: Diagnosis, call: Call) -> str:
     """The call; where lines of the program tell the groups apart, with those that made it."""
     calls = [_by_index(diagnosis, group[0]).call for group in diagnosis.groups]
-    chains = [c.callers for c in calls if c]
+    # The processes may have the program in different folders.
+    chains = [
+        [(c.file.rpartition("/")[2], c.line, c.function) for c in one.callers]
+        for one in calls
+        if one
+    ]
     if len(chains) < 2 or not all(chains):
         return described(call)
     # From the innermost line outwards to the first on which they differ.
-    same = next((i for i, lines in enumerate(zip(*chains, strict=False)) if len(set(lines)) > 1), 0)
-    return f"{described(call)}, {called_from(call.callers[: same + 1])}"
+    apart = (i for i, lines in enumerate(zip(*chains, strict=False)) if len(set(lines)) > 1)
+    return f"{described(call)}, {called_from(call.callers[: next(apart, 0) + 1])}"
 
 
 def _nothing(diagnosis: Diagnosis) -> str:

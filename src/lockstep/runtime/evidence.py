@@ -100,6 +100,9 @@ class Sites:
         """To be called when a program was compiled, on the thread that has it."""
         self._programs.hold()
 
+    def close(self) -> None:
+        self._programs.drop()
+
     def update(self) -> None:
         """Looks at what was recorded since the last time."""
         self._programs.read_held()

@@ -235,6 +235,9 @@ class Programs:
         """Keeps what was just compiled until it is read: ``jax.jit(f)(x)`` drops it at once."""
         self._held.update(self._unread())
 
+    def drop(self) -> None:
+        self._held.clear()
+
     def read_held(self) -> None:
         while self._held:  # other threads add to it
             self._add(*self._held.popitem())

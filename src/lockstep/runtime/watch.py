@@ -97,9 +97,10 @@ class Watcher(threading.Thread):
         self._poll.register(pidfd, select.POLLIN)
 
     def hold_programs(self) -> None:
-        # The compilation has succeeded, and goes on.
+        # The compilation has succeeded, and goes on. Nobody reads in a forked child.
         with contextlib.suppress(Exception):
-            self._sites.hold_programs()
+            if self.is_alive():
+                self._sites.hold_programs()
 
     def run(self) -> None:
         _engine.set_watched(True)
@@ -112,6 +113,7 @@ class Watcher(threading.Thread):
                 print(f"lockstep: the watcher failed: {error!r}", file=sys.stderr)
                 break
         _engine.set_watched(False)
+        self._sites.close()
         self._records.close()
         while self._by_pidfd:
             os.close(self._by_pidfd.popitem()[0])
