@@ -83,20 +83,20 @@ def _note(execute: Callable[[], Any]) -> Any:
 
 
 def _site(frame: FrameType | None) -> int:
-    callers = []
+    lines = []
     while frame is not None:
         code = frame.f_code
         if not _is_library(code.co_filename):
-            callers.append(Caller(code.co_filename, frame.f_lineno, code.co_name))
+            lines.append((code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back
-    if not callers:
+    if not lines:
         return UNKNOWN
     # The processes may have the program in different folders.
-    places = [(os.path.basename(c.file), c.function, c.line) for c in callers]
+    places = [(os.path.basename(file), line, function) for file, line, function in lines]
     digest = hashlib.blake2b(repr(places).encode(), digest_size=4).digest()
     site = int.from_bytes(digest, "little") | 1
     if site not in _known:
-        _known[site] = tuple(callers)
+        _known[site] = tuple(Caller(*line) for line in lines)
         _write(site, _known[site])
     return site
 
