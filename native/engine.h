@@ -20,7 +20,7 @@ struct lockstep_callbacks {
   void (*start)();    // jaxlib starts its collectives: call lockstep_start
   void (*devices)();  // call lockstep_set_devices
   // A hash of the line of the user's program that makes this collective; only under `strict`.
-  std::uint64_t (*site)();
+  std::uint32_t (*site)();
 };
 void lockstep_set_callbacks(const lockstep_callbacks* callbacks);
 void lockstep_fail(const char* text);
@@ -71,8 +71,10 @@ const char* lockstep_recorder_problem();
 int lockstep_alarm_fd();
 // Whether somebody reads the alarm and answers questions.
 void lockstep_set_watched(int watched);
-// "" for no question; "programs": may look-alike collectives of different programs meet; anything
-// else: a divergence that the watcher may describe better, by lockstep_poison, before it answers.
+// "" for no question; "programs": may look-alike collectives of different programs meet; "deadline"
+// and a text: what a rank is about to fail the job with, because it has waited too long; anything
+// else: a divergence. Of the last two the watcher may tell more, by lockstep_poison, before it
+// answers.
 const char* lockstep_question();
 void lockstep_answer(int yes);
 }

@@ -139,6 +139,12 @@ std::string World::diverged(const std::string& text) {
   return arena_->poison_text();
 }
 
+std::string World::timed_out(const std::string& text) {
+  if (!arena_->poisoned()) ask("deadline " + text, kPatience);
+  arena_->poison(text);
+  return arena_->poison_text();
+}
+
 bool World::let_through(const Origin& mine, int peer, const Origin& theirs) {
   if (mine.other_line(theirs) || mine.channel != theirs.channel) return false;
   const std::pair pair{peer, theirs.execution - mine.execution};

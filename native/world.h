@@ -68,13 +68,15 @@ class World {
   // Two members of a clique are in different collectives. Poisons the job, after giving the watcher
   // (if there is one) time to poison it with a table of who called what; returns what all raise.
   std::string diverged(const std::string& text);
+  // The same for a wait that has met its deadline.
+  std::string timed_out(const std::string& text);
   // Whether two look-alike collectives with different numbers may meet: one program may carry two
   // numbers, because it was compiled from other lines, or comes from a compilation cache. Asks the
   // watcher, once for each pair of programs: only Python can compare them. Nobody's answer is yes.
   bool let_through(const Origin& mine, int peer, const Origin& theirs);
   // The watcher's side. `next_question` says what is asked: "" nothing, "programs" and five numbers
-  // (execution and channel here, the peer, execution and channel there), or the text of a
-  // divergence.
+  // (execution and channel here, the peer, execution and channel there), "deadline" and a text,
+  // or the text of a divergence.
   void set_watched(bool watched);
   std::string next_question();
   void answer(bool yes);

@@ -27,7 +27,7 @@ class Engine {
   void fail(const std::string& text);
   void forbid(const std::string& text);
   World* started() const;  // null before the first start
-  std::uint64_t site() const { return strict_.load() ? callbacks_.site() : 0; }
+  std::uint32_t site() const { return strict_.load() ? callbacks_.site() : 0; }
   bool checks_programs() const { return check_programs_.load(std::memory_order_relaxed); }
   void set_checks(bool programs, bool strict);
   World& world();  // throws Error when there is none, or something has failed

@@ -22,7 +22,7 @@ from lockstep._errors import EngineError
 
 FILE = "liblockstep.so"
 _Callback = ctypes.CFUNCTYPE(None)
-_SiteCallback = ctypes.CFUNCTYPE(ctypes.c_uint64)
+_SiteCallback = ctypes.CFUNCTYPE(ctypes.c_uint32)
 
 
 class _Callbacks(ctypes.Structure):
@@ -274,7 +274,7 @@ def set_watched(watched: bool) -> None:
 
 
 def question() -> str:
-    """What a rank asks: "" nothing, "programs", or the text of a divergence (see engine.h)."""
+    """What a rank asks: "" nothing, "programs", "deadline", or a divergence (see engine.h)."""
     return _library().lockstep_question().decode(errors="replace")
 
 

@@ -195,6 +195,17 @@ def around_executions(around: Callable[[Callable[[], Any]], Any]) -> None:
     pxla.MeshExecutableFastpathData = lambda *_: None
 
 
+def after_compilations(callback: Callable[[], None]) -> None:
+    """Calls ``callback`` after each compilation, on its thread, which still holds the program."""
+    import jax
+
+    def listen(event: str, *_: Any, **__: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            callback()
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+
+
 def choose_collectives(implementation: str) -> None:
     """What ``JAX_CPU_COLLECTIVES_IMPLEMENTATION`` says, for a jax that has read it already."""
     import jax
