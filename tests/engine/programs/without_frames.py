@@ -37,7 +37,7 @@ def grid() -> Mesh:
     return Mesh(np.array(DEVICES).reshape(2, -1), ("x", "y"))
 
 
-def mapped(function: Callable[..., Any], mesh: Mesh, out: Any) -> Callable[..., Any]:
+def mapped(function: Callable[..., Any], mesh: Mesh, out: Any) -> Any:
     spec = P(mesh.axis_names)
     return jax.jit(
         jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=out, check_vma=False)
@@ -139,4 +139,4 @@ def not_on_all_processes() -> None:
 
 
 globals()[sys.argv[1]]()
-lockstep.barrier("all have asked")
+lockstep.barrier("all have asked", timeout=100)
