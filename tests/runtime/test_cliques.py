@@ -88,6 +88,7 @@ def test_a_permute_that_connects_all_devices_is_among_all() -> None:
                 "replica_groups=mesh['x'=4], device_ids=([4]<=[2,2]T(1,0)) {'x'}",
                 "replica_groups=mesh['x'=4] {'x':(1)2}",
                 "to_be_found_in=3",
+                'metadata={op_name="jit(f)/replica_groups={{0,1,2,3}}, "}',
             )
         ),
         program("  %g = f32[8] all-gather-start(%x), dimensions={0}", devices=4),

@@ -53,6 +53,8 @@ def named(text: str, devices: Sequence[int] | None) -> set[Clique]:
 
 
 def _groups(line: str, count: int) -> Iterator[Clique]:
+    # What follows holds names of the user's choice.
+    line = line.partition(", metadata=")[0].partition(", frontend_attributes=")[0].strip()
     if found := _LISTS.search(line):
         yield from _lists(found[1])
     elif found := _IOTA.search(line):
@@ -68,8 +70,7 @@ def _groups(line: str, count: int) -> Iterator[Clique]:
         # Devices without a partner take part as well; nobody promises that they always will.
         yield tuple(range(count))
     else:
-        what = line.partition(", metadata=")[0].strip()
-        raise UnknownError(f"this is not understood: {what[:200]}")
+        raise UnknownError(f"this is not understood: {line[:200]}")
 
 
 def _numbers(text: str) -> Clique:
