@@ -6,6 +6,7 @@ cost nothing.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.machinery
 import os
@@ -177,7 +178,7 @@ def note_programs(client: Any, note: Callable[[Any, tuple[int, ...] | None], boo
     are known. Ends when ``note`` returns False. Raises TypeError or AttributeError where the class
     of this jaxlib does not let itself be changed.
     """
-    kind = type(client)
+    kind, platform = type(client), client.platform
     # The two that are known have to be there; what may come beside them is named like them.
     names = {"compile_and_load", "deserialize_executable"}
     names |= {name for name in dir(kind) if name.startswith(("compile", "deserialize", "load"))}
@@ -186,8 +187,8 @@ def note_programs(client: Any, note: Callable[[Any, tuple[int, ...] | None], boo
     def wrap(make: Any) -> Any:
         def making(self: Any, *args: Any, **options: Any) -> Any:
             made = make(self, *args, **options)
-            is_loaded = hasattr(made, "local_devices") and self.platform == client.platform
-            if is_loaded and not note(made, _devices_of(*args, **options)):
+            is_loaded = hasattr(made, "local_devices") and self.platform == platform
+            if is_loaded and not note(made, _ids_of_devices(*args, **options)):
                 for name, original in makers.items():
                     setattr(kind, name, original)
             return made
@@ -198,17 +199,19 @@ def note_programs(client: Any, note: Callable[[Any, tuple[int, ...] | None], boo
         setattr(kind, name, wrap(make))
 
 
-def _devices_of(
-    computation: Any = None,
+def _ids_of_devices(
+    program: Any = None,
     executable_devices: Any = None,
     compile_options: Any = None,
-    host_callbacks: Any = None,
-    **_: Any,
+    *_: Any,
+    **__: Any,
 ) -> tuple[int, ...] | None:
-    # A program that is loaded without options has a device assignment of its own.
+    # A program that is loaded without options brings a device assignment of its own.
     if executable_devices is None or compile_options is None:
         return None
-    return tuple(device.id for device in executable_devices)
+    with contextlib.suppress(TypeError, AttributeError):
+        return tuple(device.id for device in executable_devices)
+    return None
 
 
 def around_executions(around: Callable[[Callable[[], Any]], Any]) -> None:

@@ -30,8 +30,8 @@ def test_the_group_of_all_devices(what: str, n: int, d: int) -> None:
     [
         ("one_program_with_look_alikes", "3 groups: {0,1}, " + WHOLE + ", {2048,2049}"),
         ("groups_of_some_devices", "2 groups: {0,1}, {2048,2049}"),
-        ("another_group_later", f"not as {WHOLE}, which is known already"),
-        ("another_order_later", f"not as {WHOLE}, which is known already"),
+        ("another_group_later", f"it is not {WHOLE}, which is known already"),
+        ("another_order_later", f"it is not {WHOLE}, which is known already"),
     ],
 )
 def test_other_groups_are_an_error_and_no_number(what: str, why: str) -> None:
@@ -61,3 +61,21 @@ def test_processes_that_do_not_come_are_named_at_the_deadline() -> None:
     assert list(result.by_process) == [0]
     [text] = result.by_process[0]
     assert f"within 3 s not all devices have asked for {WHOLE}; missing: process 1 (pid " in text
+
+
+def test_programs_are_kept_until_a_frame_has_told() -> None:
+    program = """
+        import jax, numpy as np
+        jax.distributed.initialize()
+        from lockstep.runtime import members
+        Client = type(jax.devices()[0].client)
+        x = np.ones((jax.local_device_count(), 3))
+        jax.pmap(lambda a: a + 1)(x)
+        noted = Client.compile_and_load
+        print(len(members._programs._kept) > 0, members._programs.gap)
+        jax.block_until_ready(jax.pmap(lambda a: jax.lax.psum(a, "i"), "i")(x))
+        jax.pmap(lambda a: a + 2)(x)
+        print(len(members._programs._kept), Client.compile_and_load is noted)
+    """
+    result = run_lockstep([], program, n=2, d=2)
+    assert result.by_process == {i: ["True None", "0 False"] for i in (0, 1)}, result

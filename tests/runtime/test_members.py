@@ -139,7 +139,7 @@ def test_all_devices_ask_for_the_only_group(
     [line] = capsys.readouterr().err.splitlines()
     assert "Its 4 devices have told each other; another group will be an error" in line
     # All devices of this process have their group; nothing is kept for another one.
-    assert "not as {0,1,8,9}, which is known already" in process.refusal()
+    assert "it is not {0,1,8,9}, which is known already" in process.refusal()
     process.compile(Program(WHOLE, "{{0,1,2,3}}"))
     assert process.kind.compile_and_load is process.untouched
 
@@ -161,13 +161,15 @@ def test_a_program_of_one_device_may_ask_too(process: Process) -> None:
     assert "2 groups: {0}, {0,1,8,9}" in process.refusal()
 
 
-@pytest.mark.parametrize("how", ["live", "deserialized", "other devices", "another order"])
+@pytest.mark.parametrize("how", ["live", "deserialized", "odd", "other devices", "another order"])
 def test_a_program_whose_devices_are_not_known(process: Process, how: str) -> None:
     program = Program(WHOLE, "{{0,1,2,3}}")
     if how == "live":
         process.live.append(program)
     elif how == "deserialized":
         process.client.deserialize_executable(program, executable_devices=[*map(Device, WHOLE)])
+    elif how == "odd":
+        assert process.client.compile_and_load(program, 1, 2, 3, 4, 5, more=6) is program
     else:
         program.devices = (0, 1, 8) if how == "other devices" else (1, 0, 8, 9)
         process.compile(program)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 Clique = tuple[int, ...]
 """The ids of its devices, in order."""
 
-_MOST_LISTS, _MOST_IDS = 4, 16
+_MOST_LISTS, _MOST_IDS = 4, 12
 
 COLLECTIVE = re.compile(
     r"\b(?:channel_id|replica_groups|source_target_pairs)=|"

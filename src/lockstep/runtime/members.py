@@ -90,7 +90,7 @@ class _Programs:
         found: set[Clique] = set()
         for program, devices in programs:
             own = [device.id for device in program.local_devices()]
-            if [d for d in devices or () if job.process_of[d] == job.process] != own:
+            if [d for d in devices or () if job.process_of.get(d) == job.process] != own:
                 devices = None
             for module in program.hlo_modules():
                 found |= named(module.to_string(), devices)
@@ -98,7 +98,10 @@ class _Programs:
 
 
 def _communicates(program: Any) -> bool:
-    return any(COLLECTIVE.search(module.to_string()) for module in program.hlo_modules())
+    try:
+        return any(COLLECTIVE.search(module.to_string()) for module in program.hlo_modules())
+    except Exception:  # the compilation that led here has to succeed
+        return True
 
 
 _programs = _Programs()
@@ -130,7 +133,7 @@ def find(job: Job, color: int, key: int) -> Clique:
         ) from None
     _answered.add(key)
     if len(_answered) == sum(process == job.process for process in job.process_of.values()):
-        _programs.stop(f"not as {text_of({clique})}, which is known already")
+        _programs.stop(f"it is not {text_of({clique})}, which is known already")
     if key == 0:
         _warn(clique)
     return clique
