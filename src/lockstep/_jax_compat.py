@@ -184,19 +184,21 @@ def note_programs(client: Any, note: Callable[[Any, tuple[int, ...] | None], boo
     names |= {name for name in dir(kind) if name.startswith(("compile", "deserialize", "load"))}
     makers = {name: getattr(kind, name) for name in names}
 
-    def wrap(make: Any) -> Any:
+    def wrap(name: str, make: Any) -> Any:
         def making(self: Any, *args: Any, **options: Any) -> Any:
             made = make(self, *args, **options)
             is_loaded = hasattr(made, "local_devices") and self.platform == platform
-            if is_loaded and not note(made, _ids_of_devices(*args, **options)):
-                for name, original in makers.items():
-                    setattr(kind, name, original)
+            # A program that is loaded may bring a device assignment of its own.
+            ids = _ids_of_devices(*args, **options) if name.startswith("compile") else None
+            if is_loaded and not note(made, ids):
+                for each, original in makers.items():
+                    setattr(kind, each, original)
             return made
 
         return making
 
     for name, make in makers.items():
-        setattr(kind, name, wrap(make))
+        setattr(kind, name, wrap(name, make))
 
 
 def _ids_of_devices(
@@ -206,9 +208,8 @@ def _ids_of_devices(
     *_: Any,
     **__: Any,
 ) -> tuple[int, ...] | None:
-    # A program that is loaded without options brings a device assignment of its own.
-    if executable_devices is None or compile_options is None:
-        return None
+    if compile_options is None:
+        return None  # without options, XLA chooses
     with contextlib.suppress(TypeError, AttributeError):
         return tuple(device.id for device in executable_devices)
     return None

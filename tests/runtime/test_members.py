@@ -167,7 +167,7 @@ def test_a_program_whose_devices_are_not_known(process: Process, how: str) -> No
     if how == "live":
         process.live.append(program)
     elif how == "deserialized":
-        process.client.deserialize_executable(program, executable_devices=[*map(Device, WHOLE)])
+        process.client.deserialize_executable(program, [*map(Device, WHOLE)], object())
     elif how == "odd":
         assert process.client.compile_and_load(program, 1, 2, 3, 4, 5, more=6) is program
     else:

@@ -45,7 +45,10 @@ def named(text: str, devices: Sequence[int] | None) -> set[Clique]:
     if not lines:
         return set()
     if devices is None or math.prod(map(int, _SIZES.findall(header))) != len(devices):
-        raise UnknownError("it is not known for which devices one of the programs was compiled")
+        raise UnknownError(
+            "it is not known for which devices one of the programs was compiled (it may come from "
+            "a compilation cache)"
+        )
     groups = {group for line in lines for group in _groups(line, len(devices))}
     if any(number >= len(devices) for group in groups for number in group):
         raise UnknownError("a program names more devices than it was compiled for")
