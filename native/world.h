@@ -31,7 +31,7 @@ struct WorldOptions {
   double timeout_seconds = 0;  // 0: no deadline
   int cores = 1;               // this process's share of the host's cores
   bool crowded = false;        // more processes than cores on this host
-  int device_id_bytes = 4;     // in this jaxlib's lists of devices
+  int device_id_bytes = 4;     // in this jaxlib's lists of devices; 0: not known
   bool single_copy = true;     // large messages by PeerMemory, where the system permits it
   // From how many bytes on, from one process to another; the same in all processes. Below, two
   // copies in the cache cost less than a system call that looks up every page.
@@ -85,7 +85,8 @@ class World {
 
   // The table of all devices: global id -> process. Set once, before any clique is asked for.
   void set_devices(const std::vector<int>& ids, const std::vector<int>& processes);
-  bool knows_devices() const;
+  bool knows_devices() const { return num_devices() != 0; }
+  std::size_t num_devices() const;
   // -1 for an id that no device has.
   int process_of(int device) const;
 

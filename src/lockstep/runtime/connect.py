@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import lockstep
 from lockstep import _config, _engine, _jax_compat
 from lockstep._errors import InitializationError
 from lockstep._records import process_dir
-from lockstep.runtime import agreement, callsite, topology
+from lockstep.runtime import agreement, callsite, members, topology
 
 _WAIT_SECONDS = 300
 _PREFIX = "lockstep"
@@ -120,12 +121,14 @@ def before_cpu_client() -> None:
         )
 
 
-def after_cpu_client(devices: int) -> None:
-    """Has the lines of executions noted where the stack of a collective does not show them."""
+def after_cpu_client(client: Any) -> None:
+    """Has noted what the stack of a collective may not show: programs, the lines of executions."""
     import jax
 
-    runs_here = jax.config.values["jax_cpu_collectives_implementation"] == "mpi"
-    if _config.current().strict and runs_here and devices > 1:
+    if jax.config.values["jax_cpu_collectives_implementation"] != "mpi":
+        return
+    members.note_programs(client)
+    if _config.current().strict and client.local_device_count() > 1:
         callsite.note_executions()
 
 
@@ -227,3 +230,13 @@ def hand_in_devices() -> None:
     import jax
 
     _engine.set_devices([(d.id, d.process_index) for d in jax.devices("cpu")])
+
+
+def find_members(color: int, key: int) -> Sequence[int]:
+    """Called by the engine where XLA's frames do not say who is in a clique, on XLA's threads."""
+    import jax
+
+    job = _current_job()
+    process_of = {device.id: device.process_index for device in jax.devices("cpu")}
+    said = members.Job(job.client, labels(len(job.peers)), job.process, process_of)
+    return members.find(said, color, key)
