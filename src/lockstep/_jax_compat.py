@@ -171,12 +171,12 @@ def around_cpu_client(before: Callable[[], None], after: Callable[[Any], None]) 
     registration.factory = make_client_between
 
 
-def note_programs(client: Any, note: Callable[[Any, tuple[int, ...] | None], bool]) -> None:
+def note_programs(client: Any, note: Callable[[Any, tuple[int, ...] | None], None]) -> None:
     """Calls ``note`` with each program that a client of this class compiles or loads from now on.
 
     And with the ids of the program's devices, in the order of its own numbers for them, where they
-    are known. Ends when ``note`` returns False. Raises TypeError or AttributeError where the class
-    of this jaxlib does not let itself be changed.
+    are known. To be called once. Raises TypeError or AttributeError where the class of this jaxlib
+    does not let itself be changed.
     """
     kind, platform = type(client), client.platform
     # The two that are known have to be there; what may come beside them is named like them.
@@ -190,9 +190,8 @@ def note_programs(client: Any, note: Callable[[Any, tuple[int, ...] | None], boo
             is_loaded = hasattr(made, "local_devices") and self.platform == platform
             # A program that is loaded may bring a device assignment of its own.
             ids = _ids_of_devices(*args, **options) if name.startswith("compile") else None
-            if is_loaded and not note(made, ids):
-                for each, original in makers.items():
-                    setattr(kind, each, original)
+            if is_loaded:
+                note(made, ids)
             return made
 
         return making
@@ -238,17 +237,6 @@ def around_executions(around: Callable[[Callable[[], Any]], Any]) -> None:
     pxla.ExecuteReplicated.__call__ = execute
     # What a program's first execution hands to the shortcut; None is "there is none".
     pxla.MeshExecutableFastpathData = lambda *_: None
-
-
-def after_compilations(callback: Callable[[], None]) -> None:
-    """Calls ``callback`` after each compilation, on its thread, which still holds the program."""
-    import jax
-
-    def listen(event: str, *_: Any, **__: Any) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            callback()
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
 
 
 def choose_collectives(implementation: str) -> None:

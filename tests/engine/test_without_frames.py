@@ -68,14 +68,13 @@ def test_programs_are_kept_until_a_frame_has_told() -> None:
         import jax, numpy as np
         jax.distributed.initialize()
         from lockstep.runtime import members
-        Client = type(jax.devices()[0].client)
         x = np.ones((jax.local_device_count(), 3))
         jax.pmap(lambda a: a + 1)(x)
-        noted = Client.compile_and_load
         print(len(members._programs._kept) > 0, members._programs.gap)
         jax.block_until_ready(jax.pmap(lambda a: jax.lax.psum(a, "i"), "i")(x))
         jax.pmap(lambda a: a + 2)(x)
-        print(len(members._programs._kept), Client.compile_and_load is noted)
+        print(len(members._programs._kept), members._programs.gap)
     """
     result = run_lockstep([], program, n=2, d=2)
-    assert result.by_process == {i: ["True None", "0 False"] for i in (0, 1)}, result
+    told = ["True None", "0 XLA's frames did show an earlier group"]
+    assert result.by_process == {0: told, 1: told}, result

@@ -96,7 +96,7 @@ class Process:
         self.job = members.Job(self.store, ["process 0", "process 1"], 0, DEVICES)
         self.kind = client_class()
         self.client = self.kind()
-        self.untouched = self.kind.compile_and_load
+        self.noted: list[Any] = []
 
     def compile(self, program: Program) -> Program:
         devices = [Device(d) for d in program.devices]
@@ -104,6 +104,11 @@ class Process:
         return self.client.compile_and_load(
             program, executable_devices=devices, compile_options=options
         )
+
+    def keeps(self, program: Program) -> bool:
+        self.compile(program)
+        assert self.noted.pop() is program
+        return any(kept is program for kept, _ in members._programs._kept)
 
     def find(self, color: int, key: int) -> Clique:
         return members.find(self.job, color, key)
@@ -123,7 +128,7 @@ class Process:
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Process:
     started = Process(monkeypatch)
-    members.note_programs(started.client)
+    members.note_programs(started.client, started.noted.append)
     return started
 
 
@@ -140,8 +145,7 @@ def test_all_devices_ask_for_the_only_group(
     assert "Its 4 devices have told each other; another group will be an error" in line
     # All devices of this process have their group; nothing is kept for another one.
     assert "it is not {0,1,8,9}, which is known already" in process.refusal()
-    process.compile(Program(WHOLE, "{{0,1,2,3}}"))
-    assert process.kind.compile_and_load is process.untouched
+    assert not process.keeps(Program(WHOLE, "{{0,1,2,3}}"))
 
 
 def test_a_dropped_program_is_read_all_the_same(process: Process) -> None:
@@ -218,22 +222,21 @@ def test_the_jobs_failure_ends_the_wait(process: Process) -> None:
 
 
 def test_nothing_is_kept_once_the_frames_are_known(process: Process) -> None:
-    process.compile(Program((0, 1), "{{0,1}}"))
+    assert process.keeps(Program((0, 1), "{{0,1}}"))
     process.known = True
-    process.compile(Program(WHOLE, "{{0,1,2,3}}"))
-    assert process.kind.compile_and_load is process.untouched
+    assert not process.keeps(Program(WHOLE, "{{0,1,2,3}}"))
     assert "frames did show" in process.refusal()
 
 
 def test_a_second_client_is_one_too_many(process: Process) -> None:
     process.compile(Program(WHOLE, "{{0,1,2,3}}"))
-    members.note_programs(process.kind())
+    members.note_programs(process.kind(), process.noted.append)
     assert "a second time" in process.refusal()
 
 
 def test_a_class_that_cannot_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process(monkeypatch)
-    members.note_programs(3)
+    members.note_programs(3, process.noted.append)
     assert "cannot be noted" in process.refusal()
 
 

@@ -77,11 +77,11 @@ def test_a_program_that_was_dropped_at_once_is_known_when_it_was_held() -> None:
     dropped, local = Executable(b"1", text), Executable(b"2", "HloModule jit_g, x\n  add()\n")
     live = [dropped, local]
     programs = Programs(lambda: live)
-    programs.hold()
-    programs.hold()
+    for held in (dropped, local, dropped):
+        programs.hold(held)
     del live[:]
     assert [p.module for p in programs.all()] == ["jit_f"]
     live.append(dropped)
-    programs.hold()
+    programs.hold(dropped)
     assert [p.module for p in programs.all()] == ["jit_f"]
     assert (dropped.reads, local.reads) == (1, 1)

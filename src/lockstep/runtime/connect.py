@@ -127,7 +127,9 @@ def after_cpu_client(client: Any) -> None:
 
     if jax.config.values["jax_cpu_collectives_implementation"] != "mpi":
         return
-    members.note_programs(client)
+    from lockstep.runtime import watch
+
+    members.note_programs(client, watch.hold)
     if _config.current().strict and client.local_device_count() > 1:
         callsite.note_executions()
 

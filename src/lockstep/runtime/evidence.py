@@ -96,9 +96,9 @@ class Sites:
     def found(self) -> list[run.Site]:
         return self._sure + self._perhaps
 
-    def hold_programs(self) -> None:
-        """To be called when a program was compiled, on the thread that has it."""
-        self._programs.hold()
+    def hold(self, program: Any) -> None:
+        """To be called when a program was compiled or loaded."""
+        self._programs.hold(program)
 
     def close(self) -> None:
         self._programs.drop()

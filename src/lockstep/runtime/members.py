@@ -14,9 +14,10 @@ key, or when all devices of this process have their clique: no other can be know
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lockstep import _config, _engine, _jax_compat
@@ -56,13 +57,13 @@ class _Programs:
         self.gap: str | None = "the programs of this process were not noted"
         """Why a program that asks may not be here; None when it certainly is."""
 
-    def start(self, client: Any) -> None:
+    def start(self, client: Any, also: Callable[[Any], None]) -> None:
         if self._noting:
             # What runs on the earlier client would ask the engine of this one.
             return self.stop("JAX has made its devices a second time")
         self._noting = True
         try:
-            _jax_compat.note_programs(client, self._note)
+            _jax_compat.note_programs(client, functools.partial(self._note, also))
         except (AttributeError, TypeError) as error:
             self.gap = f"the programs of this process cannot be noted ({error})"
         else:
@@ -72,12 +73,14 @@ class _Programs:
         self.gap = gap
         self._kept.clear()
 
-    def _note(self, program: Any, devices: tuple[int, ...] | None) -> bool:
+    def _note(
+        self, also: Callable[[Any], None], program: Any, devices: tuple[int, ...] | None
+    ) -> None:
+        also(program)
         if self.gap is None and _engine.frames_known():
             self.stop("XLA's frames did show an earlier group")
         if self.gap is None and (devices is None or len(devices) > 1 or _communicates(program)):
             self._kept.append((program, devices))
-        return self.gap is None
 
     def cliques(self, job: Job) -> set[Clique]:
         """Those that the programs name."""
@@ -108,9 +111,12 @@ _programs = _Programs()
 _answered: set[int] = set()
 
 
-def note_programs(client: Any) -> None:
-    """Keeps the programs of JAX's CPU client, which has none yet, for as long as `find` may ask."""
-    _programs.start(client)
+def note_programs(client: Any, also: Callable[[Any], None]) -> None:
+    """Keeps the programs of JAX's CPU client, which has none yet, for as long as `find` may ask.
+
+    ``also`` is given each program as well, to the end; it must raise nothing.
+    """
+    _programs.start(client, also)
 
 
 def find(job: Job, color: int, key: int) -> Clique:

@@ -231,9 +231,9 @@ class Programs:
         self._held: dict[bytes, Any] = {}
         self._read: dict[bytes, Program] = {}
 
-    def hold(self) -> None:
+    def hold(self, executable: Any) -> None:
         """Keeps what was just compiled until it is read: ``jax.jit(f)(x)`` drops it at once."""
-        self._held.update(self._unread())
+        self._held.update(self._unread([executable]))
 
     def drop(self) -> None:
         self._held.clear()
@@ -244,13 +244,13 @@ class Programs:
 
     def all(self) -> list[Program]:
         self.read_held()
-        for fingerprint, executable in self._unread().items():
+        for fingerprint, executable in self._unread(self._live()).items():
             self._add(fingerprint, executable)
         return [program for program in self._read.values() if program.collectives]
 
-    def _unread(self) -> dict[bytes, Any]:
-        live = ((executable.fingerprint, executable) for executable in self._live())
-        return {f: e for f, e in live if isinstance(f, bytes) and f not in self._read}
+    def _unread(self, executables: Iterable[Any]) -> dict[bytes, Any]:
+        named = ((executable.fingerprint, executable) for executable in executables)
+        return {f: e for f, e in named if isinstance(f, bytes) and f not in self._read}
 
     def _add(self, fingerprint: bytes, executable: Any) -> None:
         text = executable.hlo_modules()[0].to_string()

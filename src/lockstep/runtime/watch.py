@@ -16,7 +16,6 @@ deadline needs no Python.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import select
 import signal
@@ -96,11 +95,11 @@ class Watcher(threading.Thread):
         self._by_pidfd[pidfd] = peer
         self._poll.register(pidfd, select.POLLIN)
 
-    def hold_programs(self) -> None:
+    def hold(self, program: Any) -> None:
         # The compilation has succeeded, and goes on. Nobody reads in a forked child.
         with contextlib.suppress(Exception):
             if self.is_alive():
-                self._sites.hold_programs()
+                self._sites.hold(program)
 
     def run(self) -> None:
         _engine.set_watched(True)
@@ -290,18 +289,13 @@ def start(client: Any, peers: Sequence[Peer], process: int, paths: Sequence[str]
     watcher = Watcher(peers, process, records, sites, Comparison(client, peers, process))
     watcher.start()
     _watchers.append(watcher)
-    _listen()
     mark_the_end(peers[process].label, stop)
 
 
-@functools.cache
-def _listen() -> None:
-    _jax_compat.after_compilations(_hold_programs)
-
-
-def _hold_programs() -> None:
+def hold(program: Any) -> None:
+    """Keeps a program that was just made until the watcher has read it. Raises nothing."""
     for watcher in _watchers:
-        watcher.hold_programs()
+        watcher.hold(program)
 
 
 def stop() -> None:
