@@ -55,7 +55,7 @@ FAULTS = {
     "swapped": (2, 1, "`psum`, `all_gather` swapped"),
     "swapped look-alikes": (2, 1, "two like `psum` of two programs swapped"),
     "swapped data": (2, 1, "one program on two arrays, swapped"),
-    "crossing cliques": (4, 1, "two mesh axes swapped, 2 x 2 processes"),
+    "circle of cliques": (4, 1, "mesh axes in opposite order, 2 x 2 processes"),
     "one-sided program": (2, 1, "one program more"),
 }
 DIVERGENCE = set(list(FAULTS)[list(FAULTS).index("shape") :])

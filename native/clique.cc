@@ -128,12 +128,12 @@ void Team::wait_for_leader(Round& round, int member, std::uint32_t sequence, con
       return;
     }
     if (deadline.passed() && !world_.arena().poisoned())
-      world_.arena().poison("lockstep: " + std::string(name_of(call.op)) + " of " +
-                            std::to_string(call.count) + " x " + name_of(call.dtype) + ": device " +
-                            std::to_string(devices_[static_cast<std::size_t>(member)]) + " of " +
-                            world_.label(world_.process()) + " waited " + world_.timeout_text() +
-                            " for other devices of its own process: " + absent(round) +
-                            " did not call it.");
+      world_.timed_out("lockstep: " + std::string(name_of(call.op)) + " of " +
+                       std::to_string(call.count) + " x " + name_of(call.dtype) + ": device " +
+                       std::to_string(devices_[static_cast<std::size_t>(member)]) + " of " +
+                       world_.label(world_.process()) + " waited " + world_.timeout_text() +
+                       " for other devices of its own process: " + absent(round) +
+                       " did not call it.");
     throw Error(world_.arena().poison_text());
   }
 }
@@ -319,7 +319,7 @@ void Exchange::wait(Counter& counter, std::uint32_t target, int peer) {
 }
 
 void Exchange::give_up(int peer) {
-  const World& world = clique_.world();
+  World& world = clique_.world();
   std::string missing;
   for (int group = 0; group < peers(); ++group)
     if (group != self() && !clique_.partials(group).written().reached(first_ + 1))
@@ -334,8 +334,8 @@ void Exchange::give_up(int peer) {
             " arrived but stopped in the middle of it.";
   else
     text += "All processes arrived, but one stopped in the middle of it.";
-  throw Error(text +
-              " --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; 0 means none.");
+  throw Error(world.timed_out(
+      text + " --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; 0 means none."));
 }
 
 }  // namespace lockstep

@@ -3,7 +3,6 @@
 #include "abi/state.h"
 #include "error.h"
 #include "fabric/arena.h"
-#include "membership.h"
 
 namespace lockstep {
 namespace {
@@ -106,8 +105,7 @@ std::unique_ptr<Communicator> Engine::communicator(int color, int key) {
     return requested_.contains({list, key});
   };
   try {
-    const DeviceList devices = decide_members(
-        keys_on_stack(world, color, key, world.device_id_bytes()), taken, color, key);
+    const DeviceList devices = decide_members(candidates(world, color, key), taken, color, key);
     auto communicator = std::make_unique<Communicator>(world.clique(devices), key);
     std::lock_guard lock(mutex_);
     requested_.insert({devices, key});
@@ -117,6 +115,19 @@ std::unique_ptr<Communicator> Engine::communicator(int color, int key) {
     world.arena().poison(error.what());
     throw;
   }
+}
+
+// What the frames show; what the devices tell each other where the frames have never shown
+// anything.
+std::vector<DeviceList> Engine::candidates(World& world, int color, int key) {
+  auto found = keys_on_stack(world, color, key, world.device_id_bytes());
+  if (!found.empty()) frames_known_.store(true);
+  if (frames_known_.load() || callbacks_.members == nullptr) return found;
+  world.check_allowed({});  // others would never come to what is forbidden here
+  DeviceList members(world.num_devices());
+  callbacks_.members(color, key, members.data());
+  this->world();  // throws what the callback reported
+  return {members};
 }
 
 void Engine::count(Op op) {
@@ -170,6 +181,8 @@ int lockstep_set_devices(int count, const int* ids, const int* processes) {
     Engine::instance().world().set_devices({ids, ids + count}, {processes, processes + count});
   });
 }
+
+int lockstep_frames_known() { return Engine::instance().frames_known(); }
 
 void lockstep_counts(std::uint64_t counts[5]) { Engine::instance().read_counts(counts); }
 

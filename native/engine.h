@@ -3,7 +3,8 @@
 // jaxlib loads the library when it is loaded itself; Python opens the same file with ctypes and
 // gets the same instance. Order of events: Python sets the callbacks (import lockstep) -> jaxlib
 // calls MPI_Init_thread -> `start` callback: Python exchanges addresses and calls lockstep_start ->
-// XLA asks for communicators -> `devices` callback, once: Python hands in the device table.
+// XLA asks for communicators -> `devices` callback, once: Python hands in the device table ->
+// `members` callback, where the frames of this jaxlib cannot be read.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,11 @@ struct lockstep_callbacks {
   void (*start)();    // jaxlib starts its collectives: call lockstep_start
   void (*devices)();  // call lockstep_set_devices
   // A hash of the line of the user's program that makes this collective; only under `strict`.
-  std::uint64_t (*site)();
+  std::uint32_t (*site)();
+  // The frames do not say who is in the clique with this first device (color) and this position of
+  // a device of this process (key): writes the ids of its members, which are all devices of the
+  // job. Several devices of a process may ask at once.
+  void (*members)(int color, int key, int* devices);
 };
 void lockstep_set_callbacks(const lockstep_callbacks* callbacks);
 void lockstep_fail(const char* text);
@@ -37,7 +42,7 @@ struct lockstep_options {
   double timeout_seconds;  // of one collective; 0 for none
   int cores;               // this process's share
   int crowded;             // more processes than cores on this host
-  int device_id_bytes;     // width of a device id in this jaxlib: 4 or 8
+  int device_id_bytes;     // width of a device id in this jaxlib: 4 or 8; 0: not known
   int check_programs;      // compare which program a collective belongs to
   int strict;              // compare call sites as well
   int record;              // whether to keep records at all
@@ -49,6 +54,9 @@ struct lockstep_options {
 int lockstep_start(const lockstep_options* options);
 
 int lockstep_set_devices(int count, const int* ids, const int* processes);
+
+// Whether the frames have told who is in a clique; from then on `members` is not called.
+int lockstep_frames_known();
 
 // How many calls of each kind jaxlib has made, by lockstep::Op.
 void lockstep_counts(std::uint64_t counts[5]);
@@ -71,8 +79,10 @@ const char* lockstep_recorder_problem();
 int lockstep_alarm_fd();
 // Whether somebody reads the alarm and answers questions.
 void lockstep_set_watched(int watched);
-// "" for no question; "programs": may look-alike collectives of different programs meet; anything
-// else: a divergence that the watcher may describe better, by lockstep_poison, before it answers.
+// "" for no question; "programs": may look-alike collectives of different programs meet; "deadline"
+// and a text: what a rank is about to fail the job with, because it has waited too long; anything
+// else: a divergence. Of the last two the watcher may tell more, by lockstep_poison, before it
+// answers.
 const char* lockstep_question();
 void lockstep_answer(int yes);
 }

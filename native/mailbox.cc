@@ -300,17 +300,17 @@ bool Port::behind_another(std::size_t index) const {
 }
 
 void Port::give_up(const Request& request) {
-  const World& world = clique_.world();
+  World& world = clique_.world();
   const int device = clique_.devices()[static_cast<std::size_t>(request.peer)];
   const std::string who =
       "device " + std::to_string(device) + " of " + world.label(world.process_of(device));
-  throw Error("lockstep: collective-permute of " + std::to_string(request.bytes) + " bytes on " +
-              clique_.describe() + ": device " +
-              std::to_string(clique_.devices()[static_cast<std::size_t>(rank_)]) + " of " +
-              world.label(world.process()) + " waited " + world.timeout_text() + " for " + who +
-              " to " + (request.kind == Request::kSend ? "receive" : "send") +
-              ". Not arrived: " + who +
-              ". --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; 0 means none.");
+  throw Error(world.timed_out(
+      "lockstep: collective-permute of " + std::to_string(request.bytes) + " bytes on " +
+      clique_.describe() + ": device " +
+      std::to_string(clique_.devices()[static_cast<std::size_t>(rank_)]) + " of " +
+      world.label(world.process()) + " waited " + world.timeout_text() + " for " + who + " to " +
+      (request.kind == Request::kSend ? "receive" : "send") + ". Not arrived: " + who +
+      ". --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; 0 means none."));
 }
 
 }  // namespace lockstep

@@ -58,6 +58,7 @@ __attribute__((no_sanitize("address")))
 #endif
 std::vector<DeviceList> keys_on_stack(const World& world, int color, int key, int id_bytes) {
   std::vector<DeviceList> found;
+  if (id_bytes == 0) return found;
   const auto* word = static_cast<const std::uintptr_t*>(__builtin_frame_address(0));
   const std::uintptr_t end = end_of_stack();
   for (std::size_t i = 0; i < kDeepest; ++i, ++word) {

@@ -12,7 +12,8 @@
 // found beside the live one. XLA asks once for each pair of clique and device, so a left-over key
 // names a pair that has its communicator already, and is dropped; its list must also still start
 // with the color, hold a device of this process at the position, and consist of different devices
-// of the job. If two different lists remain, or none, the answer is an error: never a guess.
+// of the job. If two different lists remain, or none, the answer is an error: never a guess. Where
+// no frame has ever shown a key, Python is asked (`members` in engine.h).
 // docs/design/membership.md has the whole argument, and what was rejected.
 #pragma once
 
@@ -26,7 +27,8 @@ class World;
 using DeviceList = std::vector<int>;
 
 // The lists of the clique keys in the calling thread's frames that could be the clique asked for,
-// each once. `id_bytes` is the width of a device id in this jaxlib: 4 or 8.
+// each once. `id_bytes` is the width of a device id in this jaxlib: 4 or 8, or 0 when it is not
+// known: then no list can be read.
 std::vector<DeviceList> keys_on_stack(const World& world, int color, int key, int id_bytes);
 
 // The clique that (color, key) asks for. `taken` tells the lists whose position `key` has its

@@ -185,6 +185,7 @@ Record Recorder::begin(int device, const Call& call, std::uint64_t clique, std::
   entry->rank = rank;
   entry->source = -1;
   entry->num_targets = 0;
+  entry->site = call.origin.site;
   entry->number.store(number, std::memory_order_release);
   return {entry, number};
 }

@@ -43,7 +43,7 @@ struct RecordEntry {
   std::int32_t source;
   std::int32_t num_targets;
   std::int32_t targets[8];
-  std::uint32_t unused;
+  std::uint32_t site;  // Origin::site, 0 unless --strict asks for it
 };
 static_assert(sizeof(RecordEntry) == 128);
 

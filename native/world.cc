@@ -58,9 +58,9 @@ void World::set_devices(const std::vector<int>& ids, const std::vector<int>& pro
   recorder_.set_devices(own);
 }
 
-bool World::knows_devices() const {
+std::size_t World::num_devices() const {
   std::lock_guard lock(mutex_);
-  return !process_of_.empty();
+  return process_of_.size();
 }
 
 int World::process_of(int device) const {
@@ -135,6 +135,12 @@ World::Answer World::ask(const std::string& question, std::chrono::milliseconds 
 
 std::string World::diverged(const std::string& text) {
   if (!arena_->poisoned()) ask(text, kPatience);
+  arena_->poison(text);
+  return arena_->poison_text();
+}
+
+std::string World::timed_out(const std::string& text) {
+  if (!arena_->poisoned()) ask("deadline " + text, kPatience);
   arena_->poison(text);
   return arena_->poison_text();
 }

@@ -31,7 +31,7 @@ struct WorldOptions {
   double timeout_seconds = 0;  // 0: no deadline
   int cores = 1;               // this process's share of the host's cores
   bool crowded = false;        // more processes than cores on this host
-  int device_id_bytes = 4;     // in this jaxlib's lists of devices
+  int device_id_bytes = 4;     // in this jaxlib's lists of devices; 0: not known
   bool single_copy = true;     // large messages by PeerMemory, where the system permits it
   // From how many bytes on, from one process to another; the same in all processes. Below, two
   // copies in the cache cost less than a system call that looks up every page.
@@ -68,13 +68,15 @@ class World {
   // Two members of a clique are in different collectives. Poisons the job, after giving the watcher
   // (if there is one) time to poison it with a table of who called what; returns what all raise.
   std::string diverged(const std::string& text);
+  // The same for a wait that has met its deadline.
+  std::string timed_out(const std::string& text);
   // Whether two look-alike collectives with different numbers may meet: one program may carry two
   // numbers, because it was compiled from other lines, or comes from a compilation cache. Asks the
   // watcher, once for each pair of programs: only Python can compare them. Nobody's answer is yes.
   bool let_through(const Origin& mine, int peer, const Origin& theirs);
   // The watcher's side. `next_question` says what is asked: "" nothing, "programs" and five numbers
-  // (execution and channel here, the peer, execution and channel there), or the text of a
-  // divergence.
+  // (execution and channel here, the peer, execution and channel there), "deadline" and a text,
+  // or the text of a divergence.
   void set_watched(bool watched);
   std::string next_question();
   void answer(bool yes);
@@ -83,7 +85,8 @@ class World {
 
   // The table of all devices: global id -> process. Set once, before any clique is asked for.
   void set_devices(const std::vector<int>& ids, const std::vector<int>& processes);
-  bool knows_devices() const;
+  bool knows_devices() const { return num_devices() != 0; }
+  std::size_t num_devices() const;
   // -1 for an id that no device has.
   int process_of(int device) const;
 

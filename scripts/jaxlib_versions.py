@@ -28,6 +28,7 @@ RUNS = [
     (["collectives.py"], 2, 2),
     (["ways.py"], 2, 2),
     (["subsets.py"], 3, 1),
+    (["without_frames.py", "all_devices"], 2, 2),
     ([str(SOUND), ""], 2, 2),
     ([str(SOUND), ""], 4, 1),
 ]

@@ -12,6 +12,7 @@
 
 #include "communicator.h"
 #include "engine.h"
+#include "membership.h"
 #include "types.h"
 #include "world.h"
 
@@ -27,11 +28,13 @@ class Engine {
   void fail(const std::string& text);
   void forbid(const std::string& text);
   World* started() const;  // null before the first start
-  std::uint64_t site() const { return strict_.load() ? callbacks_.site() : 0; }
+  std::uint32_t site() const { return strict_.load() ? callbacks_.site() : 0; }
   bool checks_programs() const { return check_programs_.load(std::memory_order_relaxed); }
   void set_checks(bool programs, bool strict);
   World& world();  // throws Error when there is none, or something has failed
   std::unique_ptr<Communicator> communicator(int color, int key);  // MPI_Comm_split
+
+  bool frames_known() const { return frames_known_.load(); }
 
   void count(Op op);
   void read_counts(std::uint64_t* counts) const {
@@ -41,6 +44,8 @@ class Engine {
  private:
   Engine() = default;
 
+  std::vector<DeviceList> candidates(World& world, int color, int key);
+
   mutable std::mutex mutex_;  // guards what follows; never held while a callback runs
   std::mutex asking_;         // one question to Python at a time; taken before mutex_
   lockstep_callbacks callbacks_{};
@@ -48,6 +53,7 @@ class Engine {
   std::string forbidden_;
   std::atomic<bool> check_programs_{false};
   std::atomic<bool> strict_{false};
+  std::atomic<bool> frames_known_{false};
   std::vector<std::unique_ptr<World>> worlds_;
   World* world_ = nullptr;
   std::set<std::pair<std::vector<int>, int>> requested_;

@@ -101,6 +101,16 @@ TEST(keys_in_a_frame) {
   });
 }
 
+TEST(no_key_is_read_where_the_width_of_an_id_is_not_known) {
+  with_world([](World& world) {
+    static const std::int32_t ids[] = {0, 1, 2048};
+    const auto at = ~reinterpret_cast<std::uintptr_t>(ids);
+    CHECK((scan_with_words<CpuCliqueKey>(world, at, at - 12, at - 12, 0, 1, 4) ==
+           Lists{{0, 1, 2048}}));
+    CHECK(scan_with_words<CpuCliqueKey>(world, at, at - 12, at - 12, 0, 1, 0).empty());
+  });
+}
+
 TEST(what_is_not_a_key) {
   with_world([](World& world) {
     const Narrow list = {0, 1, 2048};

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from lockstep import linalg as linalg
     from lockstep.runtime.initialize import initialize as initialize
     from lockstep.runtime.initialize import process_mesh as process_mesh
+    from lockstep.runtime.only_on import only_on as only_on
     from lockstep.runtime.waits import assert_same as assert_same
     from lockstep.runtime.waits import barrier as barrier
-    from lockstep.runtime.waits import only_on as only_on
 
 _WHEN_USED = {
     "assert_same": "lockstep.runtime.waits",
     "barrier": "lockstep.runtime.waits",
     "initialize": "lockstep.runtime.initialize",
-    "only_on": "lockstep.runtime.waits",
+    "only_on": "lockstep.runtime.only_on",
     "process_mesh": "lockstep.runtime.initialize",
 }
 

@@ -11,8 +11,11 @@ import ctypes
 import dataclasses
 import enum
 import functools
+import hashlib
 import pathlib
+import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import lockstep
 from lockstep import _config
@@ -20,11 +23,18 @@ from lockstep._errors import EngineError
 
 FILE = "liblockstep.so"
 _Callback = ctypes.CFUNCTYPE(None)
-_SiteCallback = ctypes.CFUNCTYPE(ctypes.c_uint64)
+_SiteCallback = ctypes.CFUNCTYPE(ctypes.c_uint32)
+_Ids = ctypes.POINTER(ctypes.c_int)
+_MembersCallback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_int, _Ids)
 
 
 class _Callbacks(ctypes.Structure):
-    _fields_ = [("start", _Callback), ("devices", _Callback), ("site", _SiteCallback)]
+    _fields_ = [
+        ("start", _Callback),
+        ("devices", _Callback),
+        ("site", _SiteCallback),
+        ("members", _MembersCallback),
+    ]
 
 
 class _Options(ctypes.Structure):
@@ -61,6 +71,7 @@ class Options:
     cores: int
     crowded: bool
     device_id_bytes: int
+    """0 when it is not known: the engine then asks by the callback ``members``."""
     check_programs: bool
     """Compare which program a collective belongs to, and which place in it."""
     strict: bool
@@ -99,6 +110,20 @@ def installed(file: str) -> pathlib.Path:
 
 
 @functools.cache
+def interface() -> str:
+    """What differs between engines that do not have the same functions; "none" without one.
+
+    The file is read and not loaded: who runs over gloo has no use for the engine, but
+    `lockstep.linalg` takes its kernels from there.
+    """
+    try:
+        names = re.findall(rb"\0(lockstep_\w+)(?=\0)", library_path().read_bytes())
+    except (EngineError, OSError):
+        return "none"
+    return hashlib.sha256(b" ".join(sorted(set(names)))).hexdigest()[:8]
+
+
+@functools.cache
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(library_path()))
     library.lockstep_version.restype = ctypes.c_char_p
@@ -109,8 +134,7 @@ def _library() -> ctypes.CDLL:
     library.lockstep_fail.restype = None
     library.lockstep_create_arena.argtypes = [ctypes.c_uint64]
     library.lockstep_start.argtypes = [ctypes.POINTER(_Options)]
-    ints = ctypes.POINTER(ctypes.c_int)
-    library.lockstep_set_devices.argtypes = [ctypes.c_int, ints, ints]
+    library.lockstep_set_devices.argtypes = [ctypes.c_int, _Ids, _Ids]
     library.lockstep_counts.argtypes = [ctypes.POINTER(ctypes.c_uint64)]
     library.lockstep_counts.restype = None
     for name in ("poison_text", "recorder_problem", "question"):
@@ -138,22 +162,39 @@ _kept: list[_Callbacks] = []
 
 
 def set_callbacks(
-    start: Callable[[], None], devices: Callable[[], None], site: Callable[[], int]
+    start: Callable[[], None],
+    devices: Callable[[], None],
+    site: Callable[[], int],
+    members: Callable[[int, int], Sequence[int]],
 ) -> None:
-    """Tells the engine what to call; an exception in a callback becomes the engine's error."""
+    """Tells the engine what to call; an exception in a callback becomes the engine's error.
 
-    def reporting(callback: Callable[[], None]) -> Callable[[], None]:
-        def run() -> None:
+    ``members`` gets the first device of a clique and a position of this process in it, and returns
+    its devices: all of the job.
+    """
+
+    def reporting(callback: Callable[..., None]) -> Callable[..., None]:
+        def run(*args: Any) -> None:
             try:
-                callback()
+                callback(*args)
             # The caller is C: what escapes here would be printed and lost.
             except BaseException as error:
-                _library().lockstep_fail(f"{type(error).__name__}: {error}".encode())
+                text = str(error)
+                if not text.startswith("lockstep: "):
+                    text = f"{type(error).__name__}: {text}"
+                _library().lockstep_fail(text.encode())
 
         return run
 
+    def write_members(color: int, key: int, to: Any) -> None:
+        for index, device in enumerate(members(color, key)):
+            to[index] = device
+
     callbacks = _Callbacks(
-        _Callback(reporting(start)), _Callback(reporting(devices)), _SiteCallback(site)
+        _Callback(reporting(start)),
+        _Callback(reporting(devices)),
+        _SiteCallback(site),
+        _MembersCallback(reporting(write_members)),
     )
     _kept.append(callbacks)
     _library().lockstep_set_callbacks(ctypes.byref(callbacks))
@@ -196,6 +237,11 @@ def set_devices(devices: Sequence[tuple[int, int]]) -> None:
     array = ctypes.c_int * len(devices)
     ids, processes = array(*(d for d, _ in devices)), array(*(p for _, p in devices))
     _check(_library().lockstep_set_devices(len(devices), ids, processes))
+
+
+def frames_known() -> bool:
+    """Whether XLA's frames have told who is in a clique; then ``members`` is called no more."""
+    return bool(_library().lockstep_frames_known())
 
 
 def counts() -> dict[str, int]:
@@ -258,7 +304,7 @@ def set_watched(watched: bool) -> None:
 
 
 def question() -> str:
-    """What a rank asks: "" nothing, "programs", or the text of a divergence (see engine.h)."""
+    """What a rank asks: "" nothing, "programs", "deadline", or a divergence (see engine.h)."""
     return _library().lockstep_question().decode(errors="replace")
 
 

@@ -6,6 +6,7 @@ cost nothing.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.machinery
 import os
@@ -148,11 +149,11 @@ def register_cluster(find_place: Callable[[], Place | None]) -> None:
     known.insert(0, LockstepCluster)
 
 
-def around_cpu_client(before: Callable[[], None], after: Callable[[int], None]) -> None:
+def around_cpu_client(before: Callable[[], None], after: Callable[[Any], None]) -> None:
     """Runs ``before`` right before JAX makes its CPU client, when JAX is distributed by then.
 
     It may change ``jax_cpu_collectives_implementation``, and what it raises reaches the user.
-    ``after`` is given the number of this process's devices.
+    ``after`` is given the client.
     """
     from jax._src import xla_bridge
 
@@ -164,10 +165,53 @@ def around_cpu_client(before: Callable[[], None], after: Callable[[int], None]) 
             return make_client(*args, **kwargs)
         before()
         client = make_client(*args, **kwargs)
-        after(client.local_device_count())
+        after(client)
         return client
 
     registration.factory = make_client_between
+
+
+def note_programs(client: Any, note: Callable[[Any, tuple[int, ...] | None], None]) -> None:
+    """Calls ``note`` with each program that a client of this class compiles or loads from now on.
+
+    And with the ids of the program's devices, in the order of its own numbers for them, where they
+    are known. To be called once. Raises TypeError or AttributeError where the class of this jaxlib
+    does not let itself be changed.
+    """
+    kind, platform = type(client), client.platform
+    # The two that are known have to be there; what may come beside them is named like them.
+    names = {"compile_and_load", "deserialize_executable"}
+    names |= {name for name in dir(kind) if name.startswith(("compile", "deserialize", "load"))}
+    makers = {name: getattr(kind, name) for name in names}
+
+    def wrap(name: str, make: Any) -> Any:
+        def making(self: Any, *args: Any, **options: Any) -> Any:
+            made = make(self, *args, **options)
+            is_loaded = hasattr(made, "local_devices") and self.platform == platform
+            # A program that is loaded may bring a device assignment of its own.
+            ids = _ids_of_devices(*args, **options) if name.startswith("compile") else None
+            if is_loaded:
+                note(made, ids)
+            return made
+
+        return making
+
+    for name, make in makers.items():
+        setattr(kind, name, wrap(name, make))
+
+
+def _ids_of_devices(
+    program: Any = None,
+    executable_devices: Any = None,
+    compile_options: Any = None,
+    *_: Any,
+    **__: Any,
+) -> tuple[int, ...] | None:
+    if compile_options is None:
+        return None  # without options, XLA chooses
+    with contextlib.suppress(TypeError, AttributeError):
+        return tuple(device.id for device in executable_devices)
+    return None
 
 
 def around_executions(around: Callable[[Callable[[], Any]], Any]) -> None:

@@ -79,6 +79,10 @@ class ErrorRecord:
             return None
 
 
+STOPPED = "the launcher stopped the job"
+"""The reason of an end that was the launcher's doing."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ExitRecord:
     """How a process ended, written by the launcher the moment it knows."""

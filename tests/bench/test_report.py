@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
 
-from lockstep.bench import plot, progress, summary, table
+from lockstep.bench import plot, progress, session, summary, table
 from lockstep.bench.cases import Case
+from lockstep.bench.job import IMPLEMENTATIONS
 from lockstep.bench.runner import CaseResult, Measurement
 
 FACTS = {
@@ -140,6 +146,65 @@ def test_progress_off_a_terminal_is_a_line_a_case() -> None:
     assert lines[3].endswith("gloo failed: SIGABRT of process 1")
 
 
+def publish(capfd: pytest.CaptureFixture[str], **given: str) -> tuple[bool, str, str]:
+    args = argparse.Namespace(**{"json": None, "plot": None, **given})
+    facts = SimpleNamespace(document=lambda: FACTS)
+    done = session.publish(args, NAMES, cast(session.Facts, facts), results())
+    out, err = capfd.readouterr()
+    return done, out, err
+
+
+def test_what_was_measured_is_written_and_shown(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bench.json"
+    done, out, err = publish(capfd, json=str(file))
+    assert done
+    assert "gloo / lockstep" in out
+    assert err == ""
+    assert json.loads(file.read_text()) == report()
+
+
+def test_a_full_disk_loses_nothing_but_the_file(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "bench.svg"
+    picture.symlink_to("/dev/full")
+    done, out, err = publish(capfd, json="/dev/full", plot=str(picture))
+    assert not done
+    assert "gloo / lockstep" in out
+    assert err.splitlines() == [
+        f"lockstep bench: cannot write {name}: No space left on device"
+        for name in ("/dev/full", str(picture))
+    ]
+
+
+def test_an_output_that_is_full_is_told_once(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    program = (
+        "import sys, test_report as t; from lockstep.bench import session\n"
+        "args = t.argparse.Namespace(json=sys.argv[1], plot=None)\n"
+        "facts = t.SimpleNamespace(document=lambda: t.FACTS)\n"
+        "sys.exit(0 if session.publish(args, t.NAMES, facts, t.results()) else 1)\n"
+    )
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", program, str(file)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            cwd=Path(__file__).parent,
+        )
+    assert ended.stderr == (
+        "lockstep bench: cannot write standard output: No space left on device\n"
+    )
+    assert ended.returncode == 1
+    assert json.loads(file.read_text()) == report()
+
+
 @pytest.mark.parametrize("ending", ["png", "svg"])
 def test_plot_is_a_picture(tmp_path: Path, ending: str) -> None:
     pytest.importorskip("matplotlib")
@@ -147,6 +212,10 @@ def test_plot_is_a_picture(tmp_path: Path, ending: str) -> None:
     plot.save(report(), str(path))
     head = path.read_bytes()[:300]
     assert head.startswith(b"\x89PNG") if ending == "png" else b"<?xml" in head
+
+
+def test_every_implementation_has_its_look() -> None:
+    assert plot.STYLES.keys() == set(IMPLEMENTATIONS)
 
 
 def test_a_missing_matplotlib_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,10 +42,13 @@ def test_the_deadline_names_the_operation_and_who_is_missing(case: str, words: s
     last = len(caught) - 1
     for process, text in caught.items():
         assert words in text, text
-        assert re.search(rf"Not arrived: .*process {last} \(pid \d+ on \S+\)", text), text
-        assert not re.search(r"Not arrived: .*process 0", text), text
+        assert re.search(rf"Not arrived: [^|]*process {last} \(pid \d+ on \S+\)", text), text
+        assert not re.search(r"Not arrived: [^|]*process 0", text), text
         assert "waited 2 s" in text, text
         assert "LOCKSTEP_COLLECTIVE_TIMEOUT" in text, (process, text)
+        assert re.search(r"\| .* waits? in (its|their) [12](st|nd).*, waiting\.py:\d+ in ", text), (
+            text
+        )
 
 
 @pytest.mark.parametrize(

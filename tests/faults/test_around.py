@@ -1,4 +1,4 @@
-"""Faults around a job that must not stop it: no room for the records, a fork."""
+"""Faults around a job: no room for the records, a fork, a stranger, a process that is busy."""
 
 from __future__ import annotations
 
@@ -40,15 +40,22 @@ def namespaces() -> bool:
     return subprocess.run(["unshare", "-Urm", "true"], capture_output=True).returncode == 0
 
 
-@pytest.mark.skipif(not namespaces(), reason="no user namespaces: no small disk to fill")
-def test_a_job_goes_on_where_the_disk_is_full(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(LOOP.format(remove=False))
-    disk = tmp_path / "disk"
+needs_namespaces = pytest.mark.skipif(
+    not namespaces(), reason="no user namespaces: no disk of our own to mount"
+)
+
+
+def run_with_disk(
+    options: str, folder: Path, program: str, *args: str
+) -> subprocess.CompletedProcess[str]:
+    """``lockstep run`` with TMPDIR on a disk of its own, in namespaces that end with it."""
+    file = folder / "program.py"
+    file.write_text(program)
+    disk = folder / "disk"
     disk.mkdir()
-    mount = f"mount -t tmpfs -o size=40k none {disk} && exec env TMPDIR={disk} "
-    command = [sys.executable, "-m", "lockstep", "run", "-n", "2", str(program)]
-    done = subprocess.run(
+    mount = f"mount -t tmpfs -o {options} none {disk} && exec env TMPDIR={disk} "
+    command = [sys.executable, "-m", "lockstep", "run", "-n", "2", *args, str(file)]
+    return subprocess.run(
         ["unshare", "-Urm", "--kill-child", "sh", "-c", f'{mount} "$@"', "sh", *command],
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -56,10 +63,79 @@ def test_a_job_goes_on_where_the_disk_is_full(tmp_path: Path) -> None:
         timeout=90,
         env=clean_environ(),
     )
+
+
+@needs_namespaces
+def test_a_job_goes_on_where_the_disk_is_full(tmp_path: Path) -> None:
+    done = run_with_disk("size=40k", tmp_path, LOOP.format(remove=False))
     assert done.returncode == 0, done
     for process in range(2):
         assert f"[{process}] sum 2.0" in done.stdout, done
     assert done.stderr.count("recorder.bin: No space left on device; " + IN_MEMORY) == 2, done
+
+
+@needs_namespaces
+def test_a_job_goes_on_where_the_records_of_one_process_are_read_only(tmp_path: Path) -> None:
+    mount = """
+import os, subprocess
+if os.environ["LOCKSTEP_PROCESS_ID"] == "1":
+    folder = os.path.join(os.environ["LOCKSTEP_RUN_DIR"], "attempt_0", "process_1")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", folder], check=True)
+"""
+    done = run_with_disk("size=64m", tmp_path, mount + LOOP.format(remove=False))
+    assert done.returncode == 0, done
+    for process in range(2):
+        assert f"[{process}] sum 2.0" in done.stdout, done
+    said = "process_1/recorder.bin: Read-only file system; " + IN_MEMORY
+    assert done.stderr.count(said) == 1, done
+    assert "[0]" not in done.stderr, done
+
+
+@needs_namespaces
+def test_a_read_only_disk_is_told_before_anything_starts(tmp_path: Path) -> None:
+    done = run_with_disk("ro", tmp_path, LOOP.format(remove=False))
+    assert done.returncode == 2, done
+    words = f"cannot make a private directory in {tmp_path}/disk: Read-only file system. Set TMPDIR"
+    assert words in done.stderr, done
+    assert not done.stdout, done
+
+
+def test_who_was_busy_until_the_launcher_stopped_it_is_not_the_culprit() -> None:
+    program = """
+import os, signal, time, jax, jax.numpy as jnp
+jax.distributed.initialize()
+total = jax.pmap(lambda x: jax.lax.psum(x, "device"), axis_name="device")
+print(float(total(jnp.ones(jax.local_device_count()))[0]), flush=True)
+if jax.process_index() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(100)
+"""
+    result = run_lockstep(["--grace", "2"], program, timeout=90, expect_status=137)
+    words = result.said_by_launcher
+    assert "process 1 of 2 failed first: killed by SIGKILL (signal 9)" in words, result
+    assert "> process 1 (pid " in words, result
+    assert "> process 0 (pid " not in words, result
+    assert "  process 0 (pid " in words, result
+
+
+def test_a_stranger_on_the_port_does_not_stop_the_job() -> None:
+    program = """
+import os, socket, jax, jax.numpy as jnp
+jax.distributed.initialize()
+total = jax.pmap(lambda x: jax.lax.psum(x, "device"), axis_name="device")
+ones = jnp.ones(jax.local_device_count())
+total(ones)
+host, port = os.environ["LOCKSTEP_COORDINATOR"].rsplit(":", 1)
+for junk in (bytes(4096), os.urandom(1 << 16), b"GET / HTTP/1.1\\r\\n\\r\\n"):
+    with socket.create_connection((host, int(port)), 10) as stranger:
+        try:
+            stranger.sendall(junk)
+        except OSError:
+            pass  # cut off before all was said
+print("sum", float(total(ones)[0]))
+"""
+    result = run_lockstep([], program, timeout=90)
+    assert result.by_process == {0: ["sum 2.0"], 1: ["sum 2.0"]}, result
 
 
 def test_a_collective_in_a_forked_child_is_an_error_and_the_parent_goes_on() -> None:

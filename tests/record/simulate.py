@@ -31,6 +31,7 @@ class Step:
     elements: int = 4
     reduction: int = 1
     execution: int = 0
+    site: int = 0
     source: int = -1
     targets: tuple[int, ...] = ()
 
@@ -104,7 +105,8 @@ class Job:
 
     @staticmethod
     def _same(a: Entry, b: Entry) -> bool:
-        return (a.signature, a.run_id, a.op_id) == (b.signature, b.run_id, b.op_id)
+        same = (a.signature, a.run_id, a.op_id) == (b.signature, b.run_id, b.op_id)
+        return same and not a.other_line(b)
 
     def _messages_came(self, device: Device, step: Step) -> bool:
         members = self.cliques[step.clique]
@@ -169,6 +171,7 @@ class Job:
                 source=step.source,
                 target_count=len(step.targets),
                 targets=step.targets,
+                site=step.site,
             )
         )
         entry = device.entries[-1]

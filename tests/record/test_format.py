@@ -43,6 +43,7 @@ def entries(draw: st.DrawFn, number: int) -> Entry:
         draw(I32),
         len(targets),
         targets,
+        draw(U32),
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep._records import ErrorRecord
+from lockstep._records import STOPPED, ErrorRecord
 from lockstep.record import format
 from lockstep.record.calls import Call, rounds
 from lockstep.record.causes import Pattern
@@ -93,6 +93,33 @@ def test_a_signal_of_the_launcher_is_no_cause() -> None:
     exits = {1: Exit(signal=2, realtime_ns=realtime(at) + 1000)}
     run = raised(made.snapshot(exits), at)
     assert diagnose(run).kind is Kind.WAITING
+
+
+def test_who_the_launcher_stopped_while_nobody_waited_is_no_culprit() -> None:
+    """The survivor had nothing to do with collectives until the grace period was over."""
+    made = job(steps(5), steps(5))
+    run = made.snapshot(
+        {
+            0: Exit(signal=2, realtime_ns=realtime(made.now + 3 * SECOND), reason=STOPPED),
+            1: Exit(signal=9, realtime_ns=realtime(made.now)),
+        }
+    )
+    for index in (0, 1):
+        record = run.processes[index].record
+        assert record is not None
+        record = dataclasses.replace(record, state=ProcessState.RUNNING)
+        run = altered(run, index, record=record)
+    found = diagnose(run)
+    assert (found.kind, found.culprits) == (Kind.KILLED, (1,))
+    assert found.rows[0].doing is Doing.BUSY
+
+
+def test_an_error_of_its_own_counts_though_the_launcher_had_to_stop_the_process() -> None:
+    made = job(steps(9), steps(5))
+    error = ErrorRecord(made.now / 1e9, 1, "MemoryError", "Traceback ...")
+    run = made.snapshot({1: Exit(signal=9, reason=STOPPED)})
+    found = diagnose(altered(run, 1, error=error))
+    assert (found.kind, found.culprits, patterns(found)) == (Kind.FAILED, (1,), [])
 
 
 def test_collectives_called_after_the_failure_are_no_mismatch() -> None:
@@ -294,6 +321,36 @@ def test_a_branch_inside_one_program() -> None:
     sites = {p: (site(1000, 1, name="step"), site(1000, 2, name="step")) for p in (0, 1)}
     found = diagnose(job([Step(0, 1000, 1)], [Step(0, 1000, 2)], sites=sites).snapshot())
     assert patterns(found) == [Pattern.BRANCH_INSIDE]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "pattern"), [("s32[4]", Pattern.DTYPES), ("f32[2,2]", Pattern.SHAPES)]
+)
+def test_what_travels_as_bytes_is_compared_by_the_program_s_shapes(
+    theirs: str, pattern: Pattern
+) -> None:
+    for op, call in ((Op.ALL_TO_ALL, Step(0, 1000, op=Op.ALL_TO_ALL)), (Op.PERMUTE, permute(1, 1))):
+        name = format.OPS[op]
+        other = dataclasses.replace(call, program=FAR)
+        if op == Op.PERMUTE:
+            other = permute(0, 0, program=FAR)
+        sites = {
+            0: (site(call.program, op=name, name="step"),),
+            1: (site(FAR, op=name, name="step", shape=theirs),),
+        }
+        found = diagnose(job([call], [other], sites=sites).snapshot())
+        assert patterns(found) == [pattern]
+        shapes = [row.call.shape for row in found.rows if row.call]
+        assert shapes == ["f32[4]", theirs]
+
+
+def test_one_call_from_two_lines() -> None:
+    """What only --strict can see."""
+    ours, theirs = (dataclasses.replace(STEP, site=line) for line in (5, 7))
+    found = diagnose(job([*steps(3), ours], [*steps(3), theirs]).snapshot())
+    assert (found.kind, found.groups) == (Kind.MISMATCH, ((0,), (1,)))
+    made = job([*steps(3), ours], [*steps(3), dataclasses.replace(STEP, site=0)])
+    assert diagnose(made.snapshot()).kind is Kind.NOTHING
 
 
 def test_a_row_shows_the_call_its_line_and_the_calls_before() -> None:

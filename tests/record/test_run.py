@@ -10,7 +10,7 @@ import pytest
 from lockstep import RecordError
 from lockstep._records import ErrorRecord
 from lockstep.record.match import Kind, diagnose
-from lockstep.record.run import Exit, read_run
+from lockstep.record.run import CALLERS, Caller, Exit, read_run
 from record.files import write_run
 from record.test_match import job, steps
 
@@ -33,6 +33,15 @@ def test_everything_is_read(tmp_path: Path) -> None:
     assert second.exit == Exit(pid=101, exit_code=0, realtime_ns=5)
     assert [s.line for s in second.sites] == [41]
     assert first.troubles == second.troubles == ()
+
+
+def test_the_lines_of_a_call_are_read(tmp_path: Path) -> None:
+    top = write_run(job(steps(2), steps(2)), tmp_path)
+    file = top / "attempt_0" / "process_1" / CALLERS
+    line = '{"site": 7, "callers": [["/home/u/train.py", 12, "main"]]}'
+    file.write_text(line + '\n{"site": 9, "callers": [["/home')
+    assert read_run(top).processes[1].callers == {7: (Caller("/home/u/train.py", 12, "main"),)}
+    assert read_run(top).processes[0].callers == {}
 
 
 def test_the_last_attempt_is_read_unless_another_is_asked_for(tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep._records import ErrorRecord
-from lockstep.record.format import Op
+from lockstep.record.format import Op, State
+from lockstep.record.headlines import headline
 from lockstep.record.match import Diagnosis, diagnose
-from lockstep.record.run import Exit, Site
-from lockstep.record.text import headline, short, table
+from lockstep.record.run import Caller, Exit, Site
+from lockstep.record.text import short, table
 from lockstep.record.words import ordinal, place_in_program
 from record.simulate import STRIDE, Job, Step, raised, site
 from record.test_match import FAR, STEP, altered, job, permute, steps
@@ -58,6 +59,7 @@ def test_what_is_left_of_those_who_were_told_is_told_in_the_past() -> None:
 def test_the_reason_that_the_system_told() -> None:
     exits = {1: Exit(signal=9, reason="out of memory")}
     text = short(diagnose(job(steps(9), steps(5)).snapshot(exits)))
+    assert "(signal 9) after 5 collectives: out of memory; process 0 waits in its 6th" in text
     assert "killed by SIGKILL (signal 9) after 5 collectives: out of memory; its last" in text
     assert "Likely: out of memory: process 1 took more than the machine" in text
 
@@ -151,6 +153,45 @@ def test_a_straggler_is_described_without_blame() -> None:
     )
     assert "Likely" not in short(found)
     assert "process 1 (pid 101 on host a): in no collective; it ran 5 collectives" in short(found)
+
+
+def test_lines_that_differ_are_named_from_the_innermost_to_the_first_that_differs() -> None:
+    average = Caller("/home/u/utils.py", 5, "average")
+    callers = {
+        5: (average, Caller("/home/u/train.py", 30, "main"), Caller("/home/u/train.py", 99, "run")),
+        7: (
+            Caller("/mnt/u/utils.py", 5, "average"),
+            Caller("/home/u/train.py", 31, "main"),
+            Caller("/home/u/train.py", 99, "run"),
+        ),
+    }
+    ours, theirs = (dataclasses.replace(STEP, execution=3, site=line) for line in (5, 7))
+    run = job([*steps(3), ours], [*steps(3), theirs]).snapshot()
+    for index, line in ((0, 5), (1, 7)):
+        run = altered(run, index, callers={line: callers[line]})
+    text = short(diagnose(run))
+    what = "all-reduce (sum) of 1024 x f32, train.py:41 in step, called from utils.py:5 in average"
+    assert text.startswith(
+        f"process 0 (pid 100 on host a) called {what}, from train.py:30 in main; "
+        f"process 1 (pid 101 on host a) called {what}, from train.py:31 in main: as the 4th"
+    )
+    assert f"  process 1 (pid 101 on host a): called {what}, from train.py:31 in main; bef" in text
+    assert text.endswith("which JAX does not order.")
+    assert "step is called from different lines on purpose" in table(diagnose(run))
+
+
+def test_collectives_that_raised_for_no_reason_in_the_records_are_not_called_sound() -> None:
+    made = job([*steps(3), dataclasses.replace(STEP, execution=3)], steps(4))
+    made.run(random.Random(0))
+    record = made.snapshot().processes[0].record
+    assert record is not None
+    last = record.rings[0].entries[-1]
+    late = last._replace(state=State.RAISED)
+    ring = dataclasses.replace(record.rings[0], entries=(*record.rings[0].entries[:-1], late))
+    run = altered(made.snapshot(), 0, record=dataclasses.replace(record, rings=(ring,)))
+    assert headline(diagnose(run)) == (
+        "collectives raised on process 0, and the records do not tell why"
+    )
 
 
 def test_nothing_wrong() -> None:

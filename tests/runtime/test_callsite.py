@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from lockstep.record.run import CALLERS, read_callers
 from lockstep.runtime import callsite
 from processes import python
 
@@ -85,3 +88,20 @@ def test_a_thread_with_lines_knows_them(monkeypatch: pytest.MonkeyPatch) -> None
     assert first == second
     other = call()
     assert other != first
+
+
+def test_the_lines_behind_a_site_are_written_for_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(callsite, "_known", {})
+    monkeypatch.setattr(callsite, "_folder", None)
+    early = callsite.of_this_collective()
+    callsite.keep_in(tmp_path)
+    late = callsite.of_this_collective()
+    read = read_callers(tmp_path / CALLERS)
+    assert list(read) == [early, late]
+    assert read == callsite.known()
+    innermost = [read[site][0] for site in (early, late)]
+    assert [Path(caller.file).name for caller in innermost] == ["test_callsite.py"] * 2
+    assert innermost[1].line == innermost[0].line + 2
+    assert innermost[0].function == "test_the_lines_behind_a_site_are_written_for_the_others"

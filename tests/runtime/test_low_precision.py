@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.runtime import lowering
-from lockstep.runtime.hlo_proto import Field, Message
+from lockstep.runtime.counts import COLLECTIVES
+from lockstep.runtime.hlo_proto import Field, Message, Program
 from support import run_lockstep
 
 PROGRAM = pathlib.Path(__file__).parent / "programs" / "low_precision.py"
@@ -62,7 +63,8 @@ def test_set_replaces_every_occurrence_in_place() -> None:
 
 
 def test_a_program_without_collectives_is_left_alone() -> None:
-    assert lowering.widen(Message([Field(1, 2, b"jit_f")]).encode()) is None
+    module = Message([Field(1, 2, b"jit_f")]).encode()
+    assert lowering.widen(Program(module, COLLECTIVES)) is None
 
 
 def test_single_process_programs_compute_the_same_through_the_pass() -> None:

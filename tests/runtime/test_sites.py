@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from lockstep.runtime.farmhash import fingerprint64
 from lockstep.runtime.highway import hash_of_devices, highway_hash
-from lockstep.runtime.sites import Collective, Matcher, Program
+from lockstep.runtime.sites import Collective, Matcher, Program, Programs
 
 ALL_REDUCE = Collective("all-reduce", 1, "f32[1]", "psum", "a.py", 1)
 FIRST = Program(b"1234567890", "jit_first", (ALL_REDUCE,), "first")
@@ -52,3 +54,34 @@ def test_all_that_fit_are_named_over_devices_that_nobody_knows() -> None:
     assert not matcher.is_known(one)
     elsewhere = Program(b"555", "jit_elsewhere", (), "elsewhere")
     assert matcher.match({one: CALLS}, [FIRST, elsewhere]) == {one: [FIRST]}
+
+
+@dataclasses.dataclass
+class Executable:
+    """What jaxlib lists, as far as it is looked at."""
+
+    fingerprint: bytes
+    text: str
+    reads: int = 0
+
+    def hlo_modules(self) -> list[Executable]:
+        return [self]
+
+    def to_string(self) -> str:
+        self.reads += 1
+        return self.text
+
+
+def test_a_program_that_was_dropped_at_once_is_known_when_it_was_held() -> None:
+    text = "HloModule jit_f, x\n  %r = f32[4]{0} all-reduce(%x), channel_id=1, to_apply=%add\n"
+    dropped, local = Executable(b"1", text), Executable(b"2", "HloModule jit_g, x\n  add()\n")
+    live = [dropped, local]
+    programs = Programs(lambda: live)
+    for held in (dropped, local, dropped):
+        programs.hold(held)
+    del live[:]
+    assert [p.module for p in programs.all()] == ["jit_f"]
+    live.append(dropped)
+    programs.hold(dropped)
+    assert [p.module for p in programs.all()] == ["jit_f"]
+    assert (dropped.reads, local.reads) == (1, 1)

@@ -87,18 +87,22 @@ def test_the_share_of_the_first_process(job: list[Peer], share: tuple[int, bool]
 
 
 def test_this_process_describes_itself() -> None:
-    own = topology.this_process(3, None)
+    own = topology.this_process(3, None, "0.1.0")
     assert own.process == 3
     assert own.pid == os.getpid()
     assert own.host_name == os.uname().nodename
     assert set(own.cpus) == os.sched_getaffinity(0)
+    assert own.engine == "0.1.0"
     assert own.label == f"process 3 (pid {os.getpid()} on {os.uname().nodename})"
-    assert topology.this_process(4, None).host_id == own.host_id
-    assert topology.this_process(3, "elsewhere").host_id == "elsewhere"
+    assert topology.this_process(4, None, "0.1.0").host_id == own.host_id
+    assert topology.this_process(3, "elsewhere", "0.1.0").host_id == "elsewhere"
 
 
 def test_an_empty_host_id_is_no_host_id() -> None:
-    assert topology.this_process(0, "").host_id == topology.this_process(0, None).host_id
+    assert (
+        topology.this_process(0, "", "0.1.0").host_id
+        == topology.this_process(0, None, "0.1.0").host_id
+    )
 
 
 facts = st.dictionaries(

@@ -9,8 +9,14 @@ from typing import Any
 from lockstep._words import counted, format_size
 from lockstep.bench.cases import OPS
 
-COLOURS = {"lockstep": "#0b6e4f", "gloo": "#c8553d", "mpi": "#3d5a80"}
-MARKERS = {"lockstep": "o", "gloo": "s", "mpi": "^"}
+STYLES = {
+    "lockstep": ("#0b6e4f", "o"),
+    "gloo": ("#c8553d", "s"),
+    "mpi": ("#3d5a80", "^"),
+    "unrecorded": ("#8ab17d", "D"),
+    "strict": ("#6d597a", "v"),
+}
+"""Colour and marker of each implementation."""
 _TICKS = tuple(1 << power for power in range(10, 31, 4))
 
 
@@ -30,7 +36,7 @@ def _line(axes: Any, report: Mapping[str, Any], op: str, name: str) -> None:
     if not points:
         return
     sizes = [size for size, _ in points]
-    colour = COLOURS[name]
+    colour, marker = STYLES[name]
     axes.fill_between(
         sizes,
         [s["q1"] * 1e6 for _, s in points],
@@ -43,7 +49,7 @@ def _line(axes: Any, report: Mapping[str, Any], op: str, name: str) -> None:
         sizes,
         [s["median"] * 1e6 for _, s in points],
         color=colour,
-        marker=MARKERS[name],
+        marker=marker,
         markersize=4,
         linewidth=1.6,
         label=name,
@@ -80,7 +86,8 @@ def _ratios(axes: Any, report: Mapping[str, Any], ops: list[str]) -> None:
     rows = [(row["op"], row["implementation"], row["all"]) for row in report["geometric_means"]]
     rows = [row for row in rows if row[0] in ops and row[2]]
     places = range(len(rows))
-    bars = axes.barh(places, [r[2] for r in rows], color=[COLOURS[r[1]] for r in rows], height=0.6)
+    colours = [STYLES[row[1]][0] for row in rows]
+    bars = axes.barh(places, [r[2] for r in rows], color=colours, height=0.6)
     axes.bar_label(bars, labels=[f"{r[2]:.3g}x" for r in rows], padding=4, fontsize=9)
     axes.set_yticks(places, [r[0].replace("_", "-") for r in rows], fontsize=9)
     axes.invert_yaxis()

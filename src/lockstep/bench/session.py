@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
+import os
 import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from lockstep.bench.runner import CaseResult, Jobs, Runner
 from lockstep.doctor import machine
 
 WIDTH_WITHOUT_TERMINAL = 140
+_STDOUT = "standard output"
 
 
 class Facts:
@@ -106,15 +109,46 @@ def publish(
     facts: Facts,
     results: Sequence[CaseResult],
 ) -> bool:
-    """Shows and writes the report; whether the first implementation measured everything."""
+    """Shows and writes the report; whether the first implementation measured everything.
+
+    What cannot be written is told in a line, and the rest is written all the same: measuring again
+    would take minutes.
+    """
     report = summary.document(results, implementations, facts.document())
-    if args.json == "-":
-        print(json.dumps(report, indent=1))
-    else:
-        console = Console() if sys.stdout.isatty() else Console(width=WIDTH_WITHOUT_TERMINAL)
-        table.show(report, console)
-        if args.json:
-            Path(args.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(report, indent=1) + "\n"
+    outputs: list[tuple[str, Callable[[], object]]] = []
+    if args.json not in (None, "-"):
+        write = functools.partial(Path(args.json).write_text, text, encoding="utf-8")
+        outputs.append((args.json, write))
     if args.plot and report["cases"]:
-        plot.save(report, args.plot)
-    return bool(results) and summary.succeeded(report)
+        outputs.append((args.plot, functools.partial(plot.save, report, args.plot)))
+    # Last: rich ends the process when nobody reads any more.
+    show = functools.partial(_print, text) if args.json == "-" else functools.partial(_show, report)
+    outputs.append((_STDOUT, show))
+    written = [_written(name, write) for name, write in outputs]
+    return all(written) and bool(results) and summary.succeeded(report)
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _show(report: dict[str, Any]) -> None:
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH_WITHOUT_TERMINAL)
+    table.show(report, console)
+    sys.stdout.flush()
+
+
+def _written(name: str, write: Callable[[], object]) -> bool:
+    try:
+        write()
+    except OSError as error:
+        print(f"lockstep bench: cannot write {name}: {error.strerror or error}", file=sys.stderr)
+        if name == _STDOUT:
+            # What is still in the buffer would be tried again, and complained of, at the end.
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, sys.stdout.fileno())
+            os.close(null)
+        return False
+    return True

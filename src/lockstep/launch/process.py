@@ -81,7 +81,7 @@ class Process:
         self.out_of_memory = out_of_memory and exit_code == -signal.SIGKILL
         reason = None
         if self._was_stopped:
-            reason = "the launcher stopped the job"
+            reason = _records.STOPPED
         elif self.out_of_memory:
             reason = OUT_OF_MEMORY
         killed = exit_code < 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lockstep.record.format import OPS, Entry
 from lockstep.record.history import History, Track
-from lockstep.record.run import Run, Site
+from lockstep.record.run import Caller, Run, Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,8 @@ class Call:
     sites: tuple[Site, ...] = ()
     """Several where the compiler's metadata fits several; none where nothing is known."""
     members: tuple[int, ...] = ()
+    callers: tuple[Caller, ...] = ()
+    """The lines that were being executed, the innermost first; only under ``--strict``."""
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -31,6 +33,12 @@ class Call:
             (s.module, s.file, s.line) if "lambda" in s.module else (s.module, "", 0)
             for s in self.sites
         )
+
+    @property
+    def shape(self) -> str:
+        """``f32[8,128]``: of one operand in the program; empty: not known."""
+        shapes = {site.shape.strip("()").split(", ")[0] for site in self.sites}
+        return shapes.pop() if len(shapes) == 1 else ""
 
     @property
     def fingerprints(self) -> frozenset[str]:
@@ -91,6 +99,7 @@ class Sites:
     def __init__(self, run: Run) -> None:
         self._own: dict[int, dict[int, list[Site]]] = {}
         self._all: dict[int, list[Site]] = {}
+        self._callers = {p.index: p.callers for p in run.processes}
         self.programs: dict[int, frozenset[str]] = {}
         """Process -> the fingerprints of the programs that it has; no entry: not known."""
         for process in run.processes:
@@ -108,6 +117,11 @@ class Sites:
             return ()
         own = self._own.get(process, {}).get(entry.op_id, [])
         return _fitting(own, entry) or _fitting(self._all.get(entry.op_id, []), entry)
+
+    def callers(self, process: int, entry: Entry) -> tuple[Caller, ...]:
+        """The lines behind ``entry.site``, which stands for the same lines in all processes."""
+        tables = (self._callers.get(process, {}), *self._callers.values())
+        return next((table[entry.site] for table in tables if entry.site in table), ())
 
 
 def _fitting(sites: list[Site], entry: Entry) -> tuple[Site, ...]:
@@ -132,7 +146,8 @@ class Calls:
 
     def of(self, track: Track, entry: Entry) -> Call:
         sites = self.sites.of(track.process, entry)
-        return Call(entry, track.device, sites, self._history.devices(entry.clique))
+        callers = self.sites.callers(track.process, entry) if entry.site else ()
+        return Call(entry, track.device, sites, self._history.devices(entry.clique), callers)
 
     def up_to(self, track: Track, number: int) -> list[Call]:
         """The calls of a device up to entry ``number``, the latest last."""

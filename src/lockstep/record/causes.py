@@ -27,6 +27,7 @@ class Pattern(enum.Enum):
     RETRACED = "one function compiled differently"
     BRANCH_INSIDE = "a branch inside one program"
     EXECUTIONS = "one execution more or less"
+    OTHER_LINE = "one call from different lines"
     PERMUTATION = "different permutations"
     CROSSING = "two cliques in opposite order"
     MEMORY = "out of memory"
@@ -48,21 +49,26 @@ def of_parting(
     """Why two processes made different calls at one place, the likeliest first."""
     (_, a), (_, b) = first
     mine, theirs = (_call(history, calls, *called) for called in first)
+    if a.signature == b.signature and a.other_line(b) and _one_program(mine, theirs):
+        return (Cause(Pattern.OPPOSITE_ORDER), Cause(Pattern.OTHER_LINE, (), mine.modules))
     same_function = bool(mine.functions & theirs.functions) or _one_program(mine, theirs)
     found: list[Cause] = []
     if same_function or not (mine.modules and theirs.modules):
-        found = _of_operations(a, b, is_permute)
+        found = _of_operations(mine, theirs, is_permute)
     if same_function and found:
         return tuple(found)
     found += _of_programs(history, calls, first, mine, theirs)
     return tuple(found) or (Cause(Pattern.BRANCH),)
 
 
-def _of_operations(a: Entry, b: Entry, is_permute: bool) -> list[Cause]:
+def _of_operations(mine: Call, theirs: Call, is_permute: bool) -> list[Cause]:
+    a, b = mine.entry, theirs.entry
     same_operation = (a.op, a.reduction) == (b.op, b.reduction)
-    if same_operation and a.dtype != b.dtype:
+    shapes = (mine.shape, theirs.shape) if mine.shape and theirs.shape else ("", "")
+    dtypes = [shape.partition("[")[0] for shape in shapes]
+    if same_operation and (a.dtype != b.dtype or dtypes[0] != dtypes[1]):
         return [Cause(Pattern.DTYPES)]
-    if same_operation and a.elements != b.elements:
+    if same_operation and (a.elements != b.elements or shapes[0] != shapes[1]):
         return [Cause(Pattern.SHAPES)]
     return [Cause(Pattern.PERMUTATION)] if is_permute else []
 
@@ -128,12 +134,12 @@ def of_death(
 ) -> tuple[Cause, ...]:
     """Why a process is gone that others wait for. An error says it better itself."""
     gone = (process.index,)
+    if process.error is not None or (process.exit and process.exit.exit_code):
+        return ()
     if process.exit and process.exit.signal:
         if process.exit.reason:
             return (Cause(Pattern.MEMORY, gone, (process.exit.reason,)),)
         return (Cause(Pattern.SIGKILL, gone),) if process.exit.signal == 9 else ()
-    if process.error is not None or (process.exit and process.exit.exit_code):
-        return ()
     if wait is None:
         return ()
     call = calls.of(wait.track, wait.entry)

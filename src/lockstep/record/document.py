@@ -7,9 +7,9 @@ from typing import Any
 
 from lockstep.record.calls import Call
 from lockstep.record.format import DTYPES, OPS, REDUCTIONS, State
+from lockstep.record.headlines import headline
 from lockstep.record.match import Diagnosis, Row
 from lockstep.record.summary import Summary
-from lockstep.record.text import headline
 from lockstep.record.words import likely, operation
 
 SCHEMA = "lockstep.report/1"
@@ -91,4 +91,5 @@ def _call(call: Call) -> dict[str, Any]:
             }
             for site in call.sites
         ],
+        "callers": [dataclasses.asdict(caller) for caller in call.callers],
     }

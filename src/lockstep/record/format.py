@@ -38,7 +38,7 @@ RINGS_AT = HEADER_BYTES + CLIQUE_BYTES
 _HEADER = struct.Struct("<8s10IQqqII64s112s")
 _RING = struct.Struct("<Qii")
 # number, clique, run, op id, count, bytes, sequence, op, dtype, reduction, state, entered, arrived,
-# done, rank, source, targets, eight targets, zero
+# done, rank, source, targets, eight targets, site
 _ENTRY = struct.Struct("<QQqqQQIBBBBqqqiii8iI")
 assert _ENTRY.size == ENTRY_BYTES
 # The number alone, with room for the rest of an entry.
@@ -107,6 +107,8 @@ class Entry(NamedTuple):
     target_count: int = 0
     targets: tuple[int, ...] = ()
     """The ranks that a permute sends to, the first `LISTED_TARGETS` of them."""
+    site: int = 0
+    """Stands for the lines of the program that made the call; 0: not known (no ``--strict``)."""
 
     @property
     def is_permute(self) -> bool:
@@ -125,6 +127,10 @@ class Entry(NamedTuple):
     def signature(self) -> tuple[int, int, int, int]:
         """What all members must agree on, apart from the program."""
         return self.op, self.dtype, self.reduction, self.elements
+
+    def other_line(self, other: Entry) -> bool:
+        """Whether another line of the program is known to have made it."""
+        return 0 != self.site != other.site != 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +293,7 @@ def _slots(
         if expected and sound and _FIRST_STATE <= state <= _LAST_STATE:
             listed = fields[16]
             targets = fields[17 : 17 + min(listed, LISTED_TARGETS)] if listed > 0 else ()
-            found.append(make(Entry, (*fields[:17], targets)))
+            found.append(make(Entry, (*fields[:17], targets, fields[25])))
     return found
 
 
@@ -341,4 +347,4 @@ def _encode_ring(ring: Ring, entries: int) -> bytes:
 def _encode_entry(entry: Entry) -> bytes:
     listed: Sequence[int] = entry.targets[:LISTED_TARGETS]
     padded = (*listed, *[0] * (LISTED_TARGETS - len(listed)))
-    return _ENTRY.pack(*entry[:17], *padded, 0)
+    return _ENTRY.pack(*entry[:17], *padded, entry.site)

@@ -53,7 +53,7 @@ def same(a: Entry, b: Entry, vary: bool = False) -> bool:
 
     ``vary``: one program may have several numbers (`Run.programs_vary`), which then say nothing.
     """
-    if a.signature != b.signature:
+    if a.signature != b.signature or a.other_line(b):
         return False
     known = a.identified and b.identified and not vary
     return not known or (a.run_id, a.op_id) == (b.run_id, b.op_id)
@@ -67,7 +67,8 @@ def _suspects(history: History) -> Iterable[tuple[int, int]]:
         for place, entry in track.at.items():
             other = first.setdefault(place, entry)
             # The execution, the channel, the elements; the operation, the dtype, the reduction.
-            if entry[2:5] != other[2:5] or entry[7:10] != other[7:10]:
+            alike = entry[2:5] == other[2:5] and entry[7:10] == other[7:10]
+            if not alike or entry.site != other.site:
                 found[place] = None
     return found
 

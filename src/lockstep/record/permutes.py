@@ -80,7 +80,7 @@ def _compare(
     both = min(len(sends), len(receives))
     differing = None
     for (name, sent), (other, received) in zip(sends, receives, strict=False):
-        if name != other or sent.bytes != received.bytes:
+        if name != other or sent.bytes != received.bytes or sent.other_line(received):
             differing = (sent, received)
             break
     return Pair(

@@ -10,11 +10,12 @@ are read last, so that the program of each entry is likely to be there.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ RECORDER = "recorder.bin"
 SITES = "sites.jsonl"
 PERHAPS = "perhaps.jsonl"
 """The sites of calls that several programs may have made, as of now: written anew each time."""
+CALLERS = "callers.jsonl"
+"""The lines of the program behind the sites of `format.Entry`."""
 EXIT = "exit.json"
 VARY = PROGRAMS_VARY
 """Exists where a process knows that its programs may have other run ids than those of others."""
@@ -55,6 +58,15 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
+class Caller:
+    """A line of the program that was being executed."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True, slots=True)
 class Exit:
     """How a process ended, as its launcher saw it."""
 
@@ -77,6 +89,8 @@ class Process:
     exit: Exit | None = None
     troubles: tuple[str, ...] = ()
     """What could not be read, and why."""
+    callers: Mapping[int, tuple[Caller, ...]] = field(default_factory=dict)
+    """Under ``--strict``: the lines behind each `format.Entry.site`, the innermost first."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +140,8 @@ def read_run(directory: Path, attempt: int | None = None) -> Run:
         sites, site_trouble = read_sites(path / SITES)
         sites += read_sites(path / PERHAPS)[0]
         troubles = tuple(t for t in (trouble, site_trouble) if t)
-        processes.append(Process(index, record, sites, *endings[index], troubles))
+        callers = read_callers(path / CALLERS)
+        processes.append(Process(index, record, sites, *endings[index], troubles, callers))
     vary = any((path / VARY).exists() for path in folders.values())
     return Run(_whole(processes), number, vary)
 
@@ -154,7 +169,7 @@ def _of_job(process: Process, nonce: int) -> Process:
     else:
         return process
     troubles = (*process.troubles, trouble)
-    return Process(process.index, None, process.sites, process.error, process.exit, troubles)
+    return dataclasses.replace(process, record=None, troubles=troubles)
 
 
 def _record(path: Path) -> tuple[format.ProcessRecord | None, str | None]:
@@ -205,6 +220,18 @@ def read_sites(path: Path | str) -> tuple[tuple[Site, ...], str | None]:
     except OSError as error:
         return (), f"its call sites cannot be read: {error.strerror}"
     return tuple(_sites(lines)), None
+
+
+def read_callers(path: Path | str) -> dict[int, tuple[Caller, ...]]:
+    """The lines behind each site, as far as they can be read."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for line in Path(path).read_text("utf-8", "replace").splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                values = json.loads(line)
+                callers = [Caller(str(f), int(n), str(name)) for f, n, name in values["callers"]]
+                found[int(values["site"])] = tuple(callers)
+    return found
 
 
 def _sites(lines: Iterable[str]) -> list[Site]:

@@ -19,6 +19,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from lockstep._records import STOPPED
 from lockstep.record.format import Entry, ProcessState, State
 from lockstep.record.history import History, Place, Track
 from lockstep.record.permutes import Pair
@@ -93,6 +94,8 @@ def _fate(process: Process) -> Fate:
 def _ending(process: Process, history: History, first_raise: int | None) -> Ending:
     fate = _fate(process)
     when = _when(process, history)
+    if fate is Fate.KILLED and process.exit and process.exit.reason == STOPPED:
+        return Ending(fate, when, consequence=True)
     if fate in (Fate.RUNNING, Fate.UNKNOWN) or first_raise is None:
         return Ending(fate, when)
     own_raise = any(

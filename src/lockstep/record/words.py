@@ -9,7 +9,7 @@ from lockstep._words import counted, format_size
 from lockstep.record.calls import Call, Round
 from lockstep.record.causes import Cause, Pattern
 from lockstep.record.format import DTYPES, OPS, REDUCTIONS, Entry, Op
-from lockstep.record.run import Process, Site
+from lockstep.record.run import Caller, Process, Site
 
 MOST_LINES = 3
 """How many lines of the program are named for one call."""
@@ -80,9 +80,19 @@ def place_in_program(sites: Sequence[Site], full: bool = False) -> str:
 
 def described(call: Call, full: bool = False) -> str:
     """``all-reduce (sum) of 1024 x f32, train.py:41 in step``."""
-    return ", ".join(
-        part for part in (operation(call.entry), place_in_program(call.sites, full)) if part
-    )
+    what = operation(call.entry)
+    # They travel as bytes: only the program knows of what.
+    if call.entry.op in (Op.ALL_TO_ALL, Op.PERMUTE) and call.shape:
+        what += f" as {call.shape}"
+    return ", ".join(part for part in (what, place_in_program(call.sites, full)) if part)
+
+
+def called_from(callers: Sequence[Caller]) -> str:
+    """``called from utils.py:5 in average, from train.py:30 in main``, the innermost first."""
+    names = [f"{c.file.rpartition('/')[2]}:{c.line} in {c.function}" for c in callers]
+    # The last tells the call from another; what lies between is the same.
+    names = names if len(names) <= MOST_LINES else [names[0], "...", names[-1]]
+    return "called from " + ", from ".join(names)
 
 
 def briefly(round_: Round) -> str:
@@ -145,6 +155,8 @@ _WORDS = {
     "that differs between the devices",
     Pattern.EXECUTIONS: "{process} ran {function} fewer times: a step that was skipped, or one "
     "that others repeated",
+    Pattern.OTHER_LINE: "{function} is called from different lines on purpose, which --strict "
+    "takes for a fault: call it from one line, or leave --strict out",
     Pattern.PERMUTATION: "ppermute with another list of pairs: a list made from process_index() "
     "or from local data",
     Pattern.CROSSING: "collectives over different mesh axes in opposite order: iteration over a "

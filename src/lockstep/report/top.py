@@ -13,10 +13,10 @@ from rich.text import Text
 from lockstep._errors import RecordError
 from lockstep._words import format_seconds
 from lockstep.record.format import State
+from lockstep.record.headlines import headline
 from lockstep.record.match import Diagnosis, Doing, Row, diagnose
 from lockstep.record.run import Run
 from lockstep.record.summary import summarize
-from lockstep.record.text import headline
 from lockstep.record.words import described, processes
 from lockstep.report import find
 from lockstep.report.screen import summary_table
@@ -44,7 +44,9 @@ def watch(
             try:
                 run = find.read(directory, pid, attempt)
             except RecordError:
-                break  # the launcher has removed the directory of a run that went well
+                # The launcher has taken the directory away, and the picture is an old one.
+                live.update(Text("the run is over", style="bold"), refresh=True)
+                break
             diagnosis = diagnose(run)
             now = Rates(run, time.monotonic())
             picture = frame(run, diagnosis, time.monotonic_ns(), now.since(before))

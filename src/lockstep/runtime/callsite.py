@@ -10,8 +10,10 @@ execute programs at a time, from different lines, the site is not known, and agr
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import json
 import os
 import sys
 import threading
@@ -21,12 +23,15 @@ from types import FrameType
 from typing import Any
 
 from lockstep import _jax_compat
+from lockstep.record.run import CALLERS, Caller
 
 UNKNOWN = 0
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 
 _executing: dict[int, int] = {}
 """Threads that are executing a program now, and the site of each."""
+_known: dict[int, tuple[Caller, ...]] = {}
+_folder: Path | None = None
 
 
 @functools.cache
@@ -36,6 +41,19 @@ def note_executions() -> None:
     This closes JAX's shortcut to a program that ran before, and so costs more than all the rest.
     """
     _jax_compat.around_executions(_note)
+
+
+def keep_in(folder: Path) -> None:
+    """From now on the lines of each site are written to ``folder``, for the other processes."""
+    global _folder
+    _folder = folder
+    for site, callers in list(_known.items()):
+        _write(site, callers)
+
+
+def known() -> dict[int, tuple[Caller, ...]]:
+    """The lines of each site that was met, the innermost first."""
+    return dict(_known)
 
 
 def of_this_collective() -> int:
@@ -65,16 +83,32 @@ def _note(execute: Callable[[], Any]) -> Any:
 
 
 def _site(frame: FrameType | None) -> int:
-    places = []
+    lines = []
     while frame is not None:
         code = frame.f_code
         if not _is_library(code.co_filename):
-            places.append((os.path.basename(code.co_filename), code.co_name, frame.f_lineno))
+            lines.append((code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back
-    if not places:
+    if not lines:
         return UNKNOWN
-    digest = hashlib.blake2b(repr(places).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") | 1
+    # The processes may have the program in different folders.
+    places = [(os.path.basename(file), line, function) for file, line, function in lines]
+    digest = hashlib.blake2b(repr(places).encode(), digest_size=4).digest()
+    site = int.from_bytes(digest, "little") | 1
+    if site not in _known:
+        _known[site] = tuple(Caller(*line) for line in lines)
+        _write(site, _known[site])
+    return site
+
+
+def _write(site: int, callers: tuple[Caller, ...]) -> None:
+    """Before the collective begins, so that whoever sees its record finds its lines."""
+    line = json.dumps({"site": site, "callers": [[c.file, c.line, c.function] for c in callers]})
+    # The job goes on without the lines where they cannot be written.
+    with contextlib.suppress(OSError):
+        if _folder is not None:
+            with open(_folder / CALLERS, "a", encoding="utf-8") as file:
+                file.write(f"{line}\n")
 
 
 @functools.cache

@@ -13,13 +13,15 @@ import json
 import os
 import secrets
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import lockstep
 from lockstep import _config, _engine, _jax_compat
 from lockstep._errors import InitializationError
 from lockstep._records import process_dir
-from lockstep.runtime import callsite, topology
+from lockstep.runtime import agreement, callsite, members, topology
 
 _WAIT_SECONDS = 300
 _PREFIX = "lockstep"
@@ -46,7 +48,8 @@ def _current_job() -> _Job:
         raise InitializationError("jax.distributed.initialize() has not been called.")
     if _job is None or _job.client is not client:
         process, count = _jax_compat.distributed_place()
-        own = topology.this_process(process, _config.current().host_id)
+        engine = f"{lockstep.__version__}/{_engine.interface()}"
+        own = topology.this_process(process, _config.current().host_id, engine)
         client.key_value_set(f"{_PREFIX}/peer/{process}", own.to_json())
         peers = [
             topology.Peer.from_json(
@@ -92,7 +95,10 @@ def get(client: Any, key: str, who: str) -> str:
 
 
 def before_cpu_client() -> None:
-    """Falls back to gloo when the processes sit on several hosts."""
+    """Falls back to gloo when the processes sit on several hosts.
+
+    Raises `DisagreementError`, on every process, when those of one host have different engines.
+    """
     import jax
 
     if jax.config.values["jax_cpu_collectives_implementation"] != "mpi":
@@ -100,6 +106,8 @@ def before_cpu_client() -> None:
     job = _current_job()
     hosts = topology.host_names(job.peers)
     if len(hosts) == 1:
+        engines = [{"engine": peer.engine} for peer in job.peers]
+        agreement.check([str(peer.process) for peer in job.peers], engines)
         # The line that makes a collective can be seen only while the caller waits for it.
         if _config.current().strict:
             jax.config.update("jax_cpu_enable_async_dispatch", False)
@@ -113,12 +121,16 @@ def before_cpu_client() -> None:
         )
 
 
-def after_cpu_client(devices: int) -> None:
-    """Has the lines of executions noted where the stack of a collective does not show them."""
+def after_cpu_client(client: Any) -> None:
+    """Has noted what the stack of a collective may not show: programs, the lines of executions."""
     import jax
 
-    runs_here = jax.config.values["jax_cpu_collectives_implementation"] == "mpi"
-    if _config.current().strict and runs_here and devices > 1:
+    if jax.config.values["jax_cpu_collectives_implementation"] != "mpi":
+        return
+    from lockstep.runtime import watch
+
+    members.note_programs(client, watch.hold)
+    if _config.current().strict and client.local_device_count() > 1:
         callsite.note_executions()
 
 
@@ -220,3 +232,13 @@ def hand_in_devices() -> None:
     import jax
 
     _engine.set_devices([(d.id, d.process_index) for d in jax.devices("cpu")])
+
+
+def find_members(color: int, key: int) -> Sequence[int]:
+    """Called by the engine where XLA's frames do not say who is in a clique, on XLA's threads."""
+    import jax
+
+    job = _current_job()
+    process_of = {device.id: device.process_index for device in jax.devices("cpu")}
+    said = members.Job(job.client, labels(len(job.peers)), job.process, process_of)
+    return members.find(said, color, key)

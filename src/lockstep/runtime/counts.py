@@ -12,12 +12,11 @@ import math
 from collections.abc import Iterator, Mapping
 
 from lockstep.runtime.hlo_proto import (
-    Computation,
     ElementType,
     Instruction,
     Message,
     Metadata,
-    Module,
+    Program,
     Shape,
 )
 
@@ -27,21 +26,14 @@ _BY_BYTES = (b"all-gather", b"all-to-all", b"collective-permute")
 COLLECTIVES = _BY_ELEMENTS + _BY_BYTES
 
 
-def check_counts(module: bytes) -> None:
-    """Raises ValueError for a program whose collectives do not fit.
+def check_counts(program: Program) -> None:
+    """Raises ValueError for a program, as it is after partitioning, whose collectives do not fit.
 
-    ``module`` is a serialized ``HloModuleProto``, as it is after partitioning.
+    It has to have been read for `COLLECTIVES`.
     """
-    if not any(opcode in module for opcode in COLLECTIVES):
-        return
-    for raw in Message.parse(module).parts(Module.COMPUTATIONS):
-        if any(opcode in raw for opcode in COLLECTIVES):
-            instructions = [
-                Message.parse(i) for i in Message.parse(raw).parts(Computation.INSTRUCTIONS)
-            ]
-            shapes = {i.integer(Instruction.ID): i.part(Instruction.SHAPE) for i in instructions}
-            for instruction in instructions:
-                _check(instruction, shapes)
+    for body in program.bodies.values():
+        for instruction in body.instructions:
+            _check(instruction, body.shapes)
 
 
 def _check(instruction: Message, shapes: Mapping[int, bytes]) -> None:

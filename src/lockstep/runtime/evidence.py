@@ -12,6 +12,7 @@ from typing import Any
 from lockstep import _config, _jax_compat
 from lockstep._records import ErrorRecord, process_dir
 from lockstep.record import format, run
+from lockstep.runtime import callsite
 from lockstep.runtime.sites import (
     Collective,
     Digests,
@@ -65,13 +66,13 @@ class Records:
         records = [self.record(peer.process, latest) for peer in self._peers]
         processes = []
         for peer, folder in zip(self._peers, folders, strict=True):
-            index, sites = peer.process, tuple(own_sites)
+            index, sites, callers = peer.process, tuple(own_sites), callsite.known()
             if index != own and folder is not None:
                 sites = run.read_sites(folder / run.SITES)[0]
                 sites += run.read_sites(folder / run.PERHAPS)[0]
-            processes.append(
-                run.Process(index, records[index], sites, errors[index], endings[index])
-            )
+                callers = run.read_callers(folder / run.CALLERS)
+            known = (errors[index], endings[index])
+            processes.append(run.Process(index, records[index], sites, *known, callers=callers))
         return run.Run(tuple(processes), self._attempt, vary)
 
 
@@ -95,8 +96,16 @@ class Sites:
     def found(self) -> list[run.Site]:
         return self._sure + self._perhaps
 
+    def hold(self, program: Any) -> None:
+        """To be called when a program was compiled or loaded."""
+        self._programs.hold(program)
+
+    def close(self) -> None:
+        self._programs.drop()
+
     def update(self) -> None:
         """Looks at what was recorded since the last time."""
+        self._programs.read_held()
         if not self._gather():
             return
         matched = self._matcher.match(self._open, self._programs.all())

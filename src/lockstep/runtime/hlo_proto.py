@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -183,6 +183,38 @@ class Message:
                 else [field]
             )
         ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """A computation and what is in it."""
+
+    computation: Message
+    instructions: list[Message]
+    shapes: dict[int, bytes]
+    """Of what each instruction gives, by its id."""
+
+    @classmethod
+    def parse(cls, computation: bytes) -> Body:
+        message = Message.parse(computation)
+        instructions = [Message.parse(i) for i in message.parts(Computation.INSTRUCTIONS)]
+        shapes = {i.integer(Instruction.ID): i.part(Instruction.SHAPE) for i in instructions}
+        return cls(message, instructions, shapes)
+
+
+class Program:
+    """A module, and the bodies of those computations in which one of ``opcodes`` may stand."""
+
+    def __init__(self, module: bytes, opcodes: Sequence[bytes]) -> None:
+        """Raises ValueError for bytes that are not a serialized ``HloModuleProto``."""
+        self.module = Message()
+        self.bodies: dict[bytes, Body] = {}
+        """By the bytes of the computation."""
+        if any(opcode in module for opcode in opcodes):
+            self.module = Message.parse(module)
+            for raw in self.module.parts(Module.COMPUTATIONS):
+                if any(opcode in raw for opcode in opcodes):
+                    self.bodies[raw] = Body.parse(raw)
 
 
 def _fields(data: bytes) -> Iterator[Field]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import lockstep
-from lockstep import _jax_compat
+from lockstep import _config, _engine, _jax_compat
 from lockstep._errors import InitializationError
 from lockstep.runtime import agreement, connect
 
@@ -39,8 +39,9 @@ def initialize(
     process that is already part of the job only checks.
 
     Args:
-      check: compare jax, jaxlib and lockstep versions, x64 mode, platform, and number and kind of
-        local devices of all processes. This makes JAX's backend, as any computation would.
+      check: compare jax, jaxlib and lockstep versions, the engine, x64 mode, platform, collectives,
+        and number and kind of local devices of all processes. This makes JAX's backend, as any
+        computation would.
       more: arguments that a newer `jax.distributed.initialize` takes.
 
     Raises:
@@ -84,13 +85,17 @@ def _settings() -> dict[str, str]:
     from jaxlib import version as jaxlib_version
 
     settings = jax.config.values
+    collectives = settings["jax_cpu_collectives_implementation"]
+    if collectives == "mpi":  # as which jaxlib knows the engine too
+        collectives = _config.current().collectives
     return {
         "jax": jax.__version__,
         "jaxlib": jaxlib_version.__version__,
         "lockstep": lockstep.__version__,
         "x64": str(settings["jax_enable_x64"]),
         "platforms": settings["jax_platforms"] or "default",
-        "collectives": str(settings["jax_cpu_collectives_implementation"]),
+        "collectives": str(collectives),
+        "engine": _engine.interface(),
     }
 
 

@@ -24,13 +24,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from lockstep.runtime.counts import check_counts
+from lockstep.runtime.counts import COLLECTIVES, check_counts
 from lockstep.runtime.hlo_proto import (
     Computation,
     ElementType,
     Instruction,
     Message,
     Module,
+    Program,
     ProgramShape,
     Shape,
 )
@@ -86,31 +87,32 @@ def _transform(module: bytes) -> bytes | None:
 
     if jax.config.values["jax_cpu_collectives_implementation"] != "mpi":
         return None
-    check_counts(module)
-    return widen(module)
+    program = Program(module, COLLECTIVES)
+    check_counts(program)
+    return widen(program)
 
 
-def widen(module: bytes) -> bytes | None:
-    """Rewrites the float16 collectives of a serialized ``HloModuleProto``.
+def widen(program: Program) -> bytes | None:
+    """The program with its float16 collectives rewritten; None when there are none.
 
-    Returns None when there are none. Raises ValueError for bytes that are not such a message.
+    It has to have been read for those of `COLLECTIVES` that XLA refuses, and is used up.
     """
-    if not any(opcode in module for opcode in _OPCODES):
-        return None
-    return _Rewriter(Message.parse(module)).run()
+    return _Rewriter(program).run()
 
 
 class _Rewriter:
     """One module being rewritten."""
 
-    def __init__(self, module: Message) -> None:
-        self.module = module
-        self.originals = {
-            computation.integer(Computation.ID): computation
-            for computation in map(Message.parse, module.parts(Module.COMPUTATIONS))
-        }
+    def __init__(self, program: Program) -> None:
+        self.module = program.module
+        self.bodies = program.bodies
         self.wide_reducers: dict[int, Message] = {}
         self.changed = False
+
+    @functools.cached_property
+    def originals(self) -> dict[int, Message]:
+        computations = map(Message.parse, self.module.parts(Module.COMPUTATIONS))
+        return {computation.integer(Computation.ID): computation for computation in computations}
 
     def run(self) -> bytes | None:
         self.module.replace_parts(Module.COMPUTATIONS, lambda raw: [self._computation(raw)])
@@ -122,25 +124,22 @@ class _Rewriter:
         return self.module.encode()
 
     def _computation(self, raw: bytes) -> bytes:
-        if not any(opcode in raw for opcode in _OPCODES):
+        body = self.bodies.get(raw)
+        if body is None or not any(map(_is_refused, body.instructions)):
             return raw
-        computation = Message.parse(raw)
-        instructions = [Message.parse(i) for i in computation.parts(Computation.INSTRUCTIONS)]
-        shapes = {i.integer(Instruction.ID): i.part(Instruction.SHAPE) for i in instructions}
+        self.changed = True
         # XLA numbers an instruction (computation id << 32 | index).
-        ids = itertools.count(max(shapes) + 1)
+        ids = itertools.count(max(body.shapes) + 1)
+        instructions = iter(body.instructions)
 
         def change(raw: bytes) -> list[bytes]:
-            instruction = Message.parse(raw)
-            if instruction.part(Instruction.OPCODE) not in _OPCODES:
+            instruction = next(instructions)
+            if not _is_refused(instruction):
                 return [raw]
-            if not _has_half(instruction.part(Instruction.SHAPE)):
-                return [raw]
-            self.changed = True
-            return [new.encode() for new in self._collective(instruction, shapes, ids)]
+            return [new.encode() for new in self._collective(instruction, body.shapes, ids)]
 
-        computation.replace_parts(Computation.INSTRUCTIONS, change)
-        return computation.encode()
+        body.computation.replace_parts(Computation.INSTRUCTIONS, change)
+        return body.computation.encode()
 
     def _collective(
         self, collective: Message, shapes: Mapping[int, bytes], ids: Iterator[int]
@@ -237,6 +236,11 @@ def _wide_computation(original: Message, new_id: int) -> Message:
     computation.set(Computation.PROGRAM_SHAPE, program_shape.encode())
     computation.replace_parts(Computation.INSTRUCTIONS, instruction)
     return computation
+
+
+def _is_refused(instruction: Message) -> bool:
+    refused = instruction.part(Instruction.OPCODE) in _OPCODES
+    return refused and _has_half(instruction.part(Instruction.SHAPE))
 
 
 def _has_half(shape: bytes) -> bool:

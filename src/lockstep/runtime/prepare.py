@@ -13,6 +13,7 @@ import contextlib
 import functools
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep import _config, _engine, _jax_compat
@@ -57,7 +58,9 @@ def _prepare_engine() -> None:
     # option for it, takes the variable away.
     if os.environ.get(_IMPLEMENTATION) in (None, "", "mpi"):
         _choose("mpi")
-    _engine.set_callbacks(start=_start_engine, devices=_hand_in_devices, site=_call_site)
+    _engine.set_callbacks(
+        start=_start_engine, devices=_hand_in_devices, site=_call_site, members=_find_members
+    )
 
 
 # The engine calls these when jaxlib makes its first collectives; most imports of this package never
@@ -74,6 +77,12 @@ def _hand_in_devices() -> None:
     from lockstep.runtime import connect
 
     connect.hand_in_devices()
+
+
+def _find_members(color: int, key: int) -> Sequence[int]:
+    from lockstep.runtime import connect
+
+    return connect.find_members(color, key)
 
 
 def _call_site() -> int:

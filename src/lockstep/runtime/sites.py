@@ -228,12 +228,32 @@ class Programs:
 
     def __init__(self, live: Callable[[], Iterable[Any]]) -> None:
         self._live = live
+        self._held: dict[bytes, Any] = {}
         self._read: dict[bytes, Program] = {}
 
+    def hold(self, executable: Any) -> None:
+        """Keeps what was just compiled until it is read: ``jax.jit(f)(x)`` drops it at once."""
+        self._held.update(self._unread([executable]))
+
+    def drop(self) -> None:
+        self._held.clear()
+
+    def read_held(self) -> None:
+        while self._held:  # other threads add to it
+            self._add(*self._held.popitem())
+
     def all(self) -> list[Program]:
-        for executable in self._live():
-            fingerprint = executable.fingerprint
-            if isinstance(fingerprint, bytes) and fingerprint not in self._read:
-                text = executable.hlo_modules()[0].to_string()
-                self._read[fingerprint] = parse(fingerprint, text)
+        self.read_held()
+        for fingerprint, executable in self._unread(self._live()).items():
+            self._add(fingerprint, executable)
         return [program for program in self._read.values() if program.collectives]
+
+    def _unread(self, executables: Iterable[Any]) -> dict[bytes, Any]:
+        named = ((executable.fingerprint, executable) for executable in executables)
+        return {f: e for f, e in named if isinstance(f, bytes) and f not in self._read}
+
+    def _add(self, fingerprint: bytes, executable: Any) -> None:
+        text = executable.hlo_modules()[0].to_string()
+        nothing = Program(fingerprint, "", (), "")
+        # Most programs are small ones of one device, and nobody asks for them.
+        self._read[fingerprint] = parse(fingerprint, text) if "channel_id=" in text else nothing

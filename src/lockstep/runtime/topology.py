@@ -22,6 +22,8 @@ class Peer:
     """Processes that agree in it can share memory."""
     host_name: str
     cpus: tuple[int, ...]
+    engine: str = "not said"
+    """Its version and functions: those that share memory have to have the same."""
 
     @property
     def label(self) -> str:
@@ -36,7 +38,7 @@ class Peer:
         return cls(**{**values, "cpus": tuple(values["cpus"])})
 
 
-def this_process(process: int, host_id: str | None) -> Peer:
+def this_process(process: int, host_id: str | None, engine: str) -> Peer:
     """The record of the calling process; ``host_id`` overrides what the system says."""
     return Peer(
         process=process,
@@ -44,6 +46,7 @@ def this_process(process: int, host_id: str | None) -> Peer:
         host_id=host_id or _system_host_id(),
         host_name=platform.node(),
         cpus=tuple(sorted(os.sched_getaffinity(0))),
+        engine=engine,
     )
 
 

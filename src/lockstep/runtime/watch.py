@@ -25,12 +25,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from lockstep import _config, _engine, _jax_compat
+from lockstep import _engine, _jax_compat
 from lockstep.record import format, match, run, text
-from lockstep.runtime import comparison, stacks
+from lockstep.runtime import callsite, comparison
 from lockstep.runtime.comparison import Comparison
 from lockstep.runtime.ending import mark_the_end
 from lockstep.runtime.evidence import Records, Sites
+from lockstep.runtime.stalls import Stalls
 from lockstep.runtime.topology import Peer
 
 _TURN_SECONDS = 1.0
@@ -78,7 +79,7 @@ class Watcher(threading.Thread):
                 self._watch_peer(peer)
         self._over = False
         self._look_at_once()
-        self._reported: set[int] = set()
+        self._stalls = Stalls(peers, process, records)
 
     def _look_at_once(self) -> None:
         """The next ring is answered, however often the last ones were in vain."""
@@ -94,6 +95,12 @@ class Watcher(threading.Thread):
         self._by_pidfd[pidfd] = peer
         self._poll.register(pidfd, select.POLLIN)
 
+    def hold(self, program: Any) -> None:
+        # The compilation has succeeded, and goes on. Nobody reads in a forked child.
+        with contextlib.suppress(Exception):
+            if self.is_alive():
+                self._sites.hold(program)
+
     def run(self) -> None:
         _engine.set_watched(True)
         while not self._over:
@@ -105,6 +112,7 @@ class Watcher(threading.Thread):
                 print(f"lockstep: the watcher failed: {error!r}", file=sys.stderr)
                 break
         _engine.set_watched(False)
+        self._sites.close()
         self._records.close()
         while self._by_pidfd:
             os.close(self._by_pidfd.popitem()[0])
@@ -154,6 +162,9 @@ class Watcher(threading.Thread):
         question = _engine.question()
         if question.startswith("programs "):
             _engine.answer(self._same_program(*map(int, question.split()[1:])))
+        elif question.startswith("deadline "):
+            self._explain_deadline(question.removeprefix("deadline "))
+            _engine.answer(True)
         elif question:
             self._explain(question)
             _engine.answer(True)
@@ -180,6 +191,13 @@ class Watcher(threading.Thread):
         found = self._diagnose_with_lines(by_numbers=True)
         _engine.poison(_short(found) if found.kind.is_fault else text_of_engine)
 
+    def _explain_deadline(self, text_of_engine: str) -> None:
+        """Adds the lines of the program, and what was called before, to who has not come."""
+        found = self._diagnose()
+        if found.kind is not match.Kind.NOTHING:
+            room = _LONGEST_TEXT - len(text_of_engine.encode())
+            _engine.poison(f"{text_of_engine}\n{text.short(found, room)}")
+
     def _diagnose_with_lines(self, by_numbers: bool = False) -> match.Diagnosis:
         """Waits for the lines of the others, who were rung too and look for them now."""
         found = self._diagnose(by_numbers)
@@ -205,51 +223,12 @@ class Watcher(threading.Thread):
         if found.kind.is_fault:
             _engine.poison(_short(found))
             return
-        self._warn_of_stall(found)
+        self._stalls.look(found, self._diagnose)
         now = time.monotonic()
         # Pauses grow within one wait: a ring long after the last look is that of another.
         waits_on = now < self._next_look + 2 * _LONGEST_PAUSE
         self._pause = min(2 * self._pause, _LONGEST_PAUSE) if waits_on else _FIRST_PAUSE
         self._next_look = now + max(self._pause, _REST * (now - began))
-
-    def _warn_of_stall(self, found: match.Diagnosis) -> None:
-        """Says once for each wait that takes long what the missing processes do."""
-        limit = _config.current().stall_warning
-        waiting = [row.process.index for row in found.rows if row.doing is match.Doing.WAITS]
-        # One report is enough: that of the first process that waits.
-        if not limit or not waiting or waiting[0] != self._process:
-            return
-        began = self._oldest_wait()
-        if began is None or began in self._reported:
-            return
-        waited = (time.monotonic_ns() - began) / 1e9
-        if waited < limit:
-            return
-        self._reported.add(began)
-        found = self._diagnose()
-        missing = [row.process.index for row in found.rows if row.culprit]
-        lines = [f"waiting for {waited:.0f} s. {text.table(found)}", *map(self._stacks_of, missing)]
-        print("\n".join(f"lockstep: {line}" for line in lines), file=sys.stderr, flush=True)
-
-    def _oldest_wait(self) -> int | None:
-        """When the oldest collective of this process that has not ended began (monotonic, ns)."""
-        rings = self._records.record(self._process).rings
-        open_since = [
-            entry.entered_ns
-            for ring in rings
-            for entry in ring.entries
-            if entry.state == format.State.ENTERED
-        ]
-        return min(open_since, default=None)
-
-    def _stacks_of(self, process: int) -> str:
-        peer, folder = self._peers[process], self._records.folder(process)
-        if folder is None:
-            said = stacks.describe(peer.pid)
-        else:
-            said = stacks.ask(peer.pid, folder / stacks.FILE)
-        indented = "\n".join(f"    {line}" for line in said.splitlines())
-        return f"{peer.label} does meanwhile:\n{indented}"
 
     # A process ends
 
@@ -304,11 +283,19 @@ def start(client: Any, peers: Sequence[Peer], process: int, paths: Sequence[str]
     ``client`` is JAX's, of its key-value store; ``paths`` are those of the records, by process.
     """
     records = Records(peers, paths)
+    if folder := records.folder(process):
+        callsite.keep_in(folder)
     sites = Sites(records, process, _jax_compat.live_executables)
     watcher = Watcher(peers, process, records, sites, Comparison(client, peers, process))
     watcher.start()
     _watchers.append(watcher)
     mark_the_end(peers[process].label, stop)
+
+
+def hold(program: Any) -> None:
+    """Keeps a program that was just made until the watcher has read it. Raises nothing."""
+    for watcher in _watchers:
+        watcher.hold(program)
 
 
 def stop() -> None:

@@ -85,7 +85,7 @@ def main() -> None:
             time.sleep(4.5)
             run(psum)
     except jax.errors.JaxRuntimeError as error:
-        print(f"error: {str(error).splitlines()[0]}")
+        print("error: " + str(error).replace("\n", " | "))
     else:
         print("no error")
     print(f"cpu: {time.process_time() - used:.3f}")

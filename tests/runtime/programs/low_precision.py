@@ -177,9 +177,13 @@ def main() -> None:
     if arguments.widen:
         from jax.extend import xla
 
-        from lockstep.runtime import lowering
+        from lockstep.runtime.counts import COLLECTIVES
+        from lockstep.runtime.hlo_proto import Program
+        from lockstep.runtime.lowering import widen
 
-        xla.register_hlo_module_transformation(lowering.widen, name="test", platforms="cpu")
+        xla.register_hlo_module_transformation(
+            lambda module: widen(Program(module, COLLECTIVES)), name="test", platforms="cpu"
+        )
     if "LOCKSTEP_NUM_PROCESSES" in os.environ:
         jax.distributed.initialize()
     axis_types = (jax.sharding.AxisType.Auto,)

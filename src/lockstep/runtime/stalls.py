@@ -1,0 +1,65 @@
+"""Says once for each wait that takes long who is missing, and what the missing processes do."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from lockstep import _config
+from lockstep.record import format, match, text
+from lockstep.runtime import stacks
+from lockstep.runtime.evidence import Records
+from lockstep.runtime.topology import Peer
+
+
+class Stalls:
+    """The waits of one process, and of which of them it was told."""
+
+    def __init__(self, peers: Sequence[Peer], process: int, records: Records) -> None:
+        self._peers = peers
+        self._process = process
+        self._records = records
+        self._reported: set[int] = set()
+
+    def look(self, found: match.Diagnosis, diagnose: Callable[[], match.Diagnosis]) -> None:
+        """Tells of the oldest wait when it has lasted too long.
+
+        ``found`` may be the result of a glance; ``diagnose`` looks at everything.
+        """
+        limit = _config.current().stall_warning
+        waiting = [row.process.index for row in found.rows if row.doing is match.Doing.WAITS]
+        # One report is enough: that of the first process that waits.
+        if not limit or not waiting or waiting[0] != self._process:
+            return
+        began = self._oldest_wait()
+        if began is None or began in self._reported:
+            return
+        waited = (time.monotonic_ns() - began) / 1e9
+        if waited < limit:
+            return
+        self._reported.add(began)
+        found = diagnose()
+        missing = [row.process.index for row in found.rows if row.culprit]
+        lines = [f"waiting for {waited:.0f} s. {text.table(found)}", *map(self._stacks_of, missing)]
+        print("\n".join(f"lockstep: {line}" for line in lines), file=sys.stderr, flush=True)
+
+    def _oldest_wait(self) -> int | None:
+        """When the oldest collective of this process that has not ended began (monotonic, ns)."""
+        rings = self._records.record(self._process).rings
+        open_since = [
+            entry.entered_ns
+            for ring in rings
+            for entry in ring.entries
+            if entry.state == format.State.ENTERED
+        ]
+        return min(open_since, default=None)
+
+    def _stacks_of(self, process: int) -> str:
+        peer, folder = self._peers[process], self._records.folder(process)
+        if folder is None:
+            said = stacks.describe(peer.pid)
+        else:
+            said = stacks.ask(peer.pid, folder / stacks.FILE)
+        indented = "\n".join(f"    {line}" for line in said.splitlines())
+        return f"{peer.label} does meanwhile:\n{indented}"

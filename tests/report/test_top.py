@@ -1,0 +1,169 @@
+"""`lockstep top` as a person sees it: on a terminal, beside a job that runs."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Iterator
+
+from support import Run, start_lockstep, wait_until
+
+WIDTH, HEIGHT = 130, 60
+TRAINING = """
+import os, sys, time, jax, jax.numpy as jnp
+from pathlib import Path
+jax.distributed.initialize()
+folder = Path(os.environ["TMPDIR"])
+total = jax.pmap(lambda x: jax.lax.psum(x, "device"), axis_name="device")
+stop = 0.0
+while not total(jnp.full(1, stop))[0]:
+    if jax.process_index() == 1:
+        time.sleep(0.02)
+    stop = float((folder / "stop").exists())
+if "fail" in sys.argv:
+    if jax.process_index() == 1:
+        sys.exit(3)
+    try:
+        total(jnp.ones(1))[0]
+    except Exception:
+        while not (folder / "seen").exists():
+            time.sleep(0.02)
+"""
+PSUM = f"program.py:{TRAINING[: TRAINING.index('total =')].count(chr(10)) + 1}"
+SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
+
+
+class Terminal:
+    """A terminal, and what a program has written to it."""
+
+    def __init__(self, width: int) -> None:
+        self.own, self.other = pty.openpty()
+        fcntl.ioctl(self.other, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, width, 0, 0))
+        self.modes = termios.tcgetattr(self.other)
+        self._written = b""
+        # What nobody reads would hold the program up.
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):
+            while piece := os.read(self.own, 65536):
+                self._written += piece
+
+    @property
+    def written(self) -> str:
+        return self._written.decode("utf-8", "replace")
+
+    @property
+    def plain(self) -> str:
+        """Without what moves the cursor and gives colours."""
+        return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", self.written).replace("\r", "")
+
+    @property
+    def pictures(self) -> list[str]:
+        """Each picture begins with the headline, above the table of processes."""
+        return re.findall(r"[^\n]*\n┏.*?collectives by line.*?└[─┴]*┘", self.plain, re.DOTALL)
+
+    def close(self) -> None:
+        os.close(self.other)
+        self._reader.join(10)
+        os.close(self.own)
+
+
+@contextlib.contextmanager
+def watched(
+    *program_args: str, width: int = WIDTH
+) -> Iterator[tuple[Run, Terminal, subprocess.Popen]]:
+    """A job of two processes, and `lockstep top` at it."""
+    with start_lockstep(["-n", "2", "-d", "1", "--grace", "60"], TRAINING, program_args) as run:
+        sites = "lockstep-run-*/attempt_0/process_*/sites.jsonl"
+        wait_until(lambda: len(list(run.folder.glob(sites))) == 2, "collectives", 60)
+        terminal = Terminal(width)
+        command = ["top", "--pid", str(run.process.pid), "--interval", "0.2"]
+        top = subprocess.Popen(
+            [sys.executable, "-m", "lockstep", *command],
+            stdin=terminal.other,
+            stdout=terminal.other,
+            stderr=terminal.other,
+            env={**os.environ, "TERM": "xterm-256color"},
+            # The terminal's Ctrl-C goes to the processes of its session.
+            preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
+        )
+        try:
+            wait_until(lambda: len(terminal.pictures) > 3, f"pictures: {terminal.plain}", 60)
+            yield run, terminal, top
+        finally:
+            top.kill()
+            top.wait(30)
+            terminal.close()
+
+
+def end_of_job(run: Run) -> None:
+    (run.folder / "stop").touch()
+    run.finish(60)
+
+
+def assert_sane(terminal: Terminal) -> None:
+    """The cursor is seen again, no mode of the terminal is changed, nothing but text was said."""
+    text = terminal.written
+    assert text.count(HIDE_CURSOR) == text.count(SHOW_CURSOR) > 0
+    assert text.rindex(SHOW_CURSOR) > text.rindex(HIDE_CURSOR)
+    assert termios.tcgetattr(terminal.other) == terminal.modes
+    assert terminal.plain.endswith("\n")
+    assert "Traceback" not in text
+
+
+def test_a_live_job_is_shown_and_top_ends_with_it() -> None:
+    with watched() as (run, terminal, top):
+        end_of_job(run)
+        assert top.wait(60) == 0, terminal.plain
+        assert_sane(terminal)
+        first, last = terminal.pictures[1], terminal.pictures[-1]
+        begun = [re.findall(r"│ [01] +│ \S+ +│ \d+ +│ +(\d+) │", one) for one in (first, last)]
+        assert [len(counts) for counts in begun] == [2, 2], terminal.plain
+        assert all(int(a) < int(b) for a, b in zip(*begun, strict=True)), begun
+        pids = set(re.findall(r"│ [01] +│ \S+ +│ (\d+) ", last))
+        assert len(pids) == 2, last
+        assert re.search(rf"{PSUM} in ", last), last
+        assert "all-reduce (sum) of 1 x f32" in last
+        # It sleeps before every collective, so it is the last one to come to nearly all of them.
+        assert re.search(r"│ process 1: \d+ ", last), last
+        assert "process 0 waits in its" in terminal.plain.replace("\n", " ")
+
+
+def test_ctrl_c_ends_top_and_not_the_job() -> None:
+    with watched() as (run, terminal, top):
+        os.write(terminal.own, b"\x03")
+        assert top.wait(60) == 128 + signal.SIGINT, terminal.plain
+        assert_sane(terminal)
+        assert run.process.poll() is None
+        end_of_job(run)
+
+
+def test_top_says_how_a_job_failed() -> None:
+    with watched("fail") as (run, terminal, top):
+        (run.folder / "stop").touch()
+        failed = re.compile(r"process 1 \(pid .*\) failed.* sys\.exit\(3\)")
+        wait_until(lambda: bool(failed.search(terminal.plain)), "the failure", 60)
+        (run.folder / "seen").touch()
+        run.finish(60)
+        assert top.wait(60) == 1, terminal.plain
+        assert_sane(terminal)
+
+
+def test_a_narrow_terminal_is_enough() -> None:
+    with watched(width=72) as (run, terminal, top):
+        end_of_job(run)
+        assert top.wait(60) == 0, terminal.plain
+        for picture in terminal.pictures:
+            assert max(map(len, picture.splitlines())) <= 72, picture
+        assert PSUM in terminal.pictures[-1]
