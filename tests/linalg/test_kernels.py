@@ -118,7 +118,7 @@ def test_products_of_cholesky_where_they_lie(shape: tuple[int, int, int], dtype:
         for plain, fast, arguments, has_top in cases:
             static = {"width": rows} if has_top else {}
             arrays = arguments[:3]
-            rest = (jnp.asarray(top),) if has_top else ()
+            rest = [jnp.asarray(top)] if has_top else []
 
             def of(function: Any, *x: Any, rest: Any = rest, static: Any = static) -> Any:
                 return function(*x, *rest, **static)

@@ -194,7 +194,7 @@ def _leave_row_by_kernel(
         Blocks(rest[:, None]),
         Blocks(low, (top, 0, 0), steps=((0, 0), (1, 1))),
         Blocks(done, row_axis=1, steps=((0, 1), (0, 0))),
-        size=(*rest.shape, top),
+        size=(rest.shape[0], rest.shape[1], top),
         counts=(1, 1, low.shape[1]),
     )[:, 0]
 

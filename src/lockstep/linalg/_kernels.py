@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ def available(platform: str) -> bool:
         library = ctypes.CDLL(str(_engine.library_path()))
         found = {name: getattr(library, f"lockstep_{name}") for name in _NAMES}
         library.lockstep_use_gemm((ctypes.c_void_p * 4)(*_gemm_of_scipy()))
-    except (EngineError, OSError, AttributeError, ImportError):
+    except (EngineError, OSError, AttributeError, ImportError, KeyError):
         return False
     # jaxlib refuses a version of the FFI that it does not know when a kernel is registered; before
     # there is a backend it would only remember that, and have no backend later.
@@ -57,14 +58,13 @@ def _gemm_of_scipy() -> list[int]:
 
     https://docs.scipy.org/doc/scipy/reference/linalg.cython_blas.html
     """
-    from scipy.linalg import cython_blas
-
+    functions = importlib.import_module("scipy.linalg.cython_blas").__pyx_capi__
     name_of, address_of = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
     address_of.restype, address_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     found = []
     for name in ("sgemm", "dgemm", "cgemm", "zgemm"):
-        capsule = cython_blas.__pyx_capi__[name]
+        capsule = functions[name]
         signature = name_of(capsule)
         if not signature.startswith(b"void (char *, char *, int *, int *, int *, "):
             raise ImportError(f"scipy.linalg.cython_blas.{name} is {signature.decode()}")
