@@ -320,6 +320,7 @@ void Exchange::wait(Counter& counter, std::uint32_t target, int peer) {
 
 void Exchange::give_up(int peer) {
   World& world = clique_.world();
+  if (peer < 0 && peers() == 2) peer = 1 - self();
   std::string missing;
   for (int group = 0; group < peers(); ++group)
     if (group != self() && !clique_.partials(group).written().reached(first_ + 1))

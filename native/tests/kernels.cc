@@ -16,6 +16,9 @@ extern "C" lockstep::ffi::Error* lockstep_reflector(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_correct(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_secular_roots(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_secular_weights(lockstep::ffi::Frame*);
+extern "C" lockstep::ffi::Error* lockstep_subtract_products(lockstep::ffi::Frame*);
+extern "C" lockstep::ffi::Error* lockstep_solve_right(lockstep::ffi::Frame*);
+extern "C" void lockstep_use_gemm(void* const*);
 
 // What XLA keeps an error in; the tests keep its text.
 struct lockstep::ffi::Error {
@@ -50,6 +53,28 @@ struct Array {
   }
 };
 
+// What Python hands over, for double: by columns, as in the reference BLAS.
+void plain_gemm(const char* a_op, const char* b_op, const int* m, const int* n, const int* k,
+                const double* alpha, const double* a, const int* a_stride, const double* b,
+                const int* b_stride, const double* beta, double* c, const int* c_stride) {
+  const auto at = [](const double* x, char op, int stride, int i, int j) {
+    return op == 'N' ? x[i + j * stride] : x[j + i * stride];
+  };
+  for (int j = 0; j < *n; ++j)
+    for (int i = 0; i < *m; ++i) {
+      double sum = 0;
+      for (int l = 0; l < *k; ++l)
+        sum += at(a, *a_op, *a_stride, i, l) * at(b, *b_op, *b_stride, l, j);
+      double& out = c[i + j * *c_stride];
+      out = (*beta == 0 ? 0 : *beta * out) + *alpha * sum;
+    }
+}
+
+void use_plain_gemm() {
+  void* const functions[4] = {nullptr, reinterpret_cast<void*>(plain_gemm), nullptr, nullptr};
+  lockstep_use_gemm(functions);
+}
+
 ffi::Buffer view(const Array& array) {
   return {sizeof(ffi::Buffer),
           nullptr,
@@ -59,13 +84,23 @@ ffi::Buffer view(const Array& array) {
           array.dims.data()};
 }
 
+struct Case {
+  Kernel kernel;
+  std::vector<Array> arguments;
+  std::vector<Array> results;
+  bool in_place = false;  // the result is that of the first argument
+};
+
 // Runs a kernel into `results`; returns the text of its error, or nothing.
-std::string call(Kernel kernel, const std::vector<Array>& arguments, std::vector<Array>& results) {
+std::string call(const Case& what, const std::vector<Array>& arguments,
+                 std::vector<Array>& results) {
   ffi::Api api{};
   api.create_error = [](ffi::ErrorArgs* args) { return new ffi::Error{args->message}; };
   std::deque<ffi::Buffer> buffers;
   std::vector<ffi::Buffer*> in, out;
+  if (what.in_place) results[0] = arguments[0];
   for (const Array& array : arguments) in.push_back(&buffers.emplace_back(view(array)));
+  if (what.in_place) in[0] = &buffers.emplace_back(view(results[0]));
   for (const Array& array : results) out.push_back(&buffers.emplace_back(view(array)));
   ffi::Frame frame{};
   frame.api = &api;
@@ -73,17 +108,17 @@ std::string call(Kernel kernel, const std::vector<Array>& arguments, std::vector
   frame.arguments.buffers = in.data();
   frame.results.size = static_cast<std::int64_t>(out.size());
   frame.results.buffers = out.data();
-  ffi::Error* error = kernel(&frame);
+  ffi::Error* error = what.kernel(&frame);
   const std::string text = error == nullptr ? "" : error->text;
   delete error;
   return text;
 }
 
-struct Case {
-  Kernel kernel;
-  std::vector<Array> arguments;
-  std::vector<Array> results;
-};
+Array well_conditioned(std::int64_t n) {
+  Array square = Array::rough({n, n});
+  for (std::int64_t i = 0; i < n; ++i) square.bytes[static_cast<std::size_t>(i * (n + 1))] += 100;
+  return square;
+}
 
 // Three supersteps of two devices and seven columns each; poles in order, told apart.
 std::vector<Case> cases() {
@@ -109,18 +144,31 @@ std::vector<Case> cases() {
       {lockstep_secular_roots, {pole, second, z, rho, order_of, first}, {Array::rough({1, 30})}},
       {lockstep_secular_weights,
        {pole, second, z, rho, order_of, order_of, Array::of({1, m}, offsets), first},
-       {Array::rough({1, 30})}}};
+       {Array::rough({1, 30})}},
+      {lockstep_subtract_products,
+       {Array::rough({9, 1, 5}), Array::rough({12, 2, 20}), Array::rough({5, 2, 7}),
+        Array::of({32}, std::vector<std::int32_t>{9, 5, 7, 1, 1, 2, 0, 1,  // sizes, counts, adjoint
+                                                  0, 0, 0, 0, 0, 0, 0, 0,  // c
+                                                  3, 0, 0, 0, 0, 0, 1, 1,  // a: last rows, both
+                                                  0, 0, 0, 0, 1, 1, 0, 0})},
+       {Array::rough({9, 1, 5})},
+       true},
+      {lockstep_solve_right,
+       {Array::rough({300, 70}), well_conditioned(70)},
+       {Array::rough({300, 70})},
+       true}};
 }
 
 TEST(threads_that_share_arguments_get_the_same_bits) {
+  use_plain_gemm();
   for (const Case& what : cases()) {
     std::vector<Array> wanted = what.results;
-    CHECK_EQUAL(call(what.kernel, what.arguments, wanted), "");
+    CHECK_EQUAL(call(what, what.arguments, wanted), "");
     std::vector<std::vector<Array>> found(4, what.results);
     std::vector<std::string> errors(found.size());
     std::vector<std::thread> threads;
     for (std::size_t i = 0; i < found.size(); ++i) {
-      threads.emplace_back([&, i] { errors[i] = call(what.kernel, what.arguments, found[i]); });
+      threads.emplace_back([&, i] { errors[i] = call(what, what.arguments, found[i]); });
     }
     for (std::thread& thread : threads) thread.join();
     for (std::size_t i = 0; i < found.size(); ++i) {
@@ -131,13 +179,38 @@ TEST(threads_that_share_arguments_get_the_same_bits) {
 }
 
 TEST(arguments_that_do_not_fit_are_errors) {
+  use_plain_gemm();
   for (const Case& what : cases()) {
     std::vector<Array> results = what.results;
     std::vector<Array> fewer = what.arguments, other = what.arguments;
     fewer.pop_back();
-    CHECK_CONTAINS(call(what.kernel, fewer, results), "lockstep_");
-    other[1].dims.back() += 1;
-    CHECK_CONTAINS(call(what.kernel, other, results), "lockstep_");
+    CHECK_CONTAINS(call(what, fewer, results), "lockstep_");
+    other[1].dims.back() = 1;
+    CHECK_CONTAINS(call(what, other, results), "lockstep_");
+  }
+}
+
+TEST(blocks_outside_of_their_arrays_are_errors) {
+  use_plain_gemm();
+  for (const Case& what : cases()) {
+    if (what.kernel != lockstep_subtract_products) continue;
+    const std::vector<std::int32_t> words(
+        reinterpret_cast<const std::int32_t*>(what.arguments[3].bytes.data()),
+        reinterpret_cast<const std::int32_t*>(what.arguments[3].bytes.data()) + 32);
+    for (std::size_t i = 0; i < words.size(); ++i) {
+      for (const std::int32_t wrong : {-1, 1 << 20}) {
+        // Flags, and counts of blocks that may all lie at one place.
+        if (i == 6 || i == 7 || (wrong > 0 && (i == 3 || i == 4))) continue;
+        // Where there is one block, or none along an axis, the step to the next is not looked at.
+        std::vector<std::int32_t> other = words;
+        other[i] = wrong;
+        std::vector<Array> arguments = what.arguments, results = what.results;
+        arguments[3] = Array::of({32}, other);
+        const bool step_alone = wrong > 0 && (i == 13 || i == 15 || i == 21 || i == 31);
+        const std::string text = call(what, arguments, results);
+        if (!step_alone) CHECK_CONTAINS(text, "lockstep_subtract_products");
+      }
+    }
   }
 }
 

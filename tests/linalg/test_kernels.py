@@ -87,6 +87,48 @@ def test_a_column_that_is_reduced_already_and_extreme_sizes() -> None:
         np.testing.assert_allclose(float(abs(beta)), np.hypot(2 * scale, 3 * scale), rtol=1e-14)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "width"), [(1, 1), (3, 64), (300, 65), (257, 200), (40, 128)])
+def test_solve_right(m: int, width: int, dtype: Any) -> None:
+    x = jnp.asarray(full((m, width), dtype))
+    low = np.tril(full((width, width), dtype, 1)) + 3 * width * np.eye(width)
+    found = _kernels.solve_right(x, jnp.asarray(low, dtype))
+    _close(found @ low.conj().T, x, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_of_cholesky_where_they_lie(shape: tuple[int, int, int], dtype: Any) -> None:
+    """The kernels beside plain JAX: values, and derivatives of the ones that have them."""
+    layout, _ = _layout(shape)
+    devices, tile, rows = layout.devices, layout.tile, layout.rows
+    low = jnp.asarray(full((rows, devices, rows), dtype))
+    b = jnp.asarray(full((devices, rows, 3), dtype, 1))
+    for s in range(layout.steps):
+        top, own = s * tile, b[0, s * tile : (s + 1) * tile]
+        cases = [
+            (_cholesky._leave_row, _cholesky._leave_row_by_kernel, (own, low, b, top), True),
+            (_cholesky._leave_rows, _cholesky._leave_rows_by_kernel, (b, low, own, top), True),
+        ]
+        if s:
+            panel = low[top:, :, :tile].reshape(-1, devices * tile)
+            gathered = jnp.asarray(full((devices * tile, devices, top), dtype, 2))
+            both = _cholesky._subtract, _cholesky._subtract_by_kernel
+            cases.append((*both, (panel, low, gathered), False))
+        for plain, fast, arguments, has_top in cases:
+            static = {"width": rows} if has_top else {}
+            arrays = arguments[:3]
+            rest = [jnp.asarray(top)] if has_top else []
+
+            def of(function: Any, *x: Any, rest: Any = rest, static: Any = static) -> Any:
+                return function(*x, *rest, **static)
+
+            wanted = jax.jvp(lambda *x, f=plain: of(f, *x), arrays, arrays)
+            found = jax.jvp(lambda *x, f=fast: of(f, *x), arrays, arrays)
+            for got, want in zip(found, wanted, strict=True):
+                _close(got, want, dtype)
+
+
 POLES = {
     "random": full((2, 60), np.float64),
     "equal": np.ones((2, 60)),

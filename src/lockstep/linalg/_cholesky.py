@@ -13,6 +13,7 @@ and a right-hand side is (R, k): the rows of this device's slots.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 
@@ -20,7 +21,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lockstep.linalg import _tiles
+from lockstep.linalg import _kernels, _tiles
+from lockstep.linalg._kernels import Blocks
 from lockstep.linalg._layout import Axes, Layout
 from lockstep.linalg._tiles import adjoint, gemm
 
@@ -29,7 +31,7 @@ STAGES = 4
 
 
 def factor(
-    a: jax.Array, layout: Layout, axes: Axes, with_status: bool = False
+    a: jax.Array, layout: Layout, axes: Axes, with_status: bool = False, kernels: bool = False
 ) -> tuple[jax.Array, jax.Array]:
     """The lower factor in place of the lower triangle of ``a``; what is above keeps its values.
 
@@ -41,21 +43,53 @@ def factor(
         return _factor_alone(a, with_status)
     tile, size = layout.tile, layout.devices * layout.tile
     status = jnp.int32(0)
+    subtract = _subtract_by_kernel if kernels else _subtract
+    solve_right = _solve_right_by_kernel if kernels else _tiles.solve_right
     for s in range(layout.steps):
         top, end = s * tile, (s + 1) * tile
         panel = a[top:, :, top:end].reshape(-1, size)
         if s:
-            left = a[top:, :, :top].reshape(panel.shape[0], -1)
-            panel = panel - gemm(left, adjoint(gather_rows(left[:tile], axes)))
+            panel = subtract(panel, a, gather_rows(a[top:end, :, :top], axes))
         block = gather_rows(panel[:tile], axes)
         l_block = _tiles.potrf(block)
         if with_status:
             status = _update_status(status, block, l_block, s * size)
-        below = _tiles.solve_right(panel[tile:], l_block)
+        # The rows below first: what they come from is then read before anything is written, and XLA
+        # needs no copy of the matrix.
+        if end < layout.rows:
+            below = solve_right(panel[tile:], l_block).reshape(-1, layout.devices, tile)
+            a = a.at[end:, :, top:end].set(below)
         mine = lax.dynamic_slice_in_dim(l_block, lax.axis_index(axes) * tile, tile)
-        panel = jnp.concatenate([mine, below])
-        a = a.at[top:, :, top:end].set(panel.reshape(-1, layout.devices, tile))
+        a = a.at[top:end, :, top:end].set(mine.reshape(tile, -1, tile))
     return a, status
+
+
+def _subtract(panel: jax.Array, a: jax.Array, rows: jax.Array) -> jax.Array:
+    """``panel`` without what the factor left of it contributes: its last rows, (m, W).
+
+    ``rows``, (W, P, top), are those of the factor that the panel's columns belong to.
+    """
+    left = a[a.shape[0] - panel.shape[0] :, :, : rows.shape[2]]
+    left = left.reshape(panel.shape[0], -1)
+    return panel - gemm(left, adjoint(rows.reshape(panel.shape[1], -1)))
+
+
+@_kernels.with_derivatives_of(_subtract)
+def _subtract_by_kernel(panel: jax.Array, a: jax.Array, rows: jax.Array) -> jax.Array:
+    (m, width), (_, devices, inner) = panel.shape, rows.shape
+    return _kernels.subtract_products(
+        Blocks(panel[:, None]),
+        Blocks(a, (a.shape[0] - m, 0, 0), steps=((0, 0), (1, 1))),
+        Blocks(rows, steps=((1, 1), (0, 0))),
+        size=(m, width, inner),
+        counts=(1, 1, devices),
+        adjoint=(False, True),
+    )[:, 0]
+
+
+@_kernels.with_derivatives_of(_tiles.solve_right)
+def _solve_right_by_kernel(x: jax.Array, factor: jax.Array) -> jax.Array:
+    return _kernels.solve_right(x, factor)
 
 
 def _factor_alone(a: jax.Array, with_status: bool) -> tuple[jax.Array, jax.Array]:
@@ -91,18 +125,22 @@ def diagonal_block(low: jax.Array, top: int | jax.Array, layout: Layout, axes: A
     return gather_rows(own.reshape(tile, -1), axes)
 
 
-def forward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
+def forward(
+    low: jax.Array, b: jax.Array, layout: Layout, axes: Axes, kernels: bool = False
+) -> jax.Array:
     """``low^-1 b``, row by row: what is solved is on every device, and leaves the next rows."""
     if layout.devices == 1:
         return _tiles.trsm(low[:, 0, :], b)
-    return _in_columns(_forward, low, b, layout, axes)
+    return _in_columns(functools.partial(_forward, kernels=kernels), low, b, layout, axes)
 
 
-def backward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
+def backward(
+    low: jax.Array, b: jax.Array, layout: Layout, axes: Axes, kernels: bool = False
+) -> jax.Array:
     """``low^-H b``: what is solved leaves all rows before; an all-reduce sums that a superstep."""
     if layout.devices == 1:
         return _tiles.trsm(low[:, 0, :], b, conjugate_transpose=True)
-    return _in_columns(_backward, low, b, layout, axes)
+    return _in_columns(functools.partial(_backward, kernels=kernels), low, b, layout, axes)
 
 
 def _in_columns(
@@ -121,35 +159,77 @@ def _in_columns(
     return done.swapaxes(0, 1).reshape(b.shape[0], -1)[:, :width]
 
 
-def _stages(layout: Layout) -> list[tuple[int, int]]:
+def _stages(layout: Layout, kernels: bool) -> list[tuple[int, int]]:
     """Supersteps (first, end) of each stage.
 
     The supersteps of a stage are one loop. It takes rows of the factor as long as its last one
     needs: with `STAGES` of them the products are 1 + 1 / STAGES times the least, and as many loop
-    bodies are compiled, however many supersteps there are.
+    bodies are compiled, however many supersteps there are. A kernel takes what a superstep needs.
     """
-    ends = [layout.steps * k // STAGES for k in range(STAGES + 1)]
+    count = 1 if kernels else STAGES
+    ends = [layout.steps * k // count for k in range(count + 1)]
     return [(first, end) for first, end in itertools.pairwise(ends) if first < end]
 
 
-def _left_of(low: jax.Array, top: jax.Array, width: int, layout: Layout) -> jax.Array:
+def _left_of(low: jax.Array, top: jax.Array, tile: int, width: int) -> jax.Array:
     """The factor in the tile rows from ``top`` on, left of their diagonal block, then zeros."""
-    rows = lax.dynamic_slice(low, (top, 0, 0), (layout.tile, layout.devices, width))
+    rows = lax.dynamic_slice(low, (top, 0, 0), (tile, low.shape[1], width))
     # What is above the diagonal may be anything, so it is not multiplied by zero.
-    return jnp.where(jnp.arange(width) < top, rows, 0).reshape(layout.tile, -1)
+    return jnp.where(jnp.arange(width) < top, rows, 0).reshape(tile, -1)
 
 
-def _forward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
-    tile = layout.tile
+def _leave_row(
+    rest: jax.Array, low: jax.Array, done: jax.Array, top: jax.Array, width: int
+) -> jax.Array:
+    """``rest``, (T, k), without what the rows ``done``, (P, R, k), before ``top`` leave to it."""
+    left = _left_of(low, top, rest.shape[0], width)
+    return rest - gemm(left, done[:, :width].reshape(left.shape[1], -1))
+
+
+@_kernels.with_derivatives_of(_leave_row)
+def _leave_row_by_kernel(
+    rest: jax.Array, low: jax.Array, done: jax.Array, top: jax.Array, width: int
+) -> jax.Array:
+    return _kernels.subtract_products(
+        Blocks(rest[:, None]),
+        Blocks(low, (top, 0, 0), steps=((0, 0), (1, 1))),
+        Blocks(done, row_axis=1, steps=((0, 1), (0, 0))),
+        size=(rest.shape[0], rest.shape[1], top),
+        counts=(1, 1, low.shape[1]),
+    )[:, 0]
+
+
+def _leave_rows(
+    left_over: jax.Array, low: jax.Array, own: jax.Array, top: jax.Array, width: int
+) -> jax.Array:
+    """``left_over``, (P, R, k), without what ``own``, (T, k), leaves to the rows before ``top``."""
+    change = gemm(adjoint(_left_of(low, top, own.shape[0], width)), own)
+    return left_over.at[:, :width].add(-change.reshape(low.shape[1], width, -1))
+
+
+@_kernels.with_derivatives_of(_leave_rows)
+def _leave_rows_by_kernel(
+    left_over: jax.Array, low: jax.Array, own: jax.Array, top: jax.Array, width: int
+) -> jax.Array:
+    return _kernels.subtract_products(
+        Blocks(left_over, row_axis=1, steps=((0, 1), (0, 0))),
+        Blocks(low, (top, 0, 0), steps=((1, 1), (0, 0))),
+        Blocks(own[:, None]),
+        size=(top, own.shape[1], own.shape[0]),
+        counts=(low.shape[1], 1, 1),
+        adjoint=(True, False),
+    )
+
+
+def _forward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes, kernels: bool) -> jax.Array:
+    tile, leave = layout.tile, _leave_row_by_kernel if kernels else _leave_row
     done = jnp.zeros((layout.devices, *b.shape), b.dtype)
-    for first, end in _stages(layout):
-        width = end * tile
+    for first, end in _stages(layout, kernels):
 
-        def step(s: jax.Array, done: jax.Array, width: int = width) -> jax.Array:
+        def step(s: jax.Array, done: jax.Array, width: int = end * tile) -> jax.Array:
             top = s * tile
-            left = _left_of(low, top, width, layout)
             rest = lax.dynamic_slice_in_dim(b, top, tile)
-            rest = rest - gemm(left, done[:, :width].reshape(left.shape[1], -1))
+            rest = leave(rest, low, done, top, width=width)
             solved = _tiles.trsm(diagonal_block(low, top, layout, axes), gather_rows(rest, axes))
             solved = solved.reshape(layout.devices, tile, -1)
             return lax.dynamic_update_slice_in_dim(done, solved, top, 1)
@@ -158,15 +238,15 @@ def _forward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes) -> jax.Ar
     return done[lax.axis_index(axes)]
 
 
-def _backward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
+def _backward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes, kernels: bool) -> jax.Array:
     tile, me = layout.tile, lax.axis_index(axes)
+    leave = _leave_rows_by_kernel if kernels else _leave_rows
     # What the rows of this device that are solved leave to each row of every device.
     left_over = jnp.zeros((layout.devices, *b.shape), b.dtype)
-    for first, end in reversed(_stages(layout)):
-        width = end * tile
+    for first, end in reversed(_stages(layout, kernels)):
 
         def step(
-            back: jax.Array, state: tuple[jax.Array, jax.Array], width: int = width, end: int = end
+            back: jax.Array, state: tuple[jax.Array, jax.Array], end: int = end
         ) -> tuple[jax.Array, jax.Array]:
             b, left_over = state
             top = (end - 1 - back) * tile
@@ -176,8 +256,7 @@ def _backward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes) -> jax.A
             block = diagonal_block(low, top, layout, axes)
             solved = _tiles.trsm(block, rest, conjugate_transpose=True)
             own = lax.dynamic_slice_in_dim(solved, me * tile, tile)
-            change = gemm(adjoint(_left_of(low, top, width, layout)), own)
-            left_over = left_over.at[:, :width].add(-change.reshape(layout.devices, width, -1))
+            left_over = leave(left_over, low, own, top, width=end * tile)
             return lax.dynamic_update_slice_in_dim(b, own, top, 0), left_over
 
         b, left_over = lax.fori_loop(0, end - first, step, (b, left_over))

@@ -146,8 +146,9 @@ class Problem:
         steps = 1 << max(0, (n // width).bit_length() - 1)
         tile = -(-each // steps)
         if tile * steps * sharded.devices == n and sharded.rows_each(n) == each:
-            return Plan(self.placed, Layout.in_blocks(sharded, n, tile))
-        return Plan(self.placed, Layout(n, sharded.devices, tile, tile * steps))
+            return Plan(self.placed, Layout.in_blocks(sharded, n, tile), self.kernels)
+        layout = Layout(n, sharded.devices, tile, tile * steps)
+        return Plan(self.placed, layout, self.kernels)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))

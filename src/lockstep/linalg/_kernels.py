@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +19,15 @@ import jax.numpy as jnp
 from lockstep import _engine
 from lockstep._errors import EngineError
 
-_NAMES = ("hemv", "reflector", "correct", "secular_roots", "secular_weights")
+_NAMES = (
+    "hemv",
+    "reflector",
+    "correct",
+    "secular_roots",
+    "secular_weights",
+    "subtract_products",
+    "solve_right",
+)
 
 
 @functools.cache
@@ -28,7 +38,8 @@ def available(platform: str) -> bool:
     try:
         library = ctypes.CDLL(str(_engine.library_path()))
         found = {name: getattr(library, f"lockstep_{name}") for name in _NAMES}
-    except (EngineError, OSError, AttributeError):
+        library.lockstep_use_gemm((ctypes.c_void_p * 4)(*_gemm_of_scipy()))
+    except (EngineError, OSError, AttributeError, ImportError, KeyError):
         return False
     # jaxlib refuses a version of the FFI that it does not know when a kernel is registered; before
     # there is a backend it would only remember that, and have no backend later.
@@ -42,9 +53,55 @@ def available(platform: str) -> bool:
     return True
 
 
-def _call(name: str, out: Any, *arguments: jax.Array) -> Any:
-    call = jax.ffi.ffi_call(f"lockstep_{name}", out, vmap_method="sequential")
+def _gemm_of_scipy() -> list[int]:
+    """The addresses of SciPy's products, for each type: the BLAS that jaxlib's LAPACK calls use.
+
+    https://docs.scipy.org/doc/scipy/reference/linalg.cython_blas.html
+    """
+    functions = importlib.import_module("scipy.linalg.cython_blas").__pyx_capi__
+    name_of, address_of = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
+    name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    address_of.restype, address_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    found = []
+    for name in ("sgemm", "dgemm", "cgemm", "zgemm"):
+        capsule = functions[name]
+        signature = name_of(capsule)
+        if not signature.startswith(b"void (char *, char *, int *, int *, int *, "):
+            raise ImportError(f"scipy.linalg.cython_blas.{name} is {signature.decode()}")
+        found.append(address_of(capsule, signature))
+    return found
+
+
+def _call(name: str, out: Any, *arguments: jax.Array, in_place: bool = False) -> Any:
+    aliases = {0: 0} if in_place else None
+    call = jax.ffi.ffi_call(
+        f"lockstep_{name}", out, vmap_method="sequential", input_output_aliases=aliases
+    )
     return call(*arguments)
+
+
+def with_derivatives_of(plain: Callable[..., jax.Array]) -> Callable[..., Any]:
+    """Decorates a function of arrays that calls a kernel: its derivatives are those of ``plain``.
+
+    Both take the same arguments; those by keyword are static.
+    """
+
+    def decorate(fast: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        @functools.wraps(plain)
+        def wrapper(*arrays: jax.Array, **static: Any) -> jax.Array:
+            run = jax.custom_jvp(functools.partial(fast, **static))
+
+            @run.defjvp
+            def _(primals: Any, tangents: Any) -> Any:
+                return run(*primals), jax.jvp(
+                    functools.partial(plain, **static), primals, tangents
+                )[1]
+
+            return run(*arrays)
+
+        return wrapper
+
+    return decorate
 
 
 def _like(array: jax.Array, *shape: int) -> jax.ShapeDtypeStruct:
@@ -90,6 +147,45 @@ def correct(
     """`lockstep.linalg._tridiagonal._correct` for column ``c`` of superstep ``s``."""
     tile = v.shape[0] // v.shape[1]
     return _call("correct", _like(y, *y.shape), y, u, v, w, tau, _integers(tile, s, c))
+
+
+class Blocks(NamedTuple):
+    """Where blocks (i, j) of an array of rank 3 begin; their columns are along the last axis."""
+
+    array: jax.Array
+    start: tuple[Any, Any, Any] = (0, 0, 0)
+    """Of block (0, 0)."""
+    row_axis: int = 0
+    steps: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
+    """(axis, step) from a block to the next, for ``i`` and for ``j``."""
+
+    @property
+    def words(self) -> tuple[Any, ...]:
+        return (*self.start, self.row_axis, *self.steps[0], *self.steps[1])
+
+
+def subtract_products(
+    c: Blocks,
+    a: Blocks,
+    b: Blocks,
+    size: tuple[Any, Any, Any],
+    counts: tuple[int, int, int],
+    adjoint: tuple[bool, bool] = (False, False),
+) -> jax.Array:
+    """The array of ``c``, in place, with blocks ``c_ij - sum_l op(a_il) op(b_lj)``.
+
+    ``size`` are the rows, columns and inner dimension of one product; ``counts`` how many ``i``,
+    ``j`` and ``l`` there are; ``adjoint`` says whether a block of ``a``, ``b`` is conjugated and
+    transposed.
+    """
+    words = _integers(*size, *counts, *adjoint, *c.words, *a.words, *b.words)
+    out, arrays = _like(c.array, *c.array.shape), (c.array, a.array, b.array)
+    return _call("subtract_products", out, *arrays, words, in_place=True)
+
+
+def solve_right(x: jax.Array, factor: jax.Array) -> jax.Array:
+    """`lockstep.linalg._tiles.solve_right`, in place of ``x`` (m, W)."""
+    return _call("solve_right", _like(x, *x.shape), x, factor, in_place=True)
 
 
 def secular_roots(

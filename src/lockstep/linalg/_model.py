@@ -28,10 +28,12 @@ class Machine:
     """Seconds of a small collective."""
     link: float
     """Bytes per second that a device gathers."""
+    padding: float
+    """Bytes per second of a matrix that is copied, for its rows are padded to whole tiles."""
 
 
-CPU = Machine(gemm=47e9, gemm_half=32, small=10e9, latency=30e-6, link=4e9)
-GPU = Machine(gemm=30e12, gemm_half=256, small=200e9, latency=30e-6, link=150e9)
+CPU = Machine(gemm=47e9, gemm_half=32, small=10e9, latency=30e-6, link=4e9, padding=0.7e9)
+GPU = Machine(gemm=30e12, gemm_half=256, small=200e9, latency=30e-6, link=150e9, padding=500e9)
 
 
 def machine(platform: str) -> Machine:
@@ -59,7 +61,12 @@ def cholesky_tile(n: int, devices: int, rows: int, platform: str) -> int:
     if n * n // devices >= LARGE:
         fitting = [t for t in fitting if 5 * devices**2 * t <= n] or fitting[:1]
     on = machine(platform)
-    return even_tile(rows, min(fitting, key=lambda t: cholesky_seconds(n, devices, t, on)))
+
+    def seconds(tile: int) -> float:
+        padded = n * n // devices * 8 / on.padding if rows % tile else 0
+        return cholesky_seconds(n, devices, tile, on) + padded
+
+    return min((even_tile(rows, t) for t in fitting), key=seconds)
 
 
 def even_tile(rows: int, tile: int) -> int:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from lockstep.linalg import _arguments, _cholesky, _inverse, _model, _redistribute
+from lockstep.linalg import _arguments, _cholesky, _inverse, _kernels, _model, _redistribute
 from lockstep.linalg._arguments import AnyMesh, Placed
 from lockstep.linalg._layout import Layout
 
@@ -28,20 +28,23 @@ class Plan:
 
     placed: Placed
     layout: Layout
+    kernels: bool
+    """Whether the engine's kernels do what plain JAX would."""
 
     @classmethod
     def of(cls, n: int, placed: Placed, tile: int | None, natural: bool) -> Plan:
         """``natural``: eliminate in the order of the rows, not in that of the devices."""
-        sharded = placed.sharded
+        sharded, platform = placed.sharded, _arguments.platform(placed)
         rows = sharded.rows_each(n)
         if natural:
             rows = -(-n // sharded.devices)
         if tile is None:
-            tile = _model.cholesky_tile(n, sharded.devices, rows, _arguments.platform(placed))
+            tile = _model.cholesky_tile(n, sharded.devices, rows, platform)
         tile = _model.even_tile(rows, tile)
+        kernels = _kernels.available(platform)
         if natural:
-            return cls(placed, Layout.cyclic(n, sharded.devices, tile))
-        return cls(placed, Layout.in_blocks(sharded, n, tile))
+            return cls(placed, Layout.cyclic(n, sharded.devices, tile), kernels)
+        return cls(placed, Layout.in_blocks(sharded, n, tile), kernels)
 
     @property
     def mesh(self) -> AnyMesh:
@@ -111,7 +114,7 @@ def factor_slots(slots: jax.Array, plan: Plan, with_status: bool) -> tuple[jax.A
     """The factor in place of ``slots``, and the status (see `lockstep.linalg._cholesky.factor`)."""
 
     def body(slots: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return _cholesky.factor(slots, plan.layout, plan.axes, with_status)
+        return _cholesky.factor(slots, plan.layout, plan.axes, with_status, plan.kernels)
 
     return plan.map(body, plan.slots, (plan.slots, P()))(slots)
 
@@ -143,7 +146,7 @@ def sweep(
         rows = plan.take_rows(b, b_placed)
         for name in sweeps:
             run = _cholesky.forward if name == "forward" else _cholesky.backward
-            rows = run(low, rows, plan.layout, plan.axes)
+            rows = run(low, rows, plan.layout, plan.axes, plan.kernels)
         return plan.give_rows(rows, b_placed)
 
     return plan.map(body, (plan.slots, b_placed.spec), b_placed.spec)(low, b)

@@ -1,0 +1,62 @@
+// The products of a BLAS that Python hands over: SciPy's, which jaxlib's own LAPACK calls use too.
+#pragma once
+
+#include <complex>
+#include <cstdint>
+#include <type_traits>
+
+#include "linalg/ffi.h"
+
+namespace lockstep::blas {
+
+using Gemm = void (*)(const char*, const char*, const int*, const int*, const int*, const void*,
+                      const void*, const int*, const void*, const int*, const void*, void*,
+                      const int*);
+
+// For float, double and their complex types; null until `lockstep_use_gemm`.
+extern Gemm table[4];
+
+template <typename T>
+Gemm gemm_of() {
+  if constexpr (std::is_same_v<T, float>) return table[0];
+  if constexpr (std::is_same_v<T, double>) return table[1];
+  if constexpr (std::is_same_v<T, std::complex<float>>) return table[2];
+  if constexpr (std::is_same_v<T, std::complex<double>>) return table[3];
+}
+
+// A matrix by rows, which lie `stride` elements apart; adjoint: its conjugate transpose is meant.
+template <typename T>
+struct Operand {
+  const T* data;
+  std::int64_t stride;
+  bool adjoint;
+};
+
+// c (m x n) = beta c + alpha a b, all by rows. BLAS goes by columns, and sees the transposes.
+template <typename T>
+void gemm(std::int64_t m, std::int64_t n, std::int64_t k, T alpha, const Operand<T>& a,
+          const Operand<T>& b, T beta, T* c, std::int64_t c_stride) {
+  const int sizes[] = {static_cast<int>(n), static_cast<int>(m), static_cast<int>(k)};
+  const int strides[] = {static_cast<int>(b.stride), static_cast<int>(a.stride),
+                         static_cast<int>(c_stride)};
+  const char *first = b.adjoint ? "C" : "N", *second = a.adjoint ? "C" : "N";
+  gemm_of<T>()(first, second, &sizes[0], &sizes[1], &sizes[2], &alpha, b.data, &strides[0], a.data,
+               &strides[1], &beta, c, &strides[2]);
+}
+
+// Calls `run` with a zero of the type that arrays of `type` hold.
+template <typename Run>
+ffi::Error* for_type(ffi::Type type, const ffi::Frame& frame, const Run& run) {
+  const auto with = [&]<typename T>(T zero) -> ffi::Error* {
+    if (gemm_of<T>() == nullptr) return ffi::error(frame, "lockstep: a kernel was given no BLAS.");
+    run(zero);
+    return nullptr;
+  };
+  if (type == ffi::Type::kF32) return with(float());
+  if (type == ffi::Type::kF64) return with(double());
+  if (type == ffi::Type::kC64) return with(std::complex<float>());
+  if (type == ffi::Type::kC128) return with(std::complex<double>());
+  return ffi::error(frame, "lockstep: a kernel wants numbers of f32, f64, c64 or c128.");
+}
+
+}  // namespace lockstep::blas
