@@ -174,7 +174,7 @@ def _of_process(said: dict[str, Any], failure: str, ended: float | None) -> str:
 
 def _last_words(output: str) -> str:
     words = r"(?i)\[ *\d+\] .*(?:fatal|terminate|abort|assert|error|failed).*"
-    lines = re.findall(words, output)
+    lines = re.findall(words, output.replace(f"{ROOT}/", ""))
     return lines[0] if lines else ""
 
 

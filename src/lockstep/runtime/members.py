@@ -73,12 +73,16 @@ class _Programs:
         self.gap = gap
         self._kept.clear()
 
+    def release(self) -> None:
+        """Lets go of the programs once a frame has told: then nobody asks for them."""
+        if self.gap is None and _engine.frames_known():
+            self.stop("XLA's frames did show an earlier group")
+
     def _note(
         self, also: Callable[[Any], None], program: Any, devices: tuple[int, ...] | None
     ) -> None:
         also(program)
-        if self.gap is None and _engine.frames_known():
-            self.stop("XLA's frames did show an earlier group")
+        self.release()
         if self.gap is None and (devices is None or len(devices) > 1 or _communicates(program)):
             self._kept.append((program, devices))
 
@@ -117,6 +121,11 @@ def note_programs(client: Any, also: Callable[[Any], None]) -> None:
     ``also`` is given each program as well, to the end; it must raise nothing.
     """
     _programs.start(client, also)
+
+
+def release() -> None:
+    """Lets go of the programs if nobody will ask for them; called now and then."""
+    _programs.release()
 
 
 def find(job: Job, color: int, key: int) -> Clique:

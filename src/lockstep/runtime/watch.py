@@ -27,7 +27,7 @@ from typing import Any
 
 from lockstep import _engine, _jax_compat
 from lockstep.record import format, match, run, text
-from lockstep.runtime import callsite, comparison
+from lockstep.runtime import callsite, comparison, members
 from lockstep.runtime.comparison import Comparison
 from lockstep.runtime.ending import mark_the_end
 from lockstep.runtime.evidence import Records, Sites
@@ -140,6 +140,7 @@ class Watcher(threading.Thread):
 
     def _refresh(self) -> None:
         self._sites.update()
+        members.release()
         # Without the service nothing can be compared, and the job is about to end.
         with contextlib.suppress(Exception):
             self._comparison.publish(self._sites.digests)
@@ -195,7 +196,7 @@ class Watcher(threading.Thread):
         """Adds the lines of the program, and what was called before, to who has not come."""
         found = self._diagnose()
         if found.kind is not match.Kind.NOTHING:
-            room = _LONGEST_TEXT - len(text_of_engine.encode())
+            room = max(0, _LONGEST_TEXT - len(text_of_engine.encode()))
             _engine.poison(f"{text_of_engine}\n{text.short(found, room)}")
 
     def _diagnose_with_lines(self, by_numbers: bool = False) -> match.Diagnosis:
