@@ -123,7 +123,9 @@ std::vector<DeviceList> Engine::candidates(World& world, int color, int key) {
   auto found = keys_on_stack(world, color, key, world.device_id_bytes());
   if (!found.empty()) frames_known_.store(true);
   if (frames_known_.load() || callbacks_.members == nullptr) return found;
-  world.check_allowed({});  // others would never come to what is forbidden here
+  // Others would never come to what is forbidden here. XLA keeps this error for the group, so the
+  // job fails, where a communicator that is there already refuses one collective only.
+  world.check_allowed({});
   DeviceList members(world.num_devices());
   callbacks_.members(color, key, members.data());
   this->world();  // throws what the callback reported

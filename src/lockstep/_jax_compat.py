@@ -1,5 +1,7 @@
 """Everything that Lockstep takes from private JAX, and every branch on a version of it.
 
+One file, though a long one: who supports a new jax has to look at nothing else.
+
 Nothing here imports jax at import time: `import lockstep` must come before jaxlib is loaded and
 cost nothing.
 """

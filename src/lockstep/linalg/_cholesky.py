@@ -80,9 +80,9 @@ def _subtract_by_kernel(panel: jax.Array, a: jax.Array, rows: jax.Array) -> jax.
     return _kernels.subtract_products(
         Blocks(panel[:, None]),
         Blocks(a, (a.shape[0] - m, 0, 0), steps=((0, 0), (1, 1))),
-        Blocks(rows, steps=((1, 1), (0, 0))),
+        Blocks(rows, steps=((0, 0), (1, 1))),
         size=(m, width, inner),
-        counts=(1, 1, devices),
+        counts=(1, devices),
         adjoint=(False, True),
     )[:, 0]
 
@@ -193,9 +193,9 @@ def _leave_row_by_kernel(
     return _kernels.subtract_products(
         Blocks(rest[:, None]),
         Blocks(low, (top, 0, 0), steps=((0, 0), (1, 1))),
-        Blocks(done, row_axis=1, steps=((0, 1), (0, 0))),
+        Blocks(done, row_axis=1, steps=((0, 0), (0, 1))),
         size=(rest.shape[0], rest.shape[1], top),
-        counts=(1, 1, low.shape[1]),
+        counts=(1, low.shape[1]),
     )[:, 0]
 
 
@@ -216,7 +216,7 @@ def _leave_rows_by_kernel(
         Blocks(low, (top, 0, 0), steps=((1, 1), (0, 0))),
         Blocks(own[:, None]),
         size=(top, own.shape[1], own.shape[0]),
-        counts=(low.shape[1], 1, 1),
+        counts=(low.shape[1], 1),
         adjoint=(True, False),
     )
 

@@ -150,14 +150,14 @@ def correct(
 
 
 class Blocks(NamedTuple):
-    """Where blocks (i, j) of an array of rank 3 begin; their columns are along the last axis."""
+    """Where blocks (i, l) of an array of rank 3 begin; their columns are along the last axis."""
 
     array: jax.Array
     start: tuple[Any, Any, Any] = (0, 0, 0)
     """Of block (0, 0)."""
     row_axis: int = 0
     steps: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
-    """(axis, step) from a block to the next, for ``i`` and for ``j``."""
+    """(axis, step) from a block to the next, for ``i`` and for ``l``."""
 
     @property
     def words(self) -> tuple[Any, ...]:
@@ -169,14 +169,15 @@ def subtract_products(
     a: Blocks,
     b: Blocks,
     size: tuple[Any, Any, Any],
-    counts: tuple[int, int, int],
+    counts: tuple[int, int],
     adjoint: tuple[bool, bool] = (False, False),
 ) -> jax.Array:
-    """The array of ``c``, in place, with blocks ``c_ij - sum_l op(a_il) op(b_lj)``.
+    """The array of ``c``, in place, with blocks ``c_il - op(a_il) op(b_il)``.
 
-    ``size`` are the rows, columns and inner dimension of one product; ``counts`` how many ``i``,
-    ``j`` and ``l`` there are; ``adjoint`` says whether a block of ``a``, ``b`` is conjugated and
-    transposed.
+    ``size`` are the rows, columns and inner dimension of one product; ``counts`` how many ``i``
+    and ``l`` there are. An operand without a step for one of them stays where it is: with none for
+    ``l``, block ``i`` of ``c`` is left all products with its ``l``. ``adjoint`` says whether a
+    block of ``a``, ``b`` is conjugated and transposed.
     """
     words = _integers(*size, *counts, *adjoint, *c.words, *a.words, *b.words)
     out, arrays = _like(c.array, *c.array.shape), (c.array, a.array, b.array)
