@@ -155,13 +155,17 @@ def test_a_straggler_is_described_without_blame() -> None:
     assert "process 1 (pid 101 on host a): in no collective; it ran 5 collectives" in short(found)
 
 
-def test_lines_that_differ_are_named_from_the_innermost_to_the_first_that_differs() -> None:
+def test_calls_that_differ_are_named_from_the_innermost_to_the_first_that_differs() -> None:
     average = Caller("/home/u/utils.py", 5, "average")
     callers = {
-        5: (average, Caller("/home/u/train.py", 30, "main"), Caller("/home/u/train.py", 99, "run")),
+        5: (
+            average,
+            Caller("/home/u/train.py", 30, "main", 5),
+            Caller("/home/u/train.py", 99, "run"),
+        ),
         7: (
             Caller("/mnt/u/utils.py", 5, "average"),
-            Caller("/home/u/train.py", 31, "main"),
+            Caller("/home/u/train.py", 30, "main", 21),
             Caller("/home/u/train.py", 99, "run"),
         ),
     }
@@ -172,10 +176,12 @@ def test_lines_that_differ_are_named_from_the_innermost_to_the_first_that_differ
     text = short(diagnose(run))
     what = "all-reduce (sum) of 1024 x f32, train.py:41 in step, called from utils.py:5 in average"
     assert text.startswith(
-        f"process 0 (pid 100 on host a) called {what}, from train.py:30 in main; "
-        f"process 1 (pid 101 on host a) called {what}, from train.py:31 in main: as the 4th"
+        f"process 0 (pid 100 on host a) called {what}, from train.py:30:5 in main; "
+        f"process 1 (pid 101 on host a) called {what}, from train.py:30:21 in main: as the 4th"
     )
-    assert f"  process 1 (pid 101 on host a): called {what}, from train.py:31 in main; bef" in text
+    assert (
+        f"  process 1 (pid 101 on host a): called {what}, from train.py:30:21 in main; bef" in text
+    )
     assert text.endswith("which JAX does not order.")
     assert "step is called from different lines on purpose" in table(diagnose(run))
 

@@ -84,10 +84,9 @@ def test_a_thread_with_lines_knows_them(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(callsite, "_executing", {1: 77})
     assert callsite.UNKNOWN != call() != 77
     assert len({call() for _ in range(3)}) == 1
-    first, second = call(), call()
-    assert first == second
-    other = call()
-    assert other != first
+    beside, it = call(), call()
+    below = call()
+    assert len({beside, it, below}) == 3
 
 
 def test_the_lines_behind_a_site_are_written_for_the_others(
@@ -104,4 +103,5 @@ def test_the_lines_behind_a_site_are_written_for_the_others(
     innermost = [read[site][0] for site in (early, late)]
     assert [Path(caller.file).name for caller in innermost] == ["test_callsite.py"] * 2
     assert innermost[1].line == innermost[0].line + 2
+    assert innermost[0].column == innermost[1].column + 1 == 13
     assert innermost[0].function == "test_the_lines_behind_a_site_are_written_for_the_others"

@@ -6,7 +6,7 @@ import dataclasses
 
 from lockstep.runtime.farmhash import fingerprint64
 from lockstep.runtime.highway import hash_of_devices, highway_hash
-from lockstep.runtime.sites import Collective, Matcher, Program, Programs
+from lockstep.runtime.sites import Collective, Matcher, Program, Programs, parse
 
 ALL_REDUCE = Collective("all-reduce", 1, "f32[1]", "psum", "a.py", 1)
 FIRST = Program(b"1234567890", "jit_first", (ALL_REDUCE,), "first")
@@ -85,3 +85,31 @@ def test_a_program_that_was_dropped_at_once_is_known_when_it_was_held() -> None:
     programs.hold(dropped)
     assert [p.module for p in programs.all()] == ["jit_f"]
     assert (dropped.reads, local.reads) == (1, 1)
+
+
+RESHARDED = """HloModule jit_step, num_partitions=4
+
+FileNames
+1 "/home/u/train.py"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=41 end_line=41 column=8 end_column=8}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+
+ENTRY %main.0_spmd (param: f32[4,8]) -> (f32[8,8], f32[8,8]) {
+  %param = f32[4,8]{1,0} parameter(0), metadata={op_name="x"}
+  %add_fusion = f32[4,8]{1,0} fusion(%param), calls=%add, metadata={op_name="a" stack_frame_id=1}
+  %wrapped_copy = f32[4,8]{0,1} fusion(%add_fusion), kind=kLoop, calls=%wrapped_copy_computation
+  %all-gather = f32[8,8]{0,1} all-gather(%wrapped_copy), channel_id=1, dimensions={0}
+  %all-gather.1 = f32[8,8]{1,0} all-gather(%param), channel_id=2, dimensions={0}
+  ROOT %tuple = (f32[8,8]{0,1}, f32[8,8]{1,0}) tuple(%all-gather, %all-gather.1)
+}
+"""
+
+
+def test_a_resharding_has_the_line_of_what_is_moved() -> None:
+    computed, argument = parse(b"1", RESHARDED).collectives
+    assert (computed.op_name, computed.file, computed.line) == ("a", "/home/u/train.py", 41)
+    assert (argument.op_name, argument.file, argument.line) == ("", "", 0)

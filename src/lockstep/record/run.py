@@ -64,6 +64,8 @@ class Caller:
     file: str
     line: int
     function: str
+    column: int = 0
+    """Where in its line the call begins, from 1; 0 where Python does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,10 +228,13 @@ def read_callers(path: Path | str) -> dict[int, tuple[Caller, ...]]:
     """The lines behind each site, as far as they can be read."""
     found = {}
     with contextlib.suppress(OSError):
-        for line in Path(path).read_text("utf-8", "replace").splitlines():
+        for text in Path(path).read_text("utf-8", "replace").splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError):
-                values = json.loads(line)
-                callers = [Caller(str(f), int(n), str(name)) for f, n, name in values["callers"]]
+                values = json.loads(text)
+                callers = [
+                    Caller(str(file), int(line), str(function), int(column))
+                    for file, line, function, column in values["callers"]
+                ]
                 found[int(values["site"])] = tuple(callers)
     return found
 

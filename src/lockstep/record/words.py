@@ -88,8 +88,11 @@ def described(call: Call, full: bool = False) -> str:
 
 
 def called_from(callers: Sequence[Caller]) -> str:
-    """``called from utils.py:5 in average, from train.py:30 in main``, the innermost first."""
-    names = [f"{c.file.rpartition('/')[2]}:{c.line} in {c.function}" for c in callers]
+    """``called from utils.py:5:9 in average, from train.py:30:5 in main``, the innermost first."""
+    names = [
+        f"{c.file.rpartition('/')[2]}:{c.line}{f':{c.column}' * bool(c.column)} in {c.function}"
+        for c in callers
+    ]
     # The last tells the call from another; what lies between is the same.
     names = names if len(names) <= MOST_LINES else [names[0], "...", names[-1]]
     return "called from " + ", from ".join(names)

@@ -1,4 +1,6 @@
-"""Which lines of the user's program make a collective: what ``--strict`` compares.
+"""Which lines of the user's program, and which calls on them, make a collective.
+
+This is what ``--strict`` compares.
 
 With one device per process, XLA runs a collective on the user's thread, and its lines are on the
 stack. With several, it runs on threads of XLA's, where there is nothing of the program to be seen.
@@ -13,13 +15,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import os
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from lockstep import _jax_compat
@@ -83,32 +86,41 @@ def _note(execute: Callable[[], Any]) -> Any:
 
 
 def _site(frame: FrameType | None) -> int:
-    lines = []
+    callers = []
     while frame is not None:
         code = frame.f_code
         if not _is_library(code.co_filename):
-            lines.append((code.co_filename, frame.f_lineno, code.co_name))
+            column = _column(code, frame.f_lasti)
+            callers.append(Caller(code.co_filename, frame.f_lineno, code.co_name, column))
         frame = frame.f_back
-    if not lines:
+    if not callers:
         return UNKNOWN
     # The processes may have the program in different folders.
-    places = [(os.path.basename(file), line, function) for file, line, function in lines]
+    places = [(os.path.basename(c.file), c.line, c.function, c.column) for c in callers]
     digest = hashlib.blake2b(repr(places).encode(), digest_size=4).digest()
     site = int.from_bytes(digest, "little") | 1
     if site not in _known:
-        _known[site] = tuple(Caller(*line) for line in lines)
+        _known[site] = tuple(callers)
         _write(site, _known[site])
     return site
 
 
 def _write(site: int, callers: tuple[Caller, ...]) -> None:
     """Before the collective begins, so that whoever sees its record finds its lines."""
-    line = json.dumps({"site": site, "callers": [[c.file, c.line, c.function] for c in callers]})
+    places = [[c.file, c.line, c.function, c.column] for c in callers]
+    line = json.dumps({"site": site, "callers": places})
     # The job goes on without the lines where they cannot be written.
     with contextlib.suppress(OSError):
         if _folder is not None:
             with open(_folder / CALLERS, "a", encoding="utf-8") as file:
                 file.write(f"{line}\n")
+
+
+@functools.lru_cache(maxsize=4096)
+def _column(code: CodeType, instruction: int) -> int:
+    """Where in its line the call begins, from 1; 0 where Python does not know."""
+    _, _, column, _ = next(itertools.islice(code.co_positions(), instruction // 2, None))
+    return 0 if column is None else column + 1
 
 
 @functools.cache

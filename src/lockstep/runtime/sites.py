@@ -34,6 +34,9 @@ _METADATA = {
     "line": re.compile(r"source_line=(\d+)"),
     "frame": re.compile(r"stack_frame_id=(\d+)"),
 }
+_FRAME = re.compile(r"source_file=|stack_frame_id=")
+_NAMED = re.compile(r"^\s*(?:ROOT )?(%\S+) = .*", re.MULTILINE)
+_FIRST_OPERAND = re.compile(r" [\w-]+\((%[^\s,)]+)")
 _TABLE_ROW = re.compile(r"(\d+) (?:\"(.*)\"|\{(.*)\})")
 # What a compiled program says of its origin, of the machine, and of values.
 _ORIGINS = re.compile(
@@ -92,7 +95,8 @@ def parse(fingerprint: bytes, text: str) -> Program:
     collectives = []
     for line in text.splitlines():
         if found := _COLLECTIVE.search(line):
-            said = {name: m[1] for name, at in _METADATA.items() if (m := at.search(line))}
+            origin = _with_frame(line, text)
+            said = {name: m[1] for name, at in _METADATA.items() if (m := at.search(origin))}
             file, number = frames.place(int(said.get("frame", 0)))
             collectives.append(
                 Collective(
@@ -106,6 +110,17 @@ def parse(fingerprint: bytes, text: str) -> Program:
             )
     name = module[1] if module else "?"
     return Program(fingerprint, name, tuple(collectives), _digest([name, *_instructions(text)]))
+
+
+def _with_frame(line: str, text: str) -> str:
+    """The instruction; where it has no place, as of a resharding, the one whose result it takes."""
+    origin: str | None = line
+    lines: dict[str, str] = {}
+    while origin is not None and not _FRAME.search(origin):
+        lines = lines or {found[1]: found[0] for found in _NAMED.finditer(text)}
+        operand = _FIRST_OPERAND.search(origin)
+        origin = lines.pop(operand[1], None) if operand else None
+    return origin or line
 
 
 def _instructions(text: str) -> Iterator[str]:
