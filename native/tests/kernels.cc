@@ -16,6 +16,7 @@ extern "C" lockstep::ffi::Error* lockstep_reflector(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_correct(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_secular_roots(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_secular_weights(lockstep::ffi::Frame*);
+extern "C" lockstep::ffi::Error* lockstep_products(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_subtract_products(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_solve_right(lockstep::ffi::Frame*);
 extern "C" void lockstep_use_gemm(void* const*);
@@ -135,6 +136,13 @@ std::vector<Case> cases() {
   const Array second = Array::of({1, m}, small), z = Array::of({1, m}, ones);
   const Array rho = Array::of({1}, std::vector<double>{0.5});
   const Array first = Array::of({}, std::vector<std::int32_t>{3});
+  // Blocks that fill their arrays. Two products share a factor, the others an adjoint one.
+  const Array product = Array::rough({3, 2, 10}), block_rows = Array::rough({3, 1, 7});
+  const Array block_columns = Array::rough({5, 2, 7});
+  const Array blocks = Array::of({38}, std::vector<std::int32_t>{3, 5, 7, 3, 2, 2, 0, 1,        //
+                                                                 0, 0, 0, 0, 0, 0, 5, 0, 1, 0,  //
+                                                                 0, 0, 0, 0, 0, 0, 3, 0, 0, 0,  //
+                                                                 0, 0, 0, 0, 0, 0, 3, 0, 1, 0});
   return {
       {lockstep_hemv,
        {Array::rough({r, 2, r}), slots, Array::of({3}, std::vector<std::int32_t>{7, 7, 1})},
@@ -145,14 +153,8 @@ std::vector<Case> cases() {
       {lockstep_secular_weights,
        {pole, second, z, rho, order_of, order_of, Array::of({1, m}, offsets), first},
        {Array::rough({1, 30})}},
-      {lockstep_subtract_products,
-       {Array::rough({9, 1, 5}), Array::rough({12, 2, 20}), Array::rough({5, 2, 7}),
-        Array::of({31}, std::vector<std::int32_t>{9, 5, 7, 1, 2, 0, 1,     // sizes, counts, adjoint
-                                                  0, 0, 0, 0, 0, 0, 0, 0,  // c
-                                                  3, 0, 0, 0, 0, 0, 1, 1,  // a: last rows, both
-                                                  0, 0, 0, 0, 0, 0, 1, 1})},
-       {Array::rough({9, 1, 5})},
-       true},
+      {lockstep_products, {block_rows, block_columns, blocks}, {product}},
+      {lockstep_subtract_products, {product, block_rows, block_columns, blocks}, {product}, true},
       {lockstep_solve_right,
        {Array::rough({300, 70}), well_conditioned(70)},
        {Array::rough({300, 70})},
@@ -184,31 +186,23 @@ TEST(arguments_that_do_not_fit_are_errors) {
     std::vector<Array> results = what.results;
     std::vector<Array> fewer = what.arguments, other = what.arguments;
     fewer.pop_back();
-    CHECK_CONTAINS(call(what, fewer, results), "lockstep_");
+    CHECK_CONTAINS(call(what, fewer, results), "lockstep");
     other[1].dims.back() = 1;
-    CHECK_CONTAINS(call(what, other, results), "lockstep_");
+    CHECK_CONTAINS(call(what, other, results), "lockstep");
   }
 }
 
+// The blocks fill their arrays: with another size, place or step they do not fit.
 TEST(blocks_outside_of_their_arrays_are_errors) {
   use_plain_gemm();
   for (const Case& what : cases()) {
-    if (what.kernel != lockstep_subtract_products) continue;
-    const std::vector<std::int32_t> words(
-        reinterpret_cast<const std::int32_t*>(what.arguments[3].bytes.data()),
-        reinterpret_cast<const std::int32_t*>(what.arguments[3].bytes.data()) + 31);
-    for (std::size_t i = 0; i < words.size(); ++i) {
+    if (what.kernel != lockstep_products && what.kernel != lockstep_subtract_products) continue;
+    for (std::size_t i = 0; i < 38; ++i) {
+      if (i == 6 || i == 7) continue;  // flags
       for (const std::int32_t wrong : {-1, 1 << 20}) {
-        // Flags, and a count of blocks that may all lie at one place.
-        if (i == 5 || i == 6 || (wrong > 0 && i == 3)) continue;
-        // Where there is one block, the step to the next is not looked at.
-        std::vector<std::int32_t> other = words;
-        other[i] = wrong;
         std::vector<Array> arguments = what.arguments, results = what.results;
-        arguments[3] = Array::of({31}, other);
-        const bool step_alone = wrong > 0 && (i == 12 || i == 20 || i == 28);
-        const std::string text = call(what, arguments, results);
-        if (!step_alone) CHECK_CONTAINS(text, "lockstep_subtract_products");
+        reinterpret_cast<std::int32_t*>(arguments.back().bytes.data())[i] = wrong;
+        CHECK_CONTAINS(call(what, arguments, results), "product");
       }
     }
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,20 @@ def test_xla_gets_two_threads_for_each_of_several_devices() -> None:
     assert job(devices=4, cores=two, environ={"NPROC": "5"}).environ_of(0)["NPROC"] == "5"
     assert "NPROC" not in job(devices=4, cores=sixteen).environ_of(0)
     assert "NPROC" not in job(devices=1, cores=[frozenset({0})] * 3).environ_of(0)
+
+
+def test_blas_has_the_share_of_the_cores_of_one_device() -> None:
+    name = "OPENBLAS_NUM_THREADS"
+    apart, shared = [frozenset(range(8 * i, 8 * i + 8)) for i in range(3)], [frozenset({0, 1})] * 3
+    assert job(cores=apart).environ_of(1)[name] == "8"
+    assert job(cores=apart, devices=3).environ_of(1)[name] == "2"
+    assert job(cores=shared).environ_of(1)[name] == "1"
+    unbound = max(1, len(os.sched_getaffinity(0)) // 3)
+    assert job().environ_of(0)[name] == str(unbound)
+    for asked in (name, "OMP_NUM_THREADS"):
+        environ = job(cores=apart, environ={asked: "5"}).environ_of(0)
+        assert (environ[asked], environ.get(name)) == ("5", "5" if asked == name else None)
+    assert name not in job(processes=1).environ_of(0)
 
 
 @pytest.mark.parametrize(

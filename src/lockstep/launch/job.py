@@ -13,6 +13,8 @@ from lockstep._config import Config
 
 BOOTSTRAP = "lockstep.launch.bootstrap"
 _IMPLEMENTATION = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
+_BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
+"""What OpenBLAS reads; the first that is set counts."""
 _HUGE_PAGES = "glibc.malloc.hugetlb"
 _FORCED_DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
@@ -52,8 +54,11 @@ class Job:
     def environ_of(self, process_id: int) -> dict[str, str]:
         """The whole environment of one process."""
         environ = worker_environ(self.environ, self.config_of(process_id))
-        cores = self.cores[process_id] if self.cores else os.sched_getaffinity(0)
+        cores = self.cores[process_id] if self.cores else frozenset(os.sched_getaffinity(0))
         add_jax_variables(environ, self.devices, self.platform, len(cores))
+        beside = sum(bool(c & cores) for c in self.cores) if self.cores else self.processes
+        if self.processes * (self.devices or 1) > 1:
+            add_blas_threads(environ, max(1, len(cores) // (beside * (self.devices or 1))))
         return environ
 
 
@@ -93,6 +98,16 @@ def add_jax_variables(
             environ.setdefault("NPROC", str(2 * devices))
     if platform is not None:
         environ["JAX_PLATFORMS"] = platform
+
+
+def add_blas_threads(environ: dict[str, str], threads: int) -> None:
+    """Says to the BLAS of NumPy, SciPy and so jaxlib how many threads one device's calls may use.
+
+    By itself it takes all cores in each process, and its threads spin while they wait: then a
+    factorization on two processes and two cores takes four times as long.
+    """
+    if not any(name in environ for name in _BLAS_THREADS):
+        environ[_BLAS_THREADS[0]] = str(threads)
 
 
 def command(program: Sequence[str]) -> list[str]:

@@ -22,12 +22,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from lockstep.linalg import _kernels, _tiles
-from lockstep.linalg._kernels import Blocks
+from lockstep.linalg._kernels import Blocks, Sizes
 from lockstep.linalg._layout import Axes, Layout
 from lockstep.linalg._tiles import adjoint, gemm
 
 STAGES = 4
-"""Loops of a triangular sweep (`_stages`)."""
+"""Of a sweep over a triangle (`stages`). A kernel needs one: it takes just what is needed."""
 
 
 def factor(
@@ -44,7 +44,7 @@ def factor(
     tile, size = layout.tile, layout.devices * layout.tile
     status = jnp.int32(0)
     subtract = _subtract_by_kernel if kernels else _subtract
-    solve_right = _solve_right_by_kernel if kernels else _tiles.solve_right
+    solve_right = solve_right_by_kernel if kernels else _tiles.solve_right
     for s in range(layout.steps):
         top, end = s * tile, (s + 1) * tile
         panel = a[top:, :, top:end].reshape(-1, size)
@@ -79,16 +79,14 @@ def _subtract_by_kernel(panel: jax.Array, a: jax.Array, rows: jax.Array) -> jax.
     (m, width), (_, devices, inner) = panel.shape, rows.shape
     return _kernels.subtract_products(
         Blocks(panel[:, None]),
-        Blocks(a, (a.shape[0] - m, 0, 0), steps=((0, 0), (1, 1))),
-        Blocks(rows, steps=((0, 0), (1, 1))),
-        size=(m, width, inner),
-        counts=(1, devices),
-        adjoint=(False, True),
+        Blocks(a, (a.shape[0] - m, 0, 0), step_l=(0, 1, 0)),
+        Blocks(rows, step_l=(0, 1, 0)),
+        Sizes(m, width, inner, count_l=devices, adjoint_b=True),
     )[:, 0]
 
 
 @_kernels.with_derivatives_of(_tiles.solve_right)
-def _solve_right_by_kernel(x: jax.Array, factor: jax.Array) -> jax.Array:
+def solve_right_by_kernel(x: jax.Array, factor: jax.Array) -> jax.Array:
     return _kernels.solve_right(x, factor)
 
 
@@ -159,15 +157,13 @@ def _in_columns(
     return done.swapaxes(0, 1).reshape(b.shape[0], -1)[:, :width]
 
 
-def _stages(layout: Layout, kernels: bool) -> list[tuple[int, int]]:
-    """Supersteps (first, end) of each stage.
+def stages(steps: int, count: int = STAGES) -> list[tuple[int, int]]:
+    """The supersteps (first, end) of each stage, of which there are ``count`` or fewer.
 
-    The supersteps of a stage are one loop. It takes rows of the factor as long as its last one
-    needs: with `STAGES` of them the products are 1 + 1 / STAGES times the least, and as many loop
-    bodies are compiled, however many supersteps there are. A kernel takes what a superstep needs.
+    What a superstep needs of a triangle is taken as wide as its stage needs it: products are
+    1 + 1 / count times the least, and as many are compiled, however many supersteps there are.
     """
-    count = 1 if kernels else STAGES
-    ends = [layout.steps * k // count for k in range(count + 1)]
+    ends = [steps * k // count for k in range(count + 1)]
     return [(first, end) for first, end in itertools.pairwise(ends) if first < end]
 
 
@@ -192,10 +188,9 @@ def _leave_row_by_kernel(
 ) -> jax.Array:
     return _kernels.subtract_products(
         Blocks(rest[:, None]),
-        Blocks(low, (top, 0, 0), steps=((0, 0), (1, 1))),
-        Blocks(done, row_axis=1, steps=((0, 0), (0, 1))),
-        size=(rest.shape[0], rest.shape[1], top),
-        counts=(1, low.shape[1]),
+        Blocks(low, (top, 0, 0), step_l=(0, 1, 0)),
+        Blocks(done, row_axis=1, step_l=(1, 0, 0)),
+        Sizes(rest.shape[0], rest.shape[1], top, count_l=low.shape[1]),
     )[:, 0]
 
 
@@ -212,19 +207,17 @@ def _leave_rows_by_kernel(
     left_over: jax.Array, low: jax.Array, own: jax.Array, top: jax.Array, width: int
 ) -> jax.Array:
     return _kernels.subtract_products(
-        Blocks(left_over, row_axis=1, steps=((0, 1), (0, 0))),
-        Blocks(low, (top, 0, 0), steps=((1, 1), (0, 0))),
+        Blocks(left_over, row_axis=1, step_i=(1, 0, 0)),
+        Blocks(low, (top, 0, 0), step_i=(0, 1, 0)),
         Blocks(own[:, None]),
-        size=(top, own.shape[1], own.shape[0]),
-        counts=(low.shape[1], 1),
-        adjoint=(True, False),
+        Sizes(top, own.shape[1], own.shape[0], count_i=low.shape[1], adjoint_a=True),
     )
 
 
 def _forward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes, kernels: bool) -> jax.Array:
     tile, leave = layout.tile, _leave_row_by_kernel if kernels else _leave_row
     done = jnp.zeros((layout.devices, *b.shape), b.dtype)
-    for first, end in _stages(layout, kernels):
+    for first, end in stages(layout.steps, 1 if kernels else STAGES):
 
         def step(s: jax.Array, done: jax.Array, width: int = end * tile) -> jax.Array:
             top = s * tile
@@ -243,7 +236,7 @@ def _backward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes, kernels:
     leave = _leave_rows_by_kernel if kernels else _leave_rows
     # What the rows of this device that are solved leave to each row of every device.
     left_over = jnp.zeros((layout.devices, *b.shape), b.dtype)
-    for first, end in reversed(_stages(layout, kernels)):
+    for first, end in reversed(stages(layout.steps, 1 if kernels else STAGES)):
 
         def step(
             back: jax.Array, state: tuple[jax.Array, jax.Array], end: int = end

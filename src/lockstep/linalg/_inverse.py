@@ -13,65 +13,114 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lockstep.linalg import _cholesky, _tiles
+from lockstep.linalg import _cholesky, _kernels, _tiles
+from lockstep.linalg._kernels import Blocks, Sizes
 from lockstep.linalg._layout import Axes, Layout
 from lockstep.linalg._tiles import adjoint, gemm
 
 
-def from_factor(low: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
+def from_factor(low: jax.Array, layout: Layout, axes: Axes, kernels: bool = False) -> jax.Array:
     """The whole inverse in slots, from the factor in slots (what is above it is not read)."""
     if layout.devices == 1:
         half = _tiles.trsm(low[:, 0, :], jnp.eye(layout.rows, dtype=low.dtype))
         return gemm(adjoint(half), half)[:, None, :]
-    return _adjoint_times_self(_triangle(low, layout, axes), layout, axes)
+    half = _triangle(low, layout, axes, kernels)
+    return _adjoint_times_self(half, layout, axes, kernels)
 
 
-def _triangle(low: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
+def _triangle(low: jax.Array, layout: Layout, axes: Axes, kernels: bool) -> jax.Array:
     """``low^-1`` in place of ``low``; what is above the diagonal blocks keeps its values.
 
-    Superstep ``s`` solves its rows, of which each device takes the columns of its own slots, and
-    leaves the rows below. What those hold left of column block ``s`` is already what the supersteps
-    before left there; column block ``s`` is still that of the factor.
+    Superstep ``s`` makes its rows of the inverse: those of the factor, solved, times the rows of
+    the inverse that are there. Each device has the columns of its own slots of the first, so its
+    own rows of the second, and what it makes of them is summed.
     """
-    tile, me = layout.tile, lax.axis_index(axes)
+    tile, size, me = layout.tile, layout.devices * layout.tile, lax.axis_index(axes)
+    leave = _leave_products_by_kernel if kernels else _leave_products
+    solve_right = _cholesky.solve_right_by_kernel if kernels else _tiles.solve_right
     for s in range(layout.steps):
         top, end = s * tile, (s + 1) * tile
-        inverse = _tiles.trtri(_cholesky.diagonal_block(low, top, layout, axes))
-        mine = lax.dynamic_slice_in_dim(inverse, me * tile, tile, axis=1)
+        block = _cholesky.diagonal_block(low, top, layout, axes)
+        rows = lax.all_to_all(low[top:end, :, :top], axes, 1, 0, tiled=True)
+        own = lax.dynamic_slice_in_dim(jnp.eye(size, dtype=low.dtype), me * tile, tile)
+        # Adjoints: the columns of this device in the rows that are solved, then in the inverse.
+        solved = solve_right(jnp.concatenate([adjoint(rows.reshape(size, top)), own]), block)
+        mine = (jnp.arange(layout.devices) == me)[:, None]
+        part = jnp.where(mine, adjoint(solved[top:])[:, None], 0)
+        part = jnp.pad(part, ((0, 0), (0, 0), (top, 0)))
         if s:
-            rows = lax.all_to_all(low[top:end, :, :top], axes, 1, 0, tiled=True)
-            mine = jnp.concatenate([gemm(inverse, rows.reshape(-1, top)), mine], axis=1)
-        solved = lax.all_gather(mine.reshape(-1, 1, end), axes, axis=1, tiled=True)
-        low = low.at[top:end, :, :end].set(lax.dynamic_slice_in_dim(solved, me * tile, tile))
-        if end < layout.rows:
-            below = low[end:, :, top:end].reshape(layout.rows - end, -1)
-            change = gemm(below, solved.reshape(solved.shape[0], -1))
-            change = change.reshape(-1, layout.devices, end)
-            low = low.at[end:, :, :top].add(-change[:, :, :top])
-            low = low.at[end:, :, top:end].set(-change[:, :, top:])
+            part = leave(part, solved[:top], low, tile=tile)
+        done = lax.psum_scatter(part, axes, scatter_dimension=0, tiled=True)
+        low = low.at[top:end, :, :end].set(done)
     return low
 
 
-def _adjoint_times_self(y: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
+def _leave_products(part: jax.Array, left: jax.Array, low: jax.Array, tile: int) -> jax.Array:
+    """``part``, (W, P, end), without ``left^H`` (top, W) times the first rows of a triangle.
+
+    Of ``low`` only the blocks of ``tile`` columns at or below the diagonal are read.
+    """
+    top = left.shape[0]
+    for first, end in _cholesky.stages(top // tile):
+        columns = slice(first * tile, end * tile)
+        right = low[columns.start : top, :, columns]
+        step = jnp.arange(right.shape[0]) // tile
+        right = jnp.where(step[:, None, None] >= step[: right.shape[2]], right, 0)
+        change = gemm(adjoint(left[columns.start :]), right.reshape(right.shape[0], -1))
+        part = part.at[:, :, columns].add(-change.reshape(-1, *right.shape[1:]))
+    return part
+
+
+@_kernels.with_derivatives_of(_leave_products)
+def _leave_products_by_kernel(
+    part: jax.Array, left: jax.Array, low: jax.Array, tile: int
+) -> jax.Array:
+    (size, devices, _), top = part.shape, left.shape[0]
+    return _kernels.subtract_products(
+        Blocks(part, step_i=(0, 0, tile), step_l=(0, 1, 0)),
+        Blocks(left[:, None], step_i=(tile, 0, 0)),
+        Blocks(low, step_i=(tile, 0, tile), step_l=(0, 1, 0)),
+        Sizes(size, tile, top, tile, top // tile, devices, adjoint_a=True),
+    )
+
+
+def _adjoint_times_self(y: jax.Array, layout: Layout, axes: Axes, kernels: bool) -> jax.Array:
     """``y^H y`` for a lower triangle ``y``, in place of it.
 
     Rows of ``y`` from superstep ``s`` on make the rows ``s`` of the product; nothing else needs
     the rows ``s`` of ``y`` afterwards.
     """
-    tile = layout.tile
+    tile, size = layout.tile, layout.devices * layout.tile
+    rows_of_product = _rows_of_product_by_kernel if kernels else _rows_of_product
+    above = _above_in_block(layout, axes)
     for s in range(layout.steps):
         top, end = s * tile, (s + 1) * tile
-        left = y[top:, :, top:end].reshape(layout.rows - top, -1)
-        part = gemm(adjoint(left), y[top:, :, :end].reshape(left.shape[0], -1))
+        part = rows_of_product(y[top:, :, top:end].reshape(-1, size), y, end=end)
         rows = lax.psum_scatter(part, axes, scatter_dimension=0, tiled=True)
-        rows = rows.reshape(tile, layout.devices, end)
         mirrored = lax.all_to_all(rows, axes, 1, 0, tiled=True)[:, 0, :]
         mirrored = adjoint(mirrored).reshape(end, layout.devices, tile)
-        above = _above_in_block(layout, axes)
         rows = rows.at[:, :, top:].set(jnp.where(above, mirrored[top:], rows[:, :, top:]))
         y = y.at[top:end, :, :end].set(rows)
         y = y.at[:top, :, top:end].set(mirrored[:top])
     return y
+
+
+def _rows_of_product(left: jax.Array, y: jax.Array, end: int) -> jax.Array:
+    """``left^H y``, (W, P, end), for the last rows of ``y``, as many as ``left``, (m, W), has."""
+    right = y[y.shape[0] - left.shape[0] :, :, :end]
+    product = gemm(adjoint(left), right.reshape(left.shape[0], -1))
+    return product.reshape(-1, *right.shape[1:])
+
+
+@_kernels.with_derivatives_of(_rows_of_product)
+def _rows_of_product_by_kernel(left: jax.Array, y: jax.Array, end: int) -> jax.Array:
+    (m, size), (rows, devices, _) = left.shape, y.shape
+    return _kernels.products(
+        Blocks(jax.ShapeDtypeStruct((size, devices, end), y.dtype), step_l=(0, 1, 0)),
+        Blocks(left[:, None]),
+        Blocks(y, (rows - m, 0, 0), step_l=(0, 1, 0)),
+        Sizes(size, end, m, count_l=devices, adjoint_a=True),
+    )
 
 
 def _above_in_block(layout: Layout, axes: Axes) -> jax.Array:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ _NAMES = (
     "correct",
     "secular_roots",
     "secular_weights",
+    "products",
     "subtract_products",
     "solve_right",
 )
@@ -104,7 +106,7 @@ def with_derivatives_of(plain: Callable[..., jax.Array]) -> Callable[..., Any]:
     return decorate
 
 
-def _like(array: jax.Array, *shape: int) -> jax.ShapeDtypeStruct:
+def _like(array: Any, *shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, array.dtype)
 
 
@@ -149,39 +151,57 @@ def correct(
     return _call("correct", _like(y, *y.shape), y, u, v, w, tau, _integers(tile, s, c))
 
 
-class Blocks(NamedTuple):
-    """Where blocks (i, l) of an array of rank 3 begin; their columns are along the last axis."""
+Place = tuple[Any, Any, Any]
 
-    array: jax.Array
-    start: tuple[Any, Any, Any] = (0, 0, 0)
+
+class Blocks(NamedTuple):
+    """Where blocks (i, l) of an array of rank 3 begin; their columns are along the last axis.
+
+    Without a step for ``i`` or ``l`` it is the same block for all of them.
+    """
+
+    array: Any
+    """Where it is only written to, its shape and type are enough."""
+    start: Place = (0, 0, 0)
     """Of block (0, 0)."""
     row_axis: int = 0
-    steps: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
-    """(axis, step) from a block to the next, for ``i`` and for ``l``."""
-
-    @property
-    def words(self) -> tuple[Any, ...]:
-        return (*self.start, self.row_axis, *self.steps[0], *self.steps[1])
+    step_i: Place = (0, 0, 0)
+    step_l: Place = (0, 0, 0)
 
 
-def subtract_products(
-    c: Blocks,
-    a: Blocks,
-    b: Blocks,
-    size: tuple[Any, Any, Any],
-    counts: tuple[int, int],
-    adjoint: tuple[bool, bool] = (False, False),
-) -> jax.Array:
+class Sizes(NamedTuple):
+    """Of a product ``op(a_il) op(b_il)`` of blocks, and of how many there are."""
+
+    rows: int | jax.Array
+    columns: int
+    inner: int | jax.Array
+    """For ``i = 0``; it is ``taper`` less with each next ``i``."""
+    taper: int = 0
+    count_i: int = 1
+    count_l: int = 1
+    adjoint_a: bool = False
+    """Whether ``op`` is conjugation and transposition."""
+    adjoint_b: bool = False
+
+
+def _words(sizes: Sizes, *operands: Blocks) -> jax.Array:
+    places = [(*o.start, o.row_axis, *o.step_i, *o.step_l) for o in operands]
+    return _integers(*sizes, *itertools.chain.from_iterable(places))
+
+
+def products(c: Blocks, a: Blocks, b: Blocks, sizes: Sizes) -> jax.Array:
+    """An array like that of ``c`` with blocks ``op(a_il) op(b_il)``, which have to fill it."""
+    out = _like(c.array, *c.array.shape)
+    return _call("products", out, a.array, b.array, _words(sizes, c, a, b))
+
+
+def subtract_products(c: Blocks, a: Blocks, b: Blocks, sizes: Sizes) -> jax.Array:
     """The array of ``c``, in place, with blocks ``c_il - op(a_il) op(b_il)``.
 
-    ``size`` are the rows, columns and inner dimension of one product; ``counts`` how many ``i``
-    and ``l`` there are. An operand without a step for one of them stays where it is: with none for
-    ``l``, block ``i`` of ``c`` is left all products with its ``l``. ``adjoint`` says whether a
-    block of ``a``, ``b`` is conjugated and transposed.
+    Where ``c`` has no step for ``l``, block ``i`` is left all products with its ``l``.
     """
-    words = _integers(*size, *counts, *adjoint, *c.words, *a.words, *b.words)
-    out, arrays = _like(c.array, *c.array.shape), (c.array, a.array, b.array)
-    return _call("subtract_products", out, *arrays, words, in_place=True)
+    out, words = _like(c.array, *c.array.shape), _words(sizes, c, a, b)
+    return _call("subtract_products", out, c.array, a.array, b.array, words, in_place=True)
 
 
 def solve_right(x: jax.Array, factor: jax.Array) -> jax.Array:

@@ -243,7 +243,7 @@ def _inverse_jvp(plan: Plan, primals: Any, tangents: Any) -> tuple[jax.Array, ja
 
 def _inverse_of(low: jax.Array, plan: Plan) -> jax.Array:
     def body(low: jax.Array) -> jax.Array:
-        return plan.give_matrix(_inverse.from_factor(low, plan.layout, plan.axes))
+        return plan.give_matrix(_inverse.from_factor(low, plan.layout, plan.axes, plan.kernels))
 
     return plan.map(body, plan.slots, plan.placed.spec)(low)
 
