@@ -93,7 +93,7 @@ def worker(options: argparse.Namespace) -> None:
     for rhs in options.rhs:
         b = jax.device_put(np.ones((n, rhs), options.dtype), NamedSharding(mesh, P()))
         call, seconds, peaks = _calls(routine, distributed), [], []
-        for repeat in range(options.repeats + 1 + PEAKS):
+        for repeat in range(options.repeats + 1 + PEAKS * distributed):
             measured = repeat > options.repeats
             free = _resident() if measured else 0
             a = _matrix(n, options.dtype, routine != "syevd", NamedSharding(mesh, P("x")))
@@ -110,7 +110,8 @@ def worker(options: argparse.Namespace) -> None:
                 del arrays
             del a, found
         if jax.process_index() == 0:
-            line = {"first": seconds[0], "seconds": min(seconds[1:]), "peak": max(peaks)}
+            first, *timed = seconds[: options.repeats + 1]
+            line = {"first": first, "seconds": min(timed), "peak": max(peaks, default=0)}
             print(json.dumps({"rhs": rhs, **line}), flush=True)
 
 
@@ -203,7 +204,8 @@ class ScaLAPACK:
                 for grid in grids
             }
             self.best[routine, n] = min(found, key=found.__getitem__)
-        return self._run(routine, n, rhs, *self.best[routine, n], self.repeats)
+        # One more, for its first call is slower too.
+        return self._run(routine, n, rhs, *self.best[routine, n], self.repeats + 1)
 
     def _run(
         self, routine: str, n: int, rhs: str, block: int, grid: tuple[int, int], repeats: int

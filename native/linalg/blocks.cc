@@ -30,7 +30,7 @@ struct View {
 constexpr std::size_t kViewWords = 10;
 constexpr std::size_t kWords = 8 + 3 * kViewWords;
 
-// c_il -= op(a_il) op(b_il) for all i and l; a step of nothing stays at the same block.
+// c_il from op(a_il) op(b_il), for all i and l; a step of nothing stays at the same block.
 struct Product {
   std::int64_t rows, columns;  // of a block of c
   std::int64_t inner, taper;   // of the products with i = 0; by how much less with the next i

@@ -1,6 +1,7 @@
 // x <- x l^-H for a lower triangle l: what is below the diagonal block of a panel of Cholesky's
-// (`lockstep/linalg/_cholesky.py`). By products with the inverses of small blocks of the diagonal:
-// many times the rate of a solver, and as accurate as those blocks are well conditioned.
+// (`lockstep/linalg/_cholesky.py`), and the rows of an inverse (`_inverse.py`). By products with
+// the inverses of small blocks of the diagonal: many times the rate of a solver, and as accurate as
+// those blocks are well conditioned.
 #include <algorithm>
 #include <complex>
 #include <cstdint>

@@ -153,7 +153,7 @@ def test_strict_compares_the_lines_that_make_a_call(d: int) -> None:
     seen = run_fault("swapped data", d=d, options=["--strict"])
     ours, theirs = (
         rf"process {process} \(.*\) called all-reduce \(sum\) of 1000 x f32, {TOTAL} in total, "
-        rf"called from {line(name)}:\d+ in "
+        rf"called from {line(name)}:\d+-\d+ in "
         for process, name in enumerate(("once", "five_times"))
     )
     for process in range(2):

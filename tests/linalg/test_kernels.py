@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from linalg.matrices import DTYPES, eps, full, hermitian
-from lockstep.linalg import _cholesky, _kernels, _secular, _tridiagonal
+from lockstep.linalg import _cholesky, _inverse, _kernels, _secular, _tridiagonal
 from lockstep.linalg._layout import Layout
 
 # devices, tile, supersteps
@@ -117,16 +117,47 @@ def test_products_of_cholesky_where_they_lie(shape: tuple[int, int, int], dtype:
             cases.append((*both, (panel, low, gathered), False))
         for plain, fast, arguments, has_top in cases:
             static = {"width": rows} if has_top else {}
-            arrays = arguments[:3]
             rest = [jnp.asarray(top)] if has_top else []
+            _assert_equal(plain, fast, arguments[:3], rest, static, dtype)
 
-            def of(function: Any, *x: Any, rest: Any = rest, static: Any = static) -> Any:
-                return function(*x, *rest, **static)
 
-            wanted = jax.jvp(lambda *x, f=plain: of(f, *x), arrays, arrays)
-            found = jax.jvp(lambda *x, f=fast: of(f, *x), arrays, arrays)
-            for got, want in zip(found, wanted, strict=True):
-                _close(got, want, dtype)
+def _assert_equal(
+    plain: Any, fast: Any, arrays: Any, rest: Any, static: dict[str, int], dtype: Any
+) -> None:
+    """The values of both, and their derivatives along ``arrays``."""
+    wanted, found = (
+        jax.jvp(lambda *x, f=function: f(*x, *rest, **static), arrays, arrays)
+        for function in (plain, fast)
+    )
+    for got, want in zip(found, wanted, strict=True):
+        _close(got, want, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [*SHAPES, (2, 2, 9)])
+def test_products_of_the_inverse_where_they_lie(shape: tuple[int, int, int], dtype: Any) -> None:
+    layout, _ = _layout(shape)
+    devices, tile, rows = layout.devices, layout.tile, layout.rows
+    size, step = devices * tile, np.arange(rows) // tile
+    above = np.broadcast_to(step[:, None, None] < step, (rows, devices, rows))
+    numbers = full((rows, devices, rows), dtype)
+    low = jnp.asarray(np.where(above, np.nan, numbers))  # nobody reads what is above
+    for s in range(layout.steps):
+        top, end = s * tile, (s + 1) * tile
+        left = jnp.asarray(full((rows - top, size), dtype, 1))
+        both = _inverse._rows_of_product, _inverse._rows_of_product_by_kernel
+        _assert_equal(*both, (left, low), (), {"end": end}, dtype)
+        product = np.einsum("mw,mdc->wdc", left.conj(), numbers[top:, :, :end])
+        _close(both[1](left, low, end=end), product, dtype)
+        if s:
+            part = jnp.asarray(full((size, devices, end), dtype, 2))
+            left = jnp.asarray(full((top, size), dtype, 3))
+            both = _inverse._leave_products, _inverse._leave_products_by_kernel
+            _assert_equal(*both, (part, left, low), (), {"tile": tile}, dtype)
+            triangle = np.where(above, 0, numbers)[:top, :, :top]
+            change = np.einsum("mw,mdc->wdc", left.conj(), triangle)
+            wanted = np.asarray(part) - np.pad(change, ((0, 0), (0, 0), (0, tile)))
+            _close(both[1](part, left, low, tile=tile), wanted, dtype)
 
 
 POLES = {

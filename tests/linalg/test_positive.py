@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
 from linalg.matrices import DTYPES, assert_close, eps, full, mesh, positive, put, with_spectrum
+from lockstep.linalg import _kernels
 from lockstep.linalg._arguments import place
 from lockstep.linalg._positive import Plan, factor_slots, to_slots_donating
 
@@ -41,6 +42,19 @@ def test_solve_inverse_and_determinant(shape: tuple[int, ...], spec: P, b_spec: 
     inverse = la.inv(sharded, tile=4)
     assert_close(inverse, np.linalg.inv(a))
     assert inverse.sharding.is_equivalent_to(sharded.sharding, 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernels", [True, False])
+def test_inverse_by_many_supersteps(
+    kernels: bool, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not kernels:
+        monkeypatch.setattr(_kernels, "available", lambda platform: False)
+    assert _kernels.available("cpu") == kernels
+    a, over = positive(42, dtype), mesh((2,))
+    assert_close(la.inv(put(a, over, P("x")), tile=4), np.linalg.inv(a))
+    assert_close(la.potri(put(a, over, P("x")), 3), np.linalg.inv(a))
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,11 @@ def test_everything_is_read(tmp_path: Path) -> None:
 def test_the_lines_of_a_call_are_read(tmp_path: Path) -> None:
     top = write_run(job(steps(2), steps(2)), tmp_path)
     file = top / "attempt_0" / "process_1" / CALLERS
-    line = '{"site": 7, "callers": [["/home/u/train.py", 12, "main", 5]]}'
+    line = '{"site": 7, "callers": [["/home/u/train.py", 12, "main", "5-9"]]}'
     file.write_text(line + '\n{"site": 9, "callers": [["/home')
-    assert read_run(top).processes[1].callers == {7: (Caller("/home/u/train.py", 12, "main", 5),)}
+    assert read_run(top).processes[1].callers == {
+        7: (Caller("/home/u/train.py", 12, "main", "5-9"),)
+    }
     assert read_run(top).processes[0].callers == {}
 
 

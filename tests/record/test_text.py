@@ -160,12 +160,12 @@ def test_calls_that_differ_are_named_from_the_innermost_to_the_first_that_differ
     callers = {
         5: (
             average,
-            Caller("/home/u/train.py", 30, "main", 5),
+            Caller("/home/u/train.py", 30, "main", "5-15"),
             Caller("/home/u/train.py", 99, "run"),
         ),
         7: (
             Caller("/mnt/u/utils.py", 5, "average"),
-            Caller("/home/u/train.py", 30, "main", 21),
+            Caller("/home/u/train.py", 30, "main", "21-31"),
             Caller("/home/u/train.py", 99, "run"),
         ),
     }
@@ -176,14 +176,15 @@ def test_calls_that_differ_are_named_from_the_innermost_to_the_first_that_differ
     text = short(diagnose(run))
     what = "all-reduce (sum) of 1024 x f32, train.py:41 in step, called from utils.py:5 in average"
     assert text.startswith(
-        f"process 0 (pid 100 on host a) called {what}, from train.py:30:5 in main; "
-        f"process 1 (pid 101 on host a) called {what}, from train.py:30:21 in main: as the 4th"
+        f"process 0 (pid 100 on host a) called {what}, from train.py:30:5-15 in main; "
+        f"process 1 (pid 101 on host a) called {what}, from train.py:30:21-31 in main: as the 4th"
     )
     assert (
-        f"  process 1 (pid 101 on host a): called {what}, from train.py:30:21 in main; bef" in text
+        f"  process 1 (pid 101 on host a): called {what}, from train.py:30:21-31 in main; bef"
+        in text
     )
     assert text.endswith("which JAX does not order.")
-    assert "step is called from different lines on purpose" in table(diagnose(run))
+    assert "step is called from different places on purpose" in table(diagnose(run))
 
 
 def test_collectives_that_raised_for_no_reason_in_the_records_are_not_called_sound() -> None:

@@ -77,6 +77,15 @@ def test_of_several_executions_none_is_guessed(monkeypatch: pytest.MonkeyPatch) 
     assert on_a_thread_of_xla({}, monkeypatch) == callsite.UNKNOWN
 
 
+class Chain:
+    def __init__(self) -> None:
+        self.sites: list[int] = []
+
+    def again(self) -> Chain:
+        self.sites.append(callsite.of_this_collective())
+        return self
+
+
 def test_a_thread_with_lines_knows_them(monkeypatch: pytest.MonkeyPatch) -> None:
     def call() -> int:
         return callsite.of_this_collective()
@@ -87,6 +96,8 @@ def test_a_thread_with_lines_knows_them(monkeypatch: pytest.MonkeyPatch) -> None
     beside, it = call(), call()
     below = call()
     assert len({beside, it, below}) == 3
+    chained = Chain().again().again()
+    assert len(set(chained.sites)) == 2
 
 
 def test_the_lines_behind_a_site_are_written_for_the_others(
@@ -103,5 +114,5 @@ def test_the_lines_behind_a_site_are_written_for_the_others(
     innermost = [read[site][0] for site in (early, late)]
     assert [Path(caller.file).name for caller in innermost] == ["test_callsite.py"] * 2
     assert innermost[1].line == innermost[0].line + 2
-    assert innermost[0].column == innermost[1].column + 1 == 13
+    assert [caller.columns for caller in innermost] == ["13-41", "12-40"]
     assert innermost[0].function == "test_the_lines_behind_a_site_are_written_for_the_others"

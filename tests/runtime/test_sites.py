@@ -104,12 +104,15 @@ ENTRY %main.0_spmd (param: f32[4,8]) -> (f32[8,8], f32[8,8]) {
   %wrapped_copy = f32[4,8]{0,1} fusion(%add_fusion), kind=kLoop, calls=%wrapped_copy_computation
   %all-gather = f32[8,8]{0,1} all-gather(%wrapped_copy), channel_id=1, dimensions={0}
   %all-gather.1 = f32[8,8]{1,0} all-gather(%param), channel_id=2, dimensions={0}
+  %two_fusion = f32[4,8]{1,0} fusion(%add_fusion, %param), kind=kLoop, calls=%two
+  %all-gather.2 = f32[8,8]{1,0} all-gather(%two_fusion), channel_id=3, dimensions={0}
   ROOT %tuple = (f32[8,8]{0,1}, f32[8,8]{1,0}) tuple(%all-gather, %all-gather.1)
 }
 """
 
 
 def test_a_resharding_has_the_line_of_what_is_moved() -> None:
-    computed, argument = parse(b"1", RESHARDED).collectives
+    computed, argument, of_two = parse(b"1", RESHARDED).collectives
     assert (computed.op_name, computed.file, computed.line) == ("a", "/home/u/train.py", 41)
-    assert (argument.op_name, argument.file, argument.line) == ("", "", 0)
+    for unknown in (argument, of_two):
+        assert (unknown.op_name, unknown.file, unknown.line) == ("", "", 0)

@@ -112,7 +112,7 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
         "--strict",
         action="store_true",
         default=None,
-        help="also compare which lines of the program make a collective; slower",
+        help="also compare which calls in the program make a collective; slower",
     )
 
 

@@ -160,8 +160,8 @@ def _in_columns(
 def stages(steps: int, count: int = STAGES) -> list[tuple[int, int]]:
     """The supersteps (first, end) of each stage, of which there are ``count`` or fewer.
 
-    What a superstep needs of a triangle is taken as wide as its stage needs it: products are
-    1 + 1 / count times the least, and as many are compiled, however many supersteps there are.
+    What a superstep needs of a triangle is taken as wide as its stage needs it, so that as many
+    products are compiled as there are stages, and they are 1 + 1 / count times the least.
     """
     ends = [steps * k // count for k in range(count + 1)]
     return [(first, end) for first, end in itertools.pairwise(ends) if first < end]

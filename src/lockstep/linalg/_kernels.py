@@ -190,7 +190,10 @@ def _words(sizes: Sizes, *operands: Blocks) -> jax.Array:
 
 
 def products(c: Blocks, a: Blocks, b: Blocks, sizes: Sizes) -> jax.Array:
-    """An array like that of ``c`` with blocks ``op(a_il) op(b_il)``, which have to fill it."""
+    """An array like that of ``c`` with blocks ``op(a_il) op(b_il)``.
+
+    They have to fill it, each with one product: what no block covers holds anything.
+    """
     out = _like(c.array, *c.array.shape)
     return _call("products", out, a.array, b.array, _words(sizes, c, a, b))
 

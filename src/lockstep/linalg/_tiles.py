@@ -39,13 +39,6 @@ def trsm(factor: jax.Array, b: jax.Array, conjugate_transpose: bool = False) -> 
     )
 
 
-def trtri(factor: jax.Array) -> jax.Array:
-    """The inverse of a lower triangle, by blocks; what is above the triangle is not read."""
-    lower = jnp.tril(factor)
-    eye = jnp.eye(lower.shape[0], dtype=lower.dtype)
-    return jnp.tril(adjoint(solve_right(eye, lower)))
-
-
 def _block_inverses(factor: jax.Array) -> list[jax.Array]:
     n = factor.shape[0]
     ends = [(k, min(k + BLOCK, n)) for k in range(0, n, BLOCK)]

@@ -27,7 +27,7 @@ class Pattern(enum.Enum):
     RETRACED = "one function compiled differently"
     BRANCH_INSIDE = "a branch inside one program"
     EXECUTIONS = "one execution more or less"
-    OTHER_LINE = "one call from different lines"
+    OTHER_PLACE = "one call from different places"
     PERMUTATION = "different permutations"
     CROSSING = "two cliques in opposite order"
     MEMORY = "out of memory"
@@ -50,7 +50,7 @@ def of_parting(
     (_, a), (_, b) = first
     mine, theirs = (_call(history, calls, *called) for called in first)
     if a.signature == b.signature and a.other_line(b) and _one_program(mine, theirs):
-        return (Cause(Pattern.OPPOSITE_ORDER), Cause(Pattern.OTHER_LINE, (), mine.modules))
+        return (Cause(Pattern.OPPOSITE_ORDER), Cause(Pattern.OTHER_PLACE, (), mine.modules))
     same_function = bool(mine.functions & theirs.functions) or _one_program(mine, theirs)
     found: list[Cause] = []
     if same_function or not (mine.modules and theirs.modules):

@@ -49,7 +49,7 @@ def what_was_called(diagnosis: Diagnosis, call: Call) -> str:
     calls = [_by_index(diagnosis, group[0]).call for group in diagnosis.groups]
     # The processes may have the program in different folders.
     chains = [
-        [(c.file.rpartition("/")[2], c.line, c.function, c.column) for c in one.callers]
+        [(c.file.rpartition("/")[2], c.line, c.function, c.columns) for c in one.callers]
         for one in calls
         if one
     ]

@@ -64,8 +64,8 @@ class Caller:
     file: str
     line: int
     function: str
-    column: int = 0
-    """Where in its line the call begins, from 1; 0 where Python does not know."""
+    columns: str = ""
+    """Where the call begins and ends: ``5-15``, in bytes of the line, from 1; "" if not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +232,8 @@ def read_callers(path: Path | str) -> dict[int, tuple[Caller, ...]]:
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 values = json.loads(text)
                 callers = [
-                    Caller(str(file), int(line), str(function), int(column))
-                    for file, line, function, column in values["callers"]
+                    Caller(str(file), int(line), str(function), str(columns))
+                    for file, line, function, columns in values["callers"]
                 ]
                 found[int(values["site"])] = tuple(callers)
     return found

@@ -88,9 +88,9 @@ def described(call: Call, full: bool = False) -> str:
 
 
 def called_from(callers: Sequence[Caller]) -> str:
-    """``called from utils.py:5:9 in average, from train.py:30:5 in main``, the innermost first."""
+    """``called from utils.py:5:9-24 in average, from train.py:30:5 in main``, innermost first."""
     names = [
-        f"{c.file.rpartition('/')[2]}:{c.line}{f':{c.column}' * bool(c.column)} in {c.function}"
+        f"{c.file.rpartition('/')[2]}:{c.line}{f':{c.columns}' * bool(c.columns)} in {c.function}"
         for c in callers
     ]
     # The last tells the call from another; what lies between is the same.
@@ -158,8 +158,8 @@ _WORDS = {
     "that differs between the devices",
     Pattern.EXECUTIONS: "{process} ran {function} fewer times: a step that was skipped, or one "
     "that others repeated",
-    Pattern.OTHER_LINE: "{function} is called from different lines on purpose, which --strict "
-    "takes for a fault: call it from one line, or leave --strict out",
+    Pattern.OTHER_PLACE: "{function} is called from different places on purpose, which --strict "
+    "takes for a fault: call it from one place, or leave --strict out",
     Pattern.PERMUTATION: "ppermute with another list of pairs: a list made from process_index() "
     "or from local data",
     Pattern.CROSSING: "collectives over different mesh axes in opposite order: iteration over a "

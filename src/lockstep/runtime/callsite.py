@@ -35,6 +35,8 @@ _executing: dict[int, int] = {}
 """Threads that are executing a program now, and the site of each."""
 _known: dict[int, tuple[Caller, ...]] = {}
 _folder: Path | None = None
+_columns_of: dict[tuple[int, int], tuple[str, CodeType]] = {}
+"""Of each instruction that was met; the code is kept, so that its id stays its own."""
 
 
 @functools.cache
@@ -60,7 +62,7 @@ def known() -> dict[int, tuple[Caller, ...]]:
 
 
 def of_this_collective() -> int:
-    """A hash of the lines of the user's program that make this call; `UNKNOWN` where unclear.
+    """A hash of the places in the user's program that make this call; `UNKNOWN` where unclear.
 
     The engine asks, on the thread that runs the collective.
     """
@@ -86,28 +88,28 @@ def _note(execute: Callable[[], Any]) -> Any:
 
 
 def _site(frame: FrameType | None) -> int:
-    callers = []
+    places = []
     while frame is not None:
         code = frame.f_code
         if not _is_library(code.co_filename):
-            column = _column(code, frame.f_lasti)
-            callers.append(Caller(code.co_filename, frame.f_lineno, code.co_name, column))
+            columns = _columns(code, frame.f_lasti)
+            places.append((code.co_filename, frame.f_lineno, code.co_name, columns))
         frame = frame.f_back
-    if not callers:
+    if not places:
         return UNKNOWN
     # The processes may have the program in different folders.
-    places = [(os.path.basename(c.file), c.line, c.function, c.column) for c in callers]
-    digest = hashlib.blake2b(repr(places).encode(), digest_size=4).digest()
+    same = [(os.path.basename(file), *rest) for file, *rest in places]
+    digest = hashlib.blake2b(repr(same).encode(), digest_size=4).digest()
     site = int.from_bytes(digest, "little") | 1
     if site not in _known:
-        _known[site] = tuple(callers)
+        _known[site] = tuple(Caller(*place) for place in places)
         _write(site, _known[site])
     return site
 
 
 def _write(site: int, callers: tuple[Caller, ...]) -> None:
     """Before the collective begins, so that whoever sees its record finds its lines."""
-    places = [[c.file, c.line, c.function, c.column] for c in callers]
+    places = [[c.file, c.line, c.function, c.columns] for c in callers]
     line = json.dumps({"site": site, "callers": places})
     # The job goes on without the lines where they cannot be written.
     with contextlib.suppress(OSError):
@@ -116,11 +118,16 @@ def _write(site: int, callers: tuple[Caller, ...]) -> None:
                 file.write(f"{line}\n")
 
 
-@functools.lru_cache(maxsize=4096)
-def _column(code: CodeType, instruction: int) -> int:
-    """Where in its line the call begins, from 1; 0 where Python does not know."""
-    _, _, column, _ = next(itertools.islice(code.co_positions(), instruction // 2, None))
-    return 0 if column is None else column + 1
+def _columns(code: CodeType, instruction: int) -> str:
+    """Where on its lines the call is that the frame is in; "" where Python does not know."""
+    key = id(code), instruction
+    if key not in _columns_of:
+        positions = itertools.islice(code.co_positions(), max(0, instruction) // 2, None)
+        first, last, begin, end = next(positions)
+        text = "" if begin is None or end is None else f"{begin + 1}-"
+        text += "" if not text else f"{end}" if first == last else f"{last}:{end}"
+        _columns_of[key] = text, code
+    return _columns_of[key][0]
 
 
 @functools.cache

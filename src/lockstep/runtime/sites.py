@@ -13,6 +13,7 @@ The compiled program's text has the rest: shapes, names, stack frames.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections import Counter
@@ -34,9 +35,10 @@ _METADATA = {
     "line": re.compile(r"source_line=(\d+)"),
     "frame": re.compile(r"stack_frame_id=(\d+)"),
 }
-_FRAME = re.compile(r"source_file=|stack_frame_id=")
+_PLACE = re.compile(r"source_file=|stack_frame_id=")
 _NAMED = re.compile(r"^\s*(?:ROOT )?(%\S+) = .*", re.MULTILINE)
-_FIRST_OPERAND = re.compile(r" [\w-]+\((%[^\s,)]+)")
+_OPERANDS = re.compile(r" [\w-]+\(([^()]*%[^()]*)\)")
+_MOST_STEPS = 8
 _TABLE_ROW = re.compile(r"(\d+) (?:\"(.*)\"|\{(.*)\})")
 # What a compiled program says of its origin, of the machine, and of values.
 _ORIGINS = re.compile(
@@ -93,9 +95,14 @@ def parse(fingerprint: bytes, text: str) -> Program:
     frames = _Frames(text)
     module = _MODULE.search(text)
     collectives = []
+
+    @functools.cache
+    def named() -> dict[str, str]:
+        return {found[1]: found[0] for found in _NAMED.finditer(text)}
+
     for line in text.splitlines():
         if found := _COLLECTIVE.search(line):
-            origin = _with_frame(line, text)
+            origin = _with_place(line, named)
             said = {name: m[1] for name, at in _METADATA.items() if (m := at.search(origin))}
             file, number = frames.place(int(said.get("frame", 0)))
             collectives.append(
@@ -112,15 +119,20 @@ def parse(fingerprint: bytes, text: str) -> Program:
     return Program(fingerprint, name, tuple(collectives), _digest([name, *_instructions(text)]))
 
 
-def _with_frame(line: str, text: str) -> str:
-    """The instruction; where it has no place, as of a resharding, the one whose result it takes."""
-    origin: str | None = line
-    lines: dict[str, str] = {}
-    while origin is not None and not _FRAME.search(origin):
-        lines = lines or {found[1]: found[0] for found in _NAMED.finditer(text)}
-        operand = _FIRST_OPERAND.search(origin)
-        origin = lines.pop(operand[1], None) if operand else None
-    return origin or line
+def _with_place(line: str, named: Callable[[], Mapping[str, str]]) -> str:
+    """The instruction; where it has no place, as of a resharding, the one whose result it takes.
+
+    That is certain only along instructions that take one thing.
+    """
+    origin = line
+    for _ in range(_MOST_STEPS):
+        if _PLACE.search(origin):
+            return origin
+        operands = found[1].split(",") if (found := _OPERANDS.search(origin)) else []
+        if len(operands) != 1:
+            break
+        origin = named().get(operands[0].split()[-1], "")
+    return line
 
 
 def _instructions(text: str) -> Iterator[str]:
