@@ -104,7 +104,7 @@ def add_blas_threads(environ: dict[str, str], threads: int) -> None:
     """Says to the BLAS of NumPy, SciPy and so jaxlib how many threads one device's calls may use.
 
     By itself it takes all cores in each process, and its threads spin while they wait: then a
-    factorization on two processes and two cores takes four times as long.
+    factorization on two processes and two cores took two and a half times as long.
     """
     if not any(name in environ for name in _BLAS_THREADS):
         environ[_BLAS_THREADS[0]] = str(threads)
