@@ -124,8 +124,9 @@ def _columns(code: CodeType, instruction: int) -> str:
     if key not in _columns_of:
         positions = itertools.islice(code.co_positions(), max(0, instruction) // 2, None)
         first, last, begin, end = next(positions)
-        text = "" if begin is None or end is None else f"{begin + 1}-"
-        text += "" if not text else f"{end}" if first == last else f"{last}:{end}"
+        text = ""
+        if begin is not None and end is not None:
+            text = f"{begin + 1}-{end}" if first == last else f"{begin + 1}-{last}:{end}"
         _columns_of[key] = text, code
     return _columns_of[key][0]
 
