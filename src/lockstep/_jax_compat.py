@@ -9,6 +9,7 @@ cost nothing.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import importlib.machinery
 import os
@@ -318,6 +319,8 @@ def survive_dead_peers(
 
     def client(*args: Any, **options: Any) -> Any:
         nonlocal joined
+        global _heartbeat_seconds
+        _heartbeat_seconds = options.get("heartbeat_timeout") or _heartbeat_seconds
         if joined:
             before_another_job()
             if "recoverable" in options:  # the service of another job is in process 0: see above
@@ -338,6 +341,30 @@ def distributed_client() -> Any:
     from jax._src import distributed
 
     return distributed.global_state.client
+
+
+_heartbeat_seconds = 100.0
+"""JAX's default, for those who do not say."""
+
+
+def heartbeat_seconds() -> float:
+    """``heartbeat_timeout_seconds`` as given to ``jax.distributed.initialize``."""
+    return _heartbeat_seconds
+
+
+def set_client_aside() -> None:
+    """Has the end of this process not wait for JAX's coordination service, which is out of reach.
+
+    JAX's client would say goodbye at exit, wait five minutes for an answer, and abort the process.
+    """
+    from jax._src import distributed
+
+    state = distributed.global_state
+    for left in (state.client, state.preemption_sync_manager):
+        if left is not None:
+            # For good: its destructor says goodbye too.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(left))
+    state.client = state.preemption_sync_manager = None
 
 
 def distributed_place() -> tuple[int, int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.runtime.coordination import connections
+from lockstep.runtime.coordination import clients
 from processes import free_port, python, run_processes
 from support import Result, run_lockstep, wait_until
 
@@ -186,9 +186,9 @@ print(coordination.start("127.0.0.1:1", fails))
     assert ended.stderr.count("JAX's coordination service did not start outside process 0") == 1
 
 
-def test_a_port_s_connections_are_counted() -> None:
+def test_a_port_s_clients_are_counted() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert connections(port) == 0
+        assert clients(port) == 0
         with socket.create_connection(("127.0.0.1", port)), server.accept()[0]:
-            assert connections(port) == 1
+            assert clients(port) == 1

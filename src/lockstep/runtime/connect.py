@@ -21,7 +21,7 @@ import lockstep
 from lockstep import _config, _engine, _jax_compat
 from lockstep._errors import InitializationError
 from lockstep._records import process_dir
-from lockstep.runtime import agreement, callsite, members, topology
+from lockstep.runtime import agreement, callsite, cut_off, members, topology
 
 _WAIT_SECONDS = 300
 _PREFIX = "lockstep"
@@ -65,6 +65,7 @@ def leave_job() -> None:
     """Lets go of the job, and so of the connection to its coordination service."""
     global _job
     _job = None
+    cut_off.stop()
     if (watch := sys.modules.get("lockstep.runtime.watch")) is not None:
         watch.stop()
 
@@ -99,10 +100,22 @@ def before_cpu_client() -> None:
 
     Raises `DisagreementError`, on every process, when those of one host have different engines.
     """
+    if _implementation() == "mpi":
+        _stay_or_fall_back()
+    # Else the program or the user chose another implementation.
+    if _implementation() == "gloo":
+        cut_off.before_cpu_client()
+
+
+def _implementation() -> str | None:
     import jax
 
-    if jax.config.values["jax_cpu_collectives_implementation"] != "mpi":
-        return  # the program chose another implementation itself
+    return jax.config.values["jax_cpu_collectives_implementation"]
+
+
+def _stay_or_fall_back() -> None:
+    import jax
+
     job = _current_job()
     hosts = topology.host_names(job.peers)
     if len(hosts) == 1:
@@ -122,10 +135,13 @@ def before_cpu_client() -> None:
 
 
 def after_cpu_client(client: Any) -> None:
-    """Has noted what the stack of a collective may not show: programs, the lines of executions."""
-    import jax
+    """Has noted what the stack of a collective may not show: programs, the lines of executions.
 
-    if jax.config.values["jax_cpu_collectives_implementation"] != "mpi":
+    With gloo, begins to watch the other hosts.
+    """
+    if _implementation() == "gloo":
+        cut_off.after_cpu_client()
+    if _implementation() != "mpi":
         return
     from lockstep.runtime import watch
 

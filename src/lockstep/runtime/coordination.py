@@ -33,6 +33,7 @@ from typing import Any, NoReturn
 
 from lockstep import _config, _records
 from lockstep._errors import InitializationError
+from lockstep.runtime import connections
 
 READY_SECONDS = 20.0
 """How long the child may take until it serves; a few milliseconds are usual."""
@@ -40,6 +41,8 @@ LOOK_SECONDS = 0.2
 """How often a service that has lost process 0 looks whether anybody is still connected."""
 LEAVE_SECONDS = 30.0
 """How long all processes of a job may take to leave it, when they are to join another."""
+SILENT_SECONDS = 10.0
+"""How long somebody who is connected may be out of reach, when process 0 is gone."""
 ALONE_LOOKS = 5
 """In how many looks in turn nobody may be connected until it ends: a client may be between two
 connections."""
@@ -196,8 +199,16 @@ def _serve(address: str, serve: Callable[[], Any], process_0: int, told: int) ->
     alone = 0
     while alone < ALONE_LOOKS:
         time.sleep(LOOK_SECONDS)
-        alone = 0 if connections(port) else alone + 1
+        _forget_who_is_out_of_reach()
+        alone = 0 if clients(port) else alone + 1
     del service
+
+
+def _forget_who_is_out_of_reach() -> None:
+    """Has the kernel end connections to hosts that are cut off; all of this process are JAX's."""
+    for each in connections.tcp_sockets():
+        with contextlib.suppress(OSError):  # no longer connected
+            connections.keep_asking(each, SILENT_SECONDS)
 
 
 def _let_go(kept: set[int]) -> None:
@@ -228,7 +239,7 @@ def _sign() -> None:
             (_folder() / _records.COORDINATION_PID).write_text(str(os.getpid()))
 
 
-def connections(port: int) -> int:
+def clients(port: int) -> int:
     """How many TCP connections to ``port`` of this machine are established."""
     found = 0
     for name in ("tcp", "tcp6"):

@@ -141,13 +141,12 @@ def _hook_jax() -> None:
 
     _jax_compat.survive_dead_peers(coordination.start, before_another_job, _note_joining)
     choice = _config.current().collectives
-    if choice != "gloo":
-        if not lowering.register():
-            lowering.explain_uncaught()
-        if choice == "lockstep":
-            _jax_compat.around_cpu_client(connect.before_cpu_client, connect.after_cpu_client)
-        else:
-            _jax_compat.around_cpu_client(mpi.before_cpu_client, lambda _: None)
+    if choice != "gloo" and not lowering.register():
+        lowering.explain_uncaught()
+    if choice == "mpi":
+        _jax_compat.around_cpu_client(mpi.before_cpu_client, lambda _: None)
+    else:
+        _jax_compat.around_cpu_client(connect.before_cpu_client, connect.after_cpu_client)
 
 
 def _note_joining() -> None:

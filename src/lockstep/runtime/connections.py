@@ -1,0 +1,93 @@
+"""This process's TCP connections, those of C++ libraries included, and what their kernel knows.
+
+A library such as gloo keeps its sockets to itself, so they are looked up in /proc. They remain the
+library's: nothing here closes or duplicates one. (A duplicate that is closed would take along the
+locks of a file that has got the number meanwhile.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Iterator
+
+_ASK_TIMES = 6
+"""How often in the limit the other end is asked; some questions and answers may get lost."""
+_UNANSWERED = 2
+"""From so many questions on: clocks may jump, when a machine was suspended."""
+_ESTABLISHED = 1
+_LAST_RECEIVED = 52
+"""Where struct tcp_info (linux/tcp.h) has the ms since the last data and the last acknowledgement,
+which are neighbours; it begins with bytes: state, _, retransmits, probes."""
+
+Address = tuple[str, int]
+
+
+def tcp_sockets() -> Iterator[socket.socket]:
+    """Each in turn, good until the next is asked for, and not to be closed."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            borrowed = socket.socket(fileno=int(name))
+        except OSError:  # the listing's own, or closed since
+            continue
+        try:
+            internet = borrowed.family in (socket.AF_INET, socket.AF_INET6)
+            if internet and borrowed.type == socket.SOCK_STREAM:
+                yield borrowed
+        finally:
+            borrowed.detach()
+
+
+def listening() -> set[Address]:
+    """Where this process takes connections."""
+    found = set()
+    for each in tcp_sockets():
+        with contextlib.suppress(OSError):
+            if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                found.add(local(each))
+    return found
+
+
+def is_established(connection: socket.socket) -> bool:
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED
+
+
+def local(connection: socket.socket) -> Address:
+    return _plain(connection.getsockname())
+
+
+def remote(connection: socket.socket) -> Address:
+    return _plain(connection.getpeername())
+
+
+def _plain(name: tuple[str, int]) -> Address:
+    """Without an interface's name, which is different on the other end."""
+    return name[0].partition("%")[0], name[1]
+
+
+def keep_asking(connection: socket.socket, limit: float) -> None:
+    """Has the kernel ask the other kernel for a sign of life while nothing is sent.
+
+    So `silence` grows only when nobody answers. After twice the limit, in seconds, the kernel ends
+    the connection by itself. A process that is stopped or busy does not matter: its kernel answers.
+    """
+    if connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE):
+        return
+    pause = max(1, round(limit / _ASK_TIMES))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2 * _ASK_TIMES)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def silence(connection: socket.socket) -> float:
+    """For how many seconds the other kernel has answered nothing that it was sent."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_RECEIVED + 8)
+    state, _, retransmits, probes = info[:4]
+    if state != _ESTABLISHED or max(retransmits, probes) < _UNANSWERED:
+        return 0.0
+    return min(struct.unpack_from("=II", info, _LAST_RECEIVED)) / 1000

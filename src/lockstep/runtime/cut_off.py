@@ -1,0 +1,196 @@
+"""Finds out that a host can no longer be reached, where gloo carries the collectives between hosts.
+
+A cable is pulled, a machine freezes: no end of a connection tells. gloo waits for ever, and JAX's
+coordination service aborts the processes that cannot reach it, before Python can say a word. But
+kernels know: one that sends and gets no acknowledgement. So a thread makes the kernel ask on gloo's
+connections while they are idle, looks once a second for how long each has got no answer, and after
+the limit ends all connections of gloo: whoever waits raises, and so does whoever calls a collective
+next. All, because a process may wait for one that waits for the host.
+
+Why not the kernel's own limit, TCP_USER_TIMEOUT: it also ends a connection whose other end answers
+but takes no data, which is a process that was stopped. Why not a heartbeat: a process that computes
+with Python's lock held would miss it. A connection that is still being made is gloo's affair.
+
+Which connections are gloo's: it listens on one port per process, which opens while JAX makes its
+CPU client, and every connection has one of these at one end. The processes tell each other theirs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import socket
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+
+from lockstep import _config, _jax_compat
+from lockstep.runtime import connections, topology
+from lockstep.runtime.connections import Address
+from lockstep.runtime.topology import Peer
+
+LIMIT = 0.3
+"""As a part of JAX's ``heartbeat_timeout_seconds`` (100)."""
+_ABORT = 0.5, 1.0
+"""When JAX aborts a process that does not reach its service: there is to be time to save before."""
+_LOOK_SECONDS = 1.0
+_EXCHANGE_SECONDS = 20
+"""For the other processes to say where they listen: all have just met, to list their devices."""
+
+
+class Listeners:
+    """Where gloo listens in each process, as they have told each other."""
+
+    def __init__(self, process: int, said: Sequence[tuple[Peer, Sequence[Address]]]) -> None:
+        _, own = said[process]
+        self._own_ports = {port for _, port in own}
+        self._all = {address for _, addresses in said for address in addresses}
+        here = {host for host, _ in own}
+        self.peers_at: dict[str, list[Peer]] = {}
+        """The processes of other hosts by their address."""
+        for peer, addresses in said:
+            for host in {host for host, _ in addresses} - here:
+                self.peers_at.setdefault(host, []).append(peer)
+
+    def connections(self) -> Iterator[tuple[socket.socket, str]]:
+        """gloo's connections of this process, each with the address of the host at its end."""
+        for each in connections.tcp_sockets():
+            with contextlib.suppress(OSError):  # not connected, or no longer
+                remote = connections.remote(each)
+                if remote in self._all or connections.local(each)[1] in self._own_ports:
+                    yield each, remote[0]
+
+
+class Watch(threading.Thread):
+    """Watches gloo's connections to other hosts until the process ends."""
+
+    def __init__(self, listeners: Listeners, own: Peer, heartbeat: float) -> None:
+        super().__init__(name="lockstep-hosts", daemon=True)
+        self._listeners = listeners
+        self._own = own
+        self._heartbeat = heartbeat
+        self._limit = LIMIT * heartbeat
+        self._over = threading.Event()
+        self._silence: dict[str, float] = {}
+        """Seconds by host, at the last look."""
+
+    def run(self) -> None:
+        while not self._over.wait(_LOOK_SECONDS):
+            with contextlib.suppress(OSError):  # no descriptor left to read /proc with
+                self._look()
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+        # JAX's handlers at exit come next, and would wait for the service.
+        with contextlib.suppress(OSError):
+            self._leave_service(self._lost(self._limit / 2))
+
+    def _look(self) -> None:
+        lost = self._lost(self._limit)
+        if not lost:
+            return
+        self._leave_service(lost)
+        # Before the exception comes, after which the process may end at once.
+        peers = [peer for host in lost for peer in self._listeners.peers_at[host]]
+        words = cut_off_words(self._own, peers, max(lost.values()), self._heartbeat)
+        print(words, file=sys.stderr, flush=True)
+        for each, _ in self._listeners.connections():
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def _lost(self, limit: float) -> dict[str, float]:
+        """The hosts that have answered nothing for that long, with the seconds."""
+        before, self._silence = self._silence, {}
+        for each, host in self._listeners.connections():
+            if host in self._listeners.peers_at:
+                with contextlib.suppress(OSError):  # it ends just now
+                    connections.keep_asking(each, self._limit)
+                    seconds = connections.silence(each)
+                    self._silence[host] = max(seconds, self._silence.get(host, 0.0))
+        lost = {host: seconds for host, seconds in self._silence.items() if seconds >= limit}
+        for host, seconds in before.items():
+            # A process of a third host was faster to end its connections, and so gloo all of ours.
+            if host not in self._silence and seconds >= self._limit / 2:
+                lost[host] = seconds
+        return lost
+
+    def _leave_service(self, lost: Iterable[str]) -> None:
+        """Leaves JAX's coordination service, if it is out of reach: it is beside process 0."""
+        if any(peer.process == 0 for host in lost for peer in self._listeners.peers_at[host]):
+            _jax_compat.set_client_aside()
+
+
+def cut_off_words(own: Peer, lost: Iterable[Peer], silence: float, heartbeat: float) -> str:
+    """What the user reads when ``lost`` cannot be reached from ``own``; times in seconds."""
+    hosts: dict[str, list[str]] = {}
+    for peer in sorted(lost, key=lambda peer: peer.process):
+        hosts.setdefault(peer.host_name, []).append(str(peer.process))
+    names = " and ".join(
+        f"host {host} (process{'es' if len(found) > 1 else ''} {', '.join(found)})"
+        for host, found in hosts.items()
+    )
+    words = (
+        f"lockstep: {own.label}: no answer for {silence:.0f} s from {names}, which counts as cut "
+        "off. Is the machine up, and the network? Collectives with any other process raise from "
+        "now on. This process may compute on its own devices, save and end."
+    )
+    if all("0" not in found for found in hosts.values()):
+        return words
+    first, last = ((part - LIMIT) * heartbeat for part in _ABORT)
+    return (
+        f"{words} If it has not ended, JAX will abort it {first:.0f} to {last:.0f} s from now: a "
+        "larger heartbeat_timeout_seconds in jax.distributed.initialize() gives more time."
+    )
+
+
+_before: set[Address] = set()
+_watches: list[Watch] = []
+_starts = 0
+
+
+def before_cpu_client() -> None:
+    """Notes what is open, so that gloo's can be told from it."""
+    global _before
+    _before = connections.listening()
+
+
+def after_cpu_client() -> None:
+    """Starts the watch, where there are several hosts. Raises nothing."""
+    stop()
+    try:
+        listeners, own = _exchange(connections.listening() - _before)
+    except Exception as error:
+        # With `import lockstep` in some of the processes only, say.
+        print(f"lockstep: does not watch for hosts that are cut off: {error}", file=sys.stderr)
+        return
+    if listeners.peers_at:
+        watch = Watch(listeners, own, _jax_compat.heartbeat_seconds())
+        _watches.append(watch)
+        watch.start()
+        # Registered behind JAX's handlers, so run before them.
+        atexit.unregister(stop)
+        atexit.register(stop)
+
+
+def stop() -> None:
+    """Ends the watch of this process."""
+    while _watches:
+        _watches.pop().stop()
+
+
+def _exchange(addresses: set[Address]) -> tuple[Listeners, Peer]:
+    global _starts
+    client = _jax_compat.distributed_client()
+    process, count = _jax_compat.distributed_place()
+    own = topology.this_process(process, _config.current().host_id, "")
+    prefix = f"lockstep/gloo/{_starts}"
+    _starts += 1
+    client.key_value_set(f"{prefix}/{process}", json.dumps([own.to_json(), sorted(addresses)]))
+    said = []
+    for other in range(count):
+        text = client.blocking_key_value_get(f"{prefix}/{other}", _EXCHANGE_SECONDS * 1000)
+        peer, listens = json.loads(text)
+        said.append((Peer.from_json(peer), [(host, port) for host, port in listens]))
+    return Listeners(process, said), own

@@ -1,0 +1,126 @@
+"""Two hosts of one machine: namespaces with a network, a name and an /etc/hosts of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from processes import clean_environ
+from support import MARK, marked
+
+NAMES = ("hosta", "hostb")
+_ADDRESSES = ("10.9.0.1", "10.9.0.2")
+_PORT = "29500"
+_DEVICE = "eth0"
+_PAIR = ("link", "add", _DEVICE, "type", "veth", "peer", "name", _DEVICE)
+# It ends with its stdin, and so with this process, however that ends.
+_BE = 'hostname "$1" && mount --bind "$2" /etc/hosts && echo up && exec cat'
+TIMEOUT = 20.0
+
+
+def possible() -> bool:
+    """Whether this system lets us make such hosts."""
+    if not (shutil.which("ip") and shutil.which("nsenter")):
+        return False
+    probe = ["unshare", "-Urnmu", "ip", "link", "add", "type", "veth"]
+    return subprocess.run(probe, capture_output=True, timeout=TIMEOUT).returncode == 0
+
+
+class Hosts:
+    """Two hosts with a cable between them. `two_hosts` makes them and looks after them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.mark = uuid.uuid4().hex
+        self._folder = folder
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._hosts: list[subprocess.Popen[bytes]] = []
+
+    def make(self) -> None:
+        self._host(["unshare", "-Urnmu"])
+        self._host([*self._enter(0, "-U"), "unshare", "-nmu"])
+        self._ip(0, *_PAIR, "netns", str(self._hosts[1].pid))
+        for host, address in enumerate(_ADDRESSES):
+            self._ip(host, "address", "add", f"{address}/24", "dev", _DEVICE)
+            self._ip(host, "link", "set", _DEVICE, "up")
+            self._ip(host, "link", "set", "lo", "up")
+
+    def _host(self, new: Sequence[str]) -> None:
+        names = self._folder / "hosts"
+        lines = [f"{a} {n}" for a, n in zip(_ADDRESSES, NAMES, strict=True)]
+        names.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+        made = subprocess.Popen(
+            [*new, "sh", "-c", _BE, "sh", NAMES[len(self._hosts)], str(names)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._hosts.append(made)
+        assert made.stdout is not None
+        assert made.stdout.readline() == b"up\n"
+
+    def _enter(self, host: int, *namespaces: str) -> list[str]:
+        pid = str(self._hosts[host].pid)
+        return ["nsenter", "--preserve-credentials", "-t", pid, *namespaces]
+
+    def _ip(self, host: int, *words: str) -> None:
+        command = [*self._enter(host, "-U", "-n"), "ip", *words]
+        subprocess.run(command, check=True, timeout=TIMEOUT)
+
+    def start(self, host: int, program: Path, *args: str) -> subprocess.Popen[bytes]:
+        """Process ``host`` of the job, as a cluster's launcher would start it on that host."""
+        place = {"RANK": str(host), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        meet = {"MASTER_ADDR": _ADDRESSES[0], "MASTER_PORT": _PORT}
+        # The namespaces of processes are the same: by them they would be on one host.
+        environ = clean_environ(LOCKSTEP_HOST_ID=NAMES[host], **place, **meet)
+        worker = [sys.executable, "-m", "lockstep", "worker", str(program), *args]
+        with self._output(host).open("wb") as output:
+            process = subprocess.Popen(
+                [*self._enter(host, "-U", "-n", "-m", "-u"), *worker],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**environ, MARK: self.mark},
+            )
+        self._started.append(process)
+        return process
+
+    def _output(self, host: int) -> Path:
+        return self._folder / f"{NAMES[host]}.txt"
+
+    def said(self, host: int) -> str:
+        """What the process on that host has printed so far, stderr too."""
+        return self._output(host).read_text()
+
+    def lines(self, host: int, first_word: str) -> list[list[str]]:
+        """The lines of its program that begin so, in words."""
+        lines = (line.split() for line in self.said(host).splitlines())
+        return [words for words in lines if words[:1] == [first_word]]
+
+    def cut(self) -> None:
+        """Pulls the cable: neither host hears of the other again, nor why."""
+        self._ip(1, "link", "set", _DEVICE, "down")
+
+    def end(self) -> None:
+        for pid in marked(self.mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in [*self._started, *reversed(self._hosts)]:
+            process.kill()
+            process.communicate()
+
+
+@contextlib.contextmanager
+def two_hosts(folder: Path) -> Iterator[Hosts]:
+    """Two hosts, of which nothing outlives the block."""
+    hosts = Hosts(folder)
+    try:
+        hosts.make()
+        yield hosts
+    finally:
+        hosts.end()

@@ -1,0 +1,86 @@
+"""A host that can no longer be reached, and one that only takes its time."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from faults.harness import PROGRAMS
+from faults.hosts import NAMES, Hosts, possible, two_hosts
+from lockstep.runtime.cut_off import LIMIT
+from support import marked, wait_until
+
+HEARTBEAT = 24
+LIMIT_SECONDS = LIMIT * HEARTBEAT
+ABORT_SECONDS = HEARTBEAT / 2
+"""When JAX may abort a process at the earliest."""
+OWN_STATUS = 3
+
+pytestmark = pytest.mark.skipif(
+    not possible(), reason="no network namespaces, or no ip or nsenter: no second host"
+)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    with two_hosts(tmp_path) as hosts:
+        yield hosts
+
+
+def start(hosts: Hosts) -> list[subprocess.Popen[bytes]]:
+    """Runs the program on both, until they sum."""
+    args = [str(HEARTBEAT), str(OWN_STATUS)]
+    processes = [hosts.start(host, PROGRAMS / "cut_off.py", *args) for host in range(2)]
+    wait_for_steps(hosts)
+    return processes
+
+
+def wait_for_steps(hosts: Hosts, more: int = 5) -> None:
+    before = [len(hosts.lines(host, "step")) for host in range(2)]
+
+    def are_there() -> bool:
+        return all(len(hosts.lines(host, "step")) >= before[host] + more for host in range(2))
+
+    try:
+        wait_until(are_there, f"{more} more steps", 60)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{hosts.said(0)}\n{hosts.said(1)}") from None
+
+
+def test_both_sides_of_a_cut_raise_compute_and_end_as_they_like(hosts: Hosts) -> None:
+    processes = start(hosts)
+    hosts.cut()
+    cut = time.monotonic()
+    for host, process in enumerate(processes):
+        # Without the watch process 0 waits for ever, and JAX aborts process 1.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, cut + HEARTBEAT - time.monotonic()))
+        said = hosts.said(host)
+        assert process.returncode == OWN_STATUS, said
+        other = 1 - host
+        words = f"s from host {NAMES[other]} (process {other}), which counts as cut off"
+        assert said.count(words) == 1, said
+        assert ("JAX will abort it" in said) == (host == 1), said
+        [raised] = hosts.lines(host, "raised")
+        assert LIMIT_SECONDS - 2 < float(raised[1]) - cut < ABORT_SECONDS, said
+        assert "Gloo all-reduce failed" in said, said
+        assert hosts.lines(host, "saved") == [["saved", "10.0"]], said
+    # JAX's service had a client on the other side.
+    wait_until(lambda: not marked(hosts.mark), "a process is left behind", 45)
+
+
+def test_a_process_that_is_stopped_is_not_cut_off(hosts: Hosts) -> None:
+    processes = start(hosts)
+    processes[1].send_signal(signal.SIGSTOP)
+    time.sleep(LIMIT_SECONDS + 3)
+    processes[1].send_signal(signal.SIGCONT)
+    wait_for_steps(hosts)
+    for host in range(2):
+        assert processes[host].poll() is None, hosts.said(host)
+        assert "cut off" not in hosts.said(host)
