@@ -52,10 +52,6 @@ def listening() -> set[Address]:
     return found
 
 
-def is_established(connection: socket.socket) -> bool:
-    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED
-
-
 def local(connection: socket.socket) -> Address:
     return _plain(connection.getsockname())
 

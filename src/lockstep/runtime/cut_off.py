@@ -132,9 +132,9 @@ def cut_off_words(own: Peer, lost: Iterable[Peer], silence: float, heartbeat: fl
         for host, found in hosts.items()
     )
     words = (
-        f"lockstep: {own.label}: no answer for {silence:.0f} s from {names}, which counts as cut "
-        "off. Is the machine up, and the network? Collectives with any other process raise from "
-        "now on. This process may compute on its own devices, save and end."
+        f"lockstep: {own.label}: cut off from {names}: no answer for {silence:.0f} s. Is the "
+        "machine up, and the network? Collectives with any other process raise from now on. This "
+        "process may compute on its own devices, save and end."
     )
     if all("0" not in found for found in hosts.values()):
         return words

@@ -1,0 +1,54 @@
+"""Which connections are watched for a host that is cut off, and what the user reads."""
+
+from __future__ import annotations
+
+import socket
+
+from lockstep.runtime.cut_off import Listeners, cut_off_words
+from lockstep.runtime.topology import Peer
+
+
+def peer(process: int, host: str) -> Peer:
+    return Peer(process=process, pid=100 + process, host_id=host, host_name=host, cpus=(0,))
+
+
+def test_the_others_hosts_by_address() -> None:
+    said = [
+        (peer(0, "a"), [("10.0.0.1", 1000)]),
+        (peer(1, "a"), [("10.0.0.1", 1001)]),
+        (peer(2, "b"), [("10.0.0.2", 1000)]),
+        (peer(3, "b"), [("10.0.0.2", 1001)]),
+    ]
+    at = Listeners(1, said).peers_at
+    assert {host: [p.process for p in peers] for host, peers in at.items()} == {"10.0.0.2": [2, 3]}
+
+
+def test_only_gloo_s_connections_are_touched() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as gloo,
+        socket.create_server(("127.0.0.1", 0)) as stranger,
+        socket.create_connection(gloo.getsockname()) as one,
+        gloo.accept()[0] as other,
+        socket.create_connection(stranger.getsockname()),
+        stranger.accept()[0],
+    ):
+        here, there = [("127.0.0.1", gloo.getsockname()[1])], [("127.0.0.2", 1)]
+        listeners = Listeners(0, [(peer(0, "a"), here), (peer(1, "b"), there)])
+        found = {each.fileno() for each, _ in listeners.connections()}
+        assert found == {one.fileno(), other.fileno()}
+
+
+def test_the_words_name_hosts_and_processes() -> None:
+    words = cut_off_words(peer(0, "a"), [peer(3, "c"), peer(2, "b"), peer(1, "b")], 30.6, 100.0)
+    assert words.startswith(
+        "lockstep: process 0 (pid 100 on a): cut off from host b (processes 1, 2) and host c "
+        "(process 3): no answer for 31 s."
+    )
+    assert "JAX will abort" not in words
+
+
+def test_without_the_service_there_is_less_time() -> None:
+    words = cut_off_words(peer(2, "b"), [peer(0, "a"), peer(1, "a")], 30.0, 100.0)
+    assert "host a (processes 0, 1)" in words
+    assert "JAX will abort it 20 to 70 s from now" in words
+    assert "heartbeat_timeout_seconds" in words
