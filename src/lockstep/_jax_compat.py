@@ -352,6 +352,21 @@ def heartbeat_seconds() -> float:
     return _heartbeat_seconds
 
 
+def service_answers(key: str, seconds: float) -> bool:
+    """Whether JAX's coordination service says in time what ``key`` is, which has been set.
+
+    True where this process has left it.
+    """
+    client = distributed_client()
+    if client is None:
+        return True
+    try:
+        client.blocking_key_value_get(key, round(seconds * 1000))
+    except Exception:
+        return False
+    return True
+
+
 def set_client_aside() -> None:
     """Has the end of this process not wait for JAX's coordination service, which is out of reach.
 

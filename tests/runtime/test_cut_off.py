@@ -34,21 +34,23 @@ def test_only_gloo_s_connections_are_touched() -> None:
     ):
         here, there = [("127.0.0.1", gloo.getsockname()[1])], [("127.0.0.2", 1)]
         listeners = Listeners(0, [(peer(0, "a"), here), (peer(1, "b"), there)])
-        found = {each.fileno() for each, _ in listeners.connections()}
+        found = {each.fileno() for each in listeners.connections()}
         assert found == {one.fileno(), other.fileno()}
 
 
 def test_the_words_name_hosts_and_processes() -> None:
-    words = cut_off_words(peer(0, "a"), [peer(3, "c"), peer(2, "b"), peer(1, "b")], 30.6, 100.0)
+    at = {"10.0.0.3": [peer(3, "c")], "10.0.0.2": [peer(1, "b"), peer(2, "b")]}
+    words = cut_off_words(peer(0, "a"), ["10.0.0.3", "10.9.9.9", "10.0.0.2"], at, 30.6, 100.0)
     assert words.startswith(
         "lockstep: process 0 (pid 100 on a): cut off from host b (processes 1, 2) and host c "
-        "(process 3): no answer for 31 s."
+        "(process 3) and the host with the address 10.9.9.9: no answer for 31 s."
     )
     assert "JAX will abort" not in words
 
 
 def test_without_the_service_there_is_less_time() -> None:
-    words = cut_off_words(peer(2, "b"), [peer(0, "a"), peer(1, "a")], 30.0, 100.0)
+    at = {"10.0.0.1": [peer(0, "a"), peer(1, "a")]}
+    words = cut_off_words(peer(2, "b"), ["10.0.0.1"], at, 30.0, 100.0)
     assert "host a (processes 0, 1)" in words
     assert "JAX will abort it 20 to 70 s from now" in words
     assert "heartbeat_timeout_seconds" in words

@@ -23,7 +23,7 @@ import json
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from lockstep import _config, _jax_compat
 from lockstep.runtime import connections, topology
@@ -33,7 +33,10 @@ from lockstep.runtime.topology import Peer
 LIMIT = 0.3
 """As a part of JAX's ``heartbeat_timeout_seconds`` (100)."""
 _ABORT = 0.5, 1.0
-"""When JAX aborts a process that does not reach its service: there is to be time to save before."""
+"""When JAX aborts a process that does not reach its service, likewise: there is to be time to save
+before."""
+_EXIT = 0.1
+"""How long the service may take to answer when the process ends."""
 _LOOK_SECONDS = 1.0
 _EXCHANGE_SECONDS = 20
 """For the other processes to say where they listen: all have just met, to list their devices."""
@@ -46,34 +49,47 @@ class Listeners:
         _, own = said[process]
         self._own_ports = {port for _, port in own}
         self._all = {address for _, addresses in said for address in addresses}
-        here = {host for host, _ in own}
+        self._here = {host for host, _ in own}
         self.peers_at: dict[str, list[Peer]] = {}
         """The processes of other hosts by their address."""
         for peer, addresses in said:
-            for host in {host for host, _ in addresses} - here:
+            for host in {host for host, _ in addresses} - self._here:
                 self.peers_at.setdefault(host, []).append(peer)
 
-    def connections(self) -> Iterator[tuple[socket.socket, str]]:
-        """gloo's connections of this process, each with the address of the host at its end."""
+    def connections(self) -> Iterator[socket.socket]:
+        """gloo's connections of this process."""
         for each in connections.tcp_sockets():
             with contextlib.suppress(OSError):  # not connected, or no longer
                 remote = connections.remote(each)
                 if remote in self._all or connections.local(each)[1] in self._own_ports:
-                    yield each, remote[0]
+                    yield each
+
+    def silence(self, limit: float) -> dict[str, float]:
+        """For how many seconds each other host has not answered, and has them asked from now on.
+
+        A host is an address: one that has several may come from another than it listens on.
+        """
+        found: dict[str, float] = {}
+        for each in self.connections():
+            with contextlib.suppress(OSError):  # it ends just now
+                host, _ = connections.remote(each)
+                if host not in self._here:
+                    connections.keep_asking(each, limit)
+                    found[host] = max(connections.silence(each), found.get(host, 0.0))
+        return found
 
 
 class Watch(threading.Thread):
     """Watches gloo's connections to other hosts until the process ends."""
 
-    def __init__(self, listeners: Listeners, own: Peer, heartbeat: float) -> None:
+    def __init__(self, listeners: Listeners, own: Peer, key: str, heartbeat: float) -> None:
         super().__init__(name="lockstep-hosts", daemon=True)
         self._listeners = listeners
         self._own = own
+        self._key = key
         self._heartbeat = heartbeat
         self._limit = LIMIT * heartbeat
         self._over = threading.Event()
-        self._silence: dict[str, float] = {}
-        """Seconds by host, at the last look."""
 
     def run(self) -> None:
         while not self._over.wait(_LOOK_SECONDS):
@@ -83,60 +99,54 @@ class Watch(threading.Thread):
     def stop(self) -> None:
         self._over.set()
         self.join()
-        # JAX's handlers at exit come next, and would wait for the service.
-        with contextlib.suppress(OSError):
-            self._leave_service(self._lost(self._limit / 2))
+        # JAX's handlers at exit come next, and would wait for the service. It may be out of reach
+        # without our knowing: for a short time, or gloo's connections are closed already.
+        if not _jax_compat.service_answers(self._key, _EXIT * self._heartbeat):
+            _jax_compat.set_client_aside()
 
     def _look(self) -> None:
-        lost = self._lost(self._limit)
-        if not lost:
+        silence = self._listeners.silence(self._limit)
+        longest = max(silence.values(), default=0.0)
+        if longest < self._limit:
             return
-        self._leave_service(lost)
+        lost = [host for host, seconds in silence.items() if seconds >= self._limit]
+        if _has_service(lost, self._listeners.peers_at):
+            _jax_compat.set_client_aside()
         # Before the exception comes, after which the process may end at once.
-        peers = [peer for host in lost for peer in self._listeners.peers_at[host]]
-        words = cut_off_words(self._own, peers, max(lost.values()), self._heartbeat)
+        words = cut_off_words(self._own, lost, self._listeners.peers_at, longest, self._heartbeat)
         print(words, file=sys.stderr, flush=True)
-        for each, _ in self._listeners.connections():
+        for each in self._listeners.connections():
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
 
-    def _lost(self, limit: float) -> dict[str, float]:
-        """The hosts that have answered nothing for that long, with the seconds."""
-        before, self._silence = self._silence, {}
-        for each, host in self._listeners.connections():
-            if host in self._listeners.peers_at:
-                with contextlib.suppress(OSError):  # it ends just now
-                    connections.keep_asking(each, self._limit)
-                    seconds = connections.silence(each)
-                    self._silence[host] = max(seconds, self._silence.get(host, 0.0))
-        lost = {host: seconds for host, seconds in self._silence.items() if seconds >= limit}
-        for host, seconds in before.items():
-            # A process of a third host was faster to end its connections, and so gloo all of ours.
-            if host not in self._silence and seconds >= self._limit / 2:
-                lost[host] = seconds
-        return lost
 
-    def _leave_service(self, lost: Iterable[str]) -> None:
-        """Leaves JAX's coordination service, if it is out of reach: it is beside process 0."""
-        if any(peer.process == 0 for host in lost for peer in self._listeners.peers_at[host]):
-            _jax_compat.set_client_aside()
+def _has_service(hosts: Iterable[str], peers_at: Mapping[str, Sequence[Peer]]) -> bool:
+    """JAX's coordination service is beside process 0."""
+    return any(peer.process == 0 for host in hosts for peer in peers_at.get(host, ()))
 
 
-def cut_off_words(own: Peer, lost: Iterable[Peer], silence: float, heartbeat: float) -> str:
-    """What the user reads when ``lost`` cannot be reached from ``own``; times in seconds."""
-    hosts: dict[str, list[str]] = {}
-    for peer in sorted(lost, key=lambda peer: peer.process):
-        hosts.setdefault(peer.host_name, []).append(str(peer.process))
-    names = " and ".join(
-        f"host {host} (process{'es' if len(found) > 1 else ''} {', '.join(found)})"
-        for host, found in hosts.items()
-    )
+def _name(host: str, peers: Sequence[Peer]) -> str:
+    if not peers:
+        return f"the host with the address {host}"
+    processes = ", ".join(str(peer.process) for peer in peers)
+    return f"host {peers[0].host_name} (process{'es' if len(peers) > 1 else ''} {processes})"
+
+
+def cut_off_words(
+    own: Peer,
+    lost: Sequence[str],
+    peers_at: Mapping[str, Sequence[Peer]],
+    silence: float,
+    heartbeat: float,
+) -> str:
+    """What the user reads when the addresses ``lost`` cannot be reached; times in seconds."""
+    names = " and ".join(sorted(_name(host, peers_at.get(host, ())) for host in lost))
     words = (
         f"lockstep: {own.label}: cut off from {names}: no answer for {silence:.0f} s. Is the "
         "machine up, and the network? Collectives with any other process raise from now on. This "
         "process may compute on its own devices, save and end."
     )
-    if all("0" not in found for found in hosts.values()):
+    if not _has_service(lost, peers_at):
         return words
     first, last = ((part - LIMIT) * heartbeat for part in _ABORT)
     return (
@@ -160,13 +170,13 @@ def after_cpu_client() -> None:
     """Starts the watch, where there are several hosts. Raises nothing."""
     stop()
     try:
-        listeners, own = _exchange(connections.listening() - _before)
+        listeners, own, key = _exchange(connections.listening() - _before)
     except Exception as error:
         # With `import lockstep` in some of the processes only, say.
         print(f"lockstep: does not watch for hosts that are cut off: {error}", file=sys.stderr)
         return
     if listeners.peers_at:
-        watch = Watch(listeners, own, _jax_compat.heartbeat_seconds())
+        watch = Watch(listeners, own, key, _jax_compat.heartbeat_seconds())
         _watches.append(watch)
         watch.start()
         # Registered behind JAX's handlers, so run before them.
@@ -180,17 +190,19 @@ def stop() -> None:
         _watches.pop().stop()
 
 
-def _exchange(addresses: set[Address]) -> tuple[Listeners, Peer]:
+def _exchange(addresses: set[Address]) -> tuple[Listeners, Peer, str]:
+    """Also the key under which this process has said it."""
     global _starts
     client = _jax_compat.distributed_client()
     process, count = _jax_compat.distributed_place()
     own = topology.this_process(process, _config.current().host_id, "")
     prefix = f"lockstep/gloo/{_starts}"
     _starts += 1
-    client.key_value_set(f"{prefix}/{process}", json.dumps([own.to_json(), sorted(addresses)]))
+    key = f"{prefix}/{process}"
+    client.key_value_set(key, json.dumps([own.to_json(), sorted(addresses)]))
     said = []
     for other in range(count):
         text = client.blocking_key_value_get(f"{prefix}/{other}", _EXCHANGE_SECONDS * 1000)
         peer, listens = json.loads(text)
         said.append((Peer.from_json(peer), [(host, port) for host, port in listens]))
-    return Listeners(process, said), own
+    return Listeners(process, said), own, key
