@@ -100,11 +100,19 @@ def before_cpu_client() -> None:
 
     Raises `DisagreementError`, on every process, when those of one host have different engines.
     """
-    if _implementation() == "mpi":
+    if _is_engine():
         _stay_or_fall_back()
-    # Else the program or the user chose another implementation.
-    if _implementation() == "gloo":
+    if _is_gloo():
         cut_off.before_cpu_client()
+
+
+def _is_engine() -> bool:
+    """Whether nobody, the program included, has chosen another implementation."""
+    return _config.current().collectives == "lockstep" and _implementation() == "mpi"
+
+
+def _is_gloo() -> bool:
+    return _implementation() == "gloo"
 
 
 def _implementation() -> str | None:
@@ -139,9 +147,9 @@ def after_cpu_client(client: Any) -> None:
 
     With gloo, begins to watch the other hosts.
     """
-    if _implementation() == "gloo":
+    if _is_gloo():
         cut_off.after_cpu_client()
-    if _implementation() != "mpi":
+    if not _is_engine():
         return
     from lockstep.runtime import watch
 
