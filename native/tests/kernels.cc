@@ -19,6 +19,7 @@ extern "C" lockstep::ffi::Error* lockstep_secular_weights(lockstep::ffi::Frame*)
 extern "C" lockstep::ffi::Error* lockstep_products(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_subtract_products(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_solve_right(lockstep::ffi::Frame*);
+extern "C" lockstep::ffi::Error* lockstep_factor_panel(lockstep::ffi::Frame*);
 extern "C" void lockstep_use_gemm(void* const*);
 
 // What XLA keeps an error in; the tests keep its text.
@@ -158,6 +159,11 @@ std::vector<Case> cases() {
       {lockstep_solve_right,
        {Array::rough({300, 70}), well_conditioned(70)},
        {Array::rough({300, 70})},
+       true},
+      {lockstep_factor_panel,
+       {Array::rough({r, 2, r}), panel, well_conditioned(w),
+        Array::of({2}, std::vector<std::int32_t>{7, 1})},
+       {Array::rough({r, 2, r})},
        true}};
 }
 

@@ -106,27 +106,52 @@ def test_products_of_cholesky_where_they_lie(shape: tuple[int, int, int], dtype:
     b = jnp.asarray(full((devices, rows, 3), dtype, 1))
     for s in range(layout.steps):
         top, own = s * tile, b[0, s * tile : (s + 1) * tile]
-        cases = [
-            (_cholesky._leave_row, _cholesky._leave_row_by_kernel, (own, low, b, top), True),
-            (_cholesky._leave_rows, _cholesky._leave_rows_by_kernel, (b, low, own, top), True),
-        ]
-        if s:
-            panel = low[top:, :, :tile].reshape(-1, devices * tile)
-            gathered = jnp.asarray(full((devices * tile, devices, top), dtype, 2))
-            both = _cholesky._subtract, _cholesky._subtract_by_kernel
-            cases.append((*both, (panel, low, gathered), False))
-        for plain, fast, arguments, has_top in cases:
-            static = {"width": rows} if has_top else {}
-            rest = [jnp.asarray(top)] if has_top else []
-            _assert_equal(plain, fast, arguments[:3], rest, static, dtype)
+        for plain, fast, arrays in [
+            (_cholesky._leave_row, _cholesky._leave_row_by_kernel, (own, low, b)),
+            (_cholesky._leave_rows, _cholesky._leave_rows_by_kernel, (b, low, own)),
+        ]:
+            _assert_equal(plain, fast, arrays, [jnp.asarray(top)], {"width": rows}, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(2, 1, 2), (3, 7, 2), (2, 128, 2)])
+def test_panels_of_cholesky_where_they_lie(shape: tuple[int, int, int], dtype: Any) -> None:
+    layout, _ = _layout(shape)
+    devices, tile, rows = layout.devices, layout.tile, layout.rows
+    size = devices * tile
+    a = jnp.asarray(full((rows, devices, rows), dtype))
+    l_block = jnp.asarray(np.tril(full((size, size), dtype, 1)) + 3 * size * np.eye(size))
+    l_block = l_block.astype(dtype)
+    for s in range(layout.steps):
+        top = s * tile
+        gathered = jnp.asarray(full((size, devices, top + tile), dtype, 2))
+        both = _cholesky._factor_panel, _cholesky._factor_panel_by_kernel
+        arrays, me = (a, gathered, l_block), jnp.int32(s % devices)
+        _assert_equal(*both, arrays, [me], {"top": top}, dtype, _lower_in_third)
+        # A kernel leaves alone what is above the diagonal of the block.
+        strip, first = l_block[tile // 2 : tile], jnp.int32(s % devices * tile)
+        read = np.s_[:, : int(first) + len(strip)]
+        both = _cholesky._leave_strip, _cholesky._leave_strip_by_kernel
+        found = [f(strip, gathered, first, top=top) for f in both]
+        _close(found[1][read], found[0][read], dtype)
+
+
+def _lower_in_third(a: Any, rows: Any, l_block: Any) -> tuple[Any, Any, Any]:
+    return a, rows, jnp.tril(l_block)
 
 
 def _assert_equal(
-    plain: Any, fast: Any, arrays: Any, rest: Any, static: dict[str, int], dtype: Any
+    plain: Any,
+    fast: Any,
+    arrays: Any,
+    rest: Any,
+    static: dict[str, int],
+    dtype: Any,
+    prepare: Any = lambda *arrays: arrays,
 ) -> None:
     """The values of both, and their derivatives along ``arrays``."""
     wanted, found = (
-        jax.jvp(lambda *x, f=function: f(*x, *rest, **static), arrays, arrays)
+        jax.jvp(lambda *x, f=function: f(*prepare(*x), *rest, **static), arrays, arrays)
         for function in (plain, fast)
     )
     for got, want in zip(found, wanted, strict=True):

@@ -3,9 +3,9 @@
 Left-looking by supersteps (Golub and Van Loan, Matrix Computations, 4th ed., 4.2.8), over the
 layout of `lockstep.linalg._layout`: the panel of superstep ``s`` is the ``W = P T`` columns of its
 slots, and the rows from its own tiles on. Each panel is written once, with one product whose inner
-dimension is everything to the left. Two all-gathers a superstep: the tile rows to the left
-(``W`` x ``s W``), and the diagonal block (``W`` x ``W``), which every device then factors for
-itself.
+dimension is everything to the left. Two all-gathers a superstep: the tile rows up to the diagonal
+block (``W`` x ``(s + 1) W``), and that block without what is left of it (``W`` x ``W``), of which
+each device has made a part. Every device then factors it for itself.
 
 Everything here runs inside `jax.shard_map`. ``a`` and ``low`` have shape (R, P, R) as in `_layout`,
 and a right-hand side is (R, k): the rows of this device's slots.
@@ -29,6 +29,9 @@ from lockstep.linalg._tiles import adjoint, gemm
 STAGES = 4
 """Of a sweep over a triangle (`stages`). A kernel needs one: it takes just what is needed."""
 
+STRIPS = 2
+"""Of each device in a diagonal block (`_block_to_factor`); even, so that all are equal."""
+
 
 def factor(
     a: jax.Array, layout: Layout, axes: Axes, with_status: bool = False, kernels: bool = False
@@ -43,51 +46,91 @@ def factor(
         return _factor_alone(a, with_status)
     tile, size = layout.tile, layout.devices * layout.tile
     status = jnp.int32(0)
-    subtract = _subtract_by_kernel if kernels else _subtract
-    solve_right = solve_right_by_kernel if kernels else _tiles.solve_right
+    factor_panel = _factor_panel_by_kernel if kernels else _factor_panel
+    me = lax.axis_index(axes)
     for s in range(layout.steps):
         top, end = s * tile, (s + 1) * tile
-        panel = a[top:, :, top:end].reshape(-1, size)
-        if s:
-            panel = subtract(panel, a, gather_rows(a[top:end, :, :top], axes))
-        block = gather_rows(panel[:tile], axes)
+        rows = gather_rows(a[top:end, :, :end], axes)
+        block = _block_to_factor(rows, layout, axes, kernels)
         l_block = _tiles.potrf(block)
         if with_status:
             status = _update_status(status, block, l_block, s * size)
-        # The rows below first: what they come from is then read before anything is written, and XLA
-        # needs no copy of the matrix.
-        if end < layout.rows:
-            below = solve_right(panel[tile:], l_block).reshape(-1, layout.devices, tile)
-            a = a.at[end:, :, top:end].set(below)
-        mine = lax.dynamic_slice_in_dim(l_block, lax.axis_index(axes) * tile, tile)
-        a = a.at[top:end, :, top:end].set(mine.reshape(tile, -1, tile))
+        a = factor_panel(a, rows, l_block, me, top=top)
     return a, status
 
 
-def _subtract(panel: jax.Array, a: jax.Array, rows: jax.Array) -> jax.Array:
-    """``panel`` without what the factor left of it contributes: its last rows, (m, W).
+def _block_to_factor(rows: jax.Array, layout: Layout, axes: Axes, kernels: bool) -> jax.Array:
+    """The diagonal block at the end of ``rows``, (W, P, end), without what is left of it.
 
-    ``rows``, (W, P, top), are those of the factor that the panel's columns belong to.
+    A kernel makes of it what is at or below the diagonal, by strips of rows: the devices take them
+    to and fro, so that each has as much to do. Nothing above the diagonal is meant to be read.
     """
-    left = a[a.shape[0] - panel.shape[0] :, :, : rows.shape[2]]
-    left = left.reshape(panel.shape[0], -1)
-    return panel - gemm(left, adjoint(rows.reshape(panel.shape[1], -1)))
+    tile, devices = layout.tile, layout.devices
+    top = rows.shape[2] - tile
+    block = rows[:, :, top:].reshape(rows.shape[0], -1)
+    if not top:
+        return block
+    leave = _leave_strip_by_kernel if kernels else _leave_strip
+    count = STRIPS if kernels and tile % STRIPS == 0 else 1
+    height, me = tile // count, lax.axis_index(axes)
+    strips = []
+    for k in range(count):
+        first = (k * devices + (devices - 1 - me if k % 2 else me)) * height
+        strip = lax.dynamic_slice_in_dim(block, first, height)
+        strips.append(leave(strip, rows, first, top=top))
+    found = lax.all_gather(jnp.stack(strips), axes, axis=1)
+    found = [strips[::-1] if k % 2 else strips for k, strips in enumerate(found)]
+    return jnp.concatenate(found).reshape(block.shape)
 
 
-@_kernels.with_derivatives_of(_subtract)
-def _subtract_by_kernel(panel: jax.Array, a: jax.Array, rows: jax.Array) -> jax.Array:
-    (m, width), (_, devices, inner) = panel.shape, rows.shape
+def _leave_strip(strip: jax.Array, rows: jax.Array, first: jax.Array, top: int) -> jax.Array:
+    """``strip``, (h, W), of the block right of ``rows``, (W, P, top), without their products."""
+    rows = rows[:, :, :top].reshape(rows.shape[0], -1)
+    own = lax.dynamic_slice_in_dim(rows, first, strip.shape[0])
+    return strip - gemm(own, adjoint(rows))
+
+
+@_kernels.with_derivatives_of(_leave_strip)
+def _leave_strip_by_kernel(
+    strip: jax.Array, rows: jax.Array, first: jax.Array, top: int
+) -> jax.Array:
+    height = strip.shape[0]
     return _kernels.subtract_products(
-        Blocks(panel[:, None]),
-        Blocks(a, (a.shape[0] - m, 0, 0), step_l=(0, 1, 0)),
+        Blocks(strip[:, None]),
+        Blocks(rows, (first, 0, 0), step_l=(0, 1, 0)),
         Blocks(rows, step_l=(0, 1, 0)),
-        Sizes(m, width, inner, count_l=devices, adjoint_b=True),
+        Sizes(height, first + height, top, count_l=rows.shape[1], adjoint_b=True),
     )[:, 0]
 
 
-@_kernels.with_derivatives_of(_tiles.solve_right)
-def solve_right_by_kernel(x: jax.Array, factor: jax.Array) -> jax.Array:
-    return _kernels.solve_right(x, factor)
+def _factor_panel(
+    a: jax.Array, rows: jax.Array, l_block: jax.Array, me: jax.Array, top: int
+) -> jax.Array:
+    """``a`` with the factor in the columns of the superstep whose local rows start at ``top``.
+
+    ``rows``, (W, P, top) and more, are those of the factor that these columns belong to; its
+    diagonal block is ``l_block``, (W, W).
+    """
+    size, devices, _ = rows.shape
+    end = top + size // devices
+    # The rows below first: what they come from is then read before anything is written, and XLA
+    # needs no copy of the matrix.
+    if end < a.shape[0]:
+        below = a[end:, :, top:end].reshape(-1, size)
+        if top:
+            left = a[end:, :, :top].reshape(below.shape[0], -1)
+            below = below - gemm(left, adjoint(rows[:, :, :top].reshape(size, -1)))
+        below = _tiles.solve_right(below, l_block).reshape(-1, devices, end - top)
+        a = a.at[end:, :, top:end].set(below)
+    mine = lax.dynamic_slice_in_dim(l_block, me * (end - top), end - top)
+    return a.at[top:end, :, top:end].set(mine.reshape(end - top, devices, -1))
+
+
+@_kernels.with_derivatives_of(_factor_panel)
+def _factor_panel_by_kernel(
+    a: jax.Array, rows: jax.Array, l_block: jax.Array, me: jax.Array, top: int
+) -> jax.Array:
+    return _kernels.factor_panel(a, rows, l_block, top, me)
 
 
 def _factor_alone(a: jax.Array, with_status: bool) -> tuple[jax.Array, jax.Array]:

@@ -29,6 +29,7 @@ _NAMES = (
     "products",
     "subtract_products",
     "solve_right",
+    "factor_panel",
 )
 
 
@@ -173,7 +174,7 @@ class Sizes(NamedTuple):
     """Of a product ``op(a_il) op(b_il)`` of blocks, and of how many there are."""
 
     rows: int | jax.Array
-    columns: int
+    columns: int | jax.Array
     inner: int | jax.Array
     """For ``i = 0``; it is ``taper`` less with each next ``i``."""
     taper: int = 0
@@ -210,6 +211,14 @@ def subtract_products(c: Blocks, a: Blocks, b: Blocks, sizes: Sizes) -> jax.Arra
 def solve_right(x: jax.Array, factor: jax.Array) -> jax.Array:
     """`lockstep.linalg._tiles.solve_right`, in place of ``x`` (m, W)."""
     return _call("solve_right", _like(x, *x.shape), x, factor, in_place=True)
+
+
+def factor_panel(
+    a: jax.Array, rows: jax.Array, l_block: jax.Array, top: int, me: jax.Array
+) -> jax.Array:
+    """`lockstep.linalg._cholesky._factor_panel`, in place of ``a``."""
+    words = _integers(top, me)
+    return _call("factor_panel", _like(a, *a.shape), a, rows, l_block, words, in_place=True)
 
 
 def secular_roots(
