@@ -10,8 +10,8 @@ sizes and grids counts. Every matrix is diagonally dominant for the positive
 definite routines, and random for the others. The first call is compilation and is told apart; the
 seconds are the least of the rest. Memory is the peak of what process 0 has in memory (VmHWM) over
 what it had before the matrix was made, as a multiple of its share of operands and results. Every
-process uses one thread of OpenBLAS and is held to its share of the cores, as mpirun does it unasked,
-except that of jax.scipy alone, which uses them all.
+process uses one thread of OpenBLAS and is held to its share of the cores (`--bind cores`), as
+mpirun does it unasked, except that of jax.scipy alone, which uses them all.
 """
 
 from __future__ import annotations

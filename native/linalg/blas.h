@@ -3,6 +3,7 @@
 
 #include <complex>
 #include <cstdint>
+#include <new>
 #include <type_traits>
 
 #include "linalg/ffi.h"
@@ -49,7 +50,11 @@ template <typename Run>
 ffi::Error* for_type(ffi::Type type, const ffi::Frame& frame, const Run& run) {
   const auto with = [&]<typename T>(T zero) -> ffi::Error* {
     if (gemm_of<T>() == nullptr) return ffi::error(frame, "lockstep: a kernel was given no BLAS.");
-    run(zero);
+    try {
+      run(zero);
+    } catch (const std::bad_alloc&) {
+      return ffi::error(frame, "lockstep: a kernel finds no memory.", ffi::kResourceExhausted);
+    }
     return nullptr;
   };
   if (type == ffi::Type::kF32) return with(float());

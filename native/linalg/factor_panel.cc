@@ -24,26 +24,35 @@ void copy(const Shape& shape, const T* from, std::int64_t stride, T* out, std::i
     std::copy_n(from + i * stride, shape.tile, out + i * to);
 }
 
-// a (size, devices, size), rows (devices * tile, devices, kept), l (width, width).
+// What a superstep knows: a (size, devices, size), rows (width, devices, kept), l (width, width).
 template <typename T>
-void factor_panel(T* a, const T* rows, const T* l, std::int64_t size, std::int64_t devices,
-                  std::int64_t tile, std::int64_t kept, std::int64_t top, std::int64_t me) {
-  const std::int64_t width = devices * tile, end = top + tile, count = size - end;
-  const auto row = [&](std::int64_t i) { return a + i * devices * size; };
-  const auto panel = std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>(count * width));
-  copy<T>({count, devices, tile}, row(end) + top, size, panel.get(), tile);
-  for (std::int64_t p = 0; p < devices && top > 0; ++p)
-    blas::gemm<T>(count, width, top, T(-1), {row(end) + p * size, devices * size, false},
-                  {rows + p * kept, devices * kept, true}, T(1), panel.get(), width);
-  triangle::Solver<T> solver(l, width);
-  for (std::int64_t at = 0; at < count; at += triangle::kChunk) {
-    const std::int64_t chunk = std::min(triangle::kChunk, count - at);
-    T* x = panel.get() + at * width;
-    solver.solve(x, chunk, 0, width);
-    copy<T>({chunk, devices, tile}, x, tile, row(end + at) + top, size);
+struct Superstep {
+  T* a;
+  const T *rows, *l;
+  std::int64_t size, devices, tile, kept, top, me;
+
+  T* row(std::int64_t i) const { return a + i * devices * size; }
+
+  void write_own_rows() const {
+    copy<T>({tile, devices, tile}, l + me * tile * devices * tile, tile, row(top) + top, size);
   }
-  copy<T>({tile, devices, tile}, l + me * tile * width, tile, row(top) + top, size);
-}
+
+  void finish_rows_below() const {
+    const std::int64_t width = devices * tile, end = top + tile, count = size - end;
+    const auto panel = std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>(count * width));
+    copy<T>({count, devices, tile}, row(end) + top, size, panel.get(), tile);
+    for (std::int64_t p = 0; p < devices && top > 0; ++p)
+      blas::gemm<T>(count, width, top, T(-1), {row(end) + p * size, devices * size, false},
+                    {rows + p * kept, devices * kept, true}, T(1), panel.get(), width);
+    triangle::Solver<T> solver(l, width);
+    for (std::int64_t at = 0; at < count; at += triangle::kChunk) {
+      const std::int64_t chunk = std::min(triangle::kChunk, count - at);
+      T* x = panel.get() + at * width;
+      solver.solve(x, chunk, 0, width);
+      copy<T>({chunk, devices, tile}, x, tile, row(end + at) + top, size);
+    }
+  }
+};
 
 bool fits(const ffi::Buffer& a, const ffi::Buffer& rows, const ffi::Buffer& l,
           const ffi::Buffer& words) {
@@ -73,7 +82,10 @@ extern "C" lockstep::ffi::Error* lockstep_factor_panel(lockstep::ffi::Frame* fra
     return ffi::error(*frame, "lockstep_factor_panel: the panel does not lie in its matrix.");
   const std::int32_t* place = frame->arguments[3].as<const std::int32_t>();
   return blas::for_type(a.type, *frame, [&]<typename T>(T) {
-    factor_panel(a.as<T>(), rows.as<const T>(), l.as<const T>(), a.dims[0], a.dims[1],
-                 rows.dims[0] / a.dims[1], rows.dims[2], place[0], place[1]);
+    const std::int64_t size = a.dims[0], devices = a.dims[1], tile = rows.dims[0] / devices;
+    const Superstep<T> step{a.as<T>(), rows.as<const T>(), l.as<const T>(), size,    devices,
+                            tile,      rows.dims[2],       place[0],        place[1]};
+    if (place[0] + tile < size) step.finish_rows_below();
+    step.write_own_rows();
   });
 }

@@ -80,6 +80,7 @@ struct ErrorArgs {
   int code;
 };
 constexpr int kInvalidArgument = 3;
+constexpr int kResourceExhausted = 8;
 
 struct Api {
   std::size_t struct_size;
@@ -110,8 +111,8 @@ struct Frame {
 };
 
 // The error that XLA raises in the program; the text is copied.
-inline Error* error(const Frame& frame, const char* text) {
-  ErrorArgs args{sizeof(ErrorArgs), nullptr, text, kInvalidArgument};
+inline Error* error(const Frame& frame, const char* text, int code = kInvalidArgument) {
+  ErrorArgs args{sizeof(ErrorArgs), nullptr, text, code};
   return frame.api->create_error(&args);
 }
 

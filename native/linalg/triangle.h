@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <complex>
 #include <cstdint>
 #include <vector>
 

@@ -214,5 +214,25 @@ TEST(blocks_outside_of_their_arrays_are_errors) {
   }
 }
 
+// Three supersteps of seven columns, and the factor's rows up to the second.
+TEST(panels_outside_of_their_matrix_are_errors) {
+  use_plain_gemm();
+  const Case what = cases().back();
+  CHECK(what.kernel == lockstep_factor_panel);
+  const auto error_of = [&](std::size_t argument, const Array& other) {
+    std::vector<Array> arguments = what.arguments, results = what.results;
+    arguments[argument] = other;
+    return call(what, arguments, results);
+  };
+  for (const std::vector<std::int32_t>& place :
+       {std::vector<std::int32_t>{-1, 1}, {22, 1}, {15, 1}, {1 << 30, 1}, {7, -1}, {7, 2}})
+    CHECK_CONTAINS(error_of(3, Array::of({2}, place)), "panel");
+  CHECK_CONTAINS(error_of(1, Array::rough({15, 2, 21})), "panel");
+  CHECK_CONTAINS(error_of(1, Array::rough({14, 3, 21})), "panel");
+  CHECK_CONTAINS(error_of(1, Array::rough({14, 2, 6})), "panel");
+  CHECK_CONTAINS(error_of(1, Array::rough({0, 2, 21})), "panel");
+  CHECK_CONTAINS(error_of(2, well_conditioned(13)), "panel");
+}
+
 }  // namespace
 }  // namespace lockstep::testing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -128,12 +129,24 @@ def test_panels_of_cholesky_where_they_lie(shape: tuple[int, int, int], dtype: A
         both = _cholesky._factor_panel, _cholesky._factor_panel_by_kernel
         arrays, me = (a, gathered, l_block), jnp.int32(s % devices)
         _assert_equal(*both, arrays, [me], {"top": top}, dtype, _lower_in_third)
-        # A kernel leaves alone what is above the diagonal of the block.
-        strip, first = l_block[tile // 2 : tile], jnp.int32(s % devices * tile)
-        read = np.s_[:, : int(first) + len(strip)]
-        both = _cholesky._leave_strip, _cholesky._leave_strip_by_kernel
-        found = [f(strip, gathered, first, top=top) for f in both]
-        _close(found[1][read], found[0][read], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("devices", "height", "first"), [(2, 1, 0), (2, 4, 8), (3, 5, 25)])
+def test_strips_of_a_diagonal_block(devices: int, height: int, first: int, dtype: Any) -> None:
+    width, top = 2 * devices * height, 7
+    strip = jnp.asarray(full((height, width), dtype, 3))
+    numbers = full((width, devices, top + 2), dtype, 2)
+    numbers[:, :, top:] = np.nan  # the block itself
+    rows, end = jnp.asarray(numbers), first + height
+    both = _cholesky._leave_strip, _cholesky._leave_strip_by_kernel
+
+    def below(function: Any, strip: Any, rows: Any) -> Any:
+        return function(strip, rows, jnp.int32(first), top=top)[:, :end]
+
+    _assert_equal(*(functools.partial(below, f) for f in both), (strip, rows), (), {}, dtype)
+    left = both[1](strip, rows, jnp.int32(first), top=top)[:, end:]
+    np.testing.assert_array_equal(left, strip[:, end:])  # nobody reads what is above
 
 
 def _lower_in_third(a: Any, rows: Any, l_block: Any) -> tuple[Any, Any, Any]:

@@ -30,7 +30,8 @@ STAGES = 4
 """Of a sweep over a triangle (`stages`). A kernel needs one: it takes just what is needed."""
 
 STRIPS = 2
-"""Of each device in a diagonal block (`_block_to_factor`); even, so that all are equal."""
+"""Of each device in a diagonal block (`_block_to_factor`); even, so that all are equal. An odd tile
+is one strip."""
 
 
 def factor(
@@ -62,8 +63,8 @@ def factor(
 def _block_to_factor(rows: jax.Array, layout: Layout, axes: Axes, kernels: bool) -> jax.Array:
     """The diagonal block at the end of ``rows``, (W, P, end), without what is left of it.
 
-    A kernel makes of it what is at or below the diagonal, by strips of rows: the devices take them
-    to and fro, so that each has as much to do. Nothing above the diagonal is meant to be read.
+    The devices take strips of its rows, to and fro: a kernel makes only what is at or below the
+    diagonal, and so all have as much to do. Nothing above the diagonal is meant to be read.
     """
     tile, devices = layout.tile, layout.devices
     top = rows.shape[2] - tile
@@ -71,7 +72,7 @@ def _block_to_factor(rows: jax.Array, layout: Layout, axes: Axes, kernels: bool)
     if not top:
         return block
     leave = _leave_strip_by_kernel if kernels else _leave_strip
-    count = STRIPS if kernels and tile % STRIPS == 0 else 1
+    count = STRIPS if tile % STRIPS == 0 else 1
     height, me = tile // count, lax.axis_index(axes)
     strips = []
     for k in range(count):
@@ -84,7 +85,10 @@ def _block_to_factor(rows: jax.Array, layout: Layout, axes: Axes, kernels: bool)
 
 
 def _leave_strip(strip: jax.Array, rows: jax.Array, first: jax.Array, top: int) -> jax.Array:
-    """``strip``, (h, W), of the block right of ``rows``, (W, P, top), without their products."""
+    """``strip``, (h, W), of the diagonal block, without the products of what is left of it.
+
+    ``rows``, (W, P, top) and more, are those of the block; the strip's begin at ``first``.
+    """
     rows = rows[:, :, :top].reshape(rows.shape[0], -1)
     own = lax.dynamic_slice_in_dim(rows, first, strip.shape[0])
     return strip - gemm(own, adjoint(rows))

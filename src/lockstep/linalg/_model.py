@@ -47,7 +47,7 @@ def cholesky_seconds(n: int, devices: int, tile: int, machine: Machine, item: in
     padded = steps * width
     products = padded**3 / 3 / devices / machine.gemm * (1 + machine.gemm_half / width)
     blocks = steps * width**3 / 3 / machine.small
-    gathered = (padded**2 / 2 + steps * width**2) * item * (1 - 1 / devices) / machine.link
+    gathered = (padded**2 / 2 + 1.5 * steps * width**2) * item * (1 - 1 / devices) / machine.link
     return products + blocks + 2 * steps * machine.latency + gathered
 
 
