@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 
-from lockstep.runtime.cut_off import Listeners, cut_off_words
+import pytest
+
+from lockstep.runtime.cut_off import Listeners, Watch, cut_off_words
 from lockstep.runtime.topology import Peer
 
 
@@ -36,6 +40,38 @@ def test_only_gloo_s_connections_are_touched() -> None:
         listeners = Listeners(0, [(peer(0, "a"), here), (peer(1, "b"), there)])
         found = {each.fileno() for each in listeners.connections()}
         assert found == {one.fileno(), other.fileno()}
+
+
+def test_a_stranger_is_no_host() -> None:
+    """Who has connected to gloo's port, and was sent nothing."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as gloo,
+        socket.create_connection(gloo.getsockname()) as one,
+        gloo.accept()[0] as other,
+    ):
+        here, there = [("127.0.0.3", gloo.getsockname()[1])], [("127.0.0.2", 1)]
+        listeners = Listeners(0, [(peer(0, "a"), here), (peer(1, "b"), there)])
+        assert listeners.silence(30.0) == {}
+        other.sendall(b"hello")
+        one.recv(5)
+        listeners.silence(30.0)
+        assert listeners.silence(30.0) == {"127.0.0.1": 0.0}
+
+
+def test_connections_end_also_when_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as gloo,
+        socket.create_connection(gloo.getsockname()) as one,
+        gloo.accept()[0],
+        open(os.devnull) as closed,
+    ):
+        here, there = [("127.0.0.3", gloo.getsockname()[1])], [("127.0.0.1", 1)]
+        listeners = Listeners(0, [(peer(0, "a"), here), (peer(1, "b"), there)])
+        monkeypatch.setattr(listeners, "silence", lambda limit: {"127.0.0.1": 31.0})
+        monkeypatch.setattr(sys, "stderr", closed)  # not open for writing
+        Watch(listeners, peer(0, "a"), "key", 100.0)._look()
+        one.settimeout(10.0)
+        assert one.recv(1) == b""
 
 
 def test_the_words_name_hosts_and_processes() -> None:

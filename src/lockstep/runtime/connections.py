@@ -18,11 +18,17 @@ _ASK_TIMES = 6
 _UNANSWERED = 2
 """From so many questions on: clocks may jump, when a machine was suspended."""
 _ESTABLISHED = 1
-_LAST_RECEIVED = 52
+_LAST_RECEIVED, _BYTES_ACKNOWLEDGED = 52, 120
 """Where struct tcp_info (linux/tcp.h) has the ms since the last data and the last acknowledgement,
-which are neighbours; it begins with bytes: state, _, retransmits, probes."""
+which are neighbours, and how much has been acknowledged; it begins with bytes: state, _,
+retransmits, probes."""
+_LENGTH = 128
 
 Address = tuple[str, int]
+
+
+_LEFT_AS_IT_IS = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
+"""A type for which Python does not make a socket follow ``socket.setdefaulttimeout``."""
 
 
 def tcp_sockets() -> Iterator[socket.socket]:
@@ -31,15 +37,22 @@ def tcp_sockets() -> Iterator[socket.socket]:
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
-            borrowed = socket.socket(fileno=int(name))
+            borrowed = socket.socket(type=_LEFT_AS_IT_IS, fileno=int(name))
         except OSError:  # the listing's own, or closed since
             continue
         try:
             internet = borrowed.family in (socket.AF_INET, socket.AF_INET6)
-            if internet and borrowed.type == socket.SOCK_STREAM:
+            if internet and _is_stream(borrowed):
                 yield borrowed
         finally:
             borrowed.detach()
+
+
+def _is_stream(borrowed: socket.socket) -> bool:
+    try:
+        return borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
+    except OSError:  # closed since
+        return False
 
 
 def listening() -> set[Address]:
@@ -65,25 +78,40 @@ def _plain(name: tuple[str, int]) -> Address:
     return name[0].partition("%")[0], name[1]
 
 
-def keep_asking(connection: socket.socket, limit: float) -> None:
+def keep_asking(connection: socket.socket, limit: float) -> bool:
     """Has the kernel ask the other kernel for a sign of life while nothing is sent.
 
     So `silence` grows only when nobody answers. After twice the limit, in seconds, the kernel ends
     the connection by itself. A process that is stopped or busy does not matter: its kernel answers.
+    Returns False where it did so already.
     """
     if connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE):
-        return
+        return False
     pause = max(1, round(limit / _ASK_TIMES))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2 * _ASK_TIMES)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return True
+
+
+def has_answered(connection: socket.socket) -> bool:
+    """Whether the other end has ever taken anything that it was sent, a greeting not counted."""
+    [count] = struct.unpack_from("=Q", _tcp_info(connection), _BYTES_ACKNOWLEDGED)
+    return count > 1
 
 
 def silence(connection: socket.socket) -> float:
     """For how many seconds the other kernel has answered nothing that it was sent."""
-    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_RECEIVED + 8)
+    info = _tcp_info(connection)
     state, _, retransmits, probes = info[:4]
     if state != _ESTABLISHED or max(retransmits, probes) < _UNANSWERED:
         return 0.0
     return min(struct.unpack_from("=II", info, _LAST_RECEIVED)) / 1000
+
+
+def _tcp_info(connection: socket.socket) -> bytes:
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LENGTH)
+    if len(info) < _LENGTH:
+        raise OSError("this system does not tell what it knows of a connection")
+    return info

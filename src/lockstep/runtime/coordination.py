@@ -23,6 +23,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -206,9 +207,13 @@ def _serve(address: str, serve: Callable[[], Any], process_0: int, told: int) ->
 
 def _forget_who_is_out_of_reach() -> None:
     """Has the kernel end connections to hosts that are cut off; all of this process are JAX's."""
-    for each in connections.tcp_sockets():
-        with contextlib.suppress(OSError):  # no longer connected
-            connections.keep_asking(each, SILENT_SECONDS)
+    with contextlib.suppress(OSError):  # no descriptor left to read /proc with
+        for each in connections.tcp_sockets():
+            with contextlib.suppress(OSError):  # no longer connected
+                connections.keep_asking(each, SILENT_SECONDS)
+                # Also while the kernel sends, when it does not ask.
+                milliseconds = round(1000 * SILENT_SECONDS)
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
 def _let_go(kept: set[int]) -> None:

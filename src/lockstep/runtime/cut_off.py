@@ -20,6 +20,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import os
 import socket
 import sys
 import threading
@@ -36,8 +37,10 @@ _ABORT = 0.5, 1.0
 """When JAX aborts a process that does not reach its service, likewise: there is to be time to save
 before."""
 _EXIT = 0.1
-"""How long the service may take to answer when the process ends."""
+_LONGEST_EXIT = 10.0
+"""How long the service may take to answer when the process ends: likewise, and in seconds."""
 _LOOK_SECONDS = 1.0
+_EVERYWHERE = ("0.0.0.0", "::")
 _EXCHANGE_SECONDS = 20
 """For the other processes to say where they listen: all have just met, to list their devices."""
 
@@ -67,15 +70,17 @@ class Listeners:
     def silence(self, limit: float) -> dict[str, float]:
         """For how many seconds each other host has not answered, and has them asked from now on.
 
-        A host is an address: one that has several may come from another than it listens on.
+        A host is an address: one that has several may come from another than it listens on. To a
+        stranger gloo sends nothing, so he is none.
         """
         found: dict[str, float] = {}
         for each in self.connections():
             with contextlib.suppress(OSError):  # it ends just now
                 host, _ = connections.remote(each)
-                if host not in self._here:
-                    connections.keep_asking(each, limit)
-                    found[host] = max(connections.silence(each), found.get(host, 0.0))
+                known = host in self.peers_at or connections.has_answered(each)
+                if host in self._here or not known or connections.keep_asking(each, limit):
+                    continue  # who is asked from now on has had no time to answer
+                found[host] = max(connections.silence(each), found.get(host, 0.0))
         return found
 
 
@@ -90,6 +95,7 @@ class Watch(threading.Thread):
         self._heartbeat = heartbeat
         self._limit = LIMIT * heartbeat
         self._over = threading.Event()
+        self._owner = os.getpid()
 
     def run(self) -> None:
         while not self._over.wait(_LOOK_SECONDS):
@@ -99,9 +105,15 @@ class Watch(threading.Thread):
     def stop(self) -> None:
         self._over.set()
         self.join()
-        # JAX's handlers at exit come next, and would wait for the service. It may be out of reach
-        # without our knowing: for a short time, or gloo's connections are closed already.
-        if not _jax_compat.service_answers(self._key, _EXIT * self._heartbeat):
+
+    def before_exit(self) -> None:
+        """JAX's handlers at exit come next, and would wait for the service.
+
+        It may be out of reach without our knowing: for a short time, or gloo's connections are
+        closed already. They may also wait for a collective, so the watch goes on.
+        """
+        seconds = min(_EXIT * self._heartbeat, _LONGEST_EXIT)
+        if os.getpid() == self._owner and not _jax_compat.service_answers(self._key, seconds):
             _jax_compat.set_client_aside()
 
     def _look(self) -> None:
@@ -114,7 +126,8 @@ class Watch(threading.Thread):
             _jax_compat.set_client_aside()
         # Before the exception comes, after which the process may end at once.
         words = cut_off_words(self._own, lost, self._listeners.peers_at, longest, self._heartbeat)
-        print(words, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError):  # nobody reads any more, or it is closed
+            print(words, file=sys.stderr, flush=True)
         for each in self._listeners.connections():
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -148,46 +161,61 @@ def cut_off_words(
     )
     if not _has_service(lost, peers_at):
         return words
-    first, last = ((part - LIMIT) * heartbeat for part in _ABORT)
+    first, last = (max(0.0, part * heartbeat - silence) for part in _ABORT)
     return (
         f"{words} If it has not ended, JAX will abort it {first:.0f} to {last:.0f} s from now: a "
         "larger heartbeat_timeout_seconds in jax.distributed.initialize() gives more time."
     )
 
 
-_before: set[Address] = set()
-_watches: list[Watch] = []
+_before: set[Address] | None = None
+_watch: Watch | None = None
 _starts = 0
 
 
 def before_cpu_client() -> None:
-    """Notes what is open, so that gloo's can be told from it."""
+    """Notes what is open, so that gloo's can be told from it. Raises nothing."""
     global _before
-    _before = connections.listening()
+    _before = None
+    with contextlib.suppress(OSError):  # no /proc, or no descriptor left
+        _before = connections.listening()
 
 
 def after_cpu_client() -> None:
     """Starts the watch, where there are several hosts. Raises nothing."""
-    stop()
     try:
-        listeners, own, key = _exchange(connections.listening() - _before)
+        stop()
+        _start()
     except Exception as error:
         # With `import lockstep` in some of the processes only, say.
         print(f"lockstep: does not watch for hosts that are cut off: {error}", file=sys.stderr)
-        return
+
+
+def _start() -> None:
+    global _watch
+    # gloo listens at one address, so what listens at all of them is somebody else's.
+    own = set() if _before is None else connections.listening() - _before
+    listeners, peer, key = _exchange({each for each in own if each[0] not in _EVERYWHERE})
     if listeners.peers_at:
-        watch = Watch(listeners, own, key, _jax_compat.heartbeat_seconds())
-        _watches.append(watch)
+        watch = Watch(listeners, peer, key, _jax_compat.heartbeat_seconds())
         watch.start()
+        _watch = watch
         # Registered behind JAX's handlers, so run before them.
-        atexit.unregister(stop)
-        atexit.register(stop)
+        atexit.unregister(_before_exit)
+        atexit.register(_before_exit)
+
+
+def _before_exit() -> None:
+    if _watch is not None:
+        _watch.before_exit()
 
 
 def stop() -> None:
     """Ends the watch of this process."""
-    while _watches:
-        _watches.pop().stop()
+    global _watch
+    watch, _watch = _watch, None
+    if watch is not None:
+        watch.stop()
 
 
 def _exchange(addresses: set[Address]) -> tuple[Listeners, Peer, str]:
