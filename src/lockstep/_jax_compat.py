@@ -362,7 +362,7 @@ def service_answers(key: str, seconds: float) -> bool:
         return True
     try:
         client.blocking_key_value_get(key, round(seconds * 1000))
-    except Exception:
+    except Exception:  # too late, no connection, or a client that is closed: nobody answers
         return False
     return True
 

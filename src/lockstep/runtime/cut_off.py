@@ -40,6 +40,8 @@ _EXIT = 0.1
 _LONGEST_EXIT = 10.0
 """How long the service may take to answer when the process ends: likewise, and in seconds."""
 _LOOK_SECONDS = 1.0
+_STOP_SECONDS = 10.0
+"""For a look that is under way; it may be printing to a pipe that nobody empties."""
 _EVERYWHERE = ("0.0.0.0", "::")
 _EXCHANGE_SECONDS = 20
 """For the other processes to say where they listen: all have just met, to list their devices."""
@@ -104,7 +106,7 @@ class Watch(threading.Thread):
 
     def stop(self) -> None:
         self._over.set()
-        self.join()
+        self.join(_STOP_SECONDS)
 
     def before_exit(self) -> None:
         """JAX's handlers at exit come next, and would wait for the service.
