@@ -1,4 +1,4 @@
-// The products of a BLAS that Python hands over: SciPy's, which jaxlib's own LAPACK calls use too.
+// What Python hands over of a BLAS and LAPACK: SciPy's, which jaxlib's own calls use too.
 #pragma once
 
 #include <complex>
@@ -7,22 +7,40 @@
 #include <type_traits>
 
 #include "linalg/ffi.h"
+#include "linalg/turn.h"
 
 namespace lockstep::blas {
 
 using Gemm = void (*)(const char*, const char*, const int*, const int*, const int*, const void*,
                       const void*, const int*, const void*, const int*, const void*, void*,
                       const int*);
+using Trsm = void (*)(const char*, const char*, const char*, const char*, const int*, const int*,
+                      const void*, const void*, const int*, void*, const int*);
+using Potrf = void (*)(const char*, const int*, void*, const int*, int*);
 
-// For float, double and their complex types; null until `lockstep_use_gemm`.
-extern Gemm table[4];
+// For float, double and their complex types; null until `lockstep_use_lapack`.
+extern Gemm gemms[4];
+extern Trsm trsms[4];
+extern Potrf potrfs[4];
+
+template <typename T>
+constexpr int kTypeIndex =
+    (std::is_same_v<T, double> || std::is_same_v<T, std::complex<double>>)+2 *
+    !std::is_floating_point_v<T>;
 
 template <typename T>
 Gemm gemm_of() {
-  if constexpr (std::is_same_v<T, float>) return table[0];
-  if constexpr (std::is_same_v<T, double>) return table[1];
-  if constexpr (std::is_same_v<T, std::complex<float>>) return table[2];
-  if constexpr (std::is_same_v<T, std::complex<double>>) return table[3];
+  return gemms[kTypeIndex<T>];
+}
+
+template <typename T>
+Trsm trsm_of() {
+  return trsms[kTypeIndex<T>];
+}
+
+template <typename T>
+Potrf potrf_of() {
+  return potrfs[kTypeIndex<T>];
 }
 
 // A matrix by rows, which lie `stride` elements apart; adjoint: its conjugate transpose is meant.
@@ -49,8 +67,10 @@ void gemm(std::int64_t m, std::int64_t n, std::int64_t k, T alpha, const Operand
 template <typename Run>
 ffi::Error* for_type(ffi::Type type, const ffi::Frame& frame, const Run& run) {
   const auto with = [&]<typename T>(T zero) -> ffi::Error* {
-    if (gemm_of<T>() == nullptr) return ffi::error(frame, "lockstep: a kernel was given no BLAS.");
+    if (gemm_of<T>() == nullptr || trsm_of<T>() == nullptr || potrf_of<T>() == nullptr)
+      return ffi::error(frame, "lockstep: a kernel was given no BLAS.");
     try {
+      const Turn turn;
       run(zero);
     } catch (const std::bad_alloc&) {
       return ffi::error(frame, "lockstep: a kernel finds no memory.", ffi::kResourceExhausted);

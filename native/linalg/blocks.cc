@@ -9,7 +9,9 @@
 
 namespace lockstep {
 
-blas::Gemm blas::table[4] = {};
+blas::Gemm blas::gemms[4] = {};
+blas::Trsm blas::trsms[4] = {};
+blas::Potrf blas::potrfs[4] = {};
 
 namespace {
 
@@ -128,9 +130,15 @@ ffi::Error* multiply(const ffi::Frame& frame, int alpha, int beta) {
 }  // namespace
 }  // namespace lockstep
 
-extern "C" void lockstep_use_gemm(void* const* functions) {
-  for (std::size_t i = 0; i < 4; ++i)
-    lockstep::blas::table[i] = reinterpret_cast<lockstep::blas::Gemm>(functions[i]);
+// gemm, trsm and potrf, each for float, double and their complex types.
+extern "C" void lockstep_use_lapack(void* const* functions) {
+  using namespace lockstep;
+  blas::Turn::count();
+  for (std::size_t i = 0; i < 4; ++i) {
+    blas::gemms[i] = reinterpret_cast<blas::Gemm>(functions[i]);
+    blas::trsms[i] = reinterpret_cast<blas::Trsm>(functions[4 + i]);
+    blas::potrfs[i] = reinterpret_cast<blas::Potrf>(functions[8 + i]);
+  }
 }
 
 // a, b of rank 3, s32 (the words of Product) -> c, of which blocks not named hold anything.

@@ -1,5 +1,6 @@
 // The kernels of `lockstep.linalg`, called as XLA calls them: from several threads at once, on
 // arguments that they share. What they compute is for `tests/linalg/test_kernels.py`.
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -19,8 +20,10 @@ extern "C" lockstep::ffi::Error* lockstep_secular_weights(lockstep::ffi::Frame*)
 extern "C" lockstep::ffi::Error* lockstep_products(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_subtract_products(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_solve_right(lockstep::ffi::Frame*);
+extern "C" lockstep::ffi::Error* lockstep_potrf(lockstep::ffi::Frame*);
+extern "C" lockstep::ffi::Error* lockstep_trsm(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_factor_panel(lockstep::ffi::Frame*);
-extern "C" void lockstep_use_gemm(void* const*);
+extern "C" void lockstep_use_lapack(void* const*);
 
 // What XLA keeps an error in; the tests keep its text.
 struct lockstep::ffi::Error {
@@ -72,9 +75,42 @@ void plain_gemm(const char* a_op, const char* b_op, const int* m, const int* n, 
     }
 }
 
-void use_plain_gemm() {
-  void* const functions[4] = {nullptr, reinterpret_cast<void*>(plain_gemm), nullptr, nullptr};
-  lockstep_use_gemm(functions);
+std::atomic<int> factorizations{0};
+
+// Of the upper triangle, by columns.
+void plain_potrf(const char*, const int* order, double* a, const int* stride, int* info) {
+  ++factorizations;
+  *info = 0;
+  for (int j = 0; j < *order; ++j)
+    for (int i = 0; i <= j; ++i) {
+      double& x = a[i + j * *stride];
+      for (int k = 0; k < i; ++k) x -= a[k + i * *stride] * a[k + j * *stride];
+      if (i == j && !(x > 0)) {
+        *info = j + 1;
+        return;
+      }
+      x = i == j ? std::sqrt(x) : x / a[i + i * *stride];
+    }
+}
+
+// From the right, with an upper triangle that is not transposed.
+void plain_trsm(const char*, const char*, const char*, const char*, const int* m, const int* n,
+                const double*, const double* a, const int* a_stride, double* b,
+                const int* b_stride) {
+  for (int j = 0; j < *n; ++j)
+    for (int i = 0; i < *m; ++i) {
+      double& x = b[i + j * *b_stride];
+      for (int k = 0; k < j; ++k) x -= b[i + k * *b_stride] * a[k + j * *a_stride];
+      x /= a[j + j * *a_stride];
+    }
+}
+
+void use_plain_lapack() {
+  void* functions[12] = {};
+  functions[1] = reinterpret_cast<void*>(plain_gemm);
+  functions[5] = reinterpret_cast<void*>(plain_trsm);
+  functions[9] = reinterpret_cast<void*>(plain_potrf);
+  lockstep_use_lapack(functions);
 }
 
 ffi::Buffer view(const Array& array) {
@@ -100,9 +136,10 @@ std::string call(const Case& what, const std::vector<Array>& arguments,
   api.create_error = [](ffi::ErrorArgs* args) { return new ffi::Error{args->message}; };
   std::deque<ffi::Buffer> buffers;
   std::vector<ffi::Buffer*> in, out;
-  if (what.in_place) results[0] = arguments[0];
+  const bool in_place = what.in_place && !arguments.empty();
+  if (in_place) results[0] = arguments[0];
   for (const Array& array : arguments) in.push_back(&buffers.emplace_back(view(array)));
-  if (what.in_place) in[0] = &buffers.emplace_back(view(results[0]));
+  if (in_place) in[0] = &buffers.emplace_back(view(results[0]));
   for (const Array& array : results) out.push_back(&buffers.emplace_back(view(array)));
   ffi::Frame frame{};
   frame.api = &api;
@@ -160,6 +197,11 @@ std::vector<Case> cases() {
        {Array::rough({300, 70}), well_conditioned(70)},
        {Array::rough({300, 70})},
        true},
+      {lockstep_trsm,
+       {Array::rough({20, 9}), well_conditioned(20), Array::of({1}, std::vector<std::int32_t>{0})},
+       {Array::rough({20, 9})},
+       true},
+      {lockstep_potrf, {well_conditioned(20)}, {well_conditioned(20)}, true},
       {lockstep_factor_panel,
        {Array::rough({r, 2, r}), panel, well_conditioned(w),
         Array::of({2}, std::vector<std::int32_t>{7, 1})},
@@ -168,7 +210,7 @@ std::vector<Case> cases() {
 }
 
 TEST(threads_that_share_arguments_get_the_same_bits) {
-  use_plain_gemm();
+  use_plain_lapack();
   for (const Case& what : cases()) {
     std::vector<Array> wanted = what.results;
     CHECK_EQUAL(call(what, what.arguments, wanted), "");
@@ -186,21 +228,85 @@ TEST(threads_that_share_arguments_get_the_same_bits) {
   }
 }
 
+Array factor_of(Array block) {
+  std::vector<Array> found{block};
+  CHECK_EQUAL(call({lockstep_potrf, {}, {}, true}, {block}, found), "");
+  return found[0];
+}
+
+// What `lockstep_potrf` finds, by the plain factorization.
+Array plain_factor(Array block) {
+  const int n = static_cast<int>(block.dims[0]);
+  int info = 0;
+  plain_potrf("U", &n, block.bytes.data(), &n, &info);
+  for (int i = 0; i < n; ++i)
+    for (int j = 0; j < n; ++j) {
+      double& x = block.bytes[static_cast<std::size_t>(i * n + j)];
+      x = j > i ? 0 : info != 0 ? std::nan("") : x;
+    }
+  return block;
+}
+
+bool same_bits(const Array& a, const Array& b) {
+  return a.dims == b.dims &&
+         std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size() * sizeof(double)) == 0;
+}
+
+// One thread's block may be another's latest, its own the one after next.
+TEST(threads_with_several_blocks_get_the_factor_of_their_own) {
+  use_plain_lapack();
+  std::vector<Array> blocks, wanted;
+  for (const std::int64_t n : {30, 30, 30, 7}) {
+    Array& block = blocks.emplace_back(well_conditioned(n));
+    block.bytes[0] += static_cast<double>(blocks.size());
+  }
+  blocks[2].bytes[31 * 2] = -1;  // it has none
+  for (const Array& block : blocks) wanted.push_back(plain_factor(block));
+  CHECK(std::isnan(wanted[2].bytes[31 * 29]) && wanted[2].bytes[29] == 0);
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < 4; ++i)
+    threads.emplace_back([&, i] {
+      for (std::size_t k = 0; k < 400; ++k) {
+        const std::size_t which = (k / (i + 1)) % blocks.size();
+        if (!same_bits(factor_of(blocks[which]), wanted[which])) ++wrong;
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK_EQUAL(wrong.load(), 0);
+}
+
+// The block is large enough that all threads come while the first is at it.
+TEST(threads_with_one_block_factor_it_once) {
+  use_plain_lapack();
+  Array block = well_conditioned(300);
+  const Array wanted = plain_factor(block);
+  factor_of(well_conditioned(2));
+  factorizations = 0;
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i)
+    threads.emplace_back([&] { wrong += !same_bits(factor_of(block), wanted); });
+  for (std::thread& thread : threads) thread.join();
+  CHECK_EQUAL(wrong.load(), 0);
+  CHECK_EQUAL(factorizations.load(), 1);
+}
+
 TEST(arguments_that_do_not_fit_are_errors) {
-  use_plain_gemm();
+  use_plain_lapack();
   for (const Case& what : cases()) {
     std::vector<Array> results = what.results;
     std::vector<Array> fewer = what.arguments, other = what.arguments;
     fewer.pop_back();
     CHECK_CONTAINS(call(what, fewer, results), "lockstep");
-    other[1].dims.back() = 1;
+    other[other.size() > 1].dims.back() = 1;
     CHECK_CONTAINS(call(what, other, results), "lockstep");
   }
 }
 
 // The blocks fill their arrays: with another size, place or step they do not fit.
 TEST(blocks_outside_of_their_arrays_are_errors) {
-  use_plain_gemm();
+  use_plain_lapack();
   for (const Case& what : cases()) {
     if (what.kernel != lockstep_products && what.kernel != lockstep_subtract_products) continue;
     for (std::size_t i = 0; i < 38; ++i) {
@@ -216,7 +322,7 @@ TEST(blocks_outside_of_their_arrays_are_errors) {
 
 // Three supersteps of seven columns, and the factor's rows up to the second.
 TEST(panels_outside_of_their_matrix_are_errors) {
-  use_plain_gemm();
+  use_plain_lapack();
   const Case what = cases().back();
   CHECK(what.kernel == lockstep_factor_panel);
   const auto error_of = [&](std::size_t argument, const Array& other) {

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linalg.matrices import DTYPES, eps, full, hermitian
-from lockstep.linalg import _cholesky, _inverse, _kernels, _secular, _tridiagonal
+from linalg.matrices import DTYPES, eps, full, hermitian, positive
+from lockstep.linalg import _cholesky, _inverse, _kernels, _secular, _tiles, _tridiagonal
 from lockstep.linalg._layout import Layout
 
 # devices, tile, supersteps
@@ -32,7 +32,8 @@ def _layout(shape: tuple[int, int, int]) -> tuple[Layout, Any]:
 
 def _close(got: Any, wanted: Any, dtype: Any) -> None:
     got, wanted = np.asarray(got), np.asarray(wanted)
-    assert np.abs(got - wanted).max() <= 100 * eps(dtype) * (1 + np.abs(wanted).max())
+    most = np.abs(wanted).max(initial=0)
+    assert np.abs(got - wanted).max(initial=0) <= 100 * eps(dtype) * (1 + most)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -112,6 +113,28 @@ def test_products_of_cholesky_where_they_lie(shape: tuple[int, int, int], dtype:
             (_cholesky._leave_rows, _cholesky._leave_rows_by_kernel, (b, low, own)),
         ]:
             _assert_equal(plain, fast, arrays, [jnp.asarray(top)], {"width": rows}, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("width", "columns"), [(1, 1), (64, 3), (130, 17), (20, 0), (0, 2)])
+@pytest.mark.parametrize("adjoint", [False, True])
+def test_rows_of_a_sweep(width: int, columns: int, adjoint: bool, dtype: Any) -> None:
+    b = jnp.asarray(full((width, columns), dtype))
+    numbers = full((width, width), dtype, 1) + 3 * width * np.eye(width)
+    arrays = jnp.asarray(numbers, dtype), b  # what is above the triangle is not read
+    both = _tiles.trsm, _cholesky._trsm_by_kernel
+    _assert_equal(*both, arrays, (), {"conjugate_transpose": adjoint}, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 5, 64, 130])
+def test_factor_of_a_block(n: int, dtype: Any) -> None:
+    block = jnp.asarray(positive(n, dtype) + np.triu(full((n, n), dtype), 1), dtype)
+    _assert_equal(_tiles.potrf, _cholesky._potrf_by_kernel, (block,), (), {}, dtype)
+    none = block.at[n // 2, n // 2].set(-1)
+    found, wanted = _kernels.potrf(none), _tiles.potrf(none)
+    np.testing.assert_array_equal(found.real, wanted.real)
+    np.testing.assert_array_equal(found.imag, wanted.imag)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

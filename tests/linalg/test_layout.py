@@ -88,7 +88,7 @@ def test_fewer_rows_than_devices() -> None:
 
 
 @pytest.mark.parametrize(("n", "devices"), [(4096, 4), (8192, 2), (8192, 8), (65536, 8)])
-def test_what_large_matrices_gather_is_a_fifth_of_a_share(n: int, devices: int) -> None:
+def test_what_large_matrices_gather_is_a_quarter_of_a_share(n: int, devices: int) -> None:
     tile = _model.cholesky_tile(n, devices, n // devices, "cpu")
-    assert devices * tile * n <= n * n / devices / 5
+    assert devices * tile * n <= n * n / devices / 4
     assert n // devices // tile <= _model.MOST_STEPS

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
 from linalg.matrices import DTYPES, assert_close, eps, full, mesh, positive, put, with_spectrum
-from lockstep.linalg import _kernels
+from lockstep.linalg import _cholesky, _kernels
 from lockstep.linalg._arguments import place
 from lockstep.linalg._positive import Plan, factor_slots, to_slots_donating
 
@@ -163,6 +163,44 @@ def test_more_right_hand_sides_than_fit_at_once() -> None:
     n, over = 32, mesh((4,))
     a, b = positive(n, np.float64), full((n, 23), np.float64)
     assert_close(la.potrs(put(a, over, P("x")), put(b, over, P())), np.linalg.solve(a, b))
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize(("columns", "dealt"), [(15, False), (16, True), (21, True), (45, True)])
+def test_columns_are_dealt_where_there_are_many(
+    columns: int, dealt: bool, kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """21 are padded to 24; 45 are solved in two parts of 23."""
+    if not kernels:
+        monkeypatch.setattr(_kernels, "available", lambda platform: False)
+    calls = []
+    for name in ("_solve_dealt", "_solve_sum_dealt"):
+        function = getattr(_cholesky, name)
+        monkeypatch.setattr(
+            _cholesky, name, lambda *x, of=function, name=name: (calls.append(name), of(*x))[1]
+        )
+    jax.clear_caches()
+    a, b = positive(256, np.complex128), full((256, columns), np.complex128)
+    over = mesh((2, 2))
+    sharded, rhs = put(a, over, P(("y", "x"))), put(b, over, P())
+    assert_close(la.potrs(sharded, rhs, 16), np.linalg.solve(a, b))
+    assert set(calls) == ({"_solve_dealt", "_solve_sum_dealt"} if dealt else set())
+
+
+def test_derivatives_of_columns_that_are_dealt() -> None:
+    a, b = positive(256, np.float64), full((256, 21), np.float64)
+    over = mesh((4,))
+
+    def solve(a: Any, b: Any) -> Any:
+        return la.potrs(a, b, 16, mesh=over, in_specs=P("x"))
+
+    def weigh(solve: Any, a: Any, b: Any) -> Any:
+        return jnp.sum(solve((a + a.T) / 2, b) ** 4)
+
+    found = jax.grad(weigh, (1, 2))(solve, put(a, over, P("x")), put(b, over, P()))
+    wanted = jax.grad(weigh, (1, 2))(jnp.linalg.solve, a, b)
+    for got, want in zip(found, wanted, strict=True):
+        assert_close(got, want)
 
 
 def test_the_factor_is_made_in_place_and_its_buffers_are_small() -> None:

@@ -5,7 +5,7 @@ layout of `lockstep.linalg._layout`: the panel of superstep ``s`` is the ``W = P
 slots, and the rows from its own tiles on. Each panel is written once, with one product whose inner
 dimension is everything to the left. Two all-gathers a superstep: the tile rows up to the diagonal
 block (``W`` x ``(s + 1) W``), and that block without what is left of it (``W`` x ``W``), of which
-each device has made a part. Every device then factors it for itself.
+each device has made a part. Every device then factors it for itself; with kernels, every process.
 
 Everything here runs inside `jax.shard_map`. ``a`` and ``low`` have shape (R, P, R) as in `_layout`,
 and a right-hand side is (R, k): the rows of this device's slots.
@@ -33,6 +33,9 @@ STRIPS = 2
 """Of each device in a diagonal block (`_block_to_factor`); even, so that all are equal. An odd tile
 is one strip."""
 
+DEALT = 4
+"""Columns for each device from which on those solved at once are dealt out (`_solve_dealt`)."""
+
 
 def factor(
     a: jax.Array, layout: Layout, axes: Axes, with_status: bool = False, kernels: bool = False
@@ -48,12 +51,13 @@ def factor(
     tile, size = layout.tile, layout.devices * layout.tile
     status = jnp.int32(0)
     factor_panel = _factor_panel_by_kernel if kernels else _factor_panel
+    potrf = _potrf_by_kernel if kernels else _tiles.potrf
     me = lax.axis_index(axes)
     for s in range(layout.steps):
         top, end = s * tile, (s + 1) * tile
         rows = gather_rows(a[top:end, :, :end], axes)
         block = _block_to_factor(rows, layout, axes, kernels)
-        l_block = _tiles.potrf(block)
+        l_block = potrf(block)
         if with_status:
             status = _update_status(status, block, l_block, s * size)
         a = factor_panel(a, rows, l_block, me, top=top)
@@ -105,6 +109,11 @@ def _leave_strip_by_kernel(
         Blocks(rows, step_l=(0, 1, 0)),
         Sizes(height, first + height, top, count_l=rows.shape[1], adjoint_b=True),
     )[:, 0]
+
+
+@_kernels.with_derivatives_of(_tiles.potrf)
+def _potrf_by_kernel(a: jax.Array) -> jax.Array:
+    return _kernels.potrf(a)
 
 
 def _factor_panel(
@@ -261,8 +270,17 @@ def _leave_rows_by_kernel(
     )
 
 
+@_kernels.with_derivatives_of(_tiles.trsm)
+def _trsm_by_kernel(
+    factor: jax.Array, b: jax.Array, conjugate_transpose: bool = False
+) -> jax.Array:
+    return _kernels.trsm(b, factor, conjugate_transpose)
+
+
 def _forward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes, kernels: bool) -> jax.Array:
     tile, leave = layout.tile, _leave_row_by_kernel if kernels else _leave_row
+    solve_block = _solve_dealt if _is_dealt(b, layout) else _solve_alike
+    trsm = _trsm_by_kernel if kernels else _tiles.trsm
     done = jnp.zeros((layout.devices, *b.shape), b.dtype)
     for first, end in stages(layout.steps, 1 if kernels else STAGES):
 
@@ -270,7 +288,8 @@ def _forward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes, kernels: 
             top = s * tile
             rest = lax.dynamic_slice_in_dim(b, top, tile)
             rest = leave(rest, low, done, top, width=width)
-            solved = _tiles.trsm(diagonal_block(low, top, layout, axes), gather_rows(rest, axes))
+            block = diagonal_block(low, top, layout, axes)
+            solved = solve_block(functools.partial(trsm, block), rest, layout, axes)
             solved = solved.reshape(layout.devices, tile, -1)
             return lax.dynamic_update_slice_in_dim(done, solved, top, 1)
 
@@ -281,6 +300,8 @@ def _forward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes, kernels: 
 def _backward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes, kernels: bool) -> jax.Array:
     tile, me = layout.tile, lax.axis_index(axes)
     leave = _leave_rows_by_kernel if kernels else _leave_rows
+    solve_sum = _solve_sum_dealt if _is_dealt(b, layout) else _solve_sum_alike
+    trsm = functools.partial(_trsm_by_kernel if kernels else _tiles.trsm, conjugate_transpose=True)
     # What the rows of this device that are solved leave to each row of every device.
     left_over = jnp.zeros((layout.devices, *b.shape), b.dtype)
     for first, end in reversed(stages(layout.steps, 1 if kernels else STAGES)):
@@ -292,15 +313,58 @@ def _backward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes, kernels:
             top = (end - 1 - back) * tile
             rest = lax.dynamic_slice_in_dim(left_over, top, tile, 1)
             rest = rest.at[me].add(lax.dynamic_slice_in_dim(b, top, tile))
-            rest = lax.psum(rest.reshape(-1, b.shape[1]), axes)
             block = diagonal_block(low, top, layout, axes)
-            solved = _tiles.trsm(block, rest, conjugate_transpose=True)
-            own = lax.dynamic_slice_in_dim(solved, me * tile, tile)
+            own = solve_sum(functools.partial(trsm, block), rest, layout, axes)
             left_over = leave(left_over, low, own, top, width=end * tile)
             return lax.dynamic_update_slice_in_dim(b, own, top, 0), left_over
 
         b, left_over = lax.fori_loop(0, end - first, step, (b, left_over))
     return b
+
+
+# What is left of one superstep's rows, solved with its diagonal block. Each device solves for all
+# columns, or, where there are enough of them, for a part: the columns are dealt.
+
+Solve = Callable[[jax.Array], jax.Array]
+"""Solves (W, any number of columns) with the diagonal block or its adjoint."""
+
+
+def _is_dealt(b: jax.Array, layout: Layout) -> bool:
+    return b.shape[1] >= DEALT * layout.devices
+
+
+def _solve_alike(solve: Solve, rest: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
+    """All devices' rows ``rest``, (T, k), solved, on all of them: (W, k)."""
+    return solve(gather_rows(rest, axes))
+
+
+def _solve_dealt(solve: Solve, rest: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
+    """The same; each device gets all devices' rows of its columns, (W, c), and solves those."""
+    hands = _hands(rest, layout).reshape(layout.devices * rest.shape[0], -1)
+    solved = solve(lax.all_to_all(hands, axes, 0, 0, tiled=True))
+    dealt = lax.all_gather(solved, axes, axis=1)
+    return dealt.reshape(dealt.shape[0], -1)[:, : rest.shape[1]]
+
+
+def _solve_sum_alike(solve: Solve, rest: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
+    """Own rows, (T, k), of the sum of all devices' ``rest``, (P, T, k), solved."""
+    solved = solve(lax.psum(rest.reshape(-1, rest.shape[2]), axes))
+    return lax.dynamic_slice_in_dim(solved, lax.axis_index(axes) * layout.tile, layout.tile)
+
+
+def _solve_sum_dealt(solve: Solve, rest: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
+    """The same; each device gets the sum's rows of its columns, (W, c), and solves those."""
+    hands = _hands(rest.reshape(-1, rest.shape[2]), layout)
+    solved = solve(lax.psum_scatter(hands, axes, scatter_dimension=0))
+    own = lax.all_to_all(solved.reshape(layout.devices, layout.tile, -1), axes, 0, 1)
+    return own.reshape(layout.tile, -1)[:, : rest.shape[2]]
+
+
+def _hands(rows: jax.Array, layout: Layout) -> jax.Array:
+    """The columns of ``rows``, (m, k), dealt to the devices and padded with zeros: (P, m, c)."""
+    each = -(-rows.shape[1] // layout.devices)
+    wide = jnp.pad(rows, ((0, 0), (0, each * layout.devices - rows.shape[1])))
+    return wide.reshape(rows.shape[0], layout.devices, each).swapaxes(0, 1)
 
 
 def log_determinant(low: jax.Array, axes: Axes) -> jax.Array:

@@ -1,8 +1,9 @@
 """Kernels of the engine's library for CPUs, called from compiled programs through XLA's FFI.
 
 They are optional: where the library is absent, or an older one, or the device is no CPU, the same
-numbers come from plain JAX. The kernels are pure functions of their arguments, and run on the
-thread of the device that calls them.
+numbers come from plain JAX. The kernels are pure functions of their arguments (`potrf` remembers
+the latest), and run on the thread of the device that calls them; those that call the BLAS take
+turns where a process has fewer processors than devices.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ctypes
 import functools
 import importlib
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -30,7 +32,16 @@ _NAMES = (
     "subtract_products",
     "solve_right",
     "factor_panel",
+    "potrf",
+    "trsm",
 )
+
+_OF_SCIPY = (
+    ("cython_blas", "gemm", rb"void \(char \*, char \*, int \*, int \*, int \*, .*"),
+    ("cython_blas", "trsm", rb"void \((char \*, ){4}int \*, int \*, .*"),
+    ("cython_lapack", "potrf", rb"void \(char \*, int \*, \w+ \*, int \*, int \*\)"),
+)
+"""Module, routine and signature."""
 
 
 @functools.cache
@@ -41,7 +52,7 @@ def available(platform: str) -> bool:
     try:
         library = ctypes.CDLL(str(_engine.library_path()))
         found = {name: getattr(library, f"lockstep_{name}") for name in _NAMES}
-        library.lockstep_use_gemm((ctypes.c_void_p * 4)(*_gemm_of_scipy()))
+        library.lockstep_use_lapack((ctypes.c_void_p * 12)(*_lapack_of_scipy()))
     except (EngineError, OSError, AttributeError, ImportError, KeyError):
         return False
     # jaxlib refuses a version of the FFI that it does not know when a kernel is registered; before
@@ -56,22 +67,25 @@ def available(platform: str) -> bool:
     return True
 
 
-def _gemm_of_scipy() -> list[int]:
-    """The addresses of SciPy's products, for each type: the BLAS that jaxlib's LAPACK calls use.
+def _lapack_of_scipy() -> list[int]:
+    """The addresses of these routines of SciPy, each for f32, f64, c64 and c128.
 
+    They are those that jaxlib's LAPACK calls use.
     https://docs.scipy.org/doc/scipy/reference/linalg.cython_blas.html
     """
-    functions = importlib.import_module("scipy.linalg.cython_blas").__pyx_capi__
     name_of, address_of = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
     address_of.restype, address_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     found = []
-    for name in ("sgemm", "dgemm", "cgemm", "zgemm"):
-        capsule = functions[name]
-        signature = name_of(capsule)
-        if not signature.startswith(b"void (char *, char *, int *, int *, int *, "):
-            raise ImportError(f"scipy.linalg.cython_blas.{name} is {signature.decode()}")
-        found.append(address_of(capsule, signature))
+    for module, routine, signature in _OF_SCIPY:
+        functions = importlib.import_module(f"scipy.linalg.{module}").__pyx_capi__
+        for letter in "sdcz":
+            capsule = functions[letter + routine]
+            declared = name_of(capsule)
+            if not re.fullmatch(signature, declared):
+                text = declared.decode()
+                raise ImportError(f"scipy.linalg.{module}.{letter}{routine} is {text}")
+            found.append(address_of(capsule, declared))
     return found
 
 
@@ -211,6 +225,20 @@ def subtract_products(c: Blocks, a: Blocks, b: Blocks, sizes: Sizes) -> jax.Arra
 def solve_right(x: jax.Array, factor: jax.Array) -> jax.Array:
     """`lockstep.linalg._tiles.solve_right`, in place of ``x`` (m, W)."""
     return _call("solve_right", _like(x, *x.shape), x, factor, in_place=True)
+
+
+def potrf(a: jax.Array) -> jax.Array:
+    """`lockstep.linalg._tiles.potrf` of ``a`` (W, W), in place.
+
+    Devices of one process that ask for the factor of the same block one after another find it once.
+    """
+    return _call("potrf", _like(a, *a.shape), a, in_place=True)
+
+
+def trsm(b: jax.Array, factor: jax.Array, conjugate_transpose: bool) -> jax.Array:
+    """`lockstep.linalg._tiles.trsm`, in place of ``b`` (W, k)."""
+    words = _integers(conjugate_transpose)
+    return _call("trsm", _like(b, *b.shape), b, factor, words, in_place=True)
 
 
 def factor_panel(

@@ -32,7 +32,7 @@ class Machine:
     """Bytes per second of a matrix that is copied, for its rows are padded to whole tiles."""
 
 
-CPU = Machine(gemm=47e9, gemm_half=32, small=10e9, latency=30e-6, link=4e9, padding=0.7e9)
+CPU = Machine(gemm=47e9, gemm_half=24, small=6e9, latency=30e-6, link=4e9, padding=0.7e9)
 GPU = Machine(gemm=30e12, gemm_half=256, small=200e9, latency=30e-6, link=150e9, padding=500e9)
 
 
@@ -55,11 +55,11 @@ def cholesky_tile(n: int, devices: int, rows: int, platform: str) -> int:
     """The tile that the model finds fastest, for ``rows`` local rows of each device.
 
     A panel's rows are gathered, ``devices**2 tile / n`` of a share. Where shares are large that is
-    a fifth at most, if any tile keeps to it: a factor then needs less than half a share beside.
+    a quarter at most, if any tile keeps to it: a factor then needs less than half a share beside.
     """
     fitting = [t for t in TILES if t < rows and rows <= MOST_STEPS * t] + [rows]
     if n * n // devices >= LARGE:
-        fitting = [t for t in fitting if 5 * devices**2 * t <= n] or fitting[:1]
+        fitting = [t for t in fitting if 4 * devices**2 * t <= n] or fitting[:1]
     on = machine(platform)
 
     def seconds(tile: int) -> float:
