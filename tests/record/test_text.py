@@ -209,9 +209,13 @@ def test_nothing_wrong() -> None:
 
 
 def test_a_process_of_which_nothing_is_known() -> None:
-    run = job(steps(5), steps(0)).snapshot()
-    text = short(diagnose(altered(run, 1, record=None, troubles=("there is no recorder file",))))
+    nothing = {"record": None, "troubles": ("there is no recorder file",)}
+    run = altered(job(steps(5), steps(0)).snapshot(), 1, **nothing)
+    text = short(diagnose(run))
     assert "  process 1: not known; there is no recorder file" in text
+    assert "nothing is wrong" not in text
+    neither = headline(diagnose(altered(run, 0, **nothing)))
+    assert neither == "nothing is known: there is no record of processes 0, 1"
 
 
 @functools.cache

@@ -32,7 +32,7 @@ class Machine:
     """Bytes per second of a matrix that is copied, for its rows are padded to whole tiles."""
 
 
-CPU = Machine(gemm=47e9, gemm_half=24, small=6e9, latency=30e-6, link=4e9, padding=0.7e9)
+CPU = Machine(gemm=47e9, gemm_half=32, small=8e9, latency=30e-6, link=4e9, padding=0.7e9)
 GPU = Machine(gemm=30e12, gemm_half=256, small=200e9, latency=30e-6, link=150e9, padding=500e9)
 
 

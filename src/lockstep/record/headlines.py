@@ -67,6 +67,10 @@ def _nothing(diagnosis: Diagnosis) -> str:
         return f"collectives raised on {processes(failed)}, and the records do not tell why"
     if doings == {Doing.ENDED}:
         return f"nothing is wrong: {many} ended"
+    if doings == {Doing.UNKNOWN}:
+        return f"nothing is known: there is no record of {processes(range(len(diagnosis.rows)))}"
+    if unknown := [row.index for row in diagnosis.rows if row.doing is Doing.UNKNOWN]:
+        return f"nothing is known of {processes(unknown)}; none of the others waits in a collective"
     return f"nothing is wrong: none of {many} waits in a collective"
 
 
