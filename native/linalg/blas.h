@@ -18,29 +18,22 @@ using Trsm = void (*)(const char*, const char*, const char*, const char*, const 
                       const void*, const void*, const int*, void*, const int*);
 using Potrf = void (*)(const char*, const int*, void*, const int*, int*);
 
-// For float, double and their complex types; null until `lockstep_use_lapack`.
-extern Gemm gemms[4];
-extern Trsm trsms[4];
-extern Potrf potrfs[4];
+// The routines for one type; null until `lockstep_use_lapack`.
+struct Routines {
+  Gemm gemm;
+  Trsm trsm;
+  Potrf potrf;
+};
+
+// For float, double and their complex types.
+extern Routines table[4];
 
 template <typename T>
-constexpr int kTypeIndex =
-    (std::is_same_v<T, double> || std::is_same_v<T, std::complex<double>>)+2 *
-    !std::is_floating_point_v<T>;
-
-template <typename T>
-Gemm gemm_of() {
-  return gemms[kTypeIndex<T>];
-}
-
-template <typename T>
-Trsm trsm_of() {
-  return trsms[kTypeIndex<T>];
-}
-
-template <typename T>
-Potrf potrf_of() {
-  return potrfs[kTypeIndex<T>];
+const Routines& of() {
+  if constexpr (std::is_same_v<T, float>) return table[0];
+  if constexpr (std::is_same_v<T, double>) return table[1];
+  if constexpr (std::is_same_v<T, std::complex<float>>) return table[2];
+  if constexpr (std::is_same_v<T, std::complex<double>>) return table[3];
 }
 
 // A matrix by rows, which lie `stride` elements apart; adjoint: its conjugate transpose is meant.
@@ -59,7 +52,7 @@ void gemm(std::int64_t m, std::int64_t n, std::int64_t k, T alpha, const Operand
   const int strides[] = {static_cast<int>(b.stride), static_cast<int>(a.stride),
                          static_cast<int>(c_stride)};
   const char *first = b.adjoint ? "C" : "N", *second = a.adjoint ? "C" : "N";
-  gemm_of<T>()(first, second, &sizes[0], &sizes[1], &sizes[2], &alpha, b.data, &strides[0], a.data,
+  of<T>().gemm(first, second, &sizes[0], &sizes[1], &sizes[2], &alpha, b.data, &strides[0], a.data,
                &strides[1], &beta, c, &strides[2]);
 }
 
@@ -67,8 +60,7 @@ void gemm(std::int64_t m, std::int64_t n, std::int64_t k, T alpha, const Operand
 template <typename Run>
 ffi::Error* for_type(ffi::Type type, const ffi::Frame& frame, const Run& run) {
   const auto with = [&]<typename T>(T zero) -> ffi::Error* {
-    if (gemm_of<T>() == nullptr || trsm_of<T>() == nullptr || potrf_of<T>() == nullptr)
-      return ffi::error(frame, "lockstep: a kernel was given no BLAS.");
+    if (of<T>().gemm == nullptr) return ffi::error(frame, "lockstep: a kernel was given no BLAS.");
     try {
       const Turn turn;
       run(zero);

@@ -9,9 +9,7 @@
 
 namespace lockstep {
 
-blas::Gemm blas::gemms[4] = {};
-blas::Trsm blas::trsms[4] = {};
-blas::Potrf blas::potrfs[4] = {};
+blas::Routines blas::table[4] = {};
 
 namespace {
 
@@ -134,11 +132,10 @@ ffi::Error* multiply(const ffi::Frame& frame, int alpha, int beta) {
 extern "C" void lockstep_use_lapack(void* const* functions) {
   using namespace lockstep;
   blas::Turn::count();
-  for (std::size_t i = 0; i < 4; ++i) {
-    blas::gemms[i] = reinterpret_cast<blas::Gemm>(functions[i]);
-    blas::trsms[i] = reinterpret_cast<blas::Trsm>(functions[4 + i]);
-    blas::potrfs[i] = reinterpret_cast<blas::Potrf>(functions[8 + i]);
-  }
+  for (std::size_t i = 0; i < 4; ++i)
+    blas::table[i] = {reinterpret_cast<blas::Gemm>(functions[i]),
+                      reinterpret_cast<blas::Trsm>(functions[4 + i]),
+                      reinterpret_cast<blas::Potrf>(functions[8 + i])};
 }
 
 // a, b of rank 3, s32 (the words of Product) -> c, of which blocks not named hold anything.
@@ -156,8 +153,7 @@ extern "C" lockstep::ffi::Error* lockstep_subtract_products(lockstep::ffi::Frame
   if (ffi::is_question(*frame)) return nullptr;
   if (frame->arguments.size != 4 || frame->results.size != 1)
     return ffi::error(*frame, "lockstep_subtract_products: wanted are 4 arguments and 1 result.");
-  const ffi::Buffer& c = frame->results[0];
-  if (!c.is_like(frame->arguments[0]) || c.data != frame->arguments[0].data)
+  if (!frame->is_in_place())
     return ffi::error(*frame, "lockstep_subtract_products: the result is not in place.");
   return multiply(*frame, -1, 1);
 }

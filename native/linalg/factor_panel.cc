@@ -76,7 +76,7 @@ extern "C" lockstep::ffi::Error* lockstep_factor_panel(lockstep::ffi::Frame* fra
   if (frame->arguments.size != 4 || frame->results.size != 1)
     return ffi::error(*frame, "lockstep_factor_panel: wanted are 4 arguments and 1 result.");
   const ffi::Buffer &a = frame->results[0], &rows = frame->arguments[1], &l = frame->arguments[2];
-  if (!a.is_like(frame->arguments[0]) || a.data != frame->arguments[0].data)
+  if (!frame->is_in_place())
     return ffi::error(*frame, "lockstep_factor_panel: the result is not in place.");
   if (!fits(a, rows, l, frame->arguments[3]))
     return ffi::error(*frame, "lockstep_factor_panel: the panel does not lie in its matrix.");

@@ -108,6 +108,11 @@ struct Frame {
   int stage;
   Buffers arguments;
   Buffers results;
+
+  // Whether the first result lies in the first argument; both must be there.
+  bool is_in_place() const {
+    return results[0].is_like(arguments[0]) && results[0].data == arguments[0].data;
+  }
 };
 
 // The error that XLA raises in the program; the text is copied.

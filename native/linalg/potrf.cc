@@ -23,7 +23,7 @@ void factor(T* a, std::int64_t size) {
   int info = 0;
   T none(std::numeric_limits<double>::quiet_NaN());
   if constexpr (!std::is_floating_point_v<T>) none = T(none.real(), none.real());
-  blas::potrf_of<T>()("U", &order, a, &order, &info);
+  blas::of<T>().potrf("U", &order, a, &order, &info);
   for (std::int64_t i = 0; i < size; ++i) {
     T* row = a + i * size;
     if (info != 0) std::fill(row, row + i + 1, none);
@@ -86,8 +86,7 @@ extern "C" lockstep::ffi::Error* lockstep_potrf(lockstep::ffi::Frame* frame) {
   if (frame->arguments.size != 1 || frame->results.size != 1)
     return ffi::error(*frame, "lockstep_potrf: wanted are 1 argument and 1 result.");
   const ffi::Buffer& a = frame->results[0];
-  if (!a.is_like(frame->arguments[0]) || a.data != frame->arguments[0].data || a.rank != 2 ||
-      a.dims[0] != a.dims[1])
+  if (!frame->is_in_place() || a.rank != 2 || a.dims[0] != a.dims[1])
     return ffi::error(*frame, "lockstep_potrf: wanted is (W, W) in place.");
   return blas::for_type(a.type, *frame, [&]<typename T>(T) {
     static auto& latest = *new Latest<T>;  // kernels may run while the process exits

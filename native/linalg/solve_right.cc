@@ -13,8 +13,7 @@ extern "C" lockstep::ffi::Error* lockstep_solve_right(lockstep::ffi::Frame* fram
   if (frame->arguments.size != 2 || frame->results.size != 1)
     return ffi::error(*frame, "lockstep_solve_right: wanted are 2 arguments and 1 result.");
   const ffi::Buffer &x = frame->results[0], &l = frame->arguments[1];
-  if (!x.is_like(frame->arguments[0]) || x.data != frame->arguments[0].data || x.rank != 2 ||
-      !l.is(x.type, {x.dims[1], x.dims[1]}))
+  if (!frame->is_in_place() || x.rank != 2 || !l.is(x.type, {x.dims[1], x.dims[1]}))
     return ffi::error(*frame, "lockstep_solve_right: wanted is (m, W) in place, and (W, W).");
   return blas::for_type(x.type, *frame, [&]<typename T>(T) {
     const std::int64_t rows = x.dims[0], width = x.dims[1];

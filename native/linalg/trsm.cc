@@ -12,8 +12,8 @@ extern "C" lockstep::ffi::Error* lockstep_trsm(lockstep::ffi::Frame* frame) {
   if (frame->arguments.size != 3 || frame->results.size != 1)
     return ffi::error(*frame, "lockstep_trsm: wanted are 3 arguments and 1 result.");
   const ffi::Buffer &x = frame->results[0], &l = frame->arguments[1], &words = frame->arguments[2];
-  if (!x.is_like(frame->arguments[0]) || x.data != frame->arguments[0].data || x.rank != 2 ||
-      !l.is(x.type, {x.dims[0], x.dims[0]}) || !words.is(ffi::Type::kS32, {1}))
+  if (!frame->is_in_place() || x.rank != 2 || !l.is(x.type, {x.dims[0], x.dims[0]}) ||
+      !words.is(ffi::Type::kS32, {1}))
     return ffi::error(*frame, "lockstep_trsm: wanted is (W, k) in place, (W, W) and a number.");
   return blas::for_type(x.type, *frame, [&]<typename T>(T) {
     if (x.dims[0] == 0 || x.dims[1] == 0) return;
@@ -21,6 +21,6 @@ extern "C" lockstep::ffi::Error* lockstep_trsm(lockstep::ffi::Frame* frame) {
     const int width = static_cast<int>(x.dims[0]), columns = static_cast<int>(x.dims[1]);
     const char* op = words.as<const std::int32_t>()[0] != 0 ? "C" : "N";
     const T one(1);
-    blas::trsm_of<T>()("R", "U", op, "N", &columns, &width, &one, l.data, &width, x.data, &columns);
+    blas::of<T>().trsm("R", "U", op, "N", &columns, &width, &one, l.data, &width, x.data, &columns);
   });
 }

@@ -13,6 +13,7 @@ namespace lockstep::blas {
 
 class Turn {
  public:
+  // No deadline: who has a turn computes, and waits for nobody who has none.
   Turn() {
     Processors& all = processors();
     std::unique_lock lock(all.mutex);

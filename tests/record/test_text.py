@@ -213,9 +213,12 @@ def test_a_process_of_which_nothing_is_known() -> None:
     run = altered(job(steps(5), steps(0)).snapshot(), 1, **nothing)
     text = short(diagnose(run))
     assert "  process 1: not known; there is no recorder file" in text
-    assert "nothing is wrong" not in text
     neither = headline(diagnose(altered(run, 0, **nothing)))
     assert neither == "nothing is known: there is no record of processes 0, 1"
+    over = job(steps(3), steps(3)).snapshot({0: Exit(exit_code=0)})
+    assert headline(diagnose(altered(over, 1, **nothing))) == (
+        "nothing is known of process 1; none of the others waits in a collective"
+    )
 
 
 @functools.cache

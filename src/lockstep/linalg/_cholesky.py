@@ -111,9 +111,7 @@ def _leave_strip_by_kernel(
     )[:, 0]
 
 
-@_kernels.with_derivatives_of(_tiles.potrf)
-def _potrf_by_kernel(a: jax.Array) -> jax.Array:
-    return _kernels.potrf(a)
+_potrf_by_kernel = _kernels.with_derivatives_of(_tiles.potrf)(_kernels.potrf)
 
 
 def _factor_panel(
@@ -270,11 +268,7 @@ def _leave_rows_by_kernel(
     )
 
 
-@_kernels.with_derivatives_of(_tiles.trsm)
-def _trsm_by_kernel(
-    factor: jax.Array, b: jax.Array, conjugate_transpose: bool = False
-) -> jax.Array:
-    return _kernels.trsm(b, factor, conjugate_transpose)
+_trsm_by_kernel = _kernels.with_derivatives_of(_tiles.trsm)(_kernels.trsm)
 
 
 def _forward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes, kernels: bool) -> jax.Array:

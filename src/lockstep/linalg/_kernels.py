@@ -235,7 +235,7 @@ def potrf(a: jax.Array) -> jax.Array:
     return _call("potrf", _like(a, *a.shape), a, in_place=True)
 
 
-def trsm(b: jax.Array, factor: jax.Array, conjugate_transpose: bool) -> jax.Array:
+def trsm(factor: jax.Array, b: jax.Array, conjugate_transpose: bool = False) -> jax.Array:
     """`lockstep.linalg._tiles.trsm`, in place of ``b`` (W, k)."""
     words = _integers(conjugate_transpose)
     return _call("trsm", _like(b, *b.shape), b, factor, words, in_place=True)
