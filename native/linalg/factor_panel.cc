@@ -1,16 +1,21 @@
-// A panel of Cholesky's factorization (`lockstep/linalg/_cholesky.py`), in place. Its columns lie
-// in as many places as there are devices; they are brought together for the products, and go from
-// the cache to their places as soon as they are solved.
+// A panel of Cholesky's factorization (`lockstep/linalg/_cholesky.py`), in place. What is left of
+// it is summed as an adjoint, with the panel's columns side by side, which lie in as many places of
+// the matrix as there are devices. Its rows are turned into that, solved, and turned back.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
 
+#include "linalg/adjoint.h"
 #include "linalg/blas.h"
 #include "linalg/ffi.h"
 #include "linalg/triangle.h"
 
 namespace lockstep {
 namespace {
+
+// Rows of the panel between the matrix and its adjoint, at a time: they stay in the cache.
+template <typename T>
+constexpr std::int64_t kMoved = 1024 / sizeof(T);
 
 // `rows` rows of `devices` pieces of `tile` columns: in the matrix, and side by side.
 struct Shape {
@@ -37,20 +42,43 @@ struct Superstep {
     copy<T>({tile, devices, tile}, l + me * tile * devices * tile, tile, row(top) + top, size);
   }
 
+  // The adjoint of the panel is made, for the BLAS packs its first operand faster, by columns.
   void finish_rows_below() const {
+    constexpr std::int64_t kChunk = triangle::kChunk<T>;
     const std::int64_t width = devices * tile, end = top + tile, count = size - end;
-    const auto panel = std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>(count * width));
-    copy<T>({count, devices, tile}, row(end) + top, size, panel.get(), tile);
+    const std::int64_t stride = adjoint::stride_of(count), moved = std::min(kMoved<T>, count);
+    const auto memory =
+        std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>(width * (stride + moved)));
+    T *const panel = memory.get(), *const x = panel + width * stride;
     for (std::int64_t p = 0; p < devices && top > 0; ++p)
-      blas::gemm<T>(count, width, top, T(-1), {row(end) + p * size, devices * size, false},
-                    {rows + p * kept, devices * kept, true}, T(1), panel.get(), width);
+      blas::gemm<T>(width, count, top, T(1), {rows + p * kept, devices * kept, false},
+                    {row(end) + p * size, devices * size, true}, T(p > 0), panel, stride);
     triangle::Solver<T> solver(l, width);
-    for (std::int64_t at = 0; at < count; at += triangle::kChunk) {
-      const std::int64_t chunk = std::min(triangle::kChunk, count - at);
-      T* x = panel.get() + at * width;
-      solver.solve(x, chunk, 0, width);
-      copy<T>({chunk, devices, tile}, x, tile, row(end + at) + top, size);
+    for (std::int64_t at = 0; at < count; at += kChunk) {
+      const std::int64_t last = std::min(at + kChunk, count);
+      for (std::int64_t i = at; i < last; i += moved)
+        fetch(end + i, std::min(moved, last - i), x, panel + i, stride);
+      solver.solve(panel + at, stride, last - at);
+      for (std::int64_t i = at; i < last; i += moved)
+        store(end + i, std::min(moved, last - i), x, panel + i, stride);
     }
+  }
+
+  // Rows of the panel without what is left of them, which is in `turned`, the adjoint.
+  void fetch(std::int64_t first, std::int64_t count, T* x, T* turned, std::int64_t stride) const {
+    const std::int64_t width = devices * tile;
+    copy<T>({count, devices, tile}, row(first) + top, size, x, tile);
+    if (top > 0)
+      adjoint::copy_less(count, width, x, width, turned, stride);
+    else
+      adjoint::copy(count, width, x, width, turned, stride);
+  }
+
+  void store(std::int64_t first, std::int64_t count, T* x, const T* turned,
+             std::int64_t stride) const {
+    const std::int64_t width = devices * tile;
+    adjoint::copy(width, count, turned, stride, x, width);
+    copy<T>({count, devices, tile}, x, tile, row(first) + top, size);
   }
 };
 

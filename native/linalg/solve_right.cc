@@ -1,7 +1,9 @@
 // x <- x l^-H for a lower triangle l: the rows of an inverse (`lockstep/linalg/_inverse.py`).
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 
+#include "linalg/adjoint.h"
 #include "linalg/blas.h"
 #include "linalg/ffi.h"
 #include "linalg/triangle.h"
@@ -18,7 +20,16 @@ extern "C" lockstep::ffi::Error* lockstep_solve_right(lockstep::ffi::Frame* fram
   return blas::for_type(x.type, *frame, [&]<typename T>(T) {
     const std::int64_t rows = x.dims[0], width = x.dims[1];
     triangle::Solver<T> solver(l.as<const T>(), width);
-    for (std::int64_t at = 0; at < rows; at += triangle::kChunk)
-      solver.solve(x.as<T>() + at * width, std::min(triangle::kChunk, rows - at), 0, width);
+    constexpr std::int64_t kChunk = triangle::kChunk<T>;
+    const std::int64_t stride = adjoint::stride_of(std::min(kChunk, rows));
+    const auto turned =
+        std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>(width * stride));
+    for (std::int64_t at = 0; at < rows; at += kChunk) {
+      const std::int64_t chunk = std::min(kChunk, rows - at);
+      T* own = x.as<T>() + at * width;
+      adjoint::copy(chunk, width, own, width, turned.get(), stride);
+      solver.solve(turned.get(), stride, chunk);
+      adjoint::copy(width, chunk, turned.get(), stride, own, width);
+    }
   });
 }

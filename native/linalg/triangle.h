@@ -1,5 +1,7 @@
-// x <- x l^-H for a lower triangle l, by products with the inverses of small blocks of its
+// t <- l^-1 t for a lower triangle l, by products with the inverses of small blocks of its
 // diagonal: many times the rate of a solver, and as accurate as those blocks are well conditioned.
+// The t of x l^-H is the adjoint of x. It has few rows and many columns, by rows: the BLAS, which
+// goes by columns, then has the long side first, and packs that one faster.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +14,9 @@ namespace lockstep::triangle {
 
 // Columns of a block. Its inverse costs a third of its cube, at the rate of plain loops.
 constexpr std::int64_t kBlock = 64;
-// Rows solved at a time: with a block's columns they stay in the second-level cache.
-constexpr std::int64_t kChunk = 256;
+// Columns of t solved at a time: with a block's rows they stay in the second-level cache.
+template <typename T>
+constexpr std::int64_t kChunk = 4096 / sizeof(T);
 
 // The inverse of a lower triangle, by rows; zero above the diagonal.
 template <typename T>
@@ -34,34 +37,44 @@ void invert(const T* l, std::int64_t stride, std::int64_t size, T* inverse) {
 
 // The inverses of all blocks on the diagonal of l (width x width), and space for one product.
 template <typename T>
-struct Solver {
-  const T* l;
-  std::int64_t width;
-  std::vector<T> inverses, product;
-
-  Solver(const T* factor, std::int64_t size) : l(factor), width(size), product(kChunk * kBlock) {
+class Solver {
+ public:
+  Solver(const T* l, std::int64_t width) : l_(l), width_(width), product_(kChunk<T> * kBlock) {
     for (std::int64_t at = 0; at < width; at += kBlock) {
-      inverses.resize(inverses.size() + kBlock * kBlock);
-      invert(l + at * width + at, width, std::min(kBlock, width - at), &inverses[at * kBlock]);
+      inverses_.resize(inverses_.size() + kBlock * kBlock);
+      invert(l + at * width + at, width, std::min(kBlock, width - at), &inverses_[at * kBlock]);
     }
   }
 
-  // Columns `first` to `end` of x (rows x width), which lack nothing but their own triangle.
-  void solve(T* x, std::int64_t rows, std::int64_t first, std::int64_t end) {
+  // t (width x columns, at most `kChunk<T>`); its rows are `stride` apart.
+  void solve(T* t, std::int64_t stride, std::int64_t columns) {
+    solve(t, stride, columns, 0, width_);
+  }
+
+ private:
+  // Rows `first` to `end`, which lack nothing but their own triangle.
+  void solve(T* t, std::int64_t stride, std::int64_t columns, std::int64_t first,
+             std::int64_t end) {
     const std::int64_t size = end - first;
+    T* own = t + first * stride;
     if (size <= kBlock) {
-      blas::gemm<T>(rows, size, size, T(1), {x + first, width, false},
-                    {&inverses[first * kBlock], kBlock, true}, T(0), product.data(), kBlock);
-      for (std::int64_t i = 0; i < rows; ++i)
-        std::copy_n(&product[i * kBlock], size, x + i * width + first);
+      blas::gemm<T>(size, columns, size, T(1), {&inverses_[first * kBlock], kBlock, false},
+                    {own, stride, false}, T(0), product_.data(), kChunk<T>);
+      for (std::int64_t i = 0; i < size; ++i)
+        std::copy_n(&product_[i * kChunk<T>], columns, own + i * stride);
       return;
     }
     const std::int64_t middle = first + (size / kBlock + 1) / 2 * kBlock;
-    solve(x, rows, first, middle);
-    blas::gemm<T>(rows, end - middle, middle - first, T(-1), {x + first, width, false},
-                  {l + middle * width + first, width, true}, T(1), x + middle, width);
-    solve(x, rows, middle, end);
+    solve(t, stride, columns, first, middle);
+    blas::gemm<T>(end - middle, columns, middle - first, T(-1),
+                  {l_ + middle * width_ + first, width_, false}, {own, stride, false}, T(1),
+                  t + middle * stride, stride);
+    solve(t, stride, columns, middle, end);
   }
+
+  const T* l_;
+  std::int64_t width_;
+  std::vector<T> inverses_, product_;
 };
 
 }  // namespace lockstep::triangle

@@ -90,7 +90,7 @@ def test_a_column_that_is_reduced_already_and_extreme_sizes() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("m", "width"), [(1, 1), (3, 64), (300, 65), (257, 200), (40, 128)])
+@pytest.mark.parametrize(("m", "width"), [(1, 1), (3, 64), (300, 65), (520, 200), (40, 128)])
 def test_solve_right(m: int, width: int, dtype: Any) -> None:
     x = jnp.asarray(full((m, width), dtype))
     low = np.tril(full((width, width), dtype, 1)) + 3 * width * np.eye(width)
@@ -99,15 +99,21 @@ def test_solve_right(m: int, width: int, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_products_of_cholesky_where_they_lie(shape: tuple[int, int, int], dtype: Any) -> None:
+@pytest.mark.parametrize(
+    ("shape", "columns"), [*((shape, 3) for shape in SHAPES), ((2, 3, 4), 0), ((2, 3, 4), 1)]
+)
+def test_products_of_cholesky_where_they_lie(
+    shape: tuple[int, int, int], columns: int, dtype: Any
+) -> None:
     """The kernels beside plain JAX: values, and derivatives of the ones that have them."""
     layout, _ = _layout(shape)
     devices, tile, rows = layout.devices, layout.tile, layout.rows
-    low = jnp.asarray(full((rows, devices, rows), dtype))
-    b = jnp.asarray(full((devices, rows, 3), dtype, 1))
+    step = np.arange(rows) // tile
+    numbers = full((rows, devices, rows), dtype)
+    low = jnp.asarray(np.where(step[:, None, None] <= step, np.nan, numbers), dtype)
+    b = jnp.asarray(full((columns, devices, rows), dtype, 1))
     for s in range(layout.steps):
-        top, own = s * tile, b[0, s * tile : (s + 1) * tile]
+        top, own = s * tile, b[:, 0, s * tile : (s + 1) * tile]
         for plain, fast, arrays in [
             (_cholesky._leave_row, _cholesky._leave_row_by_kernel, (own, low, b)),
             (_cholesky._leave_rows, _cholesky._leave_rows_by_kernel, (b, low, own)),
@@ -138,7 +144,7 @@ def test_factor_of_a_block(n: int, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(2, 1, 2), (3, 7, 2), (2, 128, 2)])
+@pytest.mark.parametrize("shape", [(2, 1, 2), (3, 7, 2), (2, 128, 2), (2, 130, 6)])
 def test_panels_of_cholesky_where_they_lie(shape: tuple[int, int, int], dtype: Any) -> None:
     layout, _ = _layout(shape)
     devices, tile, rows = layout.devices, layout.tile, layout.rows

@@ -228,12 +228,16 @@ def _left_of(low: jax.Array, top: jax.Array, tile: int, width: int) -> jax.Array
     return jnp.where(jnp.arange(width) < top, rows, 0).reshape(tile, -1)
 
 
+# Both sweeps keep the adjoint of what is summed, (k, P, R): the BLAS, which goes by columns, then
+# has the long side first, and packs that one faster.
+
+
 def _leave_row(
     rest: jax.Array, low: jax.Array, done: jax.Array, top: jax.Array, width: int
 ) -> jax.Array:
-    """``rest``, (T, k), without what the rows ``done``, (P, R, k), before ``top`` leave to it."""
-    left = _left_of(low, top, rest.shape[0], width)
-    return rest - gemm(left, done[:, :width].reshape(left.shape[1], -1))
+    """``rest``, (k, T), without what the rows ``done``, (k, P, R), before ``top`` leave to it."""
+    left = _left_of(low, top, rest.shape[1], width)
+    return rest - gemm(done[:, :, :width].reshape(-1, left.shape[1]), adjoint(left))
 
 
 @_kernels.with_derivatives_of(_leave_row)
@@ -242,18 +246,18 @@ def _leave_row_by_kernel(
 ) -> jax.Array:
     return _kernels.subtract_products(
         Blocks(rest[:, None]),
+        Blocks(done, step_l=(0, 1, 0)),
         Blocks(low, (top, 0, 0), step_l=(0, 1, 0)),
-        Blocks(done, row_axis=1, step_l=(1, 0, 0)),
-        Sizes(rest.shape[0], rest.shape[1], top, count_l=low.shape[1]),
+        Sizes(rest.shape[0], rest.shape[1], top, count_l=low.shape[1], adjoint_b=True),
     )[:, 0]
 
 
 def _leave_rows(
     left_over: jax.Array, low: jax.Array, own: jax.Array, top: jax.Array, width: int
 ) -> jax.Array:
-    """``left_over``, (P, R, k), without what ``own``, (T, k), leaves to the rows before ``top``."""
-    change = gemm(adjoint(_left_of(low, top, own.shape[0], width)), own)
-    return left_over.at[:, :width].add(-change.reshape(low.shape[1], width, -1))
+    """``left_over``, (k, P, R), without what ``own``, (k, T), leaves to the rows before ``top``."""
+    change = gemm(own, _left_of(low, top, own.shape[1], width))
+    return left_over.at[:, :, :width].add(-change.reshape(*left_over.shape[:2], width))
 
 
 @_kernels.with_derivatives_of(_leave_rows)
@@ -261,10 +265,10 @@ def _leave_rows_by_kernel(
     left_over: jax.Array, low: jax.Array, own: jax.Array, top: jax.Array, width: int
 ) -> jax.Array:
     return _kernels.subtract_products(
-        Blocks(left_over, row_axis=1, step_i=(1, 0, 0)),
-        Blocks(low, (top, 0, 0), step_i=(0, 1, 0)),
+        Blocks(left_over, step_i=(0, 1, 0)),
         Blocks(own[:, None]),
-        Sizes(top, own.shape[1], own.shape[0], count_i=low.shape[1], adjoint_a=True),
+        Blocks(low, (top, 0, 0), step_i=(0, 1, 0)),
+        Sizes(own.shape[0], top, own.shape[1], count_i=low.shape[1]),
     )
 
 
@@ -275,20 +279,20 @@ def _forward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes, kernels: 
     tile, leave = layout.tile, _leave_row_by_kernel if kernels else _leave_row
     solve_block = _solve_dealt if _is_dealt(b, layout) else _solve_alike
     trsm = _trsm_by_kernel if kernels else _tiles.trsm
-    done = jnp.zeros((layout.devices, *b.shape), b.dtype)
+    done = jnp.zeros((b.shape[1], layout.devices, b.shape[0]), b.dtype)
     for first, end in stages(layout.steps, 1 if kernels else STAGES):
 
         def step(s: jax.Array, done: jax.Array, width: int = end * tile) -> jax.Array:
             top = s * tile
-            rest = lax.dynamic_slice_in_dim(b, top, tile)
-            rest = leave(rest, low, done, top, width=width)
+            rest = adjoint(lax.dynamic_slice_in_dim(b, top, tile))
+            rest = adjoint(leave(rest, low, done, top, width=width))
             block = diagonal_block(low, top, layout, axes)
             solved = solve_block(functools.partial(trsm, block), rest, layout, axes)
-            solved = solved.reshape(layout.devices, tile, -1)
-            return lax.dynamic_update_slice_in_dim(done, solved, top, 1)
+            solved = adjoint(solved).reshape(b.shape[1], layout.devices, tile)
+            return lax.dynamic_update_slice_in_dim(done, solved, top, 2)
 
         done = lax.fori_loop(first, end, step, done)
-    return done[lax.axis_index(axes)]
+    return adjoint(done[:, lax.axis_index(axes)])
 
 
 def _backward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes, kernels: bool) -> jax.Array:
@@ -296,8 +300,8 @@ def _backward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes, kernels:
     leave = _leave_rows_by_kernel if kernels else _leave_rows
     solve_sum = _solve_sum_dealt if _is_dealt(b, layout) else _solve_sum_alike
     trsm = functools.partial(_trsm_by_kernel if kernels else _tiles.trsm, conjugate_transpose=True)
-    # What the rows of this device that are solved leave to each row of every device.
-    left_over = jnp.zeros((layout.devices, *b.shape), b.dtype)
+    # What the rows of this device that are solved leave to each row of every device, as adjoint.
+    left_over = jnp.zeros((b.shape[1], layout.devices, b.shape[0]), b.dtype)
     for first, end in reversed(stages(layout.steps, 1 if kernels else STAGES)):
 
         def step(
@@ -305,11 +309,12 @@ def _backward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes, kernels:
         ) -> tuple[jax.Array, jax.Array]:
             b, left_over = state
             top = (end - 1 - back) * tile
-            rest = lax.dynamic_slice_in_dim(left_over, top, tile, 1)
+            rest = lax.dynamic_slice_in_dim(left_over, top, tile, 2)
+            rest = rest.conj().transpose(1, 2, 0)
             rest = rest.at[me].add(lax.dynamic_slice_in_dim(b, top, tile))
             block = diagonal_block(low, top, layout, axes)
             own = solve_sum(functools.partial(trsm, block), rest, layout, axes)
-            left_over = leave(left_over, low, own, top, width=end * tile)
+            left_over = leave(left_over, low, adjoint(own), top, width=end * tile)
             return lax.dynamic_update_slice_in_dim(b, own, top, 0), left_over
 
         b, left_over = lax.fori_loop(0, end - first, step, (b, left_over))
