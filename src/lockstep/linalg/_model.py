@@ -23,7 +23,7 @@ class Machine:
     gemm_half: float
     """Columns of a panel with which a product reaches half of that."""
     small: float
-    """flops per second where one tile is factored by itself."""
+    """flops per second where one block is factored by itself, less whatever else grows with it."""
     latency: float
     """Seconds of a small collective."""
     link: float
@@ -32,7 +32,7 @@ class Machine:
     """Bytes per second of a matrix that is copied, for its rows are padded to whole tiles."""
 
 
-CPU = Machine(gemm=47e9, gemm_half=32, small=8e9, latency=30e-6, link=4e9, padding=0.7e9)
+CPU = Machine(gemm=47e9, gemm_half=28, small=5e9, latency=50e-6, link=4e9, padding=0.7e9)
 GPU = Machine(gemm=30e12, gemm_half=256, small=200e9, latency=30e-6, link=150e9, padding=500e9)
 
 
