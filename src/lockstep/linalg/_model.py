@@ -23,7 +23,8 @@ class Machine:
     gemm_half: float
     """Columns of a panel with which a product reaches half of that."""
     small: float
-    """flops per second where one block is factored by itself, less whatever else grows with it."""
+    """flops per second where one block is factored by itself. Low on CPUs: it stands for whatever
+    else grows with a block, such as temporaries."""
     latency: float
     """Seconds of a small collective."""
     link: float
