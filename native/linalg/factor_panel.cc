@@ -13,22 +13,6 @@
 namespace lockstep {
 namespace {
 
-// Rows of the panel between the matrix and its adjoint, at a time: they stay in the cache.
-template <typename T>
-constexpr std::int64_t kMoved = 1024 / sizeof(T);
-
-// `rows` rows of `devices` pieces of `tile` columns: in the matrix, and side by side.
-struct Shape {
-  std::int64_t rows, devices, tile;
-};
-
-// Pieces that lie `stride` apart in `from` and `to` apart in `out`.
-template <typename T>
-void copy(const Shape& shape, const T* from, std::int64_t stride, T* out, std::int64_t to) {
-  for (std::int64_t i = 0; i < shape.rows * shape.devices; ++i)
-    std::copy_n(from + i * stride, shape.tile, out + i * to);
-}
-
 // What a superstep knows: a (size, devices, size), rows (width, devices, kept), l (width, width).
 template <typename T>
 struct Superstep {
@@ -39,46 +23,48 @@ struct Superstep {
   T* row(std::int64_t i) const { return a + i * devices * size; }
 
   void write_own_rows() const {
-    copy<T>({tile, devices, tile}, l + me * tile * devices * tile, tile, row(top) + top, size);
+    for (std::int64_t i = 0; i < tile; ++i)
+      for (std::int64_t p = 0; p < devices; ++p)
+        std::copy_n(l + ((me * tile + i) * devices + p) * tile, tile,
+                    row(top + i) + p * size + top);
   }
 
   // The adjoint of the panel is made, for the BLAS packs its first operand faster, by columns.
   void finish_rows_below() const {
     constexpr std::int64_t kChunk = triangle::kChunk<T>;
     const std::int64_t width = devices * tile, end = top + tile, count = size - end;
-    const std::int64_t stride = adjoint::stride_of(count), moved = std::min(kMoved<T>, count);
+    const std::int64_t stride = adjoint::stride_of(count);
     const auto memory =
-        std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>(width * (stride + moved)));
-    T *const panel = memory.get(), *const x = panel + width * stride;
+        std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>(width * stride));
+    T* const panel = memory.get();
     for (std::int64_t p = 0; p < devices && top > 0; ++p)
       blas::gemm<T>(width, count, top, T(1), {rows + p * kept, devices * kept, false},
                     {row(end) + p * size, devices * size, true}, T(p > 0), panel, stride);
     triangle::Solver<T> solver(l, width);
     for (std::int64_t at = 0; at < count; at += kChunk) {
-      const std::int64_t last = std::min(at + kChunk, count);
-      for (std::int64_t i = at; i < last; i += moved)
-        fetch(end + i, std::min(moved, last - i), x, panel + i, stride);
-      solver.solve(panel + at, stride, last - at);
-      for (std::int64_t i = at; i < last; i += moved)
-        store(end + i, std::min(moved, last - i), x, panel + i, stride);
+      const std::int64_t chunk = std::min(kChunk, count - at);
+      fetch(end + at, chunk, panel + at, stride);
+      solver.solve(panel + at, stride, chunk);
+      store(end + at, chunk, panel + at, stride);
     }
   }
 
-  // Rows of the panel without what is left of them, which is in `turned`, the adjoint.
-  void fetch(std::int64_t first, std::int64_t count, T* x, T* turned, std::int64_t stride) const {
-    const std::int64_t width = devices * tile;
-    copy<T>({count, devices, tile}, row(first) + top, size, x, tile);
-    if (top > 0)
-      adjoint::copy_less(count, width, x, width, turned, stride);
-    else
-      adjoint::copy(count, width, x, width, turned, stride);
+  // `count` rows of the panel without what is left of them, which is in `turned`, the adjoint.
+  void fetch(std::int64_t first, std::int64_t count, T* turned, std::int64_t stride) const {
+    for (std::int64_t p = 0; p < devices; ++p) {
+      const T* const from = row(first) + p * size + top;
+      T* const to = turned + p * tile * stride;
+      if (top > 0)
+        adjoint::copy_less(count, tile, from, devices * size, to, stride);
+      else
+        adjoint::copy(count, tile, from, devices * size, to, stride);
+    }
   }
 
-  void store(std::int64_t first, std::int64_t count, T* x, const T* turned,
-             std::int64_t stride) const {
-    const std::int64_t width = devices * tile;
-    adjoint::copy(width, count, turned, stride, x, width);
-    copy<T>({count, devices, tile}, x, tile, row(first) + top, size);
+  void store(std::int64_t first, std::int64_t count, const T* turned, std::int64_t stride) const {
+    for (std::int64_t p = 0; p < devices; ++p)
+      adjoint::copy(tile, count, turned + p * tile * stride, stride, row(first) + p * size + top,
+                    devices * size);
   }
 };
 
