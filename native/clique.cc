@@ -30,26 +30,6 @@ std::string join(const std::vector<int>& numbers) {
   return numbers.size() > kShown ? text + ", ..." : text;
 }
 
-Signature signature_of(const Call& call, std::uint32_t sequence) {
-  return {call.op, call.dtype, call.reduction, 0, sequence, call.count, call.origin};
-}
-
-constexpr const char* kMismatchHint =
-    ". All processes must run the same program on the same shapes: look for a loop of another "
-    "length, a padded batch, or `if jax.process_index() == 0`.";
-
-constexpr const char* kOtherLine =
-    " They look alike, but different lines of the program make them, which --strict compares.";
-constexpr const char* kOtherProgram =
-    " They look alike but belong to different programs, or to different executions of one: the "
-    "processes run them in different orders. LOCKSTEP_CHECK_PROGRAMS=0 lets such calls meet.";
-
-// What tells two calls apart that look alike; nothing for others.
-std::string look_alikes(const Signature& one, const Signature& other) {
-  if (!one.same_call(other)) return "";
-  return one.origin.other_line(other.origin) ? kOtherLine : kOtherProgram;
-}
-
 std::size_t lane_capacity(std::size_t processes) {
   const std::size_t share = kLaneBudget / (2 * Lane::kDepth * processes);
   return std::clamp(share, kSmallestMessage, kLargestMessage) / 4096 * 4096;
@@ -108,7 +88,7 @@ void Team::check_same(std::span<const Call* const> calls, std::uint32_t sequence
       throw Divergence("lockstep: the devices of " + world_.label(world_.process()) +
                        " are in different collectives: device " + std::to_string(devices_[0]) +
                        " called " + describe(first) + "; device " + std::to_string(devices_[i]) +
-                       " called " + describe(other) + kMismatchHint + look_alikes(first, other));
+                       " called " + describe(other) + hint_of(first, other));
   }
 }
 
@@ -169,13 +149,32 @@ Clique::Clique(World& world, std::vector<int> devices, const std::vector<int>& p
   const std::size_t lane = (Lane::footprint(count, capacity_) + 63) / 64 * 64;
   const std::size_t lanes = count > 1 ? 2 * groups_.size() * lane : 0;
   std::byte* memory = shared_memory(lanes + Mailbox::footprint(devices_.size()));
-  for (int group = 0; count > 1 && group < count; ++group) {
-    const auto index = static_cast<std::size_t>(group);
-    partials_.emplace_back(memory + 2 * index * lane, count, capacity_, group, self_);
-    results_.emplace_back(memory + (2 * index + 1) * lane, count, capacity_, group, self_);
-  }
+  for (int group = 0; count > 1 && group < count; ++group)
+    add_lanes(group, memory + 2 * static_cast<std::size_t>(group) * lane);
   mailbox_ = std::make_unique<Mailbox>(*this, memory + lanes);
   world.recorder().add_clique(id_, devices_);
+}
+
+void Clique::add_lanes(int group, std::byte* memory) {
+  const int count = static_cast<int>(groups_.size());
+  const std::size_t lane = (Lane::footprint(count, capacity_) + 63) / 64 * 64;
+  std::vector<int> process_of;
+  for (const Group& each : groups_) process_of.push_back(each.process);
+  const bool is_elsewhere = world_.is_elsewhere(process_of[static_cast<std::size_t>(group)]);
+  if (is_elsewhere) {
+    inlets_.push_back(std::make_unique_for_overwrite<std::byte[]>(2 * lane + 64));
+    auto* raw = inlets_.back().get();
+    memory = raw + (64 - reinterpret_cast<std::uintptr_t>(raw) % 64) % 64;
+  }
+  std::uint32_t place = 2 * static_cast<std::uint32_t>(group);
+  for (auto* lanes : {&partials_, &results_}) {
+    if (is_elsewhere) Lane::clear(memory, count, capacity_);
+    Lane& made = lanes->emplace_back(memory, count, capacity_, group, self_);
+    if (Network* network = world_.network(); network != nullptr)
+      made.connect(*network, id_, place, process_of);
+    memory += lane;
+    ++place;
+  }
 }
 
 std::string Clique::describe() const {
@@ -225,118 +224,6 @@ std::byte* Clique::shared_memory(std::size_t bytes) {
   }
   throw Error("lockstep: more than " + std::to_string(directory.size()) +
               " different device groups in one job.");
-}
-
-Exchange::Exchange(Clique& clique, std::span<const Call* const> calls, std::uint32_t sequence)
-    : clique_(clique),
-      calls_(calls),
-      signature_(signature_of(*calls[0], sequence)),
-      watch_{&clique.world().arena().header().poison_state,
-             Deadline(clique.world().timeout_seconds(), calls[0]->entered),
-             clique.world().process_spin(), &clique.world().alarm()},
-      first_(clique.groups().size() > 1 ? clique.partials(clique.self()).next() : 0) {
-  if (clique.world().arena().poisoned()) throw Error(clique.world().arena().poison_text());
-  if (calls.size() > 1) record_arrival();  // of the siblings; that of the peers may follow
-}
-
-void Exchange::record_arrival() {
-  const auto now = Clock::now();
-  for (const Call* call : calls_) Recorder::arrived(call->record, now);
-}
-
-std::byte* Exchange::acquire(Lane& lane) {
-  while (Counter* reader = lane.blocked_by()) wait(*reader, lane.free_target(), -1);
-  return lane.payload();
-}
-
-const std::byte* Exchange::await(Lane& lane) {
-  const bool waits = !lane.written().reached(lane.next() + 1);
-  wait(lane.written(), lane.next() + 1, lane.writer());
-  check(lane.signature(), lane.writer());
-  // The first messages of a collective are its first awaits, one for each peer.
-  if (arrived_ < peers() - 1 && ++arrived_ == peers() - 1 && waits) record_arrival();
-  return lane.payload();
-}
-
-void Exchange::check(const Signature& theirs, int peer) {
-  if (theirs.agrees(signature_)) return;
-  World& world = clique_.world();
-  const int process = clique_.groups()[static_cast<std::size_t>(peer)].process;
-  if (theirs.same_call(signature_) && world.let_through(signature_.origin, process, theirs.origin))
-    return;
-  throw Divergence("lockstep: the processes are in different collectives on " + clique_.describe() +
-                   ": " + world.label(world.process()) + " called " +
-                   lockstep::describe(signature_) + "; " + world.label(process) + " called " +
-                   lockstep::describe(theirs) + kMismatchHint + look_alikes(signature_, theirs));
-}
-
-bool Exchange::single_copy(std::size_t bytes) {
-  if (bytes == 0 || bytes < clique_.world().single_copy_from()) return false;
-  auto& known = clique_.single_copy();
-  if (!known) known = agree_on_single_copy();
-  return *known;
-}
-
-bool Exchange::agree_on_single_copy() {
-  // Who is here has started, and can be read if anybody can.
-  tell_all(std::byte{0}, [](std::byte) {});
-  bool all = true;
-  for (const Group& group : clique_.groups())
-    all = clique_.world().peers().readable(group.process) && all;
-  tell_all(std::byte{all}, [&](std::byte theirs) { all = theirs != std::byte{0} && all; });
-  return all;
-}
-
-template <typename Take>
-void Exchange::tell_all(std::byte mine, Take take) {
-  Lane& own = clique_.partials(self());
-  *acquire(own) = mine;
-  publish(own);
-  for (int group = 0; group < peers(); ++group) {
-    if (group == self()) continue;
-    take(*await(clique_.partials(group)));
-    clique_.partials(group).release();
-  }
-}
-
-void Exchange::read(int group, std::span<const PeerMemory::Piece> pieces) {
-  clique_.world().peers().read(clique_.groups()[static_cast<std::size_t>(group)].process, pieces);
-}
-
-void Exchange::drain(Lane& lane) {
-  while (Counter* reader = lane.unread_by()) wait(*reader, lane.read_target(), -1);
-}
-
-void Exchange::wait(Counter& counter, std::uint32_t target, int peer) {
-  switch (wait_until(counter, target, watch_)) {
-    case WaitResult::kReached:
-      return;
-    case WaitResult::kPoisoned:
-      throw Error(clique_.world().arena().poison_text());
-    case WaitResult::kDeadline:
-      give_up(peer);
-  }
-}
-
-void Exchange::give_up(int peer) {
-  World& world = clique_.world();
-  if (peer < 0 && peers() == 2) peer = 1 - self();
-  std::string missing;
-  for (int group = 0; group < peers(); ++group)
-    if (group != self() && !clique_.partials(group).written().reached(first_ + 1))
-      missing += (missing.empty() ? "" : ", ") +
-                 world.label(clique_.groups()[static_cast<std::size_t>(group)].process);
-  std::string text = "lockstep: " + lockstep::describe(signature_) + " on " + clique_.describe() +
-                     ": " + world.label(world.process()) + " waited " + world.timeout_text() + ". ";
-  if (!missing.empty())
-    text += "Not arrived: " + missing + ".";
-  else if (peer >= 0)
-    text += world.label(clique_.groups()[static_cast<std::size_t>(peer)].process) +
-            " arrived but stopped in the middle of it.";
-  else
-    text += "All processes arrived, but one stopped in the middle of it.";
-  throw Error(world.timed_out(
-      text + " --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; 0 means none."));
 }
 
 }  // namespace lockstep

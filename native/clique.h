@@ -96,6 +96,7 @@ class Clique {
 
  private:
   std::byte* shared_memory(std::size_t bytes);
+  void add_lanes(int group, std::byte* memory);
 
   World& world_;
   std::vector<int> devices_;
@@ -107,6 +108,8 @@ class Clique {
   std::size_t capacity_ = 0;
   std::optional<bool> single_copy_;
   std::vector<std::byte> private_memory_;
+  // Rings of lanes that are written on other hosts.
+  std::vector<std::unique_ptr<std::byte[]>> inlets_;
   std::vector<Lane> partials_;
   std::vector<Lane> results_;
   std::unique_ptr<Team> team_;
@@ -125,7 +128,12 @@ class Exchange {
 
   // A free slot of one of this process's lanes; nothing is sent before `publish`.
   std::byte* acquire(Lane& lane);
-  void publish(Lane& lane) { lane.publish(signature_); }
+  // `part_for` says of a group on another host what of the payload it needs: a Lane::Part.
+  template <typename PartFor>
+  void publish(Lane& lane, const PartFor& part_for) {
+    lane.publish(signature_, part_for, watch_);
+  }
+  void release(Lane& lane) { lane.release(watch_); }
   // The next message of a peer's lane. Throws when the peer is in another collective.
   const std::byte* await(Lane& lane);
 
@@ -147,6 +155,7 @@ class Exchange {
   void check(const Signature& theirs, int peer);
   void record_arrival();
   [[noreturn]] void give_up(int peer);
+  [[noreturn]] void give_up_on(int peer);
 
   Clique& clique_;
   std::span<const Call* const> calls_;

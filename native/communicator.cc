@@ -38,6 +38,7 @@ void Communicator::run_locked(Call& call) {
   World& world = clique_.world();
   world.check_allowed(call.origin);
   if (rounds_ != 0) fail(std::string(name_of(call.op)) + " in the middle of an all-to-all");
+  const World::Call running(world);
   const std::uint32_t sequence = sequence_++;
   call.entered = Clock::now();
   call.record = world.recorder().begin(device(), call, clique_.id(), sequence, rank_);
@@ -105,6 +106,7 @@ Request* Communicator::receive(int source, std::byte* data, std::size_t bytes,
 
 void Communicator::wait(Request* request) {
   std::lock_guard lock(mutex_);
+  const World::Call running(clique_.world());
   --open_requests_;
   recorded(permute_, [&] { port_.wait(request); });
   if (open_requests_ == 0) Recorder::finish(permute_, RecordEntry::kDone);

@@ -174,6 +174,14 @@ int lockstep_start(const lockstep_options* given) {
     options.recorder.attempt = given->attempt;
     Engine::instance().set_checks(given->check_programs != 0, given->strict != 0);
     options.single_copy = given->single_copy != 0;
+    if (given->addresses != nullptr) {
+      const auto* key = reinterpret_cast<const std::byte*>(given->key);
+      options.network.addresses.assign(given->addresses, given->addresses + given->num_processes);
+      options.network.pids.assign(given->pids, given->pids + given->num_processes);
+      options.network.listener = given->listener;
+      options.network.key.assign(key, key + given->key_bytes);
+      options.network.tls_library = given->tls_library;
+    }
     Engine::instance().start(std::move(options));
   });
 }
@@ -202,7 +210,12 @@ void lockstep_forbid(const char* text) { Engine::instance().forbid(text == nullp
 
 void lockstep_leave(int state) {
   if (auto* world = Engine::instance().started())
-    world->recorder().set_state(static_cast<lockstep::Recorder::State>(state));
+    world->leave(static_cast<lockstep::Recorder::State>(state));
+}
+
+void lockstep_forked() {
+  auto* world = Engine::instance().started();
+  if (world != nullptr && world->network() != nullptr) world->network()->abandon();
 }
 
 int lockstep_recorder_fd() {

@@ -50,6 +50,13 @@ struct lockstep_options {
   const char* host;
   int attempt;
   int single_copy;  // large messages straight from the memory of other processes, if possible
+  // Where there are several hosts; null, null, -1, null, 0 and null where there is one.
+  const char* const* addresses;  // one per process, "10.0.0.1:4411"; "" for those of this host
+  const int* pids;               // one per process: of the others of this host, else 0
+  int listener;                  // a listening socket of this process, which the engine duplicates
+  const char* key;               // bytes that all processes have, and nobody else
+  int key_bytes;
+  const char* tls_library;  // OpenSSL's libssl, for dlopen
 };
 int lockstep_start(const lockstep_options* options);
 
@@ -71,7 +78,11 @@ const char* lockstep_poison_text();
 // Every collective of this process raises the text at once; null or "" lifts it.
 void lockstep_forbid(const char* text);
 // What this process's record says of it from now on: 1 its program has ended, 2 it has failed.
+// Where there are several hosts 1 waits until no collective is left of what the program has
+// dispatched.
 void lockstep_leave(int state);
+// In a forked child: lets go of the connections to other hosts, which are its parent's.
+void lockstep_forked();
 
 int lockstep_recorder_fd();
 const char* lockstep_recorder_problem();

@@ -1,6 +1,7 @@
 #include "mailbox.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
 #include "clique.h"
@@ -31,6 +32,10 @@ struct Ring {
   alignas(64) std::atomic<std::uint32_t> readable;
   Slot slots[kSlots];
 };
+static_assert(offsetof(Ring::Slot, data) == kSlotHeader);
+
+// Streams between hosts; the lanes' have smaller numbers.
+constexpr std::uint32_t kFirstPlace = 1u << 31;
 
 }  // namespace
 
@@ -48,6 +53,7 @@ Mailbox::Mailbox(Clique& clique, std::byte* memory)
     for (const int rank : groups[group].ranks)
       group_of_[static_cast<std::size_t>(rank)] = static_cast<int>(group);
   local_.resize(group_of_.size() * group_of_.size());
+  elsewhere_.resize(local_.size());
   const auto& own = groups[static_cast<std::size_t>(clique.self())].ranks;
   for (const int source : own)
     for (const int target : own) local_[pair(source, target)] = std::make_unique<LocalChannel>();
@@ -103,6 +109,9 @@ void Mailbox::receive_local(int self, Request& request) {
 }
 
 std::byte* Mailbox::region(int source, int target, bool make) {
+  const bool sends = group_of_[static_cast<std::size_t>(source)] == clique_.self();
+  if (clique_.world().is_elsewhere(process_of(sends ? target : source)))
+    return region_elsewhere(source, target);
   auto& offset = offsets_[pair(source, target)];
   std::uint64_t found = offset.load(std::memory_order_acquire);
   if (found == 0 && make) {
@@ -110,6 +119,33 @@ std::byte* Mailbox::region(int source, int target, bool make) {
     offset.store(found, std::memory_order_release);
   }
   return found == 0 ? nullptr : clique_.world().arena().at(found);
+}
+
+std::byte* Mailbox::region_elsewhere(int source, int target) {
+  auto& memory = elsewhere_[pair(source, target)];
+  if (memory == nullptr) {
+    const auto ring = std::make_shared<Ring>();
+    Streams& streams = clique_.world().network()->streams();
+    if (group_of_[static_cast<std::size_t>(source)] == clique_.self())
+      streams.open(stream(source, target, target), Outlet{&ring->read, &bell(source)});
+    else
+      streams.open(stream(source, target, source),
+                   Inlet{reinterpret_cast<std::byte*>(ring->slots), kSlots, sizeof(Ring::Slot),
+                         &ring->written, &ring->read, &bell(target)});
+    memory = ring;
+  }
+  return static_cast<std::byte*>(memory.get());
+}
+
+Stream Mailbox::stream(int source, int target, int peer) const {
+  return {clique_.id(), kFirstPlace + static_cast<std::uint32_t>(pair(source, target)),
+          process_of(peer)};
+}
+
+Watch Mailbox::sending() const {
+  World& world = clique_.world();
+  return {
+      &world.arena().header().poison_state, Deadline(world.timeout_seconds()), {}, &world.alarm()};
 }
 
 void Mailbox::send_shared(int self, Request& request) {
@@ -142,7 +178,15 @@ void Mailbox::send_shared(int self, Request& request) {
     request.moved += n;
     if (request.moved == request.bytes) request.complete.store(true, std::memory_order_relaxed);
     ring.written.advance();
-    bell(request.peer).advance();
+    if (!clique_.world().is_elsewhere(process_of(request.peer))) {
+      bell(request.peer).advance();
+      continue;
+    }
+    const auto* header = reinterpret_cast<const std::byte*>(&slot);
+    clique_.world().network()->send(
+        stream(self, request.peer, request.peer), next,
+        {std::span<const std::byte, kSlotHeader>(header, kSlotHeader), 0, {slot.data, n}},
+        sending());
   }
 }
 
@@ -161,7 +205,7 @@ void Mailbox::receive_shared(int self, Request& request) {
     const Ring::Slot& slot = ring.slots[next % kSlots];
     if (request.moved == 0)
       check(self, request, slot.message_bytes, {slot.execution, slot.channel, 0});
-    if (slot.address != 0) {
+    if (slot.address != 0 && !clique_.world().is_elsewhere(process)) {
       const PeerMemory::Piece whole{slot.address, request.to, request.bytes};
       peers.read(process, {&whole, 1});
       request.moved = request.bytes;
@@ -172,7 +216,10 @@ void Mailbox::receive_shared(int self, Request& request) {
     }
     if (request.moved == request.bytes) request.complete.store(true, std::memory_order_relaxed);
     ring.read.advance();
-    bell(request.peer).advance();
+    if (clique_.world().is_elsewhere(process))
+      clique_.world().network()->release(stream(request.peer, self, request.peer), next, sending());
+    else
+      bell(request.peer).advance();
   }
 }
 
@@ -248,12 +295,14 @@ Request* Port::receive(int source, std::byte* data, std::size_t bytes, const Ori
 void Port::wait(Request* request) {
   World& world = clique_.world();
   Counter& bell = clique_.mailbox().bell(rank_);
-  const Watch watch{&world.arena().header().poison_state, Deadline(world.timeout_seconds()),
-                    world.process_spin(), &world.alarm()};
+  Watch watch{&world.arena().header().poison_state, Deadline(world.timeout_seconds()),
+              world.process_spin(), &world.alarm()};
   guarded([&] {
     // A failure ended all requests of this rank, this one too.
     if (std::ranges::find(pending_, request, &std::unique_ptr<Request>::get) == pending_.end())
       throw Error(world.arena().poison_text());
+    const int peer = clique_.mailbox().process_of(request->peer);
+    watch.left = world.has_left(peer);
     for (;;) {
       const std::uint32_t seen = bell.load();
       for (std::size_t i = 0; i < pending_.size(); ++i)
@@ -262,6 +311,8 @@ void Port::wait(Request* request) {
       const WaitResult result = wait_until(bell, seen + 1, watch);
       if (result == WaitResult::kPoisoned) throw Error(world.arena().poison_text());
       if (result == WaitResult::kDeadline) give_up(*request);
+      if (result == WaitResult::kLeft)
+        throw Error(world.has_ended(peer, "collective-permute on " + clique_.describe()));
     }
   });
   std::erase_if(pending_, [&](const auto& pending) { return pending.get() == request; });

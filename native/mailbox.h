@@ -19,6 +19,7 @@
 #include <mutex>
 #include <vector>
 
+#include "fabric/streams.h"
 #include "fabric/wait.h"
 #include "origin.h"
 
@@ -48,6 +49,7 @@ class Mailbox {
   Mailbox(Clique& clique, std::byte* memory);
 
   Counter& bell(int rank) { return bells_[rank]; }
+  int process_of(int rank) const;
   // Moves what can be moved without waiting.
   void progress(int self, Request& request);
   // Takes back a send whose rank gives up; its buffer is not read after this returns.
@@ -65,17 +67,21 @@ class Mailbox {
   void receive_local(int self, Request& request);
   void send_shared(int self, Request& request);
   void receive_shared(int self, Request& request);
-  int process_of(int rank) const;
   // Throws Divergence unless the message is the one that the request expects.
   void check(int self, const Request& request, std::size_t bytes, const Origin& origin);
   // Null while the sender has not made it.
   std::byte* region(int source, int target, bool make);
+  std::byte* region_elsewhere(int source, int target);
+  Stream stream(int source, int target, int peer) const;
+  Watch sending() const;
 
   Clique& clique_;
   Counter* bells_;
   std::atomic<std::uint64_t>* offsets_;  // [source][target], into the arena
   std::vector<int> group_of_;
   std::vector<std::unique_ptr<LocalChannel>> local_;  // [source][target], null between processes
+  // [source][target], this process's end of a pair with a rank of another host, once it is used.
+  std::vector<std::shared_ptr<void>> elsewhere_;
 };
 
 // A rank's end of the mailbox. Used by one thread at a time.

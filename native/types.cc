@@ -1,6 +1,25 @@
 #include "types.h"
 
 namespace lockstep {
+namespace {
+
+constexpr const char* kMismatchHint =
+    ". All processes must run the same program on the same shapes: look for a loop of another "
+    "length, a padded batch, or `if jax.process_index() == 0`.";
+
+constexpr const char* kOtherLine =
+    " They look alike, but different lines of the program make them, which --strict compares.";
+constexpr const char* kOtherProgram =
+    " They look alike but belong to different programs, or to different executions of one: the "
+    "processes run them in different orders. LOCKSTEP_CHECK_PROGRAMS=0 lets such calls meet.";
+
+// What tells two calls apart that look alike; nothing for others.
+std::string look_alikes(const Signature& one, const Signature& other) {
+  if (!one.same_call(other)) return "";
+  return one.origin.other_line(other.origin) ? kOtherLine : kOtherProgram;
+}
+
+}  // namespace
 
 std::size_t size_of(DType dtype) {
   switch (dtype) {
@@ -52,6 +71,14 @@ std::string describe(const Signature& signature) {
     text += std::string(" (") + name_of(signature.reduction) + ")";
   return text + " of " + std::to_string(signature.count) + " x " + name_of(signature.dtype) +
          " (collective " + std::to_string(signature.sequence) + ")";
+}
+
+Signature signature_of(const Call& call, std::uint32_t sequence) {
+  return {call.op, call.dtype, call.reduction, 0, sequence, call.count, call.origin};
+}
+
+std::string hint_of(const Signature& one, const Signature& other) {
+  return kMismatchHint + look_alikes(one, other);
 }
 
 }  // namespace lockstep

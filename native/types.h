@@ -86,6 +86,9 @@ struct Signature {
 };
 static_assert(sizeof(Signature) == 40);
 
+Signature signature_of(const Call& call, std::uint32_t sequence);
 std::string describe(const Signature& signature);
+// What may have made two processes call two different collectives.
+std::string hint_of(const Signature& one, const Signature& other);
 
 }  // namespace lockstep

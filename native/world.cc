@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iomanip>
 #include <sstream>
+#include <thread>
 
 #include "clique.h"
 #include "error.h"
@@ -15,6 +16,8 @@ namespace {
 constexpr std::chrono::microseconds kSpin{200};
 
 constexpr std::chrono::milliseconds kPatience{1000};
+// So long without a collective a program that has ended is believed to have none left.
+constexpr std::chrono::milliseconds kQuiet{300};
 // Longer: without an answer two programs count as one.
 constexpr std::chrono::milliseconds kComparison{20000};
 
@@ -34,9 +37,17 @@ World::World(WorldOptions options)
       arena_(options_.arena ? options_.arena
                             : std::make_shared<Arena>(options_.arena_fd, options_.nonce)),
       recorder_(complete(options_)),
-      peers_(*arena_, options_.process, options_.labels, options_.single_copy) {}
+      peers_(*arena_, options_.process, options_.labels, options_.single_copy),
+      network_(options_.network.addresses.empty()
+                   ? nullptr
+                   : std::make_unique<Network>(options_.network, options_.process, options_.nonce,
+                                               options_.labels, arena_)) {}
 
-World::~World() = default;
+World::~World() {
+  mark_left();
+  // Its reader writes into the rings of the cliques.
+  network_.reset();
+}
 
 std::string World::timeout_text() const {
   std::ostringstream text;
@@ -143,6 +154,49 @@ std::string World::timed_out(const std::string& text) {
   if (!arena_->poisoned()) ask("deadline " + text, kPatience);
   arena_->poison(text);
   return arena_->poison_text();
+}
+
+std::string World::has_ended(int process, const std::string& what) {
+  arena_->poison(
+      "lockstep: " + what + ": " + label(this->process()) + " waits for " + label(process) +
+      ", whose program has ended. Look for a loop that is shorter there, or an exit that only "
+      "one process takes.");
+  return arena_->poison_text();
+}
+
+const std::atomic<std::uint32_t>* World::has_left(int process) const {
+  if (!network_) return nullptr;
+  if (network_->is_elsewhere(process)) return &network_->has_left(process);
+  const auto& all = arena_->header().processes;
+  const auto index = static_cast<std::size_t>(process);
+  return index < all.size() ? &all[index].left : nullptr;
+}
+
+void World::mark_left() {
+  auto& all = arena_->header().processes;
+  const auto index = static_cast<std::size_t>(process());
+  if (index < all.size()) all[index].left.store(1, std::memory_order_release);
+}
+
+// The program has ended, but what it has dispatched and forgotten may still be running.
+void World::finish_what_runs() {
+  auto quiet_since = Clock::now();
+  for (std::uint64_t seen = ~std::uint64_t{0}; Clock::now() < quiet_since + kQuiet;) {
+    if (arena_->poisoned()) return;
+    const std::uint64_t begun = begun_.load();
+    if (begun != seen || begun != ended_.load()) quiet_since = Clock::now();
+    seen = begun;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
+void World::leave(Recorder::State state) {
+  if (network_ && state == Recorder::kEnded) finish_what_runs();
+  recorder_.set_state(state);
+  // Who has failed says more, by poison.
+  if (state != Recorder::kEnded) return;
+  mark_left();
+  if (network_) network_->leave();
 }
 
 bool World::let_through(const Origin& mine, int peer, const Origin& theirs) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "fabric/arena.h"
+#include "fabric/network.h"
 #include "fabric/peer_memory.h"
 #include "fabric/wait.h"
 #include "recorder.h"
@@ -41,6 +42,7 @@ struct WorldOptions {
   std::shared_ptr<Arena> arena;
   std::vector<std::string> labels;  // how to name each process in an error; one per process
   RecorderOptions recorder;         // its path, host and attempt; the rest is filled in here
+  NetworkOptions network;           // to the other hosts
 };
 
 class World {
@@ -81,6 +83,33 @@ class World {
   std::string next_question();
   void answer(bool yes);
   const PeerMemory& peers() const { return peers_; }
+
+  // Other hosts: null where there are none.
+  Network* network() const { return network_.get(); }
+  bool is_elsewhere(int process) const { return network_ && network_->is_elsewhere(process); }
+  // What says, where there are several hosts, that a process's program has ended. Null on one host:
+  // there the watcher finds out, who can tell more.
+  const std::atomic<std::uint32_t>* has_left(int process) const;
+  // Somebody waits, in `what`, for a process that has left. Poisons the job; returns what all
+  // raise.
+  std::string has_ended(int process, const std::string& what);
+  // This process's program has ended; `state` is for its record.
+  void leave(Recorder::State state);
+  // A collective of this process, while it lives: `leave` waits for those under way.
+  class Call {
+   public:
+    explicit Call(World& world) : world_(world.network_ ? &world : nullptr) {
+      if (world_ != nullptr) world_->begun_.fetch_add(1);
+    }
+    ~Call() {
+      if (world_ != nullptr) world_->ended_.fetch_add(1);
+    }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+   private:
+    World* const world_;  // null on one host, where nobody asks
+  };
   std::size_t single_copy_from() const { return options_.single_copy_from; }
 
   // The table of all devices: global id -> process. Set once, before any clique is asked for.
@@ -115,6 +144,9 @@ class World {
   std::string forbidden_text_;
   std::map<std::int64_t, std::string> refused_;  // by execution
 
+  void mark_left();
+  void finish_what_runs();
+
   // What a rank asks the watcher; guarded by question_mutex_.
   enum class Answer { kNone, kYes, kNo };
   Answer ask(const std::string& question, std::chrono::milliseconds patience);
@@ -127,6 +159,8 @@ class World {
   std::set<std::pair<int, std::int64_t>> same_programs_;
 
   const PeerMemory peers_;
+  std::unique_ptr<Network> network_;
+  std::atomic<std::uint64_t> begun_{0}, ended_{0};  // calls
   mutable std::mutex mutex_;
   std::unordered_map<int, int> process_of_;
   std::map<std::vector<int>, std::unique_ptr<Clique>> cliques_;

@@ -29,9 +29,10 @@ struct AllGather {
   void send(std::size_t at, std::size_t n) {
     Lane& own = clique.partials(exchange.self());
     std::byte* message = exchange.acquire(own);
+    const std::size_t stride = stride_of(n, tile);
     for (std::size_t i = 0; i < calls.size(); ++i)
-      std::memcpy(message + i * tile, calls[i]->in + at, n);
-    exchange.publish(own);
+      std::memcpy(message + i * stride, calls[i]->in + at, n);
+    exchange.publish(own, [&](int) { return Lane::Part{0, (calls.size() - 1) * stride + n}; });
   }
 
   void copy_own(std::size_t at, std::size_t n) {
@@ -45,8 +46,8 @@ struct AllGather {
       const std::byte* message = exchange.await(clique.partials(group));
       const auto theirs = ranks(group);
       for (std::size_t i = 0; i < theirs.size(); ++i)
-        give_to_ranks(message + i * tile, theirs[i], at, n);
-      clique.partials(group).release();
+        give_to_ranks(message + i * stride_of(n, tile), theirs[i], at, n);
+      exchange.release(clique.partials(group));
     }
   }
 };

@@ -64,14 +64,14 @@ struct AllReduce {
     Lane& own = clique.partials(exchange.self());
     std::byte* partial = exchange.acquire(own);
     add_local(partial, 0, count);
-    exchange.publish(own);
+    exchange.publish(own, [&](int) { return Lane::Part{0, count * width}; });
     std::vector<const std::byte*> partials;
     for (int group = 0; group < exchange.peers(); ++group)
       partials.push_back(group == exchange.self() ? partial
                                                   : exchange.await(clique.partials(group)));
     reduce(calls[0]->out, partials, count, dtype, reduction);
     for (int group = 0; group < exchange.peers(); ++group)
-      if (group != exchange.self()) clique.partials(group).release();
+      if (group != exchange.self()) exchange.release(clique.partials(group));
     give_to_ranks(calls[0]->out, 0, count);
   }
 
@@ -100,7 +100,10 @@ struct AllReduce {
       std::memcpy(message, in, mine.first * width);
       std::memcpy(message + after * width, in + after * width, (n - after) * width);
     }
-    exchange.publish(own);
+    exchange.publish(own, [&](int group) {
+      const Slice theirs = slice(group, n);
+      return Lane::Part{theirs.first * width, theirs.count * width};
+    });
     return message;
   }
 
@@ -119,8 +122,8 @@ struct AllReduce {
     std::byte* result = exchange.acquire(own);
     reduce(result, partials, mine.count, dtype, reduction);
     for (int group = 0; group < exchange.peers(); ++group)
-      if (group != exchange.self()) clique.partials(group).release();
-    exchange.publish(own);
+      if (group != exchange.self()) exchange.release(clique.partials(group));
+    exchange.publish(own, [&](int) { return Lane::Part{0, mine.count * width}; });
     give_to_ranks(result, first + mine.first, mine.count);
   }
 
@@ -130,7 +133,7 @@ struct AllReduce {
       const Slice theirs = slice(group, n);
       const std::byte* result = exchange.await(clique.results(group));
       give_to_ranks(result, first + theirs.first, theirs.count);
-      clique.results(group).release();
+      exchange.release(clique.results(group));
     }
   }
 

@@ -27,9 +27,9 @@ struct AllToAll {
   std::span<const int> ranks(int group) const {
     return clique.groups()[static_cast<std::size_t>(group)].ranks;
   }
-  std::size_t in_message(std::size_t member, int target) const {
-    return (member * static_cast<std::size_t>(clique.size()) + static_cast<std::size_t>(target)) *
-           tile;
+  // Of n bytes of each block.
+  std::size_t in_message(std::size_t member, int target, std::size_t n) const {
+    return (static_cast<std::size_t>(target) * clique.max_local() + member) * stride_of(n, tile);
   }
 
   void send(std::size_t at, std::size_t n) {
@@ -39,10 +39,14 @@ struct AllToAll {
       if (group == exchange.self()) continue;
       for (const int target : ranks(group))
         for (std::size_t i = 0; i < calls.size(); ++i)
-          std::memcpy(message + in_message(i, target),
+          std::memcpy(message + in_message(i, target, n),
                       calls[i]->ins[static_cast<std::size_t>(target)] + at, n);
     }
-    exchange.publish(own);
+    exchange.publish(own, [&](int group) {
+      const auto [first, last] = std::ranges::minmax(ranks(group));
+      const std::size_t start = in_message(0, first, n);
+      return Lane::Part{start, in_message(calls.size() - 1, last, n) + n - start};
+    });
   }
 
   void receive(std::size_t at, std::size_t n) {
@@ -54,8 +58,8 @@ struct AllToAll {
       for (std::size_t i = 0; i < theirs.size(); ++i)
         for (std::size_t k = 0; k < own.size(); ++k)
           copy(calls[k]->outs[static_cast<std::size_t>(theirs[i])] + at,
-               message + in_message(i, own[k]), n);
-      clique.partials(group).release();
+               message + in_message(i, own[k], n), n);
+      exchange.release(clique.partials(group));
     }
   }
 
@@ -76,7 +80,8 @@ struct AllToAll {
       for (int target = 0; target < clique.size(); ++target)
         table[in_table(i, target)] =
             reinterpret_cast<std::uint64_t>(calls[i]->ins[static_cast<std::size_t>(target)]);
-    exchange.publish(own);
+    // Nobody reads memory across hosts.
+    exchange.publish(own, [](int) { return Lane::Part{}; });
   }
 
   void read_blocks(int group) {
@@ -89,7 +94,7 @@ struct AllToAll {
         pieces.push_back({table[in_table(i, own[k])],
                           calls[k]->outs[static_cast<std::size_t>(theirs[i])], bytes});
     exchange.read(group, pieces);
-    clique.partials(group).release();
+    exchange.release(clique.partials(group));
   }
 
   // Every process tells where its blocks are, and fetches those that are for it.

@@ -6,6 +6,8 @@
 // its way. Inputs may be reused as soon as the function returns.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <span>
 
 #include "clique.h"
@@ -25,5 +27,11 @@ void all_to_all(Exchange& exchange, Calls calls);
 // How many elements of `width` bytes each of `parts` gets in one message, a multiple of a cache
 // line; throws Error when not even one fits.
 std::size_t elements_per_part(const Clique& clique, std::size_t parts, std::size_t width);
+
+// How far apart parts of `bytes` bytes stand in a message that has room for `most` in each: what
+// goes to other hosts has no gaps then.
+constexpr std::size_t stride_of(std::size_t bytes, std::size_t most) {
+  return std::min(most, (bytes + 63) / 64 * 64);
+}
 
 }  // namespace lockstep

@@ -24,7 +24,10 @@ struct ReduceScatter {
   std::span<const int> ranks(int group) const {
     return clique.groups()[static_cast<std::size_t>(group)].ranks;
   }
-  std::size_t in_message(int rank) const { return static_cast<std::size_t>(rank) * tile * width; }
+  // Of n elements for each rank.
+  std::size_t in_message(int rank, std::size_t n) const {
+    return static_cast<std::size_t>(rank) * stride_of(n * width, tile * width);
+  }
 
   void add_local(std::byte* out, int rank, std::size_t at, std::size_t n) {
     sources.clear();
@@ -39,9 +42,13 @@ struct ReduceScatter {
     std::byte* message = exchange.acquire(own);
     for (int group = 0; group < exchange.peers(); ++group) {
       if (group == exchange.self() && calls.size() == 1) continue;
-      for (const int rank : ranks(group)) add_local(message + in_message(rank), rank, at, n);
+      for (const int rank : ranks(group)) add_local(message + in_message(rank, n), rank, at, n);
     }
-    exchange.publish(own);
+    exchange.publish(own, [&](int group) {
+      const auto [first, last] = std::ranges::minmax(ranks(group));
+      return Lane::Part{in_message(first, n),
+                        in_message(last, n) - in_message(first, n) + n * width};
+    });
     return message;
   }
 
@@ -57,11 +64,11 @@ struct ReduceScatter {
         sources.push_back(group == exchange.self() && calls.size() == 1
                               ? calls[0]->in +
                                     (static_cast<std::size_t>(own[0]) * count + at) * width
-                              : messages[static_cast<std::size_t>(group)] + in_message(own[i]));
+                              : messages[static_cast<std::size_t>(group)] + in_message(own[i], n));
       reduce(calls[i]->out + at * width, sources, n, dtype, reduction);
     }
     for (int group = 0; group < exchange.peers(); ++group)
-      if (group != exchange.self()) clique.partials(group).release();
+      if (group != exchange.self()) exchange.release(clique.partials(group));
   }
 
   void within_process() {

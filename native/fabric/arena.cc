@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "error.h"
 
@@ -100,12 +101,24 @@ std::uint64_t Arena::allocate(std::size_t bytes) {
 void Arena::poison(const std::string& text) {
   std::uint32_t healthy = 0;
   if (!header().poison_state.compare_exchange_strong(healthy, 1)) return;
-  const std::size_t size = std::min(text.size(), kPoisonText - 1);
-  std::memcpy(header().poison_text, text.data(), size);
-  header().poison_text[size] = '\0';
+  const std::string kept = text.substr(0, kPoisonText - 1);
+  std::memcpy(header().poison_text, kept.c_str(), kept.size() + 1);
   header().poison_state.store(2, std::memory_order_release);
   // Whoever reads what this process writes from here on, finds the flag afterwards: see PeerMemory.
   std::atomic_thread_fence(std::memory_order_seq_cst);
+  std::lock_guard lock(mutex_);
+  for (const auto& [number, herald] : heralds_) herald(kept);
+}
+
+std::size_t Arena::add_herald(Herald herald) {
+  std::lock_guard lock(mutex_);
+  heralds_.emplace(++added_, std::move(herald));
+  return added_;
+}
+
+void Arena::remove_herald(std::size_t number) {
+  std::lock_guard lock(mutex_);
+  heralds_.erase(number);
 }
 
 std::string Arena::poison_text() const {

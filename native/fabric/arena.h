@@ -10,6 +10,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
 #include <span>
 #include <string>
 
@@ -39,6 +42,7 @@ struct ArenaHeader {
     std::atomic<std::uint64_t> pid;
     std::atomic<std::uint64_t> word_at;  // the address, in that process, of ...
     std::atomic<std::uint64_t> word;     // ... a word that no other process has
+    std::atomic<std::uint32_t> left;     // not 0 once its program has ended
   };
   std::array<Process, 1024> processes;
 };
@@ -62,14 +66,22 @@ class Arena {
   // A zeroed region whose pages are reserved, aligned to a page. Throws Error without memory.
   std::uint64_t allocate(std::size_t bytes);
 
-  // The first caller's text stays. Every wait of every process ends soon after.
+  // The first caller's text stays. Every wait of every process of this host ends soon after.
   void poison(const std::string& text);
+  // Called with the text by whoever poisons the arena through this object; returns what
+  // `remove_herald` wants, after which it is not called any more.
+  using Herald = std::function<void(const std::string&)>;
+  std::size_t add_herald(Herald herald);
+  void remove_herald(std::size_t number);
   bool poisoned() const { return header().poison_state.load(std::memory_order_acquire) != 0; }
   std::string poison_text() const;
 
  private:
   int fd_;
   std::byte* base_;
+  std::mutex mutex_;  // guards what follows
+  std::size_t added_ = 0;
+  std::map<std::size_t, Herald> heralds_;
 };
 
 }  // namespace lockstep

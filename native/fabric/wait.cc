@@ -17,8 +17,8 @@ namespace {
 // A sleeper looks at the poison flag this often; whoever poisons the job wakes nobody by name.
 constexpr std::chrono::milliseconds kLongestNap{50};
 constexpr int kLooks = 32;
-// From here on a wait is worth a look at what the others are doing.
-constexpr std::chrono::milliseconds kLongWait{100};
+// A program that has ended may have left a collective to come that it has dispatched before.
+constexpr std::chrono::milliseconds kLeftFor{300};
 
 void pause() {
 #if defined(__x86_64__)
@@ -72,11 +72,14 @@ WaitResult wait_until(Counter& counter, std::uint32_t target, const Watch& watch
       pause();
     }
   } while (Clock::now() < spin_end);
-  const auto long_since = Clock::now() + kLongWait;
+  const auto start = Clock::now();
   for (;;) {
     if (poisoned()) return WaitResult::kPoisoned;
+    if (watch.left != nullptr && watch.left->load(std::memory_order_acquire) != 0 &&
+        Clock::now() >= start + kLeftFor)
+      return counter.reached(target) ? WaitResult::kReached : WaitResult::kLeft;
     if (watch.deadline.passed()) return WaitResult::kDeadline;
-    if (watch.alarm != nullptr && Clock::now() >= long_since) watch.alarm->ring();
+    if (watch.alarm != nullptr && Clock::now() >= start + kLongWait) watch.alarm->ring();
     Clock::duration nap = kLongestNap;
     if (!watch.deadline.never())
       nap = std::clamp<Clock::duration>(watch.deadline.left(), std::chrono::microseconds(1), nap);

@@ -45,7 +45,7 @@ class Deadline {
   Clock::time_point end_;
 };
 
-enum class WaitResult { kReached, kDeadline, kPoisoned };
+enum class WaitResult { kReached, kDeadline, kPoisoned, kLeft };
 
 // Tells the watcher of this process (a thread of Python's) that something takes long.
 class Alarm {
@@ -62,15 +62,21 @@ class Alarm {
   int fd_;
 };
 
+// From here on a wait is worth a look at what the others are doing.
+inline constexpr std::chrono::milliseconds kLongWait{100};
+
 // What a wait watches besides its counter, and how long it may spin.
 struct Watch {
   const std::atomic<std::uint32_t>* poison;  // non-zero once the job has failed
   Deadline deadline;
   std::chrono::nanoseconds spin;  // before sleeping; zero where ranks outnumber cores
   const Alarm* alarm = nullptr;   // rung while the wait is a long one
+  // Not 0 once who is waited for will do nothing any more; null where nobody says so.
+  const std::atomic<std::uint32_t>* left = nullptr;
 };
 
-// Returns once the counter has reached the target, the deadline has passed, or the job is poisoned.
+// Returns once the counter has reached the target, the deadline has passed, the job is poisoned, or
+// the one that is waited for has left without it.
 WaitResult wait_until(Counter& counter, std::uint32_t target, const Watch& watch);
 
 }  // namespace lockstep

@@ -88,7 +88,7 @@ TEST(several_megabytes) {
 }
 
 TEST(groups_inside_a_job) {
-  for (const Harness harness : kBoth)
+  for (const Harness harness : kAll)
     run_healthy(layout("2x4"), {.harness = harness}, [](Rank& rank) {
       // Of one process, of one device, of some devices of both, in an order of its own.
       const std::vector<std::vector<int>> groups = {{0, 1, 2, 3}, {7, 5, 4, 6}, {rank.index},
@@ -106,7 +106,7 @@ TEST(groups_inside_a_job) {
 TEST(more_ranks_than_cores) {
   Layout crowd{"16x1", {}};
   for (int process = 0; process < 16; ++process) crowd.process_of.push_back(process);
-  for (const Harness harness : kBoth)
+  for (const Harness harness : kAll)
     run_healthy(crowd, {.harness = harness, .crowded = true, .cores = 1}, [](Rank& rank) {
       const auto end = rank.all();
       for (std::uint32_t i = 0; i < 40; ++i)

@@ -28,7 +28,7 @@ Case small(Op op) { return {op, DType::kF32, reductions_of(op, DType::kF32)[0], 
 std::string name(Op op) { return name_of(op); }
 
 TEST(a_process_that_never_comes) {
-  for (const Harness harness : kBoth)
+  for (const Harness harness : kAll)
     for (const char* where : {"2x2", "3x2", "4x1"})
       for (const Op op : {Op::kAllReduce, Op::kAllGather, Op::kReduceScatter, Op::kAllToAll}) {
         const auto outcomes =
@@ -87,7 +87,7 @@ TEST(a_killed_process) {
 }
 
 TEST(a_device_that_never_comes) {
-  for (const Harness harness : kBoth)
+  for (const Harness harness : kAll)
     for (const char* where : {"1x4", "2x4"}) {
       const auto outcomes =
           run_job(layout(where), {.harness = harness, .timeout_seconds = kSoon}, [](Rank& rank) {
@@ -105,7 +105,7 @@ TEST(a_device_that_never_comes) {
 }
 
 TEST(a_permute_whose_other_end_never_comes) {
-  for (const Harness harness : kBoth)
+  for (const Harness harness : kAll)
     for (const bool sends : {false, true}) {
       const auto outcomes =
           run_job(layout("2x1"), {.harness = harness, .timeout_seconds = kSoon}, [&](Rank& rank) {
@@ -154,7 +154,7 @@ TEST(a_communicator_with_an_unfinished_send_goes_away) {
 }
 
 TEST(poison_reaches_who_sleeps_without_a_deadline) {
-  for (const Harness harness : kBoth)
+  for (const Harness harness : kAll)
     for (const char* where : {"2x1", "1x4"})
       for (const bool permute : {false, true}) {
         const auto outcomes =

@@ -1,11 +1,14 @@
 #include "harness.h"
 
+#include <netinet/in.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -13,6 +16,7 @@
 #include <thread>
 
 #include "check.h"
+#include "fabric/sockets.h"
 
 #if defined(__SANITIZE_THREAD__)
 #define LOCKSTEP_SHARE_MAPPING true
@@ -33,6 +37,7 @@ constexpr auto kLongestJob = std::chrono::seconds(200);
 
 // Where a rank leaves its outcome: memory that forked processes share with their parent.
 struct Slot {
+  int pid;  // of a forked process, from its start
   bool ended;
   bool check_failed;
   std::uint64_t digest;
@@ -57,22 +62,62 @@ class Board {
   Slot* slots_;
 };
 
-struct Descriptor {
-  int fd;
-  ~Descriptor() { close(fd); }
-};
-
 struct Job {
   const Layout& layout;
   const Options& options;
   const std::function<void(Rank&)>& body;
   Board board;
-  Descriptor arena;
+  std::vector<Descriptor> arenas;
+  std::vector<Listener> listeners;
+
+  Job(const Layout& where, const Options& how, const std::function<void(Rank&)>& what)
+      : layout(where), options(how), body(what), board(where.ranks()) {
+    for (int process = 0; process < layout.processes(); ++process) {
+      if (host_of(process) == arenas.size()) arenas.emplace_back(Arena::create(kNonce));
+      if (processes_of_host(options.harness) != 0) listeners.push_back(listen_anywhere());
+    }
+  }
+
+  std::size_t host_of(int process) const {
+    const int together = processes_of_host(options.harness);
+    return static_cast<std::size_t>(together == 0 ? 0 : process / together);
+  }
+
+  NetworkOptions network(int process) {
+    NetworkOptions made;
+    if (arenas.size() == 1) return made;
+    for (int other = 0; other < layout.processes(); ++other)
+      made.addresses.push_back(host_of(other) == host_of(process)
+                                   ? ""
+                                   : listeners[static_cast<std::size_t>(other)].address);
+    made.pids = pids_of_host(process);
+    made.listener = listeners[static_cast<std::size_t>(process)].fd.get();
+    made.key.assign(32, std::byte{7});
+    made.tls_library = "libssl.so.3";
+    return made;
+  }
+
+  std::atomic_ref<int> pid_of(int process) {
+    return std::atomic_ref(board[layout.ranks_of(process).front()].pid);
+  }
+
+  // Of the others of this host; all have been forked, and soon know it.
+  std::vector<int> pids_of_host(int process) {
+    std::vector<int> pids(static_cast<std::size_t>(layout.processes()));
+    for (int other = 0; other < layout.processes(); ++other) {
+      if (!is_forked(options.harness) || other == process || host_of(other) != host_of(process))
+        continue;
+      while (pid_of(other) == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      pids[static_cast<std::size_t>(other)] = pid_of(other);
+    }
+    return pids;
+  }
 
   std::unique_ptr<World> make_world(int process, std::shared_ptr<Arena> mapping) {
     WorldOptions made;
     made.process = process;
-    made.arena_fd = arena.fd;
+    made.arena_fd = arenas[host_of(process)].get();
+    made.network = network(process);
     made.nonce = kNonce;
     made.timeout_seconds = options.timeout_seconds;
     made.cores = options.cores;
@@ -85,6 +130,20 @@ struct Job {
     auto world = std::make_unique<World>(std::move(made));
     world->set_devices(layout.devices(), layout.process_of);
     return world;
+  }
+
+  // Null when the others have failed before this process has met them: its ranks raise what they
+  // do.
+  std::unique_ptr<World> start_world(int process, std::shared_ptr<Arena> mapping) {
+    try {
+      return make_world(process, std::move(mapping));
+    } catch (const std::exception& error) {
+      for (const int rank : layout.ranks_of(process)) {
+        std::snprintf(board[rank].error, sizeof(board[rank].error), "%s", error.what());
+        board[rank].ended = true;
+      }
+      return nullptr;
+    }
   }
 
   void run_rank(World& world, int index) {
@@ -112,23 +171,32 @@ struct Job {
   }
 
   void run_threads() {
-    std::shared_ptr<Arena> mapping;
-    if (LOCKSTEP_SHARE_MAPPING) mapping = std::make_shared<Arena>(arena.fd, kNonce);
-    std::vector<std::unique_ptr<World>> worlds;
+    std::vector<std::shared_ptr<Arena>> mappings(arenas.size());
+    for (std::size_t host = 0; LOCKSTEP_SHARE_MAPPING && host < arenas.size(); ++host)
+      mappings[host] = std::make_shared<Arena>(arenas[host].get(), kNonce);
+    std::vector<std::unique_ptr<World>> worlds(static_cast<std::size_t>(layout.processes()));
     std::vector<std::thread> threads;
+    // At the same time: processes of several hosts wait for one another.
     for (int process = 0; process < layout.processes(); ++process)
-      worlds.push_back(make_world(process, mapping));
-    for (auto& world : worlds) start_ranks(*world, threads);
+      threads.emplace_back([&, process] {
+        worlds[static_cast<std::size_t>(process)] =
+            start_world(process, mappings[host_of(process)]);
+      });
+    for (auto& thread : threads) thread.join();
+    threads.clear();
+    for (auto& world : worlds)
+      if (world) start_ranks(*world, threads);
     for (auto& thread : threads) thread.join();
   }
 
   [[noreturn]] void run_child(int process) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that is killed leaves nobody behind
+    pid_of(process) = getpid();
     int status = 0;
     try {
-      const auto world = make_world(process, nullptr);
+      const auto world = start_world(process, nullptr);
       std::vector<std::thread> threads;
-      start_ranks(*world, threads);
+      if (world) start_ranks(*world, threads);
       for (auto& thread : threads) thread.join();
     } catch (const std::exception& error) {
       std::printf("  process %d of a job: %s\n", process, error.what());
@@ -183,6 +251,19 @@ struct Job {
 };
 
 }  // namespace
+
+Listener listen_anywhere() {
+  Descriptor fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_in name{};
+  name.sin_family = AF_INET;
+  name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(name);
+  auto* any = reinterpret_cast<sockaddr*>(&name);
+  if (bind(fd.get(), any, size) != 0 || listen(fd.get(), 64) != 0 ||
+      getsockname(fd.get(), any, &size) != 0)
+    throw CheckFailed("no port to listen on");
+  return {std::move(fd), "127.0.0.1:" + std::to_string(ntohs(name.sin_port))};
+}
 
 int Layout::processes() const { return 1 + *std::ranges::max_element(process_of); }
 
@@ -250,8 +331,8 @@ void Rank::mix(const void* data, std::size_t bytes) {
 
 std::vector<Outcome> run_job(const Layout& layout, const Options& options,
                              const std::function<void(Rank&)>& body) {
-  Job job{layout, options, body, Board(layout.ranks()), Descriptor{Arena::create(kNonce)}};
-  options.harness == Harness::kThreads ? job.run_threads() : job.run_forked();
+  Job job(layout, options, body);
+  is_forked(options.harness) ? job.run_forked() : job.run_threads();
   return job.outcomes();
 }
 

@@ -2,7 +2,9 @@
 //
 // kThreads: every process of the job is a World of its own in this process, with its own mapping of
 // the arena (under ThreadSanitizer they share one: see WorldOptions::arena). kForked: every process
-// is a forked child, which may be killed. Each rank is a thread in both.
+// is a forked child, which may be killed. Each rank is a thread in both. The same with several
+// hosts: kHosts, every process of kThreads is alone on its host; kForkedHosts, two of kForked share
+// one.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +14,22 @@
 #include <vector>
 
 #include "communicator.h"
+#include "fabric/sockets.h"
 #include "world.h"
 
 namespace lockstep::testing {
 
-enum class Harness { kThreads, kForked };
+enum class Harness { kThreads, kForked, kHosts, kForkedHosts };
 inline constexpr Harness kBoth[] = {Harness::kThreads, Harness::kForked};
+inline constexpr Harness kAll[] = {Harness::kThreads, Harness::kForked, Harness::kHosts,
+                                   Harness::kForkedHosts};
+inline bool is_forked(Harness harness) {
+  return harness == Harness::kForked || harness == Harness::kForkedHosts;
+}
+// How many processes of the job share a host; 0: all.
+inline int processes_of_host(Harness harness) {
+  return harness == Harness::kHosts ? 1 : harness == Harness::kForkedHosts ? 2 : 0;
+}
 
 // Which process owns each rank's device. Device ids are far apart, as jaxlib's are.
 struct Layout {
@@ -34,6 +46,13 @@ inline constexpr int kDeviceStride = 2048;
 // 1x1 to 4x1, processes of unequal size, and ranks that alternate between processes.
 const std::vector<Layout>& all_layouts();
 const Layout& layout(const char* name);
+
+// A listening socket of this machine, and its address.
+struct Listener {
+  Descriptor fd;
+  std::string address;
+};
+Listener listen_anywhere();
 
 struct Options {
   Harness harness = Harness::kThreads;

@@ -84,13 +84,13 @@ void check_pairs(const Layout& where, Harness harness, const std::function<bool(
 }
 
 TEST(between_processes) {
-  for (const Harness harness : kBoth)
+  for (const Harness harness : kAll)
     for (const char* name : {"2x1", "2x2", "3+1", "interleaved", "4x1"})
       check_pairs(layout(name), harness, [](Rank& rank) { return rank.process() == 1; });
 }
 
 TEST(between_devices_of_one_process) {
-  for (const Harness harness : kBoth)
+  for (const Harness harness : kAll)
     for (const char* name : {"1x4", "2x2", "2x4"})
       check_pairs(layout(name), harness, [](Rank& rank) { return rank.index == 1; });
 }
@@ -106,7 +106,7 @@ TEST(the_message_names_the_processes) {
 }
 
 TEST(permutes_of_different_lengths) {
-  for (const Harness harness : kBoth)
+  for (const Harness harness : kAll)
     for (const char* name : {"2x1", "1x4"})
       for (const std::size_t longer : {1001, 1'000'000})
         for (const bool sender_is_longer : {false, true}) {

@@ -18,7 +18,7 @@ std::vector<Edge> ring(int size, int step) {
 }
 
 void permute_all_sizes(const std::function<std::vector<Edge>(int size)>& edges) {
-  for (const Harness harness : kBoth)
+  for (const Harness harness : kAll)
     for (const Layout& layout : all_layouts())
       run_healthy(layout, {.harness = harness}, [&](Rank& rank) {
         const auto end = rank.all();
@@ -89,7 +89,7 @@ void check_order(Rank& rank, std::size_t bytes, bool backwards) {
 }
 
 TEST(messages_of_a_pair_stay_in_order) {
-  for (const Harness harness : kBoth)
+  for (const Harness harness : kAll)
     for (const char* name : {"2x1", "1x4"})
       for (const std::size_t bytes : {100, 200'000})
         for (const bool backwards : {false, true})

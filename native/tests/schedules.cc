@@ -72,7 +72,7 @@ void run_program(Rank& rank, const Program& program) {
 }
 
 TEST(mixed_operations_on_overlapping_groups) {
-  for (const Harness harness : kBoth)
+  for (const Harness harness : kAll)
     for (const char* name : {"1x4", "2x2", "2x4", "3x2", "4x1", "3+1", "backwards"})
       for (std::uint32_t seed = 0; seed < 3; ++seed)
         run_healthy(layout(name), {.harness = harness}, [&](Rank& rank) {
@@ -83,7 +83,7 @@ TEST(mixed_operations_on_overlapping_groups) {
 // Threads of a rank run programs on groups of their own, at the same time.
 TEST(several_groups_in_flight) {
   constexpr int kThreads = 3;
-  for (const Harness harness : kBoth)
+  for (const Harness harness : kAll)
     for (const char* name : {"2x2", "3x2", "3+1"})
       run_healthy(layout(name), {.harness = harness}, [&](Rank& rank) {
         // A group belongs to the thread whose number is its index modulo the threads.
@@ -108,7 +108,7 @@ TEST(several_groups_in_flight) {
 }
 
 TEST(thousands_of_small_operations) {
-  for (const Harness harness : kBoth)
+  for (const Harness harness : kAll)
     for (const char* name : {"2x1", "2x2"})
       run_healthy(layout(name), {.harness = harness}, [](Rank& rank) {
         const auto end = rank.all();

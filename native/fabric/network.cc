@@ -1,0 +1,218 @@
+#include "fabric/network.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "error.h"
+
+namespace lockstep {
+namespace {
+
+// Of one TLS record: a frame and as much of what follows go out as one.
+constexpr std::size_t kRecord = 16 << 10;
+// How long one write waits before it looks at the job again.
+constexpr std::chrono::milliseconds kLook{50};
+constexpr std::chrono::microseconds kNextTry{20};
+// When the job has failed, what is being sent may take this long to go out; then it is cut off.
+constexpr std::chrono::milliseconds kLastWords{1000};
+
+using Result = Tls::Result;
+
+// Who has the turn may be stuck until a deadline of his own.
+bool lock(std::unique_lock<std::mutex>& turn, const Deadline& deadline) {
+  while (!turn.try_lock()) {
+    if (deadline.passed()) return false;
+    std::this_thread::sleep_for(kNextTry);
+  }
+  return true;
+}
+
+std::vector<bool> elsewhere(const std::vector<std::string>& addresses) {
+  std::vector<bool> found;
+  for (const std::string& address : addresses) found.push_back(!address.empty());
+  return found;
+}
+
+}  // namespace
+
+Network::Network(const NetworkOptions& options, int process, std::uint64_t nonce,
+                 const std::vector<std::string>& labels, std::shared_ptr<Arena> arena)
+    : process_(process),
+      labels_(labels),
+      arena_(std::move(arena)),
+      tls_(options.tls_library, options.key),
+      reader_(options.listener, options.pids, elsewhere(options.addresses), process, nonce, labels,
+              tls_, streams_, *arena_),
+      connections_(options.addresses.size()) {
+  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                      std::chrono::duration<double>(options.patience_seconds));
+  for (std::size_t i = 0; i < options.addresses.size(); ++i) {
+    if (options.addresses[i].empty()) continue;
+    connect(static_cast<int>(i), options.addresses[i], end);
+    // At once: the other one waits for it, and for no stranger long.
+    greet(static_cast<int>(i), nonce, Deadline(options.patience_seconds));
+  }
+  reader_.wait_for_all(end);
+  herald_ = arena_->add_herald([this](const std::string& text) {
+    tell_all(Frame::kPoison, std::as_bytes(std::span(text)));
+  });
+}
+
+void Network::greet(int process, std::uint64_t nonce, const Deadline& deadline) {
+  const Frame greeting{.kind = Frame::kGreeting,
+                       .place = static_cast<std::uint32_t>(process_),
+                       .clique = nonce,
+                       .number = Frame::kVersion,
+                       .to = static_cast<std::uint32_t>(process)};
+  send_frame(process, greeting, {}, {}, {&arena_->header().poison_state, deadline, {}});
+}
+
+Network::~Network() {
+  if (herald_ != 0) arena_->remove_herald(herald_);
+  leave();
+}
+
+void Network::connect(int process, const std::string& address, Clock::time_point end) {
+  const NoBrokenPipe quiet;
+  auto made = std::make_unique<Connection>();
+  const std::string who = labels_[static_cast<std::size_t>(process)] + " at " + address;
+  try {
+    made->fd = connect_to(address, end);
+  } catch (const Error& error) {
+    throw Error("lockstep: " + labels_[static_cast<std::size_t>(process_)] + " cannot reach " +
+                who + ": " + error.what() + ". Does a firewall let TCP through between the hosts?");
+  }
+  made->session = std::make_unique<Tls::Session>(tls_, made->fd.get(), Tls::Side::kClient);
+  for (Result result; (result = made->session->handshake()) != Result::kDone;) {
+    const bool waits = result == Result::kWantsRead || result == Result::kWantsWrite;
+    if (!waits || Clock::now() >= end)
+      throw Error("lockstep: " + labels_[static_cast<std::size_t>(process_)] +
+                  " has no encrypted connection to " + who + ": " +
+                  (waits ? "no answer in time" : made->session->problem()) +
+                  ". LOCKSTEP_KEY_FILE has to hold the same key on all hosts; the output of that "
+                  "process may tell more.");
+    wait_for(made->fd.get(), result == Result::kWantsWrite, std::min(end, Clock::now() + kLook));
+  }
+  connections_[static_cast<std::size_t>(process)] = std::move(made);
+}
+
+void Network::send(const Stream& stream, std::uint32_t number, const Message& message,
+                   const Watch& watch) {
+  send_frame(stream.process,
+             {.kind = Frame::kMessage,
+              .place = stream.place,
+              .clique = stream.clique,
+              .number = number,
+              .at = static_cast<std::uint32_t>(message.at)},
+             message.header, message.rest, watch);
+}
+
+void Network::release(const Stream& stream, std::uint32_t number, const Watch& watch) {
+  send_frame(
+      stream.process,
+      {.kind = Frame::kRelease, .place = stream.place, .clique = stream.clique, .number = number},
+      {}, {}, watch);
+}
+
+void Network::send_frame(int process, Frame frame, std::span<const std::byte> header,
+                         std::span<const std::byte> rest, const Watch& watch) {
+  frame.bytes = static_cast<std::uint32_t>(header.size() + rest.size());
+  std::array<std::byte, kRecord> first;
+  const std::size_t with = std::min(rest.size(), kRecord - sizeof(frame) - header.size());
+  std::byte* end = first.data();
+  for (const auto part : {std::as_bytes(std::span(&frame, 1)), header, rest.first(with)})
+    end = std::ranges::copy(part, end).out;
+  Connection& connection = *connections_[static_cast<std::size_t>(process)];
+  Written how = Written::kBroken;
+  {
+    std::unique_lock turn(connection.turn, std::defer_lock);
+    if (!lock(turn, watch.deadline)) return give_up(process, Written::kLate, watch);
+    if (!connection.broken) {
+      how = write(connection, {first.data(), end}, watch);
+      if (how == Written::kAll) how = write(connection, rest.subspan(with), watch);
+    }
+    if (how == Written::kAll) return;
+    // Half a frame may have gone out: nothing can follow it.
+    connection.broken = true;
+    shutdown(connection.fd.get(), SHUT_RDWR);
+  }
+  give_up(process, how, watch);
+}
+
+Network::Written Network::write(Connection& connection, std::span<const std::byte> bytes,
+                                const Watch& watch) {
+  const NoBrokenPipe quiet;
+  const auto start = Clock::now();
+  auto cut = Clock::time_point::max();
+  while (!bytes.empty()) {
+    std::size_t moved = 0;
+    const Result result = connection.session->write(bytes, moved);
+    bytes = bytes.subspan(moved);
+    if (result == Result::kDone) continue;
+    if (result != Result::kWantsRead && result != Result::kWantsWrite) return Written::kBroken;
+    const auto now = Clock::now();
+    if (watch.poison->load(std::memory_order_acquire) != 0) cut = std::min(cut, now + kLastWords);
+    if (watch.deadline.passed() || now >= cut) return Written::kLate;
+    if (watch.alarm != nullptr && now >= start + kLongWait) watch.alarm->ring();
+    wait_for(connection.fd.get(), result == Result::kWantsWrite, now + kLook);
+  }
+  return Written::kAll;
+}
+
+// Returns if the process has left: it needs nothing any more. The other direction, which tells so,
+// or why it has ended, may be a moment later.
+void Network::give_up(int process, Written how, const Watch& watch) {
+  const std::string& who = labels_[static_cast<std::size_t>(process)];
+  const auto end = Clock::now() + kLastWords;
+  while (how == Written::kBroken && Clock::now() < end) {
+    if (has_left(process).load(std::memory_order_acquire) != 0) return;
+    if (watch.poison->load(std::memory_order_acquire) != 0) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  if (arena_->poisoned()) throw Error(arena_->poison_text());
+  if (how == Written::kLate)
+    throw Error("lockstep: " + who + " has not taken all of what " +
+                labels_[static_cast<std::size_t>(process_)] +
+                " sent until the deadline. --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) "
+                "sets the limit; 0 means none.");
+  throw Error("lockstep: the connection to " + who + " is broken: it has ended, or its host " +
+              "cannot be reached.");
+}
+
+void Network::tell_all(std::uint32_t kind, std::span<const std::byte> body) {
+  if (abandoned_) return;
+  const Watch watch{&arena_->header().poison_state,
+                    Deadline(std::chrono::duration<double>(kLastWords).count()),
+                    {}};
+  for (std::size_t i = 0; i < connections_.size(); ++i) {
+    if (!connections_[i]) continue;
+    try {
+      send_frame(static_cast<int>(i), {.kind = kind}, {}, body, watch);
+    } catch (const Error&) {
+      // Who cannot be told finds out by himself.
+    }
+  }
+}
+
+void Network::leave() {
+  if (has_left_.exchange(true)) return;
+  if (arena_->poisoned()) {  // by another one of this host, whose word may be late
+    const std::string text = arena_->poison_text();
+    tell_all(Frame::kPoison, std::as_bytes(std::span(text)));
+  }
+  tell_all(Frame::kLeave, {});
+}
+
+void Network::abandon() {
+  abandoned_ = true;
+  for (auto& connection : connections_)
+    if (connection) connection->fd = Descriptor();
+  reader_.abandon();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,113 @@
+// Messages to the processes of other hosts, over TCP with TLS 1.3.
+//
+// A process opens one connection to every process of another host, for what it sends there, and
+// takes one from each: a connection carries frames in one direction. Whoever has something to send
+// writes it, one at a time for each connection; one thread (`Reader`) reads everything that comes.
+//
+// What is sent belongs to streams, each of one clique, from one process to one other. A stream ends
+// in a ring of slots that the receiver owns (an Inlet): message n goes into slot n modulo their
+// number. The receiver sends word of each slot that it has read; a sender that has not heard so
+// keeps the next message. So the reader always has room, never waits, and no stream holds up
+// another one.
+//
+// Only who has the job's key gets through the handshake, and only one greeting of each process is
+// taken. Who does not keep to the protocol is refused before he has a place (then the job goes
+// on), or fails the job. Every number that comes is checked.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "fabric/arena.h"
+#include "fabric/frame.h"
+#include "fabric/reader.h"
+#include "fabric/sockets.h"
+#include "fabric/streams.h"
+#include "fabric/tls.h"
+#include "fabric/wait.h"
+
+namespace lockstep {
+
+// Where the other hosts are. Without addresses the job has one host only.
+struct NetworkOptions {
+  std::vector<std::string> addresses;  // of each process, "10.0.0.1:4411"; "" on this host
+  std::vector<int> pids;               // of the others of this host, else 0; may be empty
+  int listener = -1;                   // a listening socket of this process; duplicated
+  std::vector<std::byte> key;          // that all processes of the job have
+  std::string tls_library;             // OpenSSL's libssl, for dlopen
+  double patience_seconds = 60;        // until all have met
+};
+
+// A slot's header, and what the receiver needs of the rest, which begins `at` bytes after it.
+struct Message {
+  std::span<const std::byte, kSlotHeader> header;
+  std::size_t at;
+  std::span<const std::byte> rest;
+};
+
+class Network {
+ public:
+  // Returns when this process has met all of other hosts. Throws Error naming who was not met.
+  // `labels` name the processes in errors and must outlive this.
+  Network(const NetworkOptions& options, int process, std::uint64_t nonce,
+          const std::vector<std::string>& labels, std::shared_ptr<Arena> arena);
+  ~Network();  // takes leave
+  Network(const Network&) = delete;
+  Network& operator=(const Network&) = delete;
+
+  bool is_elsewhere(int process) const {
+    return connections_[static_cast<std::size_t>(process)] != nullptr;
+  }
+  Streams& streams() { return streams_; }
+
+  // Message `number` of the stream. Returns when it is on its way, or the other process has left;
+  // throws Error when it cannot be sent.
+  void send(const Stream& stream, std::uint32_t number, const Message& message, const Watch& watch);
+  // Word that message `number` of the stream has been read.
+  void release(const Stream& stream, std::uint32_t number, const Watch& watch);
+
+  // Tells the others that this process's program has ended, and will call nothing any more.
+  void leave();
+  // In a forked child: closes its copies of the connections, which are its parent's.
+  void abandon();
+  // Not 0 once that process has said so; all that it had sent before has then been received.
+  const std::atomic<std::uint32_t>& has_left(int process) const {
+    return reader_.has_left(process);
+  }
+
+ private:
+  struct Connection {
+    Descriptor fd;
+    std::unique_ptr<Tls::Session> session;
+    std::mutex turn;  // of who sends a frame
+    bool broken = false;
+  };
+  enum class Written { kAll, kBroken, kLate };
+
+  void connect(int process, const std::string& address, Clock::time_point end);
+  void greet(int process, std::uint64_t nonce, const Deadline& deadline);
+  void send_frame(int process, Frame frame, std::span<const std::byte> header,
+                  std::span<const std::byte> rest, const Watch& watch);
+  Written write(Connection& connection, std::span<const std::byte> bytes, const Watch& watch);
+  void tell_all(std::uint32_t kind, std::span<const std::byte> body);
+  void give_up(int process, Written how, const Watch& watch);
+
+  const int process_;
+  const std::vector<std::string>& labels_;
+  const std::shared_ptr<Arena> arena_;
+  const Tls tls_;
+  Streams streams_;
+  Reader reader_;
+  std::vector<std::unique_ptr<Connection>> connections_;  // null for processes of this host
+  std::size_t herald_ = 0;
+  std::atomic<bool> has_left_{false};
+  std::atomic<bool> abandoned_{false};
+};
+
+}  // namespace lockstep

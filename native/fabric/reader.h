@@ -1,0 +1,104 @@
+// Takes the connections of other hosts' processes and reads all that comes: see network.h. One
+// thread, which never waits for a rank.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "fabric/arena.h"
+#include "fabric/frame.h"
+#include "fabric/sockets.h"
+#include "fabric/streams.h"
+#include "fabric/tls.h"
+#include "fabric/wait.h"
+
+namespace lockstep {
+
+class Reader {
+ public:
+  // `elsewhere`: for each process, whether it is of another host; `pids`: of the others of this
+  // host, whose death is noticed too, else 0. The references must outlive this.
+  Reader(int listener, const std::vector<int>& pids, std::vector<bool> elsewhere, int process,
+         std::uint64_t nonce, const std::vector<std::string>& labels, const Tls& tls,
+         Streams& streams, Arena& arena);
+  ~Reader();
+  Reader(const Reader&) = delete;
+  Reader& operator=(const Reader&) = delete;
+
+  // In a forked child, which has no such thread: closes its copies of the descriptors.
+  void abandon();
+
+  // Returns when all processes of other hosts have connected. Throws Error naming who has not.
+  void wait_for_all(Clock::time_point end);
+  const std::atomic<std::uint32_t>& has_left(int process) const {
+    return left_[static_cast<std::size_t>(process)];
+  }
+
+ private:
+  // A connection, from the moment it is taken.
+  struct Incoming {
+    Descriptor fd;
+    std::unique_ptr<Tls::Session> session;
+    std::string address;
+    Clock::time_point since;
+    bool shaken = false;  // hands, by TLS
+    int process = -1;     // once it has greeted
+    Frame frame;
+    std::size_t have = 0;         // bytes of the frame and of what follows it
+    std::byte* room = nullptr;    // where the latter goes: into a slot, or
+    std::vector<std::byte> body;  // here
+
+    std::span<std::byte> rest() const;
+  };
+
+  void run();
+  void accept_all();
+  void advance(Incoming& incoming);
+  bool shake_hands(Incoming& incoming);
+  bool read_some(Incoming& incoming);
+  void begin(Incoming& incoming);
+  void finish(Incoming& incoming);
+  void greet(Incoming& incoming);
+  void end(Incoming& incoming, const std::string& why);
+  void refuse(const Incoming& incoming, const std::string& why);
+  void lose(int process, const std::string& why);
+  void drop_the_slow();
+  void look_after_siblings();
+  bool watch(int fd, Incoming* incoming);
+
+  const std::vector<bool> elsewhere_;
+  const int process_;
+  const std::uint64_t nonce_;
+  const std::vector<std::string>& labels_;
+  const Tls& tls_;
+  Streams& streams_;
+  Arena& arena_;
+  Descriptor listener_, epoll_;
+  const Alarm wake_;
+  std::vector<std::unique_ptr<Incoming>> incoming_;
+  struct Sibling {
+    int process;
+    Descriptor pidfd;
+  };
+  std::vector<Sibling> siblings_;  // that have not ended
+  bool listening_ = true;
+  std::size_t refused_ = 0;
+  std::atomic<bool> over_{false};
+  std::vector<std::atomic<std::uint32_t>> left_;
+
+  std::mutex mutex_;  // guards `met_`
+  std::condition_variable meeting_;
+  std::vector<bool> met_;
+
+  std::thread thread_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,110 @@
+#include "fabric/sockets.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+#include "error.h"
+
+namespace lockstep {
+namespace {
+
+struct FreeAddress {
+  void operator()(addrinfo* info) const { freeaddrinfo(info); }
+};
+
+std::unique_ptr<addrinfo, FreeAddress> parse(const std::string& address) {
+  const std::size_t colon = address.rfind(':');
+  if (colon == std::string::npos) throw Error("not an address with a port");
+  std::string host = address.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']')
+    host = host.substr(1, host.size() - 2);
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int code = getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found);
+  if (code != 0) throw Error(gai_strerror(code));
+  return std::unique_ptr<addrinfo, FreeAddress>(found);
+}
+
+// A message is small or complete: the kernel has nothing to wait for.
+void send_at_once(int fd) {
+  const int one = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+}
+
+}  // namespace
+
+Descriptor::~Descriptor() {
+  if (fd_ >= 0) close(fd_);
+}
+
+Descriptor connect_to(const std::string& address, Clock::time_point end) {
+  const auto info = parse(address);
+  Descriptor made(socket(info->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (made.get() < 0) throw Error(std::strerror(errno));
+  send_at_once(made.get());
+  if (connect(made.get(), info->ai_addr, info->ai_addrlen) == 0) return made;
+  if (errno != EINPROGRESS) throw Error(std::strerror(errno));
+  wait_for(made.get(), true, end);
+  int code = 0;
+  socklen_t size = sizeof(code);
+  getsockopt(made.get(), SOL_SOCKET, SO_ERROR, &code, &size);
+  if (code != 0) throw Error(std::strerror(code));
+  if (Clock::now() >= end) throw Error("no answer");
+  return made;
+}
+
+Descriptor accept_from(int listener) {
+  Descriptor made(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (made.get() >= 0) send_at_once(made.get());
+  return made;
+}
+
+std::string name_of_peer(int fd) {
+  sockaddr_storage name{};
+  socklen_t size = sizeof(name);
+  char host[NI_MAXHOST], port[NI_MAXSERV];
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&name), &size) != 0 ||
+      getnameinfo(reinterpret_cast<sockaddr*>(&name), size, host, sizeof(host), port, sizeof(port),
+                  NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+    return "an address that is not known any more";
+  return std::string(host) + " port " + port;
+}
+
+NoBrokenPipe::NoBrokenPipe() {
+  sigset_t pipe, before;
+  sigemptyset(&pipe);
+  sigaddset(&pipe, SIGPIPE);
+  pthread_sigmask(SIG_BLOCK, &pipe, &before);
+  blocked_ = !sigismember(&before, SIGPIPE);
+}
+
+NoBrokenPipe::~NoBrokenPipe() {
+  if (!blocked_) return;
+  sigset_t pipe;
+  sigemptyset(&pipe);
+  sigaddset(&pipe, SIGPIPE);
+  const timespec at_once{};
+  while (sigtimedwait(&pipe, nullptr, &at_once) > 0) {  // it was sent to this thread
+  }
+  pthread_sigmask(SIG_UNBLOCK, &pipe, nullptr);
+}
+
+void wait_for(int fd, bool to_write, Clock::time_point end) {
+  pollfd asked{fd, static_cast<short>(to_write ? POLLOUT : POLLIN), 0};
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now()).count();
+  poll(&asked, 1, static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000)));
+}
+
+}  // namespace lockstep

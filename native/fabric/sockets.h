@@ -1,0 +1,53 @@
+// What the network needs of TCP sockets: all are non-blocking, and every wait has an end.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "fabric/wait.h"
+
+namespace lockstep {
+
+// A descriptor that is closed with its owner.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd = -1) : fd_(fd) {}
+  ~Descriptor();
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+// A connection to a numeric address, "10.0.0.1:4411" or "[fe80::1]:4411". Throws Error with the
+// system's reason when there is none by then.
+Descriptor connect_to(const std::string& address, Clock::time_point end);
+
+// The next connection of a listening socket; -1 when there is none.
+Descriptor accept_from(int listener);
+
+// Who is at the other end, as an address.
+std::string name_of_peer(int fd);
+
+// While it lives, a write to a connection that the other end has closed is an error and no signal:
+// OpenSSL writes with write(2), which cannot be told so.
+class NoBrokenPipe {
+ public:
+  NoBrokenPipe();
+  ~NoBrokenPipe();
+  NoBrokenPipe(const NoBrokenPipe&) = delete;
+  NoBrokenPipe& operator=(const NoBrokenPipe&) = delete;
+
+ private:
+  bool blocked_;  // by us
+};
+
+// Returns when the socket can be read or written, or at the latest at that time.
+void wait_for(int fd, bool to_write, Clock::time_point end);
+
+}  // namespace lockstep

@@ -1,0 +1,532 @@
+// Between hosts: who is taken into the job, what breaks the rules, and how a process is missed.
+#include <netinet/in.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "error.h"
+#include "fabric/network.h"
+#include "harness.h"
+#include "model.h"
+
+namespace lockstep::testing {
+namespace {
+
+constexpr std::uint64_t kNonce = 4711;
+constexpr double kSoon = 1;
+const std::vector<std::string> kLabels{"process 0", "process 1"};
+
+std::vector<std::byte> key(unsigned char value) {
+  return std::vector<std::byte>(32, std::byte{value});
+}
+
+template <typename Condition>
+void eventually(const Condition& condition, const char* what) {
+  const auto end = Clock::now() + std::chrono::seconds(20);
+  while (!condition()) {
+    if (Clock::now() > end) throw CheckFailed(std::string("in vain waited for: ") + what);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+// What is written to stderr while it lives.
+class Stderr {
+ public:
+  Stderr() : file_(memfd_create("stderr", MFD_CLOEXEC)), before_(dup(STDERR_FILENO)) {
+    dup2(file_.get(), STDERR_FILENO);
+  }
+  ~Stderr() { dup2(before_.get(), STDERR_FILENO); }
+  std::string text() const {
+    std::string found(1 << 16, '\0');
+    const ssize_t n = pread(file_.get(), found.data(), found.size(), 0);
+    found.resize(n < 0 ? 0 : static_cast<std::size_t>(n));
+    return found;
+  }
+  void wait_for(const char* part) const {
+    eventually([&] { return text().find(part) != std::string::npos; }, part);
+  }
+
+ private:
+  Descriptor file_, before_;
+};
+
+// One host with one process: where it listens, and its arena.
+struct Host {
+  Listener listener = listen_anywhere();
+  std::shared_ptr<Arena> arena;
+  std::unique_ptr<Network> network;
+
+  Host() {
+    const Descriptor fd(Arena::create(kNonce));
+    arena = std::make_shared<Arena>(fd.get(), kNonce);
+  }
+
+  void join(int process, const std::string& other, unsigned char secret = 7,
+            std::uint64_t nonce = kNonce, double patience = 20) {
+    NetworkOptions options;
+    options.addresses = {"", ""};
+    options.addresses[static_cast<std::size_t>(1 - process)] = other;
+    options.listener = listener.fd.get();
+    options.key = key(secret);
+    options.tls_library = "libssl.so.3";
+    options.patience_seconds = patience;
+    network = std::make_unique<Network>(options, process, nonce, kLabels, arena);
+  }
+
+  Watch watch() const { return {&arena->header().poison_state, Deadline(20), {}}; }
+};
+
+// A stream's end in memory of its own, which is to outlive the network.
+struct Ring {
+  static constexpr std::uint32_t kCount = 4;
+  static constexpr std::size_t kBytes = kSlotHeader + 1000;
+  Counter written, read;
+  std::array<std::byte, kCount * kBytes> slots{};
+
+  Inlet inlet() { return {slots.data(), kCount, kBytes, &written, &read}; }
+  Outlet outlet() { return {&read}; }
+  Message message(std::uint32_t number, std::size_t at, std::size_t bytes) {
+    const std::byte* slot = &slots[number % kCount * kBytes];
+    return {std::span<const std::byte, kSlotHeader>(slot, kSlotHeader),
+            at,
+            {slot + kSlotHeader + at, bytes}};
+  }
+};
+
+struct Two {
+  std::deque<Ring> rings;
+  Host hosts[2];
+  Two() {
+    std::thread other([&] { hosts[1].join(1, hosts[0].listener.address); });
+    hosts[0].join(0, hosts[1].listener.address);
+    other.join();
+  }
+  // A message from process 0 arrives at process 1 and is released.
+  void exchange(std::uint64_t clique) {
+    Ring &from = rings.emplace_back(), &to = rings.emplace_back();
+    const Stream there{clique, 3, 1}, back{clique, 3, 0};
+    hosts[0].network->streams().open(there, from.outlet());
+    hosts[1].network->streams().open(back, to.inlet());
+    from.slots[kSlotHeader + 5] = std::byte{42};
+    hosts[0].network->send(there, 0, from.message(0, 5, 1), hosts[0].watch());
+    eventually([&] { return to.written.reached(1); }, "a message");
+    CHECK(to.slots[kSlotHeader + 5] == std::byte{42});
+    to.read.advance();
+    hosts[1].network->release(back, 0, hosts[1].watch());
+    eventually([&] { return from.read.reached(1); }, "word that it was read");
+  }
+  bool healthy() const { return !hosts[0].arena->poisoned() && !hosts[1].arena->poisoned(); }
+};
+
+// Process 1 as somebody else would play it, who has the key.
+struct Impostor {
+  Host host;
+  Listener listener = listen_anywhere();
+  const Tls tls{"libssl.so.3", key(7)};
+  Descriptor to, from;
+  std::unique_ptr<Tls::Session> out, in;
+
+  Impostor() {
+    std::thread joining([&] { host.join(0, listener.address); });
+    greet({.kind = Frame::kGreeting, .place = 1, .clique = kNonce, .number = Frame::kVersion});
+    eventually([&] { return (from = accept_from(listener.fd.get())).get() >= 0; }, "a connection");
+    in = std::make_unique<Tls::Session>(tls, from.get(), Tls::Side::kServer);
+    finish(*in, from.get());
+    joining.join();
+  }
+
+  void greet(const Frame& frame) {
+    to = connect_to(host.listener.address, Clock::now() + std::chrono::seconds(5));
+    out = std::make_unique<Tls::Session>(tls, to.get(), Tls::Side::kClient);
+    finish(*out, to.get());
+    send(frame);
+  }
+  static void finish(Tls::Session& session, int fd) {
+    eventually(
+        [&] {
+          const Tls::Result result = session.handshake();
+          if (result == Tls::Result::kFailed || result == Tls::Result::kClosed)
+            throw CheckFailed("handshake: " + session.problem());
+          if (result != Tls::Result::kDone) wait_for(fd, false, Clock::now() + kLook);
+          return result == Tls::Result::kDone;
+        },
+        "a handshake");
+  }
+  void send(const Frame& frame, const std::string& rest = "") {
+    std::string text(reinterpret_cast<const char*>(&frame), sizeof(frame));
+    text += rest;
+    std::size_t moved = 0;
+    CHECK(out->write(std::as_bytes(std::span(text)), moved) == Tls::Result::kDone);
+    CHECK_EQUAL(moved, text.size());
+  }
+  static constexpr std::chrono::milliseconds kLook{20};
+};
+
+TEST(messages_and_word_that_they_were_read) {
+  Two two;
+  for (std::uint64_t clique = 0; clique < 20; ++clique) two.exchange(clique);
+  CHECK(two.healthy());
+}
+
+TEST(messages_before_their_stream_is_open) {
+  Ring from, to;
+  Two two;
+  two.hosts[0].network->streams().open(Stream{1, 0, 1}, from.outlet());
+  for (std::uint32_t i = 0; i < Ring::kCount; ++i) {
+    from.slots[i * Ring::kBytes + kSlotHeader] = static_cast<std::byte>(i + 1);
+    two.hosts[0].network->send({1, 0, 1}, i, from.message(i, 0, 1), two.hosts[0].watch());
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  two.hosts[1].network->streams().open(Stream{1, 0, 0}, to.inlet());
+  eventually([&] { return to.written.reached(Ring::kCount); }, "early messages");
+  for (std::uint32_t i = 0; i < Ring::kCount; ++i)
+    CHECK(to.slots[i * Ring::kBytes + kSlotHeader] == static_cast<std::byte>(i + 1));
+  CHECK(two.healthy());
+}
+
+TEST(another_key_on_one_host) {
+  Host hosts[2];
+  std::string errors[2];
+  const Stderr said;
+  std::thread other([&] { errors[1] = ERROR_OF(hosts[1].join(1, hosts[0].listener.address, 8)); });
+  errors[0] = ERROR_OF(hosts[0].join(0, hosts[1].listener.address, 7));
+  other.join();
+  for (const std::string& error : errors)
+    CHECK_CONTAINS(error, "has no encrypted connection to process", "same key",
+                   "LOCKSTEP_KEY_FILE");
+}
+
+TEST(processes_of_another_job) {
+  Host hosts[2];
+  std::string errors[2];
+  const Stderr said;
+  std::thread other(
+      [&] { errors[1] = ERROR_OF(hosts[1].join(1, hosts[0].listener.address, 7, 5, kSoon)); });
+  errors[0] = ERROR_OF(hosts[0].join(0, hosts[1].listener.address, 7, 6, kSoon));
+  other.join();
+  CHECK_CONTAINS(said.text(), "it belongs to another job");
+  CHECK_CONTAINS(errors[0], "process 0 waited in vain for connections from process 1");
+}
+
+TEST(nobody_there) {
+  Host host;
+  std::string gone = listen_anywhere().address;
+  CHECK_CONTAINS(ERROR_OF(host.join(0, gone)), "process 0 cannot reach process 1 at 127.0.0.1",
+                 "Connection refused");
+  CHECK_CONTAINS(ERROR_OF(host.join(0, "nonsense:x")), "cannot reach process 1 at nonsense:x");
+}
+
+TEST(strangers_are_refused_and_told_of) {
+  Two two;
+  const Stderr said;
+  const std::string& address = two.hosts[0].listener.address;
+  for (const std::string text : {"GET / HTTP/1.1\r\n\r\n", "\x16\x03\x01\x02", "\0\0\0\0\0\0"}) {
+    const Descriptor fd = connect_to(address, Clock::now() + std::chrono::seconds(5));
+    CHECK_EQUAL(::send(fd.get(), text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
+    shutdown(fd.get(), SHUT_WR);
+    char byte;
+    eventually([&] { return recv(fd.get(), &byte, 1, MSG_DONTWAIT) == 0 || errno == ECONNRESET; },
+               "the end of the connection");
+  }
+  two.exchange(1);
+  CHECK(two.healthy());
+  CHECK_CONTAINS(said.text(), "process 0 refused a connection from 127.0.0.1 port",
+                 "has not shown that it has the job's key", "The job goes on");
+}
+
+TEST(strangers_who_say_nothing_hold_nobody_up) {
+  Two two;
+  std::vector<Descriptor> silent;
+  const Stderr said;
+  for (int i = 0; i < 80; ++i)
+    silent.push_back(
+        connect_to(two.hosts[0].listener.address, Clock::now() + std::chrono::seconds(5)));
+  said.wait_for("too many have connected");
+  two.exchange(1);
+  CHECK(two.healthy());
+}
+
+TEST(who_has_the_key_and_no_place) {
+  Impostor one;
+  const Stderr said;
+  Frame frame{.kind = Frame::kGreeting, .place = 1, .clique = kNonce, .number = Frame::kVersion};
+  const auto refused = [&](Frame wrong, const char* why) {
+    const auto kept = std::pair{std::move(one.to), std::move(one.out)};
+    one.greet(wrong);
+    said.wait_for(why);
+    one.to = Descriptor();
+  };
+  refused(frame, "has connected already");
+  frame.place = 0;
+  refused(frame, "a process that is not of another host");
+  frame.place = 7;
+  refused(frame, "a process that is not of another host");
+  frame.to = 1;
+  refused(frame, "it looks for another process");
+  frame = {.kind = Frame::kPoison, .place = 1};
+  refused(frame, "it does not speak as Lockstep does");
+}
+
+TEST(frames_that_break_the_rules) {
+  const std::string header(kSlotHeader, '\0');
+  const auto breaks = [&](Frame frame, const std::string& rest, const char* why) {
+    Ring ring;
+    Impostor one;
+    one.host.network->streams().open(Stream{1, 0, 1}, ring.inlet());
+    frame.clique = 1;
+    one.send(frame, rest);
+    eventually([&] { return one.host.arena->poisoned(); }, why);
+    CHECK_CONTAINS(one.host.arena->poison_text(), "process 1 has ended", "process 0", why);
+    CHECK_EQUAL(ring.written.load(), 0u);
+  };
+  const std::uint32_t message = Frame::kMessage, most = Ring::kBytes;
+  breaks({.kind = message, .number = 1, .bytes = 64}, header, "out of turn");
+  breaks({.kind = message, .bytes = 10}, "0123456789", "without a header");
+  breaks({.kind = message, .bytes = 0, .at = 100}, "", "without a header");
+  breaks({.kind = message, .bytes = 64, .at = 0xffffffc0}, header, "too long");
+  breaks({.kind = message, .bytes = 64, .at = most - 63}, header, "too long");
+  breaks({.kind = message, .bytes = most + 1}, header, "too long");
+  breaks({.kind = message, .place = 9, .bytes = 0xffffffff}, header, "too long");
+  breaks({.kind = message, .place = 9, .number = 1, .bytes = 64}, header, "out of turn");
+  breaks({.kind = Frame::kRelease}, "", "was not sent");
+  breaks({.kind = Frame::kPoison, .bytes = kPoisonText + 1}, "", "too long");
+  breaks({.kind = Frame::kLeave, .bytes = 1}, "", "too long");
+  breaks({.kind = Frame::kGreeting}, "", "does not speak");
+  breaks({.kind = 77}, "", "not known");
+}
+
+TEST(messages_that_nobody_has_read_are_not_overwritten) {
+  Ring ring;
+  Impostor one;
+  one.host.network->streams().open(Stream{1, 0, 1}, ring.inlet());
+  for (std::uint32_t i = 0; i <= Ring::kCount; ++i)
+    one.send({.kind = Frame::kMessage, .clique = 1, .number = i, .bytes = 65},
+             std::string(kSlotHeader, '\0') + static_cast<char>('a' + i));
+  eventually([&] { return one.host.arena->poisoned(); }, "an error");
+  CHECK_CONTAINS(one.host.arena->poison_text(), "a message without room");
+  CHECK_EQUAL(ring.written.load(), Ring::kCount);
+  CHECK(ring.slots[kSlotHeader] == std::byte{'a'});
+}
+
+TEST(a_process_that_is_gone_and_one_that_took_leave) {
+  for (const bool leaves : {false, true}) {
+    Impostor one;
+    if (leaves) one.send({.kind = Frame::kLeave});
+    one.to = Descriptor();
+    if (!leaves) {
+      eventually([&] { return one.host.arena->poisoned(); }, "an error");
+      CHECK_CONTAINS(one.host.arena->poison_text(), "process 1 has ended, or its host");
+      continue;
+    }
+    eventually([&] { return one.host.network->has_left(1).load() != 0; }, "word that it left");
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    CHECK(!one.host.arena->poisoned());
+  }
+}
+
+// Everything that one end has ever sent, sent once more by somebody who has listened.
+TEST(a_recorded_conversation_played_again) {
+  Host host;
+  const Listener relay = listen_anywhere(), other = listen_anywhere();
+  const Tls tls("libssl.so.3", key(7));
+  std::thread joining([&] { host.join(0, other.address); });
+  const auto end = Clock::now() + std::chrono::seconds(20);
+  const Descriptor to = connect_to(relay.address, end);
+  Descriptor in, from;
+  eventually([&] { return (in = accept_from(relay.fd.get())).get() >= 0; }, "the relay");
+  const Descriptor out = connect_to(host.listener.address, end);
+  std::vector<std::byte> heard;
+  const auto pass = [&](int a, int b, bool listen) {
+    std::byte part[4096];
+    for (ssize_t n; (n = recv(a, part, sizeof(part), MSG_DONTWAIT)) > 0;) {
+      if (listen) heard.insert(heard.end(), part, part + n);
+      CHECK_EQUAL(::send(b, part, static_cast<std::size_t>(n), MSG_NOSIGNAL), n);
+    }
+  };
+  Tls::Session session(tls, to.get(), Tls::Side::kClient);
+  eventually(
+      [&] {
+        const bool done = session.handshake() == Tls::Result::kDone;
+        pass(in.get(), out.get(), true);
+        pass(out.get(), in.get(), false);
+        return done;
+      },
+      "a handshake");
+  const Frame greeting{
+      .kind = Frame::kGreeting, .place = 1, .clique = kNonce, .number = Frame::kVersion};
+  std::size_t moved = 0;
+  CHECK(session.write(std::as_bytes(std::span(&greeting, 1)), moved) == Tls::Result::kDone);
+  pass(in.get(), out.get(), true);
+  eventually([&] { return (from = accept_from(other.fd.get())).get() >= 0; }, "a connection");
+  Tls::Session back(tls, from.get(), Tls::Side::kServer);
+  Impostor::finish(back, from.get());
+  joining.join();
+
+  const Stderr said;
+  const Descriptor again = connect_to(host.listener.address, end);
+  CHECK_EQUAL(::send(again.get(), heard.data(), heard.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(heard.size()));
+  said.wait_for("has not shown that it has the job's key");
+  CHECK(!host.arena->poisoned());
+}
+
+// A program that has ended will not come: nobody waits for it until the deadline.
+TEST(a_program_that_has_ended_while_others_wait) {
+  for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts})
+    for (const bool permute : {false, true}) {
+      const auto outcomes = run_job(layout("4x1"), {.harness = harness}, [&](Rank& rank) {
+        const auto end = rank.all();
+        run_case(*end, {.count = 10, .seed = 1});
+        if (rank.process() == 3) return rank.world.leave(Recorder::kEnded);
+        if (permute)
+          run_permute(*end, {{3, 0}, {0, 1}, {1, 2}}, 100, 1);
+        else
+          run_case(*end, {.count = 10, .seed = 2});
+      });
+      CHECK_EQUAL(outcomes[3].error, "");
+      CHECK_CONTAINS(outcomes[0].error, "waits for process 3, whose program has ended");
+      if (!permute) CHECK_CONTAINS(outcomes[1].error, "process 3, whose program has ended");
+    }
+}
+
+// What a program has dispatched before its end is still done.
+TEST(a_program_that_has_ended_before_its_collectives) {
+  for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts})
+    run_healthy(layout("4x1"), {.harness = harness}, [&](Rank& rank) {
+      const auto end = rank.all();
+      std::thread dispatched([&] {
+        for (std::uint32_t i = 0; i < 5; ++i) {
+          if (rank.process() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(400));
+          run_case(*end, {.count = 10, .seed = i});
+        }
+      });
+      if (rank.process() != 0) rank.world.leave(Recorder::kEnded);
+      dispatched.join();
+    });
+}
+
+// Its siblings look for themselves when the other hosts have ended.
+TEST(a_killed_process_that_only_its_own_host_waits_for) {
+  const auto outcomes = run_job(layout("4x1"), {.harness = Harness::kForkedHosts}, [](Rank& rank) {
+    run_case(*rank.all(), {.count = 10, .seed = 1});
+    if (rank.process() < 2) return;
+    const auto end = rank.end({2, 3});
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    if (rank.process() == 3) kill(getpid(), SIGKILL);
+    run_case(*end, {.count = 10, .seed = 2});
+  });
+  CHECK_EQUAL(outcomes[0].error, "");
+  CHECK_CONTAINS(outcomes[2].error, "process 3 was killed or has crashed");
+}
+
+// A worker that was forked keeps copies of the connections.
+TEST(a_fork_that_outlives_its_parent) {
+  const auto lost = run_job(layout("4x1"), {.harness = Harness::kForkedHosts}, [](Rank& rank) {
+    const auto end = rank.all();
+    run_case(*end, {.count = 10, .seed = 1});
+    if (rank.process() == 3) {
+      if (fork() == 0) {
+        prctl(PR_SET_PDEATHSIG, 0);
+        rank.world.network()->abandon();
+        sleep(5);
+        _exit(0);
+      }
+      kill(getpid(), SIGKILL);
+    }
+    run_case(*end, {.count = 10, .seed = 2});
+  });
+  CHECK_CONTAINS(lost[0].error, "process 3 has ended, or its host cannot be reached");
+}
+
+// The parent goes on, and so does its reader when the other end closes what the child keeps open.
+TEST(a_fork_that_keeps_the_connections) {
+  run_healthy(layout("4x1"), {.harness = Harness::kForkedHosts}, [](Rank& rank) {
+    const auto end = rank.all();
+    run_case(*end, {.count = 10, .seed = 1});
+    pid_t child = 0;
+    if (rank.process() == 0 && (child = fork()) == 0) {
+      sleep(3);
+      _exit(0);
+    }
+    run_case(*end, {.count = 10, .seed = 2});
+    if (rank.process() != 0) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // the others have ended
+    CHECK(!rank.world.arena().poisoned());
+    waitpid(child, nullptr, 0);
+  });
+}
+
+TEST(a_long_text_travels_cut) {
+  const auto outcomes = run_job(layout("2x1"), {.harness = Harness::kHosts}, [](Rank& rank) {
+    const auto end = rank.all();
+    run_case(*end, {.count = 10, .seed = 1});
+    if (rank.index == 1) return rank.world.arena().poison(std::string(5000, 'x'));
+    run_case(*end, {.count = 10, .seed = 2});
+  });
+  CHECK_EQUAL(outcomes[0].error, std::string(kPoisonText - 1, 'x'));
+}
+
+// More have shown the key, and not yet greeted, than may be strangers at a time.
+TEST(many_processes_at_a_time) {
+  constexpr int kMany = 80;
+  const Host host;
+  const Tls tls("libssl.so.3", key(7));
+  Streams streams;
+  std::vector<std::string> labels(kMany + 1, "one of many");
+  std::vector<bool> elsewhere(kMany + 1, true);
+  elsewhere[0] = false;
+  Reader reader(host.listener.fd.get(), {}, elsewhere, 0, kNonce, labels, tls, streams,
+                *host.arena);
+  std::vector<Descriptor> connections;
+  std::vector<std::unique_ptr<Tls::Session>> sessions;
+  for (int i = 0; i < kMany; ++i) {
+    connections.push_back(
+        connect_to(host.listener.address, Clock::now() + std::chrono::seconds(5)));
+    sessions.push_back(
+        std::make_unique<Tls::Session>(tls, connections.back().get(), Tls::Side::kClient));
+    Impostor::finish(*sessions.back(), connections.back().get());
+  }
+  for (int i = 0; i < kMany; ++i) {
+    const Frame greeting{.kind = Frame::kGreeting,
+                         .place = static_cast<std::uint32_t>(i + 1),
+                         .clique = kNonce,
+                         .number = Frame::kVersion};
+    std::size_t moved = 0;
+    CHECK(sessions[static_cast<std::size_t>(i)]->write(std::as_bytes(std::span(&greeting, 1)),
+                                                       moved) == Tls::Result::kDone);
+  }
+  reader.wait_for_all(Clock::now() + std::chrono::seconds(20));
+  CHECK(!host.arena->poisoned());
+}
+
+TEST(a_killed_process_of_another_host) {
+  const auto outcomes = run_job(layout("4x1"), {.harness = Harness::kForkedHosts}, [](Rank& rank) {
+    const auto end = rank.all();
+    for (std::uint32_t i = 0;; ++i) {
+      if (i == 5 && rank.process() == 3) kill(getpid(), SIGKILL);
+      run_case(*end, {.count = 1000, .seed = i});
+    }
+  });
+  for (const int rank : {0, 1, 2})
+    CHECK_CONTAINS(outcomes[static_cast<std::size_t>(rank)].error,
+                   "process 3 has ended, or its host cannot be reached");
+}
+
+}  // namespace
+}  // namespace lockstep::testing
