@@ -36,6 +36,8 @@ GOOD = [
     ("LOCKSTEP_RUN_DIR", "/some/where", "/some/where"),
     ("LOCKSTEP_ATTEMPT", "2", 2),
     ("LOCKSTEP_HOST_ID", "this one", "this one"),
+    ("LOCKSTEP_KEY_FILE", "/home/me/key", "/home/me/key"),
+    ("LOCKSTEP_KEY_FILE", "", ""),
     ("LOCKSTEP_ENGINE", "/lib/x.so", "/lib/x.so"),
     ("LOCKSTEP_MPI_LIBRARY", "/lib/libmpi_abi.so", "/lib/libmpi_abi.so"),
 ]
@@ -78,6 +80,7 @@ def test_every_variable_is_tried_below() -> None:
     assert set(NAMES) - {name for name, _, _ in BAD} == {
         "LOCKSTEP_RUN_DIR",
         "LOCKSTEP_HOST_ID",
+        "LOCKSTEP_KEY_FILE",
         "LOCKSTEP_ENGINE",
         "LOCKSTEP_MPI_LIBRARY",
     }

@@ -73,6 +73,11 @@ def _text(text: str) -> str:
     return text
 
 
+def _path(text: str) -> str:
+    """Named when the process starts: it may change its working directory."""
+    return os.path.abspath(os.path.expanduser(text)) if text else ""
+
+
 def _variable(name: str, parse: Callable[[str], Any], default: Any = None) -> Any:
     return dataclasses.field(default=default, metadata={"name": name, "parse": parse})
 
@@ -111,6 +116,9 @@ class Config:
     attempt: int = _variable("LOCKSTEP_ATTEMPT", _natural, 0)
     host_id: str | None = _variable("LOCKSTEP_HOST_ID", _text)
     """Overrides the host's identity: processes that differ in it share no memory."""
+    key_file: str | None = _variable("LOCKSTEP_KEY_FILE", _path)
+    """Path of the file with the key by which the engine's processes on several hosts know each
+    other. What is in the file belongs in no log."""
     engine: str | None = _variable("LOCKSTEP_ENGINE", _text)
     """Path of the engine's library instead of the installed one (sanitizer builds)."""
     mpi_library: str | None = _variable("LOCKSTEP_MPI_LIBRARY", _text)

@@ -8,7 +8,6 @@ so what is configured here is what jaxlib's collectives use. The C interface is 
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import enum
 import functools
 import hashlib
@@ -19,6 +18,7 @@ from typing import Any
 
 import lockstep
 from lockstep import _config
+from lockstep._engine_options import COptions, Options
 from lockstep._errors import EngineError
 
 FILE = "liblockstep.so"
@@ -35,55 +35,6 @@ class _Callbacks(ctypes.Structure):
         ("site", _SiteCallback),
         ("members", _MembersCallback),
     ]
-
-
-class _Options(ctypes.Structure):
-    _fields_ = [
-        ("process", ctypes.c_int),
-        ("num_processes", ctypes.c_int),
-        ("labels", ctypes.POINTER(ctypes.c_char_p)),
-        ("arena_fd", ctypes.c_int),
-        ("nonce", ctypes.c_uint64),
-        ("timeout_seconds", ctypes.c_double),
-        ("cores", ctypes.c_int),
-        ("crowded", ctypes.c_int),
-        ("device_id_bytes", ctypes.c_int),
-        ("check_programs", ctypes.c_int),
-        ("strict", ctypes.c_int),
-        ("record", ctypes.c_int),
-        ("recorder", ctypes.c_char_p),
-        ("host", ctypes.c_char_p),
-        ("attempt", ctypes.c_int),
-        ("single_copy", ctypes.c_int),
-    ]
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """What one process tells its engine about the job."""
-
-    process: int
-    labels: Sequence[str]
-    """How errors name each process, by process id."""
-    arena_fd: int
-    nonce: int
-    timeout_seconds: float
-    cores: int
-    crowded: bool
-    device_id_bytes: int
-    """0 when it is not known: the engine then asks by the callback ``members``."""
-    check_programs: bool
-    """Compare which program a collective belongs to, and which place in it."""
-    strict: bool
-    """Compare the line of the user's program as well."""
-    record: bool
-    """Keep records; without them nothing but the engine's own checks remains."""
-    recorder: str | None
-    """Path of the recorder's file; None keeps the records in memory."""
-    host: str
-    attempt: int
-    single_copy: bool
-    """Large messages straight from the memory of other processes, where the system permits it."""
 
 
 def library_path() -> pathlib.Path:
@@ -133,10 +84,11 @@ def _library() -> ctypes.CDLL:
     library.lockstep_fail.argtypes = [ctypes.c_char_p]
     library.lockstep_fail.restype = None
     library.lockstep_create_arena.argtypes = [ctypes.c_uint64]
-    library.lockstep_start.argtypes = [ctypes.POINTER(_Options)]
+    library.lockstep_start.argtypes = [ctypes.POINTER(COptions)]
     library.lockstep_set_devices.argtypes = [ctypes.c_int, _Ids, _Ids]
     library.lockstep_counts.argtypes = [ctypes.POINTER(ctypes.c_uint64)]
     library.lockstep_counts.restype = None
+    library.lockstep_forked.restype = None
     for name in ("poison_text", "recorder_problem", "question"):
         getattr(library, f"lockstep_{name}").restype = ctypes.c_char_p
     for name in ("poison", "forbid"):
@@ -210,26 +162,7 @@ def create_arena(nonce: int) -> int:
 
 def start(options: Options) -> None:
     """Maps the arena and makes the engine ready for collectives."""
-    labels = (ctypes.c_char_p * len(options.labels))(*(text.encode() for text in options.labels))
-    given = _Options(
-        options.process,
-        len(options.labels),
-        ctypes.cast(labels, ctypes.POINTER(ctypes.c_char_p)),
-        options.arena_fd,
-        options.nonce,
-        options.timeout_seconds,
-        options.cores,
-        options.crowded,
-        options.device_id_bytes,
-        options.check_programs,
-        options.strict,
-        options.record,
-        options.recorder.encode() if options.recorder is not None else None,
-        options.host.encode(),
-        options.attempt,
-        options.single_copy,
-    )
-    _check(_library().lockstep_start(ctypes.byref(given)))
+    _check(_library().lockstep_start(ctypes.byref(options.to_c())))
 
 
 def set_devices(devices: Sequence[tuple[int, int]]) -> None:
@@ -281,6 +214,11 @@ class Leaving(enum.IntEnum):
 def leave(state: Leaving) -> None:
     """Writes into this process's record how its program has ended."""
     _library().lockstep_leave(state)
+
+
+def forked() -> None:
+    """In a forked child: lets go of the connections to other hosts, which are its parent's."""
+    _library().lockstep_forked()
 
 
 def recorder_fd() -> int:

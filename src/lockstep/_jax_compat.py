@@ -389,6 +389,13 @@ def distributed_place() -> tuple[int, int]:
     return distributed.global_state.process_id, distributed.global_state.num_processes
 
 
+def coordinator_address() -> str:
+    """``HOST:PORT`` of JAX's coordination service, as this process was given it."""
+    from jax._src import distributed
+
+    return distributed.global_state.coordinator_address or ""
+
+
 def live_executables() -> list[Any]:
     """The compiled programs of the CPU backend; none where there is no backend.
 

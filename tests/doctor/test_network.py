@@ -1,4 +1,4 @@
-"""Judgement on names, ports and proxies, from made-up facts; the probes, for real."""
+"""Judgement on names, ports, proxies and keys, from made-up facts; the probes, for real."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from lockstep.doctor import network
 from lockstep.doctor.finding import Finding
+from lockstep.runtime.network import KeyFile
 
 GOOD = network.Facts(
     hostname="node7",
@@ -87,6 +88,24 @@ def test_the_mend_for_proxies_names_this_host() -> None:
     assert "http_proxy" in finding.found
     assert "node7" in finding.found
     assert finding.mend.startswith("export no_proxy=localhost,127.0.0.1,node7")
+
+
+@pytest.mark.parametrize(
+    ("path", "file", "libssl", "status", "found", "mend"),
+    [
+        ("", KeyFile(), "", "ok", "not set", ""),
+        ("/k", KeyFile(b"x" * 32), "", "ok", "/k can be used", ""),
+        ("/k", KeyFile(None, "bad mode.", "chmod 600 /k"), "", "warning", "bad mode", "chmod"),
+        ("/k", KeyFile(b"x" * 32), "no libssl.so.3", "warning", "no libssl.so.3", "openssl"),
+    ],
+)
+def test_the_key_for_other_hosts(
+    path: str, file: KeyFile, libssl: str, status: str, found: str, mend: str
+) -> None:
+    finding = network.check_key(path, file, libssl)
+    assert finding.status == status
+    assert found in finding.found
+    assert mend in finding.mend
 
 
 def test_loopback_is_reached() -> None:

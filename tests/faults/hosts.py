@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from processes import clean_environ
@@ -23,6 +23,8 @@ _PAIR = ("link", "add", _DEVICE, "type", "veth", "peer", "name", _DEVICE)
 # It ends with its stdin, and so with this process, however that ends.
 _BE = 'hostname "$1" && mount --bind "$2" /etc/hosts && echo up && exec cat'
 TIMEOUT = 20.0
+_LISTEN = "0A"
+"""In /proc/net/tcp."""
 
 
 def possible() -> bool:
@@ -31,6 +33,17 @@ def possible() -> bool:
         return False
     probe = ["unshare", "-Urnmu", "ip", "link", "add", "type", "veth"]
     return subprocess.run(probe, capture_output=True, timeout=TIMEOUT).returncode == 0
+
+
+def _place(host: int, local: int, per_host: int) -> dict[str, str]:
+    return {
+        "RANK": str(host * per_host + local),
+        "WORLD_SIZE": str(len(NAMES) * per_host),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(per_host),
+        "MASTER_ADDR": _ADDRESSES[0],
+        "MASTER_PORT": _PORT,
+    }
 
 
 class Hosts:
@@ -72,14 +85,32 @@ class Hosts:
         command = [*self._enter(host, "-U", "-n"), "ip", *words]
         subprocess.run(command, check=True, timeout=TIMEOUT)
 
-    def start(self, host: int, program: Path, *args: str) -> subprocess.Popen[bytes]:
-        """Process ``host`` of the job, as a cluster's launcher would start it on that host."""
-        place = {"RANK": str(host), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-        meet = {"MASTER_ADDR": _ADDRESSES[0], "MASTER_PORT": _PORT}
+    def write_key(self, host: int, key: str = "k" * 64) -> None:
+        """Gives the process of that host a key, and so the engine in place of gloo."""
+        path = self.key(host)
+        path.write_text(key)
+        path.chmod(0o600)
+
+    def key(self, host: int) -> Path:
+        return self._folder / f"{NAMES[host]}.key"
+
+    def start(
+        self,
+        host: int,
+        program: Path,
+        *args: str,
+        local: int = 0,
+        per_host: int = 1,
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """One of a host's processes, as a cluster's launcher would start it there."""
         # The namespaces of processes are the same: by them they would be on one host.
-        environ = clean_environ(LOCKSTEP_HOST_ID=NAMES[host], **place, **meet)
+        identity = {"LOCKSTEP_HOST_ID": NAMES[host], **_place(host, local, per_host)}
+        environ = clean_environ(**identity, **(env or {}))
+        if self.key(host).exists():
+            environ["LOCKSTEP_KEY_FILE"] = str(self.key(host))
         worker = [sys.executable, "-m", "lockstep", "worker", str(program), *args]
-        with self._output(host).open("wb") as output:
+        with self._output(host, local).open("wb") as output:
             process = subprocess.Popen(
                 [*self._enter(host, "-U", "-n", "-m", "-u"), *worker],
                 stdin=subprocess.DEVNULL,
@@ -90,17 +121,36 @@ class Hosts:
         self._started.append(process)
         return process
 
-    def _output(self, host: int) -> Path:
-        return self._folder / f"{NAMES[host]}.txt"
+    def _output(self, host: int, local: int) -> Path:
+        return self._folder / f"{NAMES[host]}.{local}.txt"
 
-    def said(self, host: int) -> str:
-        """What the process on that host has printed so far, stderr too."""
-        return self._output(host).read_text()
+    def said(self, host: int, local: int = 0) -> str:
+        """What that process of that host has printed so far, stderr too."""
+        return self._output(host, local).read_text()
 
-    def lines(self, host: int, first_word: str) -> list[list[str]]:
+    def lines(self, host: int, first_word: str, local: int = 0) -> list[list[str]]:
         """The lines of its program that begin so, in words."""
-        lines = (line.split() for line in self.said(host).splitlines())
+        lines = (line.split() for line in self.said(host, local).splitlines())
         return [words for words in lines if words[:1] == [first_word]]
+
+    def listening(self, host: int) -> list[tuple[str, int]]:
+        """Where processes of that host take connections, but for JAX's service."""
+        table = Path(f"/proc/{self._hosts[host].pid}/net/tcp").read_text()
+        rows = [line.split() for line in table.splitlines()[1:]]
+        ports = [int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == _LISTEN]
+        return [(_ADDRESSES[host], port) for port in ports if str(port) != _PORT]
+
+    def run(self, host: int, code: str, *args: str) -> str:
+        """What a Python program that somebody runs on that host prints."""
+        command = [*self._enter(host, "-U", "-n"), sys.executable, "-c", code, *args]
+        done = subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT)
+        return done.stdout.decode()
+
+    def shape(self, host: int, rate: str) -> None:
+        """Gives what that host sends a rate, "1gbit"."""
+        queue = ["tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
+        shape = ["tc", "qdisc", "add", "dev", _DEVICE, "root", *queue]
+        subprocess.run([*self._enter(host, "-U", "-n"), *shape], check=True, timeout=TIMEOUT)
 
     def cut(self) -> None:
         """Pulls the cable: neither host hears of the other again, nor why."""

@@ -27,7 +27,7 @@ def test_the_others_hosts_by_address() -> None:
     assert {host: [p.process for p in peers] for host, peers in at.items()} == {"10.0.0.2": [2, 3]}
 
 
-def test_only_gloo_s_connections_are_touched() -> None:
+def test_only_connections_of_collectives_are_touched() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as gloo,
         socket.create_server(("127.0.0.1", 0)) as stranger,
@@ -72,6 +72,49 @@ def test_connections_end_also_when_nobody_reads(monkeypatch: pytest.MonkeyPatch)
         Watch(listeners, peer(0, "a"), "key", 100.0)._look()
         one.settimeout(10.0)
         assert one.recv(1) == b""
+
+
+def test_the_engine_is_failed_with_the_words_before_its_connections_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as engine,
+        socket.create_connection(engine.getsockname()) as one,
+        engine.accept()[0],
+    ):
+        here, there = [("127.0.0.3", engine.getsockname()[1])], [("127.0.0.1", 1)]
+        listeners = Listeners(0, [(peer(0, "a"), here), (peer(1, "b"), there)])
+        monkeypatch.setattr(listeners, "silence", lambda limit: {"127.0.0.1": 31.0})
+        one.setblocking(False)
+        failed = []
+
+        def fail(words: str) -> None:
+            with pytest.raises(BlockingIOError):
+                one.recv(1)  # still open
+            failed.append(words)
+
+        Watch(listeners, peer(0, "a"), "key", 100.0, fail)._look()
+        one.settimeout(10.0)
+        assert one.recv(1) == b""
+    [words] = failed
+    assert words.startswith("lockstep: process 0 (pid 100 on a): cut off from host b (process 1)")
+    assert capsys.readouterr().err == f"{words}\n"
+
+
+def test_the_words_fit_an_exception() -> None:
+    at = {
+        f"10.0.{host}.1": [peer(10000 + 64 * host + i, f"{host:03}" + "ä" * 30) for i in range(64)]
+        for host in range(200)
+    }
+    at["10.9.9.1"] = [peer(0, "a")]
+    words = cut_off_words(peer(1, "h" * 64), list(at), at, 30.0, 100.0)
+    assert len(words.encode()) <= 980
+    assert "(processes 10000, 10001, 10002, 10003, 10004, 10005 and 58 more)" in words
+    assert " and 198 other hosts: no answer" in words
+    assert words.endswith("gives more time.")
+    # Where they are too long all the same, no character is cut in two.
+    words = cut_off_words(peer(1, "ä" * 1000), ["10.0.0.1"], at, 30.0, 100.0)
+    assert 978 <= len(words.encode()) <= 980
 
 
 def test_the_words_name_hosts_and_processes() -> None:

@@ -227,7 +227,8 @@ assert jax.config.jax_cpu_collectives_implementation == "gloo"
     said = [line for end in ended for line in end.stderr.splitlines() if "lockstep" in line]
     assert len(said) == 1, said
     assert said[0].startswith("lockstep: the processes sit on 2 hosts (")
-    assert said[0].endswith("the engine does not reach between hosts yet, so this run uses gloo.")
+    assert "have no key, so this run uses gloo. For the engine: make a key file, " in said[0]
+    assert said[0].endswith("set LOCKSTEP_KEY_FILE to its path for all processes.")
     assert said[0] in ended[0].stderr
 
 

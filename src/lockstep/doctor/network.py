@@ -1,4 +1,4 @@
-"""Names, ports and proxies."""
+"""Names, ports and proxies, and the key for other hosts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lockstep.doctor import machine
 from lockstep.doctor.finding import Finding, ok, problem, warning
+from lockstep.runtime import network, openssl
 
 RESOLVE_SECONDS = 5.0
 FEW_PORTS = 1000
@@ -159,11 +160,28 @@ def check_proxies(environ: Mapping[str, str], hostname: str) -> Finding:
     return ok("proxies", f"{', '.join(proxies)} set; no_proxy spares this host")
 
 
+def check_key(path: str, file: network.KeyFile, libssl_problem: str) -> Finding:
+    """Between hosts the engine needs a key and OpenSSL."""
+    if not path:
+        return ok("key file", f"{network.VARIABLE} not set: between hosts gloo is used")
+    if file.problem:
+        return warning("key file", file.problem, file.mend)
+    if libssl_problem:
+        return warning(
+            "key file",
+            f"{path} can be used, but the engine needs OpenSSL between hosts: {libssl_problem}",
+            openssl.INSTALL,
+        )
+    return ok("key file", f"{path} can be used between hosts; OpenSSL loads")
+
+
 def findings() -> list[Finding]:
-    facts = probe()
+    facts, environ = probe(), machine.started_environ()
+    key_file = environ.get(network.VARIABLE, "")
     return [
         check_hostname(facts),
         check_localhost(facts),
         check_ports(facts),
-        check_proxies(machine.started_environ(), facts.hostname),
+        check_proxies(environ, facts.hostname),
+        check_key(key_file, network.read_key(key_file), openssl.problem()),
     ]

@@ -2,29 +2,39 @@
 
 The order of events in a process: JAX's client of the coordination service connects; JAX is about to
 make its CPU client (`before_cpu_client`: exchange records, fall back to gloo when there are
-several hosts); jaxlib starts its collectives (`start_engine`: share the arena, start the engine);
-XLA meets its first clique (`hand_in_devices`).
+several hosts and no key); jaxlib starts its collectives (`start_engine`: share the arena of the
+host, tell the other hosts where to reach this process, start the engine); XLA meets its first
+clique (`hand_in_devices`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
+import functools
 import os
-import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import lockstep
 from lockstep import _config, _engine, _jax_compat
+from lockstep._engine_options import Network, Options
 from lockstep._errors import InitializationError
 from lockstep._records import process_dir
-from lockstep.runtime import agreement, callsite, cut_off, members, topology
-
-_WAIT_SECONDS = 300
-_PREFIX = "lockstep"
+from lockstep.runtime import (
+    agreement,
+    arena,
+    callsite,
+    cut_off,
+    ending,
+    members,
+    network,
+    store,
+    topology,
+)
+from lockstep.runtime.store import PREFIX
 
 
 @dataclasses.dataclass
@@ -34,8 +44,14 @@ class _Job:
     client: Any
     peers: list[topology.Peer]
     process: int
+    key: bytes | None = dataclasses.field(repr=False)
+    """For the engine on other hosts."""
     starts: int = 0
     """How often jaxlib has started its collectives: JAX may clear its backends and make others."""
+
+    @property
+    def hosts(self) -> list[str]:
+        return topology.host_names(self.peers)
 
 
 _job: _Job | None = None
@@ -48,16 +64,16 @@ def _current_job() -> _Job:
         raise InitializationError("jax.distributed.initialize() has not been called.")
     if _job is None or _job.client is not client:
         process, count = _jax_compat.distributed_place()
+        config = _config.current()
         engine = f"{lockstep.__version__}/{_engine.interface()}"
-        own = topology.this_process(process, _config.current().host_id, engine)
-        client.key_value_set(f"{_PREFIX}/peer/{process}", own.to_json())
-        peers = [
-            topology.Peer.from_json(
-                get(client, f"{_PREFIX}/peer/{other}", f"process {other} of {count}")
-            )
-            for other in range(count)
-        ]
-        _job = _Job(client, peers, process)
+        own = topology.this_process(process, config.host_id, engine)
+        file = network.read_key(config.key_file)
+        own = network.describe(own, file, _jax_compat.coordinator_address())
+        client.key_value_set(f"{PREFIX}/peer/{process}", own.to_json())
+        who = [f"process {other} of {count}" for other in range(count)]
+        said = [store.get(client, f"{PREFIX}/peer/{i}", each) for i, each in enumerate(who)]
+        peers = [topology.Peer.from_json(text) for text in said]
+        _job = _Job(client, peers, process, file.key)
     return _job
 
 
@@ -84,31 +100,25 @@ def local_pid(process: int) -> int | None:
     return _job.peers[process].pid
 
 
-def get(client: Any, key: str, who: str) -> str:
-    """Reads a key that another process sets; raises `InitializationError` naming it."""
-    try:
-        return client.blocking_key_value_get(key, _WAIT_SECONDS * 1000)
-    except Exception as error:
-        raise InitializationError(
-            f"{who} did not reach this point in {_WAIT_SECONDS} s. It may have failed (see its "
-            "output), may not import lockstep, or may run another program."
-        ) from error
-
-
 def before_cpu_client() -> None:
-    """Falls back to gloo when the processes sit on several hosts.
+    """Falls back to gloo when the processes sit on several hosts and have no key.
 
-    Raises `DisagreementError`, on every process, when those of one host have different engines.
+    Raises `DisagreementError`, on every process, when they have different engines or keys.
     """
     if _is_engine():
         _stay_or_fall_back()
-    if _is_gloo():
+    if _is_gloo() or _is_between_hosts():
         cut_off.before_cpu_client()
 
 
 def _is_engine() -> bool:
     """Whether nobody, the program included, has chosen another implementation."""
     return _config.current().collectives == "lockstep" and _implementation() == "mpi"
+
+
+def _is_between_hosts() -> bool:
+    """Whether the engine carries what goes from host to host."""
+    return _is_engine() and len(_current_job().hosts) > 1
 
 
 def _is_gloo() -> bool:
@@ -125,32 +135,29 @@ def _stay_or_fall_back() -> None:
     import jax
 
     job = _current_job()
-    hosts = topology.host_names(job.peers)
-    if len(hosts) == 1:
-        engines = [{"engine": peer.engine} for peer in job.peers]
-        agreement.check([str(peer.process) for peer in job.peers], engines)
-        # The line that makes a collective can be seen only while the caller waits for it.
-        if _config.current().strict:
-            jax.config.update("jax_cpu_enable_async_dispatch", False)
+    if len(job.hosts) > 1 and not network.have_keys(job.peers, job.process):
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        if job.process == 0:
+            print(network.gloo_notice(job.hosts), file=sys.stderr)
         return
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    if job.process == 0:
-        print(
-            f"lockstep: the processes sit on {len(hosts)} hosts ({', '.join(hosts)}); the engine "
-            "does not reach between hosts yet, so this run uses gloo.",
-            file=sys.stderr,
-        )
+    engines = [{"engine": peer.engine} for peer in job.peers]
+    agreement.check([str(peer.process) for peer in job.peers], engines)
+    # The line that makes a collective can be seen only while the caller waits for it.
+    if _config.current().strict:
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 def after_cpu_client(client: Any) -> None:
     """Has noted what the stack of a collective may not show: programs, the lines of executions.
 
-    With gloo, begins to watch the other hosts.
+    Begins to watch the other hosts.
     """
     if _is_gloo():
         cut_off.after_cpu_client()
     if not _is_engine():
         return
+    if _is_between_hosts():
+        cut_off.after_cpu_client(_engine.poison)
     from lockstep.runtime import watch
 
     members.note_programs(client, watch.hold)
@@ -161,53 +168,99 @@ def after_cpu_client(client: Any) -> None:
 def start_engine() -> None:
     """Called by the engine when jaxlib starts its collectives."""
     job = _current_job()
-    if len(topology.host_names(job.peers)) > 1:
+    if len(job.hosts) > 1 and job.key is None:  # not fallen back: this is not the way JAX goes
         raise InitializationError(
-            "the processes sit on several hosts, and the engine does not reach between hosts yet. "
-            "Use --collectives gloo."
+            "the processes sit on several hosts and have no key, so the engine cannot be used. "
+            f"Set {network.VARIABLE}, or use --collectives gloo."
         )
     epoch = job.starts
     job.starts += 1
+    with contextlib.ExitStack() as opened:
+        nonce = arena.agree_on_nonce(job.client, job.peers, job.process, epoch)
+        fd, way = _meet(job, epoch, nonce, opened)
+        # The engine keeps descriptors of its own; ours may go once all have started theirs.
+        records = _start_together(job, epoch, fd, nonce, way)
+    _watch_the_job(job, records)
+
+
+def _meet(
+    job: _Job, epoch: int, nonce: int, opened: contextlib.ExitStack
+) -> tuple[int, Callable[[], Network] | None]:
+    """The arena of this host, and the way to the others where there are some."""
+    prefix = f"{PREFIX}/address/{epoch}"
+    listener = None
+    with store.telling_errors(job.client, f"{prefix}/{job.process}"):
+        fd = arena.open_arena(job.client, job.peers, job.process, epoch, nonce)
+        opened.callback(os.close, fd)
+        if len(job.hosts) > 1:
+            network.prepare(job.peers, job.process)
+            address = network.own_address(job.peers, job.process)
+            listener = opened.enter_context(network.listen(address, len(job.peers)))
+    if listener is None or job.key is None:
+        return fd, None
+    addresses = network.meet(job.client, prefix, job.peers, job.process, listener)
+    return fd, functools.partial(
+        network.options, job.peers, job.process, addresses, listener, job.key
+    )
+
+
+def _start_together(
+    job: _Job, epoch: int, fd: int, nonce: int, way: Callable[[], Network] | None
+) -> list[str]:
+    """Returns the path of each process's record, once the engines of all have started."""
+    prefix = f"{PREFIX}/record/{epoch}"
+    with store.failing_together(job.client, prefix, job.process):
+        _engine.start(_options(job, fd, nonce, way() if way else None))
+        store.say(job.client, f"{prefix}/{job.process}", _own_record())
+    return [
+        store.hear(job.client, f"{prefix}/{peer.process}", peer.label, _look_at_the_engine)
+        for peer in job.peers
+    ]
+
+
+def _look_at_the_engine() -> None:
+    """Who has died cannot say so, and the engine has noticed."""
+    if text := _engine.poison_text():
+        raise InitializationError(text)
+
+
+def _watch_the_job(job: _Job, records: Sequence[str]) -> None:
+    several = len(job.hosts) > 1
+    if not (several or _config.current().record):
+        return
+    # Late import: it is needed only where the engine runs.
+    from lockstep.runtime import watch
+
+    if several:
+        # The watcher reads the records of all processes, and those of other hosts are out of reach.
+        ending.mark_the_end(job.peers[job.process].label, watch.stop)
+    else:
+        watch.start(job.client, job.peers, job.process, records)
+
+
+def _options(job: _Job, fd: int, nonce: int, way: Network | None) -> Options:
     config = _config.current()
     cores, crowded = topology.share_of_cores(job.peers, job.process)
-    fd, nonce = _shared_memory(job, f"{_PREFIX}/arena/{epoch}")
-    try:
-        _engine.start(
-            _engine.Options(
-                process=job.process,
-                labels=[peer.label for peer in job.peers],
-                arena_fd=fd,
-                nonce=nonce,
-                timeout_seconds=config.collective_timeout,
-                cores=cores,
-                crowded=crowded,
-                device_id_bytes=_jax_compat.device_id_bytes(),
-                # Nobody could say whether two numbers are those of one program.
-                check_programs=config.check_programs
-                and config.record
-                and _jax_compat.numbers_programs(),
-                strict=config.strict,
-                record=config.record,
-                recorder=_recorder_path(job.process),
-                host=job.peers[job.process].host_name,
-                attempt=config.attempt,
-                single_copy=_config.current().single_copy,
-            )
-        )
-        job.client.key_value_set(f"{_PREFIX}/record/{epoch}/{job.process}", _own_record())
-        # The engine keeps a descriptor of its own; ours may go once all have opened it.
-        job.client.wait_at_barrier(f"{_PREFIX}/arena/{epoch}/mapped", _WAIT_SECONDS * 1000)
-    finally:
-        os.close(fd)
-    if config.record:
-        paths = [
-            get(job.client, f"{_PREFIX}/record/{epoch}/{peer.process}", peer.label)
-            for peer in job.peers
-        ]
-        # Late import: it is needed only where the engine runs.
-        from lockstep.runtime import watch
-
-        watch.start(job.client, job.peers, job.process, paths)
+    # Nobody could say whether two numbers are those of one program: it takes a watcher, and jaxlib.
+    by_program = way is None and config.record and _jax_compat.numbers_programs()
+    return Options(
+        process=job.process,
+        labels=[peer.label for peer in job.peers],
+        arena_fd=fd,
+        nonce=nonce,
+        timeout_seconds=config.collective_timeout,
+        cores=cores,
+        crowded=crowded,
+        device_id_bytes=_jax_compat.device_id_bytes(),
+        check_programs=config.check_programs and by_program,
+        strict=config.strict,
+        record=config.record,
+        recorder=_recorder_path(job.process),
+        host=job.peers[job.process].host_name,
+        attempt=config.attempt,
+        single_copy=config.single_copy,
+        network=way,
+    )
 
 
 def _recorder_path(process: int) -> str | None:
@@ -219,36 +272,13 @@ def _recorder_path(process: int) -> str | None:
 
 
 def _own_record() -> str:
-    """The path under which the others can open this process's record."""
+    """The path under which the others can open this process's record; "" where there is none."""
+    if not _config.current().record:
+        return ""
     problem = _engine.recorder_problem()
     if problem:
         print(f"lockstep: {problem}.", file=sys.stderr)
     return f"/proc/{os.getpid()}/fd/{_engine.recorder_fd()}"
-
-
-def _shared_memory(job: _Job, key: str) -> tuple[int, int]:
-    """(file descriptor, nonce) of the arena that process 0 makes and all others open."""
-    if job.process == 0:
-        nonce = secrets.randbits(63)
-        try:
-            fd = _engine.create_arena(nonce)
-        except Exception as error:
-            job.client.key_value_set(key, json.dumps({"error": str(error)}))
-            raise
-        job.client.key_value_set(key, json.dumps({"fd": fd, "nonce": nonce}))
-        return fd, nonce
-    arena = json.loads(get(job.client, key, job.peers[0].label))
-    if "error" in arena:
-        raise InitializationError(f"{job.peers[0].label}: {arena['error']}")
-    path = f"/proc/{job.peers[0].pid}/fd/{arena['fd']}"
-    try:
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC), arena["nonce"]
-    except OSError as error:
-        raise InitializationError(
-            f"cannot open the shared memory of {job.peers[0].label} at {path}: {error.strerror}. "
-            "The processes of one host must run as one user and see the same /proc (not hidden "
-            "by hidepid). --collectives gloo needs no shared memory."
-        ) from error
 
 
 def hand_in_devices() -> None:

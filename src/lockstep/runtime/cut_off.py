@@ -1,18 +1,21 @@
-"""Finds out that a host can no longer be reached, where gloo carries the collectives between hosts.
+"""Finds out that a host can no longer be reached, by the engine's connections or by gloo's.
 
-A cable is pulled, a machine freezes: no end of a connection tells. gloo waits for ever, and JAX's
-coordination service aborts the processes that cannot reach it, before Python can say a word. But
-kernels know: one that sends and gets no acknowledgement. So a thread makes the kernel ask on gloo's
-connections while they are idle, looks once a second for how long each has got no answer, and after
-the limit ends all connections of gloo: whoever waits raises, and so does whoever calls a collective
-next. All, because a process may wait for one that waits for the host.
+A cable is pulled, a machine freezes: no end of a connection tells. Who waits for data waits for
+ever (gloo) or for minutes (the engine's deadline), and JAX's coordination service aborts the
+processes that cannot reach it, before Python can say a word. But kernels know: one that sends and
+gets no acknowledgement. So a thread makes the kernel ask on these connections while they are idle,
+looks once a second for how long each has got no answer, and after the limit fails the engine's job
+and ends all these connections: whoever waits raises, and so does whoever calls a collective next.
+All, because a process may wait for one that waits for the host.
 
 Why not the kernel's own limit, TCP_USER_TIMEOUT: it also ends a connection whose other end answers
 but takes no data, which is a process that was stopped. Why not a heartbeat: a process that computes
-with Python's lock held would miss it. A connection that is still being made is gloo's affair.
+with Python's lock held would miss it. A connection that is still being made is the affair of who
+makes it.
 
-Which connections are gloo's: it listens on one port per process, which opens while JAX makes its
-CPU client, and every connection has one of these at one end. The processes tell each other theirs.
+Which connections these are: gloo and the engine alike listen on one port per process, which opens
+while JAX makes its CPU client, and every connection has one of these at one end. The processes tell
+each other theirs.
 """
 
 from __future__ import annotations
@@ -24,9 +27,10 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from lockstep import _config, _jax_compat
+from lockstep._words import counted
 from lockstep.runtime import connections, topology
 from lockstep.runtime.connections import Address
 from lockstep.runtime.topology import Peer
@@ -45,10 +49,15 @@ _STOP_SECONDS = 10.0
 _EVERYWHERE = ("0.0.0.0", "::")
 _EXCHANGE_SECONDS = 20
 """For the other processes to say where they listen: all have just met, to list their devices."""
+_LONGEST_TEXT = 980
+"""What an exception has room for, in bytes, less what is put in front."""
+_MOST_HOSTS = 3
+_MOST_PROCESSES = 6
+"""So many are named; with a switch, a hundred hosts may be cut off."""
 
 
 class Listeners:
-    """Where gloo listens in each process, as they have told each other."""
+    """Where gloo or the engine listens in each process, as they have told each other."""
 
     def __init__(self, process: int, said: Sequence[tuple[Peer, Sequence[Address]]]) -> None:
         _, own = said[process]
@@ -62,7 +71,7 @@ class Listeners:
                 self.peers_at.setdefault(host, []).append(peer)
 
     def connections(self) -> Iterator[socket.socket]:
-        """gloo's connections of this process."""
+        """Those of this process that carry collectives."""
         for each in connections.tcp_sockets():
             with contextlib.suppress(OSError):  # not connected, or no longer
                 remote = connections.remote(each)
@@ -73,7 +82,7 @@ class Listeners:
         """For how many seconds each other host has not answered, and has them asked from now on.
 
         A host is an address: one that has several may come from another than it listens on. To a
-        stranger gloo sends nothing, so he is none.
+        stranger nothing is sent, so he is none.
         """
         found: dict[str, float] = {}
         for each in self.connections():
@@ -87,14 +96,25 @@ class Listeners:
 
 
 class Watch(threading.Thread):
-    """Watches gloo's connections to other hosts until the process ends."""
+    """Watches the connections to other hosts until the process ends.
 
-    def __init__(self, listeners: Listeners, own: Peer, key: str, heartbeat: float) -> None:
+    ``fail`` makes whoever waits, or calls a collective, raise the text that it is given.
+    """
+
+    def __init__(
+        self,
+        listeners: Listeners,
+        own: Peer,
+        key: str,
+        heartbeat: float,
+        fail: Callable[[str], None] | None = None,
+    ) -> None:
         super().__init__(name="lockstep-hosts", daemon=True)
         self._listeners = listeners
         self._own = own
         self._key = key
         self._heartbeat = heartbeat
+        self._fail = fail
         self._limit = LIMIT * heartbeat
         self._over = threading.Event()
         self._owner = os.getpid()
@@ -111,7 +131,7 @@ class Watch(threading.Thread):
     def before_exit(self) -> None:
         """JAX's handlers at exit come next, and would wait for the service.
 
-        It may be out of reach without our knowing: for a short time, or gloo's connections are
+        It may be out of reach without our knowing: for a short time, or our connections are
         closed already. They may also wait for a collective, so the watch goes on.
         """
         seconds = min(_EXIT * self._heartbeat, _LONGEST_EXIT)
@@ -130,6 +150,9 @@ class Watch(threading.Thread):
         words = cut_off_words(self._own, lost, self._listeners.peers_at, longest, self._heartbeat)
         with contextlib.suppress(OSError, ValueError):  # nobody reads any more, or it is closed
             print(words, file=sys.stderr, flush=True)
+        if self._fail is not None:
+            # Before the connections end, or their end would be what the exception tells.
+            self._fail(words)
         for each in self._listeners.connections():
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -143,8 +166,22 @@ def _has_service(hosts: Iterable[str], peers_at: Mapping[str, Sequence[Peer]]) -
 def _name(host: str, peers: Sequence[Peer]) -> str:
     if not peers:
         return f"the host with the address {host}"
-    processes = ", ".join(str(peer.process) for peer in peers)
+    shown = ", ".join(str(peer.process) for peer in peers[:_MOST_PROCESSES])
+    more = len(peers) - _MOST_PROCESSES
+    processes = f"{shown} and {more} more" if more > 0 else shown
     return f"host {peers[0].host_name} (process{'es' if len(peers) > 1 else ''} {processes})"
+
+
+def _names(hosts: Iterable[str], peers_at: Mapping[str, Sequence[Peer]]) -> str:
+    names = sorted(_name(host, peers_at.get(host, ())) for host in hosts)
+    if len(names) > _MOST_HOSTS:
+        names = [*names[:_MOST_HOSTS], counted(len(names) - _MOST_HOSTS, "other host")]
+    return " and ".join(names)
+
+
+def _fitting(words: str) -> str:
+    """Names may be long; the last words are those that can be missed."""
+    return words.encode()[:_LONGEST_TEXT].decode(errors="ignore")
 
 
 def cut_off_words(
@@ -155,16 +192,16 @@ def cut_off_words(
     heartbeat: float,
 ) -> str:
     """What the user reads when the addresses ``lost`` cannot be reached; times in seconds."""
-    names = " and ".join(sorted(_name(host, peers_at.get(host, ())) for host in lost))
+    names = _names(lost, peers_at)
     words = (
         f"lockstep: {own.label}: cut off from {names}: no answer for {silence:.0f} s. Is the "
         "machine up, and the network? Collectives with any other process raise from now on. This "
         "process may compute on its own devices, save and end."
     )
     if not _has_service(lost, peers_at):
-        return words
+        return _fitting(words)
     first, last = (max(0.0, part * heartbeat - silence) for part in _ABORT)
-    return (
+    return _fitting(
         f"{words} If it has not ended, JAX will abort it {first:.0f} to {last:.0f} s from now: a "
         "larger heartbeat_timeout_seconds in jax.distributed.initialize() gives more time."
     )
@@ -176,30 +213,30 @@ _starts = 0
 
 
 def before_cpu_client() -> None:
-    """Notes what is open, so that gloo's can be told from it. Raises nothing."""
+    """Notes what is open, so that what is opened now can be told from it. Raises nothing."""
     global _before
     _before = None
     with contextlib.suppress(OSError):  # no /proc, or no descriptor left
         _before = connections.listening()
 
 
-def after_cpu_client() -> None:
-    """Starts the watch, where there are several hosts. Raises nothing."""
+def after_cpu_client(fail: Callable[[str], None] | None = None) -> None:
+    """Starts the watch (`Watch`), where there are several hosts. Raises nothing."""
     try:
         stop()
-        _start()
+        _start(fail)
     except Exception as error:
         # With `import lockstep` in some of the processes only, say.
         print(f"lockstep: does not watch for hosts that are cut off: {error}", file=sys.stderr)
 
 
-def _start() -> None:
+def _start(fail: Callable[[str], None] | None) -> None:
     global _watch
-    # gloo listens at one address, so what listens at all of them is somebody else's.
+    # Ours is at one address, so what listens at all of them is somebody else's.
     own = set() if _before is None else connections.listening() - _before
     listeners, peer, key = _exchange({each for each in own if each[0] not in _EVERYWHERE})
     if listeners.peers_at:
-        watch = Watch(listeners, peer, key, _jax_compat.heartbeat_seconds())
+        watch = Watch(listeners, peer, key, _jax_compat.heartbeat_seconds(), fail)
         watch.start()
         _watch = watch
         # Registered behind JAX's handlers, so run before them.
@@ -226,7 +263,7 @@ def _exchange(addresses: set[Address]) -> tuple[Listeners, Peer, str]:
     client = _jax_compat.distributed_client()
     process, count = _jax_compat.distributed_place()
     own = topology.this_process(process, _config.current().host_id, "")
-    prefix = f"lockstep/gloo/{_starts}"
+    prefix = f"lockstep/listeners/{_starts}"
     _starts += 1
     key = f"{prefix}/{process}"
     client.key_value_set(key, json.dumps([own.to_json(), sorted(addresses)]))

@@ -45,12 +45,16 @@ def mark_the_end(label: str, afterwards: Callable[[], None]) -> None:
     # Behind jax's own handlers in registration, so before them in execution: they wait for the
     # other processes, which may wait for this one.
     atexit.register(ended)
-    os.register_at_fork(
-        after_in_child=lambda: _engine.forbid(
-            f"lockstep: a collective in a process that was forked from {label}: it shares that "
-            "process's place in the job, so it may not take part. Start such processes with "
-            "multiprocessing's 'spawn', or before jax.distributed.initialize()."
-        )
+    os.register_at_fork(after_in_child=lambda: _be_a_child_of(label))
+
+
+def _be_a_child_of(label: str) -> None:
+    # Others take the end of a connection for the end of its process.
+    _engine.forked()
+    _engine.forbid(
+        f"lockstep: a collective in a process that was forked from {label}: it shares that "
+        "process's place in the job, so it may not take part. Start such processes with "
+        "multiprocessing's 'spawn', or before jax.distributed.initialize()."
     )
 
 

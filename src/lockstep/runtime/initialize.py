@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import lockstep
 from lockstep import _config, _engine, _jax_compat
 from lockstep._errors import InitializationError
-from lockstep.runtime import agreement, connect
+from lockstep.runtime import agreement, store
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -122,7 +122,7 @@ def _check_agreement(topic: str, facts: agreement.Facts) -> None:
     key = f"lockstep/agreement/{_checks}/{topic}"
     client.key_value_set(f"{key}/{process}", json.dumps(facts))
     said = [
-        json.loads(connect.get(client, f"{key}/{other}", f"process {other} of {count}"))
+        json.loads(store.get(client, f"{key}/{other}", f"process {other} of {count}"))
         for other in range(count)
     ]
     agreement.check([str(other) for other in range(count)], said)

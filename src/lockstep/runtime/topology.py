@@ -23,11 +23,23 @@ class Peer:
     host_name: str
     cpus: tuple[int, ...]
     engine: str = "not said"
-    """Its version and functions: those that share memory have to have the same."""
+    """Its version and functions: those that use it together have to have the same."""
+    key: str = ""
+    """Tells its key from another, not what the key is; empty without one."""
+    key_problem: str = ""
+    """Why its key file is of no use."""
+    address: str = ""
+    """From which it reaches JAX's coordination service. Only with a key, and so is the next."""
+    network: str = ""
+    """Processes that agree in it reach each other by loopback addresses."""
 
     @property
     def label(self) -> str:
         return f"process {self.process} (pid {self.pid} on {self.host_name})"
+
+    @property
+    def has_key(self) -> bool:
+        return bool(self.key)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

@@ -1,0 +1,123 @@
+"""What Python tells the engine when it starts: the C structure of ``native/engine.h``, and ours."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Sequence
+
+_Texts = ctypes.POINTER(ctypes.c_char_p)
+_Ids = ctypes.POINTER(ctypes.c_int)
+
+
+class COptions(ctypes.Structure):
+    """`lockstep_options`."""
+
+    _fields_ = [
+        ("process", ctypes.c_int),
+        ("num_processes", ctypes.c_int),
+        ("labels", _Texts),
+        ("arena_fd", ctypes.c_int),
+        ("nonce", ctypes.c_uint64),
+        ("timeout_seconds", ctypes.c_double),
+        ("cores", ctypes.c_int),
+        ("crowded", ctypes.c_int),
+        ("device_id_bytes", ctypes.c_int),
+        ("check_programs", ctypes.c_int),
+        ("strict", ctypes.c_int),
+        ("record", ctypes.c_int),
+        ("recorder", ctypes.c_char_p),
+        ("host", ctypes.c_char_p),
+        ("attempt", ctypes.c_int),
+        ("single_copy", ctypes.c_int),
+        ("addresses", _Texts),
+        ("pids", _Ids),
+        ("listener", ctypes.c_int),
+        ("key", ctypes.c_char_p),
+        ("key_bytes", ctypes.c_int),
+        ("tls_library", ctypes.c_char_p),
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """How the engine reaches the processes of other hosts."""
+
+    addresses: Sequence[str]
+    """Where each process listens, ``10.0.0.1:4411`` or ``[fd00::1]:4411``; "" on this host."""
+    pids: Sequence[int]
+    """Of the other processes of this host; 0 for this one and for those of other hosts."""
+    listener: int
+    """A listening socket of this process, which the engine duplicates."""
+    key: bytes = dataclasses.field(repr=False)
+    """Who has it belongs to the job; it must not be printed."""
+    tls_library: str
+    """OpenSSL's libssl, for dlopen."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What one process tells its engine about the job."""
+
+    process: int
+    labels: Sequence[str]
+    """How errors name each process, by process id."""
+    arena_fd: int
+    nonce: int
+    """The same in all processes of the job."""
+    timeout_seconds: float
+    cores: int
+    crowded: bool
+    device_id_bytes: int
+    """0 when it is not known: the engine then asks by the callback ``members``."""
+    check_programs: bool
+    """Compare which program a collective belongs to, and which place in it."""
+    strict: bool
+    """Compare the line of the user's program as well."""
+    record: bool
+    """Keep records; without them nothing but the engine's own checks remains."""
+    recorder: str | None
+    """Path of the recorder's file; None keeps the records in memory."""
+    host: str
+    attempt: int
+    single_copy: bool
+    """Large messages straight from the memory of other processes, where the system permits it."""
+    network: Network | None
+    """None where all processes are on one host."""
+
+    def to_c(self) -> COptions:
+        """Good for as long as the structure lives, which keeps all that it points to."""
+        network = self.network
+        return COptions(
+            self.process,
+            len(self.labels),
+            _texts(self.labels),
+            self.arena_fd,
+            self.nonce,
+            self.timeout_seconds,
+            self.cores,
+            self.crowded,
+            self.device_id_bytes,
+            self.check_programs,
+            self.strict,
+            self.record,
+            self.recorder.encode() if self.recorder is not None else None,
+            self.host.encode(),
+            self.attempt,
+            self.single_copy,
+            _texts(network.addresses) if network else None,
+            _numbers(network.pids) if network else None,
+            network.listener if network else -1,
+            network.key if network else None,
+            len(network.key) if network else 0,
+            network.tls_library.encode() if network else None,
+        )
+
+
+def _texts(texts: Sequence[str]) -> ctypes._Pointer[ctypes.c_char_p]:
+    array = (ctypes.c_char_p * len(texts))(*(text.encode() for text in texts))
+    return ctypes.cast(array, _Texts)
+
+
+def _numbers(numbers: Sequence[int]) -> ctypes._Pointer[ctypes.c_int]:
+    return ctypes.cast((ctypes.c_int * len(numbers))(*numbers), _Ids)

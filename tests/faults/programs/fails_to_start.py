@@ -1,0 +1,32 @@
+"""The engine of process 1 fails, before or after it meets the others; then all begin to compute."""
+
+import sys
+import time
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from lockstep import _engine
+from lockstep._errors import EngineError
+
+jax.distributed.initialize()
+start_engine = _engine.start
+
+
+def start(options):
+    if options.process == 1 and sys.argv[1] == "before":
+        raise EngineError("no luck")
+    start_engine(options)
+    if options.process == 1:
+        raise EngineError("no luck")
+
+
+_engine.start = start
+begun = time.monotonic()
+try:
+    jax.devices()
+    multihost_utils.process_allgather(np.ones(1))
+except (jax.errors.JaxRuntimeError, ValueError) as error:
+    print("raised", time.monotonic() - begun, error, flush=True)
+    sys.exit(3)

@@ -1,0 +1,67 @@
+"""How many files a process may have open: the limit is raised where that helps."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+import pytest
+
+from lockstep import InitializationError
+from lockstep.runtime import descriptors
+
+OPEN = 20
+
+
+class Limits:
+    """Stands for the system's."""
+
+    def __init__(self, soft: int, hard: int) -> None:
+        self.now = soft, hard
+
+    def get(self, which: int) -> tuple[int, int]:
+        assert which == resource.RLIMIT_NOFILE
+        return self.now
+
+    def set(self, which: int, limits: tuple[int, int]) -> None:
+        assert which == resource.RLIMIT_NOFILE
+        self.now = limits
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "needed", "after"),
+    [
+        (1024, 4096, 748, 1024),
+        (1024, 4096, 749, 1025),
+        (1024, 4096, 2000, 2276),
+        (1024, 4096, 4000, 4096),
+        (1024, 4096, 4076, 4096),
+        (1024, resource.RLIM_INFINITY, 9000, 9276),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, 9000, resource.RLIM_INFINITY),
+    ],
+)
+def test_the_soft_limit_is_raised_as_far_as_needed(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, needed: int, after: int
+) -> None:
+    limits = fake(monkeypatch, soft, hard)
+    descriptors.make_room(needed)
+    assert limits.now == (after, hard)
+
+
+def test_a_hard_limit_that_is_too_low_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = fake(monkeypatch, 1024, 4096)
+    with pytest.raises(InitializationError) as caught:
+        descriptors.make_room(4077)
+    text = str(caught.value)
+    assert text.startswith("the engine needs 4077 file descriptors for its connections to other ")
+    assert "20 are open, and this process may have 4096." in text
+    assert "ulimit -n 4353" in text
+    assert limits.now == (1024, 4096)
+
+
+def fake(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int) -> Limits:
+    limits = Limits(soft, hard)
+    monkeypatch.setattr(resource, "getrlimit", limits.get)
+    monkeypatch.setattr(resource, "setrlimit", limits.set)
+    monkeypatch.setattr(os, "listdir", lambda path: [""] * OPEN)
+    return limits
