@@ -16,8 +16,9 @@ namespace {
 constexpr std::chrono::microseconds kSpin{200};
 
 constexpr std::chrono::milliseconds kPatience{1000};
-// So long without a collective a program that has ended is believed to have none left.
-constexpr std::chrono::milliseconds kQuiet{300};
+// After so many looks without a collective a program that has ended is believed to have none left.
+constexpr int kQuietLooks = 60;
+constexpr std::chrono::milliseconds kBetweenLooks{5};
 // Longer: without an answer two programs count as one.
 constexpr std::chrono::milliseconds kComparison{20000};
 
@@ -180,13 +181,13 @@ void World::mark_left() {
 
 // The program has ended, but what it has dispatched and forgotten may still be running.
 void World::finish_what_runs() {
-  auto quiet_since = Clock::now();
-  for (std::uint64_t seen = ~std::uint64_t{0}; Clock::now() < quiet_since + kQuiet;) {
-    if (arena_->poisoned()) return;
+  std::uint64_t seen = begun_.load();
+  // Looks are counted, not time: when this thread has stood still, so have the others.
+  for (int quiet = 0; quiet < kQuietLooks && !arena_->poisoned();) {
+    std::this_thread::sleep_for(kBetweenLooks);
     const std::uint64_t begun = begun_.load();
-    if (begun != seen || begun != ended_.load()) quiet_since = Clock::now();
+    quiet = begun == seen && begun == ended_.load() ? quiet + 1 : 0;
     seen = begun;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
 }
 

@@ -1,10 +1,13 @@
 #include "fabric/network.h"
 
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -40,6 +43,33 @@ std::vector<bool> elsewhere(const std::vector<std::string>& addresses) {
 
 }  // namespace
 
+// When the process exits, OpenSSL's own handler frees what sessions use. It was added when OpenSSL
+// was opened, so this one, which is added later, runs before it.
+struct Network::Living {
+  std::mutex mutex;
+  std::set<Network*> all;
+
+  static Living& instance() {
+    static auto* living = [] {
+      std::atexit([] { instance().stop_all(); });
+      return new Living;
+    }();
+    return *living;
+  }
+  void stop_all() {
+    std::lock_guard lock(mutex);
+    for (Network* network : all) network->stop();
+  }
+  void add(Network* network) {
+    std::lock_guard lock(mutex);
+    all.insert(network);
+  }
+  void remove(Network* network) {
+    std::lock_guard lock(mutex);
+    all.erase(network);
+  }
+};
+
 Network::Network(const NetworkOptions& options, int process, std::uint64_t nonce,
                  const std::vector<std::string>& labels, std::shared_ptr<Arena> arena)
     : process_(process),
@@ -51,13 +81,16 @@ Network::Network(const NetworkOptions& options, int process, std::uint64_t nonce
       connections_(options.addresses.size()) {
   const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                       std::chrono::duration<double>(options.patience_seconds));
-  for (std::size_t i = 0; i < options.addresses.size(); ++i) {
-    if (options.addresses[i].empty()) continue;
-    connect(static_cast<int>(i), options.addresses[i], end);
+  const std::size_t count = options.addresses.size();
+  for (std::size_t step = 1; step < count; ++step) {  // so that not all run to the same one
+    const std::size_t other = (static_cast<std::size_t>(process) + step) % count;
+    if (options.addresses[other].empty()) continue;
+    connect(static_cast<int>(other), options.addresses[other], end);
     // At once: the other one waits for it, and for no stranger long.
-    greet(static_cast<int>(i), nonce, Deadline(options.patience_seconds));
+    greet(static_cast<int>(other), nonce, Deadline(options.patience_seconds));
   }
   reader_.wait_for_all(end);
+  Living::instance().add(this);
   herald_ = arena_->add_herald([this](const std::string& text) {
     tell_all(Frame::kPoison, std::as_bytes(std::span(text)));
   });
@@ -73,6 +106,7 @@ void Network::greet(int process, std::uint64_t nonce, const Deadline& deadline) 
 }
 
 Network::~Network() {
+  Living::instance().remove(this);
   if (herald_ != 0) arena_->remove_herald(herald_);
   leave();
 }
@@ -206,6 +240,18 @@ void Network::leave() {
     tell_all(Frame::kPoison, std::as_bytes(std::span(text)));
   }
   tell_all(Frame::kLeave, {});
+}
+
+// Whoever still sends is waited for, and nobody sends or reads after it.
+void Network::stop() {
+  if (getpid() != owner_) return;  // a forked child: the threads are its parent's
+  reader_.stop();
+  const Deadline deadline(std::chrono::duration<double>(kLastWords).count());
+  for (auto& connection : connections_) {
+    if (!connection) continue;
+    std::unique_lock turn(connection->turn, std::defer_lock);
+    if (lock(turn, deadline)) connection->broken = true;
+  }
 }
 
 void Network::abandon() {

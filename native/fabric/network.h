@@ -15,6 +15,8 @@
 // on), or fails the job. Every number that comes is checked.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -89,6 +91,7 @@ class Network {
     bool broken = false;
   };
   enum class Written { kAll, kBroken, kLate };
+  struct Living;
 
   void connect(int process, const std::string& address, Clock::time_point end);
   void greet(int process, std::uint64_t nonce, const Deadline& deadline);
@@ -96,8 +99,10 @@ class Network {
                   std::span<const std::byte> rest, const Watch& watch);
   Written write(Connection& connection, std::span<const std::byte> bytes, const Watch& watch);
   void tell_all(std::uint32_t kind, std::span<const std::byte> body);
+  void stop();
   void give_up(int process, Written how, const Watch& watch);
 
+  const pid_t owner_ = getpid();
   const int process_;
   const std::vector<std::string>& labels_;
   const std::shared_ptr<Arena> arena_;

@@ -23,7 +23,7 @@ namespace {
 constexpr std::chrono::seconds kGreetingTime{10};
 // What is not an event is looked at this often.
 constexpr std::chrono::milliseconds kTurn{200};
-constexpr std::size_t kMostStrangers = 64;
+constexpr std::ptrdiff_t kMostStrangers = 64;
 constexpr std::size_t kMostComplaints = 20;
 
 using Result = Tls::Result;
@@ -59,10 +59,12 @@ Reader::Reader(int listener, const std::vector<int>& pids, std::vector<bool> els
   thread_ = std::thread([this] { run(); });
 }
 
-Reader::~Reader() {
+Reader::~Reader() { stop(); }
+
+void Reader::stop() {
   over_ = true;
   wake_.ring();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 bool Reader::watch(int fd, Incoming* incoming) {
@@ -109,6 +111,7 @@ void Reader::run() {
 
 void Reader::accept_all() {
   const auto is_stranger = [](const auto& one) { return !one->shaken; };
+  const auto most = kMostStrangers + std::ranges::count(elsewhere_, true);  // who may all come now
   for (;;) {
     Descriptor fd = accept_from(listener_.get());
     if (fd.get() < 0) {
@@ -122,7 +125,7 @@ void Reader::accept_all() {
     made->since = Clock::now();
     made->fd = std::move(fd);
     const auto strangers = std::ranges::count_if(incoming_, is_stranger);
-    if (static_cast<std::size_t>(strangers) >= kMostStrangers) {
+    if (strangers >= most) {
       refuse(*made, "too many have connected and not shown that they have the job's key");
       continue;
     }
@@ -269,7 +272,8 @@ void Reader::lose(int process, const std::string& why) {
 }
 
 void Reader::abandon() {
-  for (auto& one : incoming_) one->fd = Descriptor();
+  for (auto& one : incoming_)
+    if (one) one->fd = Descriptor();
   listener_ = Descriptor();
   epoll_ = Descriptor();
 }

@@ -33,6 +33,8 @@ class Reader {
   Reader(const Reader&) = delete;
   Reader& operator=(const Reader&) = delete;
 
+  // Nothing is read any more; returns when the thread has ended.
+  void stop();
   // In a forked child, which has no such thread: closes its copies of the descriptors.
   void abandon();
 

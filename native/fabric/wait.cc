@@ -17,8 +17,9 @@ namespace {
 // A sleeper looks at the poison flag this often; whoever poisons the job wakes nobody by name.
 constexpr std::chrono::milliseconds kLongestNap{50};
 constexpr int kLooks = 32;
-// A program that has ended may have left a collective to come that it has dispatched before.
-constexpr std::chrono::milliseconds kLeftFor{300};
+// A program that has ended may have left a collective to come that it has dispatched before: so
+// many looks, which are naps apart, have to find it gone.
+constexpr int kLooksAtLeft = 6;
 
 void pause() {
 #if defined(__x86_64__)
@@ -73,10 +74,11 @@ WaitResult wait_until(Counter& counter, std::uint32_t target, const Watch& watch
     }
   } while (Clock::now() < spin_end);
   const auto start = Clock::now();
+  int looks_at_left = 0;
   for (;;) {
     if (poisoned()) return WaitResult::kPoisoned;
     if (watch.left != nullptr && watch.left->load(std::memory_order_acquire) != 0 &&
-        Clock::now() >= start + kLeftFor)
+        ++looks_at_left > kLooksAtLeft)
       return counter.reached(target) ? WaitResult::kReached : WaitResult::kLeft;
     if (watch.deadline.passed()) return WaitResult::kDeadline;
     if (watch.alarm != nullptr && Clock::now() >= start + kLongWait) watch.alarm->ring();

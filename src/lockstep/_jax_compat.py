@@ -412,6 +412,18 @@ def live_arrays() -> list[Any]:
     return cpu.live_arrays() if cpu is not None else []
 
 
+def wait_for_dispatched() -> None:
+    """Returns when all is done that this thread has dispatched to the CPU devices of this process.
+
+    A thread's programs run in turn on a device, so one more is the last.
+    """
+    import jax
+
+    if has_backend():
+        for device in jax.local_devices(backend="cpu"):
+            (jax.device_put(0, device) + 1).block_until_ready()
+
+
 def has_backend() -> bool:
     """Whether JAX has devices yet."""
     from jax._src import xla_bridge

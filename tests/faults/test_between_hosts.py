@@ -119,12 +119,12 @@ def test_a_fault_of_a_process_of_the_same_host_raises(
     assert_nothing_left(hosts)
 
 
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(("first", "how"), [(0, "later"), (1, "later"), (1, "longer")])
 def test_a_program_that_drops_its_result_lets_the_others_have_theirs(
-    hosts: Hosts, first: int
+    hosts: Hosts, first: int, how: str
 ) -> None:
     program = PROGRAMS / "drops_its_result.py"
-    statuses = end([hosts.start(host, program, str(first)) for host in range(2)], hosts)
+    statuses = end([hosts.start(host, program, str(first), how) for host in range(2)], hosts)
     said = everything(hosts, 2)
     assert statuses == [0, 0], said
     assert hosts.lines(first, "dropped"), said

@@ -95,7 +95,7 @@ def test_who_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[None] = []
     with pytest.raises(InitializationError, match=r"^process 3 did not reach this point in 0.2 s"):
         store.get(Store(), "k", "process 3", lambda: looks.append(None))
-    assert 2 <= len(looks) <= 4
+    assert 1 <= len(looks) <= 4
 
 
 def test_a_service_that_has_gone_is_not_waited_for() -> None:

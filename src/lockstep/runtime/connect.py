@@ -187,7 +187,8 @@ def _meet(
     job: _Job, epoch: int, nonce: int, opened: contextlib.ExitStack
 ) -> tuple[int, Callable[[], Network] | None]:
     """The arena of this host, and the way to the others where there are some."""
-    prefix = f"{PREFIX}/address/{epoch}"
+    # Where the others will listen for it.
+    prefix = f"{PREFIX}/{'address' if len(job.hosts) > 1 else 'record'}/{epoch}"
     listener = None
     with store.telling_errors(job.client, f"{prefix}/{job.process}"):
         fd = arena.open_arena(job.client, job.peers, job.process, epoch, nonce)
@@ -233,7 +234,7 @@ def _watch_the_job(job: _Job, records: Sequence[str]) -> None:
 
     if several:
         # The watcher reads the records of all processes, and those of other hosts are out of reach.
-        ending.mark_the_end(job.peers[job.process].label, watch.stop)
+        ending.mark_the_end(job.peers[job.process].label, watch.stop, to_hosts=True)
     else:
         watch.start(job.client, job.peers, job.process, records)
 

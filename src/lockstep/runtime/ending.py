@@ -14,8 +14,11 @@ from lockstep import _engine, _jax_compat
 _marked = False
 
 
-def mark_the_end(label: str, afterwards: Callable[[], None]) -> None:
-    """Lets this process's record say how its program ended; ``afterwards`` is called then."""
+def mark_the_end(label: str, afterwards: Callable[[], None], to_hosts: bool = False) -> None:
+    """Lets this process's record say how its program ended; ``afterwards`` is called then.
+
+    ``to_hosts``: other hosts are told so too, which cannot see what this process is still doing.
+    """
     global _marked
     if _marked:
         return
@@ -37,7 +40,7 @@ def mark_the_end(label: str, afterwards: Callable[[], None]) -> None:
         if os.getpid() != owner:
             return
         if not has_failed:
-            _finish_what_runs()
+            _finish_what_runs(to_hosts)
             _engine.leave(_engine.Leaving.ENDED)
         afterwards()
 
@@ -58,8 +61,11 @@ def _be_a_child_of(label: str) -> None:
     )
 
 
-def _finish_what_runs() -> None:
+def _finish_what_runs(to_hosts: bool) -> None:
     """Waits for what the program has dispatched: its collectives are still to come."""
     for array in _jax_compat.live_arrays():
         with contextlib.suppress(Exception):
             array.block_until_ready()
+    if to_hosts:  # results that it has dropped, too
+        with contextlib.suppress(Exception):
+            _jax_compat.wait_for_dispatched()

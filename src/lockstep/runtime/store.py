@@ -12,6 +12,8 @@ from lockstep._errors import InitializationError
 
 PREFIX = "lockstep"
 WAIT_SECONDS = 300
+_TRIES = 10
+_PAUSE_SECONDS = 0.1
 _SLICE_SECONDS = 1.0
 
 Look = Callable[[], None]
@@ -75,11 +77,16 @@ def failing_together(client: Any, prefix: str, process: int) -> Iterator[None]:
 
 
 def _told(client: Any, prefix: str) -> str:
-    """An error under ``prefix``; "" where there is none."""
-    with contextlib.suppress(Exception):
-        for key, text in client.key_value_dir_get(f"{prefix}/"):
-            if error := json.loads(text).get("error"):
-                return f"process {key.rpartition('/')[2]}: {error.removeprefix('lockstep: ')}"
+    """An error under ``prefix``; "" where there is none.
+
+    Its consequence may be seen before it is told: an engine that fails ends its connections first.
+    """
+    for _ in range(_TRIES):
+        with contextlib.suppress(Exception):
+            for key, text in client.key_value_dir_get(f"{prefix}/"):
+                if error := json.loads(text).get("error"):
+                    return f"process {key.rpartition('/')[2]}: {error.removeprefix('lockstep: ')}"
+        time.sleep(_PAUSE_SECONDS)
     return ""
 
 
