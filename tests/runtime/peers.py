@@ -23,6 +23,8 @@ class Store:
 
     def key_value_set(self, key: str, value: str) -> None:
         with self._change:
+            if key in self._said:
+                raise RuntimeError(f"ALREADY_EXISTS: {key}")
             self._said[key] = value
             self._change.notify_all()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import threading
 import types
 from collections.abc import Sequence
 from typing import Any
@@ -14,33 +13,10 @@ from lockstep import _config, _engine, _jax_compat
 from lockstep._errors import InitializationError
 from lockstep.runtime import members
 from lockstep.runtime.cliques import Clique
+from runtime.peers import Store
 
 DEVICES = {0: 0, 1: 0, 8: 1, 9: 1}
 WHOLE = (0, 1, 8, 9)
-
-
-class Store:
-    """JAX's key-value store, of one process."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, str] = {}
-        self._changed = threading.Condition()
-
-    def key_value_set(self, key: str, value: str) -> None:
-        with self._changed:
-            if key in self._values:
-                raise RuntimeError(f"ALREADY_EXISTS: {key}")
-            self._values[key] = value
-            self._changed.notify_all()
-
-    def blocking_key_value_get(self, key: str, milliseconds: int) -> str:
-        with self._changed:
-            if not self._changed.wait_for(lambda: key in self._values, milliseconds / 1000):
-                raise RuntimeError("DEADLINE_EXCEEDED: in vain")
-            return self._values[key]
-
-    def key_value_dir_get(self, folder: str) -> list[tuple[str, str]]:
-        return [(key, value) for key, value in self._values.items() if key.startswith(folder)]
 
 
 class Device:
