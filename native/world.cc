@@ -158,11 +158,10 @@ std::string World::timed_out(const std::string& text) {
 }
 
 std::string World::has_ended(int process, const std::string& what) {
-  arena_->poison(
-      "lockstep: " + what + ": " + label(this->process()) + " waits for " + label(process) +
-      ", whose program has ended. Look for a loop that is shorter there, or an exit that only "
-      "one process takes.");
-  return arena_->poison_text();
+  return diverged("lockstep: " + what + ": " + label(this->process()) + " waits for " +
+                  label(process) +
+                  ", whose program has ended. Look for a loop that is shorter there, or an exit "
+                  "that only one process takes.");
 }
 
 const std::atomic<std::uint32_t>* World::has_left(int process) const {
