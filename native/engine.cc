@@ -27,6 +27,12 @@ const char* keep(std::string text) {
   return kept.c_str();
 }
 
+// Null without other hosts. Like its world it stays for good, whoever may be in it.
+Network* network() {
+  World* world = Engine::instance().started();
+  return world == nullptr ? nullptr : world->network();
+}
+
 }  // namespace
 
 Engine& Engine::instance() {
@@ -44,6 +50,7 @@ void Engine::initialize() {
   lockstep_callbacks callbacks;
   {
     std::lock_guard lock(mutex_);
+    if (world_ != nullptr && world_->network() != nullptr) world_->network()->end_notes();
     world_ = nullptr;  // an earlier world stays alive: communicators point into it
     failure_.clear();
     callbacks = callbacks_;
@@ -214,8 +221,7 @@ void lockstep_leave(int state) {
 }
 
 void lockstep_forked() {
-  auto* world = Engine::instance().started();
-  if (world != nullptr && world->network() != nullptr) world->network()->abandon();
+  if (auto* network = lockstep::network()) network->abandon();
 }
 
 int lockstep_recorder_fd() {
@@ -244,5 +250,31 @@ const char* lockstep_question() {
 
 void lockstep_answer(int yes) {
   if (auto* world = Engine::instance().started()) world->answer(yes != 0);
+}
+
+int lockstep_send_note(int process, const void* bytes, std::uint64_t count,
+                       double timeout_seconds) {
+  bool sent = false;
+  lockstep::guarded([&] {
+    auto* network = lockstep::network();
+    const auto* from = static_cast<const std::byte*>(bytes);
+    sent = network != nullptr && network->send_note(process, {from, count}, timeout_seconds);
+  });
+  return sent ? 0 : -1;
+}
+
+int lockstep_next_note(double timeout_seconds, const void** bytes, std::uint64_t* count) {
+  thread_local lockstep::Note kept;
+  auto* network = lockstep::network();
+  kept = network == nullptr ? lockstep::Note{lockstep::Note::kOver, {}}
+                            : network->next_note(timeout_seconds);
+  *bytes = kept.bytes.data();
+  *count = kept.bytes.size();
+  return kept.process;
+}
+
+int lockstep_is_lost(int process) {
+  auto* world = Engine::instance().started();
+  return world != nullptr && world->is_lost(process);
 }
 }

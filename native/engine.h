@@ -88,12 +88,27 @@ int lockstep_recorder_fd();
 const char* lockstep_recorder_problem();
 // Readable once a rank has waited long, or has a question.
 int lockstep_alarm_fd();
-// Whether somebody reads the alarm and answers questions.
+// Whether somebody reads the alarm and answers questions. Then, where there are several hosts, the
+// alarm is rung too when a process is missing, and the job fails 0.6 s later, if no watcher has
+// failed it before, who may tell more.
 void lockstep_set_watched(int watched);
 // "" for no question; "programs": may look-alike collectives of different programs meet; "deadline"
 // and a text: what a rank is about to fail the job with, because it has waited too long; anything
-// else: a divergence. Of the last two the watcher may tell more, by lockstep_poison, before it
-// answers.
+// else: a divergence, or that a rank waits for a process whose program has ended. Of the last two
+// the watcher may tell more, by lockstep_poison, before it answers.
 const char* lockstep_question();
 void lockstep_answer(int yes);
+
+// Notes between the watchers of different hosts, of up to 16 MiB. Any thread may send or wait. Both
+// end when the program leaves (lockstep_leave), when the process exits, and in a forked child.
+// 0 when it is on its way, -1 when it cannot be sent: that process is of this host, has left or is
+// lost, or has not taken it in time. It may still be dropped there, if too much is waiting.
+int lockstep_send_note(int process, const void* bytes, std::uint64_t count, double timeout_seconds);
+// The process that sent the next note, -1 when none came in time, -2 when none will come any more
+// (the network is stopped, or there is none). `bytes` and `count` are set to what it holds, kept
+// until this thread's next call.
+int lockstep_next_note(double timeout_seconds, const void** bytes, std::uint64_t* count);
+// Whether the connection from that process (of another host) has been lost, or that process (of
+// this host) has been seen dead, where there are several hosts. 1 or 0. Who has left is not lost.
+int lockstep_is_lost(int process);
 }

@@ -113,6 +113,7 @@ void World::check_allowed(const Origin& origin) {
 void World::set_watched(bool watched) {
   std::lock_guard lock(question_mutex_);
   watched_ = watched;
+  if (network_) network_->set_watcher(watched ? &alarm_ : nullptr);
 }
 
 std::string World::next_question() {

@@ -90,8 +90,11 @@ class World {
   // What says, where there are several hosts, that a process's program has ended. Null on one host:
   // there the watcher finds out, who can tell more.
   const std::atomic<std::uint32_t>* has_left(int process) const;
-  // Somebody waits, in `what`, for a process that has left. Poisons the job; returns what all
-  // raise.
+  // Whether that process has died or is cut off. Known where there are several hosts.
+  bool is_lost(int process) const {
+    return network_ && process >= 0 && process < num_processes() && network_->is_lost(process);
+  }
+  // Somebody waits, in `what`, for a process that has left: that is a divergence.
   std::string has_ended(int process, const std::string& what);
   // This process's program has ended; `state` is for its record.
   void leave(Recorder::State state);

@@ -13,6 +13,7 @@ struct Frame {
     kRelease,       // message `number` of a stream has been read
     kPoison,        // the job has failed; the text follows
     kLeave,         // the process's program has ended
+    kNote,          // a part of a note of `clique` bytes, which begins `number` bytes into it
   };
   static constexpr std::uint32_t kVersion = 1;
 

@@ -26,15 +26,6 @@ constexpr std::chrono::milliseconds kLastWords{1000};
 
 using Result = Tls::Result;
 
-// Who has the turn may be stuck until a deadline of his own.
-bool lock(std::unique_lock<std::mutex>& turn, const Deadline& deadline) {
-  while (!turn.try_lock()) {
-    if (deadline.passed()) return false;
-    std::this_thread::sleep_for(kNextTry);
-  }
-  return true;
-}
-
 std::vector<bool> elsewhere(const std::vector<std::string>& addresses) {
   std::vector<bool> found;
   for (const std::string& address : addresses) found.push_back(!address.empty());
@@ -105,6 +96,15 @@ void Network::greet(int process, std::uint64_t nonce, const Deadline& deadline) 
   send_frame(process, greeting, {}, {}, {&arena_->header().poison_state, deadline, {}});
 }
 
+// Who has the turn may be stuck until a deadline of his own.
+bool Network::lock(std::unique_lock<std::mutex>& turn, const Deadline& deadline) {
+  while (!turn.try_lock()) {
+    if (deadline.passed()) return false;
+    std::this_thread::sleep_for(kNextTry);
+  }
+  return true;
+}
+
 Network::~Network() {
   Living::instance().remove(this);
   if (herald_ != 0) arena_->remove_herald(herald_);
@@ -166,19 +166,26 @@ void Network::send_frame(int process, Frame frame, std::span<const std::byte> he
   {
     std::unique_lock turn(connection.turn, std::defer_lock);
     if (!lock(turn, watch.deadline)) return give_up(process, Written::kLate, watch);
+    std::span<const std::byte> parts[] = {{first.data(), end}, rest.subspan(with)};
     if (!connection.broken) {
-      how = write(connection, {first.data(), end}, watch);
-      if (how == Written::kAll) how = write(connection, rest.subspan(with), watch);
+      how = write_unsent(connection, watch);
+      for (auto& part : parts)
+        if (how == Written::kAll) how = write(connection, part, watch);
     }
     if (how == Written::kAll) return;
     // Half a frame may have gone out: nothing can follow it.
-    connection.broken = true;
-    shutdown(connection.fd.get(), SHUT_RDWR);
+    cut_off(connection);
   }
   give_up(process, how, watch);
 }
 
-Network::Written Network::write(Connection& connection, std::span<const std::byte> bytes,
+void Network::cut_off(Connection& connection) {
+  connection.broken = true;
+  shutdown(connection.fd.get(), SHUT_RDWR);
+}
+
+// `bytes` is then what has not gone out.
+Network::Written Network::write(Connection& connection, std::span<const std::byte>& bytes,
                                 const Watch& watch) {
   const NoBrokenPipe quiet;
   const auto start = Clock::now();
@@ -192,6 +199,7 @@ Network::Written Network::write(Connection& connection, std::span<const std::byt
     const auto now = Clock::now();
     if (watch.poison->load(std::memory_order_acquire) != 0) cut = std::min(cut, now + kLastWords);
     if (watch.deadline.passed() || now >= cut) return Written::kLate;
+    if (watch.left != nullptr && watch.left->load() != 0) return Written::kLate;
     if (watch.alarm != nullptr && now >= start + kLongWait) watch.alarm->ring();
     wait_for(connection.fd.get(), result == Result::kWantsWrite, now + kLook);
   }
@@ -202,7 +210,7 @@ Network::Written Network::write(Connection& connection, std::span<const std::byt
 // or why it has ended, may be a moment later.
 void Network::give_up(int process, Written how, const Watch& watch) {
   const std::string& who = labels_[static_cast<std::size_t>(process)];
-  const auto end = Clock::now() + kLastWords;
+  const auto end = Clock::now() + kLastWords + Verdict::kOtherWord;
   while (how == Written::kBroken && Clock::now() < end) {
     if (has_left(process).load(std::memory_order_acquire) != 0) return;
     if (watch.poison->load(std::memory_order_acquire) != 0) break;
@@ -235,6 +243,7 @@ void Network::tell_all(std::uint32_t kind, std::span<const std::byte> body) {
 
 void Network::leave() {
   if (has_left_.exchange(true)) return;
+  end_notes();
   if (arena_->poisoned()) {  // by another one of this host, whose word may be late
     const std::string text = arena_->poison_text();
     tell_all(Frame::kPoison, std::as_bytes(std::span(text)));
@@ -244,7 +253,9 @@ void Network::leave() {
 
 // Whoever still sends is waited for, and nobody sends or reads after it.
 void Network::stop() {
-  if (getpid() != owner_) return;  // a forked child: the threads are its parent's
+  if (is_forked()) return;  // the threads are its parent's
+  stopped_.store(1);
+  end_notes();
   reader_.stop();
   const Deadline deadline(std::chrono::duration<double>(kLastWords).count());
   for (auto& connection : connections_) {

@@ -28,6 +28,7 @@
 
 #include "fabric/arena.h"
 #include "fabric/frame.h"
+#include "fabric/notes.h"
 #include "fabric/reader.h"
 #include "fabric/sockets.h"
 #include "fabric/streams.h"
@@ -74,6 +75,17 @@ class Network {
   // Word that message `number` of the stream has been read.
   void release(const Stream& stream, std::uint32_t number, const Watch& watch);
 
+  // A note to a process of another host. False when it cannot be sent: that process has left or
+  // been lost, there is no time left, or it is longer than Notes::kLongest. Only the watcher minds.
+  bool send_note(int process, std::span<const std::byte> bytes, double timeout_seconds);
+  Note next_note(double timeout_seconds);
+  // No notes are sent or taken any more.
+  void end_notes();
+  // The alarm of who watches this process, null for nobody; it outlives this.
+  void set_watcher(const Alarm* watcher) { reader_.verdict().set_watcher(watcher); }
+  // Of another host, and its connection is lost; or of this one, and dead. Who has left is not.
+  bool is_lost(int process) const { return reader_.is_lost(process); }
+
   // Tells the others that this process's program has ended, and will call nothing any more.
   void leave();
   // In a forked child: closes its copies of the connections, which are its parent's.
@@ -89,6 +101,8 @@ class Network {
     std::unique_ptr<Tls::Session> session;
     std::mutex turn;  // of who sends a frame
     bool broken = false;
+    std::mutex note;                // taken before `turn`, by who sends one
+    std::vector<std::byte> unsent;  // of a note that was late: goes out before anything else
   };
   enum class Written { kAll, kBroken, kLate };
   struct Living;
@@ -97,7 +111,14 @@ class Network {
   void greet(int process, std::uint64_t nonce, const Deadline& deadline);
   void send_frame(int process, Frame frame, std::span<const std::byte> header,
                   std::span<const std::byte> rest, const Watch& watch);
-  Written write(Connection& connection, std::span<const std::byte> bytes, const Watch& watch);
+  static bool lock(std::unique_lock<std::mutex>& turn, const Deadline& deadline);
+  static void cut_off(Connection& connection);
+  Written write(Connection& connection, std::span<const std::byte>& bytes, const Watch& watch);
+  Written write_unsent(Connection& connection, const Watch& watch);
+  bool send_part(Connection& connection, Frame frame, std::span<const std::byte> part,
+                 const Deadline& deadline);
+  bool takes_notes(int process) const;
+  bool is_forked() const { return abandoned_ || getpid() != owner_; }  // and is the child
   void tell_all(std::uint32_t kind, std::span<const std::byte> body);
   void stop();
   void give_up(int process, Written how, const Watch& watch);
@@ -113,6 +134,8 @@ class Network {
   std::size_t herald_ = 0;
   std::atomic<bool> has_left_{false};
   std::atomic<bool> abandoned_{false};
+  std::atomic<bool> notes_over_{false};
+  std::atomic<std::uint32_t> stopped_{0};
 };
 
 }  // namespace lockstep

@@ -28,6 +28,12 @@ constexpr std::size_t kMostComplaints = 20;
 
 using Result = Tls::Result;
 
+// What may follow a frame that is no message.
+std::size_t longest(std::uint32_t kind) {
+  if (kind == Frame::kPoison) return kPoisonText;
+  return kind == Frame::kNote ? Notes::kPart : 0;
+}
+
 }  // namespace
 
 Reader::Reader(int listener, const std::vector<int>& pids, std::vector<bool> elsewhere, int process,
@@ -43,6 +49,7 @@ Reader::Reader(int listener, const std::vector<int>& pids, std::vector<bool> els
       listener_(fcntl(listener, F_DUPFD_CLOEXEC, 0)),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       left_(elsewhere_.size()),
+      lost_(elsewhere_.size()),
       met_(elsewhere_.size()) {
   if (listener_.get() < 0 || epoll_.get() < 0 || !watch(listener_.get(), nullptr) ||
       !watch(wake_.fd(), nullptr))
@@ -63,6 +70,7 @@ Reader::~Reader() { stop(); }
 
 void Reader::stop() {
   over_ = true;
+  notes_.close();
   wake_.ring();
   if (thread_.joinable()) thread_.join();
 }
@@ -94,13 +102,15 @@ void Reader::run() {
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
   for (auto looked = Clock::now(); !over_;) {
     epoll_event events[16];
-    const int count = epoll_wait(epoll_.get(), events, 16, kTurn.count());
+    const auto nap = verdict_.nap(kTurn);
+    const int count = epoll_wait(epoll_.get(), events, 16, static_cast<int>(nap.count()));
     for (int i = 0; i < count; ++i) {
       if (events[i].data.ptr == nullptr)
         accept_all();
       else
         advance(*static_cast<Incoming*>(events[i].data.ptr));
     }
+    verdict_.pass_when_due(arena_);
     if (Clock::now() < looked + kTurn) continue;
     drop_the_slow();
     look_after_siblings();
@@ -201,7 +211,7 @@ void Reader::begin(Incoming& incoming) {
   if (frame.kind == Frame::kMessage)
     incoming.room =
         streams_.room({frame.clique, frame.place, incoming.process}, frame.number, bytes);
-  else if (bytes > (frame.kind == Frame::kPoison ? kPoisonText : 0))
+  else if (bytes > longest(frame.kind))
     throw Error("a frame that is too long");
   if (incoming.room != nullptr) return;
   incoming.body.resize(bytes);
@@ -225,6 +235,9 @@ void Reader::finish(Incoming& incoming) {
     case Frame::kLeave:
       left_[static_cast<std::size_t>(incoming.process)].store(1, std::memory_order_release);
       return;
+    case Frame::kNote:
+      return notes_.take(incoming.process, frame.clique, frame.number,
+                         {incoming.room, frame.bytes});
     default:
       throw Error("a frame of a kind that is not known");
   }
@@ -246,10 +259,12 @@ void Reader::greet(Incoming& incoming) {
 }
 
 void Reader::end(Incoming& incoming, const std::string& why) {
-  if (incoming.process >= 0)
+  if (incoming.process >= 0) {
+    notes_.forget(incoming.process);
     lose(incoming.process, why);
-  else
+  } else {
     refuse(incoming, why);
+  }
   // Closing does not do it while a forked child keeps the connection open.
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, incoming.fd.get(), nullptr);
   std::erase_if(incoming_, [&](const auto& one) { return one.get() == &incoming; });
@@ -265,10 +280,16 @@ void Reader::refuse(const Incoming& incoming, const std::string& why) {
 
 void Reader::lose(int process, const std::string& why) {
   if (over_ || has_left(process).load(std::memory_order_acquire) != 0) return;
-  arena_.poison(
-      "lockstep: " + labels_[static_cast<std::size_t>(process)] +
-      " has ended, or its host cannot be reached: " + labels_[static_cast<std::size_t>(process_)] +
-      " has lost its connection (" + why + "). Its own output may tell why.");
+  miss(process, "lockstep: " + labels_[static_cast<std::size_t>(process)] +
+                    " has ended, or its host cannot be reached: " +
+                    labels_[static_cast<std::size_t>(process_)] + " has lost its connection (" +
+                    why + "). Its own output may tell why.");
+}
+
+// The watcher looks for who is lost as soon as it hears of a verdict.
+void Reader::miss(int process, const std::string& text) {
+  lost_[static_cast<std::size_t>(process)].store(true, std::memory_order_release);
+  verdict_.pass(text, arena_);
 }
 
 void Reader::abandon() {
@@ -284,8 +305,8 @@ void Reader::look_after_siblings() {
     const bool ended = sibling.pidfd.get() < 0 || poll(&asked, 1, 0) > 0;
     const auto index = static_cast<std::size_t>(sibling.process);
     if (ended && !over_ && arena_.header().processes[index].left.load() == 0)
-      arena_.poison("lockstep: " + labels_[index] +
-                    " was killed or has crashed. Its own output may tell why.");
+      miss(sibling.process, "lockstep: " + labels_[index] +
+                                " was killed or has crashed. Its own output may tell why.");
     return ended;
   });
 }

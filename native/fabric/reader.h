@@ -15,9 +15,11 @@
 
 #include "fabric/arena.h"
 #include "fabric/frame.h"
+#include "fabric/notes.h"
 #include "fabric/sockets.h"
 #include "fabric/streams.h"
 #include "fabric/tls.h"
+#include "fabric/verdict.h"
 #include "fabric/wait.h"
 
 namespace lockstep {
@@ -43,6 +45,12 @@ class Reader {
   const std::atomic<std::uint32_t>& has_left(int process) const {
     return left_[static_cast<std::size_t>(process)];
   }
+  // Its connection is, or, if it is of this host, it is dead; and it had not left.
+  bool is_lost(int process) const {
+    return lost_[static_cast<std::size_t>(process)].load(std::memory_order_acquire);
+  }
+  Notes& notes() { return notes_; }
+  Verdict& verdict() { return verdict_; }
 
  private:
   // A connection, from the moment it is taken.
@@ -72,6 +80,7 @@ class Reader {
   void end(Incoming& incoming, const std::string& why);
   void refuse(const Incoming& incoming, const std::string& why);
   void lose(int process, const std::string& why);
+  void miss(int process, const std::string& text);
   void drop_the_slow();
   void look_after_siblings();
   bool watch(int fd, Incoming* incoming);
@@ -95,6 +104,9 @@ class Reader {
   std::size_t refused_ = 0;
   std::atomic<bool> over_{false};
   std::vector<std::atomic<std::uint32_t>> left_;
+  std::vector<std::atomic<bool>> lost_;
+  Notes notes_;
+  Verdict verdict_;
 
   std::mutex mutex_;  // guards `met_`
   std::condition_variable meeting_;

@@ -38,6 +38,12 @@ void sleep_while(std::atomic<std::uint32_t>& word, std::uint32_t value, Clock::d
 
 }  // namespace
 
+Clock::duration bounded(double seconds) {
+  constexpr double kLongest = 1e6;
+  return std::chrono::duration_cast<Clock::duration>(
+      std::chrono::duration<double>(seconds > 0 ? std::min(seconds, kLongest) : 0));
+}
+
 Alarm::Alarm() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (fd_ < 0) throw Error("lockstep: no file descriptor left for the alarm (ulimit -n).");
 }

@@ -45,6 +45,9 @@ class Deadline {
   Clock::time_point end_;
 };
 
+// For a timeout that a caller in C has given: it ends, and is not negative.
+Clock::duration bounded(double seconds);
+
 enum class WaitResult { kReached, kDeadline, kPoisoned, kLeft };
 
 // Tells the watcher of this process (a thread of Python's) that something takes long.

@@ -1,0 +1,75 @@
+#include "fabric/notes.h"
+
+#include <utility>
+
+#include "error.h"
+#include "fabric/wait.h"
+
+namespace lockstep {
+
+void Notes::take(int process, std::uint64_t bytes, std::size_t at,
+                 std::span<const std::byte> part) {
+  Coming& coming = coming_[process];
+  if (at == 0) begin(coming, bytes);
+  if (bytes != coming.bytes || at != coming.have || part.size() > coming.bytes - at)
+    throw Error("a part of a note out of turn");
+  coming.have += part.size();
+  if (!coming.dropped) coming.body.insert(coming.body.end(), part.begin(), part.end());
+  if (coming.have == coming.bytes) finish(process, coming);
+}
+
+void Notes::begin(Coming& coming, std::uint64_t bytes) {
+  give_up(coming);
+  if (bytes > kLongest) throw Error("a note that is too long");
+  coming.bytes = bytes;
+  {
+    std::lock_guard lock(mutex_);
+    coming.dropped = over_ || bytes > kMostBytes - held_ || here_.size() == kMost;
+    if (!coming.dropped) held_ += bytes;
+  }
+  if (!coming.dropped) coming.body.reserve(bytes);
+}
+
+void Notes::give_up(Coming& coming) {
+  if (!coming.dropped) {
+    std::lock_guard lock(mutex_);
+    held_ -= coming.bytes;
+  }
+  coming = {};
+}
+
+void Notes::finish(int process, Coming& coming) {
+  const bool dropped = coming.dropped;
+  Note note{process, std::move(coming.body)};
+  coming = {};
+  if (dropped) return;
+  std::lock_guard lock(mutex_);
+  here_.push_back(std::move(note));
+  changed_.notify_one();
+}
+
+void Notes::forget(int process) {
+  const auto found = coming_.find(process);
+  if (found == coming_.end()) return;
+  give_up(found->second);
+  coming_.erase(found);
+}
+
+Note Notes::next(double timeout_seconds) {
+  const auto end = Clock::now() + bounded(timeout_seconds);
+  std::unique_lock lock(mutex_);
+  changed_.wait_until(lock, end, [&] { return over_ || !here_.empty(); });
+  if (here_.empty()) return {over_ ? Note::kOver : Note::kNone, {}};
+  Note note = std::move(here_.front());
+  here_.pop_front();
+  held_ -= note.bytes.size();
+  return note;
+}
+
+void Notes::close() {
+  std::lock_guard lock(mutex_);
+  over_ = true;
+  changed_.notify_all();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,31 @@
+#include "fabric/verdict.h"
+
+#include <algorithm>
+
+namespace lockstep {
+
+void Verdict::pass(const std::string& text, Arena& arena) {
+  const Alarm* watcher = watcher_.load(std::memory_order_acquire);
+  if (watcher == nullptr) return arena.poison(text);
+  if (!text_) {
+    text_ = text;
+    due_ = Clock::now() + kOtherWord;
+  }
+  watcher->ring();
+}
+
+void Verdict::pass_when_due(Arena& arena) {
+  if (!text_) return;
+  const bool waits = watcher_.load(std::memory_order_acquire) != nullptr && Clock::now() < due_;
+  if (waits && !arena.poisoned()) return;
+  arena.poison(*text_);
+  text_.reset();
+}
+
+std::chrono::milliseconds Verdict::nap(std::chrono::milliseconds most) const {
+  if (!text_) return most;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(due_ - Clock::now());
+  return std::clamp(left, std::chrono::milliseconds(0), most);
+}
+
+}  // namespace lockstep

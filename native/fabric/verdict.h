@@ -1,0 +1,36 @@
+// A process is missing, and the job is to fail. The watchers, of this process and of other hosts,
+// may know why: they get a moment to poison the job with what they know.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <optional>
+#include <string>
+
+#include "fabric/arena.h"
+#include "fabric/wait.h"
+
+namespace lockstep {
+
+class Verdict {
+ public:
+  // How long another word is waited for.
+  static constexpr std::chrono::milliseconds kOtherWord{600};
+
+  // The alarm of who watches this process; null: nobody does, and verdicts are passed at once.
+  void set_watcher(const Alarm* watcher) { watcher_.store(watcher, std::memory_order_release); }
+
+  // What follows is the reader's. Poisons the job with the text, by `pass_when_due` if it is
+  // watched. The first text stays.
+  void pass(const std::string& text, Arena& arena);
+  void pass_when_due(Arena& arena);
+  // At most `most`, and not later than it is due.
+  std::chrono::milliseconds nap(std::chrono::milliseconds most) const;
+
+ private:
+  std::atomic<const Alarm*> watcher_{nullptr};
+  Clock::time_point due_;
+  std::optional<std::string> text_;
+};
+
+}  // namespace lockstep
