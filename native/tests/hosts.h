@@ -1,0 +1,148 @@
+// Two hosts with one process each, in one process, and what can be done to them.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "fabric/network.h"
+#include "harness.h"
+
+namespace lockstep::testing {
+
+inline constexpr std::uint64_t kNonce = 4711;
+inline const std::vector<std::string> kLabels{"process 0", "process 1"};
+
+inline std::vector<std::byte> key(unsigned char value) {
+  return std::vector<std::byte>(32, std::byte{value});
+}
+
+template <typename Condition>
+void eventually(const Condition& condition, const char* what) {
+  const auto end = Clock::now() + std::chrono::seconds(20);
+  while (!condition()) {
+    if (Clock::now() > end) throw CheckFailed(std::string("in vain waited for: ") + what);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+// One host with one process: where it listens, and its arena.
+struct Host {
+  Listener listener = listen_anywhere();
+  std::shared_ptr<Arena> arena;
+  std::unique_ptr<Network> network;
+
+  Host() {
+    const Descriptor fd(Arena::create(kNonce));
+    arena = std::make_shared<Arena>(fd.get(), kNonce);
+  }
+
+  void join(int process, const std::string& other, unsigned char secret = 7,
+            std::uint64_t nonce = kNonce, double patience = 20) {
+    NetworkOptions options;
+    options.addresses = {"", ""};
+    options.addresses[static_cast<std::size_t>(1 - process)] = other;
+    options.listener = listener.fd.get();
+    options.key = key(secret);
+    options.tls_library = "libssl.so.3";
+    options.patience_seconds = patience;
+    network = std::make_unique<Network>(options, process, nonce, kLabels, arena);
+  }
+
+  Watch watch() const { return {&arena->header().poison_state, Deadline(20), {}}; }
+};
+
+// A stream's end in memory of its own, which is to outlive the network.
+struct Ring {
+  static constexpr std::uint32_t kCount = 4;
+  static constexpr std::size_t kBytes = kSlotHeader + 1000;
+  Counter written, read;
+  std::array<std::byte, kCount * kBytes> slots{};
+
+  Inlet inlet() { return {slots.data(), kCount, kBytes, &written, &read}; }
+  Outlet outlet() { return {&read}; }
+  Message message(std::uint32_t number, std::size_t at, std::size_t bytes) {
+    const std::byte* slot = &slots[number % kCount * kBytes];
+    return {std::span<const std::byte, kSlotHeader>(slot, kSlotHeader),
+            at,
+            {slot + kSlotHeader + at, bytes}};
+  }
+};
+
+struct Two {
+  std::deque<Ring> rings;
+  Host hosts[2];
+  Two() {
+    std::thread other([&] { hosts[1].join(1, hosts[0].listener.address); });
+    hosts[0].join(0, hosts[1].listener.address);
+    other.join();
+  }
+  // A message from process 0 arrives at process 1 and is released.
+  void exchange(std::uint64_t clique) {
+    Ring &from = rings.emplace_back(), &to = rings.emplace_back();
+    const Stream there{clique, 3, 1}, back{clique, 3, 0};
+    hosts[0].network->streams().open(there, from.outlet());
+    hosts[1].network->streams().open(back, to.inlet());
+    from.slots[kSlotHeader + 5] = std::byte{42};
+    hosts[0].network->send(there, 0, from.message(0, 5, 1), hosts[0].watch());
+    eventually([&] { return to.written.reached(1); }, "a message");
+    CHECK(to.slots[kSlotHeader + 5] == std::byte{42});
+    to.read.advance();
+    hosts[1].network->release(back, 0, hosts[1].watch());
+    eventually([&] { return from.read.reached(1); }, "word that it was read");
+  }
+  bool healthy() const { return !hosts[0].arena->poisoned() && !hosts[1].arena->poisoned(); }
+};
+
+// Process 1 as somebody else would play it, who has the key.
+struct Impostor {
+  Host host;
+  Listener listener = listen_anywhere();
+  const Tls tls{"libssl.so.3", key(7)};
+  Descriptor to, from;
+  std::unique_ptr<Tls::Session> out, in;
+
+  Impostor() {
+    std::thread joining([&] { host.join(0, listener.address); });
+    greet({.kind = Frame::kGreeting, .place = 1, .clique = kNonce, .number = Frame::kVersion});
+    eventually([&] { return (from = accept_from(listener.fd.get())).get() >= 0; }, "a connection");
+    in = std::make_unique<Tls::Session>(tls, from.get(), Tls::Side::kServer);
+    finish(*in, from.get());
+    joining.join();
+  }
+
+  void greet(const Frame& frame) {
+    to = connect_to(host.listener.address, Clock::now() + std::chrono::seconds(5));
+    out = std::make_unique<Tls::Session>(tls, to.get(), Tls::Side::kClient);
+    finish(*out, to.get());
+    send(frame);
+  }
+  static void finish(Tls::Session& session, int fd) {
+    eventually(
+        [&] {
+          const Tls::Result result = session.handshake();
+          if (result == Tls::Result::kFailed || result == Tls::Result::kClosed)
+            throw CheckFailed("handshake: " + session.problem());
+          if (result != Tls::Result::kDone) wait_for(fd, false, Clock::now() + kLook);
+          return result == Tls::Result::kDone;
+        },
+        "a handshake");
+  }
+  void send(const Frame& frame, const std::string& rest = "") {
+    std::string text(reinterpret_cast<const char*>(&frame), sizeof(frame));
+    text += rest;
+    std::size_t moved = 0;
+    CHECK(out->write(std::as_bytes(std::span(text)), moved) == Tls::Result::kDone);
+    CHECK_EQUAL(moved, text.size());
+  }
+  static constexpr std::chrono::milliseconds kLook{20};
+};
+
+}  // namespace lockstep::testing

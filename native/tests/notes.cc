@@ -1,0 +1,339 @@
+// Notes between hosts: they arrive whole, in order, and never at the job's expense.
+#include "fabric/notes.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <future>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "abi/state.h"
+#include "check.h"
+#include "error.h"
+#include "hosts.h"
+#include "model.h"
+
+namespace lockstep::testing {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+// No test reaches it.
+constexpr double kLong = 100;
+
+Bytes text(const std::string& from) {
+  const auto bytes = std::as_bytes(std::span(from));
+  return {bytes.begin(), bytes.end()};
+}
+
+Bytes pattern(std::size_t count, unsigned seed) {
+  Bytes made(count);
+  for (std::size_t i = 0; i < count; ++i)
+    made[i] = static_cast<std::byte>((i * 2654435761u + seed) >> 13);
+  return made;
+}
+
+// A whole note, as its parts.
+void take(Notes& notes, int process, const Bytes& bytes) {
+  std::size_t at = 0;
+  do {
+    const std::size_t n = std::min(Notes::kPart, bytes.size() - at);
+    notes.take(process, bytes.size(), at, std::span(bytes).subspan(at, n));
+    at += n;
+  } while (at < bytes.size());
+}
+
+TEST(both_ways_in_order) {
+  Two two;
+  const std::size_t sizes[] = {0, 1, 40, 70'000, Notes::kPart, Notes::kPart + 1, 3 << 20, 0, 7};
+  for (unsigned from : {0u, 1u}) {
+    std::thread sending([&] {
+      for (const std::size_t size : sizes)
+        two.hosts[from].network->send_note(1 - static_cast<int>(from), pattern(size, from), kLong);
+    });
+    for (const std::size_t size : sizes) {
+      const Note note = two.hosts[1 - from].network->next_note(kLong);
+      CHECK_EQUAL(note.process, static_cast<int>(from));
+      CHECK(note.bytes == pattern(size, from));
+    }
+    sending.join();
+  }
+  CHECK_EQUAL(two.hosts[0].network->next_note(0).process, Note::kNone);
+  CHECK_EQUAL(two.hosts[0].network->next_note(0.01).process, Note::kNone);
+  two.exchange(1);
+  CHECK(two.healthy());
+}
+
+TEST(the_longest) {
+  Two two;
+  const Bytes longest = pattern(Notes::kLongest, 5);
+  CHECK(!two.hosts[0].network->send_note(1, Bytes(Notes::kLongest + 1), kLong));
+  CHECK(two.hosts[0].network->send_note(1, longest, kLong));
+  CHECK(two.hosts[1].network->next_note(kLong).bytes == longest);
+  CHECK(two.healthy());
+}
+
+// From and to all processes of other hosts, from two threads each.
+bool gossip(World& world, const Layout& where, unsigned rounds) {
+  Network& network = *world.network();
+  int others = 0;
+  for (int other = 0; other < where.processes(); ++other) others += world.is_elsewhere(other);
+  const auto send = [&] {
+    bool sent = true;
+    for (unsigned i = 0; i < rounds; ++i)
+      for (int other = 0; other < where.processes(); ++other)
+        if (world.is_elsewhere(other))
+          sent &= network.send_note(
+              other, pattern(i % 2 ? 100 : 600'000, static_cast<unsigned>(world.process())), kLong);
+    return sent;
+  };
+  auto one = std::async(std::launch::async, send), two = std::async(std::launch::async, send);
+  bool right = true;
+  for (unsigned i = 0; i < 2 * rounds * static_cast<unsigned>(others); ++i) {
+    const Note note = network.next_note(kLong);
+    right &= note.process >= 0 && world.is_elsewhere(note.process) &&
+             note.bytes == pattern(note.bytes.size(), static_cast<unsigned>(note.process));
+  }
+  return one.get() && two.get() && right;
+}
+
+TEST(beside_collectives) {
+  for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts})
+    run_healthy(layout("4x1"), {.harness = harness}, [&](Rank& rank) {
+      const auto end = rank.all();
+      auto notes =
+          std::async(std::launch::async, [&] { return gossip(rank.world, rank.layout, 4); });
+      for (std::uint32_t i = 0; i < 60; ++i)
+        run_case(*end, {.count = i % 3 ? 100u : 200'000u, .seed = i});
+      CHECK(notes.get());
+      run_case(*end, {.count = 1});
+    });
+}
+
+TEST(more_than_there_is_room_for) {
+  Notes notes;
+  const Bytes quarter(Notes::kMostBytes / 4);
+  for (int i = 0; i < 4; ++i) take(notes, i, quarter);
+  take(notes, 9, text("dropped"));
+  CHECK_EQUAL(notes.next(0).process, 0);
+  take(notes, 8, text("kept"));
+  for (const int process : {1, 2, 3, 8, -1}) CHECK_EQUAL(notes.next(0).process, process);
+  // What its sender gave up, and of whom nothing follows, takes no room.
+  for (int i = 0; i < 10; ++i) notes.take(0, Notes::kLongest, 0, std::span(quarter).first(100));
+  for (int i = 1; i < 4; ++i) notes.take(i, Notes::kLongest, 0, {});
+  take(notes, 9, text("dropped"));
+  notes.forget(1);
+  take(notes, 9, text("kept"));
+  take(notes, 0, text("another"));
+  for (const int process : {9, 0, -1}) CHECK_EQUAL(notes.next(0).process, process);
+  for (std::size_t i = 0; i < Notes::kMost + 5; ++i) take(notes, 5, {});
+  for (std::size_t i = 0; i < Notes::kMost; ++i) CHECK_EQUAL(notes.next(0).process, 5);
+  CHECK_EQUAL(notes.next(0).process, Note::kNone);
+}
+
+TEST(parts_that_break_the_rules) {
+  const Bytes part(100);
+  const auto second = [&](std::uint64_t bytes, std::size_t at) {
+    Notes notes;
+    notes.take(0, 200, 0, part);
+    return ERROR_OF(notes.take(0, bytes, at, part));
+  };
+  CHECK_CONTAINS(second(200, 99), "out of turn");
+  CHECK_CONTAINS(second(200, 101), "out of turn");
+  CHECK_CONTAINS(second(300, 100), "out of turn");
+  CHECK_CONTAINS(second(99, 0), "out of turn");
+  CHECK_CONTAINS(second(std::uint64_t{1} << 60, 0), "too long");
+  CHECK_CONTAINS(second(Notes::kLongest + 1, 0), "too long");
+}
+
+TEST(to_who_does_not_take_any) {
+  Two two;
+  Network &first = *two.hosts[0].network, &second = *two.hosts[1].network;
+  for (const int nobody : {0, -1, 2, 1 << 30}) CHECK(!first.send_note(nobody, text("x"), kLong));
+  CHECK(second.send_note(0, text("before"), kLong));
+  second.leave();
+  eventually([&] { return first.has_left(1).load() != 0; }, "word that it left");
+  CHECK(!first.send_note(1, text("x"), kLong));
+  CHECK(!second.send_note(0, text("x"), kLong));
+  CHECK_EQUAL(second.next_note(kLong).process, Note::kOver);
+  CHECK_EQUAL(first.next_note(kLong).process, 1);
+  CHECK(!first.is_lost(1));
+  CHECK(two.healthy());
+}
+
+TEST(to_who_is_lost) {
+  Impostor one;
+  one.send({.kind = Frame::kNote, .clique = 100, .bytes = 2}, "ab");
+  one.to = Descriptor();
+  eventually([&] { return one.host.network->is_lost(1); }, "the loss");
+  CHECK(!one.host.network->send_note(1, text("x"), kLong));
+}
+
+TEST(who_waits_when_it_ends) {
+  Two two;
+  const auto wait = [&] { return two.hosts[0].network->next_note(kLong).process; };
+  auto one = std::async(std::launch::async, wait), other = std::async(std::launch::async, wait);
+  CHECK(one.wait_for(std::chrono::milliseconds(50)) == std::future_status::timeout);
+  CHECK(two.hosts[1].network->send_note(0, text("x"), kLong));
+  eventually(
+      [&] {
+        return one.wait_for(std::chrono::seconds(0)) == std::future_status::ready ||
+               other.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+      },
+      "a note");
+  two.hosts[0].network->leave();
+  CHECK_EQUAL(one.get() + other.get(), 1 + Note::kOver);
+}
+
+// Reads what the other end has sent, without waiting for what comes later.
+class Listening {
+ public:
+  explicit Listening(Impostor& from) : from_(from) {}
+
+  // The next frame; what follows it is in `rest`.
+  Frame frame() {
+    Frame found;
+    get(std::as_writable_bytes(std::span(&found, 1)));
+    rest.resize(found.bytes);
+    get(rest);
+    return found;
+  }
+  Bytes rest;
+
+ private:
+  void get(std::span<std::byte> to) {
+    eventually(
+        [&] {
+          std::size_t moved = 0;
+          while (!to.empty() && from_.in->read(to, moved) == Tls::Result::kDone)
+            to = to.subspan(moved);
+          return to.empty();
+        },
+        "a frame");
+  }
+  Impostor& from_;
+};
+
+// One that was late is given up between two parts, or its part goes out first: the connection
+// holds.
+TEST(a_late_one_costs_nothing) {
+  Impostor one;
+  Listening listening(one);
+  Network& network = *one.host.network;
+  CHECK_EQUAL(listening.frame().kind, std::uint32_t{Frame::kGreeting});
+  const Bytes late = pattern(Notes::kLongest, 3);
+  CHECK(!network.send_note(1, late, 0.3));
+  CHECK(!network.send_note(1, text("later"), 0.05));
+  CHECK(!one.host.arena->poisoned());
+  CHECK(!network.is_lost(1));
+  auto again = std::async(std::launch::async, [&] {
+    network.release({77, 1, 1}, 5, one.host.watch());
+    return network.send_note(1, text("again"), kLong);
+  });
+  std::size_t have = 0;
+  Frame frame = listening.frame();
+  for (; frame.kind == Frame::kNote; frame = listening.frame()) {
+    CHECK_EQUAL(frame.clique, late.size());
+    CHECK_EQUAL(frame.number, have);
+    CHECK(std::ranges::equal(listening.rest, std::span(late).subspan(have, frame.bytes)));
+    have += frame.bytes;
+  }
+  CHECK(have > 0 && have < late.size());
+  CHECK_EQUAL(frame.kind, std::uint32_t{Frame::kRelease});
+  CHECK_EQUAL(frame.clique, 77u);
+  CHECK_EQUAL(listening.frame().number, 0u);
+  CHECK(listening.rest == text("again"));
+  CHECK(again.get());
+  CHECK(!one.host.arena->poisoned());
+}
+
+// Its locks may be held by threads that the child does not have.
+TEST(in_a_forked_child) {
+  Two two;
+  auto waiting = std::async(std::launch::async, [&] { return two.hosts[0].network->next_note(2); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    Network& network = *two.hosts[0].network;
+    bool right = network.next_note(kLong).process == Note::kOver;
+    network.abandon();
+    right &= !network.send_note(1, text("x"), kLong);
+    right &= network.next_note(kLong).process == Note::kOver;
+    network.end_notes();
+    _exit(right ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  CHECK_EQUAL(status, 0);
+  CHECK_EQUAL(waiting.get().process, Note::kNone);
+  two.exchange(1);
+}
+
+// Engine::instance() is there for good, so the test runs in a child.
+bool through_c() {
+  Host other;
+  const Listener listener = listen_anywhere();
+  const Descriptor arena(lockstep_create_arena(kNonce));
+  std::thread joining([&] { other.join(1, listener.address); });
+  const char* labels[] = {"process 0", "process 1"};
+  const char* addresses[] = {"", other.listener.address.c_str()};
+  const int pids[] = {0, 0};
+  const std::string secret(32, '\7');
+  lockstep_options options{};
+  options.num_processes = 2;
+  options.labels = labels;
+  options.arena_fd = arena.get();
+  options.nonce = kNonce;
+  options.cores = 1;
+  options.addresses = addresses;
+  options.pids = pids;
+  options.listener = listener.fd.get();
+  options.key = secret.data();
+  options.key_bytes = static_cast<int>(secret.size());
+  options.tls_library = "libssl.so.3";
+  const bool started = lockstep_start(&options) == 0;
+  joining.join();
+  const void* bytes = nullptr;
+  std::uint64_t count = 99;
+  bool right = started && lockstep_next_note(0, &bytes, &count) == -1 && count == 0 &&
+               lockstep_send_note(1, "abc", 3, kLong) == 0 &&
+               lockstep_send_note(0, "abc", 3, kLong) == -1 &&
+               other.network->next_note(kLong).bytes == text("abc") &&
+               other.network->send_note(0, text("answer"), kLong) &&
+               lockstep_next_note(kLong, &bytes, &count) == 1 &&
+               std::string(static_cast<const char*>(bytes), count) == "answer" &&
+               lockstep_is_lost(1) == 0 && lockstep_is_lost(5) == 0;
+  // jaxlib starts its collectives once more.
+  auto waiting = std::async(std::launch::async, [] {
+    const void* none;
+    std::uint64_t zero;
+    return lockstep_next_note(kLong, &none, &zero);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  Engine::instance().initialize();
+  right &= waiting.get() == -2;
+  return right;
+}
+
+TEST(the_interface_of_c) {
+  const void* bytes = nullptr;
+  std::uint64_t count = 0;
+  CHECK_EQUAL(lockstep_next_note(kLong, &bytes, &count), -2);
+  CHECK_EQUAL(lockstep_send_note(1, "x", 1, kLong), -1);
+  CHECK_EQUAL(lockstep_is_lost(1), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    _exit(through_c() ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  CHECK_EQUAL(status, 0);
+}
+
+}  // namespace
+}  // namespace lockstep::testing

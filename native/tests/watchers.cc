@@ -1,0 +1,159 @@
+// What the watcher may tell when a process is missing, and what the engine says without it.
+#include <poll.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <future>
+#include <string>
+#include <thread>
+
+#include "check.h"
+#include "error.h"
+#include "hosts.h"
+#include "model.h"
+
+namespace lockstep::testing {
+namespace {
+
+const std::string kWord = "lockstep: what the watcher knows.";
+
+bool rung(const Alarm& alarm) {
+  pollfd asked{alarm.fd(), POLLIN, 0};
+  return poll(&asked, 1, 0) == 1;
+}
+
+// Ends process 1, and returns how long it takes until the job has failed, if nobody says more.
+Clock::duration until_poisoned(Impostor& one) {
+  const auto start = Clock::now();
+  one.to = Descriptor();
+  eventually([&] { return one.host.arena->poisoned(); }, "an error");
+  CHECK(one.host.network->is_lost(1));
+  CHECK_CONTAINS(one.host.arena->poison_text(),
+                 "process 1 has ended, or its host cannot be reached");
+  return Clock::now() - start;
+}
+
+TEST(a_loss_that_nobody_watches_fails_the_job_at_once) {
+  auto least = Clock::duration::max();
+  for (int i = 0; i < 5 && least >= Verdict::kOtherWord; ++i) {
+    Impostor one;
+    least = std::min(least, until_poisoned(one));
+  }
+  CHECK(least < Verdict::kOtherWord);
+}
+
+TEST(a_loss_of_which_no_watcher_says_more) {
+  const Alarm alarm;
+  Impostor one;
+  one.host.network->set_watcher(&alarm);
+  CHECK(!rung(alarm));
+  CHECK(until_poisoned(one) >= Verdict::kOtherWord);
+  CHECK(rung(alarm));
+}
+
+TEST(a_loss_of_which_the_watcher_says_more) {
+  const Alarm alarm;
+  Impostor one;
+  one.host.network->set_watcher(&alarm);
+  one.to = Descriptor();
+  eventually([&] { return rung(alarm); }, "the alarm");
+  CHECK(one.host.network->is_lost(1));
+  one.host.arena->poison(kWord);
+  CHECK_EQUAL(one.host.arena->poison_text(), kWord);
+}
+
+TEST(a_watcher_that_goes_away_is_not_waited_for) {
+  auto least = Clock::duration::max();
+  for (int i = 0; i < 5 && least >= Verdict::kOtherWord; ++i) {
+    const Alarm alarm;
+    Impostor one;
+    one.host.network->set_watcher(&alarm);
+    one.host.network->set_watcher(nullptr);
+    least = std::min(least, until_poisoned(one));
+    CHECK(!rung(alarm));
+  }
+  CHECK(least < Verdict::kOtherWord);
+}
+
+TEST(who_has_left_is_not_lost) {
+  const Alarm alarm;
+  Impostor one;
+  one.host.network->set_watcher(&alarm);
+  one.send({.kind = Frame::kLeave});
+  one.to = Descriptor();
+  eventually([&] { return one.host.network->has_left(1).load() != 0; }, "word that it left");
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  CHECK(!one.host.network->is_lost(1));
+  CHECK(!rung(alarm));
+}
+
+// Process 3 dies. Its sibling, process 2, is the one that can tell.
+std::vector<Outcome> killed(bool tells) {
+  return run_job(layout("4x1"), {.harness = Harness::kForkedHosts}, [&](Rank& rank) {
+    const auto end = rank.all();
+    rank.world.set_watched(true);
+    run_case(*end, {.count = 1000, .seed = 1});
+    if (rank.process() == 3) kill(getpid(), SIGKILL);
+    auto watching = std::async(std::launch::async, [&] {
+      if (rank.process() != 2 || !tells) return;
+      eventually([&] { return rank.world.is_lost(3); }, "the loss");
+      rank.world.arena().poison(kWord);
+    });
+    for (std::uint32_t i = 2;; ++i) run_case(*end, {.count = 1000, .seed = i});
+  });
+}
+
+TEST(a_killed_process_of_which_a_watcher_of_its_host_says_more) {
+  const auto outcomes = killed(true);
+  for (const int rank : {0, 1, 2})
+    CHECK_EQUAL(outcomes[static_cast<std::size_t>(rank)].error, kWord);
+}
+
+TEST(a_killed_process_of_which_no_watcher_says_more) {
+  const auto outcomes = killed(false);
+  for (const int rank : {0, 1, 2})
+    CHECK_CONTAINS(outcomes[static_cast<std::size_t>(rank)].error, "lockstep: process 3 ",
+                   "Its own output may tell why.");
+}
+
+// A rank that waits for a program that has ended; `answers`: its watcher, which says more.
+std::vector<Outcome> ended(Harness harness, bool permute, bool answers) {
+  return run_job(layout("4x1"), {.harness = harness}, [&](Rank& rank) {
+    const auto end = rank.all();
+    World& world = rank.world;
+    world.set_watched(true);
+    run_case(*end, {.count = 10, .seed = 1});
+    if (rank.process() == 3) return world.leave(Recorder::kEnded);
+    auto watching = std::async(std::launch::async, [&] {
+      while (answers && !world.arena().poisoned()) {
+        if (world.next_question().find("process 3, whose program has ended") != std::string::npos) {
+          world.arena().poison(kWord);
+          world.answer(true);
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    });
+    if (permute)
+      run_permute(*end, {{3, 0}, {0, 1}, {1, 2}}, 100, 1);
+    else
+      run_case(*end, {.count = 10, .seed = 2});
+  });
+}
+
+TEST(a_program_that_has_ended_of_which_the_watcher_says_more) {
+  for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts})
+    for (const bool permute : {false, true}) {
+      const auto outcomes = ended(harness, permute, true);
+      CHECK_EQUAL(outcomes[0].error, kWord);
+      if (!permute) CHECK_EQUAL(outcomes[1].error, kWord);
+      CHECK_EQUAL(outcomes[3].error, "");
+    }
+}
+
+TEST(a_program_that_has_ended_and_a_watcher_that_is_silent) {
+  const auto outcomes = ended(Harness::kHosts, false, false);
+  CHECK_CONTAINS(outcomes[0].error, "waits for process 3, whose program has ended");
+}
+
+}  // namespace
+}  // namespace lockstep::testing
