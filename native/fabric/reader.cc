@@ -60,8 +60,9 @@ Reader::Reader(int listener, const std::vector<int>& pids, std::vector<bool> els
     if (pids[i] == 0) continue;
     Descriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, pids[i], 0)));
     // Not every system permits it; then its death is not noticed here.
-    if (pidfd.get() >= 0 || errno == ESRCH)
-      siblings_.push_back({static_cast<int>(i), std::move(pidfd)});
+    if (pidfd.get() < 0 && errno != ESRCH) continue;
+    watch(pidfd.get(), nullptr);
+    siblings_.push_back({static_cast<int>(i), std::move(pidfd)});
   }
   thread_ = std::thread([this] { run(); });
 }
@@ -105,10 +106,12 @@ void Reader::run() {
     const auto nap = verdict_.nap(kTurn);
     const int count = epoll_wait(epoll_.get(), events, 16, static_cast<int>(nap.count()));
     for (int i = 0; i < count; ++i) {
-      if (events[i].data.ptr == nullptr)
-        accept_all();
-      else
-        advance(*static_cast<Incoming*>(events[i].data.ptr));
+      if (auto* incoming = static_cast<Incoming*>(events[i].data.ptr)) {
+        advance(*incoming);
+        continue;
+      }
+      accept_all();
+      look_after_siblings();
     }
     verdict_.pass_when_due(arena_);
     if (Clock::now() < looked + kTurn) continue;
@@ -307,6 +310,7 @@ void Reader::look_after_siblings() {
     if (ended && !over_ && arena_.header().processes[index].left.load() == 0)
       miss(sibling.process, "lockstep: " + labels_[index] +
                                 " was killed or has crashed. Its own output may tell why.");
+    if (ended) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, sibling.pidfd.get(), nullptr);
     return ended;
   });
 }
