@@ -10,6 +10,9 @@
 // keeps the next message. So the reader always has room, never waits, and no stream holds up
 // another one.
 //
+// Notes, of one watcher to another, belong to no stream: what nobody takes is dropped beyond a
+// bound.
+//
 // Only who has the job's key gets through the handshake, and only one greeting of each process is
 // taken. Who does not keep to the protocol is refused before he has a place (then the job goes
 // on), or fails the job. Every number that comes is checked.
