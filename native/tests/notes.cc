@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstdlib>
 #include <future>
 #include <string>
 #include <thread>
@@ -248,6 +250,29 @@ TEST(a_late_one_costs_nothing) {
   CHECK(listening.rest == text("again"));
   CHECK(again.get());
   CHECK(!one.host.arena->poisoned());
+}
+
+// A thread of Python's may be in either call when the process exits.
+[[noreturn]] void exit_under_way() {
+  static auto* one = new Impostor;  // which reads nothing
+  static std::atomic<int> woken{0};
+  std::thread([] { woken += one->host.network->next_note(kLong).process == Note::kOver; }).detach();
+  std::thread([] {
+    woken += !one->host.network->send_note(1, Bytes(Notes::kLongest), kLong);
+  }).detach();
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  std::exit(woken == 0 ? 0 : 1);
+}
+
+TEST(when_the_process_exits) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    exit_under_way();
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  CHECK_EQUAL(status, 0);
 }
 
 // Its locks may be held by threads that the child does not have.
