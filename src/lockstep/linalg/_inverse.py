@@ -81,13 +81,22 @@ def _leave_products(part: jax.Array, left: jax.Array, low: jax.Array, tile: int)
 def _leave_products_by_kernel(
     part: jax.Array, left: jax.Array, low: jax.Array, tile: int
 ) -> jax.Array:
-    (size, devices, _), top = part.shape, left.shape[0]
-    return _kernels.subtract_products(
-        Blocks(part, step_i=(0, 0, tile), step_l=(0, 1, 0)),
-        Blocks(left[:, None], step_i=(tile, 0, 0)),
-        Blocks(low, step_i=(tile, 0, tile), step_l=(0, 1, 0)),
-        Sizes(size, tile, top, tile, top // tile, devices, adjoint_a=True),
-    )
+    """Tile row by tile row of the triangle, each times as many columns as it has.
+
+    So the BLAS packs what it needs of ``left`` once, not again for each column of blocks.
+    """
+    size, devices, _ = part.shape
+
+    def leave_row(row: jax.Array, part: jax.Array) -> jax.Array:
+        top = row * tile
+        return _kernels.subtract_products(
+            Blocks(part, step_l=(0, 1, 0)),
+            Blocks(left[:, None], (top, 0, 0)),
+            Blocks(low, (top, 0, 0), step_l=(0, 1, 0)),
+            Sizes(size, top + tile, tile, count_l=devices, adjoint_a=True),
+        )
+
+    return lax.fori_loop(0, left.shape[0] // tile, leave_row, part)
 
 
 def _adjoint_times_self(y: jax.Array, layout: Layout, axes: Axes, kernels: bool) -> jax.Array:
