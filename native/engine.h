@@ -100,9 +100,9 @@ const char* lockstep_question();
 void lockstep_answer(int yes);
 
 // Notes between the watchers of different hosts, of up to 16 MiB. Any thread may send or wait. Both
-// end when the program leaves (lockstep_leave), when the process exits, and in a forked child.
-// 0 when it is on its way, -1 when it cannot be sent: that process is of this host, has left or is
-// lost, or has not taken it in time. It may still be dropped there, if too much is waiting.
+// end when the process exits, and in a forked child.
+// 0 when it is on its way, -1 when it cannot be sent: that process is of this host, or lost, or has
+// not taken it in time. It may still be dropped there, if too much is waiting.
 int lockstep_send_note(int process, const void* bytes, std::uint64_t count, double timeout_seconds);
 // The process that sent the next note, -1 when none came in time, -2 when none will come any more
 // (the network is stopped, or there is none). `bytes` and `count` are set to what it holds, kept

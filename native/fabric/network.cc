@@ -108,6 +108,7 @@ bool Network::lock(std::unique_lock<std::mutex>& turn, const Deadline& deadline)
 Network::~Network() {
   Living::instance().remove(this);
   if (herald_ != 0) arena_->remove_herald(herald_);
+  end_notes();
   leave();
 }
 
@@ -243,7 +244,6 @@ void Network::tell_all(std::uint32_t kind, std::span<const std::byte> body) {
 
 void Network::leave() {
   if (has_left_.exchange(true)) return;
-  end_notes();
   if (arena_->poisoned()) {  // by another one of this host, whose word may be late
     const std::string text = arena_->poison_text();
     tell_all(Frame::kPoison, std::as_bytes(std::span(text)));

@@ -78,8 +78,8 @@ class Network {
   // Word that message `number` of the stream has been read.
   void release(const Stream& stream, std::uint32_t number, const Watch& watch);
 
-  // A note to a process of another host. False when it cannot be sent: that process has left or
-  // been lost, there is no time left, or it is longer than Notes::kLongest. Only the watcher minds.
+  // A note to a process of another host. False when it cannot be sent: that process is lost,
+  // there is no time left, or it is longer than Notes::kLongest. Only the watcher minds.
   bool send_note(int process, std::span<const std::byte> bytes, double timeout_seconds);
   Note next_note(double timeout_seconds);
   // No notes are sent or taken any more.

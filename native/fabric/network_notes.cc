@@ -19,11 +19,11 @@ Deadline deadline_in(double seconds) {
 
 }  // namespace
 
-// Not in a forked child, where locks may be held by threads that it does not have.
+// Whose program has ended still does: its end may wait for ours, and its watcher answers. Not in a
+// forked child, where locks may be held by threads that it does not have.
 bool Network::takes_notes(int process) const {
   const bool known = process >= 0 && static_cast<std::size_t>(process) < connections_.size();
-  return known && is_elsewhere(process) && !is_forked() && !notes_over_ && !is_lost(process) &&
-         has_left(process).load(std::memory_order_acquire) == 0;
+  return known && is_elsewhere(process) && !is_forked() && !notes_over_ && !is_lost(process);
 }
 
 bool Network::send_note(int process, std::span<const std::byte> bytes, double timeout_seconds) {

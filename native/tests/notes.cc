@@ -153,14 +153,22 @@ TEST(parts_that_break_the_rules) {
 
 TEST(to_who_does_not_take_any) {
   Two two;
+  for (const int nobody : {0, -1, 2, 1 << 30})
+    CHECK(!two.hosts[0].network->send_note(nobody, text("x"), kLong));
+  two.hosts[1].network->end_notes();
+  CHECK(!two.hosts[1].network->send_note(0, text("x"), kLong));
+  CHECK_EQUAL(two.hosts[1].network->next_note(kLong).process, Note::kOver);
+  CHECK(two.healthy());
+}
+
+TEST(to_and_from_who_has_left) {
+  Two two;
   Network &first = *two.hosts[0].network, &second = *two.hosts[1].network;
-  for (const int nobody : {0, -1, 2, 1 << 30}) CHECK(!first.send_note(nobody, text("x"), kLong));
-  CHECK(second.send_note(0, text("before"), kLong));
   second.leave();
   eventually([&] { return first.has_left(1).load() != 0; }, "word that it left");
-  CHECK(!first.send_note(1, text("x"), kLong));
-  CHECK(!second.send_note(0, text("x"), kLong));
-  CHECK_EQUAL(second.next_note(kLong).process, Note::kOver);
+  CHECK(first.send_note(1, text("and?"), kLong));
+  CHECK_EQUAL(second.next_note(kLong).process, 0);
+  CHECK(second.send_note(0, text("nothing"), kLong));
   CHECK_EQUAL(first.next_note(kLong).process, 1);
   CHECK(!first.is_lost(1));
   CHECK(two.healthy());
