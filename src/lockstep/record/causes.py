@@ -140,6 +140,8 @@ def of_death(
         if process.exit.reason:
             return (Cause(Pattern.MEMORY, gone, (process.exit.reason,)),)
         return (Cause(Pattern.SIGKILL, gone),) if process.exit.signal == 9 else ()
+    if process.exit and process.exit.reason:
+        return ()
     if wait is None:
         return ()
     call = calls.of(wait.track, wait.entry)

@@ -70,7 +70,10 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a process ended, as its launcher saw it."""
+    """How a process ended, as its launcher saw it.
+
+    Without exit code and signal nobody saw it; where there is a reason it has ended all the same.
+    """
 
     pid: int | None = None
     exit_code: int | None = None
@@ -91,6 +94,8 @@ class Process:
     exit: Exit | None = None
     troubles: tuple[str, ...] = ()
     """What could not be read, and why."""
+    label: str = ""
+    """What to call it where there is no record."""
     callers: Mapping[int, tuple[Caller, ...]] = field(default_factory=dict)
     """Under ``--strict``: the lines behind each `format.Entry.site`, the innermost first."""
 
@@ -107,6 +112,8 @@ class Run:
     attempt: int = 0
     programs_vary: bool = False
     """One program may have had different run ids in different processes."""
+    clock_error_ns: int = 0
+    """How far off the times of different hosts may be, when compared."""
 
 
 def attempts(directory: Path) -> list[int]:
@@ -143,7 +150,7 @@ def read_run(directory: Path, attempt: int | None = None) -> Run:
         sites += read_sites(path / PERHAPS)[0]
         troubles = tuple(t for t in (trouble, site_trouble) if t)
         callers = read_callers(path / CALLERS)
-        processes.append(Process(index, record, sites, *endings[index], troubles, callers))
+        processes.append(Process(index, record, sites, *endings[index], troubles, callers=callers))
     vary = any((path / VARY).exists() for path in folders.values())
     return Run(_whole(processes), number, vary)
 

@@ -73,7 +73,8 @@ def _alike(diagnosis: Diagnosis) -> list[tuple[str, tuple[str, ...], list[Row]]]
     """The rows, those together that read the same; the culprits first."""
     found: dict[tuple, list[Row]] = {}
     for row in _ordered(diagnosis.rows):
-        notes = (f"note: {trouble}" for trouble in row.process.troubles)
+        troubles = row.process.troubles if row.process.record else ()  # else its state tells them
+        notes = (f"note: {trouble}" for trouble in troubles)
         key = (row.culprit, _state(diagnosis, row), (*_history(diagnosis, row), *notes))
         found.setdefault(key, []).append(row)
     return [(state, history, rows) for (_, state, history), rows in found.items()]

@@ -82,6 +82,8 @@ def _fate(process: Process) -> Fate:
             return Fate.KILLED
         if exit.exit_code is not None:
             return Fate.FAILED if exit.exit_code else Fate.ENDED
+        if exit.reason:
+            return Fate.KILLED
     if record is None:
         return Fate.UNKNOWN
     if record.state == ProcessState.FAILED:
@@ -158,7 +160,7 @@ def open_entry(track: Track) -> Entry | None:
 
 def _absent(history: History, track: Track, entry: Entry, ended: dict[int, Ending]) -> list[int]:
     place = Place(entry.clique, entry.sequence)
-    since = track.time(entry.entered_ns)
+    since = track.time(entry.entered_ns) - history.run.clock_error_ns
     found = []
     for device in history.devices(entry.clique):
         other = history.tracks.get(device)

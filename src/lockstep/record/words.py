@@ -21,6 +21,8 @@ def who(process: Process) -> str:
     """``process 1 (pid 7 on host a)``, or as much as is known."""
     if process.record is not None:
         return process.record.label
+    if process.label:
+        return process.label
     pid = process.exit.pid if process.exit else None
     return f"process {process.index}" + (f" (pid {pid})" if pid else "")
 
@@ -115,6 +117,8 @@ def ending(process: Process, after: str = "") -> str:
     exit = process.exit
     if process.error is not None:
         return f"failed{after}: {process.error.summary}"
+    if exit is not None and exit.signal is None and exit.exit_code is None and exit.reason:
+        return f"is gone{after}: {exit.reason}"
     if exit is None or (exit.signal is None and exit.exit_code is None):
         failed = process.record is not None and process.record.state == 2
         return ("failed with an uncaught exception" if failed else "ended") + after
