@@ -94,6 +94,17 @@ def _library() -> ctypes.CDLL:
     for name in ("poison", "forbid"):
         getattr(library, f"lockstep_{name}").argtypes = [ctypes.c_char_p]
         getattr(library, f"lockstep_{name}").restype = None
+    library.lockstep_send_note.argtypes = [
+        ctypes.c_int,
+        ctypes.c_char_p,
+        ctypes.c_uint64,
+        ctypes.c_double,
+    ]
+    library.lockstep_next_note.argtypes = [
+        ctypes.c_double,
+        ctypes.POINTER(ctypes.c_void_p),
+        ctypes.POINTER(ctypes.c_uint64),
+    ]
     for name in ("leave", "set_watched", "answer"):
         getattr(library, f"lockstep_{name}").argtypes = [ctypes.c_int]
         getattr(library, f"lockstep_{name}").restype = None
@@ -248,3 +259,29 @@ def question() -> str:
 
 def answer(yes: bool) -> None:
     _library().lockstep_answer(yes)
+
+
+def is_lost(process: int) -> bool:
+    """Whether the engine has lost the connection of a process, or seen that it has died.
+
+    Where there is one host only, nobody looks.
+    """
+    return _library().lockstep_is_lost(process) == 1
+
+
+def send_note(process: int, note: bytes, timeout: float) -> bool:
+    """Whether the note is on its way to a process of another host, which gets it whole."""
+    return _library().lockstep_send_note(process, note, len(note), timeout) == 0
+
+
+class NoMoreNotes(Exception):
+    """The connections to other hosts have ended."""
+
+
+def next_note(timeout: float) -> tuple[int, bytes] | None:
+    """Who sent the next note, and the note; None when none came in ``timeout`` seconds."""
+    data, count = ctypes.c_void_p(), ctypes.c_uint64()
+    process = _library().lockstep_next_note(timeout, ctypes.byref(data), ctypes.byref(count))
+    if process == -2:
+        raise NoMoreNotes
+    return None if process < 0 else (process, ctypes.string_at(data, count.value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from support import marked, wait_until
 
 PROGRAM = PROGRAMS / "between_hosts.py"
 TIMEOUT = 90
+TWO_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "NPROC": "4"}
 RAISED_WITHIN = 10.0
 """Seconds; what is measured stands in docs/faults.md."""
 
@@ -98,11 +100,29 @@ def test_every_collective_of_several_processes_a_host_is_right(hosts: Hosts) -> 
 
 
 @pytest.mark.parametrize(
+    "kept",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["plain", "programs from a compilation cache in one process only"],
+)
+def test_a_correct_program_raises_nothing(hosts: Hosts, tmp_path: Path, kept: bool) -> None:
+    cache = str(tmp_path / "cache") if kept else ""
+    for attempt in range(1 + kept):
+        processes = start_four(hosts, PROGRAMS / "sound.py", cache, **TWO_DEVICES)
+        statuses = end(processes, hosts, 2 * TIMEOUT)
+        said = everything(hosts, 4)
+        assert statuses == [0] * 4, said
+        assert said.count("finished") == 4, said
+        assert "lockstep:" not in said
+        if kept and attempt == 0:
+            shutil.rmtree(tmp_path / "cache" / "1")
+
+
+@pytest.mark.parametrize(
     ("fault", "record", "status", "words"),
     [
-        ("exit", "1", 0, "waits for process 1 (pid {pid} on hosta), whose program has ended"),
+        ("exit", "1", 0, "process 1 (pid {pid} on hosta) ended after 20 collectives"),
         ("exit", "0", 0, "waits for process 1 (pid {pid} on hosta), whose program has ended"),
-        ("kill", "1", -9, "process 1 (pid {pid} on hosta)"),
+        ("kill", "1", -9, "process 1 (pid {pid} on hosta) is gone after 20 collectives on"),
         ("kill", "0", -9, "process 1 (pid {pid} on hosta)"),
     ],
 )
@@ -135,27 +155,81 @@ def test_a_program_that_drops_its_result_lets_the_others_have_theirs(
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("kill", "process 1 (pid {pid} on hostb) has ended, or its host cannot be reached"),
-        ("raise", "process 1 (pid {pid} on hostb) failed: RuntimeError: no more of this"),
-        ("exit", "waits for process 1 (pid {pid} on hostb), whose program has ended"),
-        ("dtype", "process 1 (pid {pid} on hostb) called all-reduce (sum) of 1 x s32"),
+        ("kill", "{who} is gone: it has ended, or its host cannot be reached"),
+        ("raise", "{who} failed: RuntimeError: no more of this"),
+        ("exit", "{who} ended after 32 collectives; process 0 waits in its 33rd: all-reduce"),
+        ("dtype", "{who} called all-reduce (sum) of 1 x s32, between_hosts.py:{total} in"),
+        ("program", "{who} called all-reduce (sum) of 1 x f32, between_hosts.py:{twice} in"),
     ],
 )
 def test_a_fault_of_one_host_raises_on_the_other(hosts: Hosts, fault: str, words: str) -> None:
     assert_raised(hosts, fault, words)
+    if fault != "raise":  # its own words are the best
+        lines = f"20 x between_hosts.py:{line_of('total = over_all')} in"
+        assert hosts.said(0).count(lines) == (1 if fault == "kill" else 2), hosts.said(0)
     assert_nothing_left(hosts)
 
 
+@pytest.mark.parametrize("fault", ["dtype", "exit", "kill", "raise"])
+def test_a_fault_without_records_raises_all_the_same(hosts: Hosts, fault: str) -> None:
+    words = {
+        "kill": "{who} has ended, or its host cannot be reached",
+        "raise": "{who} failed: RuntimeError: no more of this",
+        "exit": "waits for {who}, whose program has ended",
+        "dtype": "{who} called all-reduce (sum) of 1 x s32",
+    }
+    assert_raised(hosts, fault, words[fault], LOCKSTEP_RECORD="0")
+
+
+def test_who_died_is_told_by_another_process_of_its_host(hosts: Hosts) -> None:
+    processes = start_four(hosts, PROGRAM, "kill")
+    assert end(processes, hosts) == [3, -9, 3, 3], everything(hosts, 4)
+    for host, local in ((0, 0), (1, 0), (1, 1)):
+        said = hosts.said(host, local)
+        assert f"(pid {processes[1].pid} on hosta) is gone after 32 collectives" in said, said
+        assert "it died, and only who started it knows how; processes 0, 2, 3 wait" in said, said
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("stuck", ["in be_stuck"]), ("stopped", ["it is stopped, by a signal (kill -STOP"])],
+)
+def test_a_stall_is_told_with_what_another_host_does(
+    hosts: Hosts, fault: str, words: list[str]
+) -> None:
+    processes = start_four(hosts, PROGRAM, fault, LOCKSTEP_STALL_WARNING="2")
+    wait_until(lambda: "does meanwhile" in everything(hosts, 4), "a report", TIMEOUT)
+    wait_until(lambda: all(w in everything(hosts, 4) for w in words), "what it does", TIMEOUT)
+    said = everything(hosts, 4)
+    who = f"process 1 (pid {processes[1].pid} on hosta)"
+    assert f"{who} has not come to the others yet; processes 0, 2, 3 wait" in said
+    assert f"{who} does meanwhile" in said
+    assert said.count("does meanwhile") == 1, said
+    assert "elsewhere.py" not in said
+
+
+def test_who_is_stopped_and_alone_on_its_host_is_named(hosts: Hosts) -> None:
+    processes = [
+        hosts.start(host, PROGRAM, "stopped", env={"LOCKSTEP_STALL_WARNING": "2"})
+        for host in range(2)
+    ]
+    wait_until(lambda: "No Python stacks" in hosts.said(0), "a report", TIMEOUT)
+    assert f"process 1 (pid {processes[1].pid} on hostb) has not come to the others" in hosts.said(
+        0
+    )
+    assert "It is stopped, or stuck in code that holds Python's lock" in hosts.said(0)
+
+
 def test_a_child_that_was_forked_does_not_hide_the_death_of_its_parent(hosts: Hosts) -> None:
-    assert_raised(hosts, "fork and kill", "process 1 (pid {pid} on hostb) has ended, or its host")
+    assert_raised(hosts, "fork and kill", "{who} is gone: it has ended, or its host")
     [child] = hosts.lines(1, "child")
     assert int(child[1]) in marked(hosts.mark)
 
 
 def test_another_line_is_told_between_hosts_too(hosts: Hosts) -> None:
-    words = "process 1 (pid {pid} on hostb) called all-reduce (sum) of 1 x f32"
+    call = "all-reduce (sum) of 1 x f32, between_hosts.py:{total} in _lambda, called from"
+    words = "{who} called " + call + " between_hosts.py:{other}:"
     assert_raised(hosts, "line", words, LOCKSTEP_STRICT="1")
-    assert "different lines of the program make them" in hosts.said(0)
 
 
 def assert_raised(hosts: Hosts, fault: str, words: str, **env: str) -> None:
@@ -166,7 +240,19 @@ def assert_raised(hosts: Hosts, fault: str, words: str, **env: str) -> None:
     assert statuses[0] == 3, said
     [raised], [planted] = hosts.lines(0, "raised"), hosts.lines(1, "planted")
     assert 0 <= float(raised[1]) - float(planted[1]) < RAISED_WITHIN
-    assert words.format(pid=processes[1].pid) in said, said
+    who = f"process 1 (pid {processes[1].pid} on hostb)"
+    lines = {
+        "total": "total = over_all",
+        "twice": "twice =",
+        "other": "  total(spread(np.ones(count, np.float32)))",
+    }
+    assert words.format(who=who, **{n: line_of(t) for n, t in lines.items()}) in said, said
+
+
+def line_of(text: str) -> int:
+    """Of the program: the first line with that text, from the faults on."""
+    whole = PROGRAM.read_text()
+    return whole.count("\n", 0, whole.index(text, whole.index("total = over_all"))) + 1
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

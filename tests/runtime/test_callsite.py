@@ -104,9 +104,9 @@ def test_the_lines_behind_a_site_are_written_for_the_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(callsite, "_known", {})
-    monkeypatch.setattr(callsite, "_folder", None)
+    monkeypatch.setattr(callsite, "_path", "")
     early = callsite.of_this_collective()
-    callsite.keep_in(tmp_path)
+    callsite.keep_in(str(tmp_path / CALLERS))
     late = callsite.of_this_collective()
     read = read_callers(tmp_path / CALLERS)
     assert list(read) == [early, late]

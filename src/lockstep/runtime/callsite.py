@@ -26,7 +26,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from lockstep import _jax_compat
-from lockstep.record.run import CALLERS, Caller
+from lockstep.record.run import Caller
 
 UNKNOWN = 0
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
@@ -34,7 +34,7 @@ _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _executing: dict[int, int] = {}
 """Threads that are executing a program now, and the site of each."""
 _known: dict[int, tuple[Caller, ...]] = {}
-_folder: Path | None = None
+_path = ""
 _columns_of: dict[tuple[int, int], tuple[str, CodeType]] = {}
 """Of each instruction that was met; the code is kept, so that its id stays its own."""
 
@@ -48,10 +48,10 @@ def note_executions() -> None:
     _jax_compat.around_executions(_note)
 
 
-def keep_in(folder: Path) -> None:
-    """From now on the lines of each site are written to ``folder``, for the other processes."""
-    global _folder
-    _folder = folder
+def keep_in(path: str) -> None:
+    """From now on the lines of each site are written to a file, for the other processes."""
+    global _path
+    _path = path
     for site, callers in list(_known.items()):
         _write(site, callers)
 
@@ -113,8 +113,8 @@ def _write(site: int, callers: tuple[Caller, ...]) -> None:
     line = json.dumps({"site": site, "callers": places})
     # The job goes on without the lines where they cannot be written.
     with contextlib.suppress(OSError):
-        if _folder is not None:
-            with open(_folder / CALLERS, "a", encoding="utf-8") as file:
+        if _path:
+            with open(_path, "a", encoding="utf-8") as file:
                 file.write(f"{line}\n")
 
 

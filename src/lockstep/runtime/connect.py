@@ -31,6 +31,7 @@ from lockstep.runtime import (
     ending,
     members,
     network,
+    papers,
     store,
     topology,
 )
@@ -179,8 +180,8 @@ def start_engine() -> None:
         nonce = arena.agree_on_nonce(job.client, job.peers, job.process, epoch)
         fd, way = _meet(job, epoch, nonce, opened)
         # The engine keeps descriptors of its own; ours may go once all have started theirs.
-        records = _start_together(job, epoch, fd, nonce, way)
-    _watch_the_job(job, records)
+        told = _start_together(job, epoch, fd, nonce, way)
+    _watch_the_job(job, told)
 
 
 def _meet(
@@ -207,16 +208,17 @@ def _meet(
 
 def _start_together(
     job: _Job, epoch: int, fd: int, nonce: int, way: Callable[[], Network] | None
-) -> list[str]:
-    """Returns the path of each process's record, once the engines of all have started."""
+) -> list[papers.Papers]:
+    """Returns where each process writes down what it does, once the engines of all have started."""
     prefix = f"{PREFIX}/record/{epoch}"
     with store.failing_together(job.client, prefix, job.process):
         _engine.start(_options(job, fd, nonce, way() if way else None))
-        store.say(job.client, f"{prefix}/{job.process}", _own_record())
-    return [
+        store.say(job.client, f"{prefix}/{job.process}", dataclasses.asdict(_own_papers(job)))
+    said = (
         store.hear(job.client, f"{prefix}/{peer.process}", peer.label, _look_at_the_engine)
         for peer in job.peers
-    ]
+    )
+    return [papers.Papers(**told) for told in said]
 
 
 def _look_at_the_engine() -> None:
@@ -225,25 +227,22 @@ def _look_at_the_engine() -> None:
         raise InitializationError(text)
 
 
-def _watch_the_job(job: _Job, records: Sequence[str]) -> None:
-    several = len(job.hosts) > 1
-    if not (several or _config.current().record):
-        return
-    # Late import: it is needed only where the engine runs.
-    from lockstep.runtime import watch
+def _watch_the_job(job: _Job, told: Sequence[papers.Papers]) -> None:
+    if _config.current().record:
+        # Late import: it is needed only where the engine runs.
+        from lockstep.runtime import watch
 
-    if several:
-        # The watcher reads the records of all processes, and those of other hosts are out of reach.
-        ending.mark_the_end(job.peers[job.process].label, watch.stop, to_hosts=True)
-    else:
-        watch.start(job.client, job.peers, job.process, records)
+        watch.start(job.client, job.peers, job.process, told)
+    elif len(job.hosts) > 1:
+        # Nobody can see what the processes of other hosts are doing.
+        ending.mark_the_end(job.peers[job.process].label, lambda: None, to_hosts=True)
 
 
 def _options(job: _Job, fd: int, nonce: int, way: Network | None) -> Options:
     config = _config.current()
     cores, crowded = topology.share_of_cores(job.peers, job.process)
     # Nobody could say whether two numbers are those of one program: it takes a watcher, and jaxlib.
-    by_program = way is None and config.record and _jax_compat.numbers_programs()
+    by_program = config.record and _jax_compat.numbers_programs()
     return Options(
         process=job.process,
         labels=[peer.label for peer in job.peers],
@@ -272,14 +271,13 @@ def _recorder_path(process: int) -> str | None:
     return str(folder / "recorder.bin")
 
 
-def _own_record() -> str:
-    """The path under which the others can open this process's record; "" where there is none."""
+def _own_papers(job: _Job) -> papers.Papers:
     if not _config.current().record:
-        return ""
+        return papers.Papers()
     problem = _engine.recorder_problem()
     if problem:
         print(f"lockstep: {problem}.", file=sys.stderr)
-    return f"/proc/{os.getpid()}/fd/{_engine.recorder_fd()}"
+    return papers.own(job.process, f"/proc/{os.getpid()}/fd/{_engine.recorder_fd()}")
 
 
 def hand_in_devices() -> None:

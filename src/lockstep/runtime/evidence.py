@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lockstep import _config, _jax_compat
 from lockstep._records import ErrorRecord, process_dir
 from lockstep.record import format, run
-from lockstep.runtime import callsite
+from lockstep.runtime import callsite, notes, stacks
+from lockstep.runtime.elsewhere import Elsewhere
+from lockstep.runtime.papers import Papers
 from lockstep.runtime.sites import (
     Collective,
     Digests,
@@ -26,15 +30,36 @@ from lockstep.runtime.topology import Peer
 
 
 class Records:
-    """Where the records of all processes are, and reading them."""
+    """Where the records of the processes of this host are, and reading them."""
 
-    def __init__(self, peers: Sequence[Peer], paths: Sequence[str]) -> None:
+    def __init__(self, peers: Sequence[Peer], process: int, papers: Sequence[Papers]) -> None:
         config = _config.current()
-        self._peers = peers
+        here = peers[process].host_id
+        self.own = process
         self._top = Path(config.run_dir) if config.run_dir else None
         self._attempt = config.attempt
-        # Opened now: a record in memory can be opened only while its process lives.
-        self._files = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths]
+        self._peers = peers
+        self.gone: dict[int, str] = {}
+        """Processes that have ended without a word, and what is known of it."""
+        # Opened now: what is in memory can be opened only while its process lives.
+        self._files: list[int] = []
+        self._local = [peer for peer in peers if peer.host_id == here]
+        self._papers = {p.process: self._opened(papers[p.process]) for p in self._local}
+
+    def _opened(self, papers: Papers) -> Papers:
+        return Papers(
+            self._held(papers.record),
+            self._held(papers.sites),
+            self._held(papers.perhaps),
+            self._held(papers.callers),
+            papers.stacks,  # asked for only from who is alive
+        )
+
+    def _held(self, path: str) -> str:
+        if not path.startswith("/proc/"):
+            return path
+        self._files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        return f"/proc/self/fd/{self._files[-1]}"
 
     def close(self) -> None:
         while self._files:
@@ -47,42 +72,84 @@ class Records:
     def record(
         self, process: int, latest: int | None = None, after: Mapping[int, int] | None = None
     ) -> format.ProcessRecord:
-        return run.read_record(f"/proc/self/fd/{self._files[process]}", latest, after)
+        return run.read_record(self._papers[process].record, latest, after)
 
     def ending(self, process: int) -> run.Exit | None:
         folder = self.folder(process)
-        return run.read_exit(folder) if folder else None
+        ending = run.read_exit(folder) if folder else None
+        reason = self.gone.get(process)
+        return run.Exit(reason=reason) if reason and not ending else ending
+
+    def stacks(self, process: int) -> str:
+        """The Python stacks of a process of this host."""
+        pid = next(peer.pid for peer in self._local if peer.process == process)
+        return stacks.ask(pid, Path(self._papers[process].stacks))
+
+    def of_host(self, own_sites: Sequence[run.Site], latest: int | None) -> list[run.Process]:
+        """The processes of this host: endings first, then records, then sites (`record.run`)."""
+        folders = {p.process: self.folder(p.process) for p in self._local}
+        errors = {index: ErrorRecord.read(f) if f else None for index, f in folders.items()}
+        endings = {index: self.ending(index) for index in folders}
+        records = {index: self.record(index, latest) for index in folders}
+        found = []
+        for index, record in records.items():
+            sites, callers = tuple(own_sites), callsite.known()
+            if index != self.own:
+                papers = self._papers[index]
+                sites = run.read_sites(papers.sites)[0] + run.read_sites(papers.perhaps)[0]
+                callers = run.read_callers(papers.callers)
+            known = (errors[index], endings[index])
+            found.append(run.Process(index, record, sites, *known, callers=callers))
+        return found
 
     def read(
-        self, own: int, own_sites: Sequence[run.Site], vary: bool, latest: int | None = None
+        self,
+        own_sites: Sequence[run.Site],
+        vary: bool,
+        latest: int | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> run.Run:
-        """All that is known: endings first, then records, then sites (see `record.run`).
+        """All that is known, of other hosts too.
 
         ``latest`` is how many entries of each device are looked at.
         """
-        folders = [self.folder(peer.process) for peer in self._peers]
-        errors = [ErrorRecord.read(folder) if folder else None for folder in folders]
-        endings = [self.ending(peer.process) for peer in self._peers]
-        records = [self.record(peer.process, latest) for peer in self._peers]
-        processes = []
-        for peer, folder in zip(self._peers, folders, strict=True):
-            index, sites, callers = peer.process, tuple(own_sites), callsite.known()
-            if index != own and folder is not None:
-                sites = run.read_sites(folder / run.SITES)[0]
-                sites += run.read_sites(folder / run.PERHAPS)[0]
-                callers = run.read_callers(folder / run.CALLERS)
-            known = (errors[index], endings[index])
-            processes.append(run.Process(index, records[index], sites, *known, callers=callers))
-        return run.Run(tuple(processes), self._attempt, vary)
+        here = self.of_host(own_sites, latest)
+        there, clocks = elsewhere.look(latest) if elsewhere else ([], {})
+        known = {one.index: one for one in here}
+        for one in on_one_clock(here, there, clocks):
+            known[one.index] = dataclasses.replace(one, exit=self.ending(one.index))
+        processes = (known.get(p.process) or self._silent(p) for p in self._peers)
+        error = max((clock.error for clock in clocks.values()), default=0)
+        return run.Run(tuple(processes), self._attempt, vary, error)
+
+    def _silent(self, peer: Peer) -> run.Process:
+        ending = self.ending(peer.process)
+        why = () if ending else ("nobody of its host has answered",)
+        return run.Process(peer.process, exit=ending, troubles=why, label=peer.label)
+
+
+def on_one_clock(
+    here: Sequence[run.Process], there: Sequence[run.Process], clocks: Mapping[int, notes.Clock]
+) -> Iterator[run.Process]:
+    """The processes of other hosts, as if their hosts' clocks were set as this one's. Pure.
+
+    The times in a record become those of all by its two clocks: see `record.history`.
+    """
+    records = (process.record for process in here)
+    [real] = itertools.islice((r.realtime_ns - r.monotonic_ns for r in records if r), 1)
+    for process in there:
+        if record := process.record:
+            ahead = record.monotonic_ns + clocks[process.index].shift
+            record = dataclasses.replace(record, realtime_ns=ahead + real)
+        yield dataclasses.replace(process, record=record)
 
 
 class Sites:
     """Finds the lines of this process's collectives, and writes them down for the others."""
 
-    def __init__(self, records: Records, process: int, live: Callable[[], Any]) -> None:
-        self._folder = records.folder(process)
+    def __init__(self, records: Records, papers: Papers, live: Callable[[], Any]) -> None:
+        self._papers = papers
         self._records = records
-        self._process = process
         self._programs = Programs(live)
         self._matcher = Matcher(_jax_compat.device_lists)
         self._seen: dict[int, int] = {}
@@ -118,16 +185,15 @@ class Sites:
             if self._matcher.is_known(execution):
                 del self._open[execution]
                 self._sure += sites
-                if self._folder is not None:
-                    self._put(self._folder / run.SITES, "a", sites)
+                self._put(self._papers.sites, "a", sites)
             else:
                 self._perhaps += sites
-        if self._folder is not None and self._perhaps != before:
-            self._put(self._folder / run.PERHAPS, "w", self._perhaps)
+        if self._perhaps != before:
+            self._put(self._papers.perhaps, "w", self._perhaps)
 
     def _gather(self) -> bool:
         """Whether there are executions of programs that are not known."""
-        for ring in self._records.record(self._process, after=self._seen).rings:
+        for ring in self._records.record(self._records.own, after=self._seen).rings:
             self._seen[ring.device] = ring.written
             for entry in ring.entries:
                 if entry.run_id:
@@ -143,7 +209,7 @@ class Sites:
         calls.add((format.OPS[entry.op], entry.op_id))
 
     @staticmethod
-    def _put(path: Path, mode: str, sites: Sequence[run.Site]) -> None:
+    def _put(path: str, mode: str, sites: Sequence[run.Site]) -> None:
         lines = [
             json.dumps({name: getattr(site, name) for name in site.__slots__}) for site in sites
         ]

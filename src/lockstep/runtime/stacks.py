@@ -32,7 +32,7 @@ _POLL_SECONDS = 0.01
 _QUIET_POLLS = 5
 """The answer is whole when this many looks in turn found nothing new."""
 _OURS = (f'File "{Path(__file__).parent.parent / "launch"}', 'File "<frozen runpy>"')
-_WATCHER = f'File "{Path(__file__).with_name("watch.py")}"'
+_WATCHERS = tuple(f'File "{Path(__file__).with_name(n)}"' for n in ("watch.py", "elsewhere.py"))
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STATES = {
     "R": "it runs",
@@ -87,9 +87,10 @@ def _answer(path: Path, before: int, deadline: float) -> str:
 
 
 def shortened(text: str) -> str:
-    """faulthandler's text without what is ours (frames that lead to the program, our own thread),
+    """faulthandler's text without what is ours (frames that lead to the program, our own threads),
     and with short threads."""
-    threads = (block for block in text.strip("\n").split("\n\n") if _WATCHER not in block)
+    blocks = text.strip("\n").split("\n\n")
+    threads = (block for block in blocks if not any(ours in block for ours in _WATCHERS))
     return "\n\n".join(map(_shortened_thread, threads))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from lockstep import _config
 from lockstep.record import format, match, text
-from lockstep.runtime import stacks
+from lockstep.runtime.elsewhere import Elsewhere
 from lockstep.runtime.evidence import Records
 from lockstep.runtime.topology import Peer
 
@@ -16,10 +16,13 @@ from lockstep.runtime.topology import Peer
 class Stalls:
     """The waits of one process, and of which of them it was told."""
 
-    def __init__(self, peers: Sequence[Peer], process: int, records: Records) -> None:
+    def __init__(
+        self, peers: Sequence[Peer], records: Records, elsewhere: Elsewhere | None
+    ) -> None:
         self._peers = peers
-        self._process = process
+        self._process = records.own
         self._records = records
+        self._elsewhere = elsewhere
         self._reported: set[int] = set()
 
     def look(self, found: match.Diagnosis, diagnose: Callable[[], match.Diagnosis]) -> None:
@@ -56,10 +59,10 @@ class Stalls:
         return min(open_since, default=None)
 
     def _stacks_of(self, process: int) -> str:
-        peer, folder = self._peers[process], self._records.folder(process)
-        if folder is None:
-            said = stacks.describe(peer.pid)
+        peer = self._peers[process]
+        if self._elsewhere and peer.host_id != self._peers[self._process].host_id:
+            said = self._elsewhere.stacks(peer)
         else:
-            said = stacks.ask(peer.pid, folder / stacks.FILE)
+            said = self._records.stacks(process)
         indented = "\n".join(f"    {line}" for line in said.splitlines())
         return f"{peer.label} does meanwhile:\n{indented}"

@@ -5,7 +5,8 @@ peer has died, nor what it does instead, nor the lines of the user's program. Al
 records that the processes keep (native/recorder.h), and the records of one host can be read by all.
 So the engine rings when a rank waits long or finds a difference, and this thread reads all records,
 draws the conclusion (`lockstep.record`), and fails the job with it. Peers' deaths come from the
-system (a pidfd each), not from a heartbeat.
+system (a pidfd each), not from a heartbeat. What happens on other hosts their watchers tell
+(`lockstep.runtime.elsewhere`), and the engine that a connection is lost.
 
 Why a thread and not a process: it needs this process's compiled programs for the lines, and must
 not outlive it. It sleeps in poll(); its calls into JAX are the list of live executables, no more.
@@ -16,9 +17,9 @@ deadline needs no Python.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
-import signal
 import sys
 import threading
 import time
@@ -26,19 +27,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockstep import _engine, _jax_compat
-from lockstep.record import format, match, run, text
-from lockstep.runtime import callsite, comparison, members
+from lockstep.record import match, run
+from lockstep.runtime import callsite, comparison, members, verdict
 from lockstep.runtime.comparison import Comparison
+from lockstep.runtime.elsewhere import Elsewhere, Local
 from lockstep.runtime.ending import mark_the_end
 from lockstep.runtime.evidence import Records, Sites
+from lockstep.runtime.papers import Papers
 from lockstep.runtime.stalls import Stalls
 from lockstep.runtime.topology import Peer
 
 _TURN_SECONDS = 1.0
 _LONGEST_PAUSE = 1.0
 _FIRST_PAUSE = 0.1
-_LONGEST_TEXT = 980
-"""What an exception has room for, less what is put in front."""
 _ENDING_PATIENCE = 0.3
 """Seconds the launcher may take to write down how a process ended."""
 _STOP_PATIENCE = 10.0
@@ -49,6 +50,8 @@ _WHOLE_LOOK_EVERY = 4
 """Looks; a device may have run more than a glance shows since another began to wait."""
 _REST = 4.0
 """After a look, as many times as long as it took: large jobs have many watchers on few cores."""
+_OTHER_WORD_PATIENCE = 0.25
+"""Seconds for those who share a host with a process that was lost to say how it died."""
 _LINES_PATIENCE = 0.5
 """Seconds the others may take to write down the lines of a call that they have just met."""
 
@@ -59,27 +62,30 @@ class Watcher(threading.Thread):
     def __init__(
         self,
         peers: Sequence[Peer],
-        process: int,
         records: Records,
         sites: Sites,
         comparison: Comparison,
+        elsewhere: Elsewhere | None,
     ) -> None:
         super().__init__(name="lockstep-watcher", daemon=True)
         self._peers = peers
-        self._process = process
+        self._process = records.own
         self._records = records
         self._sites = sites
         self._comparison = comparison
+        self._elsewhere = elsewhere
         self._alarm = _engine.alarm_fd()
         self._poll = select.poll()
         self._poll.register(self._alarm, select.POLLIN)
         self._by_pidfd: dict[int, Peer] = {}
+        here = peers[self._process].host_id
         for peer in peers:
-            if peer.process != process:
+            if peer.host_id == here and peer.process != self._process:
                 self._watch_peer(peer)
+        self._connected = [peer for peer in peers if peer.host_id != here]
         self._over = False
         self._look_at_once()
-        self._stalls = Stalls(peers, process, records)
+        self._stalls = Stalls(peers, records, elsewhere)
 
     def _look_at_once(self) -> None:
         """The next ring is answered, however often the last ones were in vain."""
@@ -113,7 +119,6 @@ class Watcher(threading.Thread):
                 break
         _engine.set_watched(False)
         self._sites.close()
-        self._records.close()
         while self._by_pidfd:
             os.close(self._by_pidfd.popitem()[0])
 
@@ -123,9 +128,16 @@ class Watcher(threading.Thread):
         A daemon thread that comes back into an interpreter that ends is unwound by force, and
         jaxlib's functions, one of which it may be in, abort the process when that happens.
         """
-        self._over = True
-        os.eventfd_write(self._alarm, 1)
-        self.join(_STOP_PATIENCE)
+        if self.is_alive():
+            self._over = True
+            os.eventfd_write(self._alarm, 1)
+            self.join(_STOP_PATIENCE)
+
+    def close(self) -> None:
+        """Once it has stopped."""
+        if self._elsewhere:
+            self._elsewhere.stop()
+        self._records.close()
 
     def _turn(self) -> None:
         ready = self._poll.poll(_TURN_SECONDS * 1000)
@@ -153,13 +165,15 @@ class Watcher(threading.Thread):
         ``latest`` is how many entries of each device are looked at.
         """
         vary = not by_numbers or self._comparison.programs_vary()
-        return match.diagnose(self._records.read(self._process, self._sites.found, vary, latest))
+        found = self._records.read(self._sites.found, vary, latest, self._elsewhere)
+        return match.diagnose(found)
 
     # A rank rings
 
     def _on_alarm(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._alarm, 8)
+        self._look_for_losses()
         question = _engine.question()
         if question.startswith("programs "):
             _engine.answer(self._same_program(*map(int, question.split()[1:])))
@@ -190,18 +204,17 @@ class Watcher(threading.Thread):
     def _explain(self, text_of_engine: str) -> None:
         """Fails the job with more than the engine knows of a difference that it has found."""
         found = self._diagnose_with_lines(by_numbers=True)
-        _engine.poison(_short(found) if found.kind.is_fault else text_of_engine)
+        _engine.poison(verdict.proof_or(text_of_engine, found))
 
     def _explain_deadline(self, text_of_engine: str) -> None:
         """Adds the lines of the program, and what was called before, to who has not come."""
-        found = self._diagnose()
-        if found.kind is not match.Kind.NOTHING:
-            room = max(0, _LONGEST_TEXT - len(text_of_engine.encode()))
-            _engine.poison(f"{text_of_engine}\n{text.short(found, room)}")
+        _engine.poison(verdict.beside(text_of_engine, self._diagnose()))
 
     def _diagnose_with_lines(self, by_numbers: bool = False) -> match.Diagnosis:
         """Waits for the lines of the others, who were rung too and look for them now."""
         found = self._diagnose(by_numbers)
+        if self._elsewhere and self._lacks_lines(found):
+            self._elsewhere.hurry()
         end = time.monotonic() + _LINES_PATIENCE
         while found.kind.is_fault and self._lacks_lines(found) and time.monotonic() < end:
             time.sleep(0.02)
@@ -210,9 +223,7 @@ class Watcher(threading.Thread):
 
     def _lacks_lines(self, found: match.Diagnosis) -> bool:
         """Whether the others may still say to which line of the program a call belongs."""
-        return self._records.folder(self._process) is not None and any(
-            row.call is not None and not row.call.sites for row in found.rows if row.in_call
-        )
+        return any(row.call is not None and not row.call.sites for row in found.rows if row.in_call)
 
     def _look(self) -> None:
         """Somebody of this process waits long: finds out whether in vain."""
@@ -222,7 +233,7 @@ class Watcher(threading.Thread):
         if found.kind.is_fault or self._looks % _WHOLE_LOOK_EVERY == 0:
             found = self._diagnose_with_lines()
         if found.kind.is_fault:
-            _engine.poison(_short(found))
+            _engine.poison(verdict.proof(found))
             return
         self._stalls.look(found, self._diagnose)
         now = time.monotonic()
@@ -240,11 +251,28 @@ class Watcher(threading.Thread):
         clean = record.state == _engine.Leaving.ENDED and (ending is None or ending.exit_code == 0)
         if clean or _engine.poison_text():
             return  # whoever waits for it rings
-        found = self._diagnose()
-        if found.kind.is_fault:
-            _engine.poison(_short(found))
-        else:
-            _engine.poison(f"lockstep: {peer.label} {how_it_ended(record, ending)}.")
+        how = verdict.how_it_ended(record, ending)
+        self._blame(peer, "it died, and only who started it knows how", how)
+
+    def _blame(self, peer: Peer, reason: str, how: str) -> None:
+        self._records.gone[peer.process] = reason
+        _engine.poison(verdict.proof_or(f"lockstep: {peer.label} {how}.", self._diagnose()))
+
+    def _look_for_losses(self) -> None:
+        for peer in [peer for peer in self._connected if _engine.is_lost(peer.process)]:
+            self._connected.remove(peer)
+            self._on_loss(peer)
+
+    def _on_loss(self, peer: Peer) -> None:
+        """The connection from a process of another host has ended: whoever is there knows more."""
+        self._look_at_once()
+        end = time.monotonic() + _OTHER_WORD_PATIENCE
+        while any(p.host_id == peer.host_id for p in self._connected) and time.monotonic() < end:
+            if _engine.poison_text():
+                return
+            time.sleep(0.01)
+        how = "has ended, or its host cannot be reached"
+        self._blame(peer, f"it {how}; its own output may tell why", how)
 
     def _ending_of(self, peer: Peer) -> run.Exit | None:
         end = time.monotonic() + _ENDING_PATIENCE
@@ -255,42 +283,26 @@ class Watcher(threading.Thread):
         return ending
 
 
-def _short(found: match.Diagnosis) -> str:
-    return "lockstep: " + text.short(found, _LONGEST_TEXT)
+def start(client: Any, peers: Sequence[Peer], process: int, told: Sequence[Papers]) -> None:
+    """Starts the watcher of this process, and where there are several hosts what answers for it.
 
-
-def how_it_ended(record: format.ProcessRecord, ending: run.Exit | None) -> str:
-    """Half a sentence about a process that nobody waits for at the moment."""
-    if ending is not None and ending.signal is not None:
-        with contextlib.suppress(ValueError):
-            reason = f" ({ending.reason})" if ending.reason else ""
-            name = signal.Signals(ending.signal).name
-            return f"was killed by {name}{reason}{_after(record)}"
-    if ending is not None and ending.exit_code is not None:
-        return f"ended with exit code {ending.exit_code}{_after(record)}"
-    if record.state == _engine.Leaving.FAILED:
-        return f"failed{_after(record)}"
-    return f"died{_after(record)}; how, only the one who started it knows"
-
-
-def _after(record: format.ProcessRecord) -> str:
-    count = max((ring.written for ring in record.rings), default=0)
-    return f" after {count} collective{'' if count == 1 else 's'}"
-
-
-def start(client: Any, peers: Sequence[Peer], process: int, paths: Sequence[str]) -> None:
-    """Starts the watcher of this process.
-
-    ``client`` is JAX's, of its key-value store; ``paths`` are those of the records, by process.
+    ``client`` is JAX's, of its key-value store; ``told`` are the papers of all processes.
     """
-    records = Records(peers, paths)
-    if folder := records.folder(process):
-        callsite.keep_in(folder)
-    sites = Sites(records, process, _jax_compat.live_executables)
-    watcher = Watcher(peers, process, records, sites, Comparison(client, peers, process))
+    records = Records(peers, process, told)
+    callsite.keep_in(told[process].callers)
+    sites = Sites(records, told[process], _jax_compat.live_executables)
+    several = any(peer.host_id != peers[process].host_id for peer in peers)
+    elsewhere = None
+    if several:
+        wake = functools.partial(os.eventfd_write, _engine.alarm_fd(), 1)
+        local = Local(lambda latest: records.of_host(sites.found, latest), records.stacks, wake)
+        elsewhere = Elsewhere(peers, process, local)
+        elsewhere.start()
+    comparison = Comparison(client, peers, process)
+    watcher = Watcher(peers, records, sites, comparison, elsewhere)
     watcher.start()
     _watchers.append(watcher)
-    mark_the_end(peers[process].label, stop)
+    mark_the_end(peers[process].label, stop_looking, to_hosts=several)
 
 
 def hold(program: Any) -> None:
@@ -299,10 +311,20 @@ def hold(program: Any) -> None:
         watcher.hold(program)
 
 
+def stop_looking() -> None:
+    """Ends the watchers of this process, which goes on answering those of other hosts.
+
+    They may ask while its end waits for theirs.
+    """
+    for watcher in _watchers:
+        watcher.stop()
+
+
 def stop() -> None:
-    """Ends the watchers of this process."""
+    """Ends all that this module has started."""
+    stop_looking()
     while _watchers:
-        _watchers.pop().stop()
+        _watchers.pop().close()
 
 
 _watchers: list[Watcher] = []

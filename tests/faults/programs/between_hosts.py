@@ -51,6 +51,13 @@ for length in (1, 1000, 100_003):
 print("checked", jax.config.values["jax_cpu_collectives_implementation"], flush=True)
 
 total = over_all(lambda a: jax.lax.psum(a, "x"), everywhere)
+twice = over_all(lambda a: 2 * jax.lax.psum(a, "x"), everywhere)
+
+
+def be_stuck():
+    time.sleep(60)
+
+
 try:
     for step in range(10**9):
         if step == 20 and culprit and fault not in ("none", "forever"):
@@ -67,6 +74,12 @@ try:
                 sys.exit(0)
             if fault == "dtype":
                 total(spread(np.ones(count, np.int32)))
+            if fault == "program":
+                twice(spread(np.ones(count, np.float32)))
+            if fault == "stuck":
+                be_stuck()
+            if fault == "stopped":
+                os.kill(os.getpid(), signal.SIGSTOP)
             if fault == "line":
                 total(spread(np.ones(count, np.float32)))
         if step == 40 and fault == "none":

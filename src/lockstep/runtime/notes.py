@@ -1,0 +1,100 @@
+"""What the watchers of different hosts write to each other: a head in JSON, then bytes. Pure.
+
+Clocks: who asks notes when it asked and when it heard; who answers, when it was asked and when it
+answered. So the one clock's lead over the other lies between two bounds, however the hosts' clocks
+are set.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from lockstep.record import format, run
+
+_LONGEST_BODY = 1 << 28
+"""Bytes, unpacked."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Clock:
+    """How much another host's monotonic clock lags behind this one's, in nanoseconds."""
+
+    least: int
+    most: int
+
+    @property
+    def shift(self) -> int:
+        """To be added to its times."""
+        return (self.least + self.most) // 2
+
+    @property
+    def error(self) -> int:
+        return (self.most - self.least + 1) // 2
+
+
+def pack(head: dict[str, Any], body: bytes = b"") -> bytes:
+    return json.dumps(head).encode() + b"\0" + body
+
+
+def unpack(note: bytes) -> tuple[dict[str, Any], bytes]:
+    """Raises ValueError for what is no note."""
+    head, _, body = note.partition(b"\0")
+    found = json.loads(head)
+    if not isinstance(found, dict):
+        raise ValueError("a note without a head")
+    return found, body
+
+
+def pack_processes(processes: Sequence[run.Process]) -> tuple[list[dict[str, Any]], bytes]:
+    """Records and lines of processes: a part of a head, and a body."""
+    told, records = [], []
+    for process in processes:
+        record = format.encode(process.record, _room(process.record)) if process.record else b""
+        records.append(record)
+        callers = {site: [_fields(c) for c in made] for site, made in process.callers.items()}
+        told.append(
+            {
+                "index": process.index,
+                "bytes": len(record),
+                "sites": [_fields(site) for site in process.sites],
+                "callers": callers,
+                "troubles": list(process.troubles),
+            }
+        )
+    return told, zlib.compress(b"".join(records), 1)
+
+
+def _fields(of: run.Site | run.Caller) -> list[Any]:
+    return [getattr(of, name) for name in of.__slots__]
+
+
+def _room(record: format.ProcessRecord) -> int:
+    """How long the rings have to be, a power of two: from the first entry on, numbers may lack."""
+    most = max((r.written - r.entries[0].number for r in record.rings if r.entries), default=0)
+    return 1 << most.bit_length()
+
+
+def unpack_processes(told: Iterable[dict[str, Any]], body: bytes) -> list[run.Process]:
+    """Raises ValueError, KeyError, TypeError, `RecordError` or zlib.error for what is none."""
+    unpacker = zlib.decompressobj()
+    records = unpacker.decompress(body, _LONGEST_BODY)
+    if not unpacker.eof:
+        raise ValueError("the records are cut short, or too long")
+    found, at = [], 0
+    for one in told:
+        count = int(one["bytes"])
+        record = format.parse(records[at : at + count]) if count else None
+        at += count
+        callers = {
+            int(site): tuple(run.Caller(*fields) for fields in made)
+            for site, made in one["callers"].items()
+        }
+        sites = tuple(run.Site(*fields) for fields in one["sites"])
+        troubles = tuple(map(str, one["troubles"]))
+        index = int(one["index"])
+        found.append(run.Process(index, record, sites, troubles=troubles, callers=callers))
+    return found

@@ -1,0 +1,47 @@
+"""What the job fails with, in words: from the records, and from how a process has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+
+from lockstep import _engine
+from lockstep.record import format, match, run, text
+
+_LONGEST_TEXT = 980
+"""What an exception has room for, less what is put in front."""
+
+
+def proof(found: match.Diagnosis) -> str:
+    """The text of the exception, where the records prove a fault."""
+    return "lockstep: " + text.short(found, _LONGEST_TEXT)
+
+
+def beside(words: str, found: match.Diagnosis) -> str:
+    """``words``, and what the records add to them."""
+    if found.kind is match.Kind.NOTHING:
+        return words
+    return f"{words}\n{text.short(found, max(0, _LONGEST_TEXT - len(words.encode())))}"
+
+
+def proof_or(words: str, found: match.Diagnosis) -> str:
+    return proof(found) if found.kind.is_fault else beside(words, found)
+
+
+def how_it_ended(record: format.ProcessRecord, ending: run.Exit | None) -> str:
+    """Half a sentence about a process that nobody waits for at the moment."""
+    if ending is not None and ending.signal is not None:
+        with contextlib.suppress(ValueError):
+            reason = f" ({ending.reason})" if ending.reason else ""
+            name = signal.Signals(ending.signal).name
+            return f"was killed by {name}{reason}{_after(record)}"
+    if ending is not None and ending.exit_code is not None:
+        return f"ended with exit code {ending.exit_code}{_after(record)}"
+    if record.state == _engine.Leaving.FAILED:
+        return f"failed{_after(record)}"
+    return f"died{_after(record)}; how, only the one who started it knows"
+
+
+def _after(record: format.ProcessRecord) -> str:
+    count = max((ring.written for ring in record.rings), default=0)
+    return f" after {count} collective{'' if count == 1 else 's'}"

@@ -1,0 +1,192 @@
+"""Watchers of several hosts ask each other, over a post that is none."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from lockstep import _engine
+from lockstep.record.run import Process
+from lockstep.runtime import elsewhere, evidence
+from lockstep.runtime.elsewhere import Elsewhere, Local
+from record.test_format import record
+from runtime.peers import peer
+
+AHEAD = 3_600_000_000_000
+"""Nanoseconds that host b's realtime clock is fast."""
+
+
+class Post:
+    """Carries notes between the processes of this test."""
+
+    def __init__(self, count: int) -> None:
+        self.boxes = [queue.Queue[tuple[int, bytes]]() for _ in range(count)]
+        self.lost: set[int] = set()
+
+    def of(self, process: int) -> End:
+        return End(self, process)
+
+
+@dataclasses.dataclass
+class End:
+    post: Post
+    process: int
+
+    def send_note(self, process: int, note: bytes, timeout: float) -> bool:
+        assert process % 2 != self.process % 2, "to a process of its own host"
+        if process in self.post.lost:
+            return False
+        self.post.boxes[process].put((self.process, note))
+        return True
+
+    def next_note(self, timeout: float) -> tuple[int, bytes] | None:
+        if self.process in self.post.lost:
+            raise _engine.NoMoreNotes
+        try:
+            return self.post.boxes[self.process].get(timeout=min(timeout, 0.05))
+        except queue.Empty:
+            return None
+
+    def is_lost(self, process: int) -> bool:
+        return process in self.post.lost
+
+
+class Job:
+    """Four processes, 0 and 2 on host a, 1 and 3 on host b. Each tells all records of its host."""
+
+    def __init__(self) -> None:
+        self.peers = [peer(process) for process in range(4)]
+        self.post = Post(4)
+        self.woken = [threading.Event() for _ in range(4)]
+        self.answers = [Elsewhere(self.peers, p, self.local(p), self.post.of(p)) for p in range(4)]
+        self.deaf: set[int] = set()
+
+    def local(self, process: int) -> Local:
+        def processes(latest: int | None) -> Sequence[Process]:
+            if process in self.deaf:
+                raise OSError("it cannot look")
+            return [self.process(p, process) for p in range(4) if p % 2 == process % 2]
+
+        def stacks(of: int) -> str:
+            return f"stacks of {of} by {process}"
+
+        return Local(processes, stacks, self.woken[process].set)
+
+    def process(self, index: int, by: int = -1) -> Process:
+        real = 10**18 + AHEAD * (index % 2)
+        made = record(3, monotonic_ns=10**15, realtime_ns=real)
+        made = dataclasses.replace(made, process=index, host="ab"[index % 2])
+        return Process(index, made, troubles=(f"told by {by}",))
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    monkeypatch.setattr(elsewhere, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(elsewhere, "_STACKS_PATIENCE", 0.3)
+    made = Job()
+    for one in made.answers:
+        one.start()
+    yield made
+    for one in made.answers:
+        one.stop()
+        assert not one.is_alive()
+
+
+def told(job: Job, asking: int) -> dict[int, tuple[str, ...]]:
+    found, clocks = job.answers[asking].look(None)
+    assert clocks.keys() == {process.index for process in found}
+    return {process.index: process.troubles for process in found}
+
+
+def test_one_process_tells_all_of_its_host(job: Job) -> None:
+    # Those of one host ask different ones.
+    assert told(job, 0) == {1: ("told by 1",), 3: ("told by 1",)}
+    assert told(job, 2) == {1: ("told by 3",), 3: ("told by 3",)}
+
+
+def test_who_is_lost_is_not_asked_and_told_of_by_another_one(job: Job) -> None:
+    job.post.lost = {1}
+    assert told(job, 0) == {1: ("told by 3",), 3: ("told by 3",)}
+
+
+def test_who_does_not_answer_is_asked_last_from_then_on(job: Job) -> None:
+    job.deaf = {1}
+    assert told(job, 0) == {1: ("told by 3",), 3: ("told by 3",)}
+    job.deaf = {3}
+    began = time.monotonic()
+    assert told(job, 0) == {}, "1 is believed to be silent, so 3 alone is asked"
+    assert told(job, 0) == {1: ("told by 1",), 3: ("told by 1",)}
+    assert time.monotonic() - began < 60
+
+
+def test_a_host_of_which_nobody_is_left_is_not_waited_for(job: Job) -> None:
+    job.post.lost = {1, 3}
+    assert told(job, 0) == {}
+
+
+def test_processes_of_another_host_than_the_one_that_was_asked_do_not_count(job: Job) -> None:
+    job.process = lambda index, by=-1: Process(0 if index == 1 else index)  # type: ignore[assignment]
+    assert told(job, 0) == {3: ()}
+
+
+def test_answers_that_cannot_be_read_count_as_none(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.post.boxes[0].put((1, b"no note"))
+    job.post.boxes[0].put((1, b'{"kind": "answer"}\0'))
+    job.post.boxes[0].put((1, b'{"kind": "something new"}\0'))
+    assert set(told(job, 0)) == {1, 3}
+    assert capsys.readouterr().err.count("lockstep: a note of process 1: JSONDecodeError") == 1
+
+
+def test_all_are_hurried(job: Job) -> None:
+    job.answers[0].hurry()
+    assert job.woken[1].wait(30)
+    assert job.woken[3].wait(30)
+    assert not job.woken[2].is_set()
+
+
+def test_stacks_are_taken_by_a_neighbour_or_by_itself(job: Job) -> None:
+    def asked(process: int) -> str:
+        return job.answers[0].stacks(job.peers[process])
+
+    assert asked(1) == "stacks of 1 by 3"
+    job.post.lost = {3}
+    assert asked(1) == "stacks of 1 by 1"
+    job.post.lost = {1, 3}
+    assert "neither it nor another process of b has answered" in asked(1)
+
+
+def test_watchers_that_ask_each_other_at_once_all_hear(job: Job) -> None:
+    heard: dict[int, dict] = {}
+
+    def ask(process: int) -> Callable[[], None]:
+        return lambda: heard.update({process: told(job, process)})
+
+    threads = [threading.Thread(target=ask(process)) for process in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert {process: set(found) for process, found in heard.items()} == {
+        0: {1, 3},
+        1: {0, 2},
+        2: {1, 3},
+        3: {0, 2},
+    }
+
+
+def test_the_times_of_another_host_become_those_of_this_one(job: Job) -> None:
+    found, clocks = job.answers[0].look(None)
+    # All hosts of this test have one monotonic clock, and host b a realtime clock of its own.
+    moved = evidence.on_one_clock([job.process(0)], found, clocks)
+    for process in moved:
+        assert process.record is not None
+        off = process.record.realtime_ns - 10**18
+        assert abs(off) <= clocks[process.index].error + 1, "as host a has it"
+        assert clocks[process.index].error < AHEAD

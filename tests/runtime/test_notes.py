@@ -1,0 +1,71 @@
+"""What watchers write to each other is read as it was meant, and what is damaged is told."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep import RecordError
+from lockstep.record.format import Ring
+from lockstep.record.run import Caller, Process
+from lockstep.runtime import notes
+from record.simulate import site
+from record.test_format import entries, record, records
+
+CALLERS = {7: (Caller("a.py", 3, "step", "5-15"), Caller("b.py", 9, "main"))}
+SITES = (site(1000, line=41, name="step"), site(2000, 3))
+
+
+def through(processes: list[Process]) -> list[Process]:
+    told, body = notes.pack_processes(processes)
+    head, arrived = notes.unpack(notes.pack({"processes": told}, body))
+    return notes.unpack_processes(head["processes"], arrived)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(records(), max_size=3))
+def test_what_is_told_is_read(told: list) -> None:
+    processes = [
+        Process(index, one, SITES, callers=CALLERS, troubles=("it is old",))
+        for index, one in enumerate(told)
+    ]
+    processes.append(Process(99))
+    assert through(processes) == processes
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data(), st.sets(st.integers(0, 40), min_size=1))
+def test_rings_with_entries_missing_are_read(data: st.DataObject, lacking: set[int]) -> None:
+    there = tuple(data.draw(entries(n)) for n in range(60, 101) if n - 60 not in lacking)
+    ring = Ring(5, 0, 100, there)
+    of = dataclasses.replace(record(0), rings=(ring,))
+    assert through([Process(1, of)]) == [Process(1, of)]
+
+
+def test_a_body_may_hold_any_bytes() -> None:
+    assert notes.unpack(notes.pack({"kind": "x"}, b"\0a\0")) == ({"kind": "x"}, b"\0a\0")
+
+
+@pytest.mark.parametrize("note", [b"", b"\0", b"[]\0", b"{\0", b"\xff\0"])
+def test_what_is_no_note_is_an_error(note: bytes) -> None:
+    with pytest.raises(ValueError):
+        notes.unpack(note)
+
+
+def test_records_that_are_cut_short_are_an_error() -> None:
+    told, body = notes.pack_processes([Process(0, record(3))])
+    with pytest.raises(ValueError, match="cut short"):
+        notes.unpack_processes(told, body[:-9])
+    with pytest.raises(RecordError):
+        notes.unpack_processes([{**told[0], "bytes": 100}], body)
+
+
+def test_a_clock_lies_between_what_was_seen() -> None:
+    # Asked at 100 and heard at 140 here; there it was 5010 and 5020: it is 4890 to 4900 ahead.
+    clock = notes.Clock(100 - 5010, 140 - 5020)
+    assert clock.least <= clock.shift <= clock.most
+    assert clock.shift == pytest.approx(-4895, abs=15)
+    assert clock.error == 15
