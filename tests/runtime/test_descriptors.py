@@ -7,8 +7,9 @@ import resource
 
 import pytest
 
-from lockstep import InitializationError
+from lockstep import InitializationError, _config
 from lockstep.runtime import descriptors
+from runtime.peers import peer
 
 OPEN = 20
 
@@ -53,10 +54,25 @@ def test_a_hard_limit_that_is_too_low_is_an_error(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(InitializationError) as caught:
         descriptors.make_room(4077)
     text = str(caught.value)
-    assert text.startswith("the engine needs 4077 file descriptors for its connections to other ")
+    assert text.startswith("the engine needs 4077 file descriptors for the processes of ")
     assert "20 are open, and this process may have 4096." in text
     assert "ulimit -n 4353" in text
     assert limits.now == (1024, 4096)
+
+
+def test_what_is_needed_grows_with_the_processes_here_and_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(descriptors, "make_room", asked.append)
+    monkeypatch.setattr(_config, "current", _config.Config)
+    peers = [peer(process) for process in range(5)]
+    descriptors.make_room_for(peers, 0)  # three here, two elsewhere
+    descriptors.make_room_for(peers, 1)  # two here, three elsewhere
+    assert asked[0] - asked[1] == 6 - 2
+    monkeypatch.setattr(_config, "current", lambda: _config.Config(run_dir="/there"))
+    descriptors.make_room_for(peers, 0)
+    assert asked[0] - asked[2] == 3 * 3
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int) -> Limits:

@@ -111,16 +111,10 @@ def test_what_one_raises_all_raise(listener: socket.socket) -> None:
 
 
 def test_what_is_missing_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(network.descriptors, "make_room", asked.append)
-    peers = [peer(process) for process in range(5)]
-    network.prepare(peers, 0)
-    network.prepare(peers, 1)
-    # Two of the same host, two of the other; one and three.
-    assert asked[1] - asked[0] == 2 * 3 + 1 - (2 * 2 + 2)
+    network.prepare()
     monkeypatch.setattr(network.openssl, "problem", lambda: "there is none")
     with pytest.raises(InitializationError, match=r"OpenSSL between hosts: there is none\. "):
-        network.prepare(peers, 0)
+        network.prepare()
 
 
 # What the engine is told

@@ -28,6 +28,7 @@ from lockstep.runtime import (
     arena,
     callsite,
     cut_off,
+    descriptors,
     ending,
     members,
     network,
@@ -192,10 +193,11 @@ def _meet(
     prefix = f"{PREFIX}/{'address' if len(job.hosts) > 1 else 'record'}/{epoch}"
     listener = None
     with store.telling_errors(job.client, f"{prefix}/{job.process}"):
+        descriptors.make_room_for(job.peers, job.process)
         fd = arena.open_arena(job.client, job.peers, job.process, epoch, nonce)
         opened.callback(os.close, fd)
         if len(job.hosts) > 1:
-            network.prepare(job.peers, job.process)
+            network.prepare()
             address = network.own_address(job.peers, job.process)
             listener = opened.enter_context(network.listen(address, len(job.peers)))
     if listener is None or job.key is None:

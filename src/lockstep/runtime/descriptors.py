@@ -1,14 +1,33 @@
-"""Room for the engine's connections among the files that a process may have open."""
+"""Room for the engine and the watcher among the files that a process may have open."""
 
 from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Sequence
 
+from lockstep import _config
 from lockstep._errors import InitializationError
+from lockstep.runtime.topology import Peer
 
 _SPARE = 256
 """For what the program opens later; the usual limit of 1024 leaves it some."""
+
+_OWN = 24
+"""Whatever the number of processes: what is listened on, watched with and woken by."""
+_ELSEWHERE = 2
+"""For each process of other hosts: a connection either way."""
+_HERE = 3
+"""For each of this host: its record, and its end, for the engine and for the watcher."""
+_LINES = 3
+"""For each of this host, where they are in memory: see `lockstep.runtime.papers`."""
+
+
+def make_room_for(peers: Sequence[Peer], process: int) -> None:
+    """Sees to it that the engine can be started; raises `InitializationError` if it cannot."""
+    here = sum(peer.host_id == peers[process].host_id for peer in peers)
+    each = _HERE + (_LINES if _config.current().run_dir is None else 0)
+    make_room(_OWN + each * here + _ELSEWHERE * (len(peers) - here))
 
 
 def make_room(needed: int) -> None:
@@ -22,7 +41,7 @@ def make_room(needed: int) -> None:
         return
     if not _has(hard, needed + taken):
         raise InitializationError(
-            f"the engine needs {needed} file descriptors for its connections to other hosts, "
+            f"the engine needs {needed} file descriptors for the processes of this job, "
             f"{taken} are open, and this process may have {hard}. Raise the limit before the job "
             f"starts (ulimit -n {needed + taken + _SPARE}, as far as the system's hard limit "
             "permits), or use --collectives gloo."

@@ -26,7 +26,7 @@ from typing import Any
 
 from lockstep._engine_options import Network
 from lockstep._errors import ConfigError, DisagreementError, InitializationError
-from lockstep.runtime import descriptors, openssl, store
+from lockstep.runtime import openssl, store
 from lockstep.runtime.topology import Peer
 
 VARIABLE = "LOCKSTEP_KEY_FILE"
@@ -34,8 +34,6 @@ SHORTEST = 32
 _ENOUGH = 1 << 16
 """Bytes; more of them make no better key."""
 _MOST_LABELS = 4
-_OF_THE_ENGINE = 16
-"""Descriptors, whatever the number of processes: what it listens on, watches with and wakes by."""
 _GRPC_PREFIX = re.compile(r"(dns|ipv4|ipv6):(//[^/]*/)?")
 """Before the host of an address: jax.distributed.initialize() takes whatever gRPC does."""
 _OTHERS_MAY = 0o066
@@ -235,16 +233,13 @@ def meet(
     return tuple("" if peer.host_id == here else at for peer, at in zip(peers, said, strict=True))
 
 
-def prepare(peers: Sequence[Peer], process: int) -> None:
+def prepare() -> None:
     """Raises `InitializationError` for what this process lacks to reach other hosts."""
     if problem := openssl.problem():
         raise InitializationError(
             f"the engine needs OpenSSL between hosts: {problem}. Install the system's, "
             f"{openssl.INSTALL}, or use --collectives gloo."
         )
-    siblings = sum(peer.host_id == peers[process].host_id for peer in peers) - 1
-    elsewhere = len(peers) - 1 - siblings
-    descriptors.make_room(2 * elsewhere + siblings + _OF_THE_ENGINE)
 
 
 def options(
