@@ -152,11 +152,15 @@ def register_cluster(find_place: Callable[[], Place | None]) -> None:
     known.insert(0, LockstepCluster)
 
 
-def around_cpu_client(before: Callable[[], None], after: Callable[[Any], None]) -> None:
+def around_cpu_client(
+    before: Callable[[], None],
+    after: Callable[[Any], None],
+    within: Callable[[], contextlib.AbstractContextManager[None]],
+) -> None:
     """Runs ``before`` right before JAX makes its CPU client, when JAX is distributed by then.
 
     It may change ``jax_cpu_collectives_implementation``, and what it raises reaches the user.
-    ``after`` is given the client.
+    ``after`` is given the client. It is made in the block of ``within``, distributed or not.
     """
     from jax._src import xla_bridge
 
@@ -165,9 +169,11 @@ def around_cpu_client(before: Callable[[], None], after: Callable[[Any], None]) 
 
     def make_client_between(*args: Any, **kwargs: Any) -> Any:
         if distributed_client() is None:
-            return make_client(*args, **kwargs)
+            with within():
+                return make_client(*args, **kwargs)
         before()
-        client = make_client(*args, **kwargs)
+        with within():
+            client = make_client(*args, **kwargs)
         after(client)
         return client
 

@@ -16,7 +16,7 @@ from support import marked, wait_until
 
 PROGRAM = PROGRAMS / "between_hosts.py"
 TIMEOUT = 90
-TWO_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "NPROC": "4"}
+TWO_DEVICES = "--xla_force_host_platform_device_count=2"
 RAISED_WITHIN = 10.0
 """Seconds; what is measured stands in docs/faults.md."""
 
@@ -107,7 +107,7 @@ def test_every_collective_of_several_processes_a_host_is_right(hosts: Hosts) -> 
 def test_a_correct_program_raises_nothing(hosts: Hosts, tmp_path: Path, kept: bool) -> None:
     cache = str(tmp_path / "cache") if kept else ""
     for attempt in range(1 + kept):
-        processes = start_four(hosts, PROGRAMS / "sound.py", cache, **TWO_DEVICES)
+        processes = start_four(hosts, PROGRAMS / "sound.py", cache, XLA_FLAGS=TWO_DEVICES)
         statuses = end(processes, hosts, 2 * TIMEOUT)
         said = everything(hosts, 4)
         assert statuses == [0] * 4, said

@@ -58,15 +58,6 @@ def test_devices_and_platform_become_jax_variables() -> None:
     assert "JAX_NUM_CPU_DEVICES" not in untouched
 
 
-def test_xla_gets_two_threads_for_each_of_several_devices() -> None:
-    """Fewer, and a loop that reads no result stands still: see docs/sharp-bits.md."""
-    two, sixteen = [frozenset({0, 1})] * 3, [frozenset(range(16))] * 3
-    assert job(devices=4, cores=two).environ_of(0)["NPROC"] == "8"
-    assert job(devices=4, cores=two, environ={"NPROC": "5"}).environ_of(0)["NPROC"] == "5"
-    assert "NPROC" not in job(devices=4, cores=sixteen).environ_of(0)
-    assert "NPROC" not in job(devices=1, cores=[frozenset({0})] * 3).environ_of(0)
-
-
 def test_blas_has_the_share_of_the_cores_of_one_device() -> None:
     name = "OPENBLAS_NUM_THREADS"
     apart, shared = [frozenset(range(8 * i, 8 * i + 8)) for i in range(3)], [frozenset({0, 1})] * 3

@@ -78,24 +78,6 @@ def test_what_a_lockstep_process_above_has_set_is_not_the_users(ours: str) -> No
     assert not mpi.available({"MPITRAMPOLINE_LIB": f"/site/lockstep/{ours}"})
 
 
-FORCED = "--xla_force_host_platform_device_count"
-
-
-@pytest.mark.parametrize(
-    ("asked", "flags", "planned"),
-    [
-        (-1, "", 1),
-        (1, "", 1),
-        (4, "", 4),
-        (-1, f"{FORCED}=2", 2),
-        (-1, f"{FORCED}=2 --xla_x=3 {FORCED}=1", 1),
-        (1, f"{FORCED}=2", 1),
-    ],
-)
-def test_the_devices_that_jaxlib_is_going_to_make(asked: int, flags: str, planned: int) -> None:
-    assert mpi.planned_devices(asked, {"XLA_FLAGS": flags}) == planned
-
-
 def test_several_devices_are_refused_in_words() -> None:
     mpi.check_devices(1)
     with pytest.raises(InitializationError, match=r"takes one.*-n N -d 1.*--collectives lockstep"):

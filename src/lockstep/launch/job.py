@@ -55,7 +55,7 @@ class Job:
         """The whole environment of one process."""
         environ = worker_environ(self.environ, self.config_of(process_id))
         cores = self.cores[process_id] if self.cores else frozenset(os.sched_getaffinity(0))
-        add_jax_variables(environ, self.devices, self.platform, len(cores))
+        add_jax_variables(environ, self.devices, self.platform)
         beside = sum(bool(c & cores) for c in self.cores) if self.cores else self.processes
         if self.processes * (self.devices or 1) > 1:
             add_blas_threads(environ, max(1, len(cores) // (beside * (self.devices or 1))))
@@ -83,19 +83,10 @@ def worker_environ(environ: Mapping[str, str], config: Config) -> dict[str, str]
     return kept | config.to_environ()
 
 
-def add_jax_variables(
-    environ: dict[str, str], devices: int | None, platform: str | None, cores: int
-) -> None:
-    """Says to JAX what ``-d`` and ``--platform`` say, on a process with so many cores.
-
-    XLA runs a process on a pool of as many threads as there are cores or devices. Each device's
-    collective holds one, and so does each device's next execution once 32 are under way: with fewer
-    than two threads a device, a loop that nobody waits in stands still. ``NPROC`` is their number.
-    """
+def add_jax_variables(environ: dict[str, str], devices: int | None, platform: str | None) -> None:
+    """Says to JAX what ``-d`` and ``--platform`` say."""
     if devices is not None:
         environ["JAX_NUM_CPU_DEVICES"] = str(devices)
-        if devices > 1 and cores < 2 * devices:
-            environ.setdefault("NPROC", str(2 * devices))
     if platform is not None:
         environ["JAX_PLATFORMS"] = platform
 

@@ -33,7 +33,7 @@ def main(words: Sequence[str]) -> NoReturn:
     if config.process_id == 0:
         warn_of_collectives(before, config)
     environ = worker_environ(before, config)
-    add_jax_variables(environ, args.devices, args.platform, len(os.sched_getaffinity(0)))
+    add_jax_variables(environ, args.devices, args.platform)
     sys.stdout.flush()
     sys.stderr.flush()
     arguments = command(program)

@@ -22,6 +22,7 @@ from pathlib import Path
 from lockstep import _config, _engine, _jax_compat
 from lockstep._commands import said_by
 from lockstep._errors import ConfigError, EngineError, InitializationError
+from lockstep.runtime import xla_threads
 
 FORWARDER = "liblockstep_mpi.so"
 TRAMPOLINE = "MPITRAMPOLINE_LIB"
@@ -30,7 +31,6 @@ MEND = "pip install mpich"
 _ANY_MPI = re.compile(r"\blibmpi(?:_abi|wrapper|trampoline)?\.so(?:\.\d+)*$")
 # Without a number it is for linkers only, and may be a text file.
 _STANDARD_ABI = re.compile(r"\blibmpi_abi\.so(?:\.\d+)+$")
-_FORCED_DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 _SHARED_MEMORY = re.compile(r"(/dev/shm/mpich_\w+)$")
 _OURS = {FORWARDER, _engine.FILE}
 
@@ -128,7 +128,7 @@ def before_cpu_client() -> None:
         return  # the program chose another implementation itself
     if os.environ.get(TRAMPOLINE) != str(_engine.installed(FORWARDER)):
         return
-    check_devices(planned_devices(jax.config.values["jax_num_cpu_devices"], os.environ))
+    check_devices(xla_threads.planned_devices(jax.config.values["jax_num_cpu_devices"], os.environ))
     process, count = _jax_compat.distributed_place()
     failed = _forwarder().lockstep_mpi_start(count) != 0
     _unlink_shared_memory()
@@ -159,14 +159,6 @@ def abandon() -> None:
     """Ends this process's part without waiting for the others, which MPI_Finalize would do."""
     if os.environ.get(TRAMPOLINE) == str(_engine.installed(FORWARDER)):
         _forwarder().lockstep_mpi_abandon()
-
-
-def planned_devices(asked: int, environ: Mapping[str, str]) -> int:
-    """How many CPU devices jaxlib will make; ``asked`` is -1 when only XLA_FLAGS may say so."""
-    if asked >= 0:
-        return asked
-    forced = _FORCED_DEVICES.findall(environ.get("XLA_FLAGS", ""))
-    return int(forced[-1]) if forced else 1
 
 
 def check_devices(devices: int) -> None:

@@ -129,7 +129,7 @@ def _check_order(library: str) -> None:
 
 def _hook_jax() -> None:
     _restore()
-    from lockstep.runtime import connect, coordination, lowering, mpi
+    from lockstep.runtime import connect, coordination, lowering, mpi, xla_threads
     from lockstep.runtime.place import find_place
 
     _jax_compat.register_cluster(find_place)
@@ -144,9 +144,10 @@ def _hook_jax() -> None:
     if choice != "gloo" and not lowering.register():
         lowering.explain_uncaught()
     if choice == "mpi":
-        _jax_compat.around_cpu_client(mpi.before_cpu_client, lambda _: None)
+        before, after = mpi.before_cpu_client, lambda _: None
     else:
-        _jax_compat.around_cpu_client(connect.before_cpu_client, connect.after_cpu_client)
+        before, after = connect.before_cpu_client, connect.after_cpu_client
+    _jax_compat.around_cpu_client(before, after, xla_threads.enough)
 
 
 def _note_joining() -> None:

@@ -1,0 +1,53 @@
+"""XLA's pool has room for the collectives of several devices, unless the user decides."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from lockstep.runtime import xla_threads
+
+FORCED = "--xla_force_host_platform_device_count"
+
+
+@pytest.mark.parametrize(
+    ("asked", "flags", "planned"),
+    [
+        (-1, "", 1),
+        (1, "", 1),
+        (4, "", 4),
+        (-1, f"{FORCED}=2", 2),
+        (-1, f"{FORCED}=2 --xla_x=3 {FORCED}=1", 1),
+        (1, f"{FORCED}=2", 1),
+    ],
+)
+def test_the_devices_that_jaxlib_is_going_to_make(asked: int, flags: str, planned: int) -> None:
+    assert xla_threads.planned_devices(asked, {"XLA_FLAGS": flags}) == planned
+
+
+@pytest.mark.parametrize(
+    ("devices", "cores", "before", "within"),
+    [
+        (4, 2, None, "8"),
+        (4, 7, None, "8"),
+        (4, 8, None, None),
+        (1, 1, None, None),
+        (4, 2, "5", "5"),
+    ],
+)
+def test_the_pool_has_two_threads_a_device(
+    monkeypatch: pytest.MonkeyPatch,
+    devices: int,
+    cores: int,
+    before: str | None,
+    within: str | None,
+) -> None:
+    monkeypatch.delenv("NPROC", raising=False)
+    if before is not None:
+        monkeypatch.setenv("NPROC", before)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    monkeypatch.setattr(xla_threads, "planned_devices", lambda asked, environ: devices)
+    with xla_threads.enough():
+        assert os.environ.get("NPROC") == within
+    assert os.environ.get("NPROC") == before, "programs that are started later have it"
