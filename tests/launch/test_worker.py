@@ -28,6 +28,15 @@ everybody = multihost_utils.process_allgather(jax.numpy.array([10 + jax.process_
 counts = f"{jax.process_index()} {jax.local_device_count()}"
 sys.stdout.write(f"sum {counts} {everybody.ravel().tolist()}\n")
 """
+DIFFER = """
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+jax.distributed.initialize()
+rows = NamedSharding(jax.make_mesh((2,), ("x",)), PartitionSpec("x"))
+total = jax.jit(lambda x: x.sum())
+mine = np.ones(1, np.float32 if jax.process_index() else np.int32)
+total(jax.make_array_from_process_local_data(rows, mine)).block_until_ready()
+"""
 _FOREIGN = ("PMI", "MPI", "OMPI", "PALS", "SLURM", "LOCKSTEP_", "MASTER_", "TORCHELASTIC")
 _RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 CLEAN = {
@@ -101,6 +110,17 @@ def test_a_failure_ends_the_process_with_its_status(tmp_path: Path) -> None:
     assert (
         run(mpiexec(), "-n", "1", *WORKER, str(tmp_path / "fail.py"), status=None).returncode == 5
     )
+
+
+def test_a_difference_is_told_with_the_lines_of_both(tmp_path: Path) -> None:
+    """Without the directory that `lockstep run` makes: the lines are in memory."""
+    program = tmp_path / "differ.py"
+    program.write_text(DIFFER)
+    done = run(mpiexec(), "-n", "2", *WORKER, str(program), status=None, timeout=120)
+    line = DIFFER.splitlines().index("total = jax.jit(lambda x: x.sum())") + 1
+    for dtype in ("f32", "s32"):
+        call = rf"\) called all-reduce \(sum\) of 1 x {dtype}, differ\.py:{line} in _lambda"
+        assert re.search(call, done.stderr + done.stdout), done
 
 
 @pytest.mark.slow
