@@ -154,8 +154,14 @@ void Network::release(const Stream& stream, std::uint32_t number, const Watch& w
       {}, {}, watch);
 }
 
-void Network::send_frame(int process, Frame frame, std::span<const std::byte> header,
+void Network::send_frame(int process, const Frame& frame, std::span<const std::byte> header,
                          std::span<const std::byte> rest, const Watch& watch) {
+  const Written how = try_frame(process, frame, header, rest, watch);
+  if (how != Written::kAll) give_up(process, how, watch);
+}
+
+Network::Written Network::try_frame(int process, Frame frame, std::span<const std::byte> header,
+                                    std::span<const std::byte> rest, const Watch& watch) {
   frame.bytes = static_cast<std::uint32_t>(header.size() + rest.size());
   std::array<std::byte, kRecord> first;
   const std::size_t with = std::min(rest.size(), kRecord - sizeof(frame) - header.size());
@@ -163,21 +169,16 @@ void Network::send_frame(int process, Frame frame, std::span<const std::byte> he
   for (const auto part : {std::as_bytes(std::span(&frame, 1)), header, rest.first(with)})
     end = std::ranges::copy(part, end).out;
   Connection& connection = *connections_[static_cast<std::size_t>(process)];
-  Written how = Written::kBroken;
-  {
-    std::unique_lock turn(connection.turn, std::defer_lock);
-    if (!lock(turn, watch.deadline)) return give_up(process, Written::kLate, watch);
-    std::span<const std::byte> parts[] = {{first.data(), end}, rest.subspan(with)};
-    if (!connection.broken) {
-      how = write_unsent(connection, watch);
-      for (auto& part : parts)
-        if (how == Written::kAll) how = write(connection, part, watch);
-    }
-    if (how == Written::kAll) return;
-    // Half a frame may have gone out: nothing can follow it.
-    cut_off(connection);
-  }
-  give_up(process, how, watch);
+  std::unique_lock turn(connection.turn, std::defer_lock);
+  if (!lock(turn, watch.deadline)) return Written::kLate;
+  if (connection.broken) return Written::kBroken;
+  Written how = write_unsent(connection, watch);
+  std::span<const std::byte> parts[] = {{first.data(), end}, rest.subspan(with)};
+  for (auto& part : parts)
+    if (how == Written::kAll) how = write(connection, part, watch);
+  // Half a frame may have gone out: nothing can follow it.
+  if (how != Written::kAll) cut_off(connection);
+  return how;
 }
 
 void Network::cut_off(Connection& connection) {
@@ -200,7 +201,7 @@ Network::Written Network::write(Connection& connection, std::span<const std::byt
     const auto now = Clock::now();
     if (watch.poison->load(std::memory_order_acquire) != 0) cut = std::min(cut, now + kLastWords);
     if (watch.deadline.passed() || now >= cut) return Written::kLate;
-    if (watch.left != nullptr && watch.left->load() != 0) return Written::kLate;
+    if (watch.stop != nullptr && watch.stop->load() != 0) return Written::kLate;
     if (watch.alarm != nullptr && now >= start + kLongWait) watch.alarm->ring();
     wait_for(connection.fd.get(), result == Result::kWantsWrite, now + kLook);
   }
@@ -211,7 +212,8 @@ Network::Written Network::write(Connection& connection, std::span<const std::byt
 // or why it has ended, may be a moment later.
 void Network::give_up(int process, Written how, const Watch& watch) {
   const std::string& who = labels_[static_cast<std::size_t>(process)];
-  const auto end = Clock::now() + kLastWords + Verdict::kOtherWord;
+  const bool watched = reader_.verdict().is_watched();
+  const auto end = Clock::now() + kLastWords + (watched ? Verdict::kOtherWord : Clock::duration(0));
   while (how == Written::kBroken && Clock::now() < end) {
     if (has_left(process).load(std::memory_order_acquire) != 0) return;
     if (watch.poison->load(std::memory_order_acquire) != 0) break;
@@ -227,23 +229,19 @@ void Network::give_up(int process, Written how, const Watch& watch) {
               "cannot be reached.");
 }
 
+// Who cannot be told finds out by himself.
 void Network::tell_all(std::uint32_t kind, std::span<const std::byte> body) {
   if (abandoned_) return;
   const Watch watch{&arena_->header().poison_state,
                     Deadline(std::chrono::duration<double>(kLastWords).count()),
                     {}};
-  for (std::size_t i = 0; i < connections_.size(); ++i) {
-    if (!connections_[i]) continue;
-    try {
-      send_frame(static_cast<int>(i), {.kind = kind}, {}, body, watch);
-    } catch (const Error&) {
-      // Who cannot be told finds out by himself.
-    }
-  }
+  for (std::size_t i = 0; i < connections_.size(); ++i)
+    if (connections_[i]) try_frame(static_cast<int>(i), {.kind = kind}, {}, body, watch);
 }
 
 void Network::leave() {
   if (has_left_.exchange(true)) return;
+  reader_.verdict().set_left();
   if (arena_->poisoned()) {  // by another one of this host, whose word may be late
     const std::string text = arena_->poison_text();
     tell_all(Frame::kPoison, std::as_bytes(std::span(text)));

@@ -112,8 +112,11 @@ class Network {
 
   void connect(int process, const std::string& address, Clock::time_point end);
   void greet(int process, std::uint64_t nonce, const Deadline& deadline);
-  void send_frame(int process, Frame frame, std::span<const std::byte> header,
+  void send_frame(int process, const Frame& frame, std::span<const std::byte> header,
                   std::span<const std::byte> rest, const Watch& watch);
+  // Without waiting for why it could not be sent.
+  Written try_frame(int process, Frame frame, std::span<const std::byte> header,
+                    std::span<const std::byte> rest, const Watch& watch);
   static bool lock(std::unique_lock<std::mutex>& turn, const Deadline& deadline);
   static void cut_off(Connection& connection);
   Written write(Connection& connection, std::span<const std::byte>& bytes, const Watch& watch);

@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-// Between two parts of a note: who waits for the turn looks more often than that, and gets it.
+// After each part: who waits for the turn looks more often than that, and gets it.
 constexpr std::chrono::microseconds kBetweenParts{200};
 
 // Deadline takes 0 for never.
@@ -40,14 +40,14 @@ bool Network::send_note(int process, std::span<const std::byte> bytes, double ti
                       .bytes = static_cast<std::uint32_t>(part.size())};
     if (!takes_notes(process) || !send_part(connection, frame, part, deadline)) return false;
     at += part.size();
-    if (at == bytes.size()) return true;
     std::this_thread::sleep_for(kBetweenParts);
+    if (at == bytes.size()) return true;
   }
 }
 
 bool Network::send_part(Connection& connection, Frame frame, std::span<const std::byte> part,
                         const Deadline& deadline) {
-  const Watch watch{&arena_->header().poison_state, deadline, {}, nullptr, &stopped_};
+  const Watch watch{&arena_->header().poison_state, deadline, {}, nullptr, nullptr, &stopped_};
   std::unique_lock turn(connection.turn, std::defer_lock);
   if (!lock(turn, deadline) || connection.broken) return false;
   Written how = write_unsent(connection, watch);
@@ -67,7 +67,7 @@ Network::Written Network::write_unsent(Connection& connection, const Watch& watc
   std::span<const std::byte> left = unsent;
   const Written how = write(connection, left, watch);
   if (left.empty())
-    unsent = {};
+    std::vector<std::byte>().swap(unsent);
   else
     unsent.erase(unsent.begin(), unsent.end() - static_cast<std::ptrdiff_t>(left.size()));
   return how;

@@ -1,5 +1,6 @@
 #include "fabric/notes.h"
 
+#include <new>
 #include <utility>
 
 #include "error.h"
@@ -10,31 +11,41 @@ namespace lockstep {
 void Notes::take(int process, std::uint64_t bytes, std::size_t at,
                  std::span<const std::byte> part) {
   Coming& coming = coming_[process];
-  if (at == 0) begin(coming, bytes);
-  if (bytes != coming.bytes || at != coming.have || part.size() > coming.bytes - at)
+  if (at == 0) {
+    give_up(coming);
+    if (bytes > kLongest) throw Error("a note that is too long");
+    coming.bytes = bytes;
+  }
+  const bool empty = part.empty() && bytes != 0;
+  if (bytes != coming.bytes || at != coming.have || part.size() > coming.bytes - at || empty)
     throw Error("a part of a note out of turn");
   coming.have += part.size();
-  if (!coming.dropped) coming.body.insert(coming.body.end(), part.begin(), part.end());
+  if (!coming.dropped && !keep(coming, part)) {
+    give_up(coming);
+    coming = {.bytes = bytes, .have = at + part.size(), .dropped = true, .body = {}};
+  }
   if (coming.have == coming.bytes) finish(process, coming);
 }
 
-void Notes::begin(Coming& coming, std::uint64_t bytes) {
-  give_up(coming);
-  if (bytes > kLongest) throw Error("a note that is too long");
-  coming.bytes = bytes;
+bool Notes::keep(Coming& coming, std::span<const std::byte> part) {
   {
     std::lock_guard lock(mutex_);
-    coming.dropped = over_ || bytes > kMostBytes - held_ || here_.size() == kMost;
-    if (!coming.dropped) held_ += bytes;
+    if (over_ || part.size() > kMostBytes - held_ || here_.size() >= kMost) return false;
+    held_ += part.size();
   }
-  if (!coming.dropped) coming.body.reserve(bytes);
+  try {
+    coming.body.insert(coming.body.end(), part.begin(), part.end());
+    return true;
+  } catch (const std::bad_alloc&) {
+    std::lock_guard lock(mutex_);
+    held_ -= part.size();
+    return false;
+  }
 }
 
 void Notes::give_up(Coming& coming) {
-  if (!coming.dropped) {
-    std::lock_guard lock(mutex_);
-    held_ -= coming.bytes;
-  }
+  std::lock_guard lock(mutex_);
+  held_ -= coming.body.size();
   coming = {};
 }
 
@@ -44,6 +55,10 @@ void Notes::finish(int process, Coming& coming) {
   coming = {};
   if (dropped) return;
   std::lock_guard lock(mutex_);
+  if (here_.size() >= kMost) {
+    held_ -= note.bytes.size();
+    return;
+  }
   here_.push_back(std::move(note));
   changed_.notify_one();
 }

@@ -45,7 +45,8 @@ class Notes {
     bool dropped = false;
     std::vector<std::byte> body;
   };
-  void begin(Coming& coming, std::uint64_t bytes);
+  // False without room.
+  bool keep(Coming& coming, std::span<const std::byte> part);
   void give_up(Coming& coming);
   void finish(int process, Coming& coming);
 

@@ -129,8 +129,9 @@ void Reader::accept_all() {
     Descriptor fd = accept_from(listener_.get());
     if (fd.get() < 0) {
       // Without a descriptor it would stay readable: it is looked at again with the next turn.
-      if (errno != EAGAIN)
-        listening_ = epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr) != 0;
+      if (errno == EAGAIN) return;
+      epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr);
+      listening_ = false;
       return;
     }
     auto made = std::make_unique<Incoming>();
@@ -155,7 +156,7 @@ void Reader::accept_all() {
 void Reader::advance(Incoming& incoming) {
   try {
     if (!shake_hands(incoming)) return;
-    while (read_some(incoming)) {
+    while (!over_ && read_some(incoming)) {
     }
   } catch (const Error& error) {
     end(incoming, error.what());
@@ -214,7 +215,7 @@ void Reader::begin(Incoming& incoming) {
   if (frame.kind == Frame::kMessage)
     incoming.room =
         streams_.room({frame.clique, frame.place, incoming.process}, frame.number, bytes);
-  else if (bytes > longest(frame.kind))
+  else if (bytes > longest(frame.kind) || frame.at != 0)
     throw Error("a frame that is too long");
   if (incoming.room != nullptr) return;
   incoming.body.resize(bytes);

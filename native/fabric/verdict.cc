@@ -5,19 +5,17 @@
 namespace lockstep {
 
 void Verdict::pass(const std::string& text, Arena& arena) {
-  const Alarm* watcher = watcher_.load(std::memory_order_acquire);
-  if (watcher == nullptr) return arena.poison(text);
+  if (!waits()) return arena.poison(text);
   if (!text_) {
     text_ = text;
     due_ = Clock::now() + kOtherWord;
   }
-  watcher->ring();
+  if (const Alarm* watcher = watcher_.load(std::memory_order_acquire)) watcher->ring();
 }
 
 void Verdict::pass_when_due(Arena& arena) {
   if (!text_) return;
-  const bool waits = watcher_.load(std::memory_order_acquire) != nullptr && Clock::now() < due_;
-  if (waits && !arena.poisoned()) return;
+  if (waits() && Clock::now() < due_ && !arena.poisoned()) return;
   arena.poison(*text_);
   text_.reset();
 }

@@ -19,6 +19,9 @@ class Verdict {
 
   // The alarm of who watches this process; null: nobody does, and verdicts are passed at once.
   void set_watcher(const Alarm* watcher) { watcher_.store(watcher, std::memory_order_release); }
+  bool is_watched() const { return watcher_.load(std::memory_order_acquire) != nullptr; }
+  // The program here has ended, and so perhaps its watcher: those of others may know more.
+  void set_left() { left_.store(true, std::memory_order_release); }
 
   // What follows is the reader's. Poisons the job with the text, by `pass_when_due` if it is
   // watched. The first text stays.
@@ -28,7 +31,10 @@ class Verdict {
   std::chrono::milliseconds nap(std::chrono::milliseconds most) const;
 
  private:
+  bool waits() const { return is_watched() || left_.load(std::memory_order_acquire); }
+
   std::atomic<const Alarm*> watcher_{nullptr};
+  std::atomic<bool> left_{false};
   Clock::time_point due_;
   std::optional<std::string> text_;
 };

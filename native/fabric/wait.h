@@ -76,6 +76,8 @@ struct Watch {
   const Alarm* alarm = nullptr;   // rung while the wait is a long one
   // Not 0 once who is waited for will do nothing any more; null where nobody says so.
   const std::atomic<std::uint32_t>* left = nullptr;
+  // Of a note only: not 0 once it is of no use any more.
+  const std::atomic<std::uint32_t>* stop = nullptr;
 };
 
 // Returns once the counter has reached the target, the deadline has passed, the job is poisoned, or

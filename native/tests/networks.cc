@@ -406,5 +406,21 @@ TEST(a_killed_process_of_another_host) {
   }
 }
 
+// What a rank waited for last is no reason to stop sending to another one.
+TEST(a_send_goes_on_while_another_process_has_left) {
+  Impostor one;  // which reads nothing
+  const std::atomic<std::uint32_t> left{1};
+  Watch watch = one.host.watch();
+  watch.left = &left;
+  watch.deadline = Deadline(1);
+  const auto start = Clock::now();
+  const auto send = [&] {
+    for (std::uint32_t i = 0;; ++i) one.host.network->release({77, 1, 1}, i, watch);
+  };
+  const std::string error = ERROR_OF(send());
+  CHECK_CONTAINS(error, "until the deadline");
+  CHECK(Clock::now() - start >= std::chrono::seconds(1));
+}
+
 }  // namespace
 }  // namespace lockstep::testing

@@ -123,9 +123,11 @@ TEST(more_than_there_is_room_for) {
   CHECK_EQUAL(notes.next(0).process, 0);
   take(notes, 8, text("kept"));
   for (const int process : {1, 2, 3, 8, -1}) CHECK_EQUAL(notes.next(0).process, process);
-  // What its sender gave up, and of whom nothing follows, takes no room.
-  for (int i = 0; i < 10; ++i) notes.take(0, Notes::kLongest, 0, std::span(quarter).first(100));
-  for (int i = 1; i < 4; ++i) notes.take(i, Notes::kLongest, 0, {});
+  // What its sender gave up, and of whom nothing follows, takes no room, and nor does what is only
+  // announced.
+  const auto but_one = std::span(quarter).first(Notes::kLongest - 1);
+  for (int i = 0; i < 10; ++i) notes.take(0, Notes::kLongest, 0, but_one);
+  for (int i = 1; i < 4; ++i) notes.take(i, Notes::kLongest, 0, but_one);
   take(notes, 9, text("dropped"));
   notes.forget(1);
   take(notes, 9, text("kept"));
@@ -134,6 +136,17 @@ TEST(more_than_there_is_room_for) {
   for (std::size_t i = 0; i < Notes::kMost + 5; ++i) take(notes, 5, {});
   for (std::size_t i = 0; i < Notes::kMost; ++i) CHECK_EQUAL(notes.next(0).process, 5);
   CHECK_EQUAL(notes.next(0).process, Note::kNone);
+}
+
+TEST(more_at_once_than_there_are_places_for) {
+  Notes notes;
+  for (std::size_t i = 0; i < Notes::kMost - 1; ++i) take(notes, 5, {});
+  for (const int process : {1, 2}) notes.take(process, 2, 0, text("a"));
+  for (const int process : {1, 2}) notes.take(process, 2, 1, text("b"));
+  for (int i = 0; i < 5; ++i) take(notes, 5, {});
+  std::size_t count = 0;
+  while (notes.next(0).process != Note::kNone) ++count;
+  CHECK_EQUAL(count, Notes::kMost);
 }
 
 TEST(parts_that_break_the_rules) {
@@ -149,6 +162,8 @@ TEST(parts_that_break_the_rules) {
   CHECK_CONTAINS(second(99, 0), "out of turn");
   CHECK_CONTAINS(second(std::uint64_t{1} << 60, 0), "too long");
   CHECK_CONTAINS(second(Notes::kLongest + 1, 0), "too long");
+  Notes notes;
+  CHECK_CONTAINS(ERROR_OF(notes.take(0, 200, 0, {})), "out of turn");
 }
 
 TEST(to_who_does_not_take_any) {
@@ -194,8 +209,9 @@ TEST(who_waits_when_it_ends) {
                other.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
       },
       "a note");
-  two.hosts[0].network->leave();
-  CHECK_EQUAL(one.get() + other.get(), 1 + Note::kOver);
+  two.hosts[0].network->end_notes();
+  const int both = one.get() + other.get();
+  CHECK_EQUAL(both, 1 + Note::kOver);
 }
 
 // Reads what the other end has sent, without waiting for what comes later.

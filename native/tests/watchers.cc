@@ -75,6 +75,33 @@ TEST(a_watcher_that_goes_away_is_not_waited_for) {
   CHECK(least < Verdict::kOtherWord);
 }
 
+TEST(a_watcher_that_goes_away_meanwhile_is_not_waited_for) {
+  auto least = Clock::duration::max();
+  for (int i = 0; i < 5 && least >= Verdict::kOtherWord; ++i) {
+    const Alarm alarm;
+    Impostor one;
+    one.host.network->set_watcher(&alarm);
+    const auto start = Clock::now();
+    one.to = Descriptor();
+    eventually([&] { return rung(alarm); }, "the alarm");
+    one.host.network->set_watcher(nullptr);
+    eventually([&] { return one.host.arena->poisoned(); }, "an error");
+    least = std::min(least, Clock::now() - start);
+  }
+  CHECK(least < Verdict::kOtherWord);
+}
+
+// Its own watcher has ended with its program, but others are told by it what it has seen.
+TEST(who_has_left_itself_lets_others_speak_first) {
+  const Alarm alarm;
+  Impostor one;
+  one.host.network->set_watcher(&alarm);
+  one.host.network->leave();
+  one.host.network->set_watcher(nullptr);
+  CHECK(until_poisoned(one) >= Verdict::kOtherWord);
+  CHECK(!rung(alarm));
+}
+
 TEST(who_has_left_is_not_lost) {
   const Alarm alarm;
   Impostor one;
