@@ -185,6 +185,27 @@ def test_a_process_without_a_record_is_waited_for_by_name() -> None:
     assert found.rows[1].doing is Doing.UNKNOWN
 
 
+@pytest.mark.parametrize("late", ["in no collective yet", "nobody tells of it"])
+def test_who_ended_without_a_collective_is_not_taken_for_one_that_may_still_come(late: str) -> None:
+    """Whose devices those are that nobody recorded is open: here the awaited one is process 1's."""
+    run = job(steps(1), [], []).snapshot()
+    waiting, awaited, ended = (process.record for process in run.processes)
+    assert waiting is not None
+    assert awaited is not None
+    assert ended is not None
+    awaited = dataclasses.replace(awaited, rings=(), state=ProcessState.RUNNING)
+    if late == "nobody tells of it":
+        awaited = None
+    ended = dataclasses.replace(ended, rings=(), state=ProcessState.ENDED)
+    waiting = dataclasses.replace(waiting, cliques=((waiting.cliques[0][0], (0, STRIDE)),))
+    run = altered(altered(altered(run, 0, record=waiting), 1, record=awaited), 2, record=ended)
+    assert diagnose(run).kind is Kind.WAITING
+    # But it is, if the other one will not come either.
+    lost = altered(run, 1, exit=Exit(reason="it is lost"))
+    assert diagnose(lost).kind is Kind.KILLED
+    assert diagnose(lost).culprits == (1,)
+
+
 def test_a_process_killed_before_it_recorded_anything_is_the_culprit() -> None:
     run = job(steps(5), steps(0)).snapshot({1: Exit(signal=9)})
     found = diagnose(altered(run, 1, record=None))

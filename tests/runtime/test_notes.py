@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -61,6 +62,15 @@ def test_records_that_are_cut_short_are_an_error() -> None:
         notes.unpack_processes(told, body[:-9])
     with pytest.raises(RecordError):
         notes.unpack_processes([{**told[0], "bytes": 100}], body)
+
+
+@pytest.mark.parametrize("field", range(9))
+def test_sites_of_other_types_are_an_error_or_made_right(field: int) -> None:
+    told, body = notes.pack_processes([Process(0, sites=SITES[:1])])
+    told[0]["sites"][0][field] = ["no such thing"]
+    with contextlib.suppress(ValueError, TypeError):
+        [found] = notes.unpack_processes(told, body)
+        assert isinstance(getattr(found.sites[0], list(site(1).__slots__)[field]), str)
 
 
 def test_a_clock_lies_between_what_was_seen() -> None:

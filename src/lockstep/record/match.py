@@ -129,7 +129,7 @@ class _Case:
         if parting is not None:
             return self._parted(Kind.MISMATCH, parting)
         sinks = waiting.sinks(self.history, self.waits)
-        dead = [p for p in sinks if self.ended[p].final]
+        dead = [p for p in sinks if self.ended[p].final and self._is_surely_awaited(p)]
         if dead:
             return self._dead(dead)
         if around := waiting.circle(self.waits):
@@ -140,6 +140,14 @@ class _Case:
         if any(w.entry.state == State.ENTERED or w.absent for w in self.waits):
             return self._waiting(sinks)
         return self._make(Kind.NOTHING)
+
+    def _is_surely_awaited(self, process: int) -> bool:
+        """Whether there is a wait for it, or for others that will not come either.
+
+        Whose a device is that nobody recorded may be open: then somebody else may yet come.
+        """
+        owners = (self.history.owner(device) for wait in self.waits for device in wait.absent)
+        return any(process in of and all(self.ended[p].final for p in of) for of in owners)
 
     def _parted(self, kind: Kind, parting: Parting) -> Diagnosis:
         called = {}

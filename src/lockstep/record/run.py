@@ -250,11 +250,12 @@ def _sites(lines: Iterable[str]) -> list[Site]:
     found = []
     for line in lines:
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-            found.append(_site(json.loads(line)))
+            found.append(site_of(json.loads(line)))
     return found
 
 
-def _site(values: dict[str, Any]) -> Site:
+def site_of(values: dict[str, Any]) -> Site:
+    """Raises what may be expected of values that are none: ValueError, KeyError, TypeError."""
     return Site(
         program=int(values["program"]),
         fingerprint=str(values["fingerprint"]),

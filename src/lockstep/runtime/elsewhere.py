@@ -12,7 +12,7 @@ import itertools
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,11 +21,17 @@ from lockstep.record import run
 from lockstep.runtime import notes
 from lockstep.runtime.topology import Peer
 
-PATIENCE_SECONDS = 0.5
-"""For an answer; who gives none is not asked first again, and another one of its host is asked."""
+PATIENCE_SECONDS = 0.35
+"""For an answer; who gives none is not asked first again, and another one of its host is asked.
+Both together are less than the engine gives the watcher for an answer of its own."""
 _STACKS_PATIENCE = 3.0
 _TURN_SECONDS = 1.0
 _SEND_SECONDS = 0.5
+_FRESH_NS = 200_000_000
+"""What was read this long ago is told again: records may be read at any moment, each its own."""
+
+_Note = tuple[int, dict[str, Any], bytes, int]
+"""From whom, head, body, and when it was heard."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ class Answer:
 @dataclass
 class _Asked:
     began: int
+    processes: set[int]
     answers: dict[int, Answer] = field(default_factory=dict)
 
 
@@ -60,7 +67,7 @@ class Local:
     """All of the host; of how many entries of each device."""
     stacks: Callable[[int], str]
     """The Python stacks of one of them."""
-    wake: Callable[[], None]
+    hurry: Callable[[], None]
     """Has the watcher look for the lines of what its process has met."""
 
 
@@ -84,6 +91,8 @@ class Elsewhere(threading.Thread):
         self._numbers = itertools.count()
         self._asked: dict[int, _Asked] = {}
         self._heard = threading.Condition()
+        self._packed: dict[int | None, tuple[int, tuple[list[dict[str, Any]], bytes]]] = {}
+        self._now = time.monotonic_ns
         self._over = False
         self._has_stumbled = False
 
@@ -97,12 +106,14 @@ class Elsewhere(threading.Thread):
         waiting = dict(self._hosts)
         found: list[run.Process] = []
         clocks: dict[int, notes.Clock] = {}
-        for attempt in range(2):
-            asked = {self._speaker(peers, attempt): host for host, peers in waiting.items()}
+        tried: set[int] = set()
+        for _ in range(2):
+            speakers = {host: self._speaker(peers, tried) for host, peers in waiting.items()}
+            asked = {process: host for host, process in speakers.items() if process is not None}
+            tried |= asked.keys()
             head = {"kind": "look", "latest": latest}
             for process, answer in self._ask(asked, head, PATIENCE_SECONDS).items():
-                host = asked[process]
-                there = {peer.process for peer in waiting.pop(host)}
+                there = {peer.process for peer in waiting.pop(asked[process])}
                 told = [one for one in _processes(answer) if one.index in there]
                 clocks |= {one.index: answer.clock for one in told}
                 found += told
@@ -112,14 +123,15 @@ class Elsewhere(threading.Thread):
         """The Python stacks of a process of another host; what is known without an answer."""
         # Best by another one of its host: it may be unable to answer.
         others = [p.process for p in self._hosts[peer.host_id] if p is not peer]
-        for process in [*others[:1], peer.process]:
+        able = [p for p in (*others, peer.process) if not self._post.is_lost(p)]
+        talkative = [process for process in able if process not in self._silent]
+        for process in talkative[:1]:
             answers = self._ask([process], {"kind": "stacks", "of": peer.process}, _STACKS_PATIENCE)
             if process in answers:
                 return answers[process].body.decode(errors="replace")
         return (
-            f"No Python stacks: neither it nor another process of {peer.host_name} has answered "
-            f"within {_STACKS_PATIENCE:g} s. It is stopped, or stuck in code that holds Python's "
-            "lock, or its machine has stopped."
+            f"No Python stacks: neither it nor another process of {peer.host_name} answers. It is "
+            "stopped, or stuck in code that holds Python's lock, or its machine has stopped."
         )
 
     def hurry(self) -> None:
@@ -127,18 +139,19 @@ class Elsewhere(threading.Thread):
         for peer in itertools.chain.from_iterable(self._hosts.values()):
             self._send(peer.process, {"kind": "hurry"})
 
-    def _speaker(self, peers: Sequence[Peer], attempt: int) -> int:
-        able = [p.process for p in peers if not self._post.is_lost(p.process)] or [peers[0].process]
-        able.sort(key=lambda process: process in self._silent)
-        talkative = [p for p in able if p not in self._silent] or able
-        return talkative[(self._turn + attempt) % len(talkative)]
+    def _speaker(self, peers: Sequence[Peer], tried: set[int]) -> int | None:
+        """Whom of a host to ask; None when nobody is left."""
+        able = [p.process for p in peers if not self._post.is_lost(p.process)]
+        able = [process for process in able if process not in tried]
+        talkative = [process for process in able if process not in self._silent] or able
+        return talkative[self._turn % len(talkative)] if talkative else None
 
     def _ask(
         self, processes: Iterable[int], head: dict[str, Any], patience: float
     ) -> dict[int, Answer]:
         number = next(self._numbers)
-        self._asked[number] = asked = _Asked(time.monotonic_ns())
-        sent = {p for p in processes if self._send(p, {**head, "number": number})}
+        self._asked[number] = asked = _Asked(self._now(), set(processes))
+        sent = {p for p in asked.processes if self._send(p, {**head, "number": number})}
         with self._heard:
             self._heard.wait_for(lambda: sent <= asked.answers.keys() or self._over, patience)
             del self._asked[number]
@@ -153,55 +166,84 @@ class Elsewhere(threading.Thread):
     def run(self) -> None:
         while not self._over:
             try:
-                note = self._post.next_note(_TURN_SECONDS)
+                notes_here = self._all_notes()
             except _engine.NoMoreNotes:
                 break
-            if note is not None:
-                self._take(*note)
+            for note in _in_order(notes_here):
+                with self._forgiving(note[0]):
+                    self._on_note(*note)
 
-    def _take(self, process: int, note: bytes) -> None:
+    def _all_notes(self) -> list[_Note]:
+        """Those that are there, or the next one; none after a while."""
+        found: list[_Note] = []
+        wait = _TURN_SECONDS
+        while (note := self._post.next_note(wait)) is not None:
+            process, text = note
+            heard, wait = self._now(), 0.0
+            with self._forgiving(process):
+                found.append((process, *notes.unpack(text), heard))
+        return found
+
+    @contextlib.contextmanager
+    def _forgiving(self, process: int) -> Iterator[None]:
         try:
-            self._on_note(process, note, time.monotonic_ns())
+            yield
         except Exception as error:
             # Who asks does without an answer. Once: what fails may do so with every note.
             if not self._has_stumbled:
                 print(f"lockstep: a note of process {process}: {error!r}", file=sys.stderr)
             self._has_stumbled = True
 
-    def stop(self) -> None:
-        """Ends the thread, within a second."""
+    def stop(self) -> bool:
+        """Ends the thread; whether it has ended within two seconds."""
         self._over = True
         with self._heard:
             self._heard.notify_all()
         self.join(2 * _TURN_SECONDS)
+        return not self.is_alive()
 
-    def _on_note(self, process: int, note: bytes, heard: int) -> None:
-        head, body = notes.unpack(note)
+    def _on_note(self, process: int, head: Mapping[str, Any], body: bytes, heard: int) -> None:
         kind = head["kind"]
         if kind == "hurry":
-            self._local.wake()
+            self._local.hurry()
         elif kind == "look":
-            told, records = notes.pack_processes(self._local.processes(head["latest"]))
+            told, records = self._look_here(head["latest"])
             self._reply(process, head, heard, {"processes": told}, records)
         elif kind == "stacks":
             self._reply(process, head, heard, {}, self._local.stacks(int(head["of"])).encode())
         elif kind == "answer":
             self._on_answer(process, head, body, heard)
 
+    def _look_here(self, latest: int | None) -> tuple[list[dict[str, Any]], bytes]:
+        """What this host has to tell; many may ask at a time, and this process may be at work."""
+        began = self._now()
+        when, packed = self._packed.get(latest, (0, None))
+        if packed is None or began - when > _FRESH_NS:
+            packed = notes.pack_processes(self._local.processes(latest))
+            self._packed = {latest: (began, packed)}
+        return packed
+
     def _reply(
         self, process: int, asked: Mapping[str, Any], heard: int, told: dict[str, Any], body: bytes
     ) -> None:
         head = {"kind": "answer", "number": asked["number"], "asked": heard, **told}
-        self._send(process, {**head, "answered": time.monotonic_ns()}, body)
+        self._send(process, {**head, "answered": self._now()}, body)
 
     def _on_answer(self, process: int, head: Mapping[str, Any], body: bytes, heard: int) -> None:
         with self._heard:
             self._silent.discard(process)
             asked = self._asked.get(head["number"])
-            if asked is not None:
+            if asked is not None and process in asked.processes:
                 clock = notes.Clock(asked.began - int(head["asked"]), heard - int(head["answered"]))
                 asked.answers[process] = Answer(head, body, clock)
                 self._heard.notify_all()
+
+
+def _in_order(here: Iterable[_Note]) -> list[_Note]:
+    """Answers first; of like questions of one process only the last, the others are given up."""
+    answers = [note for note in here if note[1].get("kind") == "answer"]
+    asked = {(note[0], note[1].get("kind"), note[1].get("of")): note for note in here}
+    return answers + [note for note in asked.values() if note[1].get("kind") != "answer"]
 
 
 def _processes(answer: Answer) -> list[run.Process]:

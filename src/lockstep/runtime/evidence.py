@@ -90,7 +90,9 @@ class Records:
         folders = {p.process: self.folder(p.process) for p in self._local}
         errors = {index: ErrorRecord.read(f) if f else None for index, f in folders.items()}
         endings = {index: self.ending(index) for index in folders}
-        records = {index: self.record(index, latest) for index in folders}
+        # Who keeps none has set LOCKSTEP_RECORD=0.
+        kept = {index: bool(self._papers[index].record) for index in folders}
+        records = {i: self.record(i, latest) if kept[i] else None for i in folders}
         found = []
         for index, record in records.items():
             sites, callers = tuple(own_sites), callsite.known()
@@ -113,19 +115,30 @@ class Records:
 
         ``latest`` is how many entries of each device are looked at.
         """
+        endings = {peer.process: self.ending(peer.process) for peer in self._peers}
         here = self.of_host(own_sites, latest)
         there, clocks = elsewhere.look(latest) if elsewhere else ([], {})
         known = {one.index: one for one in here}
         for one in on_one_clock(here, there, clocks):
-            known[one.index] = dataclasses.replace(one, exit=self.ending(one.index))
-        processes = (known.get(p.process) or self._silent(p) for p in self._peers)
-        error = max((clock.error for clock in clocks.values()), default=0)
+            if self._is_of_job(one, here):
+                known[one.index] = dataclasses.replace(one, exit=endings[one.index])
+        processes = (known.get(p.process) or _silent(p, endings[p.process]) for p in self._peers)
+        # Each of two hosts that are not this one may be off.
+        error = 2 * max((clock.error for clock in clocks.values()), default=0)
         return run.Run(tuple(processes), self._attempt, vary, error)
 
-    def _silent(self, peer: Peer) -> run.Process:
-        ending = self.ending(peer.process)
-        why = () if ending else ("nobody of its host has answered",)
-        return run.Process(peer.process, exit=ending, troubles=why, label=peer.label)
+    def _is_of_job(self, told: run.Process, here: Sequence[run.Process]) -> bool:
+        """Whether a record is of the process that it is told for, and of this start of engines."""
+        own = next(process.record for process in here if process.index == self.own)
+        record = told.record
+        return record is None or (
+            own is not None and (record.process, record.nonce) == (told.index, own.nonce)
+        )
+
+
+def _silent(peer: Peer, ending: run.Exit | None) -> run.Process:
+    why = () if ending else ("nobody of its host has answered",)
+    return run.Process(peer.process, exit=ending, troubles=why, label=peer.label)
 
 
 def on_one_clock(

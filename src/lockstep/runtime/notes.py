@@ -72,6 +72,14 @@ def _fields(of: run.Site | run.Caller) -> list[Any]:
     return [getattr(of, name) for name in of.__slots__]
 
 
+def _site(fields: Sequence[Any]) -> run.Site:
+    return run.site_of(dict(zip(run.Site.__slots__, fields, strict=True)))
+
+
+def _caller(file: Any, line: Any, function: Any, columns: Any) -> run.Caller:
+    return run.Caller(str(file), int(line), str(function), str(columns))
+
+
 def _room(record: format.ProcessRecord) -> int:
     """How long the rings have to be, a power of two: from the first entry on, numbers may lack."""
     most = max((r.written - r.entries[0].number for r in record.rings if r.entries), default=0)
@@ -90,10 +98,10 @@ def unpack_processes(told: Iterable[dict[str, Any]], body: bytes) -> list[run.Pr
         record = format.parse(records[at : at + count]) if count else None
         at += count
         callers = {
-            int(site): tuple(run.Caller(*fields) for fields in made)
+            int(site): tuple(_caller(*fields) for fields in made)
             for site, made in one["callers"].items()
         }
-        sites = tuple(run.Site(*fields) for fields in one["sites"])
+        sites = tuple(map(_site, one["sites"]))
         troubles = tuple(map(str, one["troubles"]))
         index = int(one["index"])
         found.append(run.Process(index, record, sites, troubles=troubles, callers=callers))

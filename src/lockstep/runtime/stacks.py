@@ -68,9 +68,9 @@ def ask(pid: int, path: Path, timeout: float = 1.0) -> str:
     try:
         before = path.stat().st_size
         os.kill(pid, SIGNAL)
-    except OSError:
+        text = _answer(path, before, time.monotonic() + timeout)
+    except OSError:  # it has ended, perhaps with the file, which may be its memory
         return describe(pid)
-    text = _answer(path, before, time.monotonic() + timeout)
     return shortened(text) if text else describe(pid, timeout)
 
 

@@ -7,10 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 
 from lockstep import _config
+from lockstep._words import counted
 from lockstep.record import format, match, text
 from lockstep.runtime.elsewhere import Elsewhere
 from lockstep.runtime.evidence import Records
 from lockstep.runtime.topology import Peer
+
+_MOST_STACKS = 4
+"""Each may take a second, in which the watcher does nothing else."""
 
 
 class Stalls:
@@ -44,7 +48,10 @@ class Stalls:
         self._reported.add(began)
         found = diagnose()
         missing = [row.process.index for row in found.rows if row.culprit]
-        lines = [f"waiting for {waited:.0f} s. {text.table(found)}", *map(self._stacks_of, missing)]
+        told = [self._stacks_of(process) for process in missing[:_MOST_STACKS]]
+        if len(missing) > _MOST_STACKS:
+            told.append(f"and {counted(len(missing) - _MOST_STACKS, 'process')} more")
+        lines = [f"waiting for {waited:.0f} s. {text.table(found)}", *told]
         print("\n".join(f"lockstep: {line}" for line in lines), file=sys.stderr, flush=True)
 
     def _oldest_wait(self) -> int | None:

@@ -17,7 +17,6 @@ deadline needs no Python.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import select
 import sys
@@ -84,6 +83,7 @@ class Watcher(threading.Thread):
                 self._watch_peer(peer)
         self._connected = [peer for peer in peers if peer.host_id != here]
         self._over = False
+        self._hurried = False
         self._look_at_once()
         self._stalls = Stalls(peers, records, elsewhere)
 
@@ -100,6 +100,11 @@ class Watcher(threading.Thread):
             return  # it has died already: whoever waits for it rings
         self._by_pidfd[pidfd] = peer
         self._poll.register(pidfd, select.POLLIN)
+
+    def hurry(self) -> None:
+        """Has it look for the lines of what this process has met, at once."""
+        self._hurried = True
+        os.eventfd_write(self._alarm, 1)
 
     def hold(self, program: Any) -> None:
         # The compilation has succeeded, and goes on. Nobody reads in a forked child.
@@ -133,11 +138,14 @@ class Watcher(threading.Thread):
             os.eventfd_write(self._alarm, 1)
             self.join(_STOP_PATIENCE)
 
-    def close(self) -> None:
-        """Once it has stopped."""
+    def stop_answering(self) -> None:
         if self._elsewhere:
             self._elsewhere.stop()
-        self._records.close()
+
+    def close(self) -> None:
+        """Once it has stopped."""
+        if self._elsewhere is None or self._elsewhere.stop():
+            self._records.close()
 
     def _turn(self) -> None:
         ready = self._poll.poll(_TURN_SECONDS * 1000)
@@ -173,6 +181,7 @@ class Watcher(threading.Thread):
     def _on_alarm(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._alarm, 8)
+        hurried, self._hurried = self._hurried, False
         self._look_for_losses()
         question = _engine.question()
         if question.startswith("programs "):
@@ -183,6 +192,8 @@ class Watcher(threading.Thread):
         elif question:
             self._explain(question)
             _engine.answer(True)
+        elif hurried:
+            pass  # the lines are up to date by now, and who waits rings again
         elif time.monotonic() >= self._next_look and not _engine.poison_text():
             self._look()
 
@@ -213,7 +224,7 @@ class Watcher(threading.Thread):
     def _diagnose_with_lines(self, by_numbers: bool = False) -> match.Diagnosis:
         """Waits for the lines of the others, who were rung too and look for them now."""
         found = self._diagnose(by_numbers)
-        if self._elsewhere and self._lacks_lines(found):
+        if self._elsewhere and found.kind.is_fault and self._lacks_lines(found):
             self._elsewhere.hurry()
         end = time.monotonic() + _LINES_PATIENCE
         while found.kind.is_fault and self._lacks_lines(found) and time.monotonic() < end:
@@ -231,7 +242,9 @@ class Watcher(threading.Thread):
         self._looks += 1
         found = self._diagnose(latest=_GLANCE)
         if found.kind.is_fault or self._looks % _WHOLE_LOOK_EVERY == 0:
-            found = self._diagnose_with_lines()
+            whole = self._diagnose_with_lines()
+            # Of a host that has not answered this time, the glance knows more.
+            found = whole if whole.kind.is_fault or not found.kind.is_fault else found
         if found.kind.is_fault:
             _engine.poison(verdict.proof(found))
             return
@@ -271,6 +284,8 @@ class Watcher(threading.Thread):
             if _engine.poison_text():
                 return
             time.sleep(0.01)
+        if _engine.poison_text():
+            return
         how = "has ended, or its host cannot be reached"
         self._blame(peer, f"it {how}; its own output may tell why", how)
 
@@ -292,14 +307,19 @@ def start(client: Any, peers: Sequence[Peer], process: int, told: Sequence[Paper
     callsite.keep_in(told[process].callers)
     sites = Sites(records, told[process], _jax_compat.live_executables)
     several = any(peer.host_id != peers[process].host_id for peer in peers)
+    for earlier in _watchers:
+        earlier.stop_answering()  # or it would answer with the records of then
     elsewhere = None
     if several:
-        wake = functools.partial(os.eventfd_write, _engine.alarm_fd(), 1)
-        local = Local(lambda latest: records.of_host(sites.found, latest), records.stacks, wake)
+        local = Local(
+            lambda latest: records.of_host(sites.found, latest),
+            records.stacks,
+            lambda: watcher.hurry(),
+        )
         elsewhere = Elsewhere(peers, process, local)
+    watcher = Watcher(peers, records, sites, Comparison(client, peers, process), elsewhere)
+    if elsewhere:
         elsewhere.start()
-    comparison = Comparison(client, peers, process)
-    watcher = Watcher(peers, records, sites, comparison, elsewhere)
     watcher.start()
     _watchers.append(watcher)
     mark_the_end(peers[process].label, stop_looking, to_hosts=several)
