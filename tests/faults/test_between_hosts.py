@@ -170,7 +170,15 @@ def test_a_fault_of_one_host_raises_on_the_other(hosts: Hosts, fault: str, words
     assert_nothing_left(hosts)
 
 
-@pytest.mark.parametrize("fault", ["dtype", "exit", "kill", "raise"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "exit",
+        "kill",
+        pytest.param("dtype", marks=pytest.mark.slow),
+        pytest.param("raise", marks=pytest.mark.slow),
+    ],
+)
 def test_a_fault_without_records_raises_all_the_same(hosts: Hosts, fault: str) -> None:
     words = {
         "kill": "{who} has ended, or its host cannot be reached",
@@ -192,7 +200,10 @@ def test_who_died_is_told_by_another_process_of_its_host(hosts: Hosts) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [("stuck", ["in be_stuck"]), ("stopped", ["it is stopped, by a signal (kill -STOP"])],
+    [
+        ("stuck", ["in be_stuck"]),
+        pytest.param("stopped", ["it is stopped, by a signal (kill -STOP"], marks=pytest.mark.slow),
+    ],
 )
 def test_a_stall_is_told_with_what_another_host_does(
     hosts: Hosts, fault: str, words: list[str]
