@@ -79,6 +79,7 @@ class Job:
     def local(self, process: int) -> Local:
         def processes(latest: int | None) -> Sequence[Process]:
             self.looks += 1
+            time.sleep(0.01)  # and so it is told for 0.1 s
             if process in self.deaf:
                 raise OSError("it cannot look")
             return [self.process(p, process) for p in range(4) if p % 2 == process % 2]

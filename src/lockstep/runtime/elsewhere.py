@@ -27,9 +27,12 @@ Both together are less than the engine gives the watcher for an answer of its ow
 _STACKS_PATIENCE = 3.0
 _TURN_SECONDS = 1.0
 _SEND_SECONDS = 0.5
-_FRESH_NS = 200_000_000
-"""What was read this long ago is told again: records may be read at any moment, each its own."""
+_FRESH_TIMES = 10
+"""What was read is told again for so many times as long as that took, when many ask at a time:
+records may be read at any moment, each at its own."""
+_MOST_AT_ONCE = 1000
 
+_Packed = tuple[list[dict[str, Any]], bytes]
 _Note = tuple[int, dict[str, Any], bytes, int]
 """From whom, head, body, and when it was heard."""
 
@@ -91,7 +94,8 @@ class Elsewhere(threading.Thread):
         self._numbers = itertools.count()
         self._asked: dict[int, _Asked] = {}
         self._heard = threading.Condition()
-        self._packed: dict[int | None, tuple[int, tuple[list[dict[str, Any]], bytes]]] = {}
+        self._packed: dict[int | None, tuple[int, _Packed]] = {}
+        """By how many entries: until when it is told again, and what."""
         self._now = time.monotonic_ns
         self._over = False
         self._has_stumbled = False
@@ -177,7 +181,7 @@ class Elsewhere(threading.Thread):
         """Those that are there, or the next one; none after a while."""
         found: list[_Note] = []
         wait = _TURN_SECONDS
-        while (note := self._post.next_note(wait)) is not None:
+        while len(found) < _MOST_AT_ONCE and (note := self._post.next_note(wait)) is not None:
             process, text = note
             heard, wait = self._now(), 0.0
             with self._forgiving(process):
@@ -214,13 +218,14 @@ class Elsewhere(threading.Thread):
         elif kind == "answer":
             self._on_answer(process, head, body, heard)
 
-    def _look_here(self, latest: int | None) -> tuple[list[dict[str, Any]], bytes]:
+    def _look_here(self, latest: int | None) -> _Packed:
         """What this host has to tell; many may ask at a time, and this process may be at work."""
         began = self._now()
-        when, packed = self._packed.get(latest, (0, None))
-        if packed is None or began - when > _FRESH_NS:
+        until, packed = self._packed.get(latest, (began, None))
+        if packed is None or began >= until:
             packed = notes.pack_processes(self._local.processes(latest))
-            self._packed = {latest: (began, packed)}
+            cost = self._now() - began
+            self._packed = {latest: (began + cost * (1 + _FRESH_TIMES), packed)}
         return packed
 
     def _reply(
