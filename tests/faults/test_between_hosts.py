@@ -12,6 +12,7 @@ import pytest
 
 from faults.harness import PROGRAMS
 from faults.hosts import NAMES, Hosts, possible, two_hosts
+from runtime.test_exits import kernel_tells
 from support import marked, wait_until
 
 PROGRAM = PROGRAMS / "between_hosts.py"
@@ -189,13 +190,18 @@ def test_a_fault_without_records_raises_all_the_same(hosts: Hosts, fault: str) -
     assert_raised(hosts, fault, words[fault], LOCKSTEP_RECORD="0")
 
 
-def test_who_died_is_told_by_another_process_of_its_host(hosts: Hosts) -> None:
+@pytest.mark.parametrize("reaped", [True, False])
+def test_who_died_is_told_by_another_process_of_its_host(hosts: Hosts, reaped: bool) -> None:
     processes = start_four(hosts, PROGRAM, "kill")
+    if reaped:  # as a launcher does it; then the kernel tells others too
+        processes[1].wait(TIMEOUT)
     assert end(processes, hosts) == [3, -9, 3, 3], everything(hosts, 4)
+    how = "is gone after 32 collectives: it died, and only who started it knows how"
+    if reaped and kernel_tells():
+        how = "was killed by SIGKILL (signal 9) after 32 collectives"
     for host, local in ((0, 0), (1, 0), (1, 1)):
         said = hosts.said(host, local)
-        assert f"(pid {processes[1].pid} on hosta) is gone after 32 collectives" in said, said
-        assert "it died, and only who started it knows how; processes 0, 2, 3 wait" in said, said
+        assert f"(pid {processes[1].pid} on hosta) {how}; processes 0, 2, 3 wait" in said, said
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from lockstep import _engine
 from lockstep.record.format import encode
 from lockstep.record.match import Kind, diagnose
-from lockstep.record.run import Process
+from lockstep.record.run import Exit, Process
 from lockstep.runtime import elsewhere, evidence, notes
 from lockstep.runtime.elsewhere import Elsewhere, Local
 from lockstep.runtime.papers import Papers
@@ -272,7 +272,7 @@ def test_records_of_other_processes_and_other_jobs_are_not_believed(
 def test_who_is_gone_is_told_as_such_with_and_without_a_record(
     job: Job, records: evidence.Records
 ) -> None:
-    records.gone = {1: "lost", 2: "dead"}
+    records.gone = {1: Exit(reason="lost"), 2: Exit(reason="dead")}
     job.post.lost = {1, 3}
     whole = records.read([], vary=False, elsewhere=job.answers[0])
     reasons = [process.exit and process.exit.reason for process in whole.processes]

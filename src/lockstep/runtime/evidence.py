@@ -39,7 +39,7 @@ class Records:
         self._top = Path(config.run_dir) if config.run_dir else None
         self._attempt = config.attempt
         self._peers = peers
-        self.gone: dict[int, str] = {}
+        self.gone: dict[int, run.Exit] = {}
         """Processes that have ended without a word, and what is known of it."""
         # Opened now: what is in memory can be opened only while its process lives.
         self._files: list[int] = []
@@ -72,13 +72,15 @@ class Records:
     def record(
         self, process: int, latest: int | None = None, after: Mapping[int, int] | None = None
     ) -> format.ProcessRecord:
-        return run.read_record(self._papers[process].record, latest, after)
+        if path := self._papers[process].record:
+            return run.read_record(path, latest, after)
+        peer = self._peers[process]  # it keeps none: LOCKSTEP_RECORD=0
+        return format.ProcessRecord(process, len(self._peers), peer.pid, peer.host_name, peer.label)
 
     def ending(self, process: int) -> run.Exit | None:
         folder = self.folder(process)
         ending = run.read_exit(folder) if folder else None
-        reason = self.gone.get(process)
-        return run.Exit(reason=reason) if reason and not ending else ending
+        return ending or self.gone.get(process)
 
     def stacks(self, process: int) -> str:
         """The Python stacks of a process of this host."""
@@ -90,9 +92,7 @@ class Records:
         folders = {p.process: self.folder(p.process) for p in self._local}
         errors = {index: ErrorRecord.read(f) if f else None for index, f in folders.items()}
         endings = {index: self.ending(index) for index in folders}
-        # Who keeps none has set LOCKSTEP_RECORD=0.
-        kept = {index: bool(self._papers[index].record) for index in folders}
-        records = {i: self.record(i, latest) if kept[i] else None for i in folders}
+        records = {index: self.record(index, latest) for index in folders}
         found = []
         for index, record in records.items():
             sites, callers = tuple(own_sites), callsite.known()
@@ -129,11 +129,9 @@ class Records:
 
     def _is_of_job(self, told: run.Process, here: Sequence[run.Process]) -> bool:
         """Whether a record is of the process that it is told for, and of this start of engines."""
-        own = next(process.record for process in here if process.index == self.own)
         record = told.record
-        return record is None or (
-            own is not None and (record.process, record.nonce) == (told.index, own.nonce)
-        )
+        nonces = {process.record.nonce for process in here if process.record}
+        return record is None or (record.process == told.index and record.nonce in nonces)
 
 
 def _silent(peer: Peer, ending: run.Exit | None) -> run.Process:

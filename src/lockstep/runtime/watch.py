@@ -27,7 +27,7 @@ from typing import Any
 
 from lockstep import _engine, _jax_compat
 from lockstep.record import match, run
-from lockstep.runtime import callsite, comparison, members, verdict
+from lockstep.runtime import callsite, comparison, exits, members, verdict
 from lockstep.runtime.comparison import Comparison
 from lockstep.runtime.elsewhere import Elsewhere, Local
 from lockstep.runtime.ending import mark_the_end
@@ -41,6 +41,8 @@ _LONGEST_PAUSE = 1.0
 _FIRST_PAUSE = 0.1
 _ENDING_PATIENCE = 0.3
 """Seconds the launcher may take to write down how a process ended."""
+_REAPING_PATIENCE = 0.1
+"""Seconds another launcher may take to ask for it: then the kernel tells us too."""
 _STOP_PATIENCE = 10.0
 """Seconds that the end of the program waits for the watcher, which may be asking for stacks."""
 _GLANCE = 64
@@ -155,8 +157,10 @@ class Watcher(threading.Thread):
                 self._on_alarm()
             else:
                 self._poll.unregister(fd)
-                os.close(fd)
-                self._on_death(self._by_pidfd.pop(fd))
+                try:
+                    self._on_death(self._by_pidfd.pop(fd), fd)
+                finally:
+                    os.close(fd)
 
     def _refresh(self) -> None:
         self._sites.update()
@@ -257,18 +261,19 @@ class Watcher(threading.Thread):
 
     # A process ends
 
-    def _on_death(self, peer: Peer) -> None:
+    def _on_death(self, peer: Peer, pidfd: int) -> None:
         self._look_at_once()
         record = self._records.record(peer.process)
-        ending = self._ending_of(peer)
+        ending = self._ending_of(peer, pidfd)
         clean = record.state == _engine.Leaving.ENDED and (ending is None or ending.exit_code == 0)
         if clean or _engine.poison_text():
             return  # whoever waits for it rings
+        unknown = run.Exit(reason="it died, and only who started it knows how")
         how = verdict.how_it_ended(record, ending)
-        self._blame(peer, "it died, and only who started it knows how", how)
+        self._blame(peer, ending or unknown, how)
 
-    def _blame(self, peer: Peer, reason: str, how: str) -> None:
-        self._records.gone[peer.process] = reason
+    def _blame(self, peer: Peer, ending: run.Exit, how: str) -> None:
+        self._records.gone[peer.process] = ending
         _engine.poison(verdict.proof_or(f"lockstep: {peer.label} {how}.", self._diagnose()))
 
     def _look_for_losses(self) -> None:
@@ -287,15 +292,21 @@ class Watcher(threading.Thread):
         if _engine.poison_text():
             return
         how = "has ended, or its host cannot be reached"
-        self._blame(peer, f"it {how}; its own output may tell why", how)
+        self._blame(peer, run.Exit(reason=f"it {how}; its own output may tell why"), how)
 
-    def _ending_of(self, peer: Peer) -> run.Exit | None:
-        end = time.monotonic() + _ENDING_PATIENCE
-        while (ending := self._records.ending(peer.process)) is None:
-            if self._records.folder(peer.process) is None or time.monotonic() > end:
-                return None
+    def _ending_of(self, peer: Peer, pidfd: int) -> run.Exit | None:
+        """From the launcher, who knows more than the kernel, where there is one."""
+        launched = self._records.folder(peer.process) is not None
+        end = time.monotonic() + (_ENDING_PATIENCE if launched else _REAPING_PATIENCE)
+        while time.monotonic() < end:
+            try:
+                ending = self._records.ending(peer.process) if launched else exits.exit_of(pidfd)
+            except OSError:
+                break
+            if ending is not None:
+                return ending
             time.sleep(0.01)
-        return ending
+        return None
 
 
 def start(client: Any, peers: Sequence[Peer], process: int, told: Sequence[Papers]) -> None:
