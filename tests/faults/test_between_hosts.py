@@ -122,9 +122,15 @@ def test_a_correct_program_raises_nothing(hosts: Hosts, tmp_path: Path, kept: bo
     ("fault", "record", "status", "words"),
     [
         ("exit", "1", 0, "process 1 (pid {pid} on hosta) ended after 20 collectives"),
-        ("exit", "0", 0, "waits for process 1 (pid {pid} on hosta), whose program has ended"),
+        pytest.param(
+            "exit",
+            "0",
+            0,
+            "waits for process 1 (pid {pid} on hosta), whose program has ended",
+            marks=pytest.mark.slow,
+        ),
         ("kill", "1", -9, "process 1 (pid {pid} on hosta) is gone after 20 collectives on"),
-        ("kill", "0", -9, "process 1 (pid {pid} on hosta)"),
+        pytest.param("kill", "0", -9, "process 1 (pid {pid} on hosta)", marks=pytest.mark.slow),
     ],
 )
 def test_a_fault_of_a_process_of_the_same_host_raises(
@@ -190,7 +196,7 @@ def test_a_fault_without_records_raises_all_the_same(hosts: Hosts, fault: str) -
     assert_raised(hosts, fault, words[fault], LOCKSTEP_RECORD="0")
 
 
-@pytest.mark.parametrize("reaped", [True, False])
+@pytest.mark.parametrize("reaped", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_who_died_is_told_by_another_process_of_its_host(hosts: Hosts, reaped: bool) -> None:
     processes = start_four(hosts, PROGRAM, "kill")
     if reaped:  # as a launcher does it; then the kernel tells others too

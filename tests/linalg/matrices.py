@@ -6,10 +6,17 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 DTYPES = [np.float32, np.float64, np.complex64, np.complex128]
+TWO_DTYPES = [
+    np.float64,
+    np.complex64,
+    *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (np.float32, np.complex128)),
+]
+"""For tests that take long: the other two are for the slow lane."""
 
 
 def mesh(shape: tuple[int, ...], kind: AxisType = AxisType.Auto) -> Mesh:
