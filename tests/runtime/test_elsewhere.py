@@ -141,8 +141,10 @@ def test_a_host_of_which_nobody_is_left_is_not_waited_for(job: Job) -> None:
     assert told(job, 0) == {}
 
 
-def test_processes_of_another_host_than_the_one_that_was_asked_do_not_count(job: Job) -> None:
-    job.process = lambda index, by=-1: Process(0 if index == 1 else index)  # type: ignore[assignment]
+def test_processes_of_another_host_than_the_one_that_was_asked_do_not_count(
+    monkeypatch: pytest.MonkeyPatch, job: Job
+) -> None:
+    monkeypatch.setattr(job, "process", lambda index, by=-1: Process(0 if index == 1 else index))
     assert told(job, 0) == {3: ()}
 
 
@@ -253,7 +255,7 @@ def test_what_is_known_of_all(job: Job, records: evidence.Records) -> None:
 
 
 def test_records_of_other_processes_and_other_jobs_are_not_believed(
-    job: Job, records: evidence.Records
+    monkeypatch: pytest.MonkeyPatch, job: Job, records: evidence.Records
 ) -> None:
     honest = job.process
 
@@ -263,7 +265,7 @@ def test_records_of_other_processes_and_other_jobs_are_not_believed(
         changes = {"nonce": 5} if index == 1 else {"process": 0}
         return dataclasses.replace(made, record=dataclasses.replace(made.record, **changes))
 
-    job.process = another  # type: ignore[method-assign]
+    monkeypatch.setattr(job, "process", another)
     whole = records.read([], vary=False, elsewhere=job.answers[0])
     assert [process.record is not None for process in whole.processes] == [True, False, True, False]
     assert whole.processes[1].troubles == ("nobody of its host has answered",)
