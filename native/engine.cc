@@ -168,7 +168,9 @@ int lockstep_start(const lockstep_options* given) {
   return lockstep::guarded([&] {
     lockstep::WorldOptions options;
     options.process = given->process;
-    options.labels.assign(given->labels, given->labels + given->num_processes);
+    const int members = given->num_processes + given->num_keepers;
+    options.labels.assign(given->labels, given->labels + members);
+    options.network.num_keepers = given->num_keepers;
     options.arena_fd = given->arena_fd;
     options.nonce = given->nonce;
     options.timeout_seconds = given->timeout_seconds;
@@ -183,8 +185,8 @@ int lockstep_start(const lockstep_options* given) {
     options.single_copy = given->single_copy != 0;
     if (given->addresses != nullptr) {
       const auto* key = reinterpret_cast<const std::byte*>(given->key);
-      options.network.addresses.assign(given->addresses, given->addresses + given->num_processes);
-      options.network.pids.assign(given->pids, given->pids + given->num_processes);
+      options.network.addresses.assign(given->addresses, given->addresses + members);
+      options.network.pids.assign(given->pids, given->pids + members);
       options.network.listener = given->listener;
       options.network.key.assign(key, key + given->key_bytes);
       options.network.tls_library = given->tls_library;

@@ -36,6 +36,12 @@ int lockstep_create_arena(std::uint64_t nonce);
 struct lockstep_options {
   int process;
   int num_processes;
+  // A keeper is a member of the network between hosts that owns no device and is in no collective:
+  // it answers the notes of watchers of other hosts when the processes of its own cannot. Keepers
+  // are numbered behind the processes, and a `process` from num_processes on is one. It has an
+  // arena of its own; losing it does not fail the job, and it fails the job of nobody else.
+  int num_keepers;
+  // What there is "one per process" of, there is one per keeper of behind them.
   const char* const* labels;  // one per process: "process 1 (pid 7 on host a)"
   int arena_fd;
   std::uint64_t nonce;
@@ -51,13 +57,17 @@ struct lockstep_options {
   int attempt;
   int single_copy;  // large messages straight from the memory of other processes, if possible
   // Where there are several hosts; null, null, -1, null, 0 and null where there is one.
-  const char* const* addresses;  // one per process, "10.0.0.1:4411"; "" for those of this host
-  const int* pids;               // one per process: of the others of this host, else 0
+  const char* const* addresses;  // one per process, "10.0.0.1:4411"; "" for those of this host,
+                                 // and, in a keeper, for the other keepers
+  const int* pids;               // one per process: of the others of this host, else 0; of a
+                                 // keeper, and in one, always 0
   int listener;                  // a listening socket of this process, which the engine duplicates
   const char* key;               // bytes that all processes have, and nobody else
   int key_bytes;
   const char* tls_library;  // OpenSSL's libssl, for dlopen
 };
+// Returns when this process has met all processes and keepers of other hosts. A keeper may start
+// again: its earlier start has then taken leave.
 int lockstep_start(const lockstep_options* options);
 
 int lockstep_set_devices(int count, const int* ids, const int* processes);
@@ -79,7 +89,7 @@ const char* lockstep_poison_text();
 void lockstep_forbid(const char* text);
 // What this process's record says of it from now on: 1 its program has ended, 2 it has failed.
 // Where there are several hosts 1 waits until no collective is left of what the program has
-// dispatched.
+// dispatched; in a keeper there is none.
 void lockstep_leave(int state);
 // In a forked child: lets go of the connections to other hosts, which are its parent's.
 void lockstep_forked();

@@ -25,7 +25,7 @@ constexpr std::chrono::milliseconds kComparison{20000};
 RecorderOptions complete(const WorldOptions& options) {
   RecorderOptions recorder = options.recorder;
   recorder.process = options.process;
-  recorder.num_processes = static_cast<int>(options.labels.size());
+  recorder.num_processes = static_cast<int>(options.labels.size()) - options.network.num_keepers;
   recorder.nonce = options.nonce;
   recorder.label = options.labels.at(static_cast<std::size_t>(options.process));
   return recorder;

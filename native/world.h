@@ -40,7 +40,7 @@ struct WorldOptions {
   // Worlds that share one mapping, in place of arena_fd and nonce. ThreadSanitizer knows memory by
   // its address: it sees what two Worlds of one process do to the arena only where they share it.
   std::shared_ptr<Arena> arena;
-  std::vector<std::string> labels;  // how to name each process in an error; one per process
+  std::vector<std::string> labels;  // how errors name each process, and behind them each keeper
   RecorderOptions recorder;         // its path, host and attempt; the rest is filled in here
   NetworkOptions network;           // to the other hosts
 };
@@ -51,7 +51,8 @@ class World {
   ~World();
 
   int process() const { return options_.process; }
-  int num_processes() const { return static_cast<int>(options_.labels.size()); }
+  int num_processes() const { return num_members() - options_.network.num_keepers; }
+  bool is_keeper() const { return process() >= num_processes(); }
   int cores() const { return options_.cores; }
   int device_id_bytes() const { return options_.device_id_bytes; }
   double timeout_seconds() const { return options_.timeout_seconds; }
@@ -92,7 +93,7 @@ class World {
   const std::atomic<std::uint32_t>* has_left(int process) const;
   // Whether that process has died or is cut off. Known where there are several hosts.
   bool is_lost(int process) const {
-    return network_ && process >= 0 && process < num_processes() && network_->is_lost(process);
+    return network_ && process >= 0 && process < num_members() && network_->is_lost(process);
   }
   // Somebody waits, in `what`, for a process that has left: that is a divergence.
   std::string has_ended(int process, const std::string& what);
@@ -147,6 +148,8 @@ class World {
   std::string forbidden_text_;
   std::map<std::int64_t, std::string> refused_;  // by execution
 
+  // Of the network: processes and keepers.
+  int num_members() const { return static_cast<int>(options_.labels.size()); }
   void mark_left();
   void finish_what_runs();
 

@@ -43,6 +43,7 @@ namespace lockstep {
 // Where the other hosts are. Without addresses the job has one host only.
 struct NetworkOptions {
   std::vector<std::string> addresses;  // of each process, "10.0.0.1:4411"; "" on this host
+  int num_keepers = 0;                 // the last of the processes are keepers: see below
   std::vector<int> pids;               // of the others of this host, else 0; may be empty
   int listener = -1;                   // a listening socket of this process; duplicated
   std::vector<std::byte> key;          // that all processes of the job have

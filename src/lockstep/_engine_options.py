@@ -16,6 +16,7 @@ class COptions(ctypes.Structure):
     _fields_ = [
         ("process", ctypes.c_int),
         ("num_processes", ctypes.c_int),
+        ("num_keepers", ctypes.c_int),
         ("labels", _Texts),
         ("arena_fd", ctypes.c_int),
         ("nonce", ctypes.c_uint64),
@@ -61,7 +62,7 @@ class Options:
 
     process: int
     labels: Sequence[str]
-    """How errors name each process, by process id."""
+    """How errors name each process, by process id; behind them those of the keepers."""
     arena_fd: int
     nonce: int
     """The same in all processes of the job."""
@@ -84,13 +85,17 @@ class Options:
     """Large messages straight from the memory of other processes, where the system permits it."""
     network: Network | None
     """None where all processes are on one host."""
+    keepers: int = 0
+    """How many keepers the job has: they are numbered behind the processes, and `process`, the
+    addresses and the pids count them too."""
 
     def to_c(self) -> COptions:
         """Good for as long as the structure lives, which keeps all that it points to."""
         network = self.network
         return COptions(
             self.process,
-            len(self.labels),
+            len(self.labels) - self.keepers,
+            self.keepers,
             _texts(self.labels),
             self.arena_fd,
             self.nonce,

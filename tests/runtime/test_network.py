@@ -137,6 +137,12 @@ def test_one_host_has_no_network() -> None:
     assert (given.key, given.key_bytes, given.tls_library) == (None, 0, None)
 
 
+def test_the_keepers_are_counted_apart_from_the_processes() -> None:
+    given = dataclasses.replace(OPTIONS, labels=["p", "q", "the keeper of b"], keepers=1).to_c()
+    assert (given.num_processes, given.num_keepers) == (2, 1)
+    assert [given.labels[i] for i in range(3)] == [b"p", b"q", b"the keeper of b"]
+
+
 def test_several_hosts_have_addresses_and_a_key() -> None:
     key = b"\0" * 16 + b"x" * 16
     way = Network(["10.0.0.1:1", ""], [0, 41], 7, key, "/lib/libssl.so.3")
