@@ -279,4 +279,10 @@ int lockstep_is_lost(int process) {
   auto* world = Engine::instance().started();
   return world != nullptr && world->is_lost(process);
 }
+
+int lockstep_has_left(int process) {
+  auto* world = Engine::instance().started();
+  const auto* left = world == nullptr ? nullptr : world->has_left(process);
+  return left != nullptr && left->load() != 0;
+}
 }

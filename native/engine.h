@@ -121,4 +121,6 @@ int lockstep_next_note(double timeout_seconds, const void** bytes, std::uint64_t
 // Whether the connection from that process (of another host) has been lost, or that process (of
 // this host) has been seen dead, where there are several hosts. 1 or 0. Who has left is not lost.
 int lockstep_is_lost(int process);
+// Whether that process has said that its program has ended, where there are several hosts. 1 or 0.
+int lockstep_has_left(int process);
 }

@@ -269,6 +269,11 @@ def is_lost(process: int) -> bool:
     return _library().lockstep_is_lost(process) == 1
 
 
+def has_left(process: int) -> bool:
+    """Whether a process's program has come to its end, and it has said so."""
+    return _library().lockstep_has_left(process) == 1
+
+
 def send_note(process: int, note: bytes, timeout: float) -> bool:
     """Whether the note is on its way to a process of another host, which gets it whole."""
     return _library().lockstep_send_note(process, note, len(note), timeout) == 0

@@ -10,7 +10,8 @@ RUN_DIR/attempt_0/process_1/stacks.txt      its Python stacks, each time somebod
 RUN_DIR/attempt_0/process_1/programs_vary    exists if its programs' numbers may differ from others'
 RUN_DIR/attempt_0/process_1/joined          exists once JAX has connected it to a job's service
 RUN_DIR/attempt_0/process_1/alone           exists if it has used JAX and has never joined a job
-RUN_DIR/attempt_0/process_1/exit.json       how process 1 ended, as the launcher saw it
+RUN_DIR/attempt_0/process_1/exit.json       how process 1 ended, as its launcher or keeper saw it
+RUN_DIR/attempt_0/process_1/stays           exists while its keeper waits for the end of the others
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import time
 from pathlib import Path
 
 DOORBELL = "doorbell"
@@ -27,12 +29,22 @@ ERROR = "error.json"
 EXIT = "exit.json"
 RECORDER = "recorder.bin"
 PROGRAMS_VARY = "programs_vary"
-OF_PROCESS = (RECORDER, "sites.jsonl", "perhaps.jsonl", PROGRAMS_VARY, ERROR, EXIT, "stacks.txt")
+OF_PROCESS = (
+    RECORDER,
+    "sites.jsonl",
+    "perhaps.jsonl",
+    "callers.jsonl",
+    PROGRAMS_VARY,
+    ERROR,
+    EXIT,
+    "stacks.txt",
+)
 """The files of a process that are kept when the run has failed."""
 COORDINATION_PID = "coordination.pid"
 COORDINATION_LOG = "coordination.log"
 INTERRUPTED = "interrupted"
 JOINED = "joined"
+STAYS = "stays"
 ALONE = "alone"
 _LONGEST_TRACEBACK = 1 << 18
 
@@ -95,6 +107,19 @@ class ExitRecord:
     realtime_ns: int
     reason: str | None
     """What is known beside the signal, such as ``out of memory``."""
+
+    @classmethod
+    def of(cls, process: int, pid: int, exit_code: int, reason: str | None) -> ExitRecord:
+        """One of now; an ``exit_code`` below 0 is a signal."""
+        killed = exit_code < 0
+        return cls(
+            process=process,
+            pid=pid,
+            exit_code=None if killed else exit_code,
+            signal=-exit_code if killed else None,
+            realtime_ns=time.time_ns(),
+            reason=reason,
+        )
 
     def write(self, folder: Path) -> None:
         """Leaves the record in ``folder``, whole or not at all."""

@@ -116,6 +116,10 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_grace(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--grace", type=_seconds, default=5.0, metavar="SECONDS", help=text)
+
+
 def run_parser() -> argparse.ArgumentParser:
     """The options of ``lockstep run``."""
     parser = argparse.ArgumentParser(
@@ -140,12 +144,9 @@ def run_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="keep each process's whole output in DIR/attempt_0/process_N",
     )
-    add(
-        "--grace",
-        type=_seconds,
-        default=5.0,
-        metavar="SECONDS",
-        help="how long processes may take to end after Ctrl-C, SIGTERM or the failure of another; "
+    _add_grace(
+        parser,
+        "how long processes may take to end after Ctrl-C, SIGTERM or the failure of another; "
         "default: 5",
     )
     add(
@@ -170,4 +171,15 @@ def worker_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     _add_shared(parser)
+    _add_grace(
+        parser,
+        "how long to wait for the others to end when the program has failed, before "
+        "the cluster's launcher is told; default: 5",
+    )
+    parser.add_argument(
+        "--log-dir",
+        metavar="DIR",
+        help="where the records of a failed run are put, best where all hosts see it; default: a "
+        "private directory of each host",
+    )
     return parser

@@ -84,16 +84,8 @@ class Process:
             reason = _records.STOPPED
         elif self.out_of_memory:
             reason = OUT_OF_MEMORY
-        killed = exit_code < 0
         with contextlib.suppress(OSError):  # a full disk must not stop the launcher
-            _records.ExitRecord(
-                process=self.process_id,
-                pid=self.pid,
-                exit_code=None if killed else exit_code,
-                signal=-exit_code if killed else None,
-                realtime_ns=time.time_ns(),
-                reason=reason,
-            ).write(self._folder)
+            _records.ExitRecord.of(self.process_id, self.pid, exit_code, reason).write(self._folder)
 
     def send(self, number: int) -> None:
         """Signals the process and what runs in its session, as a terminal would.

@@ -24,12 +24,17 @@ STALE_SECONDS = 60.0
 def make() -> Path:
     """A new directory that only this user can enter, locked as long as this process or a child
     that it forks lives. Raises `LaunchError` when there can be none."""
+    return make_locked()[0]
+
+
+def make_locked() -> tuple[Path, int]:
+    """Like `make`; also the descriptor that holds the lock."""
     # tempfile.mkdtemp does the same, after 10 ms of imports.
     top = Path(os.environ.get("TMPDIR") or "/tmp")
     path = top / f"{PREFIX}{os.urandom(8).hex()}"
     try:
         path.mkdir(mode=0o700)
-        _lock(path)
+        held = _lock(path)
     except OSError as error:
         raise LaunchError(
             f"cannot make a private directory in {top}: {error.strerror}. "
@@ -37,7 +42,7 @@ def make() -> Path:
         ) from error
     with contextlib.suppress(OSError):
         sweep(top)
-    return path
+    return path, held
 
 
 def _lock(path: Path) -> int:

@@ -1,23 +1,39 @@
 """``lockstep worker``: the process that a cluster's launcher started becomes a process of the job.
 
-It replaces itself (exec) by the same bootstrap that ``lockstep run`` starts, with the same
-variables: glibc's settings can only be given to a process that is about to start.
+It starts the same bootstrap that ``lockstep run`` starts, with the same variables (glibc's settings
+can only be given to a process that is about to start), and becomes its keeper (`keeper`). Where
+there is nothing to watch, other collectives or one process only, it replaces itself by it.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import dataclasses
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
+from lockstep import _records
 from lockstep._config import Config
 from lockstep._errors import LaunchError
-from lockstep.launch import options
+from lockstep.launch import keeper, options
+from lockstep.launch.host_dir import HostDir
 from lockstep.launch.job import add_jax_variables, command, environ_at_start, worker_environ
 from lockstep.launch.run import check_program, configure, warn_of_collectives
-from lockstep.runtime import clusters, rendezvous
+from lockstep.runtime import clusters, rendezvous, topology
+
+_OF_JOB = (
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_RESTART_COUNT",
+    "PMIX_NAMESPACE",
+    "PALS_APID",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+)
 
 
 def main(words: Sequence[str]) -> NoReturn:
@@ -32,12 +48,54 @@ def main(words: Sequence[str]) -> NoReturn:
     config = placed(configure(args, before), before)
     if config.process_id == 0:
         warn_of_collectives(before, config)
-    environ = worker_environ(before, config)
-    add_jax_variables(environ, args.devices, args.platform)
     sys.stdout.flush()
     sys.stderr.flush()
     arguments = command(program)
-    os.execve(arguments[0], arguments, environ)
+    if is_watched(config):
+        process = config.process_id or 0
+        log_dir = _log_dir(args.log_dir, config.attempt, process)
+        shared = HostDir(_names(before, config), config.attempt, process)
+        config = dataclasses.replace(config, run_dir=str(shared.path))
+
+        def environ_with(keeper: int) -> dict[str, str]:
+            return _environ(before, dataclasses.replace(config, keeper=keeper), args)
+
+        keeper.keep(arguments, environ_with, shared, process, log_dir, args.grace)
+    os.execve(arguments[0], arguments, _environ(before, config, args))
+
+
+def is_watched(config: Config) -> bool:
+    """Whether somebody is to know how the program ends; a launcher of ours does already."""
+    alone = (config.num_processes or 1) == 1
+    return config.collectives == "lockstep" and config.record and not alone and not config.run_dir
+
+
+def _environ(before: Mapping[str, str], config: Config, args: argparse.Namespace) -> dict[str, str]:
+    environ = worker_environ(before, config)
+    add_jax_variables(environ, args.devices, args.platform)
+    return environ
+
+
+def _names(before: Mapping[str, str], config: Config) -> list[str]:
+    """What tells this job from all others that run at the same time; all its processes say it."""
+    said = [f"{name}={before[name]}" for name in _OF_JOB if name in before]
+    host = config.host_id or topology.system_host_id()
+    return [*said, str(config.coordinator), str(config.num_processes), host]
+
+
+def _log_dir(text: str | None, attempt: int, process: int) -> Path | None:
+    """Without what an earlier run has left there of this process."""
+    if text is None:
+        return None
+    path = Path(text).absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"--log-dir {text}: {error.strerror}") from error
+    for name in _records.OF_PROCESS:
+        with contextlib.suppress(OSError):
+            (_records.process_dir(path, attempt, process) / name).unlink()
+    return path
 
 
 def placed(config: Config, before: Mapping[str, str]) -> Config:

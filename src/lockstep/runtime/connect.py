@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from lockstep.runtime import (
     cut_off,
     descriptors,
     ending,
+    keeping,
     members,
     network,
     papers,
@@ -55,6 +57,16 @@ class _Job:
     def hosts(self) -> list[str]:
         return topology.host_names(self.peers)
 
+    @property
+    def keepers(self) -> list[topology.Peer]:
+        """Those in the network between hosts."""
+        return topology.keepers(self.peers) if len(self.hosts) > 1 else []
+
+    @property
+    def keeper(self) -> topology.Peer | None:
+        """This process's, if that is one of them."""
+        return next((keeper for keeper in self.keepers if keeper.keeps == self.process), None)
+
 
 _job: _Job | None = None
 
@@ -68,7 +80,8 @@ def _current_job() -> _Job:
         process, count = _jax_compat.distributed_place()
         config = _config.current()
         engine = f"{lockstep.__version__}/{_engine.interface()}"
-        own = topology.this_process(process, config.host_id, engine)
+        keeper = os.getppid() if keeping.is_kept() else 0
+        own = topology.this_process(process, config.host_id, engine, keeper)
         file = network.read_key(config.key_file)
         own = network.describe(own, file, _jax_compat.coordinator_address())
         client.key_value_set(f"{PREFIX}/peer/{process}", own.to_json())
@@ -191,7 +204,7 @@ def _meet(
     """The arena of this host, and the way to the others where there are some."""
     # Where the others will listen for it.
     prefix = f"{PREFIX}/{'address' if len(job.hosts) > 1 else 'record'}/{epoch}"
-    listener = None
+    listeners: list[socket.socket] = []
     with store.telling_errors(job.client, f"{prefix}/{job.process}"):
         descriptors.make_room_for(job.peers, job.process)
         fd = arena.open_arena(job.client, job.peers, job.process, epoch, nonce)
@@ -199,13 +212,17 @@ def _meet(
         if len(job.hosts) > 1:
             network.prepare()
             address = network.own_address(job.peers, job.process)
-            listener = opened.enter_context(network.listen(address, len(job.peers)))
-    if listener is None or job.key is None:
+            for _ in range(2 if job.keeper else 1):
+                listener = network.listen(address, len(job.peers))
+                listeners.append(opened.enter_context(listener))
+    if not listeners or job.key is None:
         return fd, None
-    addresses = network.meet(job.client, prefix, job.peers, job.process, listener)
-    return fd, functools.partial(
-        network.options, job.peers, job.process, addresses, listener, job.key
-    )
+    addresses = network.meet(job.client, prefix, job.peers, job.process, listeners)
+    if keeper := job.keeper:
+        theirs = network.options(job.peers, keeper, addresses, listeners[1], job.key)
+        keeping.hand_over(job.peers, keeper, nonce, theirs)
+    own = job.peers[job.process]
+    return fd, functools.partial(network.options, job.peers, own, addresses, listeners[0], job.key)
 
 
 def _start_together(
@@ -234,7 +251,9 @@ def _watch_the_job(job: _Job, told: Sequence[papers.Papers]) -> None:
         # Late import: it is needed only where the engine runs.
         from lockstep.runtime import watch
 
-        watch.start(job.client, job.peers, job.process, told)
+        watch.start(job.client, job.peers, job.process, told, job.keepers)
+        if keeper := job.keeper:
+            keeping.say_where(job.peers, keeper, told)
     elif len(job.hosts) > 1:
         # Nobody can see what the processes of other hosts are doing.
         ending.mark_the_end(job.peers[job.process].label, lambda: None, to_hosts=True)
@@ -247,7 +266,8 @@ def _options(job: _Job, fd: int, nonce: int, way: Network | None) -> Options:
     by_program = config.record and _jax_compat.numbers_programs()
     return Options(
         process=job.process,
-        labels=[peer.label for peer in job.peers],
+        labels=[peer.label for peer in (*job.peers, *job.keepers)],
+        keepers=len(job.keepers),
         arena_fd=fd,
         nonce=nonce,
         timeout_seconds=config.collective_timeout,

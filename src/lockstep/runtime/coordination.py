@@ -98,8 +98,8 @@ def replace() -> None:
     may keep theirs. Raises `InitializationError` when a process does not come.
     """
     config = _config.current()
-    if not config.run_dir or config.num_processes is None:
-        return  # nobody has written down which process it is
+    if not config.run_dir or config.local_num_processes != config.num_processes:
+        return  # nobody has written down which process it is, or where all can read it
     folder = _folder()
     try:
         pid = int((folder / _records.COORDINATION_PID).read_text())
@@ -110,7 +110,7 @@ def replace() -> None:
         (folder / f"{_LEFT}{config.process_id}").touch()
         end = time.monotonic() + LEAVE_SECONDS
         while not select.select([service], [], [], LOOK_SECONDS)[0]:
-            stay = _who_stays(folder, config.num_processes)
+            stay = _who_stays(folder, config.num_processes or 0)
             if not stay and config.process_id == 0:
                 os.kill(pid, signal.SIGKILL)
             if time.monotonic() > end:

@@ -1,8 +1,9 @@
 """Asking the watchers of other hosts, and answering them: what is in the records there.
 
 The engine carries the notes, between processes that have the job's key. One process of each host
-answers for all of it, the dead ones too, whose records it has opened. A thread of its own answers:
-the watcher may be asking somebody who is asking it.
+answers for all of it, the dead ones too, whose records it has opened: where there is one, a keeper
+(`keeping`), which is neither at work nor stopped with the others. A thread of its own answers: the
+watcher may be asking somebody who is asking it.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class Elsewhere(threading.Thread):
     def __init__(
         self, peers: Sequence[Peer], process: int, local: Local, post: Post = _engine
     ) -> None:
+        """``peers`` are all that may answer, by their numbers, keepers too."""
         super().__init__(name="lockstep-answers", daemon=True)
         here = peers[process].host_id
         self._local = local
@@ -123,11 +125,25 @@ class Elsewhere(threading.Thread):
                 found += told
         return found, clocks
 
+    def reaches(self, peer: Peer) -> bool:
+        """Whether anybody is left to ask on its host."""
+        return self._speaker(self._hosts[peer.host_id], set()) is not None
+
+    def told_of(self, peer: Peer, patience: float) -> run.Process | None:
+        """What somebody of its host tells of one process; None without an answer."""
+        speaker = self._speaker(self._hosts[peer.host_id], set())
+        asked = [] if speaker is None else [speaker]
+        answers = self._ask(asked, {"kind": "look", "latest": 1}, patience)
+        told = itertools.chain.from_iterable(map(_processes, answers.values()))
+        return next((one for one in told if one.index == peer.process), None)
+
     def stacks(self, peer: Peer) -> str:
         """The Python stacks of a process of another host; what is known without an answer."""
         # Best by another one of its host: it may be unable to answer.
-        others = [p.process for p in self._hosts[peer.host_id] if p is not peer]
-        able = [p for p in (*others, peer.process) if not self._post.is_lost(p)]
+        others = [p for p in self._hosts[peer.host_id] if p.process != peer.process]
+        others.sort(key=lambda p: p.keeps is None)
+        asked = [p.process for p in (*others, peer)]
+        able = [process for process in asked if not self._post.is_lost(process)]
         talkative = [process for process in able if process not in self._silent]
         for process in talkative[:1]:
             answers = self._ask([process], {"kind": "stacks", "of": peer.process}, _STACKS_PATIENCE)
@@ -141,14 +157,17 @@ class Elsewhere(threading.Thread):
     def hurry(self) -> None:
         """Has the others write down the lines of what they have met."""
         for peer in itertools.chain.from_iterable(self._hosts.values()):
-            self._send(peer.process, {"kind": "hurry"})
+            if peer.keeps is None:
+                self._send(peer.process, {"kind": "hurry"})
 
     def _speaker(self, peers: Sequence[Peer], tried: set[int]) -> int | None:
         """Whom of a host to ask; None when nobody is left."""
         able = [p.process for p in peers if not self._post.is_lost(p.process)]
         able = [process for process in able if process not in tried]
         talkative = [process for process in able if process not in self._silent] or able
-        return talkative[self._turn % len(talkative)] if talkative else None
+        keepers = [p.process for p in peers if p.keeps is not None and p.process in talkative]
+        best = keepers or talkative
+        return best[self._turn % len(best)] if best else None
 
     def _ask(
         self, processes: Iterable[int], head: dict[str, Any], patience: float

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import _config, _jax_compat
-from lockstep._records import ErrorRecord, process_dir
+from lockstep._records import ErrorRecord
 from lockstep.record import format, run
 from lockstep.runtime import callsite, notes, stacks
 from lockstep.runtime.elsewhere import Elsewhere
@@ -32,18 +32,16 @@ from lockstep.runtime.topology import Peer
 class Records:
     """Where the records of the processes of this host are, and reading them."""
 
-    def __init__(self, peers: Sequence[Peer], process: int, papers: Sequence[Papers]) -> None:
-        config = _config.current()
-        here = peers[process].host_id
-        self.own = process
-        self._top = Path(config.run_dir) if config.run_dir else None
-        self._attempt = config.attempt
+    def __init__(self, peers: Sequence[Peer], own: Peer, papers: Mapping[int, Papers]) -> None:
+        """``papers`` are those of the processes of this host, at least; ``own`` may be a keeper."""
+        self.own = own.process
+        self._attempt = _config.current().attempt
         self._peers = peers
         self.gone: dict[int, run.Exit] = {}
         """Processes that have ended without a word, and what is known of it."""
         # Opened now: what is in memory can be opened only while its process lives.
         self._files: list[int] = []
-        self._local = [peer for peer in peers if peer.host_id == here]
+        self._local = [peer for peer in peers if peer.host_id == own.host_id]
         self._papers = {p.process: self._opened(papers[p.process]) for p in self._local}
 
     def _opened(self, papers: Papers) -> Papers:
@@ -53,6 +51,7 @@ class Records:
             self._held(papers.perhaps),
             self._held(papers.callers),
             papers.stacks,  # asked for only from who is alive
+            papers.folder,
         )
 
     def _held(self, path: str) -> str:
@@ -66,15 +65,17 @@ class Records:
             os.close(self._files.pop())
 
     def folder(self, process: int) -> Path | None:
-        """The directory of one process's files; None without a launcher."""
-        return process_dir(self._top, self._attempt, process) if self._top else None
+        """The directory of one process's files; None without a launcher, or on another host."""
+        papers = self._papers.get(process)
+        return Path(papers.folder) if papers and papers.folder else None
 
     def record(
         self, process: int, latest: int | None = None, after: Mapping[int, int] | None = None
     ) -> format.ProcessRecord:
-        if path := self._papers[process].record:
-            return run.read_record(path, latest, after)
-        peer = self._peers[process]  # it keeps none: LOCKSTEP_RECORD=0
+        papers = self._papers.get(process)
+        if papers and papers.record:
+            return run.read_record(papers.record, latest, after)
+        peer = self._peers[process]  # it keeps none, or elsewhere
         return format.ProcessRecord(process, len(self._peers), peer.pid, peer.host_name, peer.label)
 
     def ending(self, process: int) -> run.Exit | None:
@@ -121,7 +122,7 @@ class Records:
         known = {one.index: one for one in here}
         for one in on_one_clock(here, there, clocks):
             if self._is_of_job(one, here):
-                known[one.index] = dataclasses.replace(one, exit=endings[one.index])
+                known[one.index] = dataclasses.replace(one, exit=endings[one.index] or one.exit)
         processes = (known.get(p.process) or _silent(p, endings[p.process]) for p in self._peers)
         # Each of two hosts that are not this one may be off.
         error = 2 * max((clock.error for clock in clocks.values()), default=0)

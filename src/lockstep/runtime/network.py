@@ -21,12 +21,12 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep._engine_options import Network
 from lockstep._errors import ConfigError, DisagreementError, InitializationError
-from lockstep.runtime import openssl, store
+from lockstep.runtime import openssl, store, topology
 from lockstep.runtime.topology import Peer
 
 VARIABLE = "LOCKSTEP_KEY_FILE"
@@ -221,16 +221,26 @@ def listen(address: str, processes: int) -> socket.socket:
 
 
 def meet(
-    client: Any, prefix: str, peers: Sequence[Peer], process: int, listener: socket.socket
-) -> tuple[str, ...]:
-    """Where each process of the other hosts listens; "" for those of this host."""
-    host, port = listener.getsockname()[:2]
-    text = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    store.say(client, f"{prefix}/{process}", text)
+    client: Any,
+    prefix: str,
+    peers: Sequence[Peer],
+    process: int,
+    listeners: Sequence[socket.socket],
+) -> dict[int, str]:
+    """Where each process listens, and behind them each keeper, by their numbers.
+
+    ``listeners`` are this process's, and its keeper's if that is in the network.
+    """
+    store.say(client, f"{prefix}/{process}", [_name(each) for each in listeners])
     # All are heard, those of this host too: what one of them raises, all are to raise.
     said = [store.hear(client, f"{prefix}/{peer.process}", peer.label) for peer in peers]
-    here = peers[process].host_id
-    return tuple("" if peer.host_id == here else at for peer, at in zip(peers, said, strict=True))
+    at = {peer.process: said[peer.process][0] for peer in peers}
+    return at | {keeper.process: said[keeper.keeps or 0][1] for keeper in topology.keepers(peers)}
+
+
+def _name(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def prepare() -> None:
@@ -244,12 +254,24 @@ def prepare() -> None:
 
 def options(
     peers: Sequence[Peer],
-    process: int,
-    addresses: Sequence[str],
+    own: Peer,
+    addresses: Mapping[int, str],
     listener: socket.socket,
     key: bytes,
 ) -> Network:
-    own = peers[process]
-    here = [peer.host_id == own.host_id and peer.process != process for peer in peers]
-    pids = [peer.pid if is_here else 0 for peer, is_here in zip(peers, here, strict=True)]
-    return Network(addresses, pids, listener.fileno(), key, openssl.find())
+    """For a process or a keeper."""
+    members = [*peers, *topology.keepers(peers)]
+    pids = [peer.pid if _is_sibling(own, peer) else 0 for peer in members]
+    at = [addresses[peer.process] if _is_met(own, peer) else "" for peer in members]
+    return Network(at, pids, listener.fileno(), key, openssl.find())
+
+
+def _is_sibling(own: Peer, peer: Peer) -> bool:
+    """Whether the engine watches for the end of that process."""
+    is_other = peer.host_id == own.host_id and peer.process != own.process
+    return is_other and own.keeps is None and peer.keeps is None
+
+
+def _is_met(own: Peer, peer: Peer) -> bool:
+    """Whether there is a connection: keepers have nothing to say to each other."""
+    return peer.host_id != own.host_id and (own.keeps is None or peer.keeps is None)

@@ -63,12 +63,13 @@ def pack_processes(processes: Sequence[run.Process]) -> tuple[list[dict[str, Any
                 "sites": [_fields(site) for site in process.sites],
                 "callers": callers,
                 "troubles": list(process.troubles),
+                "exit": _fields(process.exit) if process.exit else None,
             }
         )
     return told, zlib.compress(b"".join(records), 1)
 
 
-def _fields(of: run.Site | run.Caller) -> list[Any]:
+def _fields(of: run.Site | run.Caller | run.Exit) -> list[Any]:
     return [getattr(of, name) for name in of.__slots__]
 
 
@@ -103,6 +104,15 @@ def unpack_processes(told: Iterable[dict[str, Any]], body: bytes) -> list[run.Pr
         }
         sites = tuple(map(_site, one["sites"]))
         troubles = tuple(map(str, one["troubles"]))
-        index = int(one["index"])
-        found.append(run.Process(index, record, sites, troubles=troubles, callers=callers))
+        ending = run.Exit(*one["exit"]) if one["exit"] else None
+        found.append(
+            run.Process(
+                int(one["index"]),
+                record,
+                sites,
+                exit=ending,
+                troubles=troubles,
+                callers=callers,
+            )
+        )
     return found

@@ -1,7 +1,8 @@
 """Where a process writes down what the other processes of its host may read.
 
-Below the directory of its run. Who was started by a cluster's launcher has none: then it is memory
-that the others open by way of /proc, and that is gone with the last of them.
+Below the directory of its run. Who was started by neither ``lockstep run`` nor ``lockstep worker``
+has none: then it is memory that the others open by way of /proc, and that is gone with the last of
+them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Papers:
     """The lines of the program behind them: see `lockstep.record.run`."""
     stacks: str = ""
     """Its Python stacks, when somebody asks for them."""
+    folder: str = ""
+    """Where those are, with what its launcher writes there of its end: see `lockstep._records`."""
 
 
 def own(process: int, record: str) -> Papers:
@@ -38,12 +41,12 @@ def own(process: int, record: str) -> Papers:
         return dataclasses.replace(_in_memory(), record=record)
     folder = process_dir(Path(config.run_dir), config.attempt, process)
     names = (run.SITES, run.PERHAPS, run.CALLERS, stacks.FILE)
-    return Papers(record, *(str(folder / name) for name in names))
+    return Papers(record, *(str(folder / name) for name in names), folder=str(folder))
 
 
 @functools.cache
 def _in_memory() -> Papers:
-    names = [field.name for field in dataclasses.fields(Papers)][1:]
+    names = ("sites", "perhaps", "callers", "stacks")
     made = (os.memfd_create(f"lockstep-{name}", os.MFD_CLOEXEC) for name in names)
     papers = Papers("", *(f"/proc/{os.getpid()}/fd/{fd}" for fd in made))
     stacks.install(Path(papers.stacks))

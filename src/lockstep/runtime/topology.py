@@ -32,9 +32,15 @@ class Peer:
     """From which it reaches JAX's coordination service. Only with a key, and so is the next."""
     network: str = ""
     """Processes that agree in it reach each other by loopback addresses."""
+    keeper: int = 0
+    """The pid of its keeper, 0 without one: see `lockstep.launch.keeper`."""
+    keeps: int | None = None
+    """This is no process of the job but the keeper of one: of which."""
 
     @property
     def label(self) -> str:
+        if self.keeps is not None:
+            return f"the keeper of process {self.keeps} (pid {self.pid} on {self.host_name})"
         return f"process {self.process} (pid {self.pid} on {self.host_name})"
 
     @property
@@ -50,19 +56,21 @@ class Peer:
         return cls(**{**values, "cpus": tuple(values["cpus"])})
 
 
-def this_process(process: int, host_id: str | None, engine: str) -> Peer:
+def this_process(process: int, host_id: str | None, engine: str, keeper: int = 0) -> Peer:
     """The record of the calling process; ``host_id`` overrides what the system says."""
     return Peer(
         process=process,
         pid=os.getpid(),
-        host_id=host_id or _system_host_id(),
+        host_id=host_id or system_host_id(),
         host_name=platform.node(),
         cpus=tuple(sorted(os.sched_getaffinity(0))),
         engine=engine,
+        keeper=keeper,
     )
 
 
-def _system_host_id() -> str:
+def system_host_id() -> str:
+    """The same in processes that can share memory."""
     # Two containers of one machine have the same boot id, but cannot open each other's files in
     # /proc, which is how the shared memory is passed on.
     with open("/proc/sys/kernel/random/boot_id") as file:
@@ -76,6 +84,19 @@ def host_names(peers: Sequence[Peer]) -> list[str]:
     for peer in peers:
         first.setdefault(peer.host_id, peer.host_name)
     return list(first.values())
+
+
+def keepers(peers: Sequence[Peer]) -> list[Peer]:
+    """The keepers in the network between hosts, numbered behind the processes: of each host that
+    has any that of the first."""
+    first: dict[str, Peer] = {}
+    for peer in peers:
+        if peer.keeper:
+            first.setdefault(peer.host_id, peer)
+    return [
+        dataclasses.replace(peer, process=len(peers) + i, pid=peer.keeper, keeps=peer.process)
+        for i, peer in enumerate(first.values())
+    ]
 
 
 def share_of_cores(peers: Sequence[Peer], process: int) -> tuple[int, bool]:

@@ -285,14 +285,20 @@ class Watcher(threading.Thread):
         """The connection from a process of another host has ended: whoever is there knows more."""
         self._look_at_once()
         end = time.monotonic() + _OTHER_WORD_PATIENCE
-        while any(p.host_id == peer.host_id for p in self._connected) and time.monotonic() < end:
-            if _engine.poison_text():
-                return
+        told = None
+        while (left := end - time.monotonic()) > 0 and not (told and told.exit):
+            if _engine.poison_text() or not (self._elsewhere and self._elsewhere.reaches(peer)):
+                break
+            told = self._elsewhere.told_of(peer, left)
             time.sleep(0.01)
         if _engine.poison_text():
             return
         how = "has ended, or its host cannot be reached"
-        self._blame(peer, run.Exit(reason=f"it {how}; its own output may tell why"), how)
+        ending = run.Exit(reason=f"it {how}; its own output may tell why")
+        if told and told.exit:
+            ending = told.exit
+            how = verdict.how_it_ended(told.record or self._records.record(peer.process), ending)
+        self._blame(peer, ending, how)
 
     def _ending_of(self, peer: Peer, pidfd: int) -> run.Exit | None:
         """From the launcher, who knows more than the kernel, where there is one."""
@@ -309,12 +315,19 @@ class Watcher(threading.Thread):
         return None
 
 
-def start(client: Any, peers: Sequence[Peer], process: int, told: Sequence[Papers]) -> None:
+def start(
+    client: Any,
+    peers: Sequence[Peer],
+    process: int,
+    told: Sequence[Papers],
+    keepers: Sequence[Peer] = (),
+) -> None:
     """Starts the watcher of this process, and where there are several hosts what answers for it.
 
-    ``client`` is JAX's, of its key-value store; ``told`` are the papers of all processes.
+    ``client`` is JAX's, of its key-value store; ``told`` are the papers of all processes;
+    ``keepers`` are those in the network between hosts.
     """
-    records = Records(peers, process, told)
+    records = Records(peers, peers[process], dict(enumerate(told)))
     callsite.keep_in(told[process].callers)
     sites = Sites(records, told[process], _jax_compat.live_executables)
     several = any(peer.host_id != peers[process].host_id for peer in peers)
@@ -327,7 +340,7 @@ def start(client: Any, peers: Sequence[Peer], process: int, told: Sequence[Paper
             records.stacks,
             lambda: watcher.hurry(),
         )
-        elsewhere = Elsewhere(peers, process, local)
+        elsewhere = Elsewhere([*peers, *keepers], process, local)
     watcher = Watcher(peers, records, sites, Comparison(client, peers, process), elsewhere)
     if elsewhere:
         elsewhere.start()

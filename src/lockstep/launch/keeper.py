@@ -1,0 +1,216 @@
+"""The keeper: what ``lockstep worker`` becomes, the parent of the program.
+
+It holds nothing of JAX, so it is there when the program is dead, stopped or stuck, and knows what
+only a parent is told: how the program ended. It writes that down for the others of its host, and
+where the job has several hosts, one keeper of each answers those of the others
+(`lockstep.runtime.keeping`). To the cluster's launcher it is the program: signals are passed on,
+and it ends as the program did; when that has failed, not before the others have, for a while.
+
+The program is in a process group of its own, so that a signal to the launcher's group comes once.
+With a terminal for its input it stays in ours, or it could not read; then the terminal's signals
+reach both, and are not passed on.
+
+Rejected: a child of the program instead of its parent, which would have nothing to pass on (how
+its parent ended only kernels from 6.15 on would tell it), and one keeper for each host (who starts
+it, and whose parent is it?).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import resource
+import shlex
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from lockstep import _records
+from lockstep._errors import LaunchError, RecordError
+from lockstep.launch import kept, process_tree
+from lockstep.launch.failure import not_started
+from lockstep.launch.host_dir import HostDir
+from lockstep.launch.memory import OomKills
+from lockstep.launch.process import OUT_OF_MEMORY
+from lockstep.record import format, run
+from lockstep.runtime.keeping import Keeping
+
+_NOT_PASSED_ON = {
+    signal.SIGKILL,
+    signal.SIGSTOP,
+    signal.SIGCHLD,
+    # Of the terminal, whose other end nobody here has.
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+    signal.SIGWINCH,
+    # What this process does wrong itself.
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGTRAP,
+    signal.SIGSYS,
+    signal.SIGPIPE,
+}
+_STOPS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+_TURN_SECONDS = 0.02
+_SENT_BY_TERMINAL = 0x80
+"""SI_KERNEL."""
+
+
+def keep(
+    arguments: Sequence[str],
+    environ_with: Callable[[int], Mapping[str, str]],
+    host_dir: HostDir,
+    process: int,
+    log_dir: Path | None,
+    grace: float,
+) -> NoReturn:
+    """Starts the program, and ends as it does, at most ``grace`` seconds later.
+
+    ``environ_with`` makes its environment from the descriptor by which it speaks to us.
+    Raises `LaunchError` when it cannot be started.
+    """
+    # Who starts us with a signal ignored (nohup, a shell's &) means it.
+    heard = set(signal.Signals) - _NOT_PASSED_ON
+    heard = {each for each in heard if signal.getsignal(each) != signal.SIG_IGN}
+    signal.pthread_sigmask(signal.SIG_BLOCK, heard | {signal.SIGCHLD})
+    ooms = OomKills()
+    ours, theirs = socket.socketpair()
+    os.set_inheritable(theirs.fileno(), True)
+    try:
+        pid = os.fork()
+    except OSError as error:
+        raise LaunchError(f"the program cannot be started: {not_started(error)}") from error
+    if pid == 0:
+        _become(arguments, environ_with(theirs.fileno()))
+    theirs.detach()
+    _close_all_but({ours.fileno(), host_dir.held})
+    keeping = Keeping(ours)
+    exit_code = _wait(pid, heard)
+    fails = exit_code != 0 or not _has_left(host_dir.folder)
+    stays = host_dir.folder / _records.STAYS
+    with contextlib.suppress(OSError):
+        if fails and keeping.knows_others:
+            stays.touch()
+    _write_down(host_dir.folder, process, pid, exit_code, ooms)
+    if fails:
+        _let_others_end(host_dir, keeping, heard, grace)
+    with contextlib.suppress(OSError):
+        stays.unlink()
+    keeping.leave()
+    _leave(host_dir, log_dir)
+    _end_as(exit_code)
+
+
+def _become(arguments: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """In the child."""
+    try:
+        parent = os.getppid()
+        process_tree.end_with_parent()
+        if os.getppid() != parent:  # it died before
+            os._exit(1)
+        if not os.isatty(0):
+            os.setpgid(0, 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        os.execve(arguments[0], list(arguments), dict(environ))
+    except BaseException as error:
+        print(f"lockstep: the program cannot be started: {error}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(127)
+
+
+def _close_all_but(kept_open: set[int]) -> None:
+    """Who waits for the end of what the program has inherited is not to wait for us."""
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2 and fd not in kept_open:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(fd)
+
+
+def _wait(pid: int, heard: set[signal.Signals]) -> int:
+    """Passes signals on until the program has ended; its exit code, negative for a signal."""
+    shares_terminal = os.isatty(0)
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        told = signal.sigwaitinfo(heard | {signal.SIGCHLD})
+        if told.si_signo == signal.SIGCHLD:
+            continue
+        if shares_terminal and told.si_code == _SENT_BY_TERMINAL:
+            continue
+        process_tree.kill({pid}, told.si_signo)
+        if told.si_signo == signal.SIGTSTP:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _write_down(folder: Path, process: int, pid: int, exit_code: int, ooms: OomKills) -> None:
+    out_of_memory = exit_code == -signal.SIGKILL and ooms.new()
+    reason = OUT_OF_MEMORY if out_of_memory else None
+    with contextlib.suppress(OSError):  # a full disk
+        _records.ExitRecord.of(process, pid, exit_code, reason).write(folder)
+
+
+def _has_left(folder: Path) -> bool:
+    """Whether the program came to its end in JAX, or never got there."""
+    try:
+        return run.read_record(folder / _records.RECORDER).state == format.ProcessState.ENDED
+    except (OSError, RecordError):
+        return True
+
+
+def _let_others_end(
+    host_dir: HostDir, keeping: Keeping, heard: set[signal.Signals], grace: float
+) -> None:
+    """Many launchers kill a job as soon as one of its processes has failed. The others are to
+    raise, save what they have, and end with their own status; and they ask us what was wrong.
+    """
+    end = time.monotonic() + grace
+    while (left := end - time.monotonic()) > 0:
+        if keeping.others_have_ended() and _all_ended(host_dir):
+            return
+        told = signal.sigtimedwait(heard, min(_TURN_SECONDS, left))
+        if told and told.si_signo in _STOPS:
+            return
+
+
+def _all_ended(host_dir: HostDir) -> bool:
+    """Whether all programs of this host have, and so have, as another keeper knows, all elsewhere."""
+    others = set(host_dir.path.glob("attempt_*/process_*")) - {host_dir.folder}
+    ended = all((folder / _records.EXIT).exists() for folder in others)
+    return ended and not any((folder / _records.STAYS).exists() for folder in others)
+
+
+def _leave(host_dir: HostDir, log_dir: Path | None) -> None:
+    """The last of the host sees to what is left."""
+    if not host_dir.is_last():
+        return
+    endings = [_records.ExitRecord.read(path) for path in host_dir.path.glob("attempt_*/process_*")]
+    if any(ending is None or ending.exit_code != 0 for ending in endings):
+        if folder := kept.keep(host_dir.path, log_dir):
+            where = "" if log_dir else f" (on {platform.node()}, of its processes)"
+            said = f"lockstep: to look closer: lockstep report {shlex.quote(str(folder))}{where}"
+            with contextlib.suppress(OSError):
+                print(said, file=sys.stderr, flush=True)
+    shutil.rmtree(host_dir.path, ignore_errors=True)
+
+
+def _end_as(exit_code: int) -> NoReturn:
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
+    if exit_code < 0:
+        # The program has left its core file, if one is wanted.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError, ValueError):  # of SIGKILL nobody sets it
+            signal.signal(-exit_code, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        os.kill(os.getpid(), -exit_code)
+        os._exit(128 - exit_code)
+    os._exit(exit_code)

@@ -1,0 +1,195 @@
+"""A keeper in the network between hosts: told by its program, asked by the watchers of others.
+
+Each process that ``lockstep worker`` started has a keeper (`launch.keeper`). Where there are
+several hosts, that of the first such process of each becomes a member of the engine's network,
+behind the processes, without a device. It answers for its host as a process would (`elsewhere`),
+and goes on when the processes cannot. Its program, which has met the others, tells it over a socket
+that it has inherited who they are, and gives it a socket to listen on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from lockstep import _config, _engine
+from lockstep._engine_options import Network, Options
+from lockstep.runtime import topology
+from lockstep.runtime.elsewhere import Elsewhere, Local
+from lockstep.runtime.evidence import Records
+from lockstep.runtime.papers import Papers
+from lockstep.runtime.topology import Peer
+
+_SEND_SECONDS = 10.0
+
+
+# The program's side
+
+
+@functools.cache
+def _line() -> socket.socket | None:
+    """To the keeper; None without one."""
+    fd = _config.current().keeper
+    if fd is None:
+        return None
+    os.set_inheritable(fd, False)
+    line = socket.socket(fileno=fd)
+    line.settimeout(_SEND_SECONDS)
+    return line
+
+
+def is_kept() -> bool:
+    """Whether this process has a keeper."""
+    return _line() is not None
+
+
+def hand_over(peers: Sequence[Peer], keeper: Peer, nonce: int, network: Network) -> None:
+    """Has the keeper join the network; its listener is handed over, not the number of it."""
+    labels = [peer.label for peer in (*peers, *topology.keepers(peers))]
+    values = {
+        "kind": "join",
+        "process": keeper.process,
+        "labels": labels,
+        "keepers": len(labels) - len(peers),
+        "nonce": nonce,
+        "addresses": network.addresses,
+        "key": network.key.hex(),
+        "tls_library": network.tls_library,
+    }
+    _tell(values, [network.listener])
+
+
+def say_where(peers: Sequence[Peer], keeper: Peer, papers: Sequence[Papers]) -> None:
+    """Tells the keeper where the processes of its host write down what they do."""
+    told = {
+        peer.process: dataclasses.asdict(papers[peer.process])
+        for peer in peers
+        if peer.host_id == keeper.host_id
+    }
+    everybody = [peer.to_json() for peer in (*peers, *topology.keepers(peers))]
+    _tell({"kind": "answer", "process": keeper.process, "peers": everybody, "papers": told})
+
+
+def _tell(values: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+    line = _line()
+    assert line is not None
+    text = json.dumps(values).encode() + b"\n"
+    # Without a keeper that listens the job goes on: its parent is about to end, and it with it.
+    with contextlib.suppress(OSError):
+        sent = socket.send_fds(line, [text], list(descriptors))
+        line.sendall(text[sent:])
+
+
+# The keeper's side
+
+
+class Keeping:
+    """What the keeper does for the watchers of other hosts, in threads of its own."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._others: list[int] = []
+        """The processes of other hosts, once it is in the network."""
+        self._answers: Elsewhere | None = None
+        self._records: Records | None = None
+        threading.Thread(target=self._hear, name="lockstep-keeper", daemon=True).start()
+
+    @property
+    def knows_others(self) -> bool:
+        """Whether it is in the network."""
+        return bool(self._others)
+
+    def others_have_ended(self) -> bool:
+        """Whether all processes of other hosts have, as far as it knows."""
+        return all(_engine.is_lost(p) or _engine.has_left(p) for p in self._others)
+
+    def leave(self) -> None:
+        if self._others:
+            _engine.leave(_engine.Leaving.ENDED)
+
+    def _hear(self) -> None:
+        text, descriptors = b"", []
+        while True:
+            with contextlib.suppress(InterruptedError):
+                data, more, _, _ = socket.recv_fds(self._line, 1 << 16, 1)
+                text += data
+                descriptors += more
+                if not data:
+                    return
+            while b"\n" in text:
+                one, _, text = text.partition(b"\n")
+                try:
+                    self._do(json.loads(one), descriptors)
+                except Exception as error:
+                    print(f"lockstep: the keeper of a process: {error}", file=sys.stderr)
+
+    def _do(self, values: dict[str, Any], descriptors: list[int]) -> None:
+        if values["kind"] == "join":
+            self._join(values, descriptors.pop(0))
+        else:
+            self._answer(values)
+
+    def _join(self, values: dict[str, Any], listener: int) -> None:
+        self._stop()
+        arena = _engine.create_arena(values["nonce"])
+        addresses = values["addresses"]
+        network = Network(
+            addresses,
+            [0] * len(addresses),
+            listener,
+            bytes.fromhex(values["key"]),
+            values["tls_library"],
+        )
+        try:
+            _engine.start(_options(values, arena, network))
+        finally:
+            os.close(arena)
+            os.close(listener)
+
+    def _answer(self, values: dict[str, Any]) -> None:
+        everybody = [Peer.from_json(text) for text in values["peers"]]
+        own = everybody[values["process"]]
+        peers = [peer for peer in everybody if peer.keeps is None]
+        papers = {int(process): Papers(**told) for process, told in values["papers"].items()}
+        records = self._records = Records(peers, own, papers)
+        local = Local(lambda latest: records.of_host((), latest), records.stacks, lambda: None)
+        self._answers = Elsewhere(everybody, own.process, local)
+        self._answers.start()
+        self._others = [peer.process for peer in peers if peer.host_id != own.host_id]
+
+    def _stop(self) -> None:
+        """JAX has made other backends: these records are of earlier ones."""
+        if self._answers and self._answers.stop() and self._records:
+            self._records.close()
+        self._answers = None
+
+
+def _options(values: dict[str, Any], arena: int, network: Network) -> Options:
+    """Of a member without devices, which records nothing and waits for nobody."""
+    return Options(
+        process=values["process"],
+        labels=values["labels"],
+        keepers=values["keepers"],
+        arena_fd=arena,
+        nonce=values["nonce"],
+        timeout_seconds=0.0,
+        cores=1,
+        crowded=False,
+        device_id_bytes=0,
+        check_programs=False,
+        strict=False,
+        record=False,
+        recorder=None,
+        host="",
+        attempt=0,
+        single_copy=False,
+        network=network,
+    )
