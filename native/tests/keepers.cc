@@ -93,10 +93,12 @@ class Job {
 
   void join(int member) {
     Host& own = members[static_cast<std::size_t>(member)];
-    std::vector<std::string> addresses;
-    for (int i = 0; i < size(); ++i)
-      addresses.push_back(meets(member, i) ? at(i).listener.address : "");
-    NetworkOptions options = own.options(addresses);
+    NetworkOptions options = own.options({});
+    for (int i = 0; i < size(); ++i) {
+      options.addresses.push_back(meets(member, i) ? at(i).listener.address : "");
+      const bool known = is_keeper(member) && host(i) == host(member) && children_.contains(i);
+      options.pids.push_back(known ? children_.at(i) : 0);
+    }
     options.num_keepers = num_keepers_;
     own.network = std::make_unique<Network>(options, member, kNonce, labels_, own.arena);
   }
@@ -155,6 +157,8 @@ TEST(a_keeper_answers_when_the_process_of_its_host_was_killed) {
   CHECK_EQUAL(job.arena(3).poison_text(), job.arena(0).poison_text());
   job.correspond(0, 3);
   CHECK(!job[0].is_lost(3) && !job[3].is_lost(0));
+  std::this_thread::sleep_for(2 * kWhile);
+  CHECK(!job[3].is_lost(1));  // of its own host: it cannot tell who has died from who has ended
 }
 
 // Process 1 and the keeper, 2, hear of it in no other way than by each other.
