@@ -62,7 +62,18 @@ void Engine::initialize() {
   callbacks.start();
 }
 
+// For a keeper, which has no jaxlib that would initialize it once more.
+void Engine::retire_keeper() {
+  World* keeper = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    if (world_ != nullptr && world_->is_keeper()) std::swap(keeper, world_);
+  }
+  if (keeper != nullptr) keeper->retire();
+}
+
 void Engine::start(WorldOptions options) {
+  retire_keeper();
   auto world = std::make_unique<World>(std::move(options));
   std::lock_guard lock(mutex_);
   worlds_.push_back(std::move(world));

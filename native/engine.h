@@ -59,8 +59,8 @@ struct lockstep_options {
   // Where there are several hosts; null, null, -1, null, 0 and null where there is one.
   const char* const* addresses;  // one per process, "10.0.0.1:4411"; "" for those of this host,
                                  // and, in a keeper, for the other keepers
-  const int* pids;               // one per process: of the others of this host, else 0; of a
-                                 // keeper, and in one, always 0
+  const int* pids;               // one per process: of the others of this host, else 0; keepers
+                                 // have 0, and do not look at those of others
   int listener;                  // a listening socket of this process, which the engine duplicates
   const char* key;               // bytes that all processes have, and nobody else
   int key_bytes;

@@ -38,7 +38,7 @@ World::World(WorldOptions options)
       arena_(options_.arena ? options_.arena
                             : std::make_shared<Arena>(options_.arena_fd, options_.nonce)),
       recorder_(complete(options_)),
-      peers_(*arena_, options_.process, options_.labels, options_.single_copy),
+      peers_(*arena_, options_.process, options_.labels, options_.single_copy && !is_keeper()),
       network_(options_.network.addresses.empty()
                    ? nullptr
                    : std::make_unique<Network>(options_.network, options_.process, options_.nonce,
@@ -192,12 +192,18 @@ void World::finish_what_runs() {
 }
 
 void World::leave(Recorder::State state) {
-  if (network_ && state == Recorder::kEnded) finish_what_runs();
+  if (network_ && state == Recorder::kEnded && !is_keeper()) finish_what_runs();
   recorder_.set_state(state);
   // Who has failed says more, by poison.
   if (state != Recorder::kEnded) return;
   mark_left();
   if (network_) network_->leave();
+}
+
+void World::retire() {
+  if (!network_) return;
+  network_->leave();
+  network_->stop();
 }
 
 bool World::let_through(const Origin& mine, int peer, const Origin& theirs) {

@@ -99,6 +99,8 @@ class World {
   std::string has_ended(int process, const std::string& what);
   // This process's program has ended; `state` is for its record.
   void leave(Recorder::State state);
+  // Another world takes its place in this keeper. It stays, for whoever is in one of its calls.
+  void retire();
   // A collective of this process, while it lives: `leave` waits for those under way.
   class Call {
    public:

@@ -44,6 +44,7 @@ class Engine {
  private:
   Engine() = default;
 
+  void retire_keeper();
   std::vector<DeviceList> candidates(World& world, int color, int key);
 
   mutable std::mutex mutex_;  // guards what follows; never held while a callback runs

@@ -68,7 +68,7 @@ Network::Network(const NetworkOptions& options, int process, std::uint64_t nonce
       arena_(std::move(arena)),
       tls_(options.tls_library, options.key),
       reader_(options.listener, options.pids, elsewhere(options.addresses), process, nonce, labels,
-              tls_, streams_, *arena_),
+              tls_, streams_, *arena_, options.num_keepers),
       connections_(options.addresses.size()) {
   const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                       std::chrono::duration<double>(options.patience_seconds));
@@ -82,6 +82,7 @@ Network::Network(const NetworkOptions& options, int process, std::uint64_t nonce
   }
   reader_.wait_for_all(end);
   Living::instance().add(this);
+  if (reader_.is_keeper(process_)) return;  // what it has heard, the others have heard as well
   herald_ = arena_->add_herald([this](const std::string& text) {
     tell_all(Frame::kPoison, std::as_bytes(std::span(text)));
   });
@@ -242,14 +243,14 @@ void Network::tell_all(std::uint32_t kind, std::span<const std::byte> body) {
 void Network::leave() {
   if (has_left_.exchange(true)) return;
   reader_.verdict().set_left();
-  if (arena_->poisoned()) {  // by another one of this host, whose word may be late
+  if (arena_->poisoned() && !reader_.is_keeper(process_)) {
+    // By another one of this host, whose word may be late.
     const std::string text = arena_->poison_text();
     tell_all(Frame::kPoison, std::as_bytes(std::span(text)));
   }
   tell_all(Frame::kLeave, {});
 }
 
-// Whoever still sends is waited for, and nobody sends or reads after it.
 void Network::stop() {
   if (is_forked()) return;  // the threads are its parent's
   stopped_.store(1);

@@ -13,6 +13,11 @@
 // Notes, of one watcher to another, belong to no stream: what nobody takes is dropped beyond a
 // bound.
 //
+// Keepers are of this network and not of the job: on each host one that takes notes and writes
+// some, also when the job has failed and when the processes of its host are dead. Keepers have no
+// connections between each other. No messages go to or from a keeper, and it cannot fail the job:
+// not by poison, nor by breaking a rule, nor by its end.
+//
 // Only who has the job's key gets through the handshake, and only one greeting of each process is
 // taken. Who does not keep to the protocol is refused before he has a place (then the job goes
 // on), or fails the job. Every number that comes is checked.
@@ -43,7 +48,7 @@ namespace lockstep {
 // Where the other hosts are. Without addresses the job has one host only.
 struct NetworkOptions {
   std::vector<std::string> addresses;  // of each process, "10.0.0.1:4411"; "" on this host
-  int num_keepers = 0;                 // the last of the processes are keepers: see below
+  int num_keepers = 0;                 // the last ones of these are not processes, but keepers
   std::vector<int> pids;               // of the others of this host, else 0; may be empty
   int listener = -1;                   // a listening socket of this process; duplicated
   std::vector<std::byte> key;          // that all processes of the job have
@@ -92,6 +97,8 @@ class Network {
 
   // Tells the others that this process's program has ended, and will call nothing any more.
   void leave();
+  // Whoever still sends is waited for, and nobody sends or reads after it.
+  void stop();
   // In a forked child: closes its copies of the connections, which are its parent's.
   void abandon();
   // Not 0 once that process has said so; all that it had sent before has then been received.
@@ -127,7 +134,6 @@ class Network {
   bool takes_notes(int process) const;
   bool is_forked() const { return abandoned_ || getpid() != owner_; }  // and is the child
   void tell_all(std::uint32_t kind, std::span<const std::byte> body);
-  void stop();
   void give_up(int process, Written how, const Watch& watch);
 
   const pid_t owner_ = getpid();

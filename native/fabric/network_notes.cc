@@ -12,6 +12,8 @@ namespace {
 // After each part: who waits for the turn looks more often than that, and gets it.
 constexpr std::chrono::microseconds kBetweenParts{200};
 
+const std::atomic<std::uint32_t> kNever{0};
+
 // Deadline takes 0 for never.
 Deadline deadline_in(double seconds) {
   return Deadline(std::max(std::chrono::duration<double>(bounded(seconds)).count(), 1e-9));
@@ -47,7 +49,9 @@ bool Network::send_note(int process, std::span<const std::byte> bytes, double ti
 
 bool Network::send_part(Connection& connection, Frame frame, std::span<const std::byte> part,
                         const Deadline& deadline) {
-  const Watch watch{&arena_->header().poison_state, deadline, {}, nullptr, nullptr, &stopped_};
+  // A failed job is what a keeper's notes are about; a process is to end, and not to wait for them.
+  const auto& poison = reader_.is_keeper(process_) ? kNever : arena_->header().poison_state;
+  const Watch watch{&poison, deadline, {}, nullptr, nullptr, &stopped_};
   std::unique_lock turn(connection.turn, std::defer_lock);
   if (!lock(turn, deadline) || connection.broken) return false;
   Written how = write_unsent(connection, watch);

@@ -38,8 +38,9 @@ std::size_t longest(std::uint32_t kind) {
 
 Reader::Reader(int listener, const std::vector<int>& pids, std::vector<bool> elsewhere, int process,
                std::uint64_t nonce, const std::vector<std::string>& labels, const Tls& tls,
-               Streams& streams, Arena& arena)
+               Streams& streams, Arena& arena, int num_keepers)
     : elsewhere_(std::move(elsewhere)),
+      first_keeper_(static_cast<int>(elsewhere_.size()) - num_keepers),
       process_(process),
       nonce_(nonce),
       labels_(labels),
@@ -57,7 +58,8 @@ Reader::Reader(int listener, const std::vector<int>& pids, std::vector<bool> els
                 ".");
   fcntl(listener_.get(), F_SETFL, fcntl(listener_.get(), F_GETFL) | O_NONBLOCK);
   for (std::size_t i = 0; i < std::min(pids.size(), arena.header().processes.size()); ++i) {
-    if (pids[i] == 0) continue;
+    // A keeper does not share the memory in which they say that they have left.
+    if (pids[i] == 0 || is_keeper(process_)) continue;
     Descriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, pids[i], 0)));
     // Not every system permits it; then its death is not noticed here.
     if (pidfd.get() < 0 && errno != ESRCH) continue;
@@ -202,11 +204,20 @@ bool Reader::read_some(Incoming& incoming) {
   return true;
 }
 
+// A keeper takes no part in collectives, and has no say in whether the job fails: the processes
+// know that themselves, and what a keeper takes for a failure may be none of the job's.
+bool Reader::may_send(int process, std::uint32_t kind) const {
+  if (kind == Frame::kPoison) return !is_keeper(process);
+  const bool of_stream = kind == Frame::kMessage || kind == Frame::kRelease;
+  return !of_stream || !(is_keeper(process) || is_keeper(process_));
+}
+
 // A frame is there, and what follows it is yet to come.
 void Reader::begin(Incoming& incoming) {
   const Frame& frame = incoming.frame;
   const bool greets = frame.kind == Frame::kGreeting;
   if (greets != (incoming.process < 0)) throw Error("it does not speak as Lockstep does");
+  if (!may_send(incoming.process, frame.kind)) throw Error("keepers do not exchange such frames");
   incoming.room = nullptr;
   static_assert(sizeof(std::size_t) == 8);
   const std::size_t bytes = std::size_t{frame.at} + frame.bytes;
@@ -290,10 +301,11 @@ void Reader::lose(int process, const std::string& why) {
                     why + "). Its own output may tell why.");
 }
 
-// The watcher looks for who is lost as soon as it hears of a verdict.
+// The watcher looks for who is lost as soon as it hears of a verdict. The job needs no keeper and
+// goes on without one, even one that broke the rules; and a keeper is no judge of the job.
 void Reader::miss(int process, const std::string& text) {
   lost_[static_cast<std::size_t>(process)].store(true, std::memory_order_release);
-  verdict_.pass(text, arena_);
+  if (!is_keeper(process) && !is_keeper(process_)) verdict_.pass(text, arena_);
 }
 
 void Reader::abandon() {

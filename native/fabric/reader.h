@@ -27,10 +27,11 @@ namespace lockstep {
 class Reader {
  public:
   // `elsewhere`: for each process, whether it is of another host; `pids`: of the others of this
-  // host, whose death is noticed too, else 0. The references must outlive this.
+  // host, whose death is noticed too, else 0. The last `num_keepers` are keepers: see network.h.
+  // The references must outlive this.
   Reader(int listener, const std::vector<int>& pids, std::vector<bool> elsewhere, int process,
          std::uint64_t nonce, const std::vector<std::string>& labels, const Tls& tls,
-         Streams& streams, Arena& arena);
+         Streams& streams, Arena& arena, int num_keepers = 0);
   ~Reader();
   Reader(const Reader&) = delete;
   Reader& operator=(const Reader&) = delete;
@@ -49,6 +50,7 @@ class Reader {
   bool is_lost(int process) const {
     return lost_[static_cast<std::size_t>(process)].load(std::memory_order_acquire);
   }
+  bool is_keeper(int process) const { return process >= first_keeper_; }
   Notes& notes() { return notes_; }
   Verdict& verdict() { return verdict_; }
 
@@ -75,6 +77,7 @@ class Reader {
   bool shake_hands(Incoming& incoming);
   bool read_some(Incoming& incoming);
   void begin(Incoming& incoming);
+  bool may_send(int process, std::uint32_t kind) const;
   void finish(Incoming& incoming);
   void greet(Incoming& incoming);
   void end(Incoming& incoming, const std::string& why);
@@ -86,6 +89,7 @@ class Reader {
   bool watch(int fd, Incoming* incoming);
 
   const std::vector<bool> elsewhere_;
+  const int first_keeper_;
   const int process_;
   const std::uint64_t nonce_;
   const std::vector<std::string>& labels_;

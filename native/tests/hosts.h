@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "check.h"
+#include "engine.h"
 #include "fabric/network.h"
 #include "harness.h"
 
@@ -44,16 +45,23 @@ struct Host {
     arena = std::make_shared<Arena>(fd.get(), kNonce);
   }
 
-  void join(int process, const std::string& other, unsigned char secret = 7,
-            std::uint64_t nonce = kNonce, double patience = 20) {
+  NetworkOptions options(std::vector<std::string> addresses) const {
     NetworkOptions options;
-    options.addresses = {"", ""};
-    options.addresses[static_cast<std::size_t>(1 - process)] = other;
+    options.addresses = std::move(addresses);
     options.listener = listener.fd.get();
-    options.key = key(secret);
+    options.key = key(7);
     options.tls_library = "libssl.so.3";
-    options.patience_seconds = patience;
-    network = std::make_unique<Network>(options, process, nonce, kLabels, arena);
+    options.patience_seconds = 20;
+    return options;
+  }
+  void join(int process, const std::string& other, unsigned char secret = 7,
+            std::uint64_t nonce = kNonce, double patience = 20, int num_keepers = 0) {
+    NetworkOptions given = options({"", ""});
+    given.addresses[static_cast<std::size_t>(1 - process)] = other;
+    given.key = key(secret);
+    given.patience_seconds = patience;
+    given.num_keepers = num_keepers;
+    network = std::make_unique<Network>(given, process, nonce, kLabels, arena);
   }
 
   Watch watch() const { return {&arena->header().poison_state, Deadline(20), {}}; }
@@ -76,6 +84,21 @@ struct Ring {
   }
 };
 
+// A message from process 0 arrives at process 1 and is released.
+inline void exchange(std::deque<Ring>& rings, Host& first, Host& second, std::uint64_t clique) {
+  Ring &from = rings.emplace_back(), &to = rings.emplace_back();
+  const Stream there{clique, 3, 1}, back{clique, 3, 0};
+  first.network->streams().open(there, from.outlet());
+  second.network->streams().open(back, to.inlet());
+  from.slots[kSlotHeader + 5] = std::byte{42};
+  first.network->send(there, 0, from.message(0, 5, 1), first.watch());
+  eventually([&] { return to.written.reached(1); }, "a message");
+  CHECK(to.slots[kSlotHeader + 5] == std::byte{42});
+  to.read.advance();
+  second.network->release(back, 0, second.watch());
+  eventually([&] { return from.read.reached(1); }, "word that it was read");
+}
+
 struct Two {
   std::deque<Ring> rings;
   Host hosts[2];
@@ -84,24 +107,12 @@ struct Two {
     hosts[0].join(0, hosts[1].listener.address);
     other.join();
   }
-  // A message from process 0 arrives at process 1 and is released.
-  void exchange(std::uint64_t clique) {
-    Ring &from = rings.emplace_back(), &to = rings.emplace_back();
-    const Stream there{clique, 3, 1}, back{clique, 3, 0};
-    hosts[0].network->streams().open(there, from.outlet());
-    hosts[1].network->streams().open(back, to.inlet());
-    from.slots[kSlotHeader + 5] = std::byte{42};
-    hosts[0].network->send(there, 0, from.message(0, 5, 1), hosts[0].watch());
-    eventually([&] { return to.written.reached(1); }, "a message");
-    CHECK(to.slots[kSlotHeader + 5] == std::byte{42});
-    to.read.advance();
-    hosts[1].network->release(back, 0, hosts[1].watch());
-    eventually([&] { return from.read.reached(1); }, "word that it was read");
-  }
+  void exchange(std::uint64_t clique) { testing::exchange(rings, hosts[0], hosts[1], clique); }
   bool healthy() const { return !hosts[0].arena->poisoned() && !hosts[1].arena->poisoned(); }
 };
 
-// Process 1 as somebody else would play it, who has the key.
+// Process 1 as somebody else would play it, who has the key. Or process 0; or a keeper, which is
+// then the last of the two.
 struct Impostor {
   Host host;
   Listener listener = listen_anywhere();
@@ -109,9 +120,14 @@ struct Impostor {
   Descriptor to, from;
   std::unique_ptr<Tls::Session> out, in;
 
-  Impostor() {
-    std::thread joining([&] { host.join(0, listener.address); });
-    greet({.kind = Frame::kGreeting, .place = 1, .clique = kNonce, .number = Frame::kVersion});
+  explicit Impostor(int process = 1, int num_keepers = 0) {
+    const int other = 1 - process;
+    std::thread joining([&] { host.join(other, listener.address, 7, kNonce, 20, num_keepers); });
+    greet({.kind = Frame::kGreeting,
+           .place = static_cast<std::uint32_t>(process),
+           .clique = kNonce,
+           .number = Frame::kVersion,
+           .to = static_cast<std::uint32_t>(other)});
     eventually([&] { return (from = accept_from(listener.fd.get())).get() >= 0; }, "a connection");
     in = std::make_unique<Tls::Session>(tls, from.get(), Tls::Side::kServer);
     finish(*in, from.get());
@@ -143,6 +159,34 @@ struct Impostor {
     CHECK_EQUAL(moved, text.size());
   }
   static constexpr std::chrono::milliseconds kLook{20};
+};
+
+// What Python would tell the engine of this process, where the job has two: this one, and one at
+// `other`.
+struct Given {
+  const char* labels[2] = {kLabels[0].c_str(), kLabels[1].c_str()};
+  const char* addresses[2] = {"", ""};
+  const int pids[2] = {0, 0};
+  const std::string secret = std::string(32, '\7');
+  lockstep_options options{};
+
+  Given(int process, const std::string& other, int arena, int listener) {
+    addresses[1 - process] = other.c_str();
+    options.process = process;
+    options.num_processes = 2;
+    options.labels = labels;
+    options.arena_fd = arena;
+    options.nonce = kNonce;
+    options.cores = 1;
+    options.addresses = addresses;
+    options.pids = pids;
+    options.listener = listener;
+    options.key = secret.data();
+    options.key_bytes = static_cast<int>(secret.size());
+    options.tls_library = "libssl.so.3";
+  }
+  Given(const Given&) = delete;
+  Given& operator=(const Given&) = delete;
 };
 
 }  // namespace lockstep::testing
