@@ -35,6 +35,7 @@ GOOD = [
     ("LOCKSTEP_RECORD", "0", False),
     ("LOCKSTEP_RUN_DIR", "/some/where", "/some/where"),
     ("LOCKSTEP_ATTEMPT", "2", 2),
+    ("LOCKSTEP_KEEPER", "5", 5),
     ("LOCKSTEP_HOST_ID", "this one", "this one"),
     ("LOCKSTEP_KEY_FILE", "/home/me/key", "/home/me/key"),
     ("LOCKSTEP_KEY_FILE", "", ""),
@@ -71,6 +72,7 @@ BAD = [
     ("LOCKSTEP_CHECK_PROGRAMS", "", "0 or 1"),
     ("LOCKSTEP_RECORD", "off", "0 or 1"),
     ("LOCKSTEP_ATTEMPT", "first", WHOLE),
+    ("LOCKSTEP_KEEPER", "-1", WHOLE),
 ]
 
 

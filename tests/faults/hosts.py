@@ -20,6 +20,11 @@ _ADDRESSES = ("10.9.0.1", "10.9.0.2")
 _PORT = "29500"
 _DEVICE = "eth0"
 _PAIR = ("link", "add", _DEVICE, "type", "veth", "peer", "name", _DEVICE)
+_UNKEPT = """
+import lockstep, runpy, sys
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 # It ends with its stdin, and so with this process, however that ends.
 _BE = 'hostname "$1" && mount --bind "$2" /etc/hosts && echo up && exec cat'
 TIMEOUT = 20.0
@@ -102,14 +107,19 @@ class Hosts:
         local: int = 0,
         per_host: int = 1,
         env: Mapping[str, str] | None = None,
+        kept: bool = True,
     ) -> subprocess.Popen[bytes]:
-        """One of a host's processes, as a cluster's launcher would start it there."""
+        """One of a host's processes, as a cluster's launcher would start it there.
+
+        ``kept``: by ``lockstep worker``, so what is returned is its keeper.
+        """
         # The namespaces of processes are the same: by them they would be on one host.
         identity = {"LOCKSTEP_HOST_ID": NAMES[host], **_place(host, local, per_host)}
         environ = clean_environ(**identity, **(env or {}))
         if self.key(host).exists():
             environ["LOCKSTEP_KEY_FILE"] = str(self.key(host))
-        worker = [sys.executable, "-m", "lockstep", "worker", str(program), *args]
+        how = ["-m", "lockstep", "worker"] if kept else ["-c", _UNKEPT]
+        worker = [sys.executable, *how, str(program), *args]
         with self._output(host, local).open("wb") as output:
             process = subprocess.Popen(
                 [*self._enter(host, "-U", "-n", "-m", "-u"), *worker],
@@ -132,6 +142,11 @@ class Hosts:
         """The lines of its program that begin so, in words."""
         lines = (line.split() for line in self.said(host, local).splitlines())
         return [words for words in lines if words[:1] == [first_word]]
+
+    def pid(self, host: int, local: int = 0) -> int:
+        """Of that process's program, which says so; what was started is its keeper."""
+        [said] = self.lines(host, "pid", local)
+        return int(said[1])
 
     def listening(self, host: int) -> list[tuple[str, int]]:
         """Where processes of that host take connections, but for JAX's service."""

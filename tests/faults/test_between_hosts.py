@@ -69,11 +69,11 @@ def everything(hosts: Hosts, processes: int) -> str:
 
 
 def start_four(
-    hosts: Hosts, program: Path, *args: str, **env: str
+    hosts: Hosts, program: Path, *args: str, kept: bool = True, **env: str
 ) -> list[subprocess.Popen[bytes]]:
     """Two processes on each host: 0 and 1, 2 and 3."""
     return [
-        hosts.start(host, program, *args, local=local, per_host=2, env=env)
+        hosts.start(host, program, *args, local=local, per_host=2, env=env, kept=kept)
         for host in range(2)
         for local in range(2)
     ]
@@ -129,7 +129,12 @@ def test_a_correct_program_raises_nothing(hosts: Hosts, tmp_path: Path, kept: bo
             "waits for process 1 (pid {pid} on hosta), whose program has ended",
             marks=pytest.mark.slow,
         ),
-        ("kill", "1", -9, "process 1 (pid {pid} on hosta) is gone after 20 collectives on"),
+        (
+            "kill",
+            "1",
+            -9,
+            "process 1 (pid {pid} on hosta) was killed by SIGKILL (signal 9)",
+        ),
         pytest.param("kill", "0", -9, "process 1 (pid {pid} on hosta)", marks=pytest.mark.slow),
     ],
 )
@@ -142,7 +147,7 @@ def test_a_fault_of_a_process_of_the_same_host_raises(
     assert statuses == [3, status, 3, 3], said
     [raised], [planted] = hosts.lines(0, "raised"), hosts.lines(0, "planted", 1)
     assert 0 <= float(raised[1]) - float(planted[1]) < RAISED_WITHIN, said
-    assert words.format(pid=processes[1].pid) in hosts.said(0), said
+    assert words.format(pid=hosts.pid(0, 1)) in hosts.said(0), said
     assert_nothing_left(hosts)
 
 
@@ -162,7 +167,7 @@ def test_a_program_that_drops_its_result_lets_the_others_have_theirs(
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("kill", "{who} is gone: it has ended, or its host cannot be reached"),
+        ("kill", "{who} was killed by SIGKILL (signal 9) after 32 collectives; process 0 waits"),
         ("raise", "{who} failed: RuntimeError: no more of this"),
         ("exit", "{who} ended after 32 collectives; process 0 waits in its 33rd: all-reduce"),
         ("dtype", "{who} called all-reduce (sum) of 1 x s32, between_hosts.py:{total} in"),
@@ -173,7 +178,7 @@ def test_a_fault_of_one_host_raises_on_the_other(hosts: Hosts, fault: str, words
     assert_raised(hosts, fault, words)
     if fault != "raise":  # its own words are the best
         lines = f"20 x between_hosts.py:{line_of('total = over_all')} in"
-        assert hosts.said(0).count(lines) == (1 if fault == "kill" else 2), hosts.said(0)
+        assert hosts.said(0).count(lines) == 2, hosts.said(0)
     assert_nothing_left(hosts)
 
 
@@ -196,18 +201,48 @@ def test_a_fault_without_records_raises_all_the_same(hosts: Hosts, fault: str) -
     assert_raised(hosts, fault, words[fault], LOCKSTEP_RECORD="0")
 
 
-@pytest.mark.parametrize("reaped", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_who_died_is_told_by_another_process_of_its_host(hosts: Hosts, reaped: bool) -> None:
+def test_who_died_is_told_by_its_keeper(hosts: Hosts) -> None:
     processes = start_four(hosts, PROGRAM, "kill")
+    assert end(processes, hosts) == [3, -9, 3, 3], everything(hosts, 4)
+    assert_died(hosts, "was killed by SIGKILL (signal 9) after 32 collectives")
+    assert_nothing_left(hosts)
+
+
+@pytest.mark.parametrize("reaped", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_who_died_without_a_keeper_is_told_by_another_process_of_its_host(
+    hosts: Hosts, reaped: bool
+) -> None:
+    processes = start_four(hosts, PROGRAM, "kill", kept=False)
     if reaped:  # as a launcher does it; then the kernel tells others too
         processes[1].wait(TIMEOUT)
     assert end(processes, hosts) == [3, -9, 3, 3], everything(hosts, 4)
     how = "is gone after 32 collectives: it died, and only who started it knows how"
     if reaped and kernel_tells():
         how = "was killed by SIGKILL (signal 9) after 32 collectives"
+    assert_died(hosts, how)
+
+
+def assert_died(hosts: Hosts, how: str) -> None:
+    """Process 1 of four."""
     for host, local in ((0, 0), (1, 0), (1, 1)):
         said = hosts.said(host, local)
-        assert f"(pid {processes[1].pid} on hosta) {how}; processes 0, 2, 3 wait" in said, said
+        assert f"(pid {hosts.pid(0, 1)} on hosta) {how}; processes 0, 2, 3 wait" in said, said
+
+
+def test_without_keepers_who_died_alone_on_its_host_is_gone(hosts: Hosts) -> None:
+    statuses = end([hosts.start(host, PROGRAM, "kill", kept=False) for host in range(2)], hosts)
+    assert statuses == [3, -9], hosts.said(0)
+    who = f"process 1 (pid {hosts.pid(1)} on hostb)"
+    assert f"{who} is gone: it has ended, or its host cannot be reached" in hosts.said(0)
+
+
+def test_a_keeper_that_dies_takes_its_program_along(hosts: Hosts) -> None:
+    processes = [hosts.start(host, PROGRAM, "forever") for host in range(2)]
+    wait_until(lambda: bool(hosts.lines(0, "step")), "a step", TIMEOUT)
+    processes[1].kill()
+    assert end(processes, hosts) == [3, -9], hosts.said(0)
+    assert f"process 1 (pid {hosts.pid(1)} on hostb) is gone" in hosts.said(0), hosts.said(0)
+    assert_nothing_left(hosts)
 
 
 @pytest.mark.parametrize(
@@ -220,31 +255,40 @@ def test_who_died_is_told_by_another_process_of_its_host(hosts: Hosts, reaped: b
 def test_a_stall_is_told_with_what_another_host_does(
     hosts: Hosts, fault: str, words: list[str]
 ) -> None:
-    processes = start_four(hosts, PROGRAM, fault, LOCKSTEP_STALL_WARNING="2")
+    start_four(hosts, PROGRAM, fault, LOCKSTEP_STALL_WARNING="2")
     wait_until(lambda: "does meanwhile" in everything(hosts, 4), "a report", TIMEOUT)
     wait_until(lambda: all(w in everything(hosts, 4) for w in words), "what it does", TIMEOUT)
     said = everything(hosts, 4)
-    who = f"process 1 (pid {processes[1].pid} on hosta)"
+    who = f"process 1 (pid {hosts.pid(0, 1)} on hosta)"
     assert f"{who} has not come to the others yet; processes 0, 2, 3 wait" in said
     assert f"{who} does meanwhile" in said
     assert said.count("does meanwhile") == 1, said
     assert "elsewhere.py" not in said
 
 
-def test_who_is_stopped_and_alone_on_its_host_is_named(hosts: Hosts) -> None:
-    processes = [
-        hosts.start(host, PROGRAM, "stopped", env={"LOCKSTEP_STALL_WARNING": "2"})
-        for host in range(2)
-    ]
-    wait_until(lambda: "No Python stacks" in hosts.said(0), "a report", TIMEOUT)
-    assert f"process 1 (pid {processes[1].pid} on hostb) has not come to the others" in hosts.said(
-        0
-    )
-    assert "It is stopped, or stuck in code that holds Python's lock" in hosts.said(0)
+@pytest.mark.parametrize(
+    ("fault", "kept", "words"),
+    [
+        ("stopped", True, "it is stopped, by a signal (kill -STOP"),
+        ("stuck", True, "in be_stuck"),
+        ("stopped", False, "It is stopped, or stuck in code that holds Python's lock"),
+    ],
+)
+def test_a_stall_of_who_is_alone_on_its_host_is_told(
+    hosts: Hosts, fault: str, kept: bool, words: str
+) -> None:
+    limit = {"LOCKSTEP_STALL_WARNING": "2"}
+    for host in range(2):
+        hosts.start(host, PROGRAM, fault, env=limit, kept=kept)
+    wait_until(lambda: words in hosts.said(0), "a report", TIMEOUT)
+    who = f"process 1 (pid {hosts.pid(1)} on hostb)"
+    assert f"{who} has not come to the others" in hosts.said(0), hosts.said(0)
+    lines = f"20 x all-reduce (sum) of 1 x f32, {PROGRAM}:{line_of('total = over_all')} in"
+    assert hosts.said(0).count(lines) == (2 if kept else 1), hosts.said(0)
 
 
 def test_a_child_that_was_forked_does_not_hide_the_death_of_its_parent(hosts: Hosts) -> None:
-    assert_raised(hosts, "fork and kill", "{who} is gone: it has ended, or its host")
+    assert_raised(hosts, "fork and kill", "{who} was killed by SIGKILL (signal 9) after 32")
     [child] = hosts.lines(1, "child")
     assert int(child[1]) in marked(hosts.mark)
 
@@ -263,7 +307,7 @@ def assert_raised(hosts: Hosts, fault: str, words: str, **env: str) -> None:
     assert statuses[0] == 3, said
     [raised], [planted] = hosts.lines(0, "raised"), hosts.lines(1, "planted")
     assert 0 <= float(raised[1]) - float(planted[1]) < RAISED_WITHIN
-    who = f"process 1 (pid {processes[1].pid} on hostb)"
+    who = f"process 1 (pid {hosts.pid(1)} on hostb)"
     lines = {
         "total": "total = over_all",
         "twice": "twice =",
@@ -308,7 +352,7 @@ def test_strangers_are_refused_and_the_job_goes_on(hosts: Hosts) -> None:
     processes = [hosts.start(host, PROGRAM, "forever") for host in range(2)]
     wait_until(lambda: bool(hosts.lines(0, "step")), "a step", TIMEOUT)
     addresses = [address for host in range(2) for address in hosts.listening(host)]
-    assert len(addresses) == 2
+    assert len(addresses) == 4  # two of keepers
     for text in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00" + bytes(512), b"\xff" * 64):
         for address, port in addresses:
             assert hosts.run(0, STRANGER, address, str(port), text.hex()).strip() in (
@@ -317,8 +361,8 @@ def test_strangers_are_refused_and_the_job_goes_on(hosts: Hosts) -> None:
             )
     for host in range(2):
         said = hosts.said(host)
-        assert said.count("refused a connection from 10.9.0.1 port") == 3, said
-        assert said.count("it has not shown that it has the job's key") == 3, said
+        assert said.count("refused a connection from 10.9.0.1 port") == 6, said
+        assert said.count("it has not shown that it has the job's key") == 6, said
     before = len(hosts.lines(0, "step"))
     wait_until(lambda: len(hosts.lines(0, "step")) > before + 5, "more steps", TIMEOUT)
     assert [process.poll() for process in processes] == [None, None]

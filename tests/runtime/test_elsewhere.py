@@ -158,6 +158,38 @@ def test_answers_that_cannot_be_read_count_as_none(
     assert capsys.readouterr().err.count("lockstep: a note of process 1: JSONDecodeError") == 1
 
 
+def test_a_keeper_is_asked_before_the_processes_of_its_host(job: Job) -> None:
+    """Process 3 plays it."""
+    keeper = dataclasses.replace(job.peers[3], keeps=1)
+    asking = Elsewhere([*job.peers[:3], keeper], 0, job.local(0), job.post.of(0))
+    job.answers[0].stop()
+    asking.start()
+    try:
+        found, _ = asking.look(None)
+        assert {process.troubles for process in found} == {("told by 3",)}
+        assert asking.stacks(job.peers[1]) == "stacks of 1 by 3"
+        asking.hurry()
+        assert job.woken[1].wait(30)
+        assert not job.woken[3].is_set(), "it has no lines"
+        job.post.lost = {3}
+        found, _ = asking.look(None)
+        assert {process.troubles for process in found} == {("told by 1",)}
+    finally:
+        asking.stop()
+
+
+def test_one_process_is_told_of_by_its_host_alone(job: Job) -> None:
+    told_of_3 = job.answers[0].told_of(job.peers[3], 0.3)
+    assert told_of_3 is not None
+    assert (told_of_3.index, told_of_3.troubles) == (3, ("told by 1",))
+    job.deaf = {1, 3}
+    time.sleep(0.3)  # what was read is told again for a while
+    assert job.answers[0].told_of(job.peers[3], 0.1) is None
+    job.post.lost = {1, 3}
+    assert not job.answers[0].reaches(job.peers[3])
+    assert job.answers[0].told_of(job.peers[3], 0.1) is None
+
+
 def test_all_are_hurried(job: Job) -> None:
     job.answers[0].hurry()
     assert job.woken[1].wait(30)
@@ -242,7 +274,8 @@ def records(tmp_path: Path, job: Job) -> Iterator[evidence.Records]:
         made = job.process(index).record
         assert made is not None
         files[index].write_bytes(encode(made))
-    made = evidence.Records(job.peers, 0, [Papers(str(file)) for file in files])
+    papers = {index: Papers(str(file)) for index, file in enumerate(files)}
+    made = evidence.Records(job.peers, job.peers[0], papers)
     yield made
     made.close()
 

@@ -12,7 +12,7 @@ import pytest
 
 from lockstep import InitializationError
 from lockstep._engine_options import Network, Options
-from lockstep.runtime import network, store
+from lockstep.runtime import network, store, topology
 from lockstep.runtime.topology import Peer
 from runtime.peers import Store, peer
 
@@ -88,12 +88,33 @@ def test_an_address_that_is_not_ours() -> None:
 def test_all_hear_where_the_others_listen(listener: socket.socket) -> None:
     client, peers = Store(), [peer(process) for process in range(4)]
     for process in (1, 2, 3):
-        store.say(client, f"at/{process}", f"10.0.0.{process}:1")
+        store.say(client, f"at/{process}", [f"10.0.0.{process}:1"])
     host, port = listener.getsockname()[:2]
-    found = network.meet(client, "at", peers, 0, listener)
-    assert found == ("", "10.0.0.1:1", "", "10.0.0.3:1")
-    own = store.hear(client, "at/0", "process 0")
-    assert own == (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    found = network.meet(client, "at", peers, 0, [listener])
+    own = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    assert found == {0: own, 1: "10.0.0.1:1", 2: "10.0.0.2:1", 3: "10.0.0.3:1"}
+    assert store.hear(client, "at/0", "process 0") == [own]
+
+
+def test_keepers_are_numbered_behind_the_processes(listener: socket.socket) -> None:
+    """One of each host that has any: on host b process 1 has none, process 3 has."""
+    pids = (77, 0, 78, 79)
+    client, peers = Store(), [peer(process, keeper=pids[process]) for process in range(4)]
+    first, second = topology.keepers(peers)
+    assert (first.process, first.keeps, first.pid, first.host_id) == (4, 0, 77, "id of a")
+    assert (second.process, second.keeps, second.pid, second.host_id) == (5, 3, 79, "id of b")
+    assert second.label == "the keeper of process 3 (pid 79 on b)"
+    for process in (1, 2, 3):
+        said = [f"10.0.0.{process}:1", f"10.0.0.{process}:2"]
+        store.say(client, f"at/{process}", said[: 2 if process == 3 else 1])
+    found = network.meet(client, "at", peers, 0, [listener, listener])
+    assert (found[4], found[5]) == (found[0], "10.0.0.3:2")
+    process_0 = network.options(peers, peers[0], found, listener, b"k")
+    assert list(process_0.addresses) == ["", "10.0.0.1:1", "", "10.0.0.3:1", "", "10.0.0.3:2"]
+    assert list(process_0.pids) == [0, 0, 102, 0, 0, 0]
+    keeper = network.options(peers, second, found, listener, b"k")
+    assert list(keeper.addresses) == [found[0], "", "10.0.0.2:1", "", "", ""]
+    assert list(keeper.pids) == [0] * 6
 
 
 def test_what_one_raises_all_raise(listener: socket.socket) -> None:
@@ -104,7 +125,7 @@ def test_what_one_raises_all_raise(listener: socket.socket) -> None:
     ):
         raise InitializationError("no room")
     with pytest.raises(InitializationError, match=r"^process 1 \(pid 101 on b\): no room$"):
-        network.meet(client, "at", peers, 0, listener)
+        network.meet(client, "at", peers, 0, [listener])
 
 
 # What is there before
@@ -122,7 +143,7 @@ def test_what_is_missing_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch
 
 def test_the_pids_are_those_of_the_others_of_this_host(listener: socket.socket) -> None:
     peers = [peer(process) for process in range(5)]
-    way = network.options(peers, 2, ["", "there", "", "there", ""], listener, b"k")
+    way = network.options(peers, peers[2], {1: "there", 3: "there"}, listener, b"k")
     assert way.pids == [100, 0, 0, 0, 104]
     assert way.listener == listener.fileno()
 

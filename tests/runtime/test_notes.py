@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lockstep import RecordError
 from lockstep.record.format import Ring
-from lockstep.record.run import Caller, Process
+from lockstep.record.run import Caller, Exit, Process
 from lockstep.runtime import notes
 from record.simulate import site
 from record.test_format import entries, record, records
@@ -33,6 +33,7 @@ def test_what_is_told_is_read(told: list) -> None:
         Process(index, one, SITES, callers=CALLERS, troubles=("it is old",))
         for index, one in enumerate(told)
     ]
+    processes.append(Process(98, exit=Exit(12, None, 9, 10**18, "out of memory")))
     processes.append(Process(99))
     assert through(processes) == processes
 

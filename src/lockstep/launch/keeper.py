@@ -182,7 +182,7 @@ def _let_others_end(
 
 
 def _all_ended(host_dir: HostDir) -> bool:
-    """Whether all programs of this host have, and so have, as another keeper knows, all elsewhere."""
+    """Whether the other programs of this host have, and as its keepers know, those elsewhere."""
     others = set(host_dir.path.glob("attempt_*/process_*")) - {host_dir.folder}
     ended = all((folder / _records.EXIT).exists() for folder in others)
     return ended and not any((folder / _records.STAYS).exists() for folder in others)

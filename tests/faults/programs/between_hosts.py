@@ -48,6 +48,7 @@ def check_all(length):
 
 for length in (1, 1000, 100_003):
     check_all(length)
+print("pid", os.getpid(), flush=True)
 print("checked", jax.config.values["jax_cpu_collectives_implementation"], flush=True)
 
 total = over_all(lambda a: jax.lax.psum(a, "x"), everywhere)

@@ -25,6 +25,7 @@ total = jax.jit(
         out_specs=PartitionSpec("host"),
     )
 )
+print("pid", os.getpid(), flush=True)
 try:
     for step in range(10**9):
         if step == 20 and culprit:

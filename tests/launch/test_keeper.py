@@ -1,0 +1,269 @@
+"""The keeper of ``lockstep worker``: to the launcher it is the program, to others its memory."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from launch.test_worker import CLEAN, WORKER, mpiexec
+from support import MARK, marked, wait_until
+
+TIMEOUT = 90
+SAY = """
+import os, signal, sys, time
+def tell(number, frame):
+    print("got", signal.Signals(number).name, flush=True)
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+    signal.signal(number, tell)
+print("pid", os.getpid(), os.getppid(), os.getpgrp(), flush=True)
+print("open", sorted(os.listdir("/proc/self/fd")), "KEEPER" in str(dict(os.environ)), flush=True)
+exec(sys.argv[1])
+"""
+LOOP = """
+import os, sys, time, jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+jax.distributed.initialize()
+rows = NamedSharding(jax.make_mesh((2,), ("x",)), PartitionSpec("x"))
+total = jax.jit(lambda x: x.sum())
+try:
+    for step in range(20):
+        if step == 10 and jax.process_index() == 1:
+            exec(sys.argv[1])
+        ones = jax.make_array_from_process_local_data(rows, np.ones(1, np.float32))
+        float(total(ones))
+except Exception as error:
+    sys.stdout.write(f"raised {error}\\n")
+    sys.stdout.flush()
+    time.sleep(1)
+    sys.stdout.write("saved\\n")
+    raise SystemExit(3)
+"""
+
+
+class Workers:
+    """Some of the processes of a job of two, as torchrun would start them."""
+
+    def __init__(self, folder: Path, program: str) -> None:
+        self.folder = folder
+        (folder / "tmp").mkdir()
+        (folder / "program.py").write_text(program)
+        self.mark = f"keeper-{os.urandom(8).hex()}"
+        self.started: list[subprocess.Popen[str]] = []
+
+    @property
+    def left(self) -> list[Path]:
+        """Private directories of runs."""
+        return list((self.folder / "tmp").glob("lockstep-run-*"))
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {**CLEAN, MARK: self.mark, "TMPDIR": str(self.folder / "tmp")}
+
+    def start(self, rank: int, *args: str, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
+        place = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+        where = {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "2345"}
+        process = subprocess.Popen(
+            [*prefix, *WORKER, str(self.folder / "program.py"), *args],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**self.environ, **place, **where},
+        )
+        self.started.append(process)
+        return process
+
+    def end(self) -> None:
+        for pid in marked(self.mark):
+            os.kill(pid, signal.SIGKILL)
+        for process in self.started:
+            process.communicate(timeout=TIMEOUT)
+
+
+@pytest.fixture
+def saying(tmp_path: Path) -> Iterator[Workers]:
+    made = Workers(tmp_path, SAY)
+    yield made
+    made.end()
+
+
+def pids(process: subprocess.Popen[str]) -> tuple[int, int, int]:
+    """Of the program, of its parent, and its process group."""
+    assert process.stdout is not None
+    _, *words = process.stdout.readline().split()
+    pid, parent, group = map(int, words)
+    return pid, parent, group
+
+
+def rest(process: subprocess.Popen[str]) -> str:
+    """What is still to be read of its lines."""
+    assert process.stdout is not None
+    with Deadline(process):
+        said = process.stdout.read()
+        process.wait()
+    return said
+
+
+class Deadline(threading.Timer):
+    """Kills a process that does not end in time."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        super().__init__(TIMEOUT, process.kill)
+
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+
+def test_the_keeper_is_the_parent_and_the_program_has_a_group_of_its_own(saying: Workers) -> None:
+    process = saying.start(0, "pass")
+    pid, parent, group = pids(process)
+    assert (parent, group) == (process.pid, pid)
+    said = rest(process)
+    assert "False" in said, "the descriptor is for this process only"
+    assert process.returncode == 0
+    assert not saying.left
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("sys.exit(5)", 5),
+        ("raise ValueError", 1),
+        ("os._exit(7)", 7),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("os.kill(os.getpid(), signal.SIGABRT)", -signal.SIGABRT),
+    ],
+)
+def test_it_ends_as_the_program_did(saying: Workers, code: str, status: int) -> None:
+    process = saying.start(0, code)
+    process.communicate(timeout=TIMEOUT)
+    assert process.returncode == status
+    assert not saying.left
+
+
+def test_signals_are_passed_on_once(saying: Workers) -> None:
+    process = saying.start(0, "while True: time.sleep(0.01)")
+    pids(process)
+    assert process.stdout is not None
+    process.stdout.readline()
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        os.kill(process.pid, number)
+        assert process.stdout.readline() == f"got {number.name}\n"
+    os.kill(process.pid, signal.SIGINT)
+    said = rest(process)
+    assert "got SIG" not in said
+    assert "KeyboardInterrupt" in said
+    assert process.returncode == -signal.SIGINT
+
+
+def test_a_signal_that_the_launcher_has_us_ignore_is_not_passed_on(saying: Workers) -> None:
+    process = saying.start(0, "time.sleep(1)", prefix=["nohup"])
+    pids(process)
+    assert process.stdout is not None
+    process.stdout.readline()
+    os.kill(process.pid, signal.SIGHUP)
+    said = rest(process)
+    assert process.returncode == 0
+    assert "got SIG" not in said
+
+
+def test_the_program_ends_with_its_keeper(saying: Workers) -> None:
+    process = saying.start(0, "while True: time.sleep(0.01)")
+    pid, _, _ = pids(process)
+    process.kill()
+    wait_until(lambda: pid not in marked(saying.mark), "the program lives on")
+
+
+def test_it_stops_and_goes_on_with_the_program(saying: Workers) -> None:
+    process = saying.start(0, "while True: time.sleep(0.01)")
+    pid, _, _ = pids(process)
+
+    def state(of: int) -> str:
+        return Path(f"/proc/{of}/stat").read_text().rpartition(")")[2].split()[0]
+
+    os.kill(process.pid, signal.SIGTSTP)
+    wait_until(lambda: state(pid) == state(process.pid) == "T", "stopped")
+    os.kill(process.pid, signal.SIGCONT)
+    wait_until(lambda: "T" not in state(pid) + state(process.pid), "going on")
+
+
+def test_a_program_that_cannot_be_started_is_an_error(saying: Workers) -> None:
+    process = saying.start(0, "pass", prefix=["sh", "-c", 'ulimit -n 3; exec "$@"', "sh"])
+    said, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode not in (0, None)
+    assert said.strip()
+
+
+@pytest.fixture
+def looping(tmp_path: Path) -> Workers:
+    return Workers(tmp_path, LOOP)
+
+
+def mpirun(job: Workers, code: str) -> subprocess.CompletedProcess[str]:
+    worker = [*WORKER, "--log-dir", str(job.folder / "logs"), str(job.folder / "program.py"), code]
+    return subprocess.run(
+        [mpiexec(), "-n", "2", *worker],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        env=job.environ,
+        check=False,
+    )
+
+
+def test_under_mpiexec_the_others_raise_and_save_before_all_is_killed(looping: Workers) -> None:
+    done = mpirun(looping, "os.kill(os.getpid(), 9)")
+    assert done.returncode != 0
+    told = r"raised .*process 1 \(pid \d+ on .*\) was killed by SIGKILL \(signal 9\) after 10"
+    assert re.search(told, done.stdout), done
+    assert "saved" in done.stdout, done
+    wait_until(lambda: not marked(looping.mark), "a process is left behind")
+    assert not looping.left
+
+
+def test_the_records_of_a_failed_job_are_kept_for_the_report(looping: Workers) -> None:
+    done = mpirun(looping, "sys.exit(4)")
+    where = looping.folder / "logs"
+    assert f"lockstep: to look closer: lockstep report {where}" in done.stderr, done
+    report = subprocess.run(
+        [sys.executable, "-m", "lockstep", "report", str(where)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        env=looping.environ,
+        check=False,
+    )
+    assert report.returncode == 1, report
+    assert re.search(r"process 1 .* failed after 10 collectives: sys\.exit\(4\)", report.stdout)
+    assert "10 x all-reduce (sum) of 1 x f32, " in report.stdout, report.stdout
+
+
+def test_a_live_job_is_shown_by_the_pid_of_a_keeper(looping: Workers) -> None:
+    """As `lockstep report` and `lockstep top` find it."""
+    code = "time.sleep(60)"
+    started = [looping.start(rank, code) for rank in range(2)]
+    try:
+        words = [sys.executable, "-m", "lockstep", "report", "--pid", str(started[0].pid)]
+        end = time.monotonic() + TIMEOUT
+        said = ""
+        while "10 x all-reduce" not in said and time.monotonic() < end:
+            time.sleep(0.5)
+            done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT)
+            said = done.stdout
+        assert "process 1" in said
+        assert said.count("10 x all-reduce") == 2, said
+    finally:
+        looping.end()
