@@ -290,6 +290,12 @@ def test_a_fault_in_what_has_no_line_names_the_first_use_on_both_sides() -> None
     assert "before: 3 x step (first used at main.py:3)" in text
 
 
+def test_both_lines_are_told_where_either_may_have_been_the_first_use() -> None:
+    sites = {p: (used(3), used(7)) for p in range(2)}
+    text = headline(diagnose(job(steps(5), steps(3), sites=sites).snapshot()))
+    assert text.endswith("x f32, step (first used at main.py:3 or main.py:7)")
+
+
 def test_another_process_does_not_tell_where_this_one_used_a_program_first() -> None:
     run = job(steps(5), steps(3), sites={0: (used(3),), 1: ()}).snapshot()
     ours, theirs = diagnose(run).rows

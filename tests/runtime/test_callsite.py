@@ -139,6 +139,7 @@ def through(*files: str) -> Callable[[], Caller | None]:
 JAX = str(Path(jax.__file__).parent / "_src" / "pjit.py")
 PYTHON = contextlib.__file__
 LIBRARY = "/usr/lib/python3/dist-packages/checkpoints/save.py"
+BELOW_PYTHON = str(Path(PYTHON).parent / "site-packages" / "save.py")
 INSTALLED_PROGRAM = f"{sysconfig.get_path('scripts')}/train"
 
 
@@ -155,6 +156,7 @@ def test_the_innermost_line_is_the_users(files: tuple[str, ...]) -> None:
     [
         ((JAX,), None),
         ((LIBRARY, JAX), LIBRARY),
+        ((BELOW_PYTHON, JAX), BELOW_PYTHON),
         ((INSTALLED_PROGRAM, LIBRARY, JAX), LIBRARY),
         (("/home/u/train.py", LIBRARY, JAX), "/home/u/train.py"),
         (("/home/u/train.py", "/home/u/model.py", JAX), "/home/u/model.py"),
