@@ -172,6 +172,10 @@ def test_a_program_that_drops_its_result_lets_the_others_have_theirs(
         ("exit", "{who} ended after 32 collectives; process 0 waits in its 33rd: all-reduce"),
         ("dtype", "{who} called all-reduce (sum) of 1 x s32, between_hosts.py:{total} in"),
         ("program", "{who} called all-reduce (sum) of 1 x f32, between_hosts.py:{twice} in"),
+        (
+            "argument",
+            "{who} called all-gather of 1 x f32, _lambda (first used at between_hosts.py:{moved})",
+        ),
     ],
 )
 def test_a_fault_of_one_host_raises_on_the_other(hosts: Hosts, fault: str, words: str) -> None:
@@ -311,6 +315,7 @@ def assert_raised(hosts: Hosts, fault: str, words: str, **env: str) -> None:
     lines = {
         "total": "total = over_all",
         "twice": "twice =",
+        "moved": "jax.jit(lambda a: a",
         "other": "  total(spread(np.ones(count, np.float32)))",
     }
     assert words.format(who=who, **{n: line_of(t) for n, t in lines.items()}) in said, said

@@ -38,6 +38,7 @@ def row(fault: str, *words: str, slow: bool = False, **more) -> object:
 
 TOTAL, OTHER, LARGEST = line("total"), line("other_total"), line("largest")
 GATHERED, RING, BACK = line("gathered"), line("ring"), line("ring_back")
+MOVE, MORE, ALL = line("move"), line("move_more"), line("gather_all")
 KILLED = r"^\S+: MPI error: lockstep: process {} \(pid \d+ on .*\) was killed by SIGKILL"
 SIGKILL = "killed by SIGKILL (signal 9)"
 CIRCLE = r"a circle of waits|these must be the same"
@@ -96,6 +97,26 @@ DIVERGENCES = [
         rf"process 1 \(.*\) called all-gather of \d+ x f32, {GATHERED} in gathered",
         diverges=True,
         slow=True,
+    ),
+    row(
+        "argument",
+        rf"process 0 \(.*\) called all-gather of 1000 x f32, moved \(first used at {MOVE}\)",
+        rf"process 1 \(.*\) called all-gather of 1001 x f32, moved \(first used at {MORE}\)",
+        "Likely: different shapes",
+        diverges=True,
+    ),
+    row(
+        "argument, made on a thread",
+        rf"process 0 \(.*\) called all-gather of 1000 x f32, moved \(first used at {MOVE}\)",
+        r"process 1 \(.*\) called all-gather of 1001 x f32, moved: as the 4th",
+        diverges=True,
+    ),
+    row(
+        "gathered data",
+        rf"process 0 \(.*\) called all-reduce \(sum\) of 1000 x f32, {TOTAL} in total",
+        rf"process 1 \(.*\) called all-gather of 1000 x f32, _identity_fn \(first used at {ALL}\)",
+        d=2,
+        diverges=True,
     ),
     row("permutation", rf"process 1 \(.*collective-permute.*{BACK}", RING, n=3, diverges=True),
     row("axis", line("along_x"), line("along_y"), d=2, diverges=True, slow=True),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 from pathlib import Path
 
@@ -10,8 +12,9 @@ import pytest
 from lockstep import RecordError
 from lockstep._records import ErrorRecord
 from lockstep.record.match import Kind, diagnose
-from lockstep.record.run import CALLERS, Caller, Exit, read_run
+from lockstep.record.run import CALLERS, SITES, Caller, Exit, read_run
 from record.files import write_run
+from record.simulate import site
 from record.test_match import job, steps
 
 
@@ -44,6 +47,17 @@ def test_the_lines_of_a_call_are_read(tmp_path: Path) -> None:
         7: (Caller("/home/u/train.py", 12, "main", "5-9"),)
     }
     assert read_run(top).processes[0].callers == {}
+
+
+def test_sites_with_and_without_a_first_use_are_read(tmp_path: Path) -> None:
+    known = site(1000, file="", line=0, used_file="/home/u/main.py", used_line=7)
+    top = write_run(job(steps(2), steps(2), sites={0: (known,)}), tmp_path)
+    assert read_run(top).processes[0].sites == (known,)
+    # As they were written before there was such a thing.
+    values = dataclasses.asdict(site(1000))
+    old = {name: value for name, value in values.items() if not name.startswith("used_")}
+    (folder(top, 1) / SITES).write_text(json.dumps(old))
+    assert read_run(top).processes[1].sites == (site(1000),)
 
 
 def test_the_last_attempt_is_read_unless_another_is_asked_for(tmp_path: Path) -> None:

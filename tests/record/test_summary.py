@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 
@@ -152,4 +153,15 @@ def test_sites_with_the_same_call_are_lines_of_their_own() -> None:
     assert {line.where: line.calls for line in found.lines} == {
         "train.py:41 in step": 3,
         "train.py:60 in norm": 2,
+    }
+
+
+def test_programs_without_lines_are_told_apart_by_their_first_uses() -> None:
+    nothing = {"name": "f", "file": "", "line": 0, "used_file": "/home/u/main.py"}
+    known = tuple(site(p, used_line=n, **nothing) for p, n in ((1000, 3), (FAR, 9)))
+    calls = [*steps(3), *[dataclasses.replace(s, program=FAR) for s in steps(2)]]
+    found = summarize(job(calls, calls, sites=dict.fromkeys((0, 1), known)).snapshot())
+    assert {line.where: line.calls for line in found.lines} == {
+        "f (first used at main.py:3)": 3,
+        "f (first used at main.py:9)": 2,
     }

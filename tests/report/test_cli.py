@@ -20,6 +20,7 @@ from lockstep.record.document import SCHEMA
 from lockstep.record.match import diagnose
 from lockstep.report import find, top
 from record.files import write_run
+from record.simulate import site
 from record.test_match import job, steps
 
 
@@ -61,10 +62,19 @@ def test_json(broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report["place"]["devices"] == [0, 2048]
     waiting, gone = report["processes"]
     assert (waiting["doing"], waiting["waits_for"]) == ("waits", [1])
-    assert waiting["call"]["sites"][0]["line"] == 41
+    [place] = waiting["call"]["sites"]
+    assert (place["line"], place["first_used"]) == (41, None)
     assert gone["exit"]["exit_code"] == 0
     assert report["causes"][0]["pattern"] == "shorter_loop"
     assert report["summary"]["lines"][0]["calls"] == 5
+
+
+def test_json_of_what_has_no_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = site(1000, file="", line=0, used_file="/home/u/main.py", used_line=7)
+    made = job(steps(9), steps(5), sites={0: (place,), 1: (place,)})
+    main(["report", str(write_run(made, tmp_path)), "--json"])
+    call = json.loads(capsys.readouterr().out)["processes"][0]["call"]
+    assert call["sites"][0]["first_used"] == {"file": "/home/u/main.py", "line": 7}
 
 
 def test_the_summary_is_added_on_demand(broken: Path, capsys: pytest.CaptureFixture[str]) -> None:

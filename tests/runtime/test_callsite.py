@@ -1,12 +1,20 @@
-"""The lines that --strict compares: found for every execution, and never guessed."""
+"""The lines of the user's program: found for every execution under --strict, and never guessed."""
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
+import functools
+import sys
+import sysconfig
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import jax
 import pytest
 
-from lockstep.record.run import CALLERS, read_callers
+from lockstep.record.run import CALLERS, Caller, read_callers
 from lockstep.runtime import callsite
 from processes import python
 
@@ -116,3 +124,45 @@ def test_the_lines_behind_a_site_are_written_for_the_others(
     assert innermost[1].line == innermost[0].line + 2
     assert [caller.columns for caller in innermost] == ["13-41", "12-40"]
     assert innermost[0].function == "test_the_lines_behind_a_site_are_written_for_the_others"
+
+
+def through(*files: str) -> Callable[[], Caller | None]:
+    """Looks for the line below a function in each of the files, which call each other."""
+    call: Callable[[], Caller | None] = callsite.innermost
+    for file in reversed(files):
+        names: dict[str, Any] = {}
+        exec(compile("def call(what):\n    return what()", file, "exec"), names)
+        call = functools.partial(names["call"], call)
+    return call
+
+
+JAX = str(Path(jax.__file__).parent / "_src" / "pjit.py")
+PYTHON = contextlib.__file__
+LIBRARY = "/usr/lib/python3/dist-packages/checkpoints/save.py"
+BELOW_PYTHON = str(Path(PYTHON).parent / "site-packages" / "save.py")
+INSTALLED_PROGRAM = f"{sysconfig.get_path('scripts')}/train"
+
+
+@pytest.mark.parametrize("files", [(), (JAX,), (PYTHON, JAX), (LIBRARY, JAX), (JAX, LIBRARY, JAX)])
+def test_the_innermost_line_is_the_users(files: tuple[str, ...]) -> None:
+    found = through(*files)()
+    assert found is not None
+    assert (found.file, found.line) == (__file__, sys._getframe().f_lineno - 2)
+    assert found.function == "test_the_innermost_line_is_the_users"
+
+
+@pytest.mark.parametrize(
+    ("files", "file"),
+    [
+        ((JAX,), None),
+        ((LIBRARY, JAX), LIBRARY),
+        ((BELOW_PYTHON, JAX), BELOW_PYTHON),
+        ((INSTALLED_PROGRAM, LIBRARY, JAX), LIBRARY),
+        (("/home/u/train.py", LIBRARY, JAX), "/home/u/train.py"),
+        (("/home/u/train.py", "/home/u/model.py", JAX), "/home/u/model.py"),
+    ],
+)
+def test_a_thread_has_only_its_own_lines(files: tuple[str, ...], file: str | None) -> None:
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        found = pool.submit(through(*files)).result()
+    assert found == (None if file is None else Caller(file, 2, "call"))

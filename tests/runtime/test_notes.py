@@ -11,13 +11,19 @@ from hypothesis import strategies as st
 
 from lockstep import RecordError
 from lockstep.record.format import Ring
-from lockstep.record.run import Caller, Exit, Process
+from lockstep.record.run import Caller, Exit, Process, Site
 from lockstep.runtime import notes
 from record.simulate import site
 from record.test_format import entries, record, records
 
 CALLERS = {7: (Caller("a.py", 3, "step", "5-15"), Caller("b.py", 9, "main"))}
-SITES = (site(1000, line=41, name="step"), site(2000, 3))
+SITES = (
+    site(1000, line=41, name="step"),
+    site(2000, 3),
+    site(3000, file="", line=0, used_file="/home/u/train.py", used_line=7),
+)
+
+FIELDS = [field.name for field in dataclasses.fields(Site)]
 
 
 def through(processes: list[Process]) -> list[Process]:
@@ -65,13 +71,13 @@ def test_records_that_are_cut_short_are_an_error() -> None:
         notes.unpack_processes([{**told[0], "bytes": 100}], body)
 
 
-@pytest.mark.parametrize("field", range(9))
+@pytest.mark.parametrize("field", range(len(FIELDS)))
 def test_sites_of_other_types_are_an_error_or_made_right(field: int) -> None:
     told, body = notes.pack_processes([Process(0, sites=SITES[:1])])
     told[0]["sites"][0][field] = ["no such thing"]
     with contextlib.suppress(ValueError, TypeError):
         [found] = notes.unpack_processes(told, body)
-        assert isinstance(getattr(found.sites[0], list(site(1).__slots__)[field]), str)
+        assert isinstance(getattr(found.sites[0], FIELDS[field]), str)
 
 
 def test_a_clock_lies_between_what_was_seen() -> None:

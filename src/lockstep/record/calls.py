@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -106,7 +107,9 @@ class Sites:
             own = self._own.setdefault(process.index, {})
             for site in process.sites:
                 own.setdefault(site.channel, []).append(site)
-                self._all.setdefault(site.channel, []).append(site)
+                # Another process may have used the program somewhere else first.
+                told = dataclasses.replace(site, used_file="", used_line=0)
+                self._all.setdefault(site.channel, []).append(told if site.used_file else site)
             if process.sites:
                 fingerprints = frozenset(site.fingerprint for site in process.sites)
                 self.programs[process.index] = fingerprints
@@ -126,9 +129,9 @@ class Sites:
 
 def _fitting(sites: list[Site], entry: Entry) -> tuple[Site, ...]:
     fitting = {
-        (site.module, site.fingerprint, site.file, site.line): site
-        for site in sites
-        if site.execution(entry.run_id) is not None and site.op.startswith(OPS[entry.op])
+        (s.module, s.fingerprint, s.file, s.line, s.used_file, s.used_line): s
+        for s in sites
+        if s.execution(entry.run_id) is not None and s.op.startswith(OPS[entry.op])
     }
     # Programs' ids may lie near each other by chance. An earlier execution left an entry each.
     likely = [

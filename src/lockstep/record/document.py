@@ -85,6 +85,9 @@ def _call(call: Call) -> dict[str, Any]:
             {
                 "file": site.file,
                 "line": site.line,
+                "first_used": {"file": site.used_file, "line": site.used_line}
+                if site.used_file
+                else None,
                 "module": site.module,
                 "op_name": site.op_name,
                 "fingerprint": site.fingerprint,

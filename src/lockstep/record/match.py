@@ -84,6 +84,14 @@ class Row:
     def index(self) -> int:
         return self.process.index
 
+    @property
+    def awaits_lines(self) -> bool:
+        """Whether the process may still tell where it is: it has written nothing of that yet."""
+        if self.call is None or not self.in_call:
+            return False
+        told = [site for site in self.call.sites if site not in self.process.sites]
+        return not self.call.sites or not all(site.file for site in told)
+
 
 @dataclass(frozen=True)
 class Diagnosis:

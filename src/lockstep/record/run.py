@@ -50,6 +50,9 @@ class Site:
     file: str
     line: int
     shape: str
+    used_file: str = ""
+    used_line: int = 0
+    """Where its program was first used, for a collective that has no line of its own."""
 
     def execution(self, run_id: int) -> int | None:
         """Which execution of this program has ``run_id`` (from 0); None: another program's."""
@@ -266,4 +269,6 @@ def site_of(values: dict[str, Any]) -> Site:
         file=str(values.get("file") or ""),
         line=int(values.get("line") or 0),
         shape=str(values.get("shape") or ""),
+        used_file=str(values.get("used_file") or ""),
+        used_line=int(values.get("used_line") or 0),
     )

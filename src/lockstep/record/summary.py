@@ -92,7 +92,8 @@ def summarize(run: Run) -> Summary:
 
 
 def _key(call: Call) -> tuple:
-    where = tuple(sorted({(s.file, s.line, s.module) for s in call.sites}))
+    places = {(s.file or s.used_file, s.line or s.used_line, s.module) for s in call.sites}
+    where = tuple(sorted(places))
     return (call.entry.op, where) if where else (call.entry.op, call.entry.signature)
 
 

@@ -67,17 +67,24 @@ def function(module: str) -> str:
 
 
 def place_in_program(sites: Sequence[Site], full: bool = False) -> str:
-    """``train.py:41 in step``; where several lines fit, all of them."""
-    names = []
-    for site in sites:
-        file = site.file if full else site.file.rpartition("/")[2]
-        names.append(f"{file}:{site.line}" if file else "")
-    named = list(dict.fromkeys(name for name in names if name))
+    """``train.py:41 in step``; where several lines fit, all of them.
+
+    Without a line ``step (first used at train.py:30)``: it may have been called elsewhere since.
+    """
+    # What is told of a use follows the name that it is about.
+    ordered = sorted(sites, key=lambda site: (not site.file, bool(site.used_file)))
+    lines = _lines([(site.file, site.line) for site in ordered], full)
+    functions = " or ".join(dict.fromkeys(function(site.module) for site in ordered))
+    text = " in ".join(part for part in (lines, functions) if part)
+    uses = _lines([(site.used_file, site.used_line) for site in ordered], full)
+    return f"{text} (first used at {uses})" if uses else text
+
+
+def _lines(places: Sequence[tuple[str, int]], full: bool) -> str:
+    names = [f"{file if full else file.rpartition('/')[2]}:{line}" for file, line in places if file]
+    named = list(dict.fromkeys(names))
     lines = " or ".join(named[:MOST_LINES])
-    if len(named) > MOST_LINES:
-        lines += f" or {len(named) - MOST_LINES} more"
-    functions = " or ".join(dict.fromkeys(function(site.module) for site in sites))
-    return " in ".join(part for part in (lines, functions) if part)
+    return lines + (f" or {len(named) - MOST_LINES} more" if len(named) > MOST_LINES else "")
 
 
 def described(call: Call, full: bool = False) -> str:

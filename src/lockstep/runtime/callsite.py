@@ -19,6 +19,7 @@ import itertools
 import json
 import os
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,10 @@ from lockstep.record.run import Caller
 
 UNKNOWN = 0
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+_PYTHONS_OWN = f"{Path(os.__file__).parent}{os.sep}"
+_SCRIPTS = f"{sysconfig.get_path('scripts')}{os.sep}"
+"""Of installed programs: no more than a call."""
+_PACKAGES = ("/site-packages/", "/dist-packages/")
 
 _executing: dict[int, int] = {}
 """Threads that are executing a program now, and the site of each."""
@@ -71,6 +76,23 @@ def of_this_collective() -> int:
         return own
     sites = set(_executing.values())
     return sites.pop() if len(sites) == 1 else UNKNOWN
+
+
+def innermost() -> Caller | None:
+    """The line of the user's program that led here, on this thread; None where there is none.
+
+    Where the program is installed as libraries are, the line of what called JAX.
+    """
+    library, frame = None, sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not _is_on_the_way(file):
+            here = Caller(file, frame.f_lineno or 0, frame.f_code.co_name)
+            if not _is_library(file):
+                return here
+            library = library or here
+        frame = frame.f_back
+    return library
 
 
 def _note(execute: Callable[[], Any]) -> Any:
@@ -133,4 +155,15 @@ def _columns(code: CodeType, instruction: int) -> str:
 
 @functools.cache
 def _is_library(file: str) -> bool:
-    return any(part in file for part in ("/site-packages/", _PACKAGE, "<frozen"))
+    return any(part in file for part in (*_PACKAGES, _PACKAGE, "<frozen"))
+
+
+@functools.cache
+def _is_on_the_way(file: str) -> bool:
+    """Whether it is Lockstep's, JAX's or Python's: what lies between the user and a compiler."""
+    files = (getattr(sys.modules.get(name), "__file__", None) for name in ("jax", "jaxlib"))
+    folders = (f"{Path(file).parent}{os.sep}" for file in files if file)
+    if file.startswith((_PACKAGE, _SCRIPTS, "<frozen", *folders)):
+        return True
+    # Libraries may be installed below what is Python's own.
+    return file.startswith(_PYTHONS_OWN) and not any(part in file for part in _PACKAGES)

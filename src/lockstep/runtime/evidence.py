@@ -27,6 +27,7 @@ from lockstep.runtime.sites import (
     near,
 )
 from lockstep.runtime.topology import Peer
+from lockstep.runtime.uses import Uses
 
 
 class Records:
@@ -168,6 +169,9 @@ class Sites:
         self._open: dict[int, set[tuple[str, int]]] = {}
         self._sure: list[run.Site] = []
         self._perhaps: list[run.Site] = []
+        self._uses = Uses()
+        self._known: list[tuple[int, Program]] = []
+        """The programs whose first execution is certain, and that."""
         self.digests: dict[int, Digests] = {}
         """Of the programs that each first number may belong to."""
 
@@ -176,7 +180,9 @@ class Sites:
         return self._sure + self._perhaps
 
     def hold(self, program: Any) -> None:
-        """To be called when a program was compiled or loaded."""
+        """To be called when a program was compiled or loaded, by who has need of it."""
+        # First of all: once the program is held, its lines may be written down.
+        self._uses.note(program.fingerprint, callsite.innermost())
         self._programs.hold(program)
 
     def close(self) -> None:
@@ -185,23 +191,38 @@ class Sites:
     def update(self) -> None:
         """Looks at what was recorded since the last time."""
         self._programs.read_held()
+        self._add_late_uses()
         if not self._gather():
             return
         matched = self._matcher.match(self._open, self._programs.all())
         before, self._perhaps = self._perhaps, []
         for execution, programs in matched.items():
             self.digests[execution] = digests(programs)
-            sites = [
-                _site(execution, program, c) for program in programs for c in program.collectives
-            ]
+            sites = [site for program in programs for site in self._sites(execution, program)]
             if self._matcher.is_known(execution):
                 del self._open[execution]
-                self._sure += sites
-                self._put(self._papers.sites, "a", sites)
+                self._known += [(execution, program) for program in programs]
+                self._add(sites)
             else:
                 self._perhaps += sites
         if self._perhaps != before:
             self._put(self._papers.perhaps, "w", self._perhaps)
+
+    def _sites(self, execution: int, program: Program) -> Iterator[run.Site]:
+        used = self._uses.of(program.fingerprint)
+        for collective in program.collectives:
+            for line in (used if not collective.file else ()) or (None,):
+                yield _site(execution, program, collective, line)
+
+    def _add(self, sites: Sequence[run.Site]) -> None:
+        self._sure += sites
+        self._put(self._papers.sites, "a", sites)
+
+    def _add_late_uses(self) -> None:
+        fresh = self._uses.fresh()
+        known = [one for one in self._known if one[1].fingerprint in fresh]
+        sites = [site for one in known for site in self._sites(*one)]
+        self._add([site for site in sites if site not in self._sure])
 
     def _gather(self) -> bool:
         """Whether there are executions of programs that are not known."""
@@ -230,7 +251,9 @@ class Sites:
             file.write("".join(f"{line}\n" for line in lines))
 
 
-def _site(execution: int, program: Program, collective: Collective) -> run.Site:
+def _site(
+    execution: int, program: Program, collective: Collective, used: run.Caller | None
+) -> run.Site:
     return run.Site(
         program=execution % (1 << 32),
         fingerprint=program.fingerprint.decode(errors="replace"),
@@ -241,4 +264,6 @@ def _site(execution: int, program: Program, collective: Collective) -> run.Site:
         file=collective.file,
         line=collective.line,
         shape=collective.shape,
+        used_file=used.file if used else "",
+        used_line=used.line if used else 0,
     )

@@ -238,7 +238,7 @@ class Watcher(threading.Thread):
 
     def _lacks_lines(self, found: match.Diagnosis) -> bool:
         """Whether the others may still say to which line of the program a call belongs."""
-        return any(row.call is not None and not row.call.sites for row in found.rows if row.in_call)
+        return any(row.awaits_lines for row in found.rows)
 
     def _look(self) -> None:
         """Somebody of this process waits long: finds out whether in vain."""

@@ -77,6 +77,9 @@ try:
                 total(spread(np.ones(count, np.int32)))
             if fault == "program":
                 twice(spread(np.ones(count, np.float32)))
+            if fault == "argument":
+                everywhere_too = NamedSharding(mesh, everywhere)
+                jax.jit(lambda a: a, out_shardings=everywhere_too)(spread(np.ones(count)))
             if fault == "stuck":
                 be_stuck()
             if fault == "stopped":

@@ -9,6 +9,8 @@ end. A process that catches an error computes something on its own devices, and 
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
 import json
 import os
 import resource
@@ -22,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -101,6 +104,35 @@ def along_x(x):
 @over(SQUARE)
 def along_y(x):
     return lax.psum(x, "y")  # LINE along_y
+
+
+EVERYWHERE = NamedSharding(ALL, P())
+
+
+@functools.partial(jax.jit, out_shardings=EVERYWHERE)
+def moved(x):
+    return x
+
+
+def move() -> jax.Array:
+    return moved(rows())  # LINE move
+
+
+def move_more() -> jax.Array:
+    return moved(rows(WIDTH + 1))  # LINE move_more
+
+
+def gather_all() -> Any:
+    everything = multihost_utils.process_allgather(rows(), tiled=True)  # LINE gather_all
+    return jax.device_put(everything, jax.local_devices()[0])
+
+
+def move_as_made_elsewhere() -> jax.Array:
+    """The program is compiled where nothing of this file is on the stack."""
+    make = functools.partial(jax.stages.Lowered.compile, moved.lower(rows(WIDTH + 1)))
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        made = pool.submit(make).result()
+    return made(rows(WIDTH + 1))
 
 
 def numbers(array: jax.Array) -> list[float]:
@@ -200,6 +232,12 @@ FAULTS: dict[str, tuple[Step, Step]] = {
         lambda: must_fail(lambda: total(rows())),
     ),
     # A rank whose own two neighbours do the same has its right number before the others notice.
+    "argument": (lambda: must_fail(move_more), lambda: must_fail(move)),
+    "argument, made on a thread": (
+        lambda: must_fail(move_as_made_elsewhere),
+        lambda: must_fail(move),
+    ),
+    "gathered data": (lambda: must_fail(gather_all), lambda: must_fail(lambda: total(rows()))),
     "permutation": (
         lambda: must_fail(lambda: ring_back(rows()), lambda: total(rows())),
         lambda: must_fail(check_ring, lambda: total(rows())),

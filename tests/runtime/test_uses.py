@@ -1,0 +1,47 @@
+"""Where programs were first used: noted once, and never guessed."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.record.run import Caller
+from lockstep.runtime.uses import Uses
+
+LINES = [Caller("train.py", number, "main") for number in range(3)]
+
+
+def noted(*lines: Caller | None) -> Uses:
+    uses = Uses()
+    for line in lines:
+        uses.note(b"program", line)
+    return uses
+
+
+def test_a_program_that_nobody_noted_has_no_line() -> None:
+    assert noted(LINES[0]).of(b"another") == ()
+
+
+def test_the_same_text_from_two_lines_has_both() -> None:
+    assert noted(LINES[1], LINES[0], LINES[1]).of(b"program") == (LINES[1], LINES[0])
+
+
+def test_a_later_line_is_not_that_of_the_first_use() -> None:
+    assert noted(None, LINES[0]).of(b"program") == ()
+    assert noted(LINES[0], None).of(b"program") == (LINES[0],)
+
+
+def test_a_line_that_came_later_is_told_once() -> None:
+    uses = noted(LINES[0])
+    assert uses.fresh() == set()
+    uses.note(b"program", LINES[1])
+    assert uses.fresh() == {b"program"}
+    uses.note(b"program", LINES[1])
+    assert uses.fresh() == set()
+
+
+@given(st.lists(st.sampled_from([None, *LINES])))
+def test_lines_are_those_noted_in_their_order(lines: list[Caller | None]) -> None:
+    found = noted(*lines).of(b"program")
+    known = [line for line in dict.fromkeys(lines) if line]
+    assert list(found) == (known if lines and lines[0] else [])
