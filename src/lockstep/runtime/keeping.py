@@ -22,7 +22,7 @@ from typing import Any
 
 from lockstep import _config, _engine
 from lockstep._engine_options import Network, Options
-from lockstep.runtime import topology
+from lockstep.runtime import descriptors, topology
 from lockstep.runtime.elsewhere import Elsewhere, Local
 from lockstep.runtime.evidence import Records
 from lockstep.runtime.papers import Papers
@@ -78,13 +78,13 @@ def say_where(peers: Sequence[Peer], keeper: Peer, papers: Sequence[Papers]) -> 
     _tell({"kind": "answer", "process": keeper.process, "peers": everybody, "papers": told})
 
 
-def _tell(values: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+def _tell(values: dict[str, Any], handed: Sequence[int] = ()) -> None:
     line = _line()
     assert line is not None
     text = json.dumps(values).encode() + b"\n"
     # Without a keeper that listens the job goes on: its parent is about to end, and it with it.
     with contextlib.suppress(OSError):
-        sent = socket.send_fds(line, [text], list(descriptors))
+        sent = socket.send_fds(line, [text], list(handed))
         line.sendall(text[sent:])
 
 
@@ -116,29 +116,30 @@ class Keeping:
             _engine.leave(_engine.Leaving.ENDED)
 
     def _hear(self) -> None:
-        text, descriptors = b"", []
+        text, received = b"", []
         while True:
             with contextlib.suppress(InterruptedError):
                 data, more, _, _ = socket.recv_fds(self._line, 1 << 16, 1)
                 text += data
-                descriptors += more
+                received += more
                 if not data:
                     return
             while b"\n" in text:
                 one, _, text = text.partition(b"\n")
                 try:
-                    self._do(json.loads(one), descriptors)
+                    self._do(json.loads(one), received)
                 except Exception as error:
                     print(f"lockstep: the keeper of a process: {error}", file=sys.stderr)
 
-    def _do(self, values: dict[str, Any], descriptors: list[int]) -> None:
+    def _do(self, values: dict[str, Any], received: list[int]) -> None:
         if values["kind"] == "join":
-            self._join(values, descriptors.pop(0))
+            self._join(values, received.pop(0))
         else:
             self._answer(values)
 
     def _join(self, values: dict[str, Any], listener: int) -> None:
         self._stop()
+        descriptors.make_room_in_keeper(len(values["labels"]))
         arena = _engine.create_arena(values["nonce"])
         addresses = values["addresses"]
         network = Network(
