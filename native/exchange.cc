@@ -1,6 +1,7 @@
 // One collective of one process (see clique.h).
 #include "clique.h"
 #include "error.h"
+#include "fabric/quick_clock.h"
 #include "world.h"
 
 namespace lockstep {
@@ -18,7 +19,7 @@ Exchange::Exchange(Clique& clique, std::span<const Call* const> calls, std::uint
 }
 
 void Exchange::record_arrival() {
-  const auto now = Clock::now();
+  const auto now = QuickClock::now();
   for (const Call* call : calls_) Recorder::arrived(call->record, now);
 }
 
