@@ -19,6 +19,7 @@ Exchange::Exchange(Clique& clique, std::span<const Call* const> calls, std::uint
 }
 
 void Exchange::record_arrival() {
+  if (calls_[0]->record.entry == nullptr) return;  // no device of this process has a recorder
   const auto now = QuickClock::now();
   for (const Call* call : calls_) Recorder::arrived(call->record, now);
 }
