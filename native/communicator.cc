@@ -2,12 +2,16 @@
 
 #include "collectives/collectives.h"
 #include "error.h"
+#include "fabric/quick_clock.h"
 #include "world.h"
 
 namespace lockstep {
 
 Communicator::Communicator(Clique& clique, int rank)
-    : clique_(clique), rank_(rank), port_(clique, rank) {}
+    : clique_(clique),
+      rank_(rank),
+      ring_(clique.world().recorder().ring(clique.devices()[static_cast<std::size_t>(rank)])),
+      port_(clique, rank) {}
 
 void Communicator::run(Call call) {
   std::lock_guard lock(mutex_);
@@ -40,8 +44,8 @@ void Communicator::run_locked(Call& call) {
   if (rounds_ != 0) fail(std::string(name_of(call.op)) + " in the middle of an all-to-all");
   const World::Call running(world);
   const std::uint32_t sequence = sequence_++;
-  call.entered = Clock::now();
-  call.record = world.recorder().begin(device(), call, clique_.id(), sequence, rank_);
+  call.entered = QuickClock::now();
+  call.record = Recorder::begin(ring_, call, clique_.id(), sequence, rank_);
   recorded(call.record, [&] {
     clique_.team().run(clique_.member_of(rank_), sequence, call,
                        [this](std::span<const Call* const> calls, std::uint32_t number) {
@@ -77,15 +81,14 @@ void Communicator::send_receive(const std::byte* from, int target, std::byte* to
 // A collective-permute of this rank is its receive, if it has one, and its sends; it ends with the
 // wait for the last of them.
 void Communicator::begin_permute(std::size_t bytes, const Origin& origin) {
-  World& world = clique_.world();
-  world.check_allowed(origin);
+  clique_.world().check_allowed(origin);
   if (open_requests_++ != 0) return;
   Call call;
   call.op = Op::kPermute;
   call.count = bytes;
   call.origin = origin;
-  call.entered = Clock::now();
-  permute_ = world.recorder().begin(device(), call, clique_.id(), permutes_++, rank_);
+  call.entered = QuickClock::now();
+  permute_ = Recorder::begin(ring_, call, clique_.id(), permutes_++, rank_);
 }
 
 Request* Communicator::send(int target, const std::byte* data, std::size_t bytes,

@@ -7,6 +7,7 @@
 
 #include "clique.h"
 #include "mailbox.h"
+#include "recorder.h"
 #include "types.h"
 
 namespace lockstep {
@@ -36,11 +37,11 @@ class Communicator {
   void begin_permute(std::size_t bytes, const Origin& origin);
   template <typename Step>
   auto recorded(const Record& record, Step step);
-  int device() const { return clique_.devices()[static_cast<std::size_t>(rank_)]; }
   [[noreturn]] void fail(const std::string& what);
 
   Clique& clique_;
   const int rank_;
+  Recorder::Ring* const ring_;  // of this rank's device; null without a recorder
   std::mutex mutex_;  // XLA calls one collective of a device after the other; this makes it sure
   std::uint32_t sequence_ = 0;
   Call all_to_all_;

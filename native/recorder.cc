@@ -10,6 +10,7 @@
 #include <new>
 
 #include "error.h"
+#include "fabric/quick_clock.h"
 
 namespace lockstep {
 namespace {
@@ -21,14 +22,6 @@ constexpr std::size_t kRingBytes = kRingHeader + Recorder::kEntries * sizeof(Rec
 // Address space for every device a process may have; what is not used takes no memory.
 constexpr std::size_t kMostRings = 4096;
 constexpr std::size_t kMapped = kHeaderBytes + kCliqueBytes + kMostRings * kRingBytes;
-
-struct RingHeader {
-  std::atomic<std::uint64_t> written;
-  std::int32_t device;
-  std::int32_t local_index;
-  std::byte unused[kRingHeader - 16];
-};
-static_assert(sizeof(RingHeader) == kRingHeader);
 
 void copy_text(char* to, std::size_t room, const std::string& text) {
   std::memcpy(to, text.data(), std::min(text.size(), room - 1));
@@ -46,6 +39,17 @@ std::int64_t clock_ns(clockid_t clock) {
 }
 
 }  // namespace
+
+struct Recorder::Ring {
+  std::atomic<std::uint64_t> written;
+  std::int32_t device;
+  std::int32_t local_index;
+  std::byte unused[kRingHeader - 16];
+
+  RecordEntry& entry(std::uint64_t number) {
+    return reinterpret_cast<RecordEntry*>(this + 1)[(number - 1) % kEntries];
+  }
+};
 
 struct Recorder::Header {
   char magic[8];
@@ -69,7 +73,7 @@ struct Recorder::Header {
 };
 
 Recorder::Recorder(const RecorderOptions& options) : enabled_(options.enabled) {
-  static_assert(sizeof(Header) == 256);
+  static_assert(sizeof(Header) == 256 && sizeof(Ring) == kRingHeader);
   const std::size_t bytes = kHeaderBytes + kCliqueBytes;
   if (options.path.empty() || !make_file(options.path, bytes)) {
     fd_ = memfd_create("lockstep-recorder", MFD_CLOEXEC);
@@ -134,10 +138,10 @@ void Recorder::set_devices(const std::vector<int>& ids) {
     return;
   for (std::size_t i = 0; i < wanted; ++i) {
     std::byte* memory = base_ + first + i * kRingBytes;
-    auto* ring = new (memory) RingHeader{};
+    auto* ring = new (memory) Ring{};
     ring->device = ids[i];
     ring->local_index = static_cast<std::int32_t>(i);
-    rings_.push_back({ids[i], memory});
+    rings_.push_back(ring);
   }
   header().rings.store(static_cast<std::uint32_t>(wanted), std::memory_order_release);
 }
@@ -158,15 +162,17 @@ void Recorder::add_clique(std::uint64_t hash, const std::vector<int>& devices) {
 
 void Recorder::set_state(State state) { header().state.store(state, std::memory_order_release); }
 
-Record Recorder::begin(int device, const Call& call, std::uint64_t clique, std::uint32_t sequence,
+Recorder::Ring* Recorder::ring(int device) const {
+  const auto found = std::ranges::find(rings_, device, &Ring::device);
+  return found == rings_.end() ? nullptr : *found;
+}
+
+Record Recorder::begin(Ring* ring, const Call& call, std::uint64_t clique, std::uint32_t sequence,
                        int rank) {
-  const auto ring = std::ranges::find(rings_, device, &Ring::device);
-  if (ring == rings_.end()) return {};
+  if (ring == nullptr) return {};
   // Two cliques of one device may be entered by two threads.
-  auto& written = reinterpret_cast<RingHeader*>(ring->memory)->written;
-  const std::uint64_t number = written.fetch_add(1, std::memory_order_relaxed) + 1;
-  auto* entry =
-      reinterpret_cast<RecordEntry*>(ring->memory + kRingHeader) + (number - 1) % kEntries;
+  const std::uint64_t number = ring->written.fetch_add(1, std::memory_order_relaxed) + 1;
+  RecordEntry* entry = &ring->entry(number);
   entry->number.store(0, std::memory_order_release);
   std::atomic_thread_fence(std::memory_order_release);
   entry->clique = clique;
@@ -197,7 +203,7 @@ void Recorder::arrived(const Record& record, Clock::time_point when) {
 void Recorder::finish(const Record& record, RecordEntry::State state) {
   if (!holds(record)) return;
   RecordEntry& entry = *record.entry;
-  entry.done_ns.store(nanoseconds(Clock::now()), std::memory_order_relaxed);
+  entry.done_ns.store(nanoseconds(QuickClock::now()), std::memory_order_relaxed);
   // Nobody had to be waited for.
   if (state == RecordEntry::kDone && entry.op != static_cast<std::uint8_t>(Op::kPermute) &&
       entry.arrived_ns.load(std::memory_order_relaxed) == 0)

@@ -21,7 +21,7 @@
 
 namespace lockstep {
 
-// One collective of one device. Times are of CLOCK_MONOTONIC, in nanoseconds.
+// One collective of one device. Times are of CLOCK_MONOTONIC, in nanoseconds, by QuickClock.
 struct RecordEntry {
   enum State : std::uint8_t { kEntered = 1, kDone = 2, kRaised = 3 };
 
@@ -77,9 +77,12 @@ class Recorder {
   void add_clique(std::uint64_t hash, const std::vector<int>& devices);
   void set_state(State state);
 
-  // Starts the entry of a call by this device. Empty for a device that has no ring.
-  Record begin(int device, const Call& call, std::uint64_t clique, std::uint32_t sequence,
-               int rank);
+  // Of this device, once `set_devices` has made it. Null for a device that has none.
+  struct Ring;
+  Ring* ring(int device) const;
+  // Starts the entry of a call by the ring's device. Empty where there is no ring.
+  static Record begin(Ring* ring, const Call& call, std::uint64_t clique, std::uint32_t sequence,
+                      int rank);
   static void arrived(const Record& record, Clock::time_point when);
   static void finish(const Record& record, RecordEntry::State state);
   // Whom a collective-permute of this rank moves data from and to.
@@ -87,10 +90,6 @@ class Recorder {
   static void add_target(const Record& record, int rank);
 
  private:
-  struct Ring {
-    int device;
-    std::byte* memory;
-  };
   struct Header;
 
   bool make_file(const std::string& path, std::size_t bytes);
@@ -102,7 +101,7 @@ class Recorder {
   std::string problem_;
   const bool enabled_;
   std::byte* base_ = nullptr;
-  std::vector<Ring> rings_;
+  std::vector<Ring*> rings_;
 };
 
 inline std::int64_t nanoseconds(Clock::time_point time) {

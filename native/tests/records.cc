@@ -297,11 +297,12 @@ TEST(a_recorder_without_a_file_goes_on_in_memory) {
   CHECK_CONTAINS(recorder.problem(), "/proc/none/recorder.bin", "No such file", "in memory only");
   recorder.set_devices({5});
   Call call;
-  const Record record = recorder.begin(5, call, 1, 0, 0);
+  const Record record = Recorder::begin(recorder.ring(5), call, 1, 0, 0);
   CHECK(record.entry != nullptr);
   Recorder::finish(record, RecordEntry::kDone);
   CHECK_EQUAL(Reader(recorder).written(0), 1u);
-  CHECK(recorder.begin(6, call, 1, 0, 0).entry == nullptr);
+  CHECK(recorder.ring(6) == nullptr);
+  CHECK(Recorder::begin(nullptr, call, 1, 0, 0).entry == nullptr);
 }
 
 }  // namespace

@@ -30,6 +30,8 @@ ENTRY_BYTES = 128
 ENTRIES = 1024
 LISTED_TARGETS = 8
 """How many targets of a permute an entry names; it counts all of them."""
+TIME_ERROR_NS = 2_000
+"""How far off its clock an entry's times may be (``native/fabric/quick_clock.h``)."""
 
 RINGS_AT = HEADER_BYTES + CLIQUE_BYTES
 
@@ -79,7 +81,10 @@ class ProcessState(enum.IntEnum):
 
 
 class Entry(NamedTuple):
-    """One collective on one device. Times are nanoseconds of CLOCK_MONOTONIC."""
+    """One collective on one device.
+
+    Times are nanoseconds of CLOCK_MONOTONIC, up to `TIME_ERROR_NS` off, in order on one device.
+    """
 
     number: int
     clique: int

@@ -116,7 +116,7 @@ class Run:
     programs_vary: bool = False
     """One program may have had different run ids in different processes."""
     clock_error_ns: int = 0
-    """How far off the times of different hosts may be, when compared."""
+    """How far off the times of different processes may be, when compared."""
 
 
 def attempts(directory: Path) -> list[int]:
@@ -155,7 +155,7 @@ def read_run(directory: Path, attempt: int | None = None) -> Run:
         callers = read_callers(path / CALLERS)
         processes.append(Process(index, record, sites, *endings[index], troubles, callers=callers))
     vary = any((path / VARY).exists() for path in folders.values())
-    return Run(_whole(processes), number, vary)
+    return Run(_whole(processes), number, vary, format.TIME_ERROR_NS)
 
 
 def _whole(processes: list[Process]) -> tuple[Process, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lockstep._errors import RecordError
 from lockstep.launch.process_tree import below, parents
-from lockstep.record.format import MAGIC, ProcessRecord
+from lockstep.record.format import MAGIC, TIME_ERROR_NS, ProcessRecord
 from lockstep.record.run import Process, Run, read_record, read_run
 
 _MEMORY_FILE = "/memfd:lockstep"
@@ -77,6 +77,7 @@ def _in_memory(pid: int) -> Run:
             for index in range(max(own.num_processes, own.process + 1))
         ),
         own.attempt,
+        clock_error_ns=TIME_ERROR_NS,
     )
 
 

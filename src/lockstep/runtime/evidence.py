@@ -126,7 +126,8 @@ class Records:
                 known[one.index] = dataclasses.replace(one, exit=endings[one.index] or one.exit)
         processes = (known.get(p.process) or _silent(p, endings[p.process]) for p in self._peers)
         # Each of two hosts that are not this one may be off.
-        error = 2 * max((clock.error for clock in clocks.values()), default=0)
+        hosts = 2 * max((clock.error for clock in clocks.values()), default=0)
+        error = hosts + format.TIME_ERROR_NS
         return run.Run(tuple(processes), self._attempt, vary, error)
 
     def _is_of_job(self, told: run.Process, here: Sequence[run.Process]) -> bool:

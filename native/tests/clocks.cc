@@ -1,0 +1,57 @@
+// QuickClock beside the clock that it follows.
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "fabric/quick_clock.h"
+
+namespace lockstep::testing {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Far more than it is ever off: the test may lose its core, or run under a sanitizer.
+constexpr std::chrono::microseconds kOff{200};
+// A processor may read its counter before it has what an earlier instruction loads.
+constexpr Clock::duration kEarly = std::chrono::microseconds(1);
+
+TEST(a_quick_clock_follows_the_clock) {
+  const auto end = Clock::now() + milliseconds(100);
+  for (auto before = Clock::now(); before < end;) {
+    const auto quick = QuickClock::now();
+    const auto after = Clock::now();
+    CHECK(before - kOff <= quick && quick <= after + kOff);
+    before = after;
+  }
+  // A line is long over; what it says is not.
+  std::this_thread::sleep_for(milliseconds(30));
+  const auto before = Clock::now();
+  const auto quick = QuickClock::now();
+  CHECK(before - kOff <= quick && quick <= Clock::now() + kOff);
+}
+
+TEST(a_quick_clock_never_goes_back) {
+  // The latest reading of all threads: who has seen it must not read less.
+  std::atomic<Clock::rep> latest{0};
+  std::atomic<int> went_back{0};
+  std::vector<std::thread> threads;
+  const auto end = Clock::now() + milliseconds(100);
+  for (int i = 0; i < 3; ++i)
+    threads.emplace_back([&] {
+      for (Clock::rep own = 0; Clock::now() < end;) {
+        Clock::rep seen = latest.load();
+        const Clock::rep read = QuickClock::now().time_since_epoch().count();
+        if (read < own || read < seen - kEarly.count()) went_back.fetch_add(1);
+        own = read;
+        while (seen < read && !latest.compare_exchange_weak(seen, read)) {
+        }
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK_EQUAL(went_back.load(), 0);
+}
+
+}  // namespace
+}  // namespace lockstep::testing
