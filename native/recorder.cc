@@ -21,6 +21,7 @@ constexpr std::size_t kRingHeader = 64;
 constexpr std::size_t kRingBytes = kRingHeader + Recorder::kEntries * sizeof(RecordEntry);
 // Address space for every device a process may have; what is not used takes no memory.
 constexpr std::size_t kMostRings = 4096;
+constexpr std::uint64_t kSmall = 4096;  // bytes
 constexpr std::size_t kMapped = kHeaderBytes + kCliqueBytes + kMostRings * kRingBytes;
 
 void copy_text(char* to, std::size_t room, const std::string& text) {
@@ -203,10 +204,14 @@ void Recorder::arrived(const Record& record, Clock::time_point when) {
 void Recorder::finish(const Record& record, RecordEntry::State state) {
   if (!holds(record)) return;
   RecordEntry& entry = *record.entry;
-  entry.done_ns.store(nanoseconds(QuickClock::now()), std::memory_order_relaxed);
+  const bool done = state == RecordEntry::kDone;
+  const auto arrived = entry.arrived_ns.load(std::memory_order_relaxed);
+  // To move so little takes less than what readers tell apart, and a reading would cost more.
+  const bool is_small = done && arrived != 0 && entry.bytes <= kSmall;
+  const auto now = is_small ? arrived : nanoseconds(QuickClock::now());
+  entry.done_ns.store(now, std::memory_order_relaxed);
   // Nobody had to be waited for.
-  if (state == RecordEntry::kDone && entry.op != static_cast<std::uint8_t>(Op::kPermute) &&
-      entry.arrived_ns.load(std::memory_order_relaxed) == 0)
+  if (done && arrived == 0 && entry.op != static_cast<std::uint8_t>(Op::kPermute))
     entry.arrived_ns.store(entry.entered_ns, std::memory_order_relaxed);
   entry.state.store(state, std::memory_order_release);
 }
