@@ -7,6 +7,8 @@ where the job has several hosts, one keeper of each answers those of the others
 and it ends as the program did; when that has failed, not before the others have, for a while.
 
 The program is in a process group of its own, so that a signal to the launcher's group comes once.
+Slurm with proctrack/cgroup signals its own children only, so it has to be passed on; one that
+signals all descendants (proctrack/linuxproc) reaches the program twice, which nobody can tell.
 With a terminal for its input it stays in ours, or it could not read; then the terminal's signals
 reach both, and are not passed on.
 
