@@ -26,6 +26,11 @@ constexpr std::chrono::milliseconds kLastWords{1000};
 
 using Result = Tls::Result;
 
+Clock::time_point after(double seconds) {
+  return Clock::now() +
+         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
 std::vector<bool> elsewhere(const std::vector<std::string>& addresses) {
   std::vector<bool> found;
   for (const std::string& address : addresses) found.push_back(!address.empty());
@@ -70,22 +75,32 @@ Network::Network(const NetworkOptions& options, int process, std::uint64_t nonce
       reader_(options.listener, options.pids, elsewhere(options.addresses), process, nonce, labels,
               tls_, streams_, *arena_, options.num_keepers),
       connections_(options.addresses.size()) {
-  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                      std::chrono::duration<double>(options.patience_seconds));
-  const std::size_t count = options.addresses.size();
-  for (std::size_t step = 1; step < count; ++step) {  // so that not all run to the same one
-    const std::size_t other = (static_cast<std::size_t>(process) + step) % count;
-    if (options.addresses[other].empty()) continue;
-    connect(static_cast<int>(other), options.addresses[other], end);
-    // At once: the other one waits for it, and for no stranger long.
-    greet(static_cast<int>(other), nonce, Deadline(options.patience_seconds));
-  }
-  reader_.wait_for_all(end);
+  meet(options, nonce, false, after(options.patience_seconds));
+  meet(options, nonce, true, after(options.keeper_patience_seconds));
   Living::instance().add(this);
   if (reader_.is_keeper(process_)) return;  // what it has heard, the others have heard as well
   herald_ = arena_->add_herald([this](const std::string& text) {
     tell_all(Frame::kPoison, std::as_bytes(std::span(text)));
   });
+}
+
+void Network::meet(const NetworkOptions& options, std::uint64_t nonce, bool keepers,
+                   Clock::time_point end) {
+  const std::size_t count = options.addresses.size();
+  for (std::size_t step = 1; step < count; ++step) {  // so that not all run to the same one
+    const std::size_t other = (static_cast<std::size_t>(process_) + step) % count;
+    const int number = static_cast<int>(other);
+    if (options.addresses[other].empty() || reader_.is_keeper(number) != keepers) continue;
+    try {
+      connect(number, options.addresses[other], end);
+      // At once: the other one waits for it, and for no stranger long.
+      greet(number, nonce, Deadline(options.patience_seconds));
+    } catch (const Error&) {
+      if (!keepers) throw;
+      connections_[other].reset();
+    }
+  }
+  keepers ? reader_.wait_for_keepers(end) : reader_.wait_for_processes(end);
 }
 
 void Network::greet(int process, std::uint64_t nonce, const Deadline& deadline) {

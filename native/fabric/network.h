@@ -47,13 +47,14 @@ namespace lockstep {
 
 // Where the other hosts are. Without addresses the job has one host only.
 struct NetworkOptions {
-  std::vector<std::string> addresses;  // of each process, "10.0.0.1:4411"; "" on this host
-  int num_keepers = 0;                 // the last ones of these are not processes, but keepers
-  std::vector<int> pids;               // of the others of this host, else 0; may be empty
-  int listener = -1;                   // a listening socket of this process; duplicated
-  std::vector<std::byte> key;          // that all processes of the job have
-  std::string tls_library;             // OpenSSL's libssl, for dlopen
-  double patience_seconds = 60;        // until all have met
+  std::vector<std::string> addresses;   // of each process, "10.0.0.1:4411"; "" on this host
+  int num_keepers = 0;                  // the last ones of these are not processes, but keepers
+  std::vector<int> pids;                // of the others of this host, else 0; may be empty
+  int listener = -1;                    // a listening socket of this process; duplicated
+  std::vector<std::byte> key;           // that all processes of the job have
+  std::string tls_library;              // OpenSSL's libssl, for dlopen
+  double patience_seconds = 60;         // until all have met
+  double keeper_patience_seconds = 10;  // for keepers after that: then it goes on without them
 };
 
 // A slot's header, and what the receiver needs of the rest, which begins `at` bytes after it.
@@ -118,6 +119,8 @@ class Network {
   enum class Written { kAll, kBroken, kLate };
   struct Living;
 
+  void meet(const NetworkOptions& options, std::uint64_t nonce, bool keepers,
+            Clock::time_point end);
   void connect(int process, const std::string& address, Clock::time_point end);
   void greet(int process, std::uint64_t nonce, const Deadline& deadline);
   void send_frame(int process, const Frame& frame, std::span<const std::byte> header,

@@ -83,19 +83,33 @@ bool Reader::watch(int fd, Incoming* incoming) {
   return epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
-void Reader::wait_for_all(Clock::time_point end) {
+std::vector<int> Reader::missing(bool keepers) const {
+  std::vector<int> found;
+  for (std::size_t i = 0; i < met_.size(); ++i)
+    if (elsewhere_[i] && !met_[i] && is_keeper(static_cast<int>(i)) == keepers)
+      found.push_back(static_cast<int>(i));
+  return found;
+}
+
+void Reader::wait_for_processes(Clock::time_point end) {
   std::unique_lock lock(mutex_);
-  const auto all_met = [&] { return met_ == elsewhere_; };
+  const auto all_met = [&] { return missing(false).empty(); };
   while (!meeting_.wait_for(lock, std::chrono::milliseconds(50), all_met)) {
     if (arena_.poisoned()) throw Error(arena_.poison_text());
     if (Clock::now() < end) continue;
-    std::string missing;
-    for (std::size_t i = 0; i < met_.size(); ++i)
-      if (elsewhere_[i] && !met_[i]) missing += (missing.empty() ? "" : ", ") + labels_[i];
+    std::string names;
+    for (const int process : missing(false))
+      names += (names.empty() ? "" : ", ") + labels_[static_cast<std::size_t>(process)];
     throw Error("lockstep: " + labels_[static_cast<std::size_t>(process_)] +
-                " waited in vain for connections from " + missing +
+                " waited in vain for connections from " + names +
                 ". Does a firewall let TCP through between the hosts?");
   }
+}
+
+void Reader::wait_for_keepers(Clock::time_point end) {
+  std::unique_lock lock(mutex_);
+  meeting_.wait_until(lock, end, [&] { return missing(true).empty(); });
+  for (const int keeper : missing(true)) miss(keeper, {});
 }
 
 void Reader::run() {

@@ -42,7 +42,9 @@ class Reader {
   void abandon();
 
   // Returns when all processes of other hosts have connected. Throws Error naming who has not.
-  void wait_for_all(Clock::time_point end);
+  void wait_for_processes(Clock::time_point end);
+  // Who has not connected by then is lost, and the job goes on.
+  void wait_for_keepers(Clock::time_point end);
   const std::atomic<std::uint32_t>& has_left(int process) const {
     return left_[static_cast<std::size_t>(process)];
   }
@@ -84,6 +86,7 @@ class Reader {
   void refuse(const Incoming& incoming, const std::string& why);
   void lose(int process, const std::string& why);
   void miss(int process, const std::string& text);
+  std::vector<int> missing(bool keepers) const;  // that have not connected; under `mutex_`
   void drop_the_slow();
   void look_after_siblings();
   bool watch(int fd, Incoming* incoming);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -186,6 +187,72 @@ def test_the_program_ends_with_its_keeper(saying: Workers) -> None:
     wait_until(lambda: pid not in marked(saying.mark), "the program lives on")
 
 
+def test_what_the_program_has_started_ends_with_the_launchers_group(saying: Workers) -> None:
+    """As launchers that kill a process group do it."""
+    code = "import subprocess; subprocess.Popen(['sleep', '60']); time.sleep(60)"
+    process = saying.start(0, code, prefix=["setsid"])
+    pids(process)
+    wait_until(lambda: len(marked(saying.mark)) == 4, "keeper, guard, program and its child")
+    os.killpg(process.pid, signal.SIGKILL)
+    wait_until(lambda: not marked(saying.mark), "something is left behind")
+
+
+def test_what_the_program_has_started_gets_the_launchers_signals(saying: Workers) -> None:
+    code = "import subprocess; sys.exit(10 - subprocess.Popen(['sleep', '60']).wait())"
+    process = saying.start(0, code)
+    pids(process)
+    wait_until(lambda: len(marked(saying.mark)) == 4, "keeper, guard, program and its child")
+    process.send_signal(signal.SIGTERM)
+    assert "got SIGTERM" in rest(process)
+    assert process.returncode == 10 + signal.SIGTERM
+
+
+def test_a_launcher_that_ignores_its_children_is_no_hindrance(saying: Workers) -> None:
+    ignoring = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    process = saying.start(0, "sys.exit(4)", prefix=[sys.executable, "-c", ignoring])
+    rest(process)
+    assert process.returncode == 4
+
+
+def test_at_a_terminal_it_stops_with_the_program(saying: Workers) -> None:
+    """Ctrl-Z: the shell that waits for us is told."""
+    shell, terminal = pty.openpty()
+    pid = os.fork()
+    if pid == 0:
+        os.login_tty(terminal)
+        place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+        where = {**saying.environ, **place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "2345"}
+        program = str(saying.folder / "program.py")
+        if (job := os.fork()) == 0:  # what we are is the shell, and this is its job
+            os.setpgid(0, 0)
+            signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+            os.tcsetpgrp(0, os.getpgrp())
+            signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+            os.execve(WORKER[0], [*WORKER, program, "time.sleep(60)"], where)
+        _, status = os.waitpid(job, os.WUNTRACED)
+        os._exit(7 if os.WIFSTOPPED(status) else 1)
+    os.close(terminal)
+    said = b""
+    while b"open" not in said:
+        said += os.read(shell, 4096)
+    os.write(shell, b"\x1a")
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 7
+
+
+def test_without_room_for_a_private_directory_the_program_runs_all_the_same(
+    saying: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = saying.start(0, "sys.exit(6)", prefix=["env", "TMPDIR=/nonexistent"])
+    said = rest(process)
+    assert process.returncode == 6
+    assert "cannot make a private directory in /nonexistent" in said
+    assert "The job goes on" in said
+
+
 def test_it_stops_and_goes_on_with_the_program(saying: Workers) -> None:
     process = saying.start(0, "while True: time.sleep(0.01)")
     pid, _, _ = pids(process)
@@ -232,6 +299,15 @@ def test_under_mpiexec_the_others_raise_and_save_before_all_is_killed(looping: W
     assert "saved" in done.stdout, done
     wait_until(lambda: not marked(looping.mark), "a process is left behind")
     assert not looping.left
+
+
+def test_a_program_that_ends_well_in_its_own_way_is_not_held_back(looping: Workers) -> None:
+    """With another one that goes on: `os._exit(0)` is a habit of programs with slow ends."""
+    processes = [looping.start(rank, "os._exit(0)") for rank in range(2)]
+    processes[1].wait(TIMEOUT)
+    # Process 0 raises when process 1 has gone, and saves for a second.
+    assert (processes[0].poll(), processes[1].returncode) == (None, 0)
+    looping.end()
 
 
 def test_the_records_of_a_failed_job_are_kept_for_the_report(looping: Workers) -> None:

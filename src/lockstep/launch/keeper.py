@@ -6,11 +6,13 @@ where the job has several hosts, one keeper of each answers those of the others
 (`lockstep.runtime.keeping`). To the cluster's launcher it is the program: signals are passed on,
 and it ends as the program did; when that has failed, not before the others have, for a while.
 
-The program is in a process group of its own, so that a signal to the launcher's group comes once.
-Slurm with proctrack/cgroup signals its own children only, so it has to be passed on; one that
-signals all descendants (proctrack/linuxproc) reaches the program twice, which nobody can tell.
-With a terminal for its input it stays in ours, or it could not read; then the terminal's signals
-reach both, and are not passed on.
+The program is in a process group of its own, so that a signal to the launcher's group comes once:
+it is passed on to the program's group. A guard kills that group when we are killed, for a launcher
+that kills a group is not to leave behind what the program has started. Slurm with proctrack/cgroup
+signals its own children only, so it has to be passed on; one that signals all descendants
+(proctrack/linuxproc) reaches the program twice, which nobody can tell. With our terminal for its
+input it stays in our group, or it could not read; then the terminal's signals reach both, and are
+not passed on.
 
 Rejected: a child of the program instead of its parent, which would have nothing to pass on (how
 its parent ended only kernels from 6.15 on would tell it), and one keeper for each host (who starts
@@ -62,6 +64,7 @@ _NOT_PASSED_ON = {
 }
 _STOPS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 _TURN_SECONDS = 0.02
+_LAST_SECONDS = 0.5
 _SENT_BY_TERMINAL = 0x80
 """SI_KERNEL."""
 
@@ -79,24 +82,47 @@ def keep(
     ``environ_with`` makes its environment from the descriptor by which it speaks to us.
     Raises `LaunchError` when it cannot be started.
     """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would not be told, nor the status
     # Who starts us with a signal ignored (nohup, a shell's &) means it.
     heard = set(signal.Signals) - _NOT_PASSED_ON
     heard = {each for each in heard if signal.getsignal(each) != signal.SIG_IGN}
-    signal.pthread_sigmask(signal.SIG_BLOCK, heard | {signal.SIGCHLD})
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, heard | {signal.SIGCHLD})
     ooms = OomKills()
     ours, theirs = socket.socketpair()
     os.set_inheritable(theirs.fileno(), True)
+    own, shares_group = os.getpid(), _has_terminal()
     try:
         pid = os.fork()
     except OSError as error:
         raise LaunchError(f"the program cannot be started: {not_started(error)}") from error
     if pid == 0:
-        _become(arguments, environ_with(theirs.fileno()))
+        _become(arguments, environ_with(theirs.fileno()), own, shares_group, blocked)
     theirs.detach()
-    _close_all_but({ours.fileno(), host_dir.held})
+    lifeline = None if shares_group else _guard(pid)
+    _close_all_but({ours.fileno(), host_dir.held, lifeline})
     keeping = Keeping(ours)
-    exit_code = _wait(pid, heard)
-    fails = exit_code != 0 or not _has_left(host_dir.folder)
+    exit_code = _wait(pid, heard, shares_group)
+    if lifeline is not None:
+        os.write(lifeline, b"!")
+    _see_it_out(host_dir, process, pid, exit_code, ooms, keeping, heard, grace)
+    _leave(host_dir, log_dir, exit_code)
+    _end_as(exit_code)
+
+
+def _see_it_out(
+    host_dir: HostDir,
+    process: int,
+    pid: int,
+    exit_code: int,
+    ooms: OomKills,
+    keeping: Keeping,
+    heard: set[signal.Signals],
+    grace: float,
+) -> None:
+    """The program has ended: who asks is told how, and others that it makes fail have time."""
+    # With exit code 0 no launcher ends a job, but other hosts may not know that it has ended.
+    unsaid = keeping.knows_others and not _has_left(host_dir.folder)
+    fails = exit_code != 0 or unsaid
     stays = host_dir.folder / _records.STAYS
     with contextlib.suppress(OSError):
         if fails and keeping.knows_others:
@@ -107,20 +133,33 @@ def keep(
     with contextlib.suppress(OSError):
         stays.unlink()
     keeping.leave()
-    _leave(host_dir, log_dir)
-    _end_as(exit_code)
 
 
-def _become(arguments: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+def _has_terminal() -> bool:
+    """Whether our input is the terminal of our session."""
+    try:
+        return os.tcgetpgrp(0) > 0
+    except OSError:
+        return False
+
+
+def _become(
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    keeper: int,
+    shares_group: bool,
+    blocked: set[signal.Signals | int],
+) -> NoReturn:
     """In the child."""
     try:
-        parent = os.getppid()
         process_tree.end_with_parent()
-        if os.getppid() != parent:  # it died before
+        if os.getppid() != keeper:  # it died before
             os._exit(1)
-        if not os.isatty(0):
+        if not shares_group:
             os.setpgid(0, 0)
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # one that waits is no exception here
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         os.execve(arguments[0], list(arguments), dict(environ))
     except BaseException as error:
         print(f"lockstep: the program cannot be started: {error}", file=sys.stderr, flush=True)
@@ -128,7 +167,32 @@ def _become(arguments: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
         os._exit(127)
 
 
-def _close_all_but(kept_open: set[int]) -> None:
+def _guard(program: int) -> int | None:
+    """Kills the program's group if this process ends without a word on the descriptor returned.
+
+    None where there can be no guard.
+    """
+    try:
+        heard, lifeline = os.pipe()
+        guard = os.fork()
+    except OSError:
+        return None
+    if guard != 0:
+        os.close(heard)
+        return lifeline
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        _close_all_but({heard})
+        if not os.read(heard, 1):
+            os.killpg(program, signal.SIGKILL)
+    finally:
+        os._exit(0)
+
+
+def _close_all_but(kept_open: set[int | None]) -> None:
     """Who waits for the end of what the program has inherited is not to wait for us."""
     for fd in map(int, os.listdir("/proc/self/fd")):
         if fd > 2 and fd not in kept_open:
@@ -136,9 +200,8 @@ def _close_all_but(kept_open: set[int]) -> None:
                 os.close(fd)
 
 
-def _wait(pid: int, heard: set[signal.Signals]) -> int:
+def _wait(pid: int, heard: set[signal.Signals], shares_group: bool) -> int:
     """Passes signals on until the program has ended; its exit code, negative for a signal."""
-    shares_terminal = os.isatty(0)
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
@@ -146,9 +209,11 @@ def _wait(pid: int, heard: set[signal.Signals]) -> int:
         told = signal.sigwaitinfo(heard | {signal.SIGCHLD})
         if told.si_signo == signal.SIGCHLD:
             continue
-        if shares_terminal and told.si_code == _SENT_BY_TERMINAL:
-            continue
-        process_tree.kill({pid}, told.si_signo)
+        with contextlib.suppress(ProcessLookupError):
+            if not shares_group:
+                os.killpg(pid, told.si_signo)
+            elif told.si_code != _SENT_BY_TERMINAL:
+                os.kill(pid, told.si_signo)
         if told.si_signo == signal.SIGTSTP:
             os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -190,9 +255,13 @@ def _all_ended(host_dir: HostDir) -> bool:
     return ended and not any((folder / _records.STAYS).exists() for folder in others)
 
 
-def _leave(host_dir: HostDir, log_dir: Path | None) -> None:
+def _leave(host_dir: HostDir, log_dir: Path | None, exit_code: int) -> None:
     """The last of the host sees to what is left."""
     if not host_dir.is_last():
+        # Until then no launcher is to hear of a failure, and kill it.
+        end = time.monotonic() + _LAST_SECONDS
+        while exit_code != 0 and host_dir.path.exists() and time.monotonic() < end:
+            time.sleep(_TURN_SECONDS)
         return
     endings = [_records.ExitRecord.read(path) for path in host_dir.path.glob("attempt_*/process_*")]
     if any(ending is None or ending.exit_code != 0 for ending in endings):

@@ -20,6 +20,7 @@ from lockstep import _records
 from lockstep._config import Config
 from lockstep._errors import LaunchError
 from lockstep.launch import keeper, options
+from lockstep.launch.console import complain
 from lockstep.launch.host_dir import HostDir
 from lockstep.launch.job import add_jax_variables, command, environ_at_start, worker_environ
 from lockstep.launch.run import check_program, configure, warn_of_collectives
@@ -51,10 +52,9 @@ def main(words: Sequence[str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     arguments = command(program)
-    if is_watched(config):
+    if is_watched(config) and (shared := _host_dir(before, config)):
         process = config.process_id or 0
         log_dir = _log_dir(args.log_dir, config.attempt, process)
-        shared = HostDir(_names(before, config), config.attempt, process)
         config = dataclasses.replace(config, run_dir=str(shared.path))
 
         def environ_with(keeper: int) -> dict[str, str]:
@@ -68,6 +68,14 @@ def is_watched(config: Config) -> bool:
     """Whether somebody is to know how the program ends; a launcher of ours does already."""
     alone = (config.num_processes or 1) == 1
     return config.collectives == "lockstep" and config.record and not alone and not config.run_dir
+
+
+def _host_dir(before: Mapping[str, str], config: Config) -> HostDir | None:
+    try:
+        return HostDir(_names(before, config), config.attempt, config.process_id or 0)
+    except LaunchError as error:
+        complain(f"{error} The job goes on: less is known of a process that dies")
+        return None
 
 
 def _environ(before: Mapping[str, str], config: Config, args: argparse.Namespace) -> dict[str, str]:

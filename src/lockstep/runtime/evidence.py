@@ -82,6 +82,8 @@ class Records:
     def ending(self, process: int) -> run.Exit | None:
         folder = self.folder(process)
         ending = run.read_exit(folder) if folder else None
+        if ending and ending.pid not in (None, self._peers[process].pid):
+            ending = None  # of a process of another job
         return ending or self.gone.get(process)
 
     def stacks(self, process: int) -> str:

@@ -139,8 +139,6 @@ class Keeping:
 
     def _join(self, values: dict[str, Any], listener: int) -> None:
         self._stop()
-        descriptors.make_room_in_keeper(len(values["labels"]))
-        arena = _engine.create_arena(values["nonce"])
         addresses = values["addresses"]
         network = Network(
             addresses,
@@ -150,9 +148,13 @@ class Keeping:
             values["tls_library"],
         )
         try:
-            _engine.start(_options(values, arena, network))
+            descriptors.make_room_in_keeper(len(values["labels"]))
+            arena = _engine.create_arena(values["nonce"])
+            try:
+                _engine.start(_options(values, arena, network))
+            finally:
+                os.close(arena)
         finally:
-            os.close(arena)
             os.close(listener)
 
     def _answer(self, values: dict[str, Any]) -> None:

@@ -163,7 +163,8 @@ def _ended(process: int) -> str | None:
         return None
     folder = _records.process_dir(Path(config.run_dir), config.attempt, process)
     record = _records.ExitRecord.read(folder)
-    return record.manner if record else None
+    is_its = record is not None and connect.local_pid(process) in (None, record.pid)
+    return record.manner if record and is_its else None
 
 
 def _words(client: Any, words: str, waited: float, missing: list[int]) -> str:

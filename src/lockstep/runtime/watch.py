@@ -312,6 +312,8 @@ class Watcher(threading.Thread):
             if ending is not None:
                 return ending
             time.sleep(0.01)
+        with contextlib.suppress(OSError):  # who started it may be dead too
+            return exits.exit_of(pidfd)
         return None
 
 
