@@ -212,7 +212,8 @@ def test_who_died_is_told_by_its_keeper(hosts: Hosts) -> None:
     assert_nothing_left(hosts)
 
 
-@pytest.mark.parametrize("reaped", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("reaped", [True, False])
 def test_who_died_without_a_keeper_is_told_by_another_process_of_its_host(
     hosts: Hosts, reaped: bool
 ) -> None:
@@ -275,7 +276,12 @@ def test_a_stall_is_told_with_what_another_host_does(
     [
         ("stopped", True, "it is stopped, by a signal (kill -STOP"),
         ("stuck", True, "in be_stuck"),
-        ("stopped", False, "It is stopped, or stuck in code that holds Python's lock"),
+        pytest.param(
+            "stopped",
+            False,
+            "It is stopped, or stuck in code that holds Python's lock",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_stall_of_who_is_alone_on_its_host_is_told(
