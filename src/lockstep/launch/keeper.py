@@ -98,12 +98,16 @@ def keep(
     if pid == 0:
         _become(arguments, environ_with(theirs.fileno()), own, shares_group, blocked)
     theirs.detach()
+    if not shares_group:
+        with contextlib.suppress(OSError):  # it has been faster, and runs
+            os.setpgid(pid, pid)  # or a signal that comes now would find no such group
     lifeline = None if shares_group else _guard(pid)
     _close_all_but({ours.fileno(), host_dir.held, lifeline})
     keeping = Keeping(ours)
     exit_code = _wait(pid, heard, shares_group)
     if lifeline is not None:
-        os.write(lifeline, b"!")
+        with contextlib.suppress(OSError):
+            os.write(lifeline, b"!")
     _see_it_out(host_dir, process, pid, exit_code, ooms, keeping, heard, grace)
     _leave(host_dir, log_dir, exit_code)
     _end_as(exit_code)

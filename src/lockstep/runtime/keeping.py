@@ -118,12 +118,11 @@ class Keeping:
     def _hear(self) -> None:
         text, received = b"", []
         while True:
-            with contextlib.suppress(InterruptedError):
-                data, more, _, _ = socket.recv_fds(self._line, 1 << 16, 1)
-                text += data
-                received += more
-                if not data:
-                    return
+            data, more, _, _ = socket.recv_fds(self._line, 1 << 16, 1)
+            if not data:
+                return
+            text += data
+            received += more
             while b"\n" in text:
                 one, _, text = text.partition(b"\n")
                 try:
