@@ -18,7 +18,7 @@ BELOW: dict[str, set[str]] = {
     "launch": {"record", "runtime"},
     "doctor": {"runtime"},
     "bench": {"runtime", "doctor"},
-    "report": {"record", "launch"},
+    "report": {"record", "runtime", "launch"},
 }
 """What each folder may import, besides the package's own ``_modules``, which import each other."""
 ABOVE_ALL = {"launch/cli.py", "__main__.py", "__init__.py"}

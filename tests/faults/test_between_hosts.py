@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -260,7 +261,7 @@ def test_a_keeper_that_dies_takes_its_program_along(hosts: Hosts) -> None:
 def test_a_stall_is_told_with_what_another_host_does(
     hosts: Hosts, fault: str, words: list[str]
 ) -> None:
-    start_four(hosts, PROGRAM, fault, LOCKSTEP_STALL_WARNING="2")
+    processes = start_four(hosts, PROGRAM, fault, LOCKSTEP_STALL_WARNING="2")
     wait_until(lambda: "does meanwhile" in everything(hosts, 4), "a report", TIMEOUT)
     wait_until(lambda: all(w in everything(hosts, 4) for w in words), "what it does", TIMEOUT)
     said = everything(hosts, 4)
@@ -269,6 +270,16 @@ def test_a_stall_is_told_with_what_another_host_does(
     assert f"{who} does meanwhile" in said
     assert said.count("does meanwhile") == 1, said
     assert "elsewhere.py" not in said
+    report = report_on(processes[2].pid)
+    assert f"{who} has not come to the others yet; processes 0, 2, 3 wait" in report, report
+    assert report.count("20 x all-reduce") == 4, report
+
+
+def report_on(pid: int) -> str:
+    """What is told, live, of the job that a process or keeper belongs to."""
+    words = [sys.executable, "-m", "lockstep", "report", "--pid", str(pid)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    return done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def keep(
             os.setpgid(pid, pid)  # or a signal that comes now would find no such group
     lifeline = None if shares_group else _guard(pid)
     _close_all_but({ours.fileno(), host_dir.held, lifeline})
-    keeping = Keeping(ours)
+    keeping = Keeping(ours, host_dir.path)
     exit_code = _wait(pid, heard, shares_group)
     if lifeline is not None:
         with contextlib.suppress(OSError):

@@ -11,6 +11,7 @@ from lockstep._errors import RecordError
 from lockstep.launch.process_tree import below, parents
 from lockstep.record.format import MAGIC, TIME_ERROR_NS, ProcessRecord
 from lockstep.record.run import Process, Run, read_record, read_run
+from lockstep.runtime.inquiry import complete
 
 _MEMORY_FILE = "/memfd:lockstep"
 
@@ -20,11 +21,12 @@ def read(directory: Path | None, pid: int | None, attempt: int | None = None) ->
 
     Raises `RecordError` when there is no such run.
     """
-    if directory is not None:
-        return read_run(directory, attempt)
-    assert pid is not None
-    found = directory_of(pid)
-    return read_run(found, attempt) if found else _in_memory(pid)
+    if directory is None:
+        assert pid is not None
+        directory = directory_of(pid)
+        if directory is None:
+            return _in_memory(pid)
+    return complete(read_run(directory, attempt), directory)
 
 
 def directory_of(pid: int) -> Path | None:

@@ -18,13 +18,14 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from lockstep import _config, _engine
 from lockstep._engine_options import Network, Options
-from lockstep.runtime import descriptors, topology
+from lockstep.runtime import descriptors, inquiry, topology
 from lockstep.runtime.elsewhere import Elsewhere, Local
-from lockstep.runtime.evidence import Records
+from lockstep.runtime.evidence import Records, on_one_clock
 from lockstep.runtime.papers import Papers
 from lockstep.runtime.topology import Peer
 
@@ -94,8 +95,10 @@ def _tell(values: dict[str, Any], handed: Sequence[int] = ()) -> None:
 class Keeping:
     """What the keeper does for the watchers of other hosts, in threads of its own."""
 
-    def __init__(self, line: socket.socket) -> None:
+    def __init__(self, line: socket.socket, folder: Path) -> None:
+        """``folder`` is the private directory of this host's processes."""
         self._line = line
+        self._folder = folder
         self._others: list[int] = []
         """The processes of other hosts, once it is in the network."""
         self._answers: Elsewhere | None = None
@@ -165,7 +168,18 @@ class Keeping:
         local = Local(lambda latest: records.of_host((), latest), records.stacks, lambda: None)
         self._answers = Elsewhere(everybody, own.process, local)
         self._answers.start()
+        if not self._others:
+            with contextlib.suppress(OSError):
+                inquiry.Teller(self._folder, self._look_elsewhere).start()
         self._others = [peer.process for peer in peers if peer.host_id != own.host_id]
+
+    def _look_elsewhere(self) -> bytes:
+        assert self._answers
+        assert self._records
+        there, clocks = self._answers.look(None)
+        error = 2 * max((clock.error for clock in clocks.values()), default=0)
+        here = self._records.of_host((), 1)
+        return inquiry.pack(list(on_one_clock(here, there, clocks)), error)
 
     def _stop(self) -> None:
         """JAX has made other backends: these records are of earlier ones."""

@@ -1,0 +1,74 @@
+"""What a live job does on other hosts, for ``lockstep report`` and ``lockstep top``.
+
+The files that they read are those of one host. A keeper, which is in the network between hosts,
+asks the others for theirs and passes the answer on, over a socket in the host's private directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lockstep.record import run
+from lockstep.runtime import notes
+
+SOCKET = "keeper.sock"
+_PATIENCE_SECONDS = 10.0
+_CHUNK = 1 << 20
+
+
+def pack(processes: Sequence[run.Process], clock_error_ns: int) -> bytes:
+    """What is passed on: processes of other hosts, their times as of a clock of this host's."""
+    told, body = notes.pack_processes(processes)
+    return notes.pack({"processes": told, "clock_error_ns": clock_error_ns}, body)
+
+
+class Teller(threading.Thread):
+    """Tells whoever connects what ``look`` returns."""
+
+    def __init__(self, folder: Path, look: Callable[[], bytes]) -> None:
+        """Raises OSError where there can be no socket: the path may be too long."""
+        super().__init__(name="lockstep-inquiries", daemon=True)
+        self._look = look
+        self._listener = socket.socket(socket.AF_UNIX)
+        (folder / SOCKET).unlink(missing_ok=True)
+        self._listener.bind(str(folder / SOCKET))
+        self._listener.listen()
+
+    def run(self) -> None:
+        while True:
+            connection, _ = self._listener.accept()
+            # Who asks does without an answer.
+            with connection, contextlib.suppress(Exception):
+                connection.settimeout(_PATIENCE_SECONDS)
+                connection.sendall(self._look())
+
+
+def complete(found: run.Run, folder: Path) -> run.Run:
+    """``found``, with the processes of other hosts if a keeper is there to ask. Raises nothing."""
+    if not (folder / SOCKET).exists() or all(process.record for process in found.processes):
+        return found
+    try:
+        head, body = notes.unpack(_ask(folder / SOCKET))
+        there = {one.index: one for one in notes.unpack_processes(head["processes"], body)}
+        error = int(head["clock_error_ns"])
+    except Exception:  # the job ends just now
+        return found
+    nonces = {process.record.nonce for process in found.processes if process.record}
+    told = {i: one for i, one in there.items() if one.record and one.record.nonce in nonces}
+    processes = tuple(p if p.record else told.get(p.index, p) for p in found.processes)
+    return dataclasses.replace(found, processes=processes, clock_error_ns=error)
+
+
+def _ask(path: Path) -> bytes:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_PATIENCE_SECONDS)
+        connection.connect(str(path))
+        heard = bytearray()
+        while chunk := connection.recv(_CHUNK):
+            heard += chunk
+        return bytes(heard)

@@ -1,0 +1,76 @@
+"""What other hosts do, told over a socket to who reads the files of one."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from pathlib import Path
+
+import pytest
+
+from lockstep.record.run import Process, Run
+from lockstep.runtime import inquiry
+from record.test_format import record
+
+
+def process(index: int, nonce: int = 7) -> Process:
+    return Process(index, dataclasses.replace(record(3), process=index, nonce=nonce))
+
+
+@pytest.fixture
+def one_host() -> Run:
+    """Process 1 is elsewhere."""
+    return Run((process(0), Process(1, troubles=("nothing of this process is there",))))
+
+
+def tell(folder: Path, said: bytes) -> None:
+    inquiry.Teller(folder, lambda: said).start()
+
+
+def test_processes_of_other_hosts_are_added(tmp_path: Path, one_host: Run) -> None:
+    tell(tmp_path, inquiry.pack([process(1)], 1500))
+    for _ in range(2):  # as `lockstep top` asks again and again
+        whole = inquiry.complete(one_host, tmp_path)
+        assert whole.processes == (process(0), process(1))
+        assert whole.clock_error_ns == 1500
+
+
+def test_a_record_that_is_there_is_not_replaced(tmp_path: Path, one_host: Run) -> None:
+    changed = dataclasses.replace(process(0), troubles=("told",))
+    tell(tmp_path, inquiry.pack([changed, process(1)], 0))
+    assert inquiry.complete(one_host, tmp_path).processes[0] == process(0)
+
+
+def test_records_of_other_jobs_are_not_believed(tmp_path: Path, one_host: Run) -> None:
+    tell(tmp_path, inquiry.pack([process(1, nonce=8)], 0))
+    assert inquiry.complete(one_host, tmp_path).processes == one_host.processes
+
+
+@pytest.mark.parametrize("said", [b"", b"no note", b"{}\0", b'{"processes": [], "x": 1}\0'])
+def test_an_answer_that_cannot_be_read_is_none(tmp_path: Path, one_host: Run, said: bytes) -> None:
+    tell(tmp_path, said)
+    assert inquiry.complete(one_host, tmp_path) == one_host
+
+
+def test_a_keeper_that_cannot_look_goes_on(tmp_path: Path, one_host: Run) -> None:
+    answers = iter([None, inquiry.pack([process(1)], 0)])
+
+    def look() -> bytes:
+        if (answer := next(answers)) is None:
+            raise OSError("the file is gone")
+        return answer
+
+    inquiry.Teller(tmp_path, look).start()
+    assert inquiry.complete(one_host, tmp_path) == one_host
+    assert inquiry.complete(one_host, tmp_path).processes == (process(0), process(1))
+
+
+def test_nobody_is_asked_where_all_is_there_or_nobody_listens(
+    tmp_path: Path, one_host: Run
+) -> None:
+    assert inquiry.complete(one_host, tmp_path) == one_host
+    asked = threading.Event()
+    inquiry.Teller(tmp_path, lambda: asked.set() or b"").start()
+    whole = Run((process(0), process(1)))
+    assert inquiry.complete(whole, tmp_path) == whole
+    assert not asked.is_set()
