@@ -20,7 +20,8 @@ def process(index: int, nonce: int = 7) -> Process:
 @pytest.fixture
 def one_host() -> Run:
     """Process 1 is elsewhere."""
-    return Run((process(0), Process(1, troubles=("nothing of this process is there",))))
+    missing = Process(1, troubles=("nothing of this process is there",))
+    return Run((process(0), missing), clock_error_ns=2000)
 
 
 def tell(folder: Path, said: bytes) -> None:
@@ -32,7 +33,7 @@ def test_processes_of_other_hosts_are_added(tmp_path: Path, one_host: Run) -> No
     for _ in range(2):  # as `lockstep top` asks again and again
         whole = inquiry.complete(one_host, tmp_path)
         assert whole.processes == (process(0), process(1))
-        assert whole.clock_error_ns == 1500
+        assert whole.clock_error_ns == 3500
 
 
 def test_a_record_that_is_there_is_not_replaced(tmp_path: Path, one_host: Run) -> None:

@@ -52,9 +52,9 @@ def main(words: Sequence[str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     arguments = command(program)
+    process = config.process_id or 0
+    log_dir = _log_dir(args.log_dir, config.attempt, process)
     if is_watched(config) and (shared := _host_dir(before, config)):
-        process = config.process_id or 0
-        log_dir = _log_dir(args.log_dir, config.attempt, process)
         config = dataclasses.replace(config, run_dir=str(shared.path))
 
         def environ_with(keeper: int) -> dict[str, str]:

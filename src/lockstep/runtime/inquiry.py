@@ -61,6 +61,7 @@ def complete(found: run.Run, folder: Path) -> run.Run:
     nonces = {process.record.nonce for process in found.processes if process.record}
     told = {i: one for i, one in there.items() if one.record and one.record.nonce in nonces}
     processes = tuple(p if p.record else told.get(p.index, p) for p in found.processes)
+    error += found.clock_error_ns
     return dataclasses.replace(found, processes=processes, clock_error_ns=error)
 
 
