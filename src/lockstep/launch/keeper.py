@@ -33,7 +33,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from lockstep import _records
 from lockstep._errors import LaunchError, RecordError
@@ -43,7 +43,9 @@ from lockstep.launch.host_dir import HostDir
 from lockstep.launch.memory import OomKills
 from lockstep.launch.process import OUT_OF_MEMORY
 from lockstep.record import format, run
-from lockstep.runtime.keeping import Keeping
+
+if TYPE_CHECKING:
+    from lockstep.runtime.keeping import Keeping
 
 _NOT_PASSED_ON = {
     signal.SIGKILL,
@@ -103,6 +105,9 @@ def keep(
             os.setpgid(pid, pid)  # or a signal that comes now would find no such group
     lifeline = None if shares_group else _guard(pid)
     _close_all_but({ours.fileno(), host_dir.held, lifeline})
+    # Late import: the program has started before.
+    from lockstep.runtime.keeping import Keeping
+
     keeping = Keeping(ours, host_dir.path)
     exit_code = _wait(pid, heard, shares_group)
     if lifeline is not None:
