@@ -55,11 +55,12 @@ struct Host {
     return options;
   }
   void join(int process, const std::string& other, unsigned char secret = 7,
-            std::uint64_t nonce = kNonce, double patience = 20) {
+            std::uint64_t nonce = kNonce, double patience = 20, int num_keepers = 0) {
     NetworkOptions given = options({"", ""});
     given.addresses[static_cast<std::size_t>(1 - process)] = other;
     given.key = key(secret);
     given.patience_seconds = patience;
+    given.num_keepers = num_keepers;
     network = std::make_unique<Network>(given, process, nonce, kLabels, arena);
   }
 
