@@ -130,6 +130,7 @@ TEST(who_meets_whom) {
 }
 
 TEST(a_keeper_that_does_not_come_is_done_without) {
+  std::deque<Ring> rings;  // which outlive the networks
   Host processes[2];
   const Listener nobody = listen_anywhere();  // takes the connection, and says nothing
   const auto join = [&](int own, const std::string& address, const std::string& keeper) {
@@ -147,7 +148,6 @@ TEST(a_keeper_that_does_not_come_is_done_without) {
   CHECK(!processes[0].network->is_elsewhere(2));
   CHECK(!processes[0].network->send_note(2, text("who?"), kLong));
   CHECK(!processes[1].network->is_lost(2));  // of its own host
-  std::deque<Ring> rings;
   testing::exchange(rings, processes[0], processes[1], 1);
   CHECK(!processes[0].arena->poisoned() && !processes[1].arena->poisoned());
 }
