@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.launch import host_dir
 from lockstep.launch.host_dir import HostDir
 
 
@@ -91,3 +92,13 @@ def test_a_directory_that_the_last_removes_meanwhile_is_made_anew() -> None:
         entry.rmdir()
     os.close(earlier.held)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_one_that_is_never_let_go_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is about to remove it may have been stopped."""
+    monkeypatch.setattr(host_dir, "_PAUSE_SECONDS", 0.001)
+    earlier = HostDir(["job 1"], 0, 0)
+    assert earlier.is_last()
+    later = HostDir(["job 1"], 0, 1)
+    assert later.path != earlier.path
+    assert later.is_last()

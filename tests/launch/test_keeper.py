@@ -222,6 +222,7 @@ def test_at_a_terminal_it_stops_with_the_program(saying: Workers) -> None:
     shell, terminal = pty.openpty()
     pid = os.fork()
     if pid == 0:
+        signal.alarm(TIMEOUT)  # with it ends what is read and waited for below
         os.login_tty(terminal)
         place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
         where = {**saying.environ, **place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "2345"}

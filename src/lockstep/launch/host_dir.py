@@ -14,12 +14,14 @@ import hashlib
 import os
 import shutil
 import stat
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep import _records
 from lockstep.launch import run_dir
 
+_PAUSE_SECONDS = 0.05
 _TRIES = 100
 """The last of an earlier job may remove the directory just when it was found."""
 
@@ -66,12 +68,14 @@ class HostDir:
                 continue
             if self._is_alone():
                 _clear(self.path)
-            fcntl.flock(self.held, fcntl.LOCK_SH)
-            with contextlib.suppress(FileNotFoundError):
+            # Not there: the last of an earlier job has removed it. Held: that one is about to.
+            with contextlib.suppress(FileNotFoundError, BlockingIOError):
+                fcntl.flock(self.held, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 if os.path.samestat(os.stat(self.path), os.fstat(self.held)):
                     return
             self._let_go()
-        raise OSError("others remove it again and again")
+            time.sleep(_PAUSE_SECONDS)
+        raise OSError("others remove it again and again, or do not let go of it")
 
     def _is_alone(self) -> bool:
         """Whether nobody else holds the lock; if so, nobody else gets it."""

@@ -41,10 +41,14 @@ def diagnosis(run_dir: Path, attempt: int) -> str | None:
     return "\n".join(lines)
 
 
-def forget(log_dir: Path) -> None:
-    """Removes what an earlier run has left in ``log_dir``: it would be taken for this run's."""
+def forget(log_dir: Path, process: int | None = None) -> None:
+    """Removes what an earlier run has left in ``log_dir``: it would be taken for this run's.
+
+    ``process`` says of which process; None: of all.
+    """
+    which = "*" if process is None else process
     for name in _records.OF_PROCESS:
-        for path in log_dir.glob(f"attempt_*/process_*/{name}"):
+        for path in log_dir.glob(f"attempt_*/process_{which}/{name}"):
             with contextlib.suppress(OSError):
                 path.unlink()
 

@@ -36,7 +36,7 @@ def main(words: Sequence[str]) -> int:
     warn(args, usable)
     warn_of_collectives(environ, config)
     _open_standard_streams()
-    log_dir = _log_dir(args.log_dir)
+    log_dir = make_log_dir(args.log_dir)
     with ports.reserve() as port:
         job = Job(
             program=tuple(program),
@@ -138,7 +138,8 @@ def warn_of_collectives(environ: Mapping[str, str], config: Config) -> None:
         )
 
 
-def _log_dir(text: str | None) -> Path | None:
+def make_log_dir(text: str | None, process: int | None = None) -> Path | None:
+    """``--log-dir``, without what an earlier run has left there: of ``process``, or of all."""
     if text is None:
         return None
     path = Path(text).absolute()
@@ -146,7 +147,7 @@ def _log_dir(text: str | None) -> Path | None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LaunchError(f"--log-dir {text}: {error.strerror}") from error
-    kept.forget(path)
+    kept.forget(path, process)
     return path
 
 

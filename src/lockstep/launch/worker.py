@@ -8,22 +8,19 @@ there is nothing to watch, other collectives or one process only, it replaces it
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NoReturn
 
-from lockstep import _records
 from lockstep._config import Config
 from lockstep._errors import LaunchError
 from lockstep.launch import keeper, options
 from lockstep.launch.console import complain
 from lockstep.launch.host_dir import HostDir
 from lockstep.launch.job import add_jax_variables, command, environ_at_start, worker_environ
-from lockstep.launch.run import check_program, configure, warn_of_collectives
+from lockstep.launch.run import check_program, configure, make_log_dir, warn_of_collectives
 from lockstep.runtime import clusters, rendezvous, topology
 
 _OF_JOB = (
@@ -53,7 +50,7 @@ def main(words: Sequence[str]) -> NoReturn:
     sys.stderr.flush()
     arguments = command(program)
     process = config.process_id or 0
-    log_dir = _log_dir(args.log_dir, config.attempt, process)
+    log_dir = make_log_dir(args.log_dir, process)
     if is_watched(config) and (shared := _host_dir(before, config)):
         config = dataclasses.replace(config, run_dir=str(shared.path))
 
@@ -89,21 +86,6 @@ def _names(before: Mapping[str, str], config: Config) -> list[str]:
     said = [f"{name}={before[name]}" for name in _OF_JOB if name in before]
     host = config.host_id or topology.system_host_id()
     return [*said, str(config.coordinator), str(config.num_processes), host]
-
-
-def _log_dir(text: str | None, attempt: int, process: int) -> Path | None:
-    """Without what an earlier run has left there of this process."""
-    if text is None:
-        return None
-    path = Path(text).absolute()
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LaunchError(f"--log-dir {text}: {error.strerror}") from error
-    for name in _records.OF_PROCESS:
-        with contextlib.suppress(OSError):
-            (_records.process_dir(path, attempt, process) / name).unlink()
-    return path
 
 
 def placed(config: Config, before: Mapping[str, str]) -> Config:
