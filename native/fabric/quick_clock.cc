@@ -63,6 +63,8 @@ std::int64_t QuickClock::read_slowly() {
     base_ = moment();
   }
   if (trust_.load(std::memory_order_relaxed) == Trust::kNo) return clock_ns();
+  // From before the moment where the next line begins, no thread reads the old one any more.
+  version_.fetch_add(1);
   const Moment now = moment();
   if (now.ns - base_.ns >= kBaseNs) learn_slope(now);
   return draw(now);
@@ -93,13 +95,11 @@ std::int64_t QuickClock::draw(const Moment& now) {
   const std::uint64_t slope = known_slope_ - known_slope_ / kLineNs * ahead;
   const std::uint64_t length =
       known_slope_ == 0 ? 0 : (static_cast<std::uint64_t>(kLineNs) << kShift) / known_slope_;
-  const std::uint64_t version = version_.load(std::memory_order_relaxed);
-  version_.store(version + 1, std::memory_order_relaxed);
   from_ticks_.store(now.ticks, std::memory_order_release);
   from_ns_.store(from, std::memory_order_release);
   slope_.store(slope, std::memory_order_release);
   length_.store(length, std::memory_order_release);
-  version_.store(version + 2, std::memory_order_release);
+  version_.fetch_add(1, std::memory_order_release);
   return from;
 }
 

@@ -7,7 +7,11 @@
 // millisecond only: it is then off by a microsecond at worst, and by some 50 ns while the slope
 // stays.
 //
-// Readings of one process never go back: a new line starts no lower than the old one ends.
+// A new line starts no lower than the old one ends, so readings of one thread never go back. Nor do
+// those of a process, but for what makes them cheap: the processor may read its counter before it
+// has what an earlier instruction loads. A thread that waits for a cache line which another one
+// wrote may so read some hundred nanoseconds less, a microsecond or two on a busy machine, than
+// that one read before it wrote. To wait for the loads costs as much as Clock does.
 #pragma once
 
 #include <atomic>
