@@ -289,18 +289,19 @@ class _Instead:
 
 
 def survive_dead_peers(
-    serve: Callable[[str, Callable[[], Any]], Any | None],
-    before_another_job: Callable[[], None],
+    serve: Callable[[str, int, dict[str, Any]], Any | None],
+    before_another_job: Callable[[str, Sequence[str]], str],
     on_joining: Callable[[], None],
 ) -> None:
     """Keeps JAX's coordination service from ending a process because another has died.
 
     Every process becomes "recoverable", unless the user has said otherwise: the service then tells
-    nobody of a dead peer, and the shutdown at exit waits for nobody. ``serve`` is given the
-    service's address and the function that starts it, and returns what stands for it in process 0,
-    or None: then it starts in process 0. There process 0 must not be the first to go, so nobody is
-    recoverable. ``before_another_job`` runs when this process joins a job for the second time,
-    ``on_joining`` at the first.
+    nobody of a dead peer, and the shutdown at exit waits for nobody. ``serve`` is given what
+    `coordination_service` takes, and returns what stands for the service in process 0, or None:
+    then it starts in process 0. There process 0 must not be the first to go, so nobody is
+    recoverable. ``before_another_job`` runs when this process joins a job for the second time:
+    given the service's address and those of earlier jobs, it says where the service shall be.
+    ``on_joining`` runs at the first.
     """
     import jax
 
@@ -309,37 +310,51 @@ def survive_dead_peers(
         return
     if "JAX_ENABLE_RECOVERABILITY" not in os.environ:
         jax.config.update("jax_enable_recoverability", True)
-    module = distributed._jax
-    make = module.get_distributed_runtime_service
+
+    def is_recoverable() -> bool:
+        return jax.config.values["jax_enable_recoverability"]
+
+    def place(address: str) -> str:
+        if not joined:
+            return address
+        free = before_another_job(address, joined)
+        # Inside process 0, the earlier service has ended as JAX was shut down there.
+        return free if is_recoverable() else address
 
     def service(address: str, num_nodes: int, **options: Any) -> Any:
-        if joined:
-            before_another_job()
-        if num_nodes > 1 and jax.config.values["jax_enable_recoverability"]:
-            outside = serve(address, lambda: make(address, num_nodes, **options))
+        address = place(address)
+        if num_nodes > 1 and is_recoverable():
+            outside = serve(address, num_nodes, options)
             if outside is not None:
                 return outside
         if "recoverable" in options:  # jax 0.9.1 and later; before that, each client says it
             options["recoverable"] = False
-        return make(address, num_nodes, **options)
+        return coordination_service(address, num_nodes, options)
 
-    def client(*args: Any, **options: Any) -> Any:
-        nonlocal joined
+    def client(address: str, *args: Any, **options: Any) -> Any:
         global _heartbeat_seconds
         _heartbeat_seconds = options.get("heartbeat_timeout") or _heartbeat_seconds
-        if joined:
-            before_another_job()
-            if "recoverable" in options:  # the service of another job is in process 0: see above
-                options["recoverable"] = False
-        else:
+        address = place(address)
+        if not joined:
             on_joining()
-        joined = True
-        return connect(*args, **options)
+        joined.append(address)
+        return connect(address, *args, **options)
 
-    joined, connect = False, module.get_distributed_runtime_client
+    joined: list[str] = []
+    module = distributed._jax
+    connect = module.get_distributed_runtime_client
     distributed._jax = _Instead(
         module, get_distributed_runtime_service=service, get_distributed_runtime_client=client
     )
+
+
+def coordination_service(address: str, num_nodes: int, options: dict[str, Any]) -> Any:
+    """JAX's coordination service, as JAX starts it; it serves until the object is gone.
+
+    Needs jaxlib alone, so that a process that does nothing else starts in half of the time.
+    """
+    library: Any = importlib.import_module("jaxlib._jax")
+    return library.get_distributed_runtime_service(address, num_nodes, **options)
 
 
 def distributed_client() -> Any:

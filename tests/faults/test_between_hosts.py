@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -204,6 +205,15 @@ def test_a_fault_without_records_raises_all_the_same(hosts: Hosts, fault: str) -
         "dtype": "{who} called all-reduce (sum) of 1 x s32",
     }
     assert_raised(hosts, fault, words[fault], LOCKSTEP_RECORD="0")
+
+
+def test_a_second_job_in_the_same_processes_is_as_the_first(hosts: Hosts) -> None:
+    program = PROGRAMS / "second_job.py"
+    statuses = end([hosts.start(host, program) for host in range(2)], hosts)
+    assert statuses == [0, -signal.SIGKILL], everything(hosts, 2)
+    assert [len(hosts.lines(host, "checked")) for host in range(2)] == [2, 2]
+    assert "on hostb) was killed by SIGKILL" in hosts.said(0), hosts.said(0)
+    assert_nothing_left(hosts)
 
 
 def test_who_died_is_told_by_its_keeper(hosts: Hosts) -> None:

@@ -105,6 +105,14 @@ def test_mpich_starts_a_jax_program(collectives: str, tmp_path: Path) -> None:
     assert sums(done.stdout) == ["sum 0 2 [10, 11]", "sum 1 2 [10, 11]"]
 
 
+def test_mpich_starts_a_program_that_joins_a_second_job(tmp_path: Path) -> None:
+    """At the same address: the service of the first job may serve for as long as it likes."""
+    leave = "jax.distributed.shutdown()\nimport jax.extend\njax.extend.backend.clear_backends()\n"
+    (tmp_path / "twice.py").write_text(SUM + leave + SUM)
+    done = run(mpiexec(), "-n", "2", *WORKER, str(tmp_path / "twice.py"), timeout=120)
+    assert sums(done.stdout) == 2 * ["sum 0 1 [10, 11]"] + 2 * ["sum 1 1 [10, 11]"]
+
+
 def test_a_failure_ends_the_process_with_its_status(tmp_path: Path) -> None:
     (tmp_path / "fail.py").write_text("raise SystemExit(5)")
     assert (

@@ -8,10 +8,10 @@ ends it with the job. Elsewhere it ends by itself, when process 0 is gone and no
 
 A fork and no new program: jaxlib is loaded by then, and what another process would spend on loading
 it (0.2 s of a core) is missing when all cores are busy starting the job. It is safe at this point:
-JAX has made no backend and no connection yet, so jaxlib has no thread that could hold a lock. A
-program's own threads might; if the child does not report in `READY_SECONDS`, it is killed, and the
-service starts inside process 0, as it would without us, which is said on stderr. So it does when
-JAX is initialized a second time in one process, because by then jaxlib has threads.
+JAX has made no backend and no connection yet, so jaxlib has no thread that could hold a lock. When
+JAX is initialized a second time in one process it has, and the child is a new program. A program's
+own threads might hold one the first time; if the child does not report in `READY_SECONDS`, it is
+killed, and the service starts inside process 0, as it would without us, which is said on stderr.
 
 The child of a busy process holds nothing of it but memory: descriptors are closed, and it runs
 no Python but the loop below.
@@ -20,6 +20,8 @@ no Python but the loop below.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import os
 import select
 import signal
@@ -28,11 +30,11 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from lockstep import _config, _records
+from lockstep import _config, _jax_compat, _records
 from lockstep._errors import InitializationError
 from lockstep.runtime import connections
 
@@ -49,11 +51,10 @@ ALONE_LOOKS = 5
 connections."""
 
 _READY = b"ready"
-_LEFT = "left_"
-"""Exists, with the process's number, where that process is about to join another job."""
 _ESTABLISHED = "01"
 
-_forked = False
+_has_threads = False
+"""Whether jaxlib may have threads in this process."""
 
 
 class Outside:
@@ -68,17 +69,14 @@ class Outside:
             os.kill(self._pid, signal.SIGUSR1)
 
 
-def start(address: str, serve: Callable[[], Any]) -> Outside | None:
-    """Runs ``serve``, which starts the service on ``address``, in a process of its own.
+def start(address: str, num_nodes: int, options: dict[str, Any]) -> Outside | None:
+    """Runs `_jax_compat.coordination_service` in a process of its own.
 
     None when that cannot be, and the service has to start here.
     """
-    global _forked
-    if _forked:
-        return None
-    _forked = True
+    child = _spawn if _has_threads else _fork
     try:
-        outside = _fork(address, serve)
+        outside = _outside(lambda *fds: child(_Service(address, num_nodes, options, *fds)))
     except OSError:  # no process or descriptor left, or a kernel without pidfd_open
         outside = None
     if outside is None:
@@ -90,27 +88,50 @@ def start(address: str, serve: Callable[[], Any]) -> Outside | None:
     return outside
 
 
-def replace() -> None:
-    """Ends the service of an earlier job, before this process joins another one.
+def replace(address: str, earlier: Sequence[str]) -> str:
+    """Where the service of another job is, which was to be at ``address``.
+
+    Under ``lockstep run`` the service of the earlier job is ended, and leaves its place. Elsewhere
+    nobody can say when all have left it, and it serves until then: the next one takes the next port
+    that is none of ``earlier`` ones. Raises `InitializationError` when a process does not come.
+    """
+    global _has_threads
+    _has_threads = True
+    config = _config.current()
+    if config.run_dir and config.local_num_processes == config.num_processes:
+        _end_earlier_service(len(earlier))
+        return address
+    taken = set(map(_port, earlier))
+    free = next(port for port in itertools.count(_port(address)) if port not in taken)
+    return f"{address.rpartition(':')[0]}:{free}"
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def _end_earlier_service(job: int) -> None:
+    """Ends the service of the job before that one; the first has the number 0.
 
     Process 0 ends it once all processes have come so far, and they wait for that: who went on
     earlier would still find the old service. Connections do not tell: backends of the earlier job
-    may keep theirs. Raises `InitializationError` when a process does not come.
+    may keep theirs.
     """
     config = _config.current()
-    if not config.run_dir or config.local_num_processes != config.num_processes:
-        return  # nobody has written down which process it is, or where all can read it
     folder = _folder()
+    left = folder / _left(job, config.process_id)
+    if left.exists():  # process 0 comes twice: the service of that job is there already
+        return
     try:
         pid = int((folder / _records.COORDINATION_PID).read_text())
         service = os.pidfd_open(pid)
     except (OSError, ValueError):
         return
     try:
-        (folder / f"{_LEFT}{config.process_id}").touch()
+        left.touch()
         end = time.monotonic() + LEAVE_SECONDS
         while not select.select([service], [], [], LOOK_SECONDS)[0]:
-            stay = _who_stays(folder, config.num_processes or 0)
+            stay = _who_stays(folder, job, config.num_processes or 0)
             if not stay and config.process_id == 0:
                 os.kill(pid, signal.SIGKILL)
             if time.monotonic() > end:
@@ -125,20 +146,33 @@ def replace() -> None:
         os.close(service)
 
 
-def _who_stays(folder: Path, count: int) -> list[int]:
-    return [i for i in range(count) if not (folder / f"{_LEFT}{i}").exists()]
+def _who_stays(folder: Path, job: int, count: int) -> list[int]:
+    return [i for i in range(count) if not (folder / _left(job, i)).exists()]
 
 
-def _fork(address: str, serve: Callable[[], Any]) -> Outside | None:
+def _left(job: int, process: int | None) -> str:
+    """Exists where that process is about to join that job."""
+    return f"left_for_{job}_{process}"
+
+
+class _Service(NamedTuple):
+    """What the process that serves is given; it goes through JSON to a new program."""
+
+    address: str
+    num_nodes: int
+    options: dict[str, Any]
+    process_0: int
+    """A descriptor of that process."""
+    told: int
+    """A pipe to it."""
+
+
+def _outside(make_child: Callable[[int, int], int]) -> Outside | None:
     process_0 = os.pidfd_open(os.getpid())
     report, told = os.pipe()
     try:
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # fork and threads: see the top of this file
-                child = os.fork()
-            if child == 0:
-                _leave(address, serve, process_0, told)
+            child = make_child(process_0, told)
         finally:
             os.close(process_0)
             os.close(told)
@@ -147,6 +181,24 @@ def _fork(address: str, serve: Callable[[], Any]) -> Outside | None:
         return _heard(report)
     finally:
         os.close(report)
+
+
+def _fork(service: _Service) -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fork and threads: see the top of this file
+        child = os.fork()
+    if child == 0:
+        _leave(service)
+    return child
+
+
+def _spawn(service: _Service) -> int:
+    # It shall not prepare the engine.
+    environ = {**os.environ, "LOCKSTEP_COLLECTIVES": "gloo"}
+    command = [sys.executable, "-m", __name__, json.dumps(service)]
+    for fd in (service.process_0, service.told):
+        os.set_inheritable(fd, True)
+    return os.posix_spawn(sys.executable, command, environ)
 
 
 def _heard(report: int) -> Outside | None:
@@ -168,14 +220,14 @@ def _heard(report: int) -> Outside | None:
     return None
 
 
-def _leave(address: str, serve: Callable[[], Any], process_0: int, told: int) -> NoReturn:
+def _leave(service: _Service) -> NoReturn:
     """In the first child, which ends at once; its child is nobody's and serves."""
     try:
         os.setsid()
         if os.fork() == 0:
-            os.write(told, b"%d " % os.getpid())
-            _let_go({process_0, told})
-            _serve(address, serve, process_0, told)
+            os.write(service.told, b"%d " % os.getpid())
+            _let_go({service.process_0, service.told})
+            _serve(service)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -183,7 +235,7 @@ def _leave(address: str, serve: Callable[[], Any], process_0: int, told: int) ->
         os._exit(0)
 
 
-def _serve(address: str, serve: Callable[[], Any], process_0: int, told: int) -> None:
+def _serve(said: _Service) -> None:
     finish, finishing = os.pipe()
     os.set_blocking(finishing, False)
     signal.set_wakeup_fd(finishing, warn_on_full_buffer=False)
@@ -191,12 +243,12 @@ def _serve(address: str, serve: Callable[[], Any], process_0: int, told: int) ->
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGUSR1, lambda number, frame: None)
-    service = serve()
+    service = _jax_compat.coordination_service(said.address, said.num_nodes, said.options)
     _sign()
-    os.write(told, _READY)
-    os.close(told)
-    select.select([process_0, finish], [], [])
-    port = int(address.rpartition(":")[2])
+    os.write(said.told, _READY)
+    os.close(said.told)
+    select.select([said.process_0, finish], [], [])
+    port = _port(said.address)
     alone = 0
     while alone < ALONE_LOOKS:
         time.sleep(LOOK_SECONDS)
@@ -253,3 +305,7 @@ def clients(port: int) -> int:
                 _, local, _, state = line.split()[:4]
                 found += state == _ESTABLISHED and int(local.rpartition(":")[2], 16) == port
     return found
+
+
+if __name__ == "__main__":
+    _leave(_Service(*json.loads(sys.argv[1])))

@@ -135,9 +135,9 @@ def _hook_jax() -> None:
     _jax_compat.register_cluster(find_place)
     _jax_compat.explain_missing_gpu()
 
-    def before_another_job() -> None:
+    def before_another_job(address: str, earlier: Sequence[str]) -> str:
         connect.leave_job()
-        coordination.replace()
+        return coordination.replace(address, earlier)
 
     _jax_compat.survive_dead_peers(coordination.start, before_another_job, _note_joining)
     choice = _config.current().collectives
