@@ -169,9 +169,9 @@ def test_a_program_that_drops_its_result_lets_the_others_have_theirs(
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("kill", "{who} was killed by SIGKILL (signal 9) after 32 collectives; process 0 waits"),
+        ("kill", "{who} was killed by SIGKILL (signal 9) after 24 collectives; process 0 waits"),
         ("raise", "{who} failed: RuntimeError: no more of this"),
-        ("exit", "{who} ended after 32 collectives; process 0 waits in its 33rd: all-reduce"),
+        ("exit", "{who} ended after 24 collectives; process 0 waits in its 25th: all-reduce"),
         ("dtype", "{who} called all-reduce (sum) of 1 x s32, between_hosts.py:{total} in"),
         ("program", "{who} called all-reduce (sum) of 1 x f32, between_hosts.py:{twice} in"),
         (
@@ -219,7 +219,7 @@ def test_a_second_job_in_the_same_processes_is_as_the_first(hosts: Hosts) -> Non
 def test_who_died_is_told_by_its_keeper(hosts: Hosts) -> None:
     processes = start_four(hosts, PROGRAM, "kill")
     assert end(processes, hosts) == [3, -9, 3, 3], everything(hosts, 4)
-    assert_died(hosts, "was killed by SIGKILL (signal 9) after 32 collectives")
+    assert_died(hosts, "was killed by SIGKILL (signal 9) after 24 collectives")
     assert_nothing_left(hosts)
 
 
@@ -232,9 +232,9 @@ def test_who_died_without_a_keeper_is_told_by_another_process_of_its_host(
     if reaped:  # as a launcher does it; then the kernel tells others too
         processes[1].wait(TIMEOUT)
     assert end(processes, hosts) == [3, -9, 3, 3], everything(hosts, 4)
-    how = "is gone after 32 collectives: it died, and only who started it knows how"
+    how = "is gone after 24 collectives: it died, and only who started it knows how"
     if reaped and kernel_tells():
-        how = "was killed by SIGKILL (signal 9) after 32 collectives"
+        how = "was killed by SIGKILL (signal 9) after 24 collectives"
     assert_died(hosts, how)
 
 
@@ -319,7 +319,7 @@ def test_a_stall_of_who_is_alone_on_its_host_is_told(
 
 
 def test_a_child_that_was_forked_does_not_hide_the_death_of_its_parent(hosts: Hosts) -> None:
-    assert_raised(hosts, "fork and kill", "{who} was killed by SIGKILL (signal 9) after 32")
+    assert_raised(hosts, "fork and kill", "{who} was killed by SIGKILL (signal 9) after 24")
     [child] = hosts.lines(1, "child")
     assert int(child[1]) in marked(hosts.mark)
 

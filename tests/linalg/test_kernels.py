@@ -30,6 +30,11 @@ def _layout(shape: tuple[int, int, int]) -> tuple[Layout, Any]:
     return layout, np.asarray(_cholesky.elimination_order(layout))
 
 
+def _some(steps: int) -> list[int]:
+    """The first supersteps, one amid, and the last."""
+    return sorted({0, 1, steps // 2, steps - 1} & set(range(steps)))
+
+
 def _close(got: Any, wanted: Any, dtype: Any) -> None:
     got, wanted = np.asarray(got), np.asarray(wanted)
     most = np.abs(wanted).max(initial=0)
@@ -59,7 +64,7 @@ def test_hemv_reads_one_triangle(shape: tuple[int, int, int], dtype: Any) -> Non
 def test_a_column_of_a_panel(shape: tuple[int, int, int], dtype: Any) -> None:
     layout, order = _layout(shape)
     width, slots = layout.devices * layout.tile, (layout.devices, layout.rows)
-    for s in range(layout.steps):
+    for s in _some(layout.steps):
         live = order >= s * width
         panel, v, w, y = (jnp.asarray(full((width, *slots), dtype, i) * live) for i in range(4))
         for c in {0, 1, width // 2, width - 1} & set(range(width)):
@@ -67,11 +72,12 @@ def test_a_column_of_a_panel(shape: tuple[int, int, int], dtype: Any) -> None:
             known = v * before, w * before
             k, place = jnp.int32(s * width + c), (jnp.int32(s), jnp.int32(c))
             u, scalars = _kernels.reflector(panel, v, w, *place)
-            wanted = _tridiagonal._next_reflector(panel[c], *known, order, k)
+            wanted = jax.jit(_tridiagonal._next_reflector)(panel[c], *known, order, k)
             _close(u, wanted[0], dtype)
             _close(scalars, wanted[1], dtype)
             got = _kernels.correct(y[0], u, scalars[2], v, w, *place)
-            _close(got, _tridiagonal._correct(y[0], u, scalars[2], *known, order, k), dtype)
+            wanted = jax.jit(_tridiagonal._correct)(y[0], u, scalars[2], *known, order, k)
+            _close(got, wanted, dtype)
 
 
 def test_a_column_that_is_reduced_already_and_extreme_sizes() -> None:
@@ -112,7 +118,7 @@ def test_products_of_cholesky_where_they_lie(
     numbers = full((rows, devices, rows), dtype)
     low = jnp.asarray(np.where(step[:, None, None] <= step, np.nan, numbers), dtype)
     b = jnp.asarray(full((columns, devices, rows), dtype, 1))
-    for s in range(layout.steps):
+    for s in _some(layout.steps):
         top, own = s * tile, b[:, 0, s * tile : (s + 1) * tile]
         for plain, fast, arrays in [
             (_cholesky._leave_row, _cholesky._leave_row_by_kernel, (own, low, b)),
@@ -152,7 +158,7 @@ def test_panels_of_cholesky_where_they_lie(shape: tuple[int, int, int], dtype: A
     a = jnp.asarray(full((rows, devices, rows), dtype))
     l_block = jnp.asarray(np.tril(full((size, size), dtype, 1)) + 3 * size * np.eye(size))
     l_block = l_block.astype(dtype)
-    for s in range(layout.steps):
+    for s in _some(layout.steps):
         top = s * tile
         gathered = jnp.asarray(full((size, devices, top + tile), dtype, 2))
         both = _cholesky._factor_panel, _cholesky._factor_panel_by_kernel
@@ -183,6 +189,20 @@ def _lower_in_third(a: Any, rows: Any, l_block: Any) -> tuple[Any, Any, Any]:
     return a, rows, jnp.tril(l_block)
 
 
+@functools.cache
+def _value_and_derivative(function: Any, prepare: Any, static: tuple[tuple[str, int], ...]) -> Any:
+    """Compiled whole: the many small operations, one by one, take several times as long."""
+
+    def both(arrays: Any, rest: Any) -> Any:
+        return jax.jvp(lambda *x: function(*prepare(*x), *rest, **dict(static)), arrays, arrays)
+
+    return jax.jit(both)
+
+
+def _as_they_are(*arrays: Any) -> Any:
+    return arrays
+
+
 def _assert_equal(
     plain: Any,
     fast: Any,
@@ -190,11 +210,11 @@ def _assert_equal(
     rest: Any,
     static: dict[str, int],
     dtype: Any,
-    prepare: Any = lambda *arrays: arrays,
+    prepare: Any = _as_they_are,
 ) -> None:
     """The values of both, and their derivatives along ``arrays``."""
     wanted, found = (
-        jax.jvp(lambda *x, f=function: f(*prepare(*x), *rest, **static), arrays, arrays)
+        _value_and_derivative(function, prepare, tuple(static.items()))(arrays, tuple(rest))
         for function in (plain, fast)
     )
     for got, want in zip(found, wanted, strict=True):
@@ -210,7 +230,7 @@ def test_products_of_the_inverse_where_they_lie(shape: tuple[int, int, int], dty
     above = np.broadcast_to(step[:, None, None] < step, (rows, devices, rows))
     numbers = full((rows, devices, rows), dtype)
     low = jnp.asarray(np.where(above, np.nan, numbers))  # nobody reads what is above
-    for s in range(layout.steps):
+    for s in _some(layout.steps):
         top, end = s * tile, (s + 1) * tile
         left = jnp.asarray(full((rows - top, size), dtype, 1))
         both = _inverse._rows_of_product, _inverse._rows_of_product_by_kernel

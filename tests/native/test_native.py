@@ -9,6 +9,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,9 @@ NATIVE = REPOSITORY / "native"
 GROUPS = sorted(
     path.stem for path in (NATIVE / "tests").glob("*.cc") if "\nTEST(" in path.read_text()
 )
+
+MOSTLY_WAIT = ("failures", "networks")
+"""Groups that wait for deadlines for most of their time: they run beside the others."""
 
 BUILD_SECONDS = 900
 GROUP_SECONDS = {"": 120, "thread": 900, "address": 900}
@@ -99,8 +104,11 @@ def sanitized(
     return request.param, _build(request.param)
 
 
-def _check_group(program: Path, group: str, sanitizer: str) -> None:
-    done = _run([str(program), group], GROUP_SECONDS[sanitizer], **ENVIRONMENT[sanitizer])
+def _run_group(program: Path, group: str, sanitizer: str) -> subprocess.CompletedProcess[str]:
+    return _run([str(program), group], GROUP_SECONDS[sanitizer], **ENVIRONMENT[sanitizer])
+
+
+def _check(done: subprocess.CompletedProcess[str]) -> None:
     summary = done.stdout.splitlines()[-1] if done.stdout else ""
     assert done.returncode == 0, done.stdout
     assert summary.endswith(" tests, 0 failed"), done.stdout
@@ -111,13 +119,25 @@ def test_the_program_has_the_groups_of_the_sources(program: Path) -> None:
     assert _run([str(program), "--list"], 10).stdout.split() == GROUPS
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_native(program: Path, group: str) -> None:
-    _check_group(program, group, "")
+@pytest.fixture(scope="module")
+def started(
+    program: Path, request: pytest.FixtureRequest
+) -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
+    chosen = {item.name for item in request.session.items}
+    groups = [group for group in MOSTLY_WAIT if f"test_native[{group}]" in chosen]
+    with ThreadPoolExecutor(len(MOSTLY_WAIT)) as pool:
+        yield {group: pool.submit(_run_group, program, group, "") for group in groups}
+
+
+@pytest.mark.parametrize("group", sorted(GROUPS, key=MOSTLY_WAIT.__contains__))
+def test_native(
+    program: Path, started: dict[str, Future[subprocess.CompletedProcess[str]]], group: str
+) -> None:
+    _check(started[group].result() if group in started else _run_group(program, group, ""))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_native_sanitized(sanitized: tuple[str, Path], group: str) -> None:
     sanitizer, program = sanitized
-    _check_group(program, group, sanitizer)
+    _check(_run_group(program, group, sanitizer))

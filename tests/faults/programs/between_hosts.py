@@ -46,7 +46,7 @@ def check_all(length):
     check(lambda a: jax.lax.ppermute(a, "x", shift), values, shifted)
 
 
-for length in (1, 1000, 100_003):
+for length in (1, 1000, 100_003) if fault == "none" else (1,):
     check_all(length)
 print("pid", os.getpid(), flush=True)
 print("checked", jax.config.values["jax_cpu_collectives_implementation"], flush=True)
@@ -90,7 +90,7 @@ try:
             break
         assert total(spread(np.ones(count, np.float32)))[0] == count
         print("step", step, flush=True)
-        time.sleep(0.05)
+        time.sleep(0.02)
 except (jax.errors.JaxRuntimeError, ValueError) as error:
     print("raised", time.monotonic(), error, flush=True)
     sys.exit(3)
