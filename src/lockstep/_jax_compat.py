@@ -180,6 +180,17 @@ def around_cpu_client(
     registration.factory = make_client_between
 
 
+def end_wait_for_devices(client: Any, processes: int) -> None:
+    """Has the making of JAX's CPU client end with an error where it waits for who has died.
+
+    Each process writes its devices into the key-value store, the first one gathers them, and all
+    wait for that, for minutes. What is no list of devices is as good as an answer.
+    """
+    waited_for = [f"cpu:local_topology/cpu/{process}" for process in range(processes)]
+    for key in ["cpu:global_topology/cpu", *waited_for]:
+        client.key_value_set(key, "somebody has died", allow_overwrite=True)
+
+
 def note_programs(client: Any, note: Callable[[Any, tuple[int, ...] | None], None]) -> None:
     """Calls ``note`` with each program that a client of this class compiles or loads from now on.
 
@@ -300,7 +311,8 @@ def survive_dead_peers(
     `coordination_service` takes, and returns what stands for the service in process 0, or None:
     then it starts in process 0. There process 0 must not be the first to go, so nobody is
     recoverable. ``before_another_job`` runs when this process joins a job for the second time:
-    given the service's address and those of earlier jobs, it says where the service shall be.
+    given the service's address and those of earlier jobs of several processes, it says where the
+    service shall be.
     ``on_joining`` runs at the first.
     """
     import jax
@@ -317,11 +329,13 @@ def survive_dead_peers(
     def place(address: str) -> str:
         if not joined:
             return address
-        free = before_another_job(address, joined)
+        free = before_another_job(address, earlier)
         # Inside process 0, the earlier service has ended as JAX was shut down there.
         return free if is_recoverable() else address
 
     def service(address: str, num_nodes: int, **options: Any) -> Any:
+        nonlocal alone
+        alone = num_nodes == 1
         address = place(address)
         if num_nodes > 1 and is_recoverable():
             outside = serve(address, num_nodes, options)
@@ -332,15 +346,19 @@ def survive_dead_peers(
         return coordination_service(address, num_nodes, options)
 
     def client(address: str, *args: Any, **options: Any) -> Any:
+        nonlocal joined
         global _heartbeat_seconds
         _heartbeat_seconds = options.get("heartbeat_timeout") or _heartbeat_seconds
         address = place(address)
         if not joined:
             on_joining()
-        joined.append(address)
+        joined = True
+        if not alone:  # the others know nothing of that job
+            earlier.append(address)
         return connect(address, *args, **options)
 
-    joined: list[str] = []
+    joined, alone = False, False
+    earlier: list[str] = []
     module = distributed._jax
     connect = module.get_distributed_runtime_client
     distributed._jax = _Instead(

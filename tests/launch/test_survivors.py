@@ -174,15 +174,15 @@ import os
 from lockstep.runtime import coordination
 pipe, end = os.pipe()
 os.set_inheritable(end, True)
-print(coordination.start("no address:1", 2, {}))
+print(coordination.start("no address:20001", 2, {}))
 os.close(end)
 print(os.read(pipe, 1))  # ends: no child holds the other end
 # By then jaxlib has threads, and the child is a new program.
-print(coordination.replace("no address:1", ["host:1", "host:2"]))
-print(coordination.start("no address:1", 2, {}))
+print(coordination.replace("no address:20001", ["host:20001", "host:22019"]))
+print(coordination.start("no address:20001", 2, {}))
 """
     ended = python(program)
-    assert ended.stdout == "None\nb''\nno address:3\nNone\n"
+    assert ended.stdout == "None\nb''\nno address:24037\nNone\n"
     assert ended.stderr.count("JAX's coordination service did not start outside process 0") == 2
 
 

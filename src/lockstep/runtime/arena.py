@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep import _engine
 from lockstep._errors import InitializationError
-from lockstep.runtime import store
+from lockstep.runtime import absent, store
 from lockstep.runtime.topology import Peer
 
 
@@ -17,7 +17,7 @@ def agree_on_nonce(client: Any, peers: Sequence[Peer], process: int, epoch: int)
     """A number that all processes know and no other job has; process 0 draws it."""
     key = f"{store.PREFIX}/nonce/{epoch}"
     if process != 0:
-        return store.hear(client, key, peers[0].label)
+        return store.hear(client, key, peers[0].label, absent.look(peers, process, 0))
     nonce = secrets.randbits(63)
     store.say(client, key, nonce)
     return nonce
@@ -32,10 +32,13 @@ def open_arena(client: Any, peers: Sequence[Peer], process: int, epoch: int, non
             fd = _engine.create_arena(nonce)
         store.say(client, key, fd)
         return fd
-    path = f"/proc/{first.pid}/fd/{store.hear(client, key, first.label)}"
+    look = absent.look(peers, process, first.process)
+    path = f"/proc/{first.pid}/fd/{store.hear(client, key, first.label, look)}"
     try:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
+        # It may end at this moment: its files go before it does.
+        absent.look(peers, process, first.process, patience=1.0)()
         raise InitializationError(
             f"cannot open the shared memory of {first.label} at {path}: {error.strerror}. "
             "The processes of one host must run as one user and see the same /proc (not hidden "

@@ -15,7 +15,7 @@ import functools
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from lockstep._engine_options import Network, Options
 from lockstep._errors import InitializationError
 from lockstep._records import process_dir
 from lockstep.runtime import (
+    absent,
     agreement,
     arena,
     callsite,
@@ -37,6 +38,7 @@ from lockstep.runtime import (
     papers,
     store,
     topology,
+    xla_threads,
 )
 from lockstep.runtime.store import PREFIX
 
@@ -86,7 +88,10 @@ def _current_job() -> _Job:
         own = network.describe(own, file, _jax_compat.coordinator_address())
         client.key_value_set(f"{PREFIX}/peer/{process}", own.to_json())
         who = [f"process {other} of {count}" for other in range(count)]
-        said = [store.get(client, f"{PREFIX}/peer/{i}", each) for i, each in enumerate(who)]
+        said = [
+            store.get(client, f"{PREFIX}/peer/{i}", each, absent.look_before(i, each))
+            for i, each in enumerate(who)
+        ]
         peers = [topology.Peer.from_json(text) for text in said]
         _job = _Job(client, peers, process, file.key)
     return _job
@@ -162,6 +167,18 @@ def _stay_or_fall_back() -> None:
         jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
+@contextlib.contextmanager
+def around_cpu_client() -> Iterator[None]:
+    """Raises what the job has failed with, where that is why JAX's CPU client could not be made."""
+    try:
+        with xla_threads.enough():
+            yield
+    except Exception as error:
+        if _is_engine() and (text := _engine.poison_text() or _start_failed):
+            raise InitializationError(text) from error
+        raise
+
+
 def after_cpu_client(client: Any) -> None:
     """Has noted what the stack of a collective may not show: programs, the lines of executions.
 
@@ -175,6 +192,7 @@ def after_cpu_client(client: Any) -> None:
         cut_off.after_cpu_client(_engine.poison)
     from lockstep.runtime import watch
 
+    watch.note_devices()
     members.note_programs(client, watch.hold)
     if _config.current().strict and client.local_device_count() > 1:
         callsite.note_executions()
@@ -188,14 +206,32 @@ def start_engine() -> None:
             "the processes sit on several hosts and have no key, so the engine cannot be used. "
             f"Set {network.VARIABLE}, or use --collectives gloo."
         )
-    epoch = job.starts
-    job.starts += 1
-    with contextlib.ExitStack() as opened:
+    with _ending_the_wait_for_devices(job), contextlib.ExitStack() as opened:
+        epoch = job.starts
+        job.starts += 1
         nonce = arena.agree_on_nonce(job.client, job.peers, job.process, epoch)
         fd, way = _meet(job, epoch, nonce, opened)
         # The engine keeps descriptors of its own; ours may go once all have started theirs.
         told = _start_together(job, epoch, fd, nonce, way)
     _watch_the_job(job, told)
+
+
+_start_failed = ""
+"""What the last start of the engine failed with; jaxlib keeps it for the first collective."""
+
+
+@contextlib.contextmanager
+def _ending_the_wait_for_devices(job: _Job) -> Iterator[None]:
+    """Where a process has ended in the block: jaxlib would wait for its devices, for minutes."""
+    global _start_failed
+    _start_failed = ""
+    try:
+        yield
+    except Exception as error:
+        _start_failed = str(error)
+        if isinstance(error, absent.GoneError) or _engine.poison_text():
+            _jax_compat.end_wait_for_devices(job.client, len(job.peers))
+        raise
 
 
 def _meet(
@@ -234,16 +270,22 @@ def _start_together(
         _engine.start(_options(job, fd, nonce, way() if way else None))
         store.say(job.client, f"{prefix}/{job.process}", dataclasses.asdict(_own_papers(job)))
     said = (
-        store.hear(job.client, f"{prefix}/{peer.process}", peer.label, _look_at_the_engine)
+        store.hear(job.client, f"{prefix}/{peer.process}", peer.label, _look_for(job, peer))
         for peer in job.peers
     )
     return [papers.Papers(**told) for told in said]
 
 
-def _look_at_the_engine() -> None:
-    """Who has died cannot say so, and the engine has noticed."""
-    if text := _engine.poison_text():
-        raise InitializationError(text)
+def _look_for(job: _Job, peer: topology.Peer) -> Callable[[], None]:
+    """Who has died cannot say so. Of another host, the engine has noticed."""
+    gone = absent.look(job.peers, job.process, peer.process)
+
+    def look() -> None:
+        gone()
+        if text := _engine.poison_text():
+            raise InitializationError(text)
+
+    return look
 
 
 def _watch_the_job(job: _Job, told: Sequence[papers.Papers]) -> None:

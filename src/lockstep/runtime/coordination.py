@@ -20,7 +20,6 @@ no Python but the loop below.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import select
@@ -51,10 +50,17 @@ ALONE_LOOKS = 5
 connections."""
 
 _READY = b"ready"
+# Other jobs of a cluster have the ports beside ours, and where the system chooses, an odd one stays
+# odd: the even ones are those of its clients.
+_LOWEST_PORT, _PORTS, _STEP = 1024, 64512, 2018
 _ESTABLISHED = "01"
 
+_job = 0
+"""How many jobs of several processes this one was in before."""
 _has_threads = False
 """Whether jaxlib may have threads in this process."""
+_moved = False
+"""Whether its service is at another place than was asked for."""
 
 
 class Outside:
@@ -74,10 +80,13 @@ def start(address: str, num_nodes: int, options: dict[str, Any]) -> Outside | No
 
     None when that cannot be, and the service has to start here.
     """
+    if _moved:
+        _check_is_free(address)
     child = _spawn if _has_threads else _fork
     try:
-        outside = _outside(lambda *fds: child(_Service(address, num_nodes, options, *fds)))
-    except OSError:  # no process or descriptor left, or a kernel without pidfd_open
+        outside = _outside(lambda *fds: child(_Service(address, num_nodes, options, _job, *fds)))
+    # No process or descriptor left, a kernel without pidfd_open, no interpreter to start.
+    except (OSError, TypeError, ValueError):
         outside = None
     if outside is None:
         print(
@@ -92,46 +101,48 @@ def replace(address: str, earlier: Sequence[str]) -> str:
     """Where the service of another job is, which was to be at ``address``.
 
     Under ``lockstep run`` the service of the earlier job is ended, and leaves its place. Elsewhere
-    nobody can say when all have left it, and it serves until then: the next one takes the next port
-    that is none of ``earlier`` ones. Raises `InitializationError` when a process does not come.
+    nobody can say when all have left it, and it serves until then: the next one takes another port,
+    which all processes know that were in the ``earlier`` jobs. Raises `InitializationError` when a
+    process does not come.
     """
-    global _has_threads
-    _has_threads = True
+    global _job, _has_threads, _moved
+    _job, _has_threads, _moved = len(earlier), True, False
     config = _config.current()
     if config.run_dir and config.local_num_processes == config.num_processes:
-        _end_earlier_service(len(earlier))
+        _end_earlier_service()
         return address
     taken = set(map(_port, earlier))
-    free = next(port for port in itertools.count(_port(address)) if port not in taken)
-    return f"{address.rpartition(':')[0]}:{free}"
+    asked = port = _port(address)
+    while port in taken:
+        port = _LOWEST_PORT + (port - _LOWEST_PORT + _STEP) % _PORTS
+    _moved = port != asked
+    return f"{address.rpartition(':')[0]}:{port}"
 
 
 def _port(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-def _end_earlier_service(job: int) -> None:
-    """Ends the service of the job before that one; the first has the number 0.
+def _end_earlier_service() -> None:
+    """Process 0 ends it once all processes have come so far, and they wait for that.
 
-    Process 0 ends it once all processes have come so far, and they wait for that: who went on
-    earlier would still find the old service. Connections do not tell: backends of the earlier job
-    may keep theirs.
+    Who went on earlier would still find the old service. Connections do not tell: backends of the
+    earlier job may keep theirs.
     """
     config = _config.current()
     folder = _folder()
-    left = folder / _left(job, config.process_id)
-    if left.exists():  # process 0 comes twice: the service of that job is there already
-        return
     try:
         pid = int((folder / _records.COORDINATION_PID).read_text())
         service = os.pidfd_open(pid)
     except (OSError, ValueError):
         return
     try:
-        left.touch()
+        if (folder / _serves(_job, pid)).exists():
+            return  # the new one: process 0 has gone on, and comes here for its client too
+        (folder / _left(_job, config.process_id)).touch()
         end = time.monotonic() + LEAVE_SECONDS
         while not select.select([service], [], [], LOOK_SECONDS)[0]:
-            stay = _who_stays(folder, job, config.num_processes or 0)
+            stay = _who_stays(folder, config.num_processes or 0)
             if not stay and config.process_id == 0:
                 os.kill(pid, signal.SIGKILL)
             if time.monotonic() > end:
@@ -146,13 +157,18 @@ def _end_earlier_service(job: int) -> None:
         os.close(service)
 
 
-def _who_stays(folder: Path, job: int, count: int) -> list[int]:
-    return [i for i in range(count) if not (folder / _left(job, i)).exists()]
+def _who_stays(folder: Path, count: int) -> list[int]:
+    return [i for i in range(count) if not (folder / _left(_job, i)).exists()]
 
 
 def _left(job: int, process: int | None) -> str:
     """Exists where that process is about to join that job."""
     return f"left_for_{job}_{process}"
+
+
+def _serves(job: int, pid: int) -> str:
+    """Exists where that process serves that job."""
+    return f"serves_{job}_{pid}"
 
 
 class _Service(NamedTuple):
@@ -161,6 +177,7 @@ class _Service(NamedTuple):
     address: str
     num_nodes: int
     options: dict[str, Any]
+    job: int
     process_0: int
     """A descriptor of that process."""
     told: int
@@ -176,9 +193,11 @@ def _outside(make_child: Callable[[int, int], int]) -> Outside | None:
         finally:
             os.close(process_0)
             os.close(told)
-        with contextlib.suppress(ChildProcessError):  # the program may ignore SIGCHLD
-            os.waitpid(child, 0)
-        return _heard(report)
+        try:
+            return _heard(report, child)
+        finally:
+            with contextlib.suppress(ChildProcessError):  # the program may ignore SIGCHLD
+                os.waitpid(child, 0)
     finally:
         os.close(report)
 
@@ -192,17 +211,30 @@ def _fork(service: _Service) -> int:
     return child
 
 
+_PROGRAM = """
+import json, sys
+sys.path[:], *said = json.loads(sys.argv[1])
+from lockstep.runtime import coordination
+coordination.serve(said)
+"""
+
+
+def serve(said: Sequence[Any]) -> NoReturn:
+    _leave(_Service(*said))
+
+
 def _spawn(service: _Service) -> int:
     # It shall not prepare the engine.
     environ = {**os.environ, "LOCKSTEP_COLLECTIVES": "gloo"}
-    command = [sys.executable, "-m", __name__, json.dumps(service)]
+    said = json.dumps([sys.path, *service], default=int)  # a number of NumPy's, say
+    command = [sys.executable, "-P", "-c", _PROGRAM, said]
     for fd in (service.process_0, service.told):
         os.set_inheritable(fd, True)
     return os.posix_spawn(sys.executable, command, environ)
 
 
-def _heard(report: int) -> Outside | None:
-    """What the child says: its pid at once, later that it serves."""
+def _heard(report: int, child: int) -> Outside | None:
+    """What the child's child says: its pid at once, later that it serves."""
     deadline = time.monotonic() + READY_SECONDS
     text = b""
     poll = select.poll()
@@ -214,9 +246,8 @@ def _heard(report: int) -> Outside | None:
         text += data
         if text.endswith(_READY):
             return Outside(int(text.split()[0]))
-    if text:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(text.split()[0]), signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(text.split()[0]) if text else child, signal.SIGKILL)
     return None
 
 
@@ -244,7 +275,7 @@ def _serve(said: _Service) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGUSR1, lambda number, frame: None)
     service = _jax_compat.coordination_service(said.address, said.num_nodes, said.options)
-    _sign()
+    _sign(said.job)
     os.write(said.told, _READY)
     os.close(said.told)
     select.select([said.process_0, finish], [], [])
@@ -255,6 +286,19 @@ def _serve(said: _Service) -> None:
         _forget_who_is_out_of_reach()
         alone = 0 if clients(port) else alone + 1
     del service
+
+
+def _check_is_free(address: str) -> None:
+    """gRPC would listen beside another service of this user, and each would get some clients."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", _port(address)))
+        except OSError as error:
+            raise InitializationError(
+                f"the coordination service of another job cannot be at {address}: "
+                f"{error.strerror}. Give jax.distributed.initialize() a coordinator_address with a "
+                "free port."
+            ) from error
 
 
 def _forget_who_is_out_of_reach() -> None:
@@ -289,10 +333,11 @@ def _folder() -> Path:
     return _records.attempt_dir(Path(config.run_dir or ""), config.attempt)
 
 
-def _sign() -> None:
+def _sign(job: int) -> None:
     """Tells the launcher who serves: it ends this process when the job is over."""
     if _config.current().run_dir:
         with contextlib.suppress(OSError):
+            (_folder() / _serves(job, os.getpid())).touch()
             (_folder() / _records.COORDINATION_PID).write_text(str(os.getpid()))
 
 
@@ -305,7 +350,3 @@ def clients(port: int) -> int:
                 _, local, _, state = line.split()[:4]
                 found += state == _ESTABLISHED and int(local.rpartition(":")[2], 16) == port
     return found
-
-
-if __name__ == "__main__":
-    _leave(_Service(*json.loads(sys.argv[1])))

@@ -58,7 +58,10 @@ class Records:
     def _held(self, path: str) -> str:
         if not path.startswith("/proc/"):
             return path
-        self._files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        try:
+            self._files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        except (FileNotFoundError, ProcessLookupError):  # the process has died since it said where
+            return ""
         return f"/proc/self/fd/{self._files[-1]}"
 
     def close(self) -> None:

@@ -6,9 +6,12 @@ its parent has been told.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import struct
+import time
+from collections.abc import Callable
 
 from lockstep.record.run import Exit
 
@@ -16,6 +19,31 @@ _INFO = struct.Struct("<QQ11Ii")
 """Mask, control group, eleven numbers of processes and users, exit status."""
 _GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
 _EXIT = 1 << 3
+
+
+_WRITING_PATIENCE = 0.3
+"""Seconds the launcher may take to write down how a process ended."""
+_REAPING_PATIENCE = 0.1
+"""Seconds another launcher may take to ask for it: then the kernel tells us too."""
+
+
+def ending(pidfd: int, written: Callable[[], Exit | None] | None) -> Exit | None:
+    """How a process that has ended did so; None when nobody tells.
+
+    ``written`` reads what a launcher writes down, who knows more than the kernel; None without one.
+    """
+    end = time.monotonic() + (_WRITING_PATIENCE if written else _REAPING_PATIENCE)
+    while time.monotonic() < end:
+        try:
+            found = written() if written else exit_of(pidfd)
+        except OSError:
+            break
+        if found is not None:
+            return found
+        time.sleep(0.01)
+    with contextlib.suppress(OSError):  # who started it may be dead too
+        return exit_of(pidfd)
+    return None
 
 
 def exit_of(pidfd: int) -> Exit | None:

@@ -26,7 +26,7 @@ from typing import Any
 
 from lockstep._engine_options import Network
 from lockstep._errors import ConfigError, DisagreementError, InitializationError
-from lockstep.runtime import openssl, store, topology
+from lockstep.runtime import absent, openssl, store, topology
 from lockstep.runtime.topology import Peer
 
 VARIABLE = "LOCKSTEP_KEY_FILE"
@@ -233,7 +233,10 @@ def meet(
     """
     store.say(client, f"{prefix}/{process}", [_name(each) for each in listeners])
     # All are heard, those of this host too: what one of them raises, all are to raise.
-    said = [store.hear(client, f"{prefix}/{peer.process}", peer.label) for peer in peers]
+    said = [
+        store.hear(client, f"{prefix}/{i}", peer.label, absent.look(peers, process, i))
+        for i, peer in enumerate(peers)
+    ]
     at = {peer.process: said[peer.process][0] for peer in peers}
     return at | {keeper.process: said[keeper.keeps or 0][1] for keeper in topology.keepers(peers)}
 

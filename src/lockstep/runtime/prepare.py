@@ -144,10 +144,11 @@ def _hook_jax() -> None:
     if choice != "gloo" and not lowering.register():
         lowering.explain_uncaught()
     if choice == "mpi":
-        before, after = mpi.before_cpu_client, lambda _: None
+        _jax_compat.around_cpu_client(mpi.before_cpu_client, lambda _: None, xla_threads.enough)
     else:
-        before, after = connect.before_cpu_client, connect.after_cpu_client
-    _jax_compat.around_cpu_client(before, after, xla_threads.enough)
+        _jax_compat.around_cpu_client(
+            connect.before_cpu_client, connect.after_cpu_client, connect.around_cpu_client
+        )
 
 
 def _note_joining() -> None:

@@ -14,10 +14,10 @@ PREFIX = "lockstep"
 WAIT_SECONDS = 300
 _TRIES = 10
 _PAUSE_SECONDS = 0.1
-_SLICE_SECONDS = 1.0
+_SLICE_SECONDS = 0.5
 
 Look = Callable[[], None]
-"""Called once a second while a process waits; what it raises ends the wait."""
+"""Called twice a second while a process waits; what it raises ends the wait."""
 
 
 def _go_on() -> None:

@@ -44,4 +44,4 @@ def how_it_ended(record: format.ProcessRecord, ending: run.Exit | None) -> str:
 
 def _after(record: format.ProcessRecord) -> str:
     count = max((ring.written for ring in record.rings), default=0)
-    return f" after {count} collective{'' if count == 1 else 's'}"
+    return f" after {count} collective{'' if count == 1 else 's'}" if count else ""

@@ -17,6 +17,7 @@ deadline needs no Python.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import sys
@@ -39,10 +40,6 @@ from lockstep.runtime.topology import Peer
 _TURN_SECONDS = 1.0
 _LONGEST_PAUSE = 1.0
 _FIRST_PAUSE = 0.1
-_ENDING_PATIENCE = 0.3
-"""Seconds the launcher may take to write down how a process ended."""
-_REAPING_PATIENCE = 0.1
-"""Seconds another launcher may take to ask for it: then the kernel tells us too."""
 _STOP_PATIENCE = 10.0
 """Seconds that the end of the program waits for the watcher, which may be asking for stacks."""
 _GLANCE = 64
@@ -67,6 +64,7 @@ class Watcher(threading.Thread):
         sites: Sites,
         comparison: Comparison,
         elsewhere: Elsewhere | None,
+        client: Any,
     ) -> None:
         super().__init__(name="lockstep-watcher", daemon=True)
         self._peers = peers
@@ -75,9 +73,12 @@ class Watcher(threading.Thread):
         self._sites = sites
         self._comparison = comparison
         self._elsewhere = elsewhere
+        self._client = client
         self._alarm = _engine.alarm_fd()
         self._poll = select.poll()
         self._poll.register(self._alarm, select.POLLIN)
+        self._has_devices = False
+        self._dead: list[Peer] = []
         self._by_pidfd: dict[int, Peer] = {}
         here = peers[self._process].host_id
         for peer in peers:
@@ -99,7 +100,8 @@ class Watcher(threading.Thread):
         try:
             pidfd = os.pidfd_open(peer.pid)
         except OSError:
-            return  # it has died already: whoever waits for it rings
+            self._dead.append(peer)
+            return
         self._by_pidfd[pidfd] = peer
         self._poll.register(pidfd, select.POLLIN)
 
@@ -107,6 +109,10 @@ class Watcher(threading.Thread):
         """Has it look for the lines of what this process has met, at once."""
         self._hurried = True
         os.eventfd_write(self._alarm, 1)
+
+    def note_devices(self) -> None:
+        """JAX has heard of all devices of the job: it waits for nobody any more."""
+        self._has_devices = True
 
     def hold(self, program: Any) -> None:
         # The compilation has succeeded, and goes on. Nobody reads in a forked child.
@@ -150,7 +156,7 @@ class Watcher(threading.Thread):
             self._records.close()
 
     def _turn(self) -> None:
-        ready = self._poll.poll(_TURN_SECONDS * 1000)
+        ready = self._poll.poll(0 if self._dead else _TURN_SECONDS * 1000)
         self._refresh()
         for fd, _ in ready:
             if fd == self._alarm:
@@ -161,6 +167,11 @@ class Watcher(threading.Thread):
                     self._on_death(self._by_pidfd.pop(fd), fd)
                 finally:
                     os.close(fd)
+        while self._dead:
+            self._on_death(self._dead.pop(), -1)
+        if not self._has_devices and _engine.poison_text():
+            self._has_devices = True
+            _jax_compat.end_wait_for_devices(self._client, len(self._peers))
 
     def _refresh(self) -> None:
         self._sites.update()
@@ -264,7 +275,9 @@ class Watcher(threading.Thread):
     def _on_death(self, peer: Peer, pidfd: int) -> None:
         self._look_at_once()
         record = self._records.record(peer.process)
-        ending = self._ending_of(peer, pidfd)
+        launched = self._records.folder(peer.process) is not None
+        written = functools.partial(self._records.ending, peer.process) if launched else None
+        ending = exits.ending(pidfd, written)
         clean = record.state == _engine.Leaving.ENDED and (ending is None or ending.exit_code == 0)
         if clean or _engine.poison_text():
             return  # whoever waits for it rings
@@ -300,22 +313,6 @@ class Watcher(threading.Thread):
             how = verdict.how_it_ended(told.record or self._records.record(peer.process), ending)
         self._blame(peer, ending, how)
 
-    def _ending_of(self, peer: Peer, pidfd: int) -> run.Exit | None:
-        """From the launcher, who knows more than the kernel, where there is one."""
-        launched = self._records.folder(peer.process) is not None
-        end = time.monotonic() + (_ENDING_PATIENCE if launched else _REAPING_PATIENCE)
-        while time.monotonic() < end:
-            try:
-                ending = self._records.ending(peer.process) if launched else exits.exit_of(pidfd)
-            except OSError:
-                break
-            if ending is not None:
-                return ending
-            time.sleep(0.01)
-        with contextlib.suppress(OSError):  # who started it may be dead too
-            return exits.exit_of(pidfd)
-        return None
-
 
 def start(
     client: Any,
@@ -343,7 +340,8 @@ def start(
             lambda: watcher.hurry(),
         )
         elsewhere = Elsewhere([*peers, *keepers], process, local)
-    watcher = Watcher(peers, records, sites, Comparison(client, peers, process), elsewhere)
+    compared = Comparison(client, peers, process)
+    watcher = Watcher(peers, records, sites, compared, elsewhere, client)
     if elsewhere:
         elsewhere.start()
     watcher.start()
@@ -355,6 +353,11 @@ def hold(program: Any) -> None:
     """Keeps a program that was just made until the watcher has read it. Raises nothing."""
     for watcher in _watchers:
         watcher.hold(program)
+
+
+def note_devices() -> None:
+    for watcher in _watchers:
+        watcher.note_devices()
 
 
 def stop_looking() -> None:

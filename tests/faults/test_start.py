@@ -1,0 +1,39 @@
+"""A process dies while the job begins: the others do not wait for it, wherever they are by then."""
+
+from __future__ import annotations
+
+import pytest
+
+from faults.harness import PROGRAMS, RAISED_WITHIN
+from support import run_lockstep
+
+
+@pytest.mark.parametrize(
+    ("moment", "culprit"),
+    [
+        ("before its first word", 1),
+        ("before it hears the first word", 1),
+        ("before its engine starts", 0),
+        ("before its last word", 1),
+        ("before it watches", 0),
+        ("as it watches", 1),
+    ],
+)
+def test_who_dies_at_the_start_is_not_waited_for(moment: str, culprit: int) -> None:
+    # The launcher leaves the others alone for half of the grace.
+    result = run_lockstep(
+        ["--grace", "60"],
+        PROGRAMS / "dies_at_the_start.py",
+        n=3,
+        program_args=[str(culprit), moment],
+        expect_status=137,
+    )
+    planted = float(result.by_process[culprit][-1].split()[1])
+    for survivor in {0, 1, 2} - {culprit}:
+        (said,) = result.by_process[survivor]
+        word, when, text = said.split(" ", 2)
+        assert word == "raised", result
+        assert f"process {culprit} " in text, result
+        assert "was killed by SIGKILL" in text, result
+        assert float(when) - planted < RAISED_WITHIN, result
+    assert "they did not end by themselves" not in result.stderr
