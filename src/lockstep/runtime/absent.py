@@ -20,14 +20,10 @@ from lockstep.runtime import exits, keeping, verdict
 from lockstep.runtime.topology import Peer
 
 
-class GoneError(InitializationError):
-    """A process has ended before all had begun."""
-
-
 def look(
     peers: Sequence[Peer], process: int, other: int, patience: float = 0.0
 ) -> Callable[[], None]:
-    """Raises `GoneError` once process ``other`` has ended, as far as ``process`` can see it.
+    """Raises `InitializationError` once process ``other`` has ended, where ``process`` sees that.
 
     ``patience``: how many seconds it may take to end.
     """
@@ -35,7 +31,7 @@ def look(
 
     def raise_if_gone() -> None:
         if peer.host_id == peers[process].host_id and (how := _how_it_ended(peer, patience)):
-            raise GoneError(f"{peer.label} {how}, while the job began.")
+            raise InitializationError(f"{peer.label} {how}, while the job began.")
 
     return raise_if_gone
 
@@ -47,7 +43,7 @@ def look_before(process: int, who: str) -> Callable[[], None]:
     def raise_if_gone() -> None:
         if launched and (ending := run.read_exit(_folder(process))):
             how = verdict.how_it_ended(_no_record(process), ending)
-            raise GoneError(f"{who} {how}, before the job had begun.")
+            raise InitializationError(f"{who} {how}, before the job had begun.")
 
     return raise_if_gone
 

@@ -174,7 +174,7 @@ def around_cpu_client() -> Iterator[None]:
         with xla_threads.enough():
             yield
     except Exception as error:
-        if _is_engine() and (text := _engine.poison_text() or _start_failed):
+        if _is_engine() and (text := _start_failed or _engine.poison_text()):
             raise InitializationError(text) from error
         raise
 
@@ -217,20 +217,19 @@ def start_engine() -> None:
 
 
 _start_failed = ""
-"""What the last start of the engine failed with; jaxlib keeps it for the first collective."""
+"""What the last start of the engine failed with."""
 
 
 @contextlib.contextmanager
 def _ending_the_wait_for_devices(job: _Job) -> Iterator[None]:
-    """Where a process has ended in the block: jaxlib would wait for its devices, for minutes."""
+    """Where the block fails: jaxlib would go on, and wait for the devices of who may have died."""
     global _start_failed
     _start_failed = ""
     try:
         yield
     except Exception as error:
         _start_failed = str(error)
-        if isinstance(error, absent.GoneError) or _engine.poison_text():
-            _jax_compat.end_wait_for_devices(job.client, len(job.peers))
+        _jax_compat.end_wait_for_devices(job.client, len(job.peers))
         raise
 
 

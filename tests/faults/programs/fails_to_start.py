@@ -27,6 +27,6 @@ begun = time.monotonic()
 try:
     jax.devices()
     multihost_utils.process_allgather(np.ones(1))
-except (jax.errors.JaxRuntimeError, ValueError) as error:
+except (RuntimeError, ValueError) as error:
     print("raised", time.monotonic() - begun, error, flush=True)
     sys.exit(3)
