@@ -187,8 +187,9 @@ def end_wait_for_devices(client: Any, processes: int) -> None:
     wait for that, for minutes. What is no list of devices is as good as an answer.
     """
     waited_for = [f"cpu:local_topology/cpu/{process}" for process in range(processes)]
-    for key in ["cpu:global_topology/cpu", *waited_for]:
-        client.key_value_set(key, "somebody has died", allow_overwrite=True)
+    with contextlib.suppress(Exception):  # without the service, nobody waits for its answer
+        for key in ["cpu:global_topology/cpu", *waited_for]:
+            client.key_value_set(key, "somebody has died", allow_overwrite=True)
 
 
 def note_programs(client: Any, note: Callable[[Any, tuple[int, ...] | None], None]) -> None:
@@ -312,8 +313,7 @@ def survive_dead_peers(
     then it starts in process 0. There process 0 must not be the first to go, so nobody is
     recoverable. ``before_another_job`` runs when this process joins a job for the second time:
     given the service's address and those of earlier jobs of several processes, it says where the
-    service shall be.
-    ``on_joining`` runs at the first.
+    service shall be. ``on_joining`` runs at the first.
     """
     import jax
 

@@ -116,6 +116,24 @@ print(_jax_compat.distributed_client())
     assert run_lockstep([], program, timeout=60).by_process == {0: ["None"], 1: ["None"]}
 
 
+def test_a_second_job_waits_for_who_comes_late() -> None:
+    """By then the service of the first has ended by itself, and that of the second serves."""
+    program = """
+import os, time
+import jax
+jax.distributed.initialize()
+from lockstep import _jax_compat
+_jax_compat.distributed_client().wait_at_barrier("all", 20_000)
+jax.distributed.shutdown()
+time.sleep(4 * int(os.environ["LOCKSTEP_PROCESS_ID"]))
+jax.distributed.initialize()
+_jax_compat.distributed_client().wait_at_barrier("all", 20_000)
+print("both jobs")
+"""
+    result = run_lockstep([], program, timeout=60)
+    assert result.by_process == {0: ["both jobs"], 1: ["both jobs"]}
+
+
 def test_the_service_is_in_process_0_when_the_user_wants_no_recoverability() -> None:
     program = """
 import jax

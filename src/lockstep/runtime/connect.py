@@ -99,8 +99,8 @@ def _current_job() -> _Job:
 
 def leave_job() -> None:
     """Lets go of the job, and so of the connection to its coordination service."""
-    global _job
-    _job = None
+    global _job, _start_failed
+    _job, _start_failed = None, ""
     cut_off.stop()
     if (watch := sys.modules.get("lockstep.runtime.watch")) is not None:
         watch.stop()

@@ -291,6 +291,8 @@ def _serve(said: _Service) -> None:
 def _check_is_free(address: str) -> None:
     """gRPC would listen beside another service of this user, and each would get some clients."""
     with socket.socket() as probe:
+        # Connections that are long over are nobody's.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", _port(address)))
         except OSError as error:

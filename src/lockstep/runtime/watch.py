@@ -99,9 +99,11 @@ class Watcher(threading.Thread):
     def _watch_peer(self, peer: Peer) -> None:
         try:
             pidfd = os.pidfd_open(peer.pid)
-        except OSError:
+        except ProcessLookupError:
             self._dead.append(peer)
             return
+        except OSError:
+            return  # no descriptor left: should it die, whoever waits for it rings
         self._by_pidfd[pidfd] = peer
         self._poll.register(pidfd, select.POLLIN)
 
