@@ -120,6 +120,27 @@ def test_a_failure_ends_the_process_with_its_status(tmp_path: Path) -> None:
     )
 
 
+def test_who_fails_before_it_computes_is_not_waited_for(tmp_path: Path) -> None:
+    fails = """
+import os, sys, jax
+jax.distributed.initialize()
+if os.environ["PMI_RANK"] == "1":
+    raise FileNotFoundError("data")
+try:
+    jax.devices()
+except RuntimeError as error:
+    sys.stdout.write(f"raised {error}\\n")
+"""
+    (tmp_path / "fails.py").write_text(fails)
+    # Far longer than it takes: the launcher hears of the failure when the other has ended too.
+    done = run(
+        *[mpiexec(), "-n", "2", *WORKER, "--grace", "40", str(tmp_path / "fails.py")], status=None
+    )
+    assert done.returncode == 1, done.stderr
+    assert "raised Unable to initialize backend" in done.stdout, done.stderr
+    assert "process 1 of 2 ended with exit code 1, before the job had begun" in done.stdout
+
+
 def test_a_difference_is_told_with_the_lines_of_both(tmp_path: Path) -> None:
     """Without the directory that `lockstep run` makes: the lines are in memory."""
     program = tmp_path / "differ.py"

@@ -16,7 +16,7 @@ from lockstep import _config
 from lockstep._errors import InitializationError
 from lockstep._records import process_dir
 from lockstep.record import format, run
-from lockstep.runtime import exits, keeping, verdict
+from lockstep.runtime import exits, verdict
 from lockstep.runtime.topology import Peer
 
 
@@ -37,8 +37,8 @@ def look(
 
 
 def look_before(process: int, who: str) -> Callable[[], None]:
-    """The same before the process has said who it is: then only ``lockstep run`` knows."""
-    launched = _config.current().run_dir is not None and not keeping.is_kept()
+    """The same before the process has said who it is: then only its launcher or keeper knows."""
+    launched = _config.current().run_dir is not None
 
     def raise_if_gone() -> None:
         if launched and (ending := run.read_exit(_folder(process))):
