@@ -11,7 +11,8 @@
 // those of a process, but for what makes them cheap: the processor may read its counter before it
 // has what an earlier instruction loads. A thread that waits for a cache line which another one
 // wrote may so read some hundred nanoseconds less, a microsecond or two on a busy machine, than
-// that one read before it wrote. To wait for the loads costs as much as Clock does.
+// that one read before it wrote. To wait for the loads takes twice as long, nearly as long as
+// Clock.
 #pragma once
 
 #include <atomic>

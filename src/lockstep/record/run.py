@@ -214,13 +214,17 @@ def read_record(
         os.close(descriptor)
 
 
-def read_exit(folder: Path) -> Exit | None:
-    """How the process ended; None: it has not, or nobody wrote it down."""
+def read_exit(folder: Path, pid: int | None = None) -> Exit | None:
+    """How the process ended; None: it has not, or nobody wrote it down.
+
+    Nor where it is that of another process than ``pid``: of another job.
+    """
     try:
         values = json.loads((folder / EXIT).read_text("utf-8"))
-        return Exit(**{name: values.get(name) for name in Exit.__slots__})
+        ending = Exit(**{name: values.get(name) for name in Exit.__slots__})
     except (OSError, ValueError, AttributeError):
         return None
+    return None if pid is not None and ending.pid not in (None, pid) else ending
 
 
 def read_sites(path: Path | str) -> tuple[tuple[Site, ...], str | None]:

@@ -7,16 +7,18 @@ engines have met: there a start waits for as long as it may.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from lockstep import _config
 from lockstep._errors import InitializationError
 from lockstep._records import process_dir
 from lockstep.record import format, run
-from lockstep.runtime import exits, verdict
+from lockstep.runtime import exits, store
 from lockstep.runtime.topology import Peer
 
 
@@ -36,16 +38,21 @@ def look(
     return raise_if_gone
 
 
-def look_before(process: int, who: str) -> Callable[[], None]:
-    """The same before the process has said who it is: then only its launcher or keeper knows."""
-    launched = _config.current().run_dir is not None
+def first_words(client: Any, prefix: str, count: int) -> list[str]:
+    """What each process says under ``prefix``, before anybody knows who the others are.
 
-    def raise_if_gone() -> None:
-        if launched and (ending := run.read_exit(_folder(process))):
-            how = verdict.how_it_ended(_no_record(process), ending)
-            raise InitializationError(f"{who} {how}, before the job had begun.")
+    Raises `InitializationError` as `look` does, but only the launcher or keeper can tell.
+    """
+    who = [f"process {other} of {count}" for other in range(count)]
+    return [
+        store.get(client, f"{prefix}/{i}", each, functools.partial(_look_before, i, each))
+        for i, each in enumerate(who)
+    ]
 
-    return raise_if_gone
+
+def _look_before(process: int, who: str) -> None:
+    if _config.current().run_dir and (ending := run.read_exit(_folder(process))):
+        raise InitializationError(f"{who} {_words(process, ending)}, before the job had begun.")
 
 
 def _folder(process: int) -> Path:
@@ -53,17 +60,16 @@ def _folder(process: int) -> Path:
     return process_dir(Path(config.run_dir or ""), config.attempt, process)
 
 
-def _no_record(process: int) -> format.ProcessRecord:
-    return format.ProcessRecord(process, 0, 0, "", "")
+def _words(process: int, ending: run.Exit | None) -> str:
+    """Half a sentence of how it ended, without a record."""
+    # Late import: it takes longer than the rest of the start, and all is well as a rule.
+    from lockstep.runtime import verdict
+
+    return verdict.how_it_ended(format.ProcessRecord(process, 0, 0, "", ""), ending)
 
 
 def _how_it_ended(peer: Peer, patience: float) -> str:
     """Half a sentence; "" while it lives."""
-
-    def written() -> run.Exit | None:
-        ending = run.read_exit(_folder(peer.process))
-        return ending if ending and ending.pid in (None, peer.pid) else None
-
     with contextlib.ExitStack() as opened:
         pidfd = -1
         try:
@@ -76,5 +82,6 @@ def _how_it_ended(peer: Peer, patience: float) -> str:
             opened.callback(os.close, pidfd)
             if not select.select([pidfd], [], [], patience)[0]:
                 return ""
+        written = functools.partial(run.read_exit, _folder(peer.process), peer.pid)
         ending = exits.ending(pidfd, written if _config.current().run_dir else None)
-        return verdict.how_it_ended(_no_record(peer.process), ending)
+        return _words(peer.process, ending)

@@ -87,11 +87,7 @@ def _current_job() -> _Job:
         file = network.read_key(config.key_file)
         own = network.describe(own, file, _jax_compat.coordinator_address())
         client.key_value_set(f"{PREFIX}/peer/{process}", own.to_json())
-        who = [f"process {other} of {count}" for other in range(count)]
-        said = [
-            store.get(client, f"{PREFIX}/peer/{i}", each, absent.look_before(i, each))
-            for i, each in enumerate(who)
-        ]
+        said = absent.first_words(client, f"{PREFIX}/peer", count)
         peers = [topology.Peer.from_json(text) for text in said]
         _job = _Job(client, peers, process, file.key)
     return _job

@@ -84,9 +84,7 @@ class Records:
 
     def ending(self, process: int) -> run.Exit | None:
         folder = self.folder(process)
-        ending = run.read_exit(folder) if folder else None
-        if ending and ending.pid not in (None, self._peers[process].pid):
-            ending = None  # of a process of another job
+        ending = run.read_exit(folder, self._peers[process].pid) if folder else None
         return ending or self.gone.get(process)
 
     def stacks(self, process: int) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import lockstep
 from lockstep import _config, _engine, _jax_compat
 from lockstep._errors import InitializationError
-from lockstep.runtime import absent, agreement, store
+from lockstep.runtime import absent, agreement
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -121,11 +121,7 @@ def _check_agreement(topic: str, facts: agreement.Facts) -> None:
     process, count = _jax_compat.distributed_place()
     key = f"lockstep/agreement/{_checks}/{topic}"
     client.key_value_set(f"{key}/{process}", json.dumps(facts))
-    who = [f"process {other} of {count}" for other in range(count)]
-    said = [
-        json.loads(store.get(client, f"{key}/{i}", each, absent.look_before(i, each)))
-        for i, each in enumerate(who)
-    ]
+    said = [json.loads(text) for text in absent.first_words(client, key, count)]
     agreement.check([str(other) for other in range(count)], said)
 
 
