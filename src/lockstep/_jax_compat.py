@@ -267,27 +267,45 @@ def choose_collectives(implementation: str) -> None:
     jax.config.update("jax_cpu_collectives_implementation", implementation)
 
 
-def explain_missing_gpu() -> None:
-    """Says so when JAX may use CUDA only and there is no GPU; JAX's words are a bare assertion."""
-    import jax
+def around_backends(after: Callable[[str], bool]) -> None:
+    """Runs ``after`` when JAX has backends, until it returns True; explains a missing GPU.
+
+    ``after`` is given the default platform. JAX asks for its backends before it compiles anything,
+    so it comes before the first program. JAX's words for "may use CUDA only, and there is no GPU" are a bare assertion.
+    """
     from jax._src import xla_bridge
+
+    make_backends = xla_bridge.backends
+    done = False
+
+    def backends() -> Any:
+        nonlocal done
+        try:
+            made = make_backends()
+        except AssertionError:
+            if words := _missing_gpu():
+                raise RuntimeError(words) from None
+            raise
+        if not done:
+            done = True  # ``after`` may ask for the backends itself
+            # `jax.default_backend()` would call itself here.
+            done = after(getattr(xla_bridge._default_backend, "platform", ""))
+        return made
+
+    xla_bridge.backends = backends
+
+
+def _missing_gpu() -> str:
+    import jax
 
     asked = jax.config.values["jax_platforms"] or ""
     if not {"cuda", "gpu"} & set(asked.split(",")):
-        return
-    make_backends = xla_bridge.backends
-
-    def backends() -> Any:
-        try:
-            return make_backends()
-        except AssertionError:
-            raise RuntimeError(
-                f"JAX may use the platform {asked} only (--platform, JAX_PLATFORMS), but finds no "
-                "NVIDIA GPU on this machine. `lockstep doctor` shows what is here; for CPUs: "
-                "--platform cpu."
-            ) from None
-
-    xla_bridge.backends = backends
+        return ""
+    return (
+        f"JAX may use the platform {asked} only (--platform, JAX_PLATFORMS), but finds no "
+        "NVIDIA GPU on this machine. `lockstep doctor` shows what is here; for CPUs: "
+        "--platform cpu."
+    )
 
 
 class _Instead:

@@ -24,6 +24,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from lockstep import _jax_compat
 from lockstep.runtime.counts import COLLECTIVES, check_counts
 from lockstep.runtime.hlo_proto import (
     Computation,
@@ -44,18 +45,37 @@ _OPCODES = _REDUCTIONS + _MOVES
 _PREFIX = b"lockstep-"
 
 
-def register() -> bool:
-    """Registers the pass with XLA; returns False where this jax has no place for it.
+def is_possible() -> bool:
+    """Whether this jax has a place for the pass."""
+    try:
+        from jax.extend import xla  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def register_when_needed(platform: str) -> bool:
+    """Registers the pass once CPU devices of several processes compute; returns whether it is over.
+
+    Called when JAX has backends: since jax 0.11 the registration makes them, and
+    ``jax.distributed.initialize()`` must come before that. GPU programs have no use for the pass.
+    """
+    if _jax_compat.distributed_client() is None:
+        return False
+    if is_possible() and platform == "cpu":
+        register()
+    return True
+
+
+def register() -> None:
+    """Registers the pass with XLA; since jax 0.11 this makes JAX's backends.
 
     The pass does nothing unless XLA's CPU collectives are those of the MPI plug. It also refuses
     collectives that are too large for it.
     """
-    try:
-        from jax.extend import xla
-    except ImportError:
-        return False
+    from jax.extend import xla
+
     xla.register_hlo_module_transformation(_transform, name=PASS_NAME, platforms="cpu")
-    return True
 
 
 _REFUSED = "Unsupported primitive type"

@@ -133,15 +133,17 @@ def _hook_jax() -> None:
     from lockstep.runtime.place import find_place
 
     _jax_compat.register_cluster(find_place)
-    _jax_compat.explain_missing_gpu()
+    choice = _config.current().collectives
+    _jax_compat.around_backends(
+        lambda platform: choice == "gloo" or lowering.register_when_needed(platform)
+    )
 
     def before_another_job(address: str, earlier: Sequence[str]) -> str:
         connect.leave_job()
         return coordination.replace(address, earlier)
 
     _jax_compat.survive_dead_peers(coordination.start, before_another_job, _note_joining)
-    choice = _config.current().collectives
-    if choice != "gloo" and not lowering.register():
+    if choice != "gloo" and not lowering.is_possible():
         lowering.explain_uncaught()
     if choice == "mpi":
         _jax_compat.around_cpu_client(mpi.before_cpu_client, lambda _: None, xla_threads.enough)
