@@ -15,7 +15,8 @@
 
 namespace lockstep::ffi {
 
-// Versions with these structs: 0.1 to 0.3.
+// The structs are the same in versions 0.1 to 0.5. XLA takes a kernel of an older version than its
+// own.
 constexpr int kMajor = 0;
 constexpr int kNewestMinor = 3;
 

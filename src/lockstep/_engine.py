@@ -76,7 +76,10 @@ def interface() -> str:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(library_path()))
+    try:
+        library = ctypes.CDLL(str(library_path()))
+    except OSError as error:
+        raise EngineError(f"the engine's library cannot be loaded: {error}.") from error
     library.lockstep_version.restype = ctypes.c_char_p
     library.lockstep_last_error.restype = ctypes.c_char_p
     library.lockstep_set_callbacks.argtypes = [ctypes.POINTER(_Callbacks)]

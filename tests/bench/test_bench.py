@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from lockstep.doctor import machine
 from support import MARK, marked, wait_until
 
 RUN_SECONDS = 240.0
@@ -30,7 +29,7 @@ class Bench:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**machine.started_environ(), **(env or {}), MARK: self.mark},
+            env={**os.environ, **(env or {}), MARK: self.mark},
         )
 
     def finish(self) -> tuple[int, str, str]:

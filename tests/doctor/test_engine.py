@@ -72,18 +72,6 @@ def test_a_jaxlib_without_mpi_or_without_its_library() -> None:
     assert engine.check_abi(changed(jaxlib=None)).status == "warning"
 
 
-def test_names_are_whole_strings() -> None:
-    data = (
-        b"\0MPIABI_Send\0mpiabi_version_major\0mpiabi_loaded_version_major\0xMPIABI_No\0MPIABI_\0"
-    )
-    data += b"\0mpiwrapper_export_fortran_constants_\0"
-    assert engine.names_in(data) == {
-        "MPIABI_Send",
-        "mpiabi_version_major",
-        "mpiwrapper_export_fortran_constants_",
-    }
-
-
 def test_the_installed_jaxlib_asks_for_the_names_that_the_design_counts() -> None:
     facts = engine.probe()
     assert facts.jaxlib is not None

@@ -130,19 +130,6 @@ def test_cpu_model() -> None:
     assert machine.parse_cpu_model("processor : 0\nBogoMIPS : 50.00\n") == ""
 
 
-def test_environment_of_a_process() -> None:
-    block = b"A=1\0B=x=y\0\0EMPTY=\0"
-    assert machine.parse_environ(block) == {"A": "1", "B": "x=y", "EMPTY": ""}
-
-
-def test_the_environment_at_the_start_does_not_follow_changes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("LOCKSTEP_TEST_ONLY", "1")
-    assert "LOCKSTEP_TEST_ONLY" not in machine.started_environ()
-    assert "PATH" in machine.started_environ()
-
-
 def test_this_machine_has_memory_and_a_processor() -> None:
     facts = machine.describe()
     assert facts["cpu"]

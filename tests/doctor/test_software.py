@@ -6,17 +6,25 @@ import dataclasses
 
 import pytest
 
+from lockstep import _jax_compat
 from lockstep.doctor import software
+from lockstep.doctor.finding import Finding, ok, problem
 
 GOOD = software.Facts((3, 12, 1), "/usr/bin/python3", "Linux", "x86_64", "0.10.2", "0.10.2")
+
+WORKS = ok("a collective", "")
 
 
 def changed(**values: object) -> software.Facts:
     return dataclasses.replace(GOOD, **values)  # type: ignore[arg-type]
 
 
+def check_jax(facts: software.Facts, collective: Finding = WORKS) -> Finding:
+    return software.check_jax(facts, lambda: collective)
+
+
 def test_a_good_installation_is_ok() -> None:
-    for check in (software.check_python, software.check_jax, software.check_jaxlib):
+    for check in (software.check_python, check_jax, software.check_jaxlib):
         assert check(GOOD).status == "ok"
         assert not check(GOOD).mend
 
@@ -43,15 +51,31 @@ def test_a_platform_that_cannot_work_is_a_problem(facts: software.Facts, words: 
         ("0.7.2", "problem", "0.8 is the oldest"),
         ("0.8.0", "ok", "0.8.0"),
         ("0.10.2.dev20260101", "ok", "0.10.2.dev"),
-        ("0.11.0", "warning", "newest that was tested"),
+        ("0.99.0", "warning", "newest that was tested"),
     ],
 )
 def test_jax_must_be_supported_and_better_be_tested(
     version: str | None, status: str, words: str
 ) -> None:
-    finding = software.check_jax(changed(jax=version))
+    finding = check_jax(changed(jax=version))
     assert finding.status == status
     assert words in finding.found
+
+
+def test_a_failed_collective_with_a_jax_that_is_too_new_is_a_problem_of_that_jax() -> None:
+    failed = problem("a collective", "a psum over 2 devices failed: SIGSEGV", "see above")
+    finding = check_jax(changed(jax="0.99.0"), failed)
+    assert finding.status == "problem"
+    assert finding.found.startswith("0.99.0: newer than ")
+    assert "a psum over 2 devices failed: SIGSEGV" in finding.found
+    assert finding.mend == _jax_compat.pin()
+    assert check_jax(GOOD, failed).status == "ok"
+
+
+def test_that_problem_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "probe", lambda: changed(jax="0.99.0", jaxlib="0.99.0"))
+    monkeypatch.setattr(software.engine, "probe_smoke", lambda: {"error": "signal 11"})
+    assert [finding.name for finding in software.findings()][:2] == ["jax", "Python"]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +96,7 @@ def test_jaxlib_must_fit_jax(jaxlib: str | None, status: str, words: str) -> Non
 def test_a_newer_release_of_a_tested_series_is_ok() -> None:
     series = software.NEWEST_TESTED_JAX
     later = ".".join(map(str, (*series, 99)))
-    assert software.check_jax(changed(jax=later)).status == "ok"
+    assert check_jax(changed(jax=later)).status == "ok"
 
 
 @pytest.mark.parametrize(

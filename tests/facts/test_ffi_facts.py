@@ -49,6 +49,9 @@ def test_structs_are_those_of_the_header_of_jaxlib(tmp_path: Path) -> None:
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     assert compiler is not None, "the engine was built with a compiler, and this needs one too"
     lines = ['#include "xla/ffi/api/c_api.h"', f'#include "{FFI}"']
+    header = Path(jax.ffi.include_dir(), "xla/ffi/api/c_api.h").read_text()
+    if "XLA_FFI_InternalExtension" in header:  # its name since jaxlib 0.12
+        lines.append("#define XLA_FFI_Extension_Base XLA_FFI_InternalExtension")
     for (ours, theirs), members in STRUCTS.items():
         for mine, other in members.items():
             place = f"offsetof(lockstep::ffi::{ours}, {mine}) == offsetof({theirs}, {other})"

@@ -71,9 +71,7 @@ class JobSpec:
     def environ(self, started: Mapping[str, str]) -> dict[str, str]:
         """The launcher's environment, made from the one that the benchmark was started with."""
         x64 = {"JAX_ENABLE_X64": "1"} if self.x64 else {}
-        # The launcher imports lockstep too: so told, it leaves the user's MPITRAMPOLINE_LIB alone.
-        settings = _SETTINGS.get(self.implementation, {})
-        return {**started, **x64, **settings, "LOCKSTEP_COLLECTIVES": self.collectives}
+        return {**started, **x64, **_SETTINGS.get(self.implementation, {})}
 
 
 def why(log: str) -> str:

@@ -86,7 +86,7 @@ def measure(
             spec = JobSpec(
                 implementation, args.processes, args.devices, options, x64=args.dtype == "f64"
             )
-            job = Job(spec, Path(folder), machine.started_environ())
+            job = Job(spec, Path(folder), os.environ)
             facts.met(implementation, job.hello)
             return job
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import importlib.util
+import functools
 import json
-import mmap
-import re
+import os
 import shutil
 import subprocess
 import sys
@@ -19,14 +18,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep import _engine, _jax_compat
 from lockstep._errors import LockstepError
-from lockstep.doctor import machine
 from lockstep.doctor.finding import Finding, ok, problem, warning
 
 ABI = (2, 9, 0)
 LOOKUP_SECONDS = 30.0
 SMOKE_SECONDS = 90.0
-_NAME = re.compile(rb"\0((?:MPIABI|mpiabi_version|mpiwrapper)_[A-Za-z0-9_]+)(?=\0)")
 _VERSION = ("mpiabi_version_major", "mpiabi_version_minor", "mpiabi_version_patch")
 
 
@@ -41,11 +39,6 @@ class Facts:
     """How many names it asks for."""
     lookup: Mapping[str, Any]
     """What `look_up` found: ``missing`` and ``abi``, or ``error``."""
-
-
-def names_in(data: bytes | mmap.mmap) -> set[str]:
-    """The names that jaxlib asks an MPI library for, out of the strings of its shared object."""
-    return {match.group(1).decode() for match in _NAME.finditer(data)}
 
 
 def look_up(library: str, names: list[str]) -> dict[str, Any]:
@@ -66,7 +59,7 @@ def _look_up_in_child(library: Path, names: set[str]) -> dict[str, Any]:
     return _answer(
         [sys.executable, "-m", "lockstep.doctor.engine", str(library)],
         LOOKUP_SECONDS,
-        machine.started_environ(),
+        os.environ,
         json.dumps(sorted(names)),
     )
 
@@ -96,33 +89,14 @@ def _answer(
     return {"error": f"{ending}: {said}"}
 
 
-def _jaxlib() -> Path | None:
-    spec = importlib.util.find_spec("jaxlib")
-    folders = list(spec.submodule_search_locations or []) if spec else []
-    for folder in folders:
-        path = Path(folder, "libjax_common.so")
-        if path.is_file():
-            return path
-    return None
-
-
-def _wanted(path: Path | None) -> set[str]:
-    if path is None:
-        return set()
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return names_in(data)
-
-
 def probe() -> Facts:
-    from lockstep import _engine
-
     library, error = None, ""
     try:
         library = Path(_engine.library_path())
     except LockstepError as failure:
         error = str(failure)
-    jaxlib = _jaxlib()
-    wanted = _wanted(jaxlib)
+    jaxlib = _jax_compat.jaxlib_library()
+    wanted = _jax_compat.names_wanted(jaxlib) if jaxlib else set()
     return Facts(
         library=library,
         library_error=error,
@@ -133,12 +107,13 @@ def probe() -> Facts:
     )
 
 
+@functools.cache
 def probe_smoke() -> dict[str, Any]:
     """Runs `lockstep.doctor.smoke`: its answer, or ``{"error": why}``."""
     own = ("LOCKSTEP_", "JAX_", "XLA_", "MPITRAMPOLINE_")
     environ = {
         name: value
-        for name, value in machine.started_environ().items()
+        for name, value in os.environ.items()
         if name == "LOCKSTEP_ENGINE" or not name.startswith(own)
     }
     environ["JAX_NUM_CPU_DEVICES"] = "2"

@@ -50,24 +50,6 @@ def parse_cpu_model(cpuinfo: str) -> str:
     return match[1].strip() if match else ""
 
 
-def parse_environ(block: bytes) -> dict[str, str]:
-    """``/proc/PID/environ``: entries that end in a zero byte."""
-    entries = (entry.partition(b"=") for entry in block.split(b"\0") if b"=" in entry)
-    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in entries}
-
-
-def started_environ() -> dict[str, str]:
-    """The environment that this process was started with.
-
-    ``import lockstep`` changes ``os.environ`` for jaxlib's sake (``MPITRAMPOLINE_LIB``,
-    ``JAX_CPU_COLLECTIVES_IMPLEMENTATION``); this is what the user had set before.
-    """
-    try:
-        return parse_environ(Path("/proc/self/environ").read_bytes())
-    except OSError:
-        return dict(os.environ)
-
-
 def _own_group(controller: str) -> Path:
     """The directory of this process's control group (``controller`` is for version 1)."""
     for line in _read(Path("/proc/self/cgroup")).splitlines():

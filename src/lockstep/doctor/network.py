@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import ipaddress
+import os
 import socket
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from lockstep.doctor import machine
 from lockstep.doctor.finding import Finding, ok, problem, warning
 from lockstep.runtime import network, openssl
 
@@ -176,7 +176,7 @@ def check_key(path: str, file: network.KeyFile, libssl_problem: str) -> Finding:
 
 
 def findings() -> list[Finding]:
-    facts, environ = probe(), machine.started_environ()
+    facts, environ = probe(), os.environ
     key_file = environ.get(network.VARIABLE, "")
     return [
         check_hostname(facts),

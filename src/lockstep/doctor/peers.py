@@ -14,7 +14,6 @@ from pathlib import Path
 from lockstep._commands import said_by
 from lockstep._errors import LaunchError
 from lockstep._words import counted
-from lockstep.doctor import machine
 from lockstep.doctor.finding import Finding, ok, warning
 from lockstep.doctor.software import release
 from lockstep.runtime import clusters, mpi
@@ -159,7 +158,7 @@ def check_gpus(facts: Facts) -> Finding:
 
 
 def findings() -> list[Finding]:
-    facts, environ = probe(), machine.started_environ()
+    facts, environ = probe(), os.environ
     trampoline = environ.get("MPITRAMPOLINE_LIB", "")
     return [
         check_mpi(facts),

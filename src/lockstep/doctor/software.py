@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import os
 import platform
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from lockstep._config import Config
 from lockstep._errors import ConfigError
-from lockstep._jax_compat import NEWEST_TESTED_JAX, OLDEST_JAX
-from lockstep.doctor import machine
-from lockstep.doctor.finding import Finding, ok, problem, warning
+from lockstep._jax_compat import NEWEST_TESTED_JAX, OLDEST_JAX, dotted, is_untested, pin, release
+from lockstep.doctor import engine
+from lockstep.doctor.finding import PROBLEM, Finding, ok, problem, warning
 
 OLDEST_PYTHON: tuple[int, ...] = (3, 11)
 MACHINES = ("x86_64", "aarch64")
@@ -50,22 +51,12 @@ def probe() -> Facts:
     )
 
 
-def release(version: str) -> tuple[int, ...]:
-    """The numbers at the head of a version: ``"0.10.2.dev3"`` is ``(0, 10, 2)``."""
-    match = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(part) for part in match[0].split(".")) if match else ()
-
-
-def _dotted(numbers: tuple[int, ...]) -> str:
-    return ".".join(str(number) for number in numbers)
-
-
 def check_python(facts: Facts) -> Finding:
-    found = f"{_dotted(facts.python)} ({facts.executable}), {facts.system} {facts.machine}"
+    found = f"{dotted(facts.python)} ({facts.executable}), {facts.system} {facts.machine}"
     if facts.python < OLDEST_PYTHON:
         return problem(
             "Python",
-            f"{found}: Lockstep needs {_dotted(OLDEST_PYTHON)} or later",
+            f"{found}: Lockstep needs {dotted(OLDEST_PYTHON)} or later",
             "make a virtual environment with a newer Python and install lockstep-jax there",
         )
     if facts.system != "Linux" or facts.machine not in MACHINES:
@@ -77,23 +68,29 @@ def check_python(facts: Facts) -> Finding:
     return ok("Python", found)
 
 
-def check_jax(facts: Facts) -> Finding:
-    """Installed, no older than supported, no newer than tested."""
+def check_jax(facts: Facts, collective: Callable[[], Finding]) -> Finding:
+    """Installed, no older than supported, no newer than tested.
+
+    ``collective`` tries one; a failure with a jax that is newer than tested is that version's.
+    """
     if facts.jax is None:
-        return problem("jax", "not installed", f"pip install 'jax>={_dotted(OLDEST_JAX)}'")
+        return problem("jax", "not installed", f"pip install 'jax>={dotted(OLDEST_JAX)}'")
     numbers = release(facts.jax)
     if numbers < OLDEST_JAX:
         return problem(
             "jax",
-            f"{facts.jax}: {_dotted(OLDEST_JAX)} is the oldest that is supported",
+            f"{facts.jax}: {dotted(OLDEST_JAX)} is the oldest that is supported",
             "pip install --upgrade jax jaxlib",
         )
-    if numbers[: len(NEWEST_TESTED_JAX)] > NEWEST_TESTED_JAX:
+    if is_untested(facts.jax):
+        found = f"{facts.jax}: newer than {dotted(NEWEST_TESTED_JAX)}, the newest that was tested"
+        tried = collective()
+        if tried.status == PROBLEM:
+            return problem("jax", f"{found}, and {tried.found}", pin())
         return warning(
             "jax",
-            f"{facts.jax}: newer than {_dotted(NEWEST_TESTED_JAX)}, the newest that was tested",
-            "if something fails: pip install --upgrade lockstep-jax, or "
-            f"pip install 'jax=={_dotted(NEWEST_TESTED_JAX)}.*'",
+            found,
+            f"if something fails: pip install --upgrade lockstep-jax, or {pin()}",
         )
     return ok("jax", facts.jax)
 
@@ -141,11 +138,12 @@ def check_jax_settings(environ: Mapping[str, str]) -> Finding:
 
 
 def findings() -> list[Finding]:
-    facts, environ = probe(), machine.started_environ()
-    return [
+    facts, environ = probe(), os.environ
+    jax = check_jax(facts, lambda: engine.check_smoke(engine.probe_smoke()))
+    rest = [
         check_python(facts),
-        check_jax(facts),
         check_jaxlib(facts),
         check_settings(environ),
         check_jax_settings(environ),
     ]
+    return [jax, *rest] if jax.status == PROBLEM else [rest[0], jax, *rest[1:]]

@@ -63,13 +63,6 @@ class Job:
         return environ
 
 
-def environ_at_start() -> dict[str, str]:
-    """The environment as the user gave it: importing lockstep has prepared ours for an engine."""
-    entries = Path("/proc/self/environ").read_bytes().split(b"\0")
-    pairs = (os.fsdecode(entry).partition("=") for entry in entries if entry)
-    return {name: value for name, _, value in pairs}
-
-
 def worker_environ(environ: Mapping[str, str], config: Config) -> dict[str, str]:
     """``environ`` for a process that follows ``config``, and no older variable of ours or JAX's.
 
@@ -114,7 +107,7 @@ def command(program: Sequence[str]) -> list[str]:
 def overridden_collectives(environ: Mapping[str, str], collectives: str) -> str | None:
     """What JAX's own variable chooses for the collectives, None if it agrees with ``collectives``.
 
-    "mpi" may be that of a Lockstep process which has started this one.
+    "mpi" is also what JAX calls the engine.
     """
     asked = environ.get(_IMPLEMENTATION)
     return asked if asked not in (None, "", "mpi", collectives) else None

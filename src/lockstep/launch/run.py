@@ -16,7 +16,7 @@ from lockstep._errors import ConfigError, LaunchError
 from lockstep.launch import attempts, cores, kept, options, run_dir
 from lockstep.launch.console import complain
 from lockstep.launch.guard import run_guarded
-from lockstep.launch.job import Job, environ_at_start, overridden_collectives, overridden_devices
+from lockstep.launch.job import Job, overridden_collectives, overridden_devices
 from lockstep.runtime import mpi, ports
 
 MANY_PER_CORE = 8
@@ -30,7 +30,7 @@ def main(words: Sequence[str]) -> int:
     own, program = options.split(words)
     args = options.run_parser().parse_args(own)
     check_program(program, "run")
-    environ = environ_at_start()
+    environ = dict(os.environ)
     config = configure(args, environ)
     usable = cores.usable()
     warn(args, usable)

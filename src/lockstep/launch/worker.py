@@ -19,7 +19,7 @@ from lockstep._errors import LaunchError
 from lockstep.launch import keeper, options
 from lockstep.launch.console import complain
 from lockstep.launch.host_dir import HostDir
-from lockstep.launch.job import add_jax_variables, command, environ_at_start, worker_environ
+from lockstep.launch.job import add_jax_variables, command, worker_environ
 from lockstep.launch.run import check_program, configure, make_log_dir, warn_of_collectives
 from lockstep.runtime import clusters, rendezvous, topology
 
@@ -42,7 +42,7 @@ def main(words: Sequence[str]) -> NoReturn:
     own, program = options.split(words)
     args = options.worker_parser().parse_args(own)
     check_program(program, "worker")
-    before = environ_at_start()
+    before = dict(os.environ)
     config = placed(configure(args, before), before)
     if config.process_id == 0:
         warn_of_collectives(before, config)

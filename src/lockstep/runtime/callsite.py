@@ -50,7 +50,11 @@ def note_executions() -> None:
 
     This closes JAX's shortcut to a program that ran before, and so costs more than all the rest.
     """
-    _jax_compat.around_executions(_note)
+    _jax_compat.install(
+        "executions of programs",
+        "--strict compares no lines where a process has several devices.",
+        lambda: _jax_compat.around_executions(_note),
+    )
 
 
 def keep_in(path: str) -> None:

@@ -142,17 +142,13 @@ def _is_gloo() -> bool:
 
 
 def _implementation() -> str | None:
-    import jax
-
-    return jax.config.values["jax_cpu_collectives_implementation"]
+    return _jax_compat.setting("jax_cpu_collectives_implementation")
 
 
 def _stay_or_fall_back() -> None:
-    import jax
-
     job = _current_job()
     if len(job.hosts) > 1 and not network.have_keys(job.peers, job.process):
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        _jax_compat.choose_collectives("gloo")
         if job.process == 0:
             print(network.gloo_notice(job.hosts), file=sys.stderr)
         return
@@ -160,6 +156,8 @@ def _stay_or_fall_back() -> None:
     agreement.check([str(peer.process) for peer in job.peers], engines)
     # The line that makes a collective can be seen only while the caller waits for it.
     if _config.current().strict:
+        import jax
+
         jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 

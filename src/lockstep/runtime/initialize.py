@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import lockstep
 from lockstep import _config, _engine, _jax_compat
 from lockstep._errors import InitializationError
-from lockstep.runtime import absent, agreement
+from lockstep.runtime import absent, agreement, prepare
+from lockstep.runtime.place import find_place
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -28,6 +29,11 @@ def initialize(
     coordinator_bind_address: str | None = None,
     slice_index: int | None = None,
     partition_index: int | None = None,
+    mtls_cert_file: str | None = None,
+    mtls_key_file: str | None = None,
+    mtls_ca_file: str | None = None,
+    mtls_peer_uri_prefix: str | None = None,
+    verify_secure_credentials: bool | None = None,
     *,
     check: bool = True,
     **more: Any,
@@ -42,9 +48,12 @@ def initialize(
       check: compare jax, jaxlib and lockstep versions, the engine, x64 mode, platform, collectives,
         and number and kind of local devices of all processes. This makes JAX's backend, as any
         computation would.
+      mtls_cert_file, mtls_key_file, mtls_ca_file, mtls_peer_uri_prefix, verify_secure_credentials:
+        mutual TLS of JAX's coordination service; jax 0.12 and later.
       more: arguments that a newer `jax.distributed.initialize` takes.
 
     Raises:
+      TypeError: the installed jax does not take an argument.
       DisagreementError: on every process, with a table of what differs.
       InitializationError: a process did not come, or no place in a job could be found.
     """
@@ -63,12 +72,19 @@ def initialize(
             "coordinator_bind_address": coordinator_bind_address,
             "slice_index": slice_index,
             "partition_index": partition_index,
+            "mtls_cert_file": mtls_cert_file,
+            "mtls_key_file": mtls_key_file,
+            "mtls_ca_file": mtls_ca_file,
+            "mtls_peer_uri_prefix": mtls_peer_uri_prefix,
+            "verify_secure_credentials": verify_secure_credentials,
         }
         # What was left out is not passed on: an older jax may not know it.
         defaults = inspect.signature(initialize).parameters
         given = {n: value for n, value in arguments.items() if value != defaults[n].default}
+        given |= more
+        _check_known(given)
         try:
-            jax.distributed.initialize(**given, **more)
+            jax.distributed.initialize(**(_found_place() | given))
         except ValueError as error:
             raise InitializationError(
                 f"{error} This process does not know its place in a job. Start the program with "
@@ -80,20 +96,42 @@ def initialize(
         _check_agreement("devices", _devices())
 
 
+def _check_known(given: Mapping[str, Any]) -> None:
+    """Raises TypeError for arguments that this jax's ``initialize`` does not take."""
+    import jax
+
+    known = inspect.signature(jax.distributed.initialize).parameters
+    if unknown := [name for name in given if name not in known]:
+        raise TypeError(
+            f"lockstep.initialize(): jax.distributed.initialize() of jax {jax.__version__} does "
+            f"not take {', '.join(unknown)}. Leave it out, or install a jax that does."
+        )
+
+
+def _found_place() -> dict[str, Any]:
+    """The place that cluster detection would find, where its hook could not be put in."""
+    if _jax_compat.is_in(prepare.CLUSTER) or (place := find_place()) is None:
+        return {}
+    return {
+        "coordinator_address": place.coordinator,
+        "num_processes": place.size,
+        "process_id": place.rank,
+    }
+
+
 def _settings() -> dict[str, str]:
     import jax
     from jaxlib import version as jaxlib_version
 
-    settings = jax.config.values
-    collectives = settings["jax_cpu_collectives_implementation"]
+    collectives = _jax_compat.setting("jax_cpu_collectives_implementation")
     if collectives == "mpi":  # as which jaxlib knows the engine too
         collectives = _config.current().collectives
     return {
         "jax": jax.__version__,
         "jaxlib": jaxlib_version.__version__,
         "lockstep": lockstep.__version__,
-        "x64": str(settings["jax_enable_x64"]),
-        "platforms": settings["jax_platforms"] or "default",
+        "x64": str(_jax_compat.setting("jax_enable_x64")),
+        "platforms": _jax_compat.setting("jax_platforms") or "default",
         "collectives": str(collectives),
         "engine": _engine.interface(),
     }

@@ -45,37 +45,27 @@ _OPCODES = _REDUCTIONS + _MOVES
 _PREFIX = b"lockstep-"
 
 
-def is_possible() -> bool:
-    """Whether this jax has a place for the pass."""
-    try:
-        from jax.extend import xla  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
 def register_when_needed(platform: str) -> bool:
     """Registers the pass once CPU devices of several processes compute; returns whether it is over.
 
     Called when JAX has backends: since jax 0.11 the registration makes them, and
     ``jax.distributed.initialize()`` must come before that. GPU programs have no use for the pass.
-    """
-    if _jax_compat.distributed_client() is None:
-        return False
-    if is_possible() and platform == "cpu":
-        register()
-    return True
-
-
-def register() -> None:
-    """Registers the pass with XLA; since jax 0.11 this makes JAX's backends.
-
     The pass does nothing unless XLA's CPU collectives are those of the MPI plug. It also refuses
     collectives that are too large for it.
     """
-    from jax.extend import xla
+    if _jax_compat.distributed_client() is None:
+        return False
+    if platform == "cpu" and not (_jax_compat.has_passes() and _register()):
+        explain_uncaught()
+    return True
 
-    xla.register_hlo_module_transformation(_transform, name=PASS_NAME, platforms="cpu")
+
+def _register() -> bool:
+    return _jax_compat.install(
+        "float16 pass",
+        "float16 and float8 collectives between processes; an error says so.",
+        lambda: _jax_compat.register_pass(PASS_NAME, _transform),
+    )
 
 
 _REFUSED = "Unsupported primitive type"
@@ -103,9 +93,7 @@ def explain_uncaught() -> None:
 
 
 def _transform(module: bytes) -> bytes | None:
-    import jax
-
-    if jax.config.values["jax_cpu_collectives_implementation"] != "mpi":
+    if _jax_compat.setting("jax_cpu_collectives_implementation") != "mpi":
         return None
     program = Program(module, COLLECTIVES)
     check_counts(program)

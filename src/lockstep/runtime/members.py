@@ -66,6 +66,11 @@ class _Programs:
             _jax_compat.note_programs(client, functools.partial(self._note, also))
         except (AttributeError, TypeError) as error:
             self.gap = f"the programs of this process cannot be noted ({error})"
+            _jax_compat.report(
+                "compiled programs",
+                "error messages name the lines of a program's collectives only while JAX keeps it.",
+                error,
+            )
         else:
             self.gap = None
 
@@ -178,7 +183,7 @@ def _read(job: Job, position: int) -> str | None:
     except Exception as error:
         if failed := _engine.poison_text():
             raise InitializationError(failed) from None
-        if "DEADLINE_EXCEEDED" not in str(error):
+        if not _jax_compat.is_timeout(error):
             raise UnknownError(f"JAX's key-value store fails ({error})") from None
         return None
 

@@ -60,7 +60,7 @@ def with_standard_abi(paths: Iterable[str]) -> str | None:
 
 
 def _wrapped_by_user(environ: Mapping[str, str]) -> str | None:
-    """``MPITRAMPOLINE_LIB``, unless a Lockstep process above this one has set it."""
+    """``MPITRAMPOLINE_LIB``, unless it names a library of Lockstep's."""
     path = environ.get(TRAMPOLINE)
     return path if path and Path(path).name not in _OURS else None
 
@@ -106,14 +106,25 @@ def _forwarder() -> ctypes.CDLL:
     return library
 
 
-def prepare() -> str:
-    """Opens the MPI; returns what ``MPITRAMPOLINE_LIB`` has to be."""
+def plug() -> str:
+    """What ``MPITRAMPOLINE_LIB`` has to be while jaxlib loads."""
+    path = find(os.environ)
+    return path if path == _wrapped_by_user(os.environ) else str(_engine.installed(FORWARDER))
+
+
+def open_library() -> None:
+    """Opens the MPI, unless the user's own wrapper does."""
+    global _is_ours
     path = find(os.environ)
     if path == _wrapped_by_user(os.environ):
-        return path
+        return
     if _forwarder().lockstep_mpi_open(os.fsencode(path)) != 0:
         raise EngineError(f"the MPI at {path} cannot be used: {_last_error()}.")
-    return str(_engine.installed(FORWARDER))
+    _is_ours = True
+
+
+_is_ours = False
+"""Whether the MPI stands behind our forwarder."""
 
 
 def _last_error() -> str:
@@ -122,13 +133,12 @@ def _last_error() -> str:
 
 def before_cpu_client() -> None:
     """Starts the MPI, right before jaxlib would: what is wrong is raised here, in words."""
-    import jax
-
-    if jax.config.values["jax_cpu_collectives_implementation"] != "mpi":
+    if _jax_compat.setting("jax_cpu_collectives_implementation") != "mpi":
         return  # the program chose another implementation itself
-    if os.environ.get(TRAMPOLINE) != str(_engine.installed(FORWARDER)):
+    if not _is_ours:
         return
-    check_devices(xla_threads.planned_devices(jax.config.values["jax_num_cpu_devices"], os.environ))
+    devices = xla_threads.planned_devices(_jax_compat.setting("jax_num_cpu_devices"), os.environ)
+    check_devices(devices)
     process, count = _jax_compat.distributed_place()
     failed = _forwarder().lockstep_mpi_start(count) != 0
     _unlink_shared_memory()
@@ -157,7 +167,7 @@ def _unlink_shared_memory() -> None:
 
 def abandon() -> None:
     """Ends this process's part without waiting for the others, which MPI_Finalize would do."""
-    if os.environ.get(TRAMPOLINE) == str(_engine.installed(FORWARDER)):
+    if _is_ours:
         _forwarder().lockstep_mpi_abandon()
 
 

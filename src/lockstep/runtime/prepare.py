@@ -1,66 +1,141 @@
 """What ``import lockstep`` does: make stock jaxlib load the engine, and nothing that can be seen.
 
-jaxlib reads ``MPITRAMPOLINE_LIB`` in a constructor of its shared library, so the variable has to
-be there before jaxlib is; JAX reads ``JAX_CPU_COLLECTIVES_IMPLEMENTATION`` when it is imported.
-After that the second is again what it was: a child of this process that uses JAX without Lockstep
-would take the engine, which nobody has configured there. The first stays: alone it does nothing,
-and in a child that imports jax before lockstep it is what makes the engine be there.
+jaxlib reads ``MPITRAMPOLINE_LIB`` in a constructor of its shared library, JAX reads
+``JAX_CPU_COLLECTIVES_IMPLEMENTATION`` when it is imported. So a hook waits for the imports of both,
+and has the variables in the environment for just as long. What this process starts later does not
+inherit them: a child that uses JAX without Lockstep would take an engine that is not configured.
+
+No import of jax fails because of Lockstep. What cannot be prepared (a bad variable, an engine that
+was never built) is an error of JAX's first devices; a jax that does not have what a hook needs
+loses what that hook does, and one line says so.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 from lockstep import _config, _engine, _jax_compat
-from lockstep._errors import ConfigError, EngineError, ImportOrderError, LockstepError
+from lockstep._errors import (
+    ConfigError,
+    EngineError,
+    ImportOrderError,
+    InitializationError,
+    LockstepError,
+)
 
 _LIBRARY = "MPITRAMPOLINE_LIB"
 _IMPLEMENTATION = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
 
-_before: list[str | None] = []
-"""What `_IMPLEMENTATION` was; empty but between the import of lockstep and that of jax."""
+# The names of the hooks, as messages have them.
+CLUSTER = "cluster detection"
+SURVIVAL = "coordination service"
+CPU_CLIENT = "CPU client"
+BACKENDS = "backends"
+
+_LOST_HOSTS = "gloo's collectives with a host that is out of reach hang."
+_LATE = (
+    "lockstep was imported after jax, and jaxlib looks for its collectives only when it "
+    "is loaded. Put `import lockstep` before `import jax` (and before whatever imports "
+    "jax), or start the program with `lockstep run`, which needs no import. To use "
+    "lockstep without its engine, set LOCKSTEP_COLLECTIVES=gloo."
+)
+
+
+_unfit = ""
+"""Why the engine cannot be offered to this jaxlib; "" where it can."""
 
 
 def prepare() -> None:
-    """Sets the variables that jaxlib and JAX read; called once, when lockstep is imported.
+    """Has the imports of jaxlib and JAX prepared; called once, when lockstep is imported.
 
-    What cannot be prepared (a bad variable, an engine that was never built) is raised by the import
-    of jax: `lockstep doctor`, which tells what is wrong, imports lockstep too.
+    Errors come later: `lockstep doctor`, which says what is wrong, imports lockstep too.
     """
+    global _unfit
     try:
         choice = _config.current().collectives
+        library = _library(choice)
+        if library and _is_late(library):
+            return
         if choice == "lockstep":
-            _prepare_engine()
+            _set_callbacks()
+            _unfit = _misfit(library or "")
         elif choice == "mpi":
-            _prepare_mpi()
-        else:
-            _choose("gloo")
-    except (ConfigError, EngineError) as error:
-        _jax_compat.after_jax_import(functools.partial(_raise, error))
-    else:
-        _jax_compat.after_jax_import(_hook_jax)
+            _mpi().open_library()
+    except (ConfigError, EngineError) as failure:
+        error = failure
+        return _jax_compat.after_jax_import(lambda: _raise_when_used(error), dict, dict)
+    if library and "jax" in sys.modules:
+        _jax_compat.choose_collectives("mpi")
+    _jax_compat.after_jax_import(
+        _hook_jax,
+        jax=lambda: _variables_of_jax("mpi" if library else "gloo"),
+        jaxlib=lambda: {_LIBRARY: library} if library and not _unfit else {},
+    )
 
 
-def _raise(error: LockstepError) -> None:
-    raise error
-
-
-def _prepare_engine() -> None:
-    library = str(_engine.library_path())
-    _check_order(library)
-    os.environ[_LIBRARY] = library
-    # The user's own choice of another is as good as `jax.config.update`. The launcher, which has an
-    # option for it, takes the variable away.
-    if os.environ.get(_IMPLEMENTATION) in (None, "", "mpi"):
-        _choose("mpi")
+def _set_callbacks() -> None:
     _engine.set_callbacks(
         start=_start_engine, devices=_hand_in_devices, site=_call_site, members=_find_members
     )
+
+
+def _mpi() -> Any:
+    # Late import: only `--collectives mpi` needs it.
+    from lockstep.runtime import mpi
+
+    return mpi
+
+
+def _library(choice: str) -> str | None:
+    """What jaxlib has to load in place of an MPI."""
+    if choice == "lockstep":
+        return str(_engine.library_path())
+    return _mpi().plug() if choice == "mpi" else None
+
+
+def _is_late(library: str) -> bool:
+    """Whether jaxlib was loaded without ``library``; raises `ImportOrderError` if it should not.
+
+    A child that `multiprocessing` has spawned imports the modules of its parent's program, jax
+    perhaps before lockstep. It has no part in its parent's job, and gets stock JAX.
+    """
+    if not _jax_compat.jaxlib_is_loaded() or _is_mapped(library):
+        return False
+    processes: Any = sys.modules.get("multiprocessing.process")
+    if processes is None or processes.parent_process() is None:
+        raise ImportOrderError(_LATE)
+    return True
+
+
+def _is_mapped(library: str) -> bool:
+    with open("/proc/self/maps") as maps:
+        return any(line.rstrip("\n").endswith(library) for line in maps)
+
+
+def _misfit(library: str) -> str:
+    """Names that an untested jaxlib wants and ``library`` lacks: it would end the process."""
+    if not _jax_compat.is_untested(_jax_compat.jaxlib_version_on_disk()):
+        return ""
+    jaxlib = _jax_compat.jaxlib_library()
+    try:
+        missing = _jax_compat.names_missing(jaxlib, Path(library)) if jaxlib else []
+    except (OSError, ValueError) as error:
+        return f"what jaxlib wants is unknown: {error}"
+    return f"jaxlib wants {len(missing)} names that it lacks: {missing[0]} ..." if missing else ""
+
+
+def _variables_of_jax(collectives: str) -> Mapping[str, str]:
+    # The user's own choice of another is as good as `jax.config.update`. The launcher, which has an
+    # option for it, takes the variable away.
+    chosen = os.environ.get(_IMPLEMENTATION) not in (None, "", "mpi")
+    if chosen and _config.current().collectives == "lockstep":
+        return {}
+    return {_IMPLEMENTATION: collectives}
 
 
 # The engine calls these when jaxlib makes its first collectives; most imports of this package never
@@ -70,6 +145,8 @@ def _prepare_engine() -> None:
 def _start_engine() -> None:
     from lockstep.runtime import connect
 
+    if _unfit:
+        raise InitializationError(_unfit)
     connect.start_engine()
 
 
@@ -91,66 +168,106 @@ def _call_site() -> int:
     return callsite.of_this_collective()
 
 
-def _prepare_mpi() -> None:
-    # Late import: only this choice needs it.
-    from lockstep.runtime import mpi
-
-    library = mpi.prepare()
-    _check_order(library)
-    os.environ[_LIBRARY] = library
-    _choose("mpi")
+# What runs right after the import of jax; each hook fails by itself.
 
 
-def _choose(implementation: str) -> None:
-    if "jax" not in sys.modules:
-        _before.append(os.environ.get(_IMPLEMENTATION))
-        os.environ[_IMPLEMENTATION] = implementation
-    elif implementation == "mpi":
-        _jax_compat.choose_collectives("mpi")
+def _raise_when_used(error: LockstepError) -> None:
+    def refuse() -> NoReturn:
+        raise error
 
-
-def _restore() -> None:
-    while _before:
-        value = _before.pop()
-        os.environ.pop(_IMPLEMENTATION, None)
-        if value is not None:
-            os.environ[_IMPLEMENTATION] = value
-
-
-def _check_order(library: str) -> None:
-    if _jax_compat.jaxlib_is_loaded() and os.environ.get(_LIBRARY) != library:
-        raise ImportOrderError(
-            "lockstep was imported after jax, and jaxlib looks for its collectives only when it "
-            "is loaded. Put `import lockstep` before `import jax` (and before whatever imports "
-            "jax), or start the program with `lockstep run`, which needs no import. To use "
-            "lockstep without its engine, set LOCKSTEP_COLLECTIVES=gloo."
-        )
+    install = _jax_compat.install
+    install(CLUSTER, f"this error: {error}", lambda: _jax_compat.register_cluster(refuse))
+    install(BACKENDS, f"this error: {error}", lambda: _jax_compat.around_backends(before=refuse))
 
 
 def _hook_jax() -> None:
-    _restore()
-    from lockstep.runtime import connect, coordination, lowering, mpi, xla_threads
+    _jax_compat.report_untested()
+    _jax_compat.install(
+        CLUSTER,
+        "a bare jax.distributed.initialize() does not find its place in the job. "
+        "lockstep.initialize() does.",
+        _register_cluster,
+    )
+    _jax_compat.install(SURVIVAL, "when a process dies, JAX aborts the others.", _survive)
+    choice = _config.current().collectives
+    refuse = _nothing
+    if choice != "gloo":
+        refuse = _offer_engine(choice)
+    else:
+        _jax_compat.install(CPU_CLIENT, _LOST_HOSTS, _hook_cpu_client)
+    _jax_compat.install(
+        BACKENDS,
+        "float16 and float8 collectives between processes, the error for too large ones, and the "
+        "error for a missing GPU.",
+        lambda: _jax_compat.around_backends(refuse, _register_pass),
+    )
+
+
+def _nothing() -> None:
+    pass
+
+
+def _register_cluster() -> None:
     from lockstep.runtime.place import find_place
 
     _jax_compat.register_cluster(find_place)
-    choice = _config.current().collectives
-    _jax_compat.around_backends(
-        lambda platform: choice == "gloo" or lowering.register_when_needed(platform)
-    )
+
+
+def _survive() -> None:
+    from lockstep.runtime import connect, coordination
 
     def before_another_job(address: str, earlier: Sequence[str]) -> str:
         connect.leave_job()
         return coordination.replace(address, earlier)
 
     _jax_compat.survive_dead_peers(coordination.start, before_another_job, _note_joining)
-    if choice != "gloo" and not lowering.is_possible():
-        lowering.explain_uncaught()
-    if choice == "mpi":
-        _jax_compat.around_cpu_client(mpi.before_cpu_client, lambda _: None, xla_threads.enough)
+
+
+def _offer_engine(choice: str) -> Callable[[], None]:
+    """Lets JAX use the engine, or the MPI, where it can; else it is gloo.
+
+    Returns what is to be called before JAX makes devices: it raises where gloo is out of question.
+    """
+    global _unfit
+    try:
+        if not _unfit:
+            _jax_compat.check_collectives()
+            _jax_compat.check_distributed()
+            _hook_cpu_client()
+            return _nothing
+    except Exception as error:
+        _unfit = f"{type(error).__name__}: {error}"
+    lost = "the engine" if choice == "lockstep" else "the MPI"
+    if not _config.current().key_file:
+        _jax_compat.report("collectives", f"{lost}; collectives run on gloo.", _unfit)
+        _jax_compat.choose_collectives("gloo")
+        return _nothing
+    _unfit = (
+        f"{lost} does not fit this jax ({_unfit}), and LOCKSTEP_KEY_FILE is set, so the data must "
+        f"not go over gloo, which does not encrypt. {_jax_compat.untested_note()}"
+    )
+    return _refuse
+
+
+def _refuse() -> NoReturn:
+    raise InitializationError(_unfit.strip())
+
+
+def _hook_cpu_client() -> None:
+    from lockstep.runtime import connect, xla_threads
+
+    if _config.current().collectives == "mpi":
+        _jax_compat.around_cpu_client(_mpi().before_cpu_client, lambda _: None, xla_threads.enough)
     else:
         _jax_compat.around_cpu_client(
             connect.before_cpu_client, connect.after_cpu_client, connect.around_cpu_client
         )
+
+
+def _register_pass(platform: str) -> bool:
+    from lockstep.runtime import lowering
+
+    return _config.current().collectives == "gloo" or lowering.register_when_needed(platform)
 
 
 def _note_joining() -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from lockstep import _jax_compat
 from lockstep._errors import InitializationError
 
 PREFIX = "lockstep"
@@ -32,7 +33,7 @@ def get(client: Any, key: str, who: str, look: Look = _go_on) -> str:
         try:
             return client.blocking_key_value_get(key, max(1, int(left * 1000)))
         except Exception as error:
-            if "DEADLINE_EXCEEDED" not in str(error):
+            if not _jax_compat.is_timeout(error):
                 raise InitializationError(
                     f"{who} cannot be heard; JAX's coordination service says: {error}"
                 ) from error

@@ -13,6 +13,8 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
+from lockstep import _jax_compat
+
 _VARIABLE = "NPROC"
 _FORCED_DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
@@ -31,9 +33,7 @@ def enough() -> Iterator[None]:
 
     Programs that this one starts later do not see the variable: it is no business of theirs.
     """
-    import jax
-
-    devices = planned_devices(jax.config.values["jax_num_cpu_devices"], os.environ)
+    devices = planned_devices(_jax_compat.setting("jax_num_cpu_devices"), os.environ)
     if devices < 2 or _VARIABLE in os.environ or len(os.sched_getaffinity(0)) >= 2 * devices:
         yield
         return

@@ -1,0 +1,55 @@
+"""Everything that Lockstep takes from private JAX, and every branch on a version of it.
+
+A new jax is supported by looking at this folder alone. Nothing here imports jax at import time:
+`import lockstep` must come before jaxlib is loaded and cost nothing. Hooks fail soft (`hooks`):
+where a jax does not have what a hook needs, the hook is left out and one line says what is lost.
+"""
+
+from lockstep._jax_compat.arrays import under_derivatives as under_derivatives
+from lockstep._jax_compat.arrays import varying_axes as varying_axes
+from lockstep._jax_compat.backends import around_backends as around_backends
+from lockstep._jax_compat.backends import around_cpu_client as around_cpu_client
+from lockstep._jax_compat.backends import check_collectives as check_collectives
+from lockstep._jax_compat.backends import device_lists as device_lists
+from lockstep._jax_compat.backends import end_wait_for_devices as end_wait_for_devices
+from lockstep._jax_compat.backends import has_backend as has_backend
+from lockstep._jax_compat.backends import live_arrays as live_arrays
+from lockstep._jax_compat.backends import live_executables as live_executables
+from lockstep._jax_compat.backends import wait_for_dispatched as wait_for_dispatched
+from lockstep._jax_compat.cluster import Place as Place
+from lockstep._jax_compat.cluster import register_cluster as register_cluster
+from lockstep._jax_compat.distributed import check_distributed as check_distributed
+from lockstep._jax_compat.distributed import coordination_service as coordination_service
+from lockstep._jax_compat.distributed import coordinator_address as coordinator_address
+from lockstep._jax_compat.distributed import distributed_client as distributed_client
+from lockstep._jax_compat.distributed import distributed_place as distributed_place
+from lockstep._jax_compat.distributed import heartbeat_seconds as heartbeat_seconds
+from lockstep._jax_compat.distributed import is_timeout as is_timeout
+from lockstep._jax_compat.distributed import service_answers as service_answers
+from lockstep._jax_compat.distributed import set_client_aside as set_client_aside
+from lockstep._jax_compat.distributed import survive_dead_peers as survive_dead_peers
+from lockstep._jax_compat.hooks import install as install
+from lockstep._jax_compat.hooks import is_in as is_in
+from lockstep._jax_compat.hooks import report as report
+from lockstep._jax_compat.hooks import report_untested as report_untested
+from lockstep._jax_compat.importing import after_jax_import as after_jax_import
+from lockstep._jax_compat.importing import jaxlib_is_loaded as jaxlib_is_loaded
+from lockstep._jax_compat.plug import jaxlib_library as jaxlib_library
+from lockstep._jax_compat.plug import names_missing as names_missing
+from lockstep._jax_compat.plug import names_wanted as names_wanted
+from lockstep._jax_compat.programs import around_executions as around_executions
+from lockstep._jax_compat.programs import has_passes as has_passes
+from lockstep._jax_compat.programs import note_programs as note_programs
+from lockstep._jax_compat.programs import register_pass as register_pass
+from lockstep._jax_compat.settings import choose_collectives as choose_collectives
+from lockstep._jax_compat.settings import setting as setting
+from lockstep._jax_compat.versions import NEWEST_TESTED_JAX as NEWEST_TESTED_JAX
+from lockstep._jax_compat.versions import OLDEST_JAX as OLDEST_JAX
+from lockstep._jax_compat.versions import device_id_bytes as device_id_bytes
+from lockstep._jax_compat.versions import dotted as dotted
+from lockstep._jax_compat.versions import is_untested as is_untested
+from lockstep._jax_compat.versions import jaxlib_version_on_disk as jaxlib_version_on_disk
+from lockstep._jax_compat.versions import numbers_programs as numbers_programs
+from lockstep._jax_compat.versions import pin as pin
+from lockstep._jax_compat.versions import release as release
+from lockstep._jax_compat.versions import untested_note as untested_note

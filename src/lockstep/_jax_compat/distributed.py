@@ -1,0 +1,196 @@
+"""JAX's coordination service, and this process's part in it."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lockstep._jax_compat import hooks
+from lockstep._jax_compat.settings import setting
+
+
+class _Instead:
+    """A module with some of its names replaced, for one other module that looks into it."""
+
+    def __init__(self, module: Any, **names: Any) -> None:
+        self.__dict__.update(names, _module=module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def survive_dead_peers(
+    serve: Callable[[str, int, dict[str, Any]], Any | None],
+    before_another_job: Callable[[str, Sequence[str]], str],
+    on_joining: Callable[[], None],
+) -> None:
+    """Keeps JAX's coordination service from ending a process because another has died.
+
+    Every process becomes "recoverable", unless the user has said otherwise: the service then tells
+    nobody of a dead peer, and the shutdown at exit waits for nobody. ``serve`` is given what
+    `coordination_service` takes, and returns what stands for the service in process 0, or None:
+    then it starts in process 0. There process 0 must not be the first to go, so nobody is
+    recoverable. ``before_another_job`` runs when this process joins a job for the second time:
+    given the service's address and those of earlier jobs of several processes, it says where the
+    service shall be. ``on_joining`` runs at the first.
+    """
+    import jax
+
+    distributed: Any = importlib.import_module("jax._src.distributed")
+    module = distributed._jax
+    serve_inside = module.get_distributed_runtime_service
+    connect = module.get_distributed_runtime_client
+    setting("jax_enable_recoverability")
+    if "JAX_ENABLE_RECOVERABILITY" not in os.environ:
+        jax.config.update("jax_enable_recoverability", True)
+
+    def is_recoverable() -> bool:
+        return setting("jax_enable_recoverability")
+
+    def place(address: str) -> str:
+        if not joined:
+            return address
+        free = before_another_job(address, earlier)
+        # Inside process 0, the earlier service has ended as JAX was shut down there.
+        return free if is_recoverable() else address
+
+    def service(address: str, num_nodes: int, **options: Any) -> Any:
+        nonlocal alone
+        alone = num_nodes == 1
+        address = place(address)
+        if num_nodes > 1 and is_recoverable():
+            outside = serve(address, num_nodes, options)
+            if outside is not None:
+                return outside
+        if "recoverable" in options:  # jax 0.9.1 and later; before that, each client says it
+            options["recoverable"] = False
+        return coordination_service(address, num_nodes, options)
+
+    def client(address: str, *args: Any, **options: Any) -> Any:
+        nonlocal joined
+        global _heartbeat_seconds
+        _heartbeat_seconds = options.get("heartbeat_timeout") or _heartbeat_seconds
+        address = place(address)
+        if not joined:
+            on_joining()
+        joined = True
+        if not alone:  # the others know nothing of that job
+            earlier.append(address)
+        return connect(address, *args, **options)
+
+    joined, alone = False, False
+    earlier: list[str] = []
+    distributed._jax = _Instead(
+        module,
+        get_distributed_runtime_service=_or(serve_inside, service),
+        get_distributed_runtime_client=_or(connect, client),
+    )
+
+
+def _or(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    """``ours``, and ``original`` where a new jax calls it with other arguments than we know."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            inspect.signature(ours).bind(*args, **options)
+        except TypeError as error:
+            hooks.report(SURVIVAL, SURVIVAL_LOST, error)
+            return original(*args, **options)
+        with hooks.blaming():
+            return ours(*args, **options)
+
+    return call
+
+
+SURVIVAL = "coordination service"
+SURVIVAL_LOST = "when a process dies, JAX aborts the others."
+
+
+def coordination_service(address: str, num_nodes: int, options: dict[str, Any]) -> Any:
+    """JAX's coordination service, as JAX starts it; it serves until the object is gone.
+
+    Needs jaxlib alone, so that a process that does nothing else starts in half of the time.
+    """
+    library: Any = importlib.import_module("jaxlib._jax")
+    return library.get_distributed_runtime_service(address, num_nodes, **options)
+
+
+def check_distributed() -> None:
+    """Raises where this jax does not have what the engine asks of its distributed state."""
+    from jax._src import distributed
+
+    state = distributed.global_state
+    for name in ("client", "process_id", "num_processes", "coordinator_address"):
+        getattr(state, name)
+    kind: Any = importlib.import_module("jaxlib._jax").DistributedRuntimeClient
+    for name in ("key_value_set", "blocking_key_value_get", "key_value_dir_get"):
+        getattr(kind, name)
+
+
+def is_timeout(error: Exception) -> bool:
+    """Whether JAX's client of the key-value store raised this because nothing came in time."""
+    return "DEADLINE_EXCEEDED" in str(error)
+
+
+def distributed_client() -> Any:
+    """JAX's client of the coordination service (the key-value store), or None."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
+_heartbeat_seconds = 100.0
+"""JAX's default, for those who do not say."""
+
+
+def heartbeat_seconds() -> float:
+    """``heartbeat_timeout_seconds`` as given to ``jax.distributed.initialize``."""
+    return _heartbeat_seconds
+
+
+def service_answers(key: str, seconds: float) -> bool:
+    """Whether JAX's coordination service says in time what ``key`` is, which has been set.
+
+    True where this process has left it.
+    """
+    client = distributed_client()
+    if client is None:
+        return True
+    try:
+        client.blocking_key_value_get(key, round(seconds * 1000))
+    except Exception:  # too late, no connection, or a client that is closed: nobody answers
+        return False
+    return True
+
+
+def set_client_aside() -> None:
+    """Has the end of this process not wait for JAX's coordination service, which is out of reach.
+
+    JAX's client would say goodbye at exit, wait five minutes for an answer, and abort the process.
+    """
+    from jax._src import distributed
+
+    state: Any = distributed.global_state
+    for name in ("client", "preemption_sync_manager"):
+        if (left := getattr(state, name, None)) is not None:
+            # For good: its destructor says goodbye too.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(left))
+            setattr(state, name, None)
+
+
+def distributed_place() -> tuple[int, int]:
+    """(process id, number of processes) as given to ``jax.distributed.initialize``."""
+    from jax._src import distributed
+
+    return distributed.global_state.process_id, distributed.global_state.num_processes
+
+
+def coordinator_address() -> str:
+    """``HOST:PORT`` of JAX's coordination service, as this process was given it."""
+    from jax._src import distributed
+
+    return distributed.global_state.coordinator_address or ""

@@ -1,0 +1,78 @@
+"""Hooks into jax that fail soft: a jax that has changed loses one feature, and says which.
+
+A hook looks for private names of jax. Where one is missing, the hook is left out, and process 0
+prints one line with the hook, the version of jax, and what is lost. `import jax` always succeeds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+
+from lockstep import _config
+from lockstep._errors import ConfigError
+from lockstep._jax_compat import versions
+
+_in: set[str] = set()
+
+
+def install(hook: str, lost: str, put_in: Callable[[], None]) -> bool:
+    """Calls ``put_in``; returns whether it succeeded, and reports it where not.
+
+    ``lost`` says what does not work without the hook, and what to do instead.
+    """
+    try:
+        put_in()
+    except Exception as error:
+        report(hook, lost, error)
+        return False
+    _in.add(hook)
+    return True
+
+
+def report(hook: str, lost: str, error: BaseException | str) -> None:
+    """Prints one line about a hook that is left out, once in a job."""
+    why = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    version = versions.jax_version() or versions.jaxlib_version_on_disk() or "?"
+    _print(
+        f'lockstep: the hook "{hook}" does not fit jax {version} '
+        f"({' '.join(why.split())}). Lost: {lost} {_what_to_type()}"
+    )
+
+
+@contextlib.contextmanager
+def blaming() -> Iterator[None]:
+    """Adds to what the block raises, which is Lockstep's, that this jax is not a tested one."""
+    try:
+        yield
+    except Exception as error:
+        if note := versions.untested_note():
+            error.add_note(f"lockstep: {note}.")
+        raise
+
+
+def is_in(hook: str) -> bool:
+    """Whether `install` has put the hook in."""
+    return hook in _in
+
+
+def report_untested() -> None:
+    """Prints one line where jax is newer than every one that was tested."""
+    if note := versions.untested_note():
+        _print(f"lockstep: {note}.")
+
+
+def _what_to_type() -> str:
+    newest = versions.dotted(versions.NEWEST_TESTED_JAX)
+    return f"Newest tested: jax {newest}; {versions.pin()}"
+
+
+@functools.cache
+def _print(line: str) -> None:
+    with contextlib.suppress(ConfigError):
+        if _config.current().process_id not in (None, 0):
+            return  # all processes of a job have the same jax
+    with contextlib.suppress(OSError, ValueError):  # stderr may be closed
+        print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,19 @@
+"""JAX's settings (``jax.config``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def setting(name: str) -> Any:
+    """A setting of JAX by its name in ``jax.config``; raises AttributeError where there is none."""
+    import jax
+
+    return getattr(jax.config, name)
+
+
+def choose_collectives(implementation: str) -> None:
+    """What ``JAX_CPU_COLLECTIVES_IMPLEMENTATION`` says, for a jax that has read it already."""
+    import jax
+
+    jax.config.update("jax_cpu_collectives_implementation", implementation)

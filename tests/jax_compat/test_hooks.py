@@ -1,0 +1,168 @@
+"""A jax without what a hook needs: that hook is left out, one line says so, the rest works.
+
+Each case hides or removes a name when jax has been imported, before Lockstep's hooks are put in.
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+import jax
+import pytest
+
+from lockstep import _jax_compat
+from support import Result, run_lockstep
+
+BREAKING = """
+import importlib, sys, types
+import lockstep
+
+def hide(module, name):
+    "Takes a name from those who ask for it from outside; the module itself goes on using it."
+    def missing(self):
+        raise AttributeError(f"no {name} here")
+    module.__class__ = type("Hiding", (types.ModuleType,), {name: property(missing)})
+
+finder = next(f for f in sys.meta_path if type(f).__module__ == "lockstep._jax_compat.importing")
+put_in = finder._callback
+def after_import():
+    import jax, jaxlib._jax
+    from jax._src import clusters, distributed, xla_bridge
+__BREAKS__
+    put_in()
+finder._callback = after_import
+"""
+SUM = """
+import jax, jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+__INITIALIZE__
+mesh = jax.make_mesh((jax.device_count(),), ("x",))
+total = jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=P(), out_specs=P())
+x = jax.jit(total)(jnp.ones(3, jnp.float32))
+print("sum", float(x[0]), jax.config.jax_cpu_collectives_implementation)
+"""
+BARE = "jax.distributed.initialize()"
+NEW = "jax.__version__ = '0.99.0'"
+
+
+def run(breaks: str, *options: str, initialize: str = BARE, status: int = 0, **env: str) -> Result:
+    head = BREAKING.replace("__BREAKS__", textwrap.indent(breaks, "    "))
+    source = head + SUM.replace("__INITIALIZE__", initialize)
+    return run_lockstep(list(options), source, n=2, timeout=100, env=env, expect_status=status)
+
+
+def hooks_reported(result: Result) -> list[str]:
+    lines = [line for lines in result.stderr_by_process.values() for line in lines]
+    return [line for line in lines if line.startswith('lockstep: the hook "')]
+
+
+CASES = {
+    "cluster detection": (
+        "clusters.ClusterEnv._cluster_types = tuple(clusters.ClusterEnv._cluster_types)",
+        "does not find its place",
+        "mpi",
+    ),
+    "coordination service": (
+        "delattr(type(jax.config), 'jax_enable_recoverability')",
+        "JAX aborts the others",
+        "mpi",
+    ),
+    "backends": ("hide(xla_bridge, 'backends')", "float16 and float8", "mpi"),
+    "live programs": ("hide(xla_bridge, '_backends')", "do not name the lines", "mpi"),
+    "compiled programs": (
+        "del jaxlib._jax.Client.deserialize_executable",
+        "only while JAX keeps it",
+        "mpi",
+    ),
+    "collectives": ("del jaxlib._jax.make_mpi_collectives", "collectives run on gloo", "gloo"),
+}
+
+
+@pytest.mark.parametrize("hook", CASES)
+def test_a_hook_that_does_not_fit_is_left_out(hook: str) -> None:
+    breaks, lost, collectives = CASES[hook]
+    # Without cluster detection, only ours knows the place.
+    initialize = "lockstep.initialize()" if hook == "cluster detection" else BARE
+    result = run(breaks, initialize=initialize)
+    assert all(f"sum 2.0 {collectives}" in result.by_process[i] for i in (0, 1)), result
+    [line] = hooks_reported(result)
+    assert line.startswith(f'lockstep: the hook "{hook}" does not fit jax {jax.__version__} (')
+    assert f"Lost: {lost}" in line or lost in line
+    assert _jax_compat.pin() in line
+
+
+@pytest.mark.parametrize(
+    "breaks",
+    ["hide(xla_bridge, '_backend_factories')", "del distributed.State.coordinator_address"],
+)
+def test_where_the_engine_cannot_be_offered_the_run_goes_on_gloo(breaks: str) -> None:
+    result = run(breaks)
+    assert all("sum 2.0 gloo" in result.by_process[i] for i in (0, 1)), result
+    [line] = hooks_reported(result)
+    assert 'the hook "collectives" does not fit' in line
+    assert "Lost: the engine; collectives run on gloo." in line
+
+
+def test_with_a_key_nothing_goes_over_gloo(tmp_path_factory: pytest.TempPathFactory) -> None:
+    key = tmp_path_factory.mktemp("key") / "key"
+    key.write_bytes(bytes(range(32)))
+    key.chmod(0o600)
+    breaks = "del jaxlib._jax.make_mpi_collectives"
+    result = run(breaks, status=1, LOCKSTEP_KEY_FILE=str(key))
+    assert "InitializationError: the engine does not fit this jax (AttributeError:" in result.stderr
+    assert "LOCKSTEP_KEY_FILE is set, so the data must not go over gloo" in result.stderr
+    assert "sum" not in result.stdout
+
+
+def test_float16_is_lost_where_the_pass_cannot_be_registered() -> None:
+    if not _jax_compat.has_passes():
+        pytest.skip("this jax has no place for a pass: tests/runtime/test_low_precision.py")
+    result = run("import jax.extend.xla as x; hide(x, 'register_hlo_module_transformation')")
+    assert all("sum 2.0 mpi" in result.by_process[i] for i in (0, 1)), result
+    [line] = hooks_reported(result)
+    assert 'the hook "float16 pass"' in line
+
+
+def test_strict_runs_where_executions_cannot_be_noted() -> None:
+    breaks = "pxla = importlib.import_module('jax._src.interpreters.pxla')\n"
+    result = run(breaks + "hide(pxla, 'ExecuteReplicated')", "-d", "2", "--strict")
+    assert all("sum 4.0 mpi" in result.by_process[i] for i in (0, 1)), result
+    [line] = hooks_reported(result)
+    assert 'the hook "executions of programs"' in line
+
+
+def test_a_call_with_unknown_arguments_goes_to_jax_itself() -> None:
+    from lockstep._jax_compat import distributed
+
+    seen = []
+    call = distributed._or(lambda *args, **more: seen.append((args, more)), lambda address: None)
+    call("here", node=1)
+    assert seen == [(("here",), {"node": 1})]
+
+
+def test_a_jax_that_is_too_new_is_named_once_and_used() -> None:
+    result = run(NEW)
+    assert all("sum 2.0 mpi" in result.by_process[i] for i in (0, 1)), result
+    lines = [line for lines in result.stderr_by_process.values() for line in lines]
+    [line] = [line for line in lines if "0.99.0" in line]
+    newest = _jax_compat.dotted(_jax_compat.NEWEST_TESTED_JAX)
+    assert line.startswith(f"lockstep: jax 0.99.0 is newer than {newest}, the newest that")
+    assert _jax_compat.pin() in line
+
+
+def test_an_error_of_our_hooks_names_a_jax_that_is_too_new() -> None:
+    breaks = f"{NEW}\nfrom lockstep.runtime import topology\ntopology.this_process = None"
+    result = run(breaks, status=1)
+    said = result.stderr_by_process[0]
+    assert any("'NoneType' object is not callable" in line for line in said), result
+    error = next(i for i, line in enumerate(said) if "not callable" in line)
+    assert any(_jax_compat.pin() in line for line in said[error:]), result
+
+
+def test_a_bad_variable_is_an_error_of_jax_s_devices_not_of_its_import() -> None:
+    from processes import python
+
+    source = "import lockstep, jax; print('imported', flush=True); jax.devices()"
+    ended = python(source, env={"LOCKSTEP_COLLECTIVES": "nccl"})
+    assert ended.stdout == "imported\n", ended
+    assert "LOCKSTEP_COLLECTIVES='nccl': expected one of lockstep, gloo, mpi." in ended.stderr

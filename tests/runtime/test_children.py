@@ -1,0 +1,102 @@
+"""Programs that a program starts: those that run stock JAX run it as without Lockstep."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from processes import Ended, python
+from support import run_lockstep
+
+# What a program does that has never heard of Lockstep: a job of one process, two devices.
+STOCK = """
+import jax, socket
+with socket.socket() as s:
+    s.bind(("127.0.0.1", 0))
+    port = s.getsockname()[1]
+jax.config.update("jax_num_cpu_devices", 2)
+jax.distributed.initialize(f"127.0.0.1:{port}", 1, 0)
+x = jax.pmap(lambda a: jax.lax.psum(a, "i"), "i")(jax.numpy.ones((2, 3)))
+print(jax.config.jax_cpu_collectives_implementation, float(x[0, 0]), flush=True)
+"""
+BEGINNINGS = {
+    "nothing else": "import lockstep",
+    "jax": "import lockstep, jax",
+    "its library": "import lockstep; from jaxlib import _jax",
+}
+
+
+def well(source: str, **env: str) -> Ended:
+    ended = python(source, env=env)
+    assert ended.status == 0, ended
+    return ended
+
+
+@pytest.mark.parametrize("imported", BEGINNINGS)
+def test_a_child_by_subprocess_gets_stock_jax(imported: str) -> None:
+    ended = well(
+        f"""
+        import os
+        before = dict(os.environ)
+        {BEGINNINGS[imported]}
+        assert dict(os.environ) == before
+        import subprocess, sys
+        subprocess.run([sys.executable, "-c", {STOCK!r}], check=True, timeout=50)
+        """
+    )
+    assert ended.stdout == "gloo 2.0\n"
+
+
+SPAWNING = """
+import multiprocessing
+{imports}
+def child():
+    exec({stock!r})
+if __name__ == "__main__":
+    process = multiprocessing.get_context("{how}").Process(target=child)
+    process.start()
+    process.join(50)
+    assert process.exitcode == 0, process.exitcode
+"""
+
+
+@pytest.mark.parametrize("imports", ["import lockstep", "import jax, lockstep"])
+@pytest.mark.parametrize("how", ["spawn", "forkserver"])
+def test_a_child_by_multiprocessing(how: str, imports: str, tmp_path) -> None:
+    """It imports its parent's program again: Lockstep with the engine, or after jax without."""
+    program = tmp_path / "program.py"
+    program.write_text(SPAWNING.format(imports=imports, stock=STOCK, how=how))
+    source = "import lockstep, runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], "
+    ended = python(source + "run_name='__main__')", str(program))
+    assert ended.status == 0, ended
+    late = imports.startswith("import jax")
+    assert ended.stdout == ("gloo 2.0\n" if late else "mpi 2.0\n"), ended
+
+
+def test_a_child_by_fork_of_a_program_that_has_not_used_jax() -> None:
+    ended = well(
+        f"""
+        import os, sys
+        import lockstep
+        child = os.fork()
+        if child == 0:
+            exec({STOCK!r})
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        """
+    )
+    assert ended.stdout == "mpi 2.0\n"  # lockstep is imported there, too, and works
+
+
+@pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
+def test_children_of_a_process_of_a_job(collectives: str) -> None:
+    program = f"""
+        import subprocess, sys
+        import jax
+        jax.distributed.initialize()
+        jax.devices()
+        subprocess.run([sys.executable, "-c", {textwrap.dedent(STOCK)!r}], check=True, timeout=50)
+        """
+    result = run_lockstep(["--collectives", collectives], textwrap.dedent(program), timeout=90)
+    assert result.by_process == {0: ["gloo 2.0"], 1: ["gloo 2.0"]}, result
