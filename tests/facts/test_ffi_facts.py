@@ -50,7 +50,7 @@ def test_structs_are_those_of_the_header_of_jaxlib(tmp_path: Path) -> None:
     assert compiler is not None, "the engine was built with a compiler, and this needs one too"
     lines = ['#include "xla/ffi/api/c_api.h"', f'#include "{FFI}"']
     header = Path(jax.ffi.include_dir(), "xla/ffi/api/c_api.h").read_text()
-    if "XLA_FFI_InternalExtension" in header:  # its name since jaxlib 0.12
+    if "XLA_FFI_InternalExtension" in header:  # its later name
         lines.append("#define XLA_FFI_Extension_Base XLA_FFI_InternalExtension")
     for (ours, theirs), members in STRUCTS.items():
         for mine, other in members.items():
