@@ -4,9 +4,22 @@
 # make help     the rest
 
 PYTHON ?= python3
-VENV   ?= .venv
-BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+# A PYTHON that is named is the one that is used: beside a .venv of another version it gets an
+# environment of its own, .venv-3.12, and nothing is thrown away.
+ifneq ($(filter command environment,$(firstword $(origin PYTHON))),)
+  OTHER := $(shell sh scripts/other_python.sh '$(PYTHON)' '$(or $(VENV),.venv)')
+endif
+ifneq ($(OTHER),)
+  ifeq ($(origin VENV),undefined)
+    VENV := .venv-$(OTHER)
+    $(info .venv has another Python than $(PYTHON): using $(VENV))
+  else ifneq ($(MAKECMDGOALS),clean)
+    $(error $(VENV) has another Python than $(PYTHON), $(OTHER): give another VENV, or run make clean VENV=$(VENV))
+  endif
+endif
+VENV ?= .venv
+BIN  := $(VENV)/bin
 
 # Everything that ends up in the installed package. Directories are in the list so that a removed
 # file counts as a change.
@@ -28,6 +41,7 @@ help:
 	@echo 'make docs      build the documentation site into site/'
 	@echo 'make clean     remove everything that make made'
 	@echo 'Variables: PYTHON=python3 (3.11 or later), VENV=.venv, CXX=the C++ compiler'
+	@echo 'With PYTHON=python3.12 beside a .venv of another version, VENV is .venv-3.12'
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/python scripts/demo.py
@@ -61,25 +75,24 @@ docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-3.* build dist site .pytest_cache .ruff_cache .hypothesis
 
-# The package is installed, not linked: what the tests import is what a user gets, engine included.
-# CMake's build directory stays in build/, so only changed files are compiled again.
-$(VENV)/.tools: pyproject.toml scripts/preflight.sh
-	@PYTHON='$(PYTHON)' sh scripts/preflight.sh
-	$(PYTHON) -m venv $(VENV)
-	@echo 'Installing into $(VENV). The first time this downloads jax and compiles the engine.'
-	$(PIP) install 'scikit-build-core>=0.10' cmake ninja
+# CMake's build directory stays in build/, so only changed files are compiled again. An environment
+# that is there installs with its own Python, whatever python3 is by now.
+INSTALLER := $(or $(wildcard $(BIN)/python),$(PYTHON))
+define install
+@PYTHON='$(INSTALLER)' sh scripts/preflight.sh
+@$(INSTALLER) scripts/install.py --venv '$(VENV)' --extras
+endef
+
+$(VENV)/.installed-demo: $(SOURCES) scripts/install.py
+	$(install) examples
 	@touch $@
 
-$(VENV)/.installed-demo: $(VENV)/.tools $(SOURCES)
-	$(PIP) install --no-build-isolation '.[examples]'
-	@touch $@
-
-$(VENV)/.installed-dev: $(VENV)/.tools $(SOURCES)
-	$(PIP) install --no-build-isolation '.[dev,examples,bench,mpi]'
+$(VENV)/.installed-dev: $(SOURCES) scripts/install.py
+	$(install) dev,examples,bench,mpi
 	@touch $@ $(VENV)/.installed-demo
 
-$(VENV)/.installed-docs: $(VENV)/.tools $(SOURCES)
-	$(PIP) install --no-build-isolation '.[docs]'
+$(VENV)/.installed-docs: $(SOURCES) scripts/install.py
+	$(install) docs
 	@touch $@

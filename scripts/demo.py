@@ -7,21 +7,24 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 
 EXAMPLE = "examples/train_digits.py"
 RUN = ["lockstep", "run", "-n", "2", "-d", "4"]
 TIMEOUT_SECONDS = 600
 
 
-def train(options: list[str], numbers: pathlib.Path) -> dict[str, float]:
+def train(title: str, options: list[str], numbers: pathlib.Path) -> dict[str, float]:
     """Runs the example, its output on this terminal, and returns what it measured."""
     command = [*RUN, *options, EXAMPLE]
-    print(f"\n$ {' '.join(command)}", flush=True)
+    print(f"\n{title}\n\n$ {' '.join(command)}", flush=True)
+    start = time.monotonic()
     subprocess.run(
         [sys.executable, "-m", *command, "--json", str(numbers)],
         check=True,
         timeout=TIMEOUT_SECONDS,
     )
+    print(f"{title}  {time.monotonic() - start:.0f} s", flush=True)
     return json.loads(numbers.read_text())
 
 
@@ -30,8 +33,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         numbers = pathlib.Path(directory, "numbers.json")
         try:
-            runs["lockstep"] = train([], numbers)
-            runs["gloo"] = train(["--collectives", "gloo"], numbers)
+            runs["lockstep"] = train("[1/2] training over lockstep", [], numbers)
+            options = ["--collectives", "gloo"]
+            runs["gloo"] = train("[2/2] training over gloo", options, numbers)
         except subprocess.CalledProcessError as error:
             return error.returncode
 
