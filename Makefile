@@ -33,7 +33,7 @@ help:
 	@echo 'make demo      install into $(VENV), build the engine, run the main job over lockstep and gloo'
 	@echo 'make test      the whole test suite against the working tree'
 	@echo 'make check     lint, types and test: what CI runs'
-	@echo 'make lint      ruff, clang-format and the table of MPI names, without changing a file'
+	@echo 'make lint      ruff, clang-format, the table of MPI names, and actionlint if it is installed'
 	@echo 'make types     pyright'
 	@echo 'make examples  the examples alone (they are part of make test)'
 	@echo 'make slow      sanitizer builds, fuzzing, large benchmarks (many minutes)'
@@ -59,6 +59,8 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	find native -name '*.cc' -o -name '*.h' | xargs -r $(BIN)/clang-format --dry-run -Werror
 	$(BIN)/python scripts/generate_abi.py --check
+	@if command -v actionlint >/dev/null; then actionlint; \
+	else echo 'No actionlint here: the workflows are checked by tests.yml alone.'; fi
 
 types: $(VENV)/.installed-dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
