@@ -176,10 +176,13 @@ def steps(environment: pathlib.Path, extras: list[str]) -> list[Step]:
     """The package is installed, not linked: what the tests import is what a user gets."""
     pip = pip_install(environment)
     built_by = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    # scikit-build-core empties a build directory that another environment has used.
+    own = f"--config-settings=build-dir=build/{environment.name}"
+    engine = [*pip, "--verbose", "--no-build-isolation", "--no-deps", "."]
     return [
         Step("build tools", [*pip, *built_by, "cmake", "ninja"]),
         Step("dependencies", [*pip, *requirements(extras)]),
-        Step("the engine", [*pip, "--verbose", "--no-build-isolation", "--no-deps", "."]),
+        Step("the engine", engine if environment.name == ".venv" else [*engine[:-1], own, "."]),
     ]
 
 

@@ -192,6 +192,12 @@ def test_bytes_are_shown_where_pip_tells_them() -> None:
     assert output.lines == ["Downloading jaxlib-1-py3.whl (81 MB)\n"]
 
 
+def test_environments_do_not_share_a_build_directory() -> None:
+    steps = runpy.run_path(str(INSTALL))["steps"]
+    engines = [" ".join(steps(Path(name), [])[-1].command) for name in (".venv", ".venv-3.13")]
+    assert ["build-dir=build/.venv-3.13 " in engine for engine in engines] == [False, True]
+
+
 def python(version: str, directory: Path) -> str:
     path = directory / f"python{version}"
     path.write_text(f"#!/bin/sh\necho {version}\n")
