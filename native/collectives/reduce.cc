@@ -8,16 +8,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "cpu.h"
 #include "error.h"
-
-// One clone per instruction set, picked when the library is loaded. Sanitizers cannot run the
-// resolvers, which the loader calls before their run-time is up.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-#define LOCKSTEP_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define LOCKSTEP_CLONES
-#endif
 
 namespace lockstep {
 namespace {
@@ -55,14 +47,19 @@ struct Product<std::complex<R>> {
 
 using Kernel = void (*)(std::byte*, const std::byte*, const std::byte*, std::size_t);
 
-#define LOCKSTEP_KERNEL(NAME, T, OP)                                                \
-  LOCKSTEP_CLONES void NAME(std::byte* out, const std::byte* a, const std::byte* b, \
-                            std::size_t n) {                                        \
-    auto* to = reinterpret_cast<T*>(out);                                           \
-    const auto* x = reinterpret_cast<const T*>(a);                                  \
-    const auto* y = reinterpret_cast<const T*>(b);                                  \
-    for (std::size_t i = 0; i < n; ++i) to[i] = OP<T>::apply(x[i], y[i]);           \
-  }
+template <typename T, template <typename> typename Op>
+LOCKSTEP_INLINE void combine(std::byte* out, const std::byte* a, const std::byte* b,
+                             std::size_t n) {
+  auto* to = reinterpret_cast<T*>(out);
+  const auto* x = reinterpret_cast<const T*>(a);
+  const auto* y = reinterpret_cast<const T*>(b);
+  for (std::size_t i = 0; i < n; ++i) to[i] = Op<T>::apply(x[i], y[i]);
+}
+
+#define LOCKSTEP_KERNEL(NAME, T, OP)                                                  \
+  LOCKSTEP_THREE_VARIANTS(                                                            \
+      NAME, (std::byte * out, const std::byte* a, const std::byte* b, std::size_t n), \
+      (out, a, b, n), (combine<T, OP>(out, a, b, n)))
 
 #define LOCKSTEP_RING(SUFFIX, T)        \
   LOCKSTEP_KERNEL(sum_##SUFFIX, T, Sum) \

@@ -65,16 +65,13 @@ LOCKSTEP_INLINE void call(const ffi::Frame& frame, const Shape& shape) {
           frame.results[0].as<T>(), shape);
 }
 
-LOCKSTEP_CLONES void f32(const ffi::Frame& frame, const Shape& shape) { call<float>(frame, shape); }
-LOCKSTEP_CLONES void f64(const ffi::Frame& frame, const Shape& shape) {
-  call<double>(frame, shape);
-}
-LOCKSTEP_CLONES void c64(const ffi::Frame& frame, const Shape& shape) {
-  call<std::complex<float>>(frame, shape);
-}
-LOCKSTEP_CLONES void c128(const ffi::Frame& frame, const Shape& shape) {
-  call<std::complex<double>>(frame, shape);
-}
+#define LOCKSTEP_TYPE(NAME, T)                                                           \
+  LOCKSTEP_VARIANTS(NAME, (const ffi::Frame& frame, const Shape& shape), (frame, shape), \
+                    (call<T>(frame, shape)))
+LOCKSTEP_TYPE(f32, float)
+LOCKSTEP_TYPE(f64, double)
+LOCKSTEP_TYPE(c64, std::complex<float>)
+LOCKSTEP_TYPE(c128, std::complex<double>)
 
 }  // namespace
 }  // namespace lockstep

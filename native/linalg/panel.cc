@@ -161,19 +161,14 @@ LOCKSTEP_INLINE void correct(const ffi::Frame& frame, const Place& at) {
   }
 }
 
+#define LOCKSTEP_TYPE(NAME, CALL, T)                                               \
+  LOCKSTEP_VARIANTS(NAME, (const ffi::Frame& frame, const Place& at), (frame, at), \
+                    (CALL<T>(frame, at)))
 #define LOCKSTEP_TYPES(NAME)                                                      \
-  LOCKSTEP_CLONES void NAME##_f32(const ffi::Frame& frame, const Place& at) {     \
-    NAME<float>(frame, at);                                                       \
-  }                                                                               \
-  LOCKSTEP_CLONES void NAME##_f64(const ffi::Frame& frame, const Place& at) {     \
-    NAME<double>(frame, at);                                                      \
-  }                                                                               \
-  LOCKSTEP_CLONES void NAME##_c64(const ffi::Frame& frame, const Place& at) {     \
-    NAME<std::complex<float>>(frame, at);                                         \
-  }                                                                               \
-  LOCKSTEP_CLONES void NAME##_c128(const ffi::Frame& frame, const Place& at) {    \
-    NAME<std::complex<double>>(frame, at);                                        \
-  }                                                                               \
+  LOCKSTEP_TYPE(NAME##_f32, NAME, float)                                          \
+  LOCKSTEP_TYPE(NAME##_f64, NAME, double)                                         \
+  LOCKSTEP_TYPE(NAME##_c64, NAME, std::complex<float>)                            \
+  LOCKSTEP_TYPE(NAME##_c128, NAME, std::complex<double>)                          \
   void NAME##_of_type(ffi::Type type, const ffi::Frame& frame, const Place& at) { \
     switch (type) {                                                               \
       case ffi::Type::kF32:                                                       \

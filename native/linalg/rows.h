@@ -9,15 +9,7 @@
 #include <cstdint>
 #include <type_traits>
 
-// One clone per instruction set, as in collectives/reduce.cc: sanitizers cannot run the resolvers.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-#define LOCKSTEP_CLONES __attribute__((target_clones("avx2", "default")))
-#else
-#define LOCKSTEP_CLONES
-#endif
-// Into the clones, whose instructions they are to be compiled with.
-#define LOCKSTEP_INLINE inline __attribute__((always_inline))
+#include "cpu.h"
 
 namespace lockstep::rows {
 

@@ -213,10 +213,12 @@ LOCKSTEP_INLINE void weights(const ffi::Frame& frame, const Blocks& shape) {
   }
 }
 
-LOCKSTEP_CLONES void roots_f32(const ffi::Frame& f, const Blocks& s) { roots<float>(f, s); }
-LOCKSTEP_CLONES void roots_f64(const ffi::Frame& f, const Blocks& s) { roots<double>(f, s); }
-LOCKSTEP_CLONES void weights_f32(const ffi::Frame& f, const Blocks& s) { weights<float>(f, s); }
-LOCKSTEP_CLONES void weights_f64(const ffi::Frame& f, const Blocks& s) { weights<double>(f, s); }
+#define LOCKSTEP_TYPE(NAME, CALL, T) \
+  LOCKSTEP_VARIANTS(NAME, (const ffi::Frame& f, const Blocks& s), (f, s), (CALL<T>(f, s)))
+LOCKSTEP_TYPE(roots_f32, roots, float)
+LOCKSTEP_TYPE(roots_f64, roots, double)
+LOCKSTEP_TYPE(weights_f32, weights, float)
+LOCKSTEP_TYPE(weights_f64, weights, double)
 
 // Checks what both calls begin with; `more` arguments follow the five.
 bool read_blocks(const ffi::Frame& frame, std::int64_t more, Blocks& shape) {
