@@ -49,8 +49,10 @@ class QuickClock {
 #if defined(__x86_64__)
     return __builtin_ia32_rdtsc();
 #elif defined(__aarch64__)
+    // This processor may read its counter before what stands in front of it, another reading too;
+    // Linux's own clock has the same barrier. "memory": the compiler may not move it either.
     std::uint64_t value;
-    asm volatile("mrs %0, cntvct_el0" : "=r"(value));
+    asm volatile("isb\n\tmrs %0, cntvct_el0" : "=r"(value) : : "memory");
     return value;
 #else
     return 0;

@@ -21,7 +21,7 @@ void wait_for_loads() {
 #if defined(__x86_64__)
   __builtin_ia32_lfence();
 #elif defined(__aarch64__)
-  asm volatile("isb" ::: "memory");
+  asm volatile("dsb ishld\n\tisb" ::: "memory");  // isb alone waits for no load
 #endif
 }
 
