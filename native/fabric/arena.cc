@@ -16,9 +16,11 @@ namespace lockstep {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x316b636f4c707453;
-constexpr std::size_t kPage = 4096;
-
-constexpr std::size_t page_up(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+// aarch64 has kernels with pages of 4, 16 and 64 KiB.
+std::size_t page_up(std::size_t bytes) {
+  static const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return (bytes + page - 1) / page * page;
+}
 
 [[noreturn]] void fail(const std::string& what, int code) {
   throw Error("lockstep: " + what + ": " + std::strerror(code) +
