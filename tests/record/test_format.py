@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lockstep import RecordError
 from lockstep.record import format
-from lockstep.record.format import Entry, ProcessRecord, Ring, encode, parse
+from lockstep.record.format import Entry, ProcessRecord, Ring, State, encode, parse
 
 I32 = st.integers(-(1 << 31), (1 << 31) - 1)
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -38,7 +38,7 @@ def entries(draw: st.DrawFn, number: int) -> Entry:
         draw(st.integers(1, 3)),
         draw(I64),
         draw(I64),
-        draw(I64),
+        draw(I64.filter(bool)),  # what has ended has a time
         draw(I32),
         draw(I32),
         len(targets),
@@ -136,6 +136,20 @@ def test_a_slot_that_is_being_written_is_left_out() -> None:
 def test_a_slot_that_was_overwritten_between_two_copies_is_left_out() -> None:
     first, second = encode(record(8), entries=8), encode(record(10), entries=8)
     assert numbers(first, second) == [3, 4, 5, 6, 7, 8]
+
+
+def test_an_entry_that_began_after_the_copy_before_is_left_out() -> None:
+    before, file = encode(record(8), entries=8), encode(record(10), entries=8)
+    found = parse(file, file, before).rings[0]
+    assert [entry.number for entry in found.entries] == [3, 4, 5, 6, 7, 8]
+    assert found.written == 10
+
+
+def test_an_entry_without_the_time_of_its_end_has_not_ended() -> None:
+    file = bytearray(encode(record(2), entries=8))
+    struct.pack_into("<q", file, SLOT + 128 + 72, 0)  # loaded before the state was
+    first, second = parse(bytes(file)).rings[0].entries
+    assert (first.state, second.state) == (State.DONE, State.ENTERED)
 
 
 def test_entries_that_came_while_the_ring_was_copied_count() -> None:

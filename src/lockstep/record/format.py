@@ -175,16 +175,17 @@ class ProcessRecord:
 def parse(
     buffer: bytes | memoryview,
     again: bytes | memoryview | None = None,
+    before: bytes | memoryview | None = None,
     *,
     latest: int | None = None,
     after: Mapping[int, int] | None = None,
 ) -> ProcessRecord:
     """Reads a recorder file.
 
-    ``again`` is a second copy of the same file, made after ``buffer``: an entry whose number
-    differs in the two was overwritten meanwhile and is left out. A file that nobody writes needs
-    none. ``latest`` is how many entries of each ring are wanted, the others are as good as
-    overwritten; ``after`` is a number by device: entries up to it are not wanted.
+    ``again`` and ``before`` are copies of the same file, made after ``buffer`` and before it: an
+    entry whose number differs in them was overwritten meanwhile and is left out. A file that is not
+    being written needs neither. ``latest`` is how many entries of each ring are wanted, the others
+    are as good as overwritten; ``after`` is a number by device: entries up to it are not wanted.
 
     Raises `RecordError` when this is no recorder file, one of another version, or a part of one.
     """
@@ -197,7 +198,9 @@ def parse(
             f"{end} (a full disk, or a copy that did not finish?)"
         )
     view = memoryview(buffer)
-    second = view if again is None or len(again) < end else memoryview(again)
+    others = tuple(
+        view if copy is None or len(copy) < end else memoryview(copy) for copy in (before, again)
+    )
     (process, num_processes, pid, attempt, nonce, monotonic, realtime, state, words) = fields[7:16]
     return ProcessRecord(
         process=process,
@@ -214,7 +217,7 @@ def parse(
         rings=tuple(
             _ring(
                 view[at : at + ring_bytes],
-                second[at : at + ring_bytes],
+                [other[at : at + ring_bytes] for other in others],
                 entries,
                 entries if latest is None else latest,
                 after or {},
@@ -267,35 +270,47 @@ def _cliques(view: memoryview, words: int) -> Iterator[tuple[int, tuple[int, ...
 
 
 def _ring(
-    view: memoryview, again: memoryview, entries: int, latest: int, after: Mapping[int, int]
+    view: memoryview,
+    others: Sequence[memoryview],
+    entries: int,
+    latest: int,
+    after: Mapping[int, int],
 ) -> Ring:
     written, device, local_index = _RING.unpack_from(view)
     wanted = min(entries, latest, max(0, written - after.get(device, 0)))
     oldest = max(0, written - wanted)
     first = oldest % entries
     end = first + min(written - oldest, entries)
-    found = _slots(view, again, entries, range(first, min(end, entries)), oldest)
-    found += _slots(view, again, entries, range(max(0, end - entries)), oldest)
+    found = _slots(view, others, entries, range(first, min(end, entries)), oldest)
+    found += _slots(view, others, entries, range(max(0, end - entries)), oldest)
     found.sort()
     return Ring(device, local_index, max(written, found[-1].number if found else 0), tuple(found))
 
 
 def _slots(
-    view: memoryview, again: memoryview, entries: int, slots: range, oldest: int
+    view: memoryview, others: Sequence[memoryview], entries: int, slots: range, oldest: int
 ) -> list[Entry]:
     """The sound entries among some slots of a ring, above number ``oldest``.
+
+    A processor may load the parts of one copy in any order (aarch64 does), but not those of one
+    copy before those of the last. So the number is wanted of the copies before and after: the
+    entry was complete when the first was made, and not yet overwritten at the second.
 
     A job has a hundred thousand entries and more: this is where reading it takes its time.
     """
     there = slice(*(RING_HEADER_BYTES + at * ENTRY_BYTES for at in (slots.start, slots.stop)))
-    numbers = (number for (number,) in _NUMBER.iter_unpack(again[there]))
+    early, late = (_NUMBER.iter_unpack(other[there]) for other in others)
     make, found = tuple.__new__, []
-    for slot, fields, number in zip(slots, _ENTRY.iter_unpack(view[there]), numbers, strict=True):
+    for slot, fields, (number,), last in zip(
+        slots, _ENTRY.iter_unpack(view[there]), early, late, strict=True
+    ):
         # A number above `written` began after the ring's header was copied.
-        expected = number == fields[0] > oldest and (number - 1) % entries == slot
+        expected = number == last[0] == fields[0] > oldest and (number - 1) % entries == slot
         op, dtype, reduction, state = fields[7:11]
         sound = op <= _LAST_OP and dtype <= _LAST_DTYPE and reduction <= _LAST_REDUCTION
         if expected and sound and _FIRST_STATE <= state <= _LAST_STATE:
+            if state == _DONE and not fields[13]:  # this copy has the state, and not yet the time
+                fields = (*fields[:10], _FIRST_STATE, *fields[11:])
             listed = fields[16]
             targets = fields[17 : 17 + min(listed, LISTED_TARGETS)] if listed > 0 else ()
             found.append(make(Entry, (*fields[:17], targets, fields[25])))
@@ -304,6 +319,7 @@ def _slots(
 
 _LAST_OP, _LAST_DTYPE, _LAST_REDUCTION = len(OPS) - 1, len(DTYPES) - 1, len(REDUCTIONS) - 1
 _FIRST_STATE, _LAST_STATE = int(State.ENTERED), int(State.RAISED)
+_DONE = int(State.DONE)
 
 
 def encode(record: ProcessRecord, entries: int = ENTRIES) -> bytes:

@@ -207,9 +207,8 @@ def read_record(
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(descriptor).st_size
-        first = os.pread(descriptor, size, 0)
-        again = os.pread(descriptor, size, 0)
-        return format.parse(first, again, latest=latest, after=after)
+        before, record, again = (os.pread(descriptor, size, 0) for _ in range(3))
+        return format.parse(record, again, before, latest=latest, after=after)
     finally:
         os.close(descriptor)
 
