@@ -122,7 +122,7 @@ bool PeerMemory::is_self(const ArenaHeader::Process& peer) const {
 bool PeerMemory::readable(int process) const {
   const ArenaHeader::Process* peer = entry(process);
   if (!enabled_ || peer == nullptr || peer->pid.load(std::memory_order_acquire) == 0) return false;
-  return is_self(*peer) || Batch(*peer).read() == 0;
+  return Batch(*peer).read() == 0;
 }
 
 void PeerMemory::read(int process, std::span<const Piece> pieces) const {
