@@ -19,6 +19,7 @@ ifneq ($(OTHER),)
   endif
 endif
 VENV ?= .venv
+ARCH ?= x86_64 aarch64
 BIN  := $(VENV)/bin
 
 # Everything that ends up in the installed package. Directories are in the list so that a removed
@@ -27,7 +28,7 @@ SOURCES := pyproject.toml README.md LICENSE $(shell find src native -name __pyca
 	-not -name '*.pyc' -not -name '*.so' -not -path 'native/tests*' -print)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test examples check lint types format docs slow clean
+.PHONY: help demo test examples check lint types format docs slow wheel clean
 
 help:
 	@echo 'make demo      install into $(VENV), build the engine, run the main job over lockstep and gloo'
@@ -37,10 +38,12 @@ help:
 	@echo 'make types     pyright'
 	@echo 'make examples  the examples alone (they are part of make test)'
 	@echo 'make slow      sanitizer builds, fuzzing, large benchmarks (many minutes)'
+	@echo 'make wheel     manylinux wheels into dist/, built by zig, for each of ARCH'
 	@echo 'make format    rewrite the sources as lint wants them'
 	@echo 'make docs      build the documentation site into site/'
 	@echo 'make clean     remove everything that make made'
-	@echo 'Variables: PYTHON=python3 (3.11 or later), VENV=.venv, CXX=the C++ compiler'
+	@echo 'Variables: PYTHON=python3 (3.11 or later), VENV=.venv, CXX=the C++ compiler,'
+	@echo '           ARCH="x86_64 aarch64" (the wheels)'
 	@echo 'With PYTHON=python3.12 beside a .venv of another version, VENV is .venv-3.12'
 
 demo: $(VENV)/.installed-demo
@@ -70,8 +73,11 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	find native -name '*.cc' -o -name '*.h' | xargs -r $(BIN)/clang-format -i
 
-slow: $(VENV)/.installed-dev
+slow: $(VENV)/.installed-dev $(VENV)/.installed-wheel
 	$(BIN)/python -m pytest -m slow --timeout 1800
+
+wheel: $(VENV)/.installed-wheel
+	$(BIN)/python scripts/wheel.py $(ARCH)
 
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -97,4 +103,8 @@ $(VENV)/.installed-dev: $(SOURCES) scripts/install.py
 
 $(VENV)/.installed-docs: $(SOURCES) scripts/install.py
 	$(install) docs
+	@touch $@
+
+$(VENV)/.installed-wheel: $(SOURCES) scripts/install.py
+	$(install) wheel
 	@touch $@
