@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lockstep._jax_compat import hooks
+from lockstep._jax_compat import cluster, hooks
 from lockstep._jax_compat.settings import setting
 
 
@@ -73,6 +73,7 @@ def survive_dead_peers(
     def client(address: str, *args: Any, **options: Any) -> Any:
         nonlocal joined
         global _heartbeat_seconds
+        cluster.forget_bind_address()
         _heartbeat_seconds = options.get("heartbeat_timeout") or _heartbeat_seconds
         address = place(address)
         if not joined:

@@ -101,7 +101,8 @@ def _check_known(given: Mapping[str, Any]) -> None:
     import jax
 
     known = inspect.signature(jax.distributed.initialize).parameters
-    if unknown := [name for name in given if name not in known]:
+    takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
+    if not takes_all and (unknown := [name for name in given if name not in known]):
         raise TypeError(
             f"lockstep.initialize(): jax.distributed.initialize() of jax {jax.__version__} does "
             f"not take {', '.join(unknown)}. Leave it out, or install a jax that does."

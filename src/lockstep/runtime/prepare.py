@@ -107,9 +107,10 @@ def _is_late(library: str) -> bool:
     if not _jax_compat.jaxlib_is_loaded() or _is_mapped(library):
         return False
     processes: Any = sys.modules.get("multiprocessing.process")
-    if processes is None or processes.parent_process() is None:
-        raise ImportOrderError(_LATE)
-    return True
+    # The first is while it imports its parent's program, the second after that.
+    if "__mp_main__" in sys.modules or (processes and processes.parent_process()):
+        return True
+    raise ImportOrderError(_LATE)
 
 
 def _is_mapped(library: str) -> bool:
