@@ -18,6 +18,7 @@ namespace lockstep::ffi {
 // The structs are the same in versions 0.1 to 0.5. XLA takes a kernel of an older version than its
 // own.
 constexpr int kMajor = 0;
+constexpr int kOldestMinor = 1;
 constexpr int kNewestMinor = 3;
 
 struct Extension {
@@ -127,7 +128,9 @@ inline bool is_question(const Frame& frame) {
   if (frame.extensions == nullptr || frame.extensions->type != kMetadata) return false;
   Metadata* metadata = reinterpret_cast<MetadataExtension*>(frame.extensions)->metadata;
   metadata->version.major = kMajor;
-  metadata->version.minor = std::min(frame.api->version.minor, kNewestMinor);
+  // The call frame of this question carries no API in jaxlib 0.8.0, whose version is 0.1.
+  const int minor = frame.api == nullptr ? kOldestMinor : frame.api->version.minor;
+  metadata->version.minor = std::min(minor, kNewestMinor);
   metadata->traits = 0;
   return true;
 }

@@ -1,5 +1,6 @@
 // The kernels of `lockstep.linalg`, called as XLA calls them: from several threads at once, on
 // arguments that they share. What they compute is for `tests/linalg/test_kernels.py`.
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -290,6 +291,25 @@ TEST(threads_with_one_block_factor_it_once) {
   for (std::thread& thread : threads) thread.join();
   CHECK_EQUAL(wrong.load(), 0);
   CHECK_EQUAL(factorizations.load(), 1);
+}
+
+TEST(the_version_is_told_with_and_without_an_api) {
+  ffi::Metadata metadata{};
+  ffi::MetadataExtension extension{{sizeof extension, ffi::kMetadata, nullptr}, &metadata};
+  ffi::Frame frame{};
+  frame.extensions = &extension.base;
+  const auto minor_for = [&](const ffi::Api* api) {
+    frame.api = api;
+    metadata.version.minor = -1;
+    CHECK(lockstep_hemv(&frame) == nullptr);
+    return metadata.version.minor;
+  };
+  CHECK_EQUAL(minor_for(nullptr), ffi::kOldestMinor);  // as jaxlib 0.8.0 asks
+  ffi::Api api{};
+  for (const int theirs : {1, 2, 3, 9}) {
+    api.version.minor = theirs;
+    CHECK_EQUAL(minor_for(&api), std::min(theirs, ffi::kNewestMinor));
+  }
 }
 
 TEST(arguments_that_do_not_fit_are_errors) {
