@@ -15,6 +15,7 @@ import termios
 import threading
 from collections.abc import Iterator
 
+from of_this_jax import where_numbered
 from support import Run, start_lockstep, wait_until
 
 WIDTH, HEIGHT = 130, 60
@@ -38,7 +39,7 @@ if "fail" in sys.argv:
         while not (folder / "seen").exists():
             time.sleep(0.02)
 """
-PSUM = f"program.py:{TRAINING[: TRAINING.index('total =')].count(chr(10)) + 1}"
+PSUM = where_numbered(f"program.py:{TRAINING[: TRAINING.index('total =')].count(chr(10)) + 1}")
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
 
@@ -133,7 +134,7 @@ def test_a_live_job_is_shown_and_top_ends_with_it() -> None:
         assert all(int(a) < int(b) for a, b in zip(*begun, strict=True)), begun
         pids = set(re.findall(r"│ [01] +│ \S+ +│ (\d+) ", last))
         assert len(pids) == 2, last
-        assert re.search(rf"{PSUM} in ", last), last
+        assert where_numbered(f"{PSUM} in ") in last, last
         assert "all-reduce (sum) of 1 x f32" in last
         # It sleeps before every collective, so it is the last one to come to nearly all of them.
         assert re.search(r"│ process 1: \d+ ", last), last

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lockstep.runtime import lowering
 from lockstep.runtime.counts import COLLECTIVES
 from lockstep.runtime.hlo_proto import Field, Message, Program
+from of_this_jax import needs_float16_pass
 from support import run_lockstep
 
 PROGRAM = pathlib.Path(__file__).parent / "programs" / "low_precision.py"
@@ -67,6 +68,7 @@ def test_a_program_without_collectives_is_left_alone() -> None:
     assert lowering.widen(Program(module, COLLECTIVES)) is None
 
 
+@needs_float16_pass
 def test_single_process_programs_compute_the_same_through_the_pass() -> None:
     environ = {
         **os.environ,
@@ -82,6 +84,7 @@ def test_single_process_programs_compute_the_same_through_the_pass() -> None:
         assert ("16 right, 0 with float16" in done.stdout) == bool(option), done.stdout
 
 
+@needs_float16_pass
 def test_narrow_types_over_the_engine() -> None:
     types = "float16,bfloat16,float8_e4m3fn,float8_e5m2"
     result = run_lockstep([], PROGRAM, n=2, d=2, timeout=150, program_args=["--dtypes", types])
