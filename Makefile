@@ -28,7 +28,7 @@ SOURCES := pyproject.toml README.md LICENSE $(shell find src native -name __pyca
 	-not -name '*.pyc' -not -name '*.so' -not -path 'native/tests*' -print)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test examples check lint types format docs slow wheel clean
+.PHONY: help demo test examples check lint types format docs slow versions versions-corners wheel clean
 
 help:
 	@echo 'make demo      install into $(VENV), build the engine, run the main job over lockstep and gloo'
@@ -38,6 +38,7 @@ help:
 	@echo 'make types     pyright'
 	@echo 'make examples  the examples alone (they are part of make test)'
 	@echo 'make slow      sanitizer builds, fuzzing, large benchmarks (many minutes)'
+	@echo 'make versions  a part of the tests under every supported Python and jax (docs/versions.md)'
 	@echo 'make wheel     manylinux wheels into dist/, built by zig, for each of ARCH'
 	@echo 'make format    rewrite the sources as lint wants them'
 	@echo 'make docs      build the documentation site into site/'
@@ -78,6 +79,13 @@ slow: $(VENV)/.installed-dev $(VENV)/.installed-wheel
 
 wheel: $(VENV)/.installed-wheel
 	$(BIN)/python scripts/wheel.py $(ARCH)
+
+versions: $(VENV)/.installed-dev
+	$(BIN)/python scripts/versions.py
+
+# The oldest jax on the oldest Python and the newest on the newest: what CI runs after check.
+versions-corners: $(VENV)/.installed-dev
+	$(BIN)/python scripts/versions.py --corners
 
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

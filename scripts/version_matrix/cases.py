@@ -1,0 +1,139 @@
+"""Which tests run under every version: a few of the suite, in groups; and which versions.
+
+A case is a pytest item, or a test function with all of its parameters. The tests themselves know
+what a version cannot do (tests/of_this_jax.py); a case that is skipped counts as failed here, so
+each list below has only what its version has to do.
+"""
+
+from __future__ import annotations
+
+import re
+
+JAX = (
+    *("0.8.0", "0.8.3", "0.9.0", "0.9.2", "0.10.0", "0.10.2"),
+    *("0.11.0", "0.11.2", "0.12.0.1"),
+)
+"""The first and the last patch of each minor release of jax."""
+
+PYTHON = ("3.11", "3.12", "3.13", "3.14")
+
+FIRST_PYTHON = {(0, 11): "3.12"}
+"""From a minor release of jax on: the oldest Python that it has wheels for."""
+
+_FAULT = "tests/faults/test_faults.py::test_all_survivors_raise_and_name_the_culprit[{}, process 1]"
+_SOUND = "tests/faults/test_no_false_alarm.py::test_a_correct_program_raises_nothing[{}]"
+_PROGRAM = "tests/engine/test_programs.py::test_{}"
+_NO_FRAMES = "tests/engine/test_without_frames.py::test_{}"
+_LOOKALIKES = _FAULT.format("swapped look-alikes, 2x2")
+_FLOAT16 = "tests/runtime/test_low_precision.py::test_narrow_types_over_the_engine"
+_NO_FLOAT16 = (
+    "tests/runtime/test_low_precision.py::"
+    "test_where_the_pass_has_no_place_the_error_says_what_to_do"
+)
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "engine": (
+        "tests/facts/test_jaxlib_facts.py::test_the_engine_has_every_name_that_jaxlib_resolves",
+        _PROGRAM.format("groups_that_look_alike_are_told_apart[2-4]"),
+        _PROGRAM.format("groups_that_look_alike_are_told_apart[4-1]"),
+        _PROGRAM.format("every_collective_of_every_dtype[2-2]"),
+        _PROGRAM.format("the_ways_to_write_a_program"),
+        _PROGRAM.format("computations_over_some_of_the_processes"),
+        _NO_FRAMES.format("the_group_of_all_devices[all_devices-2-2]"),
+        _NO_FRAMES.format("the_group_of_all_devices[all_devices_backwards-2-2]"),
+        _NO_FRAMES.format("some_processes_for_themselves_are_an_error"),
+        _SOUND.format("2-2-options0"),
+        _SOUND.format("4-1-options1"),
+    ),
+    "faults": (
+        _FAULT.format("kill, 3x2"),
+        _FAULT.format("shorter loop, 3x1"),
+        _FAULT.format("shape, 3x1"),
+        _FAULT.format("operation, 2x1"),
+        _FAULT.format("swapped, 2x1"),
+        _FAULT.format("permutation, 3x1"),
+        _FAULT.format("crossing cliques, 2x2"),
+        _LOOKALIKES,
+    ),
+    "--strict": (
+        "tests/faults/test_faults.py::test_strict_compares_the_lines_that_make_a_call[2]",
+        _SOUND.format("2-2-options4"),
+    ),
+    "float16": (_FLOAT16, _NO_FLOAT16),
+    "linalg": (
+        "tests/linalg/test_processes.py::test_two_processes[lockstep-1]",
+        "tests/linalg/test_processes.py::test_two_processes[lockstep-2]",
+        "tests/linalg/test_positive.py::test_inverse_by_many_supersteps",
+        "tests/facts/test_ffi_facts.py::test_a_kernel_is_registered_and_its_words_reach_the_program",
+    ),
+    "report, top": (
+        "tests/launch/test_keeper.py::test_the_records_of_a_failed_job_are_kept_for_the_report",
+        "tests/report/test_top.py::test_a_live_job_is_shown_and_top_ends_with_it",
+    ),
+    "gloo": (
+        "tests/launch/test_jax.py::test_every_way_to_begin[gloo-jax]",
+        "tests/linalg/test_processes.py::test_two_processes[gloo-1]",
+    ),
+    "MPI": ("tests/mpi/test_mpi.py::test_the_five_collectives[2]",),
+}
+
+_CORNERS = {
+    GROUPS["engine"][0],
+    _PROGRAM.format("groups_that_look_alike_are_told_apart[2-4]"),
+    _NO_FRAMES.format("the_group_of_all_devices[all_devices-2-2]"),
+    _SOUND.format("2-2-options0"),
+    _FAULT.format("kill, 3x2"),
+    _FAULT.format("shape, 3x1"),
+    _LOOKALIKES,
+    GROUPS["--strict"][0],
+    *GROUPS["float16"],
+    GROUPS["linalg"][1],
+    *GROUPS["report, top"],
+    GROUPS["gloo"][0],
+    *GROUPS["MPI"],
+}
+"""What a new jax breaks first, or an old one cannot do: the lane that runs with every change."""
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version))
+
+
+def cases(jax: str, corners: bool) -> dict[str, tuple[str, ...]]:
+    """The cases of each group that have to pass with this jax."""
+    without = set()
+    if numbers(jax) < (0, 9):
+        without.add(_LOOKALIKES)
+    if numbers(jax) < (0, 10, 2):
+        without.add(_FLOAT16)
+
+    def runs(case: str) -> bool:
+        return case not in without and (not corners or case in _CORNERS)
+
+    return {group: tuple(filter(runs, listed)) for group, listed in GROUPS.items()}
+
+
+def supports(python: str, jax: str) -> bool:
+    return all(
+        numbers(jax)[:2] < minor or numbers(python) >= numbers(first)
+        for minor, first in FIRST_PYTHON.items()
+    )
+
+
+def choose(pythons: list[str], newest: str, corners: bool) -> list[tuple[str, str]]:
+    """(Python, jax): every jax at least once, and the oldest and newest jax of each Python.
+
+    ``pythons`` are those that are here, in order; ``newest`` is the newest jax there is.
+    """
+    versions = sorted({*JAX, newest}, key=numbers)
+    on = {python: [jax for jax in versions if supports(python, jax)] for python in pythons}
+    if corners:
+        first, last = pythons[0], pythons[-1]
+        return [(first, on[first][0]), (last, on[last][-1])]
+    chosen = {(python, jax) for python in pythons for jax in (on[python][0], on[python][-1])}
+    for index, jax in enumerate(versions):
+        places = [python for python in pythons if jax in on[python]]
+        # The oldest Python takes what it can; what it cannot is spread over the others.
+        if places:
+            chosen.add((places[0] if places == pythons else places[index % len(places)], jax))
+    return sorted(chosen, key=lambda cell: (numbers(cell[0]), numbers(cell[1])))
