@@ -2,11 +2,11 @@
 
     python scripts/jax_multiprocess_tests.py JAX_CHECKOUT [-n 2 -n 4] [-d 4] [--files array ...]
 
-The checkout is jax-ml/jax at the tag of the installed jax (``git checkout jax-v0.10.2``). The tests
+The checkout is jax-ml/jax at the tag of the installed jax (``git checkout jax-v0.11.0``). The tests
 are not edited: a ``sitecustomize`` on the path of their processes imports lockstep before jax; over
-gloo, JAX is as it is. They need absl-py and portpicker. Prints one row per file: tests passed /
-failed / skipped in every process, for each implementation. Exit status 1 when an implementation
-passes less than gloo.
+gloo, JAX is as it is. They need absl-py and portpicker; without cloudpickle one file is skipped.
+Prints one row per file: tests passed / failed / skipped in every process, for each implementation.
+Exit status 1 when an implementation passes less than gloo.
 """
 
 from __future__ import annotations
