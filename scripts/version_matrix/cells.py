@@ -1,17 +1,18 @@
-"""One cell of the matrix: the cases of one Python and one jax, run by one pytest."""
+"""One row of the matrix: the cases of one Python and one jax, run by one pytest for each group."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from version_matrix.environments import FOLDER, Failed, run
 
-CELL_SECONDS = 2400
-"""Of all cases of a cell: a bound for hangs. Each case has the deadline of pytest's `timeout`."""
+GROUP_SECONDS = 1200
+"""Of all cases of a group: a bound for hangs. Each case has the deadline of pytest's `timeout`."""
 _NOT_OURS = ("LOCKSTEP_", "JAX_", "XLA_", "PYTEST_", "PYTHON", "MPITRAMPOLINE_", "VIRTUAL_ENV")
 
 
@@ -24,21 +25,28 @@ class Ran:
 
 
 def run_cell(python: Path, name: str, groups: Mapping[str, Sequence[str]]) -> dict[str, Ran]:
-    """Runs the cases of all groups; what pytest said lies in build/versions/NAME.log."""
+    """Runs the groups one after the other, so that a crash of pytest takes one of them along."""
+    return {group: _run_group(python, f"{name}-{group}", groups[group]) for group in groups}
+
+
+def _run_group(python: Path, name: str, cases: Sequence[str]) -> Ran:
+    """What pytest says lies in build/versions/NAME.log."""
+    name = re.sub(r"[^\w.]+", "-", name)
     report, log = FOLDER / f"{name}.xml", FOLDER / f"{name}.log"
     report.unlink(missing_ok=True)
-    cases = [case for listed in groups.values() for case in listed]
     # The slow ones of the suite are among the cases.
     command = [python, "-m", "pytest", "-p", "no:cacheprovider", "-m", "", f"--junitxml={report}"]
     environ = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_OURS)}
     try:
-        said = run([*command, *cases], CELL_SECONDS, env=environ).stdout
-        log.write_text(said)
-        why = (said.strip().splitlines() or ["pytest says nothing"])[-1]
+        done = run([*command, *cases], GROUP_SECONDS, env=environ)
+        log.write_text(done.stdout)
+        said = done.stdout.strip().splitlines() or ["pytest wrote nothing"]
+        ended = f"pytest was killed by signal {-done.returncode}"
+        why = ended if done.returncode < 0 else said[-1]
     except Failed as error:
         why = str(error)
     outcomes = read(report.read_text()) if report.exists() else {}
-    return {group: judge(listed, outcomes, why) for group, listed in groups.items()}
+    return judge(cases, outcomes, why)
 
 
 def read(report: str) -> dict[str, str]:
