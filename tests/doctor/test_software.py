@@ -84,13 +84,14 @@ def test_that_problem_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
         (None, "problem", "not installed"),
         ("0.10.1", "warning", "but jax is 0.10.2"),
         ("0.11.0", "problem", "jax refuses a newer jaxlib"),
+        ("0.11.2", "warning", "XLA crashes"),
     ],
 )
 def test_jaxlib_must_fit_jax(jaxlib: str | None, status: str, words: str) -> None:
     finding = software.check_jaxlib(changed(jaxlib=jaxlib))
     assert finding.status == status
     assert words in finding.found
-    assert "pip install jaxlib" in finding.mend
+    assert "pip install" in finding.mend
 
 
 def test_a_newer_release_of_a_tested_series_is_ok() -> None:

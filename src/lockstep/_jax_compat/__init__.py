@@ -43,6 +43,7 @@ from lockstep._jax_compat.programs import note_programs as note_programs
 from lockstep._jax_compat.programs import register_pass as register_pass
 from lockstep._jax_compat.settings import choose_collectives as choose_collectives
 from lockstep._jax_compat.settings import setting as setting
+from lockstep._jax_compat.versions import KNOWN_PROBLEMS as KNOWN_PROBLEMS
 from lockstep._jax_compat.versions import NEWEST_TESTED_JAX as NEWEST_TESTED_JAX
 from lockstep._jax_compat.versions import OLDEST_JAX as OLDEST_JAX
 from lockstep._jax_compat.versions import device_id_bytes as device_id_bytes

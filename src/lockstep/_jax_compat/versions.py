@@ -11,6 +11,15 @@ OLDEST_JAX = (0, 8)
 NEWEST_TESTED_JAX = (0, 12)
 """A series: all its patches count as tested."""
 
+KNOWN_PROBLEMS = {
+    "0.11.2": (
+        "XLA crashes in programs with an unused input, lockstep.linalg's solve and inverse among "
+        "them",
+        "pip install 'jax!=0.11.2', or set JAX_USE_SHARDY_PARTITIONER=0",
+    ),
+}
+"""What is wrong in a release of jaxlib, and what to do about it."""
+
 
 def release(version: str) -> tuple[int, ...]:
     """The numbers at the head of a version: ``"0.10.2.dev3"`` is ``(0, 10, 2)``."""

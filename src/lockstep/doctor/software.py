@@ -12,7 +12,15 @@ from collections.abc import Callable, Mapping
 
 from lockstep._config import Config
 from lockstep._errors import ConfigError
-from lockstep._jax_compat import NEWEST_TESTED_JAX, OLDEST_JAX, dotted, is_untested, pin, release
+from lockstep._jax_compat import (
+    KNOWN_PROBLEMS,
+    NEWEST_TESTED_JAX,
+    OLDEST_JAX,
+    dotted,
+    is_untested,
+    pin,
+    release,
+)
 from lockstep.doctor import engine
 from lockstep.doctor.finding import PROBLEM, Finding, ok, problem, warning
 
@@ -99,6 +107,9 @@ def check_jaxlib(facts: Facts) -> Finding:
     """The same version as jax: jax takes an older jaxlib, but nobody tests every pair."""
     if facts.jaxlib is None:
         return problem("jaxlib", "not installed", "pip install jaxlib")
+    if facts.jaxlib in KNOWN_PROBLEMS:
+        what, fix = KNOWN_PROBLEMS[facts.jaxlib]
+        return warning("jaxlib", f"{facts.jaxlib}: {what}", fix)
     if facts.jax is None or release(facts.jaxlib) == release(facts.jax):
         return ok("jaxlib", facts.jaxlib)
     found = f"{facts.jaxlib}, but jax is {facts.jax}"
