@@ -72,3 +72,11 @@ def test_the_matching_of_records_starts_nothing_and_looks_at_no_clock() -> None:
     for path in (ROOT / "record").glob("*.py"):
         found = {name.split(".")[0] for name in imported(path)}
         assert not found & (EFFECTS | HEAVY), f"{path.name} imports {found & (EFFECTS | HEAVY)}"
+
+
+def test_private_jax_and_the_words_of_its_errors_are_in_one_folder() -> None:
+    private = ("jax._src", "jaxlib._jax", "config.values", "DEADLINE_EXCEEDED", "in str(error)")
+    paths = [path for path in ROOT.rglob("*.py") if path.parent.name != "_jax_compat"]
+    found = [f"{path}: {word}" for path in paths for word in private if word in path.read_text()]
+    assert found == []
+    assert any("jax._src" in path.read_text() for path in (ROOT / "_jax_compat").glob("*.py"))

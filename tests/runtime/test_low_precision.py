@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep import _jax_compat
 from lockstep.runtime import lowering
 from lockstep.runtime.counts import COLLECTIVES
 from lockstep.runtime.hlo_proto import Field, Message, Program
@@ -69,6 +70,22 @@ def test_a_program_without_collectives_is_left_alone() -> None:
 
 
 @needs_float16_pass
+@pytest.mark.parametrize(
+    ("job", "platform", "registered"),
+    [(True, "cpu", True), (True, "gpu", False), (False, "cpu", False)],
+)
+def test_the_pass_is_registered_for_cpu_devices_of_a_job_alone(
+    monkeypatch: pytest.MonkeyPatch, job: bool, platform: str, registered: bool
+) -> None:
+    done: list[str] = []
+    client = object() if job else None
+    monkeypatch.setattr(_jax_compat, "distributed_client", lambda: client)
+    monkeypatch.setattr(_jax_compat, "has_passes", lambda: True)
+    monkeypatch.setattr(_jax_compat, "register_pass", lambda name, _: done.append(name))
+    assert lowering.register_when_needed(platform) == job  # a job may begin later
+    assert bool(done) == registered
+
+
 def test_single_process_programs_compute_the_same_through_the_pass() -> None:
     environ = {
         **os.environ,

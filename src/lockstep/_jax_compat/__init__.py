@@ -39,6 +39,7 @@ from lockstep._jax_compat.plug import names_missing as names_missing
 from lockstep._jax_compat.plug import names_wanted as names_wanted
 from lockstep._jax_compat.programs import around_executions as around_executions
 from lockstep._jax_compat.programs import has_passes as has_passes
+from lockstep._jax_compat.programs import is_refused_type as is_refused_type
 from lockstep._jax_compat.programs import note_programs as note_programs
 from lockstep._jax_compat.programs import register_pass as register_pass
 from lockstep._jax_compat.settings import choose_collectives as choose_collectives

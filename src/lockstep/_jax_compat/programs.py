@@ -82,6 +82,11 @@ def has_passes() -> bool:
     return importlib.util.find_spec("jax.extend.xla") is not None
 
 
+def is_refused_type(error: BaseException) -> bool:
+    """Whether XLA raised this because its plug does not take the type of a collective."""
+    return "Unsupported primitive type" in str(error)
+
+
 def register_pass(name: str, transform: Callable[[bytes], bytes | None]) -> None:
     """Has XLA call ``transform`` with each CPU program after partitioning, as a serialized module.
 

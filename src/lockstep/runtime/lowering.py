@@ -68,7 +68,6 @@ def _register() -> bool:
     )
 
 
-_REFUSED = "Unsupported primitive type"
 WHAT_TO_DO = (
     "lockstep: XLA refuses float16 and float8 collectives between processes here; from jax 0.10.2 "
     "on Lockstep makes them work. Update jax, or widen by hand "
@@ -85,7 +84,7 @@ def explain_uncaught() -> None:
     show = sys.excepthook
 
     def explained(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        if _REFUSED in str(error):
+        if _jax_compat.is_refused_type(error):
             error.add_note(WHAT_TO_DO)
         show(kind, error, trace)
 
