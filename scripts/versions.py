@@ -24,11 +24,15 @@ from version_matrix import environments, table
 from version_matrix.cases import GROUPS, JAX, PYTHON, cases, choose, numbers, supports
 from version_matrix.cells import Ran, run_cell
 
+CORNERS_SECONDS = 1800
+"""A bound for hangs, in CI; three minutes are usual."""
 PAGE = environments.ROOT / "docs" / "versions.md"
 
 
 def main() -> int:
     arguments = _arguments()
+    if arguments.corners:
+        environments.limit(CORNERS_SECONDS)
     pythons, missing = _interpreters(arguments.python or list(PYTHON))
     if not pythons:
         print("No interpreter found, so nothing can be run.", file=sys.stderr)
@@ -59,6 +63,8 @@ def _arguments() -> argparse.Namespace:
     partial = arguments.corners or arguments.python or arguments.jax
     if arguments.write and (partial or len(arguments.groups) < len(GROUPS)):
         parser.error("--write goes with the whole matrix only: the page shows no part of it")
+    if arguments.write and _changed():
+        parser.error("--write names a commit: commit the changes first")
     return arguments
 
 
@@ -86,19 +92,23 @@ def _cell(
     try:
         own = environments.environment(interpreter, python, jax, wheel)
         ran = run_cell(own, f"python-{python}-jax-{jax}", groups)
-    except environments.Failed as error:
+    except (environments.Failed, OSError) as error:
         ran = {group: Ran(0, (f"no environment: {error}",)) for group in groups}
     said = ", ".join(f"{group} {table.word(of_group)}" for group, of_group in ran.items())
     print(f"Python {python}, jax {jax} ({time.monotonic() - began:.0f} s): {said}", flush=True)
     return ran
 
 
-def _when() -> str:
-    def git(*words: str) -> str:
-        return environments.must(["git", *words], 60).strip()
+def _git(*words: str) -> str:
+    return environments.must(["git", *words], 60).strip()
 
-    changed = git("status", "--porcelain", "--", "src", "native", "tests", "scripts")
-    commit = git("rev-parse", "--short=12", "HEAD") + (" with changes" if changed else "")
+
+def _changed() -> bool:
+    return bool(_git("status", "--porcelain", "--", "src", "native", "tests", "scripts"))
+
+
+def _when() -> str:
+    commit = _git("rev-parse", "--short=12", "HEAD") + (" with changes" if _changed() else "")
     return f"Run on {datetime.date.today():%-d %B %Y}, at commit {commit}."
 
 

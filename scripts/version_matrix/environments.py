@@ -9,18 +9,29 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "versions"
 INSTALL_SECONDS = 900
+KILLED_SECONDS = 5
 NEEDS = ("pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "mpich>=5")
 """What the cases need beside Lockstep and jax; the rest comes with Lockstep's wheel."""
 
 
 class Failed(Exception):
     """A command that did not do what the matrix needs; the text is one line."""
+
+
+_end = float("inf")
+
+
+def limit(seconds: float) -> None:
+    """From now on all commands together have so many seconds."""
+    global _end
+    _end = time.monotonic() + seconds
 
 
 def run(
@@ -32,6 +43,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command in a session of its own, which ends at the deadline; raises `Failed` then."""
     words = [str(word) for word in command]
+    seconds = max(1.0, min(seconds, _end - time.monotonic()))
     process = subprocess.Popen(
         words,
         cwd=ROOT,
@@ -47,7 +59,8 @@ def run(
     except BaseException as error:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a child that left the session
+            process.communicate(timeout=KILLED_SECONDS)
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
         raise Failed(f"no end within {seconds:g} s: {' '.join(words[:4])}") from None
@@ -73,10 +86,11 @@ def interpreter(python: str) -> Path | None:
     for candidate in _candidates(python):
         with contextlib.suppress(OSError, Failed):
             program = "import sys; print(*sys.version_info[:2], sep='.'); print(sys.executable)"
-            done = run([candidate, "-c", program], 30)
+            done = run([candidate.strip(), "-c", program], 30)
             # A shim of pyenv is there for a version that is not, and says so.
-            if done.returncode == 0 and done.stdout.splitlines()[0] == python:
-                return Path(done.stdout.splitlines()[1])
+            version, _, path = done.stdout.strip().partition("\n")
+            if done.returncode == 0 and version == python:
+                return Path(path)
     return None
 
 
@@ -89,9 +103,8 @@ def _candidates(python: str) -> Iterable[str]:
         yield str(home / "bin" / "python")
     yield from (f"{folder}/python{python}" for folder in ("/usr/bin", "/usr/local/bin"))
     if tool := uv():
-        done = run([tool, "python", "find", "--no-python-downloads", "--system", python], 30)
-        if done.returncode == 0:
-            yield done.stdout.strip()
+        with contextlib.suppress(Failed):
+            yield must([tool, "python", "find", "--no-python-downloads", "--system", python], 30)
 
 
 def newest_jax(python: Path, known: str) -> str:

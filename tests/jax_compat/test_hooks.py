@@ -5,12 +5,14 @@ Each case hides or removes a name when jax has been imported, before Lockstep's 
 
 from __future__ import annotations
 
+import os
 import textwrap
 
 import jax
 import pytest
 
 from lockstep import _jax_compat
+from processes import python
 from support import Result, run_lockstep
 
 BREAKING = """
@@ -18,10 +20,12 @@ import importlib, sys, types
 import lockstep
 
 def hide(module, name):
-    "Takes a name from those who ask for it from outside; the module itself goes on using it."
-    def missing(self):
-        raise AttributeError(f"no {name} here")
-    module.__class__ = type("Hiding", (types.ModuleType,), {name: property(missing)})
+    "Takes a name from Lockstep, which asks for it as an attribute; jax itself goes on using it."
+    def look_up(self):
+        if sys._getframe(1).f_globals["__name__"].startswith("lockstep"):
+            raise AttributeError(f"no {name} here")
+        return vars(self)[name]
+    module.__class__ = type("Hiding", (types.ModuleType,), {name: property(look_up)})
 
 finder = next(f for f in sys.meta_path if type(f).__module__ == "lockstep._jax_compat.importing")
 put_in = finder._callback
@@ -87,7 +91,8 @@ def test_a_hook_that_does_not_fit_is_left_out(hook: str) -> None:
     assert all(f"sum 2.0 {collectives}" in result.by_process[i] for i in (0, 1)), result
     [line] = hooks_reported(result)
     assert line.startswith(f'lockstep: the hook "{hook}" does not fit jax {jax.__version__} (')
-    assert f"Lost: {lost}" in line or lost in line
+    assert "Lost: " in line
+    assert lost in line
     assert _jax_compat.pin() in line
 
 
@@ -103,12 +108,18 @@ def test_where_the_engine_cannot_be_offered_the_run_goes_on_gloo(breaks: str) ->
     assert "Lost: the engine; collectives run on gloo." in line
 
 
-def test_with_a_key_nothing_goes_over_gloo(tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize("also", ["", "hide(xla_bridge, 'backends')"])
+def test_with_a_key_nothing_goes_over_gloo(
+    tmp_path_factory: pytest.TempPathFactory, also: str
+) -> None:
     key = tmp_path_factory.mktemp("key") / "key"
     key.write_bytes(bytes(range(32)))
     key.chmod(0o600)
-    breaks = "del jaxlib._jax.make_mpi_collectives"
+    breaks = f"del jaxlib._jax.make_mpi_collectives\n{also}"
     result = run(breaks, status=1, LOCKSTEP_KEY_FILE=str(key))
+    if also:  # what would have said so is missing too
+        assert "sum" not in result.stdout, result
+        return
     assert "InitializationError: the engine does not fit this jax (AttributeError:" in result.stderr
     assert "LOCKSTEP_KEY_FILE is set, so the data must not go over gloo" in result.stderr
     assert "sum" not in result.stdout
@@ -140,6 +151,67 @@ def test_a_call_with_unknown_arguments_goes_to_jax_itself() -> None:
     assert seen == [(("here",), {"node": 1})]
 
 
+@pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
+def test_a_program_of_one_process_needs_no_distributed_state(collectives: str) -> None:
+    ended = python(
+        """
+        import lockstep
+        from lockstep._jax_compat import backends, distributed
+        from lockstep import _jax_compat
+        def renamed(*_):
+            raise AttributeError("no such name")
+        for module in (backends, distributed, _jax_compat):
+            module.distributed_client = module.check_distributed = renamed
+        import jax
+        print(jax.devices()[0].platform)
+        """,
+        env={"LOCKSTEP_COLLECTIVES": collectives},
+    )
+    assert (ended.status, ended.stdout) == (0, "cpu\n"), ended
+    assert "AttributeError: no such name" in ended.stderr
+
+
+def test_lockstep_may_be_imported_again_before_jax() -> None:
+    """As test runners and programs that reload themselves do."""
+    ended = python(
+        """
+        import sys
+        import lockstep
+        for name in [name for name in sys.modules if name.partition(".")[0] == "lockstep"]:
+            del sys.modules[name]
+        import lockstep, jax
+        assert jax.config.jax_cpu_collectives_implementation == "mpi"
+        """
+    )
+    assert ended.status == 0, ended
+
+
+def test_jax_imported_past_the_hook_is_an_error_of_initialize() -> None:
+    ended = python(
+        """
+        import importlib.machinery, sys
+        import lockstep
+        class Other:
+            find_spec = importlib.machinery.PathFinder.find_spec
+        sys.meta_path.insert(0, Other())
+        import jax
+        lockstep.initialize("127.0.0.1:1", 1, 0)
+        """
+    )
+    assert "InitializationError: jax was imported past Lockstep's import hook" in ended.stderr
+
+
+def test_variables_go_when_the_last_of_several_imports_is_over() -> None:
+    from lockstep._jax_compat import importing
+
+    with importing._in_environment({"LOCKSTEP_TEST": "1"}):
+        first = importing._in_environment({"LOCKSTEP_TEST": "1"})
+        first.__enter__()
+    assert os.environ["LOCKSTEP_TEST"] == "1"
+    first.__exit__(None, None, None)
+    assert "LOCKSTEP_TEST" not in os.environ
+
+
 def test_a_jax_that_is_too_new_is_named_once_and_used() -> None:
     result = run(NEW)
     assert all("sum 2.0 mpi" in result.by_process[i] for i in (0, 1)), result
@@ -160,8 +232,6 @@ def test_an_error_of_our_hooks_names_a_jax_that_is_too_new() -> None:
 
 
 def test_a_bad_variable_is_an_error_of_jax_s_devices_not_of_its_import() -> None:
-    from processes import python
-
     source = "import lockstep, jax; print('imported', flush=True); jax.devices()"
     ended = python(source, env={"LOCKSTEP_COLLECTIVES": "nccl"})
     assert ended.stdout == "imported\n", ended

@@ -48,7 +48,7 @@ def test_the_note_names_both_versions_and_the_pin(monkeypatch: pytest.MonkeyPatc
     assert note.endswith(_jax_compat.pin())
 
 
-def elf(strings: bytes) -> bytes:
+def elf(strings: bytes, flags: int = 0x32) -> bytes:
     """A 64-bit file with one section of constant strings, and one that holds code."""
     names = b"\0MPIABI_In_code\0"
     start = 64 + 2 * 64
@@ -57,7 +57,7 @@ def elf(strings: bytes) -> bytes:
     head[:6] = b"\x7fELF\x02\x01"
     struct.pack_into("<Q", head, 40, 64)
     struct.pack_into("<HH", head, 58, 64, 2)
-    table = section.pack(0, 1, 0x32, 0, start, len(strings), 0, 0, 1, 1)
+    table = section.pack(0, 1, flags, 0, start, len(strings), 0, 0, 1, 1)
     table += section.pack(0, 1, 0x6, 0, start + len(strings), len(names), 0, 0, 1, 0)
     return bytes(head) + table + strings + names
 
@@ -72,6 +72,19 @@ def test_names_are_whole_strings_among_the_constants(tmp_path: Path) -> None:
         "mpiabi_version_major",
         "mpiwrapper_export_fortran_constants_",
     }
+
+
+def test_names_among_other_constants_are_found_too(tmp_path: Path) -> None:
+    library = tmp_path / "library.so"
+    library.write_bytes(elf(b"\0MPIABI_Send\0", flags=0x2))
+    assert _jax_compat.names_wanted(library) == {"MPIABI_Send"}
+
+
+def test_a_file_that_was_cut_short_is_an_error(tmp_path: Path) -> None:
+    library = tmp_path / "library.so"
+    library.write_bytes(elf(b"\0MPIABI_Send\0")[:100])
+    with pytest.raises(ValueError, match="table of sections is incomplete"):
+        plug.names_wanted(library)
 
 
 def test_a_file_of_another_kind_has_no_names_to_read(tmp_path: Path) -> None:

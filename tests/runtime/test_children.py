@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
 
 import pytest
 
+from lockstep import ImportOrderError, _jax_compat
+from lockstep.runtime import prepare
 from processes import Ended, python
 from support import run_lockstep
 
@@ -68,6 +71,24 @@ def test_a_child_by_multiprocessing(how: str, imports: str) -> None:
     result = run_lockstep([], program, n=1, timeout=90)
     late = imports.startswith("import jax")
     assert f"{'gloo' if late else 'mpi'} 2.0" in result.stdout.splitlines()[-1], result
+
+
+def test_a_spawned_child_that_imports_jax_first_joins_no_job() -> None:
+    """It would run on gloo, in the clear, while its parent's program has a key."""
+    joins = "import jax, lockstep\nlockstep.initialize('127.0.0.1:1', 2, 0)"
+    program = SPAWNING.format(imports="import jax, lockstep", stock=joins, how="spawn")
+    result = run_lockstep([], program, n=1, timeout=90, expect_status=1)
+    assert "ImportOrderError: lockstep was imported after jax" in result.stderr, result
+
+
+@pytest.mark.parametrize(("client", "count", "raises"), [(None, 1, 0), (1, 1, 0), (1, 2, 1)])
+def test_the_same_without_lockstep_initialize(
+    monkeypatch: pytest.MonkeyPatch, client: int | None, count: int, raises: int
+) -> None:
+    monkeypatch.setattr(_jax_compat, "distributed_client", lambda: client)
+    monkeypatch.setattr(_jax_compat, "distributed_place", lambda: (0, count))
+    with pytest.raises(ImportOrderError) if raises else contextlib.nullcontext():
+        prepare._check_no_job()
 
 
 def test_a_child_by_fork_of_a_program_that_has_not_used_jax() -> None:

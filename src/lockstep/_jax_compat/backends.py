@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lockstep._jax_compat import hooks
-from lockstep._jax_compat.distributed import distributed_client
+from lockstep._jax_compat.distributed import check_distributed, distributed_client
 from lockstep._jax_compat.settings import setting
 
 
@@ -24,20 +24,21 @@ def around_cpu_client(
     """
     from jax._src import xla_bridge
 
+    check_distributed()
+    setting("jax_cpu_collectives_implementation")
     registration: Any = xla_bridge._backend_factories["cpu"]
     make_client = registration.factory
 
     def make_client_between(*args: Any, **kwargs: Any) -> Any:
-        if distributed_client() is None:
-            with within():
-                return make_client(*args, **kwargs)
         with hooks.blaming():
+            if distributed_client() is None:
+                with within():
+                    return make_client(*args, **kwargs)
             before()
-        with within():
-            client = make_client(*args, **kwargs)
-        with hooks.blaming():
+            with within():
+                client = make_client(*args, **kwargs)
             after(client)
-        return client
+            return client
 
     registration.factory = make_client_between
 
@@ -90,7 +91,10 @@ def around_backends(
             done = True  # ``after`` may ask for the backends itself
             # `jax.default_backend()` would call itself here.
             default = getattr(xla_bridge, "_default_backend", None)
-            done = after(getattr(default, "platform", ""))
+            try:
+                done = after(getattr(default, "platform", ""))
+            except Exception as error:  # the devices are there, and stay
+                hooks.report("backends", "float16 collectives between processes.", error)
         return made
 
     xla_bridge.backends = backends
@@ -167,7 +171,8 @@ def _backends() -> dict[str, Any]:
     if not isinstance(backends, dict):
         hooks.report(
             "live programs",
-            "error messages do not name the lines of collectives.",
+            "error messages do not name the lines of collectives, and a process that ends does not "
+            "wait for what it has dispatched.",
             "jax._src.xla_bridge._backends is no dict",
         )
         return {}

@@ -16,7 +16,7 @@ def _bind_to(address: str) -> None:
     It is not set any earlier: a program that passes its own address would bind ours.
     """
     global _is_bound
-    if _BIND not in os.environ:
+    if _BIND not in os.environ or _is_bound:
         os.environ[_BIND] = address
         _is_bound = True
 

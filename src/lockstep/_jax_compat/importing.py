@@ -8,10 +8,12 @@ an engine that has not been configured there.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import importlib.machinery
 import os
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -38,8 +40,10 @@ def after_jax_import(callback: Callable[[], None], jax: Variables, jaxlib: Varia
     """
     if "jax" in sys.modules:
         _run(callback)
-    else:
-        sys.meta_path.insert(0, _Finder(callback, jax, jaxlib))
+        return
+    # One of a lockstep that was taken out of sys.modules and is imported again.
+    sys.meta_path[:] = [f for f in sys.meta_path if type(f).__qualname__ != _Finder.__qualname__]
+    sys.meta_path.insert(0, _Finder(callback, jax, jaxlib))
 
 
 def _run(callback: Callable[[], None]) -> None:
@@ -49,17 +53,32 @@ def _run(callback: Callable[[], None]) -> None:
         hooks.report("after the import of jax", "the engine; collectives run on gloo.", error)
 
 
+_lock = threading.Lock()
+_users: collections.Counter[str] = collections.Counter()
+_before: dict[str, str | None] = {}
+
+
 @contextlib.contextmanager
 def _in_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
+    """Several threads may import at a time: the last one takes the variables away.
+
+    The lock is not held meanwhile, for Python has locks of its own around an import.
+    """
+    with _lock:
+        for name in variables:
+            if not _users[name]:
+                _before[name] = os.environ.get(name)
+            _users[name] += 1
+        os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+        with _lock:
+            _users.subtract(variables.keys())
+            for name in [name for name in variables if not _users[name]]:
+                os.environ.pop(name, None)
+                if (value := _before.pop(name)) is not None:
+                    os.environ[name] = value
 
 
 class _Finder:
@@ -82,8 +101,10 @@ class _Finder:
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != "jax" and not fullname.startswith("jaxlib."):
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        for find in (getattr(finder, "find_spec", None) for finder in others):
+        finders = sys.meta_path
+        # Only those behind it: another one of this class would ask it in turn.
+        behind = finders[finders.index(self) + 1 :] if self in finders else finders
+        for find in (getattr(finder, "find_spec", None) for finder in behind):
             spec = find(fullname, path, target) if find is not None else None
             if spec is not None:
                 self._wrap(spec)

@@ -12,13 +12,14 @@ import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 _PREFIXES = (b"\0MPIABI_", b"\0mpiabi_version_", b"\0mpiwrapper_")
 _NAME = re.compile(rb"\0((?:MPIABI|mpiabi_version|mpiwrapper)_\w+)(?=\0)")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 """An ELF64 section header: name, type, flags, address, offset, size, link, info, align, entry."""
-_PROGBITS, _STRINGS = 1, 0x20
+_PROGBITS = 1
+_ALLOCATED, _EXECUTED, _STRINGS = 0x2, 0x4, 0x20
 
 
 def jaxlib_library() -> Path | None:
@@ -34,19 +35,28 @@ def jaxlib_library() -> Path | None:
 def names_wanted(library: Path) -> set[str]:
     """The names that a jaxlib asks an MPI library for; raises OSError or ValueError.
 
-    They stand among the constants of the file, a fifteenth of it.
+    They stand among the constant strings of the file, a fifteenth of it, or, with a linker that
+    does not mark those, somewhere in its data.
     """
-    names: set[str] = set()
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for start, size in _constants(file):
-            names |= _names(data, start, start + size)
-    return names
+        try:
+            sections = list(_sections(file))
+        except struct.error as error:
+            raise ValueError(f"{library}: its table of sections is incomplete: {error}") from error
+        marked = [section for section in sections if section.flags & _STRINGS]
+        for chosen in (marked, sections):
+            found = [_names(data, section.start, section.end) for section in chosen]
+            if names := set().union(*found):
+                return names
+    return set()
 
 
 def names_missing(library: Path, engine: Path) -> list[str]:
-    """The names of ``names_wanted`` that the engine lacks."""
+    """Those of `names_wanted` that the engine lacks; raises ValueError where there are none."""
     loaded = ctypes.CDLL(str(engine))
-    return sorted(name for name in names_wanted(library) if not hasattr(loaded, name))
+    if not (wanted := names_wanted(library)):
+        raise ValueError(f"no name was found in {library}")
+    return sorted(name for name in wanted if not hasattr(loaded, name))
 
 
 def _names(data: mmap.mmap, start: int, end: int) -> set[str]:
@@ -60,18 +70,22 @@ def _names(data: mmap.mmap, start: int, end: int) -> set[str]:
     return found
 
 
-def _constants(file: BinaryIO) -> Iterator[tuple[int, int]]:
-    """Offset and size of the sections with constant strings."""
+class _Section(NamedTuple):
+    start: int
+    end: int
+    flags: int
+
+
+def _sections(file: BinaryIO) -> Iterator[_Section]:
+    """The sections of data; raises ValueError or struct.error where this is no ELF file."""
     header = file.read(64)
     if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01":
         raise ValueError("not a 64-bit little-endian ELF file")
-    (table,), (width, count) = (
-        struct.unpack_from("<Q", header, 40),
-        struct.unpack_from("<HH", header, 58),
-    )
+    (table,) = struct.unpack_from("<Q", header, 40)
+    width, count = struct.unpack_from("<HH", header, 58)
     file.seek(table)
-    sections = file.read(width * count)
+    headers = file.read(width * count)
     for index in range(count):
-        _, kind, flags, _, offset, size, *_ = _SECTION.unpack_from(sections, index * width)
-        if kind == _PROGBITS and flags & _STRINGS:
-            yield offset, size
+        _, kind, flags, _, offset, size, *_ = _SECTION.unpack_from(headers, index * width)
+        if kind == _PROGBITS and flags & _ALLOCATED and not flags & _EXECUTED:
+            yield _Section(offset, offset + size, flags)

@@ -8,6 +8,8 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
+from lockstep._jax_compat import hooks
+
 
 def note_programs(client: Any, note: Callable[[Any, tuple[int, ...] | None], None]) -> None:
     """Calls ``note`` with each program that a client of this class compiles or loads from now on.
@@ -94,4 +96,8 @@ def register_pass(name: str, transform: Callable[[bytes], bytes | None]) -> None
     """
     from jax.extend import xla
 
-    xla.register_hlo_module_transformation(transform, name=name, platforms="cpu")
+    def blamed(module: bytes) -> bytes | None:
+        with hooks.blaming():
+            return transform(module)
+
+    xla.register_hlo_module_transformation(blamed, name=name, platforms="cpu")

@@ -6,6 +6,7 @@ from jaxlib itself and looked up one by one, in a child process that a broken li
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -95,8 +96,9 @@ def probe() -> Facts:
         library = Path(_engine.library_path())
     except LockstepError as failure:
         error = str(failure)
-    jaxlib = _jax_compat.jaxlib_library()
-    wanted = _jax_compat.names_wanted(jaxlib) if jaxlib else set()
+    jaxlib, wanted = _jax_compat.jaxlib_library(), set()
+    with contextlib.suppress(OSError, ValueError):  # then no name is known: `check_abi` says so
+        wanted = _jax_compat.names_wanted(jaxlib) if jaxlib else set()
     return Facts(
         library=library,
         library_error=error,
@@ -146,7 +148,8 @@ def check_abi(facts: Facts) -> Finding:
     if not facts.wanted:
         return problem(
             name,
-            "this jaxlib was built without MPI collectives, through which the engine plugs in",
+            "this jaxlib was built without MPI collectives, through which the engine plugs in, or "
+            "its library cannot be read",
             "pip install --force-reinstall jaxlib",
         )
     if "missing" not in facts.lookup:

@@ -107,10 +107,10 @@ def check_jaxlib(facts: Facts) -> Finding:
     """The same version as jax: jax takes an older jaxlib, but nobody tests every pair."""
     if facts.jaxlib is None:
         return problem("jaxlib", "not installed", "pip install jaxlib")
-    if facts.jaxlib in KNOWN_PROBLEMS:
-        what, fix = KNOWN_PROBLEMS[facts.jaxlib]
-        return warning("jaxlib", f"{facts.jaxlib}: {what}", fix)
     if facts.jax is None or release(facts.jaxlib) == release(facts.jax):
+        if facts.jaxlib in KNOWN_PROBLEMS:
+            what, fix = KNOWN_PROBLEMS[facts.jaxlib]
+            return warning("jaxlib", f"{facts.jaxlib}: {what}", fix)
         return ok("jaxlib", facts.jaxlib)
     found = f"{facts.jaxlib}, but jax is {facts.jax}"
     mend = f"pip install jaxlib=={facts.jax}"

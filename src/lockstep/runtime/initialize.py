@@ -49,16 +49,18 @@ def initialize(
         and number and kind of local devices of all processes. This makes JAX's backend, as any
         computation would.
       mtls_cert_file, mtls_key_file, mtls_ca_file, mtls_peer_uri_prefix, verify_secure_credentials:
-        mutual TLS of JAX's coordination service; jax 0.12 and later.
+        mutual TLS of JAX's coordination service; jax 0.11.2 and later.
       more: arguments that a newer `jax.distributed.initialize` takes.
 
     Raises:
+      ImportOrderError: lockstep was imported after jax.
       TypeError: the installed jax does not take an argument.
       DisagreementError: on every process, with a table of what differs.
       InitializationError: a process did not come, or no place in a job could be found.
     """
     import jax
 
+    prepare.check_in_time()
     if _jax_compat.distributed_client() is None:
         arguments = {
             "coordinator_address": coordinator_address,

@@ -48,6 +48,10 @@ _LATE = (
 
 _unfit = ""
 """Why the engine cannot be offered to this jaxlib; "" where it can."""
+_late = False
+"""Whether jaxlib was loaded before, in a child of `multiprocessing`."""
+_hooked = False
+"""Whether the hooks were put in."""
 
 
 def prepare() -> None:
@@ -55,12 +59,13 @@ def prepare() -> None:
 
     Errors come later: `lockstep doctor`, which says what is wrong, imports lockstep too.
     """
-    global _unfit
+    global _unfit, _late
     try:
         choice = _config.current().collectives
         library = _library(choice)
         if library and _is_late(library):
-            return
+            _late = True
+            return _jax_compat.after_jax_import(_refuse_a_job, dict, dict)
         if choice == "lockstep":
             _set_callbacks()
             _unfit = _misfit(library or "")
@@ -69,7 +74,7 @@ def prepare() -> None:
     except (ConfigError, EngineError) as failure:
         error = failure
         return _jax_compat.after_jax_import(lambda: _raise_when_used(error), dict, dict)
-    if library and "jax" in sys.modules:
+    if library and "jax" in sys.modules and _variables_of_jax("mpi"):
         _jax_compat.choose_collectives("mpi")
     _jax_compat.after_jax_import(
         _hook_jax,
@@ -102,7 +107,8 @@ def _is_late(library: str) -> bool:
     """Whether jaxlib was loaded without ``library``; raises `ImportOrderError` if it should not.
 
     A child that `multiprocessing` has spawned imports the modules of its parent's program, jax
-    perhaps before lockstep. It has no part in its parent's job, and gets stock JAX.
+    perhaps before lockstep. It has no part in its parent's job, and gets stock JAX. An error comes
+    only when it joins a job (`check_in_time`).
     """
     if not _jax_compat.jaxlib_is_loaded() or _is_mapped(library):
         return False
@@ -114,16 +120,42 @@ def _is_late(library: str) -> bool:
 
 
 def _is_mapped(library: str) -> bool:
+    path = os.path.realpath(library)
     with open("/proc/self/maps") as maps:
-        return any(line.rstrip("\n").endswith(library) for line in maps)
+        return any(line.rstrip("\n").removesuffix(" (deleted)").endswith(path) for line in maps)
+
+
+def check_in_time() -> None:
+    """Raises where this process is to join a job, and JAX was imported without Lockstep's hooks."""
+    if _late:
+        raise ImportOrderError(_LATE)
+    if not _hooked:
+        raise InitializationError(
+            "jax was imported past Lockstep's import hook, so the engine is not in place. A module "
+            "finder of another package stands before it in sys.meta_path: import lockstep after "
+            "that package, and before jax."
+        )
+
+
+def _refuse_a_job() -> None:
+    _jax_compat.install(
+        BACKENDS,
+        "an error where this process joins a job without the engine.",
+        lambda: _jax_compat.around_backends(_check_no_job),
+    )
+
+
+def _check_no_job() -> None:
+    if _jax_compat.distributed_client() is not None and _jax_compat.distributed_place()[1] > 1:
+        raise ImportOrderError(_LATE)
 
 
 def _misfit(library: str) -> str:
     """Names that an untested jaxlib wants and ``library`` lacks: it would end the process."""
     if not _jax_compat.is_untested(_jax_compat.jaxlib_version_on_disk()):
         return ""
-    jaxlib = _jax_compat.jaxlib_library()
     try:
+        jaxlib = _jax_compat.jaxlib_library()
         missing = _jax_compat.names_missing(jaxlib, Path(library)) if jaxlib else []
     except (OSError, ValueError) as error:
         return f"what jaxlib wants is unknown: {error}"
@@ -173,6 +205,9 @@ def _call_site() -> int:
 
 
 def _raise_when_used(error: LockstepError) -> None:
+    global _hooked
+    _hooked = True
+
     def refuse() -> NoReturn:
         raise error
 
@@ -182,6 +217,8 @@ def _raise_when_used(error: LockstepError) -> None:
 
 
 def _hook_jax() -> None:
+    global _hooked
+    _hooked = True
     _jax_compat.report_untested()
     _jax_compat.install(
         CLUSTER,
@@ -241,7 +278,8 @@ def _offer_engine(choice: str) -> Callable[[], None]:
     lost = "the engine" if choice == "lockstep" else "the MPI"
     if not _config.current().key_file:
         _jax_compat.report("collectives", f"{lost}; collectives run on gloo.", _unfit)
-        _jax_compat.choose_collectives("gloo")
+        with contextlib.suppress(Exception):  # a jax without the setting has no other collectives
+            _jax_compat.choose_collectives("gloo")
         return _nothing
     _unfit = (
         f"{lost} does not fit this jax ({_unfit}), and LOCKSTEP_KEY_FILE is set, so the data must "
