@@ -127,7 +127,8 @@ def test_a_library_that_is_no_mpi_is_named(tmp_path: Path) -> None:
     path = tmp_path / "libmpi_abi.so.1"
     path.write_text("not a library")
     environ = {"LOCKSTEP_MPI_LIBRARY": str(path)}
-    result = run_lockstep(["--collectives", "mpi"], "import jax", n=1, env=environ, expect_status=1)
+    program = "import jax; jax.devices()"
+    result = run_lockstep(["--collectives", "mpi"], program, n=1, env=environ, expect_status=1)
     assert f"the MPI at {path} cannot be used" in result.stderr
 
 
