@@ -194,14 +194,17 @@ def _tool(module: str) -> list[str]:
 def _output(command: Sequence[str], **more: str) -> str:
     # scikit-build-core looks for CMake and ninja, which are beside this interpreter.
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
-    done = subprocess.run(
-        command,
-        env={**os.environ, "LC_ALL": "C", "PATH": path, **more},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=BUILD_SECONDS,
-    )
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, "LC_ALL": "C", "PATH": path, **more},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=BUILD_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise WheelError(f"{shlex.join(command)}: no end within {BUILD_SECONDS} s") from error
     if done.returncode != 0:
         raise WheelError(f"{shlex.join(command)} ended with {done.returncode}:\n{done.stdout}")
     return done.stdout
