@@ -91,6 +91,7 @@ def test_single_process_programs_compute_the_same_through_the_pass() -> None:
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": "4",
+        "LOCKSTEP_COLLECTIVES": "gloo",  # it imports Lockstep's pass after jax
     }
     for option in (["--widen"], []):
         command = [sys.executable, str(PROGRAM), "--dtypes", "float16,float8_e4m3fn", *option]
