@@ -42,14 +42,13 @@ def initialize(
 
     Every argument but ``check`` is that of `jax.distributed.initialize` and may be left out under
     ``lockstep run``, ``lockstep worker``, and the launchers that JAX knows. A second call in a
-    process that is already part of the job only checks.
+    process that is already part of the job only checks. Those for mutual TLS of JAX's coordination
+    service (``mtls_cert_file`` to ``verify_secure_credentials``) need jax 0.11.2.
 
     Args:
       check: compare jax, jaxlib and lockstep versions, the engine, x64 mode, platform, collectives,
         and number and kind of local devices of all processes. This makes JAX's backend, as any
         computation would.
-      mtls_cert_file, mtls_key_file, mtls_ca_file, mtls_peer_uri_prefix, verify_secure_credentials:
-        mutual TLS of JAX's coordination service; jax 0.11.2 and later.
       more: arguments that a newer `jax.distributed.initialize` takes.
 
     Raises:
