@@ -18,6 +18,8 @@ from lockstep._jax_compat.backends import live_executables as live_executables
 from lockstep._jax_compat.backends import wait_for_dispatched as wait_for_dispatched
 from lockstep._jax_compat.cluster import Place as Place
 from lockstep._jax_compat.cluster import register_cluster as register_cluster
+from lockstep._jax_compat.distributed import SURVIVAL as SURVIVAL
+from lockstep._jax_compat.distributed import SURVIVAL_LOST as SURVIVAL_LOST
 from lockstep._jax_compat.distributed import check_distributed as check_distributed
 from lockstep._jax_compat.distributed import coordination_service as coordination_service
 from lockstep._jax_compat.distributed import coordinator_address as coordinator_address

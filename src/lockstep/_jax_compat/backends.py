@@ -53,13 +53,13 @@ def check_collectives() -> None:
 
 
 def end_wait_for_devices(client: Any, processes: int) -> None:
-    """Has the making of JAX's CPU client end with an error where it waits for who has died.
+    """Has the making of JAX's CPU client end with an error where it waits for a dead process.
 
     Each process writes its devices into the key-value store, the first one gathers them, and all
     wait for that, for minutes. What is no list of devices is as good as an answer.
     """
     waited_for = [f"cpu:local_topology/cpu/{process}" for process in range(processes)]
-    with contextlib.suppress(Exception):  # without the service, nobody waits for its answer
+    with contextlib.suppress(Exception):  # without the service, no process waits for its answer
         for key in ["cpu:global_topology/cpu", *waited_for]:
             client.key_value_set(key, "somebody has died", allow_overwrite=True)
 

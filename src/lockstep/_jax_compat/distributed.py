@@ -30,10 +30,10 @@ def survive_dead_peers(
 ) -> None:
     """Keeps JAX's coordination service from ending a process because another has died.
 
-    Every process becomes "recoverable", unless the user has said otherwise: the service then tells
-    nobody of a dead peer, and the shutdown at exit waits for nobody. ``serve`` is given what
-    `coordination_service` takes, and returns what stands for the service in process 0, or None:
-    then it starts in process 0. There process 0 must not be the first to go, so nobody is
+    Every process becomes "recoverable", unless the user has said otherwise: the service then does
+    not report a dead peer to the others, and the shutdown at exit does not wait. ``serve`` is given
+    what `coordination_service` takes, and returns what stands for the service in process 0, or
+    None: then it starts in process 0. There process 0 must not be the first to go, so no process is
     recoverable. ``before_another_job`` runs when this process joins a job for the second time:
     given the service's address and those of earlier jobs of several processes, it says where the
     service shall be. ``on_joining`` runs at the first.
@@ -145,7 +145,7 @@ def distributed_client() -> Any:
 
 
 _heartbeat_seconds = 100.0
-"""JAX's default, for those who do not say."""
+"""JAX's default."""
 
 
 def heartbeat_seconds() -> float:
@@ -163,7 +163,7 @@ def service_answers(key: str, seconds: float) -> bool:
         return True
     try:
         client.blocking_key_value_get(key, round(seconds * 1000))
-    except Exception:  # too late, no connection, or a client that is closed: nobody answers
+    except Exception:  # too late, no connection, or a client that is closed: no answer
         return False
     return True
 

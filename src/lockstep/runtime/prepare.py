@@ -33,7 +33,6 @@ _IMPLEMENTATION = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
 
 # The names of the hooks, as messages have them.
 CLUSTER = "cluster detection"
-SURVIVAL = "coordination service"
 CPU_CLIENT = "CPU client"
 BACKENDS = "backends"
 
@@ -226,7 +225,7 @@ def _hook_jax() -> None:
         "lockstep.initialize() does.",
         _register_cluster,
     )
-    _jax_compat.install(SURVIVAL, "when a process dies, JAX aborts the others.", _survive)
+    _jax_compat.install(_jax_compat.SURVIVAL, _jax_compat.SURVIVAL_LOST, _survive)
     choice = _config.current().collectives
     refuse = _nothing
     if choice != "gloo":
