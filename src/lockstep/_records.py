@@ -1,6 +1,7 @@
 """The files that a process and its launcher exchange in the private directory of a run.
 
 RUN_DIR/doorbell                            a FIFO: a byte says that an error was recorded
+RUN_DIR/secret                              the key of this run's processes on this host
 RUN_DIR/stopping                            exists as soon as the launcher has sent a signal
 RUN_DIR/attempt_0/coordination.pid          the process that serves JAX's key-value store
 RUN_DIR/attempt_0/coordination.log          what it says
@@ -24,6 +25,7 @@ import time
 from pathlib import Path
 
 DOORBELL = "doorbell"
+SECRET = "secret"
 STOPPING = "stopping"
 ERROR = "error.json"
 EXIT = "exit.json"

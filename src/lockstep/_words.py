@@ -1,4 +1,4 @@
-"""Numbers in words that people read. Pure."""
+"""Numbers and texts as people read them. Pure."""
 
 from __future__ import annotations
 
@@ -35,3 +35,8 @@ def format_seconds(seconds: float) -> str:
 def three_digits(value: float) -> str:
     """``value`` with three significant digits, never in powers of ten."""
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
+
+
+def printable(text: str, most: int) -> str:
+    """At most ``most`` characters of what a stranger may have written, without control codes."""
+    return "".join(each if each.isprintable() else "?" for each in text[:most])

@@ -11,7 +11,7 @@ import pytest
 
 from lockstep.doctor import network
 from lockstep.doctor.finding import Finding
-from lockstep.runtime.network import KeyFile
+from lockstep.runtime.keys import KeyFile
 
 GOOD = network.Facts(
     hostname="node7",

@@ -10,6 +10,7 @@ import pytest
 
 from lockstep.launch import host_dir
 from lockstep.launch.host_dir import HostDir
+from lockstep.runtime import keys
 
 
 @pytest.fixture(autouse=True)
@@ -102,3 +103,25 @@ def test_one_that_is_never_let_go_is_not_waited_for(monkeypatch: pytest.MonkeyPa
     later = HostDir(["job 1"], 0, 1)
     assert later.path != earlier.path
     assert later.is_last()
+
+
+def test_processes_of_one_job_on_one_host_share_a_secret() -> None:
+    first, second, other = HostDir(["a"], 0, 0), HostDir(["a"], 0, 1), HostDir(["b"], 0, 0)
+    for each in (first, second, other):
+        each.share_secret()
+    secret = first.path / "secret"
+    assert secret.stat().st_mode & 0o777 == 0o600
+    text = secret.read_text()
+    assert len(text) == 64
+    second.share_secret()
+    assert secret.read_text() == text != (other.path / "secret").read_text()
+    assert keys.read_key(str(secret)).key is not None
+    assert sorted(p.name for p in first.path.iterdir()) == ["attempt_0", "secret"]
+
+
+def test_a_directory_of_one_process_has_no_secret() -> None:
+    """The other processes of the job would have another one."""
+    HostDir(["job 1"], 0, 0)
+    alone = HostDir(["job 1"], 0, 0)
+    alone.share_secret()
+    assert not (alone.path / "secret").exists()

@@ -1,4 +1,4 @@
-"""A job that is none: its processes, and the store through which they speak."""
+"""A job that is none: its processes, and the client of JAX's store through which they speak."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ def peer(process: int, **more: Any) -> Peer:
     return Peer(process, 100 + process, f"id of {host}", host, (0,), **more)
 
 
-class Store:
+class Client:
     """A key-value store of one process."""
 
     def __init__(self) -> None:
         self._said: dict[str, str] = {}
         self._change = threading.Condition()
 
-    def key_value_set(self, key: str, value: str) -> None:
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
         with self._change:
-            if key in self._said:
+            if key in self._said and not allow_overwrite:
                 raise RuntimeError(f"ALREADY_EXISTS: {key}")
             self._said[key] = value
             self._change.notify_all()

@@ -69,10 +69,10 @@ def test_what_is_needed_grows_with_the_processes_here_and_elsewhere(
     peers = [peer(process) for process in range(5)]
     descriptors.make_room_for(peers, 0)  # three here, two elsewhere
     descriptors.make_room_for(peers, 1)  # two here, three elsewhere
-    assert asked[0] - asked[1] == 6 - 2
+    assert asked[0] - asked[1] == 7 - 2
     monkeypatch.setattr(_config, "current", lambda: _config.Config(run_dir="/there"))
     descriptors.make_room_for(peers, 0)
-    assert asked[0] - asked[2] == 3 * 3
+    assert asked[0] - asked[2] == 3 * 4
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int) -> Limits:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lockstep import ConfigError, DisagreementError, InitializationError
 from lockstep._config import Config
 from lockstep._engine_options import Network
-from lockstep.runtime import network
-from lockstep.runtime.network import KeyFile
-from lockstep.runtime.topology import Peer
-from processes import free_port, run_processes
-from runtime.peers import peer
+from lockstep.runtime import keys
+from lockstep.runtime.keys import KeyFile
+from processes import clean_environ, free_port, run_processes
 
 SECRET = "0123456789abcdef" * 4
 
@@ -32,17 +31,17 @@ def write(path: Path, text: str = f"{SECRET}\n", mode: int = 0o600) -> Path:
 
 
 def test_the_key_is_the_digest_of_what_the_file_holds(tmp_path: Path) -> None:
-    one = network.read_key(str(write(tmp_path / "one")))
-    other = network.read_key(str(write(tmp_path / "other", f"\n  {SECRET} \r\n", 0o400)))
+    one = keys.read_key(str(write(tmp_path / "one")))
+    other = keys.read_key(str(write(tmp_path / "other", f"\n  {SECRET} \r\n", 0o400)))
     assert one == other == KeyFile(hashlib.sha256(SECRET.encode()).digest())
-    different = network.read_key(str(write(tmp_path / "different", SECRET[:-1])))
-    assert one.mark == other.mark != different.mark
+    different = keys.read_key(str(write(tmp_path / "different", SECRET[:-1])))
+    assert one.key != different.key
 
 
 def test_a_path_from_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     write(tmp_path / "key")
-    assert network.read_key("~/key").key is not None
+    assert keys.read_key("~/key").key is not None
 
 
 def test_a_relative_path_is_taken_where_the_process_starts(
@@ -52,15 +51,14 @@ def test_a_relative_path_is_taken_where_the_process_starts(
     write(Path("key"))
     config = Config.from_environ({"LOCKSTEP_KEY_FILE": "key"})
     monkeypatch.chdir("/")
-    assert network.read_key(config.key_file).key is not None
+    assert keys.read_key(config.key_file).key is not None
     assert Config.from_environ(config.to_environ()) == config
 
 
 @pytest.mark.parametrize("path", [None, ""])
 def test_without_the_variable_there_is_no_key_and_no_problem(path: str | None) -> None:
-    file = network.read_key(path)
+    file = keys.read_key(path)
     assert file == KeyFile()
-    assert file.mark == ""
 
 
 def test_the_key_is_not_printed() -> None:
@@ -116,85 +114,38 @@ def test_a_file_that_cannot_be_used(
 ) -> None:
     path = tmp_path / "key"
     make(path)
-    file = network.read_key(str(path))
+    file = keys.read_key(str(path))
     assert file.key is None
     assert file.problem == f"LOCKSTEP_KEY_FILE={path}: the file {problem}."
-    assert mend.format(path) in file.mend
-    assert SECRET[:31] not in f"{file.problem}{file.mend}"
+    assert mend.format(path) in file.fix
+    assert SECRET[:31] not in f"{file.problem}{file.fix}"
 
 
 def test_a_file_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "key")
     owner = path.stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    file = network.read_key(str(path))
+    file = keys.read_key(str(path))
     if owner == 0:  # root's files are everybody's to trust
         assert file.key is not None
         os.chown(path, 4711, 4711)
-        owner, file = 4711, network.read_key(str(path))
+        owner, file = 4711, keys.read_key(str(path))
     assert f"belongs to user {owner}, who knows and may change the key" in file.problem
 
 
 def test_a_name_that_is_none() -> None:
-    assert "cannot be read" in network.read_key("a\0b").problem
+    assert "cannot be read" in keys.read_key("a\0b").problem
 
 
-# All have the same key, or nobody has one
+# Keys that are derived from it
 
 
-def job(*keys: str) -> list[Peer]:
-    return [peer(process, key=key) for process, key in enumerate(keys)]
-
-
-def test_all_or_none() -> None:
-    assert network.have_keys(job("x", "x", "x"), 1)
-    assert not network.have_keys(job("", "", ""), 1)
-
-
-@pytest.mark.parametrize("process", [0, 1, 2])
-def test_all_raise_and_name_who_lacks_a_key(process: int) -> None:
-    with pytest.raises(DisagreementError) as caught:
-        network.have_keys(job("x", "", "x"), process)
-    assert str(caught.value).startswith(
-        "LOCKSTEP_KEY_FILE is set for some processes only; without it: process 1 (pid 101 on b). "
-    )
-
-
-@pytest.mark.parametrize("process", [0, 1, 2])
-def test_all_raise_and_name_who_has_another_key(process: int) -> None:
-    with pytest.raises(DisagreementError) as caught:
-        network.have_keys(job("x", "x", "y"), process)
-    text = str(caught.value)
-    assert "than process 0 (pid 100 on a) has: process 2 (pid 102 on a). Copy one file" in text
-
-
-def test_of_many_only_some_are_named() -> None:
-    with pytest.raises(DisagreementError) as caught:
-        network.have_keys(job("x", *[""] * 99), 0)
-    assert "process 4 (pid 104 on a), 95 more." in str(caught.value)
-
-
-def test_a_file_of_no_use_is_everybody_s_error() -> None:
-    peers = [peer(0, key="x"), peer(1, key_problem="LOCKSTEP_KEY_FILE=k: the file is bad. Mend.")]
-    with pytest.raises(ConfigError, match=r"^LOCKSTEP_KEY_FILE=k: the file is bad\. Mend\.$"):
-        network.have_keys(peers, 1)
-    with pytest.raises(InitializationError) as caught:
-        network.have_keys(peers, 0)
-    assert str(caught.value).startswith("process 1 (pid 101 on b): LOCKSTEP_KEY_FILE=k: the file ")
-
-
-def test_what_a_process_tells_of_its_key(tmp_path: Path) -> None:
-    own = peer(0)
-    told = network.describe(own, network.read_key(str(write(tmp_path / "k"))), "127.0.0.1:80")
-    assert told.has_key
-    assert told.address == "127.0.0.1"
-    assert re.fullmatch(r"[0-9a-f-]{36}/net:\[\d+\]", told.network)
-    key = hashlib.sha256(SECRET.encode()).digest()
-    assert SECRET not in told.to_json()
-    assert key.hex()[:16] not in told.to_json()
-    assert network.describe(own, KeyFile(), "127.0.0.1:80") == own
-    bad = network.describe(own, KeyFile(None, "It is bad.", "Mend it."), "127.0.0.1:80")
-    assert (bad.has_key, bad.key_problem) == (False, "It is bad. Mend it.")
+def test_derived_keys_are_those_of_hkdf() -> None:
+    """RFC 5869's third test case, whose purpose and salt are empty."""
+    made = keys.derive(b"\x0b" * 22, "", 42).hex()
+    assert made.startswith("8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d")
+    assert made.endswith("9d201395faa4b61a96c8")
+    assert keys.derive(b"k", "a") != keys.derive(b"k", "b") != keys.derive(b"l", "b")
 
 
 # In a job
@@ -229,3 +180,27 @@ def test_a_process_without_a_key_lets_nobody_wait(
         assert ended.status == 1, ended
         assert words[process] in ended.stderr, ended
         assert SECRET not in ended.stderr
+
+
+RECORDS = """
+import lockstep, jax
+jax.distributed.initialize()
+jax.devices()
+if jax.process_index() == 0:
+    from jax._src import distributed
+    for name, text in distributed.global_state.client.key_value_dir_get("lockstep/"):
+        print("record", name, text[:64].isalnum() and text[64:66] == " {")
+"""
+
+
+def test_every_record_of_a_run_on_one_host_is_authenticated(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(RECORDS)
+    command = [sys.executable, "-m", "lockstep", "run", "-n", "2", str(program)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=90, env=clean_environ(), check=True
+    )
+    found = re.findall(r"record (\S+) (\w+)", done.stdout)
+    names = {re.sub(r"\d+", "N", name) for name, _ in found}
+    assert {"lockstep/peer/N", "lockstep/arena/N/N", "lockstep/record/N/N"} <= names, done
+    assert {is_authenticated for _, is_authenticated in found} == {"True"}, done.stdout

@@ -13,7 +13,8 @@ from lockstep import _config, _engine, _jax_compat
 from lockstep._errors import InitializationError
 from lockstep.runtime import members
 from lockstep.runtime.cliques import Clique
-from runtime.peers import Store
+from lockstep.runtime.store import Store
+from runtime.peers import Client
 
 DEVICES = {0: 0, 1: 0, 8: 1, 9: 1}
 WHOLE = (0, 1, 8, 9)
@@ -68,7 +69,7 @@ class Process:
         patch.setattr(_engine, "poison_text", lambda: self.poison)
         config = _config.Config(collective_timeout=0.2)
         patch.setattr(_config, "current", lambda: config)
-        self.store = Store()
+        self.store = Store(Client())
         self.job = members.Job(self.store, ["process 0", "process 1"], 0, DEVICES)
         self.kind = client_class()
         self.client = self.kind()
@@ -91,7 +92,7 @@ class Process:
 
     def say(self, key: int, clique: Clique = WHOLE) -> None:
         said = members.claim(clique, key, DEVICES)
-        self.store.key_value_set(f"lockstep/members/{key}", said)
+        self.store.put(f"lockstep/members/{key}", said)
 
     def refusal(self, color: int = 0, key: int = 0) -> str:
         with pytest.raises(InitializationError) as error:

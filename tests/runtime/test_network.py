@@ -13,8 +13,9 @@ import pytest
 from lockstep import InitializationError
 from lockstep._engine_options import Network, Options
 from lockstep.runtime import network, store, topology
+from lockstep.runtime.store import Store
 from lockstep.runtime.topology import Peer
-from runtime.peers import Store, peer
+from runtime.peers import Client, peer
 
 # Addresses
 
@@ -86,28 +87,28 @@ def test_an_address_that_is_not_ours() -> None:
 
 
 def test_all_hear_where_the_others_listen(listener: socket.socket) -> None:
-    client, peers = Store(), [peer(process) for process in range(4)]
+    shared, peers = Store(Client()), [peer(process) for process in range(4)]
     for process in (1, 2, 3):
-        store.say(client, f"at/{process}", [f"10.0.0.{process}:1"])
+        shared.put(f"at/{process}", [f"10.0.0.{process}:1"])
     host, port = listener.getsockname()[:2]
-    found = network.meet(client, "at", peers, 0, [listener])
+    found = network.meet(shared, "at", peers, 0, [listener])
     own = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     assert found == {0: own, 1: "10.0.0.1:1", 2: "10.0.0.2:1", 3: "10.0.0.3:1"}
-    assert store.hear(client, "at/0", "process 0") == [own]
+    assert shared.get("at/0", "process 0") == [own]
 
 
 def test_keepers_are_numbered_behind_the_processes(listener: socket.socket) -> None:
     """One of each host that has any: on host b process 1 has none, process 3 has."""
     pids = (77, 0, 78, 79)
-    client, peers = Store(), [peer(process, keeper=pids[process]) for process in range(4)]
+    shared, peers = Store(Client()), [peer(process, keeper=pids[process]) for process in range(4)]
     first, second = topology.keepers(peers)
     assert (first.process, first.keeps, first.pid, first.host_id) == (4, 0, 77, "id of a")
     assert (second.process, second.keeps, second.pid, second.host_id) == (5, 3, 79, "id of b")
     assert second.label == "the keeper of process 3 (pid 79 on b)"
     for process in (1, 2, 3):
         said = [f"10.0.0.{process}:1", f"10.0.0.{process}:2"]
-        store.say(client, f"at/{process}", said[: 2 if process == 3 else 1])
-    found = network.meet(client, "at", peers, 0, [listener, listener])
+        shared.put(f"at/{process}", said[: 2 if process == 3 else 1])
+    found = network.meet(shared, "at", peers, 0, [listener, listener])
     assert (found[4], found[5]) == (found[0], "10.0.0.3:2")
     process_0 = network.options(peers, peers[0], found, listener, b"k")
     assert list(process_0.addresses) == ["", "10.0.0.1:1", "", "10.0.0.3:1", "", "10.0.0.3:2"]
@@ -118,14 +119,14 @@ def test_keepers_are_numbered_behind_the_processes(listener: socket.socket) -> N
 
 
 def test_what_one_raises_all_raise(listener: socket.socket) -> None:
-    client, peers = Store(), [peer(0), peer(1)]
+    shared, peers = Store(Client()), [peer(0), peer(1)]
     with (
         contextlib.suppress(InitializationError),
-        store.telling_errors(client, "at/1"),
+        store.telling_errors(shared, "at/1"),
     ):
         raise InitializationError("no room")
     with pytest.raises(InitializationError, match=r"^process 1 \(pid 101 on b\): no room$"):
-        network.meet(client, "at", peers, 0, [listener])
+        network.meet(shared, "at", peers, 0, [listener])
 
 
 # What is there before

@@ -9,7 +9,8 @@ import pytest
 from lockstep import InitializationError
 from lockstep._errors import EngineError
 from lockstep.runtime import store
-from runtime.peers import Store
+from lockstep.runtime.store import Store
+from runtime.peers import Client
 
 
 @pytest.fixture(autouse=True)
@@ -18,26 +19,26 @@ def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_comes_late_is_heard_and_the_caller_looks_meanwhile() -> None:
-    client = Store()
+    shared = Store(Client())
     looks: list[int] = []
 
     def look() -> None:
         looks.append(len(looks))
         if len(looks) == 3:
-            store.say(client, "k", [1, "a"])
+            shared.put("k", [1, "a"])
 
-    assert store.hear(client, "k", "process 1", look) == [1, "a"]
+    assert shared.get("k", "process 1", look) == [1, "a"]
     assert len(looks) == 3
 
 
 def test_what_is_there_is_heard_without_a_look() -> None:
-    client = Store()
-    store.say(client, "k", "")
+    shared = Store(Client())
+    shared.put("k", "")
 
     def look() -> None:
         raise AssertionError
 
-    assert store.hear(client, "k", "process 1", look) == ""
+    assert shared.get("k", "process 1", look) == ""
 
 
 def test_what_the_look_raises_ends_the_wait() -> None:
@@ -45,7 +46,7 @@ def test_what_the_look_raises_ends_the_wait() -> None:
         raise InitializationError("process 1 has died")
 
     with pytest.raises(InitializationError, match=r"^process 1 has died$"):
-        store.hear(Store(), "k", "process 2", look)
+        Store(Client()).get("k", "process 2", look)
 
 
 @pytest.mark.parametrize(
@@ -57,51 +58,51 @@ def test_what_the_look_raises_ends_the_wait() -> None:
     ],
 )
 def test_an_error_is_heard_while_one_waits(error: EngineError, heard: str) -> None:
-    client = Store()
+    shared = Store(Client())
 
     def fail() -> None:
-        with pytest.raises(EngineError), store.telling_errors(client, "k"):
+        with pytest.raises(EngineError), store.telling_errors(shared, "k"):
             raise error
 
     other = threading.Timer(0.2, fail)
     other.start()
     with pytest.raises(InitializationError) as caught:
-        store.hear(client, "k", "process 1 (pid 7 on b)")
+        shared.get("k", "process 1 (pid 7 on b)")
     other.join()
     assert str(caught.value) == heard
 
 
-def fail_together(client: Store, process: int, text: str) -> str:
+def fail_together(shared: Store, process: int, text: str) -> str:
     with (
         pytest.raises((EngineError, InitializationError)) as caught,
-        store.failing_together(client, "at/1", process),
+        store.failing_together(shared, "at/1", process),
     ):
         raise EngineError(text)
     return str(caught.value)
 
 
 def test_who_fails_after_another_tells_the_other_s_reason() -> None:
-    client = Store()
-    store.say(client, "at/1/0", "well")
-    store.say(client, "at/10/3", "of another time")
-    assert fail_together(client, 2, "lockstep: no room") == "lockstep: no room"
-    assert fail_together(client, 1, "connection refused") == "process 2: no room"
+    shared = Store(Client())
+    shared.put("at/1/0", "well")
+    shared.put("at/10/3", "of another time")
+    assert fail_together(shared, 2, "lockstep: no room") == "lockstep: no room"
+    assert fail_together(shared, 1, "connection refused") == "process 2: no room"
     with pytest.raises(InitializationError, match=r"^process 1: process 2: no room$"):
-        store.hear(client, "at/1/1", "process 1")
+        shared.get("at/1/1", "process 1")
 
 
 def test_who_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "WAIT_SECONDS", 0.2)
     looks: list[None] = []
     with pytest.raises(InitializationError, match=r"^process 3 did not reach this point in 0.2 s"):
-        store.get(Store(), "k", "process 3", lambda: looks.append(None))
+        Store(Client()).record("k", "process 3", lambda: looks.append(None))
     assert 1 <= len(looks) <= 4
 
 
 def test_a_service_that_has_gone_is_not_waited_for() -> None:
-    class Gone(Store):
+    class Gone(Client):
         def blocking_key_value_get(self, key: str, milliseconds: int) -> str:
             raise RuntimeError("UNAVAILABLE: failed to connect")
 
     with pytest.raises(InitializationError, match=r"^process 3 cannot be heard; .* UNAVAILABLE: "):
-        store.get(Gone(), "k", "process 3")
+        Store(Gone()).record("k", "process 3")

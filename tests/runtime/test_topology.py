@@ -15,7 +15,7 @@ from lockstep.runtime.topology import Peer
 hosts = st.sampled_from(["a", "b", "c"])
 cpu_sets = st.frozensets(st.integers(0, 15), min_size=1).map(lambda s: tuple(sorted(s)))
 
-keys = st.sampled_from(["", "0123456789abcdef"])
+numbers = st.sampled_from(["", "0123456789abcdef"])
 
 
 @st.composite
@@ -23,7 +23,7 @@ def jobs(draw: st.DrawFn) -> list[Peer]:
     count = draw(st.integers(1, 8))
     own = [draw(hosts) for _ in range(count)]
     return [
-        Peer(process, 1000 + process, f"id of {host}", host, draw(cpu_sets), key=draw(keys))
+        Peer(process, 1000 + process, f"id of {host}", host, draw(cpu_sets), random=draw(numbers))
         for process, host in enumerate(own)
     ]
 

@@ -26,6 +26,7 @@ from lockstep._jax_compat.distributed import coordinator_address as coordinator_
 from lockstep._jax_compat.distributed import distributed_client as distributed_client
 from lockstep._jax_compat.distributed import distributed_place as distributed_place
 from lockstep._jax_compat.distributed import heartbeat_seconds as heartbeat_seconds
+from lockstep._jax_compat.distributed import is_taken as is_taken
 from lockstep._jax_compat.distributed import is_timeout as is_timeout
 from lockstep._jax_compat.distributed import service_answers as service_answers
 from lockstep._jax_compat.distributed import set_client_aside as set_client_aside

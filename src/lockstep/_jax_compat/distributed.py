@@ -137,6 +137,11 @@ def is_timeout(error: Exception) -> bool:
     return "DEADLINE_EXCEEDED" in str(error)
 
 
+def is_taken(error: Exception) -> bool:
+    """Whether the store's client raised this because the key has a value already."""
+    return "ALREADY_EXISTS" in str(error)
+
+
 def distributed_client() -> Any:
     """JAX's client of the coordination service (the key-value store), or None."""
     from jax._src import distributed

@@ -52,6 +52,15 @@ class HostDir:
         with contextlib.suppress(OSError):
             run_dir.sweep(top)
 
+    def share_secret(self) -> None:
+        """For a job of this host alone; others do not have it.
+
+        A directory of one process's own has none: then the job has no key, as without a launcher.
+        Raises `LaunchError` where it cannot be written.
+        """
+        if self._is_shared:
+            run_dir.share_secret(self.path)
+
     def _make(self, attempt: int, process: int) -> Path:
         """The folder of this process."""
         folder = _records.process_dir(self.path, attempt, process)

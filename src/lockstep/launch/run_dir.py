@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from lockstep._errors import LaunchError
+from lockstep._records import SECRET
 
 PREFIX = "lockstep-run-"
 STALE_SECONDS = 60.0
@@ -24,7 +25,30 @@ STALE_SECONDS = 60.0
 def make() -> Path:
     """A new directory that only this user can enter, locked as long as this process or a child
     that it forks lives. Raises `LaunchError` when there can be none."""
-    return make_locked()[0]
+    path = make_locked()[0]
+    share_secret(path)
+    return path
+
+
+def share_secret(path: Path) -> None:
+    """Sees to it that the processes of this run on this host have a secret in common.
+
+    With it they authenticate what they tell each other (`lockstep.runtime.keys`). The first one
+    draws it. Raises `LaunchError` when it cannot be written.
+    """
+    own = path / f"{SECRET}.{os.getpid()}"
+    try:
+        fd = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(fd, "w") as file:
+            file.write(os.urandom(32).hex())
+        # Whole from the moment that it has its name, and never replaced.
+        with contextlib.suppress(FileExistsError):
+            os.link(own, path / SECRET)
+        own.unlink()
+    except OSError as error:
+        raise LaunchError(
+            f"cannot write the secret of this run in {path}: {error.strerror}."
+        ) from error
 
 
 def make_locked() -> tuple[Path, int]:

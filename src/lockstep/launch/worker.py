@@ -69,7 +69,10 @@ def is_watched(config: Config) -> bool:
 
 def _host_dir(before: Mapping[str, str], config: Config) -> HostDir | None:
     try:
-        return HostDir(_names(before, config), config.attempt, config.process_id or 0)
+        shared = HostDir(_names(before, config), config.attempt, config.process_id or 0)
+        if config.local_num_processes == config.num_processes:
+            shared.share_secret()
+        return shared
     except LaunchError as error:
         complain(f"{error} The job goes on: less is known of a process that dies")
         return None

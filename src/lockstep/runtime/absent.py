@@ -18,7 +18,8 @@ from lockstep import _config
 from lockstep._errors import InitializationError
 from lockstep._records import process_dir
 from lockstep.record import format, run
-from lockstep.runtime import exits, store
+from lockstep.runtime import exits
+from lockstep.runtime.store import Record, Store
 from lockstep.runtime.topology import Peer
 
 
@@ -38,16 +39,21 @@ def look(
     return raise_if_gone
 
 
-def first_words(client: Any, prefix: str, count: int) -> list[str]:
-    """What each process says under ``prefix``, before anybody knows who the others are.
+def first_record(store: Store, folder: str, process: int, count: int) -> Record:
+    """What a process publishes before the others know anything of it; it may be anybody's.
 
     Raises `InitializationError` as `look` does, but only the launcher or keeper can tell.
     """
-    who = [f"process {other} of {count}" for other in range(count)]
-    return [
-        store.get(client, f"{prefix}/{i}", each, functools.partial(_look_before, i, each))
-        for i, each in enumerate(who)
-    ]
+    who = f"process {process} of {count}"
+    look = functools.partial(_look_before, process, who)
+    return store.record(f"{folder}/{process}", who, look)
+
+
+def first_value(store: Store, folder: str, process: int, count: int) -> Any:
+    """As `first_record`, from a process that has the job's key."""
+    who = f"process {process} of {count}"
+    look = functools.partial(_look_before, process, who)
+    return store.get(f"{folder}/{process}", who, look)
 
 
 def _look_before(process: int, who: str) -> None:

@@ -12,13 +12,13 @@ JAX's coordination service: that is there with and without a launcher.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from lockstep import _config
 from lockstep.runtime.sites import Digests
+from lockstep.runtime.store import Store
 from lockstep.runtime.topology import Peer
 
 PATIENCE_SECONDS = 5.0
@@ -33,8 +33,8 @@ _VARY = "lockstep/programs-vary"
 class Comparison:
     """What this process knows of the programs of all."""
 
-    def __init__(self, client: Any, peers: Sequence[Peer], process: int) -> None:
-        self._client = client
+    def __init__(self, store: Store, peers: Sequence[Peer], process: int) -> None:
+        self._store = store
         self._peers = peers
         self._process = process
         self._published: dict[int, Digests] = {}
@@ -45,7 +45,7 @@ class Comparison:
         for execution, digests in found.items():
             if self._published.get(execution) != digests:
                 key = f"{_PREFIX}/{self._process}/{execution}"
-                self._client.key_value_set(key, json.dumps(digests), allow_overwrite=True)
+                self._store.put(key, digests, overwrite=True)
                 self._published[execution] = digests
 
     def same(self, execution: int, peer: int, theirs: int) -> bool | None:
@@ -60,20 +60,20 @@ class Comparison:
         return bool({*own[which]} & {*other[which]})
 
     def _of(self, peer: int) -> dict[int, Digests]:
-        there = self._client.key_value_dir_get(f"{_PREFIX}/{peer}/")
-        return {int(key.rpartition("/")[2]): json.loads(value) for key, value in there}
+        there = self._store.values(f"{_PREFIX}/{peer}")
+        return {int(execution): digests for execution, digests in there.items()}
 
     def note_that_programs_vary(self) -> None:
         if not self._varies:
             self._varies = True
-            self._client.key_value_set(_VARY, "1", allow_overwrite=True)
+            self._store.put(f"{_VARY}/{self._process}", True, overwrite=True)
 
     def programs_vary(self) -> bool:
         """Whether some process has found two numbers for one program."""
         if not self._varies:
             # When the service is gone, so is process 0 or the launcher: the job ends anyway.
             with contextlib.suppress(Exception):
-                self._varies = bool(self._client.key_value_dir_get(_VARY))
+                self._varies = any(self._store.values(_VARY).values())
         return self._varies
 
 

@@ -33,14 +33,16 @@ from lockstep.runtime import (
     descriptors,
     ending,
     keeping,
+    keys,
     members,
     network,
     papers,
+    peers,
     store,
     topology,
     xla_threads,
 )
-from lockstep.runtime.store import PREFIX
+from lockstep.runtime.store import PREFIX, Store
 
 
 @dataclasses.dataclass
@@ -48,12 +50,23 @@ class _Job:
     """The records of one coordination service's processes; made once per client."""
 
     client: Any
-    peers: list[topology.Peer]
+    said: peers.Peers
     process: int
-    key: bytes | None = dataclasses.field(repr=False)
-    """For the engine on other hosts."""
     starts: int = 0
     """How often jaxlib has started its collectives: JAX may clear its backends and make others."""
+
+    @property
+    def peers(self) -> list[topology.Peer]:
+        return self.said.all
+
+    @property
+    def store(self) -> Store:
+        return self.said.store
+
+    @property
+    def key(self) -> bytes | None:
+        """For the engine on other hosts."""
+        return None if self.said.key is None else keys.derive(self.said.key, "lockstep tls")
 
     @property
     def hosts(self) -> list[str]:
@@ -84,12 +97,9 @@ def _current_job() -> _Job:
         engine = f"{lockstep.__version__}/{_engine.interface()}"
         keeper = os.getppid() if keeping.is_kept() else 0
         own = topology.this_process(process, config.host_id, engine, keeper)
-        file = network.read_key(config.key_file)
-        own = network.describe(own, file, _jax_compat.coordinator_address())
-        client.key_value_set(f"{PREFIX}/peer/{process}", own.to_json())
-        said = absent.first_words(client, f"{PREFIX}/peer", count)
-        peers = [topology.Peer.from_json(text) for text in said]
-        _job = _Job(client, peers, process, file.key)
+        key = keys.own()
+        own = network.describe(own, key.key, _jax_compat.coordinator_address())
+        _job = _Job(client, peers.exchange(client, own, key, count), process)
     return _job
 
 
@@ -147,7 +157,8 @@ def _implementation() -> str | None:
 
 def _stay_or_fall_back() -> None:
     job = _current_job()
-    if len(job.hosts) > 1 and not network.have_keys(job.peers, job.process):
+    if len(job.hosts) > 1 and job.key is None:
+        peers.check_key_files(job.peers, job.process)
         _jax_compat.choose_collectives("gloo")
         if job.process == 0:
             print(network.gloo_notice(job.hosts), file=sys.stderr)
@@ -179,11 +190,11 @@ def after_cpu_client(client: Any) -> None:
     Begins to watch the other hosts.
     """
     if _is_gloo():
-        cut_off.after_cpu_client()
+        cut_off.after_cpu_client(store.of_application(_jax_compat.distributed_client()))
     if not _is_engine():
         return
     if _is_between_hosts():
-        cut_off.after_cpu_client(_engine.poison)
+        cut_off.after_cpu_client(_current_job().store, _engine.poison)
     from lockstep.runtime import watch
 
     watch.note_devices()
@@ -198,12 +209,12 @@ def start_engine() -> None:
     if len(job.hosts) > 1 and job.key is None:  # not fallen back: this is not the way JAX goes
         raise InitializationError(
             "the processes sit on several hosts and have no key, so the engine cannot be used. "
-            f"Set {network.VARIABLE}, or use --collectives gloo."
+            f"Set {keys.VARIABLE}, or use --collectives gloo."
         )
     with _ending_the_wait_for_devices(job), contextlib.ExitStack() as opened:
         epoch = job.starts
         job.starts += 1
-        nonce = arena.agree_on_nonce(job.client, job.peers, job.process, epoch)
+        nonce = job.said.nonce(epoch)
         fd, way = _meet(job, epoch, nonce, opened)
         # The engine keeps descriptors of its own; ours may go once all have started theirs.
         told = _start_together(job, epoch, fd, nonce, way)
@@ -234,9 +245,9 @@ def _meet(
     # Where the others will listen for it.
     prefix = f"{PREFIX}/{'address' if len(job.hosts) > 1 else 'record'}/{epoch}"
     listeners: list[socket.socket] = []
-    with store.telling_errors(job.client, f"{prefix}/{job.process}"):
+    with store.telling_errors(job.store, f"{prefix}/{job.process}"):
         descriptors.make_room_for(job.peers, job.process)
-        fd = arena.open_arena(job.client, job.peers, job.process, epoch, nonce)
+        fd = arena.open_arena(job.store, job.peers, job.process, epoch, nonce)
         opened.callback(os.close, fd)
         if len(job.hosts) > 1:
             network.prepare()
@@ -246,7 +257,7 @@ def _meet(
                 listeners.append(opened.enter_context(listener))
     if not listeners or job.key is None:
         return fd, None
-    addresses = network.meet(job.client, prefix, job.peers, job.process, listeners)
+    addresses = network.meet(job.store, prefix, job.peers, job.process, listeners)
     if keeper := job.keeper:
         theirs = network.options(job.peers, keeper, addresses, listeners[1], job.key)
         keeping.hand_over(job.peers, keeper, nonce, theirs)
@@ -259,14 +270,20 @@ def _start_together(
 ) -> list[papers.Papers]:
     """Returns where each process writes down what it does, once the engines of all have started."""
     prefix = f"{PREFIX}/record/{epoch}"
-    with store.failing_together(job.client, prefix, job.process):
+    with store.failing_together(job.store, prefix, job.process):
         _engine.start(_options(job, fd, nonce, way() if way else None))
-        store.say(job.client, f"{prefix}/{job.process}", dataclasses.asdict(_own_papers(job)))
-    said = (
-        store.hear(job.client, f"{prefix}/{peer.process}", peer.label, _look_for(job, peer))
-        for peer in job.peers
-    )
-    return [papers.Papers(**told) for told in said]
+        own = _own_papers(job)
+        job.store.put(f"{prefix}/{job.process}", own.published())
+    return [_papers_of(job, peer, prefix, own) for peer in job.peers]
+
+
+def _papers_of(job: _Job, peer: topology.Peer, prefix: str, own: papers.Papers) -> papers.Papers:
+    """Waits until the engine of ``peer`` has started. Of another host no file can be read."""
+    if peer.process == job.process:
+        return own
+    said = job.store.get(f"{prefix}/{peer.process}", peer.label, _look_for(job, peer))
+    is_here = peer.host_id == job.peers[job.process].host_id
+    return papers.of_peer(peer, said) if is_here else papers.Papers()
 
 
 def _look_for(job: _Job, peer: topology.Peer) -> Callable[[], None]:
@@ -286,7 +303,7 @@ def _watch_the_job(job: _Job, told: Sequence[papers.Papers]) -> None:
         # Late import: it is needed only where the engine runs.
         from lockstep.runtime import watch
 
-        watch.start(job.client, job.peers, job.process, told, job.keepers)
+        watch.start(job.store, job.peers, job.process, told, job.keepers)
         if keeper := job.keeper:
             keeping.say_where(job.peers, keeper, told)
     elif len(job.hosts) > 1:
@@ -334,7 +351,7 @@ def _own_papers(job: _Job) -> papers.Papers:
     problem = _engine.recorder_problem()
     if problem:
         print(f"lockstep: {problem}.", file=sys.stderr)
-    return papers.own(job.process, f"/proc/{os.getpid()}/fd/{_engine.recorder_fd()}")
+    return papers.own(job.process, _engine.recorder_fd())
 
 
 def hand_in_devices() -> None:
@@ -350,5 +367,5 @@ def find_members(color: int, key: int) -> Sequence[int]:
 
     job = _current_job()
     process_of = {device.id: device.process_index for device in jax.devices("cpu")}
-    said = members.Job(job.client, labels(len(job.peers)), job.process, process_of)
+    said = members.Job(job.store, labels(len(job.peers)), job.process, process_of)
     return members.find(said, color, key)

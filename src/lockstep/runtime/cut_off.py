@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
+import dataclasses
 import os
 import socket
 import sys
@@ -33,6 +33,7 @@ from lockstep import _config, _jax_compat
 from lockstep._words import counted
 from lockstep.runtime import connections, topology
 from lockstep.runtime.connections import Address
+from lockstep.runtime.store import Store
 from lockstep.runtime.topology import Peer
 
 LIMIT = 0.3
@@ -220,21 +221,21 @@ def before_cpu_client() -> None:
         _before = connections.listening()
 
 
-def after_cpu_client(fail: Callable[[str], None] | None = None) -> None:
+def after_cpu_client(store: Store, fail: Callable[[str], None] | None = None) -> None:
     """Starts the watch (`Watch`), where there are several hosts. Raises nothing."""
     try:
         stop()
-        _start(fail)
+        _start(store, fail)
     except Exception as error:
         # With `import lockstep` in some of the processes only, say.
         print(f"lockstep: does not watch for hosts that are cut off: {error}", file=sys.stderr)
 
 
-def _start(fail: Callable[[str], None] | None) -> None:
+def _start(store: Store, fail: Callable[[str], None] | None) -> None:
     global _watch
     # Ours is at one address, so what listens at all of them is somebody else's.
     own = set() if _before is None else connections.listening() - _before
-    listeners, peer, key = _exchange({each for each in own if each[0] not in _EVERYWHERE})
+    listeners, peer, key = _exchange(store, {each for each in own if each[0] not in _EVERYWHERE})
     if listeners.peers_at:
         watch = Watch(listeners, peer, key, _jax_compat.heartbeat_seconds(), fail)
         watch.start()
@@ -257,19 +258,18 @@ def stop() -> None:
         watch.stop()
 
 
-def _exchange(addresses: set[Address]) -> tuple[Listeners, Peer, str]:
+def _exchange(store: Store, addresses: set[Address]) -> tuple[Listeners, Peer, str]:
     """Also the key under which this process has said it."""
     global _starts
-    client = _jax_compat.distributed_client()
     process, count = _jax_compat.distributed_place()
     own = topology.this_process(process, _config.current().host_id, "")
     prefix = f"lockstep/listeners/{_starts}"
     _starts += 1
     key = f"{prefix}/{process}"
-    client.key_value_set(key, json.dumps([own.to_json(), sorted(addresses)]))
+    store.put(key, [dataclasses.asdict(own), sorted(addresses)])
     said = []
     for other in range(count):
-        text = client.blocking_key_value_get(f"{prefix}/{other}", _EXCHANGE_SECONDS * 1000)
-        peer, listens = json.loads(text)
-        said.append((Peer.from_json(peer), [(host, port) for host, port in listens]))
+        who = f"process {other}"
+        peer, listens = store.once(f"{prefix}/{other}", who, _EXCHANGE_SECONDS)
+        said.append((Peer.from_fields(peer), [(host, port) for host, port in listens]))
     return Listeners(process, said), own, key

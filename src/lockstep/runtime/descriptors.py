@@ -19,7 +19,7 @@ _ELSEWHERE = 2
 """For each process of other hosts, and for each one's keeper: a connection either way."""
 _HERE = 3
 """For each of this host: its record, and its end, for the engine and for the watcher."""
-_LINES = 3
+_LINES = 4
 """For each of this host, where they are in memory: see `lockstep.runtime.papers`."""
 
 

@@ -14,9 +14,9 @@ from typing import Any
 from lockstep import _config, _jax_compat
 from lockstep._records import ErrorRecord
 from lockstep.record import format, run
-from lockstep.runtime import callsite, notes, stacks
+from lockstep.runtime import callsite, memory_files, notes, stacks
 from lockstep.runtime.elsewhere import Elsewhere
-from lockstep.runtime.papers import Papers
+from lockstep.runtime.papers import MEMORY_NAMES, Papers, descriptor
 from lockstep.runtime.sites import (
     Collective,
     Digests,
@@ -46,20 +46,15 @@ class Records:
         self._papers = {p.process: self._opened(papers[p.process]) for p in self._local}
 
     def _opened(self, papers: Papers) -> Papers:
-        return Papers(
-            self._held(papers.record),
-            self._held(papers.sites),
-            self._held(papers.perhaps),
-            self._held(papers.callers),
-            papers.stacks,  # asked for only from who is alive
-            papers.folder,
-        )
+        names = ("record", "sites", "perhaps", "callers", "stacks")
+        held = {name: self._held(getattr(papers, name)) for name in names}
+        return Papers(**held, folder=papers.folder)
 
     def _held(self, path: str) -> str:
-        if not path.startswith("/proc/"):
+        if (where := descriptor(path)) is None:
             return path
         try:
-            self._files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            self._files.append(memory_files.open_of(*where, MEMORY_NAMES, os.O_RDONLY))
         except (FileNotFoundError, ProcessLookupError):  # the process has died since it said where
             return ""
         return f"/proc/self/fd/{self._files[-1]}"

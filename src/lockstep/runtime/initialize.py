@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import lockstep
 from lockstep import _config, _engine, _jax_compat
 from lockstep._errors import InitializationError
-from lockstep.runtime import absent, agreement, prepare
+from lockstep.runtime import absent, agreement, prepare, store
 from lockstep.runtime.place import find_place
 
 if TYPE_CHECKING:
@@ -157,11 +156,14 @@ _checks = 0
 def _check_agreement(topic: str, facts: agreement.Facts) -> None:
     global _checks
     _checks += 1
-    client = _jax_compat.distributed_client()
+    shared = store.of_application(_jax_compat.distributed_client())
     process, count = _jax_compat.distributed_place()
-    key = f"lockstep/agreement/{_checks}/{topic}"
-    client.key_value_set(f"{key}/{process}", json.dumps(facts))
-    said = [json.loads(text) for text in absent.first_words(client, key, count)]
+    folder = f"lockstep/agreement/{_checks}/{topic}"
+    shared.put(f"{folder}/{process}", dict(facts))
+    said = [
+        facts if other == process else absent.first_value(shared, folder, other, count)
+        for other in range(count)
+    ]
     agreement.check([str(other) for other in range(count)], said)
 
 

@@ -31,8 +31,9 @@ from lockstep.runtime.cliques import (
     text_of,
     the_only_one,
 )
+from lockstep.runtime.store import Store
 
-_FOLDER = "lockstep/members/"
+_FOLDER = "lockstep/members"
 _SLICE_SECONDS = 0.5
 """How long a wait does not see that the job has failed."""
 _MOST_LABELS = 4
@@ -40,8 +41,7 @@ _MOST_LABELS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    client: Any
-    """JAX's, of its key-value store."""
+    store: Store
     labels: Sequence[str]
     process: int
     process_of: Mapping[int, int]
@@ -164,7 +164,7 @@ def _exchange(job: Job, clique: Clique, key: int) -> None:
     limit = _config.current().collective_timeout or _config.DEFAULT_COLLECTIVE_TIMEOUT
     end = time.monotonic() + limit
     try:
-        job.client.key_value_set(f"{_FOLDER}{key}", claim(clique, key, job.process_of))
+        job.store.put(f"{_FOLDER}/{key}", claim(clique, key, job.process_of))
     except Exception as error:
         raise UnknownError(f"this position was asked for before ({error})") from None
     for position in range(len(clique)):
@@ -179,7 +179,8 @@ def _exchange(job: Job, clique: Clique, key: int) -> None:
 
 def _read(job: Job, position: int) -> str | None:
     try:
-        return job.client.blocking_key_value_get(f"{_FOLDER}{position}", int(_SLICE_SECONDS * 1000))
+        name = f"{_FOLDER}/{position}"
+        return job.store.once(name, f"the device at position {position}", _SLICE_SECONDS)
     except Exception as error:
         if failed := _engine.poison_text():
             raise InitializationError(failed) from None
@@ -189,7 +190,7 @@ def _read(job: Job, position: int) -> str | None:
 
 
 def _missing(job: Job, clique: Clique) -> str:
-    come = {int(name.rpartition("/")[2]) for name, _ in job.client.key_value_dir_get(_FOLDER)}
+    come = {int(position) for position in job.store.values(_FOLDER)}
     absent = {job.process_of[clique[p]] for p in range(len(clique)) if p not in come}
     labels = [job.labels[process] for process in sorted(absent)]
     more = [f"{len(labels) - _MOST_LABELS} more"] if len(labels) > _MOST_LABELS else []

@@ -2,7 +2,7 @@
 
 Below the directory of its run. Who was started by neither ``lockstep run`` nor ``lockstep worker``
 has none: then it is memory that the others open by way of /proc, and that is gone with the last of
-them.
+them. The processes tell each other numbers of descriptors and the directory, never a path to open.
 """
 
 from __future__ import annotations
@@ -10,12 +10,27 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import re
+import stat
 from pathlib import Path
+from typing import Any
 
-from lockstep import _config
-from lockstep._records import process_dir
+from lockstep import _config, _records
+from lockstep._errors import InitializationError
 from lockstep.record import run
 from lockstep.runtime import stacks
+from lockstep.runtime.topology import Peer
+
+_FILES = {
+    "record": _records.RECORDER,
+    "sites": run.SITES,
+    "perhaps": run.PERHAPS,
+    "callers": run.CALLERS,
+    "stacks": stacks.FILE,
+}
+MEMORY_NAMES = tuple(f"lockstep-{name}" for name in ("recorder", *list(_FILES)[1:]))
+"""Of the memory files: the first as native/recorder.cc calls it."""
+_DESCRIPTOR = re.compile(r"/proc/(\d+)/fd/(\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,21 +48,85 @@ class Papers:
     folder: str = ""
     """Where those are, with what its launcher writes there of its end: see `lockstep._records`."""
 
+    def published(self) -> dict[str, Any]:
+        """What the others are told: `of_peer` makes paths of it."""
+        paths = {name: getattr(self, name) for name in _FILES if getattr(self, name)}
+        memory = {name: descriptor(path) for name, path in paths.items()}
+        return {
+            "folder": self.folder,
+            "memory": {n: of[1] if of else None for n, of in memory.items()},
+        }
 
-def own(process: int, record: str) -> Papers:
-    """Those of this process, whose engine keeps its record at ``record``."""
+
+def descriptor(path: str) -> tuple[int, int] | None:
+    """(pid, descriptor) of a file in another process's memory; None for any other path."""
+    found = _DESCRIPTOR.fullmatch(path)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def own(process: int, recorder_fd: int) -> Papers:
+    """Those of this process, whose engine keeps its record in ``recorder_fd``."""
     config = _config.current()
+    in_memory = os.readlink(f"/proc/self/fd/{recorder_fd}").startswith("/memfd:")
+    record = f"/proc/{os.getpid()}/fd/{recorder_fd}" if in_memory else ""
     if config.run_dir is None:
         return dataclasses.replace(_in_memory(), record=record)
-    folder = process_dir(Path(config.run_dir), config.attempt, process)
-    names = (run.SITES, run.PERHAPS, run.CALLERS, stacks.FILE)
-    return Papers(record, *(str(folder / name) for name in names), folder=str(folder))
+    papers = _in_folder(_records.process_dir(Path(config.run_dir), config.attempt, process))
+    return dataclasses.replace(papers, record=record or papers.record)
+
+
+def of_peer(peer: Peer, said: Any) -> Papers:
+    """Those of a process of this host, from what it has published.
+
+    Raises `InitializationError` for what such a process does not publish.
+    """
+    folder, memory = (
+        (said.get(n) for n in ("folder", "memory")) if isinstance(said, dict) else (0, 0)
+    )
+    if not isinstance(folder, str) or not isinstance(memory, dict):
+        raise InitializationError(f"{peer.label} has not published where its records are.")
+    if folder and not _is_folder_of(peer.process, folder):
+        raise InitializationError(
+            f"{peer.label} names {folder!r:.300} as the directory of its records, which is not a "
+            "private one of this user's run."
+        )
+    papers = _in_folder(Path(folder)) if folder else Papers()
+    there: dict[str, str] = {}
+    for name in _FILES:
+        fd = memory.get(name, "")
+        if type(fd) is int and fd >= 0:
+            there[name] = f"/proc/{peer.pid}/fd/{fd}"
+        elif fd is None:
+            there[name] = getattr(papers, name)
+    return Papers(**there, folder=folder)
+
+
+def _in_folder(folder: Path) -> Papers:
+    return Papers(**{name: str(folder / file) for name, file in _FILES.items()}, folder=str(folder))
+
+
+def _is_folder_of(process: int, folder: str) -> bool:
+    """Whether it is that process's, in a directory that only this user can enter."""
+    path = Path(folder)
+    if not path.is_absolute() or ".." in path.parts or len(path.parts) < 4:
+        return False
+    run_dir, attempt = path.parents[1], path.parent.name.removeprefix("attempt_")
+    if not attempt.isdecimal() or path != _records.process_dir(run_dir, int(attempt), process):
+        return False
+    try:
+        found = run_dir.lstat()
+    except OSError:
+        return False
+    mode = stat.S_IMODE(found.st_mode)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not mode & 0o077
 
 
 @functools.cache
 def _in_memory() -> Papers:
-    names = ("sites", "perhaps", "callers", "stacks")
-    made = (os.memfd_create(f"lockstep-{name}", os.MFD_CLOEXEC) for name in names)
-    papers = Papers("", *(f"/proc/{os.getpid()}/fd/{fd}" for fd in made))
+    made = {
+        name: f"/proc/{os.getpid()}/fd/{os.memfd_create(f'lockstep-{name}', os.MFD_CLOEXEC)}"
+        for name in list(_FILES)[1:]
+    }
+    papers = Papers(**made)
     stacks.install(Path(papers.stacks))
     return papers

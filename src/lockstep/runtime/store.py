@@ -1,21 +1,35 @@
-"""What processes tell each other while they meet, through JAX's key-value store."""
+"""What processes tell each other through JAX's key-value store, authenticated with the job's key.
+
+JAX's store asks nobody who they are: whoever reaches its port reads and writes it. So, where the
+job has a key (`keys`), each record carries an HMAC of itself and of the name under which it stands,
+and a record without it is an error, never a reason to do without the key. Records that belong to
+one start of a job are authenticated with a key that is bound to the first records of all its
+processes (`Store.bound_to`), so that records of an earlier job with the same key file are refused.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import enum
+import hashlib
+import hmac
 import json
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lockstep import _jax_compat
-from lockstep._errors import InitializationError
+from lockstep._errors import DisagreementError, InitializationError
+from lockstep.runtime import keys
 
 PREFIX = "lockstep"
 WAIT_SECONDS = 300
 _TRIES = 10
 _PAUSE_SECONDS = 0.1
 _SLICE_SECONDS = 0.5
+_AUTHENTICATED = re.compile(r"([0-9a-f]{64}) (.*)", re.DOTALL)
 
 Look = Callable[[], None]
 """Called twice a second while a process waits; what it raises ends the wait."""
@@ -25,76 +39,204 @@ def _go_on() -> None:
     pass
 
 
-def get(client: Any, key: str, who: str, look: Look = _go_on) -> str:
-    """Reads a key that another process sets; raises `InitializationError` naming it."""
-    end = time.monotonic() + WAIT_SECONDS
-    while True:
-        left = min(_SLICE_SECONDS, end - time.monotonic())
+class Proof(enum.Enum):
+    """Whether a record comes from a process with the same key."""
+
+    VALID = "it does, or neither side has a key"
+    MISSING = "the record has no HMAC, and this process has a key"
+    WRONG = "the record has an HMAC of another key, another name or another start of the job"
+    UNEXPECTED = "the record has an HMAC, and this process has no key"
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A record as it was found: only what is `Proof.VALID` may be believed."""
+
+    proof: Proof
+    text: str
+    """JSON: an object with "value" or "error"."""
+
+    def content(self) -> dict[str, Any]:
+        """Raises `InitializationError` for what this version of Lockstep has not written."""
         try:
-            return client.blocking_key_value_get(key, max(1, int(left * 1000)))
+            found = json.loads(self.text)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or not {"value", "error"} & found.keys():
+            raise InitializationError(
+                "a record in JAX's key-value store is not in the form of this version of Lockstep. "
+                "Do all processes have the same version?"
+            )
+        return found
+
+
+class Store:
+    """JAX's key-value store, through ``client``; ``key`` is the job's, None without one."""
+
+    def __init__(self, client: Any, key: bytes | None = None) -> None:
+        self.client = client
+        self._key = None if key is None else keys.derive(key, "lockstep records")
+
+    def bound_to(self, texts: Sequence[str]) -> Store:
+        """The same store for the processes that have agreed on ``texts``, which no other job has.
+
+        Without a key it is this one.
+        """
+        bound = Store(self.client)
+        if self._key is not None:
+            bound._key = keys.derive(self._key, f"lockstep job {_digest(texts)}")
+        return bound
+
+    def put(self, name: str, value: Any, overwrite: bool = False) -> str:
+        """Publishes ``value``, which is for JSON; returns the record's text."""
+        return self._put(name, {"value": value}, overwrite)
+
+    def put_error(self, name: str, error: Exception) -> None:
+        self._put(name, {"error": str(error)})
+
+    def _put(self, name: str, content: dict[str, Any], overwrite: bool = False) -> str:
+        text = json.dumps(content)
+        record = text if self._key is None else f"{self._hmac(name, text)} {text}"
+        if overwrite:
+            self.client.key_value_set(name, record, allow_overwrite=True)
+            return text
+        try:
+            self.client.key_value_set(name, record)
         except Exception as error:
-            if not _jax_compat.is_timeout(error):
-                raise InitializationError(
-                    f"{who} cannot be heard; JAX's coordination service says: {error}"
-                ) from error
-            if time.monotonic() >= end:
-                raise InitializationError(
-                    f"{who} did not reach this point in {WAIT_SECONDS} s. It may have failed (see "
-                    "its output), may not import lockstep, or may run another program."
-                ) from error
-        look()
+            if not _jax_compat.is_taken(error):
+                raise
+            raise InitializationError(
+                f"the record {name} is in JAX's key-value store already. Either two processes of "
+                "the job have the same number, or a stranger writes into the store."
+            ) from error
+        return text
+
+    def _hmac(self, name: str, text: str) -> str:
+        assert self._key is not None
+        return hmac.digest(self._key, f"{name}\0{text}".encode(), "sha256").hex()
+
+    def _opened(self, name: str, record: str) -> Record:
+        found = _AUTHENTICATED.fullmatch(record)
+        if self._key is None:
+            return Record(Proof.UNEXPECTED, found[2]) if found else Record(Proof.VALID, record)
+        if found is None:
+            return Record(Proof.MISSING, record)
+        is_valid = hmac.compare_digest(found[1], self._hmac(name, found[2]))
+        return Record(Proof.VALID if is_valid else Proof.WRONG, found[2])
+
+    def _blocking_get(self, name: str, seconds: float) -> str:
+        return self.client.blocking_key_value_get(name, max(1, int(seconds * 1000)))
+
+    def record(self, name: str, who: str, look: Look = _go_on) -> Record:
+        """Waits for a record, whoever wrote it; raises `InitializationError` naming ``who``."""
+        end = time.monotonic() + WAIT_SECONDS
+        while True:
+            left = min(_SLICE_SECONDS, end - time.monotonic())
+            try:
+                return self._opened(name, self._blocking_get(name, left))
+            except Exception as error:
+                if not _jax_compat.is_timeout(error):
+                    raise InitializationError(
+                        f"{who} cannot be heard; JAX's coordination service says: {error}"
+                    ) from error
+                if time.monotonic() >= end:
+                    raise InitializationError(
+                        f"{who} did not reach this point in {WAIT_SECONDS} s. It may have failed "
+                        "(see its output), may not import lockstep, or may run another program."
+                    ) from error
+            look()
+
+    def get(self, name: str, who: str, look: Look = _go_on) -> Any:
+        """What process ``who`` has published under ``name``; raises the error that it published."""
+        content = self._believed(name, self.record(name, who, look), who)
+        if "error" in content:
+            text = str(content["error"]).removeprefix("lockstep: ")
+            raise InitializationError(text if text.startswith(who) else f"{who}: {text}")
+        return content["value"]
+
+    def once(self, name: str, who: str, seconds: float) -> Any:
+        """As `get`, but what JAX's client raises after ``seconds`` without an answer is raised."""
+        found = self._opened(name, self._blocking_get(name, seconds))
+        return self._believed(name, found, who)["value"]
+
+    def values(self, folder: str) -> dict[str, Any]:
+        """What is published under ``folder`` now, by the names below it, without errors."""
+        found = self._contents(folder)
+        return {name: content["value"] for name, content in found if "value" in content}
+
+    def errors(self, folder: str) -> dict[str, str]:
+        """The errors that are published under ``folder`` now, by the names below it."""
+        found = self._contents(folder)
+        return {name: str(content["error"]) for name, content in found if "error" in content}
+
+    def _contents(self, folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        for name, record in self.client.key_value_dir_get(f"{folder}/"):
+            below = name.removeprefix(f"{folder}/")
+            yield below, self._believed(name, self._opened(name, record), f"the writer of {name}")
+
+    def _believed(self, name: str, record: Record, who: str) -> dict[str, Any]:
+        if record.proof is not Proof.VALID:
+            raise DisagreementError(_refusal(name, record.proof, who))
+        return record.content()
 
 
-def say(client: Any, key: str, value: Any) -> None:
-    """Tells those who `hear`; ``value`` is for JSON."""
-    client.key_value_set(key, json.dumps({"value": value}))
+def of_application(client: Any) -> Store:
+    """For waits and checks of the application, which need no engine: not bound to one start."""
+    return Store(client, keys.job_key())
+
+
+def _digest(texts: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()
+
+
+def _refusal(name: str, proof: Proof, who: str) -> str:
+    what = {
+        Proof.MISSING: f"{who} has no key of this job",
+        Proof.WRONG: f"{who} has another key than this process, or repeats a record of another job",
+        Proof.UNEXPECTED: f"{who} has a key, and this process has none",
+    }[proof]
+    return (
+        f"{what}: the record {name} in JAX's key-value store cannot be believed. Either the "
+        f"processes were not given the same {keys.VARIABLE}, or a stranger writes into the store."
+    )
 
 
 @contextlib.contextmanager
-def telling_errors(client: Any, key: str) -> Iterator[None]:
-    """What the block raises is raised by those who `hear` as well, who would wait in vain."""
+def telling_errors(store: Store, name: str) -> Iterator[None]:
+    """What the block raises is raised by those who `Store.get` as well, who would wait in vain."""
     try:
         yield
     except Exception as error:
         # The service may be what has failed: the first error is the one to be seen.
         with contextlib.suppress(Exception):
-            client.key_value_set(key, json.dumps({"error": str(error)}))
+            store.put_error(name, error)
         raise
 
 
 @contextlib.contextmanager
-def failing_together(client: Any, prefix: str, process: int) -> Iterator[None]:
+def failing_together(store: Store, prefix: str, process: int) -> Iterator[None]:
     """As `telling_errors`, for a block that fails where it fails in another process.
 
-    Then it raises what that one has told: the reason, where its own error is a consequence.
+    Then it raises what that one has published: the reason, where its own error is a consequence.
     """
-    with telling_errors(client, f"{prefix}/{process}"):
+    with telling_errors(store, f"{prefix}/{process}"):
         try:
             yield
         except Exception as error:
-            if reason := _told(client, prefix):
+            if reason := _published(store, prefix):
                 raise InitializationError(reason) from error
             raise
 
 
-def _told(client: Any, prefix: str) -> str:
+def _published(store: Store, prefix: str) -> str:
     """An error under ``prefix``; "" where there is none.
 
-    Its consequence may be seen before it is told: an engine that fails ends its connections first.
+    Its consequence may be seen before it is published: an engine that fails ends its connections
+    first.
     """
     for _ in range(_TRIES):
         with contextlib.suppress(Exception):
-            for key, text in client.key_value_dir_get(f"{prefix}/"):
-                if error := json.loads(text).get("error"):
-                    return f"process {key.rpartition('/')[2]}: {error.removeprefix('lockstep: ')}"
+            for process, error in store.errors(prefix).items():
+                return f"process {process}: {error.removeprefix('lockstep: ')}"
         time.sleep(_PAUSE_SECONDS)
     return ""
-
-
-def hear(client: Any, key: str, who: str, look: Look = _go_on) -> Any:
-    """What another process says under ``key``."""
-    said = json.loads(get(client, key, who, look))
-    if "error" in said:
-        text = said["error"].removeprefix("lockstep: ")
-        raise InitializationError(text if text.startswith(who) else f"{who}: {text}")
-    return said["value"]

@@ -9,7 +9,11 @@ import dataclasses
 import json
 import os
 import platform
+import typing
 from collections.abc import Sequence
+from typing import Any
+
+from lockstep._errors import InitializationError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +28,8 @@ class Peer:
     cpus: tuple[int, ...]
     engine: str = "not said"
     """Its version and functions: those that use it together have to have the same."""
-    key: str = ""
-    """Tells its key from another, not what the key is; empty without one."""
+    random: str = ""
+    """Drawn for each job, so that no record of another job is like this one."""
     key_problem: str = ""
     """Why its key file is of no use."""
     address: str = ""
@@ -43,17 +47,40 @@ class Peer:
             return f"the keeper of process {self.keeps} (pid {self.pid} on {self.host_name})"
         return f"process {self.process} (pid {self.pid} on {self.host_name})"
 
-    @property
-    def has_key(self) -> bool:
-        return bool(self.key)
-
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Peer:
-        values = json.loads(text)
-        return cls(**{**values, "cpus": tuple(values["cpus"])})
+        return cls.from_fields(json.loads(text))
+
+    @classmethod
+    def from_fields(cls, values: Any) -> Peer:
+        """The record whose `dataclasses.asdict` is ``values``, which another process has published.
+
+        Raises `InitializationError` for anything else.
+        """
+        expected = typing.get_type_hints(cls)
+        if not isinstance(values, dict) or values.keys() != expected.keys():
+            raise InitializationError(
+                "the record of a process in JAX's key-value store is not in the form of this "
+                "version of Lockstep. Do all processes have the same version?"
+            )
+        values = {**values, "cpus": _cpus(values["cpus"])}
+        for name, kind in expected.items():
+            kind = tuple if name == "cpus" else kind
+            value = values[name]
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise InitializationError(f"the record of a process has {name}={value!r:.100}.")
+            if isinstance(value, int) and value < 0:
+                raise InitializationError(f"the record of a process has {name}={value}.")
+        return cls(**values)
+
+
+def _cpus(values: Any) -> Any:
+    if isinstance(values, list | tuple) and all(isinstance(each, int) for each in values):
+        return tuple(values)
+    return values  # which is no tuple, and so refused
 
 
 def this_process(process: int, host_id: str | None, engine: str, keeper: int = 0) -> Peer:

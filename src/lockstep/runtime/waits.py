@@ -10,7 +10,6 @@ doing: it decides on each barrier once.
 from __future__ import annotations
 
 import collections
-import json
 import threading
 import time
 from pathlib import Path
@@ -18,14 +17,14 @@ from typing import Any
 
 from lockstep import _config, _jax_compat, _records
 from lockstep._errors import DifferenceError, MissingProcessError
-from lockstep.runtime import connect, sameness, stacks
+from lockstep.runtime import connect, sameness, stacks, store
 
 _NO_DEADLINE = 10.0**6
 _LOOK_SECONDS = 0.2
 """How often a wait looks whether somebody it waits for has ended."""
 _MOST_STACKS = 2
 _STACK_LINES = 12
-_NOTES = "lockstep/waits/"
+_NOTES = "lockstep/waits"
 
 _uses: collections.Counter[str] = collections.Counter()
 _uses_lock = threading.Lock()
@@ -69,20 +68,20 @@ def assert_same(value: Any, name: str, timeout: float | None = None) -> None:
     words = f"assert_same(..., {name!r})"
     key = f"lockstep/same/{name}"
     use = _use(key)
+    shared = store.of_application(client)
     said = {place: [leaf.digest, leaf.text] for place, leaf in own.items()}
-    client.key_value_set(f"{key}/{use}/{process}", json.dumps(said))
+    shared.put(f"{key}/{use}/{process}", said)
     _wait(words, f"same/{name}", timeout)
-    texts = {int(k.rpartition("/")[2]): v for k, v in client.key_value_dir_get(f"{key}/{use}/")}
+    found = shared.values(f"{key}/{use}")
     if process == 0 and use > 1:
         # All have left the check before this one, or they would not be here.
         client.key_value_delete(f"{key}/{use - 1}/")
     leaves = [
-        {place: sameness.Leaf(*leaf) for place, leaf in json.loads(texts[i]).items()}
-        for i in range(count)
+        {place: sameness.Leaf(*leaf) for place, leaf in found[str(i)].items()} for i in range(count)
     ]
-    found = sameness.differences(leaves, connect.labels(count))
-    if found is not None:
-        raise DifferenceError(f"{words}: the processes differ\n{found}")
+    differences = sameness.differences(leaves, connect.labels(count))
+    if differences is not None:
+        raise DifferenceError(f"{words}: the processes differ\n{differences}")
 
 
 def _use(key: str) -> int:
@@ -101,23 +100,24 @@ def _wait(words: str, name: str, timeout: float | None) -> None:
         timeout = _config.current().collective_timeout
     seconds = timeout or _NO_DEADLINE
     use = _use(name)
-    note = json.dumps([name, use, words])
-    client.key_value_set(f"{_NOTES}{process}", note, allow_overwrite=True)
+    note = [name, use, words]
+    shared = store.of_application(client)
+    shared.put(f"{_NOTES}/{process}", note, overwrite=True)
     failed = _Waiting(client, f"lockstep/{name}/{use}", seconds)
     while not failed.over(_LOOK_SECONDS):
-        missing = _missing(client, note)
+        missing = _missing(shared, note)
         if any(_ended(other) for other in missing):
             break
     else:
         if failed.error is None:
             return
-        missing = _missing(client, note)
+        missing = _missing(shared, note)
     if not missing:
         raise MissingProcessError(
             f"{words}: the others waited {seconds:g} s for process {process} and gave up. "
             f"The coordination service says: {failed.error}"
         ) from failed.error
-    raise MissingProcessError(_words(client, words, failed.waited, missing)) from failed.error
+    raise MissingProcessError(_words(shared, words, failed.waited, missing)) from failed.error
 
 
 class _Waiting:
@@ -145,15 +145,15 @@ class _Waiting:
         return time.monotonic() - self._started
 
 
-def _missing(client: Any, note: str) -> list[int]:
+def _missing(shared: store.Store, note: list[Any]) -> list[int]:
     """The processes that are not where ``note`` is."""
     _, count = _jax_compat.distributed_place()
-    notes = _notes(client)
+    notes = _notes(shared)
     return [other for other in range(count) if notes.get(other) != note]
 
 
-def _notes(client: Any) -> dict[int, str]:
-    return {int(key.rpartition("/")[2]): note for key, note in client.key_value_dir_get(_NOTES)}
+def _notes(shared: store.Store) -> dict[int, list[Any]]:
+    return {int(process): note for process, note in shared.values(_NOTES).items()}
 
 
 def _ended(process: int) -> str | None:
@@ -167,10 +167,10 @@ def _ended(process: int) -> str | None:
     return record.manner if record and is_its else None
 
 
-def _words(client: Any, words: str, waited: float, missing: list[int]) -> str:
+def _words(shared: store.Store, words: str, waited: float, missing: list[int]) -> str:
     process, count = _jax_compat.distributed_place()
     labels = connect.labels(count)
-    notes = _notes(client)
+    notes = _notes(shared)
     lines = [
         f"{words}: {labels[process]} waited {waited:.1f} s. Missing: {len(missing)} of {count} "
         "processes:"
@@ -178,7 +178,7 @@ def _words(client: Any, words: str, waited: float, missing: list[int]) -> str:
     shown = 0
     for other in missing:
         ended = _ended(other)
-        last = f"; last seen in {json.loads(notes[other])[2]}" if other in notes else ""
+        last = f"; last seen in {notes[other][2]}" if other in notes else ""
         state = ended or "has not come"
         lines.append(f"  {labels[other]} {state}{last}")
         if ended is None and shown < _MOST_STACKS and (text := _stack(other)):

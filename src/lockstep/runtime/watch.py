@@ -35,6 +35,7 @@ from lockstep.runtime.ending import mark_the_end
 from lockstep.runtime.evidence import Records, Sites
 from lockstep.runtime.papers import Papers
 from lockstep.runtime.stalls import Stalls
+from lockstep.runtime.store import Store
 from lockstep.runtime.topology import Peer
 
 _TURN_SECONDS = 1.0
@@ -64,7 +65,7 @@ class Watcher(threading.Thread):
         sites: Sites,
         comparison: Comparison,
         elsewhere: Elsewhere | None,
-        client: Any,
+        store: Store,
     ) -> None:
         super().__init__(name="lockstep-watcher", daemon=True)
         self._peers = peers
@@ -73,7 +74,7 @@ class Watcher(threading.Thread):
         self._sites = sites
         self._comparison = comparison
         self._elsewhere = elsewhere
-        self._client = client
+        self._store = store
         self._alarm = _engine.alarm_fd()
         self._poll = select.poll()
         self._poll.register(self._alarm, select.POLLIN)
@@ -173,7 +174,7 @@ class Watcher(threading.Thread):
             self._on_death(self._dead.pop(), -1)
         if not self._has_devices and _engine.poison_text():
             self._has_devices = True
-            _jax_compat.end_wait_for_devices(self._client, len(self._peers))
+            _jax_compat.end_wait_for_devices(self._store.client, len(self._peers))
 
     def _refresh(self) -> None:
         self._sites.update()
@@ -317,7 +318,7 @@ class Watcher(threading.Thread):
 
 
 def start(
-    client: Any,
+    store: Store,
     peers: Sequence[Peer],
     process: int,
     told: Sequence[Papers],
@@ -325,7 +326,7 @@ def start(
 ) -> None:
     """Starts the watcher of this process, and where there are several hosts what answers for it.
 
-    ``client`` is JAX's, of its key-value store; ``told`` are the papers of all processes;
+    ``store`` is that of the job; ``told`` are the papers of all processes;
     ``keepers`` are those in the network between hosts.
     """
     records = Records(peers, peers[process], dict(enumerate(told)))
@@ -342,8 +343,8 @@ def start(
             lambda: watcher.hurry(),
         )
         elsewhere = Elsewhere([*peers, *keepers], process, local)
-    compared = Comparison(client, peers, process)
-    watcher = Watcher(peers, records, sites, compared, elsewhere, client)
+    compared = Comparison(store, peers, process)
+    watcher = Watcher(peers, records, sites, compared, elsewhere, store)
     if elsewhere:
         elsewhere.start()
     watcher.start()

@@ -11,12 +11,12 @@ import jax
 from jax.experimental import multihost_utils
 
 from lockstep import _engine
-from lockstep.runtime import arena, connect, topology
+from lockstep.runtime import connect, topology
 
 assert lockstep
 MOMENTS = {
     "before its first word": (topology, "this_process"),
-    "before it hears the first word": (arena, "agree_on_nonce"),
+    "before it hears the first word": (connect, "_meet"),
     "before its engine starts": (_engine, "start"),
     "before its last word": (connect, "_own_papers"),
     "before it watches": (connect, "_watch_the_job"),

@@ -1,0 +1,129 @@
+"""The key of a job, which authenticates what its processes tell each other and encrypts the rest.
+
+On several hosts the user gives it in a file (LOCKSTEP_KEY_FILE). On one host the launcher draws a
+secret for each run and leaves it in the run's private directory. What travels through JAX's
+key-value store, which is open to everyone who reaches its port, is authenticated with a key that is
+derived from it (`store`); TLS between hosts uses another one (`network`).
+
+A record that is authenticated with the key also confirms a guess of it, offline. So a key has to be
+random, and a phrase that a person thinks of is none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import hmac
+import os
+import stat
+from pathlib import Path
+
+from lockstep import _config, _records
+
+VARIABLE = "LOCKSTEP_KEY_FILE"
+SHORTEST = 32
+_MAX_BYTES = 1 << 16
+"""More of them make no better key."""
+_OTHERS_MAY = 0o066
+"""Group or others read or write."""
+
+
+def make_key(path: str = "~/.lockstep-key") -> str:
+    """What to type for a key file."""
+    return f"(umask 077; openssl rand -hex 32 > {path})"
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyFile:
+    """What is in the file that LOCKSTEP_KEY_FILE names, or why it is of no use."""
+
+    key: bytes | None = dataclasses.field(default=None, repr=False)
+    problem: str = ""
+    fix: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class JobKey:
+    """The key of this process's job; ``problem`` says why a key file gives none."""
+
+    key: bytes | None = dataclasses.field(default=None, repr=False)
+    problem: str = ""
+    is_secret_of_run: bool = False
+    """Whether the launcher drew it, so that only processes of the same launcher have it."""
+
+
+def job_key() -> bytes | None:
+    """The key of this process's job; None without one."""
+    return own().key
+
+
+@functools.cache
+def own() -> JobKey:
+    """The key file's, or else the secret of the run on this host."""
+    config = _config.current()
+    file = read_key(config.key_file)
+    if file.key is not None:
+        return JobKey(file.key)
+    if config.run_dir and (secret := _read_secret(Path(config.run_dir))):
+        return JobKey(secret, is_secret_of_run=True)
+    return JobKey(None, f"{file.problem} {file.fix}".strip())
+
+
+def derive(key: bytes, purpose: str, length: int = 32) -> bytes:
+    """A key for one purpose alone: HKDF with SHA-256 (RFC 5869), without a salt."""
+    extracted = hmac.digest(bytes(32), key, "sha256")
+    block = made = b""
+    for number in range(1, -(-length // 32) + 1):
+        block = hmac.digest(extracted, block + purpose.encode() + bytes([number]), "sha256")
+        made += block
+    return made[:length]
+
+
+def _read_secret(run_dir: Path) -> bytes | None:
+    """None where the launcher of this host has left none: then the job has several hosts."""
+    file = read_key(str(run_dir / _records.SECRET))
+    return file.key
+
+
+def read_key(path: str | None) -> KeyFile:
+    """Raises nothing: where the processes are on one host, no key file is needed."""
+    if not path:
+        return KeyFile()
+    path = os.path.expanduser(path)
+    try:
+        # A pipe would be waited for.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            problem, fix = _problem_of_file(path, os.fstat(fd))
+            contents = b"" if problem else os.read(fd, _MAX_BYTES).strip()
+        finally:
+            os.close(fd)
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero in it
+        why = error.strerror if isinstance(error, OSError) else error
+        return _unusable(path, f"cannot be read ({why})", f"Make a key: {make_key()}")
+    if problem:
+        return _unusable(path, problem, fix)
+    if len(contents) < SHORTEST:
+        problem = f"has {len(contents)} characters, and a key has at least {SHORTEST}"
+        return _unusable(path, problem, f"Make one: {make_key(path)}")
+    return KeyFile(hashlib.sha256(contents).digest())
+
+
+def _unusable(path: str, problem: str, fix: str) -> KeyFile:
+    return KeyFile(None, f"{VARIABLE}={path}: the file {problem}.", fix)
+
+
+def _problem_of_file(path: str, found: os.stat_result) -> tuple[str, str]:
+    """What is wrong with it, and what to do about that; two empty texts where nothing is."""
+    mode = stat.S_IMODE(found.st_mode)
+    if not stat.S_ISREG(found.st_mode):
+        return "is no regular file", f"Make a key: {make_key()}"
+    if found.st_uid not in (os.geteuid(), 0):
+        return (
+            f"belongs to user {found.st_uid}, who knows and may change the key",
+            f"Make one of your own: {make_key()}",
+        )
+    if mode & _OTHERS_MAY:
+        return f"can be read or written by others (mode {mode:04o})", f"Type: chmod 600 {path}"
+    return "", ""
