@@ -18,6 +18,7 @@ from lockstep._errors import ConfigError
 COLLECTIVES = ("lockstep", "gloo", "mpi")
 DEFAULT_COLLECTIVE_TIMEOUT = 600.0
 DEFAULT_STALL_WARNING = 30.0
+DEFAULT_START_TIMEOUT = 120.0
 
 
 def _one_of(*choices: str) -> Callable[[str], str]:
@@ -103,6 +104,8 @@ class Config:
     """Seconds that one collective may wait for the other processes; 0 means no deadline."""
     stall_warning: float = _variable("LOCKSTEP_STALL_WARNING", _seconds, DEFAULT_STALL_WARNING)
     """Seconds after which a wait is reported, once; 0 means never."""
+    start_timeout: float = _variable("LOCKSTEP_START_TIMEOUT", _seconds, DEFAULT_START_TIMEOUT)
+    """Seconds that the processes may take to come together; 0 means no deadline."""
     strict: bool = _variable("LOCKSTEP_STRICT", _switch, False)
     """Compare the lines of the program that make a collective; see docs/faults.md."""
     check_programs: bool = _variable("LOCKSTEP_CHECK_PROGRAMS", _switch, True)

@@ -20,6 +20,7 @@ from lockstep._jax_compat.cluster import Place as Place
 from lockstep._jax_compat.cluster import register_cluster as register_cluster
 from lockstep._jax_compat.distributed import SURVIVAL as SURVIVAL
 from lockstep._jax_compat.distributed import SURVIVAL_LOST as SURVIVAL_LOST
+from lockstep._jax_compat.distributed import Survival as Survival
 from lockstep._jax_compat.distributed import check_distributed as check_distributed
 from lockstep._jax_compat.distributed import coordination_service as coordination_service
 from lockstep._jax_compat.distributed import coordinator_address as coordinator_address

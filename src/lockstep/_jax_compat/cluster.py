@@ -2,31 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Protocol
-
-_BIND = "JAX_COORDINATOR_BIND_ADDRESS"
-_is_bound = False
-
-
-def _bind_to(address: str) -> None:
-    """JAX reads the variable next, and the service of a job on one machine listens there only.
-
-    It is not set any earlier: a program that passes its own address would bind ours.
-    """
-    global _is_bound
-    if _BIND not in os.environ or _is_bound:
-        os.environ[_BIND] = address
-        _is_bound = True
-
-
-def forget_bind_address() -> None:
-    """Once JAX has read it: a child that starts a job of its own would bind our address."""
-    global _is_bound
-    if _is_bound:
-        os.environ.pop(_BIND, None)
-        _is_bound = False
 
 
 class Place(Protocol):
@@ -61,8 +38,6 @@ def register_cluster(find_place: Callable[[], Place | None]) -> None:
         ) -> str:
             address = cls._place().coordinator
             assert address is not None  # find_place asks the other processes for it
-            if address.startswith("127."):
-                _bind_to(address)
             if override_coordinator_port is None:
                 return address
             return f"{address.rpartition(':')[0]}:{override_coordinator_port}"

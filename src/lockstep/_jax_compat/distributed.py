@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import inspect
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from lockstep._jax_compat import cluster, hooks
+from lockstep._jax_compat import hooks, lost_service
 from lockstep._jax_compat.settings import setting
 
 
@@ -23,20 +24,46 @@ class _Instead:
         return getattr(self._module, name)
 
 
-def survive_dead_peers(
-    serve: Callable[[str, int, dict[str, Any]], Any | None],
-    before_another_job: Callable[[str, Sequence[str]], str],
-    on_joining: Callable[[], None],
-) -> None:
+class Survival(NamedTuple):
+    """What `survive_dead_peers` calls."""
+
+    serve: Callable[[str, int, dict[str, Any]], Any | None]
+    """Given what `coordination_service` takes, returns what stands for the service in process 0, or
+    None: then the service starts in process 0."""
+    before_another_job: Callable[[str, Sequence[str]], str]
+    """Runs when this process joins a job for the second time: given the service's address and those
+    of earlier jobs of several processes, it says where the service shall be."""
+    on_joining: Callable[[], None]
+    """Runs when this process joins a job for the first time."""
+    listen_at: Callable[[str, str, bool], str]
+    """Given the address to bind, the coordinator's, and whether the user has chosen the first, says
+    which is bound; raises where that cannot be."""
+    start_seconds: Callable[[], int]
+    """How long the processes may take to come, where the program does not say."""
+    not_started: Callable[[str, int, int, int], Exception]
+    """Given the coordinator's address, this process, the number of processes and the seconds, says
+    why they have not all come."""
+    on_lost_service: Callable[[], None]
+    """Runs when the connected service has ended, or cannot be reached, on a thread of jaxlib's."""
+
+
+class _Asked(NamedTuple):
+    """What this process has asked of ``jax.distributed.initialize``."""
+
+    bind_address: str | None = None
+    seconds: int | None = None
+
+
+_asked = _Asked()
+
+
+def survive_dead_peers(calls: Survival) -> None:
     """Keeps JAX's coordination service from ending a process because another has died.
 
     Every process becomes "recoverable", unless the user has said otherwise: the service then does
-    not report a dead peer to the others, and the shutdown at exit does not wait. ``serve`` is given
-    what `coordination_service` takes, and returns what stands for the service in process 0, or
-    None: then it starts in process 0. There process 0 must not be the first to go, so no process is
-    recoverable. ``before_another_job`` runs when this process joins a job for the second time:
-    given the service's address and those of earlier jobs of several processes, it says where the
-    service shall be. ``on_joining`` runs at the first.
+    not report a dead peer to the others, and the shutdown at exit does not wait. Where the service
+    runs inside process 0, that must not be the first to go, so no process is recoverable. What
+    ends the service itself is for `lost_service`.
     """
     import jax
 
@@ -44,6 +71,7 @@ def survive_dead_peers(
     module = distributed._jax
     serve_inside = module.get_distributed_runtime_service
     connect = module.get_distributed_runtime_client
+    state: Any = distributed.State
     setting("jax_enable_recoverability")
     if "JAX_ENABLE_RECOVERABILITY" not in os.environ:
         jax.config.update("jax_enable_recoverability", True)
@@ -54,16 +82,20 @@ def survive_dead_peers(
     def place(address: str) -> str:
         if not joined:
             return address
-        free = before_another_job(address, earlier)
+        free = calls.before_another_job(address, earlier)
         # Inside process 0, the earlier service has ended as JAX was shut down there.
         return free if is_recoverable() else address
 
     def service(address: str, num_nodes: int, **options: Any) -> Any:
         nonlocal alone
         alone = num_nodes == 1
-        address = place(address)
+        is_chosen = bool(_asked.bind_address or os.environ.get("JAX_COORDINATOR_BIND_ADDRESS"))
+        coordinator = distributed.global_state.coordinator_address or address
+        address = calls.listen_at(place(address), coordinator, is_chosen)
+        if _asked.seconds is not None:
+            options.setdefault("cluster_register_timeout", _asked.seconds)
         if num_nodes > 1 and is_recoverable():
-            outside = serve(address, num_nodes, options)
+            outside = calls.serve(address, num_nodes, options)
             if outside is not None:
                 return outside
         if "recoverable" in options:  # jax 0.9.1 and later; before that, each client says it
@@ -73,14 +105,15 @@ def survive_dead_peers(
     def client(address: str, *args: Any, **options: Any) -> Any:
         nonlocal joined
         global _heartbeat_seconds
-        cluster.forget_bind_address()
         _heartbeat_seconds = options.get("heartbeat_timeout") or _heartbeat_seconds
         address = place(address)
         if not joined:
-            on_joining()
+            calls.on_joining()
         joined = True
         if not alone:  # the others know nothing of that job
             earlier.append(address)
+        if callback := lost_service.callback(calls.on_lost_service):
+            options.setdefault("missed_heartbeat_callback", callback)
         return connect(address, *args, **options)
 
     joined, alone = False, False
@@ -90,6 +123,40 @@ def survive_dead_peers(
         get_distributed_runtime_service=_or(serve_inside, service),
         get_distributed_runtime_client=_or(connect, client),
     )
+    state.initialize = _naming_who_is_missing(state.initialize, calls)
+
+
+def _naming_who_is_missing(original: Callable[..., None], calls: Survival) -> Callable[..., None]:
+    """``State.initialize`` of JAX, with Lockstep's deadline, and an error for missing processes."""
+    signature = inspect.signature(original)
+    ours = signature.parameters["initialization_timeout"].default
+
+    @functools.wraps(original)
+    def initialize(state: Any, *args: Any, **options: Any) -> None:
+        global _asked
+        bound = signature.bind(state, *args, **options)
+        bound.apply_defaults()
+        seconds = bound.arguments["initialization_timeout"]
+        if seconds == ours:
+            seconds = bound.arguments["initialization_timeout"] = calls.start_seconds()
+        _asked = _Asked(bound.arguments["coordinator_bind_address"], seconds)
+        try:
+            original(*bound.args, **bound.kwargs)
+        except RuntimeError as error:
+            if not lost_service.is_uncast(error):
+                raise
+            missing = calls.not_started(
+                state.coordinator_address, state.process_id, state.num_processes, seconds
+            )
+            set_client_aside()
+            if state.service is not None:
+                state.service.shutdown()
+                state.service = None
+            raise missing from error
+        finally:
+            _asked = _Asked()
+
+    return initialize
 
 
 def _or(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:

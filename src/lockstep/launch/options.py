@@ -22,6 +22,7 @@ _WITH_VALUE = {
     "--platform",
     "--collective-timeout",
     "--stall-warning",
+    "--start-timeout",
     "--bind",
     "--log-dir",
     "--grace",
@@ -107,6 +108,13 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="after this long a wait is reported, with who is missing and what they do; 0: never; "
         "default: 30",
+    )
+    add(
+        "--start-timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="how long the processes may take to come together, until an error names those that "
+        "are missing; 0: for ever; default: 120",
     )
     add(
         "--strict",

@@ -62,6 +62,7 @@ def configure(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
         "auto_init": args.auto_init,
         "collective_timeout": args.collective_timeout,
         "stall_warning": args.stall_warning,
+        "start_timeout": args.start_timeout,
         "strict": args.strict,
     }
     config = Config.from_environ(environ)

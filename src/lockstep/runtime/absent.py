@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import select
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from lockstep import _config
 from lockstep._errors import InitializationError
 from lockstep._records import process_dir
 from lockstep.record import format, run
-from lockstep.runtime import exits
+from lockstep.runtime import exits, service_loss
 from lockstep.runtime.store import Record, Store
 from lockstep.runtime.topology import Peer
 
@@ -33,6 +35,7 @@ def look(
     peer = peers[other]
 
     def raise_if_gone() -> None:
+        service_loss.raise_if_lost()
         if peer.host_id == peers[process].host_id and (how := _how_it_ended(peer, patience)):
             raise InitializationError(f"{peer.label} {how}, while the job began.")
 
@@ -42,23 +45,46 @@ def look(
 def first_record(store: Store, folder: str, process: int, count: int) -> Record:
     """What a process publishes before the others know anything of it; it may be anybody's.
 
-    Raises `InitializationError` as `look` does, but only the launcher or keeper can tell.
+    Raises `InitializationError` as `look` does, but only the launcher or keeper can tell; and after
+    the deadline for the start of a job.
     """
     who = f"process {process} of {count}"
-    look = functools.partial(_look_before, process, who)
-    return store.record(f"{folder}/{process}", who, look)
+    return store.record(f"{folder}/{process}", who, _before_the_start(process, who))
 
 
 def first_value(store: Store, folder: str, process: int, count: int) -> Any:
     """As `first_record`, from a process that has the job's key."""
     who = f"process {process} of {count}"
-    look = functools.partial(_look_before, process, who)
-    return store.get(f"{folder}/{process}", who, look)
+    return store.get(f"{folder}/{process}", who, _before_the_start(process, who))
+
+
+def _before_the_start(process: int, who: str) -> Callable[[], None]:
+    limit = _config.current().start_timeout or math.inf
+    end = time.monotonic() + limit
+
+    def look() -> None:
+        service_loss.raise_if_lost()
+        _look_before(process, who)
+        if time.monotonic() > end:
+            raise InitializationError(
+                f"{who} connected to JAX's coordination service, and did not go on in "
+                f"{limit:g} s. It may have failed (see its output), not import lockstep, or "
+                "run another program. For a job that takes longer to start: --start-timeout."
+            )
+
+    return look
+
+
+def recorded_ending(process: int) -> str:
+    """Half a sentence of how a process of this host ended, where its launcher has written it."""
+    if _config.current().run_dir and (ending := run.read_exit(_folder(process))):
+        return _words(process, ending)
+    return ""
 
 
 def _look_before(process: int, who: str) -> None:
-    if _config.current().run_dir and (ending := run.read_exit(_folder(process))):
-        raise InitializationError(f"{who} {_words(process, ending)}, before the job had begun.")
+    if how := recorded_ending(process):
+        raise InitializationError(f"{who} {how}, before the job had begun.")
 
 
 def _folder(process: int) -> Path:

@@ -59,8 +59,8 @@ _job = 0
 """How many jobs of several processes this one was in before."""
 _has_threads = False
 """Whether jaxlib may have threads in this process."""
-_moved = False
-"""Whether its service is at another place than was asked for."""
+_current: Outside | None = None
+"""The service that this process has started."""
 
 
 class Outside:
@@ -68,6 +68,13 @@ class Outside:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
+
+    def said(self) -> str:
+        """What the service has written so far."""
+        try:
+            return Path(f"/proc/{self._pid}/fd/2").read_text(errors="replace")
+        except OSError:
+            return ""
 
     def shutdown(self) -> None:
         """The child goes on serving those who are still connected, and ends after them."""
@@ -80,8 +87,7 @@ def start(address: str, num_nodes: int, options: dict[str, Any]) -> Outside | No
 
     None when that cannot be, and the service has to start here.
     """
-    if _moved:
-        _check_is_free(address)
+    global _current
     child = _spawn if _has_threads else _fork
     try:
         outside = _outside(lambda *fds: child(_Service(address, num_nodes, options, _job, *fds)))
@@ -94,7 +100,18 @@ def start(address: str, num_nodes: int, options: dict[str, Any]) -> Outside | No
             "should process 0 die, JAX aborts the others at once.",
             file=sys.stderr,
         )
+    _current = outside
     return outside
+
+
+def log() -> str:
+    """What the service of this job has written; "" in a process that cannot know it."""
+    if _current is not None:
+        return _current.said()
+    try:
+        return (_folder() / _records.COORDINATION_LOG).read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def replace(address: str, earlier: Sequence[str]) -> str:
@@ -105,17 +122,16 @@ def replace(address: str, earlier: Sequence[str]) -> str:
     which all processes know that were in the ``earlier`` jobs. Raises `InitializationError` when a
     process does not come.
     """
-    global _job, _has_threads, _moved
-    _job, _has_threads, _moved = len(earlier), True, False
+    global _job, _has_threads
+    _job, _has_threads = len(earlier), True
     config = _config.current()
     if config.run_dir and config.local_num_processes == config.num_processes:
         _end_earlier_service()
         return address
     taken = set(map(_port, earlier))
-    asked = port = _port(address)
+    port = _port(address)
     while port in taken:
         port = _LOWEST_PORT + (port - _LOWEST_PORT + _STEP) % _PORTS
-    _moved = port != asked
     return f"{address.rpartition(':')[0]}:{port}"
 
 
@@ -288,21 +304,6 @@ def _serve(said: _Service) -> None:
     del service
 
 
-def _check_is_free(address: str) -> None:
-    """gRPC would listen beside another service of this user, and each would get some clients."""
-    with socket.socket() as probe:
-        # Connections that are long over are nobody's.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", _port(address)))
-        except OSError as error:
-            raise InitializationError(
-                f"the coordination service of another job cannot be at {address}: "
-                f"{error.strerror}. Give jax.distributed.initialize() a coordinator_address with a "
-                "free port."
-            ) from error
-
-
 def _forget_who_is_out_of_reach() -> None:
     """Has the kernel end connections to hosts that are cut off; all of this process are JAX's."""
     with contextlib.suppress(OSError):  # no descriptor left to read /proc with
@@ -316,10 +317,13 @@ def _forget_who_is_out_of_reach() -> None:
 
 def _let_go(kept: set[int]) -> None:
     """Closes what was process 0's: somebody may wait for the end of one of its pipes."""
-    log = _folder() / _records.COORDINATION_LOG if _config.current().run_dir else Path(os.devnull)
     null = os.open(os.devnull, os.O_RDWR)
     try:
-        said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        if _config.current().run_dir:
+            log = _folder() / _records.COORDINATION_LOG
+            said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        else:
+            said = os.memfd_create("lockstep-coordination-log", os.MFD_CLOEXEC)
     except OSError:
         said = null
     for fd, target in ((0, null), (1, said), (2, said)):

@@ -251,13 +251,27 @@ def _register_cluster() -> None:
 
 
 def _survive() -> None:
-    from lockstep.runtime import connect, coordination
+    from lockstep.runtime import connect, coordination, coordinator_port, service_loss, starting
 
     def before_another_job(address: str, earlier: Sequence[str]) -> str:
         connect.leave_job()
         return coordination.replace(address, earlier)
 
-    _jax_compat.survive_dead_peers(coordination.start, before_another_job, _note_joining)
+    def listen_at(address: str, coordinator: str, is_chosen: bool) -> str:
+        address = address if is_chosen else coordinator_port.choose(address, coordinator)
+        coordinator_port.wait_until_free(address)
+        return address
+
+    calls = _jax_compat.Survival(
+        serve=coordination.start,
+        before_another_job=before_another_job,
+        on_joining=_note_joining,
+        listen_at=listen_at,
+        start_seconds=starting.seconds,
+        not_started=starting.not_started,
+        on_lost_service=service_loss.react,
+    )
+    _jax_compat.survive_dead_peers(calls)
 
 
 def _offer_engine(choice: str) -> Callable[[], None]:

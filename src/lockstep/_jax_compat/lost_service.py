@@ -1,0 +1,96 @@
+"""What happens in a process when its connection to JAX's coordination service fails.
+
+jaxlib's client then calls its ``missed_heartbeat_callback``; by default that ends the process by
+SIGABRT, before Python can raise or save anything. A callback of Python's is called with an
+``absl::Status``, which jaxlib cannot convert for Python, so C++ throws ``std::bad_cast`` instead of
+calling it. (jaxlib 0.8.0, 0.10.2 and 0.12.0.1 do so.) This has two consequences, both of use:
+
+- While the client connects, on a thread of Python's, the exception arrives as
+  ``RuntimeError("std::bad_cast")`` (`is_uncast`).
+- Later, on a thread of jaxlib's, nothing catches it, and C++ calls the terminate handler. Ours
+  reports that the service is lost, and keeps this thread for good: C++ has not unwound it, it holds
+  the lock of a client that is of no use any more. What else ends in the terminate handler goes to
+  the handler before ours.
+
+A jaxlib that can convert the status calls the callback instead, which does the same without C++'s
+help.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import signal
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+_LIBRARY = "libstdc++.so.6"
+_SET_TERMINATE = "_ZSt13set_terminatePFvvE"
+_BAD_CAST = "_ZTISt8bad_cast"
+_HANDLER = ctypes.CFUNCTYPE(None)
+
+_react: Callable[[], None] | None = None
+
+
+def is_uncast(error: BaseException) -> bool:
+    """Whether this is what JAX's client raises where it cannot connect."""
+    return "bad_cast" in str(error)
+
+
+def callback(react: Callable[[], None]) -> Callable[..., None] | None:
+    """A ``missed_heartbeat_callback`` that calls ``react``; None where JAX's default stays."""
+    global _react
+    if not _take_over_terminate():
+        return None
+    _react = react
+    return lambda *_: react()
+
+
+@functools.cache
+def _take_over_terminate() -> bool:
+    """Whether the terminate handler is ours, from the first call on."""
+    path = _mapped()
+    if not path:
+        return False
+    try:
+        library = ctypes.CDLL(path)
+        set_terminate = library[_SET_TERMINATE]
+        exception_type = library.__cxa_current_exception_type
+        bad_cast = ctypes.addressof(ctypes.c_char.in_dll(library, _BAD_CAST))
+    except (OSError, AttributeError, ValueError):
+        return False
+    set_terminate.restype = exception_type.restype = ctypes.c_void_p
+    set_terminate.argtypes = [ctypes.c_void_p]
+    before: list[int] = []
+
+    def terminate() -> None:
+        if _react is None or exception_type() != bad_cast:
+            _HANDLER(before[0])()
+            return
+        try:
+            _react()
+        finally:
+            _stay_for_good()
+
+    handler = _HANDLER(terminate)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(handler))  # C++ keeps its address to the end
+    before.append(set_terminate(ctypes.cast(handler, ctypes.c_void_p)))
+    return True
+
+
+def _mapped() -> str:
+    """The C++ library that jaxlib uses; "" where it has one of its own inside."""
+    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
+        for line in maps:
+            if _LIBRARY in line:
+                return line.split(maxsplit=5)[5].rstrip("\n")
+    return ""
+
+
+def _stay_for_good() -> NoReturn:
+    # No signal may end the wait: Python would then run here, perhaps while it is finalized.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    pause: Any = ctypes.CDLL(None).pause
+    while True:
+        pause()

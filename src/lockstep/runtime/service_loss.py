@@ -1,0 +1,48 @@
+"""JAX's coordination service has ended or is out of reach: the job fails with an exception.
+
+The engine needs the service no more once it runs, but JAX does: for new groups of devices, for
+checkpoints, and at exit. So every collective raises from then on, on all processes, and the process
+may compute on its own devices, save, and end without the service.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+from lockstep import _config, _engine, _jax_compat
+from lockstep._errors import InitializationError
+
+_text = ""
+
+
+def react() -> None:
+    """Called on a thread of jaxlib's, which holds the lock of JAX's client: nothing may wait."""
+    global _text
+    if _jax_compat.distributed_client() is None:
+        return  # set aside before: the host of process 0 is out of reach, or the job has ended
+    _text = _words()
+    _jax_compat.set_client_aside()
+    with contextlib.suppress(Exception):
+        if _config.current().collectives == "lockstep":
+            _engine.poison(_text)
+    with contextlib.suppress(OSError, ValueError):  # stderr is closed
+        print(_text, file=sys.stderr, flush=True)
+
+
+def raise_if_lost() -> None:
+    """Raises where the service was lost before the engines had met."""
+    if _text:
+        raise InitializationError(_text)
+
+
+def _words() -> str:
+    from lockstep.runtime import connect
+
+    process, count = _jax_compat.distributed_place()
+    return (
+        f"lockstep: {connect.labels(count)[process]} has lost JAX's coordination service at "
+        f"{_jax_compat.coordinator_address()}: its process, on the host of process 0, was killed "
+        "or cannot be reached. Collectives raise from now on. This process may compute on its own "
+        "devices, save and end; the job has to be started again."
+    )
