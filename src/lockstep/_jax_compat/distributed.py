@@ -43,6 +43,8 @@ class Survival(NamedTuple):
     not_started: Callable[[str, int, int, int], Exception]
     """Given the coordinator's address, this process, the number of processes and the seconds, says
     why they have not all come."""
+    certificates: Callable[[], dict[str, str]]
+    """Arguments of jaxlib for mutual TLS, where the user has passed none; {} for a plain job."""
     on_lost_service: Callable[[], None]
     """Runs when the connected service has ended, or cannot be reached, on a thread of jaxlib's."""
 
@@ -94,6 +96,7 @@ def survive_dead_peers(calls: Survival) -> None:
         address = calls.listen_at(place(address), coordinator, is_chosen)
         if _asked.seconds is not None:
             options.setdefault("cluster_register_timeout", _asked.seconds)
+        options = _with_certificates(options, calls)
         if num_nodes > 1 and is_recoverable():
             outside = calls.serve(address, num_nodes, options)
             if outside is not None:
@@ -112,6 +115,7 @@ def survive_dead_peers(calls: Survival) -> None:
         joined = True
         if not alone:  # the others know nothing of that job
             earlier.append(address)
+        options = _with_certificates(options, calls)
         if callback := lost_service.callback(calls.on_lost_service):
             options.setdefault("missed_heartbeat_callback", callback)
         return connect(address, *args, **options)
@@ -124,6 +128,16 @@ def survive_dead_peers(calls: Survival) -> None:
         get_distributed_runtime_client=_or(connect, client),
     )
     state.initialize = _naming_who_is_missing(state.initialize, calls)
+
+
+_TLS = ("mtls_cert_file", "mtls_key_file", "mtls_ca_file", "mtls_peer_uri_prefix")
+
+
+def _with_certificates(options: dict[str, Any], calls: Survival) -> dict[str, Any]:
+    """``options`` with Lockstep's certificates, in a jax that knows them (0.11.2 and later)."""
+    if _TLS[0] not in options or any(options.get(name) for name in _TLS):
+        return options
+    return options | calls.certificates()
 
 
 def _naming_who_is_missing(original: Callable[..., None], calls: Survival) -> Callable[..., None]:

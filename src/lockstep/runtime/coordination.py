@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from lockstep import _config, _jax_compat, _records
 from lockstep._errors import InitializationError
-from lockstep.runtime import connections
+from lockstep.runtime import certificates, connections
 
 READY_SECONDS = 20.0
 """How long the child may take until it serves; a few milliseconds are usual."""
@@ -90,7 +90,11 @@ def start(address: str, num_nodes: int, options: dict[str, Any]) -> Outside | No
     global _current
     child = _spawn if _has_threads else _fork
     try:
-        outside = _outside(lambda *fds: child(_Service(address, num_nodes, options, _job, *fds)))
+        outside = _outside(
+            lambda *fds: child(
+                _Service(address, num_nodes, options, _job, *fds, certificates.descriptors())
+            )
+        )
     # No process or descriptor left, a kernel without pidfd_open, no interpreter to start.
     except (OSError, TypeError, ValueError):
         outside = None
@@ -198,6 +202,8 @@ class _Service(NamedTuple):
     """A descriptor of that process."""
     told: int
     """A pipe to it."""
+    certificates: Sequence[int] = ()
+    """Descriptors of files that ``options`` name."""
 
 
 def _outside(make_child: Callable[[int, int], int]) -> Outside | None:
@@ -244,7 +250,7 @@ def _spawn(service: _Service) -> int:
     environ = {**os.environ, "LOCKSTEP_COLLECTIVES": "gloo"}
     said = json.dumps([sys.path, *service], default=int)  # a number of NumPy's, say
     command = [sys.executable, "-P", "-c", _PROGRAM, said]
-    for fd in (service.process_0, service.told):
+    for fd in (service.process_0, service.told, *service.certificates):
         os.set_inheritable(fd, True)
     return os.posix_spawn(sys.executable, command, environ)
 
@@ -273,7 +279,7 @@ def _leave(service: _Service) -> NoReturn:
         os.setsid()
         if os.fork() == 0:
             os.write(service.told, b"%d " % os.getpid())
-            _let_go({service.process_0, service.told})
+            _let_go({service.process_0, service.told, *service.certificates})
             _serve(service)
     except BaseException:
         traceback.print_exc()

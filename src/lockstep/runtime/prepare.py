@@ -251,7 +251,14 @@ def _register_cluster() -> None:
 
 
 def _survive() -> None:
-    from lockstep.runtime import connect, coordination, coordinator_port, service_loss, starting
+    from lockstep.runtime import (
+        certificates,
+        connect,
+        coordination,
+        coordinator_port,
+        service_loss,
+        starting,
+    )
 
     def before_another_job(address: str, earlier: Sequence[str]) -> str:
         connect.leave_job()
@@ -269,6 +276,7 @@ def _survive() -> None:
         listen_at=listen_at,
         start_seconds=starting.seconds,
         not_started=starting.not_started,
+        certificates=certificates.arguments,
         on_lost_service=service_loss.react,
     )
     _jax_compat.survive_dead_peers(calls)

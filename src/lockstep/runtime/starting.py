@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from lockstep import _config
 from lockstep._errors import InitializationError
 from lockstep._words import counted
-from lockstep.runtime import absent, coordination, coordinator_port
+from lockstep.runtime import absent, certificates, coordination, coordinator_port
 
 _UNLIMITED = 7 * 86400
 """JAX knows no start without a deadline."""
@@ -44,9 +44,15 @@ def not_started(coordinator: str, process: int, count: int, limit: int) -> Initi
     return InitializationError(
         f"{what} within {limit} s. See the output of the missing processes: each has to call "
         "jax.distributed.initialize() or lockstep.initialize() with the coordinator "
-        f"{coordinator}. For a job that takes longer to start: --start-timeout SECONDS of "
-        "lockstep run and worker, LOCKSTEP_START_TIMEOUT, or initialization_timeout, on all processes."
+        f"{coordinator}{_same_key()}. For a job that takes longer to start: --start-timeout "
+        "SECONDS of lockstep run and worker, LOCKSTEP_START_TIMEOUT, or initialization_timeout."
     )
+
+
+def _same_key() -> str:
+    if not certificates.descriptors():
+        return ""
+    return ", and with the same key: the service accepts only certificates that are made from it"
 
 
 def missing_in(log: str) -> list[int]:
