@@ -1,9 +1,9 @@
 """Certificates for JAX's coordination service, made from the job's key (jax 0.11.2 and later).
 
 With them the service and its clients speak TLS, and each proves to be of the job: the key-value
-store and the heartbeats are encrypted and authenticated. The authority's private key is derived from
-the job's key, so every process makes the same authority by itself, and no certificate travels. Each
-process signs one for itself. Its files are in memory, gone with the process; jaxlib reads them
+store and the heartbeats are encrypted and authenticated. The authority's private key is derived
+from the job's key, so every process makes the same authority by itself, and no certificate travels.
+Each process signs one for itself. Its files are in memory, gone with the process; jaxlib reads them
 again from time to time.
 
 The dates are far apart: a host's clock may be wrong, and what ends a certificate is the job's end,
@@ -19,7 +19,7 @@ from typing import Any
 
 from lockstep import _config
 from lockstep._errors import ConfigError
-from lockstep.runtime import keys, network
+from lockstep.runtime import keys
 
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 """Of P-256: its private keys are the numbers below."""
@@ -56,8 +56,8 @@ def _key() -> bytes | None:
     if not on_one_host:
         if not config.key_file:
             return None  # a launcher's secret is known on its host only
-        if (file := network.read_key(config.key_file)).key is None:
-            raise ConfigError(f"{file.problem} {file.mend}".strip())
+        if (file := keys.read_key(config.key_file)).key is None:
+            raise ConfigError(f"{file.problem} {file.fix}".strip())
     return keys.job_key()
 
 

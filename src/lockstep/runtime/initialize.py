@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import lockstep
 from lockstep import _config, _engine, _jax_compat
-from lockstep._errors import InitializationError
+from lockstep._errors import DisagreementError, InitializationError
 from lockstep.runtime import absent, agreement, prepare, store
 from lockstep.runtime.place import find_place
 
@@ -58,6 +61,8 @@ def initialize(
     """
     import jax
 
+    global _is_called
+    _is_called = True
     prepare.check_in_time()
     if _jax_compat.distributed_client() is None:
         arguments = {
@@ -151,6 +156,52 @@ def _devices() -> dict[str, str]:
 
 
 _checks = 0
+_is_called = False
+"""Whether the program has called `initialize`, whose ``check`` says what is compared."""
+_WARNING_SECONDS = 5.0
+"""For all processes to publish what they have: they have just met, to list their devices."""
+
+
+def warn_of_differences(client: Any) -> None:
+    """Prints a table, in process 0, where the processes differ; raises nothing.
+
+    For programs that call `jax.distributed.initialize` themselves. ``client`` is JAX's CPU client,
+    which has just been made.
+    """
+    global _checks
+    joined = _jax_compat.distributed_client()
+    if _is_called or joined is None:
+        return
+    _checks += 1
+    process, count = _jax_compat.distributed_place()
+    prefix = f"lockstep/differences/{_checks}"
+    # A warning is all that is lost where this fails.
+    with contextlib.suppress(Exception):
+        shared = store.of_application(joined)
+        facts = _settings() | {"local CPU devices": str(client.local_device_count())}
+        shared.put(f"{prefix}/{process}", facts)
+        if process == 0:
+            _print_differences(_published(shared, prefix, count))
+
+
+def _published(shared: store.Store, prefix: str, count: int) -> list[agreement.Facts]:
+    end = time.monotonic() + _WARNING_SECONDS
+    return [
+        shared.once(f"{prefix}/{other}", f"process {other}", end - time.monotonic())
+        for other in range(count)
+    ]
+
+
+def _print_differences(facts: Sequence[agreement.Facts]) -> None:
+    try:
+        agreement.check([str(process) for process in range(len(facts))], facts)
+    except DisagreementError as error:
+        print(
+            f"lockstep: warning: {error} With different numbers of devices jax.pmap fails by an "
+            "AssertionError without a text.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _check_agreement(topic: str, facts: agreement.Facts) -> None:

@@ -314,14 +314,18 @@ def _refuse() -> NoReturn:
 
 
 def _hook_cpu_client() -> None:
-    from lockstep.runtime import connect, xla_threads
+    from lockstep.runtime import connect, initialize, xla_threads
+
+    def after(client: Any) -> None:
+        connect.after_cpu_client(client)
+        initialize.warn_of_differences(client)
 
     if _config.current().collectives == "mpi":
-        _jax_compat.around_cpu_client(_mpi().before_cpu_client, lambda _: None, xla_threads.enough)
-    else:
         _jax_compat.around_cpu_client(
-            connect.before_cpu_client, connect.after_cpu_client, connect.around_cpu_client
+            _mpi().before_cpu_client, initialize.warn_of_differences, xla_threads.enough
         )
+    else:
+        _jax_compat.around_cpu_client(connect.before_cpu_client, after, connect.around_cpu_client)
 
 
 def _register_pass(platform: str) -> bool:
