@@ -23,6 +23,22 @@ for step in range(1000):
     multihost_utils.process_allgather(np.array([step]))
 """
 
+# The same program everywhere, so nothing but the order in which a set is iterated over can differ.
+OVER_SETS = """
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+jax.distributed.initialize()
+rows = NamedSharding(jax.make_mesh((2,), ("x",)), PartitionSpec("x"))
+total = jax.jit(lambda x: x.sum())
+for round in range(5):
+    layers = {f"layer {round} {i}": float(i) for i in range(8)}
+    sums = {}
+    for name in set(layers):
+        mine = np.full(1, layers[name], np.float32)
+        sums[name] = float(total(jax.make_array_from_process_local_data(rows, mine)))
+    assert sums == {name: 2 * value for name, value in layers.items()}, sums
+"""
+
 
 @pytest.mark.parametrize(
     ("options", "beginning"),
@@ -40,6 +56,10 @@ def test_every_way_to_begin(collectives: str, options: list[str], beginning: str
     for process in range(2):
         # Gloo prints too, from threads of its own, and may do so before the end of the line.
         assert any("sum 2 2 [10, 11]" in line for line in result.by_process[process]), result
+
+
+def test_sums_in_the_order_of_a_set_of_strings_are_right() -> None:
+    run_lockstep([], OVER_SETS, timeout=120, env={"PYTHONHASHSEED": ""})
 
 
 def test_a_platform_without_its_device_is_told_in_words() -> None:

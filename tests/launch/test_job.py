@@ -49,6 +49,13 @@ def test_the_launcher_s_choice_of_collectives_is_the_only_one() -> None:
         assert overridden_collectives(agrees, "gloo") is None
 
 
+def test_all_processes_hash_strings_alike_unless_the_user_says_otherwise() -> None:
+    for unset in ({}, {"PYTHONHASHSEED": ""}):
+        assert worker_environ(unset, Config())["PYTHONHASHSEED"] == "0"
+    for chosen in ("7", "random"):
+        assert worker_environ({"PYTHONHASHSEED": chosen}, Config())["PYTHONHASHSEED"] == chosen
+
+
 def test_devices_and_platform_become_jax_variables() -> None:
     environ = job(devices=4, platform="cpu").environ_of(0)
     assert environ["JAX_NUM_CPU_DEVICES"] == "4"

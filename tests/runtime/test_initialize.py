@@ -202,6 +202,7 @@ DISAGREEMENTS = [
         {"FAKE": "jax.__version__ = '0.99'", "JAX_ENABLE_X64": "1"},
         {"jax": (jax.__version__, "0.99"), "x64": ("False", "True")},
     ),
+    ({"PYTHONHASHSEED": "7"}, {"PYTHONHASHSEED": ("random", "7")}),
 ]
 
 
@@ -217,7 +218,7 @@ def test_a_disagreement_is_shown_as_a_table_on_every_process(
         exec(os.environ.get("FAKE", ""))
         lockstep.initialize(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
     """
-    environs, args = places({"JAX_NUM_CPU_DEVICES": "2"})
+    environs, args = places({"JAX_NUM_CPU_DEVICES": "2", "PYTHONHASHSEED": "random"})
     for ended in run_processes(program, [environs[0], {**environs[1], **theirs}], args):
         assert ended.status != 0, ended
         assert "DisagreementError: the processes of this job differ in " in ended.stderr, ended
@@ -231,6 +232,18 @@ def test_a_disagreement_is_shown_as_a_table_on_every_process(
         rows = [line.split() for line in lines if re.match(r"  [01] +", line)]
         assert rows == wanted, ended
         assert "Usual causes" in ended.stderr
+
+
+def test_random_hashes_of_strings_are_a_warning_of_process_0() -> None:
+    program = """
+        import lockstep, sys
+        lockstep.initialize(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    """
+    for seed, warns in (("", True), ("3", False)):
+        environs, args = places({"PYTHONHASHSEED": seed})
+        ended = run_processes(program, environs, args)
+        assert_all_well(ended)
+        assert ["PYTHONHASHSEED=0" in end.stderr for end in ended] == [warns, False], ended
 
 
 def test_processes_whose_engines_differ_share_no_memory() -> None:

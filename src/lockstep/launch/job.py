@@ -16,6 +16,7 @@ _IMPLEMENTATION = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 """What OpenBLAS reads; the first that is set counts."""
 _HUGE_PAGES = "glibc.malloc.hugetlb"
+_HASH_SEED = "PYTHONHASHSEED"
 _FORCED_DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
 
@@ -68,12 +69,18 @@ def worker_environ(environ: Mapping[str, str], config: Config) -> dict[str, str]
 
     Large results of collectives are fresh memory: huge pages make touching it several times
     faster, and only glibc can be told, before the process starts.
+
+    All processes get one seed for the hashes of strings, so that they iterate over a set of strings
+    in one order; else collectives that are made in a loop over a set add up different things. The
+    seed is constant because the processes of several hosts cannot agree on one before they start.
     """
     kept = {name: value for name, value in environ.items() if not name.startswith("LOCKSTEP_")}
     kept.pop(_IMPLEMENTATION, None)
     tunables = kept.get("GLIBC_TUNABLES", "")
     if _HUGE_PAGES not in tunables:
         kept["GLIBC_TUNABLES"] = ":".join(filter(None, [tunables, f"{_HUGE_PAGES}=1"]))
+    if not kept.get(_HASH_SEED):
+        kept[_HASH_SEED] = "0"
     return kept | config.to_environ()
 
 

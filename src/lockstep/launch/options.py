@@ -13,6 +13,10 @@ from collections.abc import Sequence
 from lockstep._config import COLLECTIVES
 
 USAGE = "%(prog)s [options] (script.py | -m module) [args ...]"
+_HASH_SEED = (
+    "All processes get PYTHONHASHSEED=0, unless it is set already: so they iterate over a set of "
+    "strings in the same order, and collectives in such a loop match."
+)
 _WITH_VALUE = {
     "-n",
     "--processes",
@@ -134,6 +138,7 @@ def run_parser() -> argparse.ArgumentParser:
         prog="lockstep run",
         usage=USAGE,
         description="Runs a program on several processes of this machine.",
+        epilog=_HASH_SEED,
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -176,6 +181,7 @@ def worker_parser() -> argparse.ArgumentParser:
         description="Runs a program as the process that a cluster's launcher (srun, mpirun, "
         "mpiexec, torchrun) has started: finds its rank, the number of processes and the "
         "coordinator.",
+        epilog=_HASH_SEED,
         allow_abbrev=False,
     )
     _add_shared(parser)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -49,8 +50,8 @@ def initialize(
 
     Args:
       check: compare jax, jaxlib and lockstep versions, the engine, x64 mode, platform, collectives,
-        and number and kind of local devices of all processes. This makes JAX's backend, as any
-        computation would.
+        PYTHONHASHSEED, and number and kind of local devices of all processes. This makes JAX's
+        backend, as any computation would.
       more: arguments that a newer `jax.distributed.initialize` takes.
 
     Raises:
@@ -99,6 +100,7 @@ def initialize(
     if check:
         _check_agreement("settings", _settings())
         _check_agreement("devices", _devices())
+        _warn_of_random_hashes()
 
 
 def _check_known(given: Mapping[str, Any]) -> None:
@@ -140,7 +142,24 @@ def _settings() -> dict[str, str]:
         "platforms": _jax_compat.setting("jax_platforms") or "default",
         "collectives": str(collectives),
         "engine": _engine.interface(),
+        "PYTHONHASHSEED": _hash_seed(),
     }
+
+
+def _hash_seed() -> str:
+    seed = "" if sys.flags.ignore_environment else os.environ.get("PYTHONHASHSEED")
+    return seed or "random"
+
+
+def _warn_of_random_hashes() -> None:
+    process, count = _jax_compat.distributed_place()
+    if count > 1 and process == 0 and _hash_seed() == "random":
+        print(
+            "lockstep: warning: each process iterates over a set of strings in another order, and "
+            "collectives in such a loop would mix up their arrays. Set PYTHONHASHSEED=0 for all "
+            "processes before Python starts, as `lockstep run` and `lockstep worker` do.",
+            file=sys.stderr,
+        )
 
 
 def _devices() -> dict[str, str]:
