@@ -17,6 +17,7 @@ import pytest
 
 from launch.test_worker import CLEAN, WORKER, mpiexec
 from of_this_jax import where_numbered
+from processes import free_port
 from support import MARK, marked, wait_until
 
 TIMEOUT = 90
@@ -59,6 +60,7 @@ class Workers:
         (folder / "tmp").mkdir()
         (folder / "program.py").write_text(program)
         self.mark = f"keeper-{os.urandom(8).hex()}"
+        self.port = str(free_port())
         self.started: list[subprocess.Popen[str]] = []
 
     @property
@@ -70,11 +72,13 @@ class Workers:
     def environ(self) -> dict[str, str]:
         return {**CLEAN, MARK: self.mark, "TMPDIR": str(self.folder / "tmp")}
 
-    def start(self, rank: int, *args: str, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
+    def start(
+        self, rank: int, *args: str, prefix: Sequence[str] = (), options: Sequence[str] = ()
+    ) -> subprocess.Popen[str]:
         place = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
-        where = {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "2345"}
+        where = {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port}
         process = subprocess.Popen(
-            [*prefix, *WORKER, str(self.folder / "program.py"), *args],
+            [*prefix, *WORKER, *options, str(self.folder / "program.py"), *args],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -181,11 +185,42 @@ def test_a_signal_that_the_launcher_has_us_ignore_is_not_passed_on(saying: Worke
     assert "got SIG" not in said
 
 
-def test_the_program_ends_with_its_keeper(saying: Workers) -> None:
-    process = saying.start(0, "while True: time.sleep(0.01)")
-    pid, _, _ = pids(process)
+def test_sigterm_is_followed_by_an_exception_and_then_by_the_end(saying: Workers) -> None:
+    code = """
+for _ in range(2):
+    try:
+        while True: time.sleep(0.01)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+    process = saying.start(0, code, options=["--grace", "1"])
+    pids(process)
+    process.send_signal(signal.SIGTERM)
+    said = rest(process)
+    assert "got SIGTERM\ninterrupted\n" in said
+    assert process.returncode == -signal.SIGKILL
+    assert "process 0 had to be killed: it had not ended 1 s after SIGTERM (--grace)" in said
+
+
+def test_the_program_outlives_its_agent_and_ends_with_the_launcher(saying: Workers) -> None:
+    waits = "import subprocess, sys, time; subprocess.run(sys.argv[1:]); time.sleep(60)"
+    launcher = [sys.executable, "-c", waits]
+    process = saying.start(0, "while True: time.sleep(0.01)", prefix=launcher)
+    pid, agent, _ = pids(process)
+    assert agent != process.pid
+    os.kill(agent, signal.SIGKILL)
+    wait_until(lambda: agent not in marked(saying.mark), "the agent is gone")
+    time.sleep(0.5)  # the guard has decided by then
+    assert pid in marked(saying.mark), "the program goes on"
     process.kill()
-    wait_until(lambda: pid not in marked(saying.mark), "the program lives on")
+    wait_until(lambda: not marked(saying.mark), "something is left behind")
+
+
+def test_a_program_without_its_agent_leaves_nothing_behind(saying: Workers) -> None:
+    process = saying.start(0, "time.sleep(2)")
+    pids(process)
+    process.kill()
+    wait_until(lambda: not marked(saying.mark), "guard and sentinel are left behind")
 
 
 def test_what_the_program_has_started_ends_with_the_launchers_group(saying: Workers) -> None:
@@ -193,7 +228,18 @@ def test_what_the_program_has_started_ends_with_the_launchers_group(saying: Work
     code = "import subprocess; subprocess.Popen(['sleep', '60']); time.sleep(60)"
     process = saying.start(0, code, prefix=["setsid"])
     pids(process)
-    wait_until(lambda: len(marked(saying.mark)) == 4, "keeper, guard, program and its child")
+    wait_until(lambda: len(marked(saying.mark)) == 5, "agent, guard, sentinel, program and child")
+    os.killpg(process.pid, signal.SIGKILL)
+    wait_until(lambda: not marked(saying.mark), "something is left behind")
+
+
+def test_a_group_that_is_killed_after_the_agent_takes_the_program_along(saying: Workers) -> None:
+    process = saying.start(0, "time.sleep(60)", prefix=["setsid"])
+    pid, _, _ = pids(process)
+    wait_until(lambda: len(marked(saying.mark)) == 4, "agent, guard, sentinel and program")
+    process.kill()
+    time.sleep(0.5)  # the guard has decided by then
+    assert pid in marked(saying.mark), "the program goes on"
     os.killpg(process.pid, signal.SIGKILL)
     wait_until(lambda: not marked(saying.mark), "something is left behind")
 
@@ -202,7 +248,7 @@ def test_what_the_program_has_started_gets_the_launchers_signals(saying: Workers
     code = "import subprocess; sys.exit(10 - subprocess.Popen(['sleep', '60']).wait())"
     process = saying.start(0, code)
     pids(process)
-    wait_until(lambda: len(marked(saying.mark)) == 4, "keeper, guard, program and its child")
+    wait_until(lambda: len(marked(saying.mark)) == 5, "agent, guard, sentinel, program and child")
     process.send_signal(signal.SIGTERM)
     assert "got SIGTERM" in rest(process)
     assert process.returncode == 10 + signal.SIGTERM
@@ -276,8 +322,10 @@ def test_a_program_that_cannot_be_started_is_an_error(saying: Workers) -> None:
 
 
 @pytest.fixture
-def looping(tmp_path: Path) -> Workers:
-    return Workers(tmp_path, LOOP)
+def looping(tmp_path: Path) -> Iterator[Workers]:
+    made = Workers(tmp_path, LOOP)
+    yield made
+    made.end()
 
 
 def mpirun(job: Workers, code: str) -> subprocess.CompletedProcess[str]:
@@ -301,6 +349,49 @@ def test_under_mpiexec_the_others_raise_and_save_before_all_is_killed(looping: W
     assert "saved" in done.stdout, done
     wait_until(lambda: not marked(looping.mark), "a process is left behind")
     assert not looping.left
+
+
+def test_sigterm_to_one_agent_stops_its_program_and_the_other_raises(looping: Workers) -> None:
+    """JAX's preemption notifier swallows the signal itself."""
+    code = """
+print("steps", flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    raise
+"""
+    options = ["--grace", "4", "--log-dir", str(looping.folder / "logs")]
+    processes = [looping.start(rank, code, options=options) for rank in range(2)]
+    said = ""
+    while "steps" not in said:
+        assert processes[1].stdout is not None
+        line = processes[1].stdout.readline()
+        assert line, said
+        said += line
+    processes[1].send_signal(signal.SIGTERM)
+    said += rest(processes[1])
+    assert "interrupted\n" in said
+    assert "stopped at" in said
+    assert processes[1].returncode == -signal.SIGINT
+    other = rest(processes[0])
+    assert re.search(r"raised .*process 1 \(pid \d+ on .*\)", other), other
+    assert processes[0].returncode == 3
+    assert (looping.folder / "logs/attempt_0/process_1/recorder.bin").exists()
+    wait_until(lambda: not marked(looping.mark), "a process is left behind")
+
+
+def test_a_job_goes_on_when_an_agent_is_killed(looping: Workers) -> None:
+    code = "print('steps', flush=True); time.sleep(3)"
+    processes = [looping.start(rank, code) for rank in range(2)]
+    assert processes[1].stdout is not None
+    while "steps" not in (line := processes[1].stdout.readline()):
+        assert line
+    processes[1].kill()
+    said = rest(processes[0])
+    assert processes[0].returncode == 0, said
+    assert "raised" not in said
+    wait_until(lambda: not marked(looping.mark), "a process is left behind", 30)
 
 
 def test_a_program_that_ends_well_in_its_own_way_is_not_held_back(looping: Workers) -> None:

@@ -7,12 +7,16 @@ where the job has several hosts, one keeper of each answers those of the others
 and it ends as the program did; when that has failed, not before the others have, for a while.
 
 The program is in a process group of its own, so that a signal to the launcher's group comes once:
-it is passed on to the program's group. A guard kills that group when we are killed, for a launcher
-that kills a group is not to leave behind what the program has started. Slurm with proctrack/cgroup
+it is passed on to the program's group. When this process is killed, its guard decides whether the
+program goes on (`agent_guard`). Slurm with proctrack/cgroup
 signals its own children only, so it has to be passed on; one that signals all descendants
 (proctrack/linuxproc) reaches the program twice, which nobody can tell. With our terminal for its
-input it stays in our group, or it could not read; then the terminal's signals reach both, and are
-not passed on.
+input it stays in our group, or it could not read; then the terminal's signals reach both and are
+not passed on, and the program ends with us.
+
+SIGTERM is how launchers announce the end: a time limit, a preemption, scancel. JAX's preemption
+notifier swallows it in the program. So SIGINT follows after half of the grace period, which raises
+KeyboardInterrupt in the program, and SIGKILL at its end, as under ``lockstep run``.
 
 Rejected: a child of the program instead of its parent, which would have nothing to pass on (how
 its parent ended only kernels from 6.15 on would tell it), and one keeper for each host (who starts
@@ -37,7 +41,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from lockstep import _records
 from lockstep._errors import LaunchError, RecordError
-from lockstep.launch import kept, process_tree
+from lockstep.launch import agent_guard, kept, process_tree
 from lockstep.launch.failure import not_started
 from lockstep.launch.host_dir import HostDir
 from lockstep.launch.memory import OomKills
@@ -93,37 +97,45 @@ def keep(
     ours, theirs = socket.socketpair()
     os.set_inheritable(theirs.fileno(), True)
     own, shares_group = os.getpid(), _has_terminal()
+    guard = None if shares_group else agent_guard.start(host_dir.held)
     try:
         pid = os.fork()
     except OSError as error:
         raise LaunchError(f"the program cannot be started: {not_started(error)}") from error
     if pid == 0:
+        if guard is None:
+            process_tree.end_with_parent()
         _become(arguments, environ_with(theirs.fileno()), own, shares_group, blocked)
     theirs.detach()
     if not shares_group:
         with contextlib.suppress(OSError):  # it has been faster, and runs
             os.setpgid(pid, pid)  # or a signal that comes now would find no such group
-    lifeline = None if shares_group else _guard(pid)
-    _close_all_but({ours.fileno(), host_dir.held, lifeline})
+    kept_open = {ours.fileno(), host_dir.held}
+    if guard is not None:
+        guard.watch(pid)
+        kept_open.add(guard.lifeline)
+    agent_guard.close_all_but(kept_open)
     # Late import: the program has started before.
     from lockstep.runtime.keeping import Keeping
 
     keeping = Keeping(ours, host_dir.path)
-    exit_code = _wait(pid, heard, shares_group)
-    if lifeline is not None:
-        with contextlib.suppress(OSError):
-            os.write(lifeline, b"!")
-    _see_it_out(host_dir, process, pid, exit_code, ooms, keeping, heard, grace)
+    program = _Program(pid, shares_group, host_dir.path)
+    exit_code = program.wait(heard, grace)
+    if guard is not None:
+        guard.dismiss()
+    reason = _reason(program, exit_code, ooms)
+    ending = _records.ExitRecord.of(process, pid, exit_code, reason)
+    if program.was_killed:
+        said = f"had to be killed: it had not ended {grace:g} s after SIGTERM (--grace)"
+        print(f"lockstep: process {process} {said}", file=sys.stderr, flush=True)
+    _see_it_out(host_dir, ending, keeping, heard, grace)
     _leave(host_dir, log_dir, exit_code)
     _end_as(exit_code)
 
 
 def _see_it_out(
     host_dir: HostDir,
-    process: int,
-    pid: int,
-    exit_code: int,
-    ooms: OomKills,
+    ending: _records.ExitRecord,
     keeping: Keeping,
     heard: set[signal.Signals],
     grace: float,
@@ -131,12 +143,13 @@ def _see_it_out(
     """The program has ended: who asks is told how, and others that it makes fail have time."""
     # With exit code 0 no launcher ends a job, but other hosts may not know that it has ended.
     unsaid = keeping.knows_others and not _has_left(host_dir.folder)
-    fails = exit_code != 0 or unsaid
+    fails = ending.exit_code != 0 or unsaid
     stays = host_dir.folder / _records.STAYS
     with contextlib.suppress(OSError):
         if fails and keeping.knows_others:
             stays.touch()
-    _write_down(host_dir.folder, process, pid, exit_code, ooms)
+    with contextlib.suppress(OSError):  # a full disk
+        ending.write(host_dir.folder)
     if fails:
         _let_others_end(host_dir, keeping, heard, grace)
     with contextlib.suppress(OSError):
@@ -155,14 +168,13 @@ def _has_terminal() -> bool:
 def _become(
     arguments: Sequence[str],
     environ: Mapping[str, str],
-    keeper: int,
+    agent: int,
     shares_group: bool,
     blocked: set[signal.Signals | int],
 ) -> NoReturn:
     """In the child."""
     try:
-        process_tree.end_with_parent()
-        if os.getppid() != keeper:  # it died before
+        if os.getppid() != agent:  # it died before the guard knew of this process
             os._exit(1)
         if not shares_group:
             os.setpgid(0, 0)
@@ -176,62 +188,59 @@ def _become(
         os._exit(127)
 
 
-def _guard(program: int) -> int | None:
-    """Kills the program's group if this process ends without a word on the descriptor returned.
+class _Program:
+    """The program, as its parent sees it: signals, and its end."""
 
-    None where there can be no guard.
-    """
-    try:
-        heard, lifeline = os.pipe()
-        guard = os.fork()
-    except OSError:
-        return None
-    if guard != 0:
-        os.close(heard)
-        return lifeline
-    try:
-        os.setsid()
-        null = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1, 2):
-            os.dup2(null, fd)
-        _close_all_but({heard})
-        if not os.read(heard, 1):
-            os.killpg(program, signal.SIGKILL)
-    finally:
-        os._exit(0)
+    def __init__(self, pid: int, shares_group: bool, run_dir: Path) -> None:
+        self._pid = pid
+        self._shares_group = shares_group
+        self._run_dir = run_dir
+        self._plan: list[tuple[float, signal.Signals]] = []
+        self.was_stopped = False
+        """Whether SIGTERM has begun its grace period."""
+        self.was_killed = False
+        """Whether it had not ended when the grace period was over."""
 
+    def wait(self, heard: set[signal.Signals], grace: float) -> int:
+        """Passes signals on until the program has ended; its exit code, negative for a signal."""
+        while True:
+            ended, status = os.waitpid(self._pid, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+            received = self._next_signal(heard | {signal.SIGCHLD})
+            if received is None:
+                with contextlib.suppress(OSError):  # the bootstrap says then where it was stopped
+                    (self._run_dir / _records.STOPPING).touch()
+                self._send(self._plan.pop(0)[1])
+            elif received.si_signo != signal.SIGCHLD:
+                self._pass_on(received, grace)
 
-def _close_all_but(kept_open: set[int | None]) -> None:
-    """Who waits for the end of what the program has inherited is not to wait for us."""
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        if fd > 2 and fd not in kept_open:
-            with contextlib.suppress(OSError):  # the listing's own
-                os.close(fd)
+    def _next_signal(self, heard: set[signal.Signals]) -> signal.struct_siginfo | None:
+        """None when the first of the plan is due before one comes."""
+        if not self._plan:
+            return signal.sigwaitinfo(heard)
+        return signal.sigtimedwait(heard, max(0.0, self._plan[0][0] - time.monotonic()))
 
-
-def _wait(pid: int, heard: set[signal.Signals], shares_group: bool) -> int:
-    """Passes signals on until the program has ended; its exit code, negative for a signal."""
-    while True:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        told = signal.sigwaitinfo(heard | {signal.SIGCHLD})
-        if told.si_signo == signal.SIGCHLD:
-            continue
-        with contextlib.suppress(ProcessLookupError):
-            if not shares_group:
-                os.killpg(pid, told.si_signo)
-            elif told.si_code != _SENT_BY_TERMINAL:
-                os.kill(pid, told.si_signo)
-        if told.si_signo == signal.SIGTSTP:
+    def _pass_on(self, received: signal.struct_siginfo, grace: float) -> None:
+        if received.si_signo == signal.SIGTERM and not self.was_stopped:
+            self.was_stopped = True
+            now = time.monotonic()
+            self._plan = [(now + grace / 2, signal.SIGINT), (now + grace, signal.SIGKILL)]
+        if not (self._shares_group and received.si_code == _SENT_BY_TERMINAL):
+            self._send(signal.Signals(received.si_signo))
+        if received.si_signo == signal.SIGTSTP:
             os.kill(os.getpid(), signal.SIGSTOP)
 
+    def _send(self, number: signal.Signals) -> None:
+        self.was_killed |= number == signal.SIGKILL
+        with contextlib.suppress(ProcessLookupError):
+            (os.kill if self._shares_group else os.killpg)(self._pid, number)
 
-def _write_down(folder: Path, process: int, pid: int, exit_code: int, ooms: OomKills) -> None:
-    out_of_memory = exit_code == -signal.SIGKILL and ooms.new()
-    reason = OUT_OF_MEMORY if out_of_memory else None
-    with contextlib.suppress(OSError):  # a full disk
-        _records.ExitRecord.of(process, pid, exit_code, reason).write(folder)
+
+def _reason(program: _Program, exit_code: int, ooms: OomKills) -> str | None:
+    if program.was_stopped and exit_code != 0:
+        return _records.STOPPED
+    return OUT_OF_MEMORY if exit_code == -signal.SIGKILL and ooms.new() else None
 
 
 def _has_left(folder: Path) -> bool:

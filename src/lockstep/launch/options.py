@@ -187,7 +187,8 @@ def worker_parser() -> argparse.ArgumentParser:
     _add_shared(parser)
     _add_grace(
         parser,
-        "how long to wait for the others to end when the program has failed, before "
+        "how long the program may take to end after SIGTERM (KeyboardInterrupt comes after half of "
+        "it), and how long to wait for the others to end when the program has failed, before "
         "the cluster's launcher is told; default: 5",
     )
     parser.add_argument(
