@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -262,6 +263,17 @@ def test_mistakes_are_told_before_anything_starts(words: str, error: str, tmp_pa
     assert error in done.stderr
     assert done.stdout == ""
     assert not list(tmp_path.glob("lockstep-*"))
+
+
+def test_more_processes_than_fit_into_memory_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "here.py").write_text("print('started')")
+    done = lockstep("run", "-n", "10000000", "here.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert re.search(
+        r"lockstep: -n 10000000: \d+ MB of memory .* that is room for \d+", done.stderr
+    )
+    assert done.stdout == ""
+    assert run_parser().parse_args(["--oversubscribe"]).oversubscribe
 
 
 @pytest.mark.parametrize("most", [6, 8, 9])

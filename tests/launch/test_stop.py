@@ -80,6 +80,32 @@ def test_a_signal_to_the_launcher_stops_all(number: int, status: int) -> None:
         assert "program.py:9" in result.stderr_by_process[1][0]
 
 
+MANY = 150
+
+
+def test_a_signal_is_obeyed_while_processes_are_being_started() -> None:
+    with start_lockstep(["--oversubscribe", "-n", str(MANY)], SLEEP) as run:
+        wait_ready(run)
+        run.process.send_signal(signal.SIGTERM)
+        result = run.finish(60)
+        run.assert_nothing_left()
+        assert len(list(run.folder.glob("ready_*"))) < MANY / 2
+    assert result.status == 143
+    assert "stopped by SIGTERM" in result.said_by_launcher
+
+
+def test_a_failure_while_processes_are_being_started_is_the_headline() -> None:
+    program = READY + "ready()\nif i == 0: raise ValueError('no data')\ntime.sleep(100)"
+    options = ["--oversubscribe", "--grace", "2", "-n", str(MANY)]
+    with start_lockstep(options, program) as run:
+        result = run.finish(60)
+        run.assert_nothing_left()
+        assert len(list(run.folder.glob("ready_*"))) < MANY / 2
+    assert result.status == 1
+    headline = f"process 0 of {MANY} failed first: ValueError: no data"
+    assert headline in result.said_by_launcher
+
+
 def test_a_program_may_save_its_state_on_sigterm_and_end_well() -> None:
     program = (
         READY

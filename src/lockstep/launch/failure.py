@@ -188,12 +188,16 @@ def told_already(table: str, first: Ending) -> bool:
     return head in first.record.traceback
 
 
-def headline(first: Ending, endings: Sequence[Ending], stopping_at: float) -> list[str]:
+def headline(
+    first: Ending, endings: Sequence[Ending], stopping_at: float, processes: int | None = None
+) -> list[str]:
     """The report of a job that failed: paragraphs, the first failure on top.
 
-    A signal that ended a process after ``stopping_at`` was the launcher's own.
+    ``processes`` is how many the job has, if not all of them have been started. A signal that
+    ended a process after ``stopping_at`` was the launcher's own.
     """
-    report = [f"process {first.process_id} of {len(endings)} failed first: {manner(first)}"]
+    count = processes or len(endings)
+    report = [f"process {first.process_id} of {count} failed first: {manner(first)}"]
     if first.record is None and (cause := _cause(first)):
         report[0] += f". {cause}"
     if first.record is not None and first.record.traceback:

@@ -1,10 +1,15 @@
-"""Whether the kernel has killed processes because memory ran out, which SIGKILL does not say."""
+"""Memory of this machine: how much is free, and whether the kernel has killed because it ran out.
+
+SIGKILL does not say the latter.
+"""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+MB_OF_PROCESS = 200
+"""Private memory of a JAX process with a small program: see docs/launch.md."""
 _COUNTED = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
@@ -12,18 +17,64 @@ def counters(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"))
     """Files that may count such kills, the most particular first: the memory limit of our control
     group (version 2, version 1; inside a container the path may be missing), the whole machine."""
     found = []
+    for folder, is_version_2 in _groups(proc, cgroups):
+        name = "memory.events" if is_version_2 else "memory.oom_control"
+        found += [folder / name, (cgroups if is_version_2 else cgroups / "memory") / name]
+    return [*found, proc / "vmstat"]
+
+
+def _groups(proc: Path, cgroups: Path) -> list[tuple[Path, bool]]:
+    """The folders of our control groups that may limit memory, and whether of version 2."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
         lines = []
+    found = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            found += [cgroups / path.lstrip("/") / "memory.events", cgroups / "memory.events"]
+            found.append((cgroups / path.lstrip("/"), True))
         elif "memory" in controllers.split(","):
-            top = cgroups / "memory"
-            found += [top / path.lstrip("/") / "memory.oom_control", top / "memory.oom_control"]
-    return [*found, proc / "vmstat"]
+            found.append((cgroups / "memory" / path.lstrip("/"), False))
+    return found
+
+
+def free_mb(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Memory that new processes may take: of the machine, and of every control group above us.
+
+    None where the kernel does not say. Swap does not count.
+    """
+    found = [_field(proc / "meminfo", "MemAvailable:", 1 << 10)]
+    for folder, is_version_2 in _groups(proc, cgroups):
+        top = cgroups if is_version_2 else cgroups / "memory"
+        for group in (folder, *folder.parents):
+            found.append(_free_of_group(group, is_version_2))
+            if group == top:
+                break
+    known = [each for each in found if each is not None]
+    return max(0, min(known)) >> 20 if known else None
+
+
+def _free_of_group(group: Path, is_version_2: bool) -> int | None:
+    """None without a limit."""
+    limit, used, reclaimable = (
+        ("memory.max", "memory.current", "inactive_file")
+        if is_version_2
+        else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    )
+    try:  # "max" is no number: no limit
+        free = int((group / limit).read_text()) - int((group / used).read_text())
+    except (OSError, ValueError):
+        return None
+    return free + (_field(group / "memory.stat", reclaimable) or 0)
+
+
+def _field(file: Path, name: str, unit: int = 1) -> int | None:
+    try:
+        found = re.search(rf"^{name}\s+(\d+)", file.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) * unit if found else None
 
 
 class OomKills:

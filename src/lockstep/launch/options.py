@@ -151,6 +151,12 @@ def run_parser() -> argparse.ArgumentParser:
         "none: leave placement to the kernel; default: cores if every share has at least two, and "
         "one per device of -d",
     )
+    add(
+        "--oversubscribe",
+        action="store_true",
+        help="start even more processes than there is free memory for, at 200 MB each; more "
+        "processes than cores need no option, unlike with mpirun's --oversubscribe",
+    )
     add("--no-prefix", action="store_true", help="do not put the process's number before a line")
     add(
         "--log-dir",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lockstep._config import Config
 from lockstep._errors import ConfigError, LaunchError
-from lockstep.launch import attempts, cores, kept, options, run_dir
+from lockstep.launch import attempts, cores, kept, memory, options, run_dir
 from lockstep.launch.console import complain
 from lockstep.launch.guard import run_guarded
 from lockstep.launch.job import Job, overridden_collectives, overridden_devices
@@ -32,6 +32,8 @@ def main(words: Sequence[str]) -> int:
     check_program(program, "run")
     environ = dict(os.environ)
     config = configure(args, environ)
+    if not args.oversubscribe:
+        check_memory(args.processes, memory.free_mb())
     usable = cores.usable()
     warn(args, usable)
     warn_of_collectives(environ, config)
@@ -101,6 +103,19 @@ def check_program(program: Sequence[str], command: str) -> None:
         raise ConfigError(f"cannot be read: {program[0]}")
 
 
+def check_memory(processes: int, free_mb: int | None) -> None:
+    """Raises `LaunchError` when ``free_mb`` of memory cannot hold the processes."""
+    each = memory.MB_OF_PROCESS
+    if free_mb is None or processes * each <= free_mb or processes == 1:
+        return
+    raise LaunchError(
+        f"-n {processes}: {free_mb} MB of memory are free here (on this machine, or within the "
+        f"limit of its container or batch job), and a JAX process takes about {each} MB before "
+        f"the program's arrays: that is room for {max(1, free_mb // each)}. Start fewer, or more "
+        "hosts (lockstep worker), or add --oversubscribe to start them all the same."
+    )
+
+
 def _check_module(name: str) -> None:
     # Only the first part: looking for the rest would import it, here, in the launcher.
     top = name.partition(".")[0]
@@ -119,7 +134,7 @@ def warn(args: argparse.Namespace, usable: Sequence[int]) -> None:
     if args.processes > MANY_PER_CORE * len(usable):
         complain(
             f"warning: {args.processes} processes on {len(usable)} cores; each JAX process takes "
-            "about 200 MB of memory, and they will be slow"
+            f"about {memory.MB_OF_PROCESS} MB of memory, and they will be slow"
         )
     forced = overridden_devices(os.environ, args.devices)
     if forced is not None:

@@ -62,6 +62,9 @@ FAILURE = 0
 """A cause to stop that is no signal. Other causes are: SIGKILL, the guard is gone; SIGPIPE, nobody
 reads the output."""
 
+STARTING_TURN = 0.05
+"""Seconds between two looks at what happens while processes are being started."""
+
 _NO_OUTPUT_LEFT = signal.SIGPIPE
 _GUARD_GONE = signal.SIGKILL
 
@@ -81,6 +84,7 @@ class Supervisor:
         self._pmi = PmiServer(job.processes) if job.config.collectives == "mpi" else None
         self._reading = True
         self._output_lost = False
+        self._cannot_start = False
         self._cause: int | None = None
         self._asked_to_stop = False
         self._stopping_at = float("inf")
@@ -97,8 +101,7 @@ class Supervisor:
             self._listen()
         except OSError as error:
             raise LaunchError(f"nothing can be started: {not_started(error)}") from error
-        if not self._start_all():
-            self._stop_now()
+        self._start_all()
         while any(process.lives for process in self._processes):
             self._turn()
         self._sweep()
@@ -226,10 +229,17 @@ class Supervisor:
 
     # Starting
 
-    def _start_all(self) -> bool:
+    def _start_all(self) -> None:
+        """Starts the processes, as many as there are until the job is to stop."""
         out = consoles.prefixes(self._job.processes, self._console.stdout, self._job.prefixed)
         err = consoles.prefixes(self._job.processes, self._console.stderr, self._job.prefixed)
+        turn_at = 0.0
         for process_id in range(self._job.processes):
+            if time.monotonic() >= turn_at:
+                self._turn(0.0)
+                turn_at = time.monotonic() + STARTING_TURN
+            if self._cause is not None:
+                return
             try:
                 self._start(process_id, (out[process_id], err[process_id]))
             except (OSError, subprocess.SubprocessError) as error:
@@ -238,8 +248,9 @@ class Supervisor:
                     f"{not_started(error)}",
                     alarm=True,
                 )
-                return False
-        return True
+                self._cannot_start = True
+                self._stop_now()
+                return
 
     def _start(self, process_id: int, prefixes: tuple[bytes, bytes]) -> None:
         pmi = self._pmi
@@ -316,14 +327,16 @@ class Supervisor:
     # The end
 
     def _report(self) -> int:
-        endings = [process.ending() for process in self._processes]
-        if len(endings) < self._job.processes:
+        if self._cannot_start:
             return 1
+        endings = [process.ending() for process in self._processes]
         first = first_failure(endings, self._stopping_at)
-        if self._cause is None or first is None:
+        all_ended_well = first is None and len(endings) == self._job.processes
+        if self._cause is None or all_ended_well:
             return 0
-        if first.failed_at < self._stopping_at or self._cause == FAILURE:
-            for i, text in enumerate(headline(first, endings, self._stopping_at)):
+        if first and (first.failed_at < self._stopping_at or self._cause == FAILURE):
+            report = headline(first, endings, self._stopping_at, self._job.processes)
+            for i, text in enumerate(report):
                 self._console.say(text, alarm=i == 0)
             self._say_killed()
             self._say_more(first)
