@@ -377,7 +377,8 @@ except KeyboardInterrupt:
     other = rest(processes[0])
     assert re.search(r"raised .*process 1 \(pid \d+ on .*\)", other), other
     assert processes[0].returncode == 3
-    assert (looping.folder / "logs/attempt_0/process_1/recorder.bin").exists()
+    [run] = (looping.folder / "logs").iterdir()
+    assert (run / "attempt_0/process_1/recorder.bin").exists()
     wait_until(lambda: not marked(looping.mark), "a process is left behind")
 
 
@@ -400,13 +401,15 @@ def test_a_program_that_ends_well_in_its_own_way_is_not_held_back(looping: Worke
     processes[1].wait(TIMEOUT)
     # Process 0 raises when process 1 has gone, and saves for a second.
     assert (processes[0].poll(), processes[1].returncode) == (None, 0)
+    assert "its last: 10 x program.py:" in rest(processes[0])
     looping.end()
 
 
 def test_the_records_of_a_failed_job_are_kept_for_the_report(looping: Workers) -> None:
     done = mpirun(looping, "sys.exit(4)")
     where = looping.folder / "logs"
-    assert f"lockstep: to look closer: lockstep report {where}" in done.stderr, done
+    [run] = where.iterdir()
+    assert f"lockstep: to look closer: lockstep report {run}" in done.stderr, done
     report = subprocess.run(
         [sys.executable, "-m", "lockstep", "report", str(where)],
         capture_output=True,

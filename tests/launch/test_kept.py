@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from lockstep import _records
 from lockstep.launch import kept
+from lockstep.report import find
 from support import run_lockstep, start_lockstep, wait_until
 
 # A recorder file that nobody can read is one too: here it only has to be kept.
 PROGRAM = """
 import os, pathlib, sys, time
 me = int(os.environ["LOCKSTEP_PROCESS_ID"])
-folder = pathlib.Path(os.environ["LOCKSTEP_RUN_DIR"], "attempt_0", f"process_{{me}}")
+attempt = os.environ["LOCKSTEP_ATTEMPT"]
+folder = pathlib.Path(os.environ["LOCKSTEP_RUN_DIR"], f"attempt_{{attempt}}", f"process_{{me}}")
 (folder / "recorder.bin").write_bytes(b"not a record")
 {end}
 """
@@ -56,16 +59,19 @@ def test_a_failed_run_keeps_its_records_and_says_what_to_type() -> None:
     assert "process 1 of 2 failed first: ValueError: no data" in result.said_by_launcher
 
 
-def test_records_lie_beside_the_logs_and_old_ones_go(tmp_path: Path) -> None:
+def test_each_run_has_a_folder_of_its_own_beside_its_logs(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
-    old = _records.process_dir(logs, 3, 7)
-    old.mkdir(parents=True)
-    (old / _records.RECORDER).write_bytes(b"of an earlier run")
+    restarted = ["--log-dir", str(logs), "--max-restarts", "1", "--grace", "1"]
+    run_lockstep(restarted, FAILS, expect_status=1)
+    [first] = logs.iterdir()
+    assert (first / "attempt_1/process_1/recorder.bin").exists()
     result = run_lockstep(["--log-dir", str(logs)], FAILS, expect_status=1)
-    assert f"to look closer: lockstep report {logs}" in result.said_by_launcher
-    assert (logs / "attempt_0/process_1/recorder.bin").exists()
-    assert (logs / "attempt_0/process_1/stderr.log").exists()
-    assert not (old / _records.RECORDER).exists()
+    [second] = set(logs.iterdir()) - {first}
+    assert f"to look closer: lockstep report {second}" in result.said_by_launcher
+    assert (second / "attempt_0/process_1/recorder.bin").exists()
+    assert (second / "attempt_0/process_1/stderr.log").exists()
+    assert (first / "attempt_1/process_1/recorder.bin").exists()
+    assert find.read(logs, None).attempt == 0, "of the second run, not the last of the first"
 
 
 def test_a_run_that_is_stopped_keeps_its_records_too() -> None:
@@ -85,17 +91,24 @@ def test_without_a_recorder_file_nothing_is_kept() -> None:
     assert "lockstep report" not in result.stderr
 
 
-def test_only_the_last_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_runs_are_kept_for_a_week_and_below_a_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    folders = []
-    for number in range(kept.RUNS + 2):
-        run = make_run(tmp_path / str(number))
-        folder = kept.keep(run, None)
+    monkeypatch.setattr(kept, "KEPT_BYTES", 10_000)
+    hour = 3600
+    # hours ago, bytes -> whether it is still there
+    runs = [(0.1, 8000), (0.5, 8000), (0.9, 8000), (2, 8000), (24 * 8, 10)]
+    names = []
+    for hours, size in runs:
+        folder = kept.keep(make_run(tmp_path / str(hours), bytes(size // 2)), None)
         assert folder is not None
-        os.rename(folder, folder := folder.with_name(f"2000010{number}-000000-x"))
-        folders.append(folder)
-    left = sorted(path.name for path in folders[-1].parent.iterdir())
-    assert left == [folder.name for folder in folders[-kept.RUNS :]]
+        names.append(folder)
+    for (hours, _), folder in zip(runs, names, strict=True):
+        at = time.time() - hours * hour
+        os.utime(folder, (at, at))
+    assert kept.keep(make_run(tmp_path / "new"), None)
+    assert [folder.exists() for folder in names] == [True, True, True, False, False]
 
 
 def test_a_place_that_others_can_enter_is_not_used(

@@ -9,7 +9,7 @@ from support import run_lockstep, start_lockstep, wait_until
 
 START = """
 import os, pathlib, sys, time
-me, attempt = int(os.environ["LOCKSTEP_PROCESS_ID"]), int(os.environ.get("LOCKSTEP_ATTEMPT", "0"))
+me, attempt = int(os.environ["LOCKSTEP_PROCESS_ID"]), int(os.environ["LOCKSTEP_ATTEMPT"])
 here = pathlib.Path(os.environ["TMPDIR"])
 print("attempt", attempt, flush=True)
 """
@@ -23,8 +23,9 @@ def test_a_job_starts_again_until_it_ends_well(tmp_path: Path) -> None:
     assert result.said_by_launcher.count("process 1 of 2 failed first: sys.exit(5)") == 2
     assert "attempt 0 has failed; starting again (3 restarts left)" in result.said_by_launcher
     assert "attempt 1 has failed; starting again (2 restarts left)" in result.said_by_launcher
+    [run] = logs.iterdir()
     for attempt in range(3):
-        text = (logs / f"attempt_{attempt}/process_1/stdout.log").read_text()
+        text = (run / f"attempt_{attempt}/process_1/stdout.log").read_text()
         assert text == f"attempt {attempt}\n"
 
 

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from lockstep import RecordError
+from lockstep.launch import kept
 from lockstep.launch.cli import main
 from lockstep.record.document import SCHEMA
 from lockstep.record.match import diagnose
@@ -107,12 +108,6 @@ def test_the_attempt_can_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "has no attempt 7; it has: 0, 1" in capsys.readouterr().err
 
 
-def test_which_run_has_to_be_said(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["report"])
-    assert "one of the arguments DIR --pid is required" in capsys.readouterr().err
-
-
 # --- Live runs ------------------------------------------------------------------------------------
 
 
@@ -146,6 +141,48 @@ def test_a_live_run_is_found_by_a_pid(
         assert find.directory_of(pid) == broken
         assert main(["report", "--pid", str(pid)]) == 1
     assert "process 1 (pid 101 on host a) ended" in capsys.readouterr().out
+
+
+@pytest.fixture
+def nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without a job and without a failed run, as far as the commands see."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(find, "parents", dict)
+    return tmp_path
+
+
+def test_without_arguments_the_last_failed_run_is_taken(
+    broken: Path, nothing_here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report"]) == 2
+    assert "no job of yours runs on this machine" in capsys.readouterr().err
+    folder = kept.keep(broken, None)
+    assert main(["report"]) == 1
+    said = capsys.readouterr()
+    assert f"the last failed run: {folder}" in said.err
+    assert "process 1 (pid 101 on host a) ended" in said.out
+    assert main(["top", "--once"]) == 1
+
+
+def test_without_arguments_the_one_live_job_is_taken_and_several_are_listed(
+    broken: Path,
+    nothing_here: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = nothing_here / "other"
+    other.mkdir()
+    with process(broken) as one, process(broken) as same, process(other) as another:
+        monkeypatch.setattr(find, "parents", lambda: {one: 1, same: 1})
+        assert main(["report"]) == 1
+        assert "process 1 (pid 101 on host a) ended" in capsys.readouterr().out
+        monkeypatch.setattr(find, "parents", lambda: {one: 1, same: 1, another: 1})
+        assert main(["report"]) == 2
+    said = capsys.readouterr().err
+    assert "2 jobs of yours run on this machine; say which:" in said
+    assert f"--pid {one}  {broken}\n" in said
+    assert f"--pid {another}  {other}\n" in said
 
 
 def test_a_process_of_no_run_is_told() -> None:

@@ -81,7 +81,7 @@ def worker_environ(environ: Mapping[str, str], config: Config) -> dict[str, str]
         kept["GLIBC_TUNABLES"] = ":".join(filter(None, [tunables, f"{_HUGE_PAGES}=1"]))
     if not kept.get(_HASH_SEED):
         kept[_HASH_SEED] = "0"
-    return kept | config.to_environ()
+    return kept | config.to_environ() | {"LOCKSTEP_ATTEMPT": str(config.attempt)}
 
 
 def add_jax_variables(environ: dict[str, str], devices: int | None, platform: str | None) -> None:

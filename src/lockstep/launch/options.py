@@ -161,7 +161,8 @@ def run_parser() -> argparse.ArgumentParser:
     add(
         "--log-dir",
         metavar="DIR",
-        help="keep each process's whole output in DIR/attempt_0/process_N",
+        help="keep each process's whole output in DIR/run_TIME/attempt_0/process_N, and the "
+        "records of a failed run beside it",
     )
     _add_grace(
         parser,
@@ -200,7 +201,7 @@ def worker_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--log-dir",
         metavar="DIR",
-        help="where the records of a failed run are put, best where all hosts see it; default: a "
-        "private directory of each host",
+        help="put the records of a failed run in DIR/run_JOB, best where all hosts see it; "
+        "default: a private directory of each host",
     )
     return parser

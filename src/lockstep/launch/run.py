@@ -38,7 +38,7 @@ def main(words: Sequence[str]) -> int:
     warn(args, usable)
     warn_of_collectives(environ, config)
     _open_standard_streams()
-    log_dir = make_log_dir(args.log_dir)
+    log_dir = make_log_dir(args.log_dir, kept.new_name())
     with ports.reserve() as port:
         job = Job(
             program=tuple(program),
@@ -154,16 +154,15 @@ def warn_of_collectives(environ: Mapping[str, str], config: Config) -> None:
         )
 
 
-def make_log_dir(text: str | None, process: int | None = None) -> Path | None:
-    """``--log-dir``, without what an earlier run has left there: of ``process``, or of all."""
+def make_log_dir(text: str | None, run: str) -> Path | None:
+    """The folder of the run named ``run`` in ``--log-dir``."""
     if text is None:
         return None
-    path = Path(text).absolute()
+    path = kept.run_folder(Path(text).absolute(), run)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LaunchError(f"--log-dir {text}: {error.strerror}") from error
-    kept.forget(path, process)
     return path
 
 

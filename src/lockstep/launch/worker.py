@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import NoReturn
 
 from lockstep._config import Config
 from lockstep._errors import LaunchError
-from lockstep.launch import keeper, options
+from lockstep.launch import keeper, kept, options
 from lockstep.launch.console import complain
 from lockstep.launch.host_dir import HostDir
 from lockstep.launch.job import add_jax_variables, command, worker_environ
@@ -50,7 +51,9 @@ def main(words: Sequence[str]) -> NoReturn:
     sys.stderr.flush()
     arguments = command(program)
     process = config.process_id or 0
-    log_dir = make_log_dir(args.log_dir, process)
+    log_dir = make_log_dir(args.log_dir, run_name(before, config))
+    if log_dir:  # of an earlier run: jobs that are started by hand all have one name
+        kept.forget(log_dir, process)
     if is_watched(config) and (shared := _host_dir(before, config)):
         config = dataclasses.replace(config, run_dir=str(shared.path))
 
@@ -85,10 +88,20 @@ def _environ(before: Mapping[str, str], config: Config, args: argparse.Namespace
 
 
 def _names(before: Mapping[str, str], config: Config) -> list[str]:
-    """What tells this job from all others that run at the same time; all its processes say it."""
+    """What tells this host's part of the job from all jobs that run at the same time."""
+    return [*_names_of_job(before, config), config.host_id or topology.system_host_id()]
+
+
+def _names_of_job(before: Mapping[str, str], config: Config) -> list[str]:
+    """The same in all processes of the job."""
     said = [f"{name}={before[name]}" for name in _OF_JOB if name in before]
-    host = config.host_id or topology.system_host_id()
-    return [*said, str(config.coordinator), str(config.num_processes), host]
+    return [*said, str(config.coordinator), str(config.num_processes)]
+
+
+def run_name(before: Mapping[str, str], config: Config) -> str:
+    """The name of the job's folder in ``--log-dir``, on which the hosts agree without a word."""
+    names = "\0".join(_names_of_job(before, config))
+    return hashlib.sha256(names.encode()).hexdigest()[:12]
 
 
 def placed(config: Config, before: Mapping[str, str]) -> Config:

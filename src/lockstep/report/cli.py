@@ -45,9 +45,13 @@ def add_parsers(subparsers: Any) -> None:
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    which = parser.add_mutually_exclusive_group(required=True)
+    which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "directory", nargs="?", metavar="DIR", help="a run's directory, or its --log-dir"
+        "directory",
+        nargs="?",
+        metavar="DIR",
+        help="a run's directory, or a --log-dir, of which the last run is taken; default: your one "
+        "job that runs on this machine, else the last run that failed",
     )
     which.add_argument(
         "--pid", type=int, help="the launcher or any process of a live run, instead of DIR"
@@ -63,8 +67,7 @@ def main(args: argparse.Namespace) -> int:
     from lockstep.record.summary import summarize
     from lockstep.report import find
 
-    directory = Path(args.directory) if args.directory else None
-    run = find.read(directory, args.pid, args.attempt)
+    run = find.read(*_which(args), args.attempt)
     diagnosis = match.diagnose(run)
     summary = summarize(run) if args.summary else None
     if args.trace:
@@ -95,5 +98,12 @@ def _write_trace(path: Path, run: Any) -> None:
 def _top(args: argparse.Namespace) -> int:
     from lockstep.report import top
 
-    directory = Path(args.directory) if args.directory else None
-    return top.watch(directory, args.pid, args.attempt, args.interval, args.once)
+    return top.watch(*_which(args), args.attempt, args.interval, args.once)
+
+
+def _which(args: argparse.Namespace) -> tuple[Path | None, int | None]:
+    from lockstep.report import find
+
+    if args.directory or args.pid is not None:
+        return (Path(args.directory) if args.directory else None), args.pid
+    return find.choose()

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep._errors import RecordError
+from lockstep.launch import kept
+from lockstep.launch.console import complain
 from lockstep.launch.process_tree import below, parents
 from lockstep.record.format import MAGIC, TIME_ERROR_NS, ProcessRecord
 from lockstep.record.run import Process, Run, read_record, read_run
@@ -17,16 +19,55 @@ _MEMORY_FILE = "/memfd:lockstep"
 
 
 def read(directory: Path | None, pid: int | None, attempt: int | None = None) -> Run:
-    """The run in ``directory``, or the live one that process ``pid`` belongs to.
+    """The run in ``directory``, which may be a ``--log-dir``, or that of a live process ``pid``.
 
     Raises `RecordError` when there is no such run.
     """
-    if directory is None:
+    if directory is not None:
+        directory = kept.last_run(directory)
+    else:
         assert pid is not None
         directory = directory_of(pid)
         if directory is None:
             return _in_memory(pid)
     return complete(read_run(directory, attempt), directory)
+
+
+def choose() -> tuple[Path | None, int | None]:
+    """The run that is meant when none is named, as the arguments of `read`: the one live job of
+    this user on this machine, else the last failed run.
+
+    Raises `RecordError` when there is none, or when several jobs run.
+    """
+    jobs = _live_jobs()
+    if len(jobs) == 1:
+        [(folder, pid)] = jobs.values()
+        return (folder, None) if folder else (None, pid)
+    if jobs:
+        lines = [f"  --pid {pid}  {job}" for job, (_, pid) in jobs.items()]
+        named = "\n".join(sorted(lines))
+        raise RecordError(f"{len(jobs)} jobs of yours run on this machine; say which:\n{named}")
+    failed = kept.failed_runs()
+    if not failed:
+        raise RecordError(
+            "no job of yours runs on this machine, and no failed run is kept here. "
+            "Give a directory: that of a run, or its --log-dir"
+        )
+    complain(f"no job of yours runs on this machine; the last failed run: {failed[0]}")
+    return failed[0], None
+
+
+def _live_jobs() -> dict[str, tuple[Path | None, int]]:
+    """What tells a job from another -> its directory if it has one, and the pid of a process."""
+    found: dict[str, tuple[Path | None, int]] = {}
+    for pid in sorted(set(parents()) - {os.getpid()}):
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{pid}").st_uid == os.getuid():
+                if folder := _run_dir(pid, required=False):
+                    found.setdefault(str(folder), (folder, pid))
+                elif record := next(_recorders(pid), None):
+                    found.setdefault(f"job {record.nonce:x}, without a directory", (None, pid))
+    return found
 
 
 def directory_of(pid: int) -> Path | None:
@@ -39,11 +80,17 @@ def directory_of(pid: int) -> Path | None:
             f"there is no process {pid}: has the run ended? Give its directory instead"
         )
     for candidate in (pid, *sorted(below(pid, parents()))):
-        named = _environ(candidate, required=candidate == pid).get("LOCKSTEP_RUN_DIR")
-        # The directory as that process sees it, which may live in a container.
-        for path in (Path(named or ""), Path(f"/proc/{candidate}/root{named}")) if named else ():
-            if path.is_dir():
-                return path
+        if folder := _run_dir(candidate, required=candidate == pid):
+            return folder
+    return None
+
+
+def _run_dir(pid: int, required: bool) -> Path | None:
+    named = _environ(pid, required).get("LOCKSTEP_RUN_DIR")
+    # The directory as that process sees it, which may live in a container.
+    for path in (Path(named), Path(f"/proc/{pid}/root{named}")) if named else ():
+        if path.is_dir():
+            return path
     return None
 
 
