@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lockstep._records import STOPPED, ErrorRecord
 from lockstep.record import format
+from lockstep.record.arguments import Differing
 from lockstep.record.calls import Call, rounds
 from lockstep.record.causes import Pattern
 from lockstep.record.format import Op, ProcessState, State
@@ -262,8 +263,42 @@ def test_a_program_that_one_side_only_has() -> None:
     sites = {0: (base,), 1: (base, site(FAR, line=60, name="evaluate"))}
     found = diagnose(job(steps(9), [*steps(4), Step(0, FAR)], sites=sites).snapshot())
     assert found.kind is Kind.ONE_SIDED
-    assert patterns(found) == [Pattern.SHORTER_LOOP, Pattern.ONE_SIDED]
-    assert found.causes[0].processes == (1,)
+    assert patterns(found) == [Pattern.ONE_SIDED, Pattern.SHORTER_LOOP]
+    assert [cause.processes for cause in found.causes] == [(1,), (1,)]
+    assert found.culprits == (1,)
+
+
+def test_a_program_that_all_but_one_have_blames_the_one() -> None:
+    base, other = site(1000, line=41, name="step"), site(FAR, line=60, name="evaluate")
+    sites = {0: (base, other), 1: (base,), 2: (base, other)}
+    more = [*steps(4), Step(0, FAR)]
+    found = diagnose(job(more, steps(9), more, sites=sites).snapshot())
+    assert (found.kind, found.culprits) == (Kind.ONE_SIDED, (1,))
+    assert found.causes[0].processes == (0, 2)
+
+
+def taking(program: int, *arguments: str, **more) -> Site:
+    return site(program, **({"line": 41, "name": "step"} | more), arguments=arguments)
+
+
+def test_one_line_with_arguments_of_another_shape() -> None:
+    mine = taking(1000, "w: f32[8]", "x: f32[100,8]")
+    theirs = taking(FAR, "w: f32[8]", "x: f32[96,8]")
+    sites = {0: (mine,), 1: (mine, theirs)}
+    found = diagnose(
+        job(steps(9), [*steps(4), Step(0, FAR, elements=1024)], sites=sites).snapshot()
+    )
+    assert patterns(found) == [Pattern.SHAPES]
+    assert found.causes[0].arguments == (Differing("x", "f32[100,8]", "f32[96,8]"),)
+    assert found.causes[0].processes == (0, 1)
+
+
+def test_a_small_function_of_jax_on_two_lines_is_no_last_batch() -> None:
+    mine = taking(1000, "a: f32[100]", name="_reduce_sum")
+    theirs = taking(FAR, "a: f32[96]", name="_reduce_sum", line=60)
+    sites = {0: (mine,), 1: (theirs,)}
+    found = diagnose(job([Step(0, 1000)], [Step(0, FAR)], sites=sites).snapshot())
+    assert Pattern.SHAPES not in patterns(found)
 
 
 def permute(source: int, *targets: int, program: int = 1000, **more) -> Step:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -103,8 +104,40 @@ def test_a_program_on_one_side() -> None:
     base = site(1000, line=41, name="step")
     sites = {0: (base,), 1: (base, site(FAR, line=60, name="evaluate"))}
     text = short(diagnose(job(steps(9), [*steps(4), Step(0, FAR)], sites=sites).snapshot()))
-    assert "; only process 1 has the program evaluate\n" in text
-    assert "Likely: a loop with fewer steps on process 1" in text
+    assert text.startswith(
+        "only process 1 (pid 101 on host a) called all-reduce (sum) of 4 x f32, train.py:60 in "
+        "evaluate, where process 0 (pid 100 on host a) called all-reduce (sum) of 1024 x f32, "
+        "train.py:41 in step: as the 5th collective on 2 devices (0, 2048) these must be the same\n"
+        "  process 1 "
+    )
+    assert "Likely: evaluate is called under `if jax.process_index() == 0` or another" in text
+
+
+def test_arguments_of_another_shape_are_told_beside_each_call() -> None:
+    mine = site(1000, line=41, name="step", arguments=("w: f32[8]", "x: f32[100,8]"))
+    theirs = site(FAR, line=41, name="step", arguments=("w: f32[8]", "x: f32[96,8]"))
+    sites = {0: (mine,), 1: (mine, theirs)}
+    made = job(steps(9), [*steps(4), dataclasses.replace(STEP, program=FAR)], sites=sites)
+    text = short(diagnose(made.snapshot()))
+    for process, shape in ((0, "f32[100,8]"), (1, "f32[96,8]")):
+        called = rf"process {process} \(.*?\) called [^;:]* train.py:41 in step, given x: "
+        assert re.match(f".*{called}{re.escape(shape)}", text), text
+    assert text.endswith(
+        "Likely: different shapes: x of step is f32[100,8] on process 0, f32[96,8] on process 1 "
+        "(100 rows for each device here, 96 there). Data that each process pads or cuts by itself "
+        "(a last batch, a ragged split); give every process the same shape."
+    )
+
+
+def test_the_users_line_comes_before_that_of_the_library() -> None:
+    library = {"through_file": "/x/site-packages/mc/mc_stats.py", "through_line": 96}
+    through = site(1, line=24, name="statistics", function="main", **library)
+    text = "train.py:24 in main, through mc_stats.py:96 in statistics"
+    assert place_in_program([through]) == text
+    in_no_function = dataclasses.replace(through, function="<module>")
+    assert place_in_program([in_no_function]) == text.replace(" in main", "")
+    plain = site(2, line=41, name="step")
+    assert place_in_program([through, plain]) == f"{text} or train.py:41 in step"
 
 
 def crossing() -> Diagnosis:

@@ -116,3 +116,83 @@ def test_a_resharding_has_the_line_of_what_is_moved() -> None:
     assert (computed.op_name, computed.file, computed.line) == ("a", "/home/u/train.py", 41)
     for unknown in (argument, of_two):
         assert (unknown.op_name, unknown.file, unknown.line) == ("", "", 0)
+
+
+THROUGH = r"""HloModule jit_statistics, num_partitions=2
+
+FileNames
+1 "/home/u/train.py"
+2 "/home/u/.venv/lib/python3.11/site-packages/mc/mc_stats.py"
+
+FunctionNames
+1 "<module>"
+2 "main"
+3 "statistics"
+4 "mean"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=90 end_line=90 column=2 end_column=2}
+2 {file_name_id=1 function_name_id=2 line=24 end_line=24 column=11 end_column=11}
+3 {file_name_id=2 function_name_id=3 line=4 end_line=4 column=11 end_column=11}
+4 {file_name_id=2 function_name_id=4 line=96 end_line=96 column=11 end_column=11}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+2 {file_location_id=2 parent_frame_id=2}
+3 {file_location_id=3 parent_frame_id=3}
+4 {file_location_id=4 parent_frame_id=4}
+
+%region_0.0 (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0), metadata={op_name="not this"}
+}
+
+ENTRY %main.0_spmd (param: f32[4,3], param.1: (s32[], f32[])) -> f32[] {
+  %param.1 = f32[3]{0} parameter(1), sharding={replicated}, metadata={op_name="b[\'w\']"}
+  %param.2 = pred[] parameter(2)
+  %param = f32[4,3]{1,0} parameter(0), sharding={devices=[2,1]<=[2]}, metadata={op_name="x"}
+  %sum = f32[] all-reduce(%r), channel_id=1, to_apply=%region_0.0, metadata={stack_frame_id=4}
+  %own = f32[] all-reduce(%r), channel_id=2, to_apply=%region_0.0, metadata={stack_frame_id=2}
+  ROOT %t = (f32[], f32[]) tuple(%sum, %own)
+}
+"""
+
+
+def test_a_librarys_line_stands_behind_the_users_above_it() -> None:
+    library, own = parse(b"1", THROUGH).collectives
+    assert (library.file, library.line, library.function) == ("/home/u/train.py", 24, "main")
+    assert (library.through_file.rpartition("/")[2], library.through_line) == ("mc_stats.py", 96)
+    assert (own.file, own.line, own.through_file) == ("/home/u/train.py", 24, "")
+
+
+def test_a_stack_of_library_frames_only_has_the_innermost_line() -> None:
+    there = THROUGH.replace("/home/u/train.py", "/x/site-packages/tool/cli.py")
+    library, _ = parse(b"1", there).collectives
+    assert (library.file.rpartition("/")[2], library.line) == ("mc_stats.py", 96)
+    assert library.through_file == ""
+
+
+def test_parents_that_are_printed_as_they_are_lead_the_same_way() -> None:
+    plain = THROUGH
+    for frame in range(1, 5):
+        plain = plain.replace(
+            f"{frame} {{file_location_id={frame} parent_frame_id={frame}}}",
+            f"{frame} {{file_location_id={frame} parent_frame_id={frame - 1}}}",
+        )
+    assert parse(b"1", plain).collectives == parse(b"1", THROUGH).collectives
+
+
+def test_the_line_of_an_old_jaxlib_stands_in_the_metadata() -> None:
+    old = """HloModule jit_f
+  %r = f32[] all-reduce(%x), channel_id=1, metadata={source_file="/a/lib.py" source_line=7}
+"""
+    [one] = parse(b"1", old).collectives
+    assert (one.file, one.line, one.through_file) == ("/a/lib.py", 7, "")
+
+
+def test_the_arguments_of_a_program_by_their_names() -> None:
+    assert parse(b"1", THROUGH).arguments == ("x: f32[4,3]", "b['w']: f32[3]", "argument 3: pred[]")
+    lines = (
+        f'  %p = f32[{n}]{{0}} parameter({n}), metadata={{op_name="p{n}"}}\n' for n in range(999)
+    )
+    many = parse(b"1", f"HloModule m\n\nENTRY %main () -> f32[] {{\n{''.join(lines)}}}\n").arguments
+    assert (len(many), many[0], many[-1]) == (256, "p0: f32[0]", "p998: f32[998]")

@@ -22,6 +22,8 @@ class Call:
     members: tuple[int, ...] = ()
     callers: tuple[Caller, ...] = ()
     """The lines that were being executed, the innermost first; only under ``--strict``."""
+    arguments: tuple[str, ...] = ()
+    """What its program is given, as in `Site.arguments`; none: not known."""
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -40,6 +42,10 @@ class Call:
         """``f32[8,128]``: of one operand in the program; empty: not known."""
         shapes = {site.shape.strip("()").split(", ")[0] for site in self.sites}
         return shapes.pop() if len(shapes) == 1 else ""
+
+    @property
+    def lines(self) -> frozenset[tuple[str, int]]:
+        return frozenset((site.file, site.line) for site in self.sites if site.file)
 
     @property
     def fingerprints(self) -> frozenset[str]:
@@ -103,9 +109,12 @@ class Sites:
         self._callers = {p.index: p.callers for p in run.processes}
         self.programs: dict[int, frozenset[str]] = {}
         """Process -> the fingerprints of the programs that it has; no entry: not known."""
+        self._arguments: dict[str, tuple[str, ...]] = {}
         for process in run.processes:
             own = self._own.setdefault(process.index, {})
             for site in process.sites:
+                if site.arguments:
+                    self._arguments[site.fingerprint] = site.arguments
                 own.setdefault(site.channel, []).append(site)
                 # Another process may have used the program somewhere else first.
                 told = dataclasses.replace(site, used_file="", used_line=0)
@@ -121,6 +130,11 @@ class Sites:
         own = self._own.get(process, {}).get(entry.op_id, [])
         return _fitting(own, entry) or _fitting(self._all.get(entry.op_id, []), entry)
 
+    def arguments(self, sites: Sequence[Site]) -> tuple[str, ...]:
+        """What the program of these lines is given, where it is one."""
+        programs = {site.fingerprint for site in sites}
+        return self._arguments.get(programs.pop(), ()) if len(programs) == 1 else ()
+
     def callers(self, process: int, entry: Entry) -> tuple[Caller, ...]:
         """The lines behind ``entry.site``, which stands for the same lines in all processes."""
         tables = (self._callers.get(process, {}), *self._callers.values())
@@ -129,7 +143,7 @@ class Sites:
 
 def _fitting(sites: list[Site], entry: Entry) -> tuple[Site, ...]:
     fitting = {
-        (s.module, s.fingerprint, s.file, s.line, s.used_file, s.used_line): s
+        (s.module, s.fingerprint, s.file, s.line, s.through_line, s.used_file, s.used_line): s
         for s in sites
         if s.execution(entry.run_id) is not None and s.op.startswith(OPS[entry.op])
     }
@@ -150,7 +164,8 @@ class Calls:
     def of(self, track: Track, entry: Entry) -> Call:
         sites = self.sites.of(track.process, entry)
         callers = self.sites.callers(track.process, entry) if entry.site else ()
-        return Call(entry, track.device, sites, self._history.devices(entry.clique), callers)
+        members, given = self._history.devices(entry.clique), self.sites.arguments(sites)
+        return Call(entry, track.device, sites, members, callers, given)
 
     def up_to(self, track: Track, number: int) -> list[Call]:
         """The calls of a device up to entry ``number``, the latest last."""

@@ -6,9 +6,10 @@ A cause is a pattern and the processes that it speaks of; `lockstep.record.text`
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lockstep.record.arguments import Differing, differing
 from lockstep.record.calls import Call, Calls
 from lockstep.record.format import Entry
 from lockstep.record.history import History, Track
@@ -41,6 +42,8 @@ class Cause:
     """Those that the pattern speaks of: who left the loop, who has the program."""
     what: tuple[str, ...] = ()
     """The functions that it speaks of."""
+    arguments: tuple[Differing, ...] = ()
+    """What the first of ``processes`` gave to the function, and what the second."""
 
 
 def of_parting(
@@ -52,6 +55,8 @@ def of_parting(
     if a.signature == b.signature and a.other_line(b) and _one_program(mine, theirs):
         return (Cause(Pattern.OPPOSITE_ORDER), Cause(Pattern.OTHER_PLACE, (), mine.modules))
     same_function = bool(mine.functions & theirs.functions) or _one_program(mine, theirs)
+    if changed := _of_arguments(first, mine, theirs, same_function):
+        return (changed,)
     found: list[Cause] = []
     if same_function or not (mine.modules and theirs.modules):
         found = _of_operations(mine, theirs, is_permute)
@@ -59,6 +64,24 @@ def of_parting(
         return tuple(found)
     found += _of_programs(history, calls, first, mine, theirs)
     return tuple(found) or (Cause(Pattern.BRANCH),)
+
+
+def _of_arguments(
+    first: Sequence[Called], mine: Call, theirs: Call, same_function: bool
+) -> Cause | None:
+    """One line of the program, with arguments of other shapes: a last batch, padding."""
+    a, b = mine.entry, theirs.entry
+    if (a.op, a.reduction) != (b.op, b.reduction):
+        return None
+    # JAX's own small functions (`_reduce_sum`) are called from many lines.
+    known = bool(mine.lines and theirs.lines)
+    if not (mine.lines & theirs.lines if known else same_function):
+        return None
+    changed = differing(mine.arguments, theirs.arguments)
+    if not changed:
+        return None
+    pattern = Pattern.DTYPES if changed[0].is_dtype else Pattern.SHAPES
+    return Cause(pattern, (first[0][0], first[1][0]), mine.modules, changed)
 
 
 def _of_operations(mine: Call, theirs: Call, is_permute: bool) -> list[Cause]:
@@ -103,15 +126,24 @@ def _of_programs(
     found = _of_loops(history, calls, first, mine, theirs)
     programs = calls.sites.programs
     only = [
-        Cause(Pattern.ONE_SIDED, (here,), call.modules)
-        for here, there, call in ((p, q, mine), (q, p, theirs))
+        Cause(Pattern.ONE_SIDED, _having(programs, call), call.modules)
+        for there, call in ((q, mine), (p, theirs))
         if call.fingerprints and there in programs and not call.fingerprints & programs[there]
     ]
-    if not found and len(only) != 1:
-        found = [Cause(Pattern.OPPOSITE_ORDER), Cause(Pattern.BRANCH)]
-    elif not found:
-        found = [Cause(Pattern.BRANCH)]
-    return found + only
+    if len(only) == 1:
+        return only + found
+    return (found or [Cause(Pattern.OPPOSITE_ORDER), Cause(Pattern.BRANCH)]) + only
+
+
+def alone(why: Sequence[Cause]) -> tuple[int, ...]:
+    """The processes that have a program which the others lack; none where both sides have one."""
+    only = [cause for cause in why if cause.pattern is Pattern.ONE_SIDED]
+    return only[0].processes if len(only) == 1 else ()
+
+
+def _having(programs: Mapping[int, frozenset[str]], call: Call) -> tuple[int, ...]:
+    """The processes that have the program of a call."""
+    return tuple(sorted(p for p, there in programs.items() if call.fingerprints & there))
 
 
 def _of_loops(

@@ -89,6 +89,9 @@ def _call(call: Call) -> dict[str, Any]:
                 if site.used_file
                 else None,
                 "module": site.module,
+                "through": {"file": site.through_file, "line": site.through_line}
+                if site.through_file
+                else None,
                 "op_name": site.op_name,
                 "fingerprint": site.fingerprint,
             }

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 
 from lockstep._words import counted
 from lockstep.record.calls import Call
-from lockstep.record.causes import Pattern
+from lockstep.record.causes import Pattern, alone
 from lockstep.record.format import State
 from lockstep.record.match import Diagnosis, Doing, Kind, Row
 from lockstep.record.words import (
+    MOST_ARGUMENTS,
     called_from,
     described,
     devices,
     ending,
-    likely,
+    only_these,
     ordinal,
     processes,
     who,
@@ -46,6 +47,7 @@ def count(diagnosis: Diagnosis, row: Row, words: str) -> str:
 
 def what_was_called(diagnosis: Diagnosis, call: Call) -> str:
     """The call; where lines of the program tell the groups apart, with those that made it."""
+    given = given_to(diagnosis, call)
     calls = [_by_index(diagnosis, group[0]).call for group in diagnosis.groups]
     # The processes may have the program in different folders.
     chains = [
@@ -54,10 +56,17 @@ def what_was_called(diagnosis: Diagnosis, call: Call) -> str:
         if one
     ]
     if len(chains) < 2 or not all(chains):
-        return described(call)
+        return described(call) + given
     # From the innermost line outwards to the first on which they differ.
     apart = (i for i, lines in enumerate(zip(*chains, strict=False)) if len(set(lines)) > 1)
-    return f"{described(call)}, {called_from(call.callers[: next(apart, 0) + 1])}"
+    return f"{described(call)}{given}, {called_from(call.callers[: next(apart, 0) + 1])}"
+
+
+def given_to(diagnosis: Diagnosis, call: Call) -> str:
+    """``, given x: f32[100,8]``: the arguments that tell the call from those of the others."""
+    names = [a.name for cause in diagnosis.causes for a in cause.arguments[:MOST_ARGUMENTS]]
+    given = [text for text in call.arguments if text.rpartition(": ")[0] in names]
+    return f", given {' and '.join(given)}" if given else ""
 
 
 def _nothing(diagnosis: Diagnosis) -> str:
@@ -92,6 +101,13 @@ def _where(diagnosis: Diagnosis) -> str:
 
 
 def _parted(diagnosis: Diagnosis) -> str:
+    only = alone(diagnosis.causes) if len(diagnosis.groups) == 2 else ()
+    if only in diagnosis.groups and only == diagnosis.culprits:
+        [others] = [group for group in diagnosis.groups if group != only]
+        return (
+            f"only {_group(diagnosis, only)}, where {_group(diagnosis, others)}: as "
+            f"{_where(diagnosis)} these must be the same"
+        )
     groups = [_group(diagnosis, group) for group in diagnosis.groups[:3]]
     if len(diagnosis.groups) > 3:
         groups.append(f"and {len(diagnosis.groups) - 3} more kinds of calls")
@@ -101,8 +117,8 @@ def _parted(diagnosis: Diagnosis) -> str:
         groups = groups[1:] + groups[:1]
     middle = ", where " if majority and len(groups) == 2 else "; "
     text = f"{middle.join(groups)}: as {_where(diagnosis)} these must be the same"
-    only = [c for c in diagnosis.causes if c.pattern is Pattern.ONE_SIDED]
-    return text + "".join(f"; {likely(c)}" for c in only[:1])
+    sided = [c for c in diagnosis.causes if c.pattern is Pattern.ONE_SIDED]
+    return text + "".join(f"; {only_these(c)}" for c in sided)
 
 
 def _group(diagnosis: Diagnosis, group: tuple[int, ...]) -> str:

@@ -167,7 +167,10 @@ class _Case:
         if kind is Kind.MISMATCH and any(c.pattern is causes.Pattern.ONE_SIDED for c in why):
             kind = Kind.ONE_SIDED
         groups = tuple(g.processes for g in parting.groups)
-        return self._make(kind, parting.odd, parting.place, called=called, groups=groups, why=why)
+        odd = parting.odd
+        if kind is Kind.ONE_SIDED and len(odd) == len(called):  # no majority says who is right
+            odd = next((g for g in groups if g == causes.alone(why)), odd)
+        return self._make(kind, odd, parting.place, called=called, groups=groups, why=why)
 
     def _dead(self, dead: Sequence[int]) -> Diagnosis:
         def order(process: int) -> tuple[bool, float, bool, int]:

@@ -53,6 +53,13 @@ class Site:
     used_file: str = ""
     used_line: int = 0
     """Where its program was first used, for a collective that has no line of its own."""
+    function: str = ""
+    """The Python function of the line, where that is known."""
+    through_file: str = ""
+    through_line: int = 0
+    """The library's line that calls JAX, where ``file`` and ``line`` are the user's above it."""
+    arguments: tuple[str, ...] = ()
+    """``x: f32[100,8]``: what the program is given; with the first collective of each only."""
 
     def execution(self, run_id: int) -> int | None:
         """Which execution of this program has ``run_id`` (from 0); None: another program's."""
@@ -274,4 +281,8 @@ def site_of(values: dict[str, Any]) -> Site:
         shape=str(values.get("shape") or ""),
         used_file=str(values.get("used_file") or ""),
         used_line=int(values.get("used_line") or 0),
+        function=str(values.get("function") or ""),
+        through_file=str(values.get("through_file") or ""),
+        through_line=int(values.get("through_line") or 0),
+        arguments=tuple(map(str, values.get("arguments") or ())),
     )

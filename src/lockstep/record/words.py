@@ -13,6 +13,8 @@ from lockstep.record.run import Caller, Process, Site
 
 MOST_LINES = 3
 """How many lines of the program are named for one call."""
+MOST_ARGUMENTS = 2
+"""How many arguments of a function are named that differ."""
 MOST_NAMES = 6
 """How many processes or devices are listed before the rest is counted."""
 
@@ -71,6 +73,8 @@ def place_in_program(sites: Sequence[Site], full: bool = False) -> str:
 
     Without a line ``step (first used at train.py:30)``: it may have been called elsewhere since.
     """
+    if any(site.through_file for site in sites):
+        return " or ".join(dict.fromkeys(_through(site, full) for site in sites[:MOST_LINES]))
     # What is told of a use follows the name that it is about.
     ordered = sorted(sites, key=lambda site: (not site.file, bool(site.used_file)))
     lines = _lines([(site.file, site.line) for site in ordered], full)
@@ -78,6 +82,16 @@ def place_in_program(sites: Sequence[Site], full: bool = False) -> str:
     text = " in ".join(part for part in (lines, functions) if part)
     uses = _lines([(site.used_file, site.used_line) for site in ordered], full)
     return f"{text} (first used at {uses})" if uses else text
+
+
+def _through(site: Site, full: bool) -> str:
+    """``train.py:24 in main, through stats.py:96 in mean``: the user's line, then the library's."""
+    if not site.through_file:
+        return place_in_program([site], full)
+    own = _lines([(site.file, site.line)], full)
+    library = _lines([(site.through_file, site.through_line)], full)
+    own += f" in {site.function}" if site.function.isidentifier() else ""
+    return f"{own}, through {library} in {function(site.module)}"
 
 
 def _lines(places: Sequence[tuple[str, int]], full: bool) -> str:
@@ -147,7 +161,32 @@ def likely(cause: Cause) -> str:
     """A likely cause in words."""
     names = " or ".join(function(name) for name in cause.what)
     them = processes(cause.processes) if cause.processes else "one process"
+    if cause.arguments:
+        general = _WORDS[cause.pattern].partition(": ")[2]
+        return f"{_compared(cause)}. {general[:1].upper()}{general[1:]}"
     return _WORDS[cause.pattern].format(process=them, function=names or "the program")
+
+
+def only_these(cause: Cause) -> str:
+    """``only process 0 calls norm``, of a program on one side only."""
+    names = " or ".join(function(name) for name in cause.what)
+    verb = "calls" if len(cause.processes) == 1 else "call"
+    return f"only {processes(cause.processes)} {verb} {names or 'the program'}"
+
+
+def _compared(cause: Cause) -> str:
+    """``different shapes: x of step is f32[100,8] on process 0 and f32[96,8] on process 1``."""
+    here, there = cause.processes
+    names = " or ".join(function(name) for name in cause.what) or "the program"
+    parts = []
+    for a in cause.arguments[:MOST_ARGUMENTS]:
+        text = f"{a.name} of {names} is {a.mine} on process {here}, {a.theirs} on process {there}"
+        if a.sizes and a.is_first_axis:
+            text += f" ({a.sizes[0]} rows for each device here, {a.sizes[1]} there)"
+        parts.append(text)
+    more = len(cause.arguments) - MOST_ARGUMENTS
+    parts += [f"{more} more arguments differ"] if more > 0 else []
+    return f"different {'dtypes' if cause.arguments[0].is_dtype else 'shapes'}: {'; '.join(parts)}"
 
 
 _WORDS = {
@@ -162,7 +201,8 @@ _WORDS = {
     "process beside one on several, which JAX does not order",
     Pattern.BRANCH: "a collective under `if jax.process_index() == 0`, or under a condition on "
     "local data: some processes take it, others do not",
-    Pattern.ONE_SIDED: "only {process} has the program {function}",
+    Pattern.ONE_SIDED: "{function} is called under `if jax.process_index() == 0` or another "
+    "condition on local data, or after a loop that ended earlier on {process}",
     Pattern.RETRACED: "{function} was compiled differently: another static argument, or a Python "
     "value (a seed, a rate, process_index()) that became a constant of the program",
     Pattern.BRANCH_INSIDE: "a branch inside {function}: lax.cond or lax.while_loop on a value "

@@ -90,9 +90,9 @@ def innermost() -> Caller | None:
     library, frame = None, sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not _is_on_the_way(file):
+        if not is_on_the_way(file):
             here = Caller(file, frame.f_lineno or 0, frame.f_code.co_name)
-            if not _is_library(file):
+            if not is_library(file):
                 return here
             library = library or here
         frame = frame.f_back
@@ -117,7 +117,7 @@ def _site(frame: FrameType | None) -> int:
     places = []
     while frame is not None:
         code = frame.f_code
-        if not _is_library(code.co_filename):
+        if not is_library(code.co_filename):
             columns = _columns(code, frame.f_lasti)
             places.append((code.co_filename, frame.f_lineno, code.co_name, columns))
         frame = frame.f_back
@@ -158,12 +158,13 @@ def _columns(code: CodeType, instruction: int) -> str:
 
 
 @functools.cache
-def _is_library(file: str) -> bool:
+def is_library(file: str) -> bool:
+    """Whether the file is of an installed package, or Lockstep's."""
     return any(part in file for part in (*_PACKAGES, _PACKAGE, "<frozen"))
 
 
 @functools.cache
-def _is_on_the_way(file: str) -> bool:
+def is_on_the_way(file: str) -> bool:
     """Whether it is Lockstep's, JAX's or Python's: what lies between the user and a compiler."""
     files = (getattr(sys.modules.get(name), "__file__", None) for name in ("jax", "jaxlib"))
     folders = (f"{Path(file).parent}{os.sep}" for file in files if file)

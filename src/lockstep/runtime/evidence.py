@@ -253,6 +253,7 @@ class Sites:
 def _site(
     execution: int, program: Program, collective: Collective, used: run.Caller | None
 ) -> run.Site:
+    is_first = collective is program.collectives[0]
     return run.Site(
         program=execution % (1 << 32),
         fingerprint=program.fingerprint.decode(errors="replace"),
@@ -265,4 +266,8 @@ def _site(
         shape=collective.shape,
         used_file=used.file if used else "",
         used_line=used.line if used else 0,
+        function=collective.function,
+        through_file=collective.through_file,
+        through_line=collective.through_line,
+        arguments=program.arguments if is_first else (),
     )

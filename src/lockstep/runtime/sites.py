@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.runtime import callsite
 from lockstep.runtime.farmhash import fingerprint64
 from lockstep.runtime.highway import hash_of_devices
 
@@ -39,6 +40,10 @@ _PLACE = re.compile(r"source_file=|stack_frame_id=")
 _NAMED = re.compile(r"^\s*(?:ROOT )?(%\S+) = .*", re.MULTILINE)
 _OPERANDS = re.compile(r" [\w-]+\(([^()]*%[^()]*)\)")
 _MOST_STEPS = 8
+_MAX_ARGUMENTS = 256
+"""Arguments of a program that are kept, the first and the last ones: a model has thousands."""
+_ARGUMENT = re.compile(r"= (?P<shape>\([^=]*?\)|\S+) parameter\((?P<index>\d+)\)(?P<rest>.*)")
+_MAX_FRAMES = 200
 _TABLE_ROW = re.compile(r"(\d+) (?:\"(.*)\"|\{(.*)\})")
 # What a compiled program says of its origin, of the machine, and of values.
 _ORIGINS = re.compile(
@@ -61,7 +66,13 @@ class Collective:
     shape: str
     op_name: str
     file: str
+    """The nearest line of the user's program, else of what called JAX."""
     line: int
+    function: str = ""
+    """The Python function of that line, where the program says it."""
+    through_file: str = ""
+    """The line of a library that calls JAX, where ``file`` is the user's line above it."""
+    through_line: int = 0
 
 
 Digests = dict[str, list[str]]
@@ -76,6 +87,8 @@ class Program:
     collectives: tuple[Collective, ...]
     whole: str = ""
     """A digest of the text, less where it comes from and the values of its constants."""
+    arguments: tuple[str, ...] = ()
+    """``x: f32[100,8]``, what each device is given, in their order."""
 
     @property
     def skeleton(self) -> str:
@@ -104,19 +117,51 @@ def parse(fingerprint: bytes, text: str) -> Program:
         if found := _COLLECTIVE.search(line):
             origin = _with_place(line, named)
             said = {name: m[1] for name, at in _METADATA.items() if (m := at.search(origin))}
-            file, number = frames.place(int(said.get("frame", 0)))
+            place = _place(frames.chain(int(said.get("frame", 0))))
+            if not place and "file" in said:
+                place = (said["file"], int(said.get("line", 0)))
             collectives.append(
                 Collective(
                     found["op"],
                     int(found["channel"]),
-                    re.sub(r"\{[\d,:T()]*\}", "", found["shape"]),
+                    _shape(found["shape"]),
                     said.get("op_name", ""),
-                    said.get("file", file),
-                    int(said.get("line", number)),
+                    *(place or ("", 0)),
                 )
             )
     name = module[1] if module else "?"
-    return Program(fingerprint, name, tuple(collectives), _digest([name, *_instructions(text)]))
+    whole = _digest([name, *_instructions(text)])
+    return Program(fingerprint, name, tuple(collectives), whole, _arguments(text))
+
+
+def _shape(text: str) -> str:
+    """Without how it lies in memory."""
+    return re.sub(r"\{[\d,:T()]*\}", "", text)
+
+
+def _place(chain: Sequence[tuple[str, int, str]]) -> tuple:
+    """`Collective`'s fields from ``file`` on; ``chain`` is a stack, the innermost frame first."""
+    shown = [at for at in chain if not callsite.is_on_the_way(at[0])] or chain
+    own = next((at for at in shown if not callsite.is_library(at[0])), None)
+    if own is None:
+        return tuple(shown[0][:2]) if shown else ()
+    return own if own is shown[0] else (*own, *shown[0][:2])
+
+
+def _arguments(text: str) -> tuple[str, ...]:
+    """What the program is given, by the names that JAX has noted."""
+    _, _, entry = text.partition("\nENTRY ")
+    found = {}
+    for line in entry.partition("\n}")[0].splitlines():
+        if argument := _ARGUMENT.search(line):
+            index = int(argument["index"])
+            name = _METADATA["op_name"].search(argument["rest"])
+            called = name[1].replace("\\'", "'") if name else f"argument {index + 1}"
+            found[index] = f"{called}: {_shape(argument['shape'])}"
+    ordered = [found[index] for index in sorted(found)]
+    if len(ordered) > _MAX_ARGUMENTS:
+        ordered[_MAX_ARGUMENTS // 2 : -_MAX_ARGUMENTS // 2] = []
+    return tuple(ordered)
 
 
 def _with_place(line: str, named: Callable[[], Mapping[str, str]]) -> str:
@@ -166,13 +211,25 @@ class _Frames:
             elif line.startswith(("%", "ENTRY")):
                 break
 
-    def place(self, frame: int) -> tuple[str, int]:
-        """(file, line) of a frame, ("", 0) when the text does not say."""
-        location = self._field("StackFrames", frame, "file_location_id")
-        file = self._tables.get("FileNames", {}).get(
-            self._field("FileLocations", location, "file_name_id"), ""
-        )
-        return file, self._field("FileLocations", location, "line") if file else 0
+    def chain(self, frame: int) -> list[tuple[str, int, str]]:
+        """(file, line, function) of a frame and those that called it, the innermost first.
+
+        Empty when the text does not say.
+        """
+        found = []
+        # XLA prints the parent's number plus one; the first frame has no parent.
+        offset = self._field("StackFrames", 1, "parent_frame_id")
+        while frame > 0 and len(found) < _MAX_FRAMES:
+            location = self._field("StackFrames", frame, "file_location_id")
+            if file := self._name("FileNames", location, "file_name_id"):
+                function = self._name("FunctionNames", location, "function_name_id")
+                found.append((file, self._field("FileLocations", location, "line"), function))
+            parent = self._field("StackFrames", frame, "parent_frame_id") - offset
+            frame = parent if parent < frame else 0
+        return found
+
+    def _name(self, table: str, location: int, field: str) -> str:
+        return self._tables.get(table, {}).get(self._field("FileLocations", location, field), "")
 
     def _field(self, table: str, row: int, name: str) -> int:
         found = re.search(rf"\b{name}=(\d+)", self._tables.get(table, {}).get(row, ""))

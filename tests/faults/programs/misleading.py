@@ -1,0 +1,115 @@
+"""Faults whose diagnosis is easily mistaken: ``misleading.py NAME``. ``# LINE name`` marks lines.
+
+They are written as users write them: nothing is caught, so the launcher's report is what is read.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+sys.path.append(str(Path(__file__).parent / "site-packages"))
+from mc_stats import statistics
+
+jax.distributed.initialize()
+ME = jax.process_index()
+DEVICES = np.array(jax.devices())
+MESH = Mesh(DEVICES, ("data",))
+ROWS = NamedSharding(MESH, P("data"))
+WHOLE = NamedSharding(MESH, P())
+
+
+def batch(rows: int) -> jax.Array:
+    """``rows`` rows of this process's data: JAX works the shape of the whole out of them."""
+    return jax.make_array_from_process_local_data(ROWS, np.ones((rows, 8), np.float32))
+
+
+@jax.jit
+def loss(weights, x):
+    return jnp.mean((x @ weights) ** 2)  # LINE loss
+
+
+def last_batch() -> None:
+    weights = jnp.ones((8,))
+    for step in range(4):
+        rows = 96 if step == 3 and ME == 1 else 100
+        float(loss(weights, batch(rows)))  # LINE last_batch
+
+
+def last_batch_eager() -> None:
+    for step in range(4):
+        rows = 96 if step == 3 and ME == 1 else 100
+        float(batch(rows).sum())  # LINE last_batch_eager
+
+
+def one_side() -> None:
+    weights = jnp.ones((8,))
+    for step in range(4):
+        float(loss(weights, batch(100)))  # LINE one_side_loop
+        if step == 2 and ME == 0:
+            log_norm(batch(100))  # LINE one_side
+
+
+def log_norm(x) -> None:
+    print(float(norm(x)))  # LINE log_norm
+
+
+@jax.jit
+def norm(x):
+    return jnp.sqrt(jnp.sum(x * x))  # LINE norm
+
+
+def library() -> None:
+    x = batch(100)
+    (average(x) if ME == 0 else loss(jnp.ones((8,)), x)).block_until_ready()
+
+
+def average(x):
+    return statistics(x)  # LINE average
+
+
+def prefetch() -> None:
+    weights = jnp.ones((8,))
+    feed = threading.Thread(target=fill, name="prefetch")
+    feed.start()
+    for _ in range(50):
+        float(loss(weights, batch(100)))
+    feed.join()
+
+
+def fill() -> None:
+    for step in range(50):
+        jax.device_put(np.full((8, 8), step, np.float32), WHOLE)  # LINE fill
+
+
+def at_exit() -> None:
+    weights = jnp.ones((8,))
+    float(loss(weights, batch(100)))
+    if ME == 0:
+        atexit.register(lambda: float(norm(batch(100))))  # LINE at_exit
+        raise KeyboardInterrupt
+    float(loss(weights, batch(100)))
+
+
+def caught() -> None:
+    weights = jnp.ones((8,))
+    float(loss(weights, batch(100)))
+    try:
+        float(loss(weights, batch(96 if ME == 1 else 100)))
+    except Exception as error:
+        print("caught:", error)
+    float(loss(weights, batch(100)))
+
+
+ALL = (last_batch, last_batch_eager, one_side, library, prefetch, at_exit, caught)
+FAULTS: dict[str, Callable[[], None]] = {fault.__name__: fault for fault in ALL}
+FAULTS[sys.argv[1]]()
