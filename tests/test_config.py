@@ -31,6 +31,7 @@ GOOD = [
     ("LOCKSTEP_COLLECTIVE_TIMEOUT", "2.5", 2.5),
     ("LOCKSTEP_STALL_WARNING", "0", 0.0),
     ("LOCKSTEP_STRICT", "1", True),
+    ("LOCKSTEP_FULL_TRACEBACKS", "1", True),
     ("LOCKSTEP_CHECK_PROGRAMS", "0", False),
     ("LOCKSTEP_RECORD", "0", False),
     ("LOCKSTEP_RUN_DIR", "/some/where", "/some/where"),

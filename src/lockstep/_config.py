@@ -112,6 +112,8 @@ class Config:
     """Compare which program a collective belongs to."""
     record: bool = _variable("LOCKSTEP_RECORD", _switch, True)
     """Watch the job: find out who diverged, died or stalls."""
+    full_tracebacks: bool = _variable("LOCKSTEP_FULL_TRACEBACKS", _switch, False)
+    """Show the frames of libraries in tracebacks."""
     single_copy: bool = _variable("LOCKSTEP_SINGLE_COPY", _switch, True)
     """Read large messages straight from other processes' memory, where the system permits it."""
     run_dir: str | None = _variable("LOCKSTEP_RUN_DIR", _text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from faults.harness import PROGRAMS, TIMEOUT, line
 from of_this_jax import needs_numbers
 from support import Result, start_lockstep
@@ -37,3 +39,26 @@ def test_the_line_is_the_users_and_then_the_librarys() -> None:
     said = report_of("library").said_by_launcher
     library = line("statistics", PROGRAMS / "site-packages" / "mc_stats.py")
     assert f"{at('average')} in average, through {library} in statistics" in said, said
+
+
+@needs_numbers
+def test_a_call_on_one_side_is_told_once_with_the_stack_of_that_side() -> None:
+    result = report_of("one_side")
+    first, *rest = result.said_by_launcher.splitlines()
+    assert first.startswith("lockstep: process 0 of 2 failed first: only process 0 (pid "), result
+    assert f"{at('norm')} in norm, where process 1 (" in first, result
+    shown = "\n".join(rest)
+    assert f"line {at('one_side').rpartition(':')[2]}, in one_side" in shown, result
+    assert f"line {at('log_norm').rpartition(':')[2]}, in log_norm" in shown, result
+    assert f"line {at('one_side_loop').rpartition(':')[2]}," not in shown, result
+    assert result.stderr.count("these must be the same") == 1, result
+    assert result.stderr.count("Likely: norm is called under `if jax.process_index()") == 1, result
+    assert "site-packages" not in result.stderr, result
+    assert re.search(r"\.\.\. \d frames? of jax: --full-tracebacks shows them", shown), result
+
+
+def test_all_frames_are_shown_to_the_user_who_asks_for_them() -> None:
+    result = report_of("one_side", "--full-tracebacks")
+    for process in range(2):
+        assert "site-packages/jax/" in "\n".join(result.stderr_by_process[process]), result
+    assert "site-packages/jax/" in result.said_by_launcher, result

@@ -11,6 +11,7 @@ import pytest
 from lockstep._records import ErrorRecord
 from lockstep.launch.failure import (
     Ending,
+    by_culprit,
     first_failure,
     headline,
     last_words,
@@ -136,6 +137,31 @@ def test_an_error_of_the_engine_is_told_without_what_jax_puts_in_front_and_once(
     first, second = headline(endings[0], endings, 3.0)
     assert first.startswith("process 0 of 2 failed first: process 1 (pid 7) ended (exit code 1)")
     assert second == "process 2 failed 0.5 s later: the same"
+
+
+def test_the_stack_shown_is_that_of_the_process_that_caused_an_error_of_all() -> None:
+    said = "jax.errors.JaxRuntimeError: UNKNOWN: MPI error: lockstep: only process 1 called it"
+    endings = [Ending(p, 1, 3.0, record(2.0 + p, said)) for p in range(3)]
+    assert by_culprit(endings[0], endings, (1,)) is endings[1]
+    assert by_culprit(endings[0], endings, ()) is endings[0]
+    own = Ending(0, 1, 3.0, record(2.0, "KeyError: 'a'"))
+    assert by_culprit(own, [own, *endings[1:]], (1,)) is own
+    other = Ending(1, 1, 3.0, record(2.5, said.replace("called it", "is gone")))
+    assert by_culprit(endings[0], [endings[0], other], (1,)) is endings[0]
+
+
+def test_the_text_of_an_engines_error_is_told_once_and_before_the_stack() -> None:
+    said = "jax.errors.JaxRuntimeError: UNKNOWN: MPI error: lockstep: process 1 ended"
+    stack = 'Traceback (most recent call last):\n  File "/u/a.py", line 3, in main\n    step()\n'
+    text = f"{stack}{said}\n  process 1: ended\nLikely: a\n"
+    failed = Ending(0, 1, 3.0, ErrorRecord(2.0, 1, said, text))
+    assert headline(failed, [failed], 3.0) == [
+        "process 0 of 1 failed first: process 1 ended (exit code 1)\n"
+        "      process 1: ended\n    Likely: a\n"
+        "    Traceback (most recent call last):\n"
+        '      File "/u/a.py", line 3, in main\n        step()'
+    ]
+    assert headline(failed, [failed], 3.0, full=True)[0].count("process 1 ended") == 2
 
 
 def test_a_table_is_not_news_when_the_first_failure_says_the_same() -> None:

@@ -16,23 +16,28 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import functools
 import os
 import signal
 import sys
+import textwrap
 import threading
 import time
 import traceback
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 from lockstep import _records
 from lockstep._config import Config, current
-from lockstep.launch import program
+from lockstep.launch import program, tracebacks
 from lockstep.runtime import stacks
 
 EXIT_SECONDS = 2.0
 """Seconds for the exit handlers of a program that failed; less than the launcher's patience."""
+_LONGEST_SHOWN = 120
+"""Letters of an engine's error that each process shows."""
 
 
 def main() -> None:
@@ -50,6 +55,8 @@ def main() -> None:
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     program.prepare(command)
+    if not (config.full_tracebacks or tracebacks.jax_shows_all(os.environ)):
+        sys.excepthook = functools.partial(_show, config)
     try:
         if config.auto_init:
             import lockstep
@@ -148,6 +155,26 @@ def _print(error: BaseException) -> None:
         sys.excepthook(type(error), error, error.__traceback__)
     except BaseException:
         traceback.print_exception(error)
+
+
+def _show(
+    config: Config,
+    kind: type[BaseException],
+    error: BaseException,
+    trace: types.TracebackType | None,
+) -> None:
+    """Shows an error without the frames of libraries, to which the user can do nothing.
+
+    Where the launcher of this host reports the rest of an engine's error, once for all processes,
+    its beginning is enough.
+    """
+    text = tracebacks.folded("".join(traceback.format_exception(kind, error, trace)))
+    is_reported = config.run_dir is not None and config.keeper is None
+    if is_reported and (found := tracebacks.parts(text)):
+        stack, message = found
+        what = textwrap.shorten(message.partition("\n")[0], _LONGEST_SHOWN, placeholder=" ...")
+        text = f"{stack}lockstep: {what} (the launcher's report has the whole text)\n"
+    sys.stderr.write(text)
 
 
 def _interrupted(config: Config, error: KeyboardInterrupt) -> NoReturn:

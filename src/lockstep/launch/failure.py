@@ -15,6 +15,7 @@ import textwrap
 from collections.abc import Sequence
 
 from lockstep._records import ErrorRecord
+from lockstep.launch import tracebacks
 
 MOST_CONSEQUENCES = 8
 MOST_LETTERS = 200
@@ -115,6 +116,23 @@ def first_failure(endings: Sequence[Ending], stopping_at: float) -> Ending | Non
     return min((e for e in endings if e.failed), key=order, default=None)
 
 
+def by_culprit(first: Ending, endings: Sequence[Ending], culprits: Sequence[int]) -> Ending:
+    """The failure to show, of those that have the same cause as ``first``.
+
+    All processes raise the engine's error at the same time: which of them is noticed first is an
+    accident, and only the stack of the one that caused it shows why.
+    """
+    if not is_engines(first):
+        return first
+    alike = [e for e in endings if is_engines(e) and manner(e) == manner(first)]
+    return next((e for e in alike if e.process_id in culprits), first)
+
+
+def is_engines(ending: Ending) -> bool:
+    """Whether the process ended by an error that the engine raised in all processes."""
+    return ending.record is not None and bool(_OURS.match(ending.record.summary))
+
+
 def not_started(error: Exception) -> str:
     """Why a process could not be started, with the likely causes."""
     number = getattr(error, "errno", None)
@@ -188,20 +206,34 @@ def told_already(table: str, first: Ending) -> bool:
     return head in first.record.traceback
 
 
+def _told(record: ErrorRecord, full: bool) -> str:
+    """What stands below the headline, which has the first line of an engine's error."""
+    text = tracebacks.folded(record.traceback.rstrip("\n"), full)
+    if full or (found := tracebacks.parts(text)) is None:
+        return text
+    stack, message = found
+    return "\n".join([*message.rstrip().split("\n")[1:], stack.rstrip()])
+
+
 def headline(
-    first: Ending, endings: Sequence[Ending], stopping_at: float, processes: int | None = None
+    first: Ending,
+    endings: Sequence[Ending],
+    stopping_at: float,
+    processes: int | None = None,
+    full: bool = False,
 ) -> list[str]:
     """The report of a job that failed: paragraphs, the first failure on top.
 
     ``processes`` is how many the job has, if not all of them have been started. A signal that
-    ended a process after ``stopping_at`` was the launcher's own.
+    ended a process after ``stopping_at`` was the launcher's own. ``full`` asks for the frames of
+    libraries.
     """
     count = processes or len(endings)
     report = [f"process {first.process_id} of {count} failed first: {manner(first)}"]
     if first.record is None and (cause := _cause(first)):
         report[0] += f". {cause}"
     if first.record is not None and first.record.traceback:
-        report[0] += "\n" + _indented(first.record.traceback)
+        report[0] += "\n" + _indented(_told(first.record, full))
     elif first.record is None and first.last_words:
         report[0] += "\nIts last lines on stderr:\n" + _indented("\n".join(first.last_words))
     later = [

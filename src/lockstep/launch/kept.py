@@ -14,8 +14,12 @@ import shutil
 import stat
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lockstep import _records
+
+if TYPE_CHECKING:
+    from lockstep.record import match
 
 KEPT_SECONDS = 7 * 24 * 3600.0
 """How long a failed run is kept."""
@@ -36,15 +40,27 @@ def diagnosis(run_dir: Path, attempt: int) -> str | None:
     if not any(run_dir.glob(f"attempt_{attempt}/process_*/{_records.RECORDER}")):
         return None
     try:
-        from lockstep.record import match, run, text
+        from lockstep.record import text
 
-        found = match.diagnose(run.read_run(run_dir, attempt))
-        lines = text.table(found).splitlines()
+        lines = text.table(_diagnosed(run_dir, attempt)).splitlines()
     except Exception as error:
         return f"the records could not be read: {type(error).__name__}: {error}"
     if len(lines) > MOST_LINES:
         lines[MOST_LINES:] = [f"... {len(lines) - MOST_LINES} more lines"]
     return "\n".join(lines)
+
+
+def culprits(run_dir: Path, attempt: int) -> tuple[int, ...]:
+    """The processes that the records blame; none where there is nothing to read."""
+    with contextlib.suppress(Exception):
+        return _diagnosed(run_dir, attempt).culprits
+    return ()
+
+
+def _diagnosed(run_dir: Path, attempt: int) -> match.Diagnosis:
+    from lockstep.record import match, run
+
+    return match.diagnose(run.read_run(run_dir, attempt))
 
 
 def new_name() -> str:

@@ -126,6 +126,12 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="also compare which calls in the program make a collective; slower",
     )
+    add(
+        "--full-tracebacks",
+        action="store_true",
+        default=None,
+        help="show the frames of jax, of other installed packages and of Python in tracebacks",
+    )
 
 
 def _add_grace(parser: argparse.ArgumentParser, text: str) -> None:

@@ -66,6 +66,7 @@ def configure(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
         "stall_warning": args.stall_warning,
         "start_timeout": args.start_timeout,
         "strict": args.strict,
+        "full_tracebacks": args.full_tracebacks,
     }
     config = Config.from_environ(environ)
     config = dataclasses.replace(config, **{k: v for k, v in given.items() if v is not None})

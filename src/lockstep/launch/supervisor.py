@@ -28,16 +28,19 @@ import shlex
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 
 from lockstep import _records
 from lockstep._errors import LaunchError
 from lockstep.launch import console as consoles
-from lockstep.launch import kept, process_tree
+from lockstep.launch import kept, process_tree, tracebacks
 from lockstep.launch.console import Console, Stream
 from lockstep.launch.failure import (
     Ending,
+    by_culprit,
     first_failure,
     headline,
+    is_engines,
     not_started,
     signal_name,
     told_already,
@@ -335,7 +338,10 @@ class Supervisor:
         if self._cause is None or all_ended_well:
             return 0
         if first and (first.failed_at < self._stopping_at or self._cause == FAILURE):
-            report = headline(first, endings, self._stopping_at, self._job.processes)
+            full = self._job.config.full_tracebacks or tracebacks.jax_shows_all(os.environ)
+            if is_engines(first):
+                first = by_culprit(first, endings, self._culprits())
+            report = headline(first, endings, self._stopping_at, self._job.processes, full)
             for i, text in enumerate(report):
                 self._console.say(text, alarm=i == 0)
             self._say_killed()
@@ -346,6 +352,9 @@ class Supervisor:
             self._say_killed()
             self._say_where_to_look()
         return 1 if self._output_lost else 128 + self._cause
+
+    def _culprits(self) -> Sequence[int]:
+        return kept.culprits(self._job.run_dir, self._job.config.attempt)
 
     def _say_more(self, first: Ending) -> None:
         """What the records say, and what to type next."""

@@ -1,0 +1,81 @@
+"""Tracebacks without the frames of libraries: what is left are lines of the user's program. Pure.
+
+Frames of jax, of other installed packages, of Python itself and of the launcher become one line
+each in a row. ``--full-tracebacks`` shows them all, and so does JAX_TRACEBACK_FILTERING=off.
+"""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+_FRAME = re.compile(r'  File "(?P<file>.*)", line \d+, in ')
+_INSTALLED = re.compile(r".*/(?:site|dist)-packages/(?P<package>[^/]+?)(?:\.py)?(?:/|$)")
+_OURS = f"{Path(__file__).parents[1]}/"
+_PYTHONS_OWN = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
+_HINT = ": --full-tracebacks shows them"
+_NOTE_OF_JAX = re.compile(
+    r"^-{20}\nFor simplicity, JAX has removed its internal frames .*\n?", re.MULTILINE
+)
+_ENGINE = re.compile(r"^\S+: [A-Z_]+: MPI error: lockstep: ", re.MULTILINE)
+"""How an error of the engine begins, which comes through XLA and JAX."""
+_CHAINED = re.compile(r"^(?:During handling of the above|The above) exception", re.MULTILINE)
+
+
+def jax_shows_all(environ: Mapping[str, str]) -> bool:
+    """Whether the user has asked JAX for all frames."""
+    return environ.get("JAX_TRACEBACK_FILTERING", "").lower() == "off"
+
+
+def folded(text: str, full: bool = False) -> str:
+    """``text`` with the frames of libraries folded; as it is where ``full`` asks for all."""
+    if full:
+        return text
+    text = _NOTE_OF_JAX.sub("", text)
+    found: list[str] = []
+    hidden: list[str] = []
+    skips, told = False, False
+
+    def fold() -> None:
+        nonlocal told
+        if hidden:
+            names = ", ".join(dict.fromkeys(hidden))
+            count = f"{len(hidden)} frame{'s' * (len(hidden) > 1)}"
+            found.append(f"  ... {count} of {names}{'' if told else _HINT}")
+            hidden.clear()
+            told = True
+
+    for line in text.split("\n"):
+        if frame := _FRAME.match(line):
+            package = _package(frame["file"])
+            skips = package is not None
+            if package is not None:
+                hidden.append(package)
+                continue
+        elif skips and line.startswith("    "):
+            continue
+        skips = False
+        fold()
+        found.append(line)
+    fold()
+    return "\n".join(found)
+
+
+def _package(file: str) -> str | None:
+    """The library that a file is of; None: the user's."""
+    if file.startswith(_OURS):
+        return "lockstep"
+    if installed := _INSTALLED.match(file):
+        return installed["package"]
+    if file.startswith("<frozen ") or file.startswith(_PYTHONS_OWN):
+        return "Python"
+    return None
+
+
+def parts(text: str) -> tuple[str, str] | None:
+    """The stack and the message of an engine's error; None where there are other errors too."""
+    text = _NOTE_OF_JAX.sub("", text)
+    found = None if _CHAINED.search(text) else _ENGINE.search(text)
+    return (text[: found.start()], text[found.end() :]) if found else None
