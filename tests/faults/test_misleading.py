@@ -57,6 +57,15 @@ def test_a_call_on_one_side_is_told_once_with_the_stack_of_that_side() -> None:
     assert re.search(r"\.\.\. \d frames? of jax: --full-tracebacks shows them", shown), result
 
 
+def test_a_collective_in_an_exit_handler_is_none_of_the_program() -> None:
+    result = report_of("at_exit")
+    said = result.said_by_launcher
+    assert said.startswith("lockstep: process 0 of 2 failed first: KeyboardInterrupt"), result
+    assert "failed: KeyboardInterrupt, after 1 collective; process 1 waited in its 2nd" in said
+    assert re.search(r"its last: +all-reduce \(sum\) of 1 x f32", said), result
+    assert at("norm") not in said, result
+
+
 def test_all_frames_are_shown_to_the_user_who_asks_for_them() -> None:
     result = report_of("one_side", "--full-tracebacks")
     for process in range(2):

@@ -49,6 +49,41 @@ def test_a_process_that_was_killed() -> None:
     assert "Likely: somebody sent kill -9, or the kernel ran out of memory" in text
 
 
+def at_exit(after: int) -> Diagnosis:
+    """Process 0 has ended by an exception, and its exit handler calls what process 1 does not."""
+    base, other = site(1000, line=41, name="step"), site(FAR, line=60, name="norm")
+    sites = {0: (base, other), 1: (base,)}
+    made = job([*steps(1), Step(0, FAR)], steps(2), sites=sites)
+    run = raised(made.snapshot({0: Exit(exit_code=130)}), made.now + 10_000)
+    [zero, one] = run.processes
+    assert zero.record is not None
+    last = zero.record.rings[0].entries[-1]
+    error = ErrorRecord((last.entered_ns - after) / 1e9, 130, "KeyboardInterrupt", "")
+    zero = dataclasses.replace(zero, error=error)
+    return diagnose(dataclasses.replace(run, processes=(zero, one)))
+
+
+def test_what_exit_handlers_call_after_an_error_is_no_call_of_the_program() -> None:
+    text = table(at_exit(2005))
+    assert text.startswith(
+        "process 0 (pid 100 on host a) failed: KeyboardInterrupt, after 1 collective; process 1 "
+    )
+    assert "its last: all-reduce (sum) of 1024 x f32" in text
+    assert "norm" not in text
+    assert "only process 0" in table(at_exit(0))  # the program itself made the call
+
+
+def test_the_count_of_what_a_process_ran_agrees_with_the_list() -> None:
+    made = job(steps(3), steps(3))
+    device = made.devices[STRIDE]
+    device.steps.append(dataclasses.replace(STEP, execution=3))
+    made.run(random.Random(0))
+    text = table(diagnose(made.snapshot({1: Exit(signal=9)})))
+    assert "(signal 9) after 3 collectives, inside all-reduce (sum) of 1024 x f32" in text
+    assert re.search(r"before: +3 x all-reduce", text), text
+    assert " 4 x " not in text
+
+
 def test_what_is_left_of_those_who_were_told_is_told_in_the_past() -> None:
     made = job(steps(9), steps(5))
     run = raised(made.snapshot({1: Exit(signal=9), 0: Exit(exit_code=0)}), made.now + 5)

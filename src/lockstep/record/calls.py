@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lockstep.record.format import OPS, Entry
 from lockstep.record.history import History, Track
-from lockstep.record.run import Caller, Run, Site
+from lockstep.record.run import Caller, Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,8 @@ def _repeats(kinds: list[tuple], end: int, length: int) -> int:
 class Sites:
     """The call sites of a run, by process."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, history: History) -> None:
+        run = history.run
         self._own: dict[int, dict[int, list[Site]]] = {}
         self._all: dict[int, list[Site]] = {}
         self._callers = {p.index: p.callers for p in run.processes}
@@ -120,8 +121,11 @@ class Sites:
                 told = dataclasses.replace(site, used_file="", used_line=0)
                 self._all.setdefault(site.channel, []).append(told if site.used_file else site)
             if process.sites:
-                fingerprints = frozenset(site.fingerprint for site in process.sites)
-                self.programs[process.index] = fingerprints
+                late = _programs_of(process.sites, history.removed.get(process.index, ()))
+                kept = (e for track in history.of_process(process.index) for e in track.entries)
+                late -= _programs_of(process.sites, kept) if late else set()
+                fingerprints = {site.fingerprint for site in process.sites}
+                self.programs[process.index] = frozenset(fingerprints - late)
 
     def of(self, process: int, entry: Entry) -> tuple[Site, ...]:
         """Where ``entry`` of ``process`` may come from; told by the others where it could not."""
@@ -141,11 +145,18 @@ class Sites:
         return next((table[entry.site] for table in tables if entry.site in table), ())
 
 
-def _fitting(sites: list[Site], entry: Entry) -> tuple[Site, ...]:
+def _programs_of(sites: Sequence[Site], entries: Iterable[Entry]) -> set[str]:
+    """The fingerprints of the programs that these calls may belong to."""
+    return {site.fingerprint for entry in entries for site in _fitting(sites, entry)}
+
+
+def _fitting(sites: Sequence[Site], entry: Entry) -> tuple[Site, ...]:
     fitting = {
         (s.module, s.fingerprint, s.file, s.line, s.through_line, s.used_file, s.used_line): s
         for s in sites
-        if s.execution(entry.run_id) is not None and s.op.startswith(OPS[entry.op])
+        if s.channel == entry.op_id
+        and s.execution(entry.run_id) is not None
+        and s.op.startswith(OPS[entry.op])
     }
     # Programs' ids may lie near each other by chance. An earlier execution left an entry each.
     likely = [
@@ -159,7 +170,7 @@ class Calls:
 
     def __init__(self, history: History) -> None:
         self._history = history
-        self.sites = Sites(history.run)
+        self.sites = Sites(history)
 
     def of(self, track: Track, entry: Entry) -> Call:
         sites = self.sites.of(track.process, entry)

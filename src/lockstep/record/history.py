@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from lockstep.record.format import Entry, Op, ProcessRecord, Ring, State
-from lockstep.record.run import Run
+from lockstep.record.format import TIME_ERROR_NS, Entry, Op, ProcessRecord, Ring, State
+from lockstep.record.run import Process, Run
 
 SAME_BOOT_NS = 1_000_000_000
 """Clocks of processes whose offsets differ by less are one clock."""
@@ -100,21 +100,30 @@ class History:
         self.run = run
         self.tracks: dict[int, Track] = {}
         self.members: dict[int, tuple[int, ...]] = {}
+        self.removed: dict[int, list[Entry]] = {}
+        """By process: what it called after its end was certain."""
         records = [p.record for p in run.processes if p.record is not None]
+        errors = {p.index: _failed_at(p) for p in run.processes}
         shifts = common_clock(records)
         for record in records:
             self.members.update(record.cliques)
             over = failed_since(record)
             for ring in record.rings:
-                self._add(record.process, ring, shifts[record.process], over)
+                self._add(
+                    record.process, ring, shifts[record.process], over, errors[record.process]
+                )
 
-    def _add(self, process: int, ring: Ring, shift: int, over: int | None) -> None:
-        # After its process's first failure a device is in no collective: what it calls raises.
-        kept = [
-            e
-            for e in ring.entries
-            if not (over is not None and e.state == State.RAISED and e.entered_ns > over)
-        ]
+    def _add(
+        self, process: int, ring: Ring, shift: int, over: int | None, error: int | None
+    ) -> None:
+        # After its process's first failure a device is in no collective: what it calls raises. Nor
+        # after the error that ended the program: exit handlers may call what the others never do.
+        def is_after(e: Entry) -> bool:
+            raised = over is not None and e.state == State.RAISED and e.entered_ns > over
+            return raised or (error is not None and e.entered_ns > error)
+
+        kept = [e for e in ring.entries if not is_after(e)]
+        self.removed.setdefault(process, []).extend(filter(is_after, ring.entries))
         removed = len(ring.entries) - len(kept)
         if removed:
             last = kept[-1].number if kept else ring.written - len(ring.entries)
@@ -180,6 +189,11 @@ class History:
             if e.state == State.RAISED and e.done_ns
         ]
         return min(times, default=None)
+
+
+def _failed_at(process: Process) -> int | None:
+    """When the program ended by an exception, by the process's own monotonic clock."""
+    return int(process.error.time * 1e9) + TIME_ERROR_NS if process.error else None
 
 
 def failed_since(record: ProcessRecord) -> int | None:

@@ -97,6 +97,7 @@ def _history(diagnosis: Diagnosis, row: Row) -> Iterable[str]:
 
 # --- Rows ----------------------------------------------------------------------------------------
 
+_ENDINGS = (Doing.ENDED, Doing.FAILED, Doing.KILLED)
 _SAYS_CALL = (Doing.WAITS, Doing.MOVES, Doing.RAISED)
 
 
@@ -114,9 +115,14 @@ def _row(diagnosis: Diagnosis, row: Row, recent: int) -> str:
 
 def _before(diagnosis: Diagnosis, row: Row) -> tuple[tuple[Round, ...], str]:
     """The calls that a row tells apart from the one in its state, and what to call them."""
-    if row.call is None or _names_call(diagnosis, row):
+    if row.call is None or _names_call(diagnosis, row) or _ended_inside(row):
         return row.recent, "before:"
     return row.latest, "its last:"
+
+
+def _ended_inside(row: Row) -> bool:
+    """Whether the process ended without coming out of its last call: that is none it completed."""
+    return row.doing in _ENDINGS and row.call is not None and row.call.entry.unfinished
 
 
 def _names_call(diagnosis: Diagnosis, row: Row) -> bool:
@@ -138,4 +144,5 @@ def _state(diagnosis: Diagnosis, row: Row) -> str:
         return "in no collective" + count(diagnosis, row, "; it ran {}")
     if row.doing is Doing.UNKNOWN:
         return "not known; " + "; ".join(row.process.troubles or ("no record",))
-    return ending(row.process, count(diagnosis, row, " after {}"))
+    how = ending(row.process, count(diagnosis, row, " after {}"))
+    return f"{how}, inside {call}" if _ended_inside(row) else how

@@ -33,7 +33,8 @@ def mark_the_end(label: str, afterwards: Callable[[], None], to_hosts: bool = Fa
             has_failed = True
             _engine.leave(_engine.Leaving.FAILED)
             summary = str(error).partition("\n")[0]
-            _engine.poison(f"lockstep: {label} failed: {kind.__name__}: {summary}")
+            said = f"{kind.__name__}: {summary}" if summary else kind.__name__
+            _engine.poison(f"lockstep: {label} failed: {said}")
         show(kind, error, trace)
 
     def ended() -> None:
