@@ -18,10 +18,21 @@ void Communicator::run(Call call) {
   run_locked(call);
 }
 
+// A program that has caught the error and goes on gets it again: that is no new failure.
+static std::string as_earlier(std::string_view text) {
+  constexpr std::string_view kOurs = "lockstep: ";
+  if (text.starts_with(kOurs)) text.remove_prefix(kOurs.size());
+  return std::string(kOurs) + "earlier failure: " + std::string(text);
+}
+
 template <typename Step>
-auto Communicator::recorded(const Record& record, Step step) {
+auto Communicator::recorded(const Record& record, const Origin& origin, Step step) {
   try {
     return step();
+  } catch (const Error& error) {
+    Recorder::finish(record, RecordEntry::kRaised);
+    if (clique_.world().has_raised_before(origin)) throw Error(as_earlier(error.what()));
+    throw;
   } catch (...) {
     Recorder::finish(record, RecordEntry::kRaised);
     throw;
@@ -46,7 +57,7 @@ void Communicator::run_locked(Call& call) {
   const std::uint32_t sequence = sequence_++;
   call.entered = QuickClock::now();
   call.record = Recorder::begin(ring_, call, clique_.id(), sequence, rank_);
-  recorded(call.record, [&] {
+  recorded(call.record, call.origin, [&] {
     clique_.team().run(clique_.member_of(rank_), sequence, call,
                        [this](std::span<const Call* const> calls, std::uint32_t number) {
                          run_collective(clique_, calls, number);
@@ -87,6 +98,7 @@ void Communicator::begin_permute(std::size_t bytes, const Origin& origin) {
   call.op = Op::kPermute;
   call.count = bytes;
   call.origin = origin;
+  permute_origin_ = origin;
   call.entered = QuickClock::now();
   permute_ = Recorder::begin(ring_, call, clique_.id(), permutes_++, rank_);
 }
@@ -96,7 +108,7 @@ Request* Communicator::send(int target, const std::byte* data, std::size_t bytes
   std::lock_guard lock(mutex_);
   begin_permute(bytes, origin);
   Recorder::add_target(permute_, target);
-  return recorded(permute_, [&] { return port_.send(target, data, bytes, origin); });
+  return recorded(permute_, origin, [&] { return port_.send(target, data, bytes, origin); });
 }
 
 Request* Communicator::receive(int source, std::byte* data, std::size_t bytes,
@@ -104,14 +116,14 @@ Request* Communicator::receive(int source, std::byte* data, std::size_t bytes,
   std::lock_guard lock(mutex_);
   begin_permute(bytes, origin);
   Recorder::add_source(permute_, source);
-  return recorded(permute_, [&] { return port_.receive(source, data, bytes, origin); });
+  return recorded(permute_, origin, [&] { return port_.receive(source, data, bytes, origin); });
 }
 
 void Communicator::wait(Request* request) {
   std::lock_guard lock(mutex_);
   const World::Call running(clique_.world());
   --open_requests_;
-  recorded(permute_, [&] { port_.wait(request); });
+  recorded(permute_, permute_origin_, [&] { port_.wait(request); });
   if (open_requests_ == 0) Recorder::finish(permute_, RecordEntry::kDone);
 }
 

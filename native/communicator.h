@@ -36,7 +36,7 @@ class Communicator {
   void run_locked(Call& call);
   void begin_permute(std::size_t bytes, const Origin& origin);
   template <typename Step>
-  auto recorded(const Record& record, Step step);
+  auto recorded(const Record& record, const Origin& origin, Step step);
   [[noreturn]] void fail(const std::string& what);
 
   Clique& clique_;
@@ -49,6 +49,7 @@ class Communicator {
   Port port_;
   std::uint32_t permutes_ = 0;
   Record permute_;  // of the collective-permute whose requests are open
+  Origin permute_origin_;
   int open_requests_ = 0;
 };
 

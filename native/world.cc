@@ -110,6 +110,13 @@ void World::check_allowed(const Origin& origin) {
   throw Error(forbidden_text_);
 }
 
+bool World::has_raised_before(const Origin& origin) {
+  std::int64_t first = 0;
+  if (origin.execution == 0 || first_raised_.compare_exchange_strong(first, origin.execution))
+    return false;
+  return first != origin.execution;
+}
+
 void World::set_watched(bool watched) {
   std::lock_guard lock(question_mutex_);
   watched_ = watched;

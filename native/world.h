@@ -68,6 +68,10 @@ class World {
   void forbid(std::string text);
   void check_allowed(const Origin& origin);
 
+  // To be asked when a collective raises: whether one of another execution has raised before, in
+  // this process. False where executions are not numbered.
+  bool has_raised_before(const Origin& origin);
+
   // Two members of a clique are in different collectives. Poisons the job, after giving the watcher
   // (if there is one) time to poison it with a table of who called what; returns what all raise.
   std::string diverged(const std::string& text);
@@ -149,6 +153,8 @@ class World {
   std::mutex forbidden_mutex_;
   std::string forbidden_text_;
   std::map<std::int64_t, std::string> refused_;  // by execution
+
+  std::atomic<std::int64_t> first_raised_{0};  // the execution whose collective raised first
 
   // Of the network: processes and keepers.
   int num_members() const { return static_cast<int>(options_.labels.size()); }

@@ -66,6 +66,16 @@ def test_a_collective_in_an_exit_handler_is_none_of_the_program() -> None:
     assert at("norm") not in said, result
 
 
+@needs_numbers
+def test_errors_after_one_that_was_caught_say_that_they_are_not_new() -> None:
+    result = report_of("caught")
+    for process in range(2):
+        [caught] = [x for x in result.by_process[process] if x.startswith("caught:")]
+        assert "MPI error: lockstep: process 0 (pid" in caught, result
+    first = result.said_by_launcher.splitlines()[0]
+    assert re.search(r"failed first: earlier failure: process 0 \(pid \d+ on .*\) called", first)
+
+
 def test_all_frames_are_shown_to_the_user_who_asks_for_them() -> None:
     result = report_of("one_side", "--full-tracebacks")
     for process in range(2):
