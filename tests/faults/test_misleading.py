@@ -72,8 +72,22 @@ def test_errors_after_one_that_was_caught_say_that_they_are_not_new() -> None:
     for process in range(2):
         [caught] = [x for x in result.by_process[process] if x.startswith("caught:")]
         assert "MPI error: lockstep: process 0 (pid" in caught, result
-    first = result.said_by_launcher.splitlines()[0]
-    assert re.search(r"failed first: earlier failure: process 0 \(pid \d+ on .*\) called", first)
+        [later] = [x for x in result.by_process[process] if x.startswith("later:")]
+        assert "MPI error: lockstep: earlier failure: process 0 (pid" in later, result
+    said = result.said_by_launcher
+    assert re.search(r"failed first: process 0 \(pid \d+ on .*\) called", said), said
+    assert "This process had raised it before, and caught it or" in said, said
+
+
+@needs_numbers
+def test_several_threads_that_dispatch_collectives_are_named_first() -> None:
+    said = report_of("prefetch").said_by_launcher
+    likely = said.partition("Likely: ")[2]
+    assert likely.startswith("several threads dispatch collectives ("), said
+    threads = likely.partition("(")[2].partition(")")[0].split(", ")
+    assert set(threads) == {"loss: MainThread", "_identity_fn: prefetch"}, said
+    assert "jax.make_array_from_process_local_data does without" in likely, said
+    assert f"_identity_fn (first used at {at('fill')})" in said, said
 
 
 def test_all_frames_are_shown_to_the_user_who_asks_for_them() -> None:

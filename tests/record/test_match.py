@@ -17,6 +17,7 @@ from lockstep.record.causes import Pattern
 from lockstep.record.format import Op, ProcessState, State
 from lockstep.record.match import Diagnosis, Doing, Kind, diagnose
 from lockstep.record.run import Exit, Process, Run, Site
+from lockstep.record.text import short
 from record.simulate import SECOND, STRIDE, Job, Step, raised, site
 
 STEP = Step(0, 1000, elements=1024)
@@ -299,6 +300,30 @@ def test_a_small_function_of_jax_on_two_lines_is_no_last_batch() -> None:
     sites = {0: (mine,), 1: (theirs,)}
     found = diagnose(job([Step(0, 1000)], [Step(0, FAR)], sites=sites).snapshot())
     assert Pattern.SHAPES not in patterns(found)
+
+
+THREADS = {
+    p: (
+        site(1000, line=41, name="step", thread="MainThread"),
+        site(FAR, line=60, name="_identity_fn", thread="prefetch"),
+    )
+    for p in range(2)
+}
+
+
+def test_calls_that_two_threads_have_dispatched() -> None:
+    mine, theirs = [*steps(4)], [*steps(2), Step(0, FAR), *steps(4)[2:]]
+    found = diagnose(job(mine, theirs, sites=THREADS).snapshot())
+    assert (found.kind, patterns(found)) == (Kind.MISMATCH, [Pattern.THREADS])
+    assert found.causes[0].threads == ("MainThread", "prefetch")
+    text = short(found)
+    assert "Likely: several threads dispatch collectives (step: MainThread, _identity_fn: " in text
+    assert "jax.make_array_from_process_local_data does without." in text
+
+
+def test_processes_with_one_thread_each_of_another_name_have_another_fault() -> None:
+    found = diagnose(job(steps(4), [Step(0, FAR)], sites=THREADS).snapshot())
+    assert Pattern.THREADS not in patterns(found)
 
 
 def permute(source: int, *targets: int, program: int = 1000, **more) -> Step:

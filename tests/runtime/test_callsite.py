@@ -7,6 +7,7 @@ import contextlib
 import functools
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -166,3 +167,18 @@ def test_a_thread_has_only_its_own_lines(files: tuple[str, ...], file: str | Non
     with concurrent.futures.ThreadPoolExecutor() as pool:
         found = pool.submit(through(*files)).result()
     assert found == (None if file is None else Caller(file, 2, "call"))
+
+
+def test_a_program_that_is_made_ahead_of_time_is_called_by_no_thread_yet() -> None:
+    found: list[str] = []
+    feed = threading.Thread(
+        target=lambda: found.append(callsite.dispatching_thread()), name="prefetch"
+    )
+    feed.start()
+    feed.join(60)
+    assert found == ["prefetch"]
+    of_jax = jax.stages.Lowered.compile.__code__
+    calls: dict[str, Any] = {}
+    source = f"def {of_jax.co_name}(look):\n    return look()\n"
+    exec(compile(source, of_jax.co_filename, "exec"), calls)
+    assert calls[of_jax.co_name](callsite.dispatching_thread) == ""

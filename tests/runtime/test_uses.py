@@ -45,3 +45,14 @@ def test_lines_are_those_noted_in_their_order(lines: list[Caller | None]) -> Non
     found = noted(*lines).of(b"program")
     known = [line for line in dict.fromkeys(lines) if line]
     assert list(found) == (known if lines and lines[0] else [])
+
+
+def test_the_thread_is_that_of_all_uses_or_not_known() -> None:
+    uses = Uses()
+    assert uses.thread(b"program") == ""
+    uses.note(b"program", LINES[0], "prefetch")
+    uses.note(b"program", LINES[1], "prefetch")
+    uses.note(b"other", LINES[1], "MainThread")
+    assert (uses.thread(b"program"), uses.thread(b"other")) == ("prefetch", "MainThread")
+    uses.note(b"program", LINES[0], "MainThread")
+    assert uses.thread(b"program") == ""

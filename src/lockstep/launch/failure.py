@@ -21,8 +21,13 @@ MOST_CONSEQUENCES = 8
 MOST_LETTERS = 200
 """Of a consequence: what matters stands above it."""
 
-_OURS = re.compile(r"^\S+: [A-Z_]+: MPI error: lockstep: ")
+_OURS = re.compile(r"^\S+: [A-Z_]+: MPI error: lockstep: (?P<again>earlier failure: )?")
 """What JAX puts in front of an error of the engine's, which says itself who did what."""
+
+_AGAIN = (
+    "This process had raised it before, and caught it or raised it in another thread. Here it was "
+    "raised again:"
+)
 
 NOTICED_SECONDS = 1.0
 """How long after it began to die a process may be seen to have ended, on a crowded machine."""
@@ -212,7 +217,9 @@ def _told(record: ErrorRecord, full: bool) -> str:
     if full or (found := tracebacks.parts(text)) is None:
         return text
     stack, message = found
-    return "\n".join([*message.rstrip().split("\n")[1:], stack.rstrip()])
+    ours = _OURS.match(record.summary)
+    again = [_AGAIN] if ours and ours["again"] else []
+    return "\n".join([*message.rstrip().split("\n")[1:], *again, stack.rstrip()])
 
 
 def headline(

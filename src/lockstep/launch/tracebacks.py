@@ -19,7 +19,7 @@ _HINT = ": --full-tracebacks shows them"
 _NOTE_OF_JAX = re.compile(
     r"^-{20}\nFor simplicity, JAX has removed its internal frames .*\n?", re.MULTILINE
 )
-_ENGINE = re.compile(r"^\S+: [A-Z_]+: MPI error: lockstep: ", re.MULTILINE)
+_ENGINE = re.compile(r"^\S+: [A-Z_]+: MPI error: lockstep: (?:earlier failure: )?", re.MULTILINE)
 """How an error of the engine begins, which comes through XLA and JAX."""
 _CHAINED = re.compile(r"^(?:During handling of the above|The above) exception", re.MULTILINE)
 

@@ -44,6 +44,11 @@ class Call:
         return shapes.pop() if len(shapes) == 1 else ""
 
     @property
+    def threads(self) -> frozenset[str]:
+        """The threads that it may come from: those that first called its program."""
+        return frozenset(site.thread for site in self.sites if site.thread)
+
+    @property
     def lines(self) -> frozenset[tuple[str, int]]:
         return frozenset((site.file, site.line) for site in self.sites if site.file)
 

@@ -17,12 +17,16 @@ from lockstep.record.parting import Called
 from lockstep.record.run import Process
 from lockstep.record.waiting import Wait
 
+_LATEST = 64
+"""Calls of a process in which threads are looked for."""
+
 
 class Pattern(enum.Enum):
     SHAPES = "different shapes"
     DTYPES = "different dtypes"
     SHORTER_LOOP = "a shorter loop"
     OPPOSITE_ORDER = "opposite order"
+    THREADS = "several threads"
     BRANCH = "a branch that only some processes take"
     ONE_SIDED = "a program on one side only"
     RETRACED = "one function compiled differently"
@@ -44,6 +48,8 @@ class Cause:
     """The functions that it speaks of."""
     arguments: tuple[Differing, ...] = ()
     """What the first of ``processes`` gave to the function, and what the second."""
+    threads: tuple[str, ...] = ()
+    """The threads that called the functions, in the order of ``what``."""
 
 
 def of_parting(
@@ -55,6 +61,8 @@ def of_parting(
     if a.signature == b.signature and a.other_line(b) and _one_program(mine, theirs):
         return (Cause(Pattern.OPPOSITE_ORDER), Cause(Pattern.OTHER_PLACE, (), mine.modules))
     same_function = bool(mine.functions & theirs.functions) or _one_program(mine, theirs)
+    if threads := _of_threads(history, calls, first, mine, theirs):
+        return (threads,)
     if changed := _of_arguments(first, mine, theirs, same_function):
         return (changed,)
     found: list[Cause] = []
@@ -64,6 +72,24 @@ def of_parting(
         return tuple(found)
     found += _of_programs(history, calls, first, mine, theirs)
     return tuple(found) or (Cause(Pattern.BRANCH),)
+
+
+def _of_threads(
+    history: History, calls: Calls, first: Sequence[Called], mine: Call, theirs: Call
+) -> Cause | None:
+    """Calls from two threads, which one process at least has been in: JAX does not order them."""
+    if len(mine.threads) != 1 or len(theirs.threads) != 1 or mine.threads == theirs.threads:
+        return None
+
+    def several(process: int, entry: Entry) -> bool:
+        track = _track(history, process, entry)
+        last = [e for e in track.entries if e.number <= entry.number][-_LATEST:]
+        return len({t for e in last for t in calls.of(track, e).threads}) > 1
+
+    if not any(several(*called) for called in first):
+        return None
+    what = (*mine.modules[:1], *theirs.modules[:1])
+    return Cause(Pattern.THREADS, (), what, threads=(*mine.threads, *theirs.threads))
 
 
 def _of_arguments(

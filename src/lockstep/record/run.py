@@ -60,6 +60,8 @@ class Site:
     """The library's line that calls JAX, where ``file`` and ``line`` are the user's above it."""
     arguments: tuple[str, ...] = ()
     """``x: f32[100,8]``: what the program is given; with the first collective of each only."""
+    thread: str = ""
+    """The name of the thread that first called the program; "" where that is not known."""
 
     def execution(self, run_id: int) -> int | None:
         """Which execution of this program has ``run_id`` (from 0); None: another program's."""
@@ -285,4 +287,5 @@ def site_of(values: dict[str, Any]) -> Site:
         through_file=str(values.get("through_file") or ""),
         through_line=int(values.get("through_line") or 0),
         arguments=tuple(map(str, values.get("arguments") or ())),
+        thread=str(values.get("thread") or ""),
     )

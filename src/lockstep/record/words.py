@@ -161,6 +161,8 @@ def likely(cause: Cause) -> str:
     """A likely cause in words."""
     names = " or ".join(function(name) for name in cause.what)
     them = processes(cause.processes) if cause.processes else "one process"
+    if cause.pattern is Pattern.THREADS:
+        return _threads(cause)
     if cause.arguments:
         general = _WORDS[cause.pattern].partition(": ")[2]
         return f"{_compared(cause)}. {general[:1].upper()}{general[1:]}"
@@ -172,6 +174,18 @@ def only_these(cause: Cause) -> str:
     names = " or ".join(function(name) for name in cause.what)
     verb = "calls" if len(cause.processes) == 1 else "call"
     return f"only {processes(cause.processes)} {verb} {names or 'the program'}"
+
+
+def _threads(cause: Cause) -> str:
+    """``several threads dispatch collectives (loss: MainThread, _identity_fn: prefetch) ...``."""
+    names = [function(name) for name in cause.what]
+    called = ", ".join(f"{n}: {t}" for n, t in zip(names, cause.threads, strict=True))
+    hint = (
+        ". _identity_fn is the all-gather by which jax.device_put to devices of several processes "
+        "checks for equal values; jax.make_array_from_process_local_data does without"
+    )
+    text = _WORDS[cause.pattern].format(function=called)
+    return text + (hint if "_identity_fn" in names else "")
 
 
 def _compared(cause: Cause) -> str:
@@ -190,6 +204,8 @@ def _compared(cause: Cause) -> str:
 
 
 _WORDS = {
+    Pattern.THREADS: "several threads dispatch collectives ({function}), and JAX does not order "
+    "them alike in all processes: dispatch all from one thread",
     Pattern.SHAPES: "different shapes: data that each process pads or cuts by itself (a last "
     "batch, a ragged split); give every process the same shape",
     Pattern.DTYPES: "different dtypes: a weak type, jax_enable_x64 on one process only, or input "

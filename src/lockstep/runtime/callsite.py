@@ -34,6 +34,7 @@ _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _PYTHONS_OWN = f"{Path(os.__file__).parent}{os.sep}"
 _SCRIPTS = f"{sysconfig.get_path('scripts')}{os.sep}"
 """Of installed programs: no more than a call."""
+_AHEAD_OF_TIME = f"jax{os.sep}_src{os.sep}stages.py"
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 
 _executing: dict[int, int] = {}
@@ -97,6 +98,20 @@ def innermost() -> Caller | None:
             library = library or here
         frame = frame.f_back
     return library
+
+
+def dispatching_thread() -> str:
+    """The name of this thread, if it calls the program that is being compiled; else "".
+
+    ``jitted.lower(x).compile()`` calls nothing yet: another thread may do so later.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "compile" and code.co_filename.endswith(_AHEAD_OF_TIME):
+            return ""
+        frame = frame.f_back
+    return threading.current_thread().name
 
 
 def _note(execute: Callable[[], Any]) -> Any:

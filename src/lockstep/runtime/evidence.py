@@ -181,7 +181,8 @@ class Sites:
     def hold(self, program: Any) -> None:
         """To be called when a program was compiled or loaded, by who has need of it."""
         # First of all: once the program is held, its lines may be written down.
-        self._uses.note(program.fingerprint, callsite.innermost())
+        line = callsite.innermost()
+        self._uses.note(program.fingerprint, line, callsite.dispatching_thread() if line else "")
         self._programs.hold(program)
 
     def close(self) -> None:
@@ -211,7 +212,9 @@ class Sites:
         used = self._uses.of(program.fingerprint)
         for collective in program.collectives:
             for line in (used if not collective.file else ()) or (None,):
-                yield _site(execution, program, collective, line)
+                site = _site(execution, program, collective, line)
+                thread = self._uses.thread(program.fingerprint)
+                yield dataclasses.replace(site, thread=thread) if thread else site
 
     def _add(self, sites: Sequence[run.Site]) -> None:
         self._sure += sites

@@ -22,9 +22,12 @@ class Uses:
         # Dictionaries, as sets that keep their order and are changed in one step.
         self._lines: dict[bytes, dict[Caller | None, None]] = {}
         self._fresh: set[bytes] = set()
+        self._threads: dict[bytes, str] = {}
 
-    def note(self, fingerprint: bytes, line: Caller | None) -> None:
-        """``line`` is None on a thread that has none."""
+    def note(self, fingerprint: bytes, line: Caller | None, thread: str = "") -> None:
+        """``line`` is None on a thread that has none; ``thread`` "": it does not call yet."""
+        if self._threads.setdefault(fingerprint, thread) != thread:
+            self._threads[fingerprint] = ""
         known = self._lines.setdefault(fingerprint, {})
         if known and line not in known:
             self._fresh.add(fingerprint)
@@ -34,6 +37,10 @@ class Uses:
         """The first first; none where that is not known, for no later one is."""
         lines = tuple(self._lines.get(fingerprint, ()))
         return tuple(line for line in lines if line) if lines and lines[0] else ()
+
+    def thread(self, fingerprint: bytes) -> str:
+        """The name of the thread that first called the program; "" where that may be several."""
+        return self._threads.get(fingerprint, "")
 
     def fresh(self) -> set[bytes]:
         """The programs that have had another line since this was asked last. For one thread."""

@@ -107,7 +107,11 @@ def caught() -> None:
         float(loss(weights, batch(96 if ME == 1 else 100)))
     except Exception as error:
         print("caught:", error)
-    float(loss(weights, batch(100)))
+    try:
+        float(loss(weights, batch(100)))
+    except Exception as error:
+        print("later:", error)
+        raise
 
 
 ALL = (last_batch, last_batch_eager, one_side, library, prefetch, at_exit, caught)
