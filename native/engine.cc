@@ -256,13 +256,20 @@ void lockstep_set_watched(int watched) {
   if (auto* world = Engine::instance().started()) world->set_watched(watched != 0);
 }
 
-const char* lockstep_question() {
+const char* lockstep_request(std::uint64_t* number) {
   auto* world = Engine::instance().started();
-  return lockstep::keep(world == nullptr ? "" : world->next_question());
+  auto request = world == nullptr ? lockstep::Requests::Request{} : world->requests().next();
+  *number = request.number;
+  return lockstep::keep(std::move(request.text));
 }
 
-void lockstep_answer(int yes) {
-  if (auto* world = Engine::instance().started()) world->answer(yes != 0);
+void lockstep_respond(std::uint64_t number, int response) {
+  using Response = lockstep::Requests::Response;
+  auto* world = Engine::instance().started();
+  if (world == nullptr) return;
+  world->requests().respond(number, response < 0    ? Response::kUnknown
+                                    : response == 0 ? Response::kNo
+                                                    : Response::kYes);
 }
 
 int lockstep_send_note(int process, const void* bytes, std::uint64_t count,

@@ -102,12 +102,15 @@ int lockstep_alarm_fd();
 // alarm is rung too when a process is missing, and the job fails 0.6 s later, if no watcher has
 // failed it before, who may tell more.
 void lockstep_set_watched(int watched);
-// "" for no question; "programs": may look-alike collectives of different programs meet; "deadline"
-// and a text: what a rank is about to fail the job with, because it has waited too long; anything
-// else: a divergence, or that a rank waits for a process whose program has ended. Of the last two
-// the watcher may tell more, by lockstep_poison, before it answers.
-const char* lockstep_question();
-void lockstep_answer(int yes);
+// The next request of a rank of this process; "" and number 0 when there is none. "programs" and
+// five numbers: may look-alike collectives of different programs meet; "deadline" and a text: what
+// a rank is about to fail the job with, because it has waited too long; anything else: a
+// divergence, or that a rank waits for a process whose program has ended. Of the last two the
+// watcher may publish more, by lockstep_poison, before it responds. The same request is returned
+// until the watcher has responded to its number, or no rank wants the response any more.
+const char* lockstep_request(std::uint64_t* number);
+// 1: yes, 0: no, -1: not known, so that the rank goes on and asks again later.
+void lockstep_respond(std::uint64_t number, int response);
 
 // Notes between the watchers of different hosts, of up to 16 MiB. Any thread may send or wait. Both
 // end when the process exits, and in a forked child.

@@ -19,7 +19,7 @@ constexpr std::chrono::milliseconds kPatience{1000};
 // After so many looks without a collective a program that has ended is believed to have none left.
 constexpr int kQuietLooks = 60;
 constexpr std::chrono::milliseconds kBetweenLooks{5};
-// Longer: without an answer two programs count as one.
+// Longer: without an answer two programs count as one, for that call.
 constexpr std::chrono::milliseconds kComparison{20000};
 
 RecorderOptions complete(const WorldOptions& options) {
@@ -38,6 +38,7 @@ World::World(WorldOptions options)
       arena_(options_.arena ? options_.arena
                             : std::make_shared<Arena>(options_.arena_fd, options_.nonce)),
       recorder_(complete(options_)),
+      requests_(alarm_, arena_->header().poison_state),
       peers_(*arena_, options_.process, options_.labels, options_.single_copy && !is_keeper()),
       network_(options_.network.addresses.empty()
                    ? nullptr
@@ -118,49 +119,18 @@ bool World::has_raised_before(const Origin& origin) {
 }
 
 void World::set_watched(bool watched) {
-  std::lock_guard lock(question_mutex_);
-  watched_ = watched;
+  requests_.set_watched(watched);
   if (network_) network_->set_watcher(watched ? &alarm_ : nullptr);
 }
 
-std::string World::next_question() {
-  std::lock_guard lock(question_mutex_);
-  return reply_ == Answer::kNone ? question_ : std::string();
-}
-
-void World::answer(bool yes) {
-  {
-    std::lock_guard lock(question_mutex_);
-    reply_ = yes ? Answer::kYes : Answer::kNo;
-  }
-  answered_.notify_all();
-}
-
-World::Answer World::ask(const std::string& question, std::chrono::milliseconds patience) {
-  std::unique_lock lock(question_mutex_);
-  const auto end = Clock::now() + patience;
-  // One question at a time; who finds another one open waits for its answer first.
-  if (!watched_ || !answered_.wait_until(lock, end, [&] { return question_.empty(); }))
-    return Answer::kNone;
-  question_ = question;
-  reply_ = Answer::kNone;
-  alarm_.ring();
-  answered_.wait_until(lock, end, [&] { return reply_ != Answer::kNone; });
-  const Answer reply = reply_;
-  question_.clear();
-  reply_ = Answer::kNone;
-  answered_.notify_all();
-  return reply;
-}
-
 std::string World::diverged(const std::string& text) {
-  if (!arena_->poisoned()) ask(text, kPatience);
+  if (!arena_->poisoned()) requests_.ask(text, kPatience);
   arena_->poison(text);
   return arena_->poison_text();
 }
 
 std::string World::timed_out(const std::string& text) {
-  if (!arena_->poisoned()) ask("deadline " + text, kPatience);
+  if (!arena_->poisoned()) requests_.ask("deadline " + text, kPatience);
   arena_->poison(text);
   return arena_->poison_text();
 }
@@ -215,20 +185,15 @@ void World::retire() {
 
 bool World::let_through(const Origin& mine, int peer, const Origin& theirs) {
   if (mine.other_line(theirs) || mine.channel != theirs.channel) return false;
-  const std::pair pair{peer, theirs.execution - mine.execution};
-  {
-    std::lock_guard lock(question_mutex_);
-    if (same_programs_.contains(pair)) return true;
-  }
   if (arena_->poisoned()) return false;
-  const std::string question = "programs " + std::to_string(mine.execution) + " " +
-                               std::to_string(mine.channel) + " " + std::to_string(peer) + " " +
-                               std::to_string(theirs.execution) + " " +
-                               std::to_string(theirs.channel);
-  if (ask(question, kComparison) == Answer::kNo) return false;
-  std::lock_guard lock(question_mutex_);
-  same_programs_.insert(pair);
-  return true;
+  const auto text = [&] {
+    return "programs " + std::to_string(mine.execution) + " " + std::to_string(mine.channel) + " " +
+           std::to_string(peer) + " " + std::to_string(theirs.execution) + " " +
+           std::to_string(theirs.channel);
+  };
+  const Requests::Pair pair{peer, theirs.execution - mine.execution};
+  const auto response = requests_.compare(pair, text, kComparison);
+  return response != Requests::Response::kNo;
 }
 
 std::chrono::nanoseconds World::process_spin() const {

@@ -4,11 +4,9 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -19,6 +17,7 @@
 #include "fabric/peer_memory.h"
 #include "fabric/wait.h"
 #include "recorder.h"
+#include "requests.h"
 #include "types.h"
 
 namespace lockstep {
@@ -79,14 +78,13 @@ class World {
   std::string timed_out(const std::string& text);
   // Whether two look-alike collectives with different numbers may meet: one program may carry two
   // numbers, because it was compiled from other lines, or comes from a compilation cache. Asks the
-  // watcher, once for each pair of programs: only Python can compare them. Nobody's answer is yes.
+  // watcher, because only Python can compare programs. Without an answer they may meet this time,
+  // and the next call looks for it again.
   bool let_through(const Origin& mine, int peer, const Origin& theirs);
-  // The watcher's side. `next_question` says what is asked: "" nothing, "programs" and five numbers
-  // (execution and channel here, the peer, execution and channel there), "deadline" and a text,
-  // or the text of a divergence.
   void set_watched(bool watched);
-  std::string next_question();
-  void answer(bool yes);
+  // For the watcher. The text of a request is "programs" and five numbers (execution and channel
+  // here, the peer, execution and channel there), "deadline" and a text, or that of a divergence.
+  Requests& requests() { return requests_; }
   const PeerMemory& peers() const { return peers_; }
 
   // Other hosts: null where there are none.
@@ -149,6 +147,7 @@ class World {
   const std::shared_ptr<Arena> arena_;
   Recorder recorder_;
   Alarm alarm_;
+  Requests requests_;
   std::atomic<bool> forbidden_{false};  // something is, or was refused
   std::mutex forbidden_mutex_;
   std::string forbidden_text_;
@@ -160,17 +159,6 @@ class World {
   int num_members() const { return static_cast<int>(options_.labels.size()); }
   void mark_left();
   void finish_what_runs();
-
-  // What a rank asks the watcher; guarded by question_mutex_.
-  enum class Answer { kNone, kYes, kNo };
-  Answer ask(const std::string& question, std::chrono::milliseconds patience);
-  std::mutex question_mutex_;
-  std::condition_variable answered_;
-  std::string question_;
-  bool watched_ = false;
-  Answer reply_ = Answer::kNone;
-  // What a peer's number of an execution is more than ours, where both number one program.
-  std::set<std::pair<int, std::int64_t>> same_programs_;
 
   const PeerMemory peers_;
   std::unique_ptr<Network> network_;

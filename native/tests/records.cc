@@ -134,13 +134,14 @@ class Watcher {
     world.set_watched(true);
     thread_ = std::thread([this, yes, knows_more] {
       while (!done_) {
-        const std::string question = world_.next_question();
-        if (question.starts_with("programs ")) {
+        const auto request = world_.requests().next();
+        if (request.text.starts_with("programs ")) {
           ++asked;
-          world_.answer(yes);
-        } else if (!question.empty()) {
+          world_.requests().respond(request.number,
+                                    yes ? Requests::Response::kYes : Requests::Response::kNo);
+        } else if (request.number != 0) {
           if (knows_more) world_.arena().poison("a table of who called what");
-          world_.answer(true);
+          world_.requests().respond(request.number, Requests::Response::kYes);
         }
         std::this_thread::yield();
       }

@@ -153,9 +153,10 @@ std::vector<Outcome> ended(Harness harness, bool permute, bool answers) {
     if (rank.process() == 3) return world.leave(Recorder::kEnded);
     auto watching = std::async(std::launch::async, [&] {
       while (answers && !world.arena().poisoned()) {
-        if (world.next_question().find("process 3, whose program has ended") != std::string::npos) {
+        const auto request = world.requests().next();
+        if (request.text.find("process 3, whose program has ended") != std::string::npos) {
           world.arena().poison(kWord);
-          world.answer(true);
+          world.requests().respond(request.number, Requests::Response::kYes);
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }

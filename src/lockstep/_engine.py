@@ -92,7 +92,7 @@ def _library() -> ctypes.CDLL:
     library.lockstep_counts.argtypes = [ctypes.POINTER(ctypes.c_uint64)]
     library.lockstep_counts.restype = None
     library.lockstep_forked.restype = None
-    for name in ("poison_text", "recorder_problem", "question"):
+    for name in ("poison_text", "recorder_problem", "request"):
         getattr(library, f"lockstep_{name}").restype = ctypes.c_char_p
     for name in ("poison", "forbid"):
         getattr(library, f"lockstep_{name}").argtypes = [ctypes.c_char_p]
@@ -108,7 +108,10 @@ def _library() -> ctypes.CDLL:
         ctypes.POINTER(ctypes.c_void_p),
         ctypes.POINTER(ctypes.c_uint64),
     ]
-    for name in ("leave", "set_watched", "answer"):
+    library.lockstep_request.argtypes = [ctypes.POINTER(ctypes.c_uint64)]
+    library.lockstep_respond.argtypes = [ctypes.c_uint64, ctypes.c_int]
+    library.lockstep_respond.restype = None
+    for name in ("leave", "set_watched"):
         getattr(library, f"lockstep_{name}").argtypes = [ctypes.c_int]
         getattr(library, f"lockstep_{name}").restype = None
     return library
@@ -246,22 +249,25 @@ def recorder_problem() -> str:
 
 
 def alarm_fd() -> int:
-    """A descriptor that is readable once a rank has waited long or asks something."""
+    """A descriptor that is readable once a rank has waited long or has a request."""
     return _library().lockstep_alarm_fd()
 
 
 def set_watched(watched: bool) -> None:
-    """Says whether somebody reads the alarm and answers questions."""
+    """Says whether a watcher reads the alarm and responds to requests."""
     _library().lockstep_set_watched(watched)
 
 
-def question() -> str:
-    """What a rank asks: "" nothing, "programs", "deadline", or a divergence (see engine.h)."""
-    return _library().lockstep_question().decode(errors="replace")
+def request() -> tuple[int, str] | None:
+    """The next request of a rank, by number: "programs", "deadline" or a divergence (engine.h)."""
+    number = ctypes.c_uint64()
+    text = _library().lockstep_request(ctypes.byref(number)).decode(errors="replace")
+    return (number.value, text) if number.value else None
 
 
-def answer(yes: bool) -> None:
-    _library().lockstep_answer(yes)
+def respond(number: int, response: bool | None) -> None:
+    """Answers the request of that number; None where the answer is not known."""
+    _library().lockstep_respond(number, -1 if response is None else int(response))
 
 
 def is_lost(process: int) -> bool:

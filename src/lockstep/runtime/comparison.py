@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lockstep import _config
@@ -21,7 +21,7 @@ from lockstep.runtime.sites import Digests
 from lockstep.runtime.store import Store
 from lockstep.runtime.topology import Peer
 
-PATIENCE_SECONDS = 5.0
+TIMEOUT_SECONDS = 5.0
 """How long the other process may take to publish; its watcher looks every second."""
 _LOOK_SECONDS = 0.02
 _FIRST_EXECUTIONS = 1 << 12
@@ -84,13 +84,12 @@ def _near(digests: dict[int, Digests], execution: int) -> Digests | None:
     return after[nearest] if nearest is not None and nearest < _FIRST_EXECUTIONS else None
 
 
-def patiently(compare: Any, refresh: Any) -> bool:
-    """The answer of `compare`, asked again until it is known; yes when it never is.
-
-    An origin that is not known agrees with every other: see `native/origin.h`.
-    """
-    end = time.monotonic() + PATIENCE_SECONDS
+def patiently(
+    compare: Callable[[], bool | None], refresh: Callable[[], None], seconds: float
+) -> bool | None:
+    """The answer of `compare`, asked again until it is known; None when it is not in time."""
+    end = time.monotonic() + seconds
     while (answer := compare()) is None and time.monotonic() < end:
         time.sleep(_LOOK_SECONDS)
         refresh()
-    return answer is not False
+    return answer

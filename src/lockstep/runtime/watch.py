@@ -86,6 +86,7 @@ class Watcher(threading.Thread):
             if peer.host_id == here and peer.process != self._process:
                 self._watch_peer(peer)
         self._connected = [peer for peer in peers if peer.host_id != here]
+        self._not_known: set[tuple[int, int]] = set()
         self._over = False
         self._hurried = False
         self._look_at_once()
@@ -201,34 +202,58 @@ class Watcher(threading.Thread):
             os.read(self._alarm, 8)
         hurried, self._hurried = self._hurried, False
         self._look_for_losses()
-        question = _engine.question()
-        if question.startswith("programs "):
-            _engine.answer(self._same_program(*map(int, question.split()[1:])))
-        elif question.startswith("deadline "):
-            self._explain_deadline(question.removeprefix("deadline "))
-            _engine.answer(True)
-        elif question:
-            self._explain(question)
-            _engine.answer(True)
+        if self._respond_to_requests():
+            pass  # a rank that still waits rings again
         elif hurried:
             pass  # the lines are up to date by now, and who waits rings again
         elif time.monotonic() >= self._next_look and not _engine.poison_text():
             self._look()
 
+    def _respond_to_requests(self) -> bool:
+        """Whether there were any. Several may have come with one ring."""
+        some = False
+        while request := _engine.request():
+            some = True
+            number, text = request
+            if text.startswith("programs "):
+                _engine.respond(number, self._same_program(*map(int, text.split()[1:])))
+            elif text.startswith("deadline "):
+                self._explain_deadline(text.removeprefix("deadline "))
+                _engine.respond(number, True)
+            else:
+                self._explain(text)
+                _engine.respond(number, True)
+        return some
+
     def _same_program(
         self, execution: int, channel: int, peer: int, theirs: int, their_channel: int
-    ) -> bool:
-        """Whether look-alikes whose programs carry different numbers may meet."""
-        if not comparison.patiently(
-            lambda: self._comparison.same(execution, peer, theirs), self._refresh
-        ):
-            return False
-        self._comparison.note_that_programs_vary()
+    ) -> bool | None:
+        """Whether look-alikes whose programs carry different numbers may meet.
+
+        None where that is not known, also because the coordination service is gone. The engine
+        then asks again at a later collective, and only the first such request takes long: the rank
+        waits for that one only, and other requests wait behind it.
+        """
+        pair = (peer, theirs - execution)
+        seconds = 0.0 if pair in self._not_known else comparison.TIMEOUT_SECONDS
+        same = None
+        with contextlib.suppress(Exception):
+            same = comparison.patiently(
+                lambda: self._comparison.same(execution, peer, theirs), self._refresh, seconds
+            )
+        if same is None:
+            self._not_known.add(pair)
+        if same:
+            self._note_that_programs_vary()
+        return same
+
+    def _note_that_programs_vary(self) -> None:
+        with contextlib.suppress(Exception):
+            self._comparison.note_that_programs_vary()
         folder = self._records.folder(self._process)
         if folder is not None:
             with contextlib.suppress(OSError):
                 (folder / run.VARY).touch()
-        return True
 
     def _explain(self, text_of_engine: str) -> None:
         """Fails the job with more than the engine knows of a difference that it has found."""

@@ -1,0 +1,159 @@
+// What ranks ask the watcher: numbers, times, and what becomes of a response that does not come.
+#include "requests.h"
+
+#include <future>
+#include <thread>
+
+#include "check.h"
+#include "error.h"
+#include "harness.h"
+#include "hosts.h"
+
+namespace lockstep::testing {
+namespace {
+
+using Response = Requests::Response;
+using namespace std::chrono_literals;
+
+constexpr std::chrono::milliseconds kLong = 20s, kShort = 500ms, kNever = 24h;
+const Requests::Pair kPair{1, 7};
+
+struct Watched {
+  Alarm alarm;
+  std::atomic<std::uint32_t> poison{0};
+  Requests requests{alarm, poison};
+  Watched() { requests.set_watched(true); }
+
+  std::future<Response> ask(const char* text, std::chrono::milliseconds timeout) {
+    return std::async(std::launch::async, [=, this] { return requests.ask(text, timeout); });
+  }
+  Response compare(std::chrono::milliseconds timeout) {
+    return requests.compare(kPair, [] { return "programs"; }, timeout);
+  }
+  std::uint64_t number_of(const char* text) {
+    Requests::Request request;
+    eventually([&] { return (request = requests.next()).text == text; }, text);
+    return request.number;
+  }
+};
+
+TEST(a_late_response_is_not_taken_for_another) {
+  Watched watched;
+  auto early = watched.ask("early", 10ms);
+  const std::uint64_t number = watched.number_of("early");
+  CHECK(early.get() == Response::kUnknown);
+  CHECK_EQUAL(watched.requests.next().number, 0u);
+  auto later = watched.ask("later", kLong);
+  const std::uint64_t other = watched.number_of("later");
+  watched.requests.respond(number, Response::kYes);
+  CHECK_EQUAL(watched.requests.next().number, other);
+  watched.requests.respond(other, Response::kNo);
+  CHECK(later.get() == Response::kNo);
+}
+
+TEST(a_request_behind_another_has_its_own_time) {
+  Watched watched;
+  auto first = watched.ask("first", kShort);
+  watched.number_of("first");
+  auto second = watched.ask("second", kShort);
+  watched.requests.respond(watched.number_of("second"), Response::kYes);
+  CHECK(first.get() == Response::kUnknown);
+  CHECK(second.get() == Response::kYes);
+}
+
+TEST(a_comparison_that_was_not_answered_is_looked_for_again) {
+  for (const Response response : {Response::kYes, Response::kNo}) {
+    Watched watched;
+    CHECK(watched.compare(10ms) == Response::kUnknown);
+    const std::uint64_t number = watched.number_of("programs");
+    // Not waited for again, and others go first.
+    CHECK(watched.compare(kLong) == Response::kUnknown);
+    auto other = watched.ask("other", kLong);
+    watched.requests.respond(watched.number_of("other"), Response::kYes);
+    CHECK(other.get() == Response::kYes);
+    CHECK_EQUAL(watched.requests.next().number, number);
+    watched.requests.respond(number, response);
+    for (int i = 0; i < 3; ++i) CHECK(watched.compare(kLong) == response);
+    CHECK_EQUAL(watched.requests.next().number, 0u);
+  }
+}
+
+TEST(a_comparison_of_which_the_watcher_knows_nothing_is_asked_again) {
+  Watched watched;
+  auto first = std::async(std::launch::async, [&] { return watched.compare(kLong); });
+  const std::uint64_t number = watched.number_of("programs");
+  watched.requests.respond(number, Response::kUnknown);
+  CHECK(first.get() == Response::kUnknown);
+  eventually(
+      [&] {
+        CHECK(watched.compare(kLong) == Response::kUnknown);
+        return watched.requests.next().number > number;
+      },
+      "another request");
+  watched.requests.respond(watched.requests.next().number, Response::kNo);
+  CHECK(watched.compare(kLong) == Response::kNo);
+}
+
+TEST(no_request_waits_for_a_watcher_that_is_not_there) {
+  Watched watched;
+  auto asked = watched.ask("question", kLong);
+  watched.number_of("question");
+  watched.requests.set_watched(false);
+  CHECK(asked.get() == Response::kUnknown);
+  CHECK(watched.requests.ask("another", kLong) == Response::kUnknown);
+  CHECK(watched.compare(kLong) == Response::kUnknown);
+}
+
+TEST(a_failed_job_waits_for_no_response) {
+  Watched watched;
+  auto first = watched.ask("first", kNever);
+  watched.number_of("first");
+  auto second = watched.ask("second", kNever);
+  watched.poison.store(2);
+  CHECK(first.get() == Response::kUnknown);
+  CHECK(second.get() == Response::kUnknown);
+}
+
+// Look-alikes of two programs: the watcher learns only after some calls that these are not one.
+TEST(a_difference_that_is_found_late_fails_the_job) {
+  const auto outcomes = run_job(layout("2x1"), {.timeout_seconds = 20}, [](Rank& rank) {
+    rank.world.set_watched(true);
+    std::atomic<bool> done{false};
+    std::thread watcher([&] {
+      for (int responses = 0; !done; std::this_thread::sleep_for(1ms)) {
+        const auto request = rank.world.requests().next();
+        if (request.number == 0) continue;
+        const auto known = request.text.starts_with("programs ") && ++responses < 3
+                               ? Response::kUnknown
+                               : Response::kNo;
+        rank.world.requests().respond(request.number, known);
+      }
+    });
+    const auto end = rank.all();
+    std::string error;
+    for (int i = 0; i < 2000 && error.empty(); ++i) {
+      float in = 1, out = 0;
+      Call call;
+      call.dtype = DType::kF32;
+      call.reduction = Reduction::kSum;
+      call.count = 1;
+      call.in = reinterpret_cast<const std::byte*>(&in);
+      call.out = reinterpret_cast<std::byte*>(&out);
+      call.origin = {77 + rank.index + 2 * i, 3, 0};
+      try {
+        end->run(call);
+        CHECK_EQUAL(out, 2);
+      } catch (const Error& failed) {
+        error = failed.what();
+      }
+      std::this_thread::sleep_for(1ms);
+    }
+    done = true;
+    watcher.join();
+    if (!error.empty()) throw Error(error);
+  });
+  for (const Outcome& outcome : outcomes) CHECK_CONTAINS(outcome.error, "different collectives");
+}
+
+}  // namespace
+}  // namespace lockstep::testing
