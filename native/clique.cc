@@ -100,6 +100,16 @@ void Team::wait_for_leader(Round& round, int member, std::uint32_t sequence, con
   for (;;) {
     Watch watch{&world_.arena().header().poison_state, deadline, spin, &world_.alarm()};
     if (wait_until(done_, sequence + 1, watch) == WaitResult::kReached) return;
+    // The text first: a member that comes later finds it with the abandoned round.
+    const bool gathers = round.state.load() == Round::kGathering;
+    if (gathers && deadline.passed() && !world_.arena().poisoned())
+      world_.timed_out("lockstep: " + std::string(name_of(call.op)) + " of " +
+                       std::to_string(call.count) + " x " + name_of(call.dtype) + ": device " +
+                       std::to_string(devices_[static_cast<std::size_t>(member)]) + " of " +
+                       world_.label(world_.process()) + " waited " + world_.timeout_text() +
+                       " for other devices of its own process: " + absent(round) +
+                       " did not call it.");
+    if (done_.reached(sequence + 1)) return;
     std::uint32_t gathering = Round::kGathering;
     if (!round.state.compare_exchange_strong(gathering, Round::kAbandoned) &&
         gathering == Round::kRunning) {
@@ -107,13 +117,6 @@ void Team::wait_for_leader(Round& round, int member, std::uint32_t sequence, con
       wait_until(done_, sequence + 1, Watch{&kNever, Deadline(0), spin});
       return;
     }
-    if (deadline.passed() && !world_.arena().poisoned())
-      world_.timed_out("lockstep: " + std::string(name_of(call.op)) + " of " +
-                       std::to_string(call.count) + " x " + name_of(call.dtype) + ": device " +
-                       std::to_string(devices_[static_cast<std::size_t>(member)]) + " of " +
-                       world_.label(world_.process()) + " waited " + world_.timeout_text() +
-                       " for other devices of its own process: " + absent(round) +
-                       " did not call it.");
     throw Error(world_.arena().poison_text());
   }
 }

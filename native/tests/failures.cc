@@ -104,6 +104,20 @@ TEST(a_device_that_never_comes) {
     }
 }
 
+// While a silent watcher may still add to the text of the deadline, which takes it a second.
+TEST(a_device_that_comes_when_another_has_given_up) {
+  const Layout three{"1x3", {0, 0, 0}};
+  const auto outcomes = run_job(three, {.timeout_seconds = kSoon}, [](Rank& rank) {
+    const auto end = rank.all();
+    rank.world.set_watched(true);
+    if (rank.index == 1) std::this_thread::sleep_for(std::chrono::milliseconds(900));
+    if (rank.index == 2) return stay_away(rank);
+    run_case(*end, small(Op::kAllReduce));
+  });
+  for (const std::size_t rank : {0, 1})
+    CHECK_CONTAINS(outcomes[rank].error, "waited 0.5 s", "of its own process: ");
+}
+
 TEST(a_permute_whose_other_end_never_comes) {
   for (const Harness harness : kAll)
     for (const bool sends : {false, true}) {
