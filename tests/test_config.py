@@ -70,6 +70,7 @@ BAD = [
     ("LOCKSTEP_COLLECTIVE_TIMEOUT", "10 min", SECONDS),
     ("LOCKSTEP_STALL_WARNING", "soon", SECONDS),
     ("LOCKSTEP_STRICT", "always", "0 or 1"),
+    ("LOCKSTEP_FULL_TRACEBACKS", "always", "0 or 1"),
     ("LOCKSTEP_CHECK_PROGRAMS", "", "0 or 1"),
     ("LOCKSTEP_RECORD", "off", "0 or 1"),
     ("LOCKSTEP_ATTEMPT", "first", WHOLE),

@@ -51,6 +51,8 @@ def moved(marked: str, program: str = "moved") -> str:
     return where_numbered(rf", {program} \(first used at {line(marked)}\)")
 
 
+GIVEN = r"(?:, given x: [a-z0-9]+\[[\d,]+\])?"
+"""Known where the program is known."""
 TOTAL, OTHER, LARGEST = of("total", "total"), line("other_total"), of("largest", "largest")
 GATHERED, RING, BACK = of("gathered", "gathered"), at("ring"), at("ring_back")
 MOVE, MORE, ALL = moved("move"), moved("move_more"), moved("gather_all", "_identity_fn")
@@ -89,7 +91,7 @@ DEATHS = [
 DIVERGENCES = [
     row(
         "shape",
-        rf"process 1 \(.*\) called all-reduce \(sum\) of 1001 x f32{TOTAL}, "
+        rf"process 1 \(.*\) called all-reduce \(sum\) of 1001 x f32{TOTAL}{GIVEN}, "
         rf"where processes 0, 2 called all-reduce \(sum\) of 1000 x f32{TOTAL}",
         "as the 4th collective on 3 devices",
         "Likely: different shapes",
@@ -126,7 +128,7 @@ DIVERGENCES = [
     row(
         "argument, made on a thread",
         rf"process 0 \(.*\) called all-gather of 1000 x f32{MOVE}",
-        rf"process 1 \(.*\) called all-gather of 1001 x f32{where_numbered(', moved')}: as the 4th",
+        rf"process 1 \(.*\) called all-gather of 1001 x f32{where_numbered(', moved')}{GIVEN}: as",
         diverges=True,
     ),
     row(
@@ -168,7 +170,7 @@ DIVERGENCES = [
     row(
         "one-sided program",
         OTHER,
-        "only process 1 has the program other_total|Likely: .* only process 1 has",
+        r"MPI error: lockstep: only process 1 \(.*\) called .* in other_total, where process 0 \(",
         diverges=True,
         by_number=True,
     ),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sysconfig
 import traceback
 
+import pytest
+
 from lockstep.launch import bootstrap
 from lockstep.launch.tracebacks import folded, jax_shows_all, parts
 
@@ -64,10 +66,9 @@ def test_a_repeated_line_stays_below_its_frame() -> None:
             deep(left - 1)
         raise ValueError("here")
 
-    try:
+    with pytest.raises(ValueError, match="here") as raised:
         deep(20)
-    except ValueError:
-        text = traceback.format_exc()
+    text = "".join(traceback.format_exception(raised.value))
     assert "[Previous line repeated" in text
     assert folded(text) == text
 

@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.runtime import callsite
 from lockstep.runtime.farmhash import fingerprint64
 from lockstep.runtime.highway import hash_of_devices
+from lockstep.runtime.hlo_text import Frames, Place, arguments, place, shape
 
 _MODULE = re.compile(r"HloModule (\S+?),")
 _COLLECTIVE = re.compile(
@@ -40,11 +40,6 @@ _PLACE = re.compile(r"source_file=|stack_frame_id=")
 _NAMED = re.compile(r"^\s*(?:ROOT )?(%\S+) = .*", re.MULTILINE)
 _OPERANDS = re.compile(r" [\w-]+\(([^()]*%[^()]*)\)")
 _MOST_STEPS = 8
-_MAX_ARGUMENTS = 256
-"""Arguments of a program that are kept, the first and the last ones: a model has thousands."""
-_ARGUMENT = re.compile(r"= (?P<shape>\([^=]*?\)|\S+) parameter\((?P<index>\d+)\)(?P<rest>.*)")
-_MAX_FRAMES = 200
-_TABLE_ROW = re.compile(r"(\d+) (?:\"(.*)\"|\{(.*)\})")
 # What a compiled program says of its origin, of the machine, and of values.
 _ORIGINS = re.compile(
     r', metadata=\{(?:[^{}"]|"[^"]*")*\}'
@@ -105,7 +100,7 @@ class Program:
 
 def parse(fingerprint: bytes, text: str) -> Program:
     """Reads the text of a compiled program. Pure."""
-    frames = _Frames(text)
+    frames = Frames(text)
     module = _MODULE.search(text)
     collectives = []
 
@@ -117,51 +112,21 @@ def parse(fingerprint: bytes, text: str) -> Program:
         if found := _COLLECTIVE.search(line):
             origin = _with_place(line, named)
             said = {name: m[1] for name, at in _METADATA.items() if (m := at.search(origin))}
-            place = _place(frames.chain(int(said.get("frame", 0))))
-            if not place and "file" in said:
-                place = (said["file"], int(said.get("line", 0)))
+            at = place(frames.chain(int(said.get("frame", 0))))
+            if not at.file and "file" in said:
+                at = Place(said["file"], int(said.get("line", 0)))
             collectives.append(
                 Collective(
                     found["op"],
                     int(found["channel"]),
-                    _shape(found["shape"]),
+                    shape(found["shape"]),
                     said.get("op_name", ""),
-                    *(place or ("", 0)),
+                    *at,
                 )
             )
     name = module[1] if module else "?"
     whole = _digest([name, *_instructions(text)])
-    return Program(fingerprint, name, tuple(collectives), whole, _arguments(text))
-
-
-def _shape(text: str) -> str:
-    """Without how it lies in memory."""
-    return re.sub(r"\{[\d,:T()]*\}", "", text)
-
-
-def _place(chain: Sequence[tuple[str, int, str]]) -> tuple:
-    """`Collective`'s fields from ``file`` on; ``chain`` is a stack, the innermost frame first."""
-    shown = [at for at in chain if not callsite.is_on_the_way(at[0])] or chain
-    own = next((at for at in shown if not callsite.is_library(at[0])), None)
-    if own is None:
-        return tuple(shown[0][:2]) if shown else ()
-    return own if own is shown[0] else (*own, *shown[0][:2])
-
-
-def _arguments(text: str) -> tuple[str, ...]:
-    """What the program is given, by the names that JAX has noted."""
-    _, _, entry = text.partition("\nENTRY ")
-    found = {}
-    for line in entry.partition("\n}")[0].splitlines():
-        if argument := _ARGUMENT.search(line):
-            index = int(argument["index"])
-            name = _METADATA["op_name"].search(argument["rest"])
-            called = name[1].replace("\\'", "'") if name else f"argument {index + 1}"
-            found[index] = f"{called}: {_shape(argument['shape'])}"
-    ordered = [found[index] for index in sorted(found)]
-    if len(ordered) > _MAX_ARGUMENTS:
-        ordered[_MAX_ARGUMENTS // 2 : -_MAX_ARGUMENTS // 2] = []
-    return tuple(ordered)
+    return Program(fingerprint, name, tuple(collectives), whole, arguments(text))
 
 
 def _with_place(line: str, named: Callable[[], Mapping[str, str]]) -> str:
@@ -195,45 +160,6 @@ def digests(programs: Sequence[Program]) -> Digests:
         "whole": [program.whole for program in programs],
         "collectives": [program.skeleton for program in programs],
     }
-
-
-class _Frames:
-    """The tables of stack frames in front of a module's text, where there are any."""
-
-    def __init__(self, text: str) -> None:
-        self._tables: dict[str, dict[int, str]] = {}
-        rows: dict[int, str] = {}
-        for line in text.splitlines():
-            if line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
-                rows = self._tables.setdefault(line, {})
-            elif row := _TABLE_ROW.fullmatch(line):
-                rows[int(row[1])] = row[2] if row[2] is not None else row[3]
-            elif line.startswith(("%", "ENTRY")):
-                break
-
-    def chain(self, frame: int) -> list[tuple[str, int, str]]:
-        """(file, line, function) of a frame and those that called it, the innermost first.
-
-        Empty when the text does not say.
-        """
-        found = []
-        # XLA prints the parent's number plus one; the first frame has no parent.
-        offset = self._field("StackFrames", 1, "parent_frame_id")
-        while frame > 0 and len(found) < _MAX_FRAMES:
-            location = self._field("StackFrames", frame, "file_location_id")
-            if file := self._name("FileNames", location, "file_name_id"):
-                function = self._name("FunctionNames", location, "function_name_id")
-                found.append((file, self._field("FileLocations", location, "line"), function))
-            parent = self._field("StackFrames", frame, "parent_frame_id") - offset
-            frame = parent if parent < frame else 0
-        return found
-
-    def _name(self, table: str, location: int, field: str) -> str:
-        return self._tables.get(table, {}).get(self._field("FileLocations", location, field), "")
-
-    def _field(self, table: str, row: int, name: str) -> int:
-        found = re.search(rf"\b{name}=(\d+)", self._tables.get(table, {}).get(row, ""))
-        return int(found[1]) if found else 0
 
 
 Calls = Mapping[int, set[tuple[str, int]]]

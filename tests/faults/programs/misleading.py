@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 sys.path.append(str(Path(__file__).parent / "site-packages"))
-from mc_stats import statistics
+from mc_stats import statistics  # pyright: ignore[reportMissingImports]
 
 jax.distributed.initialize()
 ME = jax.process_index()
@@ -81,14 +81,19 @@ def prefetch() -> None:
     weights = jnp.ones((8,))
     feed = threading.Thread(target=fill, name="prefetch")
     feed.start()
+    FED.wait()
     for _ in range(50):
         float(loss(weights, batch(100)))
     feed.join()
 
 
+FED = threading.Event()
+
+
 def fill() -> None:
     for step in range(50):
         jax.device_put(np.full((8, 8), step, np.float32), WHOLE)  # LINE fill
+        FED.set()
 
 
 def at_exit() -> None:

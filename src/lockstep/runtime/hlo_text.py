@@ -1,0 +1,108 @@
+"""What the text of a compiled program says of its lines and its arguments. Pure.
+
+Newer jaxlibs put tables of stack frames in front of a module's text: files, functions, locations,
+and frames with their callers. The program's arguments have the names that JAX noted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lockstep.runtime import callsite
+
+_MAX_ARGUMENTS = 256
+"""Arguments of a program that are kept, the first and the last ones: a model has thousands."""
+_ARGUMENT = re.compile(r"= (?P<shape>\([^=]*?\)|\S+) parameter\((?P<index>\d+)\)(?P<rest>.*)")
+_NAME = re.compile(r'op_name="([^"]*)"')
+_MAX_FRAMES = 200
+_TABLE_ROW = re.compile(r"(\d+) (?:\"(.*)\"|\{(.*)\})")
+
+Frame = tuple[str, int, str]
+"""File, line, function."""
+
+
+class Place(NamedTuple):
+    """The last fields of a `Collective`."""
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    through_file: str = ""
+    through_line: int = 0
+
+
+def shape(text: str) -> str:
+    """Without how it lies in memory."""
+    return re.sub(r"\{[\d,:T()]*\}", "", text)
+
+
+def place(chain: Sequence[Frame]) -> Place:
+    """``chain`` is a stack, the innermost frame first."""
+    shown = [at for at in chain if not callsite.is_on_the_way(at[0])] or chain
+    own = next((at for at in shown if not callsite.is_library(at[0])), None)
+    if own is None:
+        return Place(*shown[0][:2]) if shown else Place()
+    return Place(*own) if own is shown[0] else Place(*own, *shown[0][:2])
+
+
+def arguments(text: str) -> tuple[str, ...]:
+    """What the program is given, by the names that JAX has noted."""
+    _, _, entry = text.partition("\nENTRY ")
+    found = {}
+    for line in entry.partition("\n}")[0].splitlines():
+        if argument := _ARGUMENT.search(line):
+            index = int(argument["index"])
+            name = _NAME.search(argument["rest"])
+            called = name[1].replace("\\'", "'") if name else f"argument {index + 1}"
+            found[index] = f"{called}: {shape(argument['shape'])}"
+    ordered = [found[index] for index in sorted(found)]
+    if len(ordered) > _MAX_ARGUMENTS:
+        ordered[_MAX_ARGUMENTS // 2 : -_MAX_ARGUMENTS // 2] = []
+    return tuple(ordered)
+
+
+class Frames:
+    """The tables of stack frames in front of a module's text, where there are any."""
+
+    def __init__(self, text: str) -> None:
+        self._tables: dict[str, dict[int, str]] = {}
+        self._chains: dict[int, list[Frame]] = {}
+        rows: dict[int, str] = {}
+        for line in text.splitlines():
+            if line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
+                rows = self._tables.setdefault(line, {})
+            elif row := _TABLE_ROW.fullmatch(line):
+                rows[int(row[1])] = row[2] if row[2] is not None else row[3]
+            elif line.startswith(("%", "ENTRY")):
+                break
+
+    def chain(self, frame: int) -> list[Frame]:
+        """A frame and those that called it, the innermost first.
+
+        Empty when the text does not say.
+        """
+        if frame not in self._chains:
+            self._chains[frame] = self._chain(frame)
+        return self._chains[frame]
+
+    def _chain(self, frame: int) -> list[Frame]:
+        found: list[Frame] = []
+        # XLA prints the parent's number plus one; the first frame has no parent.
+        offset = self._field("StackFrames", 1, "parent_frame_id")
+        while frame > 0 and len(found) < _MAX_FRAMES:
+            location = self._field("StackFrames", frame, "file_location_id")
+            if file := self._name("FileNames", location, "file_name_id"):
+                function = self._name("FunctionNames", location, "function_name_id")
+                found.append((file, self._field("FileLocations", location, "line"), function))
+            parent = self._field("StackFrames", frame, "parent_frame_id") - offset
+            frame = parent if parent < frame else 0
+        return found
+
+    def _name(self, table: str, location: int, field: str) -> str:
+        return self._tables.get(table, {}).get(self._field("FileLocations", location, field), "")
+
+    def _field(self, table: str, row: int, name: str) -> int:
+        found = re.search(rf"\b{name}=(\d+)", self._tables.get(table, {}).get(row, ""))
+        return int(found[1]) if found else 0
