@@ -91,8 +91,10 @@ def start(address: str, num_nodes: int, options: dict[str, Any]) -> Outside | No
     child = _spawn if _has_threads else _fork
     try:
         outside = _outside(
-            lambda *fds: child(
-                _Service(address, num_nodes, options, _job, *fds, certificates.descriptors())
+            lambda process_0, told: child(
+                _Service(
+                    address, num_nodes, options, _job, process_0, told, certificates.descriptors()
+                )
             )
         )
     # No process or descriptor left, a kernel without pidfd_open, no interpreter to start.
