@@ -1,0 +1,155 @@
+"""JAX's coordination service: who reaches it, and what happens when it or a process stays away."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from pathlib import Path
+
+import pytest
+
+from of_this_jax import VERSION
+from processes import free_port, python
+from support import run_lockstep
+
+HAS_TLS = VERSION >= (0, 11, 2)
+
+LISTENS = """
+import os, subprocess, sys
+import jax, jax.numpy as jnp
+jax.distributed.initialize()
+port = int(os.environ["LOCKSTEP_COORDINATOR"].rpartition(":")[2])
+for name in ("tcp", "tcp6"):
+    for line in open(f"/proc/self/net/{name}").readlines()[1:]:
+        address, _, number = line.split()[1].rpartition(":")
+        if line.split()[3] == "0A" and int(number, 16) == port:
+            print("listens", address)
+total = jax.pmap(lambda x: jax.lax.psum(x, "i"), "i")(jnp.ones(jax.local_device_count()))
+print("sum", float(total[0]))
+if jax.process_index() == 0 and HAS_TLS:
+    stranger = '''
+import os, sys
+from jaxlib import _jax
+client = _jax.get_distributed_runtime_client(sys.argv[1], 1, init_timeout=2, use_compression=True)
+client.connect()
+print("read", client.key_value_dir_get("lockstep/"), flush=True)
+'''
+    coordinator = os.environ["LOCKSTEP_COORDINATOR"]
+    command = [sys.executable, "-c", stranger, coordinator]
+    print("stranger", subprocess.run(command, capture_output=True, text=True, timeout=50).stdout)
+from lockstep import _jax_compat
+_jax_compat.distributed_client().wait_at_barrier("end", 60_000)
+"""
+
+
+def test_the_service_listens_on_loopback_and_a_key_keeps_strangers_out(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.touch(0o600)
+    key.write_text(secrets.token_hex(32))
+    env = {"LOCKSTEP_KEY_FILE": str(key)}
+    result = run_lockstep([], f"HAS_TLS = {HAS_TLS}\n{LISTENS}", env=env, timeout=100)
+    loopback = {"0100007F", "0000000000000000FFFF00000100007F"}
+    for process in (0, 1):
+        lines = result.by_process[process]
+        found = {line.split()[1] for line in lines if line.startswith("listens")}
+        assert found, result
+        assert found <= loopback, result
+        assert "sum 2.0" in lines, result
+    if HAS_TLS:
+        assert "stranger" in result.stdout, result
+        assert "read" not in result.stdout, result
+
+
+def test_a_port_that_is_taken_is_an_error_that_names_its_holder() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        ended = python(f"import lockstep, jax; jax.distributed.initialize({address!r}, 2, 0)")
+    assert ended.status == 1, ended
+    last = ended.stderr.strip().splitlines()[-1]
+    assert f"cannot listen on {address}: the port is taken by process {os.getpid()}" in last, ended
+
+
+@pytest.mark.parametrize(
+    ("present", "words"),
+    [
+        (0, ["process 1, process 2 did not join the job of 3 processes within 2 s"]),
+        (1, ["process 0 did not start JAX's coordination service", "Connection refused"]),
+    ],
+)
+def test_processes_that_never_start_are_named(present: int, words: list[str]) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    program = f"""
+import lockstep, jax
+try:
+    jax.distributed.initialize({address!r}, 3, {present})
+except lockstep.InitializationError as error:
+    print(error)
+print("lives")
+"""
+    ended = python(program, env={"LOCKSTEP_START_TIMEOUT": "2"})
+    assert ended.status == 0, ended
+    assert "lives" in ended.stdout, ended
+    for each in [*words, "--start-timeout"]:
+        assert each in ended.stdout, ended
+
+
+def test_a_process_that_joins_no_job_is_named_with_its_end() -> None:
+    program = """
+import os, sys
+if os.environ["LOCKSTEP_PROCESS_ID"] == "1":
+    sys.exit(0)
+import jax
+jax.distributed.initialize()
+"""
+    result = run_lockstep(["--start-timeout", "2"], program, timeout=60, expect_status=1)
+    assert "process 1 (it ended with exit code 0) did not join the job" in str(result), result
+
+
+KILLED = """
+import os, pathlib, sys, time
+import jax, jax.numpy as jnp
+jax.distributed.initialize()
+total = jax.pmap(lambda x: jax.lax.psum(x, "i"), "i")
+ones = jnp.ones(jax.local_device_count())
+try:
+    for step in range(10**6):
+        total(ones).block_until_ready()
+        if step == 10 and jax.process_index() == 0:
+            run = pathlib.Path(os.environ["LOCKSTEP_RUN_DIR"], "attempt_0")
+            os.kill(int((run / "coordination.pid").read_text()), 9)
+except Exception as error:
+    print("caught", str(error).replace(chr(10), " "), flush=True)
+time.sleep(2)  # JAX aborts a process within a second
+print("saved", float(jnp.ones(10).sum()), flush=True)
+sys.exit(40)
+"""
+
+
+def test_a_service_that_is_killed_is_an_exception_in_every_process() -> None:
+    result = run_lockstep(["--grace", "30"], KILLED, timeout=100, expect_status=40)
+    for process in (0, 1):
+        lines = result.by_process[process]
+        caught = [line for line in lines if line.startswith("caught")]
+        assert caught, result
+        assert "has lost JAX's coordination service at 127.0.0.1:" in caught[0], result
+        assert lines[-1] == "saved 10.0", result
+
+
+def test_processes_with_different_numbers_of_devices_are_shown_in_a_table() -> None:
+    program = """
+import os
+os.environ["JAX_NUM_CPU_DEVICES"] = str(1 + int(os.environ["LOCKSTEP_PROCESS_ID"]))
+import jax
+jax.distributed.initialize()
+print(len(jax.devices()))
+"""
+    result = run_lockstep([], program, timeout=60)
+    assert result.by_process == {0: ["3"], 1: ["3"]}
+    said = "\n".join(result.stderr_by_process[0])
+    assert "warning: the processes of this job differ in local CPU devices" in said, result
+    assert "  0        1" in said, result
+    assert "  1        2" in said, result
+    assert 1 not in result.stderr_by_process or "warning" not in "\n".join(
+        result.stderr_by_process[1]
+    )
