@@ -252,10 +252,14 @@ def test_without_keepers_who_died_alone_on_its_host_is_gone(hosts: Hosts) -> Non
     assert f"{who} is gone: it has ended, or its host cannot be reached" in hosts.said(0)
 
 
-def test_a_keeper_that_dies_takes_its_program_along(hosts: Hosts) -> None:
+def test_a_program_outlives_its_agent(hosts: Hosts) -> None:
     processes = [hosts.start(host, PROGRAM, "forever") for host in range(2)]
     wait_until(lambda: bool(hosts.lines(0, "step")), "a step", TIMEOUT)
     processes[1].kill()
+    processes[1].wait(TIMEOUT)
+    steps = len(hosts.lines(0, "step"))
+    wait_until(lambda: len(hosts.lines(0, "step")) > steps + 1, "more steps", TIMEOUT)
+    os.kill(hosts.pid(1), signal.SIGKILL)
     assert end(processes, hosts) == [3, -9], hosts.said(0)
     assert f"process 1 (pid {hosts.pid(1)} on hostb) is gone" in hosts.said(0), hosts.said(0)
     assert_nothing_left(hosts)

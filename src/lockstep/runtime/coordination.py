@@ -89,14 +89,13 @@ def start(address: str, num_nodes: int, options: dict[str, Any]) -> Outside | No
     """
     global _current
     child = _spawn if _has_threads else _fork
+    files = certificates.descriptors()
+
+    def described(process_0: int, told: int) -> _Service:
+        return _Service(address, num_nodes, options, _job, process_0, told, files)
+
     try:
-        outside = _outside(
-            lambda process_0, told: child(
-                _Service(
-                    address, num_nodes, options, _job, process_0, told, certificates.descriptors()
-                )
-            )
-        )
+        outside = _outside(lambda process_0, told: child(described(process_0, told)))
     # No process or descriptor left, a kernel without pidfd_open, no interpreter to start.
     except (OSError, TypeError, ValueError):
         outside = None
