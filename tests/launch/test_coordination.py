@@ -108,7 +108,7 @@ jax.distributed.initialize()
 
 KILLED = """
 import os, pathlib, sys, time
-import jax, jax.numpy as jnp
+import lockstep, jax, jax.numpy as jnp
 jax.distributed.initialize()
 total = jax.pmap(lambda x: jax.lax.psum(x, "i"), "i")
 ones = jnp.ones(jax.local_device_count())
@@ -120,6 +120,10 @@ try:
             os.kill(int((run / "coordination.pid").read_text()), 9)
 except Exception as error:
     print("caught", str(error).replace(chr(10), " "), flush=True)
+try:
+    lockstep.barrier("after")
+except lockstep.InitializationError as error:
+    print("no barrier", flush=True)
 time.sleep(2)  # JAX aborts a process within a second
 print("saved", float(jnp.ones(10).sum()), flush=True)
 sys.exit(40)
@@ -133,7 +137,28 @@ def test_a_service_that_is_killed_is_an_exception_in_every_process() -> None:
         caught = [line for line in lines if line.startswith("caught")]
         assert caught, result
         assert "has lost JAX's coordination service at 127.0.0.1:" in caught[0], result
-        assert lines[-1] == "saved 10.0", result
+        assert lines[-2:] == ["no barrier", "saved 10.0"], result
+
+
+def test_a_wait_for_a_service_that_is_killed_ends() -> None:
+    program = """
+import os, pathlib, time
+import lockstep, jax
+jax.distributed.initialize()
+lockstep.barrier("begin")
+if jax.process_index() == 0:
+    time.sleep(1)  # process 1 waits by then
+    run = pathlib.Path(os.environ["LOCKSTEP_RUN_DIR"], "attempt_0")
+    os.kill(int((run / "coordination.pid").read_text()), 9)
+    time.sleep(1)
+try:
+    lockstep.barrier("end")
+except lockstep.InitializationError as error:
+    print(error)
+"""
+    result = run_lockstep([], program, timeout=60)
+    for process in (0, 1):
+        assert "has lost JAX's coordination service" in result.by_process[process][0], result
 
 
 def test_processes_with_different_numbers_of_devices_are_shown_in_a_table() -> None:

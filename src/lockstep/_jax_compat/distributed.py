@@ -223,11 +223,36 @@ def is_taken(error: Exception) -> bool:
     return "ALREADY_EXISTS" in str(error)
 
 
+class _Client:
+    """JAX's client, whose calls end with an error when the service is lost."""
+
+    _WITHOUT_DEADLINE = ("key_value_set", "key_value_set_bytes", "key_value_dir_get")
+    _WITHOUT_DEADLINE += ("key_value_dir_get_bytes", "key_value_delete", "wait_at_barrier")
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+        if name in self._WITHOUT_DEADLINE:
+            return functools.partial(lost_service.ending, method)
+        return method
+
+
+_client: _Client | None = None
+
+
 def distributed_client() -> Any:
     """JAX's client of the coordination service (the key-value store), or None."""
+    global _client
     from jax._src import distributed
 
-    return distributed.global_state.client
+    client = distributed.global_state.client
+    if client is None:
+        _client = None
+    elif _client is None or _client._client is not client:
+        _client = _Client(client)
+    return _client
 
 
 _heartbeat_seconds = 100.0

@@ -22,6 +22,7 @@ import contextlib
 import ctypes
 import functools
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -30,7 +31,10 @@ _SET_TERMINATE = "_ZSt13set_terminatePFvvE"
 _BAD_CAST = "_ZTISt8bad_cast"
 _HANDLER = ctypes.CFUNCTYPE(None)
 
+_POLL_SECONDS = 0.1
+
 _react: Callable[[], None] | None = None
+_lost = threading.Event()
 
 
 def is_uncast(error: BaseException) -> bool:
@@ -44,7 +48,40 @@ def callback(react: Callable[[], None]) -> Callable[..., None] | None:
     if not _take_over_terminate():
         return None
     _react = react
-    return lambda *_: react()
+    _lost.clear()  # the process may have left an earlier job
+
+    def lose(*_: object) -> None:
+        _lost.set()
+        react()
+
+    return lose
+
+
+def ending(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Calls a method of JAX's client; raises `ConnectionError` when the service is lost.
+
+    The thread that is kept for good holds the client's lock, so a call that is made, or is in
+    flight, does not return. It is made on a thread of its own.
+    """
+    returned: list[Any] = []
+    raised: list[BaseException] = []
+    over = threading.Event()
+
+    def call() -> None:
+        try:
+            returned.append(method(*args, **options))
+        except BaseException as error:
+            raised.append(error)
+        finally:
+            over.set()
+
+    threading.Thread(target=call, name="lockstep-store", daemon=True).start()
+    while not over.wait(_POLL_SECONDS):
+        if _lost.is_set():
+            raise ConnectionError("UNAVAILABLE: JAX's coordination service is lost")
+    if raised:
+        raise raised[0]
+    return returned[0]
 
 
 @functools.cache
@@ -69,6 +106,7 @@ def _take_over_terminate() -> bool:
             _HANDLER(before[0])()
             return
         try:
+            _lost.set()
             _react()
         finally:
             _stay_for_good()

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 
 from lockstep import _config, _engine, _jax_compat
 from lockstep._errors import InitializationError
 
 _text = ""
+_lost = threading.Event()
 
 
 def react() -> None:
@@ -22,6 +24,7 @@ def react() -> None:
     if _jax_compat.distributed_client() is None:
         return  # set aside before: the host of process 0 is out of reach, or the job has ended
     _text = _words()
+    _lost.set()
     _jax_compat.set_client_aside()
     with contextlib.suppress(Exception):
         if _config.current().collectives == "lockstep":
@@ -30,9 +33,12 @@ def react() -> None:
         print(_text, file=sys.stderr, flush=True)
 
 
-def raise_if_lost() -> None:
-    """Raises where the service was lost before the engines had met."""
-    if _text:
+def raise_if_lost(seconds: float = 0.0) -> None:
+    """Raises where the service is lost, or becomes so within ``seconds``.
+
+    JAX's client is of no use then: some of its calls do not return.
+    """
+    if _lost.wait(seconds):
         raise InitializationError(_text)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from lockstep import _config, _jax_compat, _records
 from lockstep._errors import DifferenceError, MissingProcessError
-from lockstep.runtime import connect, sameness, stacks, store
+from lockstep.runtime import connect, sameness, service_loss, stacks, store
 
 _NO_DEADLINE = 10.0**6
 _LOOK_SECONDS = 0.2
@@ -61,6 +61,7 @@ def assert_same(value: Any, name: str, timeout: float | None = None) -> None:
       ValueError: an array is spread over processes, so that none of them has a value to compare.
     """
     own = _leaves(value)
+    service_loss.raise_if_lost()
     client = _jax_compat.distributed_client()
     if client is None:
         return
@@ -92,6 +93,7 @@ def _use(key: str) -> int:
 
 
 def _wait(words: str, name: str, timeout: float | None) -> None:
+    service_loss.raise_if_lost()
     client = _jax_compat.distributed_client()
     if client is None:
         return
@@ -105,12 +107,14 @@ def _wait(words: str, name: str, timeout: float | None) -> None:
     shared.put(f"{_NOTES}/{process}", note, overwrite=True)
     failed = _Waiting(client, f"lockstep/{name}/{use}", seconds)
     while not failed.over(_LOOK_SECONDS):
+        service_loss.raise_if_lost()
         missing = _missing(shared, note)
         if any(_ended(other) for other in missing):
             break
     else:
         if failed.error is None:
             return
+        service_loss.raise_if_lost(_LOOK_SECONDS)
         missing = _missing(shared, note)
     if not missing:
         raise MissingProcessError(
