@@ -272,6 +272,11 @@ void lockstep_respond(std::uint64_t number, int response) {
                                                     : Response::kYes);
 }
 
+const char* lockstep_listens_at() {
+  auto* network = lockstep::network();
+  return lockstep::keep(network == nullptr ? "" : network->address());
+}
+
 int lockstep_send_note(int process, const void* bytes, std::uint64_t count,
                        double timeout_seconds) {
   bool sent = false;

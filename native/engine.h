@@ -112,6 +112,11 @@ const char* lockstep_request(std::uint64_t* number);
 // 1: yes, 0: no, -1: not known, so that the rank goes on and asks again later.
 void lockstep_respond(std::uint64_t number, int response);
 
+// Where this process listens for those of other hosts, "10.0.0.1:4411" or "[fe80::1]:4411"; ""
+// where there is one host. The port is closed once all have met, and still tells whose connections
+// to it are.
+const char* lockstep_listens_at();
+
 // Notes between the watchers of different hosts, of up to 16 MiB. Any thread may send or wait. Both
 // end when the process exits, and in a forked child.
 // 0 when it is on its way, -1 when it cannot be sent: that process is of this host, or lost, or has

@@ -22,6 +22,13 @@ constexpr std::chrono::milliseconds kBetweenLooks{5};
 // Longer: without an answer two programs count as one, for that call.
 constexpr std::chrono::milliseconds kComparison{20000};
 
+// What stays for the life of the World: without the key.
+WorldOptions kept(const WorldOptions& options) {
+  WorldOptions kept = options;
+  kept.network.key = SecretBytes();
+  return kept;
+}
+
 RecorderOptions complete(const WorldOptions& options) {
   RecorderOptions recorder = options.recorder;
   recorder.process = options.process;
@@ -34,15 +41,15 @@ RecorderOptions complete(const WorldOptions& options) {
 }  // namespace
 
 World::World(WorldOptions options)
-    : options_(std::move(options)),
+    : options_(kept(options)),
       arena_(options_.arena ? options_.arena
                             : std::make_shared<Arena>(options_.arena_fd, options_.nonce)),
       recorder_(complete(options_)),
       requests_(alarm_, arena_->header().poison_state),
       peers_(*arena_, options_.process, options_.labels, options_.single_copy && !is_keeper()),
-      network_(options_.network.addresses.empty()
+      network_(options.network.addresses.empty()
                    ? nullptr
-                   : std::make_unique<Network>(options_.network, options_.process, options_.nonce,
+                   : std::make_unique<Network>(options.network, options_.process, options_.nonce,
                                                options_.labels, arena_)) {}
 
 World::~World() {

@@ -100,11 +100,13 @@ std::uint64_t Arena::allocate(std::size_t bytes) {
   return offset;
 }
 
-void Arena::poison(const std::string& text) {
+// It allocates nothing: want of memory may be what the text is about.
+void Arena::poison(std::string_view text) {
   std::uint32_t healthy = 0;
   if (!header().poison_state.compare_exchange_strong(healthy, 1)) return;
-  const std::string kept = text.substr(0, kPoisonText - 1);
-  std::memcpy(header().poison_text, kept.c_str(), kept.size() + 1);
+  const std::string_view kept = text.substr(0, kPoisonText - 1);
+  std::memcpy(header().poison_text, kept.data(), kept.size());
+  header().poison_text[kept.size()] = '\0';
   header().poison_state.store(2, std::memory_order_release);
   // Whoever reads what this process writes from here on, finds the flag afterwards: see PeerMemory.
   std::atomic_thread_fence(std::memory_order_seq_cst);

@@ -15,6 +15,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace lockstep {
 
@@ -67,10 +68,10 @@ class Arena {
   std::uint64_t allocate(std::size_t bytes);
 
   // The first caller's text stays. Every wait of every process of this host ends soon after.
-  void poison(const std::string& text);
+  void poison(std::string_view text);
   // Called with the text by whoever poisons the arena through this object; returns what
   // `remove_herald` wants, after which it is not called any more.
-  using Herald = std::function<void(const std::string&)>;
+  using Herald = std::function<void(std::string_view)>;
   std::size_t add_herald(Herald herald);
   void remove_herald(std::size_t number);
   bool poisoned() const { return header().poison_state.load(std::memory_order_acquire) != 0; }

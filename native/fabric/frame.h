@@ -14,8 +14,10 @@ struct Frame {
     kPoison,        // the job has failed; the text follows
     kLeave,         // the process's program has ended
     kNote,          // a part of a note of `clique` bytes, which begins `number` bytes into it
+    kWelcome,       // to a greeting, by process `place` to process `to`: it is accepted
+    kRefusal,       // likewise: it is not; the reason follows
   };
-  static constexpr std::uint32_t kVersion = 1;
+  static constexpr std::uint32_t kVersion = 2;
 
   std::uint32_t kind = 0;
   std::uint32_t place = 0;

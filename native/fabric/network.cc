@@ -24,7 +24,16 @@ constexpr std::chrono::microseconds kNextTry{20};
 // When the job has failed, what is being sent may take this long to go out; then it is cut off.
 constexpr std::chrono::milliseconds kLastWords{1000};
 
+// Between two tries to connect.
+constexpr std::chrono::milliseconds kFirstPause{10}, kLongestPause{500};
+
 using Result = Tls::Result;
+
+// The other end closed the connection before it had accepted it.
+class Dropped : public Error {
+ public:
+  using Error::Error;
+};
 
 Clock::time_point after(double seconds) {
   return Clock::now() +
@@ -73,15 +82,15 @@ Network::Network(const NetworkOptions& options, int process, std::uint64_t nonce
       arena_(std::move(arena)),
       tls_(options.tls_library, options.key),
       reader_(options.listener, options.pids, elsewhere(options.addresses), process, nonce, labels,
-              tls_, streams_, *arena_, options.num_keepers),
+              tls_, streams_, *arena_, options.num_keepers, options.greeting_time),
       connections_(options.addresses.size()) {
   meet(options, nonce, false, after(options.patience_seconds));
   meet(options, nonce, true, after(options.keeper_patience_seconds));
+  reader_.close_when_met();
   Living::instance().add(this);
   if (reader_.is_keeper(process_)) return;  // what it has heard, the others have heard as well
-  herald_ = arena_->add_herald([this](const std::string& text) {
-    tell_all(Frame::kPoison, std::as_bytes(std::span(text)));
-  });
+  herald_ = arena_->add_herald(
+      [this](std::string_view text) { tell_all(Frame::kPoison, std::as_bytes(std::span(text))); });
 }
 
 void Network::meet(const NetworkOptions& options, std::uint64_t nonce, bool keepers,
@@ -92,24 +101,13 @@ void Network::meet(const NetworkOptions& options, std::uint64_t nonce, bool keep
     const int number = static_cast<int>(other);
     if (options.addresses[other].empty() || reader_.is_keeper(number) != keepers) continue;
     try {
-      connect(number, options.addresses[other], end);
-      // At once: the other one waits for it, and for no stranger long.
-      greet(number, nonce, Deadline(options.patience_seconds));
+      connect(number, options.addresses[other], nonce, end);
     } catch (const Error&) {
       if (!keepers) throw;
       connections_[other].reset();
     }
   }
   keepers ? reader_.wait_for_keepers(end) : reader_.wait_for_processes(end);
-}
-
-void Network::greet(int process, std::uint64_t nonce, const Deadline& deadline) {
-  const Frame greeting{.kind = Frame::kGreeting,
-                       .place = static_cast<std::uint32_t>(process_),
-                       .clique = nonce,
-                       .number = Frame::kVersion,
-                       .to = static_cast<std::uint32_t>(process)};
-  send_frame(process, greeting, {}, {}, {&arena_->header().poison_state, deadline, {}});
 }
 
 // Who has the turn may be stuck until a deadline of his own.
@@ -128,10 +126,36 @@ Network::~Network() {
   leave();
 }
 
-void Network::connect(int process, const std::string& address, Clock::time_point end) {
+// A connection may be pushed out by those of strangers before it has shown that it has the key.
+void Network::connect(int process, const std::string& address, std::uint64_t nonce,
+                      Clock::time_point end) {
   const NoBrokenPipe quiet;
-  auto made = std::make_unique<Connection>();
   const std::string who = labels_[static_cast<std::size_t>(process)] + " at " + address;
+  for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
+    try {
+      auto made = try_to_connect(who, address, end);
+      greet(*made, who, process, nonce, end);
+      connections_[static_cast<std::size_t>(process)] = std::move(made);
+      return;
+    } catch (const Dropped&) {
+      if (arena_->poisoned()) throw Error(arena_->poison_text());
+      if (Clock::now() + pause >= end) throw;
+    }
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+std::string Network::cannot_reach(const std::string& who, const std::string& why) const {
+  return "lockstep: " + labels_[static_cast<std::size_t>(process_)] +
+         " has no encrypted connection to " + who + ": " + why +
+         ". LOCKSTEP_KEY_FILE has to hold the same key on all hosts; the output of that process "
+         "may tell more.";
+}
+
+std::unique_ptr<Network::Connection> Network::try_to_connect(const std::string& who,
+                                                             const std::string& address,
+                                                             Clock::time_point end) {
+  auto made = std::make_unique<Connection>();
   try {
     made->fd = connect_to(address, end);
   } catch (const Error& error) {
@@ -140,16 +164,56 @@ void Network::connect(int process, const std::string& address, Clock::time_point
   }
   made->session = std::make_unique<Tls::Session>(tls_, made->fd.get(), Tls::Side::kClient);
   for (Result result; (result = made->session->handshake()) != Result::kDone;) {
-    const bool waits = result == Result::kWantsRead || result == Result::kWantsWrite;
-    if (!waits || Clock::now() >= end)
-      throw Error("lockstep: " + labels_[static_cast<std::size_t>(process_)] +
-                  " has no encrypted connection to " + who + ": " +
-                  (waits ? "no answer in time" : made->session->problem()) +
-                  ". LOCKSTEP_KEY_FILE has to hold the same key on all hosts; the output of that "
-                  "process may tell more.");
+    if (result == Result::kClosed) throw Dropped(cannot_reach(who, made->session->problem()));
+    if (result == Result::kFailed) throw Error(cannot_reach(who, made->session->problem()));
+    if (Clock::now() >= end) throw Error(cannot_reach(who, "no answer in time"));
     wait_for(made->fd.get(), result == Result::kWantsWrite, std::min(end, Clock::now() + kLook));
   }
-  connections_[static_cast<std::size_t>(process)] = std::move(made);
+  return made;
+}
+
+// Says who this is, and returns when the other process has accepted it.
+void Network::greet(Connection& connection, const std::string& who, int process,
+                    std::uint64_t nonce, Clock::time_point end) {
+  const auto own = static_cast<std::uint32_t>(process_),
+             other = static_cast<std::uint32_t>(process);
+  const Frame greeting{.kind = Frame::kGreeting,
+                       .place = own,
+                       .clique = nonce,
+                       .number = Frame::kVersion,
+                       .to = other};
+  auto bytes = std::as_bytes(std::span(&greeting, 1));
+  const double left = std::chrono::duration<double>(end - Clock::now()).count();
+  const Watch watch{&arena_->header().poison_state, Deadline(std::max(left, 1e-9)), {}};
+  if (write(connection, bytes, watch) != Written::kAll)
+    throw Dropped(cannot_reach(who, "it has closed the connection"));
+  Frame answer;
+  read_all(connection, who, std::as_writable_bytes(std::span(&answer, 1)), end);
+  if (answer.kind == Frame::kRefusal && answer.bytes <= kPoisonText) {
+    std::string why(answer.bytes, ' ');
+    read_all(connection, who, std::as_writable_bytes(std::span(why)), end);
+    throw Error("lockstep: " + who + " has refused the connection of " +
+                labels_[static_cast<std::size_t>(process_)] + ": " + why + ".");
+  }
+  if (answer.kind != Frame::kWelcome || answer.bytes != 0 || answer.place != other ||
+      answer.to != own || answer.clique != nonce)
+    throw Error(cannot_reach(who, "its answer is not that of the process that is looked for"));
+}
+
+void Network::read_all(Connection& connection, const std::string& who, std::span<std::byte> to,
+                       Clock::time_point end) {
+  while (!to.empty()) {
+    std::size_t moved = 0;
+    const Result result = connection.session->read(to, moved);
+    to = to.subspan(moved);
+    if (result == Result::kDone) continue;
+    if (result == Result::kClosed || result == Result::kFailed)
+      throw Dropped(cannot_reach(who, connection.session->problem()));
+    if (arena_->poisoned()) throw Error(arena_->poison_text());
+    if (Clock::now() >= end) throw Error(cannot_reach(who, "no answer in time"));
+    wait_for(connection.fd.get(), result == Result::kWantsWrite,
+             std::min(end, Clock::now() + kLook));
+  }
 }
 
 void Network::send(const Stream& stream, std::uint32_t number, const Message& message,

@@ -19,8 +19,10 @@
 // not by poison, nor by breaking a rule, nor by its end.
 //
 // Only who has the job's key gets through the handshake, and only one greeting of each process is
-// taken. Who does not keep to the protocol is refused before he has a place (then the job goes
-// on), or fails the job. Every number that comes is checked.
+// taken, and answered. A connection that ends before that answer is tried again: strangers may have
+// taken all places. When all have met, the port is closed. Who does not keep to the protocol is
+// refused before he has a place (then the job goes on), or fails the job. Every number that comes
+// is checked.
 #pragma once
 
 #include <unistd.h>
@@ -38,6 +40,7 @@
 #include "fabric/frame.h"
 #include "fabric/notes.h"
 #include "fabric/reader.h"
+#include "fabric/secret.h"
 #include "fabric/sockets.h"
 #include "fabric/streams.h"
 #include "fabric/tls.h"
@@ -51,10 +54,11 @@ struct NetworkOptions {
   int num_keepers = 0;                  // the last ones of these are not processes, but keepers
   std::vector<int> pids;                // of the others of this host, else 0; may be empty
   int listener = -1;                    // a listening socket of this process; duplicated
-  std::vector<std::byte> key;           // that all processes of the job have
+  SecretBytes key;                      // that all processes of the job have
   std::string tls_library;              // OpenSSL's libssl, for dlopen
   double patience_seconds = 60;         // until all have met
   double keeper_patience_seconds = 10;  // for keepers after that: then it goes on without them
+  std::chrono::milliseconds greeting_time = Reader::kGreetingTime;
 };
 
 // A slot's header, and what the receiver needs of the rest, which begins `at` bytes after it.
@@ -78,6 +82,7 @@ class Network {
     return connections_[static_cast<std::size_t>(process)] != nullptr;
   }
   Streams& streams() { return streams_; }
+  const std::string& address() const { return reader_.address(); }  // where others connect to
 
   // Message `number` of the stream. Returns when it is on its way, or the other process has left;
   // throws Error when it cannot be sent.
@@ -121,8 +126,14 @@ class Network {
 
   void meet(const NetworkOptions& options, std::uint64_t nonce, bool keepers,
             Clock::time_point end);
-  void connect(int process, const std::string& address, Clock::time_point end);
-  void greet(int process, std::uint64_t nonce, const Deadline& deadline);
+  void connect(int process, const std::string& address, std::uint64_t nonce, Clock::time_point end);
+  std::unique_ptr<Connection> try_to_connect(const std::string& who, const std::string& address,
+                                             Clock::time_point end);
+  void greet(Connection& connection, const std::string& who, int process, std::uint64_t nonce,
+             Clock::time_point end);
+  void read_all(Connection& connection, const std::string& who, std::span<std::byte> to,
+                Clock::time_point end);
+  std::string cannot_reach(const std::string& who, const std::string& why) const;
   void send_frame(int process, const Frame& frame, std::span<const std::byte> header,
                   std::span<const std::byte> rest, const Watch& watch);
   // Without waiting for why it could not be sent.

@@ -4,44 +4,41 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/epoll.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <span>
 #include <utility>
 
 #include "error.h"
+#include "fabric/log.h"
 
 namespace lockstep {
 namespace {
 
-// A stranger may take this long to say who he is; then his place is free again.
-constexpr std::chrono::seconds kGreetingTime{10};
 // What is not an event is looked at this often.
 constexpr std::chrono::milliseconds kTurn{200};
-constexpr std::ptrdiff_t kMostStrangers = 64;
+// New connections must not keep the thread from those that carry collectives.
+constexpr int kAcceptsPerTurn = 16;
+constexpr std::size_t kReason = 200;  // bytes of an exception's text
 constexpr std::size_t kMostComplaints = 20;
 
 using Result = Tls::Result;
-
-// What may follow a frame that is no message.
-std::size_t longest(std::uint32_t kind) {
-  if (kind == Frame::kPoison) return kPoisonText;
-  return kind == Frame::kNote ? Notes::kPart : 0;
-}
 
 }  // namespace
 
 Reader::Reader(int listener, const std::vector<int>& pids, std::vector<bool> elsewhere, int process,
                std::uint64_t nonce, const std::vector<std::string>& labels, const Tls& tls,
-               Streams& streams, Arena& arena, int num_keepers)
+               Streams& streams, Arena& arena, int num_keepers,
+               std::chrono::milliseconds greeting_time)
     : elsewhere_(std::move(elsewhere)),
       first_keeper_(static_cast<int>(elsewhere_.size()) - num_keepers),
       process_(process),
+      greeting_time_(greeting_time),
       nonce_(nonce),
       labels_(labels),
       tls_(tls),
@@ -49,6 +46,7 @@ Reader::Reader(int listener, const std::vector<int>& pids, std::vector<bool> els
       arena_(arena),
       listener_(fcntl(listener, F_DUPFD_CLOEXEC, 0)),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      address_(address_of(listener)),
       left_(elsewhere_.size()),
       lost_(elsewhere_.size()),
       met_(elsewhere_.size()) {
@@ -66,8 +64,16 @@ Reader::Reader(int listener, const std::vector<int>& pids, std::vector<bool> els
     watch(pidfd.get(), nullptr);
     siblings_.push_back({static_cast<int>(i), std::move(pidfd)});
   }
+  failure_ = "lockstep: " + labels_[static_cast<std::size_t>(process_)] +
+             " can no longer receive from other hosts: ";
+  failure_.reserve(failure_.size() + kReason);
   thread_ = std::thread([this] { run(); });
 }
+
+Reader::Incoming::Incoming(Reader& reader, Descriptor taken)
+    : fd(std::move(taken)),
+      address(name_of_peer(fd.get())),
+      frames(reader, reader.streams_, reader.notes_, reader.arena_) {}
 
 Reader::~Reader() { stop(); }
 
@@ -117,31 +123,53 @@ void Reader::run() {
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
-  for (auto looked = Clock::now(); !over_;) {
-    epoll_event events[16];
-    const auto nap = verdict_.nap(kTurn);
-    const int count = epoll_wait(epoll_.get(), events, 16, static_cast<int>(nap.count()));
-    for (int i = 0; i < count; ++i) {
-      if (auto* incoming = static_cast<Incoming*>(events[i].data.ptr)) {
-        advance(*incoming);
-        continue;
-      }
-      accept_all();
-      look_after_siblings();
-    }
-    verdict_.pass_when_due(arena_);
-    if (Clock::now() < looked + kTurn) continue;
-    drop_the_slow();
-    look_after_siblings();
-    if (!listening_) listening_ = watch(listener_.get(), nullptr);
-    looked = Clock::now();
+  try {
+    while (!over_) turn();
+  } catch (const std::exception& error) {
+    fail(error.what());
+  } catch (...) {
+    fail("an exception of an unknown type");
   }
 }
 
-void Reader::accept_all() {
-  const auto is_stranger = [](const auto& one) { return !one->shaken; };
-  const auto most = kMostStrangers + std::ranges::count(elsewhere_, true);  // who may all come now
-  for (;;) {
+void Reader::turn() {
+  epoll_event events[16];
+  const auto nap = verdict_.nap(kTurn);
+  const int count = epoll_wait(epoll_.get(), events, 16, static_cast<int>(nap.count()));
+  bool others = false;
+  for (int i = 0; i < count; ++i)
+    if (auto* incoming = static_cast<Incoming*>(events[i].data.ptr))
+      advance(*incoming);
+    else
+      others = true;
+  // After the events: one of them may be of a connection that is dropped here.
+  if (others) {
+    accept_some();
+    look_after_siblings();
+  }
+  verdict_.pass_when_due(arena_);
+  if (Clock::now() < looked_ + kTurn) return;
+  drop_the_slow();
+  look_after_siblings();
+  if (closes_ && listener_.get() >= 0) close_port();
+  if (!listening_ && listener_.get() >= 0) listening_ = watch(listener_.get(), nullptr);
+  looked_ = Clock::now();
+}
+
+// What comes is not read any more, so the job cannot go on; without a text it would hang. A
+// keeper's arena is its own, and no process reads it.
+void Reader::fail(const char* what) noexcept {
+  failure_.append(what, std::min(std::strlen(what), kReason - 1)).append(1, '.');
+  if (is_keeper(process_)) log_or_drop(failure_);
+  try {
+    arena_.poison(failure_);
+    notes_.close();
+  } catch (...) {  // a herald's: the job has its text
+  }
+}
+
+void Reader::accept_some() {
+  for (int i = 0; i < kAcceptsPerTurn && listener_.get() >= 0; ++i) {
     Descriptor fd = accept_from(listener_.get());
     if (fd.get() < 0) {
       // Without a descriptor it would stay readable: it is looked at again with the next turn.
@@ -150,15 +178,8 @@ void Reader::accept_all() {
       listening_ = false;
       return;
     }
-    auto made = std::make_unique<Incoming>();
-    made->address = name_of_peer(fd.get());
-    made->since = Clock::now();
-    made->fd = std::move(fd);
-    const auto strangers = std::ranges::count_if(incoming_, is_stranger);
-    if (strangers >= most) {
-      refuse(*made, "too many have connected and not shown that they have the job's key");
-      continue;
-    }
+    make_room();
+    auto made = std::make_unique<Incoming>(*this, std::move(fd));
     try {
       made->session = std::make_unique<Tls::Session>(tls_, made->fd.get(), Tls::Side::kServer);
       if (watch(made->fd.get(), made.get())) incoming_.push_back(std::move(made));
@@ -166,6 +187,29 @@ void Reader::accept_all() {
       refuse(*made, error.what());
     }
   }
+}
+
+// The oldest has had the most time to show that it has the key. A process that is pushed out so
+// tries again.
+void Reader::make_room() {
+  const auto is_stranger = [](const auto& one) { return !one->shaken; };
+  const auto most = kMostStrangers + std::ranges::count(elsewhere_, true);
+  if (std::ranges::count_if(incoming_, is_stranger) < most) return;
+  end(**std::ranges::find_if(incoming_, is_stranger),
+      "too many have connected and not shown that they have the job's key, and it is the oldest");
+}
+
+// All have met: what connects now is no process of this job.
+void Reader::close_port() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!missing(false).empty() || !missing(true).empty()) return;
+  }
+  // Others have copies of the descriptor: closing this one would not do it.
+  shutdown(listener_.get(), SHUT_RDWR);
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr);
+  listener_ = Descriptor();
+  tls_.forget_key();
 }
 
 // What cannot be read now comes with the next event: all that is there is read.
@@ -188,33 +232,15 @@ bool Reader::shake_hands(Incoming& incoming) {
   return incoming.shaken = true;
 }
 
-// Where the next bytes after the frame go.
-std::span<std::byte> Reader::Incoming::rest() const {
-  const std::size_t done = have - sizeof(Frame);
-  const std::size_t header = std::min<std::size_t>(kSlotHeader, frame.bytes);
-  if (done < header) return {room + done, header - done};
-  return {room + frame.at + done, frame.bytes - done};
-}
-
 // False when there is nothing more to read now.
 bool Reader::read_some(Incoming& incoming) {
-  std::size_t& have = incoming.have;
-  std::span<std::byte> to;
-  if (have < sizeof(Frame))
-    to = {reinterpret_cast<std::byte*>(&incoming.frame) + have, sizeof(Frame) - have};
-  else
-    to = incoming.rest();
   std::size_t moved = 0;
-  const Result result = incoming.session->read(to, moved);
+  const bool greets = incoming.frames.process() < 0;
+  const Result result = incoming.session->read(incoming.frames.room(), moved);
   if (result == Result::kWantsRead || result == Result::kWantsWrite) return false;
   if (result != Result::kDone) throw Error(incoming.session->problem());
-  have += moved;
-  if (have == sizeof(Frame)) begin(incoming);
-  if (have == sizeof(Frame) + incoming.frame.bytes) {
-    finish(incoming);
-    have = 0;
-    incoming.body.clear();
-  }
+  incoming.frames.take(moved);
+  if (greets && incoming.frames.process() >= 0) answer(incoming, Frame::kWelcome, {});
   return true;
 }
 
@@ -226,54 +252,7 @@ bool Reader::may_send(int process, std::uint32_t kind) const {
   return !of_stream || !(is_keeper(process) || is_keeper(process_));
 }
 
-// A frame is there, and what follows it is yet to come.
-void Reader::begin(Incoming& incoming) {
-  const Frame& frame = incoming.frame;
-  const bool greets = frame.kind == Frame::kGreeting;
-  if (greets != (incoming.process < 0)) throw Error("it does not speak as Lockstep does");
-  if (!may_send(incoming.process, frame.kind)) throw Error("keepers do not exchange such frames");
-  incoming.room = nullptr;
-  static_assert(sizeof(std::size_t) == 8);
-  const std::size_t bytes = std::size_t{frame.at} + frame.bytes;
-  if (frame.kind == Frame::kMessage && frame.bytes < kSlotHeader)
-    throw Error("a message without a header");
-  if (frame.kind == Frame::kMessage)
-    incoming.room =
-        streams_.room({frame.clique, frame.place, incoming.process}, frame.number, bytes);
-  else if (bytes > longest(frame.kind) || frame.at != 0)
-    throw Error("a frame that is too long");
-  if (incoming.room != nullptr) return;
-  incoming.body.resize(bytes);
-  incoming.room = incoming.body.data();
-}
-
-void Reader::finish(Incoming& incoming) {
-  const Frame& frame = incoming.frame;
-  const Stream stream{frame.clique, frame.place, incoming.process};
-  switch (frame.kind) {
-    case Frame::kGreeting:
-      return greet(incoming);
-    case Frame::kMessage:
-      if (incoming.room == incoming.body.data())
-        return streams_.keep(stream, frame.number, std::move(incoming.body));
-      return streams_.arrived(stream);
-    case Frame::kRelease:
-      return streams_.released(stream, frame.number);
-    case Frame::kPoison:
-      return arena_.poison({reinterpret_cast<const char*>(incoming.room), frame.bytes});
-    case Frame::kLeave:
-      left_[static_cast<std::size_t>(incoming.process)].store(1, std::memory_order_release);
-      return;
-    case Frame::kNote:
-      return notes_.take(incoming.process, frame.clique, frame.number,
-                         {incoming.room, frame.bytes});
-    default:
-      throw Error("a frame of a kind that is not known");
-  }
-}
-
-void Reader::greet(Incoming& incoming) {
-  const Frame& frame = incoming.frame;
+int Reader::greet(const Frame& frame) {
   if (frame.number != Frame::kVersion) throw Error("it runs another version of Lockstep");
   if (frame.clique != nonce_) throw Error("it belongs to another job");
   // Who sits between could lead a connection to another process than it was made for.
@@ -283,14 +262,34 @@ void Reader::greet(Incoming& incoming) {
   std::lock_guard lock(mutex_);
   if (met_[frame.place]) throw Error("it says to be a process that has connected already");
   met_[frame.place] = true;
-  incoming.process = static_cast<int>(frame.place);
   meeting_.notify_all();
+  return static_cast<int>(frame.place);
+}
+
+void Reader::left(int process) {
+  left_[static_cast<std::size_t>(process)].store(1, std::memory_order_release);
+}
+
+// A frame and a short text: a connection on which nothing was sent before has room for them.
+void Reader::answer(Incoming& incoming, std::uint32_t kind, std::string_view text) {
+  const NoBrokenPipe quiet;
+  const Frame frame{.kind = kind,
+                    .place = static_cast<std::uint32_t>(process_),
+                    .clique = nonce_,
+                    .number = Frame::kVersion,
+                    .bytes = static_cast<std::uint32_t>(text.size()),
+                    .to = static_cast<std::uint32_t>(incoming.frames.process())};
+  std::string bytes(reinterpret_cast<const char*>(&frame), sizeof(frame));
+  bytes += text;
+  std::size_t moved = 0;
+  const Result result = incoming.session->write(std::as_bytes(std::span(bytes)), moved);
+  if (result != Result::kDone || moved != bytes.size()) throw Error("it takes no answer");
 }
 
 void Reader::end(Incoming& incoming, const std::string& why) {
-  if (incoming.process >= 0) {
-    notes_.forget(incoming.process);
-    lose(incoming.process, why);
+  if (incoming.frames.process() >= 0) {
+    notes_.forget(incoming.frames.process());
+    lose(incoming.frames.process(), why);
   } else {
     refuse(incoming, why);
   }
@@ -299,12 +298,18 @@ void Reader::end(Incoming& incoming, const std::string& why) {
   std::erase_if(incoming_, [&](const auto& one) { return one.get() == &incoming; });
 }
 
-void Reader::refuse(const Incoming& incoming, const std::string& why) {
-  if (over_ || refused_ > kMostComplaints) return;
+void Reader::refuse(Incoming& incoming, const std::string& why) {
+  if (over_) return;
+  try {
+    if (incoming.shaken)
+      answer(incoming, Frame::kRefusal, std::string_view(why).substr(0, kReason));
+  } catch (const Error&) {  // it has gone
+  }
+  if (refused_ > kMostComplaints) return;
   const bool last = refused_++ == kMostComplaints;
-  std::fprintf(stderr, "lockstep: %s refused a connection from %s: %s. The job goes on.%s\n",
-               labels_[static_cast<std::size_t>(process_)].c_str(), incoming.address.c_str(),
-               why.c_str(), last ? " More of them are not told." : "");
+  log_or_drop("lockstep: " + labels_[static_cast<std::size_t>(process_)] +
+              " refused a connection from " + incoming.address + ": " + why + ". The job goes on." +
+              (last ? " More of them are not told." : ""));
 }
 
 void Reader::lose(int process, const std::string& why) {
@@ -343,10 +348,12 @@ void Reader::look_after_siblings() {
 }
 
 void Reader::drop_the_slow() {
-  const auto latest = Clock::now() - kGreetingTime;
+  const auto latest = Clock::now() - greeting_time_;
   for (std::size_t i = incoming_.size(); i-- > 0;)
-    if (!incoming_[i]->shaken && incoming_[i]->since < latest)
-      end(*incoming_[i], "it has not shown in 10 s that it has the job's key");
+    if (incoming_[i]->frames.process() < 0 && incoming_[i]->since < latest)
+      end(*incoming_[i], incoming_[i]->shaken
+                             ? "it has not said in time which process it is"
+                             : "it has not shown in time that it has the job's key");
 }
 
 }  // namespace lockstep

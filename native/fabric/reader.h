@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "fabric/arena.h"
-#include "fabric/frame.h"
+#include "fabric/frame_parser.h"
 #include "fabric/notes.h"
 #include "fabric/sockets.h"
 #include "fabric/streams.h"
@@ -24,17 +24,24 @@
 
 namespace lockstep {
 
-class Reader {
+class Reader : FrameParser::Owner {
  public:
   // `elsewhere`: for each process, whether it is of another host; `pids`: of the others of this
   // host, whose death is noticed too, else 0. The last `num_keepers` are keepers: see network.h.
-  // The references must outlive this.
+  // A connection has `greeting_time` to show the key and to greet. The references must outlive
+  // this.
   Reader(int listener, const std::vector<int>& pids, std::vector<bool> elsewhere, int process,
          std::uint64_t nonce, const std::vector<std::string>& labels, const Tls& tls,
-         Streams& streams, Arena& arena, int num_keepers = 0);
-  ~Reader();
+         Streams& streams, Arena& arena, int num_keepers = 0,
+         std::chrono::milliseconds greeting_time = kGreetingTime);
+  virtual ~Reader();
   Reader(const Reader&) = delete;
   Reader& operator=(const Reader&) = delete;
+
+  static constexpr std::chrono::seconds kGreetingTime{10};
+  // How many connections may be open of which it is not known yet that they have the key, besides
+  // one for each process of other hosts. One more pushes out the oldest of them.
+  static constexpr std::ptrdiff_t kMostStrangers = 64;
 
   // Nothing is read any more; returns when the thread has ended.
   void stop();
@@ -45,6 +52,9 @@ class Reader {
   void wait_for_processes(Clock::time_point end);
   // Who has not connected by then is lost, and the job goes on.
   void wait_for_keepers(Clock::time_point end);
+  // From now on the port is closed, and the key wiped from memory, as soon as all have connected.
+  // A keeper that has not come yet may still.
+  void close_when_met() { closes_.store(true); }
   const std::atomic<std::uint32_t>& has_left(int process) const {
     return left_[static_cast<std::size_t>(process)];
   }
@@ -53,37 +63,39 @@ class Reader {
     return lost_[static_cast<std::size_t>(process)].load(std::memory_order_acquire);
   }
   bool is_keeper(int process) const { return process >= first_keeper_; }
+  // "10.0.0.1:4411"; also when the port is closed again.
+  const std::string& address() const { return address_; }
   Notes& notes() { return notes_; }
   Verdict& verdict() { return verdict_; }
 
  private:
   // A connection, from the moment it is taken.
   struct Incoming {
+    Incoming(Reader& reader, Descriptor taken);
+
     Descriptor fd;
     std::unique_ptr<Tls::Session> session;
-    std::string address;
-    Clock::time_point since;
+    const std::string address;
+    const Clock::time_point since = Clock::now();
     bool shaken = false;  // hands, by TLS
-    int process = -1;     // once it has greeted
-    Frame frame;
-    std::size_t have = 0;         // bytes of the frame and of what follows it
-    std::byte* room = nullptr;    // where the latter goes: into a slot, or
-    std::vector<std::byte> body;  // here
-
-    std::span<std::byte> rest() const;
+    FrameParser frames;
   };
 
   void run();
-  void accept_all();
+  void turn();
+  void fail(const char* what) noexcept;
+  void accept_some();
+  void make_room();
+  void close_port();
   void advance(Incoming& incoming);
   bool shake_hands(Incoming& incoming);
   bool read_some(Incoming& incoming);
-  void begin(Incoming& incoming);
-  bool may_send(int process, std::uint32_t kind) const;
-  void finish(Incoming& incoming);
-  void greet(Incoming& incoming);
+  bool may_send(int process, std::uint32_t kind) const override;
+  int greet(const Frame& frame) override;
+  void left(int process) override;
+  void answer(Incoming& incoming, std::uint32_t kind, std::string_view text);
   void end(Incoming& incoming, const std::string& why);
-  void refuse(const Incoming& incoming, const std::string& why);
+  void refuse(Incoming& incoming, const std::string& why);
   void lose(int process, const std::string& why);
   void miss(int process, const std::string& text);
   std::vector<int> missing(bool keepers) const;  // that have not connected; under `mutex_`
@@ -94,12 +106,14 @@ class Reader {
   const std::vector<bool> elsewhere_;
   const int first_keeper_;
   const int process_;
+  const std::chrono::milliseconds greeting_time_;
   const std::uint64_t nonce_;
   const std::vector<std::string>& labels_;
   const Tls& tls_;
   Streams& streams_;
   Arena& arena_;
   Descriptor listener_, epoll_;
+  const std::string address_;
   const Alarm wake_;
   std::vector<std::unique_ptr<Incoming>> incoming_;
   struct Sibling {
@@ -108,6 +122,9 @@ class Reader {
   };
   std::vector<Sibling> siblings_;  // that have not ended
   bool listening_ = true;
+  std::atomic<bool> closes_{false};
+  Clock::time_point looked_ = Clock::now();
+  std::string failure_;  // with room, since memory may be what is missing then
   std::size_t refused_ = 0;
   std::atomic<bool> over_{false};
   std::vector<std::atomic<std::uint32_t>> left_;

@@ -43,6 +43,18 @@ void send_at_once(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
 }
 
+// Host and port of one end; empty where there is none.
+std::pair<std::string, std::string> text_of(int fd, int (*end)(int, sockaddr*, socklen_t*)) {
+  sockaddr_storage name{};
+  socklen_t size = sizeof(name);
+  char host[NI_MAXHOST], port[NI_MAXSERV];
+  if (end(fd, reinterpret_cast<sockaddr*>(&name), &size) != 0 ||
+      getnameinfo(reinterpret_cast<sockaddr*>(&name), size, host, sizeof(host), port, sizeof(port),
+                  NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+    return {};
+  return {host, port};
+}
+
 }  // namespace
 
 Descriptor::~Descriptor() {
@@ -71,15 +83,15 @@ Descriptor accept_from(int listener) {
   return made;
 }
 
+std::string address_of(int fd) {
+  const auto [host, port] = text_of(fd, getsockname);
+  if (host.empty()) return {};
+  return host.find(':') == std::string::npos ? host + ":" + port : "[" + host + "]:" + port;
+}
+
 std::string name_of_peer(int fd) {
-  sockaddr_storage name{};
-  socklen_t size = sizeof(name);
-  char host[NI_MAXHOST], port[NI_MAXSERV];
-  if (getpeername(fd, reinterpret_cast<sockaddr*>(&name), &size) != 0 ||
-      getnameinfo(reinterpret_cast<sockaddr*>(&name), size, host, sizeof(host), port, sizeof(port),
-                  NI_NUMERICHOST | NI_NUMERICSERV) != 0)
-    return "an address that is not known any more";
-  return std::string(host) + " port " + port;
+  const auto [host, port] = text_of(fd, getpeername);
+  return host.empty() ? "an address that is not known any more" : host + " port " + port;
 }
 
 NoBrokenPipe::NoBrokenPipe() {

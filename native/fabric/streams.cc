@@ -10,6 +10,8 @@ namespace {
 
 // Of one stream before it is open: as many as a ring has slots.
 constexpr std::size_t kMostEarly = 4;
+// What keeping one takes besides its bytes.
+constexpr std::size_t kEntry = 512;
 // Groups are told apart by a hash of 64 bits.
 constexpr const char* kTwice = "lockstep: two groups of devices go by the same number.";
 
@@ -25,6 +27,7 @@ void Streams::open(const Stream& stream, const Inlet& inlet) {
   for (const auto& message : early->second) {
     std::memcpy(slot(open, open.next, message.size()), message.data(), message.size());
     advance(open);
+    early_bytes_[stream.process] -= message.size() + kEntry;
   }
   early_.erase(early);
 }
@@ -71,6 +74,10 @@ void Streams::keep(const Stream& stream, std::uint32_t number, std::vector<std::
   auto& early = early_[stream];
   if (number != early.size()) throw Error("a message out of turn");
   if (early.size() == kMostEarly) throw Error("more messages than there is room for");
+  std::size_t& bytes = early_bytes_[stream.process];
+  if (message.size() + kEntry > kMostEarlyBytes - bytes)
+    throw Error("more messages than there is room for, of groups that are not known here yet");
+  bytes += message.size() + kEntry;
   early.push_back(std::move(message));
 }
 

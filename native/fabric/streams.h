@@ -46,6 +46,9 @@ struct Outlet {
 class Streams {
  public:
   static constexpr std::size_t kLargestMessage = 512 << 10;
+  // Of messages of one process whose streams are not open here yet. A process that keeps to the
+  // protocol is ahead by a few messages in each of its collectives, some MiB in all.
+  static constexpr std::size_t kMostEarlyBytes = std::size_t{64} << 20;
 
   // Before the first message is sent, or expected. What they point to stays.
   void open(const Stream& stream, const Inlet& inlet);
@@ -71,6 +74,7 @@ class Streams {
   std::map<Stream, Open> inlets_;
   std::map<Stream, Outlet> outlets_;
   std::map<Stream, std::deque<std::vector<std::byte>>> early_;
+  std::map<int, std::size_t> early_bytes_;  // by process
 };
 
 }  // namespace lockstep

@@ -145,6 +145,9 @@ struct Tls::Api {
   Function<int(Ssl*)> shutdown{library, "SSL_shutdown"};
   Function<int(Ssl*)> version{library, "SSL_version"};
   Function<int(Ssl*)> used_psk{library, "SSL_session_reused"};  // a PSK counts as a session
+  Function<void*(const Ssl*)> session{library, "SSL_get_session"};
+  Function<int(void*, const unsigned char*, std::size_t)> set_master_key{
+      library, "SSL_SESSION_set1_master_key"};
   Function<int(Ssl*, int)> get_error{library, "SSL_get_error"};
   Function<void()> clear_errors{library, "ERR_clear_error"};
   Function<unsigned long()> next_error{library, "ERR_get_error"};
@@ -170,7 +173,12 @@ Tls::Secret::Secret(std::span<const std::byte> key) : size_(key.size()) {
   std::ranges::copy(key, bytes_.begin());
 }
 
-Tls::Secret::~Secret() { explicit_bzero(bytes_.data(), bytes_.size()); }
+Tls::Secret::~Secret() { wipe(); }
+
+void Tls::Secret::wipe() {
+  explicit_bzero(bytes_.data(), bytes_.size());
+  size_ = 0;
+}
 
 Tls::Tls(const std::string& library, std::span<const std::byte> key)
     : key_(key),
@@ -234,8 +242,17 @@ Tls::Result Tls::Session::handshake() {
 Tls::Result Tls::Session::verified() {
   if (tls_.api_->version(ssl_.get()) != kTls13 || tls_.api_->used_psk(ssl_.get()) != 1)
     return end(Result::kFailed, "the other end did not prove that it knows the key");
+  forget_key();
   open_ = true;
   return Result::kDone;
+}
+
+// OpenSSL keeps the key in the session, for a resumption that does not take place.
+void Tls::Session::forget_key() {
+  constexpr std::array<unsigned char, kLongestKey> kZeros{};
+  void* session = tls_.api_->session(ssl_.get());
+  if (session != nullptr)
+    tls_.api_->set_master_key(session, kZeros.data(), tls_.key_.bytes().size());
 }
 
 Tls::Result Tls::Session::read(std::span<std::byte> to, std::size_t& moved) {
@@ -319,7 +336,9 @@ Tls::Result Tls::Session::broken(int error) {
   const unsigned long first = tls_.api_->take_error();
   if (is(first, kUnexpectedEof) || (first == 0 && error == 0))
     return end(Result::kClosed, "the connection ended without TLS's closing message");
-  if (first == 0) return end(Result::kFailed, std::generic_category().message(error));
+  const bool closed = error == ECONNRESET || error == EPIPE;
+  if (first == 0)
+    return end(closed ? Result::kClosed : Result::kFailed, std::generic_category().message(error));
   std::string text = tls_.api_->text_of(first);
   if (!open_ && shows_other_key(first))
     text = "the two ends do not have the same key (" + text + ")";

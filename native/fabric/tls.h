@@ -33,6 +33,9 @@ class Tls {
   Tls(const Tls&) = delete;
   Tls& operator=(const Tls&) = delete;
 
+  // Wipes the key from memory: no handshake is completed any more. No other thread is in one.
+  void forget_key() const { key_.wipe(); }
+
   enum class Result { kDone, kWantsRead, kWantsWrite, kClosed, kFailed };
   enum class Side { kClient, kServer };
   class Session;
@@ -47,6 +50,7 @@ class Tls {
     Secret(const Secret&) = delete;
     Secret& operator=(const Secret&) = delete;
     std::span<const std::byte> bytes() const { return {bytes_.data(), size_}; }
+    void wipe();
 
    private:
     std::array<std::byte, kLongestKey> bytes_;
@@ -55,7 +59,7 @@ class Tls {
 
   bool configure() const;
 
-  const Secret key_;
+  mutable Secret key_;  // changed by `forget_key` alone
   const std::unique_ptr<const Api> api_;
   const std::unique_ptr<ssl_ctx_st, void (*)(ssl_ctx_st*)> context_;
 };
@@ -97,6 +101,7 @@ class Tls::Session {
   Result classify(int returned, int error);
   Result broken(int error);
   Result verified();
+  void forget_key();
   Result end(Result result, std::string problem);
   bool ready();
   bool has_room() const;

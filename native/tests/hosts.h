@@ -21,9 +21,10 @@ namespace lockstep::testing {
 inline constexpr std::uint64_t kNonce = 4711;
 inline const std::vector<std::string> kLabels{"process 0", "process 1"};
 
-inline std::vector<std::byte> key(unsigned char value) {
-  return std::vector<std::byte>(32, std::byte{value});
-}
+// With a keeper that never comes: then the ports stay open.
+inline const std::vector<std::string> kOpenLabels{"process 0", "process 1", "keeper 2"};
+
+inline SecretBytes key(unsigned char value) { return SecretBytes(32, std::byte{value}); }
 
 template <typename Condition>
 void eventually(const Condition& condition, const char* what) {
@@ -39,6 +40,8 @@ struct Host {
   Listener listener = listen_anywhere();
   std::shared_ptr<Arena> arena;
   std::unique_ptr<Network> network;
+  bool stays_open = false;  // set before it joins
+  std::chrono::milliseconds greeting_time = Reader::kGreetingTime;
 
   Host() {
     const Descriptor fd(Arena::create(kNonce));
@@ -52,6 +55,7 @@ struct Host {
     options.key = key(7);
     options.tls_library = "libssl.so.3";
     options.patience_seconds = 20;
+    options.greeting_time = greeting_time;
     return options;
   }
   void join(int process, const std::string& other, unsigned char secret = 7,
@@ -61,7 +65,13 @@ struct Host {
     given.key = key(secret);
     given.patience_seconds = patience;
     given.num_keepers = num_keepers;
-    network = std::make_unique<Network>(given, process, nonce, kLabels, arena);
+    if (stays_open) {
+      given.addresses.push_back("127.0.0.1:1");
+      given.num_keepers = 1;
+      given.keeper_patience_seconds = 0.05;
+    }
+    network =
+        std::make_unique<Network>(given, process, nonce, stays_open ? kOpenLabels : kLabels, arena);
   }
 
   Watch watch() const { return {&arena->header().poison_state, Deadline(20), {}}; }
@@ -102,7 +112,8 @@ inline void exchange(std::deque<Ring>& rings, Host& first, Host& second, std::ui
 struct Two {
   std::deque<Ring> rings;
   Host hosts[2];
-  Two() {
+  explicit Two(bool stays_open = false) {
+    for (Host& host : hosts) host.stays_open = stays_open;
     std::thread other([&] { hosts[1].join(1, hosts[0].listener.address); });
     hosts[0].join(0, hosts[1].listener.address);
     other.join();
@@ -120,8 +131,9 @@ struct Impostor {
   Descriptor to, from;
   std::unique_ptr<Tls::Session> out, in;
 
-  explicit Impostor(int process = 1, int num_keepers = 0) {
+  explicit Impostor(int process = 1, int num_keepers = 0, bool stays_open = false) {
     const int other = 1 - process;
+    host.stays_open = stays_open;
     std::thread joining([&] { host.join(other, listener.address, 7, kNonce, 20, num_keepers); });
     greet({.kind = Frame::kGreeting,
            .place = static_cast<std::uint32_t>(process),
@@ -131,8 +143,24 @@ struct Impostor {
     eventually([&] { return (from = accept_from(listener.fd.get())).get() >= 0; }, "a connection");
     in = std::make_unique<Tls::Session>(tls, from.get(), Tls::Side::kServer);
     finish(*in, from.get());
+    welcome(*in, from.get(), process);
     joining.join();
   }
+
+  // A connection to a host by somebody who has the key.
+  struct Out {
+    Descriptor fd;
+    Tls::Session session;
+    Out(const std::string& address, const Tls& tls)
+        : fd(connect_to(address, Clock::now() + std::chrono::seconds(5))),
+          session(tls, fd.get(), Tls::Side::kClient) {
+      finish(session, fd.get());
+    }
+    void send(const Frame& frame) {
+      std::size_t moved = 0;
+      CHECK(session.write(std::as_bytes(std::span(&frame, 1)), moved) == Tls::Result::kDone);
+    }
+  };
 
   void greet(const Frame& frame) {
     to = connect_to(host.listener.address, Clock::now() + std::chrono::seconds(5));
@@ -150,6 +178,31 @@ struct Impostor {
           return result == Tls::Result::kDone;
         },
         "a handshake");
+  }
+  // Takes the greeting of the other process, and answers as this one.
+  static void welcome(Tls::Session& session, int fd, int process) {
+    Frame greeting;
+    read(session, fd, std::as_writable_bytes(std::span(&greeting, 1)));
+    const Frame answer{.kind = Frame::kWelcome,
+                       .place = static_cast<std::uint32_t>(process),
+                       .clique = kNonce,
+                       .number = Frame::kVersion,
+                       .to = greeting.place};
+    std::size_t moved = 0;
+    CHECK(session.write(std::as_bytes(std::span(&answer, 1)), moved) == Tls::Result::kDone);
+  }
+  static void read(Tls::Session& session, int fd, std::span<std::byte> to) {
+    eventually(
+        [&] {
+          std::size_t moved = 0;
+          const Tls::Result result = session.read(to, moved);
+          if (result == Tls::Result::kFailed || result == Tls::Result::kClosed)
+            throw CheckFailed("read: " + session.problem());
+          to = to.subspan(moved);
+          if (result != Tls::Result::kDone) wait_for(fd, false, Clock::now() + kLook);
+          return to.empty();
+        },
+        "bytes");
   }
   void send(const Frame& frame, const std::string& rest = "") {
     std::string text(reinterpret_cast<const char*>(&frame), sizeof(frame));

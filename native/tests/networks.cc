@@ -11,6 +11,7 @@
 #include <csignal>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -92,7 +93,9 @@ TEST(processes_of_another_job) {
   errors[0] = ERROR_OF(hosts[0].join(0, hosts[1].listener.address, 7, 6, kSoon));
   other.join();
   said.wait_for("it belongs to another job");
-  CHECK_CONTAINS(errors[0], "process 0 waited in vain for connections from process 1");
+  // The one that is refused first does not stay to answer the other.
+  CHECK_CONTAINS(errors[0] + errors[1], "has refused the connection of process",
+                 "it belongs to another job");
 }
 
 TEST(nobody_there) {
@@ -104,7 +107,7 @@ TEST(nobody_there) {
 }
 
 TEST(strangers_are_refused_and_told_of) {
-  Two two;
+  Two two(true);
   const Stderr said;
   const std::string& address = two.hosts[0].listener.address;
   for (const std::string text : {"GET / HTTP/1.1\r\n\r\n", "\x16\x03\x01\x02", "\0\0\0\0\0\0"}) {
@@ -122,9 +125,9 @@ TEST(strangers_are_refused_and_told_of) {
 }
 
 TEST(strangers_who_say_nothing_hold_nobody_up) {
-  Two two;
-  std::vector<Descriptor> silent;
+  Two two(true);
   const Stderr said;
+  std::vector<Descriptor> silent;
   for (int i = 0; i < 80; ++i)
     silent.push_back(
         connect_to(two.hosts[0].listener.address, Clock::now() + std::chrono::seconds(5)));
@@ -133,8 +136,116 @@ TEST(strangers_who_say_nothing_hold_nobody_up) {
   CHECK(two.healthy());
 }
 
+bool is_closed(const Descriptor& fd) {
+  char byte;
+  const ssize_t n = recv(fd.get(), &byte, 1, MSG_DONTWAIT);
+  return n == 0 || (n < 0 && errno != EAGAIN);
+}
+
+// Idle connections push out idle ones, and no process of the job is kept out.
+TEST(the_oldest_stranger_makes_room) {
+  Host host;
+  const Tls tls("libssl.so.3", key(7));
+  Streams streams;
+  const Stderr said;
+  Reader reader(host.listener.fd.get(), {}, {false, true}, 0, kNonce, kLabels, tls, streams,
+                *host.arena);
+  const auto end = Clock::now() + std::chrono::seconds(20);
+  std::vector<Descriptor> silent;
+  for (int i = 0; i < Reader::kMostStrangers + 1; ++i)
+    silent.push_back(connect_to(host.listener.address, end));
+  Impostor::Out peer(host.listener.address, tls);
+  eventually([&] { return is_closed(silent[0]); }, "the end of the oldest");
+  CHECK(!is_closed(silent.back()));
+  CHECK_EQUAL(said.text().find("key, and it is the oldest"),
+              said.text().rfind("key, and it is the oldest"));
+  peer.send({.kind = Frame::kGreeting, .place = 1, .clique = kNonce, .number = Frame::kVersion});
+  reader.wait_for_processes(end);
+}
+
+// Its place was taken by strangers.
+TEST(a_connection_that_is_dropped_is_tried_again) {
+  Host host;
+  const Listener listener = listen_anywhere();
+  const Tls tls("libssl.so.3", key(7));
+  auto joining = std::async(std::launch::async, [&] { host.join(0, listener.address); });
+  Descriptor from;
+  const auto next = [&] {
+    eventually([&] { return (from = accept_from(listener.fd.get())).get() >= 0; }, "a connection");
+  };
+  next();
+  from = Descriptor();  // at once
+  next();
+  char hello[10];
+  eventually([&] { return recv(from.get(), hello, sizeof(hello), 0) > 0; }, "a part of a greeting");
+  from = Descriptor();  // with a reset, for the rest is not read
+  next();
+  {
+    Tls::Session session(tls, from.get(), Tls::Side::kServer);
+    Impostor::finish(session, from.get());
+    from = Descriptor();  // the other end may think that it has been accepted
+  }
+  next();
+  Tls::Session session(tls, from.get(), Tls::Side::kServer);
+  Impostor::finish(session, from.get());
+  Impostor::welcome(session, from.get(), 1);
+  Impostor::Out peer(host.listener.address, tls);
+  peer.send({.kind = Frame::kGreeting, .place = 1, .clique = kNonce, .number = Frame::kVersion});
+  joining.get();
+  CHECK(!host.arena->poisoned());
+}
+
+TEST(an_answer_of_another_process_is_refused) {
+  Host host;
+  const Listener listener = listen_anywhere();
+  const Tls tls("libssl.so.3", key(7));
+  auto joining =
+      std::async(std::launch::async, [&] { return ERROR_OF(host.join(0, listener.address)); });
+  Descriptor from;
+  eventually([&] { return (from = accept_from(listener.fd.get())).get() >= 0; }, "a connection");
+  Tls::Session session(tls, from.get(), Tls::Side::kServer);
+  Impostor::finish(session, from.get());
+  Impostor::welcome(session, from.get(), 2);
+  CHECK_CONTAINS(joining.get(), "its answer is not that of the process that is looked for");
+}
+
+// It has the key, and says nothing.
+TEST(a_connection_without_a_greeting_expires) {
+  Host host;
+  host.stays_open = true;
+  host.greeting_time = std::chrono::milliseconds(300);
+  Host other;
+  other.stays_open = true;
+  std::thread joining([&] { other.join(1, host.listener.address); });
+  host.join(0, other.listener.address);
+  joining.join();
+  const Stderr said;
+  const Tls tls("libssl.so.3", key(7));
+  const Impostor::Out silent(host.listener.address, tls);
+  eventually([&] { return is_closed(silent.fd); }, "its end");
+  said.wait_for("it has not said in time which process it is");
+  CHECK(!host.arena->poisoned());
+}
+
+TEST(the_port_is_closed_when_all_have_met) {
+  Two two;
+  for (const Host& host : two.hosts)
+    eventually(
+        [&] {
+          try {
+            connect_to(host.listener.address, Clock::now() + std::chrono::seconds(5));
+            return false;
+          } catch (const Error& error) {
+            return std::string(error.what()) == "Connection refused";
+          }
+        },
+        "the end of the port");
+  two.exchange(1);
+  CHECK(two.healthy());
+}
+
 TEST(who_has_the_key_and_no_place) {
-  Impostor one;
+  Impostor one(1, 0, true);
   const Stderr said;
   Frame frame{.kind = Frame::kGreeting, .place = 1, .clique = kNonce, .number = Frame::kVersion};
   const auto refused = [&](Frame wrong, const char* why) {
@@ -150,6 +261,10 @@ TEST(who_has_the_key_and_no_place) {
   refused(frame, "a process that is not of another host");
   frame.to = 1;
   refused(frame, "it looks for another process");
+  frame.place = 2;
+  frame.to = 0;
+  frame.number = 1;
+  refused(frame, "it runs another version");
   frame = {.kind = Frame::kPoison, .place = 1};
   refused(frame, "it does not speak as Lockstep does");
 }
@@ -217,6 +332,7 @@ TEST(a_process_that_is_gone_and_one_that_took_leave) {
 // Everything that one end has ever sent, sent once more by somebody who has listened.
 TEST(a_recorded_conversation_played_again) {
   Host host;
+  host.stays_open = true;
   const Listener relay = listen_anywhere(), other = listen_anywhere();
   const Tls tls("libssl.so.3", key(7));
   std::thread joining([&] { host.join(0, other.address); });
@@ -250,6 +366,7 @@ TEST(a_recorded_conversation_played_again) {
   eventually([&] { return (from = accept_from(other.fd.get())).get() >= 0; }, "a connection");
   Tls::Session back(tls, from.get(), Tls::Side::kServer);
   Impostor::finish(back, from.get());
+  Impostor::welcome(back, from.get(), 1);
   joining.join();
 
   const Stderr said;

@@ -249,7 +249,6 @@ TEST(a_late_one_costs_nothing) {
   Impostor one;
   Listening listening(one);
   Network& network = *one.host.network;
-  CHECK_EQUAL(listening.frame().kind, std::uint32_t{Frame::kGreeting});
   const Bytes late = pattern(Notes::kLongest, 3);
   CHECK(!network.send_note(1, late, 0.3));
   CHECK(!network.send_note(1, text("later"), 0.05));

@@ -92,7 +92,7 @@ def _library() -> ctypes.CDLL:
     library.lockstep_counts.argtypes = [ctypes.POINTER(ctypes.c_uint64)]
     library.lockstep_counts.restype = None
     library.lockstep_forked.restype = None
-    for name in ("poison_text", "recorder_problem", "request"):
+    for name in ("poison_text", "recorder_problem", "request", "listens_at"):
         getattr(library, f"lockstep_{name}").restype = ctypes.c_char_p
     for name in ("poison", "forbid"):
         getattr(library, f"lockstep_{name}").argtypes = [ctypes.c_char_p]
@@ -268,6 +268,12 @@ def request() -> tuple[int, str] | None:
 def respond(number: int, response: bool | None) -> None:
     """Answers the request of that number; None where the answer is not known."""
     _library().lockstep_respond(number, -1 if response is None else int(response))
+
+
+def listens_at() -> tuple[str, int] | None:
+    """The host and port for the engines of other hosts; also when it is closed, as all have met."""
+    host, _, port = _library().lockstep_listens_at().decode().rpartition(":")
+    return (host.strip("[]"), int(port)) if port else None
 
 
 def is_lost(process: int) -> bool:

@@ -161,6 +161,10 @@ class Hosts:
         done = subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT)
         return done.stdout.decode()
 
+    def flood(self, host: int, code: str) -> int:
+        """What that program prints, which gets the host's address and the port of JAX's service."""
+        return int(self.run(host, code, _ADDRESSES[host], "12", _PORT))
+
     def shape(self, host: int, rate: str) -> None:
         """Gives what that host sends a rate, "1gbit"."""
         queue = ["tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]

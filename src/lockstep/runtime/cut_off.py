@@ -14,8 +14,8 @@ with Python's lock held would miss it. A connection that is still being made is 
 makes it.
 
 Which connections these are: gloo and the engine alike listen on one port per process, which opens
-while JAX makes its CPU client, and every connection has one of these at one end. The processes tell
-each other theirs.
+while JAX makes its CPU client, and every connection has one of these at one end. The engine closes
+its port when all have met. The processes tell each other theirs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from lockstep import _config, _jax_compat
+from lockstep import _config, _engine, _jax_compat
 from lockstep._words import counted
 from lockstep.runtime import connections, topology
 from lockstep.runtime.connections import Address
@@ -235,6 +235,10 @@ def _start(store: Store, fail: Callable[[str], None] | None) -> None:
     global _watch
     # Ours is at one address, so what listens at all of them is somebody else's.
     own = set() if _before is None else connections.listening() - _before
+    # The engine's port: closed, as all processes have met, and still one end of their connections.
+    if fail is not None and (address := _engine.listens_at()) is not None:
+        host, port = address
+        own.add((host.partition("%")[0], port))
     listeners, peer, key = _exchange(store, {each for each in own if each[0] not in _EVERYWHERE})
     if listeners.peers_at:
         watch = Watch(listeners, peer, key, _jax_compat.heartbeat_seconds(), fail)

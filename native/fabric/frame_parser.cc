@@ -1,0 +1,79 @@
+#include "fabric/frame_parser.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "error.h"
+
+namespace lockstep {
+namespace {
+
+// What may follow a frame that is no message.
+std::size_t longest(std::uint32_t kind) {
+  if (kind == Frame::kPoison) return kPoisonText;
+  return kind == Frame::kNote ? Notes::kPart : 0;
+}
+
+}  // namespace
+
+std::span<std::byte> FrameParser::room() {
+  if (have_ < sizeof(Frame))
+    return {reinterpret_cast<std::byte*>(&frame_) + have_, sizeof(Frame) - have_};
+  const std::size_t done = have_ - sizeof(Frame);
+  const std::size_t header = std::min<std::size_t>(kSlotHeader, frame_.bytes);
+  if (done < header) return {at_ + done, header - done};
+  return {at_ + frame_.at + done, frame_.bytes - done};
+}
+
+void FrameParser::take(std::size_t bytes) {
+  have_ += bytes;
+  if (have_ == sizeof(Frame)) begin();
+  if (have_ == sizeof(Frame) + frame_.bytes) {
+    finish();
+    have_ = 0;
+    body_.clear();
+  }
+}
+
+// A frame is there, and what follows it is yet to come.
+void FrameParser::begin() {
+  const bool greets = frame_.kind == Frame::kGreeting;
+  if (greets != (process_ < 0)) throw Error("it does not speak as Lockstep does");
+  if (!owner_.may_send(process_, frame_.kind)) throw Error("keepers do not exchange such frames");
+  at_ = nullptr;
+  static_assert(sizeof(std::size_t) == 8);
+  const std::size_t bytes = std::size_t{frame_.at} + frame_.bytes;
+  if (frame_.kind == Frame::kMessage && frame_.bytes < kSlotHeader)
+    throw Error("a message without a header");
+  if (frame_.kind == Frame::kMessage)
+    at_ = streams_.room({frame_.clique, frame_.place, process_}, frame_.number, bytes);
+  else if (bytes > longest(frame_.kind) || frame_.at != 0)
+    throw Error("a frame that is too long");
+  if (at_ != nullptr) return;
+  body_.resize(bytes);
+  at_ = body_.data();
+}
+
+void FrameParser::finish() {
+  const Stream stream{frame_.clique, frame_.place, process_};
+  switch (frame_.kind) {
+    case Frame::kGreeting:
+      process_ = owner_.greet(frame_);
+      return;
+    case Frame::kMessage:
+      if (at_ == body_.data()) return streams_.keep(stream, frame_.number, std::move(body_));
+      return streams_.arrived(stream);
+    case Frame::kRelease:
+      return streams_.released(stream, frame_.number);
+    case Frame::kPoison:
+      return arena_.poison({reinterpret_cast<const char*>(at_), frame_.bytes});
+    case Frame::kLeave:
+      return owner_.left(process_);
+    case Frame::kNote:
+      return notes_.take(process_, frame_.clique, frame_.number, {at_, frame_.bytes});
+    default:
+      throw Error("a frame of a kind that is not known");
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,59 @@
+// Takes apart what one connection from another host carries: see network.h. No number that comes
+// is trusted: what breaks the rules throws Error before a byte of it is used.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "fabric/arena.h"
+#include "fabric/frame.h"
+#include "fabric/notes.h"
+#include "fabric/streams.h"
+
+namespace lockstep {
+
+class FrameParser {
+ public:
+  // What the parser does not know itself.
+  class Owner {
+   public:
+    // The process that greets. Throws Error when the greeting is not accepted.
+    virtual int greet(const Frame& greeting) = 0;
+    virtual bool may_send(int process, std::uint32_t kind) const = 0;
+    // Its program has ended.
+    virtual void left(int process) = 0;
+
+   protected:
+    ~Owner() = default;
+  };
+
+  // All of these outlive it.
+  FrameParser(Owner& owner, Streams& streams, Notes& notes, Arena& arena)
+      : owner_(owner), streams_(streams), notes_(notes), arena_(arena) {}
+
+  // The process at the other end; -1 before it has greeted.
+  int process() const { return process_; }
+
+  // Where the next bytes go; never empty.
+  std::span<std::byte> room();
+  // So many of them are there now.
+  void take(std::size_t bytes);
+
+ private:
+  void begin();
+  void finish();
+
+  Owner& owner_;
+  Streams& streams_;
+  Notes& notes_;
+  Arena& arena_;
+  int process_ = -1;
+  Frame frame_;
+  std::size_t have_ = 0;         // bytes of the frame and of what follows it
+  std::byte* at_ = nullptr;      // where the latter goes: into a slot, or
+  std::vector<std::byte> body_;  // here
+};
+
+}  // namespace lockstep

@@ -1,0 +1,248 @@
+// Frames that were changed at random, for the parser: none may write where it should not, keep more
+// than it may, or end in anything but an Error.
+//
+// LOCKSTEP_FUZZ_FRAMES and LOCKSTEP_FUZZ_SECONDS say how much is tried, whichever comes first. The
+// frames are the same in each run: a failure names the conversation, which can be run alone with
+// LOCKSTEP_FUZZ_FIRST.
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "error.h"
+#include "fabric/frame_parser.h"
+#include "hosts.h"
+
+namespace lockstep::testing {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+using Random = std::mt19937_64;
+
+constexpr int kOpenStreams = 3;
+constexpr std::uint64_t kCliques[] = {1, 2, 3, 99};  // the last one is not open
+constexpr std::size_t kSlot = kSlotHeader + 300;
+constexpr std::uint32_t kSlots = 4;
+
+double setting(const char* name, double otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::strtod(text, nullptr);
+}
+
+// A ring between two walls, which no frame may touch.
+struct Walled {
+  static constexpr std::size_t kWall = 4096;
+  static constexpr std::byte kFill{0xa5};
+  Bytes memory = Bytes(2 * kWall + kSlots * kSlot, kFill);
+  Counter written, read, sent;
+
+  Inlet inlet() { return {memory.data() + kWall, kSlots, kSlot, &written, &read}; }
+  void check() const {
+    const auto wall = [](std::byte byte) { return byte == kFill; };
+    CHECK(std::all_of(memory.begin(), memory.begin() + kWall, wall));
+    CHECK(std::all_of(memory.end() - kWall, memory.end(), wall));
+  }
+};
+
+// What one process of a job has, as far as frames reach it. The other one is process 1.
+class Target : FrameParser::Owner {
+ public:
+  explicit Target(Arena& arena) : arena_(arena) {
+    for (int i = 0; i < kOpenStreams; ++i) {
+      const Stream stream{kCliques[i], 0, 1};
+      streams_.open(stream, rings_[i].inlet());
+      streams_.open(stream, Outlet{&rings_[i].sent});
+    }
+  }
+  // In pieces of any size, as they come from a connection. Returns whether all were taken.
+  bool feed(std::span<const std::byte> bytes, Random& random) {
+    try {
+      while (!bytes.empty()) {
+        const auto room = parser_.room();
+        CHECK(!room.empty());
+        std::size_t n = std::min(room.size(), bytes.size());
+        if (random() % 4 == 0) n = 1 + random() % n;
+        std::ranges::copy(bytes.first(n), room.begin());
+        bytes = bytes.subspan(n);
+        parser_.take(n);
+        for (Walled& ring : rings_)
+          if (random() % 4 == 0 && ring.written.load() != ring.read.load()) ring.read.advance();
+      }
+      return true;
+    } catch (const Error&) {
+      return false;
+    }
+  }
+  void check() {
+    for (const Walled& ring : rings_) ring.check();
+    while (notes_.next(0).process >= 0) {
+    }
+    CHECK(parser_.process() == -1 || parser_.process() == 1);
+  }
+
+ private:
+  int greet(const Frame& frame) override {
+    if (frame.number != Frame::kVersion || frame.place != 1) throw Error("not accepted");
+    return 1;
+  }
+  bool may_send(int, std::uint32_t) const override { return true; }
+  void left(int process) override { CHECK_EQUAL(process, 1); }
+
+  Arena& arena_;
+  std::array<Walled, kOpenStreams> rings_;
+  Streams streams_;
+  Notes notes_;
+  FrameParser parser_{*this, streams_, notes_, arena_};
+};
+
+template <typename Value>
+Value pick(Random& random, std::initializer_list<Value> from) {
+  return from.begin()[random() % from.size()];
+}
+
+void append(Bytes& to, const Frame& frame, std::size_t bytes) {
+  const auto head = std::as_bytes(std::span(&frame, 1));
+  to.insert(to.end(), head.begin(), head.end());
+  to.resize(to.size() + bytes, std::byte{'x'});
+}
+
+// A conversation as the protocol has it, and where its frames begin.
+struct Conversation {
+  Bytes bytes;
+  std::vector<std::size_t> starts;
+
+  void add(Frame frame, std::size_t rest = 0) {
+    starts.push_back(bytes.size());
+    frame.bytes = static_cast<std::uint32_t>(rest);
+    append(bytes, frame, rest);
+  }
+  explicit Conversation(Random& random) {
+    add({.kind = Frame::kGreeting, .place = 1, .number = Frame::kVersion});
+    std::array<std::uint32_t, std::size(kCliques)> next{};
+    for (std::size_t left = 2 + random() % 6; left > 0; --left) {
+      const std::size_t clique = random() % std::size(kCliques);
+      const std::size_t rest = pick<std::size_t>(random, {0, 1, 200, 300});
+      switch (random() % 8) {
+        case 0:
+          add({.kind = Frame::kLeave});
+          break;
+        case 1:
+          add({.kind = Frame::kNote, .clique = rest}, rest);
+          break;
+        case 2:
+          add({.kind = Frame::kNote, .clique = 2 * rest}, rest);
+          if (rest != 0)
+            add({.kind = Frame::kNote,
+                 .clique = 2 * rest,
+                 .number = static_cast<std::uint32_t>(rest)},
+                rest);
+          break;
+        case 3:
+          add({.kind = Frame::kRelease, .clique = kCliques[clique]});
+          break;
+        case 4:
+          add({.kind = Frame::kPoison}, rest);
+          break;
+        default:
+          add({.kind = Frame::kMessage,
+               .clique = kCliques[clique],
+               .number = next[clique]++,
+               .at = static_cast<std::uint32_t>(300 - rest)},
+              kSlotHeader + rest);
+      }
+    }
+  }
+};
+
+// Changes a field, bits, the order, or the length.
+void mutate(Conversation& what, Random& random) {
+  Bytes& bytes = what.bytes;
+  const std::size_t start = what.starts[random() % what.starts.size()];
+  const std::size_t field = start + 4 * (random() % (sizeof(Frame) / 4));
+  switch (random() % 6) {
+    case 0:
+      if (!bytes.empty()) bytes[random() % bytes.size()] ^= std::byte(1 << random() % 8);
+      break;
+    case 1: {
+      const auto value = pick<std::uint32_t>(
+          random,
+          {0,          1,          3,          4,          5,
+           63,         64,         65,         299,        300,
+           301,        364,        365,        1000,       0x40000,
+           0x7ffff,    0x80000,    0x80001,    0xffffff,   0x7fffffff,
+           0x80000000, 0xffffffbf, 0xffffffc0, 0xffffffff, static_cast<std::uint32_t>(random())});
+      if (field + 4 <= bytes.size()) std::memcpy(&bytes[field], &value, 4);
+      break;
+    }
+    case 2: {  // once more, somewhere
+      const std::size_t from = what.starts[random() % what.starts.size()];
+      const Bytes part(bytes.begin() + static_cast<std::ptrdiff_t>(std::min(from, bytes.size())),
+                       bytes.end());
+      bytes.insert(bytes.begin() + static_cast<std::ptrdiff_t>(std::min(start, bytes.size())),
+                   part.begin(), part.end());
+      break;
+    }
+    case 3:
+      bytes.resize(std::min(bytes.size(), start + random() % (2 * sizeof(Frame))));
+      break;
+    case 4: {
+      const auto at = static_cast<std::ptrdiff_t>(std::min(start, bytes.size()));
+      bytes.insert(bytes.begin() + at, 1 + random() % 40, std::byte(random()));
+      break;
+    }
+    default: {  // a kind that is another
+      const auto kind = static_cast<std::uint32_t>(random() % 12);
+      if (start + 4 <= bytes.size()) std::memcpy(&bytes[start], &kind, 4);
+    }
+  }
+}
+
+TEST(a_conversation_that_was_not_changed_is_taken) {
+  const Descriptor fd(Arena::create(kNonce));
+  Arena arena(fd.get(), kNonce);
+  int taken = 0;
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    Random random(seed);
+    const Conversation what(random);
+    Target target(arena);
+    if (target.feed(what.bytes, random)) ++taken;
+    target.check();
+  }
+  // Some have more messages, or releases, than the other side has room for.
+  CHECK(taken > 100);
+}
+
+TEST(changed_frames) {
+  const Descriptor fd(Arena::create(kNonce));
+  Arena arena(fd.get(), kNonce);
+  const double frames = setting("LOCKSTEP_FUZZ_FRAMES", 20'000);
+  const Deadline deadline(setting("LOCKSTEP_FUZZ_SECONDS", 300));
+  double done = 0;
+  int refused = 0, conversations = 0;
+  auto seed = static_cast<std::uint64_t>(setting("LOCKSTEP_FUZZ_FIRST", 1000));
+  for (; done < frames && !deadline.passed(); ++seed, ++conversations) {
+    try {
+      Random random(seed);
+      Conversation what(random);
+      for (std::size_t i = 1 + random() % 3; i > 0; --i) mutate(what, random);
+      arena.header().poison_state.store(0);
+      Target target(arena);
+      if (!target.feed(what.bytes, random)) ++refused;
+      target.check();
+      done += static_cast<double>(what.starts.size());
+    } catch (const std::exception& error) {
+      throw CheckFailed("LOCKSTEP_FUZZ_FIRST=" + std::to_string(seed) + ": " + error.what());
+    }
+  }
+  CHECK(conversations > 0 && refused > conversations / 2);
+  std::printf("%.0f frames, %d conversations, %d refused\n", done, conversations, refused);
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,221 @@
+// What the thread that reads from other hosts survives, and what it leaves in memory.
+#include <fcntl.h>
+#include <limits.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <future>
+#include <new>
+#include <random>
+#include <string>
+
+#include "abi/state.h"
+#include "check.h"
+#include "error.h"
+#include "fabric/log.h"
+#include "hosts.h"
+
+// Memory that is not there: of allocations of this size and more.
+static std::atomic<std::size_t> refused_from{SIZE_MAX};
+
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
+  void* memory = bytes < refused_from.load() ? std::malloc(bytes) : nullptr;
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+
+namespace lockstep::testing {
+namespace {
+
+TEST(want_of_memory_fails_the_job_with_a_text) {
+  Impostor one;
+  refused_from = 100'000;
+  one.send({.kind = Frame::kMessage, .clique = 1, .bytes = 200'000});
+  eventually([&] { return one.host.arena->poisoned(); }, "an error");
+  refused_from = SIZE_MAX;
+  CHECK_EQUAL(one.host.arena->poison_text(),
+              "lockstep: process 0 can no longer receive from other hosts: std::bad_alloc.");
+  CHECK_EQUAL(one.host.network->next_note(20).process, int{Note::kOver});
+}
+
+TEST(an_exception_of_any_kind_does_not_end_the_process) {
+  Impostor one;
+  const std::size_t herald = one.host.arena->add_herald([](std::string_view) { throw 1; });
+  one.send({.kind = Frame::kPoison, .bytes = 4}, "text");
+  CHECK_EQUAL(one.host.network->next_note(20).process, int{Note::kOver});
+  CHECK_EQUAL(one.host.arena->poison_text(), "text");
+  one.host.arena->remove_herald(herald);
+}
+
+// A stderr that takes nothing: a pipe that is full.
+class FullPipe {
+ public:
+  FullPipe() : before_(dup(STDERR_FILENO)) {
+    int ends[2];
+    CHECK_EQUAL(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+    read_ = Descriptor(ends[0]);
+    const Descriptor write_end(ends[1]);
+    while (write(write_end.get(), &ends, 1) == 1) {
+    }
+    fcntl(write_end.get(), F_SETFL, 0);
+    dup2(write_end.get(), STDERR_FILENO);
+  }
+  ~FullPipe() { dup2(before_.get(), STDERR_FILENO); }
+  std::string take() const {
+    std::string text;
+    char part[4096];
+    for (ssize_t n; (n = read(read_.get(), part, sizeof(part))) > 0;)
+      text.append(part, static_cast<std::size_t>(n));
+    return text;
+  }
+
+ private:
+  Descriptor before_, read_;
+};
+
+TEST(a_line_on_a_full_stderr_holds_nothing_up) {
+  Two two(true);
+  const FullPipe full;
+  const std::string& address = two.hosts[0].listener.address;
+  const Descriptor fd = connect_to(address, Clock::now() + std::chrono::seconds(5));
+  CHECK_EQUAL(::send(fd.get(), "GET / HTTP/1.1\r\n\r\n", 18, 0), 18);
+  char byte;
+  eventually([&] { return recv(fd.get(), &byte, 1, MSG_DONTWAIT) == 0 || errno == ECONNRESET; },
+             "the end of the connection");
+  two.exchange(1);
+  CHECK(two.healthy());
+  CHECK_EQUAL(full.take().find("lockstep"), std::string::npos);
+  log_or_drop("a line");
+  CHECK_EQUAL(full.take(), "a line\n");
+  log_or_drop(std::string(100'000, 'x'));
+  CHECK_EQUAL(full.take(), std::string(PIPE_BUF - 1, 'x') + "\n");
+}
+
+TEST(messages_of_unknown_groups_are_kept_within_bounds) {
+  Streams streams;
+  const std::vector<std::byte> message(Streams::kLargestMessage);
+  const auto fill = [&](int process) {
+    std::uint32_t count = 0;
+    const std::string error =
+        ERROR_OF(for (;; ++count) streams.keep(Stream{1, count, process}, 0, message));
+    CHECK_CONTAINS(error, "groups that are not known here yet");
+    return count;
+  };
+  const std::uint32_t kept = fill(1);
+  CHECK(kept >= 100 && kept * message.size() <= Streams::kMostEarlyBytes);
+  CHECK_EQUAL(fill(2), kept);  // each process has its own
+  // What a group takes makes room.
+  Counter written, read;
+  std::vector<std::byte> slots(message.size());
+  streams.open(Stream{1, 7, 1}, Inlet{slots.data(), 1, slots.size(), &written, &read});
+  streams.keep(Stream{2, 0, 1}, 0, message);
+  CHECK_CONTAINS(ERROR_OF(streams.keep(Stream{2, 1, 1}, 0, message)), "not known here yet");
+  // Small ones count with what it takes to keep them.
+  std::uint32_t small = 0;
+  CHECK_CONTAINS(ERROR_OF(for (;; ++small) streams.keep(Stream{3, small, 3}, 0,
+                                                        std::vector<std::byte>(kSlotHeader))),
+                 "not known here yet");
+  CHECK(small < Streams::kMostEarlyBytes / 256);
+}
+
+// A sanitizer has its own memory between the blocks, far too much to search.
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+// How often the writable memory of this process holds these bytes, which are given inverted.
+int count_in_memory(const std::array<unsigned char, 32>& inverted) {
+  const Descriptor memory(open("/proc/self/mem", O_RDONLY | O_CLOEXEC));
+  std::ifstream maps("/proc/self/maps");
+  static std::array<unsigned char, 1 << 16> window;
+  int found = 0;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find(" rw-p") == std::string::npos) continue;
+    char* rest = nullptr;
+    const std::uint64_t begin = std::strtoull(line.c_str(), &rest, 16);
+    const std::uint64_t end = std::strtoull(rest + 1, nullptr, 16);
+    const auto own = reinterpret_cast<std::uint64_t>(window.data());
+    for (std::uint64_t at = begin; at < end; at += window.size() - 32) {
+      if (at + window.size() > own && at < own + window.size()) continue;
+      const ssize_t n = pread(memory.get(), window.data(), window.size(), static_cast<off_t>(at));
+      if (n < 0) break;
+      for (ssize_t i = 0; i + 32 <= n; ++i) {
+        std::size_t same = 0;
+        while (same < 32 && window[static_cast<std::size_t>(i) + same] ==
+                                static_cast<unsigned char>(~inverted[same]))
+          ++same;
+        if (same == 32) ++found;
+      }
+    }
+  }
+  return found;
+}
+
+// Both sides of a job of two hosts, as Python starts the one and a test the other.
+std::string key_after_start() {
+  std::array<unsigned char, 32> inverted;
+  std::random_device random;
+  for (auto& byte : inverted) byte = static_cast<unsigned char>(random());
+  Host host;
+  const Listener listener = listen_anywhere();
+  const Descriptor arena(lockstep_create_arena(kNonce));
+  Given given(0, host.listener.address, arena.get(), listener.fd.get());
+  std::string secret(32, ' ');
+  for (std::size_t i = 0; i < 32; ++i) secret[i] = static_cast<char>(~inverted[i]);
+  given.options.key = secret.data();
+  auto joining = std::async(std::launch::async, [&] {
+    NetworkOptions options = host.options({listener.address, ""});
+    options.key.assign(reinterpret_cast<const std::byte*>(secret.data()),
+                       reinterpret_cast<const std::byte*>(secret.data()) + 32);
+    host.network = std::make_unique<Network>(options, 1, kNonce, kLabels, host.arena);
+  });
+  if (lockstep_start(&given.options) != 0) return lockstep_last_error();
+  joining.get();
+  if (count_in_memory(inverted) == 0) return "the test does not find the caller's copy";
+  explicit_bzero(secret.data(), secret.size());
+  int left = 1;
+  for (int i = 0; i < 20 && left != 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    left = count_in_memory(inverted);
+  }
+  return left == 0 ? "" : std::to_string(left) + " copies of the key are left";
+}
+
+// Engine::instance() is there for good, so the test runs in a child.
+TEST(the_key_is_wiped_from_memory) {
+  int ends[2];
+  CHECK_EQUAL(pipe2(ends, O_CLOEXEC), 0);
+  const Descriptor read_end(ends[0]);
+  Descriptor write_end(ends[1]);
+  const pid_t child = fork();
+  if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    alarm(100);
+    std::string text;
+    try {
+      text = key_after_start();
+    } catch (const std::exception& error) {
+      text = error.what();
+    }
+    (void)!write(write_end.get(), text.data(), text.size());
+    _exit(0);
+  }
+  write_end = Descriptor();
+  char text[1000];
+  const ssize_t n = read(read_end.get(), text, sizeof(text));
+  int status = -1;
+  waitpid(child, &status, 0);
+  CHECK_EQUAL(status, 0);
+  CHECK_EQUAL(std::string(text, static_cast<std::size_t>(std::max<ssize_t>(n, 0))), "");
+}
+#endif
+
+}  // namespace
+}  // namespace lockstep::testing
