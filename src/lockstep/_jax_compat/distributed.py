@@ -43,8 +43,9 @@ class Survival(NamedTuple):
     not_started: Callable[[str, int, int, int], Exception]
     """Given the coordinator's address, this process, the number of processes and the seconds, says
     why they have not all come."""
-    certificates: Callable[[], dict[str, str]]
-    """Arguments of jaxlib for mutual TLS, where the user has passed none; {} for a plain job."""
+    certificates: Callable[[int], dict[str, str]]
+    """Given the number of processes, arguments of jaxlib for mutual TLS, where the user has passed
+    none; {} for a plain job."""
     on_lost_service: Callable[[], None]
     """Runs when the connected service has ended, or cannot be reached, on a thread of jaxlib's."""
 
@@ -96,7 +97,7 @@ def survive_dead_peers(calls: Survival) -> None:
         address = calls.listen_at(place(address), coordinator, is_chosen)
         if _asked.seconds is not None:
             options.setdefault("cluster_register_timeout", _asked.seconds)
-        options = _with_certificates(options, calls)
+        options = _with_certificates(options, calls, num_nodes)
         if num_nodes > 1 and is_recoverable():
             outside = calls.serve(address, num_nodes, options)
             if outside is not None:
@@ -115,7 +116,7 @@ def survive_dead_peers(calls: Survival) -> None:
         joined = True
         if not alone:  # the others know nothing of that job
             earlier.append(address)
-        options = _with_certificates(options, calls)
+        options = _with_certificates(options, calls, distributed.global_state.num_processes)
         if callback := lost_service.callback(calls.on_lost_service):
             options.setdefault("missed_heartbeat_callback", callback)
         return connect(address, *args, **options)
@@ -133,11 +134,11 @@ def survive_dead_peers(calls: Survival) -> None:
 _TLS = ("mtls_cert_file", "mtls_key_file", "mtls_ca_file", "mtls_peer_uri_prefix")
 
 
-def _with_certificates(options: dict[str, Any], calls: Survival) -> dict[str, Any]:
+def _with_certificates(options: dict[str, Any], calls: Survival, processes: int) -> dict[str, Any]:
     """``options`` with Lockstep's certificates, in a jax that knows them (0.11.2 and later)."""
     if _TLS[0] not in options or any(options.get(name) for name in _TLS):
         return options
-    return options | calls.certificates()
+    return options | calls.certificates(processes)
 
 
 def _naming_who_is_missing(original: Callable[..., None], calls: Survival) -> Callable[..., None]:

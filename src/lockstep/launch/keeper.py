@@ -69,6 +69,9 @@ _NOT_PASSED_ON = {
     signal.SIGPIPE,
 }
 _STOPS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+_GRACE = 5.0
+_GRACE_AFTER_SIGTERM = 25.0
+"""Seconds. Slurm, and others, kill 30 s after SIGTERM."""
 _TURN_SECONDS = 0.02
 _LAST_SECONDS = 0.5
 _SENT_BY_TERMINAL = 0x80
@@ -81,9 +84,12 @@ def keep(
     host_dir: HostDir,
     process: int,
     log_dir: Path | None,
-    grace: float,
+    grace: float | None,
 ) -> NoReturn:
     """Starts the program, and ends as it does, at most ``grace`` seconds later.
+
+    ``grace`` is the user's choice; by default less for the others than for the program, which may
+    save something large after SIGTERM.
 
     ``environ_with`` makes its environment from the descriptor by which it speaks to us.
     Raises `LaunchError` when it cannot be started.
@@ -120,15 +126,16 @@ def keep(
 
     keeping = Keeping(ours, host_dir.path)
     program = _Program(pid, shares_group, host_dir.path)
-    exit_code = program.wait(heard, grace)
+    after_sigterm = _GRACE_AFTER_SIGTERM if grace is None else grace
+    exit_code = program.wait(heard, after_sigterm)
     if guard is not None:
         guard.dismiss()
     reason = _reason(program, exit_code, ooms)
     ending = _records.ExitRecord.of(process, pid, exit_code, reason)
     if program.was_killed:
-        said = f"had to be killed: it had not ended {grace:g} s after SIGTERM (--grace)"
+        said = f"had to be killed: it had not ended {after_sigterm:g} s after SIGTERM (--grace)"
         print(f"lockstep: process {process} {said}", file=sys.stderr, flush=True)
-    _see_it_out(host_dir, ending, keeping, heard, grace)
+    _see_it_out(host_dir, ending, keeping, heard, _GRACE if grace is None else grace)
     _leave(host_dir, log_dir, exit_code)
     _end_as(exit_code)
 

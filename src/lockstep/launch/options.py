@@ -134,8 +134,8 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_grace(parser: argparse.ArgumentParser, text: str) -> None:
-    parser.add_argument("--grace", type=_seconds, default=5.0, metavar="SECONDS", help=text)
+def _add_grace(parser: argparse.ArgumentParser, default: float | None, text: str) -> None:
+    parser.add_argument("--grace", type=_seconds, default=default, metavar="SECONDS", help=text)
 
 
 def run_parser() -> argparse.ArgumentParser:
@@ -172,6 +172,7 @@ def run_parser() -> argparse.ArgumentParser:
     )
     _add_grace(
         parser,
+        5.0,
         "how long processes may take to end after Ctrl-C, SIGTERM or the failure of another; "
         "default: 5",
     )
@@ -200,9 +201,10 @@ def worker_parser() -> argparse.ArgumentParser:
     _add_shared(parser)
     _add_grace(
         parser,
+        None,
         "how long the program may take to end after SIGTERM (KeyboardInterrupt comes after half of "
-        "it), and how long to wait for the others to end when the program has failed, before "
-        "the cluster's launcher is told; default: 5",
+        "it; default: 25), and how long to wait for the others to end when the program has failed, "
+        "before the cluster's launcher is told (default: 5)",
     )
     parser.add_argument(
         "--log-dir",

@@ -34,6 +34,9 @@ def folded(text: str, full: bool = False) -> str:
     if full:
         return text
     text = _NOTE_OF_JAX.sub("", text)
+    frames = [frame for line in text.split("\n") if (frame := _FRAME.match(line))]
+    if all(_package(frame["file"]) is not None for frame in frames):
+        return text  # the program is installed itself: its lines are what the user looks for
     found: list[str] = []
     hidden: list[str] = []
     skips, told = False, False

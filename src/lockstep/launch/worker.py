@@ -73,7 +73,7 @@ def is_watched(config: Config) -> bool:
 def _host_dir(before: Mapping[str, str], config: Config) -> HostDir | None:
     try:
         shared = HostDir(_names(before, config), config.attempt, config.process_id or 0)
-        if config.local_num_processes == config.num_processes:
+        if config.local_num_processes == config.num_processes and config.host_id is None:
             shared.share_secret()
         return shared
     except LaunchError as error:

@@ -1,4 +1,4 @@
-"""Who will not come: a process that has ended while the others wait for its word to begin.
+"""Detects peers that exit during start-up.
 
 Of this host, from the system, and from the launcher. Of another host nothing is known before the
 engines have met: there a start waits for as long as it may.
@@ -49,13 +49,13 @@ def first_record(store: Store, folder: str, process: int, count: int) -> Record:
     the deadline for the start of a job.
     """
     who = f"process {process} of {count}"
-    return store.record(f"{folder}/{process}", who, _before_the_start(process, who))
+    return store.record(f"{folder}/{process}", who, _before_the_start(process, who), math.inf)
 
 
 def first_value(store: Store, folder: str, process: int, count: int) -> Any:
     """As `first_record`, from a process that has the job's key."""
     who = f"process {process} of {count}"
-    return store.get(f"{folder}/{process}", who, _before_the_start(process, who))
+    return store.get(f"{folder}/{process}", who, _before_the_start(process, who), math.inf)
 
 
 def _before_the_start(process: int, who: str) -> Callable[[], None]:

@@ -30,12 +30,12 @@ _files: dict[str, int] = {}
 """jaxlib's arguments, and the descriptors of what they name, once they were made."""
 
 
-def arguments() -> dict[str, str]:
+def arguments(processes: int) -> dict[str, str]:
     """What jaxlib's service and client are given; {} where this job has no key.
 
     Raises `ConfigError` for a key file that cannot be used: the others would not let us in.
     """
-    key = _key()
+    key = _key(processes)
     if key is None:
         return {}
     if not _files:
@@ -50,15 +50,13 @@ def descriptors() -> list[int]:
     return list(_files.values())
 
 
-def _key() -> bytes | None:
+def _key(processes: int) -> bytes | None:
     config = _config.current()
-    on_one_host = config.num_processes and config.local_num_processes == config.num_processes
-    if not on_one_host:
-        if not config.key_file:
-            return None  # a launcher's secret is known on its host only
-        if (file := keys.read_key(config.key_file)).key is None:
-            raise ConfigError(f"{file.problem} {file.fix}".strip())
-    return keys.job_key()
+    own = keys.own(processes)
+    on_one_host = config.local_num_processes == config.num_processes == processes
+    if own.problem and not on_one_host:
+        raise ConfigError(own.problem)
+    return own.key
 
 
 def _uri(key: bytes) -> str:
@@ -67,7 +65,7 @@ def _uri(key: bytes) -> str:
 
 def make(key: bytes) -> dict[str, bytes]:
     """The PEM texts by the names of jaxlib's arguments."""
-    # Late import: it takes 50 ms, and a job without a key does not need it.
+    # Late import: it takes 0.1 s, and a job without a key does not need it.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -38,6 +38,7 @@ from lockstep.runtime import (
     network,
     papers,
     peers,
+    service_loss,
     store,
     topology,
     xla_threads,
@@ -97,7 +98,7 @@ def _current_job() -> _Job:
         engine = f"{lockstep.__version__}/{_engine.interface()}"
         keeper = os.getppid() if keeping.is_kept() else 0
         own = topology.this_process(process, config.host_id, engine, keeper)
-        key = keys.own()
+        key = keys.own(count)
         own = network.describe(own, key.key, _jax_compat.coordinator_address())
         _job = _Job(client, peers.exchange(client, own, key, count), process)
     return _job
@@ -108,6 +109,7 @@ def leave_job() -> None:
     global _job, _start_failed
     _job, _start_failed = None, ""
     cut_off.stop()
+    service_loss.forget()
     if (watch := sys.modules.get("lockstep.runtime.watch")) is not None:
         watch.stop()
 

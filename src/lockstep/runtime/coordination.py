@@ -253,7 +253,11 @@ def _spawn(service: _Service) -> int:
     command = [sys.executable, "-P", "-c", _PROGRAM, said]
     for fd in (service.process_0, service.told, *service.certificates):
         os.set_inheritable(fd, True)
-    return os.posix_spawn(sys.executable, command, environ)
+    try:
+        return os.posix_spawn(sys.executable, command, environ)
+    finally:
+        for fd in service.certificates:  # the private key is for no other child
+            os.set_inheritable(fd, False)
 
 
 def _heard(report: int, child: int) -> Outside | None:

@@ -274,6 +274,9 @@ def _exchange(store: Store, addresses: set[Address]) -> tuple[Listeners, Peer, s
     said = []
     for other in range(count):
         who = f"process {other}"
+        if other == process:
+            said.append((own, sorted(addresses)))
+            continue
         peer, listens = store.once(f"{prefix}/{other}", who, _EXCHANGE_SECONDS)
         said.append((Peer.from_fields(peer), [(host, port) for host, port in listens]))
     return Listeners(process, said), own, key

@@ -5,8 +5,8 @@ secret for each run and leaves it in the run's private directory. What travels t
 key-value store, which is open to everyone who reaches its port, is authenticated with a key that is
 derived from it (`store`); TLS between hosts uses another one (`network`).
 
-A record that is authenticated with the key also confirms a guess of it, offline. So a key has to be
-random, and a phrase that a person thinks of is none.
+A record that is authenticated with the key also confirms a guess of it, offline. So the key must be
+random: a phrase can be guessed.
 """
 
 from __future__ import annotations
@@ -53,19 +53,24 @@ class JobKey:
     """Whether the launcher drew it, so that only processes of the same launcher have it."""
 
 
-def job_key() -> bytes | None:
-    """The key of this process's job; None without one."""
-    return own().key
+def job_key(processes: int) -> bytes | None:
+    """The key of this process's job of so many processes; None without one."""
+    return own(processes).key
 
 
 @functools.cache
-def own() -> JobKey:
-    """The key file's, or else the secret of the run on this host."""
+def own(processes: int) -> JobKey:
+    """The key file's, or else the secret of the run on this host.
+
+    The secret is for a job whose processes the launcher of this host has started, all of them: a
+    program may join the processes of several launchers.
+    """
     config = _config.current()
     file = read_key(config.key_file)
     if file.key is not None:
         return JobKey(file.key)
-    if config.run_dir and (secret := _read_secret(Path(config.run_dir))):
+    is_whole = config.local_num_processes == config.num_processes == processes
+    if is_whole and config.run_dir and (secret := _read_secret(Path(config.run_dir))):
         return JobKey(secret, is_secret_of_run=True)
     return JobKey(None, f"{file.problem} {file.fix}".strip())
 

@@ -115,7 +115,7 @@ def _is_folder_of(process: int, folder: str) -> bool:
         return False
     try:
         found = run_dir.lstat()
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a name with a zero in it
         return False
     mode = stat.S_IMODE(found.st_mode)
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not mode & 0o077

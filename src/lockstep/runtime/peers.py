@@ -79,7 +79,14 @@ def _check_keys(own: Peer, key: keys.JobKey, records: dict[int, Record]) -> None
         return
     if own.key_problem:
         raise ConfigError(own.key_problem)
-    if wrong := [_claimed(i, records[i]) for i, proof in proofs.items() if proof is Proof.WRONG]:
+    wrong = [_claimed(i, records[i]) for i, proof in proofs.items() if proof is Proof.WRONG]
+    if wrong and key.is_secret_of_run:
+        raise DisagreementError(
+            f"{own.label} and {_names(wrong)} have different secrets, although one launcher has "
+            "started all of them on this host: they do not share the directory that TMPDIR names "
+            f"(/tmp). Give all of them the same one, or a key file ({keys.VARIABLE})."
+        )
+    if wrong:
         raise DisagreementError(
             f"the files that {keys.VARIABLE} names hold different keys; another one than "
             f"{own.label} has: {_names(wrong)}. Copy one file to all hosts. If all have the same, "

@@ -27,10 +27,17 @@ def react() -> None:
     _lost.set()
     _jax_compat.set_client_aside()
     with contextlib.suppress(Exception):
-        if _config.current().collectives == "lockstep":
+        if _runs_engine():
             _engine.poison(_text)
     with contextlib.suppress(OSError, ValueError):  # stderr is closed
         print(_text, file=sys.stderr, flush=True)
+
+
+def forget() -> None:
+    """This process leaves the job whose service was lost."""
+    global _text
+    _text = ""
+    _lost.clear()
 
 
 def raise_if_lost(seconds: float = 0.0) -> None:
@@ -42,13 +49,20 @@ def raise_if_lost(seconds: float = 0.0) -> None:
         raise InitializationError(_text)
 
 
+def _runs_engine() -> bool:
+    chosen = _jax_compat.setting("jax_cpu_collectives_implementation")
+    return _config.current().collectives == "lockstep" and chosen == "mpi"
+
+
 def _words() -> str:
     from lockstep.runtime import connect
+
+    then = "Collectives raise from now on. " if _runs_engine() else ""
 
     process, count = _jax_compat.distributed_place()
     return (
         f"lockstep: {connect.labels(count)[process]} has lost JAX's coordination service at "
         f"{_jax_compat.coordinator_address()}: its process, on the host of process 0, was killed "
-        "or cannot be reached. Collectives raise from now on. This process may compute on its own "
-        "devices, save and end; the job has to be started again."
+        f"or cannot be reached. {then}This process may compute on its own devices, save and end; "
+        "the job has to be started again."
     )

@@ -52,7 +52,10 @@ def not_started(coordinator: str, process: int, count: int, limit: int) -> Initi
 def _same_key() -> str:
     if not certificates.descriptors():
         return ""
-    return ", and with the same key: the service accepts only certificates that are made from it"
+    return (
+        ", and with the same key: the service accepts only certificates that are made from it "
+        "(without LOCKSTEP_KEY_FILE it is the run's secret, in a directory below TMPDIR)"
+    )
 
 
 def missing_in(log: str) -> list[int]:

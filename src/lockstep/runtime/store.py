@@ -1,7 +1,7 @@
 """What processes tell each other through JAX's key-value store, authenticated with the job's key.
 
-JAX's store asks nobody who they are: whoever reaches its port reads and writes it. So, where the
-job has a key (`keys`), each record carries an HMAC of itself and of the name under which it stands,
+JAX's store has no authentication: any client that reaches its port reads and writes it. So, where
+the job has a key (`keys`), each record carries an HMAC of itself and of the name under which it stands,
 and a record without it is an error, never a reason to do without the key. Records that belong to
 one start of a job are authenticated with a key that is bound to the first records of all its
 processes (`Store.bound_to`), so that records of an earlier job with the same key file are refused.
@@ -60,7 +60,7 @@ class Record:
         """Raises `InitializationError` for what this version of Lockstep has not written."""
         try:
             found = json.loads(self.text)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict) or not {"value", "error"} & found.keys():
             raise InitializationError(
@@ -127,9 +127,15 @@ class Store:
     def _blocking_get(self, name: str, seconds: float) -> str:
         return self.client.blocking_key_value_get(name, max(1, int(seconds * 1000)))
 
-    def record(self, name: str, who: str, look: Look = _go_on) -> Record:
-        """Waits for a record, whoever wrote it; raises `InitializationError` naming ``who``."""
-        end = time.monotonic() + WAIT_SECONDS
+    def record(
+        self, name: str, who: str, look: Look = _go_on, seconds: float | None = None
+    ) -> Record:
+        """Waits for a record of any writer; raises `InitializationError` naming ``who``.
+
+        ``seconds``: how long, if not `WAIT_SECONDS`.
+        """
+        seconds = WAIT_SECONDS if seconds is None else seconds
+        end = time.monotonic() + seconds
         while True:
             left = min(_SLICE_SECONDS, end - time.monotonic())
             try:
@@ -141,14 +147,14 @@ class Store:
                     ) from error
                 if time.monotonic() >= end:
                     raise InitializationError(
-                        f"{who} did not reach this point in {WAIT_SECONDS} s. It may have failed "
+                        f"{who} did not reach this point in {seconds} s. It may have failed "
                         "(see its output), may not import lockstep, or may run another program."
                     ) from error
             look()
 
-    def get(self, name: str, who: str, look: Look = _go_on) -> Any:
+    def get(self, name: str, who: str, look: Look = _go_on, seconds: float | None = None) -> Any:
         """What process ``who`` has published under ``name``; raises the error that it published."""
-        content = self._believed(name, self.record(name, who, look), who)
+        content = self._believed(name, self.record(name, who, look, seconds), who)
         if "error" in content:
             text = str(content["error"]).removeprefix("lockstep: ")
             raise InitializationError(text if text.startswith(who) else f"{who}: {text}")
@@ -182,7 +188,7 @@ class Store:
 
 def of_application(client: Any) -> Store:
     """For waits and checks of the application, which need no engine: not bound to one start."""
-    return Store(client, keys.job_key())
+    return Store(client, keys.job_key(_jax_compat.distributed_place()[1]))
 
 
 def _digest(texts: Sequence[str]) -> str:

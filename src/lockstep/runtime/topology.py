@@ -72,7 +72,7 @@ class Peer:
             value = values[name]
             if not isinstance(value, kind) or isinstance(value, bool):
                 raise InitializationError(f"the record of a process has {name}={value!r:.100}.")
-            if isinstance(value, int) and value < 0:
+            if isinstance(value, int) and not 0 <= value < 1 << 31:
                 raise InitializationError(f"the record of a process has {name}={value}.")
         return cls(**values)
 

@@ -73,7 +73,7 @@ def assert_same(value: Any, name: str, timeout: float | None = None) -> None:
     said = {place: [leaf.digest, leaf.text] for place, leaf in own.items()}
     shared.put(f"{key}/{use}/{process}", said)
     _wait(words, f"same/{name}", timeout)
-    found = shared.values(f"{key}/{use}")
+    found = {**shared.values(f"{key}/{use}"), str(process): said}
     if process == 0 and use > 1:
         # All have left the check before this one, or they would not be here.
         client.key_value_delete(f"{key}/{use - 1}/")
