@@ -3,9 +3,14 @@
 #include "abi/state.h"
 #include "error.h"
 #include "fabric/arena.h"
+#include "fabric/log.h"
+#include "vtables.h"
 
 namespace lockstep {
 namespace {
+
+// How many calls may show nothing before the user is told.
+constexpr int kUnknownOrigins = 200;
 
 thread_local std::string last_error;
 
@@ -73,6 +78,8 @@ void Engine::retire_keeper() {
 }
 
 void Engine::start(WorldOptions options) {
+  static std::once_flag once;  // jaxlib is loaded, where there is one
+  std::call_once(once, [] { find_virtual_tables("/jaxlib/"); });
   retire_keeper();
   auto world = std::make_unique<World>(std::move(options));
   std::lock_guard lock(mutex_);
@@ -150,6 +157,18 @@ std::vector<DeviceList> Engine::candidates(World& world, int color, int key) {
   return {members};
 }
 
+void Engine::note_origin(bool known) {
+  if (origins_known_.load(std::memory_order_relaxed)) return;
+  if (known) return origins_known_.store(true, std::memory_order_relaxed);
+  if (unknown_origins_.fetch_add(1, std::memory_order_relaxed) + 1 != kUnknownOrigins) return;
+  const World* world = started();
+  if (world != nullptr && world->process() == 0)
+    log_or_drop(
+        "lockstep: this jaxlib does not show which program a collective belongs to: if processes "
+        "run different programs, and their collectives look alike, this is not noticed. `lockstep "
+        "doctor` names the versions of jax that were tested.");
+}
+
 void Engine::count(Op op) {
   counts_[static_cast<std::size_t>(op)].fetch_add(1, std::memory_order_relaxed);
 }
@@ -210,6 +229,11 @@ int lockstep_set_devices(int count, const int* ids, const int* processes) {
   return lockstep::guarded([&] {
     Engine::instance().world().set_devices({ids, ids + count}, {processes, processes + count});
   });
+}
+
+int lockstep_virtual_tables() {
+  const auto [clique_key, executor] = lockstep::virtual_tables();
+  return (clique_key != 0 ? 1 : 0) + (executor != 0 ? 2 : 0);
 }
 
 int lockstep_frames_known() { return Engine::instance().frames_known(); }

@@ -75,6 +75,10 @@ int lockstep_set_devices(int count, const int* ids, const int* processes);
 // Whether the frames have told who is in a clique; from then on `members` is not called.
 int lockstep_frames_known();
 
+// Which of XLA's classes lockstep_start has found in jaxlib's library: 1 the key of a clique, 2
+// what says which program a collective belongs to, 3 both.
+int lockstep_virtual_tables();
+
 // How many calls of each kind jaxlib has made, by lockstep::Op.
 void lockstep_counts(std::uint64_t counts[5]);
 

@@ -7,6 +7,7 @@
 
 #include "error.h"
 #include "stack.h"
+#include "vtables.h"
 #include "world.h"
 
 namespace lockstep {
@@ -16,7 +17,7 @@ constexpr std::size_t kLargestClique = 1 << 16;
 // XLA's frames between the list and us are under a hundred words deep; a wide margin.
 constexpr std::size_t kDeepest = 1 << 14;
 
-constexpr char kKeyType[] = "N3xla3cpu12CpuCliqueKeyE";
+constexpr std::size_t kKeyWords = 4;  // table, and a vector
 
 // std::vector as both common standard libraries lay it out: begin, end, end of storage.
 template <typename Id>
@@ -51,29 +52,60 @@ std::string text_of(const std::vector<DeviceList>& lists) {
   return text;
 }
 
+// The lists that are found, each once.
+class Keys {
+ public:
+  Keys(const World& world, int color, int key, int id_bytes)
+      : world_(world), color_(color), key_(key), id_bytes_(id_bytes) {}
+
+  // Whether it is a key, if perhaps not of the clique that is asked for.
+  bool take(const std::uintptr_t (&object)[kKeyWords]) {
+    if (!is_key(object)) return false;
+    const DeviceList list =
+        id_bytes_ == 4 ? read_list<std::int32_t>(object + 1) : read_list<std::int64_t>(object + 1);
+    if (plausible(world_, list, color_, key_) && std::ranges::find(lists, list) == lists.end())
+      lists.push_back(list);
+    return true;
+  }
+  std::vector<DeviceList> lists;
+
+ private:
+  bool is_key(const std::uintptr_t (&object)[kKeyWords]) const {
+    if (table_ != 0) return object[0] == table_;
+    // The cheap look at the list's shape goes first; reading a type takes three system calls.
+    return object[0] >= 4096 && object[1] >= 4096 && object[2] > object[1] &&
+           object[3] >= object[2] && is_table_of(object[0], kCliqueKeyType);
+  }
+
+  const World& world_;
+  const int color_, key_, id_bytes_;
+  const std::uintptr_t table_ = virtual_tables().clique_key;
+};
+
 }  // namespace
 
 #if defined(__GNUC__)
 __attribute__((no_sanitize("address")))
 #endif
 std::vector<DeviceList> keys_on_stack(const World& world, int color, int key, int id_bytes) {
-  std::vector<DeviceList> found;
-  if (id_bytes == 0) return found;
-  const auto* word = static_cast<const std::uintptr_t*>(__builtin_frame_address(0));
-  const std::uintptr_t end = end_of_stack();
-  for (std::size_t i = 0; i < kDeepest; ++i, ++word) {
-    if (reinterpret_cast<std::uintptr_t>(word + 4) > end) break;
-    const std::uintptr_t object[] = {word[0], word[1], word[2], word[3]};
-    // The cheap look at the list's shape goes first; reading a type takes three system calls.
-    if (object[0] < 4096 || object[1] < 4096 || object[2] <= object[1] || object[3] < object[2])
-      continue;
-    if (!is_table_of(object[0], kKeyType)) continue;
-    const DeviceList list =
-        id_bytes == 4 ? read_list<std::int32_t>(object + 1) : read_list<std::int64_t>(object + 1);
-    if (plausible(world, list, color, key) && std::ranges::find(found, list) == found.end())
-      found.push_back(list);
+  Keys keys(world, color, key, id_bytes);
+  if (id_bytes == 0) return {};
+  const auto* const words = static_cast<const std::uintptr_t*>(__builtin_frame_address(0));
+  const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(words), end = end_of_stack();
+  const std::size_t count = std::min(kDeepest, end > begin ? (end - begin) / sizeof(*words) : 0);
+  bool any = false;
+  for (std::size_t i = 0; i + kKeyWords <= count; ++i)
+    any = keys.take({words[i], words[i + 1], words[i + 2], words[i + 3]}) || any;
+  // In no frame, so perhaps on the heap, and a frame points to it. What is pointed to need not be
+  // memory, so the kernel copies it. A key in a frame is nearer than any that is pointed to.
+  if (any || virtual_tables().clique_key == 0) return std::move(keys.lists);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uintptr_t to = words[i];
+    std::uintptr_t object[kKeyWords];
+    const bool outside = to >= 4096 && to % sizeof(to) == 0 && (to < begin || to >= end);
+    if (outside && read_memory(to, object, sizeof(object))) keys.take(object);
   }
-  return found;
+  return std::move(keys.lists);
 }
 
 DeviceList decide_members(std::vector<DeviceList> candidates,

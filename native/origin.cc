@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "stack.h"
+#include "vtables.h"
 
 // What lies on the stack between variables is nobody's, and AddressSanitizer says so.
 #define NOT_SANITIZED __attribute__((no_sanitize("address")))
@@ -12,16 +13,15 @@
 namespace lockstep {
 namespace {
 
-constexpr char kExecutorType[] = "N3xla3cpu14CpuCollectives8ExecutorE";
-
 // How many words are looked at together.
 constexpr std::size_t kBlock = 16;
 // In all known jaxlibs the object lies 44 to 46 words above the functions of the MPI interface.
 constexpr std::size_t kWindow = 10 * kBlock;
 
-// The virtual table of the class: 0 before the first look, 1 when this jaxlib has no such object.
-constexpr std::uintptr_t kAbsent = 1;
-std::atomic<std::uintptr_t> executor_table{0};
+// Where the table was not found in jaxlib, it is looked for in the frames of so many calls: not
+// each kind of call need show the object.
+constexpr int kTries = 100;
+std::atomic<int> tries{0};
 
 // The object's words: table, execution, begin / end / capacity of the list of devices, two 32-bit
 // numbers (participants, kind of operation), channel.
@@ -32,11 +32,24 @@ bool plausible(const std::uintptr_t* object) {
   return object[2] != 0 && object[3] > object[2] && object[4] >= object[3] && kind <= 1;
 }
 
-std::uintptr_t find_table(const std::uintptr_t* word, std::size_t words) {
+// By the name of its type, in frames: 0 when it is not there.
+std::uintptr_t find_table(const std::uintptr_t* word) {
+  // A thread's stack ends far above its innermost functions wherever the object exists.
+  const std::uintptr_t end = end_of_stack();
+  const auto left = (end - reinterpret_cast<std::uintptr_t>(word)) / sizeof(*word);
+  const std::size_t words = left < kWindow ? left : kWindow;
   for (std::size_t i = 0; i + kWords <= words; ++i)
     if (word[i] > 4096 && plausible(word + i) && is_table_of(word[i], kExecutorType))
       return word[i];
-  return kAbsent;
+  return 0;
+}
+
+std::uintptr_t search_table(const std::uintptr_t* word) {
+  if (tries.load(std::memory_order_relaxed) >= kTries) return 0;
+  tries.fetch_add(1, std::memory_order_relaxed);
+  const std::uintptr_t found = find_table(word);
+  if (found != 0) set_virtual_tables({virtual_tables().clique_key, found});
+  return found;
 }
 
 // Two words as four halves: processors without AVX compare halves, and not words, at once.
@@ -67,16 +80,8 @@ NOT_SANITIZED Origin read_origin(const std::uintptr_t* word) {
 
 NOT_SANITIZED Origin origin_of_call(const void* frame) {
   const auto* word = static_cast<const std::uintptr_t*>(frame);
-  std::uintptr_t table = executor_table.load(std::memory_order_relaxed);
-  if (table == kAbsent) return {};
-  // A thread's stack ends far above its innermost functions wherever the object exists.
-  if (table == 0) {
-    const std::uintptr_t end = end_of_stack();
-    const auto left = (end - reinterpret_cast<std::uintptr_t>(frame)) / sizeof(*word);
-    table = find_table(word, left < kWindow ? left : kWindow);
-    executor_table.store(table, std::memory_order_relaxed);
-    if (table == kAbsent) return {};
-  }
+  std::uintptr_t table = virtual_tables().executor;
+  if (table == 0 && (table = search_table(word)) == 0) return {};
   Origin found;
   for (std::size_t block = 0; block < kWindow; block += kBlock) {
     if (!may_hold(word + block, table)) continue;
@@ -89,5 +94,7 @@ NOT_SANITIZED Origin origin_of_call(const void* frame) {
   }
   return found;
 }
+
+void restart_search_for_origins() { tries.store(0); }
 
 }  // namespace lockstep

@@ -34,4 +34,8 @@ struct Origin {
 // few dozen words. When the frames say two things, the origin is unknown.
 Origin origin_of_call(const void* frame);
 
+// Where the class is not found in jaxlib, the first calls look for it: from now on again. For
+// tests.
+void restart_search_for_origins();
+
 }  // namespace lockstep

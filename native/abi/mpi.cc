@@ -125,7 +125,10 @@ std::size_t checked(int count) {
 lockstep::Origin origin_of(const void* frame) {
   Engine& engine = Engine::instance();
   lockstep::Origin origin;
-  if (engine.checks_programs()) origin = lockstep::origin_of_call(frame);
+  if (engine.checks_programs()) {
+    origin = lockstep::origin_of_call(frame);
+    engine.note_origin(origin.known());
+  }
   origin.site = engine.site();
   return origin;
 }

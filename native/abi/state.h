@@ -36,6 +36,10 @@ class Engine {
 
   bool frames_known() const { return frames_known_.load(); }
 
+  // Whether a call has shown which program it belongs to. Once many have not, and none has, a line
+  // on stderr says so.
+  void note_origin(bool known);
+
   void count(Op op);
   void read_counts(std::uint64_t* counts) const {
     for (const auto& value : counts_) *counts++ = value.load(std::memory_order_relaxed);
@@ -55,6 +59,8 @@ class Engine {
   std::atomic<bool> check_programs_{false};
   std::atomic<bool> strict_{false};
   std::atomic<bool> frames_known_{false};
+  std::atomic<bool> origins_known_{false};
+  std::atomic<int> unknown_origins_{0};
   std::vector<std::unique_ptr<World>> worlds_;
   World* world_ = nullptr;
   std::set<std::pair<std::vector<int>, int>> requested_;

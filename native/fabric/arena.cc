@@ -105,8 +105,7 @@ void Arena::poison(std::string_view text) {
   std::uint32_t healthy = 0;
   if (!header().poison_state.compare_exchange_strong(healthy, 1)) return;
   const std::string_view kept = text.substr(0, kPoisonText - 1);
-  std::memcpy(header().poison_text, kept.data(), kept.size());
-  header().poison_text[kept.size()] = '\0';
+  *std::ranges::copy(kept, header().poison_text).out = '\0';
   header().poison_state.store(2, std::memory_order_release);
   // Whoever reads what this process writes from here on, finds the flag afterwards: see PeerMemory.
   std::atomic_thread_fence(std::memory_order_seq_cst);

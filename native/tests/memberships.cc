@@ -3,13 +3,16 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <memory>
 #include <new>
 
 #include "check.h"
 #include "error.h"
 #include "harness.h"
 #include "membership.h"
+#include "vtables.h"
 
 // What the scan looks for is a name: a class that has XLA's, and one that nearly has it.
 namespace xla::cpu {
@@ -57,11 +60,21 @@ TEST(no_list_is_an_error) {
   CHECK_CONTAINS(ERROR_OF(decide_members({{4, 5, 6}}, all, 4, 2)), "cannot tell which devices");
 }
 
-// Asks as process 0 of two processes with two devices each: 0, 1, 2048, 2049.
+// As jaxlib's are found, here those of this program.
+VirtualTables own_tables() {
+  find_virtual_tables("/proc/self/exe");
+  return virtual_tables();
+}
+
+// Asks as process 0 of two processes with two devices each: 0, 1, 2048, 2049. Where the table of
+// the key's class is known, and where it is not.
 void with_world(const std::function<void(World&)>& body) {
-  run_healthy(layout("2x2"), {}, [&](Rank& rank) {
-    if (rank.index == 0) body(rank.world);
-  });
+  for (const VirtualTables& tables : {own_tables(), VirtualTables{}}) {
+    set_virtual_tables(tables);
+    run_healthy(layout("2x2"), {}, [&](Rank& rank) {
+      if (rank.index == 0) body(rank.world);
+    });
+  }
 }
 
 // Keeps a local variable where it is: in memory, in this frame.
@@ -108,6 +121,39 @@ TEST(no_key_is_read_where_the_width_of_an_id_is_not_known) {
     CHECK((scan_with_words<CpuCliqueKey>(world, at, at - 12, at - 12, 0, 1, 4) ==
            Lists{{0, 1, 2048}}));
     CHECK(scan_with_words<CpuCliqueKey>(world, at, at - 12, at - 12, 0, 1, 0).empty());
+  });
+}
+
+TEST(the_table_of_a_class_is_found) {
+  const CpuCliqueKey key(0, 0, 0);
+  std::uintptr_t first = 0;
+  std::memcpy(&first, static_cast<const void*>(&key), sizeof(first));
+  CHECK_EQUAL(own_tables().clique_key, first);
+  set_virtual_tables({});
+  find_virtual_tables("/no/such/library");
+  CHECK_EQUAL(virtual_tables().clique_key, 0u);
+}
+
+// Only where the table is known: what is pointed to would have to be taken for a key by its looks.
+TEST(a_key_on_the_heap_to_which_a_frame_points) {
+  with_world([](World& world) {
+    static const std::int32_t ids[] = {0, 1, 2048}, others[] = {0, 2049};
+    const auto words = [](const auto& list) {
+      const auto at = reinterpret_cast<std::uintptr_t>(list);
+      return std::array{at, at + sizeof(list), at + sizeof(list)};
+    };
+    const auto [begin, end, last] = words(ids);
+    const auto held = std::make_unique<CpuCliqueKey>(begin, end, last);
+    const CpuCliqueKey* volatile pointer = held.get();
+    keep(const_cast<const CpuCliqueKey**>(&pointer));
+    const bool known = virtual_tables().clique_key != 0;
+    CHECK((keys_on_stack(world, 0, 1, 4) == (known ? Lists{{0, 1, 2048}} : Lists{})));
+    // One in a frame is the live one.
+    const auto [other, other_end, other_last] = words(others);
+    CHECK((scan_with_words<CpuCliqueKey>(world, ~other, ~other_end, ~other_last, 0, 0, 4) ==
+           Lists{{0, 2049}}));
+    pointer = nullptr;
+    keep(const_cast<const CpuCliqueKey**>(&pointer));
   });
 }
 

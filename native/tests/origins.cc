@@ -1,9 +1,18 @@
 // The look for XLA's numbers among the words above a frame.
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <string>
 
+#include "abi/state.h"
 #include "check.h"
+#include "fabric/sockets.h"
 #include "origin.h"
+#include "vtables.h"
 
 // Named as XLA's class is, for it is found by its name.
 namespace xla::cpu {
@@ -38,7 +47,31 @@ struct Stack {
   Origin look() const { return origin_of_call(words.data()); }
 };
 
+// What the first calls have seen is forgotten.
+void start_anew() {
+  set_virtual_tables({});
+  restart_search_for_origins();
+}
+
+// The kind of call that comes first need not show it.
+TEST(an_executor_that_the_first_calls_do_not_show) {
+  const CpuCollectives::Executor object(77, 3);
+  start_anew();
+  const Stack without;
+  Stack with;
+  with.put(40, object);
+  for (int i = 0; i < 50; ++i) CHECK(!without.look().known());
+  CHECK_EQUAL(with.look().execution, 77);
+  start_anew();
+  for (int i = 0; i < 1000; ++i) CHECK(!without.look().known());
+  CHECK(!with.look().known());
+  // Found at the start, it is known for good.
+  find_virtual_tables("/proc/self/exe");
+  CHECK_EQUAL(with.look().execution, 77);
+}
+
 TEST(an_executor_is_found_wherever_it_lies) {
+  start_anew();
   const CpuCollectives::Executor object(77, 3);
   for (std::size_t at = 0; at <= kLast; ++at) {
     Stack stack;
@@ -77,6 +110,43 @@ TEST(words_that_are_like_an_executor_are_not_taken_for_one) {
   CHECK_EQUAL(stack.look().execution, 77);
   stack.words[50] ^= std::uintptr_t{1} << 33;
   CHECK(!stack.look().known());
+}
+
+// What a process says whose calls show nothing, `times` times; `known_at`: but for that one.
+std::string said_of_origins(int process, int times, int known_at) {
+  const Descriptor text(memfd_create("stderr", MFD_CLOEXEC));
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    dup2(text.get(), STDERR_FILENO);
+    const Descriptor arena(lockstep_create_arena(1));
+    const char* labels[] = {"process 0", "process 1"};
+    lockstep_options options{};
+    options.process = process;
+    options.num_processes = 2;
+    options.labels = labels;
+    options.arena_fd = arena.get();
+    options.nonce = 1;
+    options.cores = 1;
+    if (lockstep_start(&options) != 0) _exit(1);
+    for (int i = 0; i < times; ++i) Engine::instance().note_origin(i == known_at);
+    _exit(0);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  CHECK_EQUAL(status, 0);
+  char found[4096];
+  const ssize_t n = pread(text.get(), found, sizeof(found), 0);
+  return {found, static_cast<std::size_t>(n)};
+}
+
+TEST(calls_that_never_show_a_program_are_told_of_once) {
+  const std::string said = said_of_origins(0, 5000, -1);
+  CHECK_CONTAINS(said, "lockstep: this jaxlib does not show which program a collective belongs to");
+  CHECK_EQUAL(std::ranges::count(said, '\n'), 1);
+  CHECK_EQUAL(said_of_origins(0, 20, -1), "");    // they may yet
+  CHECK_EQUAL(said_of_origins(0, 5000, 30), "");  // and one has
+  CHECK_EQUAL(said_of_origins(1, 5000, -1), "");  // process 0 says it for all
 }
 
 }  // namespace

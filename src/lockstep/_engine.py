@@ -189,6 +189,11 @@ def set_devices(devices: Sequence[tuple[int, int]]) -> None:
     _check(_library().lockstep_set_devices(len(devices), ids, processes))
 
 
+def virtual_tables() -> int:
+    """Which of XLA's classes were found in jaxlib, once the engine has started: 3 for both."""
+    return _library().lockstep_virtual_tables()
+
+
 def frames_known() -> bool:
     """Whether XLA's frames have told who is in a clique; then ``members`` is called no more."""
     return bool(_library().lockstep_frames_known())
