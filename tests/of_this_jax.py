@@ -10,6 +10,9 @@ VERSION = jaxlib.version.__version_info__
 EXECUTIONS_ARE_NUMBERED = VERSION >= (0, 9)
 """Without the numbers, errors have no lines, and programs that look alike are not compared."""
 
+MUTUAL_TLS = VERSION >= (0, 11, 2)
+"""JAX's coordination service takes certificates, which Lockstep makes from the job's key."""
+
 FLOAT16_PASS = VERSION >= (0, 10, 2)
 
 needs_numbers = pytest.mark.skipif(

@@ -1,10 +1,10 @@
 """What processes tell each other through JAX's key-value store, authenticated with the job's key.
 
 JAX's store has no authentication: any client that reaches its port reads and writes it. So, where
-the job has a key (`keys`), each record carries an HMAC of itself and of the name under which it stands,
-and a record without it is an error, never a reason to do without the key. Records that belong to
-one start of a job are authenticated with a key that is bound to the first records of all its
-processes (`Store.bound_to`), so that records of an earlier job with the same key file are refused.
+the job has a key (`keys`), each record carries an HMAC of itself and of the name under which it
+stands, and a record without it is an error, never a reason to do without the key. Records that
+belong to one start of a job are authenticated with a key that is bound to the first records of all
+its processes (`Store.bound_to`), so that records of an earlier job with the same key are refused.
 """
 
 from __future__ import annotations
