@@ -24,7 +24,7 @@ TIMEOUT = 90
 JOB = """
 import lockstep, jax
 import sys
-jax.distributed.initialize(sys.argv[1], 2, 0, initialization_timeout=60)
+jax.distributed.initialize(sys.argv[1], 2, 0, initialization_timeout=20)
 print("collectives", jax.config.jax_cpu_collectives_implementation, flush=True)
 jax.devices()
 print("collectives", jax.config.jax_cpu_collectives_implementation, flush=True)
