@@ -91,3 +91,16 @@ def test_a_service_of_the_same_user_has_its_port_for_itself() -> None:
 def test_an_address_of_another_host_cannot_be_bound() -> None:
     with pytest.raises(InitializationError, match="Cannot assign requested address"):
         coordinator_port.wait_until_free("203.0.113.7:29500", 0.0)
+
+
+def test_a_port_that_is_taken_at_any_address_of_the_name_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Clients that try the other address first would reach the other program."""
+    resolving(monkeypatch, "here", ["127.0.0.2", "127.0.0.1"])
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"here:{other.getsockname()[1]}"
+        with pytest.raises(InitializationError, match=rf"process {os.getpid()} .* 127\.0\.0\.1:"):
+            coordinator_port.wait_until_free(address, 0.2)

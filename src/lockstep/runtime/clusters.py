@@ -152,7 +152,7 @@ def _open_mpi_coordinator(environ: Environ) -> str | None:
                 f"No address can be found in OMPI_MCA_orte_hnp_uri={uri!r}; {_ADVICE}."
             )
         # Job ids of Open MPI 4 are multiples of 2**16.
-        return f"{_bracketed(match[2])}:{_derived_port(environ, int(match[1]) >> 16)}"
+        return f"{bracketed(match[2])}:{_derived_port(environ, int(match[1]) >> 16)}"
     # prterun-NODE-PID@JOB: the node that mpirun runs on, and its process id.
     if match := re.match(r"prterun-(.+)-(\d+)@\d+$", environ.get("PMIX_NAMESPACE", "")):
         return f"{match[1]}:{_derived_port(environ, int(match[2]))}"
@@ -177,7 +177,7 @@ def _torchrun(environ: Environ) -> Place | None:
     coordinator = None
     if host and not (taken and local_size == size):
         port = _port(environ, "MASTER_PORT", name, _LAST_PORT - taken)
-        coordinator = f"{_bracketed(host)}:{port + taken}"
+        coordinator = f"{bracketed(host)}:{port + taken}"
     return Place(
         rank=_whole(environ, "RANK", name),
         size=size,
@@ -188,7 +188,7 @@ def _torchrun(environ: Environ) -> Place | None:
     )
 
 
-def _bracketed(host: str) -> str:
+def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 

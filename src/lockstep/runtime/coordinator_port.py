@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from lockstep import _config
 from lockstep._errors import InitializationError
-from lockstep.runtime import network
+from lockstep.runtime import clusters, network
 
 FREE_SECONDS = 5.0
 """How long to wait for a port: the service of a job that has just ended looks around for a second
@@ -40,8 +40,7 @@ _MAX_COMMAND = 80
 
 def split(address: str) -> tuple[str, int]:
     """Host and port of ``HOST:PORT``, without gRPC's prefix and brackets."""
-    prefix = network._GRPC_PREFIX.match(address)
-    host, _, port = address[prefix.end() if prefix else 0 :].rpartition(":")
+    host, _, port = network.without_prefix(address).rpartition(":")
     return host.strip("[]"), int(port)
 
 
@@ -58,7 +57,7 @@ def choose(default: str, coordinator: str) -> str:
     if is_loopback and not (on_one_host or host == "localhost" or _is_literal(host)):
         return default
     # For a name gRPC listens on each of its addresses that this host has.
-    return f"{_bracketed(own[0] if len(own) == 1 else host)}:{port}"
+    return f"{clusters.bracketed(own[0] if len(own) == 1 else host)}:{port}"
 
 
 def _addresses(host: str) -> list[str]:
@@ -91,10 +90,6 @@ def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
 def wait_until_free(address: str, seconds: float = FREE_SECONDS) -> None:
     """Raises `InitializationError` where the service cannot listen on ``address``."""
     try:
@@ -118,11 +113,13 @@ def _problem(host: str, port: int) -> str:
     if port == 0:
         return ""
     problem = ""
-    for address in _addresses(host):
-        for listener in _listeners(port):
+    addresses = _addresses(host)
+    for listener in _listeners(port):
+        for address in addresses:
             if _overlaps(address, listener.address):
-                at = f"{_bracketed(listener.address)}:{port}"
+                at = f"{clusters.bracketed(listener.address)}:{port}"
                 return f"the port is taken by {_holder(listener)}, which listens on {at}"
+    for address in addresses:
         problem = _bind_problem(address, port)
         if not problem:
             return ""

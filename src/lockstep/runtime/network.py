@@ -49,10 +49,15 @@ def gloo_notice(hosts: Sequence[str]) -> str:
     )
 
 
+def without_prefix(address: str) -> str:
+    """``address`` without what gRPC takes in front of a host."""
+    prefix = _GRPC_PREFIX.match(address)
+    return address[prefix.end() :] if prefix else address
+
+
 def route_to(host: str, port: str = "1") -> str:
     """From which address this host sends to ``host``; "" where it knows none. Sends nothing."""
-    prefix = _GRPC_PREFIX.match(host)
-    host = host[prefix.end() :] if prefix else host
+    host = without_prefix(host)
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
