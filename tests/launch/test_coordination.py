@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import threading
 from pathlib import Path
 
 import pytest
 
+import lockstep
+from lockstep.runtime import service_loss
 from of_this_jax import VERSION
 from processes import free_port, python
 from support import run_lockstep
@@ -159,6 +162,28 @@ except lockstep.InitializationError as error:
     result = run_lockstep([], program, timeout=60)
     for process in (0, 1):
         assert "has lost JAX's coordination service" in result.by_process[process][0], result
+
+
+def test_a_call_that_fails_before_the_loss_is_reported_names_the_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service_loss._jax_compat, "distributed_client", lambda: object())
+    monkeypatch.setattr(service_loss._jax_compat, "set_client_aside", lambda: None)
+    monkeypatch.setattr(service_loss, "_words", lambda: "the service is lost")
+    reports = threading.Timer(0.2, service_loss.react)
+    reports.start()
+    try:
+        lost = pytest.raises(lockstep.InitializationError, match="the service is lost")
+        with lost, service_loss.as_reason():
+            raise RuntimeError("UNAVAILABLE: recvmsg:Connection reset by peer")
+    finally:
+        reports.join()
+        service_loss.forget()
+
+
+def test_another_error_is_raised_as_it_is() -> None:
+    with pytest.raises(RuntimeError, match="INTERNAL: no"), service_loss.as_reason():
+        raise RuntimeError("INTERNAL: no")
 
 
 def test_processes_with_different_numbers_of_devices_are_shown_in_a_table() -> None:

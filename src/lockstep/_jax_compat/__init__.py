@@ -29,6 +29,7 @@ from lockstep._jax_compat.distributed import distributed_place as distributed_pl
 from lockstep._jax_compat.distributed import heartbeat_seconds as heartbeat_seconds
 from lockstep._jax_compat.distributed import is_taken as is_taken
 from lockstep._jax_compat.distributed import is_timeout as is_timeout
+from lockstep._jax_compat.distributed import is_unreachable as is_unreachable
 from lockstep._jax_compat.distributed import service_answers as service_answers
 from lockstep._jax_compat.distributed import set_client_aside as set_client_aside
 from lockstep._jax_compat.distributed import survive_dead_peers as survive_dead_peers

@@ -219,6 +219,11 @@ def is_timeout(error: Exception) -> bool:
     return "DEADLINE_EXCEEDED" in str(error)
 
 
+def is_unreachable(error: Exception) -> bool:
+    """Whether JAX's client raised this because it has no connection to the service."""
+    return "UNAVAILABLE" in str(error)
+
+
 def is_taken(error: Exception) -> bool:
     """Whether the store's client raised this because the key has a value already."""
     return "ALREADY_EXISTS" in str(error)

@@ -10,12 +10,16 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+from collections.abc import Iterator
 
 from lockstep import _config, _engine, _jax_compat
 from lockstep._errors import InitializationError
 
 _text = ""
 _lost = threading.Event()
+
+_REPORT_SECONDS = 5.0
+"""How long jaxlib may take to report the loss after a call of its client has failed."""
 
 
 def react() -> None:
@@ -47,6 +51,20 @@ def raise_if_lost(seconds: float = 0.0) -> None:
     """
     if _lost.wait(seconds):
         raise InitializationError(_text)
+
+
+@contextlib.contextmanager
+def as_reason() -> Iterator[None]:
+    """Raises that the service is lost where the block fails because it cannot be reached.
+
+    A call of the client may fail before jaxlib reports the loss.
+    """
+    try:
+        yield
+    except Exception as error:
+        if _jax_compat.is_unreachable(error):
+            raise_if_lost(_REPORT_SECONDS)
+        raise
 
 
 def _runs_engine() -> bool:

@@ -45,6 +45,7 @@ def barrier(name: str, timeout: float | None = None) -> None:
     _wait(f"barrier({name!r})", f"barrier/{name}", timeout)
 
 
+@service_loss.as_reason()
 def assert_same(value: Any, name: str, timeout: float | None = None) -> None:
     """Checks that all processes of the job have the same value; every process calls it.
 
@@ -92,6 +93,7 @@ def _use(key: str) -> int:
         return _uses[key]
 
 
+@service_loss.as_reason()
 def _wait(words: str, name: str, timeout: float | None) -> None:
     service_loss.raise_if_lost()
     client = _jax_compat.distributed_client()
