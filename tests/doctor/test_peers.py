@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from lockstep._commands import said_by
 from lockstep.doctor import peers
+from lockstep.system.subprocess_output import said_by
 
 NOTHING = peers.Facts((), None, "", (), {}, "0.10.2")
 

@@ -13,7 +13,7 @@ import pytest
 
 from faults.harness import PROGRAMS
 from faults.hosts import possible, two_hosts
-from lockstep.runtime import memory_files
+from lockstep.system import memory_files
 from processes import clean_environ, free_port
 from runtime.peers import peer
 

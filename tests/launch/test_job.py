@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep._config import Config
-from lockstep.launch import cores, process_tree
+from lockstep.launch import cores
 from lockstep.launch.job import Job, overridden_collectives, overridden_devices, worker_environ
+from lockstep.system import process_tree
 
 
 def job(**values: object) -> Job:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lockstep._errors import LaunchError
-from lockstep.launch.memory import OomKills, counters, free_mb
 from lockstep.launch.run import check_memory
+from lockstep.system.oom import OomKills, counters, free_mb
 
 
 def test_only_a_new_kill_counts(tmp_path: Path) -> None:

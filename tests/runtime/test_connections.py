@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockstep.runtime import connections
+from lockstep.system import tcp_info
 from support import wait_until
 
 
@@ -29,24 +29,24 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, socket
 def test_connections_are_found_and_stay_open(pair: tuple[socket.socket, socket.socket]) -> None:
     one, other = pair
     with open(os.devnull) as _, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as _:
-        found = {each.fileno() for each in connections.tcp_sockets()}
-        again = {each.fileno() for each in connections.tcp_sockets()}
+        found = {each.fileno() for each in tcp_info.tcp_sockets()}
+        again = {each.fileno() for each in tcp_info.tcp_sockets()}
     assert {one.fileno(), other.fileno()} <= found & again
-    assert connections.remote(one) == connections.local(other)
+    assert tcp_info.remote(one) == tcp_info.local(other)
     one.sendall(b"still open")
     assert other.recv(10) == b"still open"
 
 
 def test_ports_that_listen_are_found() -> None:
-    before = connections.listening()
+    before = tcp_info.listening()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        assert server.getsockname() in connections.listening() - before
+        assert server.getsockname() in tcp_info.listening() - before
 
 
 def test_the_kernel_is_asked_once(pair: tuple[socket.socket, socket.socket]) -> None:
     one, _ = pair
-    assert connections.keep_asking(one, 30.0)
-    assert not connections.keep_asking(one, 6000.0)
+    assert tcp_info.keep_asking(one, 30.0)
+    assert not tcp_info.keep_asking(one, 6000.0)
     assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
     assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
     assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 5
@@ -57,7 +57,7 @@ def test_a_default_timeout_changes_no_socket() -> None:
     with one, other, socket.create_server(("127.0.0.1", 0)) as server:
         socket.setdefaulttimeout(5.0)
         try:
-            found = {each.fileno() for each in connections.tcp_sockets()}
+            found = {each.fileno() for each in tcp_info.tcp_sockets()}
         finally:
             socket.setdefaulttimeout(None)
         assert server.fileno() in found
@@ -66,19 +66,19 @@ def test_a_default_timeout_changes_no_socket() -> None:
 
 def test_who_was_sent_something_has_answered(pair: tuple[socket.socket, socket.socket]) -> None:
     one, other = pair
-    assert not connections.has_answered(one)
-    assert not connections.has_answered(other)
+    assert not tcp_info.has_answered(one)
+    assert not tcp_info.has_answered(other)
     one.sendall(b"taken by the kernel")
-    wait_until(lambda: connections.has_answered(one), "nothing is acknowledged", 10)
-    assert not connections.has_answered(other)
+    wait_until(lambda: tcp_info.has_answered(one), "nothing is acknowledged", 10)
+    assert not tcp_info.has_answered(other)
 
 
 def test_who_takes_no_data_is_not_silent(pair: tuple[socket.socket, socket.socket]) -> None:
     one, other = pair
-    connections.keep_asking(one, 1.0)
+    tcp_info.keep_asking(one, 1.0)
     one.settimeout(3.0)  # long enough for the kernel to ask whether there is room now
     with contextlib.suppress(TimeoutError):
         while True:
             one.sendall(bytes(1 << 20))
-    assert connections.silence(one) == 0.0
-    assert connections.silence(other) == 0.0
+    assert tcp_info.silence(one) == 0.0
+    assert tcp_info.silence(other) == 0.0

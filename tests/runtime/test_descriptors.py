@@ -8,7 +8,7 @@ import resource
 import pytest
 
 from lockstep import InitializationError, _config
-from lockstep.runtime import descriptors
+from lockstep.system import fd_limit
 from runtime.peers import peer
 
 OPEN = 20
@@ -45,14 +45,14 @@ def test_the_soft_limit_is_raised_as_far_as_needed(
     monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, needed: int, after: int
 ) -> None:
     limits = fake(monkeypatch, soft, hard)
-    descriptors.make_room(needed)
+    fd_limit.make_room(needed)
     assert limits.now == (after, hard)
 
 
 def test_a_hard_limit_that_is_too_low_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = fake(monkeypatch, 1024, 4096)
     with pytest.raises(InitializationError) as caught:
-        descriptors.make_room(4077)
+        fd_limit.make_room(4077)
     text = str(caught.value)
     assert text.startswith("the engine needs 4077 file descriptors for the processes of ")
     assert "20 are open, and this process may have 4096." in text
@@ -64,14 +64,14 @@ def test_what_is_needed_grows_with_the_processes_here_and_elsewhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(descriptors, "make_room", asked.append)
+    monkeypatch.setattr(fd_limit, "make_room", asked.append)
     monkeypatch.setattr(_config, "current", _config.Config)
     peers = [peer(process) for process in range(5)]
-    descriptors.make_room_for(peers, 0)  # three here, two elsewhere
-    descriptors.make_room_for(peers, 1)  # two here, three elsewhere
+    fd_limit.make_room_for(peers, 0)  # three here, two elsewhere
+    fd_limit.make_room_for(peers, 1)  # two here, three elsewhere
     assert asked[0] - asked[1] == 7 - 2
     monkeypatch.setattr(_config, "current", lambda: _config.Config(run_dir="/there"))
-    descriptors.make_room_for(peers, 0)
+    fd_limit.make_room_for(peers, 0)
     assert asked[0] - asked[2] == 3 * 4
 
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from lockstep.record.run import Exit
-from lockstep.runtime.exits import exit_of
+from lockstep.system.exit_status import exit_of
 
 
 def kernel_tells() -> bool:

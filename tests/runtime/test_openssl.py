@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.runtime import openssl
+from lockstep.system import openssl
 
 OTHER = "10-20 r-xp 00000000 fe:00 7  /opt/other/libssl.so.1.1\n20-30 r-xp 0 0:0 0 \n"
 

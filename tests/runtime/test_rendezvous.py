@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from lockstep._errors import LaunchError
-from lockstep.runtime import ports, rendezvous
+from lockstep.runtime import rendezvous
 from lockstep.runtime.clusters import Place
+from lockstep.system import port_reservation
 
 
 def place(rank: int, size: int, local_size: int | None = None) -> Place:
@@ -106,8 +107,8 @@ def test_a_second_program_under_the_same_launcher_waits_for_the_name() -> None:
 
 
 def test_a_reserved_port_is_nobody_else_s() -> None:
-    with ports.reserve() as held:
-        host, port = ports.address(held).split(":")
+    with port_reservation.reserve() as held:
+        host, port = port_reservation.address(held).split(":")
         with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
             stranger.bind((host, int(port)))
         # The coordination service binds beside it, and gets the connections.

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from lockstep.runtime import stacks
+from lockstep.system import stack_dump
 from processes import clean_environ
 from support import run_lockstep, wait_until
 
@@ -47,10 +47,10 @@ def main_loop():
     while True: pass
 main_loop()
 """
-    path = tmp_path / stacks.FILE
+    path = tmp_path / stack_dump.FILE
     with running(INSTALL + program, path) as pid:
         for _ in range(2):  # a second answer is not mixed up with the first
-            text = stacks.ask(pid, path, 10)
+            text = stack_dump.ask(pid, path, 10)
             assert text.count("in main_loop") == 1
             assert text.count("in waits_for_data") == 1
 
@@ -62,34 +62,34 @@ def stuck_in_c():
     ctypes.PyDLL(None).sleep(100)  # keeps the lock
 stuck_in_c()
 """
-    path = tmp_path / stacks.FILE
+    path = tmp_path / stack_dump.FILE
     with running(INSTALL + program, path) as pid:
-        assert "in stuck_in_c" in stacks.ask(pid, path, 10)
+        assert "in stuck_in_c" in stack_dump.ask(pid, path, 10)
 
 
 def test_a_stopped_process_is_described(tmp_path: Path) -> None:
-    path = tmp_path / stacks.FILE
+    path = tmp_path / stack_dump.FILE
     with running(INSTALL + "ready()\nwhile True: pass", path) as pid:
         os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda: stacks._state(pid) == "T", "it is stopped")
-        text = stacks.ask(pid, path, 10)
+        wait_until(lambda: stack_dump._state(pid) == "T", "it is stopped")
+        text = stack_dump.ask(pid, path, 10)
         assert f"process {pid}: it is stopped, by a signal" in text
         assert "kill -CONT" in text
         # Nothing was sent: it would answer later, to nobody.
         os.kill(pid, signal.SIGCONT)
-        assert "most recent call first" in stacks.ask(pid, path, 10)
+        assert "most recent call first" in stack_dump.ask(pid, path, 10)
         assert path.read_text().count("Current thread") == 1
 
 
 def test_a_process_that_cannot_be_asked_is_described_and_not_killed(tmp_path: Path) -> None:
-    path = tmp_path / stacks.FILE
+    path = tmp_path / stack_dump.FILE
     program = """
 import pathlib, sys, time
 pathlib.Path(sys.argv[1]).with_suffix(".ready").touch()
 time.sleep(100)
 """
     with running(program, path) as pid:
-        text = stacks.ask(pid, path, 10)
+        text = stack_dump.ask(pid, path, 10)
         assert f"The system says of process {pid}: it sleeps" in text
         assert "s of processor time" in text
         os.kill(pid, 0)
@@ -98,7 +98,7 @@ time.sleep(100)
 def test_a_process_that_is_gone(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    assert "there is no process" in stacks.ask(process.pid, tmp_path / stacks.FILE)
+    assert "there is no process" in stack_dump.ask(process.pid, tmp_path / stack_dump.FILE)
 
 
 def test_a_process_that_has_blocked_the_signal_does_not_answer(tmp_path: Path) -> None:
@@ -108,23 +108,23 @@ signal.pthread_sigmask(signal.SIG_BLOCK, {stacks.SIGNAL})
 ready()
 while True: time.monotonic()
 """
-    path = tmp_path / stacks.FILE
+    path = tmp_path / stack_dump.FILE
     with running(INSTALL + program, path) as pid:
         started = time.monotonic()
-        text = stacks.ask(pid, path, 0.3)
+        text = stack_dump.ask(pid, path, 0.3)
         assert "did not answer within 0.3 s" in text
         assert time.monotonic() - started >= 0.3
 
 
 def test_a_deep_recursion_is_cut_and_our_own_frames_are_left_out() -> None:
-    ours = f'  File "{Path(stacks.__file__).parent.parent}/launch/program.py", line 5 in run'
+    ours = f'  File "{Path(stack_dump.__file__).parent.parent}/launch/program.py", line 5 in run'
     deep = "\n".join(f'  File "train.py", line {i} in f' for i in range(100))
-    text = stacks.shortened(
+    text = stack_dump.shortened(
         f"Thread 0x1 (most recent call first):\n{deep}\n{ours}\n\nThread 0x2:\n"
     )
-    assert text.count("in f") == stacks.MOST_FRAMES - 1
-    watcher = f'Thread 0x3:\n  File "{Path(stacks.__file__).parent}/watch.py", line 9 in run'
-    assert "0x3" not in stacks.shortened(f"{watcher}\n\nThread 0x4:\n  File")
+    assert text.count("in f") == stack_dump.MOST_FRAMES - 1
+    watcher = f'Thread 0x3:\n  File "{Path(stack_dump.__file__).parent}/watch.py", line 9 in run'
+    assert "0x3" not in stack_dump.shortened(f"{watcher}\n\nThread 0x4:\n  File")
     assert "  ... more frames\n\nThread 0x2:" in text
     assert "program.py" not in text
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lockstep.doctor.finding import Finding, ok, problem, warning
-from lockstep.runtime import keys, openssl
+from lockstep.runtime import keys
+from lockstep.system import openssl
 
 RESOLVE_SECONDS = 5.0
 FEW_PORTS = 1000

@@ -11,12 +11,12 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from lockstep._commands import said_by
 from lockstep._errors import LaunchError
 from lockstep._words import counted
 from lockstep.doctor.finding import Finding, ok, warning
 from lockstep.doctor.software import release
 from lockstep.runtime import clusters, mpi
+from lockstep.system.subprocess_output import said_by
 
 _CLUSTERS = {
     "Slurm": ("SLURM_PROCID", "SLURM_JOB_ID"),

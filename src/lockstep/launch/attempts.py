@@ -12,7 +12,7 @@ import dataclasses
 
 from lockstep.launch.job import Job
 from lockstep.launch.supervisor import Supervisor
-from lockstep.runtime import ports
+from lockstep.system import port_reservation
 
 
 def run(job: Job, lifeline: int) -> int:
@@ -26,8 +26,10 @@ def run(job: Job, lifeline: int) -> int:
             if left == 0 or not supervisor.may_restart:
                 return status
             left -= 1
-            port = ports_held.enter_context(ports.reserve())
+            port = ports_held.enter_context(port_reservation.reserve())
             config = dataclasses.replace(
-                job.config, attempt=job.config.attempt + 1, coordinator=ports.address(port)
+                job.config,
+                attempt=job.config.attempt + 1,
+                coordinator=port_reservation.address(port),
             )
             job = dataclasses.replace(job, config=config)

@@ -32,7 +32,7 @@ from typing import NoReturn
 from lockstep import _records
 from lockstep._config import Config, current
 from lockstep.launch import program, tracebacks
-from lockstep.runtime import stacks
+from lockstep.system import stack_dump
 
 EXIT_SECONDS = 2.0
 """Seconds for the exit handlers of a program that failed; less than the launcher's patience."""
@@ -49,7 +49,7 @@ def main() -> None:
     faulthandler.enable()
     if config.run_dir is not None and config.process_id is not None:
         with contextlib.suppress(OSError):
-            stacks.install(_folder(config) / stacks.FILE)
+            stack_dump.install(_folder(config) / stack_dump.FILE)
     # A pipe would be block-buffered, and a process that is killed would take its last lines along.
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):

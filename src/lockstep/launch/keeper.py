@@ -41,12 +41,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from lockstep import _records
 from lockstep._errors import LaunchError, RecordError
-from lockstep.launch import agent_guard, kept, process_tree
+from lockstep.launch import agent_guard, kept
 from lockstep.launch.failure import not_started
 from lockstep.launch.host_dir import HostDir
-from lockstep.launch.memory import OomKills
 from lockstep.launch.process import OUT_OF_MEMORY
 from lockstep.record import format, run
+from lockstep.system import process_tree
+from lockstep.system.oom import OomKills
 
 if TYPE_CHECKING:
     from lockstep.runtime.keeping import Keeping

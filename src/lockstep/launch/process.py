@@ -10,10 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 
 from lockstep import _records
-from lockstep.launch import process_tree
 from lockstep.launch.console import Console, Stream, open_log
 from lockstep.launch.failure import Ending, last_words
 from lockstep.launch.job import Job, command
+from lockstep.system import process_tree
 
 OUT_OF_MEMORY = "out of memory"
 

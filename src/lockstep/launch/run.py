@@ -13,11 +13,12 @@ from pathlib import Path
 
 from lockstep._config import Config
 from lockstep._errors import ConfigError, LaunchError
-from lockstep.launch import attempts, cores, kept, memory, options, run_dir
+from lockstep.launch import attempts, cores, kept, options, run_dir
 from lockstep.launch.console import complain
 from lockstep.launch.guard import run_guarded
 from lockstep.launch.job import Job, overridden_collectives, overridden_devices
-from lockstep.runtime import mpi, ports
+from lockstep.runtime import mpi
+from lockstep.system import oom, port_reservation
 
 MANY_PER_CORE = 8
 
@@ -33,17 +34,17 @@ def main(words: Sequence[str]) -> int:
     environ = dict(os.environ)
     config = configure(args, environ)
     if not args.oversubscribe:
-        check_memory(args.processes, memory.free_mb())
+        check_memory(args.processes, oom.free_mb())
     usable = cores.usable()
     warn(args, usable)
     warn_of_collectives(environ, config)
     _open_standard_streams()
     log_dir = make_log_dir(args.log_dir, kept.new_name())
-    with ports.reserve() as port:
+    with port_reservation.reserve() as port:
         job = Job(
             program=tuple(program),
             processes=args.processes,
-            config=dataclasses.replace(config, coordinator=ports.address(port)),
+            config=dataclasses.replace(config, coordinator=port_reservation.address(port)),
             environ=environ,
             run_dir=run_dir.make(),
             devices=args.devices,
@@ -106,7 +107,7 @@ def check_program(program: Sequence[str], command: str) -> None:
 
 def check_memory(processes: int, free_mb: int | None) -> None:
     """Raises `LaunchError` when ``free_mb`` of memory cannot hold the processes."""
-    each = memory.MB_OF_PROCESS
+    each = oom.MB_OF_PROCESS
     if free_mb is None or processes * each <= free_mb or processes == 1:
         return
     raise LaunchError(
@@ -135,7 +136,7 @@ def warn(args: argparse.Namespace, usable: Sequence[int]) -> None:
     if args.processes > MANY_PER_CORE * len(usable):
         complain(
             f"warning: {args.processes} processes on {len(usable)} cores; each JAX process takes "
-            f"about {memory.MB_OF_PROCESS} MB of memory, and they will be slow"
+            f"about {oom.MB_OF_PROCESS} MB of memory, and they will be slow"
         )
     forced = overridden_devices(os.environ, args.devices)
     if forced is not None:

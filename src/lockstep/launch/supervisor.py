@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from lockstep import _records
 from lockstep._errors import LaunchError
 from lockstep.launch import console as consoles
-from lockstep.launch import kept, process_tree, tracebacks
+from lockstep.launch import kept, tracebacks
 from lockstep.launch.console import Console, Stream
 from lockstep.launch.failure import (
     Ending,
@@ -47,9 +47,10 @@ from lockstep.launch.failure import (
 )
 from lockstep.launch.guard import PASSED_ON
 from lockstep.launch.job import Job
-from lockstep.launch.memory import OomKills
 from lockstep.launch.pmi import PmiServer
 from lockstep.launch.process import Process
+from lockstep.system import process_tree
+from lockstep.system.oom import OomKills
 
 FAILURE_SHARES = (0.5, 0.9)
 """After which shares of the grace period a failed job's processes get SIGINT, and SIGKILL. Before

@@ -10,10 +10,10 @@ from pathlib import Path
 from lockstep._errors import RecordError
 from lockstep.launch import kept
 from lockstep.launch.console import complain
-from lockstep.launch.process_tree import below, parents
 from lockstep.record.format import MAGIC, TIME_ERROR_NS, ProcessRecord
 from lockstep.record.run import Process, Run, read_record, read_run
 from lockstep.runtime.inquiry import complete
+from lockstep.system.process_tree import below, parents
 
 _MEMORY_FILE = "/memfd:lockstep"
 

@@ -20,9 +20,10 @@ from lockstep import _config
 from lockstep._errors import InitializationError
 from lockstep._records import process_dir
 from lockstep.record import format, run
-from lockstep.runtime import exits, service_loss
+from lockstep.runtime import service_loss
 from lockstep.runtime.store import Record, Store
 from lockstep.runtime.topology import Peer
+from lockstep.system import exit_status
 
 
 def look(
@@ -115,5 +116,5 @@ def _how_it_ended(peer: Peer, patience: float) -> str:
             if not select.select([pidfd], [], [], patience)[0]:
                 return ""
         written = functools.partial(run.read_exit, _folder(peer.process), peer.pid)
-        ending = exits.ending(pidfd, written if _config.current().run_dir else None)
+        ending = exit_status.ending(pidfd, written if _config.current().run_dir else None)
         return _words(peer.process, ending)

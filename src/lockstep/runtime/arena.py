@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from lockstep import _engine
 from lockstep._errors import InitializationError
-from lockstep.runtime import absent, memory_files, store
+from lockstep.runtime import absent, store
 from lockstep.runtime.topology import Peer
+from lockstep.system import memory_files
 
 _NAME = "lockstep-arena"
 """As native/fabric/arena.cc calls it."""

@@ -30,7 +30,6 @@ from lockstep.runtime import (
     arena,
     callsite,
     cut_off,
-    descriptors,
     ending,
     keeping,
     keys,
@@ -44,6 +43,7 @@ from lockstep.runtime import (
     xla_threads,
 )
 from lockstep.runtime.store import PREFIX, Store
+from lockstep.system import fd_limit
 
 
 @dataclasses.dataclass
@@ -248,7 +248,7 @@ def _meet(
     prefix = f"{PREFIX}/{'address' if len(job.hosts) > 1 else 'record'}/{epoch}"
     listeners: list[socket.socket] = []
     with store.telling_errors(job.store, f"{prefix}/{job.process}"):
-        descriptors.make_room_for(job.peers, job.process)
+        fd_limit.make_room_for(job.peers, job.process)
         fd = arena.open_arena(job.store, job.peers, job.process, epoch, nonce)
         opened.callback(os.close, fd)
         if len(job.hosts) > 1:

@@ -35,7 +35,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from lockstep import _config, _jax_compat, _records
 from lockstep._errors import InitializationError
-from lockstep.runtime import certificates, connections
+from lockstep.runtime import certificates
+from lockstep.system import tcp_info
 
 READY_SECONDS = 20.0
 """How long the child may take until it serves; a few milliseconds are usual."""
@@ -318,9 +319,9 @@ def _serve(said: _Service) -> None:
 def _forget_who_is_out_of_reach() -> None:
     """Has the kernel end connections to hosts that are cut off; all of this process are JAX's."""
     with contextlib.suppress(OSError):  # no descriptor left to read /proc with
-        for each in connections.tcp_sockets():
+        for each in tcp_info.tcp_sockets():
             with contextlib.suppress(OSError):  # no longer connected
-                connections.keep_asking(each, SILENT_SECONDS)
+                tcp_info.keep_asking(each, SILENT_SECONDS)
                 # Also while the kernel sends, when it does not ask.
                 milliseconds = round(1000 * SILENT_SECONDS)
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

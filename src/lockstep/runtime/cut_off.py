@@ -31,10 +31,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from lockstep import _config, _engine, _jax_compat
 from lockstep._words import counted
-from lockstep.runtime import connections, topology
-from lockstep.runtime.connections import Address
+from lockstep.runtime import topology
 from lockstep.runtime.store import Store
 from lockstep.runtime.topology import Peer
+from lockstep.system import tcp_info
+from lockstep.system.tcp_info import Address
 
 LIMIT = 0.3
 """As a part of JAX's ``heartbeat_timeout_seconds`` (100)."""
@@ -73,10 +74,10 @@ class Listeners:
 
     def connections(self) -> Iterator[socket.socket]:
         """Those of this process that carry collectives."""
-        for each in connections.tcp_sockets():
+        for each in tcp_info.tcp_sockets():
             with contextlib.suppress(OSError):  # not connected, or no longer
-                remote = connections.remote(each)
-                if remote in self._all or connections.local(each)[1] in self._own_ports:
+                remote = tcp_info.remote(each)
+                if remote in self._all or tcp_info.local(each)[1] in self._own_ports:
                     yield each
 
     def silence(self, limit: float) -> dict[str, float]:
@@ -88,11 +89,11 @@ class Listeners:
         found: dict[str, float] = {}
         for each in self.connections():
             with contextlib.suppress(OSError):  # it ends just now
-                host, _ = connections.remote(each)
-                known = host in self.peers_at or connections.has_answered(each)
-                if host in self._here or not known or connections.keep_asking(each, limit):
+                host, _ = tcp_info.remote(each)
+                known = host in self.peers_at or tcp_info.has_answered(each)
+                if host in self._here or not known or tcp_info.keep_asking(each, limit):
                     continue  # who is asked from now on has had no time to answer
-                found[host] = max(connections.silence(each), found.get(host, 0.0))
+                found[host] = max(tcp_info.silence(each), found.get(host, 0.0))
         return found
 
 
@@ -218,7 +219,7 @@ def before_cpu_client() -> None:
     global _before
     _before = None
     with contextlib.suppress(OSError):  # no /proc, or no descriptor left
-        _before = connections.listening()
+        _before = tcp_info.listening()
 
 
 def after_cpu_client(store: Store, fail: Callable[[str], None] | None = None) -> None:
@@ -234,7 +235,7 @@ def after_cpu_client(store: Store, fail: Callable[[str], None] | None = None) ->
 def _start(store: Store, fail: Callable[[str], None] | None) -> None:
     global _watch
     # Ours is at one address, so what listens at all of them is somebody else's.
-    own = set() if _before is None else connections.listening() - _before
+    own = set() if _before is None else tcp_info.listening() - _before
     # The engine's port: closed, as all processes have met, and still one end of their connections.
     if fail is not None and (address := _engine.listens_at()) is not None:
         host, port = address

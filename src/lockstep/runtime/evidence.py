@@ -14,7 +14,7 @@ from typing import Any
 from lockstep import _config, _jax_compat
 from lockstep._records import ErrorRecord
 from lockstep.record import format, run
-from lockstep.runtime import callsite, memory_files, notes, stacks
+from lockstep.runtime import callsite, notes
 from lockstep.runtime.elsewhere import Elsewhere
 from lockstep.runtime.papers import MEMORY_NAMES, Papers, descriptor
 from lockstep.runtime.sites import (
@@ -28,6 +28,7 @@ from lockstep.runtime.sites import (
 )
 from lockstep.runtime.topology import Peer
 from lockstep.runtime.uses import Uses
+from lockstep.system import memory_files, stack_dump
 
 
 class Records:
@@ -85,7 +86,7 @@ class Records:
     def stacks(self, process: int) -> str:
         """The Python stacks of a process of this host."""
         pid = next(peer.pid for peer in self._local if peer.process == process)
-        return stacks.ask(pid, Path(self._papers[process].stacks))
+        return stack_dump.ask(pid, Path(self._papers[process].stacks))
 
     def of_host(self, own_sites: Sequence[run.Site], latest: int | None) -> list[run.Process]:
         """The processes of this host: endings first, then records, then sites (`record.run`)."""

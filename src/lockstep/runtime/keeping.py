@@ -23,11 +23,12 @@ from typing import Any
 
 from lockstep import _config, _engine
 from lockstep._engine_options import Network, Options
-from lockstep.runtime import descriptors, inquiry, topology
+from lockstep.runtime import inquiry, topology
 from lockstep.runtime.elsewhere import Elsewhere, Local
 from lockstep.runtime.evidence import Records, on_one_clock
 from lockstep.runtime.papers import Papers
 from lockstep.runtime.topology import Peer
+from lockstep.system import fd_limit
 
 _SEND_SECONDS = 10.0
 
@@ -150,7 +151,7 @@ class Keeping:
             values["tls_library"],
         )
         try:
-            descriptors.make_room_in_keeper(len(values["labels"]))
+            fd_limit.make_room_in_keeper(len(values["labels"]))
             arena = _engine.create_arena(values["nonce"])
             try:
                 _engine.start(_options(values, arena, network))

@@ -20,9 +20,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from lockstep import _config, _engine, _jax_compat
-from lockstep._commands import said_by
 from lockstep._errors import ConfigError, EngineError, InitializationError
 from lockstep.runtime import xla_threads
+from lockstep.system.subprocess_output import said_by
 
 FORWARDER = "liblockstep_mpi.so"
 TRAMPOLINE = "MPITRAMPOLINE_LIB"

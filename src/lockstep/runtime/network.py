@@ -19,9 +19,10 @@ from typing import Any
 
 from lockstep._engine_options import Network
 from lockstep._errors import InitializationError
-from lockstep.runtime import absent, keys, openssl, topology
+from lockstep.runtime import absent, keys, topology
 from lockstep.runtime.store import Store
 from lockstep.runtime.topology import Peer
+from lockstep.system import openssl
 
 _GRPC_PREFIX = re.compile(r"(dns|ipv4|ipv6):(//[^/]*/)?")
 """Before the host of an address: jax.distributed.initialize() takes whatever gRPC does."""

@@ -18,15 +18,15 @@ from typing import Any
 from lockstep import _config, _records
 from lockstep._errors import InitializationError
 from lockstep.record import run
-from lockstep.runtime import stacks
 from lockstep.runtime.topology import Peer
+from lockstep.system import stack_dump
 
 _FILES = {
     "record": _records.RECORDER,
     "sites": run.SITES,
     "perhaps": run.PERHAPS,
     "callers": run.CALLERS,
-    "stacks": stacks.FILE,
+    "stacks": stack_dump.FILE,
 }
 MEMORY_NAMES = tuple(f"lockstep-{name}" for name in ("recorder", *list(_FILES)[1:]))
 """Of the memory files: the first as native/recorder.cc calls it."""
@@ -128,5 +128,5 @@ def _in_memory() -> Papers:
         for name in list(_FILES)[1:]
     }
     papers = Papers(**made)
-    stacks.install(Path(papers.stacks))
+    stack_dump.install(Path(papers.stacks))
     return papers

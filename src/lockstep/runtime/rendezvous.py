@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lockstep._errors import LaunchError
-from lockstep.runtime import ports
 from lockstep.runtime.clusters import Place
+from lockstep.system import port_reservation
 
 DEADLINE_SECONDS = 60.0
 _RANK_VARIABLES = (
@@ -90,10 +90,10 @@ def _same_user(connection: socket.socket) -> bool:
 
 
 def _tell(name: str, place: Place, deadline: float) -> str:
-    held = ports.reserve()
+    held = port_reservation.reserve()
     # Never closed, and inherited over exec: the port stays ours until the coordinator has it.
     os.set_inheritable(held.fileno(), True)
-    address = ports.address(held)
+    address = port_reservation.address(held)
     held.detach()
     waiting = place.size - 1
     with socket.socket(socket.AF_UNIX) as listener:

@@ -17,7 +17,8 @@ from typing import Any
 
 from lockstep import _config, _jax_compat, _records
 from lockstep._errors import DifferenceError, MissingProcessError
-from lockstep.runtime import connect, sameness, service_loss, stacks, store
+from lockstep.runtime import connect, sameness, service_loss, store
+from lockstep.system import stack_dump
 
 _NO_DEADLINE = 10.0**6
 _LOOK_SECONDS = 0.2
@@ -199,7 +200,7 @@ def _stack(process: int) -> str | None:
     if config.run_dir is None or pid is None:
         return None
     folder = _records.process_dir(Path(config.run_dir), config.attempt, process)
-    return stacks.ask(pid, folder / stacks.FILE)
+    return stack_dump.ask(pid, folder / stack_dump.FILE)
 
 
 def _leaves(value: Any) -> dict[str, sameness.Leaf]:

@@ -28,7 +28,7 @@ from typing import Any
 
 from lockstep import _engine, _jax_compat
 from lockstep.record import match, run
-from lockstep.runtime import callsite, comparison, exits, members, verdict
+from lockstep.runtime import callsite, comparison, members, verdict
 from lockstep.runtime.comparison import Comparison
 from lockstep.runtime.elsewhere import Elsewhere, Local
 from lockstep.runtime.ending import mark_the_end
@@ -37,6 +37,7 @@ from lockstep.runtime.papers import Papers
 from lockstep.runtime.stalls import Stalls
 from lockstep.runtime.store import Store
 from lockstep.runtime.topology import Peer
+from lockstep.system import exit_status
 
 _TURN_SECONDS = 1.0
 _LONGEST_PAUSE = 1.0
@@ -305,7 +306,7 @@ class Watcher(threading.Thread):
         record = self._records.record(peer.process)
         launched = self._records.folder(peer.process) is not None
         written = functools.partial(self._records.ending, peer.process) if launched else None
-        ending = exits.ending(pidfd, written)
+        ending = exit_status.ending(pidfd, written)
         clean = record.state == _engine.Leaving.ENDED and (ending is None or ending.exit_code == 0)
         if clean or _engine.poison_text():
             return  # whoever waits for it rings

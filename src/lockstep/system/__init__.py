@@ -1,0 +1,1 @@
+"""Linux: files, descriptors, connections and processes."""
