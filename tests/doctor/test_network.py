@@ -11,7 +11,7 @@ import pytest
 
 from lockstep.doctor import network
 from lockstep.doctor.finding import Finding
-from lockstep.runtime.keys import KeyFile
+from lockstep.job.job_key import KeyFile
 
 GOOD = network.Facts(
     hostname="node7",

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.job import job_key
 from lockstep.launch import host_dir
 from lockstep.launch.host_dir import HostDir
-from lockstep.runtime import keys
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +115,7 @@ def test_processes_of_one_job_on_one_host_share_a_secret() -> None:
     assert len(text) == 64
     second.share_secret()
     assert secret.read_text() == text != (other.path / "secret").read_text()
-    assert keys.read_key(str(secret)).key is not None
+    assert job_key.read_key(str(secret)).key is not None
     assert sorted(p.name for p in first.path.iterdir()) == ["attempt_0", "secret"]
 
 

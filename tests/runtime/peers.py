@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from lockstep.runtime.topology import Peer
+from lockstep.job.topology import Peer
 
 
 def peer(process: int, **more: Any) -> Peer:

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from lockstep.job.topology import Peer
 from lockstep.runtime.cut_off import Listeners, Watch, cut_off_words
-from lockstep.runtime.topology import Peer
 
 
 def peer(process: int, host: str) -> Peer:

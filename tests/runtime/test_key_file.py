@@ -14,8 +14,8 @@ import pytest
 
 from lockstep._config import Config
 from lockstep._engine_options import Network
-from lockstep.runtime import keys
-from lockstep.runtime.keys import KeyFile
+from lockstep.job import job_key
+from lockstep.job.job_key import KeyFile
 from of_this_jax import MUTUAL_TLS
 from processes import clean_environ, free_port, run_processes
 
@@ -32,17 +32,17 @@ def write(path: Path, text: str = f"{SECRET}\n", mode: int = 0o600) -> Path:
 
 
 def test_the_key_is_the_digest_of_what_the_file_holds(tmp_path: Path) -> None:
-    one = keys.read_key(str(write(tmp_path / "one")))
-    other = keys.read_key(str(write(tmp_path / "other", f"\n  {SECRET} \r\n", 0o400)))
+    one = job_key.read_key(str(write(tmp_path / "one")))
+    other = job_key.read_key(str(write(tmp_path / "other", f"\n  {SECRET} \r\n", 0o400)))
     assert one == other == KeyFile(hashlib.sha256(SECRET.encode()).digest())
-    different = keys.read_key(str(write(tmp_path / "different", SECRET[:-1])))
+    different = job_key.read_key(str(write(tmp_path / "different", SECRET[:-1])))
     assert one.key != different.key
 
 
 def test_a_path_from_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     write(tmp_path / "key")
-    assert keys.read_key("~/key").key is not None
+    assert job_key.read_key("~/key").key is not None
 
 
 def test_a_relative_path_is_taken_where_the_process_starts(
@@ -52,13 +52,13 @@ def test_a_relative_path_is_taken_where_the_process_starts(
     write(Path("key"))
     config = Config.from_environ({"LOCKSTEP_KEY_FILE": "key"})
     monkeypatch.chdir("/")
-    assert keys.read_key(config.key_file).key is not None
+    assert job_key.read_key(config.key_file).key is not None
     assert Config.from_environ(config.to_environ()) == config
 
 
 @pytest.mark.parametrize("path", [None, ""])
 def test_without_the_variable_there_is_no_key_and_no_problem(path: str | None) -> None:
-    file = keys.read_key(path)
+    file = job_key.read_key(path)
     assert file == KeyFile()
 
 
@@ -115,7 +115,7 @@ def test_a_file_that_cannot_be_used(
 ) -> None:
     path = tmp_path / "key"
     make(path)
-    file = keys.read_key(str(path))
+    file = job_key.read_key(str(path))
     assert file.key is None
     assert file.problem == f"LOCKSTEP_KEY_FILE={path}: the file {problem}."
     assert mend.format(path) in file.fix
@@ -126,16 +126,16 @@ def test_a_file_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     path = write(tmp_path / "key")
     owner = path.stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    file = keys.read_key(str(path))
+    file = job_key.read_key(str(path))
     if owner == 0:  # root's files are everybody's to trust
         assert file.key is not None
         os.chown(path, 4711, 4711)
-        owner, file = 4711, keys.read_key(str(path))
+        owner, file = 4711, job_key.read_key(str(path))
     assert f"belongs to user {owner}, who knows and may change the key" in file.problem
 
 
 def test_a_name_that_is_none() -> None:
-    assert "cannot be read" in keys.read_key("a\0b").problem
+    assert "cannot be read" in job_key.read_key("a\0b").problem
 
 
 # Keys that are derived from it
@@ -143,10 +143,10 @@ def test_a_name_that_is_none() -> None:
 
 def test_derived_keys_are_those_of_hkdf() -> None:
     """RFC 5869's third test case, whose purpose and salt are empty."""
-    made = keys.derive(b"\x0b" * 22, "", 42).hex()
+    made = job_key.derive(b"\x0b" * 22, "", 42).hex()
     assert made.startswith("8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d")
     assert made.endswith("9d201395faa4b61a96c8")
-    assert keys.derive(b"k", "a") != keys.derive(b"k", "b") != keys.derive(b"l", "b")
+    assert job_key.derive(b"k", "a") != job_key.derive(b"k", "b") != job_key.derive(b"l", "b")
 
 
 # In a job

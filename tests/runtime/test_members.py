@@ -11,9 +11,9 @@ import pytest
 
 from lockstep import _config, _engine, _jax_compat
 from lockstep._errors import InitializationError
+from lockstep.job.kv_store import Store
 from lockstep.runtime import members
 from lockstep.runtime.cliques import Clique
-from lockstep.runtime.store import Store
 from runtime.peers import Client
 
 DEVICES = {0: 0, 1: 0, 8: 1, 9: 1}

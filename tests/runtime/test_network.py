@@ -12,9 +12,10 @@ import pytest
 
 from lockstep import InitializationError
 from lockstep._engine_options import Network, Options
-from lockstep.runtime import network, store, topology
-from lockstep.runtime.store import Store
-from lockstep.runtime.topology import Peer
+from lockstep.job import kv_store, topology
+from lockstep.job.kv_store import Store
+from lockstep.job.topology import Peer
+from lockstep.runtime import network
 from runtime.peers import Client, peer
 
 # Addresses
@@ -122,7 +123,7 @@ def test_what_one_raises_all_raise(listener: socket.socket) -> None:
     shared, peers = Store(Client()), [peer(0), peer(1)]
     with (
         contextlib.suppress(InitializationError),
-        store.telling_errors(shared, "at/1"),
+        kv_store.telling_errors(shared, "at/1"),
     ):
         raise InitializationError("no room")
     with pytest.raises(InitializationError, match=r"^process 1 \(pid 101 on b\): no room$"):

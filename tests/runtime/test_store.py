@@ -8,14 +8,14 @@ import pytest
 
 from lockstep import InitializationError
 from lockstep._errors import EngineError
-from lockstep.runtime import store
-from lockstep.runtime.store import Store
+from lockstep.job import kv_store
+from lockstep.job.kv_store import Store
 from runtime.peers import Client
 
 
 @pytest.fixture(autouse=True)
 def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_SLICE_SECONDS", 0.05)
+    monkeypatch.setattr(kv_store, "_SLICE_SECONDS", 0.05)
 
 
 def test_what_comes_late_is_heard_and_the_caller_looks_meanwhile() -> None:
@@ -61,7 +61,7 @@ def test_an_error_is_heard_while_one_waits(error: EngineError, heard: str) -> No
     shared = Store(Client())
 
     def fail() -> None:
-        with pytest.raises(EngineError), store.telling_errors(shared, "k"):
+        with pytest.raises(EngineError), kv_store.telling_errors(shared, "k"):
             raise error
 
     other = threading.Timer(0.2, fail)
@@ -75,7 +75,7 @@ def test_an_error_is_heard_while_one_waits(error: EngineError, heard: str) -> No
 def fail_together(shared: Store, process: int, text: str) -> str:
     with (
         pytest.raises((EngineError, InitializationError)) as caught,
-        store.failing_together(shared, "at/1", process),
+        kv_store.failing_together(shared, "at/1", process),
     ):
         raise EngineError(text)
     return str(caught.value)
@@ -92,7 +92,7 @@ def test_who_fails_after_another_tells_the_other_s_reason() -> None:
 
 
 def test_who_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(kv_store, "WAIT_SECONDS", 0.2)
     looks: list[None] = []
     with pytest.raises(InitializationError, match=r"^process 3 did not reach this point in 0.2 s"):
         Store(Client()).record("k", "process 3", lambda: looks.append(None))

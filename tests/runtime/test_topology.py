@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep import DisagreementError, InitializationError
-from lockstep.runtime import agreement, topology
-from lockstep.runtime.topology import Peer
+from lockstep.job import topology
+from lockstep.job.topology import Peer
+from lockstep.runtime import agreement
 
 hosts = st.sampled_from(["a", "b", "c"])
 cpu_sets = st.frozensets(st.integers(0, 15), min_size=1).map(lambda s: tuple(sorted(s)))

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lockstep.doctor.finding import Finding, ok, problem, warning
-from lockstep.runtime import keys
+from lockstep.job import job_key
 from lockstep.system import openssl
 
 RESOLVE_SECONDS = 5.0
@@ -161,10 +161,10 @@ def check_proxies(environ: Mapping[str, str], hostname: str) -> Finding:
     return ok("proxies", f"{', '.join(proxies)} set; no_proxy spares this host")
 
 
-def check_key(path: str, file: keys.KeyFile, libssl_problem: str) -> Finding:
+def check_key(path: str, file: job_key.KeyFile, libssl_problem: str) -> Finding:
     """Between hosts the engine needs a key and OpenSSL."""
     if not path:
-        return ok("key file", f"{keys.VARIABLE} not set: between hosts gloo is used")
+        return ok("key file", f"{job_key.VARIABLE} not set: between hosts gloo is used")
     if file.problem:
         return warning("key file", file.problem, file.fix)
     if libssl_problem:
@@ -178,11 +178,11 @@ def check_key(path: str, file: keys.KeyFile, libssl_problem: str) -> Finding:
 
 def findings() -> list[Finding]:
     facts, environ = probe(), os.environ
-    key_file = environ.get(keys.VARIABLE, "")
+    key_file = environ.get(job_key.VARIABLE, "")
     return [
         check_hostname(facts),
         check_localhost(facts),
         check_ports(facts),
         check_proxies(environ, facts.hostname),
-        check_key(key_file, keys.read_key(key_file), openssl.problem()),
+        check_key(key_file, job_key.read_key(key_file), openssl.problem()),
     ]

@@ -33,7 +33,7 @@ def make() -> Path:
 def share_secret(path: Path) -> None:
     """Sees to it that the processes of this run on this host have a secret in common.
 
-    With it they authenticate what they tell each other (`lockstep.runtime.keys`). The first one
+    With it they authenticate what they tell each other (`lockstep.job.job_key`). The first one
     draws it. Raises `LaunchError` when it cannot be written.
     """
     own = path / f"{SECRET}.{os.getpid()}"

@@ -17,12 +17,13 @@ from typing import NoReturn
 
 from lockstep._config import Config
 from lockstep._errors import LaunchError
+from lockstep.job import topology
 from lockstep.launch import keeper, kept, options
 from lockstep.launch.console import complain
 from lockstep.launch.host_dir import HostDir
 from lockstep.launch.job import add_jax_variables, command, worker_environ
 from lockstep.launch.run import check_program, configure, make_log_dir, warn_of_collectives
-from lockstep.runtime import clusters, rendezvous, topology
+from lockstep.runtime import clusters, rendezvous
 
 _OF_JOB = (
     "SLURM_JOB_ID",

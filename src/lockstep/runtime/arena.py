@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from lockstep import _engine
 from lockstep._errors import InitializationError
-from lockstep.runtime import absent, store
-from lockstep.runtime.topology import Peer
+from lockstep.job import kv_store
+from lockstep.job.topology import Peer
+from lockstep.runtime import absent
 from lockstep.system import memory_files
 
 _NAME = "lockstep-arena"
@@ -16,13 +17,13 @@ _NAME = "lockstep-arena"
 
 
 def open_arena(
-    shared: store.Store, peers: Sequence[Peer], process: int, epoch: int, nonce: int
+    shared: kv_store.Store, peers: Sequence[Peer], process: int, epoch: int, nonce: int
 ) -> int:
     """A file descriptor of the arena of this host, which the caller closes."""
     first = next(peer for peer in peers if peer.host_id == peers[process].host_id)
-    name = f"{store.PREFIX}/arena/{epoch}/{first.process}"
+    name = f"{kv_store.PREFIX}/arena/{epoch}/{first.process}"
     if first.process == process:
-        with store.telling_errors(shared, name):
+        with kv_store.telling_errors(shared, name):
             fd = _engine.create_arena(nonce)
         shared.put(name, fd)
         return fd

@@ -19,7 +19,7 @@ from typing import Any
 
 from lockstep import _config
 from lockstep._errors import ConfigError
-from lockstep.runtime import keys
+from lockstep.job import job_key
 
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 """Of P-256: its private keys are the numbers below."""
@@ -52,7 +52,7 @@ def descriptors() -> list[int]:
 
 def _key(processes: int) -> bytes | None:
     config = _config.current()
-    own = keys.own(processes)
+    own = job_key.own(processes)
     on_one_host = config.local_num_processes == config.num_processes == processes
     if own.problem and not on_one_host:
         raise ConfigError(own.problem)
@@ -60,7 +60,7 @@ def _key(processes: int) -> bytes | None:
 
 
 def _uri(key: bytes) -> str:
-    return f"lockstep://{keys.derive(key, 'lockstep: name of the job', 16).hex()}/"
+    return f"lockstep://{job_key.derive(key, 'lockstep: name of the job', 16).hex()}/"
 
 
 def make(key: bytes) -> dict[str, bytes]:
@@ -71,7 +71,7 @@ def make(key: bytes) -> dict[str, bytes]:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    derived = int.from_bytes(keys.derive(key, "lockstep: authority of the job", 48), "big")
+    derived = int.from_bytes(job_key.derive(key, "lockstep: authority of the job", 48), "big")
     authority = ec.derive_private_key(derived % (_ORDER - 1) + 1, ec.SECP256R1())
     own = ec.generate_private_key(ec.SECP256R1())
     issuer = _name("Lockstep job")

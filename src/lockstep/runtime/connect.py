@@ -24,6 +24,8 @@ from lockstep import _config, _engine, _jax_compat
 from lockstep._engine_options import Network, Options
 from lockstep._errors import InitializationError
 from lockstep._records import process_dir
+from lockstep.job import job_key, kv_store, topology
+from lockstep.job.kv_store import PREFIX, Store
 from lockstep.runtime import (
     absent,
     agreement,
@@ -32,17 +34,13 @@ from lockstep.runtime import (
     cut_off,
     ending,
     keeping,
-    keys,
     members,
     network,
     papers,
     peers,
     service_loss,
-    store,
-    topology,
     xla_threads,
 )
-from lockstep.runtime.store import PREFIX, Store
 from lockstep.system import fd_limit
 
 
@@ -67,7 +65,7 @@ class _Job:
     @property
     def key(self) -> bytes | None:
         """For the engine on other hosts."""
-        return None if self.said.key is None else keys.derive(self.said.key, "lockstep tls")
+        return None if self.said.key is None else job_key.derive(self.said.key, "lockstep tls")
 
     @property
     def hosts(self) -> list[str]:
@@ -98,7 +96,7 @@ def _current_job() -> _Job:
         engine = f"{lockstep.__version__}/{_engine.interface()}"
         keeper = os.getppid() if keeping.is_kept() else 0
         own = topology.this_process(process, config.host_id, engine, keeper)
-        key = keys.own(count)
+        key = job_key.own(count)
         own = network.describe(own, key.key, _jax_compat.coordinator_address())
         _job = _Job(client, peers.exchange(client, own, key, count), process)
     return _job
@@ -192,7 +190,7 @@ def after_cpu_client(client: Any) -> None:
     Begins to watch the other hosts.
     """
     if _is_gloo():
-        cut_off.after_cpu_client(store.of_application(_jax_compat.distributed_client()))
+        cut_off.after_cpu_client(kv_store.of_application(_jax_compat.distributed_client()))
     if not _is_engine():
         return
     if _is_between_hosts():
@@ -211,7 +209,7 @@ def start_engine() -> None:
     if len(job.hosts) > 1 and job.key is None:  # not fallen back: this is not the way JAX goes
         raise InitializationError(
             "the processes sit on several hosts and have no key, so the engine cannot be used. "
-            f"Set {keys.VARIABLE}, or use --collectives gloo."
+            f"Set {job_key.VARIABLE}, or use --collectives gloo."
         )
     with _ending_the_wait_for_devices(job), contextlib.ExitStack() as opened:
         epoch = job.starts
@@ -247,7 +245,7 @@ def _meet(
     # Where the others will listen for it.
     prefix = f"{PREFIX}/{'address' if len(job.hosts) > 1 else 'record'}/{epoch}"
     listeners: list[socket.socket] = []
-    with store.telling_errors(job.store, f"{prefix}/{job.process}"):
+    with kv_store.telling_errors(job.store, f"{prefix}/{job.process}"):
         fd_limit.make_room_for(job.peers, job.process)
         fd = arena.open_arena(job.store, job.peers, job.process, epoch, nonce)
         opened.callback(os.close, fd)
@@ -272,7 +270,7 @@ def _start_together(
 ) -> list[papers.Papers]:
     """Returns where each process writes down what it does, once the engines of all have started."""
     prefix = f"{PREFIX}/record/{epoch}"
-    with store.failing_together(job.store, prefix, job.process):
+    with kv_store.failing_together(job.store, prefix, job.process):
         _engine.start(_options(job, fd, nonce, way() if way else None))
         own = _own_papers(job)
         job.store.put(f"{prefix}/{job.process}", own.published())

@@ -31,9 +31,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from lockstep import _config, _engine, _jax_compat
 from lockstep._words import counted
-from lockstep.runtime import topology
-from lockstep.runtime.store import Store
-from lockstep.runtime.topology import Peer
+from lockstep.job import topology
+from lockstep.job.kv_store import Store
+from lockstep.job.topology import Peer
 from lockstep.system import tcp_info
 from lockstep.system.tcp_info import Address
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lockstep import _engine
+from lockstep.job.topology import Peer
 from lockstep.record import run
 from lockstep.runtime import notes
-from lockstep.runtime.topology import Peer
 
 PATIENCE_SECONDS = 0.35
 """For an answer; who gives none is not asked first again, and another one of its host is asked.

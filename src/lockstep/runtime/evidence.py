@@ -13,6 +13,7 @@ from typing import Any
 
 from lockstep import _config, _jax_compat
 from lockstep._records import ErrorRecord
+from lockstep.job.topology import Peer
 from lockstep.record import format, run
 from lockstep.runtime import callsite, notes
 from lockstep.runtime.elsewhere import Elsewhere
@@ -26,7 +27,6 @@ from lockstep.runtime.sites import (
     digests,
     near,
 )
-from lockstep.runtime.topology import Peer
 from lockstep.runtime.uses import Uses
 from lockstep.system import memory_files, stack_dump
 

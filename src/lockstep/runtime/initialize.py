@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import lockstep
 from lockstep import _config, _engine, _jax_compat
 from lockstep._errors import DisagreementError, InitializationError
-from lockstep.runtime import absent, agreement, prepare, store
+from lockstep.job import kv_store
+from lockstep.runtime import absent, agreement, prepare
 from lockstep.runtime.place import find_place
 
 if TYPE_CHECKING:
@@ -196,14 +197,14 @@ def warn_of_differences(client: Any) -> None:
     prefix = f"lockstep/differences/{_checks}"
     # A warning is all that is lost where this fails.
     with contextlib.suppress(Exception):
-        shared = store.of_application(joined)
+        shared = kv_store.of_application(joined)
         facts = _settings() | {"local CPU devices": str(client.local_device_count())}
         shared.put(f"{prefix}/{process}", facts)
         if process == 0:
             _print_differences(_published(shared, prefix, count))
 
 
-def _published(shared: store.Store, prefix: str, count: int) -> list[agreement.Facts]:
+def _published(shared: kv_store.Store, prefix: str, count: int) -> list[agreement.Facts]:
     end = time.monotonic() + _WARNING_SECONDS
     return [
         shared.once(f"{prefix}/{other}", f"process {other}", end - time.monotonic())
@@ -226,7 +227,7 @@ def _print_differences(facts: Sequence[agreement.Facts]) -> None:
 def _check_agreement(topic: str, facts: agreement.Facts) -> None:
     global _checks
     _checks += 1
-    shared = store.of_application(_jax_compat.distributed_client())
+    shared = kv_store.of_application(_jax_compat.distributed_client())
     process, count = _jax_compat.distributed_place()
     folder = f"lockstep/agreement/{_checks}/{topic}"
     shared.put(f"{folder}/{process}", dict(facts))

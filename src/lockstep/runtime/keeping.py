@@ -23,11 +23,12 @@ from typing import Any
 
 from lockstep import _config, _engine
 from lockstep._engine_options import Network, Options
-from lockstep.runtime import inquiry, topology
+from lockstep.job import topology
+from lockstep.job.topology import Peer
+from lockstep.runtime import inquiry
 from lockstep.runtime.elsewhere import Elsewhere, Local
 from lockstep.runtime.evidence import Records, on_one_clock
 from lockstep.runtime.papers import Papers
-from lockstep.runtime.topology import Peer
 from lockstep.system import fd_limit
 
 _SEND_SECONDS = 10.0

@@ -22,6 +22,7 @@ from typing import Any
 
 from lockstep import _config, _engine, _jax_compat
 from lockstep._errors import InitializationError
+from lockstep.job.kv_store import Store
 from lockstep.runtime.cliques import (
     COLLECTIVE,
     Clique,
@@ -31,7 +32,6 @@ from lockstep.runtime.cliques import (
     text_of,
     the_only_one,
 )
-from lockstep.runtime.store import Store
 
 _FOLDER = "lockstep/members"
 _SLICE_SECONDS = 0.5

@@ -19,9 +19,10 @@ from typing import Any
 
 from lockstep._engine_options import Network
 from lockstep._errors import InitializationError
-from lockstep.runtime import absent, keys, topology
-from lockstep.runtime.store import Store
-from lockstep.runtime.topology import Peer
+from lockstep.job import job_key, topology
+from lockstep.job.kv_store import Store
+from lockstep.job.topology import Peer
+from lockstep.runtime import absent
 from lockstep.system import openssl
 
 _GRPC_PREFIX = re.compile(r"(dns|ipv4|ipv6):(//[^/]*/)?")
@@ -45,8 +46,8 @@ def gloo_notice(hosts: Sequence[str]) -> str:
     """What process 0 prints where no process has a key."""
     return (
         f"lockstep: the processes sit on {len(hosts)} hosts ({', '.join(hosts)}) and have no key, "
-        f"so this run uses gloo. For the engine: make a key file, {keys.make_key()}, copy it to "
-        f"all hosts, and set {keys.VARIABLE} to its path for all processes."
+        f"so this run uses gloo. For the engine: make a key file, {job_key.make_key()}, copy it to "
+        f"all hosts, and set {job_key.VARIABLE} to its path for all processes."
     )
 
 
@@ -93,7 +94,7 @@ def own_address(peers: Sequence[Peer], process: int) -> str:
         f"JAX's coordination service leads through {own or 'no interface'}. Set "
         "LOCKSTEP_COORDINATOR=HOST:PORT for all processes, or the coordinator_address that the "
         "program gives to jax.distributed.initialize(), HOST being the network address of the "
-        f"machine of process 0; or, for gloo between the hosts, do not set {keys.VARIABLE}."
+        f"machine of process 0; or, for gloo between the hosts, do not set {job_key.VARIABLE}."
     )
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from lockstep import _config, _records
 from lockstep._errors import InitializationError
+from lockstep.job.topology import Peer
 from lockstep.record import run
-from lockstep.runtime.topology import Peer
 from lockstep.system import stack_dump
 
 _FILES = {

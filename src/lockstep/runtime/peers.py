@@ -17,9 +17,10 @@ from typing import Any
 
 from lockstep._errors import ConfigError, DisagreementError, InitializationError
 from lockstep._words import printable
-from lockstep.runtime import absent, keys
-from lockstep.runtime.store import PREFIX, Proof, Record, Store
-from lockstep.runtime.topology import Peer
+from lockstep.job import job_key
+from lockstep.job.kv_store import PREFIX, Proof, Record, Store
+from lockstep.job.topology import Peer
+from lockstep.runtime import absent
 
 _MAX_LABELS = 4
 _MAX_CLAIM = 300
@@ -39,11 +40,11 @@ class Peers:
         """A number that all processes know and no other job has, for the ``epoch``-th start of
         their engines. With a key, a stranger does not know it."""
         said = "\0".join([*self.texts, str(epoch)]).encode()
-        digest = keys.derive((self.key or b"") + hashlib.sha256(said).digest(), "lockstep nonce")
+        digest = job_key.derive((self.key or b"") + hashlib.sha256(said).digest(), "lockstep nonce")
         return int.from_bytes(digest[:8], "big") >> 1
 
 
-def exchange(client: Any, own: Peer, key: keys.JobKey, count: int) -> Peers:
+def exchange(client: Any, own: Peer, key: job_key.JobKey, count: int) -> Peers:
     """Publishes this process's record and waits for those of the others.
 
     Raises, on every process that is told so: `DisagreementError` where not all have the same key,
@@ -73,7 +74,7 @@ def _peer(process: int, record: Record) -> Peer:
     return peer
 
 
-def _check_keys(own: Peer, key: keys.JobKey, records: dict[int, Record]) -> None:
+def _check_keys(own: Peer, key: job_key.JobKey, records: dict[int, Record]) -> None:
     proofs = {process: record.proof for process, record in records.items()}
     if all(proof is Proof.VALID for proof in proofs.values()):
         return
@@ -84,11 +85,11 @@ def _check_keys(own: Peer, key: keys.JobKey, records: dict[int, Record]) -> None
         raise DisagreementError(
             f"{own.label} and {_names(wrong)} have different secrets, although one launcher has "
             "started all of them on this host: they do not share the directory that TMPDIR names "
-            f"(/tmp). Give all of them the same one, or a key file ({keys.VARIABLE})."
+            f"(/tmp). Give all of them the same one, or a key file ({job_key.VARIABLE})."
         )
     if wrong:
         raise DisagreementError(
-            f"the files that {keys.VARIABLE} names hold different keys; another one than "
+            f"the files that {job_key.VARIABLE} names hold different keys; another one than "
             f"{own.label} has: {_names(wrong)}. Copy one file to all hosts. If all have the same, "
             "a stranger writes into JAX's key-value store."
         )
@@ -119,7 +120,7 @@ def _lacking(names: str, is_secret_of_run: bool) -> str:
             "key-value store."
         )
     return (
-        f"{keys.VARIABLE} is set for some processes only; without it: {names}. Give all of them a "
+        f"{job_key.VARIABLE} is set for some processes only; without it: {names}. Give all of them a "
         "file with the same key, and the engine is used on several hosts too, or give it to none. "
         "If all have it, a stranger writes into JAX's key-value store."
     )

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 
 from lockstep import _config
 from lockstep._words import counted
+from lockstep.job.topology import Peer
 from lockstep.record import format, match, text
 from lockstep.runtime.elsewhere import Elsewhere
 from lockstep.runtime.evidence import Records
-from lockstep.runtime.topology import Peer
 
 _MOST_STACKS = 4
 """Each may take a second, in which the watcher does nothing else."""

@@ -17,7 +17,8 @@ from typing import Any
 
 from lockstep import _config, _jax_compat, _records
 from lockstep._errors import DifferenceError, MissingProcessError
-from lockstep.runtime import connect, sameness, service_loss, store
+from lockstep.job import kv_store
+from lockstep.runtime import connect, sameness, service_loss
 from lockstep.system import stack_dump
 
 _NO_DEADLINE = 10.0**6
@@ -71,7 +72,7 @@ def assert_same(value: Any, name: str, timeout: float | None = None) -> None:
     words = f"assert_same(..., {name!r})"
     key = f"lockstep/same/{name}"
     use = _use(key)
-    shared = store.of_application(client)
+    shared = kv_store.of_application(client)
     said = {place: [leaf.digest, leaf.text] for place, leaf in own.items()}
     shared.put(f"{key}/{use}/{process}", said)
     _wait(words, f"same/{name}", timeout)
@@ -106,7 +107,7 @@ def _wait(words: str, name: str, timeout: float | None) -> None:
     seconds = timeout or _NO_DEADLINE
     use = _use(name)
     note = [name, use, words]
-    shared = store.of_application(client)
+    shared = kv_store.of_application(client)
     shared.put(f"{_NOTES}/{process}", note, overwrite=True)
     failed = _Waiting(client, f"lockstep/{name}/{use}", seconds)
     while not failed.over(_LOOK_SECONDS):
@@ -152,14 +153,14 @@ class _Waiting:
         return time.monotonic() - self._started
 
 
-def _missing(shared: store.Store, note: list[Any]) -> list[int]:
+def _missing(shared: kv_store.Store, note: list[Any]) -> list[int]:
     """The processes that are not where ``note`` is."""
     _, count = _jax_compat.distributed_place()
     notes = _notes(shared)
     return [other for other in range(count) if notes.get(other) != note]
 
 
-def _notes(shared: store.Store) -> dict[int, list[Any]]:
+def _notes(shared: kv_store.Store) -> dict[int, list[Any]]:
     return {int(process): note for process, note in shared.values(_NOTES).items()}
 
 
@@ -174,7 +175,7 @@ def _ended(process: int) -> str | None:
     return record.manner if record and is_its else None
 
 
-def _words(shared: store.Store, words: str, waited: float, missing: list[int]) -> str:
+def _words(shared: kv_store.Store, words: str, waited: float, missing: list[int]) -> str:
     process, count = _jax_compat.distributed_place()
     labels = connect.labels(count)
     notes = _notes(shared)

@@ -27,6 +27,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockstep import _engine, _jax_compat
+from lockstep.job.kv_store import Store
+from lockstep.job.topology import Peer
 from lockstep.record import match, run
 from lockstep.runtime import callsite, comparison, members, verdict
 from lockstep.runtime.comparison import Comparison
@@ -35,8 +37,6 @@ from lockstep.runtime.ending import mark_the_end
 from lockstep.runtime.evidence import Records, Sites
 from lockstep.runtime.papers import Papers
 from lockstep.runtime.stalls import Stalls
-from lockstep.runtime.store import Store
-from lockstep.runtime.topology import Peer
 from lockstep.system import exit_status
 
 _TURN_SECONDS = 1.0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from lockstep import _config
 from lockstep._errors import InitializationError
-from lockstep.runtime.topology import Peer
+from lockstep.job.topology import Peer
 
 _SPARE = 256
 """For what the program opens later; the usual limit of 1024 leaves it some."""

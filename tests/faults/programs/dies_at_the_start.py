@@ -11,7 +11,8 @@ import jax
 from jax.experimental import multihost_utils
 
 from lockstep import _engine
-from lockstep.runtime import connect, topology
+from lockstep.job import topology
+from lockstep.runtime import connect
 
 assert lockstep
 MOMENTS = {

@@ -22,7 +22,7 @@ from typing import Any
 
 from lockstep import _jax_compat
 from lockstep._errors import DisagreementError, InitializationError
-from lockstep.runtime import keys
+from lockstep.job import job_key
 
 PREFIX = "lockstep"
 WAIT_SECONDS = 300
@@ -75,7 +75,7 @@ class Store:
 
     def __init__(self, client: Any, key: bytes | None = None) -> None:
         self.client = client
-        self._key = None if key is None else keys.derive(key, "lockstep records")
+        self._key = None if key is None else job_key.derive(key, "lockstep records")
 
     def bound_to(self, texts: Sequence[str]) -> Store:
         """The same store for the processes that have agreed on ``texts``, which no other job has.
@@ -84,7 +84,7 @@ class Store:
         """
         bound = Store(self.client)
         if self._key is not None:
-            bound._key = keys.derive(self._key, f"lockstep job {_digest(texts)}")
+            bound._key = job_key.derive(self._key, f"lockstep job {_digest(texts)}")
         return bound
 
     def put(self, name: str, value: Any, overwrite: bool = False) -> str:
@@ -188,7 +188,7 @@ class Store:
 
 def of_application(client: Any) -> Store:
     """For waits and checks of the application, which need no engine: not bound to one start."""
-    return Store(client, keys.job_key(_jax_compat.distributed_place()[1]))
+    return Store(client, job_key.job_key(_jax_compat.distributed_place()[1]))
 
 
 def _digest(texts: Sequence[str]) -> str:
@@ -203,7 +203,7 @@ def _refusal(name: str, proof: Proof, who: str) -> str:
     }[proof]
     return (
         f"{what}: the record {name} in JAX's key-value store cannot be believed. Either the "
-        f"processes were not given the same {keys.VARIABLE}, or a stranger writes into the store."
+        f"processes were not given the same {job_key.VARIABLE}, or a stranger writes into the store."
     )
 
 
