@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep import _engine
+from lockstep.engine import bindings
 from wheel_script import script
 
 ARCHITECTURES = ("x86_64", "aarch64")
@@ -107,7 +107,7 @@ def test_what_auditwheel_shows(shown: str, expected: bool) -> None:
 def test_an_installed_library_exports_nothing_but_its_interface(name: str) -> None:
     if shutil.which("readelf") is None:
         pytest.skip("no readelf (binutils)")
-    exported = script.read_library(_engine.installed(Path(name).name)).exported
+    exported = script.read_library(bindings.installed(Path(name).name)).exported
     assert len(exported) > 500
     assert [symbol for symbol in exported if not script.INTERFACE.fullmatch(symbol)] == []
 
@@ -151,8 +151,8 @@ def test_the_wheels_have_one_interface(wheels: dict[str, Path], tmp_path: Path) 
     for architecture, wheel in wheels.items():
         folder = tmp_path / architecture
         shutil.unpack_archive(wheel, folder, "zip")
-        exported.add(script.read_library(folder / "lockstep" / _engine.FILE).exported)
-    assert exported == {script.read_library(_engine.installed(_engine.FILE)).exported}
+        exported.add(script.read_library(folder / "lockstep" / bindings.FILE).exported)
+    assert exported == {script.read_library(bindings.installed(bindings.FILE)).exported}
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from lockstep import _engine
+from lockstep.engine import bindings
 from lockstep.runtime.farmhash import fingerprint64
 from lockstep.runtime.highway import hash_of_devices
 from support import run_lockstep
@@ -43,14 +43,14 @@ def python(program: str, **environ: str) -> subprocess.CompletedProcess[str]:
 def test_the_engine_has_every_name_that_jaxlib_resolves() -> None:
     names = python(JAXLIB_SAYS).stdout.split()
     assert len(names) > 500, names
-    engine = ctypes.CDLL(str(_engine.library_path()))
+    engine = ctypes.CDLL(str(bindings.library_path()))
     assert [name for name in names if not hasattr(engine, name)] == []
 
 
 def test_jaxlib_loads_the_plug_when_it_is_loaded_and_names_its_version() -> None:
     loaded = python(
         "import jaxlib._jax",
-        MPITRAMPOLINE_LIB=str(_engine.library_path()),
+        MPITRAMPOLINE_LIB=str(bindings.library_path()),
         MPITRAMPOLINE_VERBOSE="1",
     )
     assert loaded.returncode == 0, loaded.stderr

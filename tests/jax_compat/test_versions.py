@@ -9,8 +9,9 @@ import jax
 import jaxlib.version
 import pytest
 
-from lockstep import _engine, _jax_compat
+from lockstep import _jax_compat
 from lockstep._jax_compat import plug, versions
+from lockstep.engine import bindings
 from lockstep.runtime import prepare
 
 
@@ -98,7 +99,7 @@ def test_the_engine_has_every_name_that_the_installed_jaxlib_wants() -> None:
     library = _jax_compat.jaxlib_library()
     assert library is not None
     assert len(plug.names_wanted(library)) > 600
-    assert plug.names_missing(library, _engine.library_path()) == []
+    assert plug.names_missing(library, bindings.library_path()) == []
 
 
 def test_an_untested_jaxlib_that_wants_more_gets_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,4 +107,4 @@ def test_an_untested_jaxlib_that_wants_more_gets_no_engine(monkeypatch: pytest.M
     assert prepare._misfit("libc.so.6") == ""
     monkeypatch.setattr(versions, "NEWEST_TESTED_JAX", (0, 1))
     assert prepare._misfit("libc.so.6").startswith("jaxlib wants 6")
-    assert prepare._misfit(str(_engine.library_path())) == ""
+    assert prepare._misfit(str(bindings.library_path())) == ""

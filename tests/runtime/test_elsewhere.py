@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep import _engine
+from lockstep.engine import bindings
 from lockstep.record.format import encode
 from lockstep.record.match import Kind, diagnose
 from lockstep.record.run import Exit, Process
@@ -53,7 +53,7 @@ class End:
 
     def next_note(self, timeout: float) -> tuple[int, bytes] | None:
         if self.process in self.post.lost:
-            raise _engine.NoMoreNotes
+            raise bindings.NoMoreNotes
         try:
             return self.post.boxes[self.process].get(timeout=min(timeout, 0.05))
         except queue.Empty:

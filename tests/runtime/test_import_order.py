@@ -223,7 +223,7 @@ def test_a_single_process_program_is_not_touched() -> None:
 
 
 def test_the_engine_without_lockstep_says_what_to_do() -> None:
-    from lockstep import _engine
+    from lockstep.engine import bindings
 
     ended = python(
         """
@@ -237,7 +237,7 @@ def test_the_engine_without_lockstep_says_what_to_do() -> None:
         """,
         str(free_port()),
         env={
-            "MPITRAMPOLINE_LIB": str(_engine.library_path()),
+            "MPITRAMPOLINE_LIB": str(bindings.library_path()),
             "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "mpi",
             "JAX_NUM_CPU_DEVICES": "2",
         },

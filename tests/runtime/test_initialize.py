@@ -14,7 +14,7 @@ import jax
 import pytest
 
 import lockstep
-from lockstep import _engine
+from lockstep.engine import bindings
 from processes import Ended, assert_all_well, free_port, python, run_processes
 from support import run_lockstep
 
@@ -191,8 +191,8 @@ DISAGREEMENTS = [
     ({"FAKE": "jax.__version__ = '0.99'"}, {"jax": (jax.__version__, "0.99")}),
     ({"FAKE": "lockstep.__version__ = '9.9'"}, {"lockstep": (lockstep.__version__, "9.9")}),
     (
-        {"FAKE": "lockstep._engine.interface = lambda: 'none'"},
-        {"engine": (_engine.interface(), "none")},
+        {"FAKE": "lockstep.engine.bindings.interface = lambda: 'none'"},
+        {"engine": (bindings.interface(), "none")},
     ),
     (
         {"FAKE": "jax.config.update('jax_cpu_collectives_implementation', 'gloo')"},
@@ -255,11 +255,11 @@ def test_processes_whose_engines_differ_share_no_memory() -> None:
         jax.devices()
     """
     environs, args = places({})
-    other = {**environs[1], "FAKE": "lockstep._engine.interface = lambda: '12345678'"}
+    other = {**environs[1], "FAKE": "lockstep.engine.bindings.interface = lambda: '12345678'"}
     for ended in run_processes(program, [environs[0], other], args):
         assert ended.status != 0, ended
         assert "the processes of this job differ in engine:" in ended.stderr, ended
-        assert f"  0        {lockstep.__version__}/{_engine.interface()}\n" in ended.stderr, ended
+        assert f"  0        {lockstep.__version__}/{bindings.interface()}\n" in ended.stderr, ended
         assert f"  1        {lockstep.__version__}/12345678\n" in ended.stderr, ended
 
 
@@ -269,14 +269,14 @@ def test_an_engine_is_told_by_its_functions(
     def of(*names: str) -> str:
         path = tmp_path / "engine.so"
         path.write_bytes(b"\0" + b"\0".join(name.encode() for name in names) + b"\0")
-        monkeypatch.setattr(_engine, "library_path", lambda: path)
-        return _engine.interface.__wrapped__()
+        monkeypatch.setattr(bindings, "library_path", lambda: path)
+        return bindings.interface.__wrapped__()
 
     one = of("lockstep_start", "lockstep_poison", "other")
     assert of("lockstep_poison", "another", "lockstep_start") == one
     assert of("lockstep_start", "lockstep_poison", "lockstep_hemv") != one
     (tmp_path / "engine.so").unlink()
-    assert _engine.interface.__wrapped__() == "none"
+    assert bindings.interface.__wrapped__() == "none"
 
 
 def test_hosts_that_share_no_memory_run_on_gloo_and_say_so_once() -> None:

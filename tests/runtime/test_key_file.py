@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lockstep._config import Config
-from lockstep._engine_options import Network
+from lockstep.engine.options import Network
 from lockstep.job import job_key
 from lockstep.job.job_key import KeyFile
 from of_this_jax import MUTUAL_TLS

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from lockstep import _config, _engine, _jax_compat
+from lockstep import _config, _jax_compat
 from lockstep._errors import InitializationError
+from lockstep.engine import bindings
 from lockstep.job.kv_store import Store
 from lockstep.runtime import members
 from lockstep.runtime.cliques import Clique
@@ -65,8 +66,8 @@ class Process:
         patch.setattr(members, "_programs", members._Programs())
         patch.setattr(members, "_answered", set())
         patch.setattr(_jax_compat, "live_executables", lambda: self.live)
-        patch.setattr(_engine, "frames_known", lambda: self.known)
-        patch.setattr(_engine, "poison_text", lambda: self.poison)
+        patch.setattr(bindings, "frames_known", lambda: self.known)
+        patch.setattr(bindings, "poison_text", lambda: self.poison)
         config = _config.Config(collective_timeout=0.2)
         patch.setattr(_config, "current", lambda: config)
         self.store = Store(Client())

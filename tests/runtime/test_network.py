@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from lockstep import InitializationError
-from lockstep._engine_options import Network, Options
+from lockstep.engine.options import Network, Options
 from lockstep.job import kv_store, topology
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer

@@ -19,9 +19,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep import _engine, _jax_compat
+from lockstep import _jax_compat
 from lockstep._errors import LockstepError
 from lockstep.doctor.finding import Finding, ok, problem, warning
+from lockstep.engine import bindings
 
 ABI = (2, 9, 0)
 LOOKUP_SECONDS = 30.0
@@ -93,7 +94,7 @@ def _answer(
 def probe() -> Facts:
     library, error = None, ""
     try:
-        library = Path(_engine.library_path())
+        library = Path(bindings.library_path())
     except LockstepError as failure:
         error = str(failure)
     jaxlib, wanted = _jax_compat.jaxlib_library(), set()

@@ -22,7 +22,7 @@ def main() -> None:
     start = time.monotonic()
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
     import lockstep
-    from lockstep import _engine
+    from lockstep.engine import bindings
 
     lockstep.initialize(_free_address(), num_processes=1, process_id=0)
     import jax
@@ -42,7 +42,7 @@ def main() -> None:
             {
                 "result": np.asarray(result).tolist(),
                 "expected": values.reshape(-1, 2).sum(0).tolist(),
-                "engine_calls": _engine.counts()["all_reduce"],
+                "engine_calls": bindings.counts()["all_reduce"],
                 "seconds": time.monotonic() - start,
             }
         )

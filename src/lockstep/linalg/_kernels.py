@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lockstep import _engine
 from lockstep._errors import EngineError
+from lockstep.engine import bindings
 
 _NAMES = (
     "hemv",
@@ -50,7 +50,7 @@ def available(platform: str) -> bool:
     if platform != "cpu":
         return False
     try:
-        library = ctypes.CDLL(str(_engine.library_path()))
+        library = ctypes.CDLL(str(bindings.library_path()))
         found = {name: getattr(library, f"lockstep_{name}") for name in _NAMES}
         library.lockstep_use_lapack((ctypes.c_void_p * 12)(*_lapack_of_scipy()))
     except (EngineError, OSError, AttributeError, ImportError, KeyError):

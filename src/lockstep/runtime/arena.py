@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from lockstep import _engine
 from lockstep._errors import InitializationError
+from lockstep.engine import bindings
 from lockstep.job import kv_store
 from lockstep.job.topology import Peer
 from lockstep.runtime import absent
@@ -24,7 +24,7 @@ def open_arena(
     name = f"{kv_store.PREFIX}/arena/{epoch}/{first.process}"
     if first.process == process:
         with kv_store.telling_errors(shared, name):
-            fd = _engine.create_arena(nonce)
+            fd = bindings.create_arena(nonce)
         shared.put(name, fd)
         return fd
     look = absent.look(peers, process, first.process)

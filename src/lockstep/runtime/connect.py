@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import lockstep
-from lockstep import _config, _engine, _jax_compat
-from lockstep._engine_options import Network, Options
+from lockstep import _config, _jax_compat
 from lockstep._errors import InitializationError
 from lockstep._records import process_dir
+from lockstep.engine import bindings
+from lockstep.engine.options import Network, Options
 from lockstep.job import job_key, kv_store, topology
 from lockstep.job.kv_store import PREFIX, Store
 from lockstep.runtime import (
@@ -93,7 +94,7 @@ def _current_job() -> _Job:
     if _job is None or _job.client is not client:
         process, count = _jax_compat.distributed_place()
         config = _config.current()
-        engine = f"{lockstep.__version__}/{_engine.interface()}"
+        engine = f"{lockstep.__version__}/{bindings.interface()}"
         keeper = os.getppid() if keeping.is_kept() else 0
         own = topology.this_process(process, config.host_id, engine, keeper)
         key = job_key.own(count)
@@ -179,7 +180,7 @@ def around_cpu_client() -> Iterator[None]:
         with xla_threads.enough():
             yield
     except Exception as error:
-        if _is_engine() and (text := _start_failed or _engine.poison_text()):
+        if _is_engine() and (text := _start_failed or bindings.poison_text()):
             raise InitializationError(text) from error
         raise
 
@@ -194,7 +195,7 @@ def after_cpu_client(client: Any) -> None:
     if not _is_engine():
         return
     if _is_between_hosts():
-        cut_off.after_cpu_client(_current_job().store, _engine.poison)
+        cut_off.after_cpu_client(_current_job().store, bindings.poison)
     from lockstep.runtime import watch
 
     watch.note_devices()
@@ -271,7 +272,7 @@ def _start_together(
     """Returns where each process writes down what it does, once the engines of all have started."""
     prefix = f"{PREFIX}/record/{epoch}"
     with kv_store.failing_together(job.store, prefix, job.process):
-        _engine.start(_options(job, fd, nonce, way() if way else None))
+        bindings.start(_options(job, fd, nonce, way() if way else None))
         own = _own_papers(job)
         job.store.put(f"{prefix}/{job.process}", own.published())
     return [_papers_of(job, peer, prefix, own) for peer in job.peers]
@@ -292,7 +293,7 @@ def _look_for(job: _Job, peer: topology.Peer) -> Callable[[], None]:
 
     def look() -> None:
         gone()
-        if text := _engine.poison_text():
+        if text := bindings.poison_text():
             raise InitializationError(text)
 
     return look
@@ -348,17 +349,17 @@ def _recorder_path(process: int) -> str | None:
 def _own_papers(job: _Job) -> papers.Papers:
     if not _config.current().record:
         return papers.Papers()
-    problem = _engine.recorder_problem()
+    problem = bindings.recorder_problem()
     if problem:
         print(f"lockstep: {problem}.", file=sys.stderr)
-    return papers.own(job.process, _engine.recorder_fd())
+    return papers.own(job.process, bindings.recorder_fd())
 
 
 def hand_in_devices() -> None:
     """Called by the engine before its first clique, on one of XLA's threads."""
     import jax
 
-    _engine.set_devices([(d.id, d.process_index) for d in jax.devices("cpu")])
+    bindings.set_devices([(d.id, d.process_index) for d in jax.devices("cpu")])
 
 
 def find_members(color: int, key: int) -> Sequence[int]:

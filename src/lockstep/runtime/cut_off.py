@@ -29,8 +29,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from lockstep import _config, _engine, _jax_compat
+from lockstep import _config, _jax_compat
 from lockstep._words import counted
+from lockstep.engine import bindings
 from lockstep.job import topology
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
@@ -237,7 +238,7 @@ def _start(store: Store, fail: Callable[[str], None] | None) -> None:
     # Ours is at one address, so what listens at all of them is somebody else's.
     own = set() if _before is None else tcp_info.listening() - _before
     # The engine's port: closed, as all processes have met, and still one end of their connections.
-    if fail is not None and (address := _engine.listens_at()) is not None:
+    if fail is not None and (address := bindings.listens_at()) is not None:
         host, port = address
         own.add((host.partition("%")[0], port))
     listeners, peer, key = _exchange(store, {each for each in own if each[0] not in _EVERYWHERE})

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from lockstep import _engine
+from lockstep.engine import bindings
 from lockstep.job.topology import Peer
 from lockstep.record import run
 from lockstep.runtime import notes
@@ -56,7 +56,7 @@ class _Asked:
 
 
 class Post(Protocol):
-    """What carries notes between hosts: `lockstep._engine`."""
+    """What carries notes between hosts: `lockstep.engine.bindings`."""
 
     def send_note(self, process: int, note: bytes, timeout: float, /) -> bool: ...
     def next_note(self, timeout: float, /) -> tuple[int, bytes] | None: ...
@@ -79,7 +79,7 @@ class Elsewhere(threading.Thread):
     """Speaks for this process's host with the others."""
 
     def __init__(
-        self, peers: Sequence[Peer], process: int, local: Local, post: Post = _engine
+        self, peers: Sequence[Peer], process: int, local: Local, post: Post = bindings
     ) -> None:
         """``peers`` are all that may answer, by their numbers, keepers too."""
         super().__init__(name="lockstep-answers", daemon=True)
@@ -190,7 +190,7 @@ class Elsewhere(threading.Thread):
         while not self._over:
             try:
                 notes_here = self._all_notes()
-            except _engine.NoMoreNotes:
+            except bindings.NoMoreNotes:
                 break
             for note in _in_order(notes_here):
                 with self._forgiving(note[0]):

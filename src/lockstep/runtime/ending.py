@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from lockstep import _engine, _jax_compat
+from lockstep import _jax_compat
+from lockstep.engine import bindings
 
 _marked = False
 
@@ -31,10 +32,10 @@ def mark_the_end(label: str, afterwards: Callable[[], None], to_hosts: bool = Fa
         nonlocal has_failed
         if os.getpid() == owner:
             has_failed = True
-            _engine.leave(_engine.Leaving.FAILED)
+            bindings.leave(bindings.Leaving.FAILED)
             summary = str(error).partition("\n")[0]
             said = f"{kind.__name__}: {summary}" if summary else kind.__name__
-            _engine.poison(f"lockstep: {label} failed: {said}")
+            bindings.poison(f"lockstep: {label} failed: {said}")
         show(kind, error, trace)
 
     def ended() -> None:
@@ -42,7 +43,7 @@ def mark_the_end(label: str, afterwards: Callable[[], None], to_hosts: bool = Fa
             return
         if not has_failed:
             _finish_what_runs(to_hosts)
-            _engine.leave(_engine.Leaving.ENDED)
+            bindings.leave(bindings.Leaving.ENDED)
         afterwards()
 
     sys.excepthook = failed
@@ -54,8 +55,8 @@ def mark_the_end(label: str, afterwards: Callable[[], None], to_hosts: bool = Fa
 
 def _be_a_child_of(label: str) -> None:
     # Others take the end of a connection for the end of its process.
-    _engine.forked()
-    _engine.forbid(
+    bindings.forked()
+    bindings.forbid(
         f"lockstep: a collective in a process that was forked from {label}: it shares that "
         "process's place in the job, so it may not take part. Start such processes with "
         "multiprocessing's 'spawn', or before jax.distributed.initialize()."

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import lockstep
-from lockstep import _config, _engine, _jax_compat
+from lockstep import _config, _jax_compat
 from lockstep._errors import DisagreementError, InitializationError
+from lockstep.engine import bindings
 from lockstep.job import kv_store
 from lockstep.runtime import absent, agreement, prepare
 from lockstep.runtime.place import find_place
@@ -142,7 +143,7 @@ def _settings() -> dict[str, str]:
         "x64": str(_jax_compat.setting("jax_enable_x64")),
         "platforms": _jax_compat.setting("jax_platforms") or "default",
         "collectives": str(collectives),
-        "engine": _engine.interface(),
+        "engine": bindings.interface(),
         "PYTHONHASHSEED": _hash_seed(),
     }
 

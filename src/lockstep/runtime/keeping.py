@@ -21,8 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep import _config, _engine
-from lockstep._engine_options import Network, Options
+from lockstep import _config
+from lockstep.engine import bindings
+from lockstep.engine.options import Network, Options
 from lockstep.job import topology
 from lockstep.job.topology import Peer
 from lockstep.runtime import inquiry
@@ -114,11 +115,11 @@ class Keeping:
 
     def others_have_ended(self) -> bool:
         """Whether all processes of other hosts have, as far as it knows."""
-        return all(_engine.is_lost(p) or _engine.has_left(p) for p in self._others)
+        return all(bindings.is_lost(p) or bindings.has_left(p) for p in self._others)
 
     def leave(self) -> None:
         if self._others:
-            _engine.leave(_engine.Leaving.ENDED)
+            bindings.leave(bindings.Leaving.ENDED)
 
     def _hear(self) -> None:
         text, received = b"", []
@@ -153,9 +154,9 @@ class Keeping:
         )
         try:
             fd_limit.make_room_in_keeper(len(values["labels"]))
-            arena = _engine.create_arena(values["nonce"])
+            arena = bindings.create_arena(values["nonce"])
             try:
-                _engine.start(_options(values, arena, network))
+                bindings.start(_options(values, arena, network))
             finally:
                 os.close(arena)
         finally:

@@ -20,8 +20,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lockstep import _config, _engine, _jax_compat
+from lockstep import _config, _jax_compat
 from lockstep._errors import InitializationError
+from lockstep.engine import bindings
 from lockstep.job.kv_store import Store
 from lockstep.runtime.cliques import (
     COLLECTIVE,
@@ -80,7 +81,7 @@ class _Programs:
 
     def release(self) -> None:
         """Lets go of the programs once a frame has told: then nobody asks for them."""
-        if self.gap is None and _engine.frames_known():
+        if self.gap is None and bindings.frames_known():
             self.stop("XLA's frames did show an earlier group")
 
     def _note(
@@ -182,7 +183,7 @@ def _read(job: Job, position: int) -> str | None:
         name = f"{_FOLDER}/{position}"
         return job.store.once(name, f"the device at position {position}", _SLICE_SECONDS)
     except Exception as error:
-        if failed := _engine.poison_text():
+        if failed := bindings.poison_text():
             raise InitializationError(failed) from None
         if not _jax_compat.is_timeout(error):
             raise UnknownError(f"JAX's key-value store fails ({error})") from None

@@ -19,8 +19,9 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from lockstep import _config, _engine, _jax_compat
+from lockstep import _config, _jax_compat
 from lockstep._errors import ConfigError, EngineError, InitializationError
+from lockstep.engine import bindings
 from lockstep.runtime import xla_threads
 from lockstep.system.subprocess_output import said_by
 
@@ -32,7 +33,7 @@ _ANY_MPI = re.compile(r"\blibmpi(?:_abi|wrapper|trampoline)?\.so(?:\.\d+)*$")
 # Without a number it is for linkers only, and may be a text file.
 _STANDARD_ABI = re.compile(r"\blibmpi_abi\.so(?:\.\d+)+$")
 _SHARED_MEMORY = re.compile(r"(/dev/shm/mpich_\w+)$")
-_OURS = {FORWARDER, _engine.FILE}
+_OURS = {FORWARDER, bindings.FILE}
 
 
 def in_cache(cache: str) -> list[str]:
@@ -98,7 +99,7 @@ def available(environ: Mapping[str, str]) -> bool:
 
 @functools.cache
 def _forwarder() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(_engine.installed(FORWARDER)))
+    library = ctypes.CDLL(str(bindings.installed(FORWARDER)))
     library.lockstep_mpi_last_error.restype = ctypes.c_char_p
     library.lockstep_mpi_open.argtypes = [ctypes.c_char_p]
     library.lockstep_mpi_start.argtypes = [ctypes.c_int]
@@ -109,7 +110,7 @@ def _forwarder() -> ctypes.CDLL:
 def plug() -> str:
     """What ``MPITRAMPOLINE_LIB`` has to be while jaxlib loads."""
     path = find(os.environ)
-    return path if path == _wrapped_by_user(os.environ) else str(_engine.installed(FORWARDER))
+    return path if path == _wrapped_by_user(os.environ) else str(bindings.installed(FORWARDER))
 
 
 def open_library() -> None:

@@ -17,8 +17,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lockstep._engine_options import Network
 from lockstep._errors import InitializationError
+from lockstep.engine.options import Network
 from lockstep.job import job_key, topology
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer

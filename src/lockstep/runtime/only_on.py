@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
-from lockstep import _config, _engine, _jax_compat
+from lockstep import _config, _jax_compat
+from lockstep.engine import bindings
 from lockstep.runtime import sameness
 
 _P = ParamSpec("_P")
@@ -82,13 +83,13 @@ class only_on:
             f"({where}). Only process {self._process} runs that code, so the others would never "
             "come. Move the collective out of it."
         )
-        _engine.forbid(texts[-1])
+        bindings.forbid(texts[-1])
         try:
             yield
             _finish_computations()
         finally:
             texts.pop()
-            _engine.forbid(texts[-1] if texts else None)
+            bindings.forbid(texts[-1] if texts else None)
 
 
 def _finish_computations() -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lockstep import _config, _engine, _jax_compat
+from lockstep import _config, _jax_compat
 from lockstep._errors import (
     ConfigError,
     EngineError,
@@ -27,6 +27,7 @@ from lockstep._errors import (
     InitializationError,
     LockstepError,
 )
+from lockstep.engine import bindings
 
 _LIBRARY = "MPITRAMPOLINE_LIB"
 _IMPLEMENTATION = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
@@ -83,7 +84,7 @@ def prepare() -> None:
 
 
 def _set_callbacks() -> None:
-    _engine.set_callbacks(
+    bindings.set_callbacks(
         start=_start_engine, devices=_hand_in_devices, site=_call_site, members=_find_members
     )
 
@@ -98,7 +99,7 @@ def _mpi() -> Any:
 def _library(choice: str) -> str | None:
     """What jaxlib has to load in place of an MPI."""
     if choice == "lockstep":
-        return str(_engine.library_path())
+        return str(bindings.library_path())
     return _mpi().plug() if choice == "mpi" else None
 
 

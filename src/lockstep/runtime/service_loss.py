@@ -12,8 +12,9 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from lockstep import _config, _engine, _jax_compat
+from lockstep import _config, _jax_compat
 from lockstep._errors import InitializationError
+from lockstep.engine import bindings
 
 _text = ""
 _lost = threading.Event()
@@ -32,7 +33,7 @@ def react() -> None:
     _jax_compat.set_client_aside()
     with contextlib.suppress(Exception):
         if _runs_engine():
-            _engine.poison(_text)
+            bindings.poison(_text)
     with contextlib.suppress(OSError, ValueError):  # stderr is closed
         print(_text, file=sys.stderr, flush=True)
 

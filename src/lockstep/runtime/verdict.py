@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 
-from lockstep import _engine
+from lockstep.engine import bindings
 from lockstep.record import format, match, run, text
 
 _LONGEST_TEXT = 980
@@ -37,7 +37,7 @@ def how_it_ended(record: format.ProcessRecord, ending: run.Exit | None) -> str:
             return f"was killed by {name}{reason}{_after(record)}"
     if ending is not None and ending.exit_code is not None:
         return f"ended with exit code {ending.exit_code}{_after(record)}"
-    if record.state == _engine.Leaving.FAILED:
+    if record.state == bindings.Leaving.FAILED:
         return f"failed{_after(record)}"
     return f"died{_after(record)}; how, only the one who started it knows"
 

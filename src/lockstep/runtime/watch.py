@@ -26,7 +26,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from lockstep import _engine, _jax_compat
+from lockstep import _jax_compat
+from lockstep.engine import bindings
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
 from lockstep.record import match, run
@@ -76,7 +77,7 @@ class Watcher(threading.Thread):
         self._comparison = comparison
         self._elsewhere = elsewhere
         self._store = store
-        self._alarm = _engine.alarm_fd()
+        self._alarm = bindings.alarm_fd()
         self._poll = select.poll()
         self._poll.register(self._alarm, select.POLLIN)
         self._has_devices = False
@@ -126,7 +127,7 @@ class Watcher(threading.Thread):
                 self._sites.hold(program)
 
     def run(self) -> None:
-        _engine.set_watched(True)
+        bindings.set_watched(True)
         while not self._over:
             try:
                 self._turn()
@@ -135,7 +136,7 @@ class Watcher(threading.Thread):
                 # and its deadline remain.
                 print(f"lockstep: the watcher failed: {error!r}", file=sys.stderr)
                 break
-        _engine.set_watched(False)
+        bindings.set_watched(False)
         self._sites.close()
         while self._by_pidfd:
             os.close(self._by_pidfd.popitem()[0])
@@ -174,7 +175,7 @@ class Watcher(threading.Thread):
                     os.close(fd)
         while self._dead:
             self._on_death(self._dead.pop(), -1)
-        if not self._has_devices and _engine.poison_text():
+        if not self._has_devices and bindings.poison_text():
             self._has_devices = True
             _jax_compat.end_wait_for_devices(self._store.client, len(self._peers))
 
@@ -207,23 +208,23 @@ class Watcher(threading.Thread):
             pass  # a rank that still waits rings again
         elif hurried:
             pass  # the lines are up to date by now, and who waits rings again
-        elif time.monotonic() >= self._next_look and not _engine.poison_text():
+        elif time.monotonic() >= self._next_look and not bindings.poison_text():
             self._look()
 
     def _respond_to_requests(self) -> bool:
         """Whether there were any. Several may have come with one ring."""
         some = False
-        while request := _engine.request():
+        while request := bindings.request():
             some = True
             number, text = request
             if text.startswith("programs "):
-                _engine.respond(number, self._same_program(*map(int, text.split()[1:])))
+                bindings.respond(number, self._same_program(*map(int, text.split()[1:])))
             elif text.startswith("deadline "):
                 self._explain_deadline(text.removeprefix("deadline "))
-                _engine.respond(number, True)
+                bindings.respond(number, True)
             else:
                 self._explain(text)
-                _engine.respond(number, True)
+                bindings.respond(number, True)
         return some
 
     def _same_program(
@@ -259,11 +260,11 @@ class Watcher(threading.Thread):
     def _explain(self, text_of_engine: str) -> None:
         """Fails the job with more than the engine knows of a difference that it has found."""
         found = self._diagnose_with_lines(by_numbers=True)
-        _engine.poison(verdict.proof_or(text_of_engine, found))
+        bindings.poison(verdict.proof_or(text_of_engine, found))
 
     def _explain_deadline(self, text_of_engine: str) -> None:
         """Adds the lines of the program, and what was called before, to who has not come."""
-        _engine.poison(verdict.beside(text_of_engine, self._diagnose()))
+        bindings.poison(verdict.beside(text_of_engine, self._diagnose()))
 
     def _diagnose_with_lines(self, by_numbers: bool = False) -> match.Diagnosis:
         """Waits for the lines of the others, who were rung too and look for them now."""
@@ -290,7 +291,7 @@ class Watcher(threading.Thread):
             # Of a host that has not answered this time, the glance knows more.
             found = whole if whole.kind.is_fault or not found.kind.is_fault else found
         if found.kind.is_fault:
-            _engine.poison(verdict.proof(found))
+            bindings.poison(verdict.proof(found))
             return
         self._stalls.look(found, self._diagnose)
         now = time.monotonic()
@@ -307,8 +308,8 @@ class Watcher(threading.Thread):
         launched = self._records.folder(peer.process) is not None
         written = functools.partial(self._records.ending, peer.process) if launched else None
         ending = exit_status.ending(pidfd, written)
-        clean = record.state == _engine.Leaving.ENDED and (ending is None or ending.exit_code == 0)
-        if clean or _engine.poison_text():
+        clean = record.state == bindings.Leaving.ENDED and (ending is None or ending.exit_code == 0)
+        if clean or bindings.poison_text():
             return  # whoever waits for it rings
         unknown = run.Exit(reason="it died, and only who started it knows how")
         how = verdict.how_it_ended(record, ending)
@@ -316,10 +317,10 @@ class Watcher(threading.Thread):
 
     def _blame(self, peer: Peer, ending: run.Exit, how: str) -> None:
         self._records.gone[peer.process] = ending
-        _engine.poison(verdict.proof_or(f"lockstep: {peer.label} {how}.", self._diagnose()))
+        bindings.poison(verdict.proof_or(f"lockstep: {peer.label} {how}.", self._diagnose()))
 
     def _look_for_losses(self) -> None:
-        for peer in [peer for peer in self._connected if _engine.is_lost(peer.process)]:
+        for peer in [peer for peer in self._connected if bindings.is_lost(peer.process)]:
             self._connected.remove(peer)
             self._on_loss(peer)
 
@@ -329,11 +330,11 @@ class Watcher(threading.Thread):
         end = time.monotonic() + _OTHER_WORD_PATIENCE
         told = None
         while (left := end - time.monotonic()) > 0 and not (told and told.exit):
-            if _engine.poison_text() or not (self._elsewhere and self._elsewhere.reaches(peer)):
+            if bindings.poison_text() or not (self._elsewhere and self._elsewhere.reaches(peer)):
                 break
             told = self._elsewhere.told_of(peer, left)
             time.sleep(0.01)
-        if _engine.poison_text():
+        if bindings.poison_text():
             return
         how = "has ended, or its host cannot be reached"
         ending = run.Exit(reason=f"it {how}; its own output may tell why")

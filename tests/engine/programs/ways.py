@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import lockstep
-from lockstep import _engine
+from lockstep.engine import bindings
 
 lockstep.initialize()
 
@@ -108,9 +108,9 @@ def a_second_job_in_the_same_processes() -> None:
     jax.clear_caches()
     jax.extend.backend.clear_backends()
     lockstep.initialize()
-    before = _engine.counts()
+    before = bindings.counts()
     pmapped()
-    assert _engine.counts()["all_reduce"] >= before["all_reduce"] + LOCAL
+    assert bindings.counts()["all_reduce"] >= before["all_reduce"] + LOCAL
 
 
 @check

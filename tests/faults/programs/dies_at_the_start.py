@@ -10,7 +10,7 @@ import lockstep  # isort: skip  # before jax
 import jax
 from jax.experimental import multihost_utils
 
-from lockstep import _engine
+from lockstep.engine import bindings
 from lockstep.job import topology
 from lockstep.runtime import connect
 
@@ -18,7 +18,7 @@ assert lockstep
 MOMENTS = {
     "before its first word": (topology, "this_process"),
     "before it hears the first word": (connect, "_meet"),
-    "before its engine starts": (_engine, "start"),
+    "before its engine starts": (bindings, "start"),
     "before its last word": (connect, "_own_papers"),
     "before it watches": (connect, "_watch_the_job"),
     "as it watches": (connect, "_watch_the_job"),

@@ -7,11 +7,11 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from lockstep import _engine
 from lockstep._errors import EngineError
+from lockstep.engine import bindings
 
 jax.distributed.initialize()
-start_engine = _engine.start
+start_engine = bindings.start
 
 
 def start(options):
@@ -22,7 +22,7 @@ def start(options):
         raise EngineError("no luck")
 
 
-_engine.start = start
+bindings.start = start
 begun = time.monotonic()
 try:
     jax.devices()

@@ -18,8 +18,8 @@ from typing import Any
 
 import lockstep
 from lockstep import _config
-from lockstep._engine_options import COptions, Options
 from lockstep._errors import EngineError
+from lockstep.engine.options import COptions, Options
 
 FILE = "liblockstep.so"
 _Callback = ctypes.CFUNCTYPE(None)

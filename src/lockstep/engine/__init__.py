@@ -1,0 +1,1 @@
+"""The binding to the native engine, liblockstep."""
