@@ -5,7 +5,7 @@
 // and no system call on the way of a collective. Readers (other processes, `lockstep report`) copy
 // an entry and drop it when its number is not the expected one, before or after.
 //
-// The layout is version 1 of the file's format, little endian; src/lockstep/record/format.py
+// The layout is version 1 of the file's format, little endian; src/lockstep/flight_recorder/format.py
 // describes and reads it.
 #pragma once
 

@@ -189,8 +189,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec as P
 from lockstep import _engine
-from lockstep.record.format import OPS
-from lockstep.record.run import read_record
+from lockstep.flight_recorder.format import OPS
+from lockstep.flight_recorder.model import read_record
 
 jax.distributed.initialize()
 size = jax.device_count()
@@ -239,7 +239,7 @@ HASHES = """
 import jax, numpy as np, os, pathlib
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from lockstep.record.run import read_record
+from lockstep.flight_recorder.model import read_record
 
 jax.distributed.initialize()
 folder = pathlib.Path(os.environ["LOCKSTEP_RUN_DIR"], "attempt_0", f"process_{jax.process_index()}")

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from lockstep.record.run import EXIT, RECORDER, SITES
+from lockstep.flight_recorder.model import EXIT, RECORDER, SITES
 from record.simulate import Job
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 from hypothesis import strategies as st
 
-from lockstep.record.format import Op
+from lockstep.flight_recorder.format import Op
 from record.simulate import STRIDE, Step
 
 

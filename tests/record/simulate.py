@@ -11,9 +11,9 @@ import dataclasses
 import random
 from collections.abc import Sequence
 
-from lockstep.record import format
-from lockstep.record.format import Entry, Op, ProcessRecord, Ring, State
-from lockstep.record.run import Exit, Process, Run, Site
+from lockstep.flight_recorder import format
+from lockstep.flight_recorder.format import Entry, Op, ProcessRecord, Ring, State
+from lockstep.flight_recorder.model import Exit, Process, Run, Site
 
 SECOND = 1_000_000_000
 STRIDE = 2048

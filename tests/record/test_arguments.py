@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.record.arguments import Differing, differing
+from lockstep.flight_recorder.argument_shapes import Differing, differing
 
 
 def test_arguments_are_compared_by_name() -> None:

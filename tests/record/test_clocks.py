@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.record.format import Entry, ProcessRecord, Ring, State
-from lockstep.record.history import History
-from lockstep.record.run import Process, Run
-from lockstep.record.waiting import endings, waits
+from lockstep.flight_recorder.format import Entry, ProcessRecord, Ring, State
+from lockstep.flight_recorder.model import Process, Run
+from lockstep.flight_recorder.timeline import History
+from lockstep.flight_recorder.wait_graph import endings, waits
 
 CLIQUE, OTHER = 5, 6
 BEGAN = 1_000_000

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep import RecordError
-from lockstep.record import format
-from lockstep.record.format import Entry, ProcessRecord, Ring, State, encode, parse
+from lockstep.flight_recorder import format
+from lockstep.flight_recorder.format import Entry, ProcessRecord, Ring, State, encode, parse
 
 I32 = st.integers(-(1 << 31), (1 << 31) - 1)
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)

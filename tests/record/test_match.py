@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep._records import STOPPED, ErrorRecord
-from lockstep.record import format
-from lockstep.record.arguments import Differing
-from lockstep.record.calls import Call, rounds
-from lockstep.record.causes import Pattern
-from lockstep.record.format import Op, ProcessState, State
-from lockstep.record.match import Diagnosis, Doing, Kind, diagnose
-from lockstep.record.run import Exit, Process, Run, Site
-from lockstep.record.text import short
+from lockstep.flight_recorder import format
+from lockstep.flight_recorder.argument_shapes import Differing
+from lockstep.flight_recorder.calls import Call, rounds
+from lockstep.flight_recorder.causes import Pattern
+from lockstep.flight_recorder.diagnose import Diagnosis, Doing, Kind, diagnose
+from lockstep.flight_recorder.format import Op, ProcessState, State
+from lockstep.flight_recorder.model import Exit, Process, Run, Site
+from lockstep.flight_recorder.text_report import short
 from record.simulate import SECOND, STRIDE, Job, Step, raised, site
 
 STEP = Step(0, 1000, elements=1024)

@@ -7,8 +7,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.record.match import Kind, diagnose
-from lockstep.record.run import Exit, Run
+from lockstep.flight_recorder.diagnose import Kind, diagnose
+from lockstep.flight_recorder.model import Exit, Run
 from record.schedules import Schedule, schedules
 from record.simulate import Job
 

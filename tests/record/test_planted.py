@@ -8,9 +8,9 @@ import random
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lockstep.record.format import Op
-from lockstep.record.match import Diagnosis, Kind, diagnose
-from lockstep.record.run import Exit, Run
+from lockstep.flight_recorder.diagnose import Diagnosis, Kind, diagnose
+from lockstep.flight_recorder.format import Op
+from lockstep.flight_recorder.model import Exit, Run
 from record.schedules import Schedule, schedules
 from record.simulate import STRIDE, Job, Step, raised
 

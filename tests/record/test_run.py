@@ -11,8 +11,8 @@ import pytest
 
 from lockstep import RecordError
 from lockstep._records import ErrorRecord
-from lockstep.record.match import Kind, diagnose
-from lockstep.record.run import CALLERS, SITES, Caller, Exit, read_run
+from lockstep.flight_recorder.diagnose import Kind, diagnose
+from lockstep.flight_recorder.model import CALLERS, SITES, Caller, Exit, read_run
 from record.files import write_run
 from record.simulate import site
 from record.test_match import job, steps

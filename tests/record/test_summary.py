@@ -9,10 +9,10 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.record.format import Entry, Op, ProcessRecord, Ring, State
-from lockstep.record.run import Process, Run
-from lockstep.record.summary import summarize
-from lockstep.record.trace import MOVING, WAITING, trace
+from lockstep.flight_recorder.chrome_trace import MOVING, WAITING, trace
+from lockstep.flight_recorder.format import Entry, Op, ProcessRecord, Ring, State
+from lockstep.flight_recorder.model import Process, Run
+from lockstep.flight_recorder.time_summary import summarize
 from record.simulate import SECOND, STRIDE, site
 from record.test_match import FAR, job, permute, steps
 

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep._records import ErrorRecord
-from lockstep.record.format import Op, State
-from lockstep.record.headlines import headline
-from lockstep.record.match import Diagnosis, diagnose
-from lockstep.record.run import Caller, Exit, Site
-from lockstep.record.text import short, table
-from lockstep.record.words import ordinal, place_in_program
+from lockstep.flight_recorder.diagnose import Diagnosis, diagnose
+from lockstep.flight_recorder.format import Op, State
+from lockstep.flight_recorder.headlines import headline
+from lockstep.flight_recorder.model import Caller, Exit, Site
+from lockstep.flight_recorder.phrases import ordinal, place_in_program
+from lockstep.flight_recorder.text_report import short, table
 from record.simulate import STRIDE, Job, Step, raised, site
 from record.test_match import FAR, STEP, altered, job, permute, steps
 

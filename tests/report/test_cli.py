@@ -15,10 +15,10 @@ import pytest
 from rich.console import Console
 
 from lockstep import RecordError
+from lockstep.flight_recorder.diagnose import diagnose
+from lockstep.flight_recorder.json_report import SCHEMA
 from lockstep.launch import kept
 from lockstep.launch.cli import main
-from lockstep.record.document import SCHEMA
-from lockstep.record.match import diagnose
 from lockstep.report import find, top
 from record.files import write_run
 from record.simulate import site

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import pytest
 
-from lockstep.record.run import CALLERS, Caller, read_callers
+from lockstep.flight_recorder.model import CALLERS, Caller, read_callers
 from lockstep.runtime import callsite
 from processes import python
 

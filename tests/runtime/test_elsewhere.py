@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from lockstep.engine import bindings
-from lockstep.record.format import encode
-from lockstep.record.match import Kind, diagnose
-from lockstep.record.run import Exit, Process
+from lockstep.flight_recorder.diagnose import Kind, diagnose
+from lockstep.flight_recorder.format import encode
+from lockstep.flight_recorder.model import Exit, Process
 from lockstep.runtime import elsewhere, evidence, notes
 from lockstep.runtime.elsewhere import Elsewhere, Local
 from lockstep.runtime.papers import Papers

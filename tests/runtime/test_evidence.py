@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from lockstep import _jax_compat
-from lockstep.record.format import Op
-from lockstep.record.run import Caller, Site, read_sites
+from lockstep.flight_recorder.format import Op
+from lockstep.flight_recorder.model import Caller, Site, read_sites
 from lockstep.runtime import callsite
 from lockstep.runtime.evidence import Sites
 from lockstep.runtime.papers import Papers

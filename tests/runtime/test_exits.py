@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from lockstep.record.run import Exit
+from lockstep.flight_recorder.model import Exit
 from lockstep.system.exit_status import exit_of
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.record.run import Process, Run
+from lockstep.flight_recorder.model import Process, Run
 from lockstep.runtime import inquiry
 from record.test_format import record
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep import RecordError
-from lockstep.record.format import Ring
-from lockstep.record.run import Caller, Exit, Process, Site
+from lockstep.flight_recorder.format import Ring
+from lockstep.flight_recorder.model import Caller, Exit, Process, Site
 from lockstep.runtime import notes
 from record.simulate import site
 from record.test_format import entries, record, records

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.record.run import Caller
+from lockstep.flight_recorder.model import Caller
 from lockstep.runtime.uses import Uses
 
 LINES = [Caller("train.py", number, "main") for number in range(3)]

@@ -41,11 +41,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 from lockstep import _records
 from lockstep._errors import LaunchError, RecordError
+from lockstep.flight_recorder import format, model
 from lockstep.launch import agent_guard, kept
 from lockstep.launch.failure import not_started
 from lockstep.launch.host_dir import HostDir
 from lockstep.launch.process import OUT_OF_MEMORY
-from lockstep.record import format, run
 from lockstep.system import process_tree
 from lockstep.system.oom import OomKills
 
@@ -254,7 +254,7 @@ def _reason(program: _Program, exit_code: int, ooms: OomKills) -> str | None:
 def _has_left(folder: Path) -> bool:
     """Whether the program came to its end in JAX, or never got there."""
     try:
-        return run.read_record(folder / _records.RECORDER).state == format.ProcessState.ENDED
+        return model.read_record(folder / _records.RECORDER).state == format.ProcessState.ENDED
     except (OSError, RecordError):
         return True
 

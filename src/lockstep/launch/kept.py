@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from lockstep import _records
 
 if TYPE_CHECKING:
-    from lockstep.record import match
+    from lockstep.flight_recorder import diagnose
 
 KEPT_SECONDS = 7 * 24 * 3600.0
 """How long a failed run is kept."""
@@ -40,9 +40,9 @@ def diagnosis(run_dir: Path, attempt: int) -> str | None:
     if not any(run_dir.glob(f"attempt_{attempt}/process_*/{_records.RECORDER}")):
         return None
     try:
-        from lockstep.record import text
+        from lockstep.flight_recorder import text_report
 
-        lines = text.table(_diagnosed(run_dir, attempt)).splitlines()
+        lines = text_report.table(_diagnosed(run_dir, attempt)).splitlines()
     except Exception as error:
         return f"the records could not be read: {type(error).__name__}: {error}"
     if len(lines) > MOST_LINES:
@@ -57,10 +57,10 @@ def culprits(run_dir: Path, attempt: int) -> tuple[int, ...]:
     return ()
 
 
-def _diagnosed(run_dir: Path, attempt: int) -> match.Diagnosis:
-    from lockstep.record import match, run
+def _diagnosed(run_dir: Path, attempt: int) -> diagnose.Diagnosis:
+    from lockstep.flight_recorder import diagnose, model
 
-    return match.diagnose(run.read_run(run_dir, attempt))
+    return diagnose.diagnose(model.read_run(run_dir, attempt))
 
 
 def new_name() -> str:

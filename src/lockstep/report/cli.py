@@ -63,17 +63,17 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Reports; 1 when something is wrong, else 0."""
-    from lockstep.record import document, match
-    from lockstep.record.summary import summarize
+    from lockstep.flight_recorder import diagnose, json_report
+    from lockstep.flight_recorder.time_summary import summarize
     from lockstep.report import find
 
     run = find.read(*_which(args), args.attempt)
-    diagnosis = match.diagnose(run)
+    diagnosis = diagnose.diagnose(run)
     summary = summarize(run) if args.summary else None
     if args.trace:
         _write_trace(Path(args.trace), run)
     if args.json:
-        print(json.dumps(document.document(diagnosis, summary), indent=1))
+        print(json.dumps(json_report.document(diagnosis, summary), indent=1))
     else:
         from rich.console import Console
 
@@ -87,7 +87,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _write_trace(path: Path, run: Any) -> None:
-    from lockstep.record.trace import trace
+    from lockstep.flight_recorder.chrome_trace import trace
 
     try:
         path.write_text(json.dumps(trace(run)), "utf-8")

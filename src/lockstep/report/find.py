@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep._errors import RecordError
+from lockstep.flight_recorder.format import MAGIC, TIME_ERROR_NS, ProcessRecord
+from lockstep.flight_recorder.model import Process, Run, read_record, read_run
 from lockstep.launch import kept
 from lockstep.launch.console import complain
-from lockstep.record.format import MAGIC, TIME_ERROR_NS, ProcessRecord
-from lockstep.record.run import Process, Run, read_record, read_run
 from lockstep.runtime.inquiry import complete
 from lockstep.system.process_tree import below, parents
 

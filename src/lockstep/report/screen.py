@@ -7,9 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep._words import format_seconds, format_size
-from lockstep.record.match import Diagnosis
-from lockstep.record.summary import Line, Summary
-from lockstep.record.text import CULPRIT, table
+from lockstep.flight_recorder.diagnose import Diagnosis
+from lockstep.flight_recorder.text_report import CULPRIT, table
+from lockstep.flight_recorder.time_summary import Line, Summary
 
 
 def show(diagnosis: Diagnosis, console: Console) -> None:

@@ -12,12 +12,12 @@ from rich.text import Text
 
 from lockstep._errors import RecordError
 from lockstep._words import format_seconds
-from lockstep.record.format import State
-from lockstep.record.headlines import headline
-from lockstep.record.match import Diagnosis, Doing, Row, diagnose
-from lockstep.record.run import Run
-from lockstep.record.summary import summarize
-from lockstep.record.words import described, processes
+from lockstep.flight_recorder.diagnose import Diagnosis, Doing, Row, diagnose
+from lockstep.flight_recorder.format import State
+from lockstep.flight_recorder.headlines import headline
+from lockstep.flight_recorder.model import Run
+from lockstep.flight_recorder.phrases import described, processes
+from lockstep.flight_recorder.time_summary import summarize
 from lockstep.report import find
 from lockstep.report.screen import summary_table
 

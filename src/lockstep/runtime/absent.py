@@ -19,9 +19,9 @@ from typing import Any
 from lockstep import _config
 from lockstep._errors import InitializationError
 from lockstep._records import process_dir
+from lockstep.flight_recorder import format, model
 from lockstep.job.kv_store import Record, Store
 from lockstep.job.topology import Peer
-from lockstep.record import format, run
 from lockstep.runtime import service_loss
 from lockstep.system import exit_status
 
@@ -78,7 +78,7 @@ def _before_the_start(process: int, who: str) -> Callable[[], None]:
 
 def recorded_ending(process: int) -> str:
     """Half a sentence of how a process of this host ended, where its launcher has written it."""
-    if _config.current().run_dir and (ending := run.read_exit(_folder(process))):
+    if _config.current().run_dir and (ending := model.read_exit(_folder(process))):
         return _words(process, ending)
     return ""
 
@@ -93,7 +93,7 @@ def _folder(process: int) -> Path:
     return process_dir(Path(config.run_dir or ""), config.attempt, process)
 
 
-def _words(process: int, ending: run.Exit | None) -> str:
+def _words(process: int, ending: model.Exit | None) -> str:
     """Half a sentence of how it ended, without a record."""
     # Late import: it takes longer than the rest of the start, and all is well as a rule.
     from lockstep.runtime import verdict
@@ -115,6 +115,6 @@ def _how_it_ended(peer: Peer, patience: float) -> str:
             opened.callback(os.close, pidfd)
             if not select.select([pidfd], [], [], patience)[0]:
                 return ""
-        written = functools.partial(run.read_exit, _folder(peer.process), peer.pid)
+        written = functools.partial(model.read_exit, _folder(peer.process), peer.pid)
         ending = exit_status.ending(pidfd, written if _config.current().run_dir else None)
         return _words(peer.process, ending)

@@ -27,7 +27,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from lockstep import _jax_compat
-from lockstep.record.run import Caller
+from lockstep.flight_recorder.model import Caller
 
 UNKNOWN = 0
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"

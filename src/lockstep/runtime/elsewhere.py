@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lockstep.engine import bindings
+from lockstep.flight_recorder import model
 from lockstep.job.topology import Peer
-from lockstep.record import run
 from lockstep.runtime import notes
 
 PATIENCE_SECONDS = 0.35
@@ -67,7 +67,7 @@ class Post(Protocol):
 class Local:
     """What this process can tell of its own host."""
 
-    processes: Callable[[int | None], Sequence[run.Process]]
+    processes: Callable[[int | None], Sequence[model.Process]]
     """All of the host; of how many entries of each device."""
     stacks: Callable[[int], str]
     """The Python stacks of one of them."""
@@ -104,13 +104,13 @@ class Elsewhere(threading.Thread):
 
     # Asking
 
-    def look(self, latest: int | None) -> tuple[list[run.Process], dict[int, notes.Clock]]:
+    def look(self, latest: int | None) -> tuple[list[model.Process], dict[int, notes.Clock]]:
         """The processes of other hosts that answered for, and the clocks of their hosts.
 
         ``latest`` is how many entries of each device are looked at.
         """
         waiting = dict(self._hosts)
-        found: list[run.Process] = []
+        found: list[model.Process] = []
         clocks: dict[int, notes.Clock] = {}
         tried: set[int] = set()
         for _ in range(2):
@@ -129,7 +129,7 @@ class Elsewhere(threading.Thread):
         """Whether anybody is left to ask on its host."""
         return self._speaker(self._hosts[peer.host_id], set()) is not None
 
-    def told_of(self, peer: Peer, patience: float) -> run.Process | None:
+    def told_of(self, peer: Peer, patience: float) -> model.Process | None:
         """What somebody of its host tells of one process; None without an answer."""
         speaker = self._speaker(self._hosts[peer.host_id], set())
         asked = [] if speaker is None else [speaker]
@@ -270,7 +270,7 @@ def _in_order(here: Iterable[_Note]) -> list[_Note]:
     return answers + [note for note in asked.values() if note[1].get("kind") != "answer"]
 
 
-def _processes(answer: Answer) -> list[run.Process]:
+def _processes(answer: Answer) -> list[model.Process]:
     with contextlib.suppress(Exception):  # of another version, say: as good as no answer
         return notes.unpack_processes(answer.head["processes"], answer.body)
     return []

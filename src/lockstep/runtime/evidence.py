@@ -13,8 +13,8 @@ from typing import Any
 
 from lockstep import _config, _jax_compat
 from lockstep._records import ErrorRecord
+from lockstep.flight_recorder import format, model
 from lockstep.job.topology import Peer
-from lockstep.record import format, run
 from lockstep.runtime import callsite, notes
 from lockstep.runtime.elsewhere import Elsewhere
 from lockstep.runtime.papers import MEMORY_NAMES, Papers, descriptor
@@ -39,7 +39,7 @@ class Records:
         self.own = own.process
         self._attempt = _config.current().attempt
         self._peers = peers
-        self.gone: dict[int, run.Exit] = {}
+        self.gone: dict[int, model.Exit] = {}
         """Processes that have ended without a word, and what is known of it."""
         # Opened now: what is in memory can be opened only while its process lives.
         self._files: list[int] = []
@@ -74,13 +74,13 @@ class Records:
     ) -> format.ProcessRecord:
         papers = self._papers.get(process)
         if papers and papers.record:
-            return run.read_record(papers.record, latest, after)
+            return model.read_record(papers.record, latest, after)
         peer = self._peers[process]  # it keeps none, or elsewhere
         return format.ProcessRecord(process, len(self._peers), peer.pid, peer.host_name, peer.label)
 
-    def ending(self, process: int) -> run.Exit | None:
+    def ending(self, process: int) -> model.Exit | None:
         folder = self.folder(process)
-        ending = run.read_exit(folder, self._peers[process].pid) if folder else None
+        ending = model.read_exit(folder, self._peers[process].pid) if folder else None
         return ending or self.gone.get(process)
 
     def stacks(self, process: int) -> str:
@@ -88,7 +88,7 @@ class Records:
         pid = next(peer.pid for peer in self._local if peer.process == process)
         return stack_dump.ask(pid, Path(self._papers[process].stacks))
 
-    def of_host(self, own_sites: Sequence[run.Site], latest: int | None) -> list[run.Process]:
+    def of_host(self, own_sites: Sequence[model.Site], latest: int | None) -> list[model.Process]:
         """The processes of this host: endings first, then records, then sites (`record.run`)."""
         folders = {p.process: self.folder(p.process) for p in self._local}
         errors = {index: ErrorRecord.read(f) if f else None for index, f in folders.items()}
@@ -99,19 +99,19 @@ class Records:
             sites, callers = tuple(own_sites), callsite.known()
             if index != self.own:
                 papers = self._papers[index]
-                sites = run.read_sites(papers.sites)[0] + run.read_sites(papers.perhaps)[0]
-                callers = run.read_callers(papers.callers)
+                sites = model.read_sites(papers.sites)[0] + model.read_sites(papers.perhaps)[0]
+                callers = model.read_callers(papers.callers)
             known = (errors[index], endings[index])
-            found.append(run.Process(index, record, sites, *known, callers=callers))
+            found.append(model.Process(index, record, sites, *known, callers=callers))
         return found
 
     def read(
         self,
-        own_sites: Sequence[run.Site],
+        own_sites: Sequence[model.Site],
         vary: bool,
         latest: int | None = None,
         elsewhere: Elsewhere | None = None,
-    ) -> run.Run:
+    ) -> model.Run:
         """All that is known, of other hosts too.
 
         ``latest`` is how many entries of each device are looked at.
@@ -127,23 +127,23 @@ class Records:
         # Each of two hosts that are not this one may be off.
         hosts = 2 * max((clock.error for clock in clocks.values()), default=0)
         error = hosts + format.TIME_ERROR_NS
-        return run.Run(tuple(processes), self._attempt, vary, error)
+        return model.Run(tuple(processes), self._attempt, vary, error)
 
-    def _is_of_job(self, told: run.Process, here: Sequence[run.Process]) -> bool:
+    def _is_of_job(self, told: model.Process, here: Sequence[model.Process]) -> bool:
         """Whether a record is of the process that it is told for, and of this start of engines."""
         record = told.record
         nonces = {process.record.nonce for process in here if process.record}
         return record is None or (record.process == told.index and record.nonce in nonces)
 
 
-def _silent(peer: Peer, ending: run.Exit | None) -> run.Process:
+def _silent(peer: Peer, ending: model.Exit | None) -> model.Process:
     why = () if ending else ("nobody of its host has answered",)
-    return run.Process(peer.process, exit=ending, troubles=why, label=peer.label)
+    return model.Process(peer.process, exit=ending, troubles=why, label=peer.label)
 
 
 def on_one_clock(
-    here: Sequence[run.Process], there: Sequence[run.Process], clocks: Mapping[int, notes.Clock]
-) -> Iterator[run.Process]:
+    here: Sequence[model.Process], there: Sequence[model.Process], clocks: Mapping[int, notes.Clock]
+) -> Iterator[model.Process]:
     """The processes of other hosts, as if their hosts' clocks were set as this one's. Pure.
 
     The times in a record become those of all by its two clocks: see `record.history`.
@@ -167,8 +167,8 @@ class Sites:
         self._matcher = Matcher(_jax_compat.device_lists)
         self._seen: dict[int, int] = {}
         self._open: dict[int, set[tuple[str, int]]] = {}
-        self._sure: list[run.Site] = []
-        self._perhaps: list[run.Site] = []
+        self._sure: list[model.Site] = []
+        self._perhaps: list[model.Site] = []
         self._uses = Uses()
         self._known: list[tuple[int, Program]] = []
         """The programs whose first execution is certain, and that."""
@@ -176,7 +176,7 @@ class Sites:
         """Of the programs that each first number may belong to."""
 
     @property
-    def found(self) -> list[run.Site]:
+    def found(self) -> list[model.Site]:
         return self._sure + self._perhaps
 
     def hold(self, program: Any) -> None:
@@ -209,7 +209,7 @@ class Sites:
         if self._perhaps != before:
             self._put(self._papers.perhaps, "w", self._perhaps)
 
-    def _sites(self, execution: int, program: Program) -> Iterator[run.Site]:
+    def _sites(self, execution: int, program: Program) -> Iterator[model.Site]:
         used = self._uses.of(program.fingerprint)
         for collective in program.collectives:
             for line in (used if not collective.file else ()) or (None,):
@@ -217,7 +217,7 @@ class Sites:
                 thread = self._uses.thread(program.fingerprint)
                 yield dataclasses.replace(site, thread=thread) if thread else site
 
-    def _add(self, sites: Sequence[run.Site]) -> None:
+    def _add(self, sites: Sequence[model.Site]) -> None:
         self._sure += sites
         self._put(self._papers.sites, "a", sites)
 
@@ -245,7 +245,7 @@ class Sites:
         calls.add((format.OPS[entry.op], entry.op_id))
 
     @staticmethod
-    def _put(path: str, mode: str, sites: Sequence[run.Site]) -> None:
+    def _put(path: str, mode: str, sites: Sequence[model.Site]) -> None:
         lines = [
             json.dumps({name: getattr(site, name) for name in site.__slots__}) for site in sites
         ]
@@ -255,10 +255,10 @@ class Sites:
 
 
 def _site(
-    execution: int, program: Program, collective: Collective, used: run.Caller | None
-) -> run.Site:
+    execution: int, program: Program, collective: Collective, used: model.Caller | None
+) -> model.Site:
     is_first = collective is program.collectives[0]
-    return run.Site(
+    return model.Site(
         program=execution % (1 << 32),
         fingerprint=program.fingerprint.decode(errors="replace"),
         module=program.module,

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lockstep.record import run
+from lockstep.flight_recorder import model
 from lockstep.runtime import notes
 
 SOCKET = "keeper.sock"
@@ -21,7 +21,7 @@ _PATIENCE_SECONDS = 10.0
 _CHUNK = 1 << 20
 
 
-def pack(processes: Sequence[run.Process], clock_error_ns: int) -> bytes:
+def pack(processes: Sequence[model.Process], clock_error_ns: int) -> bytes:
     """What is passed on: processes of other hosts, their times as of a clock of this host's."""
     told, body = notes.pack_processes(processes)
     return notes.pack({"processes": told, "clock_error_ns": clock_error_ns}, body)
@@ -48,7 +48,7 @@ class Teller(threading.Thread):
                 connection.sendall(self._look())
 
 
-def complete(found: run.Run, folder: Path) -> run.Run:
+def complete(found: model.Run, folder: Path) -> model.Run:
     """``found``, with the processes of other hosts if a keeper is there to ask. Raises nothing."""
     if not (folder / SOCKET).exists() or all(process.record for process in found.processes):
         return found

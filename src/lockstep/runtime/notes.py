@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lockstep.record import format, run
+from lockstep.flight_recorder import format, model
 
 _LONGEST_BODY = 1 << 28
 """Bytes, unpacked."""
@@ -49,7 +49,7 @@ def unpack(note: bytes) -> tuple[dict[str, Any], bytes]:
     return found, body
 
 
-def pack_processes(processes: Sequence[run.Process]) -> tuple[list[dict[str, Any]], bytes]:
+def pack_processes(processes: Sequence[model.Process]) -> tuple[list[dict[str, Any]], bytes]:
     """Records and lines of processes: a part of a head, and a body."""
     told, records = [], []
     for process in processes:
@@ -69,16 +69,16 @@ def pack_processes(processes: Sequence[run.Process]) -> tuple[list[dict[str, Any
     return told, zlib.compress(b"".join(records), 1)
 
 
-def _fields(of: run.Site | run.Caller | run.Exit) -> list[Any]:
+def _fields(of: model.Site | model.Caller | model.Exit) -> list[Any]:
     return [getattr(of, name) for name in of.__slots__]
 
 
-def _site(fields: Sequence[Any]) -> run.Site:
-    return run.site_of(dict(zip(run.Site.__slots__, fields, strict=True)))
+def _site(fields: Sequence[Any]) -> model.Site:
+    return model.site_of(dict(zip(model.Site.__slots__, fields, strict=True)))
 
 
-def _caller(file: Any, line: Any, function: Any, columns: Any) -> run.Caller:
-    return run.Caller(str(file), int(line), str(function), str(columns))
+def _caller(file: Any, line: Any, function: Any, columns: Any) -> model.Caller:
+    return model.Caller(str(file), int(line), str(function), str(columns))
 
 
 def _room(record: format.ProcessRecord) -> int:
@@ -87,7 +87,7 @@ def _room(record: format.ProcessRecord) -> int:
     return 1 << most.bit_length()
 
 
-def unpack_processes(told: Iterable[dict[str, Any]], body: bytes) -> list[run.Process]:
+def unpack_processes(told: Iterable[dict[str, Any]], body: bytes) -> list[model.Process]:
     """Raises ValueError, KeyError, TypeError, `RecordError` or zlib.error for what is none."""
     unpacker = zlib.decompressobj()
     records = unpacker.decompress(body, _LONGEST_BODY)
@@ -104,9 +104,9 @@ def unpack_processes(told: Iterable[dict[str, Any]], body: bytes) -> list[run.Pr
         }
         sites = tuple(map(_site, one["sites"]))
         troubles = tuple(map(str, one["troubles"]))
-        ending = run.Exit(*one["exit"]) if one["exit"] else None
+        ending = model.Exit(*one["exit"]) if one["exit"] else None
         found.append(
-            run.Process(
+            model.Process(
                 int(one["index"]),
                 record,
                 sites,

@@ -17,15 +17,15 @@ from typing import Any
 
 from lockstep import _config, _records
 from lockstep._errors import InitializationError
+from lockstep.flight_recorder import model
 from lockstep.job.topology import Peer
-from lockstep.record import run
 from lockstep.system import stack_dump
 
 _FILES = {
     "record": _records.RECORDER,
-    "sites": run.SITES,
-    "perhaps": run.PERHAPS,
-    "callers": run.CALLERS,
+    "sites": model.SITES,
+    "perhaps": model.PERHAPS,
+    "callers": model.CALLERS,
     "stacks": stack_dump.FILE,
 }
 MEMORY_NAMES = tuple(f"lockstep-{name}" for name in ("recorder", *list(_FILES)[1:]))
@@ -38,11 +38,11 @@ class Papers:
     """Paths, for this process and for others of its host; "" for what there is not."""
 
     record: str = ""
-    """The engine's, with all collectives: see `lockstep.record.format`."""
+    """The engine's, with all collectives: see `lockstep.flight_recorder.format`."""
     sites: str = ""
     perhaps: str = ""
     callers: str = ""
-    """The lines of the program behind them: see `lockstep.record.run`."""
+    """The lines of the program behind them: see `lockstep.flight_recorder.model`."""
     stacks: str = ""
     """Its Python stacks, when somebody asks for them."""
     folder: str = ""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from lockstep import _config
 from lockstep._words import counted
+from lockstep.flight_recorder import diagnose, format, text_report
 from lockstep.job.topology import Peer
-from lockstep.record import format, match, text
 from lockstep.runtime.elsewhere import Elsewhere
 from lockstep.runtime.evidence import Records
 
@@ -29,13 +29,13 @@ class Stalls:
         self._elsewhere = elsewhere
         self._reported: set[int] = set()
 
-    def look(self, found: match.Diagnosis, diagnose: Callable[[], match.Diagnosis]) -> None:
+    def look(self, found: diagnose.Diagnosis, diagnose: Callable[[], diagnose.Diagnosis]) -> None:
         """Tells of the oldest wait when it has lasted too long.
 
         ``found`` may be the result of a glance; ``diagnose`` looks at everything.
         """
         limit = _config.current().stall_warning
-        waiting = [row.process.index for row in found.rows if row.doing is match.Doing.WAITS]
+        waiting = [row.process.index for row in found.rows if row.doing is diagnose.Doing.WAITS]
         # One report is enough: that of the first process that waits.
         if not limit or not waiting or waiting[0] != self._process:
             return
@@ -51,7 +51,7 @@ class Stalls:
         told = [self._stacks_of(process) for process in missing[:_MOST_STACKS]]
         if len(missing) > _MOST_STACKS:
             told.append(f"and {counted(len(missing) - _MOST_STACKS, 'process')} more")
-        lines = [f"waiting for {waited:.0f} s. {text.table(found)}", *told]
+        lines = [f"waiting for {waited:.0f} s. {text_report.table(found)}", *told]
         print("\n".join(f"lockstep: {line}" for line in lines), file=sys.stderr, flush=True)
 
     def _oldest_wait(self) -> int | None:

@@ -12,7 +12,7 @@ two lines: then each was a first use, and which of them it is cannot be told.
 
 from __future__ import annotations
 
-from lockstep.record.run import Caller
+from lockstep.flight_recorder.model import Caller
 
 
 class Uses:

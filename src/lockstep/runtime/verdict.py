@@ -6,29 +6,29 @@ import contextlib
 import signal
 
 from lockstep.engine import bindings
-from lockstep.record import format, match, run, text
+from lockstep.flight_recorder import diagnose, format, model, text_report
 
 _LONGEST_TEXT = 980
 """What an exception has room for, less what is put in front."""
 
 
-def proof(found: match.Diagnosis) -> str:
+def proof(found: diagnose.Diagnosis) -> str:
     """The text of the exception, where the records prove a fault."""
-    return "lockstep: " + text.short(found, _LONGEST_TEXT)
+    return "lockstep: " + text_report.short(found, _LONGEST_TEXT)
 
 
-def beside(words: str, found: match.Diagnosis) -> str:
+def beside(words: str, found: diagnose.Diagnosis) -> str:
     """``words``, and what the records add to them."""
-    if found.kind is match.Kind.NOTHING:
+    if found.kind is diagnose.Kind.NOTHING:
         return words
-    return f"{words}\n{text.short(found, max(0, _LONGEST_TEXT - len(words.encode())))}"
+    return f"{words}\n{text_report.short(found, max(0, _LONGEST_TEXT - len(words.encode())))}"
 
 
-def proof_or(words: str, found: match.Diagnosis) -> str:
+def proof_or(words: str, found: diagnose.Diagnosis) -> str:
     return proof(found) if found.kind.is_fault else beside(words, found)
 
 
-def how_it_ended(record: format.ProcessRecord, ending: run.Exit | None) -> str:
+def how_it_ended(record: format.ProcessRecord, ending: model.Exit | None) -> str:
     """Half a sentence about a process that nobody waits for at the moment."""
     if ending is not None and ending.signal is not None:
         with contextlib.suppress(ValueError):

@@ -28,9 +28,9 @@ from typing import Any
 
 from lockstep import _jax_compat
 from lockstep.engine import bindings
+from lockstep.flight_recorder import diagnose, model
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
-from lockstep.record import match, run
 from lockstep.runtime import callsite, comparison, members, verdict
 from lockstep.runtime.comparison import Comparison
 from lockstep.runtime.elsewhere import Elsewhere, Local
@@ -186,7 +186,7 @@ class Watcher(threading.Thread):
         with contextlib.suppress(Exception):
             self._comparison.publish(self._sites.digests)
 
-    def _diagnose(self, by_numbers: bool = False, latest: int | None = None) -> match.Diagnosis:
+    def _diagnose(self, by_numbers: bool = False, latest: int | None = None) -> diagnose.Diagnosis:
         """What the records tell.
 
         Executions with different numbers may be of one program: while the engine still asks for an
@@ -195,7 +195,7 @@ class Watcher(threading.Thread):
         """
         vary = not by_numbers or self._comparison.programs_vary()
         found = self._records.read(self._sites.found, vary, latest, self._elsewhere)
-        return match.diagnose(found)
+        return diagnose.diagnose(found)
 
     # A rank rings
 
@@ -255,7 +255,7 @@ class Watcher(threading.Thread):
         folder = self._records.folder(self._process)
         if folder is not None:
             with contextlib.suppress(OSError):
-                (folder / run.VARY).touch()
+                (folder / model.VARY).touch()
 
     def _explain(self, text_of_engine: str) -> None:
         """Fails the job with more than the engine knows of a difference that it has found."""
@@ -266,7 +266,7 @@ class Watcher(threading.Thread):
         """Adds the lines of the program, and what was called before, to who has not come."""
         bindings.poison(verdict.beside(text_of_engine, self._diagnose()))
 
-    def _diagnose_with_lines(self, by_numbers: bool = False) -> match.Diagnosis:
+    def _diagnose_with_lines(self, by_numbers: bool = False) -> diagnose.Diagnosis:
         """Waits for the lines of the others, who were rung too and look for them now."""
         found = self._diagnose(by_numbers)
         if self._elsewhere and found.kind.is_fault and self._lacks_lines(found):
@@ -277,7 +277,7 @@ class Watcher(threading.Thread):
             found = self._diagnose(by_numbers)
         return found
 
-    def _lacks_lines(self, found: match.Diagnosis) -> bool:
+    def _lacks_lines(self, found: diagnose.Diagnosis) -> bool:
         """Whether the others may still say to which line of the program a call belongs."""
         return any(row.awaits_lines for row in found.rows)
 
@@ -311,7 +311,7 @@ class Watcher(threading.Thread):
         clean = record.state == bindings.Leaving.ENDED and (ending is None or ending.exit_code == 0)
         if clean or bindings.poison_text():
             return  # whoever waits for it rings
-        unknown = run.Exit(reason="it died, and only who started it knows how")
+        unknown = model.Exit(reason="it died, and only who started it knows how")
         how = verdict.how_it_ended(record, ending)
         self._blame(peer, ending or unknown, how)
 
@@ -337,7 +337,7 @@ class Watcher(threading.Thread):
         if bindings.poison_text():
             return
         how = "has ended, or its host cannot be reached"
-        ending = run.Exit(reason=f"it {how}; its own output may tell why")
+        ending = model.Exit(reason=f"it {how}; its own output may tell why")
         if told and told.exit:
             ending = told.exit
             how = verdict.how_it_ended(told.record or self._records.record(peer.process), ending)

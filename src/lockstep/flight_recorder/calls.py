@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from lockstep.record.format import OPS, Entry
-from lockstep.record.history import History, Track
-from lockstep.record.run import Caller, Site
+from lockstep.flight_recorder.format import OPS, Entry
+from lockstep.flight_recorder.model import Caller, Site
+from lockstep.flight_recorder.timeline import History, Track
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ import signal
 from collections.abc import Sequence
 
 from lockstep._words import counted, format_size
-from lockstep.record.calls import Call, Round
-from lockstep.record.causes import Cause, Pattern
-from lockstep.record.format import DTYPES, OPS, REDUCTIONS, Entry, Op
-from lockstep.record.run import Caller, Process, Site
+from lockstep.flight_recorder.calls import Call, Round
+from lockstep.flight_recorder.causes import Cause, Pattern
+from lockstep.flight_recorder.format import DTYPES, OPS, REDUCTIONS, Entry, Op
+from lockstep.flight_recorder.model import Caller, Process, Site
 
 MOST_LINES = 3
 """How many lines of the program are named for one call."""

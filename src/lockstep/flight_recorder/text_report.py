@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from lockstep._words import counted
-from lockstep.record.calls import Round
-from lockstep.record.headlines import called, count, headline, raised, what_was_called
-from lockstep.record.match import Diagnosis, Doing, Row
-from lockstep.record.words import briefly, described, ending, likely, processes, who
+from lockstep.flight_recorder.calls import Round
+from lockstep.flight_recorder.diagnose import Diagnosis, Doing, Row
+from lockstep.flight_recorder.headlines import called, count, headline, raised, what_was_called
+from lockstep.flight_recorder.phrases import briefly, described, ending, likely, processes, who
 
 CULPRIT = "> "
 """What a row of a culprit begins with."""

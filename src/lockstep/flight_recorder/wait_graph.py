@@ -20,10 +20,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lockstep._records import STOPPED
-from lockstep.record.format import Entry, ProcessState, State
-from lockstep.record.history import History, Place, Track
-from lockstep.record.permutes import Pair
-from lockstep.record.run import Process
+from lockstep.flight_recorder.format import Entry, ProcessState, State
+from lockstep.flight_recorder.model import Process
+from lockstep.flight_recorder.p2p_matching import Pair
+from lockstep.flight_recorder.timeline import History, Place, Track
 
 NOTICED_NS = 1_000_000_000
 """How long after it killed others' collectives a death may be written down."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from lockstep._errors import RecordError
 from lockstep._records import PROGRAMS_VARY, ErrorRecord, process_dir
-from lockstep.record import format
+from lockstep.flight_recorder import format
 
 RECORDER = "recorder.bin"
 SITES = "sites.jsonl"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from lockstep.record.calls import Call
-from lockstep.record.format import DTYPES, OPS, REDUCTIONS, State
-from lockstep.record.headlines import headline
-from lockstep.record.match import Diagnosis, Row
-from lockstep.record.summary import Summary
-from lockstep.record.words import likely, operation
+from lockstep.flight_recorder.calls import Call
+from lockstep.flight_recorder.diagnose import Diagnosis, Row
+from lockstep.flight_recorder.format import DTYPES, OPS, REDUCTIONS, State
+from lockstep.flight_recorder.headlines import headline
+from lockstep.flight_recorder.phrases import likely, operation
+from lockstep.flight_recorder.time_summary import Summary
 
 SCHEMA = "lockstep.report/1"
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from lockstep.record.format import TIME_ERROR_NS, Entry, Op, ProcessRecord, Ring, State
-from lockstep.record.run import Process, Run
+from lockstep.flight_recorder.format import TIME_ERROR_NS, Entry, Op, ProcessRecord, Ring, State
+from lockstep.flight_recorder.model import Process, Run
 
 SAME_BOOT_NS = 1_000_000_000
 """Clocks of processes whose offsets differ by less are one clock."""

@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from lockstep.record.calls import Call, Calls
-from lockstep.record.format import Entry, State
-from lockstep.record.history import History, Place, Track
-from lockstep.record.run import Run
-from lockstep.record.words import operation, place_in_program
+from lockstep.flight_recorder.calls import Call, Calls
+from lockstep.flight_recorder.format import Entry, State
+from lockstep.flight_recorder.model import Run
+from lockstep.flight_recorder.phrases import operation, place_in_program
+from lockstep.flight_recorder.timeline import History, Place, Track
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What usually lies behind a picture like this one. Pure.
 
-A cause is a pattern and the processes that it speaks of; `lockstep.record.text` has the words.
+A cause is a pattern and the processes that it speaks of; `lockstep.flight_recorder.text_report` has the words.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lockstep.record.arguments import Differing, differing
-from lockstep.record.calls import Call, Calls
-from lockstep.record.format import Entry
-from lockstep.record.history import History, Track
-from lockstep.record.parting import Called
-from lockstep.record.run import Process
-from lockstep.record.waiting import Wait
+from lockstep.flight_recorder.argument_shapes import Differing, differing
+from lockstep.flight_recorder.calls import Call, Calls
+from lockstep.flight_recorder.format import Entry
+from lockstep.flight_recorder.mismatch import Called
+from lockstep.flight_recorder.model import Process
+from lockstep.flight_recorder.timeline import History, Track
+from lockstep.flight_recorder.wait_graph import Wait
 
 _LATEST = 64
 """Calls of a process in which threads are looked for."""

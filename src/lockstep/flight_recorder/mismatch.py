@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lockstep.record.format import Entry
-from lockstep.record.history import History, Place
-from lockstep.record.permutes import Pair
+from lockstep.flight_recorder.format import Entry
+from lockstep.flight_recorder.p2p_matching import Pair
+from lockstep.flight_recorder.timeline import History, Place
 
 Called = tuple[int, Entry]
 """A process and its call."""

@@ -4,7 +4,7 @@
 dead that others wait for; do devices wait for each other in a circle; who is late. Only the last is
 no fault. Records that were read one after another while the processes ran never make a fault of
 what is none: what an entry says of a call never changes, a process's end is known before its record
-is read, and a circle of waits cannot be an accident of reading (see `lockstep.record.waiting`).
+is read, and a circle of waits cannot be an accident of reading (see `lockstep.flight_recorder.wait_graph`).
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lockstep.record import causes, waiting
-from lockstep.record.calls import Call, Calls, Round, rounds
-from lockstep.record.causes import Cause
-from lockstep.record.format import Entry, State
-from lockstep.record.history import History, Place, Track
-from lockstep.record.parting import Parting, first_parting, first_permute_parting, grouped
-from lockstep.record.permutes import pairs
-from lockstep.record.run import Process, Run
-from lockstep.record.waiting import Ending, Fate, Wait
+from lockstep.flight_recorder import causes, wait_graph
+from lockstep.flight_recorder.calls import Call, Calls, Round, rounds
+from lockstep.flight_recorder.causes import Cause
+from lockstep.flight_recorder.format import Entry, State
+from lockstep.flight_recorder.mismatch import Parting, first_parting, first_permute_parting, grouped
+from lockstep.flight_recorder.model import Process, Run
+from lockstep.flight_recorder.p2p_matching import pairs
+from lockstep.flight_recorder.timeline import History, Place, Track
+from lockstep.flight_recorder.wait_graph import Ending, Fate, Wait
 
 RECENT = 4
 """How many different calls before the present one a row shows."""
@@ -127,8 +127,8 @@ class _Case:
         self.history = History(run)
         self.calls = Calls(self.history)
         self.pairs = pairs(self.history)
-        self.ended = waiting.endings(self.history)
-        self.waits = waiting.waits(self.history, self.pairs, self.ended)
+        self.ended = wait_graph.endings(self.history)
+        self.waits = wait_graph.waits(self.history, self.pairs, self.ended)
 
     def diagnosis(self) -> Diagnosis:
         parting = first_parting(self.history)
@@ -136,11 +136,11 @@ class _Case:
             return self._parted(Kind.PERMUTE, parting)
         if parting is not None:
             return self._parted(Kind.MISMATCH, parting)
-        sinks = waiting.sinks(self.history, self.waits)
+        sinks = wait_graph.sinks(self.history, self.waits)
         dead = [p for p in sinks if self.ended[p].final and self._is_surely_awaited(p)]
         if dead:
             return self._dead(dead)
-        if around := waiting.circle(self.waits):
+        if around := wait_graph.circle(self.waits):
             return self._circle(around)
         faults = [p for p, ending in self.ended.items() if ending.is_fault]
         if faults:

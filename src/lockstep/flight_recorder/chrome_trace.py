@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from lockstep.record.calls import Calls
-from lockstep.record.format import Entry, State
-from lockstep.record.history import History, Track
-from lockstep.record.run import Run
-from lockstep.record.words import operation, place_in_program, who
+from lockstep.flight_recorder.calls import Calls
+from lockstep.flight_recorder.format import Entry, State
+from lockstep.flight_recorder.model import Run
+from lockstep.flight_recorder.phrases import operation, place_in_program, who
+from lockstep.flight_recorder.timeline import History, Track
 
 WAITING = "waiting for the slowest"
 MOVING = "moving data"

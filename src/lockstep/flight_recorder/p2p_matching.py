@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lockstep.record.format import Entry
-from lockstep.record.history import History, Track
+from lockstep.flight_recorder.format import Entry
+from lockstep.flight_recorder.timeline import History, Track
 
 Message = tuple[tuple[int, ...], Entry]
 """What identifies a message, and the entry of the side that recorded it."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lockstep._words import counted
-from lockstep.record.calls import Call
-from lockstep.record.causes import Pattern, alone
-from lockstep.record.format import State
-from lockstep.record.match import Diagnosis, Doing, Kind, Row
-from lockstep.record.words import (
+from lockstep.flight_recorder.calls import Call
+from lockstep.flight_recorder.causes import Pattern, alone
+from lockstep.flight_recorder.diagnose import Diagnosis, Doing, Kind, Row
+from lockstep.flight_recorder.format import State
+from lockstep.flight_recorder.phrases import (
     MOST_ARGUMENTS,
     called_from,
     described,
