@@ -13,9 +13,9 @@ from pathlib import Path
 import jax
 import pytest
 
+from lockstep.callsites.farmhash import fingerprint64
+from lockstep.callsites.highwayhash import hash_of_devices
 from lockstep.engine import bindings
-from lockstep.runtime.farmhash import fingerprint64
-from lockstep.runtime.highway import hash_of_devices
 from support import run_lockstep
 
 JAXLIB_SAYS = """

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import pytest
 
+from lockstep.callsites import frames
 from lockstep.flight_recorder.model import CALLERS, Caller, read_callers
-from lockstep.runtime import callsite
 from processes import python
 
 PROGRAM = """
@@ -69,9 +69,9 @@ def test_every_execution_is_seen_with_its_line_and_waited_for() -> None:
 
 def on_a_thread_of_xla(executing: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> int:
     """What a thread finds that has no line of the program on its stack."""
-    monkeypatch.setattr(callsite, "_executing", executing)
-    monkeypatch.setattr(callsite, "_site", lambda frame: callsite.UNKNOWN)
-    return callsite.of_this_collective()
+    monkeypatch.setattr(frames, "_executing", executing)
+    monkeypatch.setattr(frames, "_site", lambda frame: frames.UNKNOWN)
+    return frames.of_this_collective()
 
 
 def test_a_thread_without_lines_takes_those_of_the_one_execution(
@@ -82,8 +82,8 @@ def test_a_thread_without_lines_takes_those_of_the_one_execution(
 
 
 def test_of_several_executions_none_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert on_a_thread_of_xla({1: 77, 2: 78}, monkeypatch) == callsite.UNKNOWN
-    assert on_a_thread_of_xla({}, monkeypatch) == callsite.UNKNOWN
+    assert on_a_thread_of_xla({1: 77, 2: 78}, monkeypatch) == frames.UNKNOWN
+    assert on_a_thread_of_xla({}, monkeypatch) == frames.UNKNOWN
 
 
 class Chain:
@@ -91,16 +91,16 @@ class Chain:
         self.sites: list[int] = []
 
     def again(self) -> Chain:
-        self.sites.append(callsite.of_this_collective())
+        self.sites.append(frames.of_this_collective())
         return self
 
 
 def test_a_thread_with_lines_knows_them(monkeypatch: pytest.MonkeyPatch) -> None:
     def call() -> int:
-        return callsite.of_this_collective()
+        return frames.of_this_collective()
 
-    monkeypatch.setattr(callsite, "_executing", {1: 77})
-    assert callsite.UNKNOWN != call() != 77
+    monkeypatch.setattr(frames, "_executing", {1: 77})
+    assert frames.UNKNOWN != call() != 77
     assert len({call() for _ in range(3)}) == 1
     beside, it = call(), call()
     below = call()
@@ -112,14 +112,14 @@ def test_a_thread_with_lines_knows_them(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_lines_behind_a_site_are_written_for_the_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(callsite, "_known", {})
-    monkeypatch.setattr(callsite, "_path", "")
-    early = callsite.of_this_collective()
-    callsite.keep_in(str(tmp_path / CALLERS))
-    late = callsite.of_this_collective()
+    monkeypatch.setattr(frames, "_known", {})
+    monkeypatch.setattr(frames, "_path", "")
+    early = frames.of_this_collective()
+    frames.keep_in(str(tmp_path / CALLERS))
+    late = frames.of_this_collective()
     read = read_callers(tmp_path / CALLERS)
     assert list(read) == [early, late]
-    assert read == callsite.known()
+    assert read == frames.known()
     innermost = [read[site][0] for site in (early, late)]
     assert [Path(caller.file).name for caller in innermost] == ["test_callsite.py"] * 2
     assert innermost[1].line == innermost[0].line + 2
@@ -129,7 +129,7 @@ def test_the_lines_behind_a_site_are_written_for_the_others(
 
 def through(*files: str) -> Callable[[], Caller | None]:
     """Looks for the line below a function in each of the files, which call each other."""
-    call: Callable[[], Caller | None] = callsite.innermost
+    call: Callable[[], Caller | None] = frames.innermost
     for file in reversed(files):
         names: dict[str, Any] = {}
         exec(compile("def call(what):\n    return what()", file, "exec"), names)
@@ -172,7 +172,7 @@ def test_a_thread_has_only_its_own_lines(files: tuple[str, ...], file: str | Non
 def test_a_program_that_is_made_ahead_of_time_is_called_by_no_thread_yet() -> None:
     found: list[str] = []
     feed = threading.Thread(
-        target=lambda: found.append(callsite.dispatching_thread()), name="prefetch"
+        target=lambda: found.append(frames.dispatching_thread()), name="prefetch"
     )
     feed.start()
     feed.join(60)
@@ -181,4 +181,4 @@ def test_a_program_that_is_made_ahead_of_time_is_called_by_no_thread_yet() -> No
     calls: dict[str, Any] = {}
     source = f"def {of_jax.co_name}(look):\n    return look()\n"
     exec(compile(source, of_jax.co_filename, "exec"), calls)
-    assert calls[of_jax.co_name](callsite.dispatching_thread) == ""
+    assert calls[of_jax.co_name](frames.dispatching_thread) == ""

@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 
 from lockstep import _jax_compat
+from lockstep.callsites import frames
+from lockstep.callsites.hlo_metadata import parse
 from lockstep.flight_recorder.format import Op
 from lockstep.flight_recorder.model import Caller, Site, read_sites
-from lockstep.runtime import callsite
 from lockstep.runtime.evidence import Sites
 from lockstep.runtime.papers import Papers
-from lockstep.runtime.sites import parse
 from runtime.test_sites import RESHARDED, Executable, number
 
 DEVICES = (0, 2048)
@@ -28,7 +28,7 @@ class Process:
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.line: Caller | None = None
         patch.setattr(_jax_compat, "device_lists", lambda: {DEVICES})
-        patch.setattr(callsite, "innermost", lambda: self.line)
+        patch.setattr(frames, "innermost", lambda: self.line)
         self.papers = Papers(sites=str(folder / "sites"), perhaps=str(folder / "perhaps"))
         self.entries: list[Any] = []
         ring = types.SimpleNamespace(device=0, written=0, entries=self.entries)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from lockstep.runtime.farmhash import fingerprint64
-from lockstep.runtime.highway import hash_of_devices, highway_hash
-from lockstep.runtime.sites import Collective, Matcher, Program, Programs, parse
+from lockstep.callsites.farmhash import fingerprint64
+from lockstep.callsites.highwayhash import hash_of_devices, highway_hash
+from lockstep.callsites.hlo_metadata import Collective, Matcher, Program, Programs, parse
 
 ALL_REDUCE = Collective("all-reduce", 1, "f32[1]", "psum", "a.py", 1)
 FIRST = Program(b"1234567890", "jit_first", (ALL_REDUCE,), "first")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.callsites.first_use import Uses
 from lockstep.flight_recorder.model import Caller
-from lockstep.runtime.uses import Uses
 
 LINES = [Caller("train.py", number, "main") for number in range(3)]
 

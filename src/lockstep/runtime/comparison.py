@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from lockstep import _config
+from lockstep.callsites.hlo_metadata import Digests
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
-from lockstep.runtime.sites import Digests
 
 TIMEOUT_SECONDS = 5.0
 """How long the other process may take to publish; its watcher looks every second."""

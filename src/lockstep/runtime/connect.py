@@ -23,6 +23,7 @@ import lockstep
 from lockstep import _config, _jax_compat
 from lockstep._errors import InitializationError
 from lockstep._records import process_dir
+from lockstep.callsites import frames
 from lockstep.engine import bindings
 from lockstep.engine.options import Network, Options
 from lockstep.job import job_key, kv_store, topology
@@ -31,7 +32,6 @@ from lockstep.runtime import (
     absent,
     agreement,
     arena,
-    callsite,
     cut_off,
     ending,
     keeping,
@@ -201,7 +201,7 @@ def after_cpu_client(client: Any) -> None:
     watch.note_devices()
     members.note_programs(client, watch.hold)
     if _config.current().strict and client.local_device_count() > 1:
-        callsite.note_executions()
+        frames.note_executions()
 
 
 def start_engine() -> None:

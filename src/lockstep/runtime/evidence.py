@@ -13,12 +13,9 @@ from typing import Any
 
 from lockstep import _config, _jax_compat
 from lockstep._records import ErrorRecord
-from lockstep.flight_recorder import format, model
-from lockstep.job.topology import Peer
-from lockstep.runtime import callsite, notes
-from lockstep.runtime.elsewhere import Elsewhere
-from lockstep.runtime.papers import MEMORY_NAMES, Papers, descriptor
-from lockstep.runtime.sites import (
+from lockstep.callsites import frames
+from lockstep.callsites.first_use import Uses
+from lockstep.callsites.hlo_metadata import (
     Collective,
     Digests,
     Matcher,
@@ -27,7 +24,11 @@ from lockstep.runtime.sites import (
     digests,
     near,
 )
-from lockstep.runtime.uses import Uses
+from lockstep.flight_recorder import format, model
+from lockstep.job.topology import Peer
+from lockstep.runtime import notes
+from lockstep.runtime.elsewhere import Elsewhere
+from lockstep.runtime.papers import MEMORY_NAMES, Papers, descriptor
 from lockstep.system import memory_files, stack_dump
 
 
@@ -96,7 +97,7 @@ class Records:
         records = {index: self.record(index, latest) for index in folders}
         found = []
         for index, record in records.items():
-            sites, callers = tuple(own_sites), callsite.known()
+            sites, callers = tuple(own_sites), frames.known()
             if index != self.own:
                 papers = self._papers[index]
                 sites = model.read_sites(papers.sites)[0] + model.read_sites(papers.perhaps)[0]
@@ -182,8 +183,8 @@ class Sites:
     def hold(self, program: Any) -> None:
         """To be called when a program was compiled or loaded, by who has need of it."""
         # First of all: once the program is held, its lines may be written down.
-        line = callsite.innermost()
-        self._uses.note(program.fingerprint, line, callsite.dispatching_thread() if line else "")
+        line = frames.innermost()
+        self._uses.note(program.fingerprint, line, frames.dispatching_thread() if line else "")
         self._programs.hold(program)
 
     def close(self) -> None:

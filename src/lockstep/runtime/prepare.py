@@ -196,9 +196,9 @@ def _find_members(color: int, key: int) -> Sequence[int]:
 
 
 def _call_site() -> int:
-    from lockstep.runtime import callsite
+    from lockstep.callsites import frames
 
-    return callsite.of_this_collective()
+    return frames.of_this_collective()
 
 
 # What runs right after the import of jax; each hook fails by itself.

@@ -27,11 +27,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockstep import _jax_compat
+from lockstep.callsites import frames
 from lockstep.engine import bindings
 from lockstep.flight_recorder import diagnose, model
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
-from lockstep.runtime import callsite, comparison, members, verdict
+from lockstep.runtime import comparison, members, verdict
 from lockstep.runtime.comparison import Comparison
 from lockstep.runtime.elsewhere import Elsewhere, Local
 from lockstep.runtime.ending import mark_the_end
@@ -357,7 +358,7 @@ def start(
     ``keepers`` are those in the network between hosts.
     """
     records = Records(peers, peers[process], dict(enumerate(told)))
-    callsite.keep_in(told[process].callers)
+    frames.keep_in(told[process].callers)
     sites = Sites(records, told[process], _jax_compat.live_executables)
     several = any(peer.host_id != peers[process].host_id for peer in peers)
     for earlier in _watchers:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lockstep.runtime import callsite
+from lockstep.callsites import frames
 
 _MAX_ARGUMENTS = 256
 """Arguments of a program that are kept, the first and the last ones: a model has thousands."""
@@ -40,8 +40,8 @@ def shape(text: str) -> str:
 
 def place(chain: Sequence[Frame]) -> Place:
     """``chain`` is a stack, the innermost frame first."""
-    shown = [at for at in chain if not callsite.is_on_the_way(at[0])] or chain
-    own = next((at for at in shown if not callsite.is_library(at[0])), None)
+    shown = [at for at in chain if not frames.is_on_the_way(at[0])] or chain
+    own = next((at for at in shown if not frames.is_library(at[0])), None)
     if own is None:
         return Place(*shown[0][:2]) if shown else Place()
     return Place(*own) if own is shown[0] else Place(*own, *shown[0][:2])

@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.runtime.farmhash import fingerprint64
-from lockstep.runtime.highway import hash_of_devices
-from lockstep.runtime.hlo_text import Frames, Place, arguments, place, shape
+from lockstep.callsites.farmhash import fingerprint64
+from lockstep.callsites.highwayhash import hash_of_devices
+from lockstep.callsites.hlo_text import Frames, Place, arguments, place, shape
 
 _MODULE = re.compile(r"HloModule (\S+?),")
 _COLLECTIVE = re.compile(
