@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.runtime.cliques import Clique, UnknownError, claim, named, text_of, the_only_one
+from lockstep.hlo.replica_groups import Clique, UnknownError, claim, named, text_of, the_only_one
 
 REDUCE = "  %sum = f32[4]{0} all-reduce(%x), channel_id=1, "
 REST = ', use_global_device_ids=true, to_apply=%add, metadata={op_name="jit(f)/psum"}'

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep import _jax_compat
-from lockstep.runtime import lowering
-from lockstep.runtime.counts import COLLECTIVES
-from lockstep.runtime.hlo_proto import Field, Message, Program
+from lockstep.hlo import float16_pass
+from lockstep.hlo.proto import Field, Message, Program
+from lockstep.hlo.size_limits import COLLECTIVES
 from of_this_jax import needs_float16_pass
 from support import run_lockstep
 
@@ -66,7 +66,7 @@ def test_set_replaces_every_occurrence_in_place() -> None:
 
 def test_a_program_without_collectives_is_left_alone() -> None:
     module = Message([Field(1, 2, b"jit_f")]).encode()
-    assert lowering.widen(Program(module, COLLECTIVES)) is None
+    assert float16_pass.widen(Program(module, COLLECTIVES)) is None
 
 
 @needs_float16_pass
@@ -82,7 +82,7 @@ def test_the_pass_is_registered_for_cpu_devices_of_a_job_alone(
     monkeypatch.setattr(_jax_compat, "distributed_client", lambda: client)
     monkeypatch.setattr(_jax_compat, "has_passes", lambda: True)
     monkeypatch.setattr(_jax_compat, "register_pass", lambda name, _: done.append(name))
-    assert lowering.register_when_needed(platform) == job  # a job may begin later
+    assert float16_pass.register_when_needed(platform) == job  # a job may begin later
     assert bool(done) == registered
 
 

@@ -12,9 +12,9 @@ import pytest
 from lockstep import _config, _jax_compat
 from lockstep._errors import InitializationError
 from lockstep.engine import bindings
+from lockstep.hlo import membership
+from lockstep.hlo.replica_groups import Clique
 from lockstep.job.kv_store import Store
-from lockstep.runtime import members
-from lockstep.runtime.cliques import Clique
 from runtime.peers import Client
 
 DEVICES = {0: 0, 1: 0, 8: 1, 9: 1}
@@ -63,15 +63,15 @@ class Process:
         self.live: list[Any] = []
         self.known = False
         self.poison = ""
-        patch.setattr(members, "_programs", members._Programs())
-        patch.setattr(members, "_answered", set())
+        patch.setattr(membership, "_programs", membership._Programs())
+        patch.setattr(membership, "_answered", set())
         patch.setattr(_jax_compat, "live_executables", lambda: self.live)
         patch.setattr(bindings, "frames_known", lambda: self.known)
         patch.setattr(bindings, "poison_text", lambda: self.poison)
         config = _config.Config(collective_timeout=0.2)
         patch.setattr(_config, "current", lambda: config)
         self.store = Store(Client())
-        self.job = members.Job(self.store, ["process 0", "process 1"], 0, DEVICES)
+        self.job = membership.Job(self.store, ["process 0", "process 1"], 0, DEVICES)
         self.kind = client_class()
         self.client = self.kind()
         self.noted: list[Any] = []
@@ -86,13 +86,13 @@ class Process:
     def keeps(self, program: Program) -> bool:
         self.compile(program)
         assert self.noted.pop() is program
-        return any(kept is program for kept, _ in members._programs._kept)
+        return any(kept is program for kept, _ in membership._programs._kept)
 
     def find(self, color: int, key: int) -> Clique:
-        return members.find(self.job, color, key)
+        return membership.find(self.job, color, key)
 
     def say(self, key: int, clique: Clique = WHOLE) -> None:
-        said = members.claim(clique, key, DEVICES)
+        said = membership.claim(clique, key, DEVICES)
         self.store.put(f"lockstep/members/{key}", said)
 
     def refusal(self, color: int = 0, key: int = 0) -> str:
@@ -106,7 +106,7 @@ class Process:
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Process:
     started = Process(monkeypatch)
-    members.note_programs(started.client, started.noted.append)
+    membership.note_programs(started.client, started.noted.append)
     return started
 
 
@@ -208,13 +208,13 @@ def test_nothing_is_kept_once_the_frames_are_known(process: Process) -> None:
 
 def test_a_second_client_is_one_too_many(process: Process) -> None:
     process.compile(Program(WHOLE, "{{0,1,2,3}}"))
-    members.note_programs(process.kind(), process.noted.append)
+    membership.note_programs(process.kind(), process.noted.append)
     assert "a second time" in process.refusal()
 
 
 def test_a_class_that_cannot_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process(monkeypatch)
-    members.note_programs(3, process.noted.append)
+    membership.note_programs(3, process.noted.append)
     assert "cannot be noted" in process.refusal()
 
 

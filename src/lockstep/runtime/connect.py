@@ -26,6 +26,7 @@ from lockstep._records import process_dir
 from lockstep.callsites import frames
 from lockstep.engine import bindings
 from lockstep.engine.options import Network, Options
+from lockstep.hlo import membership
 from lockstep.job import job_key, kv_store, topology
 from lockstep.job.kv_store import PREFIX, Store
 from lockstep.runtime import (
@@ -35,7 +36,6 @@ from lockstep.runtime import (
     cut_off,
     ending,
     keeping,
-    members,
     network,
     papers,
     peers,
@@ -199,7 +199,7 @@ def after_cpu_client(client: Any) -> None:
     from lockstep.runtime import watch
 
     watch.note_devices()
-    members.note_programs(client, watch.hold)
+    membership.note_programs(client, watch.hold)
     if _config.current().strict and client.local_device_count() > 1:
         frames.note_executions()
 
@@ -368,5 +368,5 @@ def find_members(color: int, key: int) -> Sequence[int]:
 
     job = _current_job()
     process_of = {device.id: device.process_index for device in jax.devices("cpu")}
-    said = members.Job(job.store, labels(len(job.peers)), job.process, process_of)
-    return members.find(said, color, key)
+    said = membership.Job(job.store, labels(len(job.peers)), job.process, process_of)
+    return membership.find(said, color, key)

@@ -330,9 +330,9 @@ def _hook_cpu_client() -> None:
 
 
 def _register_pass(platform: str) -> bool:
-    from lockstep.runtime import lowering
+    from lockstep.hlo import float16_pass
 
-    return _config.current().collectives == "gloo" or lowering.register_when_needed(platform)
+    return _config.current().collectives == "gloo" or float16_pass.register_when_needed(platform)
 
 
 def _note_joining() -> None:

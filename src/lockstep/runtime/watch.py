@@ -30,9 +30,10 @@ from lockstep import _jax_compat
 from lockstep.callsites import frames
 from lockstep.engine import bindings
 from lockstep.flight_recorder import diagnose, model
+from lockstep.hlo import membership
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
-from lockstep.runtime import comparison, members, verdict
+from lockstep.runtime import comparison, verdict
 from lockstep.runtime.comparison import Comparison
 from lockstep.runtime.elsewhere import Elsewhere, Local
 from lockstep.runtime.ending import mark_the_end
@@ -182,7 +183,7 @@ class Watcher(threading.Thread):
 
     def _refresh(self) -> None:
         self._sites.update()
-        members.release()
+        membership.release()
         # Without the service nothing can be compared, and the job is about to end.
         with contextlib.suppress(Exception):
             self._comparison.publish(self._sites.digests)

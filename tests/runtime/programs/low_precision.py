@@ -177,9 +177,9 @@ def main() -> None:
     if arguments.widen:
         from jax.extend import xla
 
-        from lockstep.runtime.counts import COLLECTIVES
-        from lockstep.runtime.hlo_proto import Program
-        from lockstep.runtime.lowering import widen
+        from lockstep.hlo.float16_pass import widen
+        from lockstep.hlo.proto import Program
+        from lockstep.hlo.size_limits import COLLECTIVES
 
         xla.register_hlo_module_transformation(
             lambda module: widen(Program(module, COLLECTIVES)), name="test", platforms="cpu"

@@ -25,8 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from lockstep import _jax_compat
-from lockstep.runtime.counts import COLLECTIVES, check_counts
-from lockstep.runtime.hlo_proto import (
+from lockstep.hlo.proto import (
     Computation,
     ElementType,
     Instruction,
@@ -36,6 +35,7 @@ from lockstep.runtime.hlo_proto import (
     ProgramShape,
     Shape,
 )
+from lockstep.hlo.size_limits import COLLECTIVES, check_counts
 
 PASS_NAME = "lockstep-widen-float16-collectives"
 

@@ -11,14 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 
-from lockstep.runtime.hlo_proto import (
-    ElementType,
-    Instruction,
-    Message,
-    Metadata,
-    Program,
-    Shape,
-)
+from lockstep.hlo.proto import ElementType, Instruction, Message, Metadata, Program, Shape
 
 LARGEST = (1 << 31) - 1
 _BY_ELEMENTS = (b"all-reduce", b"reduce-scatter")

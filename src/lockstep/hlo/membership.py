@@ -23,8 +23,7 @@ from typing import Any
 from lockstep import _config, _jax_compat
 from lockstep._errors import InitializationError
 from lockstep.engine import bindings
-from lockstep.job.kv_store import Store
-from lockstep.runtime.cliques import (
+from lockstep.hlo.replica_groups import (
     COLLECTIVE,
     Clique,
     UnknownError,
@@ -33,6 +32,7 @@ from lockstep.runtime.cliques import (
     text_of,
     the_only_one,
 )
+from lockstep.job.kv_store import Store
 
 _FOLDER = "lockstep/members"
 _SLICE_SECONDS = 0.5
