@@ -14,7 +14,7 @@ import pytest
 
 from faults.harness import PROGRAMS
 from faults.hosts import NAMES, Hosts, possible, two_hosts
-from lockstep.runtime.cut_off import LIMIT
+from lockstep.watchdog.host_reachability import LIMIT
 from support import marked, wait_until
 
 HEARTBEAT = 30

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.runtime.comparison import patiently
+from lockstep.watchdog.program_equality import patiently
 
 
 def test_what_is_not_known_in_time_is_neither_yes_nor_no() -> None:

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from lockstep.job.topology import Peer
-from lockstep.runtime.cut_off import Listeners, Watch, cut_off_words
+from lockstep.watchdog.host_reachability import Listeners, Watch, cut_off_words
 
 
 def peer(process: int, host: str) -> Peer:

@@ -15,9 +15,9 @@ from lockstep.engine import bindings
 from lockstep.flight_recorder.diagnose import Kind, diagnose
 from lockstep.flight_recorder.format import encode
 from lockstep.flight_recorder.model import Exit, Process
-from lockstep.runtime import elsewhere, evidence, notes
-from lockstep.runtime.elsewhere import Elsewhere, Local
-from lockstep.runtime.papers import Papers
+from lockstep.watchdog import messages, record_reader, remote
+from lockstep.watchdog.artifacts import Papers
+from lockstep.watchdog.remote import Elsewhere, Local
 from record.test_format import record
 from runtime.peers import peer
 from support import wait_until
@@ -98,8 +98,8 @@ class Job:
 
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    monkeypatch.setattr(elsewhere, "PATIENCE_SECONDS", 0.3)
-    monkeypatch.setattr(elsewhere, "_STACKS_PATIENCE", 0.3)
+    monkeypatch.setattr(remote, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(remote, "_STACKS_PATIENCE", 0.3)
     made = Job()
     for one in made.answers:
         one.start()
@@ -228,10 +228,10 @@ def test_watchers_that_ask_each_other_at_once_all_hear(job: Job) -> None:
 
 
 def test_who_was_not_asked_does_not_answer(job: Job) -> None:
-    job.answers[0]._asked[0] = elsewhere._Asked(0, {1})
+    job.answers[0]._asked[0] = remote._Asked(0, {1})
     head = {"kind": "answer", "number": 0, "asked": 0, "answered": 0, "processes": []}
-    job.post.boxes[0].put((3, notes.pack(head)))
-    job.post.boxes[0].put((1, notes.pack(head)))
+    job.post.boxes[0].put((3, messages.pack(head)))
+    job.post.boxes[0].put((1, messages.pack(head)))
     wait_until(lambda: bool(job.answers[0]._asked[0].answers), "the answer")
     assert set(job.answers[0]._asked[0].answers) == {1}
 
@@ -241,11 +241,11 @@ def test_questions_that_nobody_waits_for_any_more_are_not_answered() -> None:
     for number in range(50):
         for asking in (0, 2):
             head = {"kind": "look", "latest": None, "number": number}
-            job.post.boxes[1].put((asking, notes.pack(head)))
+            job.post.boxes[1].put((asking, messages.pack(head)))
     job.answers[1].start()
     try:
         for asking in (0, 2):
-            head, _ = notes.unpack(job.post.boxes[asking].get(timeout=60)[1])
+            head, _ = messages.unpack(job.post.boxes[asking].get(timeout=60)[1])
             assert head["number"] == 49
         assert job.looks == 1, "it was told to both"
         assert job.post.boxes[0].empty()
@@ -257,7 +257,7 @@ def test_questions_that_nobody_waits_for_any_more_are_not_answered() -> None:
 def test_the_times_of_another_host_become_those_of_this_one(job: Job) -> None:
     found, clocks = job.answers[0].look(None)
     assert {process.index for process in found} == {1, 3}
-    for process in evidence.on_one_clock([job.process(0)], found, clocks):
+    for process in record_reader.on_one_clock([job.process(0)], found, clocks):
         assert process.record is not None
         # What is added to its times to have those of host a, whose realtime is 10**18 at 10**15.
         shift = process.record.realtime_ns - process.record.monotonic_ns
@@ -267,7 +267,7 @@ def test_the_times_of_another_host_become_those_of_this_one(job: Job) -> None:
 
 
 @pytest.fixture
-def records(tmp_path: Path, job: Job) -> Iterator[evidence.Records]:
+def records(tmp_path: Path, job: Job) -> Iterator[record_reader.Records]:
     """What process 0 reads; that of process 2 is there too."""
     files = [tmp_path / f"{index}.bin" for index in range(4)]
     for index in (0, 2):
@@ -275,12 +275,12 @@ def records(tmp_path: Path, job: Job) -> Iterator[evidence.Records]:
         assert made is not None
         files[index].write_bytes(encode(made))
     papers = {index: Papers(str(file)) for index, file in enumerate(files)}
-    made = evidence.Records(job.peers, job.peers[0], papers)
+    made = record_reader.Records(job.peers, job.peers[0], papers)
     yield made
     made.close()
 
 
-def test_what_is_known_of_all(job: Job, records: evidence.Records) -> None:
+def test_what_is_known_of_all(job: Job, records: record_reader.Records) -> None:
     whole = records.read([], vary=False, elsewhere=job.answers[0])
     assert [process.index for process in whole.processes] == [0, 1, 2, 3]
     assert all(process.record for process in whole.processes)
@@ -288,7 +288,7 @@ def test_what_is_known_of_all(job: Job, records: evidence.Records) -> None:
 
 
 def test_records_of_other_processes_and_other_jobs_are_not_believed(
-    monkeypatch: pytest.MonkeyPatch, job: Job, records: evidence.Records
+    monkeypatch: pytest.MonkeyPatch, job: Job, records: record_reader.Records
 ) -> None:
     honest = job.process
 
@@ -305,7 +305,7 @@ def test_records_of_other_processes_and_other_jobs_are_not_believed(
 
 
 def test_who_is_gone_is_told_as_such_with_and_without_a_record(
-    job: Job, records: evidence.Records
+    job: Job, records: record_reader.Records
 ) -> None:
     records.gone = {1: Exit(reason="lost"), 2: Exit(reason="dead")}
     job.post.lost = {1, 3}

@@ -13,8 +13,8 @@ from lockstep.callsites import frames
 from lockstep.callsites.hlo_metadata import parse
 from lockstep.flight_recorder.format import Op
 from lockstep.flight_recorder.model import Caller, Site, read_sites
-from lockstep.runtime.evidence import Sites
-from lockstep.runtime.papers import Papers
+from lockstep.watchdog.artifacts import Papers
+from lockstep.watchdog.record_reader import Sites
 from runtime.test_sites import RESHARDED, Executable, number
 
 DEVICES = (0, 2048)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.flight_recorder.model import Process, Run
-from lockstep.runtime import inquiry
+from lockstep.watchdog import query_server
 from record.test_format import record
 
 
@@ -25,53 +25,53 @@ def one_host() -> Run:
 
 
 def tell(folder: Path, said: bytes) -> None:
-    inquiry.Teller(folder, lambda: said).start()
+    query_server.Teller(folder, lambda: said).start()
 
 
 def test_processes_of_other_hosts_are_added(tmp_path: Path, one_host: Run) -> None:
-    tell(tmp_path, inquiry.pack([process(1)], 1500))
+    tell(tmp_path, query_server.pack([process(1)], 1500))
     for _ in range(2):  # as `lockstep top` asks again and again
-        whole = inquiry.complete(one_host, tmp_path)
+        whole = query_server.complete(one_host, tmp_path)
         assert whole.processes == (process(0), process(1))
         assert whole.clock_error_ns == 3500
 
 
 def test_a_record_that_is_there_is_not_replaced(tmp_path: Path, one_host: Run) -> None:
     changed = dataclasses.replace(process(0), troubles=("told",))
-    tell(tmp_path, inquiry.pack([changed, process(1)], 0))
-    assert inquiry.complete(one_host, tmp_path).processes[0] == process(0)
+    tell(tmp_path, query_server.pack([changed, process(1)], 0))
+    assert query_server.complete(one_host, tmp_path).processes[0] == process(0)
 
 
 def test_records_of_other_jobs_are_not_believed(tmp_path: Path, one_host: Run) -> None:
-    tell(tmp_path, inquiry.pack([process(1, nonce=8)], 0))
-    assert inquiry.complete(one_host, tmp_path).processes == one_host.processes
+    tell(tmp_path, query_server.pack([process(1, nonce=8)], 0))
+    assert query_server.complete(one_host, tmp_path).processes == one_host.processes
 
 
 @pytest.mark.parametrize("said", [b"", b"no note", b"{}\0", b'{"processes": [], "x": 1}\0'])
 def test_an_answer_that_cannot_be_read_is_none(tmp_path: Path, one_host: Run, said: bytes) -> None:
     tell(tmp_path, said)
-    assert inquiry.complete(one_host, tmp_path) == one_host
+    assert query_server.complete(one_host, tmp_path) == one_host
 
 
 def test_a_keeper_that_cannot_look_goes_on(tmp_path: Path, one_host: Run) -> None:
-    answers = iter([None, inquiry.pack([process(1)], 0)])
+    answers = iter([None, query_server.pack([process(1)], 0)])
 
     def look() -> bytes:
         if (answer := next(answers)) is None:
             raise OSError("the file is gone")
         return answer
 
-    inquiry.Teller(tmp_path, look).start()
-    assert inquiry.complete(one_host, tmp_path) == one_host
-    assert inquiry.complete(one_host, tmp_path).processes == (process(0), process(1))
+    query_server.Teller(tmp_path, look).start()
+    assert query_server.complete(one_host, tmp_path) == one_host
+    assert query_server.complete(one_host, tmp_path).processes == (process(0), process(1))
 
 
 def test_nobody_is_asked_where_all_is_there_or_nobody_listens(
     tmp_path: Path, one_host: Run
 ) -> None:
-    assert inquiry.complete(one_host, tmp_path) == one_host
+    assert query_server.complete(one_host, tmp_path) == one_host
     asked = threading.Event()
-    inquiry.Teller(tmp_path, lambda: asked.set() or b"").start()
+    query_server.Teller(tmp_path, lambda: asked.set() or b"").start()
     whole = Run((process(0), process(1)))
-    assert inquiry.complete(whole, tmp_path) == whole
+    assert query_server.complete(whole, tmp_path) == whole
     assert not asked.is_set()

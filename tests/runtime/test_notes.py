@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lockstep import RecordError
 from lockstep.flight_recorder.format import Ring
 from lockstep.flight_recorder.model import Caller, Exit, Process, Site
-from lockstep.runtime import notes
+from lockstep.watchdog import messages
 from record.simulate import site
 from record.test_format import entries, record, records
 
@@ -27,9 +27,9 @@ FIELDS = [field.name for field in dataclasses.fields(Site)]
 
 
 def through(processes: list[Process]) -> list[Process]:
-    told, body = notes.pack_processes(processes)
-    head, arrived = notes.unpack(notes.pack({"processes": told}, body))
-    return notes.unpack_processes(head["processes"], arrived)
+    told, body = messages.pack_processes(processes)
+    head, arrived = messages.unpack(messages.pack({"processes": told}, body))
+    return messages.unpack_processes(head["processes"], arrived)
 
 
 @settings(max_examples=50, deadline=None)
@@ -54,36 +54,36 @@ def test_rings_with_entries_missing_are_read(data: st.DataObject, lacking: set[i
 
 
 def test_a_body_may_hold_any_bytes() -> None:
-    assert notes.unpack(notes.pack({"kind": "x"}, b"\0a\0")) == ({"kind": "x"}, b"\0a\0")
+    assert messages.unpack(messages.pack({"kind": "x"}, b"\0a\0")) == ({"kind": "x"}, b"\0a\0")
 
 
 @pytest.mark.parametrize("note", [b"", b"\0", b"[]\0", b"{\0", b"\xff\0"])
 def test_what_is_no_note_is_an_error(note: bytes) -> None:
     with pytest.raises(ValueError):
-        notes.unpack(note)
+        messages.unpack(note)
 
 
 def test_records_that_are_cut_short_are_an_error() -> None:
-    told, body = notes.pack_processes([Process(0, record(3))])
+    told, body = messages.pack_processes([Process(0, record(3))])
     with pytest.raises(ValueError, match="cut short"):
-        notes.unpack_processes(told, body[:-9])
+        messages.unpack_processes(told, body[:-9])
     with pytest.raises(RecordError):
-        notes.unpack_processes([{**told[0], "bytes": 100}], body)
+        messages.unpack_processes([{**told[0], "bytes": 100}], body)
 
 
 @pytest.mark.parametrize("field", range(len(FIELDS)))
 def test_sites_of_other_types_are_an_error_or_made_right(field: int) -> None:
-    told, body = notes.pack_processes([Process(0, sites=SITES[:1])])
+    told, body = messages.pack_processes([Process(0, sites=SITES[:1])])
     told[0]["sites"][0][field] = ["no such thing"]
     with contextlib.suppress(ValueError, TypeError):
-        [found] = notes.unpack_processes(told, body)
+        [found] = messages.unpack_processes(told, body)
         made = getattr(found.sites[0], FIELDS[field])
         assert isinstance(made, str) or made == ("no such thing",)
 
 
 def test_a_clock_lies_between_what_was_seen() -> None:
     # Asked at 100 and heard at 140 here; there it was 5010 and 5020: it is 4890 to 4900 ahead.
-    clock = notes.Clock(100 - 5010, 140 - 5020)
+    clock = messages.Clock(100 - 5010, 140 - 5020)
     assert clock.least <= clock.shift <= clock.most
     assert clock.shift == pytest.approx(-4895, abs=15)
     assert clock.error == 15

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lockstep import InitializationError
-from lockstep.runtime import papers
-from lockstep.runtime.papers import Papers
+from lockstep.watchdog import artifacts
+from lockstep.watchdog.artifacts import Papers
 from runtime.peers import peer
 
 
@@ -26,14 +26,14 @@ def private(tmp_path: Path) -> Path:
 def test_descriptors_become_files_of_that_process() -> None:
     own = Papers("/proc/7/fd/3", "/proc/7/fd/4", "/proc/7/fd/5", "/proc/7/fd/6", "/proc/7/fd/8")
     there = dataclasses.replace(peer(1), pid=7)
-    assert papers.of_peer(there, own.published()) == own
-    assert papers.of_peer(peer(1), Papers().published()) == Papers()
+    assert artifacts.of_peer(there, own.published()) == own
+    assert artifacts.of_peer(peer(1), Papers().published()) == Papers()
 
 
 def test_files_are_those_of_the_process_s_folder(tmp_path: Path) -> None:
     folder = str(private(tmp_path))
     said = {"folder": folder, "memory": {"record": 3, "sites": None, "stacks": None}}
-    found = papers.of_peer(peer(1), said)
+    found = artifacts.of_peer(peer(1), said)
     assert found.record == "/proc/101/fd/3"
     assert found.sites == f"{folder}/sites.jsonl"
     assert found.stacks == f"{folder}/stacks.txt"
@@ -43,13 +43,13 @@ def test_files_are_those_of_the_process_s_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["../../../etc/passwd", "3", -1, 1.5, True, [3]])
 def test_what_is_no_descriptor_is_left_out(value: Any) -> None:
     said = {"folder": "", "memory": {"record": value, "sites": 4}}
-    assert papers.of_peer(peer(1), said) == Papers(sites="/proc/101/fd/4")
+    assert artifacts.of_peer(peer(1), said) == Papers(sites="/proc/101/fd/4")
 
 
 @pytest.mark.parametrize("said", [None, [], "x", {}, {"folder": 1, "memory": {}}, {"folder": ""}])
 def test_what_is_no_answer_is_an_error(said: Any) -> None:
     with pytest.raises(InitializationError, match="has not published where its records are"):
-        papers.of_peer(peer(1), said)
+        artifacts.of_peer(peer(1), said)
 
 
 def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
     ]
     for path in wrong:
         with pytest.raises(InitializationError, match="which is not a private one"):
-            papers.of_peer(peer(1), {"folder": path, "memory": {}})
+            artifacts.of_peer(peer(1), {"folder": path, "memory": {}})
     os.chmod(tmp_path / "run", 0o750)
     with pytest.raises(InitializationError, match="which is not a private one"):
-        papers.of_peer(peer(1), {"folder": str(folder), "memory": {}})
+        artifacts.of_peer(peer(1), {"folder": str(folder), "memory": {}})

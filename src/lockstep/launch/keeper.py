@@ -3,7 +3,7 @@
 It holds nothing of JAX, so it is there when the program is dead, stopped or stuck, and knows what
 only a parent is told: how the program ended. It writes that down for the others of its host, and
 where the job has several hosts, one keeper of each answers those of the others
-(`lockstep.runtime.keeping`). To the cluster's launcher it is the program: signals are passed on,
+(`lockstep.watchdog.agent_network`). To the cluster's launcher it is the program: signals are passed on,
 and it ends as the program did; when that has failed, not before the others have, for a while.
 
 The program is in a process group of its own, so that a signal to the launcher's group comes once:
@@ -50,7 +50,7 @@ from lockstep.system import process_tree
 from lockstep.system.oom import OomKills
 
 if TYPE_CHECKING:
-    from lockstep.runtime.keeping import Keeping
+    from lockstep.watchdog.agent_network import Keeping
 
 _NOT_PASSED_ON = {
     signal.SIGKILL,
@@ -123,7 +123,7 @@ def keep(
         kept_open.add(guard.lifeline)
     agent_guard.close_all_but(kept_open)
     # Late import: the program has started before.
-    from lockstep.runtime.keeping import Keeping
+    from lockstep.watchdog.agent_network import Keeping
 
     keeping = Keeping(ours, host_dir.path)
     program = _Program(pid, shares_group, host_dir.path)

@@ -12,8 +12,8 @@ from lockstep.flight_recorder.format import MAGIC, TIME_ERROR_NS, ProcessRecord
 from lockstep.flight_recorder.model import Process, Run, read_record, read_run
 from lockstep.launch import kept
 from lockstep.launch.console import complain
-from lockstep.runtime.inquiry import complete
 from lockstep.system.process_tree import below, parents
+from lockstep.watchdog.query_server import complete
 
 _MEMORY_FILE = "/memfd:lockstep"
 

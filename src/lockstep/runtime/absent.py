@@ -96,9 +96,9 @@ def _folder(process: int) -> Path:
 def _words(process: int, ending: model.Exit | None) -> str:
     """Half a sentence of how it ended, without a record."""
     # Late import: it takes longer than the rest of the start, and all is well as a rule.
-    from lockstep.runtime import verdict
+    from lockstep.watchdog import abort_message
 
-    return verdict.how_it_ended(format.ProcessRecord(process, 0, 0, "", ""), ending)
+    return abort_message.how_it_ended(format.ProcessRecord(process, 0, 0, "", ""), ending)
 
 
 def _how_it_ended(peer: Peer, patience: float) -> str:

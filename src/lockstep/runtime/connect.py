@@ -29,20 +29,9 @@ from lockstep.engine.options import Network, Options
 from lockstep.hlo import membership
 from lockstep.job import job_key, kv_store, topology
 from lockstep.job.kv_store import PREFIX, Store
-from lockstep.runtime import (
-    absent,
-    agreement,
-    arena,
-    cut_off,
-    ending,
-    keeping,
-    network,
-    papers,
-    peers,
-    service_loss,
-    xla_threads,
-)
+from lockstep.runtime import absent, agreement, arena, network, peers, service_loss, xla_threads
 from lockstep.system import fd_limit
+from lockstep.watchdog import agent_network, artifacts, host_reachability, shutdown_hook
 
 
 @dataclasses.dataclass
@@ -95,7 +84,7 @@ def _current_job() -> _Job:
         process, count = _jax_compat.distributed_place()
         config = _config.current()
         engine = f"{lockstep.__version__}/{bindings.interface()}"
-        keeper = os.getppid() if keeping.is_kept() else 0
+        keeper = os.getppid() if agent_network.is_kept() else 0
         own = topology.this_process(process, config.host_id, engine, keeper)
         key = job_key.own(count)
         own = network.describe(own, key.key, _jax_compat.coordinator_address())
@@ -107,9 +96,9 @@ def leave_job() -> None:
     """Lets go of the job, and so of the connection to its coordination service."""
     global _job, _start_failed
     _job, _start_failed = None, ""
-    cut_off.stop()
+    host_reachability.stop()
     service_loss.forget()
-    if (watch := sys.modules.get("lockstep.runtime.watch")) is not None:
+    if (watch := sys.modules.get("lockstep.watchdog.watchdog")) is not None:
         watch.stop()
 
 
@@ -135,7 +124,7 @@ def before_cpu_client() -> None:
     if _is_engine():
         _stay_or_fall_back()
     if _is_gloo() or _is_between_hosts():
-        cut_off.before_cpu_client()
+        host_reachability.before_cpu_client()
 
 
 def _is_engine() -> bool:
@@ -191,15 +180,17 @@ def after_cpu_client(client: Any) -> None:
     Begins to watch the other hosts.
     """
     if _is_gloo():
-        cut_off.after_cpu_client(kv_store.of_application(_jax_compat.distributed_client()))
+        host_reachability.after_cpu_client(
+            kv_store.of_application(_jax_compat.distributed_client())
+        )
     if not _is_engine():
         return
     if _is_between_hosts():
-        cut_off.after_cpu_client(_current_job().store, bindings.poison)
-    from lockstep.runtime import watch
+        host_reachability.after_cpu_client(_current_job().store, bindings.poison)
+    from lockstep.watchdog import watchdog
 
-    watch.note_devices()
-    membership.note_programs(client, watch.hold)
+    watchdog.note_devices()
+    membership.note_programs(client, watchdog.hold)
     if _config.current().strict and client.local_device_count() > 1:
         frames.note_executions()
 
@@ -261,14 +252,14 @@ def _meet(
     addresses = network.meet(job.store, prefix, job.peers, job.process, listeners)
     if keeper := job.keeper:
         theirs = network.options(job.peers, keeper, addresses, listeners[1], job.key)
-        keeping.hand_over(job.peers, keeper, nonce, theirs)
+        agent_network.hand_over(job.peers, keeper, nonce, theirs)
     own = job.peers[job.process]
     return fd, functools.partial(network.options, job.peers, own, addresses, listeners[0], job.key)
 
 
 def _start_together(
     job: _Job, epoch: int, fd: int, nonce: int, way: Callable[[], Network] | None
-) -> list[papers.Papers]:
+) -> list[artifacts.Papers]:
     """Returns where each process writes down what it does, once the engines of all have started."""
     prefix = f"{PREFIX}/record/{epoch}"
     with kv_store.failing_together(job.store, prefix, job.process):
@@ -278,13 +269,15 @@ def _start_together(
     return [_papers_of(job, peer, prefix, own) for peer in job.peers]
 
 
-def _papers_of(job: _Job, peer: topology.Peer, prefix: str, own: papers.Papers) -> papers.Papers:
+def _papers_of(
+    job: _Job, peer: topology.Peer, prefix: str, own: artifacts.Papers
+) -> artifacts.Papers:
     """Waits until the engine of ``peer`` has started. Of another host no file can be read."""
     if peer.process == job.process:
         return own
     said = job.store.get(f"{prefix}/{peer.process}", peer.label, _look_for(job, peer))
     is_here = peer.host_id == job.peers[job.process].host_id
-    return papers.of_peer(peer, said) if is_here else papers.Papers()
+    return artifacts.of_peer(peer, said) if is_here else artifacts.Papers()
 
 
 def _look_for(job: _Job, peer: topology.Peer) -> Callable[[], None]:
@@ -299,17 +292,17 @@ def _look_for(job: _Job, peer: topology.Peer) -> Callable[[], None]:
     return look
 
 
-def _watch_the_job(job: _Job, told: Sequence[papers.Papers]) -> None:
+def _watch_the_job(job: _Job, told: Sequence[artifacts.Papers]) -> None:
     if _config.current().record:
         # Late import: it is needed only where the engine runs.
-        from lockstep.runtime import watch
+        from lockstep.watchdog import watchdog
 
-        watch.start(job.store, job.peers, job.process, told, job.keepers)
+        watchdog.start(job.store, job.peers, job.process, told, job.keepers)
         if keeper := job.keeper:
-            keeping.say_where(job.peers, keeper, told)
+            agent_network.say_where(job.peers, keeper, told)
     elif len(job.hosts) > 1:
         # Nobody can see what the processes of other hosts are doing.
-        ending.mark_the_end(job.peers[job.process].label, lambda: None, to_hosts=True)
+        shutdown_hook.mark_the_end(job.peers[job.process].label, lambda: None, to_hosts=True)
 
 
 def _options(job: _Job, fd: int, nonce: int, way: Network | None) -> Options:
@@ -346,13 +339,13 @@ def _recorder_path(process: int) -> str | None:
     return str(folder / "recorder.bin")
 
 
-def _own_papers(job: _Job) -> papers.Papers:
+def _own_papers(job: _Job) -> artifacts.Papers:
     if not _config.current().record:
-        return papers.Papers()
+        return artifacts.Papers()
     problem = bindings.recorder_problem()
     if problem:
         print(f"lockstep: {problem}.", file=sys.stderr)
-    return papers.own(job.process, bindings.recorder_fd())
+    return artifacts.own(job.process, bindings.recorder_fd())
 
 
 def hand_in_devices() -> None:

@@ -20,7 +20,7 @@ _ELSEWHERE = 2
 _HERE = 3
 """For each of this host: its record, and its end, for the engine and for the watcher."""
 _LINES = 4
-"""For each of this host, where they are in memory: see `lockstep.runtime.papers`."""
+"""For each of this host, where they are in memory: see `lockstep.watchdog.artifacts`."""
 
 
 def make_room_for(peers: Sequence[Peer], process: int) -> None:

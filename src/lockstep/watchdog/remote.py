@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from lockstep.engine import bindings
 from lockstep.flight_recorder import model
 from lockstep.job.topology import Peer
-from lockstep.runtime import notes
+from lockstep.watchdog import messages
 
 PATIENCE_SECONDS = 0.35
 """For an answer; who gives none is not asked first again, and another one of its host is asked.
@@ -44,7 +44,7 @@ class Answer:
 
     head: Mapping[str, Any]
     body: bytes
-    clock: notes.Clock
+    clock: messages.Clock
     """Of its host."""
 
 
@@ -104,14 +104,14 @@ class Elsewhere(threading.Thread):
 
     # Asking
 
-    def look(self, latest: int | None) -> tuple[list[model.Process], dict[int, notes.Clock]]:
+    def look(self, latest: int | None) -> tuple[list[model.Process], dict[int, messages.Clock]]:
         """The processes of other hosts that answered for, and the clocks of their hosts.
 
         ``latest`` is how many entries of each device are looked at.
         """
         waiting = dict(self._hosts)
         found: list[model.Process] = []
-        clocks: dict[int, notes.Clock] = {}
+        clocks: dict[int, messages.Clock] = {}
         tried: set[int] = set()
         for _ in range(2):
             speakers = {host: self._speaker(peers, tried) for host, peers in waiting.items()}
@@ -182,7 +182,7 @@ class Elsewhere(threading.Thread):
         return asked.answers
 
     def _send(self, process: int, head: dict[str, Any], body: bytes = b"") -> bool:
-        return self._post.send_note(process, notes.pack(head, body), _SEND_SECONDS)
+        return self._post.send_note(process, messages.pack(head, body), _SEND_SECONDS)
 
     # Answering
 
@@ -204,7 +204,7 @@ class Elsewhere(threading.Thread):
             process, text = note
             heard, wait = self._now(), 0.0
             with self._forgiving(process):
-                found.append((process, *notes.unpack(text), heard))
+                found.append((process, *messages.unpack(text), heard))
         return found
 
     @contextlib.contextmanager
@@ -242,7 +242,7 @@ class Elsewhere(threading.Thread):
         began = self._now()
         until, packed = self._packed.get(latest, (began, None))
         if packed is None or began >= until:
-            packed = notes.pack_processes(self._local.processes(latest))
+            packed = messages.pack_processes(self._local.processes(latest))
             cost = self._now() - began
             self._packed = {latest: (began + cost * (1 + _FRESH_TIMES), packed)}
         return packed
@@ -258,7 +258,9 @@ class Elsewhere(threading.Thread):
             self._silent.discard(process)
             asked = self._asked.get(head["number"])
             if asked is not None and process in asked.processes:
-                clock = notes.Clock(asked.began - int(head["asked"]), heard - int(head["answered"]))
+                clock = messages.Clock(
+                    asked.began - int(head["asked"]), heard - int(head["answered"])
+                )
                 asked.answers[process] = Answer(head, body, clock)
                 self._heard.notify_all()
 
@@ -272,5 +274,5 @@ def _in_order(here: Iterable[_Note]) -> list[_Note]:
 
 def _processes(answer: Answer) -> list[model.Process]:
     with contextlib.suppress(Exception):  # of another version, say: as good as no answer
-        return notes.unpack_processes(answer.head["processes"], answer.body)
+        return messages.unpack_processes(answer.head["processes"], answer.body)
     return []

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lockstep.flight_recorder import model
-from lockstep.runtime import notes
+from lockstep.watchdog import messages
 
 SOCKET = "keeper.sock"
 _PATIENCE_SECONDS = 10.0
@@ -23,8 +23,8 @@ _CHUNK = 1 << 20
 
 def pack(processes: Sequence[model.Process], clock_error_ns: int) -> bytes:
     """What is passed on: processes of other hosts, their times as of a clock of this host's."""
-    told, body = notes.pack_processes(processes)
-    return notes.pack({"processes": told, "clock_error_ns": clock_error_ns}, body)
+    told, body = messages.pack_processes(processes)
+    return messages.pack({"processes": told, "clock_error_ns": clock_error_ns}, body)
 
 
 class Teller(threading.Thread):
@@ -53,8 +53,8 @@ def complete(found: model.Run, folder: Path) -> model.Run:
     if not (folder / SOCKET).exists() or all(process.record for process in found.processes):
         return found
     try:
-        head, body = notes.unpack(_ask(folder / SOCKET))
-        there = {one.index: one for one in notes.unpack_processes(head["processes"], body)}
+        head, body = messages.unpack(_ask(folder / SOCKET))
+        there = {one.index: one for one in messages.unpack_processes(head["processes"], body)}
         error = int(head["clock_error_ns"])
     except Exception:  # the job ends just now
         return found

@@ -10,8 +10,8 @@ from lockstep import _config
 from lockstep._words import counted
 from lockstep.flight_recorder import diagnose, format, text_report
 from lockstep.job.topology import Peer
-from lockstep.runtime.elsewhere import Elsewhere
-from lockstep.runtime.evidence import Records
+from lockstep.watchdog.record_reader import Records
+from lockstep.watchdog.remote import Elsewhere
 
 _MOST_STACKS = 4
 """Each may take a second, in which the watcher does nothing else."""

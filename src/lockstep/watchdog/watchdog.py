@@ -6,7 +6,7 @@ records that the processes keep (native/recorder.h), and the records of one host
 So the engine rings when a rank waits long or finds a difference, and this thread reads all records,
 draws the conclusion (`lockstep.record`), and fails the job with it. Peers' deaths come from the
 system (a pidfd each), not from a heartbeat. What happens on other hosts their watchers tell
-(`lockstep.runtime.elsewhere`), and the engine that a connection is lost.
+(`lockstep.watchdog.remote`), and the engine that a connection is lost.
 
 Why a thread and not a process: it needs this process's compiled programs for the lines, and must
 not outlive it. It sleeps in poll(); its calls into JAX are the list of live executables, no more.
@@ -33,14 +33,14 @@ from lockstep.flight_recorder import diagnose, model
 from lockstep.hlo import membership
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
-from lockstep.runtime import comparison, verdict
-from lockstep.runtime.comparison import Comparison
-from lockstep.runtime.elsewhere import Elsewhere, Local
-from lockstep.runtime.ending import mark_the_end
-from lockstep.runtime.evidence import Records, Sites
-from lockstep.runtime.papers import Papers
-from lockstep.runtime.stalls import Stalls
 from lockstep.system import exit_status
+from lockstep.watchdog import abort_message, program_equality
+from lockstep.watchdog.artifacts import Papers
+from lockstep.watchdog.program_equality import Comparison
+from lockstep.watchdog.record_reader import Records, Sites
+from lockstep.watchdog.remote import Elsewhere, Local
+from lockstep.watchdog.shutdown_hook import mark_the_end
+from lockstep.watchdog.stall_detector import Stalls
 
 _TURN_SECONDS = 1.0
 _LONGEST_PAUSE = 1.0
@@ -239,10 +239,10 @@ class Watcher(threading.Thread):
         waits for that one only, and other requests wait behind it.
         """
         pair = (peer, theirs - execution)
-        seconds = 0.0 if pair in self._not_known else comparison.TIMEOUT_SECONDS
+        seconds = 0.0 if pair in self._not_known else program_equality.TIMEOUT_SECONDS
         same = None
         with contextlib.suppress(Exception):
-            same = comparison.patiently(
+            same = program_equality.patiently(
                 lambda: self._comparison.same(execution, peer, theirs), self._refresh, seconds
             )
         if same is None:
@@ -262,11 +262,11 @@ class Watcher(threading.Thread):
     def _explain(self, text_of_engine: str) -> None:
         """Fails the job with more than the engine knows of a difference that it has found."""
         found = self._diagnose_with_lines(by_numbers=True)
-        bindings.poison(verdict.proof_or(text_of_engine, found))
+        bindings.poison(abort_message.proof_or(text_of_engine, found))
 
     def _explain_deadline(self, text_of_engine: str) -> None:
         """Adds the lines of the program, and what was called before, to who has not come."""
-        bindings.poison(verdict.beside(text_of_engine, self._diagnose()))
+        bindings.poison(abort_message.beside(text_of_engine, self._diagnose()))
 
     def _diagnose_with_lines(self, by_numbers: bool = False) -> diagnose.Diagnosis:
         """Waits for the lines of the others, who were rung too and look for them now."""
@@ -293,7 +293,7 @@ class Watcher(threading.Thread):
             # Of a host that has not answered this time, the glance knows more.
             found = whole if whole.kind.is_fault or not found.kind.is_fault else found
         if found.kind.is_fault:
-            bindings.poison(verdict.proof(found))
+            bindings.poison(abort_message.proof(found))
             return
         self._stalls.look(found, self._diagnose)
         now = time.monotonic()
@@ -314,12 +314,12 @@ class Watcher(threading.Thread):
         if clean or bindings.poison_text():
             return  # whoever waits for it rings
         unknown = model.Exit(reason="it died, and only who started it knows how")
-        how = verdict.how_it_ended(record, ending)
+        how = abort_message.how_it_ended(record, ending)
         self._blame(peer, ending or unknown, how)
 
     def _blame(self, peer: Peer, ending: run.Exit, how: str) -> None:
         self._records.gone[peer.process] = ending
-        bindings.poison(verdict.proof_or(f"lockstep: {peer.label} {how}.", self._diagnose()))
+        bindings.poison(abort_message.proof_or(f"lockstep: {peer.label} {how}.", self._diagnose()))
 
     def _look_for_losses(self) -> None:
         for peer in [peer for peer in self._connected if bindings.is_lost(peer.process)]:
@@ -342,7 +342,9 @@ class Watcher(threading.Thread):
         ending = model.Exit(reason=f"it {how}; its own output may tell why")
         if told and told.exit:
             ending = told.exit
-            how = verdict.how_it_ended(told.record or self._records.record(peer.process), ending)
+            how = abort_message.how_it_ended(
+                told.record or self._records.record(peer.process), ending
+            )
         self._blame(peer, ending, how)
 
 

@@ -26,11 +26,11 @@ from lockstep.engine import bindings
 from lockstep.engine.options import Network, Options
 from lockstep.job import topology
 from lockstep.job.topology import Peer
-from lockstep.runtime import inquiry
-from lockstep.runtime.elsewhere import Elsewhere, Local
-from lockstep.runtime.evidence import Records, on_one_clock
-from lockstep.runtime.papers import Papers
 from lockstep.system import fd_limit
+from lockstep.watchdog import query_server
+from lockstep.watchdog.artifacts import Papers
+from lockstep.watchdog.record_reader import Records, on_one_clock
+from lockstep.watchdog.remote import Elsewhere, Local
 
 _SEND_SECONDS = 10.0
 
@@ -173,7 +173,7 @@ class Keeping:
         self._answers.start()
         if not self._others:
             with contextlib.suppress(OSError):
-                inquiry.Teller(self._folder, self._look_elsewhere).start()
+                query_server.Teller(self._folder, self._look_elsewhere).start()
         self._others = [peer.process for peer in peers if peer.host_id != own.host_id]
 
     def _look_elsewhere(self) -> bytes:
@@ -182,7 +182,7 @@ class Keeping:
         there, clocks = self._answers.look(None)
         error = 2 * max((clock.error for clock in clocks.values()), default=0)
         here = self._records.of_host((), 1)
-        return inquiry.pack(list(on_one_clock(here, there, clocks)), error)
+        return query_server.pack(list(on_one_clock(here, there, clocks)), error)
 
     def _stop(self) -> None:
         """JAX has made other backends: these records are of earlier ones."""

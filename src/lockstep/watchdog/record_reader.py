@@ -26,10 +26,10 @@ from lockstep.callsites.hlo_metadata import (
 )
 from lockstep.flight_recorder import format, model
 from lockstep.job.topology import Peer
-from lockstep.runtime import notes
-from lockstep.runtime.elsewhere import Elsewhere
-from lockstep.runtime.papers import MEMORY_NAMES, Papers, descriptor
 from lockstep.system import memory_files, stack_dump
+from lockstep.watchdog import messages
+from lockstep.watchdog.artifacts import MEMORY_NAMES, Papers, descriptor
+from lockstep.watchdog.remote import Elsewhere
 
 
 class Records:
@@ -143,7 +143,9 @@ def _silent(peer: Peer, ending: model.Exit | None) -> model.Process:
 
 
 def on_one_clock(
-    here: Sequence[model.Process], there: Sequence[model.Process], clocks: Mapping[int, notes.Clock]
+    here: Sequence[model.Process],
+    there: Sequence[model.Process],
+    clocks: Mapping[int, messages.Clock],
 ) -> Iterator[model.Process]:
     """The processes of other hosts, as if their hosts' clocks were set as this one's. Pure.
 
