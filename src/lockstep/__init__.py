@@ -19,12 +19,12 @@ from lockstep._errors import LaunchError as LaunchError
 from lockstep._errors import LockstepError as LockstepError
 from lockstep._errors import MissingProcessError as MissingProcessError
 from lockstep._errors import RecordError as RecordError
-from lockstep.runtime.prepare import prepare as _prepare
+from lockstep.bootstrap.plugin import prepare as _prepare
 
 if TYPE_CHECKING:
     from lockstep import linalg as linalg
-    from lockstep.runtime.initialize import initialize as initialize
-    from lockstep.runtime.initialize import process_mesh as process_mesh
+    from lockstep.bootstrap.initialize import initialize as initialize
+    from lockstep.bootstrap.initialize import process_mesh as process_mesh
     from lockstep.runtime.only_on import only_on as only_on
     from lockstep.runtime.waits import assert_same as assert_same
     from lockstep.runtime.waits import barrier as barrier
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 _WHEN_USED = {
     "assert_same": "lockstep.runtime.waits",
     "barrier": "lockstep.runtime.waits",
-    "initialize": "lockstep.runtime.initialize",
+    "initialize": "lockstep.bootstrap.initialize",
     "only_on": "lockstep.runtime.only_on",
-    "process_mesh": "lockstep.runtime.initialize",
+    "process_mesh": "lockstep.bootstrap.initialize",
 }
 
 

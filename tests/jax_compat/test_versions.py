@@ -11,8 +11,8 @@ import pytest
 
 from lockstep import _jax_compat
 from lockstep._jax_compat import plug, versions
+from lockstep.bootstrap import plugin
 from lockstep.engine import bindings
-from lockstep.runtime import prepare
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_the_engine_has_every_name_that_the_installed_jaxlib_wants() -> None:
 
 def test_an_untested_jaxlib_that_wants_more_gets_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """jaxlib would end the process where it loads a library that lacks a name."""
-    assert prepare._misfit("libc.so.6") == ""
+    assert plugin._misfit("libc.so.6") == ""
     monkeypatch.setattr(versions, "NEWEST_TESTED_JAX", (0, 1))
-    assert prepare._misfit("libc.so.6").startswith("jaxlib wants 6")
-    assert prepare._misfit(str(bindings.library_path())) == ""
+    assert plugin._misfit("libc.so.6").startswith("jaxlib wants 6")
+    assert plugin._misfit(str(bindings.library_path())) == ""

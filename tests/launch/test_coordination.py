@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import lockstep
-from lockstep.runtime import service_loss
+from lockstep.bootstrap import service_loss
 from of_this_jax import VERSION
 from processes import free_port, python
 from support import run_lockstep

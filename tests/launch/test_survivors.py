@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.runtime.coordination import clients
+from lockstep.bootstrap.coordination_service import clients
 from processes import free_port, python, run_processes
 from support import Result, run_lockstep, wait_until
 

@@ -6,7 +6,7 @@ import pytest
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
-from lockstep.runtime import certificates
+from lockstep.bootstrap import certificates
 
 
 def test_processes_with_one_key_accept_each_other_and_nobody_else() -> None:

@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from lockstep import ImportOrderError, _jax_compat
-from lockstep.runtime import prepare
+from lockstep.bootstrap import plugin
 from processes import Ended, python
 from support import run_lockstep
 
@@ -88,7 +88,7 @@ def test_the_same_without_lockstep_initialize(
     monkeypatch.setattr(_jax_compat, "distributed_client", lambda: client)
     monkeypatch.setattr(_jax_compat, "distributed_place", lambda: (0, count))
     with pytest.raises(ImportOrderError) if raises else contextlib.nullcontext():
-        prepare._check_no_job()
+        plugin._check_no_job()
 
 
 def test_a_child_by_fork_of_a_program_that_has_not_used_jax() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep._errors import LaunchError
-from lockstep.runtime.clusters import Place, detect, expand_counts, expand_hosts
+from lockstep.bootstrap.cluster_env import Place, detect, expand_counts, expand_hosts
 
 
 def parse(dump: str) -> dict[str, str]:

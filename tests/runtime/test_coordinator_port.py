@@ -11,7 +11,7 @@ import pytest
 
 from lockstep import _config
 from lockstep._errors import InitializationError
-from lockstep.runtime import coordinator_port
+from lockstep.bootstrap import coordinator_port
 
 DEFAULT = "[::]:29500"
 """What JAX binds by itself."""

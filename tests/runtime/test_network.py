@@ -11,23 +11,23 @@ from collections.abc import Iterator
 import pytest
 
 from lockstep import InitializationError
+from lockstep.bootstrap import endpoints
 from lockstep.engine.options import Network, Options
 from lockstep.job import kv_store, topology
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
-from lockstep.runtime import network
 from runtime.peers import Client, peer
 
 # Addresses
 
 
 def test_the_way_to_a_host() -> None:
-    assert network.route_to("127.0.0.1") == "127.0.0.1"
-    assert network.route_to("[127.0.0.2]", "80").startswith("127.")
+    assert endpoints.route_to("127.0.0.1") == "127.0.0.1"
+    assert endpoints.route_to("[127.0.0.2]", "80").startswith("127.")
     for prefix in ("dns:///", "dns://1.1.1.1/", "dns:", "ipv4:"):
-        assert network.route_to(f"{prefix}127.0.0.1", "80") == "127.0.0.1"
+        assert endpoints.route_to(f"{prefix}127.0.0.1", "80") == "127.0.0.1"
     for host, port in (("no such name", "80"), ("127.0.0.1", "no such port")):
-        assert network.route_to(host, port) == ""
+        assert endpoints.route_to(host, port) == ""
 
 
 def at(*addresses: str, networks: str = "") -> list[Peer]:
@@ -36,39 +36,39 @@ def at(*addresses: str, networks: str = "") -> list[Peer]:
 
 
 def test_the_address_towards_the_coordinator_is_the_one() -> None:
-    assert network.own_address(at("10.0.0.1", "10.0.0.2"), 1) == "10.0.0.2"
+    assert endpoints.own_address(at("10.0.0.1", "10.0.0.2"), 1) == "10.0.0.2"
 
 
 def test_a_host_whose_name_is_loopback_asks_for_the_way_to_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ways = {"10.0.0.2": "", "10.0.0.3": "10.0.0.1"}
-    monkeypatch.setattr(network, "route_to", ways.__getitem__)
+    monkeypatch.setattr(endpoints, "route_to", ways.__getitem__)
     peers = at("127.0.0.1", "10.0.0.2", "", "10.0.0.3", networks="abac")
-    assert network.own_address(peers, 0) == "10.0.0.1"
-    assert network.own_address(peers, 2) == "10.0.0.1"
+    assert endpoints.own_address(peers, 0) == "10.0.0.1"
+    assert endpoints.own_address(peers, 2) == "10.0.0.1"
 
 
 def test_loopback_will_do_within_one_network() -> None:
     peers = at("127.0.0.1", "127.0.0.1")
-    assert network.own_address(peers, 1) == "127.0.0.1"
+    assert endpoints.own_address(peers, 1) == "127.0.0.1"
 
 
 def test_without_an_address_the_user_is_told_what_to_set() -> None:
     with pytest.raises(InitializationError) as caught:
-        network.own_address(at("127.0.0.1", "::1", networks="ab"), 1)
+        endpoints.own_address(at("127.0.0.1", "::1", networks="ab"), 1)
     text = str(caught.value)
     assert text.startswith("process 1 (pid 101 on b) knows no address by which other hosts ")
     assert "leads through ::1. Set LOCKSTEP_COORDINATOR=HOST:PORT for all processes, or " in text
     with pytest.raises(InitializationError, match="leads through no interface"):
-        network.own_address(at("127.0.0.1", ""), 1)
+        endpoints.own_address(at("127.0.0.1", ""), 1)
 
 
 @pytest.fixture(params=["127.0.0.1", "::1"])
 def listener(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
-    if request.param == "::1" and not network.route_to("::1"):
+    if request.param == "::1" and not endpoints.route_to("::1"):
         pytest.skip("no IPv6 here")
-    with network.listen(request.param, 2) as made:
+    with endpoints.listen(request.param, 2) as made:
         yield made
 
 
@@ -83,7 +83,7 @@ def test_a_listener_takes_connections_at_one_address(listener: socket.socket) ->
 
 def test_an_address_that_is_not_ours() -> None:
     with pytest.raises(InitializationError) as caught:
-        network.listen("192.0.2.1", 2)
+        endpoints.listen("192.0.2.1", 2)
     assert str(caught.value).startswith("no port to be had on 192.0.2.1 for the engine's ")
 
 
@@ -92,7 +92,7 @@ def test_all_hear_where_the_others_listen(listener: socket.socket) -> None:
     for process in (1, 2, 3):
         shared.put(f"at/{process}", [f"10.0.0.{process}:1"])
     host, port = listener.getsockname()[:2]
-    found = network.meet(shared, "at", peers, 0, [listener])
+    found = endpoints.meet(shared, "at", peers, 0, [listener])
     own = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     assert found == {0: own, 1: "10.0.0.1:1", 2: "10.0.0.2:1", 3: "10.0.0.3:1"}
     assert shared.get("at/0", "process 0") == [own]
@@ -109,12 +109,12 @@ def test_keepers_are_numbered_behind_the_processes(listener: socket.socket) -> N
     for process in (1, 2, 3):
         said = [f"10.0.0.{process}:1", f"10.0.0.{process}:2"]
         shared.put(f"at/{process}", said[: 2 if process == 3 else 1])
-    found = network.meet(shared, "at", peers, 0, [listener, listener])
+    found = endpoints.meet(shared, "at", peers, 0, [listener, listener])
     assert (found[4], found[5]) == (found[0], "10.0.0.3:2")
-    process_0 = network.options(peers, peers[0], found, listener, b"k")
+    process_0 = endpoints.options(peers, peers[0], found, listener, b"k")
     assert list(process_0.addresses) == ["", "10.0.0.1:1", "", "10.0.0.3:1", "", "10.0.0.3:2"]
     assert list(process_0.pids) == [0, 0, 102, 0, 0, 0]
-    keeper = network.options(peers, second, found, listener, b"k")
+    keeper = endpoints.options(peers, second, found, listener, b"k")
     assert list(keeper.addresses) == [found[0], "", "10.0.0.2:1", "", "", ""]
     assert list(keeper.pids) == [0] * 6
 
@@ -127,17 +127,17 @@ def test_what_one_raises_all_raise(listener: socket.socket) -> None:
     ):
         raise InitializationError("no room")
     with pytest.raises(InitializationError, match=r"^process 1 \(pid 101 on b\): no room$"):
-        network.meet(shared, "at", peers, 0, [listener])
+        endpoints.meet(shared, "at", peers, 0, [listener])
 
 
 # What is there before
 
 
 def test_what_is_missing_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    network.prepare()
-    monkeypatch.setattr(network.openssl, "problem", lambda: "there is none")
+    endpoints.prepare()
+    monkeypatch.setattr(endpoints.openssl, "problem", lambda: "there is none")
     with pytest.raises(InitializationError, match=r"OpenSSL between hosts: there is none\. "):
-        network.prepare()
+        endpoints.prepare()
 
 
 # What the engine is told
@@ -145,7 +145,7 @@ def test_what_is_missing_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch
 
 def test_the_pids_are_those_of_the_others_of_this_host(listener: socket.socket) -> None:
     peers = [peer(process) for process in range(5)]
-    way = network.options(peers, peers[2], {1: "there", 3: "there"}, listener, b"k")
+    way = endpoints.options(peers, peers[2], {1: "there", 3: "there"}, listener, b"k")
     assert way.pids == [100, 0, 0, 0, 104]
     assert way.listener == listener.fileno()
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import pytest
 
 from lockstep import ConfigError, DisagreementError, InitializationError
+from lockstep.bootstrap import peers
 from lockstep.job import topology
 from lockstep.job.job_key import JobKey
 from lockstep.job.kv_store import Store
-from lockstep.runtime import peers
 from runtime.peers import Client, peer
 
 KEY, OTHER = b"k" * 32, b"o" * 32

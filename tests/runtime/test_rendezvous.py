@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from lockstep._errors import LaunchError
-from lockstep.runtime import rendezvous
-from lockstep.runtime.clusters import Place
+from lockstep.bootstrap import rendezvous
+from lockstep.bootstrap.cluster_env import Place
 from lockstep.system import port_reservation
 
 
@@ -25,7 +25,7 @@ def place(rank: int, size: int, local_size: int | None = None) -> Place:
 ASK = """
 import sys
 from lockstep.runtime import rendezvous
-from lockstep.runtime.clusters import Place
+from lockstep.bootstrap.cluster_env import Place
 rank, size, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 try:
     place = Place(rank, size, rank, size, None, "test")

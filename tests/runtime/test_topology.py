@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep import DisagreementError, InitializationError
+from lockstep.bootstrap import config_check
 from lockstep.job import topology
 from lockstep.job.topology import Peer
-from lockstep.runtime import agreement
 
 hosts = st.sampled_from(["a", "b", "c"])
 cpu_sets = st.frozensets(st.integers(0, 15), min_size=1).map(lambda s: tuple(sorted(s)))
@@ -115,7 +115,7 @@ facts = st.dictionaries(
 
 @given(facts, st.integers(1, 5))
 def test_processes_that_say_the_same_agree(said: dict[str, str], count: int) -> None:
-    agreement.check([str(i) for i in range(count)], [said] * count)
+    config_check.check([str(i) for i in range(count)], [said] * count)
 
 
 @given(st.lists(facts, min_size=2, max_size=5))
@@ -123,10 +123,10 @@ def test_every_difference_is_in_the_table_and_nothing_else(said: list[dict[str, 
     differing = {name for name in said[0] if len({own[name] for own in said}) > 1}
     labels = [str(i) for i in range(len(said))]
     if not differing:
-        agreement.check(labels, said)
+        config_check.check(labels, said)
         return
     with pytest.raises(DisagreementError) as caught:
-        agreement.check(labels, said)
+        config_check.check(labels, said)
     table = [line.split() for line in str(caught.value).splitlines() if line.startswith("  ")]
     assert set(table[0]) == {"process", *differing}
     assert [row[0] for row in table[2:]] == labels
@@ -136,7 +136,7 @@ def test_every_difference_is_in_the_table_and_nothing_else(said: list[dict[str, 
 
 def test_the_words_of_a_disagreement() -> None:
     with pytest.raises(DisagreementError) as caught:
-        agreement.check(["0", "1"], [{"jax": "0.10.2", "x64": "True"}, {"jax": "0.10.2"}])
+        config_check.check(["0", "1"], [{"jax": "0.10.2", "x64": "True"}, {"jax": "0.10.2"}])
     assert str(caught.value) == (
         "the processes of this job differ in x64:\n\n"
         "  process  x64\n"

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from lockstep.runtime import xla_threads
+from lockstep.bootstrap import xla_thread_pool
 
 FORCED = "--xla_force_host_platform_device_count"
 
@@ -23,7 +23,7 @@ FORCED = "--xla_force_host_platform_device_count"
     ],
 )
 def test_the_devices_that_jaxlib_is_going_to_make(asked: int, flags: str, planned: int) -> None:
-    assert xla_threads.planned_devices(asked, {"XLA_FLAGS": flags}) == planned
+    assert xla_thread_pool.planned_devices(asked, {"XLA_FLAGS": flags}) == planned
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_the_pool_has_two_threads_a_device(
     if before is not None:
         monkeypatch.setenv("NPROC", before)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
-    monkeypatch.setattr(xla_threads, "planned_devices", lambda asked, environ: devices)
-    with xla_threads.enough():
+    monkeypatch.setattr(xla_thread_pool, "planned_devices", lambda asked, environ: devices)
+    with xla_thread_pool.enough():
         assert os.environ.get("NPROC") == within
     assert os.environ.get("NPROC") == before, "programs that are started later have it"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.bench.cases import DTYPES, OPS, parse_sizes
 from lockstep.bench.job import IMPLEMENTATIONS
-from lockstep.runtime import mpi
+from lockstep.bootstrap import mpi_backend
 
 if TYPE_CHECKING:
     from lockstep.bench.runner import CaseResult
@@ -143,7 +143,7 @@ def _implementations(args: argparse.Namespace) -> tuple[str, ...]:
     if args.collectives:
         return args.collectives
     # A real MPI takes one device per process.
-    with_mpi = args.devices == 1 and mpi.available(os.environ)
+    with_mpi = args.devices == 1 and mpi_backend.available(os.environ)
     return ("lockstep", "gloo", "mpi") if with_mpi else ("lockstep", "gloo")
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from lockstep._errors import LaunchError
 from lockstep._words import counted
+from lockstep.bootstrap import cluster_env, mpi_backend
 from lockstep.doctor.finding import Finding, ok, warning
 from lockstep.doctor.software import release
-from lockstep.runtime import clusters, mpi
 from lockstep.system.subprocess_output import said_by
 
 _CLUSTERS = {
@@ -64,7 +64,7 @@ def probe() -> Facts:
         if d.metadata["Name"]
     ]
     return Facts(
-        mpi_libraries=tuple(dict.fromkeys(mpi.libraries(os.environ))),
+        mpi_libraries=tuple(dict.fromkeys(mpi_backend.libraries(os.environ))),
         mpiexec=mpiexec,
         mpiexec_says=said_by(mpiexec, "--version") if mpiexec else "",
         gpus=_gpus(),
@@ -91,8 +91,12 @@ def check_mpi(facts: Facts) -> Finding:
     parts = list(facts.mpi_libraries)
     if facts.mpiexec:
         parts.append(f"{facts.mpiexec} ({mpiexec_kind(facts.mpiexec_says)})")
-    usable = mpi.with_standard_abi(facts.mpi_libraries)
-    use = f"--collectives mpi uses {usable}" if usable else f"--collectives mpi needs: {mpi.MEND}"
+    usable = mpi_backend.with_standard_abi(facts.mpi_libraries)
+    use = (
+        f"--collectives mpi uses {usable}"
+        if usable
+        else f"--collectives mpi needs: {mpi_backend.MEND}"
+    )
     return ok("MPI", f"{', '.join(parts) or 'none'}; {use}")
 
 
@@ -119,14 +123,14 @@ def check_cluster(environ: Mapping[str, str]) -> Finding:
         if any(variable in environ for variable in variables)
     ]
     try:
-        place = clusters.detect(environ)
+        place = cluster_env.detect(environ)
     except LaunchError as error:
         return warning("cluster", f"{', '.join(present)}: {error}", _CLUSTER_MEND)
     if place is not None:
         found = ", ".join(present) or place.found_by
         return ok("cluster", f"{found}: lockstep worker is process {place.rank} of {place.size}")
     if {"RANK", "WORLD_SIZE"} <= environ.keys():
-        return warning("cluster", clusters.explain_none(environ), _CLUSTER_MEND)
+        return warning("cluster", cluster_env.explain_none(environ), _CLUSTER_MEND)
     if not present:
         return ok("cluster", "not started by one")
     return ok("cluster", f"{', '.join(present)}, which place no process: use srun")

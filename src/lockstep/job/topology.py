@@ -1,6 +1,6 @@
 """Which processes there are and which hosts they sit on, from what each says of itself.
 
-Pure: `lockstep.runtime.connect` exchanges the records, this module draws the conclusions.
+Pure: `lockstep.bootstrap.engine_start` exchanges the records, this module draws the conclusions.
 """
 
 from __future__ import annotations

@@ -205,9 +205,9 @@ def _run_exit_handlers(give_up: Callable[[], NoReturn]) -> None:
         _flush()
         threading.Thread(target=watch, daemon=True).start()
         if current().collectives == "mpi":
-            from lockstep.runtime import mpi
+            from lockstep.bootstrap import mpi_backend
 
-            mpi.abandon()
+            mpi_backend.abandon()
         atexit._run_exitfuncs()
     _flush()
 

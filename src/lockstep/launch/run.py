@@ -13,11 +13,11 @@ from pathlib import Path
 
 from lockstep._config import Config
 from lockstep._errors import ConfigError, LaunchError
+from lockstep.bootstrap import mpi_backend
 from lockstep.launch import attempts, cores, kept, options, run_dir
 from lockstep.launch.console import complain
 from lockstep.launch.guard import run_guarded
 from lockstep.launch.job import Job, overridden_collectives, overridden_devices
-from lockstep.runtime import mpi
 from lockstep.system import oom, port_reservation
 
 MANY_PER_CORE = 8
@@ -73,8 +73,8 @@ def configure(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
     config = dataclasses.replace(config, **{k: v for k, v in given.items() if v is not None})
     if config.collectives == "mpi":
         # One complaint here instead of one from each process.
-        mpi.check_devices(args.devices or 1)
-        mpi.find(environ)
+        mpi_backend.check_devices(args.devices or 1)
+        mpi_backend.find(environ)
     return config
 
 

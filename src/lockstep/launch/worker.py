@@ -17,13 +17,13 @@ from typing import NoReturn
 
 from lockstep._config import Config
 from lockstep._errors import LaunchError
+from lockstep.bootstrap import cluster_env, rendezvous
 from lockstep.job import topology
 from lockstep.launch import keeper, kept, options
 from lockstep.launch.console import complain
 from lockstep.launch.host_dir import HostDir
 from lockstep.launch.job import add_jax_variables, command, worker_environ
 from lockstep.launch.run import check_program, configure, make_log_dir, warn_of_collectives
-from lockstep.runtime import clusters, rendezvous
 
 _OF_JOB = (
     "SLURM_JOB_ID",
@@ -116,9 +116,9 @@ def placed(config: Config, before: Mapping[str, str]) -> Config:
             "LOCKSTEP_NUM_PROCESSES and LOCKSTEP_COORDINATOR belong together. LOCKSTEP_COORDINATOR "
             "alone is added to what the cluster's launcher says."
         )
-    place = clusters.detect(before)
+    place = cluster_env.detect(before)
     if place is None:
-        raise LaunchError(clusters.explain_none(before))
+        raise LaunchError(cluster_env.explain_none(before))
     return dataclasses.replace(
         config,
         num_processes=place.size,

@@ -17,8 +17,9 @@ from typing import Any
 
 from lockstep import _config, _jax_compat, _records
 from lockstep._errors import DifferenceError, MissingProcessError
+from lockstep.bootstrap import engine_start, service_loss
 from lockstep.job import kv_store
-from lockstep.runtime import connect, sameness, service_loss
+from lockstep.runtime import sameness
 from lockstep.system import stack_dump
 
 _NO_DEADLINE = 10.0**6
@@ -83,7 +84,7 @@ def assert_same(value: Any, name: str, timeout: float | None = None) -> None:
     leaves = [
         {place: sameness.Leaf(*leaf) for place, leaf in found[str(i)].items()} for i in range(count)
     ]
-    differences = sameness.differences(leaves, connect.labels(count))
+    differences = sameness.differences(leaves, engine_start.labels(count))
     if differences is not None:
         raise DifferenceError(f"{words}: the processes differ\n{differences}")
 
@@ -171,13 +172,13 @@ def _ended(process: int) -> str | None:
         return None
     folder = _records.process_dir(Path(config.run_dir), config.attempt, process)
     record = _records.ExitRecord.read(folder)
-    is_its = record is not None and connect.local_pid(process) in (None, record.pid)
+    is_its = record is not None and engine_start.local_pid(process) in (None, record.pid)
     return record.manner if record and is_its else None
 
 
 def _words(shared: kv_store.Store, words: str, waited: float, missing: list[int]) -> str:
     process, count = _jax_compat.distributed_place()
-    labels = connect.labels(count)
+    labels = engine_start.labels(count)
     notes = _notes(shared)
     lines = [
         f"{words}: {labels[process]} waited {waited:.1f} s. Missing: {len(missing)} of {count} "
@@ -197,7 +198,7 @@ def _words(shared: kv_store.Store, words: str, waited: float, missing: list[int]
 
 def _stack(process: int) -> str | None:
     config = _config.current()
-    pid = connect.local_pid(process)
+    pid = engine_start.local_pid(process)
     if config.run_dir is None or pid is None:
         return None
     folder = _records.process_dir(Path(config.run_dir), config.attempt, process)

@@ -10,18 +10,18 @@ import lockstep  # isort: skip  # before jax
 import jax
 from jax.experimental import multihost_utils
 
+from lockstep.bootstrap import engine_start
 from lockstep.engine import bindings
 from lockstep.job import topology
-from lockstep.runtime import connect
 
 assert lockstep
 MOMENTS = {
     "before its first word": (topology, "this_process"),
-    "before it hears the first word": (connect, "_meet"),
+    "before it hears the first word": (engine_start, "_meet"),
     "before its engine starts": (bindings, "start"),
-    "before its last word": (connect, "_own_papers"),
-    "before it watches": (connect, "_watch_the_job"),
-    "as it watches": (connect, "_watch_the_job"),
+    "before its last word": (engine_start, "_own_papers"),
+    "before it watches": (engine_start, "_watch_the_job"),
+    "as it watches": (engine_start, "_watch_the_job"),
 }
 
 

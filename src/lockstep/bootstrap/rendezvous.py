@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lockstep._errors import LaunchError
-from lockstep.runtime.clusters import Place
+from lockstep.bootstrap.cluster_env import Place
 from lockstep.system import port_reservation
 
 DEADLINE_SECONDS = 60.0

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from lockstep import _config
 from lockstep._errors import InitializationError
-from lockstep.runtime import clusters, network
+from lockstep.bootstrap import cluster_env, endpoints
 
 FREE_SECONDS = 5.0
 """How long to wait for a port: the service of a job that has just ended looks around for a second
@@ -40,7 +40,7 @@ _MAX_COMMAND = 80
 
 def split(address: str) -> tuple[str, int]:
     """Host and port of ``HOST:PORT``, without gRPC's prefix and brackets."""
-    host, _, port = network.without_prefix(address).rpartition(":")
+    host, _, port = endpoints.without_prefix(address).rpartition(":")
     return host.strip("[]"), int(port)
 
 
@@ -57,7 +57,7 @@ def choose(default: str, coordinator: str) -> str:
     if is_loopback and not (on_one_host or host == "localhost" or _is_literal(host)):
         return default
     # For a name gRPC listens on each of its addresses that this host has.
-    return f"{clusters.bracketed(own[0] if len(own) == 1 else host)}:{port}"
+    return f"{cluster_env.bracketed(own[0] if len(own) == 1 else host)}:{port}"
 
 
 def _addresses(host: str) -> list[str]:
@@ -117,7 +117,7 @@ def _problem(host: str, port: int) -> str:
     for listener in _listeners(port):
         for address in addresses:
             if _overlaps(address, listener.address):
-                at = f"{clusters.bracketed(listener.address)}:{port}"
+                at = f"{cluster_env.bracketed(listener.address)}:{port}"
                 return f"the port is taken by {_holder(listener)}, which listens on {at}"
     for address in addresses:
         problem = _bind_problem(address, port)

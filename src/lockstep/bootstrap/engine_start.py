@@ -23,13 +23,21 @@ import lockstep
 from lockstep import _config, _jax_compat
 from lockstep._errors import InitializationError
 from lockstep._records import process_dir
+from lockstep.bootstrap import (
+    config_check,
+    endpoints,
+    peers,
+    service_loss,
+    shared_memory,
+    startup_liveness,
+    xla_thread_pool,
+)
 from lockstep.callsites import frames
 from lockstep.engine import bindings
 from lockstep.engine.options import Network, Options
 from lockstep.hlo import membership
 from lockstep.job import job_key, kv_store, topology
 from lockstep.job.kv_store import PREFIX, Store
-from lockstep.runtime import absent, agreement, arena, network, peers, service_loss, xla_threads
 from lockstep.system import fd_limit
 from lockstep.watchdog import agent_network, artifacts, host_reachability, shutdown_hook
 
@@ -87,7 +95,7 @@ def _current_job() -> _Job:
         keeper = os.getppid() if agent_network.is_kept() else 0
         own = topology.this_process(process, config.host_id, engine, keeper)
         key = job_key.own(count)
-        own = network.describe(own, key.key, _jax_compat.coordinator_address())
+        own = endpoints.describe(own, key.key, _jax_compat.coordinator_address())
         _job = _Job(client, peers.exchange(client, own, key, count), process)
     return _job
 
@@ -151,10 +159,10 @@ def _stay_or_fall_back() -> None:
         peers.check_key_files(job.peers, job.process)
         _jax_compat.choose_collectives("gloo")
         if job.process == 0:
-            print(network.gloo_notice(job.hosts), file=sys.stderr)
+            print(endpoints.gloo_notice(job.hosts), file=sys.stderr)
         return
     engines = [{"engine": peer.engine} for peer in job.peers]
-    agreement.check([str(peer.process) for peer in job.peers], engines)
+    config_check.check([str(peer.process) for peer in job.peers], engines)
     # The line that makes a collective can be seen only while the caller waits for it.
     if _config.current().strict:
         import jax
@@ -166,7 +174,7 @@ def _stay_or_fall_back() -> None:
 def around_cpu_client() -> Iterator[None]:
     """Raises what the job has failed with, where that is why JAX's CPU client could not be made."""
     try:
-        with xla_threads.enough():
+        with xla_thread_pool.enough():
             yield
     except Exception as error:
         if _is_engine() and (text := _start_failed or bindings.poison_text()):
@@ -239,22 +247,24 @@ def _meet(
     listeners: list[socket.socket] = []
     with kv_store.telling_errors(job.store, f"{prefix}/{job.process}"):
         fd_limit.make_room_for(job.peers, job.process)
-        fd = arena.open_arena(job.store, job.peers, job.process, epoch, nonce)
+        fd = shared_memory.open_arena(job.store, job.peers, job.process, epoch, nonce)
         opened.callback(os.close, fd)
         if len(job.hosts) > 1:
-            network.prepare()
-            address = network.own_address(job.peers, job.process)
+            endpoints.prepare()
+            address = endpoints.own_address(job.peers, job.process)
             for _ in range(2 if job.keeper else 1):
-                listener = network.listen(address, len(job.peers))
+                listener = endpoints.listen(address, len(job.peers))
                 listeners.append(opened.enter_context(listener))
     if not listeners or job.key is None:
         return fd, None
-    addresses = network.meet(job.store, prefix, job.peers, job.process, listeners)
+    addresses = endpoints.meet(job.store, prefix, job.peers, job.process, listeners)
     if keeper := job.keeper:
-        theirs = network.options(job.peers, keeper, addresses, listeners[1], job.key)
+        theirs = endpoints.options(job.peers, keeper, addresses, listeners[1], job.key)
         agent_network.hand_over(job.peers, keeper, nonce, theirs)
     own = job.peers[job.process]
-    return fd, functools.partial(network.options, job.peers, own, addresses, listeners[0], job.key)
+    return fd, functools.partial(
+        endpoints.options, job.peers, own, addresses, listeners[0], job.key
+    )
 
 
 def _start_together(
@@ -282,7 +292,7 @@ def _papers_of(
 
 def _look_for(job: _Job, peer: topology.Peer) -> Callable[[], None]:
     """Who has died cannot say so. Of another host, the engine has noticed."""
-    gone = absent.look(job.peers, job.process, peer.process)
+    gone = startup_liveness.look(job.peers, job.process, peer.process)
 
     def look() -> None:
         gone()

@@ -17,10 +17,10 @@ from typing import Any
 
 from lockstep._errors import ConfigError, DisagreementError, InitializationError
 from lockstep._words import printable
+from lockstep.bootstrap import startup_liveness
 from lockstep.job import job_key
 from lockstep.job.kv_store import PREFIX, Proof, Record, Store
 from lockstep.job.topology import Peer
-from lockstep.runtime import absent
 
 _MAX_LABELS = 4
 _MAX_CLAIM = 300
@@ -54,7 +54,7 @@ def exchange(client: Any, own: Peer, key: job_key.JobKey, count: int) -> Peers:
     own = dataclasses.replace(own, random=secrets.token_hex(16), key_problem=key.problem)
     text = store.put(f"{PREFIX}/peer/{own.process}", dataclasses.asdict(own))
     records = {
-        other: absent.first_record(store, f"{PREFIX}/peer", other, count)
+        other: startup_liveness.first_record(store, f"{PREFIX}/peer", other, count)
         for other in range(count)
         if other != own.process
     }

@@ -1,6 +1,6 @@
 """Do all processes run the same thing? Compares what each says and shows the differences.
 
-Pure: `lockstep.runtime.initialize` gathers the facts and exchanges them.
+Pure: `lockstep.bootstrap.initialize` gathers the facts and exchanges them.
 """
 
 from __future__ import annotations

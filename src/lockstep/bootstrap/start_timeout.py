@@ -14,7 +14,12 @@ from collections.abc import Sequence
 from lockstep import _config
 from lockstep._errors import InitializationError
 from lockstep._words import counted
-from lockstep.runtime import absent, certificates, coordination, coordinator_port
+from lockstep.bootstrap import (
+    certificates,
+    coordination_service,
+    coordinator_port,
+    startup_liveness,
+)
 
 _UNLIMITED = 7 * 86400
 """JAX knows no start without a deadline."""
@@ -31,7 +36,7 @@ def seconds() -> int:
 
 def not_started(coordinator: str, process: int, count: int, limit: int) -> InitializationError:
     """Why the processes have not all connected to JAX's coordination service."""
-    missing = missing_in(coordination.log())
+    missing = missing_in(coordination_service.log())
     if missing:
         what = _names(missing, count)
     elif process != 0 and (reason := _out_of_reach(coordinator)):
@@ -74,7 +79,7 @@ def _names(missing: Sequence[int], count: int) -> str:
 
 
 def _with_ending(process: int) -> str:
-    how = absent.recorded_ending(process)
+    how = startup_liveness.recorded_ending(process)
     return f"process {process} (it {how})" if how else f"process {process}"
 
 

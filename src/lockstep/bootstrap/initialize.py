@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import lockstep
 from lockstep import _config, _jax_compat
 from lockstep._errors import DisagreementError, InitializationError
+from lockstep.bootstrap import config_check, plugin, startup_liveness
+from lockstep.bootstrap.rank import find_place
 from lockstep.engine import bindings
 from lockstep.job import kv_store
-from lockstep.runtime import absent, agreement, prepare
-from lockstep.runtime.place import find_place
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -66,7 +66,7 @@ def initialize(
 
     global _is_called
     _is_called = True
-    prepare.check_in_time()
+    plugin.check_in_time()
     if _jax_compat.distributed_client() is None:
         arguments = {
             "coordinator_address": coordinator_address,
@@ -120,7 +120,7 @@ def _check_known(given: Mapping[str, Any]) -> None:
 
 def _found_place() -> dict[str, Any]:
     """The place that cluster detection would find, where its hook could not be put in."""
-    if _jax_compat.is_in(prepare.CLUSTER) or (place := find_place()) is None:
+    if _jax_compat.is_in(plugin.CLUSTER) or (place := find_place()) is None:
         return {}
     return {
         "coordinator_address": place.coordinator,
@@ -205,7 +205,7 @@ def warn_of_differences(client: Any) -> None:
             _print_differences(_published(shared, prefix, count))
 
 
-def _published(shared: kv_store.Store, prefix: str, count: int) -> list[agreement.Facts]:
+def _published(shared: kv_store.Store, prefix: str, count: int) -> list[config_check.Facts]:
     end = time.monotonic() + _WARNING_SECONDS
     return [
         shared.once(f"{prefix}/{other}", f"process {other}", end - time.monotonic())
@@ -213,9 +213,9 @@ def _published(shared: kv_store.Store, prefix: str, count: int) -> list[agreemen
     ]
 
 
-def _print_differences(facts: Sequence[agreement.Facts]) -> None:
+def _print_differences(facts: Sequence[config_check.Facts]) -> None:
     try:
-        agreement.check([str(process) for process in range(len(facts))], facts)
+        config_check.check([str(process) for process in range(len(facts))], facts)
     except DisagreementError as error:
         print(
             f"lockstep: warning: {error} With different numbers of devices jax.pmap fails by an "
@@ -225,7 +225,7 @@ def _print_differences(facts: Sequence[agreement.Facts]) -> None:
         )
 
 
-def _check_agreement(topic: str, facts: agreement.Facts) -> None:
+def _check_agreement(topic: str, facts: config_check.Facts) -> None:
     global _checks
     _checks += 1
     shared = kv_store.of_application(_jax_compat.distributed_client())
@@ -233,10 +233,10 @@ def _check_agreement(topic: str, facts: agreement.Facts) -> None:
     folder = f"lockstep/agreement/{_checks}/{topic}"
     shared.put(f"{folder}/{process}", dict(facts))
     said = [
-        facts if other == process else absent.first_value(shared, folder, other, count)
+        facts if other == process else startup_liveness.first_value(shared, folder, other, count)
         for other in range(count)
     ]
-    agreement.check([str(other) for other in range(count)], said)
+    config_check.check([str(other) for other in range(count)], said)
 
 
 def process_mesh(axis_names: tuple[str, str] = ("process", "device"), **options: Any) -> Mesh:

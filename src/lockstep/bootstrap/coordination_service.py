@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from lockstep import _config, _jax_compat, _records
 from lockstep._errors import InitializationError
-from lockstep.runtime import certificates
+from lockstep.bootstrap import certificates
 from lockstep.system import tcp_info
 
 READY_SECONDS = 20.0

@@ -6,10 +6,10 @@ import os
 from collections.abc import Sequence
 
 from lockstep._errors import InitializationError
+from lockstep.bootstrap import startup_liveness
 from lockstep.engine import bindings
 from lockstep.job import kv_store
 from lockstep.job.topology import Peer
-from lockstep.runtime import absent
 from lockstep.system import memory_files
 
 _NAME = "lockstep-arena"
@@ -27,13 +27,13 @@ def open_arena(
             fd = bindings.create_arena(nonce)
         shared.put(name, fd)
         return fd
-    look = absent.look(peers, process, first.process)
+    look = startup_liveness.look(peers, process, first.process)
     fd = shared.get(name, first.label, look)
     try:
         return memory_files.open_of(first.pid, fd, [_NAME], os.O_RDWR)
     except OSError as error:
         # It may end at this moment: its files go before it does.
-        absent.look(peers, process, first.process, patience=1.0)()
+        startup_liveness.look(peers, process, first.process, patience=1.0)()
         raise InitializationError(
             f"cannot open the shared memory of {first.label}, its file descriptor {fd!r:.100}: "
             f"{error.strerror}. The processes of one host must run as one user and see the same "

@@ -74,13 +74,13 @@ def _runs_engine() -> bool:
 
 
 def _words() -> str:
-    from lockstep.runtime import connect
+    from lockstep.bootstrap import engine_start
 
     then = "Collectives raise from now on. " if _runs_engine() else ""
 
     process, count = _jax_compat.distributed_place()
     return (
-        f"lockstep: {connect.labels(count)[process]} has lost JAX's coordination service at "
+        f"lockstep: {engine_start.labels(count)[process]} has lost JAX's coordination service at "
         f"{_jax_compat.coordinator_address()}: its process, on the host of process 0, was killed "
         f"or cannot be reached. {then}This process may compute on its own devices, save and end; "
         "the job has to be started again."

@@ -7,11 +7,11 @@ import functools
 import os
 
 from lockstep import _config
-from lockstep.runtime import clusters
+from lockstep.bootstrap import cluster_env
 
 
 @functools.cache
-def find_place() -> clusters.Place | None:
+def find_place() -> cluster_env.Place | None:
     """This process's place, or None for a process that nobody launched as part of a job."""
     config = _config.current()
     if (
@@ -19,7 +19,7 @@ def find_place() -> clusters.Place | None:
         and config.num_processes is not None
         and config.process_id is not None
     ):
-        return clusters.Place(
+        return cluster_env.Place(
             rank=config.process_id,
             size=config.num_processes,
             local_rank=config.local_process_id,
@@ -27,11 +27,11 @@ def find_place() -> clusters.Place | None:
             coordinator=config.coordinator,
             found_by="lockstep",
         )
-    place = clusters.detect(os.environ)
+    place = cluster_env.detect(os.environ)
     if place is None or (place.coordinator and not config.coordinator):
         return place
     # Late import: sockets are for processes that a cluster's launcher has started without us.
-    from lockstep.runtime import rendezvous
+    from lockstep.bootstrap import rendezvous
 
     coordinator = config.coordinator or rendezvous.coordinator(place)
     return dataclasses.replace(place, coordinator=coordinator)

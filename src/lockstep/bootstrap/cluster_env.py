@@ -39,7 +39,7 @@ class Place:
     local_size: int | None
     coordinator: str | None
     """``HOST:PORT`` of JAX's coordination service; None when the launcher gives nothing to derive
-    it from. On one host `lockstep.runtime.rendezvous` then finds it."""
+    it from. On one host `lockstep.bootstrap.rendezvous` then finds it."""
     found_by: str
     """The launcher, as errors call it."""
 

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from lockstep import _config, _jax_compat
 from lockstep._errors import ConfigError, EngineError, InitializationError
+from lockstep.bootstrap import xla_thread_pool
 from lockstep.engine import bindings
-from lockstep.runtime import xla_threads
 from lockstep.system.subprocess_output import said_by
 
 FORWARDER = "liblockstep_mpi.so"
@@ -138,7 +138,9 @@ def before_cpu_client() -> None:
         return  # the program chose another implementation itself
     if not _is_ours:
         return
-    devices = xla_threads.planned_devices(_jax_compat.setting("jax_num_cpu_devices"), os.environ)
+    devices = xla_thread_pool.planned_devices(
+        _jax_compat.setting("jax_num_cpu_devices"), os.environ
+    )
     check_devices(devices)
     process, count = _jax_compat.distributed_place()
     failed = _forwarder().lockstep_mpi_start(count) != 0

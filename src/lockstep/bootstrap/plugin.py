@@ -91,9 +91,9 @@ def _set_callbacks() -> None:
 
 def _mpi() -> Any:
     # Late import: only `--collectives mpi` needs it.
-    from lockstep.runtime import mpi
+    from lockstep.bootstrap import mpi_backend
 
-    return mpi
+    return mpi_backend
 
 
 def _library(choice: str) -> str | None:
@@ -176,23 +176,23 @@ def _variables_of_jax(collectives: str) -> Mapping[str, str]:
 
 
 def _start_engine() -> None:
-    from lockstep.runtime import connect
+    from lockstep.bootstrap import engine_start
 
     if _unfit:
         raise InitializationError(_unfit)
-    connect.start_engine()
+    engine_start.start_engine()
 
 
 def _hand_in_devices() -> None:
-    from lockstep.runtime import connect
+    from lockstep.bootstrap import engine_start
 
-    connect.hand_in_devices()
+    engine_start.hand_in_devices()
 
 
 def _find_members(color: int, key: int) -> Sequence[int]:
-    from lockstep.runtime import connect
+    from lockstep.bootstrap import engine_start
 
-    return connect.find_members(color, key)
+    return engine_start.find_members(color, key)
 
 
 def _call_site() -> int:
@@ -246,24 +246,24 @@ def _nothing() -> None:
 
 
 def _register_cluster() -> None:
-    from lockstep.runtime.place import find_place
+    from lockstep.bootstrap.rank import find_place
 
     _jax_compat.register_cluster(find_place)
 
 
 def _survive() -> None:
-    from lockstep.runtime import (
+    from lockstep.bootstrap import (
         certificates,
-        connect,
-        coordination,
+        coordination_service,
         coordinator_port,
+        engine_start,
         service_loss,
-        starting,
+        start_timeout,
     )
 
     def before_another_job(address: str, earlier: Sequence[str]) -> str:
-        connect.leave_job()
-        return coordination.replace(address, earlier)
+        engine_start.leave_job()
+        return coordination_service.replace(address, earlier)
 
     def listen_at(address: str, coordinator: str, is_chosen: bool) -> str:
         address = address if is_chosen else coordinator_port.choose(address, coordinator)
@@ -271,12 +271,12 @@ def _survive() -> None:
         return address
 
     calls = _jax_compat.Survival(
-        serve=coordination.start,
+        serve=coordination_service.start,
         before_another_job=before_another_job,
         on_joining=_note_joining,
         listen_at=listen_at,
-        start_seconds=starting.seconds,
-        not_started=starting.not_started,
+        start_seconds=start_timeout.seconds,
+        not_started=start_timeout.not_started,
         certificates=certificates.arguments,
         on_lost_service=service_loss.react,
     )
@@ -315,18 +315,20 @@ def _refuse() -> NoReturn:
 
 
 def _hook_cpu_client() -> None:
-    from lockstep.runtime import connect, initialize, xla_threads
+    from lockstep.bootstrap import engine_start, initialize, xla_thread_pool
 
     def after(client: Any) -> None:
-        connect.after_cpu_client(client)
+        engine_start.after_cpu_client(client)
         initialize.warn_of_differences(client)
 
     if _config.current().collectives == "mpi":
         _jax_compat.around_cpu_client(
-            _mpi().before_cpu_client, initialize.warn_of_differences, xla_threads.enough
+            _mpi().before_cpu_client, initialize.warn_of_differences, xla_thread_pool.enough
         )
     else:
-        _jax_compat.around_cpu_client(connect.before_cpu_client, after, connect.around_cpu_client)
+        _jax_compat.around_cpu_client(
+            engine_start.before_cpu_client, after, engine_start.around_cpu_client
+        )
 
 
 def _register_pass(platform: str) -> bool:

@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep._errors import InitializationError
+from lockstep.bootstrap import startup_liveness
 from lockstep.engine.options import Network
 from lockstep.job import job_key, topology
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
-from lockstep.runtime import absent
 from lockstep.system import openssl
 
 _GRPC_PREFIX = re.compile(r"(dns|ipv4|ipv6):(//[^/]*/)?")
@@ -137,7 +137,7 @@ def meet(
         peer.process: own
         if peer.process == process
         else _addresses(
-            store.get(f"{prefix}/{i}", peer.label, absent.look(peers, process, i)), peer
+            store.get(f"{prefix}/{i}", peer.label, startup_liveness.look(peers, process, i)), peer
         )
         for i, peer in enumerate(peers)
     }
