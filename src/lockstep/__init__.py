@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from lockstep import linalg as linalg
     from lockstep.bootstrap.initialize import initialize as initialize
     from lockstep.bootstrap.initialize import process_mesh as process_mesh
-    from lockstep.runtime.only_on import only_on as only_on
-    from lockstep.runtime.waits import assert_same as assert_same
-    from lockstep.runtime.waits import barrier as barrier
+    from lockstep.sync.barrier import assert_same as assert_same
+    from lockstep.sync.barrier import barrier as barrier
+    from lockstep.sync.only_on import only_on as only_on
 
 _WHEN_USED = {
-    "assert_same": "lockstep.runtime.waits",
-    "barrier": "lockstep.runtime.waits",
+    "assert_same": "lockstep.sync.barrier",
+    "barrier": "lockstep.sync.barrier",
     "initialize": "lockstep.bootstrap.initialize",
-    "only_on": "lockstep.runtime.only_on",
+    "only_on": "lockstep.sync.only_on",
     "process_mesh": "lockstep.bootstrap.initialize",
 }
 

@@ -5,14 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lockstep.runtime.sameness import (
-    MOST_LEAVES,
-    Leaf,
-    differences,
-    of_array,
-    of_object,
-    ranges,
-)
+from lockstep.sync.value_digest import MOST_LEAVES, Leaf, differences, of_array, of_object, ranges
 
 LABELS = ["process 0", "process 1", "process 2", "process 3"]
 

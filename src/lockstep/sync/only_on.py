@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from lockstep import _config, _jax_compat
 from lockstep.engine import bindings
-from lockstep.runtime import sameness
+from lockstep.sync import value_digest
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -67,7 +67,7 @@ class only_on:
         if not 0 <= self._process < count:
             raise ValueError(
                 f"only_on({self._process}): the job has {count} process{'es' * (count > 1)}: "
-                f"{sameness.ranges(range(count))}."
+                f"{value_digest.ranges(range(count))}."
             )
         return process == self._process
 

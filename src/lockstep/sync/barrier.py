@@ -19,7 +19,7 @@ from lockstep import _config, _jax_compat, _records
 from lockstep._errors import DifferenceError, MissingProcessError
 from lockstep.bootstrap import engine_start, service_loss
 from lockstep.job import kv_store
-from lockstep.runtime import sameness
+from lockstep.sync import value_digest
 from lockstep.system import stack_dump
 
 _NO_DEADLINE = 10.0**6
@@ -82,9 +82,10 @@ def assert_same(value: Any, name: str, timeout: float | None = None) -> None:
         # All have left the check before this one, or they would not be here.
         client.key_value_delete(f"{key}/{use - 1}/")
     leaves = [
-        {place: sameness.Leaf(*leaf) for place, leaf in found[str(i)].items()} for i in range(count)
+        {place: value_digest.Leaf(*leaf) for place, leaf in found[str(i)].items()}
+        for i in range(count)
     ]
-    differences = sameness.differences(leaves, engine_start.labels(count))
+    differences = value_digest.differences(leaves, engine_start.labels(count))
     if differences is not None:
         raise DifferenceError(f"{words}: the processes differ\n{differences}")
 
@@ -205,7 +206,7 @@ def _stack(process: int) -> str | None:
     return stack_dump.ask(pid, folder / stack_dump.FILE)
 
 
-def _leaves(value: Any) -> dict[str, sameness.Leaf]:
+def _leaves(value: Any) -> dict[str, value_digest.Leaf]:
     """The leaves of ``value`` by their places."""
     import jax
 
@@ -213,7 +214,7 @@ def _leaves(value: Any) -> dict[str, sameness.Leaf]:
     return {jax.tree_util.keystr(path): _leaf(leaf, path) for path, leaf in pairs}
 
 
-def _leaf(leaf: Any, path: Any) -> sameness.Leaf:
+def _leaf(leaf: Any, path: Any) -> value_digest.Leaf:
     import jax
     import numpy as np
 
@@ -227,7 +228,7 @@ def _leaf(leaf: Any, path: Any) -> sameness.Leaf:
                 "each process has: a replicated array, or one that was made from local data."
             )
         leaf = leaf.addressable_data(0) if leaf.is_fully_replicated else leaf
-        return sameness.of_array(np.asarray(leaf))
+        return value_digest.of_array(np.asarray(leaf))
     if isinstance(leaf, np.ndarray | np.generic):
-        return sameness.of_array(np.asarray(leaf))
-    return sameness.of_object(leaf)
+        return value_digest.of_array(np.asarray(leaf))
+    return value_digest.of_object(leaf)
