@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from lockstep._records import ErrorRecord
-from lockstep.launch.failure import (
+from lockstep.launch.first_failure import (
     Ending,
     by_culprit,
     first_failure,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep._config import Config
-from lockstep.launch import cores
-from lockstep.launch.job import Job, overridden_collectives, overridden_devices, worker_environ
+from lockstep.launch import cpu_affinity
+from lockstep.launch.job_spec import Job, overridden_collectives, overridden_devices, worker_environ
 from lockstep.system import process_tree
 
 
@@ -110,7 +110,7 @@ def test_a_device_count_in_xla_flags_that_d_overrides(
 
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_shares_are_disjoint_and_even(number: int, processes: int) -> None:
-    shares = cores.shares(range(number), processes)
+    shares = cpu_affinity.shares(range(number), processes)
     assert len(shares) == processes
     if number < processes:
         assert set(shares) == {frozenset(range(number))}
@@ -126,7 +126,7 @@ def test_shares_are_disjoint_and_even(number: int, processes: int) -> None:
 def test_binding_has_to_leave_room(
     number: int, processes: int, devices: int | None, worth: bool
 ) -> None:
-    assert cores.worth_binding(number, processes, devices) is worth
+    assert cpu_affinity.worth_binding(number, processes, devices) is worth
 
 
 def test_descendants_at_any_depth() -> None:

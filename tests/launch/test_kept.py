@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lockstep import _records
-from lockstep.launch import kept
+from lockstep.launch import failed_runs
 from lockstep.report import find
 from support import run_lockstep, start_lockstep, wait_until
 
@@ -95,19 +95,19 @@ def test_failed_runs_are_kept_for_a_week_and_below_a_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(kept, "KEPT_BYTES", 10_000)
+    monkeypatch.setattr(failed_runs, "KEPT_BYTES", 10_000)
     hour = 3600
     # hours ago, bytes -> whether it is still there
     runs = [(0.1, 8000), (0.5, 8000), (0.9, 8000), (2, 8000), (24 * 8, 10)]
     names = []
     for hours, size in runs:
-        folder = kept.keep(make_run(tmp_path / str(hours), bytes(size // 2)), None)
+        folder = failed_runs.keep(make_run(tmp_path / str(hours), bytes(size // 2)), None)
         assert folder is not None
         names.append(folder)
     for (hours, _), folder in zip(runs, names, strict=True):
         at = time.time() - hours * hour
         os.utime(folder, (at, at))
-    assert kept.keep(make_run(tmp_path / "new"), None)
+    assert failed_runs.keep(make_run(tmp_path / "new"), None)
     assert [folder.exists() for folder in names] == [True, True, True, False, False]
 
 
@@ -116,7 +116,7 @@ def test_a_place_that_others_can_enter_is_not_used(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     (tmp_path / f"lockstep-failed-{os.getuid()}").mkdir(mode=0o755)
-    assert kept.keep(make_run(tmp_path), None) is None
+    assert failed_runs.keep(make_run(tmp_path), None) is None
 
 
 def test_a_link_that_somebody_put_there_is_not_followed(
@@ -126,11 +126,11 @@ def test_a_link_that_somebody_put_there_is_not_followed(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     (tmp_path / f"lockstep-failed-{os.getuid()}").symlink_to(elsewhere)
-    assert kept.keep(make_run(tmp_path), None) is None
+    assert failed_runs.keep(make_run(tmp_path), None) is None
     assert not list(elsewhere.iterdir())
 
 
 def test_a_record_that_cannot_be_read_hides_nothing(tmp_path: Path) -> None:
-    assert kept.diagnosis(tmp_path, 0) is None
-    text = kept.diagnosis(make_run(tmp_path), 0)
+    assert failed_runs.diagnosis(tmp_path, 0) is None
+    text = failed_runs.diagnosis(make_run(tmp_path), 0)
     assert text

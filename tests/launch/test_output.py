@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.launch.output import LONGEST_LINE, LineCutter, Merger, Sink, prefix
+from lockstep.launch.line_merge import LONGEST_LINE, LineCutter, Merger, Sink, prefix
 
 A, B = b"[0] ", b"[1] "
 

@@ -13,7 +13,7 @@ import pytest
 
 from lockstep._config import Config
 from lockstep.launch.options import run_parser
-from lockstep.launch.run import warn, warn_of_collectives
+from lockstep.launch.run_command import warn, warn_of_collectives
 from support import run_lockstep, start_lockstep
 
 I = "import os, sys, time; i = int(os.environ['LOCKSTEP_PROCESS_ID'])\n"  # noqa: E741

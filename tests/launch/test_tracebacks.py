@@ -7,7 +7,7 @@ import traceback
 
 import pytest
 
-from lockstep.launch import bootstrap
+from lockstep.launch import child_main
 from lockstep.launch.tracebacks import folded, jax_shows_all, parts
 
 JAX = """  File "/v/lib/python3.11/site-packages/jax/_src/array.py", line 300, in __float__
@@ -48,7 +48,7 @@ def test_what_is_the_users_stays_as_it_is() -> None:
 
 def test_python_and_the_launcher_are_libraries() -> None:
     python = f'  File "{sysconfig.get_path("stdlib")}/threading.py", line 9, in run\n    run()\n'
-    ours = f'  File "{bootstrap.__file__}", line 9, in main\n    run()\n'
+    ours = f'  File "{child_main.__file__}", line 9, in main\n    run()\n'
     frozen = '  File "<frozen runpy>", line 198, in _run_module_as_main\n'
     assert folded(HEAD + ours + python + frozen + OWN + ERROR) == (
         f"{HEAD}  ... 3 frames of lockstep, Python: --full-tracebacks shows them\n{OWN}{ERROR}"

@@ -17,7 +17,7 @@ from rich.console import Console
 from lockstep import RecordError
 from lockstep.flight_recorder.diagnose import diagnose
 from lockstep.flight_recorder.json_report import SCHEMA
-from lockstep.launch import kept
+from lockstep.launch import failed_runs
 from lockstep.launch.cli import main
 from lockstep.report import find, top
 from record.files import write_run
@@ -157,7 +157,7 @@ def test_without_arguments_the_last_failed_run_is_taken(
 ) -> None:
     assert main(["report"]) == 2
     assert "no job of yours runs on this machine" in capsys.readouterr().err
-    folder = kept.keep(broken, None)
+    folder = failed_runs.keep(broken, None)
     assert main(["report"]) == 1
     said = capsys.readouterr()
     assert f"the last failed run: {folder}" in said.err

@@ -117,7 +117,9 @@ while True: time.monotonic()
 
 
 def test_a_deep_recursion_is_cut_and_our_own_frames_are_left_out() -> None:
-    ours = f'  File "{Path(stack_dump.__file__).parent.parent}/launch/program.py", line 5 in run'
+    ours = (
+        f'  File "{Path(stack_dump.__file__).parent.parent}/launch/user_program.py", line 5 in run'
+    )
     deep = "\n".join(f'  File "train.py", line {i} in f' for i in range(100))
     text = stack_dump.shortened(
         f"Thread 0x1 (most recent call first):\n{deep}\n{ours}\n\nThread 0x2:\n"
@@ -144,4 +146,4 @@ the_line_that_waits()
     for process in range(2):
         text = "\n".join(result.by_process[process])
         assert "in the_line_that_waits" in text
-        assert "launch/program.py" not in text
+        assert "launch/user_program.py" not in text

@@ -18,9 +18,9 @@ _INTERRUPTED = 130
 
 
 def _run(words: Sequence[str]) -> int:
-    from lockstep.launch import run
+    from lockstep.launch import run_command
 
-    return run.main(words)
+    return run_command.main(words)
 
 
 def _worker(words: Sequence[str]) -> int:

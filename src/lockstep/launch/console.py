@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from lockstep.launch.output import LineCutter, Merger, Sink, prefix, same_file, wants_colour
+from lockstep.launch.line_merge import LineCutter, Merger, Sink, prefix, same_file, wants_colour
 
 UNFINISHED_SECONDS = 0.1
 """How long an unfinished line is kept back: a prompt is shown although nothing follows it."""

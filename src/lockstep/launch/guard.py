@@ -28,7 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockstep._errors import LaunchError, LockstepError
-from lockstep.launch.failure import not_started, signal_name
+from lockstep.launch.first_failure import not_started, signal_name
 from lockstep.system import process_tree
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -42,10 +42,10 @@ from typing import TYPE_CHECKING, NoReturn
 from lockstep import _records
 from lockstep._errors import LaunchError, RecordError
 from lockstep.flight_recorder import format, model
-from lockstep.launch import agent_guard, kept
-from lockstep.launch.failure import not_started
+from lockstep.launch import agent_guard, failed_runs
+from lockstep.launch.child_process import OUT_OF_MEMORY
+from lockstep.launch.first_failure import not_started
 from lockstep.launch.host_dir import HostDir
-from lockstep.launch.process import OUT_OF_MEMORY
 from lockstep.system import process_tree
 from lockstep.system.oom import OomKills
 
@@ -291,7 +291,7 @@ def _leave(host_dir: HostDir, log_dir: Path | None, exit_code: int) -> None:
         return
     endings = [_records.ExitRecord.read(path) for path in host_dir.path.glob("attempt_*/process_*")]
     if any(ending is None or ending.exit_code != 0 for ending in endings):
-        if folder := kept.keep(host_dir.path, log_dir):
+        if folder := failed_runs.keep(host_dir.path, log_dir):
             where = "" if log_dir else f" (on {platform.node()}, of its processes)"
             said = f"lockstep: to look closer: lockstep report {shlex.quote(str(folder))}{where}"
             with contextlib.suppress(OSError):

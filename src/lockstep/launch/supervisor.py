@@ -33,9 +33,10 @@ from collections.abc import Sequence
 from lockstep import _records
 from lockstep._errors import LaunchError
 from lockstep.launch import console as consoles
-from lockstep.launch import kept, tracebacks
+from lockstep.launch import failed_runs, tracebacks
+from lockstep.launch.child_process import Process
 from lockstep.launch.console import Console, Stream
-from lockstep.launch.failure import (
+from lockstep.launch.first_failure import (
     Ending,
     by_culprit,
     first_failure,
@@ -46,9 +47,8 @@ from lockstep.launch.failure import (
     told_already,
 )
 from lockstep.launch.guard import PASSED_ON
-from lockstep.launch.job import Job
+from lockstep.launch.job_spec import Job
 from lockstep.launch.pmi import PmiServer
-from lockstep.launch.process import Process
 from lockstep.system import process_tree
 from lockstep.system.oom import OomKills
 
@@ -355,12 +355,12 @@ class Supervisor:
         return 1 if self._output_lost else 128 + self._cause
 
     def _culprits(self) -> Sequence[int]:
-        return kept.culprits(self._job.run_dir, self._job.config.attempt)
+        return failed_runs.culprits(self._job.run_dir, self._job.config.attempt)
 
     def _say_more(self, first: Ending) -> None:
         """What the records say, and what to type next."""
         attempt = self._job.config.attempt
-        table = kept.diagnosis(self._job.run_dir, attempt)
+        table = failed_runs.diagnosis(self._job.run_dir, attempt)
         if table and not told_already(table, first):
             self._console.say(table)
         if self._restarts_left and self.may_restart:
@@ -374,7 +374,7 @@ class Supervisor:
     def _say_where_to_look(self) -> None:
         if self._job.log_dir:
             self._console.say(f"whole logs: {self._job.log_dir}")
-        if folder := kept.keep(self._job.run_dir, self._job.log_dir):
+        if folder := failed_runs.keep(self._job.run_dir, self._job.log_dir):
             self._console.say(f"to look closer: lockstep report {shlex.quote(str(folder))}")
 
     def _say_none_joined(self) -> None:

@@ -19,11 +19,11 @@ from lockstep._config import Config
 from lockstep._errors import LaunchError
 from lockstep.bootstrap import cluster_env, rendezvous
 from lockstep.job import topology
-from lockstep.launch import keeper, kept, options
+from lockstep.launch import failed_runs, keeper, options
 from lockstep.launch.console import complain
 from lockstep.launch.host_dir import HostDir
-from lockstep.launch.job import add_jax_variables, command, worker_environ
-from lockstep.launch.run import check_program, configure, make_log_dir, warn_of_collectives
+from lockstep.launch.job_spec import add_jax_variables, command, worker_environ
+from lockstep.launch.run_command import check_program, configure, make_log_dir, warn_of_collectives
 
 _OF_JOB = (
     "SLURM_JOB_ID",
@@ -54,7 +54,7 @@ def main(words: Sequence[str]) -> NoReturn:
     process = config.process_id or 0
     log_dir = make_log_dir(args.log_dir, run_name(before, config))
     if log_dir:  # of an earlier run: jobs that are started by hand all have one name
-        kept.forget(log_dir, process)
+        failed_runs.forget(log_dir, process)
     if is_watched(config) and (shared := _host_dir(before, config)):
         config = dataclasses.replace(config, run_dir=str(shared.path))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from lockstep._errors import RecordError
 from lockstep.flight_recorder.format import MAGIC, TIME_ERROR_NS, ProcessRecord
 from lockstep.flight_recorder.model import Process, Run, read_record, read_run
-from lockstep.launch import kept
+from lockstep.launch import failed_runs
 from lockstep.launch.console import complain
 from lockstep.system.process_tree import below, parents
 from lockstep.watchdog.query_server import complete
@@ -24,7 +24,7 @@ def read(directory: Path | None, pid: int | None, attempt: int | None = None) ->
     Raises `RecordError` when there is no such run.
     """
     if directory is not None:
-        directory = kept.last_run(directory)
+        directory = failed_runs.last_run(directory)
     else:
         assert pid is not None
         directory = directory_of(pid)
@@ -47,7 +47,7 @@ def choose() -> tuple[Path | None, int | None]:
         lines = [f"  --pid {pid}  {job}" for job, (_, pid) in jobs.items()]
         named = "\n".join(sorted(lines))
         raise RecordError(f"{len(jobs)} jobs of yours run on this machine; say which:\n{named}")
-    failed = kept.failed_runs()
+    failed = failed_runs.failed_runs()
     if not failed:
         raise RecordError(
             "no job of yours runs on this machine, and no failed run is kept here. "

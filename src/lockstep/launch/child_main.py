@@ -1,6 +1,6 @@
 """The first code in every process of a job: prepares it, runs the program, sees to its end.
 
-The launcher starts ``python -m lockstep.launch.bootstrap -- script.py args...`` with everything
+The launcher starts ``python -m lockstep.launch.child_main -- script.py args...`` with everything
 else in ``LOCKSTEP_*`` variables. jax is not imported here unless ``--auto-init`` asks for it:
 programs set ``XLA_FLAGS`` and the like in their first lines.
 
@@ -31,7 +31,7 @@ from typing import NoReturn
 
 from lockstep import _records
 from lockstep._config import Config, current
-from lockstep.launch import program, tracebacks
+from lockstep.launch import tracebacks, user_program
 from lockstep.system import stack_dump
 
 EXIT_SECONDS = 2.0
@@ -54,7 +54,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    program.prepare(command)
+    user_program.prepare(command)
     if not (config.full_tracebacks or tracebacks.jax_shows_all(os.environ)):
         sys.excepthook = functools.partial(_show, config)
     try:
@@ -63,7 +63,7 @@ def main() -> None:
 
             lockstep.initialize()
         try:
-            program.run(command)
+            user_program.run(command)
         finally:
             if os.getpid() == process:
                 _note_if_alone(config)
@@ -123,7 +123,7 @@ def _summary(error: BaseException) -> str:
 def _record(config: Config, code: int, error: BaseException) -> None:
     """Leaves the error where the launcher finds it, and rings."""
     happened = time.monotonic()
-    error.__traceback__ = program.own_traceback(error.__traceback__)
+    error.__traceback__ = user_program.own_traceback(error.__traceback__)
     if config.run_dir is None or config.process_id is None:
         return
     with contextlib.suppress(Exception):
@@ -179,11 +179,11 @@ def _show(
 
 def _interrupted(config: Config, error: KeyboardInterrupt) -> NoReturn:
     """Ends like Python after Ctrl-C. When the launcher stops the job, one line says where."""
-    error.__traceback__ = program.own_traceback(error.__traceback__)
+    error.__traceback__ = user_program.own_traceback(error.__traceback__)
     if _stopping(config):
         with contextlib.suppress(Exception):
             (_folder(config) / _records.INTERRUPTED).touch()
-            print(f"stopped{program.place_in_program(error.__traceback__)}", file=sys.stderr)
+            print(f"stopped{user_program.place_in_program(error.__traceback__)}", file=sys.stderr)
     else:
         _record(config, 128 + signal.SIGINT, error)
         _print(error)

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from lockstep import _records
 from lockstep.launch.console import Console, Stream, open_log
-from lockstep.launch.failure import Ending, last_words
-from lockstep.launch.job import Job, command
+from lockstep.launch.first_failure import Ending, last_words
+from lockstep.launch.job_spec import Job, command
 from lockstep.system import process_tree
 
 OUT_OF_MEMORY = "out of memory"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lockstep._config import Config
 
-BOOTSTRAP = "lockstep.launch.bootstrap"
+BOOTSTRAP = "lockstep.launch.child_main"
 _IMPLEMENTATION = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 """What OpenBLAS reads; the first that is set counts."""

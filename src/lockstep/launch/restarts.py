@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 
-from lockstep.launch.job import Job
+from lockstep.launch.job_spec import Job
 from lockstep.launch.supervisor import Supervisor
 from lockstep.system import port_reservation
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from lockstep._config import Config
 from lockstep._errors import ConfigError, LaunchError
 from lockstep.bootstrap import mpi_backend
-from lockstep.launch import attempts, cores, kept, options, run_dir
+from lockstep.launch import cpu_affinity, failed_runs, options, restarts, run_dir
 from lockstep.launch.console import complain
 from lockstep.launch.guard import run_guarded
-from lockstep.launch.job import Job, overridden_collectives, overridden_devices
+from lockstep.launch.job_spec import Job, overridden_collectives, overridden_devices
 from lockstep.system import oom, port_reservation
 
 MANY_PER_CORE = 8
@@ -35,11 +35,11 @@ def main(words: Sequence[str]) -> int:
     config = configure(args, environ)
     if not args.oversubscribe:
         check_memory(args.processes, oom.free_mb())
-    usable = cores.usable()
+    usable = cpu_affinity.usable()
     warn(args, usable)
     warn_of_collectives(environ, config)
     _open_standard_streams()
-    log_dir = make_log_dir(args.log_dir, kept.new_name())
+    log_dir = make_log_dir(args.log_dir, failed_runs.new_name())
     with port_reservation.reserve() as port:
         job = Job(
             program=tuple(program),
@@ -55,7 +55,7 @@ def main(words: Sequence[str]) -> int:
             grace=args.grace,
             max_restarts=args.max_restarts,
         )
-        return run_guarded(lambda lifeline: attempts.run(job, lifeline), job.run_dir)
+        return run_guarded(lambda lifeline: restarts.run(job, lifeline), job.run_dir)
 
 
 def configure(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
@@ -81,9 +81,11 @@ def configure(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
 def _shares(args: argparse.Namespace, usable: Sequence[int]) -> list[frozenset[int]] | None:
     if args.bind == "none":
         return None
-    if args.bind is None and not cores.worth_binding(len(usable), args.processes, args.devices):
+    if args.bind is None and not cpu_affinity.worth_binding(
+        len(usable), args.processes, args.devices
+    ):
         return None
-    return cores.shares(usable, args.processes)
+    return cpu_affinity.shares(usable, args.processes)
 
 
 def check_program(program: Sequence[str], command: str) -> None:
@@ -160,7 +162,7 @@ def make_log_dir(text: str | None, run: str) -> Path | None:
     """The folder of the run named ``run`` in ``--log-dir``."""
     if text is None:
         return None
-    path = kept.run_folder(Path(text).absolute(), run)
+    path = failed_runs.run_folder(Path(text).absolute(), run)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
