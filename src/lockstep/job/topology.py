@@ -37,7 +37,7 @@ class Peer:
     network: str = ""
     """Processes that agree in it reach each other by loopback addresses."""
     keeper: int = 0
-    """The pid of its keeper, 0 without one: see `lockstep.launch.keeper`."""
+    """The pid of its keeper, 0 without one: see `lockstep.agent.agent`."""
     keeps: int | None = None
     """This is no process of the job but the keeper of one: of which."""
 

@@ -24,9 +24,9 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _worker(words: Sequence[str]) -> int:
-    from lockstep.launch import worker
+    from lockstep.agent import worker_command
 
-    return worker.main(words)
+    return worker_command.main(words)
 
 
 _WITH_PROGRAM = {"run": _run, "worker": _worker}

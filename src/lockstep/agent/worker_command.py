@@ -17,11 +17,12 @@ from typing import NoReturn
 
 from lockstep._config import Config
 from lockstep._errors import LaunchError
+from lockstep.agent import agent
+from lockstep.agent.host_dir import HostDir
 from lockstep.bootstrap import cluster_env, rendezvous
 from lockstep.job import topology
-from lockstep.launch import failed_runs, keeper, options
+from lockstep.launch import failed_runs, options
 from lockstep.launch.console import complain
-from lockstep.launch.host_dir import HostDir
 from lockstep.launch.job_spec import add_jax_variables, command, worker_environ
 from lockstep.launch.run_command import check_program, configure, make_log_dir, warn_of_collectives
 
@@ -61,7 +62,7 @@ def main(words: Sequence[str]) -> NoReturn:
         def environ_with(keeper: int) -> dict[str, str]:
             return _environ(before, dataclasses.replace(config, keeper=keeper), args)
 
-        keeper.keep(arguments, environ_with, shared, process, log_dir, args.grace)
+        agent.keep(arguments, environ_with, shared, process, log_dir, args.grace)
     os.execve(arguments[0], arguments, _environ(before, config, args))
 
 

@@ -41,11 +41,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from lockstep import _records
 from lockstep._errors import LaunchError, RecordError
+from lockstep.agent import program_guard
+from lockstep.agent.host_dir import HostDir
 from lockstep.flight_recorder import format, model
-from lockstep.launch import agent_guard, failed_runs
+from lockstep.launch import failed_runs
 from lockstep.launch.child_process import OUT_OF_MEMORY
 from lockstep.launch.first_failure import not_started
-from lockstep.launch.host_dir import HostDir
 from lockstep.system import process_tree
 from lockstep.system.oom import OomKills
 
@@ -104,7 +105,7 @@ def keep(
     ours, theirs = socket.socketpair()
     os.set_inheritable(theirs.fileno(), True)
     own, shares_group = os.getpid(), _has_terminal()
-    guard = None if shares_group else agent_guard.start(host_dir.held)
+    guard = None if shares_group else program_guard.start(host_dir.held)
     try:
         pid = os.fork()
     except OSError as error:
@@ -121,7 +122,7 @@ def keep(
     if guard is not None:
         guard.watch(pid)
         kept_open.add(guard.lifeline)
-    agent_guard.close_all_but(kept_open)
+    program_guard.close_all_but(kept_open)
     # Late import: the program has started before.
     from lockstep.watchdog.agent_network import Keeping
 
