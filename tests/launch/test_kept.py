@@ -12,7 +12,7 @@ import pytest
 
 from lockstep import _records
 from lockstep.launch import failed_runs
-from lockstep.report import find
+from lockstep.report import locate_run
 from support import run_lockstep, start_lockstep, wait_until
 
 # A recorder file that nobody can read is one too: here it only has to be kept.
@@ -71,7 +71,7 @@ def test_each_run_has_a_folder_of_its_own_beside_its_logs(tmp_path: Path) -> Non
     assert (second / "attempt_0/process_1/recorder.bin").exists()
     assert (second / "attempt_0/process_1/stderr.log").exists()
     assert (first / "attempt_1/process_1/recorder.bin").exists()
-    assert find.read(logs, None).attempt == 0, "of the second run, not the last of the first"
+    assert locate_run.read(logs, None).attempt == 0, "of the second run, not the last of the first"
 
 
 def test_a_run_that_is_stopped_keeps_its_records_too() -> None:

@@ -19,7 +19,7 @@ from lockstep.flight_recorder.diagnose import diagnose
 from lockstep.flight_recorder.json_report import SCHEMA
 from lockstep.launch import failed_runs
 from lockstep.launch.cli import main
-from lockstep.report import find, top
+from lockstep.report import locate_run, top
 from record.files import write_run
 from record.simulate import site
 from record.test_match import job, steps
@@ -138,7 +138,7 @@ def test_a_live_run_is_found_by_a_pid(
     broken: Path, below_another: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with process(broken, below_another=below_another) as pid:
-        assert find.directory_of(pid) == broken
+        assert locate_run.directory_of(pid) == broken
         assert main(["report", "--pid", str(pid)]) == 1
     assert "process 1 (pid 101 on host a) ended" in capsys.readouterr().out
 
@@ -148,7 +148,7 @@ def nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine without a job and without a failed run, as far as the commands see."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setattr(find, "parents", dict)
+    monkeypatch.setattr(locate_run, "parents", dict)
     return tmp_path
 
 
@@ -174,10 +174,10 @@ def test_without_arguments_the_one_live_job_is_taken_and_several_are_listed(
     other = nothing_here / "other"
     other.mkdir()
     with process(broken) as one, process(broken) as same, process(other) as another:
-        monkeypatch.setattr(find, "parents", lambda: {one: 1, same: 1})
+        monkeypatch.setattr(locate_run, "parents", lambda: {one: 1, same: 1})
         assert main(["report"]) == 1
         assert "process 1 (pid 101 on host a) ended" in capsys.readouterr().out
-        monkeypatch.setattr(find, "parents", lambda: {one: 1, same: 1, another: 1})
+        monkeypatch.setattr(locate_run, "parents", lambda: {one: 1, same: 1, another: 1})
         assert main(["report"]) == 2
     said = capsys.readouterr().err
     assert "2 jobs of yours run on this machine; say which:" in said
@@ -187,14 +187,14 @@ def test_without_arguments_the_one_live_job_is_taken_and_several_are_listed(
 
 def test_a_process_of_no_run_is_told() -> None:
     with process(None) as pid, pytest.raises(RecordError, match="belongs to no run of Lockstep"):
-        find.read(None, pid)
+        locate_run.read(None, pid)
 
 
 def test_a_process_that_is_gone_is_told() -> None:
     with process(None) as pid:
         pass
     with pytest.raises(RecordError, match=f"there is no process {pid}: has the run ended"):
-        find.read(None, pid)
+        locate_run.read(None, pid)
 
 
 def test_a_run_without_a_directory_is_read_from_the_processes_memory() -> None:
@@ -204,7 +204,7 @@ def test_a_run_without_a_directory_is_read_from_the_processes_memory() -> None:
     memory = os.memfd_create("lockstep-recorder")
     try:
         os.write(memory, content)
-        run = find.read(None, os.getpid())
+        run = locate_run.read(None, os.getpid())
     finally:
         os.close(memory)
     assert run.processes[0].record is not None

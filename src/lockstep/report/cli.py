@@ -65,9 +65,9 @@ def main(args: argparse.Namespace) -> int:
     """Reports; 1 when something is wrong, else 0."""
     from lockstep.flight_recorder import diagnose, json_report
     from lockstep.flight_recorder.time_summary import summarize
-    from lockstep.report import find
+    from lockstep.report import locate_run
 
-    run = find.read(*_which(args), args.attempt)
+    run = locate_run.read(*_which(args), args.attempt)
     diagnosis = diagnose.diagnose(run)
     summary = summarize(run) if args.summary else None
     if args.trace:
@@ -77,12 +77,12 @@ def main(args: argparse.Namespace) -> int:
     else:
         from rich.console import Console
 
-        from lockstep.report import screen
+        from lockstep.report import tables
 
         console = Console(highlight=False)
-        screen.show(diagnosis, console)
+        tables.show(diagnosis, console)
         if summary is not None:
-            screen.show_summary(summary, console)
+            tables.show_summary(summary, console)
     return FAULT if diagnosis.kind.is_fault else 0
 
 
@@ -102,8 +102,8 @@ def _top(args: argparse.Namespace) -> int:
 
 
 def _which(args: argparse.Namespace) -> tuple[Path | None, int | None]:
-    from lockstep.report import find
+    from lockstep.report import locate_run
 
     if args.directory or args.pid is not None:
         return (Path(args.directory) if args.directory else None), args.pid
-    return find.choose()
+    return locate_run.choose()

@@ -18,8 +18,8 @@ from lockstep.flight_recorder.headlines import headline
 from lockstep.flight_recorder.model import Run
 from lockstep.flight_recorder.phrases import described, processes
 from lockstep.flight_recorder.time_summary import summarize
-from lockstep.report import find
-from lockstep.report.screen import summary_table
+from lockstep.report import locate_run
+from lockstep.report.tables import summary_table
 
 LINES = 8
 """How many call sites are shown."""
@@ -30,7 +30,7 @@ def watch(
     directory: Path | None, pid: int | None, attempt: int | None, interval: float, once: bool
 ) -> int:
     """Shows the run until it is over or Ctrl-C; 1 when it ended with a fault."""
-    run = find.read(directory, pid, attempt)
+    run = locate_run.read(directory, pid, attempt)
     console = Console(highlight=False)
     diagnosis = diagnose(run)
     if once:
@@ -42,7 +42,7 @@ def watch(
         while not all(row.doing in _OVER or row.process.exit for row in diagnosis.rows):
             time.sleep(max(0.1, interval))
             try:
-                run = find.read(directory, pid, attempt)
+                run = locate_run.read(directory, pid, attempt)
             except RecordError:
                 # The launcher has taken the directory away, and the picture is an old one.
                 live.update(Text("the run is over", style="bold"), refresh=True)
