@@ -60,12 +60,12 @@ def programs(
     import jax
     from jax.sharding import AxisType, NamedSharding
 
-    from lockstep.linalg import _positive
-    from lockstep.linalg._arguments import Placed
+    from lockstep.linalg import _posdef
+    from lockstep.linalg._validation import Placed
 
     mesh = jax.make_mesh((devices,), ("x",), (AxisType.Auto,), devices=jax.devices()[:devices])
     placed, b_placed = Placed(mesh, (("x",), ())), Placed(mesh, ((), ()))
-    plan = _positive.Plan.of(n, placed, tile, False)
+    plan = _posdef.Plan.of(n, placed, tile, False)
     plan = dataclasses.replace(plan, kernels=plan.kernels and not plain)
     rows = plan.layout.rows
     slots = jax.ShapeDtypeStruct(
@@ -74,9 +74,9 @@ def programs(
     b = jax.ShapeDtypeStruct((n, rhs), "float64", sharding=b_placed.sharding)
     both = ("forward", "backward")
     return plan, {
-        "factor": lambda: _positive.factor_slots.lower(slots, plan, False),
-        "sweeps": lambda: _positive.sweep.lower(slots, b, plan, b_placed, both),
-        "inverse": lambda: _positive.inverse_of.lower(slots, plan),
+        "factor": lambda: _posdef.factor_slots.lower(slots, plan, False),
+        "sweeps": lambda: _posdef.sweep.lower(slots, b, plan, b_placed, both),
+        "inverse": lambda: _posdef.inverse_of.lower(slots, plan),
     }
 
 
@@ -123,10 +123,10 @@ def compile_times(sizes: list[int]) -> None:
 
 def hosts() -> None:
     """Seconds of the factor by the cost model, on hosts that nobody here has."""
-    from lockstep.linalg import _model
+    from lockstep.linalg import _cost_model
 
     rates = {"gemm": 1.0e12, "small": 60e9, "link": 10e9, "padding": 10e9}
-    host = _model.Machine(gemm_half=128, latency=20e-6, **rates)
+    host = _cost_model.Machine(gemm_half=128, latency=20e-6, **rates)
     print("One device a host: 1 Tflop/s in products, 60 Gflop/s in one tile, 20 us, 10 GB/s.")
     print(f"{'hosts':>6}{'n':>8}{'tile':>6}{'seconds':>9}{'efficiency':>12}{'strong n=65536':>16}")
     for count in (1, 2, 4, 8, 16, 32, 64):
@@ -138,10 +138,10 @@ def hosts() -> None:
 
 
 def best(n: int, devices: int, machine: Any) -> tuple[int, float]:
-    from lockstep.linalg import _model
+    from lockstep.linalg import _cost_model
 
-    tiles = [t for t in _model.TILES if n / devices / t <= _model.MOST_STEPS]
-    seconds = {t: _model.cholesky_seconds(n, devices, t, machine) for t in tiles}
+    tiles = [t for t in _cost_model.TILES if n / devices / t <= _cost_model.MOST_STEPS]
+    seconds = {t: _cost_model.cholesky_seconds(n, devices, t, machine) for t in tiles}
     tile = min(seconds, key=seconds.__getitem__)
     return tile, seconds[tile]
 

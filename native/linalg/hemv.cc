@@ -1,5 +1,5 @@
 // The product of a Hermitian matrix with a vector, reading one triangle: what bounds the reduction
-// to tridiagonal form (`lockstep/linalg/_tridiagonal.py`), which is limited by memory.
+// to tridiagonal form (`lockstep/linalg/_tridiagonalize.py`), which is limited by memory.
 //
 // A device has R rows of the matrix, in the slots of `lockstep/linalg/_layout.py`: its row i is an
 // array of (P, R) columns, and tile s of T rows is eliminated before tile s + 1, within a tile

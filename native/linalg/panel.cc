@@ -1,5 +1,5 @@
 // The two halves of a column of the reduction to tridiagonal form, around the product with the
-// trailing matrix (`lockstep/linalg/_tridiagonal.py`): the reflector of the column, and from the
+// trailing matrix (`lockstep/linalg/_tridiagonalize.py`): the reflector of the column, and from the
 // product the vector w, with which the trailing matrix becomes a - v^T w^* - w^T v^*.
 //
 // A vector has an element for every slot, (P, R); a panel has `width` = P T of them. Column c of

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from lockstep.linalg import _kernels
+from lockstep.linalg import _cpu_kernels
 
 FFI = Path(__file__).parents[2] / "native" / "linalg" / "ffi.h"
 
@@ -65,12 +65,12 @@ def test_structs_are_those_of_the_header_of_jaxlib(tmp_path: Path) -> None:
 
 
 def test_a_kernel_is_registered_and_its_words_reach_the_program() -> None:
-    assert _kernels.available("cpu")
+    assert _cpu_kernels.available("cpu")
     a, v = jnp.zeros((4, 2, 4)), jnp.zeros((2, 4))
     two, nine = jnp.int32(2), jnp.int32(9)
     with pytest.raises(jax.errors.JaxRuntimeError, match="tile, top or device is out of range"):
-        jax.block_until_ready(_kernels.hemv(a, v, 2, two, nine))
+        jax.block_until_ready(_cpu_kernels.hemv(a, v, 2, two, nine))
 
 
 def test_no_kernels_for_other_platforms() -> None:
-    assert not _kernels.available("gpu")
+    assert not _cpu_kernels.available("gpu")

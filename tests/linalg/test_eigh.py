@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
 from linalg.matrices import assert_close, eps, full, hermitian, mesh, put, with_spectrum
-from lockstep.linalg import _kernels, _tridiagonal
+from lockstep.linalg import _cpu_kernels, _tridiagonalize
 
 N = 96
 PLACE = np.arange(N)
@@ -50,12 +50,12 @@ def decompose(request: Any) -> Any:
         lambda a: la.eigh(a, mesh=over, in_specs=P("x"), method="distributed"),
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_tridiagonal, "CHUNK", 24)
-        patch.setattr(_tridiagonal, "WIDTH", 48)
+        patch.setattr(_tridiagonalize, "CHUNK", 24)
+        patch.setattr(_tridiagonalize, "WIDTH", 48)
         if request.param == "plain":
-            patch.setattr(_kernels, "available", lambda platform: False)
+            patch.setattr(_cpu_kernels, "available", lambda platform: False)
         else:
-            assert _kernels.available("cpu")
+            assert _cpu_kernels.available("cpu")
         yield lambda a: run(put(a, over, P("x")))
 
 

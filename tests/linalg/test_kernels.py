@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from linalg.matrices import DTYPES, TWO_DTYPES, eps, full, hermitian, positive
-from lockstep.linalg import _cholesky, _inverse, _kernels, _secular, _tiles, _tridiagonal
+from lockstep.linalg import _cholesky, _cpu_kernels, _inverse, _secular, _tiles, _tridiagonalize
 from lockstep.linalg._layout import Layout
 
 # devices, tile, supersteps
@@ -21,7 +21,7 @@ SHAPES = [(1, 1, 1), (2, 1, 2), (1, 5, 3), (2, 3, 4), (3, 7, 1), (2, 16, 3), (4,
 
 @pytest.fixture(autouse=True)
 def _kernels_are_there() -> None:
-    assert _kernels.available("cpu")
+    assert _cpu_kernels.available("cpu")
 
 
 def _layout(shape: tuple[int, int, int]) -> tuple[Layout, Any]:
@@ -53,7 +53,7 @@ def test_hemv_reads_one_triangle(shape: tuple[int, int, int], dtype: Any) -> Non
         live = np.tile(np.arange(rows) >= top, devices)
         wanted = (a * live * live[:, None]) @ v.ravel()
         parts = [
-            _kernels.hemv(jnp.asarray(slots[me]), v, layout.tile, jnp.int32(top), jnp.int32(me))
+            _cpu_kernels.hemv(jnp.asarray(slots[me]), v, layout.tile, jnp.int32(top), jnp.int32(me))
             for me in range(devices)
         ]
         _close(sum(parts), wanted.reshape(devices, rows), dtype)
@@ -71,12 +71,12 @@ def test_a_column_of_a_panel(shape: tuple[int, int, int], dtype: Any) -> None:
             before = (np.arange(width) < c)[:, None, None]  # a kernel must not look at the others
             known = v * before, w * before
             k, place = jnp.int32(s * width + c), (jnp.int32(s), jnp.int32(c))
-            u, scalars = _kernels.reflector(panel, v, w, *place)
-            wanted = jax.jit(_tridiagonal._next_reflector)(panel[c], *known, order, k)
+            u, scalars = _cpu_kernels.reflector(panel, v, w, *place)
+            wanted = jax.jit(_tridiagonalize._next_reflector)(panel[c], *known, order, k)
             _close(u, wanted[0], dtype)
             _close(scalars, wanted[1], dtype)
-            got = _kernels.correct(y[0], u, scalars[2], v, w, *place)
-            wanted = jax.jit(_tridiagonal._correct)(y[0], u, scalars[2], *known, order, k)
+            got = _cpu_kernels.correct(y[0], u, scalars[2], v, w, *place)
+            wanted = jax.jit(_tridiagonalize._correct)(y[0], u, scalars[2], *known, order, k)
             _close(got, wanted, dtype)
 
 
@@ -86,12 +86,12 @@ def test_a_column_that_is_reduced_already_and_extreme_sizes() -> None:
     for scale in (0.0, 1e-300, 1e-160, 1e160, 1e300):
         panel = np.zeros((8, 2, 4))
         panel[0] = [[1.0, 2 * scale, 0, 0], [0, 0, 0, 0]]
-        u, (diagonal, beta, tau) = _kernels.reflector(jnp.asarray(panel), none, none, *place)
+        u, (diagonal, beta, tau) = _cpu_kernels.reflector(jnp.asarray(panel), none, none, *place)
         assert (float(diagonal), float(tau)) == (1.0, 0.0)
         assert float(beta) == 2 * scale
         assert not np.asarray(u).any()
         panel[0, 1, 3] = 3 * scale
-        u, (_, beta, _) = _kernels.reflector(jnp.asarray(panel), none, none, *place)
+        u, (_, beta, _) = _cpu_kernels.reflector(jnp.asarray(panel), none, none, *place)
         np.testing.assert_allclose(float(abs(beta)), np.hypot(2 * scale, 3 * scale), rtol=1e-14)
 
 
@@ -100,7 +100,7 @@ def test_a_column_that_is_reduced_already_and_extreme_sizes() -> None:
 def test_solve_right(m: int, width: int, dtype: Any) -> None:
     x = jnp.asarray(full((m, width), dtype))
     low = np.tril(full((width, width), dtype, 1)) + 3 * width * np.eye(width)
-    found = _kernels.solve_right(x, jnp.asarray(low, dtype))
+    found = _cpu_kernels.solve_right(x, jnp.asarray(low, dtype))
     _close(found @ low.conj().T, x, dtype)
 
 
@@ -144,7 +144,7 @@ def test_factor_of_a_block(n: int, dtype: Any) -> None:
     block = jnp.asarray(positive(n, dtype) + np.triu(full((n, n), dtype), 1), dtype)
     _assert_equal(_tiles.potrf, _cholesky._potrf_by_kernel, (block,), (), {}, dtype)
     none = block.at[n // 2, n // 2].set(-1)
-    found, wanted = _kernels.potrf(none), _tiles.potrf(none)
+    found, wanted = _cpu_kernels.potrf(none), _tiles.potrf(none)
     np.testing.assert_array_equal(found.real, wanted.real)
     np.testing.assert_array_equal(found.imag, wanted.imag)
 
@@ -268,12 +268,12 @@ def test_rank_one_updates(name: str, weights: str, dtype: Any) -> None:
     rho = jnp.asarray([0.7, 1e-4], dtype)
     update = _secular.update_of(jnp.asarray(POLES[name], dtype), jnp.asarray(z, dtype), rho)
     poles = update.pole, update.small, update.z, update.rho
-    roots = _kernels.secular_roots(poles, update.ascending, jnp.int32(0), m)
-    some = _kernels.secular_roots(poles, update.ascending, jnp.int32(17), 9)
+    roots = _cpu_kernels.secular_roots(poles, update.ascending, jnp.int32(0), m)
+    some = _cpu_kernels.secular_roots(poles, update.ascending, jnp.int32(17), 9)
     np.testing.assert_array_equal(some, roots[:, 17:26])
     order = update.ascending, update.ranks
-    found = _kernels.secular_weights(poles, *order, roots, jnp.int32(0), m)
-    some = _kernels.secular_weights(poles, *order, roots, jnp.int32(17), 9)
+    found = _cpu_kernels.secular_weights(poles, *order, roots, jnp.int32(0), m)
+    some = _cpu_kernels.secular_weights(poles, *order, roots, jnp.int32(17), 9)
     np.testing.assert_array_equal(some, found[:, 17:26])
     np.testing.assert_allclose(found, update.z, rtol=200 * eps(dtype))
     at = _secular.Roots.of(roots, update)
@@ -288,7 +288,7 @@ def test_rank_one_updates(name: str, weights: str, dtype: Any) -> None:
 
 def test_calls_from_several_threads() -> None:
     a, v = full((48, 2, 48), np.float64), full((2, 48), np.float64)
-    run = jax.jit(lambda a, v, me: _kernels.hemv(a, v, 16, jnp.int32(0), me))
+    run = jax.jit(lambda a, v, me: _cpu_kernels.hemv(a, v, 16, jnp.int32(0), me))
 
     def product(i: int) -> np.ndarray:
         with jax.enable_x64(True):  # it holds for one thread

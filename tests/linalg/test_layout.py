@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.linalg import _model
+from lockstep.linalg import _cost_model
 from lockstep.linalg._layout import Layout, Sharded, exchange
 
 SHARDED = st.sampled_from(
@@ -89,6 +89,6 @@ def test_fewer_rows_than_devices() -> None:
 
 @pytest.mark.parametrize(("n", "devices"), [(4096, 4), (8192, 2), (8192, 8), (65536, 8)])
 def test_what_large_matrices_gather_is_a_quarter_of_a_share(n: int, devices: int) -> None:
-    tile = _model.cholesky_tile(n, devices, n // devices, "cpu")
+    tile = _cost_model.cholesky_tile(n, devices, n // devices, "cpu")
     assert devices * tile * n <= n * n / devices / 4
-    assert n // devices // tile <= _model.MOST_STEPS
+    assert n // devices // tile <= _cost_model.MOST_STEPS

@@ -24,9 +24,9 @@ from linalg.matrices import (
     put,
     with_spectrum,
 )
-from lockstep.linalg import _cholesky, _kernels
-from lockstep.linalg._arguments import place
-from lockstep.linalg._positive import Plan, factor_slots, to_slots_donating
+from lockstep.linalg import _cholesky, _cpu_kernels
+from lockstep.linalg._posdef import Plan, factor_slots, to_slots_donating
+from lockstep.linalg._validation import place
 
 CASES = [
     ((1,), P("x"), P(), 5),
@@ -60,8 +60,8 @@ def test_inverse_by_many_supersteps(
     kernels: bool, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not kernels:
-        monkeypatch.setattr(_kernels, "available", lambda platform: False)
-    assert _kernels.available("cpu") == kernels
+        monkeypatch.setattr(_cpu_kernels, "available", lambda platform: False)
+    assert _cpu_kernels.available("cpu") == kernels
     a, over = positive(42, dtype), mesh((2,))
     assert_close(la.inv(put(a, over, P("x")), tile=4), np.linalg.inv(a))
     assert_close(la.potri(put(a, over, P("x")), 3), np.linalg.inv(a))
@@ -182,7 +182,7 @@ def test_columns_are_dealt_where_there_are_many(
 ) -> None:
     """21 are padded to 24; 45 are solved in two parts of 23."""
     if not kernels:
-        monkeypatch.setattr(_kernels, "available", lambda platform: False)
+        monkeypatch.setattr(_cpu_kernels, "available", lambda platform: False)
     called = set()
 
     def watch(name: str) -> None:

@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec as P
 
 from linalg.matrices import full, mesh, put
 from lockstep.linalg import _redistribute
-from lockstep.linalg._arguments import place
 from lockstep.linalg._layout import Layout
-from lockstep.linalg._positive import Plan
+from lockstep.linalg._posdef import Plan
+from lockstep.linalg._validation import place
 
 CASES = [
     ((4,), P("x"), 12),

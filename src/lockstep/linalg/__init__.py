@@ -17,9 +17,9 @@ LU, QR and SVD would be further files beside `_cholesky`, over the same layouts 
 
 from lockstep.linalg._eigh import eigh as eigh
 from lockstep.linalg._eigh import syevd as syevd
-from lockstep.linalg._inside import potri_shardmap_ctx as potri_shardmap_ctx
-from lockstep.linalg._inside import potrs_shardmap_ctx as potrs_shardmap_ctx
-from lockstep.linalg._inside import syevd_shardmap_ctx as syevd_shardmap_ctx
+from lockstep.linalg._shard_map import potri_shardmap_ctx as potri_shardmap_ctx
+from lockstep.linalg._shard_map import potrs_shardmap_ctx as potrs_shardmap_ctx
+from lockstep.linalg._shard_map import syevd_shardmap_ctx as syevd_shardmap_ctx
 from lockstep.linalg._solve import inv as inv
 from lockstep.linalg._solve import potri as potri
 from lockstep.linalg._solve import potrs as potrs

@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lockstep.linalg import _kernels, _tiles
-from lockstep.linalg._kernels import Blocks, Sizes
+from lockstep.linalg import _cpu_kernels, _tiles
+from lockstep.linalg._cpu_kernels import Blocks, Sizes
 from lockstep.linalg._layout import Axes, Layout
 from lockstep.linalg._tiles import adjoint, gemm
 
@@ -98,12 +98,12 @@ def _leave_strip(strip: jax.Array, rows: jax.Array, first: jax.Array, top: int) 
     return strip - gemm(own, adjoint(rows))
 
 
-@_kernels.with_derivatives_of(_leave_strip)
+@_cpu_kernels.with_derivatives_of(_leave_strip)
 def _leave_strip_by_kernel(
     strip: jax.Array, rows: jax.Array, first: jax.Array, top: int
 ) -> jax.Array:
     height = strip.shape[0]
-    return _kernels.subtract_products(
+    return _cpu_kernels.subtract_products(
         Blocks(strip[:, None]),
         Blocks(rows, (first, 0, 0), step_l=(0, 1, 0)),
         Blocks(rows, step_l=(0, 1, 0)),
@@ -111,7 +111,7 @@ def _leave_strip_by_kernel(
     )[:, 0]
 
 
-_potrf_by_kernel = _kernels.with_derivatives_of(_tiles.potrf)(_kernels.potrf)
+_potrf_by_kernel = _cpu_kernels.with_derivatives_of(_tiles.potrf)(_cpu_kernels.potrf)
 
 
 def _factor_panel(
@@ -137,11 +137,11 @@ def _factor_panel(
     return a.at[top:end, :, top:end].set(mine.reshape(end - top, devices, -1))
 
 
-@_kernels.with_derivatives_of(_factor_panel)
+@_cpu_kernels.with_derivatives_of(_factor_panel)
 def _factor_panel_by_kernel(
     a: jax.Array, rows: jax.Array, l_block: jax.Array, me: jax.Array, top: int
 ) -> jax.Array:
-    return _kernels.factor_panel(a, rows, l_block, top, me)
+    return _cpu_kernels.factor_panel(a, rows, l_block, top, me)
 
 
 def _factor_alone(a: jax.Array, with_status: bool) -> tuple[jax.Array, jax.Array]:
@@ -240,11 +240,11 @@ def _leave_row(
     return rest - gemm(done[:, :, :width].reshape(-1, left.shape[1]), adjoint(left))
 
 
-@_kernels.with_derivatives_of(_leave_row)
+@_cpu_kernels.with_derivatives_of(_leave_row)
 def _leave_row_by_kernel(
     rest: jax.Array, low: jax.Array, done: jax.Array, top: jax.Array, width: int
 ) -> jax.Array:
-    return _kernels.subtract_products(
+    return _cpu_kernels.subtract_products(
         Blocks(rest[:, None]),
         Blocks(done, step_l=(0, 1, 0)),
         Blocks(low, (top, 0, 0), step_l=(0, 1, 0)),
@@ -260,11 +260,11 @@ def _leave_rows(
     return left_over.at[:, :, :width].add(-change.reshape(*left_over.shape[:2], width))
 
 
-@_kernels.with_derivatives_of(_leave_rows)
+@_cpu_kernels.with_derivatives_of(_leave_rows)
 def _leave_rows_by_kernel(
     left_over: jax.Array, low: jax.Array, own: jax.Array, top: jax.Array, width: int
 ) -> jax.Array:
-    return _kernels.subtract_products(
+    return _cpu_kernels.subtract_products(
         Blocks(left_over, step_i=(0, 1, 0)),
         Blocks(own[:, None]),
         Blocks(low, (top, 0, 0), step_i=(0, 1, 0)),
@@ -272,7 +272,7 @@ def _leave_rows_by_kernel(
     )
 
 
-_trsm_by_kernel = _kernels.with_derivatives_of(_tiles.trsm)(_kernels.trsm)
+_trsm_by_kernel = _cpu_kernels.with_derivatives_of(_tiles.trsm)(_cpu_kernels.trsm)
 
 
 def _forward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes, kernels: bool) -> jax.Array:

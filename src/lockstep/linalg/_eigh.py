@@ -11,10 +11,16 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from lockstep.linalg import _arguments, _divide, _kernels, _redistribute, _tridiagonal
-from lockstep.linalg._arguments import AnyMesh, Placed, Specs
+from lockstep.linalg import (
+    _cpu_kernels,
+    _divide_and_conquer,
+    _redistribute,
+    _tridiagonalize,
+    _validation,
+)
 from lockstep.linalg._layout import Layout
-from lockstep.linalg._positive import Plan, matmul, mirrored, partitioned
+from lockstep.linalg._posdef import Plan, matmul, mirrored, partitioned
+from lockstep.linalg._validation import AnyMesh, Placed, Specs
 
 WIDTH = 64
 """Columns of a panel of the reduction, at least; fewer where the matrix has few."""
@@ -79,7 +85,7 @@ def syevd(
     unknown = set(unused) - {"pad"}
     if unknown:
         raise TypeError(f"syevd: unknown argument {', '.join(sorted(unknown))}.")
-    _arguments.tile_size("syevd", T_A)
+    _validation.tile_size("syevd", T_A)
     found = _eigh("syevd", a, lower, return_eigenvectors, subset_by_index, mesh, in_specs, None)
     if not return_status:
         return found
@@ -98,9 +104,9 @@ def _eigh(
     in_specs: Specs,
     method: str | None,
 ) -> Any:
-    a = _arguments.square(function, a)
-    [spec] = _arguments.specs(function, in_specs, ("a",))
-    placed = _arguments.place(function, a, mesh, spec)
+    a = _validation.square(function, a)
+    [spec] = _validation.specs(function, in_specs, ("a",))
+    placed = _validation.place(function, a, mesh, spec)
     n = a.shape[0]
     if method not in (None, "distributed", "replicated"):
         raise ValueError(
@@ -108,12 +114,12 @@ def _eigh(
         )
     if n == 0:
         return (jnp.zeros(0, a.real.dtype), a) if vectors else jnp.zeros(0, a.real.dtype)
-    a = _arguments.put(a, placed)
+    a = _validation.put(a, placed)
     if method is None:
         small = n <= REPLICATED_BELOW or placed.sharded.devices == 1
         method = "replicated" if small else "distributed"
     first, end = _range(function, subset, n)
-    kernels = _kernels.available(_arguments.platform(placed))
+    kernels = _cpu_kernels.available(_validation.platform(placed))
     problem = Problem(placed, lower, vectors, first, end, method == "replicated", kernels)
     return _solve(a, problem)
 
@@ -183,18 +189,18 @@ def _compiled(a: jax.Array, problem: Problem) -> Any:
     layout, axes = plan.layout, plan.axes
     columns = (problem.first, problem.end) if problem.vectors else None
     out = problem.vectors_placed(n)
-    chunked = _arguments.platform(problem.placed) == "cpu"
+    chunked = _validation.platform(problem.placed) == "cpu"
 
     def distributed(shard: jax.Array) -> Any:
         slots = plan.mirror(plan.take_matrix(shard), problem.lower)
-        reduced = _tridiagonal.reduce(slots, layout, axes, problem.kernels, chunked)
-        values, rows = _divide.eigh_tridiagonal(
+        reduced = _tridiagonalize.reduce(slots, layout, axes, problem.kernels, chunked)
+        values, rows = _divide_and_conquer.eigh_tridiagonal(
             reduced.diagonal, reduced.off_diagonal, layout, axes, columns, problem.kernels
         )
         values = values[problem.first : problem.end]
         if rows is None:
             return values
-        rows = _tridiagonal.apply(reduced, rows.astype(shard.dtype), layout, axes)
+        rows = _tridiagonalize.apply(reduced, rows.astype(shard.dtype), layout, axes)
         return values, plan.give_rows(rows, out)
 
     def replicated(shard: jax.Array) -> Any:

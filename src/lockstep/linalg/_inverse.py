@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lockstep.linalg import _cholesky, _kernels, _tiles
-from lockstep.linalg._kernels import Blocks, Sizes
+from lockstep.linalg import _cholesky, _cpu_kernels, _tiles
+from lockstep.linalg._cpu_kernels import Blocks, Sizes
 from lockstep.linalg._layout import Axes, Layout
 from lockstep.linalg._tiles import adjoint, gemm
 
@@ -56,9 +56,9 @@ def _triangle(low: jax.Array, layout: Layout, axes: Axes, kernels: bool) -> jax.
     return low
 
 
-@_kernels.with_derivatives_of(_tiles.solve_right)
+@_cpu_kernels.with_derivatives_of(_tiles.solve_right)
 def _solve_right_by_kernel(x: jax.Array, factor: jax.Array) -> jax.Array:
-    return _kernels.solve_right(x, factor)
+    return _cpu_kernels.solve_right(x, factor)
 
 
 def _leave_products(part: jax.Array, left: jax.Array, low: jax.Array, tile: int) -> jax.Array:
@@ -77,7 +77,7 @@ def _leave_products(part: jax.Array, left: jax.Array, low: jax.Array, tile: int)
     return part
 
 
-@_kernels.with_derivatives_of(_leave_products)
+@_cpu_kernels.with_derivatives_of(_leave_products)
 def _leave_products_by_kernel(
     part: jax.Array, left: jax.Array, low: jax.Array, tile: int
 ) -> jax.Array:
@@ -89,7 +89,7 @@ def _leave_products_by_kernel(
 
     def leave_row(row: jax.Array, part: jax.Array) -> jax.Array:
         top = row * tile
-        return _kernels.subtract_products(
+        return _cpu_kernels.subtract_products(
             Blocks(part, step_l=(0, 1, 0)),
             Blocks(left[:, None], (top, 0, 0)),
             Blocks(low, (top, 0, 0), step_l=(0, 1, 0)),
@@ -127,10 +127,10 @@ def _rows_of_product(left: jax.Array, y: jax.Array, end: int) -> jax.Array:
     return product.reshape(-1, *right.shape[1:])
 
 
-@_kernels.with_derivatives_of(_rows_of_product)
+@_cpu_kernels.with_derivatives_of(_rows_of_product)
 def _rows_of_product_by_kernel(left: jax.Array, y: jax.Array, end: int) -> jax.Array:
     (m, size), (rows, devices, _) = left.shape, y.shape
-    return _kernels.products(
+    return _cpu_kernels.products(
         Blocks(jax.ShapeDtypeStruct((size, devices, end), y.dtype), step_l=(0, 1, 0)),
         Blocks(left[:, None]),
         Blocks(y, (rows - m, 0, 0), step_l=(0, 1, 0)),

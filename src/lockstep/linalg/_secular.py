@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lockstep.linalg import _kernels
+from lockstep.linalg import _cpu_kernels
 from lockstep.linalg._layout import Axes
 
 
@@ -101,7 +101,7 @@ def _roots_by_kernel(update: Update, devices: int, axes: Axes) -> jax.Array:
     count = update.pole.shape[1] // devices
     poles = update.pole, update.small, update.z, update.rho
     first = lax.axis_index(axes) * count
-    return _join(_kernels.secular_roots(poles, update.ascending, first, count), axes)
+    return _join(_cpu_kernels.secular_roots(poles, update.ascending, first, count), axes)
 
 
 def _weights_by_kernel(update: Update, roots: Roots, devices: int, axes: Axes) -> jax.Array:
@@ -110,7 +110,7 @@ def _weights_by_kernel(update: Update, roots: Roots, devices: int, axes: Axes) -
     poles = update.pole, update.small, update.z, update.rho
     order = update.ascending, update.ranks
     first = lax.axis_index(axes) * count
-    return _join(_kernels.secular_weights(poles, *order, roots.offset, first, count), axes)
+    return _join(_cpu_kernels.secular_weights(poles, *order, roots.offset, first, count), axes)
 
 
 def _roots(update: Update, devices: int, axes: Axes) -> jax.Array:

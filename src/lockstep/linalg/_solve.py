@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
-from lockstep.linalg import _arguments, _positive
-from lockstep.linalg._arguments import AnyMesh, Placed, Specs
-from lockstep.linalg._positive import Plan
+from lockstep.linalg import _posdef, _validation
+from lockstep.linalg._posdef import Plan
+from lockstep.linalg._validation import AnyMesh, Placed, Specs
 
 
 def potrs(
@@ -59,29 +59,29 @@ def potrs(
       ValueError, TypeError: shapes, dtypes, mesh or specs that cannot work.
       numpy.linalg.LinAlgError: with ``check``, when ``a`` is not positive definite.
     """
-    _arguments.ignore_pad("potrs", unused)
-    a = _arguments.square("potrs", a)
-    b = _arguments.right_hand_side("potrs", b, a.shape[0], a.dtype)
-    placed, b_placed = _arguments.place_both("potrs", a, b, mesh, in_specs)
+    _validation.ignore_pad("potrs", unused)
+    a = _validation.square("potrs", a)
+    b = _validation.right_hand_side("potrs", b, a.shape[0], a.dtype)
+    placed, b_placed = _validation.place_both("potrs", a, b, mesh, in_specs)
     if a.shape[0] == 0:
         logdet = jnp.zeros((), a.real.dtype)
         return _results(b, logdet, jnp.int32(0), return_logdet, return_status)
     given = a
-    a, b = _arguments.put(a, placed), _arguments.put(b, b_placed)
+    a, b = _validation.put(a, placed), _validation.put(b, b_placed)
     status_wanted = return_status or check
-    plan = Plan.of(a.shape[0], placed, _arguments.tile_size("potrs", T_A), status_wanted)
+    plan = Plan.of(a.shape[0], placed, _validation.tile_size("potrs", T_A), status_wanted)
     donating = donate and not isinstance(a, Tracer)
-    low, status = _positive.factor(lax.stop_gradient(a), plan, lower, status_wanted, donating)
-    _arguments.check_status("potrs", check, status)
+    low, status = _posdef.factor(lax.stop_gradient(a), plan, lower, status_wanted, donating)
+    _validation.check_status("potrs", check, status)
     if donating:
         _delete(given, a)
         a = None  # only derivatives look at the matrix
     elif lower is not None:
-        a = _positive.mirrored(a, lower)
-    x = _positive.as_matrix(_solve_positive, b, b_placed)(a, low, plan) if b.size else b
+        a = _posdef.mirrored(a, lower)
+    x = _posdef.as_matrix(_solve_positive, b, b_placed)(a, low, plan) if b.size else b
     logdet = None
     if return_logdet:
-        logdet = _positive.log_determinant(a, low, plan)
+        logdet = _posdef.log_determinant(a, low, plan)
     return _results(x, logdet, status, return_logdet, return_status)
 
 
@@ -117,7 +117,7 @@ def potri(
     **unused: Any,
 ) -> Any:
     """`inv` under LAPACK's name, with jaxmg's arguments: it factors ``a`` itself."""
-    _arguments.ignore_pad("potri", unused)
+    _validation.ignore_pad("potri", unused)
     return _inverse("potri", a, T_A, mesh, in_specs, return_status, lower, check, donate)
 
 
@@ -132,24 +132,24 @@ def _inverse(
     check: bool,
     donate: bool,
 ) -> Any:
-    a = _arguments.square(function, a)
-    [spec] = _arguments.specs(function, in_specs, ("a",))
-    placed = _arguments.place(function, a, mesh, spec)
+    a = _validation.square(function, a)
+    [spec] = _validation.specs(function, in_specs, ("a",))
+    placed = _validation.place(function, a, mesh, spec)
     if a.shape[0] == 0:
         return (a, jnp.int32(0)) if return_status else a
-    given, a = a, _arguments.put(a, placed)
+    given, a = a, _validation.put(a, placed)
     status_wanted = return_status or check
-    plan = Plan.of(a.shape[0], placed, _arguments.tile_size(function, tile), status_wanted)
+    plan = Plan.of(a.shape[0], placed, _validation.tile_size(function, tile), status_wanted)
     differentiated = isinstance(a, Tracer)
     donating = donate and not differentiated
-    low, status = _positive.factor(lax.stop_gradient(a), plan, lower, status_wanted, donating)
-    _arguments.check_status(function, check, status)
+    low, status = _posdef.factor(lax.stop_gradient(a), plan, lower, status_wanted, donating)
+    _validation.check_status(function, check, status)
     if donating:
         _delete(given, a)
     if differentiated:
-        found = _positive.inverse(a if lower is None else _positive.mirrored(a, lower), low, plan)
+        found = _posdef.inverse(a if lower is None else _posdef.mirrored(a, lower), low, plan)
     else:
-        found = _positive.inverse_of_donating(low, plan)
+        found = _posdef.inverse_of_donating(low, plan)
     return (found, status) if return_status else found
 
 
@@ -162,7 +162,7 @@ def _delete(given: jax.Array, put: jax.Array) -> None:
 def _solve_positive(
     b: jax.Array, b_placed: Placed, a: jax.Array | None, low: jax.Array, plan: Plan
 ) -> jax.Array:
-    return _positive.solve(a, low, b, plan, b_placed)
+    return _posdef.solve(a, low, b, plan, b_placed)
 
 
 def _results(

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from lockstep.linalg import _arguments, _positive
-from lockstep.linalg._arguments import AnyMesh, Placed, Specs
-from lockstep.linalg._positive import Plan
+from lockstep.linalg import _posdef, _validation
+from lockstep.linalg._posdef import Plan
+from lockstep.linalg._validation import AnyMesh, Placed, Specs
 
 
 def cholesky(
@@ -49,19 +49,19 @@ def cholesky(
       ValueError, TypeError: shape, dtype, mesh or specs that cannot work.
       numpy.linalg.LinAlgError: with ``check``, when the matrix is not positive definite.
     """
-    a = _arguments.square("cholesky", a)
-    [spec] = _arguments.specs("cholesky", in_specs, ("a",))
-    placed = _arguments.place("cholesky", a, mesh, spec)
+    a = _validation.square("cholesky", a)
+    [spec] = _validation.specs("cholesky", in_specs, ("a",))
+    placed = _validation.place("cholesky", a, mesh, spec)
     if a.shape[0] == 0:
         return (a, jnp.int32(0)) if return_status else a
-    a = _arguments.put(a, placed)
-    plan = Plan.of(a.shape[0], placed, _arguments.tile_size("cholesky", tile), True)
+    a = _validation.put(a, placed)
+    plan = Plan.of(a.shape[0], placed, _validation.tile_size("cholesky", tile), True)
     if not lower:
-        a = _positive.adjoint(a, plan)
+        a = _posdef.adjoint(a, plan)
     found, status = _factor_lower(a, plan, return_status or check)
-    _arguments.check_status("cholesky", check, status)
+    _validation.check_status("cholesky", check, status)
     if not lower:
-        found = _positive.adjoint(found, plan)
+        found = _posdef.adjoint(found, plan)
     return (found, status) if return_status else found
 
 
@@ -109,13 +109,13 @@ def solve_triangular(
 
     Only the triangle that ``lower`` names is read. Other arguments and errors as for `potrs`.
     """
-    a = _arguments.square("solve_triangular", a)
-    b = _arguments.right_hand_side("solve_triangular", b, a.shape[0], a.dtype)
-    placed, b_placed = _arguments.place_both("solve_triangular", a, b, mesh, in_specs)
+    a = _validation.square("solve_triangular", a)
+    b = _validation.right_hand_side("solve_triangular", b, a.shape[0], a.dtype)
+    placed, b_placed = _validation.place_both("solve_triangular", a, b, mesh, in_specs)
     if b.size == 0:
         return b
-    a, b = _arguments.put(a, placed), _arguments.put(b, b_placed)
-    plan = Plan.of(a.shape[0], placed, _arguments.tile_size("solve_triangular", tile), True)
+    a, b = _validation.put(a, placed), _validation.put(b, b_placed)
+    plan = Plan.of(a.shape[0], placed, _validation.tile_size("solve_triangular", tile), True)
     if trans not in (0, 1, 2):
         raise ValueError(f"solve_triangular: trans is {trans!r}; wanted is 0, 1 or 2.")
     if trans == 1:
@@ -123,23 +123,23 @@ def solve_triangular(
             a.conj(), b, 2, lower, mesh=placed.mesh, in_specs=(placed.spec, b_placed.spec)
         )
     if not lower:
-        a, trans = _positive.adjoint(a, plan), 2 - trans
-    return _positive.as_matrix(_solve_lower, b, b_placed)(a, plan, adjoint=trans == 2)
+        a, trans = _posdef.adjoint(a, plan), 2 - trans
+    return _posdef.as_matrix(_solve_lower, b, b_placed)(a, plan, adjoint=trans == 2)
 
 
 def _solve_lower(
     b: jax.Array, b_placed: Placed, a: jax.Array, plan: Plan, adjoint: bool
 ) -> jax.Array:
     """``a^-1 b`` or ``a^-H b``, only the lower triangle of ``a`` being read."""
-    low = _positive.to_slots(lax.stop_gradient(a), plan, None)
+    low = _posdef.to_slots(lax.stop_gradient(a), plan, None)
 
     def times(x: jax.Array) -> jax.Array:
         triangle = jnp.tril(a)
         triangle = triangle.conj().T if adjoint else triangle
-        return _positive.matmul(triangle, x, b_placed)
+        return _posdef.matmul(triangle, x, b_placed)
 
     def run(back: bool, b: jax.Array) -> jax.Array:
-        return _positive.batched_sweep(low, b, plan, b_placed, ("backward" if back else "forward",))
+        return _posdef.batched_sweep(low, b, plan, b_placed, ("backward" if back else "forward",))
 
     return lax.custom_linear_solve(
         times,
@@ -151,8 +151,8 @@ def _solve_lower(
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 def _factor_lower(a: jax.Array, plan: Plan, with_status: bool) -> tuple[jax.Array, jax.Array]:
-    low, status = _positive.factor(a, plan, None, with_status)
-    return _positive.lower_to_matrix(low, plan), status
+    low, status = _posdef.factor(a, plan, None, with_status)
+    return _posdef.lower_to_matrix(low, plan), status
 
 
 @_factor_lower.defjvp
@@ -160,10 +160,10 @@ def _factor_lower_jvp(plan: Plan, with_status: bool, primals: Any, tangents: Any
     """dl = l phi(l^-1 da l^-H), phi halving the diagonal of the lower triangle."""
     low, status = _factor_lower(primals[0], plan, with_status)
     where = {"mesh": plan.mesh, "in_specs": (plan.placed.spec,) * 2}
-    da = _positive.mirrored(tangents[0], True)
+    da = _posdef.mirrored(tangents[0], True)
     half = solve_triangular(low, da, 0, True, **where)
-    whole = solve_triangular(low, _positive.adjoint(half, plan), 0, True, **where)
+    whole = solve_triangular(low, _posdef.adjoint(half, plan), 0, True, **where)
     eye = jnp.eye(low.shape[0], dtype=low.dtype)
     phi = jnp.tril(whole) * (1 - eye / 2)
-    dl = _positive.matmul(low, phi, plan.placed)
+    dl = _posdef.matmul(low, phi, plan.placed)
     return (low, status), (dl, np.zeros(status.shape, jax.dtypes.float0))

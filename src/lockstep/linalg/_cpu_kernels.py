@@ -146,7 +146,7 @@ def hemv(a: jax.Array, v: jax.Array, tile: int, top: jax.Array, me: jax.Array) -
 def reflector(
     panel: jax.Array, v: jax.Array, w: jax.Array, s: jax.Array, c: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """`lockstep.linalg._tridiagonal._next_reflector` of column ``c`` of superstep ``s``."""
+    """`lockstep.linalg._tridiagonalize._next_reflector` of column ``c`` of superstep ``s``."""
     tile = panel.shape[0] // panel.shape[1]
     out = _like(panel, *panel.shape[1:]), _like(panel, 3)
     return tuple(_call("reflector", out, panel, v, w, _integers(tile, s, c)))
@@ -161,7 +161,7 @@ def correct(
     s: jax.Array,
     c: jax.Array,
 ) -> jax.Array:
-    """`lockstep.linalg._tridiagonal._correct` for column ``c`` of superstep ``s``."""
+    """`lockstep.linalg._tridiagonalize._correct` for column ``c`` of superstep ``s``."""
     tile = v.shape[0] // v.shape[1]
     return _call("correct", _like(y, *y.shape), y, u, v, w, tau, _integers(tile, s, c))
 
@@ -254,7 +254,7 @@ def secular_roots(
 ) -> jax.Array:
     """The roots ``first`` ... ``first + count - 1`` as offsets from the nearer pole, (B, count).
 
-    ``poles`` are both their words, their weights and rho, as in `lockstep.linalg._divide.Update`.
+    ``poles`` are both their words, their weights and rho, as in `lockstep.linalg._divide_and_conquer.Update`.
     An offset is negative if the pole is the one above.
     """
     out = _like(poles[0], poles[0].shape[0], count)

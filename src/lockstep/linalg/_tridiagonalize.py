@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lockstep.linalg import _cholesky, _kernels
+from lockstep.linalg import _cholesky, _cpu_kernels
 from lockstep.linalg._layout import Axes, Layout
 from lockstep.linalg._tiles import adjoint, gemm
 
@@ -66,7 +66,7 @@ def reduce(
 
         def product(u: jax.Array) -> jax.Array:
             if kernels:
-                return lax.psum(_kernels.hemv(a, u, tile, top, me), axes)
+                return lax.psum(_cpu_kernels.hemv(a, u, tile, top, me), axes)
             return lax.all_gather(_rows_times(a, u, top, chunk), axes)
 
         v, w, found = _panel(product, panel, s, order, kernels)
@@ -146,14 +146,14 @@ def _panel(
         v, w, scalars = state
         k = s * width + c
         if kernels:
-            u, here = _kernels.reflector(panel, v, w, s, c)
+            u, here = _cpu_kernels.reflector(panel, v, w, s, c)
         else:
             u, here = _next_reflector(panel[c], v, w, order, k)
         # `v` is complete before it is read again, whose last row meets a zero row of `w`: were the
         # old one read, XLA would copy it for every column.
         v = _with_row(v, u, c)
         if kernels:
-            y = _kernels.correct(product(u), u, here[2], v, w, s, c)
+            y = _cpu_kernels.correct(product(u), u, here[2], v, w, s, c)
         else:
             y = _correct(product(u), u, here[2], v, w, order, k)
         return v, _with_row(w, y, c), _with_row(scalars, here, c)

@@ -22,9 +22,9 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from lockstep import _jax_compat
-from lockstep.linalg import _arguments, _eigh, _kernels, _positive
-from lockstep.linalg._arguments import Placed, Specs
-from lockstep.linalg._positive import Plan
+from lockstep.linalg import _cpu_kernels, _eigh, _posdef, _validation
+from lockstep.linalg._posdef import Plan
+from lockstep.linalg._validation import Placed, Specs
 
 
 def potrs_shardmap_ctx(
@@ -59,18 +59,18 @@ def potrs_shardmap_ctx(
     Raises:
       ValueError, TypeError: not inside `jax.shard_map`; shapes, dtypes or specs that cannot work.
     """
-    a_spec, b_spec = _arguments.specs("potrs_shardmap_ctx", in_specs, ("a", "b"))
+    a_spec, b_spec = _validation.specs("potrs_shardmap_ctx", in_specs, ("a", "b"))
     placed, n = _place("potrs_shardmap_ctx", a, a_spec)
     b_placed = _place_beside("potrs_shardmap_ctx", b, b_spec, placed, n, a.dtype)
-    tile = _arguments.tile_size("potrs_shardmap_ctx", T_A)
+    tile = _validation.tile_size("potrs_shardmap_ctx", T_A)
     x, logdet, status = b, jnp.zeros((), a.real.dtype), jnp.int32(0)
     if n:
         plan = Plan.of(n, placed, tile, return_status)
-        low, status = _positive.factor(a, plan, lower, return_status)
+        low, status = _posdef.factor(a, plan, lower, return_status)
         if b.size:
-            x = _positive.as_matrix(_both_sweeps, b, b_placed)(low, plan)
+            x = _posdef.as_matrix(_both_sweeps, b, b_placed)(low, plan)
         if return_logdet:
-            logdet = _positive.log_determinant_of(low, plan)
+            logdet = _posdef.log_determinant_of(low, plan)
     found = (x, *([logdet] if return_logdet else []), *([status[None]] if return_status else []))
     return found if len(found) > 1 else x
 
@@ -89,14 +89,14 @@ def potri_shardmap_ctx(
     Arguments and errors as for `potrs_shardmap_ctx`. Both triangles are returned (jaxmg's returns
     one, and symmetrizing that gives the same).
     """
-    [spec] = _arguments.specs("potri_shardmap_ctx", in_specs, ("a",))
+    [spec] = _validation.specs("potri_shardmap_ctx", in_specs, ("a",))
     placed, n = _place("potri_shardmap_ctx", a, spec)
-    tile = _arguments.tile_size("potri_shardmap_ctx", T_A)
+    tile = _validation.tile_size("potri_shardmap_ctx", T_A)
     found, status = a, jnp.int32(0)
     if n:
         plan = Plan.of(n, placed, tile, return_status)
-        low, status = _positive.factor(a, plan, lower, return_status)
-        found = _positive.inverse_of(low, plan)
+        low, status = _posdef.factor(a, plan, lower, return_status)
+        found = _posdef.inverse_of(low, plan)
     return (found, status[None]) if return_status else found
 
 
@@ -115,12 +115,12 @@ def syevd_shardmap_ctx(
     Arguments and errors as for `potrs_shardmap_ctx`; ``T_A`` has no meaning here. It has no
     derivatives: those of `syevd`, outside, are.
     """
-    [spec] = _arguments.specs("syevd_shardmap_ctx", in_specs, ("a",))
+    [spec] = _validation.specs("syevd_shardmap_ctx", in_specs, ("a",))
     placed, n = _place("syevd_shardmap_ctx", a, spec)
-    _arguments.tile_size("syevd_shardmap_ctx", T_A)
+    _validation.tile_size("syevd_shardmap_ctx", T_A)
     values, vectors = jnp.zeros(0, a.real.dtype), a
     if n:
-        kernels = _kernels.available(_arguments.platform(placed))
+        kernels = _cpu_kernels.available(_validation.platform(placed))
         problem = _Problem(placed, lower, return_eigenvectors, 0, n, False, kernels, n=n)
         found = _eigh._compiled(a, problem)
         values, vectors = found if return_eigenvectors else (found, a)
@@ -139,7 +139,7 @@ class _Problem(_eigh.Problem):
 
 
 def _both_sweeps(b: jax.Array, b_placed: Placed, low: jax.Array, plan: Plan) -> jax.Array:
-    return _positive.sweep(low, b, plan, b_placed, ("forward", "backward"))
+    return _posdef.sweep(low, b, plan, b_placed, ("forward", "backward"))
 
 
 def _place(function: str, a: jax.Array, spec: Any) -> tuple[Placed, int]:
@@ -155,12 +155,12 @@ def _place(function: str, a: jax.Array, spec: Any) -> tuple[Placed, int]:
         raise ValueError(f"{function}: wanted is jax.shard_map(..., check_vma=False).")
     if a.ndim != 2:
         raise ValueError(f"{function}: a has shape {a.shape}; wanted is a part of a square matrix.")
-    _arguments.check_dtype(function, a, "a")
+    _validation.check_dtype(function, a, "a")
     whole = AbstractMesh(tuple(mesh.shape[axis] for axis in manual), manual)
     if spec is None:
         dimensions = (manual, ())
     else:
-        dimensions = _arguments.dimensions(function, spec, a, whole, "a")
+        dimensions = _validation.dimensions(function, spec, a, whole, "a")
     shared = tuple(axis for axis in manual if axis in dimensions[0] + dimensions[1])
     if not shared:
         raise ValueError(
@@ -175,7 +175,7 @@ def _place(function: str, a: jax.Array, spec: Any) -> tuple[Placed, int]:
     if rows != columns:
         raise ValueError(
             f"{function}: a part of shape {a.shape}, split as {placed.spec} over the mesh "
-            f"{_arguments.words(mesh)}, would be of a matrix of {rows} x {columns}; wanted is a "
+            f"{_validation.words(mesh)}, would be of a matrix of {rows} x {columns}; wanted is a "
             "square one. Give in_specs= as jax.shard_map has them."
         )
     return placed, rows
@@ -187,7 +187,7 @@ def _place_beside(
     """Where the right-hand side is of which ``b`` is a part."""
     rows = placed.dimensions[0]
     if spec is not None:
-        dimensions = _arguments.dimensions(function, spec, b, placed.mesh, "b")
+        dimensions = _validation.dimensions(function, spec, b, placed.mesh, "b")
     else:
         whole = b.ndim and b.shape[0] == n
         dimensions = (() if whole else rows, *((),) * (b.ndim - 1))
@@ -196,7 +196,7 @@ def _place_beside(
             f"{function}: a part of b has shape {b.shape}; wanted is a part of ({n},) or ({n}, k), "
             f"for the matrix is {n} x {n}. Give in_specs= for both, as jax.shard_map has them."
         )
-    _arguments.check_dtype(function, b, "b")
+    _validation.check_dtype(function, b, "b")
     if b.dtype != dtype:
         raise TypeError(f"{function}: b is {b.dtype}, a is {dtype}; wanted is one dtype for both.")
     return Placed(placed.mesh, dimensions, inside=True)

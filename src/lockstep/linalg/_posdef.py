@@ -17,9 +17,16 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from lockstep.linalg import _arguments, _cholesky, _inverse, _kernels, _model, _redistribute
-from lockstep.linalg._arguments import AnyMesh, Placed
+from lockstep.linalg import (
+    _cholesky,
+    _cost_model,
+    _cpu_kernels,
+    _inverse,
+    _redistribute,
+    _validation,
+)
 from lockstep.linalg._layout import Layout
+from lockstep.linalg._validation import AnyMesh, Placed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,14 +41,14 @@ class Plan:
     @classmethod
     def of(cls, n: int, placed: Placed, tile: int | None, natural: bool) -> Plan:
         """``natural``: eliminate in the order of the rows, not in that of the devices."""
-        sharded, platform = placed.sharded, _arguments.platform(placed)
+        sharded, platform = placed.sharded, _validation.platform(placed)
         rows = sharded.rows_each(n)
         if natural:
             rows = -(-n // sharded.devices)
         if tile is None:
-            tile = _model.cholesky_tile(n, sharded.devices, rows, platform)
-        tile = _model.even_tile(rows, tile)
-        kernels = _kernels.available(platform)
+            tile = _cost_model.cholesky_tile(n, sharded.devices, rows, platform)
+        tile = _cost_model.even_tile(rows, tile)
+        kernels = _cpu_kernels.available(platform)
         if natural:
             return cls(placed, Layout.cyclic(n, sharded.devices, tile), kernels)
         return cls(placed, Layout.in_blocks(sharded, n, tile), kernels)
