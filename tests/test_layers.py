@@ -24,7 +24,7 @@ BELOW: dict[str, set[str]] = {
 """What each folder may import, besides the package's own ``_modules``, which import each other."""
 GROUND = {"_jax_compat"}
 """What all folders may import, as the package's own ``_modules``."""
-ABOVE_ALL = {"launch/cli.py", "__main__.py", "__init__.py"}
+ABOVE_ALL = {"cli.py", "__main__.py", "__init__.py"}
 """The command line, and the public names."""
 EFFECTS = {
     "subprocess",

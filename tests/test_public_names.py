@@ -107,5 +107,5 @@ def test_an_engine_that_is_not_there_is_an_error() -> None:
 
 def test_the_commands_start_without_an_engine() -> None:
     missing = {"LOCKSTEP_ENGINE": "/nowhere/x.so"}
-    ended = python("import lockstep.doctor.cli, lockstep.launch.cli", env=missing)
+    ended = python("import lockstep.doctor.cli, lockstep.cli", env=missing)
     assert (ended.status, ended.stderr) == (0, ""), ended

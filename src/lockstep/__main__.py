@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from lockstep.launch.cli import main
+from lockstep.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from faults.harness import PROGRAMS, TIMEOUT, ended_with, told_by
-from lockstep._records import COORDINATION_PID
+from lockstep._run_files import COORDINATION_PID
 from support import Run, marked, start_lockstep, wait_until
 
 TRAINING = PROGRAMS / "training.py"

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from lockstep._records import ErrorRecord
+from lockstep._run_files import ErrorRecord
 from lockstep.launch.first_failure import (
     Ending,
     by_culprit,

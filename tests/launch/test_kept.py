@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep import _records
+from lockstep import _run_files
 from lockstep.launch import failed_runs
 from lockstep.report import locate_run
 from support import run_lockstep, start_lockstep, wait_until
@@ -30,9 +30,9 @@ FAILS = PROGRAM.format(end="if me == 1: raise ValueError('no data')")
 def make_run(folder: Path, content: bytes = b"x") -> Path:
     run = folder / "run"
     for process in range(2):
-        target = _records.process_dir(run, 0, process)
+        target = _run_files.process_dir(run, 0, process)
         target.mkdir(parents=True)
-        (target / _records.RECORDER).write_bytes(content)
+        (target / _run_files.RECORDER).write_bytes(content)
     return run
 
 

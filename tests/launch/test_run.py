@@ -354,5 +354,5 @@ def test_version_and_help_do_not_import_jax() -> None:
             check=True,
         )
         imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-        assert "lockstep.launch.cli" in imported
+        assert "lockstep.cli" in imported
         assert not imported & {"jax", "jaxlib", "numpy", "rich", "asyncio"}

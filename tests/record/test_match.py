@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep._records import STOPPED, ErrorRecord
+from lockstep._run_files import STOPPED, ErrorRecord
 from lockstep.flight_recorder import format
 from lockstep.flight_recorder.argument_shapes import Differing
 from lockstep.flight_recorder.calls import Call, rounds

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lockstep import RecordError
-from lockstep._records import ErrorRecord
+from lockstep._run_files import ErrorRecord
 from lockstep.flight_recorder.diagnose import Kind, diagnose
 from lockstep.flight_recorder.model import CALLERS, SITES, Caller, Exit, read_run
 from record.files import write_run

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep._records import ErrorRecord
+from lockstep._run_files import ErrorRecord
 from lockstep.flight_recorder.diagnose import Diagnosis, diagnose
 from lockstep.flight_recorder.format import Op, State
 from lockstep.flight_recorder.headlines import headline

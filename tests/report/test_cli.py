@@ -15,10 +15,10 @@ import pytest
 from rich.console import Console
 
 from lockstep import RecordError
+from lockstep.cli import main
 from lockstep.flight_recorder.diagnose import diagnose
 from lockstep.flight_recorder.json_report import SCHEMA
 from lockstep.launch import failed_runs
-from lockstep.launch.cli import main
 from lockstep.report import locate_run, top
 from record.files import write_run
 from record.simulate import site

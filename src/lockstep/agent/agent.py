@@ -39,7 +39,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from lockstep import _records
+from lockstep import _run_files
 from lockstep._errors import LaunchError, RecordError
 from lockstep.agent import program_guard
 from lockstep.agent.host_dir import HostDir
@@ -133,7 +133,7 @@ def keep(
     if guard is not None:
         guard.dismiss()
     reason = _reason(program, exit_code, ooms)
-    ending = _records.ExitRecord.of(process, pid, exit_code, reason)
+    ending = _run_files.ExitRecord.of(process, pid, exit_code, reason)
     if program.was_killed:
         said = f"had to be killed: it had not ended {after_sigterm:g} s after SIGTERM (--grace)"
         print(f"lockstep: process {process} {said}", file=sys.stderr, flush=True)
@@ -144,7 +144,7 @@ def keep(
 
 def _see_it_out(
     host_dir: HostDir,
-    ending: _records.ExitRecord,
+    ending: _run_files.ExitRecord,
     keeping: Keeping,
     heard: set[signal.Signals],
     grace: float,
@@ -153,7 +153,7 @@ def _see_it_out(
     # With exit code 0 no launcher ends a job, but other hosts may not know that it has ended.
     unsaid = keeping.knows_others and not _has_left(host_dir.folder)
     fails = ending.exit_code != 0 or unsaid
-    stays = host_dir.folder / _records.STAYS
+    stays = host_dir.folder / _run_files.STAYS
     with contextlib.suppress(OSError):
         if fails and keeping.knows_others:
             stays.touch()
@@ -219,7 +219,7 @@ class _Program:
             received = self._next_signal(heard | {signal.SIGCHLD})
             if received is None:
                 with contextlib.suppress(OSError):  # the bootstrap says then where it was stopped
-                    (self._run_dir / _records.STOPPING).touch()
+                    (self._run_dir / _run_files.STOPPING).touch()
                 self._send(self._plan.pop(0)[1])
             elif received.si_signo != signal.SIGCHLD:
                 self._pass_on(received, grace)
@@ -248,14 +248,14 @@ class _Program:
 
 def _reason(program: _Program, exit_code: int, ooms: OomKills) -> str | None:
     if program.was_stopped and exit_code != 0:
-        return _records.STOPPED
+        return _run_files.STOPPED
     return OUT_OF_MEMORY if exit_code == -signal.SIGKILL and ooms.new() else None
 
 
 def _has_left(folder: Path) -> bool:
     """Whether the program came to its end in JAX, or never got there."""
     try:
-        return model.read_record(folder / _records.RECORDER).state == format.ProcessState.ENDED
+        return model.read_record(folder / _run_files.RECORDER).state == format.ProcessState.ENDED
     except (OSError, RecordError):
         return True
 
@@ -278,8 +278,8 @@ def _let_others_end(
 def _all_ended(host_dir: HostDir) -> bool:
     """Whether the other programs of this host have, and as its keepers know, those elsewhere."""
     others = set(host_dir.path.glob("attempt_*/process_*")) - {host_dir.folder}
-    ended = all((folder / _records.EXIT).exists() for folder in others)
-    return ended and not any((folder / _records.STAYS).exists() for folder in others)
+    ended = all((folder / _run_files.EXIT).exists() for folder in others)
+    return ended and not any((folder / _run_files.STAYS).exists() for folder in others)
 
 
 def _leave(host_dir: HostDir, log_dir: Path | None, exit_code: int) -> None:
@@ -290,7 +290,9 @@ def _leave(host_dir: HostDir, log_dir: Path | None, exit_code: int) -> None:
         while exit_code != 0 and host_dir.path.exists() and time.monotonic() < end:
             time.sleep(_TURN_SECONDS)
         return
-    endings = [_records.ExitRecord.read(path) for path in host_dir.path.glob("attempt_*/process_*")]
+    endings = [
+        _run_files.ExitRecord.read(path) for path in host_dir.path.glob("attempt_*/process_*")
+    ]
     if any(ending is None or ending.exit_code != 0 for ending in endings):
         if folder := failed_runs.keep(host_dir.path, log_dir):
             where = "" if log_dir else f" (on {platform.node()}, of its processes)"

@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep import _records
+from lockstep import _run_files
 from lockstep.launch import run_dir
 
 _PAUSE_SECONDS = 0.05
@@ -63,7 +63,7 @@ class HostDir:
 
     def _make(self, attempt: int, process: int) -> Path:
         """The folder of this process."""
-        folder = _records.process_dir(self.path, attempt, process)
+        folder = _run_files.process_dir(self.path, attempt, process)
         folder.mkdir(parents=True)
         return folder
 

@@ -33,7 +33,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from lockstep import _config, _jax_compat, _records
+from lockstep import _config, _jax_compat, _run_files
 from lockstep._errors import InitializationError
 from lockstep.bootstrap import certificates
 from lockstep.system import tcp_info
@@ -115,7 +115,7 @@ def log() -> str:
     if _current is not None:
         return _current.said()
     try:
-        return (_folder() / _records.COORDINATION_LOG).read_text(errors="replace")
+        return (_folder() / _run_files.COORDINATION_LOG).read_text(errors="replace")
     except OSError:
         return ""
 
@@ -154,7 +154,7 @@ def _end_earlier_service() -> None:
     config = _config.current()
     folder = _folder()
     try:
-        pid = int((folder / _records.COORDINATION_PID).read_text())
+        pid = int((folder / _run_files.COORDINATION_PID).read_text())
         service = os.pidfd_open(pid)
     except (OSError, ValueError):
         return
@@ -332,7 +332,7 @@ def _let_go(kept: set[int]) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     try:
         if _config.current().run_dir:
-            log = _folder() / _records.COORDINATION_LOG
+            log = _folder() / _run_files.COORDINATION_LOG
             said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         else:
             said = os.memfd_create("lockstep-coordination-log", os.MFD_CLOEXEC)
@@ -348,7 +348,7 @@ def _let_go(kept: set[int]) -> None:
 
 def _folder() -> Path:
     config = _config.current()
-    return _records.attempt_dir(Path(config.run_dir or ""), config.attempt)
+    return _run_files.attempt_dir(Path(config.run_dir or ""), config.attempt)
 
 
 def _sign(job: int) -> None:
@@ -356,7 +356,7 @@ def _sign(job: int) -> None:
     if _config.current().run_dir:
         with contextlib.suppress(OSError):
             (_folder() / _serves(job, os.getpid())).touch()
-            (_folder() / _records.COORDINATION_PID).write_text(str(os.getpid()))
+            (_folder() / _run_files.COORDINATION_PID).write_text(str(os.getpid()))
 
 
 def clients(port: int) -> int:

@@ -22,7 +22,7 @@ from typing import Any
 import lockstep
 from lockstep import _config, _jax_compat
 from lockstep._errors import InitializationError
-from lockstep._records import process_dir
+from lockstep._run_files import process_dir
 from lockstep.bootstrap import (
     config_check,
     endpoints,

@@ -339,10 +339,10 @@ def _register_pass(platform: str) -> bool:
 
 def _note_joining() -> None:
     """Tells the launcher that this process has called ``jax.distributed.initialize``."""
-    from lockstep import _records
+    from lockstep import _run_files
 
     config = _config.current()
     if config.run_dir is not None and config.process_id is not None:
         with contextlib.suppress(OSError):
-            folder = _records.process_dir(Path(config.run_dir), config.attempt, config.process_id)
-            (folder / _records.JOINED).touch()
+            folder = _run_files.process_dir(Path(config.run_dir), config.attempt, config.process_id)
+            (folder / _run_files.JOINED).touch()

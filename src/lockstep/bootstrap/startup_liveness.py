@@ -18,7 +18,7 @@ from typing import Any
 
 from lockstep import _config
 from lockstep._errors import InitializationError
-from lockstep._records import process_dir
+from lockstep._run_files import process_dir
 from lockstep.bootstrap import service_loss
 from lockstep.flight_recorder import format, model
 from lockstep.job.kv_store import Record, Store

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep._errors import RecordError
-from lockstep._records import PROGRAMS_VARY, ErrorRecord, process_dir
+from lockstep._run_files import PROGRAMS_VARY, ErrorRecord, process_dir
 from lockstep.flight_recorder import format
 
 RECORDER = "recorder.bin"

@@ -19,7 +19,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lockstep._records import STOPPED
+from lockstep._run_files import STOPPED
 from lockstep.flight_recorder.format import Entry, ProcessState, State
 from lockstep.flight_recorder.model import Process
 from lockstep.flight_recorder.p2p_matching import Pair

@@ -19,7 +19,7 @@ import os
 import stat
 from pathlib import Path
 
-from lockstep import _config, _records
+from lockstep import _config, _run_files
 
 VARIABLE = "LOCKSTEP_KEY_FILE"
 SHORTEST = 32
@@ -87,7 +87,7 @@ def derive(key: bytes, purpose: str, length: int = 32) -> bytes:
 
 def _read_secret(run_dir: Path) -> bytes | None:
     """None where the launcher of this host has left none: then the job has several hosts."""
-    file = read_key(str(run_dir / _records.SECRET))
+    file = read_key(str(run_dir / _run_files.SECRET))
     return file.key
 
 

@@ -29,7 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from lockstep import _records
+from lockstep import _run_files
 from lockstep._config import Config, current
 from lockstep.launch import tracebacks, user_program
 from lockstep.system import stack_dump
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def _stopping(config: Config) -> bool:
-    return bool(config.run_dir) and Path(config.run_dir or "", _records.STOPPING).exists()
+    return bool(config.run_dir) and Path(config.run_dir or "", _run_files.STOPPING).exists()
 
 
 def _ready_for_signals(config: Config) -> None:
@@ -127,15 +127,17 @@ def _record(config: Config, code: int, error: BaseException) -> None:
     if config.run_dir is None or config.process_id is None:
         return
     with contextlib.suppress(Exception):
-        record = _records.ErrorRecord(
+        record = _run_files.ErrorRecord(
             happened, code, _summary(error), "".join(traceback.format_exception(error))
         )
         record.write(_folder(config))
-        _records.ring(Path(config.run_dir))
+        _run_files.ring(Path(config.run_dir))
 
 
 def _folder(config: Config) -> Path:
-    return _records.process_dir(Path(config.run_dir or ""), config.attempt, config.process_id or 0)
+    return _run_files.process_dir(
+        Path(config.run_dir or ""), config.attempt, config.process_id or 0
+    )
 
 
 def _note_if_alone(config: Config) -> None:
@@ -146,7 +148,7 @@ def _note_if_alone(config: Config) -> None:
         from lockstep import _jax_compat
 
         if _jax_compat.has_backend() and _jax_compat.distributed_client() is None:
-            (_folder(config) / _records.ALONE).touch()
+            (_folder(config) / _run_files.ALONE).touch()
 
 
 def _print(error: BaseException) -> None:
@@ -182,7 +184,7 @@ def _interrupted(config: Config, error: KeyboardInterrupt) -> NoReturn:
     error.__traceback__ = user_program.own_traceback(error.__traceback__)
     if _stopping(config):
         with contextlib.suppress(Exception):
-            (_folder(config) / _records.INTERRUPTED).touch()
+            (_folder(config) / _run_files.INTERRUPTED).touch()
             print(f"stopped{user_program.place_in_program(error.__traceback__)}", file=sys.stderr)
     else:
         _record(config, 128 + signal.SIGINT, error)

@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
-from lockstep import _records
+from lockstep import _run_files
 from lockstep.launch.console import Console, Stream, open_log
 from lockstep.launch.first_failure import Ending, last_words
 from lockstep.launch.job_spec import Job, command
@@ -41,9 +41,11 @@ class Process:
         self.was_killed = False
         self.out_of_memory = False
         attempt = job.config.attempt
-        self._folder = _records.process_dir(job.run_dir, attempt, process_id)
+        self._folder = _run_files.process_dir(job.run_dir, attempt, process_id)
         self._folder.mkdir(parents=True)
-        self._logs = _records.process_dir(job.log_dir, attempt, process_id) if job.log_dir else None
+        self._logs = (
+            _run_files.process_dir(job.log_dir, attempt, process_id) if job.log_dir else None
+        )
         logs = [open_log(self._logs, name) for name in ("stdout.log", "stderr.log")]
         out, out_end = os.pipe()
         err, err_end = os.pipe()
@@ -81,11 +83,13 @@ class Process:
         self.out_of_memory = out_of_memory and exit_code == -signal.SIGKILL
         reason = None
         if self._was_stopped:
-            reason = _records.STOPPED
+            reason = _run_files.STOPPED
         elif self.out_of_memory:
             reason = OUT_OF_MEMORY
         with contextlib.suppress(OSError):  # a full disk must not stop the launcher
-            _records.ExitRecord.of(self.process_id, self.pid, exit_code, reason).write(self._folder)
+            _run_files.ExitRecord.of(self.process_id, self.pid, exit_code, reason).write(
+                self._folder
+            )
 
     def send(self, number: int) -> None:
         """Signals the process and what runs in its session, as a terminal would.
@@ -116,10 +120,10 @@ class Process:
     @property
     def _was_stopped(self) -> bool:
         """Whether the launcher's signal has reached it."""
-        return self.was_killed or (self._folder / _records.INTERRUPTED).exists()
+        return self.was_killed or (self._folder / _run_files.INTERRUPTED).exists()
 
-    def _record(self) -> _records.ErrorRecord | None:
-        return _records.ErrorRecord.read(self._folder)
+    def _record(self) -> _run_files.ErrorRecord | None:
+        return _run_files.ErrorRecord.read(self._folder)
 
 
 def _prepare(cores: frozenset[int] | None) -> None:

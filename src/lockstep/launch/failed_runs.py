@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep import _records
+from lockstep import _run_files
 
 if TYPE_CHECKING:
     from lockstep.flight_recorder import diagnose
@@ -37,7 +37,7 @@ def diagnosis(run_dir: Path, attempt: int) -> str | None:
 
     Never raises: this is the last thing that a failed run does, and must not hide how it failed.
     """
-    if not any(run_dir.glob(f"attempt_{attempt}/process_*/{_records.RECORDER}")):
+    if not any(run_dir.glob(f"attempt_{attempt}/process_*/{_run_files.RECORDER}")):
         return None
     try:
         from lockstep.flight_recorder import text_report
@@ -81,7 +81,7 @@ def last_run(directory: Path) -> Path:
 
 def forget(folder: Path, process: int) -> None:
     """Removes what ``process`` of an earlier run of the same name has left in ``folder``."""
-    for name in _records.OF_PROCESS:
+    for name in _run_files.OF_PROCESS:
         for path in folder.glob(f"attempt_*/process_{process}/{name}"):
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -92,11 +92,11 @@ def keep(run_dir: Path, folder: Path | None) -> Path | None:
 
     That is the run's ``folder`` in ``--log-dir``, or a new private one.
     """
-    if not any(run_dir.glob(f"attempt_*/process_*/{_records.RECORDER}")):
+    if not any(run_dir.glob(f"attempt_*/process_*/{_run_files.RECORDER}")):
         return None
     try:
         target = folder or _private()
-        for name in _records.OF_PROCESS:
+        for name in _run_files.OF_PROCESS:
             for path in run_dir.glob(f"attempt_*/process_*/{name}"):
                 own = target / path.parent.relative_to(run_dir)
                 own.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from lockstep._records import ErrorRecord
+from lockstep._run_files import ErrorRecord
 from lockstep.launch import tracebacks
 
 MOST_CONSEQUENCES = 8

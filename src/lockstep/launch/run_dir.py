@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from lockstep._errors import LaunchError
-from lockstep._records import SECRET
+from lockstep._run_files import SECRET
 
 PREFIX = "lockstep-run-"
 STALE_SECONDS = 60.0

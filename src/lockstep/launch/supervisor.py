@@ -30,7 +30,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-from lockstep import _records
+from lockstep import _run_files
 from lockstep._errors import LaunchError
 from lockstep.launch import console as consoles
 from lockstep.launch import failed_runs, tracebacks
@@ -130,7 +130,7 @@ class Supervisor:
         self._selector.close()
         for fd in self._own_fds:
             os.close(fd)
-        for name in (_records.DOORBELL, _records.STOPPING):
+        for name in (_run_files.DOORBELL, _run_files.STOPPING):
             (self._job.run_dir / name).unlink(missing_ok=True)
 
     # Listening
@@ -148,7 +148,7 @@ class Supervisor:
             signal.signal(number, lambda number, frame: None)
         self._watch(wake, lambda: [self._on_signal(n) for n in os.read(wake, 512)])
         self._watch(self._lifeline, self._on_lifeline)
-        path = self._job.run_dir / _records.DOORBELL
+        path = self._job.run_dir / _run_files.DOORBELL
         os.mkfifo(path, 0o600)
         bell = os.open(path, os.O_RDWR | os.O_NONBLOCK)
         self._watch(bell, lambda: self._on_doorbell(bell))
@@ -302,7 +302,7 @@ class Supervisor:
 
     def _tell(self, number: int) -> None:
         with contextlib.suppress(OSError):
-            (self._job.run_dir / _records.STOPPING).touch()
+            (self._job.run_dir / _run_files.STOPPING).touch()
         for process in self._processes:
             process.send(number)
 
@@ -323,8 +323,8 @@ class Supervisor:
     def _end_coordination(self) -> None:
         """Ends JAX's coordination service, which process 0 has left to us (see `coordination`)."""
         with contextlib.suppress(OSError, ValueError):
-            folder = _records.attempt_dir(self._job.run_dir, self._job.config.attempt)
-            pid = int((folder / _records.COORDINATION_PID).read_text())
+            folder = _run_files.attempt_dir(self._job.run_dir, self._job.config.attempt)
+            pid = int((folder / _run_files.COORDINATION_PID).read_text())
             # Whoever wrote the file could name any process; ours are the descendants.
             process_tree.kill({pid} & process_tree.descendants())
 
@@ -378,9 +378,9 @@ class Supervisor:
             self._console.say(f"to look closer: lockstep report {shlex.quote(str(folder))}")
 
     def _say_none_joined(self) -> None:
-        attempt = _records.attempt_dir(self._job.run_dir, self._job.config.attempt)
+        attempt = _run_files.attempt_dir(self._job.run_dir, self._job.config.attempt)
         with contextlib.suppress(OSError):
-            if self._job.processes > 1 and _records.none_joined(attempt):
+            if self._job.processes > 1 and _run_files.none_joined(attempt):
                 self._console.say(
                     f"no process has joined the others: this was {self._job.processes} runs of one "
                     "process each. Call jax.distributed.initialize() before JAX is used, or start "

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lockstep import _config, _jax_compat, _records
+from lockstep import _config, _jax_compat, _run_files
 from lockstep._errors import DifferenceError, MissingProcessError
 from lockstep.bootstrap import engine_start, service_loss
 from lockstep.job import kv_store
@@ -171,8 +171,8 @@ def _ended(process: int) -> str | None:
     config = _config.current()
     if config.run_dir is None:
         return None
-    folder = _records.process_dir(Path(config.run_dir), config.attempt, process)
-    record = _records.ExitRecord.read(folder)
+    folder = _run_files.process_dir(Path(config.run_dir), config.attempt, process)
+    record = _run_files.ExitRecord.read(folder)
     is_its = record is not None and engine_start.local_pid(process) in (None, record.pid)
     return record.manner if record and is_its else None
 
@@ -202,7 +202,7 @@ def _stack(process: int) -> str | None:
     pid = engine_start.local_pid(process)
     if config.run_dir is None or pid is None:
         return None
-    folder = _records.process_dir(Path(config.run_dir), config.attempt, process)
+    folder = _run_files.process_dir(Path(config.run_dir), config.attempt, process)
     return stack_dump.ask(pid, folder / stack_dump.FILE)
 
 

@@ -15,14 +15,14 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from lockstep import _config, _records
+from lockstep import _config, _run_files
 from lockstep._errors import InitializationError
 from lockstep.flight_recorder import model
 from lockstep.job.topology import Peer
 from lockstep.system import stack_dump
 
 _FILES = {
-    "record": _records.RECORDER,
+    "record": _run_files.RECORDER,
     "sites": model.SITES,
     "perhaps": model.PERHAPS,
     "callers": model.CALLERS,
@@ -46,7 +46,7 @@ class Papers:
     stacks: str = ""
     """Its Python stacks, when somebody asks for them."""
     folder: str = ""
-    """Where those are, with what its launcher writes there of its end: see `lockstep._records`."""
+    """Where those are, with what its launcher writes there of its end: see `lockstep._run_files`."""
 
     def published(self) -> dict[str, Any]:
         """What the others are told: `of_peer` makes paths of it."""
@@ -71,7 +71,7 @@ def own(process: int, recorder_fd: int) -> Papers:
     record = f"/proc/{os.getpid()}/fd/{recorder_fd}" if in_memory else ""
     if config.run_dir is None:
         return dataclasses.replace(_in_memory(), record=record)
-    papers = _in_folder(_records.process_dir(Path(config.run_dir), config.attempt, process))
+    papers = _in_folder(_run_files.process_dir(Path(config.run_dir), config.attempt, process))
     return dataclasses.replace(papers, record=record or papers.record)
 
 
@@ -111,7 +111,7 @@ def _is_folder_of(process: int, folder: str) -> bool:
     if not path.is_absolute() or ".." in path.parts or len(path.parts) < 4:
         return False
     run_dir, attempt = path.parents[1], path.parent.name.removeprefix("attempt_")
-    if not attempt.isdecimal() or path != _records.process_dir(run_dir, int(attempt), process):
+    if not attempt.isdecimal() or path != _run_files.process_dir(run_dir, int(attempt), process):
         return False
     try:
         found = run_dir.lstat()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import _config, _jax_compat
-from lockstep._records import ErrorRecord
+from lockstep._run_files import ErrorRecord
 from lockstep.callsites import frames
 from lockstep.callsites.first_use import Uses
 from lockstep.callsites.hlo_metadata import (
