@@ -25,10 +25,9 @@ _SOUND = "tests/faults/test_no_false_alarm.py::test_a_correct_program_raises_not
 _PROGRAM = "tests/engine/test_programs.py::test_{}"
 _NO_FRAMES = "tests/engine/test_without_frames.py::test_{}"
 _LOOKALIKES = _FAULT.format("swapped look-alikes, 2x2")
-_FLOAT16 = "tests/runtime/test_low_precision.py::test_narrow_types_over_the_engine"
+_FLOAT16 = "tests/hlo/test_float16_pass.py::test_narrow_types_over_the_engine"
 _NO_FLOAT16 = (
-    "tests/runtime/test_low_precision.py::"
-    "test_where_the_pass_has_no_place_the_error_says_what_to_do"
+    "tests/hlo/test_float16_pass.py::test_where_the_pass_has_no_place_the_error_says_what_to_do"
 )
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -67,7 +66,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/facts/test_ffi_facts.py::test_a_kernel_is_registered_and_its_words_reach_the_program",
     ),
     "report, top": (
-        "tests/launch/test_keeper.py::test_the_records_of_a_failed_job_are_kept_for_the_report",
+        "tests/agent/test_agent.py::test_the_records_of_a_failed_job_are_kept_for_the_report",
         "tests/report/test_top.py::test_a_live_job_is_shown_and_top_ends_with_it",
     ),
     "gloo": (

@@ -127,7 +127,7 @@ def test_with_a_key_nothing_goes_over_gloo(
 
 def test_float16_is_lost_where_the_pass_cannot_be_registered() -> None:
     if not _jax_compat.has_passes():
-        pytest.skip("this jax has no place for a pass: tests/runtime/test_low_precision.py")
+        pytest.skip("this jax has no place for a pass: tests/hlo/test_float16_pass.py")
     result = run("import jax.extend.xla as x; hide(x, 'register_hlo_module_transformation')")
     assert all("sum 2.0 mpi" in result.by_process[i] for i in (0, 1)), result
     [line] = hooks_reported(result)

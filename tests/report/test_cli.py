@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from record.files import write_run
+from record.simulate import site
+from record.test_match import job, steps
 from rich.console import Console
 
 from lockstep import RecordError
@@ -20,9 +23,6 @@ from lockstep.flight_recorder.diagnose import diagnose
 from lockstep.flight_recorder.json_report import SCHEMA
 from lockstep.launch import failed_runs
 from lockstep.report import locate_run, top
-from record.files import write_run
-from record.simulate import site
-from record.test_match import job, steps
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from runtime.peers import Client, peer
 
 from lockstep import InitializationError
 from lockstep.bootstrap import endpoints
@@ -16,7 +17,6 @@ from lockstep.engine.options import Network, Options
 from lockstep.job import kv_store, topology
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
-from runtime.peers import Client, peer
 
 # Addresses
 

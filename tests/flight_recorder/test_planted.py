@@ -7,12 +7,12 @@ import random
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from record.schedules import Schedule, schedules
+from record.simulate import STRIDE, Job, Step, raised
 
 from lockstep.flight_recorder.diagnose import Diagnosis, Kind, diagnose
 from lockstep.flight_recorder.format import Op
 from lockstep.flight_recorder.model import Exit, Run
-from record.schedules import Schedule, schedules
-from record.simulate import STRIDE, Job, Step, raised
 
 HARMLESS = [kind for kind in Kind if not kind.is_fault]
 

@@ -8,13 +8,13 @@ from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from record.simulate import SECOND, STRIDE, site
+from record.test_match import FAR, job, permute, steps
 
 from lockstep.flight_recorder.chrome_trace import MOVING, WAITING, trace
 from lockstep.flight_recorder.format import Entry, Op, ProcessRecord, Ring, State
 from lockstep.flight_recorder.model import Process, Run
 from lockstep.flight_recorder.time_summary import summarize
-from record.simulate import SECOND, STRIDE, site
-from record.test_match import FAR, job, permute, steps
 
 MS = 1_000_000
 CLIQUE = 77

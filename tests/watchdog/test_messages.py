@@ -8,13 +8,13 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from record.simulate import site
+from record.test_format import entries, record, records
 
 from lockstep import RecordError
 from lockstep.flight_recorder.format import Ring
 from lockstep.flight_recorder.model import Caller, Exit, Process, Site
 from lockstep.watchdog import messages
-from record.simulate import site
-from record.test_format import entries, record, records
 
 CALLERS = {7: (Caller("a.py", 3, "step", "5-15"), Caller("b.py", 9, "main"))}
 SITES = (

@@ -7,10 +7,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from record.test_format import record
 
 from lockstep.flight_recorder.model import Process, Run
 from lockstep.watchdog import query_server
-from record.test_format import record
 
 
 def process(index: int, nonce: int = 7) -> Process:

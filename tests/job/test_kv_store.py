@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 
 import pytest
+from runtime.peers import Client
 
 from lockstep import InitializationError
 from lockstep._errors import EngineError
 from lockstep.job import kv_store
 from lockstep.job.kv_store import Store
-from runtime.peers import Client
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,9 @@ import dataclasses
 import json
 from pathlib import Path
 
-from lockstep.flight_recorder.model import EXIT, RECORDER, SITES
 from record.simulate import Job
+
+from lockstep.flight_recorder.model import EXIT, RECORDER, SITES
 
 
 def write_run(job: Job, top: Path, exits: dict[int, dict] | None = None, attempt: int = 0) -> Path:

@@ -6,10 +6,10 @@ import os
 import resource
 
 import pytest
+from runtime.peers import peer
 
 from lockstep import InitializationError, _config
 from lockstep.system import fd_limit
-from runtime.peers import peer
 
 OPEN = 20
 

@@ -10,6 +10,8 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from record.simulate import STRIDE, Job, Step, raised, site
+from record.test_match import FAR, STEP, altered, job, permute, steps
 
 from lockstep._run_files import ErrorRecord
 from lockstep.flight_recorder.diagnose import Diagnosis, diagnose
@@ -18,8 +20,6 @@ from lockstep.flight_recorder.headlines import headline
 from lockstep.flight_recorder.model import Caller, Exit, Site
 from lockstep.flight_recorder.phrases import ordinal, place_in_program
 from lockstep.flight_recorder.text_report import short, table
-from record.simulate import STRIDE, Job, Step, raised, site
-from record.test_match import FAR, STEP, altered, job, permute, steps
 
 
 def ended() -> Diagnosis:

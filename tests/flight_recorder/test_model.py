@@ -8,14 +8,14 @@ import os
 from pathlib import Path
 
 import pytest
+from record.files import write_run
+from record.simulate import site
+from record.test_match import job, steps
 
 from lockstep import RecordError
 from lockstep._run_files import ErrorRecord
 from lockstep.flight_recorder.diagnose import Kind, diagnose
 from lockstep.flight_recorder.model import CALLERS, SITES, Caller, Exit, read_run
-from record.files import write_run
-from record.simulate import site
-from record.test_match import job, steps
 
 
 def folder(top: Path, process: int, attempt: int = 0) -> Path:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from hypothesis import strategies as st
+from record.simulate import STRIDE, Step
 
 from lockstep.flight_recorder.format import Op
-from record.simulate import STRIDE, Step
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from runtime.peers import Client
 
 from lockstep import _config, _jax_compat
 from lockstep._errors import InitializationError
@@ -15,7 +16,6 @@ from lockstep.engine import bindings
 from lockstep.hlo import membership
 from lockstep.hlo.replica_groups import Clique
 from lockstep.job.kv_store import Store
-from runtime.peers import Client
 
 DEVICES = {0: 0, 1: 0, 8: 1, 9: 1}
 WHOLE = (0, 1, 8, 9)

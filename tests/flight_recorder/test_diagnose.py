@@ -8,6 +8,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from record.simulate import SECOND, STRIDE, Job, Step, raised, site
 
 from lockstep._run_files import STOPPED, ErrorRecord
 from lockstep.flight_recorder import format
@@ -18,7 +19,6 @@ from lockstep.flight_recorder.diagnose import Diagnosis, Doing, Kind, diagnose
 from lockstep.flight_recorder.format import Op, ProcessState, State
 from lockstep.flight_recorder.model import Exit, Process, Run, Site
 from lockstep.flight_recorder.text_report import short
-from record.simulate import SECOND, STRIDE, Job, Step, raised, site
 
 STEP = Step(0, 1000, elements=1024)
 FAR = 50_000_000

@@ -7,13 +7,13 @@ import threading
 from collections.abc import Sequence
 
 import pytest
+from runtime.peers import Client, peer
 
 from lockstep import ConfigError, DisagreementError, InitializationError
 from lockstep.bootstrap import peers
 from lockstep.job import topology
 from lockstep.job.job_key import JobKey
 from lockstep.job.kv_store import Store
-from runtime.peers import Client, peer
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 NONE = JobKey()

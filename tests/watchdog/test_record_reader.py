@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from runtime.test_sites import RESHARDED, Executable, number
 
 from lockstep import _jax_compat
 from lockstep.callsites import frames
@@ -15,7 +16,6 @@ from lockstep.flight_recorder.format import Op
 from lockstep.flight_recorder.model import Caller, Site, read_sites
 from lockstep.watchdog.artifacts import Papers
 from lockstep.watchdog.record_reader import Sites
-from runtime.test_sites import RESHARDED, Executable, number
 
 DEVICES = (0, 2048)
 COMPUTED, ARGUMENT = 1, 2

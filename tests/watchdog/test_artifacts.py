@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runtime.peers import peer
 
 from lockstep import InitializationError
 from lockstep.watchdog import artifacts
 from lockstep.watchdog.artifacts import Papers
-from runtime.peers import peer
 
 
 def private(tmp_path: Path) -> Path:

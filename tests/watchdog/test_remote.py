@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from record.test_format import record
+from runtime.peers import peer
 
 from lockstep.engine import bindings
 from lockstep.flight_recorder.diagnose import Kind, diagnose
@@ -18,8 +20,6 @@ from lockstep.flight_recorder.model import Exit, Process
 from lockstep.watchdog import messages, record_reader, remote
 from lockstep.watchdog.artifacts import Papers
 from lockstep.watchdog.remote import Elsewhere, Local
-from record.test_format import record
-from runtime.peers import peer
 from support import wait_until
 
 AHEAD = 3_600_000_000_000
