@@ -1,9 +1,9 @@
 #include "engine.h"
 
 #include "abi/state.h"
-#include "error.h"
+#include "core/error.h"
+#include "core/log.h"
 #include "fabric/arena.h"
-#include "fabric/log.h"
 #include "vtables.h"
 
 namespace lockstep {

@@ -4,10 +4,10 @@
 #include <cstddef>
 #include <cstring>
 
-#include "clique.h"
 #include "collectives/copy.h"
-#include "error.h"
-#include "world.h"
+#include "core/clique.h"
+#include "core/error.h"
+#include "core/job.h"
 
 namespace lockstep {
 namespace {

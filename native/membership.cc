@@ -5,10 +5,10 @@
 #include <string>
 #include <unordered_set>
 
-#include "error.h"
+#include "core/error.h"
+#include "core/job.h"
 #include "stack.h"
 #include "vtables.h"
-#include "world.h"
 
 namespace lockstep {
 namespace {

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <new>
 
-#include "error.h"
+#include "core/error.h"
 #include "fabric/quick_clock.h"
 
 namespace lockstep {

@@ -5,8 +5,8 @@
 // and no system call on the way of a collective. Readers (other processes, `lockstep report`) copy
 // an entry and drop it when its number is not the expected one, before or after.
 //
-// The layout is version 1 of the file's format, little endian; src/lockstep/flight_recorder/format.py
-// describes and reads it.
+// The layout is version 1 of the file's format, little endian;
+// src/lockstep/flight_recorder/format.py describes and reads it.
 #pragma once
 
 #include <atomic>
@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "core/types.h"
 #include "fabric/wait.h"
-#include "types.h"
 
 namespace lockstep {
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "abi/state.h"
-#include "error.h"
+#include "core/error.h"
 
 #define LOCKSTEP_CONSTANT(NAME, VALUE) [[maybe_unused]] static constexpr std::uint64_t NAME = VALUE;
 #define LOCKSTEP_UNUSED(NAME)

@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "communicator.h"
+#include "core/communicator.h"
+#include "core/job.h"
+#include "core/types.h"
 #include "engine.h"
 #include "membership.h"
-#include "types.h"
-#include "world.h"
 
 namespace lockstep {
 

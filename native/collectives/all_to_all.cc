@@ -9,7 +9,7 @@
 
 #include "collectives/collectives.h"
 #include "collectives/copy.h"
-#include "world.h"
+#include "core/job.h"
 
 namespace lockstep {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "error.h"
+#include "core/error.h"
 
 namespace lockstep {
 

@@ -10,8 +10,8 @@
 #include <cstddef>
 #include <span>
 
-#include "clique.h"
-#include "types.h"
+#include "core/clique.h"
+#include "core/types.h"
 
 namespace lockstep {
 

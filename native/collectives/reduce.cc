@@ -8,8 +8,8 @@
 #include <cstring>
 #include <type_traits>
 
-#include "cpu.h"
-#include "error.h"
+#include "core/cpu.h"
+#include "core/error.h"
 
 namespace lockstep {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <span>
 
-#include "types.h"
+#include "core/types.h"
 
 namespace lockstep {
 

@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-#include "error.h"
+#include "core/error.h"
 
 namespace lockstep {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "error.h"
+#include "core/error.h"
 
 namespace lockstep {
 namespace {

@@ -14,10 +14,10 @@
 #include <cstddef>
 #include <vector>
 
+#include "core/types.h"
 #include "fabric/network.h"
 #include "fabric/streams.h"
 #include "fabric/wait.h"
-#include "types.h"
 
 namespace lockstep {
 

@@ -11,7 +11,7 @@
 #include <thread>
 #include <utility>
 
-#include "error.h"
+#include "core/error.h"
 
 namespace lockstep {
 namespace {

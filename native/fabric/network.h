@@ -36,11 +36,11 @@
 #include <string>
 #include <vector>
 
+#include "core/secret.h"
 #include "fabric/arena.h"
 #include "fabric/frame.h"
 #include "fabric/notes.h"
 #include "fabric/reader.h"
-#include "fabric/secret.h"
 #include "fabric/sockets.h"
 #include "fabric/streams.h"
 #include "fabric/tls.h"

@@ -3,7 +3,7 @@
 #include <new>
 #include <utility>
 
-#include "error.h"
+#include "core/error.h"
 #include "fabric/wait.h"
 
 namespace lockstep {

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <mutex>
 
-#include "error.h"
+#include "core/error.h"
 
 namespace lockstep {
 namespace {

@@ -14,8 +14,8 @@
 #include <span>
 #include <utility>
 
-#include "error.h"
-#include "fabric/log.h"
+#include "core/error.h"
+#include "core/log.h"
 
 namespace lockstep {
 namespace {

@@ -13,7 +13,7 @@
 #include <cstring>
 #include <memory>
 
-#include "error.h"
+#include "core/error.h"
 
 namespace lockstep {
 namespace {

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <utility>
 
-#include "error.h"
+#include "core/error.h"
 
 namespace lockstep {
 namespace {

@@ -9,7 +9,7 @@
 #include <system_error>
 #include <utility>
 
-#include "error.h"
+#include "core/error.h"
 
 namespace lockstep {
 namespace {

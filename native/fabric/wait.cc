@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <climits>
 
-#include "error.h"
+#include "core/error.h"
 
 namespace lockstep {
 namespace {

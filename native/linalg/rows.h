@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cpu.h"
+#include "core/cpu.h"
 
 namespace lockstep::rows {
 

@@ -1,6 +1,6 @@
 // Roots of the secular equation, and the weights of which computed roots are the exact ones: the
-// two searches of a merge of the divide and conquer (`lockstep/linalg/_divide_and_conquer.py`, which says what
-// the two words of a pole are for).
+// two searches of a merge of the divide and conquer (`lockstep/linalg/_divide_and_conquer.py`,
+// which says what the two words of a pole are for).
 //
 // All arrays come in blocks: (B, m). Poles are in any order; `ascending[i]` is the index of the
 // i-th smallest, `ranks` its inverse. Everything is computed in double precision.

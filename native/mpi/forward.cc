@@ -15,7 +15,7 @@
 #include <mutex>
 #include <string>
 
-#include "error.h"
+#include "core/error.h"
 
 #define LOCKSTEP_CONSTANT(NAME, VALUE) [[maybe_unused]] static constexpr std::uint64_t NAME = VALUE;
 #define LOCKSTEP_UNUSED(NAME)

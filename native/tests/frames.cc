@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "check.h"
-#include "error.h"
+#include "core/error.h"
 #include "fabric/frame_parser.h"
 #include "hosts.h"
 

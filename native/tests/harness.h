@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "communicator.h"
+#include "core/communicator.h"
+#include "core/job.h"
 #include "fabric/sockets.h"
-#include "world.h"
 
 namespace lockstep::testing {
 

@@ -16,10 +16,10 @@
 
 #include "abi/state.h"
 #include "check.h"
-#include "clique.h"
-#include "error.h"
+#include "core/clique.h"
+#include "core/error.h"
+#include "core/job.h"
 #include "hosts.h"
-#include "world.h"
 
 namespace lockstep::testing {
 namespace {

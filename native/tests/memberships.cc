@@ -9,7 +9,7 @@
 #include <new>
 
 #include "check.h"
-#include "error.h"
+#include "core/error.h"
 #include "harness.h"
 #include "membership.h"
 #include "vtables.h"

@@ -1,7 +1,7 @@
 // Ranks that are in different calls: all hear who called what, and no byte is written that no call
 // asked for.
 #include "check.h"
-#include "error.h"
+#include "core/error.h"
 #include "harness.h"
 #include "model.h"
 

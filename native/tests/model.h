@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "communicator.h"
-#include "types.h"
+#include "core/communicator.h"
+#include "core/types.h"
 
 namespace lockstep::testing {
 

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "check.h"
-#include "error.h"
+#include "core/error.h"
 #include "fabric/network.h"
 #include "harness.h"
 #include "hosts.h"

@@ -14,7 +14,7 @@
 
 #include "abi/state.h"
 #include "check.h"
-#include "error.h"
+#include "core/error.h"
 #include "hosts.h"
 #include "model.h"
 

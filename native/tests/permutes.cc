@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "check.h"
-#include "error.h"
+#include "core/error.h"
 #include "harness.h"
 #include "model.h"
 

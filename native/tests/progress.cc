@@ -19,8 +19,8 @@
 
 #include "abi/state.h"
 #include "check.h"
-#include "error.h"
-#include "fabric/log.h"
+#include "core/error.h"
+#include "core/log.h"
 #include "hosts.h"
 
 // Memory that is not there: of allocations of this size and more.

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "check.h"
-#include "error.h"
+#include "core/error.h"
 #include "harness.h"
 #include "hosts.h"
 

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "check.h"
-#include "error.h"
+#include "core/error.h"
 #include "harness.h"
 #include "model.h"
 

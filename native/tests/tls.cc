@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "check.h"
-#include "error.h"
+#include "core/error.h"
 
 namespace lockstep::testing {
 namespace {

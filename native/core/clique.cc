@@ -1,10 +1,10 @@
-#include "clique.h"
+#include "core/clique.h"
 
 #include <algorithm>
 #include <thread>
 
-#include "error.h"
-#include "world.h"
+#include "core/error.h"
+#include "core/job.h"
 
 namespace lockstep {
 namespace {

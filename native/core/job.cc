@@ -1,12 +1,12 @@
-#include "world.h"
+#include "core/job.h"
 
 #include <algorithm>
 #include <iomanip>
 #include <sstream>
 #include <thread>
 
-#include "clique.h"
-#include "error.h"
+#include "core/clique.h"
+#include "core/error.h"
 
 namespace lockstep {
 namespace {

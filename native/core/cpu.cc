@@ -1,4 +1,4 @@
-#include "cpu.h"
+#include "core/cpu.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>

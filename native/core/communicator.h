@@ -5,10 +5,10 @@
 #include <mutex>
 #include <string>
 
-#include "clique.h"
+#include "core/clique.h"
+#include "core/types.h"
 #include "mailbox.h"
 #include "recorder.h"
-#include "types.h"
 
 namespace lockstep {
 

@@ -1,8 +1,8 @@
 // One collective of one process (see clique.h).
-#include "clique.h"
-#include "error.h"
+#include "core/clique.h"
+#include "core/error.h"
+#include "core/job.h"
 #include "fabric/quick_clock.h"
-#include "world.h"
 
 namespace lockstep {
 

@@ -1,9 +1,9 @@
-#include "communicator.h"
+#include "core/communicator.h"
 
 #include "collectives/collectives.h"
-#include "error.h"
+#include "core/error.h"
+#include "core/job.h"
 #include "fabric/quick_clock.h"
-#include "world.h"
 
 namespace lockstep {
 

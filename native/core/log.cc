@@ -1,4 +1,4 @@
-#include "fabric/log.h"
+#include "core/log.h"
 
 #include <fcntl.h>
 #include <limits.h>

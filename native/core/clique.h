@@ -16,11 +16,11 @@
 #include <string>
 #include <vector>
 
+#include "core/types.h"
 #include "fabric/lane.h"
 #include "fabric/peer_memory.h"
 #include "fabric/wait.h"
 #include "mailbox.h"
-#include "types.h"
 
 namespace lockstep {
 
