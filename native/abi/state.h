@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "api/python.h"
 #include "core/communicator.h"
 #include "core/job.h"
 #include "core/types.h"
-#include "engine.h"
 #include "membership.h"
 
 namespace lockstep {

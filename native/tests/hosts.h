@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "api/python.h"
 #include "check.h"
-#include "engine.h"
 #include "fabric/network.h"
 #include "harness.h"
 

@@ -1,4 +1,4 @@
-#include "engine.h"
+#include "api/python.h"
 
 #include "abi/state.h"
 #include "core/error.h"
