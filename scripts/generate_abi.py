@@ -1,8 +1,8 @@
-"""Writes native/abi/surface.inc: every name that jaxlib's MPItrampoline resolves in the engine.
+"""Writes native/api/mpitrampoline/surface.inc: every name that jaxlib's MPItrampoline resolves in the engine.
 
 MPItrampoline ends the process when the library it loads lacks one of its names, and the names
 stand as strings in jaxlib's shared library. XLA calls a handful of the functions (`USED`, written
-by hand in abi/mpi.cc); the others are generated here and fail by name.
+by hand in api/mpitrampoline/mpi.cc); the others are generated here and fail by name.
 
     python scripts/generate_abi.py            # rewrites the file
     python scripts/generate_abi.py --check    # exit 1 when the file lacks a name jaxlib asks for

@@ -1,6 +1,6 @@
 #include "api/python.h"
 
-#include "abi/state.h"
+#include "api/mpitrampoline/state.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "fabric/arena.h"

@@ -1,6 +1,7 @@
 // The MPI functions that XLA calls, passed on to a real MPI. The two sides differ in the values of
-// their constants only: MPItrampoline's are ours to choose (abi/surface.inc), those of the standard
-// ABI are fixed (MPI 5.0, "Application Binary Interface"). Handles are pointer-sized on both.
+// their constants only: MPItrampoline's are ours to choose (api/mpitrampoline/surface.inc), those
+// of the standard ABI are fixed (MPI 5.0, "Application Binary Interface"). Handles are
+// pointer-sized on both.
 //
 // What MPI cannot do as XLA expects it: MPI_Comm_split is a collective over all processes, so every
 // process has to ask for a communicator at the same point, and no process can ask twice at once.
@@ -19,7 +20,7 @@
 
 #define LOCKSTEP_CONSTANT(NAME, VALUE) [[maybe_unused]] static constexpr std::uint64_t NAME = VALUE;
 #define LOCKSTEP_UNUSED(NAME)
-#include "abi/surface.inc"
+#include "api/mpitrampoline/surface.inc"
 
 namespace {
 

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "abi/state.h"
+#include "api/mpitrampoline/state.h"
 #include "check.h"
 #include "core/clique.h"
 #include "core/error.h"

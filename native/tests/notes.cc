@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "abi/state.h"
+#include "api/mpitrampoline/state.h"
 #include "check.h"
 #include "core/error.h"
 #include "hosts.h"

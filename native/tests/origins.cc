@@ -8,7 +8,7 @@
 #include <cstring>
 #include <string>
 
-#include "abi/state.h"
+#include "api/mpitrampoline/state.h"
 #include "check.h"
 #include "fabric/sockets.h"
 #include "origin.h"

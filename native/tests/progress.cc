@@ -17,7 +17,7 @@
 #include <random>
 #include <string>
 
-#include "abi/state.h"
+#include "api/mpitrampoline/state.h"
 #include "check.h"
 #include "core/error.h"
 #include "core/log.h"

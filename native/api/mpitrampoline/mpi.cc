@@ -4,12 +4,12 @@
 #include <cstring>
 #include <string>
 
-#include "abi/state.h"
+#include "api/mpitrampoline/state.h"
 #include "core/error.h"
 
 #define LOCKSTEP_CONSTANT(NAME, VALUE) [[maybe_unused]] static constexpr std::uint64_t NAME = VALUE;
 #define LOCKSTEP_UNUSED(NAME)
-#include "abi/surface.inc"
+#include "api/mpitrampoline/surface.inc"
 
 namespace {
 

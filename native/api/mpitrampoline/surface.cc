@@ -28,7 +28,7 @@ namespace {
   }
 #define LOCKSTEP_UNUSED(NAME) \
   extern "C" int NAME() { unused(#NAME); }
-#include "abi/surface.inc"
+#include "api/mpitrampoline/surface.inc"
 
 extern "C" {
 extern const int mpiabi_version_major, mpiabi_version_minor, mpiabi_version_patch;
