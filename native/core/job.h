@@ -12,13 +12,13 @@
 #include <utility>
 #include <vector>
 
+#include "control/requests.h"
 #include "core/types.h"
 #include "fabric/arena.h"
 #include "fabric/network.h"
 #include "fabric/peer_memory.h"
 #include "fabric/wait.h"
 #include "recorder.h"
-#include "requests.h"
 
 namespace lockstep {
 

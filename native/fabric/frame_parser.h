@@ -7,9 +7,9 @@
 #include <span>
 #include <vector>
 
+#include "control/messages.h"
 #include "fabric/arena.h"
 #include "fabric/frame.h"
-#include "fabric/notes.h"
 #include "fabric/streams.h"
 
 namespace lockstep {

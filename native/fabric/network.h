@@ -36,10 +36,10 @@
 #include <string>
 #include <vector>
 
+#include "control/messages.h"
 #include "core/secret.h"
 #include "fabric/arena.h"
 #include "fabric/frame.h"
-#include "fabric/notes.h"
 #include "fabric/reader.h"
 #include "fabric/sockets.h"
 #include "fabric/streams.h"

@@ -13,13 +13,13 @@
 #include <thread>
 #include <vector>
 
+#include "control/failure_detector.h"
+#include "control/messages.h"
 #include "fabric/arena.h"
 #include "fabric/frame_parser.h"
-#include "fabric/notes.h"
 #include "fabric/sockets.h"
 #include "fabric/streams.h"
 #include "fabric/tls.h"
-#include "fabric/verdict.h"
 #include "fabric/wait.h"
 
 namespace lockstep {

@@ -1,6 +1,4 @@
 // Notes between hosts: they arrive whole, in order, and never at the job's expense.
-#include "fabric/notes.h"
-
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +12,7 @@
 
 #include "api/mpitrampoline/state.h"
 #include "check.h"
+#include "control/messages.h"
 #include "core/error.h"
 #include "hosts.h"
 #include "model.h"

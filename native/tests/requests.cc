@@ -1,5 +1,5 @@
 // What ranks ask the watcher: numbers, times, and what becomes of a response that does not come.
-#include "requests.h"
+#include "control/requests.h"
 
 #include <future>
 #include <thread>

@@ -1,4 +1,4 @@
-#include "fabric/notes.h"
+#include "control/messages.h"
 
 #include <new>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "fabric/verdict.h"
+#include "control/failure_detector.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "requests.h"
+#include "control/requests.h"
 
 #include <algorithm>
 
