@@ -5,7 +5,7 @@
 //
 // What MPI cannot do as XLA expects it: MPI_Comm_split is a collective over all processes, so every
 // process has to ask for a communicator at the same point, and no process can ask twice at once.
-#include "mpi/forward.h"
+#include "mpi_passthrough/forward.h"
 
 #include <dlfcn.h>
 
