@@ -20,7 +20,7 @@
 #include "fabric/lane.h"
 #include "fabric/peer_memory.h"
 #include "fabric/wait.h"
-#include "mailbox.h"
+#include "p2p/mailbox.h"
 
 namespace lockstep {
 

@@ -7,7 +7,7 @@
 
 #include "core/clique.h"
 #include "core/types.h"
-#include "mailbox.h"
+#include "p2p/mailbox.h"
 #include "recorder.h"
 
 namespace lockstep {

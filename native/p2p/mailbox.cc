@@ -1,4 +1,4 @@
-#include "mailbox.h"
+#include "p2p/mailbox.h"
 
 #include <algorithm>
 #include <cstddef>
