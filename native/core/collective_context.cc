@@ -2,7 +2,7 @@
 #include "core/clique.h"
 #include "core/error.h"
 #include "core/job.h"
-#include "fabric/quick_clock.h"
+#include "recorder/tsc_clock.h"
 
 namespace lockstep {
 

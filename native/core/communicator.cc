@@ -3,7 +3,7 @@
 #include "collectives/collectives.h"
 #include "core/error.h"
 #include "core/job.h"
-#include "fabric/quick_clock.h"
+#include "recorder/tsc_clock.h"
 
 namespace lockstep {
 

@@ -8,7 +8,7 @@
 #include "core/clique.h"
 #include "core/types.h"
 #include "p2p/mailbox.h"
-#include "recorder.h"
+#include "recorder/recorder.h"
 
 namespace lockstep {
 

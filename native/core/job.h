@@ -18,7 +18,7 @@
 #include "fabric/network.h"
 #include "fabric/peer_memory.h"
 #include "fabric/wait.h"
-#include "recorder.h"
+#include "recorder/recorder.h"
 
 namespace lockstep {
 

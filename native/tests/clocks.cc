@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "check.h"
-#include "fabric/quick_clock.h"
+#include "recorder/tsc_clock.h"
 
 namespace lockstep::testing {
 namespace {

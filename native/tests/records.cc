@@ -10,7 +10,7 @@
 #include "core/error.h"
 #include "harness.h"
 #include "model.h"
-#include "recorder.h"
+#include "recorder/recorder.h"
 
 namespace lockstep::testing {
 namespace {

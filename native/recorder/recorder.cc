@@ -1,4 +1,4 @@
-#include "recorder.h"
+#include "recorder/recorder.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -10,7 +10,7 @@
 #include <new>
 
 #include "core/error.h"
-#include "fabric/quick_clock.h"
+#include "recorder/tsc_clock.h"
 
 namespace lockstep {
 namespace {

@@ -1,4 +1,4 @@
-#include "fabric/quick_clock.h"
+#include "recorder/tsc_clock.h"
 
 #include <algorithm>
 #include <fstream>
