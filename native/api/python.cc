@@ -3,7 +3,7 @@
 #include "api/mpitrampoline/state.h"
 #include "core/error.h"
 #include "core/log.h"
-#include "fabric/arena.h"
+#include "transport/shm/segment.h"
 #include "vtables.h"
 
 namespace lockstep {

@@ -7,8 +7,8 @@
 #include <optional>
 #include <string>
 
-#include "fabric/arena.h"
-#include "fabric/wait.h"
+#include "transport/shm/futex_wait.h"
+#include "transport/shm/segment.h"
 
 namespace lockstep {
 

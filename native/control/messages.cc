@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "fabric/wait.h"
+#include "transport/shm/futex_wait.h"
 
 namespace lockstep {
 

@@ -17,7 +17,7 @@
 #include <string>
 #include <utility>
 
-#include "fabric/wait.h"
+#include "transport/shm/futex_wait.h"
 
 namespace lockstep {
 

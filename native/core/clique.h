@@ -17,10 +17,10 @@
 #include <vector>
 
 #include "core/types.h"
-#include "fabric/lane.h"
-#include "fabric/peer_memory.h"
-#include "fabric/wait.h"
 #include "p2p/mailbox.h"
+#include "transport/shm/broadcast_ring.h"
+#include "transport/shm/cross_memory_read.h"
+#include "transport/shm/futex_wait.h"
 
 namespace lockstep {
 

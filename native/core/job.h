@@ -14,11 +14,11 @@
 
 #include "control/requests.h"
 #include "core/types.h"
-#include "fabric/arena.h"
 #include "fabric/network.h"
-#include "fabric/peer_memory.h"
-#include "fabric/wait.h"
 #include "recorder/recorder.h"
+#include "transport/shm/cross_memory_read.h"
+#include "transport/shm/futex_wait.h"
+#include "transport/shm/segment.h"
 
 namespace lockstep {
 

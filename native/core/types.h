@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "fabric/wait.h"
 #include "origin.h"
+#include "transport/shm/futex_wait.h"
 
 namespace lockstep {
 

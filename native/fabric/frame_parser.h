@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "control/messages.h"
-#include "fabric/arena.h"
 #include "fabric/frame.h"
 #include "fabric/streams.h"
+#include "transport/shm/segment.h"
 
 namespace lockstep {
 

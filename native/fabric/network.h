@@ -38,13 +38,13 @@
 
 #include "control/messages.h"
 #include "core/secret.h"
-#include "fabric/arena.h"
 #include "fabric/frame.h"
 #include "fabric/reader.h"
 #include "fabric/sockets.h"
 #include "fabric/streams.h"
 #include "fabric/tls.h"
-#include "fabric/wait.h"
+#include "transport/shm/futex_wait.h"
+#include "transport/shm/segment.h"
 
 namespace lockstep {
 

@@ -15,12 +15,12 @@
 
 #include "control/failure_detector.h"
 #include "control/messages.h"
-#include "fabric/arena.h"
 #include "fabric/frame_parser.h"
 #include "fabric/sockets.h"
 #include "fabric/streams.h"
 #include "fabric/tls.h"
-#include "fabric/wait.h"
+#include "transport/shm/futex_wait.h"
+#include "transport/shm/segment.h"
 
 namespace lockstep {
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "fabric/wait.h"
+#include "transport/shm/futex_wait.h"
 
 namespace lockstep {
 

@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "fabric/streams.h"
-#include "fabric/wait.h"
 #include "origin.h"
+#include "transport/shm/futex_wait.h"
 
 namespace lockstep {
 

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "core/types.h"
-#include "fabric/wait.h"
+#include "transport/shm/futex_wait.h"
 
 namespace lockstep {
 

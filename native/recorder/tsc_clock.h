@@ -19,7 +19,7 @@
 #include <cstdint>
 #include <mutex>
 
-#include "fabric/wait.h"
+#include "transport/shm/futex_wait.h"
 
 namespace lockstep {
 

@@ -13,7 +13,7 @@ from lockstep.job.topology import Peer
 from lockstep.system import memory_files
 
 _NAME = "lockstep-arena"
-"""As native/fabric/arena.cc calls it."""
+"""As native/transport/shm/segment.cc calls it."""
 
 
 def open_arena(

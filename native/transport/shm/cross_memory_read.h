@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "fabric/arena.h"
+#include "transport/shm/segment.h"
 
 namespace lockstep {
 

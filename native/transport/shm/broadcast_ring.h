@@ -17,7 +17,7 @@
 #include "core/types.h"
 #include "fabric/network.h"
 #include "fabric/streams.h"
-#include "fabric/wait.h"
+#include "transport/shm/futex_wait.h"
 
 namespace lockstep {
 

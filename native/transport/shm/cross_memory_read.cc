@@ -1,4 +1,4 @@
-#include "fabric/peer_memory.h"
+#include "transport/shm/cross_memory_read.h"
 
 #include <sys/prctl.h>
 #include <sys/random.h>

@@ -1,4 +1,4 @@
-#include "fabric/arena.h"
+#include "transport/shm/segment.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

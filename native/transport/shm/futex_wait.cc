@@ -1,4 +1,4 @@
-#include "fabric/wait.h"
+#include "transport/shm/futex_wait.h"
 
 #include <linux/futex.h>
 #include <sched.h>

@@ -1,4 +1,4 @@
-#include "fabric/lane.h"
+#include "transport/shm/broadcast_ring.h"
 
 #include <cstring>
 
