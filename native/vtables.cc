@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "fabric/sockets.h"
+#include "transport/tcp/sockets.h"
 
 namespace lockstep {
 namespace {

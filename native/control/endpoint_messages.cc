@@ -4,7 +4,7 @@
 #include <chrono>
 #include <thread>
 
-#include "fabric/network.h"
+#include "transport/tcp/endpoint.h"
 
 namespace lockstep {
 namespace {

@@ -14,11 +14,11 @@
 
 #include "control/requests.h"
 #include "core/types.h"
-#include "fabric/network.h"
 #include "recorder/recorder.h"
 #include "transport/shm/cross_memory_read.h"
 #include "transport/shm/futex_wait.h"
 #include "transport/shm/segment.h"
+#include "transport/tcp/endpoint.h"
 
 namespace lockstep {
 

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "fabric/sockets.h"
+#include "transport/tcp/sockets.h"
 
 namespace lockstep {
 

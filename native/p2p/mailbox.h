@@ -19,9 +19,9 @@
 #include <mutex>
 #include <vector>
 
-#include "fabric/streams.h"
 #include "origin.h"
 #include "transport/shm/futex_wait.h"
+#include "transport/tcp/channels.h"
 
 namespace lockstep {
 

@@ -16,8 +16,8 @@
 
 #include "check.h"
 #include "core/error.h"
-#include "fabric/frame_parser.h"
 #include "hosts.h"
+#include "transport/tcp/frame_parser.h"
 
 namespace lockstep::testing {
 namespace {

@@ -16,7 +16,7 @@
 #include <thread>
 
 #include "check.h"
-#include "fabric/sockets.h"
+#include "transport/tcp/sockets.h"
 
 #if defined(__SANITIZE_THREAD__)
 #define LOCKSTEP_SHARE_MAPPING true

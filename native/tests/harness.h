@@ -15,7 +15,7 @@
 
 #include "core/communicator.h"
 #include "core/job.h"
-#include "fabric/sockets.h"
+#include "transport/tcp/sockets.h"
 
 namespace lockstep::testing {
 

@@ -13,8 +13,8 @@
 
 #include "api/python.h"
 #include "check.h"
-#include "fabric/network.h"
 #include "harness.h"
+#include "transport/tcp/endpoint.h"
 
 namespace lockstep::testing {
 

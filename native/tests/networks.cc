@@ -19,10 +19,10 @@
 
 #include "check.h"
 #include "core/error.h"
-#include "fabric/network.h"
 #include "harness.h"
 #include "hosts.h"
 #include "model.h"
+#include "transport/tcp/endpoint.h"
 
 namespace lockstep::testing {
 namespace {

@@ -10,8 +10,8 @@
 
 #include "api/mpitrampoline/state.h"
 #include "check.h"
-#include "fabric/sockets.h"
 #include "origin.h"
+#include "transport/tcp/sockets.h"
 #include "vtables.h"
 
 // Named as XLA's class is, for it is found by its name.

@@ -1,5 +1,5 @@
 // Encrypted connections: who may have one, and that nothing but what was sent comes out of it.
-#include "fabric/tls.h"
+#include "transport/tcp/tls.h"
 
 #include <arpa/inet.h>
 #include <dlfcn.h>

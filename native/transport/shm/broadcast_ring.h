@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "core/types.h"
-#include "fabric/network.h"
-#include "fabric/streams.h"
 #include "transport/shm/futex_wait.h"
+#include "transport/tcp/channels.h"
+#include "transport/tcp/endpoint.h"
 
 namespace lockstep {
 

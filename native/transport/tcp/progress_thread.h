@@ -15,12 +15,12 @@
 
 #include "control/failure_detector.h"
 #include "control/messages.h"
-#include "fabric/frame_parser.h"
-#include "fabric/sockets.h"
-#include "fabric/streams.h"
-#include "fabric/tls.h"
 #include "transport/shm/futex_wait.h"
 #include "transport/shm/segment.h"
+#include "transport/tcp/channels.h"
+#include "transport/tcp/frame_parser.h"
+#include "transport/tcp/sockets.h"
+#include "transport/tcp/tls.h"
 
 namespace lockstep {
 

@@ -1,4 +1,4 @@
-#include "fabric/streams.h"
+#include "transport/tcp/channels.h"
 
 #include <cstring>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "fabric/reader.h"
+#include "transport/tcp/progress_thread.h"
 
 #include <fcntl.h>
 #include <poll.h>

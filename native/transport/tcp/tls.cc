@@ -1,4 +1,4 @@
-#include "fabric/tls.h"
+#include "transport/tcp/tls.h"
 
 #include <dlfcn.h>
 #include <poll.h>

@@ -38,13 +38,13 @@
 
 #include "control/messages.h"
 #include "core/secret.h"
-#include "fabric/frame.h"
-#include "fabric/reader.h"
-#include "fabric/sockets.h"
-#include "fabric/streams.h"
-#include "fabric/tls.h"
 #include "transport/shm/futex_wait.h"
 #include "transport/shm/segment.h"
+#include "transport/tcp/channels.h"
+#include "transport/tcp/frame.h"
+#include "transport/tcp/progress_thread.h"
+#include "transport/tcp/sockets.h"
+#include "transport/tcp/tls.h"
 
 namespace lockstep {
 

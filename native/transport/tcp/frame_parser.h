@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "control/messages.h"
-#include "fabric/frame.h"
-#include "fabric/streams.h"
 #include "transport/shm/segment.h"
+#include "transport/tcp/channels.h"
+#include "transport/tcp/frame.h"
 
 namespace lockstep {
 

@@ -1,4 +1,4 @@
-#include "fabric/network.h"
+#include "transport/tcp/endpoint.h"
 
 #include <sys/socket.h>
 #include <unistd.h>

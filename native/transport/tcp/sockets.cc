@@ -1,4 +1,4 @@
-#include "fabric/sockets.h"
+#include "transport/tcp/sockets.h"
 
 #include <fcntl.h>
 #include <netdb.h>

@@ -1,4 +1,4 @@
-#include "fabric/frame_parser.h"
+#include "transport/tcp/frame_parser.h"
 
 #include <algorithm>
 #include <utility>
