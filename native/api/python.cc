@@ -4,7 +4,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "transport/shm/segment.h"
-#include "vtables.h"
+#include "xla_probe/vtables.h"
 
 namespace lockstep {
 namespace {

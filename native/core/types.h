@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "origin.h"
 #include "transport/shm/futex_wait.h"
+#include "xla_probe/origin.h"
 
 namespace lockstep {
 

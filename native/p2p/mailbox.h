@@ -19,9 +19,9 @@
 #include <mutex>
 #include <vector>
 
-#include "origin.h"
 #include "transport/shm/futex_wait.h"
 #include "transport/tcp/channels.h"
+#include "xla_probe/origin.h"
 
 namespace lockstep {
 

@@ -11,8 +11,8 @@
 #include "check.h"
 #include "core/error.h"
 #include "harness.h"
-#include "membership.h"
-#include "vtables.h"
+#include "xla_probe/membership.h"
+#include "xla_probe/vtables.h"
 
 // What the scan looks for is a name: a class that has XLA's, and one that nearly has it.
 namespace xla::cpu {

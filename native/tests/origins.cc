@@ -10,9 +10,9 @@
 
 #include "api/mpitrampoline/state.h"
 #include "check.h"
-#include "origin.h"
 #include "transport/tcp/sockets.h"
-#include "vtables.h"
+#include "xla_probe/origin.h"
+#include "xla_probe/vtables.h"
 
 // Named as XLA's class is, for it is found by its name.
 namespace xla::cpu {

@@ -14,7 +14,7 @@
 #include "core/communicator.h"
 #include "core/job.h"
 #include "core/types.h"
-#include "membership.h"
+#include "xla_probe/membership.h"
 
 namespace lockstep {
 

@@ -1,4 +1,4 @@
-#include "stack.h"
+#include "xla_probe/stack.h"
 
 #include <pthread.h>
 #include <sys/uio.h>

@@ -1,4 +1,4 @@
-#include "vtables.h"
+#include "xla_probe/vtables.h"
 
 #include <fcntl.h>
 #include <link.h>

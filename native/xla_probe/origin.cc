@@ -1,11 +1,11 @@
-#include "origin.h"
+#include "xla_probe/origin.h"
 
 #include <atomic>
 #include <cstddef>
 #include <cstring>
 
-#include "stack.h"
-#include "vtables.h"
+#include "xla_probe/stack.h"
+#include "xla_probe/vtables.h"
 
 // What lies on the stack between variables is nobody's, and AddressSanitizer says so.
 #define NOT_SANITIZED __attribute__((no_sanitize("address")))

@@ -1,4 +1,4 @@
-#include "membership.h"
+#include "xla_probe/membership.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 #include "core/error.h"
 #include "core/job.h"
-#include "stack.h"
-#include "vtables.h"
+#include "xla_probe/stack.h"
+#include "xla_probe/vtables.h"
 
 namespace lockstep {
 namespace {
