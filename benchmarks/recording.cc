@@ -24,7 +24,7 @@
 #include "communicator.h"
 #include "origin.h"
 #include "recorder.h"
-#include "world.h"
+#include "core/job.h"
 
 // What XLA has on its stack, as far as the look for it can tell.
 namespace xla::cpu {

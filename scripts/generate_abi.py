@@ -1,4 +1,4 @@
-"""Writes native/api/mpitrampoline/surface.inc: every name that jaxlib's MPItrampoline resolves in the engine.
+"""Writes native/api/mpitrampoline/surface.inc: the names that jaxlib's MPItrampoline resolves.
 
 MPItrampoline ends the process when the library it loads lacks one of its names, and the names
 stand as strings in jaxlib's shared library. XLA calls a handful of the functions (`USED`, written
@@ -17,7 +17,7 @@ import pathlib
 import re
 import sys
 
-SURFACE = pathlib.Path(__file__).parent.parent / "native" / "abi" / "surface.inc"
+SURFACE = pathlib.Path(__file__).parent.parent / "native/api/mpitrampoline/surface.inc"
 NAME = re.compile(rb"MPIX?ABI_[A-Za-z0-9_]+(?=\x00)")
 
 USED = {

@@ -171,7 +171,7 @@ def runs(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("[12/41] Building CXX object world.cc.o", "compiling the engine, 12 of 41"),
+        ("[12/41] Building CXX object job.cc.o", "compiling the engine, 12 of 41"),
         ("  Downloading jax-0.8.0-py3-none-any.whl (2 MB)", "downloading jax (2 MB)"),
         ("Downloading https://index/p/jax-0.8.0-py3-none-any.whl (2 MB)", "downloading jax (2 MB)"),
         ("  Using cached numpy-2.0-cp311.whl (18 MB)", "in the cache: numpy (18 MB)"),

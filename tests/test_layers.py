@@ -1,4 +1,4 @@
-"""The folders of the package are layers: each imports only what lies below it."""
+"""The folders of the package are floors: each imports only what lies below it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,27 @@ import pytest
 import lockstep
 
 ROOT = Path(lockstep.__file__).parent
-BELOW: dict[str, set[str]] = {
-    "_jax_compat": set(),
-    "record": set(),
-    "linalg": set(),
-    "runtime": {"record"},
-    "launch": {"record", "runtime"},
-    "doctor": {"runtime"},
-    "bench": {"runtime", "doctor"},
-    "report": {"record", "runtime", "launch"},
-}
-"""What each folder may import, besides the package's own ``_modules``, which import each other."""
-GROUND = {"_jax_compat"}
-"""What all folders may import, as the package's own ``_modules``."""
-ABOVE_ALL = {"cli.py", "__main__.py", "__init__.py"}
-"""The command line, and the public names."""
+FLOORS: tuple[set[str], ...] = (
+    {"__main__"},
+    {"cli"},
+    {"agent", "bench"},
+    {"doctor", "report"},
+    {"launch"},
+    {"__init__"},
+    {"sync"},
+    {"bootstrap"},
+    {"watchdog"},
+    {"linalg", "hlo"},
+    {"callsites", "engine", "system"},
+    {"flight_recorder", "job"},
+    {"_jax_compat", "_config", "_errors", "_run_files", "_words"},
+)
+"""From the top down: a folder or file of the package imports from itself and from lower floors.
+
+Those of the lowest floor import each other. Two of one floor above it do not.
+"""
+FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
+GROUND = len(FLOORS) - 1
 EFFECTS = {
     "subprocess",
     "threading",
@@ -48,28 +54,42 @@ def imported(path: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
 
 
-def folders(path: Path) -> set[str]:
-    """The folders of this package that a file imports from."""
+def part(path: Path) -> str:
+    """The folder of the package, or its file, to which ``path`` belongs, at any depth."""
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported_parts(path: Path) -> set[str]:
+    """The parts of this package that a file imports from, its own left out.
+
+    ``lockstep`` itself, which many ask for the version, is none.
+    """
     names = (name.split(".") for name in imported(path))
     found = {name[1] for name in names if name[0] == "lockstep" and len(name) > 1}
-    return {name for name in found if (ROOT / name).is_dir() and name not in GROUND}
+    return (found & FLOOR_OF.keys()) - {part(path), "__init__"}
 
 
-def test_every_folder_has_its_layer() -> None:
-    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == BELOW.keys()
+def test_every_part_of_the_package_has_its_floor() -> None:
+    found = {part(path) for path in ROOT.rglob("*.py")}
+    assert found == FLOOR_OF.keys()
 
 
-@pytest.mark.parametrize("layer", ["", *BELOW])
-def test_a_layer_imports_only_what_lies_below_it(layer: str) -> None:
-    may = BELOW.get(layer, set()) | ({layer} if layer else set())
-    for path in (ROOT / layer).glob("*.py"):
-        name = path.relative_to(ROOT).as_posix()
-        if name not in ABOVE_ALL:
-            assert folders(path) <= may, f"{name} imports {folders(path) - may}"
+@pytest.mark.parametrize("name", sorted(FLOOR_OF))
+def test_imports_go_down(name: str) -> None:
+    folder = ROOT / name
+    paths = list(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+    assert paths
+    for path in paths:
+        up = {
+            other
+            for other in imported_parts(path)
+            if FLOOR_OF[other] <= FLOOR_OF[name] and not FLOOR_OF[other] == GROUND == FLOOR_OF[name]
+        }
+        assert not up, f"{path.relative_to(ROOT)} imports {up}, which does not lie below {name}"
 
 
 def test_the_matching_of_records_starts_nothing_and_looks_at_no_clock() -> None:
-    for path in (ROOT / "record").glob("*.py"):
+    for path in (ROOT / "flight_recorder").glob("*.py"):
         found = {name.split(".")[0] for name in imported(path)}
         assert not found & (EFFECTS | HEAVY), f"{path.name} imports {found & (EFFECTS | HEAVY)}"
 

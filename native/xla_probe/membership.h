@@ -13,7 +13,7 @@
 // names a pair that has its communicator already, and is dropped; its list must also still start
 // with the color, hold a device of this process at the position, and consist of different devices
 // of the job. If two different lists remain, or none, the answer is an error: never a guess. Where
-// no frame has ever shown a key, Python is asked (`members` in engine.h).
+// no frame has ever shown a key, Python is asked (`members` in python.h).
 // docs/design/membership.md has the whole argument, and what was rejected.
 #pragma once
 

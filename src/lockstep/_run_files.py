@@ -7,7 +7,7 @@ RUN_DIR/attempt_0/coordination.pid          the process that serves JAX's key-va
 RUN_DIR/attempt_0/coordination.log          what it says
 RUN_DIR/attempt_0/process_1/error.json      the error that ended process 1
 RUN_DIR/attempt_0/process_1/interrupted     exists if the launcher's SIGINT has reached it
-RUN_DIR/attempt_0/process_1/stacks.txt      its Python stacks, each time somebody asks (`stacks`)
+RUN_DIR/attempt_0/process_1/stacks.txt      its Python stacks, once per request (`stack_dump`)
 RUN_DIR/attempt_0/process_1/programs_vary    exists if its programs' numbers may differ from others'
 RUN_DIR/attempt_0/process_1/joined          exists once JAX has connected it to a job's service
 RUN_DIR/attempt_0/process_1/alone           exists if it has used JAX and has never joined a job

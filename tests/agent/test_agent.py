@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from launch.test_worker import CLEAN, WORKER, mpiexec
 
+from agent.test_worker_command import CLEAN, WORKER, mpiexec
 from of_this_jax import where_numbered
 from processes import free_port
 from support import MARK, marked, wait_until

@@ -81,7 +81,7 @@ def test_a_service_of_the_same_user_has_its_port_for_itself() -> None:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        coordinator_port.wait_until_free(f"127.0.0.1:{port}", 0.2)  # a reservation, see `ports`
+        coordinator_port.wait_until_free(f"127.0.0.1:{port}", 0.2)  # a reservation
         coordinator_port.wait_until_free(f"127.0.0.2:{port}", 0.2)
         taken.listen()
         with pytest.raises(InitializationError, match=re.escape(f"listens on 127.0.0.1:{port}")):

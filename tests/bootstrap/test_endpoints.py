@@ -9,8 +9,8 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from runtime.peers import Client, peer
 
+from fake_job import Client, peer
 from lockstep import InitializationError
 from lockstep.bootstrap import endpoints
 from lockstep.engine.options import Network, Options

@@ -215,8 +215,8 @@ def test_a_single_process_program_is_not_touched() -> None:
         import jax, jax.numpy as jnp
         x = jax.pmap(lambda a: jax.lax.psum(a, "i"), "i")(jnp.ones((2, 3)))
         assert x.tolist() == [[2.0] * 3] * 2
-        from lockstep import _engine
-        assert set(_engine.counts().values()) == {0}, "no job, no engine"
+        from lockstep.engine import bindings
+        assert set(bindings.counts().values()) == {0}, "no job, no engine"
         """,
         JAX_NUM_CPU_DEVICES="2",
     )

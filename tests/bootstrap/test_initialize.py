@@ -21,14 +21,14 @@ from support import run_lockstep
 # Every process of a job prints one line of JSON; {} is filled in by each test.
 REPORT = """
 import json
-from lockstep import _engine
+from lockstep.engine import bindings
 x = jax.pmap(lambda a: jax.lax.psum(a, "i"), "i")(
     jax.numpy.ones((jax.local_device_count(),)))
 print("report", json.dumps({
     "place": [jax.process_index(), jax.process_count()],
     "devices": jax.device_count(),
     "sum": float(x.addressable_data(0)[0]),
-    "calls": _engine.counts()["all_reduce"],
+    "calls": bindings.counts()["all_reduce"],
 }))
 """
 

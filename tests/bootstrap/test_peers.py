@@ -7,8 +7,8 @@ import threading
 from collections.abc import Sequence
 
 import pytest
-from runtime.peers import Client, peer
 
+from fake_job import Client, peer
 from lockstep import ConfigError, DisagreementError, InitializationError
 from lockstep.bootstrap import peers
 from lockstep.job import topology

@@ -24,7 +24,7 @@ def place(rank: int, size: int, local_size: int | None = None) -> Place:
 
 ASK = """
 import sys
-from lockstep.runtime import rendezvous
+from lockstep.bootstrap import rendezvous
 from lockstep.bootstrap.cluster_env import Place
 rank, size, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 try:

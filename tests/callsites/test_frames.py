@@ -21,7 +21,7 @@ from processes import python
 
 PROGRAM = """
 from lockstep import _jax_compat
-from lockstep.runtime import callsite
+from lockstep.callsites import frames
 import jax, jax.numpy as jnp, numpy as np
 
 sites = []
@@ -29,9 +29,9 @@ def around(execute):
     def look():
         results = execute()
         assert all(result.is_ready() for result in results)
-        sites.extend(callsite._executing.values())
+        sites.extend(frames._executing.values())
         return results
-    return callsite._note(look)
+    return frames._note(look)
 _jax_compat.around_executions(around)
 
 double = jax.jit(lambda x: 2 * x)
@@ -44,7 +44,7 @@ rows = jnp.ones((jax.local_device_count(), 3))
 def count(call):
     del sites[:]
     for _ in range(3): result = call()
-    return len(sites), len(set(sites)), callsite.UNKNOWN in sites
+    return len(sites), len(set(sites)), frames.UNKNOWN in sites
 
 for call in (lambda: double(x), lambda: compiled(x), lambda: mapped(rows)):
     assert count(call) == (3, 1, False), (call, sites)
@@ -56,7 +56,7 @@ del sites[:]
 double(x)
 double(x)
 assert len(set(sites)) == 2, sites
-assert not callsite._executing
+assert not frames._executing
 print("good", np.asarray(y))
 """
 
@@ -121,9 +121,9 @@ def test_the_lines_behind_a_site_are_written_for_the_others(
     assert list(read) == [early, late]
     assert read == frames.known()
     innermost = [read[site][0] for site in (early, late)]
-    assert [Path(caller.file).name for caller in innermost] == ["test_callsite.py"] * 2
+    assert [Path(caller.file).name for caller in innermost] == ["test_frames.py"] * 2
     assert innermost[1].line == innermost[0].line + 2
-    assert [caller.columns for caller in innermost] == ["13-41", "12-40"]
+    assert [caller.columns for caller in innermost] == ["13-39", "12-38"]
     assert innermost[0].function == "test_the_lines_behind_a_site_are_written_for_the_others"
 
 

@@ -67,15 +67,15 @@ def test_programs_are_kept_until_a_frame_has_told() -> None:
     program = """
         import time, jax, numpy as np
         jax.distributed.initialize()
-        from lockstep.runtime import members
+        from lockstep.hlo import membership
         x = np.ones((jax.local_device_count(), 3))
         jax.pmap(lambda a: a + 1)(x)
-        print(len(members._programs._kept) > 0, members._programs.gap)
+        print(len(membership._programs._kept) > 0, membership._programs.gap)
         jax.block_until_ready(jax.pmap(lambda a: jax.lax.psum(a, "i"), "i")(x))
         deadline = time.monotonic() + 60
-        while members._programs._kept and time.monotonic() < deadline:
+        while membership._programs._kept and time.monotonic() < deadline:
             time.sleep(0.05)
-        print(len(members._programs._kept), members._programs.gap)
+        print(len(membership._programs._kept), membership._programs.gap)
     """
     result = run_lockstep([], program, n=2, d=2)
     told = ["True None", "0 XLA's frames did show an earlier group"]

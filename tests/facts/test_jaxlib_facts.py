@@ -152,7 +152,7 @@ REFUSED = """
     from jax import lax
     from jax.extend import xla
     from jax.sharding import NamedSharding
-    from lockstep.runtime import lowering
+    from lockstep.hlo import float16_pass
     jax.distributed.initialize()
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     x = jax.make_array_from_callback(
@@ -162,7 +162,7 @@ REFUSED = """
                           out_specs=jax.P("x"), check_vma=False)
         return np.asarray(jax.jit(f)(x).addressable_shards[0].data)
     print(sum())
-    xla.clear_hlo_module_transformation(lowering.PASS_NAME, platforms="cpu")
+    xla.clear_hlo_module_transformation(float16_pass.PASS_NAME, platforms="cpu")
     jax.clear_caches()
     try:
         print(sum())
@@ -188,7 +188,7 @@ import jax, os, pathlib
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec as P
-from lockstep import _engine
+from lockstep.engine import bindings
 from lockstep.flight_recorder.format import OPS
 from lockstep.flight_recorder.model import read_record
 
@@ -211,7 +211,7 @@ for body in bodies:
         if time == 2:
             jax.clear_caches()  # compiled again, and counted on
         jax.block_until_ready(run(x))
-print(_engine.virtual_tables())
+print(bindings.virtual_tables())
 folder = pathlib.Path(os.environ["LOCKSTEP_RUN_DIR"], "attempt_0", f"process_{jax.process_index()}")
 for ring in read_record(folder / "recorder.bin").rings:
     print([(OPS[e.op], e.run_id, e.op_id) for e in ring.entries[-15:]])

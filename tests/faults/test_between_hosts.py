@@ -16,8 +16,8 @@ import pytest
 
 from faults.harness import PROGRAMS
 from faults.hosts import NAMES, Hosts, possible, two_hosts
-from runtime.test_exits import kernel_tells
 from support import marked, wait_until
+from system.test_exit_status import kernel_tells
 
 PROGRAM = PROGRAMS / "between_hosts.py"
 TIMEOUT = 90
@@ -293,7 +293,7 @@ def test_a_stall_is_told_with_what_another_host_does(
     assert f"{who} has not come to the others yet; processes 0, 2, 3 wait" in said
     assert f"{who} does meanwhile" in said
     assert said.count("does meanwhile") == 1, said
-    assert "elsewhere.py" not in said
+    assert "remote.py" not in said
     report = report_on(processes[2].pid)
     assert f"{who} has not come to the others yet; processes 0, 2, 3 wait" in report, report
     assert report.count("20 x all-reduce") == 4, report

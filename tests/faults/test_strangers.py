@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from fake_job import peer
 from faults.harness import PROGRAMS
 from faults.hosts import possible, two_hosts
 from lockstep.system import memory_files
 from processes import clean_environ, free_port
-from runtime.peers import peer
 
 STRANGER = PROGRAMS / "stranger.py"
 NOBODY = 65534

@@ -6,8 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from record.simulate import Job
-
+from flight_recorder.simulate import Job
 from lockstep.flight_recorder.model import EXIT, RECORDER, SITES
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from hypothesis import strategies as st
-from record.simulate import STRIDE, Step
 
+from flight_recorder.simulate import STRIDE, Step
 from lockstep.flight_recorder.format import Op
 
 

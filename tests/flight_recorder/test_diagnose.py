@@ -8,8 +8,8 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record.simulate import SECOND, STRIDE, Job, Step, raised, site
 
+from flight_recorder.simulate import SECOND, STRIDE, Job, Step, raised, site
 from lockstep._run_files import STOPPED, ErrorRecord
 from lockstep.flight_recorder import format
 from lockstep.flight_recorder.argument_shapes import Differing

@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 
 import pytest
-from record.files import write_run
-from record.simulate import site
-from record.test_match import job, steps
 
+from flight_recorder.files import write_run
+from flight_recorder.simulate import site
+from flight_recorder.test_diagnose import job, steps
 from lockstep import RecordError
 from lockstep._run_files import ErrorRecord
 from lockstep.flight_recorder.diagnose import Kind, diagnose

@@ -6,9 +6,9 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record.schedules import Schedule, schedules
-from record.simulate import Job
 
+from flight_recorder.schedules import Schedule, schedules
+from flight_recorder.simulate import Job
 from lockstep.flight_recorder.diagnose import Kind, diagnose
 from lockstep.flight_recorder.model import Exit, Run
 

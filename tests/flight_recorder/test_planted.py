@@ -7,9 +7,9 @@ import random
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from record.schedules import Schedule, schedules
-from record.simulate import STRIDE, Job, Step, raised
 
+from flight_recorder.schedules import Schedule, schedules
+from flight_recorder.simulate import STRIDE, Job, Step, raised
 from lockstep.flight_recorder.diagnose import Diagnosis, Kind, diagnose
 from lockstep.flight_recorder.format import Op
 from lockstep.flight_recorder.model import Exit, Run

@@ -10,9 +10,9 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record.simulate import STRIDE, Job, Step, raised, site
-from record.test_match import FAR, STEP, altered, job, permute, steps
 
+from flight_recorder.simulate import STRIDE, Job, Step, raised, site
+from flight_recorder.test_diagnose import FAR, STEP, altered, job, permute, steps
 from lockstep._run_files import ErrorRecord
 from lockstep.flight_recorder.diagnose import Diagnosis, diagnose
 from lockstep.flight_recorder.format import Op, State

@@ -8,9 +8,9 @@ from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record.simulate import SECOND, STRIDE, site
-from record.test_match import FAR, job, permute, steps
 
+from flight_recorder.simulate import SECOND, STRIDE, site
+from flight_recorder.test_diagnose import FAR, job, permute, steps
 from lockstep.flight_recorder.chrome_trace import MOVING, WAITING, trace
 from lockstep.flight_recorder.format import Entry, Op, ProcessRecord, Ring, State
 from lockstep.flight_recorder.model import Process, Run

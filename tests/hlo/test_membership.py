@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from runtime.peers import Client
 
+from fake_job import Client
 from lockstep import _config, _jax_compat
 from lockstep._errors import InitializationError
 from lockstep.engine import bindings

@@ -223,7 +223,7 @@ def test_a_jax_that_is_too_new_is_named_once_and_used() -> None:
 
 
 def test_an_error_of_our_hooks_names_a_jax_that_is_too_new() -> None:
-    breaks = f"{NEW}\nfrom lockstep.runtime import topology\ntopology.this_process = None"
+    breaks = f"{NEW}\nfrom lockstep.job import topology\ntopology.this_process = None"
     result = run(breaks, status=1)
     said = result.stderr_by_process[0]
     assert any("'NoneType' object is not callable" in line for line in said), result

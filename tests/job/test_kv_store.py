@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 import pytest
-from runtime.peers import Client
 
+from fake_job import Client
 from lockstep import InitializationError
 from lockstep._errors import EngineError
 from lockstep.job import kv_store

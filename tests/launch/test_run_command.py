@@ -167,7 +167,7 @@ time.sleep(60)
     assert "The above exception was the direct cause" in said
     assert "in step" in said
     for text in (said, "\n".join(result.stderr_by_process[1])):
-        assert "bootstrap.py" not in text
+        assert "child_main.py" not in text
         assert "runpy" not in text
 
 

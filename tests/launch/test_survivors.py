@@ -189,15 +189,15 @@ def test_a_failed_job_leaves_the_others_alone_for_half_of_the_grace_period() -> 
 def test_a_service_that_cannot_start_outside_is_left_to_process_0() -> None:
     program = """
 import os
-from lockstep.runtime import coordination
+from lockstep.bootstrap import coordination_service
 pipe, end = os.pipe()
 os.set_inheritable(end, True)
-print(coordination.start("no address:20001", 2, {}))
+print(coordination_service.start("no address:20001", 2, {}))
 os.close(end)
 print(os.read(pipe, 1))  # ends: no child holds the other end
 # By then jaxlib has threads, and the child is a new program.
-print(coordination.replace("no address:20001", ["host:20001", "host:22019"]))
-print(coordination.start("no address:20001", 2, {}))
+print(coordination_service.replace("no address:20001", ["host:20001", "host:22019"]))
+print(coordination_service.start("no address:20001", 2, {}))
 """
     ended = python(program)
     assert ended.stdout == "None\nb''\nno address:24037\nNone\n"

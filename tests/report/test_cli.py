@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from record.files import write_run
-from record.simulate import site
-from record.test_match import job, steps
 from rich.console import Console
 
+from flight_recorder.files import write_run
+from flight_recorder.simulate import site
+from flight_recorder.test_diagnose import job, steps
 from lockstep import RecordError
 from lockstep.cli import main
 from lockstep.flight_recorder.diagnose import diagnose

@@ -6,8 +6,8 @@ import os
 import resource
 
 import pytest
-from runtime.peers import peer
 
+from fake_job import peer
 from lockstep import InitializationError, _config
 from lockstep.system import fd_limit
 

@@ -18,8 +18,8 @@ from support import run_lockstep, wait_until
 
 INSTALL = """
 import ctypes, os, pathlib, sys, threading, time
-from lockstep.runtime import stacks
-stacks.install(pathlib.Path(sys.argv[1]))
+from lockstep.system import stack_dump
+stack_dump.install(pathlib.Path(sys.argv[1]))
 def ready():
     pathlib.Path(sys.argv[1]).with_suffix(".ready").touch()
 """
@@ -104,7 +104,7 @@ def test_a_process_that_is_gone(tmp_path: Path) -> None:
 def test_a_process_that_has_blocked_the_signal_does_not_answer(tmp_path: Path) -> None:
     program = """
 import signal
-signal.pthread_sigmask(signal.SIG_BLOCK, {stacks.SIGNAL})
+signal.pthread_sigmask(signal.SIG_BLOCK, {stack_dump.SIGNAL})
 ready()
 while True: time.monotonic()
 """
@@ -117,15 +117,14 @@ while True: time.monotonic()
 
 
 def test_a_deep_recursion_is_cut_and_our_own_frames_are_left_out() -> None:
-    ours = (
-        f'  File "{Path(stack_dump.__file__).parent.parent}/launch/user_program.py", line 5 in run'
-    )
+    package = Path(stack_dump.__file__).parent.parent
+    ours = f'  File "{package}/launch/user_program.py", line 5 in run'
     deep = "\n".join(f'  File "train.py", line {i} in f' for i in range(100))
     text = stack_dump.shortened(
         f"Thread 0x1 (most recent call first):\n{deep}\n{ours}\n\nThread 0x2:\n"
     )
     assert text.count("in f") == stack_dump.MOST_FRAMES - 1
-    watcher = f'Thread 0x3:\n  File "{Path(stack_dump.__file__).parent}/watch.py", line 9 in run'
+    watcher = f'Thread 0x3:\n  File "{package}/watchdog/watchdog.py", line 9 in run'
     assert "0x3" not in stack_dump.shortened(f"{watcher}\n\nThread 0x4:\n  File")
     assert "  ... more frames\n\nThread 0x2:" in text
     assert "program.py" not in text
@@ -134,12 +133,12 @@ def test_a_deep_recursion_is_cut_and_our_own_frames_are_left_out() -> None:
 def test_the_processes_of_a_run_can_be_asked() -> None:
     program = """
 import os, pathlib
-from lockstep import _records
-from lockstep.runtime import stacks
+from lockstep import _run_files
+from lockstep.system import stack_dump
 me = int(os.environ["LOCKSTEP_PROCESS_ID"])
 run = pathlib.Path(os.environ["LOCKSTEP_RUN_DIR"])
 def the_line_that_waits():
-    print(stacks.ask(os.getpid(), _records.process_dir(run, 0, me) / stacks.FILE, 10))
+    print(stack_dump.ask(os.getpid(), _run_files.process_dir(run, 0, me) / stack_dump.FILE, 10))
 the_line_that_waits()
 """
     result = run_lockstep([], program, timeout=60)

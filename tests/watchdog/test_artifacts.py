@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime.peers import peer
 
+from fake_job import peer
 from lockstep import InitializationError
 from lockstep.watchdog import artifacts
 from lockstep.watchdog.artifacts import Papers

@@ -8,9 +8,9 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record.simulate import site
-from record.test_format import entries, record, records
 
+from flight_recorder.simulate import site
+from flight_recorder.test_format import entries, record, records
 from lockstep import RecordError
 from lockstep.flight_recorder.format import Ring
 from lockstep.flight_recorder.model import Caller, Exit, Process, Site

@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from record.test_format import record
 
+from flight_recorder.test_format import record
 from lockstep.flight_recorder.model import Process, Run
 from lockstep.watchdog import query_server
 

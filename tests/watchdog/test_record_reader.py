@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from runtime.test_sites import RESHARDED, Executable, number
 
+from callsites.test_hlo_metadata import RESHARDED, Executable, number
 from lockstep import _jax_compat
 from lockstep.callsites import frames
 from lockstep.callsites.hlo_metadata import parse

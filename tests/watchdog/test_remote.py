@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from record.test_format import record
-from runtime.peers import peer
 
+from fake_job import peer
+from flight_recorder.test_format import record
 from lockstep.engine import bindings
 from lockstep.flight_recorder.diagnose import Kind, diagnose
 from lockstep.flight_recorder.format import encode

@@ -1,4 +1,4 @@
-// Where the messages of other hosts go: see network.h.
+// Where the messages of other hosts go: see endpoint.h.
 #pragma once
 
 #include <compare>

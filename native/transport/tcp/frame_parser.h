@@ -1,4 +1,4 @@
-// Takes apart what one connection from another host carries: see network.h. No number that comes
+// Takes apart what one connection from another host carries: see endpoint.h. No number that comes
 // is trusted: what breaks the rules throws Error before a byte of it is used.
 #pragma once
 

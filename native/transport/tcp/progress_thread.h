@@ -1,4 +1,4 @@
-// Takes the connections of other hosts' processes and reads all that comes: see network.h. One
+// Takes the connections of other hosts' processes and reads all that comes: see endpoint.h. One
 // thread, which never waits for a rank.
 #pragma once
 
@@ -27,7 +27,7 @@ namespace lockstep {
 class Reader : FrameParser::Owner {
  public:
   // `elsewhere`: for each process, whether it is of another host; `pids`: of the others of this
-  // host, whose death is noticed too, else 0. The last `num_keepers` are keepers: see network.h.
+  // host, whose death is noticed too, else 0. The last `num_keepers` are keepers: see endpoint.h.
   // A connection has `greeting_time` to show the key and to greet. The references must outlive
   // this.
   Reader(int listener, const std::vector<int>& pids, std::vector<bool> elsewhere, int process,

@@ -3,12 +3,13 @@
 It holds nothing of JAX, so it is there when the program is dead, stopped or stuck, and knows what
 only a parent is told: how the program ended. It writes that down for the others of its host, and
 where the job has several hosts, one keeper of each answers those of the others
-(`lockstep.watchdog.agent_network`). To the cluster's launcher it is the program: signals are passed on,
-and it ends as the program did; when that has failed, not before the others have, for a while.
+(`lockstep.watchdog.agent_network`). To the cluster's launcher it is the program: signals are
+passed on, and it ends as the program did; when that has failed, not before the others have, for a
+while.
 
 The program is in a process group of its own, so that a signal to the launcher's group comes once:
 it is passed on to the program's group. When this process is killed, its guard decides whether the
-program goes on (`agent_guard`). Slurm with proctrack/cgroup
+program goes on (`program_guard`). Slurm with proctrack/cgroup
 signals its own children only, so it has to be passed on; one that signals all descendants
 (proctrack/linuxproc) reaches the program twice, which nobody can tell. With our terminal for its
 input it stays in our group, or it could not read; then the terminal's signals reach both and are

@@ -1,4 +1,4 @@
-"""The guard of a program whose agent (`keeper`) is killed: decides whether the program goes on.
+"""The guard of a program whose agent is killed: decides whether the program goes on.
 
 SIGKILL leaves no trace of its sender, and launchers know of the agent only. So the program may go
 on without its agent, but not without its launcher:

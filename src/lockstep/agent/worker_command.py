@@ -1,7 +1,7 @@
 """``lockstep worker``: the process that a cluster's launcher started becomes a process of the job.
 
 It starts the same bootstrap that ``lockstep run`` starts, with the same variables (glibc's settings
-can only be given to a process that is about to start), and becomes its keeper (`keeper`). Where
+can only be given to a process that is about to start), and becomes its agent (`agent`). Where
 there is nothing to watch, other collectives or one process only, it replaces itself by it.
 """
 

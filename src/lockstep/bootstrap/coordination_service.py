@@ -238,8 +238,8 @@ def _fork(service: _Service) -> int:
 _PROGRAM = """
 import json, sys
 sys.path[:], *said = json.loads(sys.argv[1])
-from lockstep.runtime import coordination
-coordination.serve(said)
+from lockstep.bootstrap import coordination_service
+coordination_service.serve(said)
 """
 
 

@@ -128,7 +128,7 @@ def _problem(host: str, port: int) -> str:
 
 def _bind_problem(address: str, port: int) -> str:
     with socket.socket(_family(address), socket.SOCK_STREAM) as probe:
-        # As gRPC does it; `ports.reserve` holds the port of `lockstep run` in this way.
+        # As gRPC does it; `port_reservation.reserve` holds the port of `lockstep run` in this way.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:

@@ -1,6 +1,6 @@
 """What the engine needs to reach other hosts: a key, OpenSSL, and the addresses of all processes.
 
-Between hosts the engine speaks TLS 1.3, and only to processes that have the job's key (`keys`).
+Between hosts the engine speaks TLS 1.3, and only to processes that have the job's key (`job_key`).
 
 Each process listens on one address: that by which it reaches JAX's coordination service. So the
 network is the one that the user has chosen for the coordinator.

@@ -91,7 +91,7 @@ def _check_keys(own: Peer, key: job_key.JobKey, records: dict[int, Record]) -> N
         raise DisagreementError(
             f"the files that {job_key.VARIABLE} names hold different keys; another one than "
             f"{own.label} has: {_names(wrong)}. Copy one file to all hosts. If all have the same, "
-            "a stranger writes into JAX's key-value store."
+            "an unauthenticated client writes into JAX's key-value store."
         )
     without = {i for i, proof in proofs.items() if proof is Proof.MISSING}
     if key.key is None:  # the others have one
@@ -116,13 +116,13 @@ def _lacking(names: str, is_secret_of_run: bool) -> str:
     if is_secret_of_run:
         return (
             f"the secret of this run, which the launcher has drawn, is not known to {names}. Start "
-            "all processes of a job with one launcher. If they were, a stranger writes into JAX's "
-            "key-value store."
+            "all processes of a job with one launcher. If they were, an unauthenticated client "
+            "writes into JAX's key-value store."
         )
     return (
-        f"{job_key.VARIABLE} is set for some processes only; without it: {names}. Give all of them a "
-        "file with the same key, and the engine is used on several hosts too, or give it to none. "
-        "If all have it, a stranger writes into JAX's key-value store."
+        f"{job_key.VARIABLE} is set for some processes only; without it: {names}. Give all of them "
+        "a file with the same key, and the engine is used on several hosts too, or give it to "
+        "none. If all have it, an unauthenticated client writes into JAX's key-value store."
     )
 
 

@@ -37,9 +37,9 @@ _LONGEST_ADDRESS = 64
 def coordinator(place: Place, deadline_seconds: float = DEADLINE_SECONDS) -> str:
     """The coordinator's ``HOST:PORT`` for ``place``, which has none.
 
-    In process 0 the port stays reserved (see ``ports``) until the process ends, over exec too.
-    Raises `LaunchError` when the processes are not known to share this host, or do not all
-    come before the deadline.
+    In process 0 the port stays reserved (see `port_reservation`) until the process ends,
+    over exec too. Raises `LaunchError` when the processes are not known to share this host, or do
+    not all come before the deadline.
     """
     if not place.on_one_host:
         raise LaunchError(

@@ -2,7 +2,7 @@
 
 The engine records two numbers with each collective (native/origin.h): which execution of which
 program, and which collective of that program. JAX numbers a program's executions upwards from
-a hash: that of the program's fingerprint plus one of its devices (`highway`). JAX does not say
+a hash: that of the program's fingerprint plus one of its devices (`highwayhash`). JAX does not say
 which devices a program is for, so those of all meshes in use are tried. For others, and for a
 jaxlib that hashes otherwise, the second hash is found out: it is the same for all programs over
 the same devices, so once one program's first number is known, the difference to its fingerprint's

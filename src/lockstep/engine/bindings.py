@@ -264,7 +264,7 @@ def set_watched(watched: bool) -> None:
 
 
 def request() -> tuple[int, str] | None:
-    """The next request of a rank, by number: "programs", "deadline" or a divergence (engine.h)."""
+    """The next request of a rank, by number: "programs", "deadline" or a divergence (python.h)."""
     number = ctypes.c_uint64()
     text = _library().lockstep_request(ctypes.byref(number)).decode(errors="replace")
     return (number.value, text) if number.value else None

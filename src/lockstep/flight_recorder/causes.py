@@ -1,6 +1,7 @@
 """What usually lies behind a picture like this one. Pure.
 
-A cause is a pattern and the processes that it speaks of; `lockstep.flight_recorder.text_report` has the words.
+A cause is a pattern and the processes that show it; the words stand in
+`lockstep.flight_recorder.text_report`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
 dead that others wait for; do devices wait for each other in a circle; who is late. Only the last is
 no fault. Records that were read one after another while the processes ran never make a fault of
 what is none: what an entry says of a call never changes, a process's end is known before its record
-is read, and a circle of waits cannot be an accident of reading (see `lockstep.flight_recorder.wait_graph`).
+is read, and a circle of waits cannot be an accident of reading
+(see `lockstep.flight_recorder.wait_graph`).
 """
 
 from __future__ import annotations

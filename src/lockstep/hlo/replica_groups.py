@@ -1,7 +1,7 @@
 """Which cliques compiled programs communicate in, and which of them an ask is for. Pure.
 
 An ask is what XLA passes to the engine: a clique's first device (color) and the caller's position
-in the clique (key). What is not understood is an error: `members` must never guess.
+in the clique (key). What is not understood is an error: `membership` must never guess.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 On several hosts the user gives it in a file (LOCKSTEP_KEY_FILE). On one host the launcher draws a
 secret for each run and leaves it in the run's private directory. What travels through JAX's
 key-value store, which is open to everyone who reaches its port, is authenticated with a key that is
-derived from it (`store`); TLS between hosts uses another one (`network`).
+derived from it (`kv_store`); TLS between hosts uses another one (`endpoints`).
 
 A record that is authenticated with the key also confirms a guess of it, offline. So the key must be
 random: a phrase can be guessed.

@@ -1,7 +1,7 @@
 """What processes tell each other through JAX's key-value store, authenticated with the job's key.
 
 JAX's store has no authentication: any client that reaches its port reads and writes it. So, where
-the job has a key (`keys`), each record carries an HMAC of itself and of the name under which it
+the job has a key (`job_key`), each record carries an HMAC of itself and of the name under which it
 stands, and a record without it is an error, never a reason to do without the key. Records that
 belong to one start of a job are authenticated with a key that is bound to the first records of all
 its processes (`Store.bound_to`), so that records of an earlier job with the same key are refused.
@@ -107,7 +107,7 @@ class Store:
                 raise
             raise InitializationError(
                 f"the record {name} is in JAX's key-value store already. Either two processes of "
-                "the job have the same number, or a stranger writes into the store."
+                "the job have the same number, or an unauthenticated client writes into it."
             ) from error
         return text
 
@@ -203,7 +203,8 @@ def _refusal(name: str, proof: Proof, who: str) -> str:
     }[proof]
     return (
         f"{what}: the record {name} in JAX's key-value store cannot be believed. Either the "
-        f"processes were not given the same {job_key.VARIABLE}, or a stranger writes into the store."
+        f"processes were not given the same {job_key.VARIABLE}, or an unauthenticated client "
+        "writes into the store."
     )
 
 

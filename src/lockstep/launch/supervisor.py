@@ -321,7 +321,7 @@ class Supervisor:
             self._turn(0.02)
 
     def _end_coordination(self) -> None:
-        """Ends JAX's coordination service, which process 0 has left to us (see `coordination`)."""
+        """Ends JAX's coordination service, which process 0 has left to us."""
         with contextlib.suppress(OSError, ValueError):
             folder = _run_files.attempt_dir(self._job.run_dir, self._job.config.attempt)
             pid = int((folder / _run_files.COORDINATION_PID).read_text())

@@ -254,8 +254,9 @@ def secular_roots(
 ) -> jax.Array:
     """The roots ``first`` ... ``first + count - 1`` as offsets from the nearer pole, (B, count).
 
-    ``poles`` are both their words, their weights and rho, as in `lockstep.linalg._divide_and_conquer.Update`.
-    An offset is negative if the pole is the one above.
+    ``poles`` are both their words, their weights and rho, as in
+    `lockstep.linalg._divide_and_conquer.Update`. An offset is negative if
+    the pole is the one above.
     """
     out = _like(poles[0], poles[0].shape[0], count)
     ascending = ascending.astype(jnp.int32)

@@ -42,7 +42,8 @@ def eigh(
     """Eigenvalues, ascending, and eigenvectors of a sharded Hermitian matrix.
 
     Householder reduction to tridiagonal form, divide and conquer, and the reflections back
-    (`_tridiagonal`, `_divide`). No device holds more than a few times its share of the matrix.
+    (`_tridiagonalize`, `_divide_and_conquer`). No device holds more than a few times
+    its share of the matrix.
 
     Args:
       a: (n, n); float32, float64, complex64 or complex128; any sharding over any mesh.

@@ -7,9 +7,9 @@ bits. The weights are then recomputed from the roots (Gu and Eisenstat, "A stabl
 algorithm for the rank-one modification of the symmetric eigenproblem", 1994), which keeps the
 eigenvectors orthogonal however close the eigenvalues are.
 
-Each device finds its share of the roots and of the weights. With ``kernels`` (see `_kernels`) it
-takes a rational iteration, a few steps a root; in plain JAX bisection takes as many as a number has
-bits, on all roots at once.
+Each device finds its share of the roots and of the weights. With ``kernels`` (see `_cpu_kernels`)
+it takes a rational iteration, a few steps a root; in plain JAX bisection takes as many as a number
+has bits, on all roots at once.
 """
 
 from __future__ import annotations

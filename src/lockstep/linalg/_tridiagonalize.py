@@ -7,8 +7,8 @@ numbers; what a column then costs is one product of the local rows with a vector
 of that vector's size. The trailing matrix shrinks in place: loops over chunks of it have bounds
 that are known only as the program runs, so that one body serves all supersteps.
 
-With ``kernels`` (see `_kernels`) the product reads one triangle and only that is updated; plain JAX
-keeps both, since a product that reads one would have to read it twice.
+With ``kernels`` (see `_cpu_kernels`) the product reads one triangle and only that is updated; plain
+JAX keeps both, since a product that reads one would have to read it twice.
 
 Everything runs inside `jax.shard_map`. A vector over the slots has shape (P, R).
 """

@@ -31,8 +31,9 @@ MOST_FRAMES = 40
 _POLL_SECONDS = 0.01
 _QUIET_POLLS = 5
 """The answer is whole when this many looks in turn found nothing new."""
-_OURS = (f'File "{Path(__file__).parent.parent / "launch"}', 'File "<frozen runpy>"')
-_WATCHERS = tuple(f'File "{Path(__file__).with_name(n)}"' for n in ("watch.py", "elsewhere.py"))
+_PACKAGE = Path(__file__).parent.parent
+_OURS = (f'File "{_PACKAGE / "launch"}', 'File "<frozen runpy>"')
+_WATCHERS = tuple(f'File "{_PACKAGE / "watchdog" / name}"' for name in ("watchdog.py", "remote.py"))
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STATES = {
     "R": "it runs",

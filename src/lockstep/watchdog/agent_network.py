@@ -2,7 +2,7 @@
 
 Each process that ``lockstep worker`` started has a keeper (`launch.keeper`). Where there are
 several hosts, that of the first such process of each becomes a member of the engine's network,
-behind the processes, without a device. It answers for its host as a process would (`elsewhere`),
+behind the processes, without a device. It answers for its host as a process would (`remote`),
 and goes on when the processes cannot. Its program, which has met the others, tells it over a socket
 that it has inherited who they are, and gives it a socket to listen on.
 """

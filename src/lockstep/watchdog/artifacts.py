@@ -46,7 +46,7 @@ class Papers:
     stacks: str = ""
     """Its Python stacks, when somebody asks for them."""
     folder: str = ""
-    """Where those are, with what its launcher writes there of its end: see `lockstep._run_files`."""
+    """Where those and its launcher's record of its end are: see `lockstep._run_files`."""
 
     def published(self) -> dict[str, Any]:
         """What the others are told: `of_peer` makes paths of it."""

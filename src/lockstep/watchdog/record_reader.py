@@ -90,7 +90,7 @@ class Records:
         return stack_dump.ask(pid, Path(self._papers[process].stacks))
 
     def of_host(self, own_sites: Sequence[model.Site], latest: int | None) -> list[model.Process]:
-        """The processes of this host: endings first, then records, then sites (`record.run`)."""
+        """The processes of this host: endings first, then records, then sites (`model`)."""
         folders = {p.process: self.folder(p.process) for p in self._local}
         errors = {index: ErrorRecord.read(f) if f else None for index, f in folders.items()}
         endings = {index: self.ending(index) for index in folders}
@@ -149,7 +149,7 @@ def on_one_clock(
 ) -> Iterator[model.Process]:
     """The processes of other hosts, as if their hosts' clocks were set as this one's. Pure.
 
-    The times in a record become those of all by its two clocks: see `record.history`.
+    The times in a record become those of all by its two clocks: see `flight_recorder.timeline`.
     """
     records = (process.record for process in here)
     [real] = itertools.islice((r.realtime_ns - r.monotonic_ns for r in records if r), 1)

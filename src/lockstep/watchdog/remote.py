@@ -2,8 +2,8 @@
 
 The engine carries the notes, between processes that have the job's key. One process of each host
 answers for all of it, the dead ones too, whose records it has opened: where there is one, a keeper
-(`keeping`), which is neither at work nor stopped with the others. A thread of its own answers: the
-watcher may be asking somebody who is asking it.
+(`agent_network`), which is neither at work nor stopped with the others. A thread of its own
+answers: the watchdog may be asking a process that is asking it.
 """
 
 from __future__ import annotations

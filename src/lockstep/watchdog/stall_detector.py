@@ -29,10 +29,10 @@ class Stalls:
         self._elsewhere = elsewhere
         self._reported: set[int] = set()
 
-    def look(self, found: diagnose.Diagnosis, diagnose: Callable[[], diagnose.Diagnosis]) -> None:
+    def look(self, found: diagnose.Diagnosis, full_scan: Callable[[], diagnose.Diagnosis]) -> None:
         """Tells of the oldest wait when it has lasted too long.
 
-        ``found`` may be the result of a glance; ``diagnose`` looks at everything.
+        ``found`` may be the result of a quick scan; ``full_scan`` reads all records.
         """
         limit = _config.current().stall_warning
         waiting = [row.process.index for row in found.rows if row.doing is diagnose.Doing.WAITS]
@@ -46,7 +46,7 @@ class Stalls:
         if waited < limit:
             return
         self._reported.add(began)
-        found = diagnose()
+        found = full_scan()
         missing = [row.process.index for row in found.rows if row.culprit]
         told = [self._stacks_of(process) for process in missing[:_MOST_STACKS]]
         if len(missing) > _MOST_STACKS:

@@ -317,7 +317,7 @@ class Watcher(threading.Thread):
         how = abort_message.how_it_ended(record, ending)
         self._blame(peer, ending or unknown, how)
 
-    def _blame(self, peer: Peer, ending: run.Exit, how: str) -> None:
+    def _blame(self, peer: Peer, ending: model.Exit, how: str) -> None:
         self._records.gone[peer.process] = ending
         bindings.poison(abort_message.proof_or(f"lockstep: {peer.label} {how}.", self._diagnose()))
 
