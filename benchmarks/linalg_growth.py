@@ -140,7 +140,7 @@ def hosts() -> None:
 def best(n: int, devices: int, machine: Any) -> tuple[int, float]:
     from lockstep.linalg import _cost_model
 
-    tiles = [t for t in _cost_model.TILES if n / devices / t <= _cost_model.MOST_STEPS]
+    tiles = [t for t in _cost_model.TILES if n / devices / t <= _cost_model.MAX_STEPS]
     seconds = {t: _cost_model.cholesky_seconds(n, devices, t, machine) for t in tiles}
     tile = min(seconds, key=seconds.__getitem__)
     return tile, seconds[tile]

@@ -67,20 +67,20 @@ void Engine::initialize() {
   callbacks.start();
 }
 
-// For a keeper, which has no jaxlib that would initialize it once more.
-void Engine::retire_keeper() {
-  World* keeper = nullptr;
+// For an agent, which has no jaxlib that would initialize it once more.
+void Engine::retire_agent() {
+  World* agent = nullptr;
   {
     std::lock_guard lock(mutex_);
-    if (world_ != nullptr && world_->is_keeper()) std::swap(keeper, world_);
+    if (world_ != nullptr && world_->is_agent()) std::swap(agent, world_);
   }
-  if (keeper != nullptr) keeper->retire();
+  if (agent != nullptr) agent->retire();
 }
 
 void Engine::start(WorldOptions options) {
   static std::once_flag once;  // jaxlib is loaded, where there is one
   std::call_once(once, [] { find_virtual_tables("/jaxlib/"); });
-  retire_keeper();
+  retire_agent();
   auto world = std::make_unique<World>(std::move(options));
   std::lock_guard lock(mutex_);
   worlds_.push_back(std::move(world));
@@ -137,7 +137,7 @@ std::unique_ptr<Communicator> Engine::communicator(int color, int key) {
     return communicator;
   } catch (const std::exception& error) {
     // The others of the clique would wait for this process until their deadline.
-    world.arena().poison(error.what());
+    world.arena().abort(error.what());
     throw;
   }
 }
@@ -198,14 +198,14 @@ int lockstep_start(const lockstep_options* given) {
   return lockstep::guarded([&] {
     lockstep::WorldOptions options;
     options.process = given->process;
-    const int members = given->num_processes + given->num_keepers;
+    const int members = given->num_processes + given->num_agents;
     options.labels.assign(given->labels, given->labels + members);
-    options.network.num_keepers = given->num_keepers;
+    options.network.num_agents = given->num_agents;
     options.arena_fd = given->arena_fd;
     options.nonce = given->nonce;
     options.timeout_seconds = given->timeout_seconds;
     options.cores = given->cores;
-    options.crowded = given->crowded != 0;
+    options.oversubscribed = given->oversubscribed != 0;
     options.device_id_bytes = given->device_id_bytes;
     if (given->recorder != nullptr) options.recorder.path = given->recorder;
     if (given->host != nullptr) options.recorder.host = given->host;
@@ -240,14 +240,14 @@ int lockstep_frames_known() { return Engine::instance().frames_known(); }
 
 void lockstep_counts(std::uint64_t counts[5]) { Engine::instance().read_counts(counts); }
 
-void lockstep_poison(const char* text) {
-  if (auto* world = Engine::instance().started()) world->arena().poison(text);
+void lockstep_abort(const char* text) {
+  if (auto* world = Engine::instance().started()) world->arena().abort(text);
 }
 
-const char* lockstep_poison_text() {
+const char* lockstep_abort_text() {
   auto* world = Engine::instance().started();
-  const bool failed = world != nullptr && world->arena().poisoned();
-  return lockstep::keep(failed ? world->arena().poison_text() : "");
+  const bool failed = world != nullptr && world->arena().aborted();
+  return lockstep::keep(failed ? world->arena().abort_text() : "");
 }
 
 void lockstep_forbid(const char* text) { Engine::instance().forbid(text == nullptr ? "" : text); }

@@ -36,18 +36,18 @@ int lockstep_create_arena(std::uint64_t nonce);
 struct lockstep_options {
   int process;
   int num_processes;
-  // A keeper is a member of the network between hosts that owns no device and is in no collective:
-  // it answers the notes of watchers of other hosts when the processes of its own cannot. Keepers
+  // An agent is a member of the network between hosts that owns no device and is in no collective:
+  // it answers the notes of watchers of other hosts when the processes of its own cannot. Agents
   // are numbered behind the processes, and a `process` from num_processes on is one. It has an
   // arena of its own; losing it does not fail the job, and it fails the job of nobody else.
-  int num_keepers;
-  // What there is "one per process" of, there is one per keeper of behind them.
+  int num_agents;
+  // What there is "one per process" of, there is one per agent of behind them.
   const char* const* labels;  // one per process: "process 1 (pid 7 on host a)"
   int arena_fd;
   std::uint64_t nonce;
   double timeout_seconds;  // of one collective; 0 for none
   int cores;               // this process's share
-  int crowded;             // more processes than cores on this host
+  int oversubscribed;      // more processes than cores on this host
   int device_id_bytes;     // width of a device id in this jaxlib: 4 or 8; 0: not known
   int check_programs;      // compare which program a collective belongs to
   int strict;              // compare call sites as well
@@ -58,15 +58,15 @@ struct lockstep_options {
   int single_copy;  // large messages straight from the memory of other processes, if possible
   // Where there are several hosts; null, null, -1, null, 0 and null where there is one.
   const char* const* addresses;  // one per process, "10.0.0.1:4411"; "" for those of this host,
-                                 // and, in a keeper, for the other keepers
-  const int* pids;               // one per process: of the others of this host, else 0; keepers
+                                 // and, in an agent, for the other agents
+  const int* pids;               // one per process: of the others of this host, else 0; agents
                                  // have 0, and do not look at those of others
   int listener;                  // a listening socket of this process, which the engine duplicates
   const char* key;               // bytes that all processes have, and nobody else
   int key_bytes;
   const char* tls_library;  // OpenSSL's libssl, for dlopen
 };
-// Returns when this process has met all processes and keepers of other hosts. A keeper may start
+// Returns when this process has met all processes and agents of other hosts. An agent may start
 // again: its earlier start has then taken leave.
 int lockstep_start(const lockstep_options* options);
 
@@ -86,14 +86,14 @@ void lockstep_counts(std::uint64_t counts[5]);
 // lockstep_forbid, which is remembered.
 
 // Fails the job: every rank that waits, and every later collective, raises the text.
-void lockstep_poison(const char* text);
+void lockstep_abort(const char* text);
 // The text the job failed with; "" while it is healthy.
-const char* lockstep_poison_text();
+const char* lockstep_abort_text();
 // Every collective of this process raises the text at once; null or "" lifts it.
 void lockstep_forbid(const char* text);
 // What this process's record says of it from now on: 1 its program has ended, 2 it has failed.
 // Where there are several hosts 1 waits until no collective is left of what the program has
-// dispatched; in a keeper there is none.
+// dispatched; in an agent there is none.
 void lockstep_leave(int state);
 // In a forked child: lets go of the connections to other hosts, which are its parent's.
 void lockstep_forked();
@@ -110,7 +110,7 @@ void lockstep_set_watched(int watched);
 // five numbers: may look-alike collectives of different programs meet; "deadline" and a text: what
 // a rank is about to fail the job with, because it has waited too long; anything else: a
 // divergence, or that a rank waits for a process whose program has ended. Of the last two the
-// watcher may publish more, by lockstep_poison, before it responds. The same request is returned
+// watcher may publish more, by lockstep_abort, before it responds. The same request is returned
 // until the watcher has responded to its number, or no rank wants the response any more.
 const char* lockstep_request(std::uint64_t* number);
 // 1: yes, 0: no, -1: not known, so that the rank goes on and asks again later.

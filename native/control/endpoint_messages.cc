@@ -49,9 +49,9 @@ bool Network::send_note(int process, std::span<const std::byte> bytes, double ti
 
 bool Network::send_part(Connection& connection, Frame frame, std::span<const std::byte> part,
                         const Deadline& deadline) {
-  // A failed job is what a keeper's notes are about; a process is to end, and not to wait for them.
-  const auto& poison = reader_.is_keeper(process_) ? kNever : arena_->header().poison_state;
-  const Watch watch{&poison, deadline, {}, nullptr, nullptr, &stopped_};
+  // A failed job is what an agent's notes are about; a process is to end, and not to wait for them.
+  const auto& abort = reader_.is_agent(process_) ? kNever : arena_->header().abort_state;
+  const Watch watch{&abort, deadline, {}, nullptr, nullptr, &stopped_};
   std::unique_lock turn(connection.turn, std::defer_lock);
   if (!lock(turn, deadline) || connection.broken) return false;
   Written how = write_unsent(connection, watch);

@@ -5,7 +5,7 @@
 namespace lockstep {
 
 void Verdict::pass(const std::string& text, Arena& arena) {
-  if (!waits()) return arena.poison(text);
+  if (!waits()) return arena.abort(text);
   if (!text_) {
     text_ = text;
     due_ = Clock::now() + kOtherWord;
@@ -15,8 +15,8 @@ void Verdict::pass(const std::string& text, Arena& arena) {
 
 void Verdict::pass_when_due(Arena& arena) {
   if (!text_) return;
-  if (waits() && Clock::now() < due_ && !arena.poisoned()) return;
-  arena.poison(*text_);
+  if (waits() && Clock::now() < due_ && !arena.aborted()) return;
+  arena.abort(*text_);
   text_.reset();
 }
 

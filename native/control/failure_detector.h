@@ -1,5 +1,5 @@
 // A process is missing, and the job is to fail. The watchers, of this process and of other hosts,
-// may know why: they get a moment to poison the job with what they know.
+// may know why: they get a moment to abort the job with what they know.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ class Verdict {
   // The program here has ended, and so perhaps its watcher: those of others may know more.
   void set_left() { left_.store(true, std::memory_order_release); }
 
-  // What follows is the reader's. Poisons the job with the text, by `pass_when_due` if it is
+  // What follows is the reader's. Aborts the job with the text, by `pass_when_due` if it is
   // watched. The first text stays.
   void pass(const std::string& text, Arena& arena);
   void pass_when_due(Arena& arena);

@@ -34,7 +34,7 @@ const Requests::Open* Requests::first() const {
 void Requests::wait(std::unique_lock<std::mutex>& lock, Open& open,
                     std::chrono::milliseconds timeout) {
   const auto over = [&] {
-    return open.response || open.overdue || !watched_ || poison_.load(std::memory_order_acquire);
+    return open.response || open.overdue || !watched_ || abort_.load(std::memory_order_acquire);
   };
   while (!changed_.wait_for(lock, kLook, [&] { return over() || first() == &open; })) {
   }

@@ -25,10 +25,10 @@ class Requests {
  public:
   enum class Response { kUnknown, kYes, kNo };  // unknown: also that none came
 
-  // The alarm wakes the watcher; `poison`: not 0 once the job has failed, which ends all waits
+  // The alarm wakes the watcher; `abort`: not 0 once the job has failed, which ends all waits
   // here. Both must outlive this.
-  Requests(const Alarm& alarm, const std::atomic<std::uint32_t>& poison)
-      : alarm_(alarm), poison_(poison) {}
+  Requests(const Alarm& alarm, const std::atomic<std::uint32_t>& abort)
+      : alarm_(alarm), abort_(abort) {}
 
   // Without a watcher every request is answered at once: unknown.
   void set_watched(bool watched);
@@ -67,7 +67,7 @@ class Requests {
   void wait(std::unique_lock<std::mutex>& lock, Open& open, std::chrono::milliseconds timeout);
 
   const Alarm& alarm_;
-  const std::atomic<std::uint32_t>& poison_;
+  const std::atomic<std::uint32_t>& abort_;
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   bool watched_ = false;

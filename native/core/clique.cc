@@ -47,7 +47,7 @@ Team::Team(World& world, std::vector<int> devices) : world_(world), devices_(std
 void Team::run(int member, std::uint32_t sequence, const Call& call, const Work& work) {
   // Who gives up a round has left it for good: no round can be complete any more.
   for (const Round& round : rounds_)
-    if (round.state.load() == Round::kAbandoned) throw Error(world_.arena().poison_text());
+    if (round.state.load() == Round::kAbandoned) throw Error(world_.arena().abort_text());
   Round& round = rounds_[sequence % 2];
   const auto index = static_cast<std::size_t>(member);
   round.calls[index] = &call;
@@ -62,7 +62,7 @@ void Team::run(int member, std::uint32_t sequence, const Call& call, const Work&
 void Team::lead(Round& round, std::uint32_t sequence, const Work& work) {
   std::uint32_t gathering = Round::kGathering;
   if (!round.state.compare_exchange_strong(gathering, Round::kRunning))
-    throw Error(world_.arena().poison_text());  // a member gave up waiting and took its call along
+    throw Error(world_.arena().abort_text());  // a member gave up waiting and took its call along
   round.error.clear();
   try {
     check_same(round.calls, sequence);
@@ -72,7 +72,7 @@ void Team::lead(Round& round, std::uint32_t sequence, const Work& work) {
   } catch (const std::exception& error) {
     round.error = error.what();
     // The peers are in the middle of this collective; they must not wait for what will not come.
-    world_.arena().poison(round.error);
+    world_.arena().abort(round.error);
   }
   for (auto& present : round.present) present.store(false, std::memory_order_relaxed);
   round.arrived.store(0, std::memory_order_relaxed);
@@ -93,16 +93,16 @@ void Team::check_same(std::span<const Call* const> calls, std::uint32_t sequence
 }
 
 void Team::wait_for_leader(Round& round, int member, std::uint32_t sequence, const Call& call) {
-  // Poison does not end this wait by itself: once the leader runs it uses this call's buffers.
+  // Abort does not end this wait by itself: once the leader runs it uses this call's buffers.
   static const std::atomic<std::uint32_t> kNever{0};
   Deadline deadline(world_.timeout_seconds(), call.entered);
   const auto spin = world_.sibling_spin(static_cast<int>(devices_.size()));
   for (;;) {
-    Watch watch{&world_.arena().header().poison_state, deadline, spin, &world_.alarm()};
+    Watch watch{&world_.arena().header().abort_state, deadline, spin, &world_.alarm()};
     if (wait_until(done_, sequence + 1, watch) == WaitResult::kReached) return;
     // The text first: a member that comes later finds it with the abandoned round.
     const bool gathers = round.state.load() == Round::kGathering;
-    if (gathers && deadline.passed() && !world_.arena().poisoned())
+    if (gathers && deadline.passed() && !world_.arena().aborted())
       world_.timed_out("lockstep: " + std::string(name_of(call.op)) + " of " +
                        std::to_string(call.count) + " x " + name_of(call.dtype) + ": device " +
                        std::to_string(devices_[static_cast<std::size_t>(member)]) + " of " +
@@ -113,11 +113,11 @@ void Team::wait_for_leader(Round& round, int member, std::uint32_t sequence, con
     std::uint32_t gathering = Round::kGathering;
     if (!round.state.compare_exchange_strong(gathering, Round::kAbandoned) &&
         gathering == Round::kRunning) {
-      // The leader has the deadline and the poison flag before it, and ends.
+      // The leader has the deadline and the abort flag before it, and ends.
       wait_until(done_, sequence + 1, Watch{&kNever, Deadline(0), spin});
       return;
     }
-    throw Error(world_.arena().poison_text());
+    throw Error(world_.arena().abort_text());
   }
 }
 
@@ -207,14 +207,14 @@ std::byte* Clique::shared_memory(std::size_t bytes) {
         entry.offset.store(offset, std::memory_order_release);
         return arena.at(offset) + preamble;
       } catch (const Error& error) {
-        arena.poison(error.what());
+        arena.abort(error.what());
         throw;
       }
     }
     if (found != id_) continue;
     Deadline deadline(30);
     while (entry.offset.load(std::memory_order_acquire) == 0) {
-      if (arena.poisoned()) throw Error(arena.poison_text());
+      if (arena.aborted()) throw Error(arena.abort_text());
       if (deadline.passed())
         throw Error("lockstep: another process began to set up the group of " + describe() +
                     " and has not finished in 30 s; it may have been stopped or killed.");

@@ -10,11 +10,11 @@ Exchange::Exchange(Clique& clique, std::span<const Call* const> calls, std::uint
     : clique_(clique),
       calls_(calls),
       signature_(signature_of(*calls[0], sequence)),
-      watch_{&clique.world().arena().header().poison_state,
+      watch_{&clique.world().arena().header().abort_state,
              Deadline(clique.world().timeout_seconds(), calls[0]->entered),
              clique.world().process_spin(), &clique.world().alarm()},
       first_(clique.groups().size() > 1 ? clique.partials(clique.self()).next() : 0) {
-  if (clique.world().arena().poisoned()) throw Error(clique.world().arena().poison_text());
+  if (clique.world().arena().aborted()) throw Error(clique.world().arena().abort_text());
   if (calls.size() > 1) record_arrival();  // of the siblings; that of the peers may follow
 }
 
@@ -95,8 +95,8 @@ void Exchange::wait(Counter& counter, std::uint32_t target, int peer) {
   switch (wait_until(counter, target, watch_)) {
     case WaitResult::kReached:
       return;
-    case WaitResult::kPoisoned:
-      throw Error(world.arena().poison_text());
+    case WaitResult::kAborted:
+      throw Error(world.arena().abort_text());
     case WaitResult::kLeft:
       give_up_on(peer);
     case WaitResult::kDeadline:

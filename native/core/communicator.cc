@@ -45,7 +45,7 @@ void Communicator::fail(const std::string& what) {
       "lockstep: " + what +
       ". This jaxlib calls its collectives in an order that this version of Lockstep does not "
       "know; `lockstep doctor` names the versions that it does.";
-  clique_.world().arena().poison(text);
+  clique_.world().arena().abort(text);
   throw Error(text);
 }
 

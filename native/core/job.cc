@@ -32,7 +32,7 @@ WorldOptions kept(const WorldOptions& options) {
 RecorderOptions complete(const WorldOptions& options) {
   RecorderOptions recorder = options.recorder;
   recorder.process = options.process;
-  recorder.num_processes = static_cast<int>(options.labels.size()) - options.network.num_keepers;
+  recorder.num_processes = static_cast<int>(options.labels.size()) - options.network.num_agents;
   recorder.nonce = options.nonce;
   recorder.label = options.labels.at(static_cast<std::size_t>(options.process));
   return recorder;
@@ -45,8 +45,8 @@ World::World(WorldOptions options)
       arena_(options_.arena ? options_.arena
                             : std::make_shared<Arena>(options_.arena_fd, options_.nonce)),
       recorder_(complete(options_)),
-      requests_(alarm_, arena_->header().poison_state),
-      peers_(*arena_, options_.process, options_.labels, options_.single_copy && !is_keeper()),
+      requests_(alarm_, arena_->header().abort_state),
+      peers_(*arena_, options_.process, options_.labels, options_.single_copy && !is_agent()),
       network_(options.network.addresses.empty()
                    ? nullptr
                    : std::make_unique<Network>(options.network, options_.process, options_.nonce,
@@ -131,15 +131,15 @@ void World::set_watched(bool watched) {
 }
 
 std::string World::diverged(const std::string& text) {
-  if (!arena_->poisoned()) requests_.ask(text, kPatience);
-  arena_->poison(text);
-  return arena_->poison_text();
+  if (!arena_->aborted()) requests_.ask(text, kPatience);
+  arena_->abort(text);
+  return arena_->abort_text();
 }
 
 std::string World::timed_out(const std::string& text) {
-  if (!arena_->poisoned()) requests_.ask("deadline " + text, kPatience);
-  arena_->poison(text);
-  return arena_->poison_text();
+  if (!arena_->aborted()) requests_.ask("deadline " + text, kPatience);
+  arena_->abort(text);
+  return arena_->abort_text();
 }
 
 std::string World::has_ended(int process, const std::string& what) {
@@ -167,7 +167,7 @@ void World::mark_left() {
 void World::finish_what_runs() {
   std::uint64_t seen = begun_.load();
   // Looks are counted, not time: when this thread has stood still, so have the others.
-  for (int quiet = 0; quiet < kQuietLooks && !arena_->poisoned();) {
+  for (int quiet = 0; quiet < kQuietLooks && !arena_->aborted();) {
     std::this_thread::sleep_for(kBetweenLooks);
     const std::uint64_t begun = begun_.load();
     quiet = begun == seen && begun == ended_.load() ? quiet + 1 : 0;
@@ -176,9 +176,9 @@ void World::finish_what_runs() {
 }
 
 void World::leave(Recorder::State state) {
-  if (network_ && state == Recorder::kEnded && !is_keeper()) finish_what_runs();
+  if (network_ && state == Recorder::kEnded && !is_agent()) finish_what_runs();
   recorder_.set_state(state);
-  // Who has failed says more, by poison.
+  // Who has failed says more, by abort.
   if (state != Recorder::kEnded) return;
   mark_left();
   if (network_) network_->leave();
@@ -192,7 +192,7 @@ void World::retire() {
 
 bool World::let_through(const Origin& mine, int peer, const Origin& theirs) {
   if (mine.other_line(theirs) || mine.channel != theirs.channel) return false;
-  if (arena_->poisoned()) return false;
+  if (arena_->aborted()) return false;
   const auto text = [&] {
     return "programs " + std::to_string(mine.execution) + " " + std::to_string(mine.channel) + " " +
            std::to_string(peer) + " " + std::to_string(theirs.execution) + " " +
@@ -204,12 +204,12 @@ bool World::let_through(const Origin& mine, int peer, const Origin& theirs) {
 }
 
 std::chrono::nanoseconds World::process_spin() const {
-  return options_.crowded ? std::chrono::nanoseconds(0) : std::chrono::nanoseconds(kSpin);
+  return options_.oversubscribed ? std::chrono::nanoseconds(0) : std::chrono::nanoseconds(kSpin);
 }
 
 std::chrono::nanoseconds World::sibling_spin(int siblings) const {
-  return siblings <= cores() && !options_.crowded ? std::chrono::nanoseconds(kSpin)
-                                                  : std::chrono::nanoseconds(0);
+  return siblings <= cores() && !options_.oversubscribed ? std::chrono::nanoseconds(kSpin)
+                                                         : std::chrono::nanoseconds(0);
 }
 
 }  // namespace lockstep

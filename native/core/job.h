@@ -28,18 +28,18 @@ struct WorldOptions {
   int process = 0;
   int arena_fd = -1;
   std::uint64_t nonce = 0;
-  double timeout_seconds = 0;  // 0: no deadline
-  int cores = 1;               // this process's share of the host's cores
-  bool crowded = false;        // more processes than cores on this host
-  int device_id_bytes = 4;     // in this jaxlib's lists of devices; 0: not known
-  bool single_copy = true;     // large messages by PeerMemory, where the system permits it
+  double timeout_seconds = 0;   // 0: no deadline
+  int cores = 1;                // this process's share of the host's cores
+  bool oversubscribed = false;  // more processes than cores on this host
+  int device_id_bytes = 4;      // in this jaxlib's lists of devices; 0: not known
+  bool single_copy = true;      // large messages by PeerMemory, where the system permits it
   // From how many bytes on, from one process to another; the same in all processes. Below, two
   // copies in the cache cost less than a system call that looks up every page.
   std::size_t single_copy_from = 512 << 10;
   // Worlds that share one mapping, in place of arena_fd and nonce. ThreadSanitizer knows memory by
   // its address: it sees what two Worlds of one process do to the arena only where they share it.
   std::shared_ptr<Arena> arena;
-  std::vector<std::string> labels;  // how errors name each process, and behind them each keeper
+  std::vector<std::string> labels;  // how errors name each process, and behind them each agent
   RecorderOptions recorder;         // its path, host and attempt; the rest is filled in here
   NetworkOptions network;           // to the other hosts
 };
@@ -50,8 +50,8 @@ class World {
   ~World();
 
   int process() const { return options_.process; }
-  int num_processes() const { return num_members() - options_.network.num_keepers; }
-  bool is_keeper() const { return process() >= num_processes(); }
+  int num_processes() const { return num_members() - options_.network.num_agents; }
+  bool is_agent() const { return process() >= num_processes(); }
   int cores() const { return options_.cores; }
   int device_id_bytes() const { return options_.device_id_bytes; }
   double timeout_seconds() const { return options_.timeout_seconds; }
@@ -63,7 +63,7 @@ class World {
 
   // While this is set, a collective of this process raises it at once. Empty: none. An execution
   // that was refused stays refused: the devices of a process come to a collective one by one, and
-  // one that comes when this is lifted would wait for the others for ever.
+  // one that comes when this is lifted would wait for the others forever.
   void forbid(std::string text);
   void check_allowed(const Origin& origin);
 
@@ -71,8 +71,8 @@ class World {
   // this process. False where executions are not numbered.
   bool has_raised_before(const Origin& origin);
 
-  // Two members of a clique are in different collectives. Poisons the job, after giving the watcher
-  // (if there is one) time to poison it with a table of who called what; returns what all raise.
+  // Two members of a clique are in different collectives. Aborts the job, after giving the watcher
+  // (if there is one) time to abort it with a table of who called what; returns what all raise.
   std::string diverged(const std::string& text);
   // The same for a wait that has met its deadline.
   std::string timed_out(const std::string& text);
@@ -101,9 +101,9 @@ class World {
   std::string has_ended(int process, const std::string& what);
   // This process's program has ended; `state` is for its record.
   void leave(Recorder::State state);
-  // Another world takes its place in this keeper. It stays, for whoever is in one of its calls.
+  // Another world takes its place in this agent. It stays, for whoever is in one of its calls.
   void retire();
-  // A collective of this process, while it lives: `leave` waits for those under way.
+  // A collective of this process, while it lives: `leave` waits for those in flight.
   class Call {
    public:
     explicit Call(World& world) : world_(world.network_ ? &world : nullptr) {
@@ -135,7 +135,7 @@ class World {
   // takes huge ones for buffers of more than 32 MiB); with one core for both it takes twice as
   // long.
   std::size_t single_message_from() const {
-    return options_.single_copy_from * (options_.crowded ? 1 : 64);
+    return options_.single_copy_from * (options_.oversubscribed ? 1 : 64);
   }
 
   // How long a leader may spin for another process, and a device's thread for its siblings.
@@ -155,7 +155,7 @@ class World {
 
   std::atomic<std::int64_t> first_raised_{0};  // the execution whose collective raised first
 
-  // Of the network: processes and keepers.
+  // Of the network: processes and agents.
   int num_members() const { return static_cast<int>(options_.labels.size()); }
   void mark_left();
   void finish_what_runs();

@@ -145,7 +145,7 @@ Stream Mailbox::stream(int source, int target, int peer) const {
 Watch Mailbox::sending() const {
   World& world = clique_.world();
   return {
-      &world.arena().header().poison_state, Deadline(world.timeout_seconds()), {}, &world.alarm()};
+      &world.arena().header().abort_state, Deadline(world.timeout_seconds()), {}, &world.alarm()};
 }
 
 void Mailbox::send_shared(int self, Request& request) {
@@ -252,9 +252,9 @@ void Mailbox::withdraw(int self, Request& request) {
     // healthy.
     send_shared(self, request);
     if (!request.complete.load(std::memory_order_relaxed))
-      clique_.world().arena().poison("lockstep: collective-permute on " + clique_.describe() +
-                                     ": rank " + std::to_string(self) + " left before rank " +
-                                     std::to_string(request.peer) + " had its message.");
+      clique_.world().arena().abort("lockstep: collective-permute on " + clique_.describe() +
+                                    ": rank " + std::to_string(self) + " left before rank " +
+                                    std::to_string(request.peer) + " had its message.");
     return;
   }
   LocalChannel& channel = *local_[pair(self, request.peer)];
@@ -295,12 +295,12 @@ Request* Port::receive(int source, std::byte* data, std::size_t bytes, const Ori
 void Port::wait(Request* request) {
   World& world = clique_.world();
   Counter& bell = clique_.mailbox().bell(rank_);
-  Watch watch{&world.arena().header().poison_state, Deadline(world.timeout_seconds()),
+  Watch watch{&world.arena().header().abort_state, Deadline(world.timeout_seconds()),
               world.process_spin(), &world.alarm()};
   guarded([&] {
     // A failure ended all requests of this rank, this one too.
     if (std::ranges::find(pending_, request, &std::unique_ptr<Request>::get) == pending_.end())
-      throw Error(world.arena().poison_text());
+      throw Error(world.arena().abort_text());
     const int peer = clique_.mailbox().process_of(request->peer);
     watch.left = world.has_left(peer);
     for (;;) {
@@ -309,7 +309,7 @@ void Port::wait(Request* request) {
         if (!behind_another(i)) clique_.mailbox().progress(rank_, *pending_[i]);
       if (request->complete.load(std::memory_order_acquire)) return;
       const WaitResult result = wait_until(bell, seen + 1, watch);
-      if (result == WaitResult::kPoisoned) throw Error(world.arena().poison_text());
+      if (result == WaitResult::kAborted) throw Error(world.arena().abort_text());
       if (result == WaitResult::kDeadline) give_up(*request);
       if (result == WaitResult::kLeft)
         throw Error(world.has_ended(peer, "collective-permute on " + clique_.describe()));
@@ -327,7 +327,7 @@ void Port::guarded(Step step) {
     forget_all();
     throw Error(text);
   } catch (const Error& error) {
-    clique_.world().arena().poison(error.what());
+    clique_.world().arena().abort(error.what());
     forget_all();
     throw;
   }

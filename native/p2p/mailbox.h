@@ -98,7 +98,7 @@ class Port {
  private:
   Request* add(Request::Kind kind, int peer, const std::byte* from, std::byte* to,
                std::size_t bytes, const Origin& origin);
-  // Runs `step`; when it throws, the job is poisoned and no request of this rank stays behind.
+  // Runs `step`; when it throws, the job is aborted and no request of this rank stays behind.
   template <typename Step>
   void guarded(Step step);
   [[noreturn]] void give_up(const Request& request);

@@ -135,26 +135,26 @@ TEST(a_permute_without_memory) {
 TEST(the_first_text_of_a_failure_stays) {
   const File file{Arena::create(kNonce)};
   Arena a(file.fd, kNonce), b(file.fd, kNonce);
-  CHECK(!b.poisoned());
-  a.poison("first");
-  b.poison("second");
-  CHECK(b.poisoned());
-  CHECK_EQUAL(a.poison_text(), "first");
-  CHECK_EQUAL(b.poison_text(), "first");
+  CHECK(!b.aborted());
+  a.abort("first");
+  b.abort("second");
+  CHECK(b.aborted());
+  CHECK_EQUAL(a.abort_text(), "first");
+  CHECK_EQUAL(b.abort_text(), "first");
 }
 
 TEST(a_long_text_is_cut) {
   const File file{Arena::create(kNonce)};
   Arena arena(file.fd, kNonce);
-  arena.poison(std::string(5000, 'x'));
-  CHECK_EQUAL(arena.poison_text(), std::string(kPoisonText - 1, 'x'));
+  arena.abort(std::string(5000, 'x'));
+  CHECK_EQUAL(arena.abort_text(), std::string(kAbortText - 1, 'x'));
 }
 
 TEST(a_process_that_died_while_it_wrote_the_text) {
   const File file{Arena::create(kNonce)};
   Arena arena(file.fd, kNonce);
-  arena.header().poison_state.store(1);
-  CHECK_CONTAINS(arena.poison_text(), "another process failed and left no text");
+  arena.header().abort_state.store(1);
+  CHECK_CONTAINS(arena.abort_text(), "another process failed and left no text");
 }
 
 }  // namespace

@@ -107,7 +107,7 @@ TEST(more_ranks_than_cores) {
   Layout crowd{"16x1", {}};
   for (int process = 0; process < 16; ++process) crowd.process_of.push_back(process);
   for (const Harness harness : kAll)
-    run_healthy(crowd, {.harness = harness, .crowded = true, .cores = 1}, [](Rank& rank) {
+    run_healthy(crowd, {.harness = harness, .oversubscribed = true, .cores = 1}, [](Rank& rank) {
       const auto end = rank.all();
       for (std::uint32_t i = 0; i < 40; ++i)
         for (const Op op : kOps)

@@ -16,11 +16,11 @@ namespace {
 
 constexpr double kSoon = 0.5;
 
-// Until somebody has poisoned the job; the rank that calls it makes no call of its own.
+// Until somebody has aborted the job; the rank that calls it makes no call of its own.
 void stay_away(Rank& rank) {
-  for (int i = 0; i < 60'000 && !rank.world.arena().poisoned(); ++i)
+  for (int i = 0; i < 60'000 && !rank.world.arena().aborted(); ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  CHECK(rank.world.arena().poisoned());
+  CHECK(rank.world.arena().aborted());
 }
 
 Case small(Op op) { return {op, DType::kF32, reductions_of(op, DType::kF32)[0], 10, 1}; }
@@ -167,7 +167,7 @@ TEST(a_communicator_with_an_unfinished_send_goes_away) {
   CHECK_CONTAINS(outcomes[1].error, "waited 0.5 s", "Not arrived: device 0 of process 0");
 }
 
-TEST(poison_reaches_who_sleeps_without_a_deadline) {
+TEST(abort_reaches_who_sleeps_without_a_deadline) {
   for (const Harness harness : kAll)
     for (const char* where : {"2x1", "1x4"})
       for (const bool permute : {false, true}) {
@@ -176,7 +176,7 @@ TEST(poison_reaches_who_sleeps_without_a_deadline) {
               const auto end = rank.all();
               if (rank.index == 0) {
                 std::this_thread::sleep_for(std::chrono::milliseconds(200));
-                rank.world.arena().poison("lockstep: the test ends this job.");
+                rank.world.arena().abort("lockstep: the test ends this job.");
               } else if (permute) {
                 Buffer data(10);
                 end->wait(end->receive(0, data.data(), data.bytes()));
@@ -201,7 +201,7 @@ TEST(a_failed_job_never_hangs) {
         call.reduction = Reduction::kSum;
         call.count = 1;
         call.in = call.out = reinterpret_cast<std::byte*>(&value);
-        if (rank.index == 0) rank.world.arena().poison("lockstep: the test ends this job.");
+        if (rank.index == 0) rank.world.arena().abort("lockstep: the test ends this job.");
         if (rank.index == 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         for (int i = 0; i < 3000; ++i)
           CHECK_CONTAINS(ERROR_OF(end->run(call)), "the test ends this job");
@@ -216,7 +216,7 @@ TEST(a_round_after_an_abandoned_one) {
     std::barrier together(2);
     const auto body = [&](Rank& rank) {
       const auto end = rank.all();
-      rank.world.arena().header().poison_state.store(1);
+      rank.world.arena().header().abort_state.store(1);
       if (rank.index == 1) std::this_thread::sleep_for(std::chrono::milliseconds(20));
       for (int round = 0; round < 2; ++round) {
         CHECK_CONTAINS(ERROR_OF(run_case(*end, {.count = 1})), "another process failed");
@@ -230,7 +230,7 @@ TEST(a_round_after_an_abandoned_one) {
 
 TEST(a_group_is_made_after_the_job_has_failed) {
   run_healthy(layout("2x1"), {}, [](Rank& rank) {
-    rank.world.arena().poison("lockstep: the test ends this job.");
+    rank.world.arena().abort("lockstep: the test ends this job.");
     CHECK_CONTAINS(ERROR_OF({
                      const auto end = rank.all();
                      run_case(*end, {.count = 10});

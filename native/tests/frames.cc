@@ -147,7 +147,7 @@ struct Conversation {
           add({.kind = Frame::kRelease, .clique = kCliques[clique]});
           break;
         case 4:
-          add({.kind = Frame::kPoison}, rest);
+          add({.kind = Frame::kAbort}, rest);
           break;
         default:
           add({.kind = Frame::kMessage,
@@ -231,7 +231,7 @@ TEST(changed_frames) {
       Random random(seed);
       Conversation what(random);
       for (std::size_t i = 1 + random() % 3; i > 0; --i) mutate(what, random);
-      arena.header().poison_state.store(0);
+      arena.header().abort_state.store(0);
       Target target(arena);
       if (!target.feed(what.bytes, random)) ++refused;
       target.check();

@@ -121,7 +121,7 @@ struct Job {
     made.nonce = kNonce;
     made.timeout_seconds = options.timeout_seconds;
     made.cores = options.cores;
-    made.crowded = options.crowded;
+    made.oversubscribed = options.oversubscribed;
     made.single_copy = options.single_copy && process != options.unreadable;
     made.single_copy_from = options.single_copy_from;
     made.arena = std::move(mapping);
@@ -157,7 +157,7 @@ struct Job {
     } catch (const CheckFailed& error) {
       keep(error);
       slot.check_failed = true;
-      world.arena().poison(std::string("rank ") + std::to_string(index) + ": " + error.what());
+      world.arena().abort(std::string("rank ") + std::to_string(index) + ": " + error.what());
     } catch (const std::exception& error) {
       keep(error);
     }

@@ -57,7 +57,7 @@ Listener listen_anywhere();
 struct Options {
   Harness harness = Harness::kThreads;
   double timeout_seconds = 60;
-  bool crowded = false;
+  bool oversubscribed = false;
   int cores = 2;
   bool single_copy = true;
   int unreadable = -1;  // a process that takes no part in single copies

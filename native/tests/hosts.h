@@ -21,8 +21,8 @@ namespace lockstep::testing {
 inline constexpr std::uint64_t kNonce = 4711;
 inline const std::vector<std::string> kLabels{"process 0", "process 1"};
 
-// With a keeper that never comes: then the ports stay open.
-inline const std::vector<std::string> kOpenLabels{"process 0", "process 1", "keeper 2"};
+// With an agent that never comes: then the ports stay open.
+inline const std::vector<std::string> kOpenLabels{"process 0", "process 1", "agent 2"};
 
 inline SecretBytes key(unsigned char value) { return SecretBytes(32, std::byte{value}); }
 
@@ -59,22 +59,22 @@ struct Host {
     return options;
   }
   void join(int process, const std::string& other, unsigned char secret = 7,
-            std::uint64_t nonce = kNonce, double patience = 20, int num_keepers = 0) {
+            std::uint64_t nonce = kNonce, double patience = 20, int num_agents = 0) {
     NetworkOptions given = options({"", ""});
     given.addresses[static_cast<std::size_t>(1 - process)] = other;
     given.key = key(secret);
     given.patience_seconds = patience;
-    given.num_keepers = num_keepers;
+    given.num_agents = num_agents;
     if (stays_open) {
       given.addresses.push_back("127.0.0.1:1");
-      given.num_keepers = 1;
-      given.keeper_patience_seconds = 0.05;
+      given.num_agents = 1;
+      given.agent_patience_seconds = 0.05;
     }
     network =
         std::make_unique<Network>(given, process, nonce, stays_open ? kOpenLabels : kLabels, arena);
   }
 
-  Watch watch() const { return {&arena->header().poison_state, Deadline(20), {}}; }
+  Watch watch() const { return {&arena->header().abort_state, Deadline(20), {}}; }
 };
 
 // A stream's end in memory of its own, which is to outlive the network.
@@ -119,10 +119,10 @@ struct Two {
     other.join();
   }
   void exchange(std::uint64_t clique) { testing::exchange(rings, hosts[0], hosts[1], clique); }
-  bool healthy() const { return !hosts[0].arena->poisoned() && !hosts[1].arena->poisoned(); }
+  bool healthy() const { return !hosts[0].arena->aborted() && !hosts[1].arena->aborted(); }
 };
 
-// Process 1 as somebody else would play it, who has the key. Or process 0; or a keeper, which is
+// Process 1 as somebody else would play it, who has the key. Or process 0; or an agent, which is
 // then the last of the two.
 struct Impostor {
   Host host;
@@ -131,10 +131,10 @@ struct Impostor {
   Descriptor to, from;
   std::unique_ptr<Tls::Session> out, in;
 
-  explicit Impostor(int process = 1, int num_keepers = 0, bool stays_open = false) {
+  explicit Impostor(int process = 1, int num_agents = 0, bool stays_open = false) {
     const int other = 1 - process;
     host.stays_open = stays_open;
-    std::thread joining([&] { host.join(other, listener.address, 7, kNonce, 20, num_keepers); });
+    std::thread joining([&] { host.join(other, listener.address, 7, kNonce, 20, num_agents); });
     greet({.kind = Frame::kGreeting,
            .place = static_cast<std::uint32_t>(process),
            .clique = kNonce,

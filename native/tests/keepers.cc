@@ -1,4 +1,4 @@
-// Keepers: they answer when the processes of their host cannot, and the job never depends on them.
+// Agents: they answer when the processes of their host cannot, and the job never depends on them.
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -29,23 +29,23 @@ constexpr double kLong = 60;
 // What must not happen has this long to do so.
 constexpr std::chrono::milliseconds kWhile{150};
 
-const std::vector<std::string> kThree{"process 0", "process 1", "keeper 2"};
+const std::vector<std::string> kThree{"process 0", "process 1", "agent 2"};
 
 std::span<const std::byte> text(const std::string& from) { return std::as_bytes(std::span(from)); }
 
-// A job of members on these hosts, of which the last ones are keepers. Each has an arena of its
+// A job of members on these hosts, of which the last ones are agents. Each has an arena of its
 // own; those that are `apart` are children of this process.
 class Job {
   const std::vector<int> hosts_;
-  const int num_keepers_;
+  const int num_agents_;
   std::vector<std::string> labels_;  // which the networks of `members` look at while they live
   std::map<int, pid_t> children_;
 
  public:
-  Job(std::vector<int> hosts, int num_keepers, const std::set<int>& apart = {})
-      : hosts_(std::move(hosts)), num_keepers_(num_keepers), members(hosts_.size()) {
+  Job(std::vector<int> hosts, int num_agents, const std::set<int>& apart = {})
+      : hosts_(std::move(hosts)), num_agents_(num_agents), members(hosts_.size()) {
     for (int i = 0; i < size(); ++i)
-      labels_.push_back((is_keeper(i) ? "keeper " : "process ") + std::to_string(i));
+      labels_.push_back((is_agent(i) ? "agent " : "process ") + std::to_string(i));
     for (const int member : apart) children_[member] = child(member);
     std::vector<std::future<void>> joining;
     for (int i = 0; i < size(); ++i)
@@ -65,7 +65,7 @@ class Job {
   Network& operator[](int member) const { return *at(member).network; }
   Arena& arena(int member) const { return *at(member).arena; }
   bool meets(int one, int other) const {
-    return host(one) != host(other) && !(is_keeper(one) && is_keeper(other));
+    return host(one) != host(other) && !(is_agent(one) && is_agent(other));
   }
   void kill(int member) {
     ::kill(children_.at(member), SIGKILL);
@@ -74,7 +74,7 @@ class Job {
   }
   void exchange(std::uint64_t clique) {
     testing::exchange(rings, members[0], members[1], clique);
-    CHECK(!arena(0).poisoned() && !arena(1).poisoned());
+    CHECK(!arena(0).aborted() && !arena(1).aborted());
   }
   // A note goes there, and one comes back.
   void correspond(int one, int other) const {
@@ -90,7 +90,7 @@ class Job {
  private:
   int size() const { return static_cast<int>(members.size()); }
   int host(int member) const { return hosts_[static_cast<std::size_t>(member)]; }
-  bool is_keeper(int member) const { return member >= size() - num_keepers_; }
+  bool is_agent(int member) const { return member >= size() - num_agents_; }
   const Host& at(int member) const { return members[static_cast<std::size_t>(member)]; }
 
   void join(int member) {
@@ -98,10 +98,10 @@ class Job {
     NetworkOptions options = own.options({});
     for (int i = 0; i < size(); ++i) {
       options.addresses.push_back(meets(member, i) ? at(i).listener.address : "");
-      const bool known = is_keeper(member) && host(i) == host(member) && children_.contains(i);
+      const bool known = is_agent(member) && host(i) == host(member) && children_.contains(i);
       options.pids.push_back(known ? children_.at(i) : 0);
     }
-    options.num_keepers = num_keepers_;
+    options.num_agents = num_agents_;
     own.network = std::make_unique<Network>(options, member, kNonce, labels_, own.arena);
   }
   pid_t child(int member) {
@@ -114,7 +114,7 @@ class Job {
   }
 };
 
-// Two hosts with a process each, 0 and 1, and a keeper each, 2 and 3.
+// Two hosts with a process each, 0 and 1, and an agent each, 2 and 3.
 Job pairs(const std::set<int>& apart = {}) { return Job({0, 1, 0, 1}, 2, apart); }
 
 TEST(who_meets_whom) {
@@ -124,21 +124,21 @@ TEST(who_meets_whom) {
       CHECK_EQUAL(job[one].is_elsewhere(other), job.meets(one, other));
   job.exchange(1);
   for (int member = 0; member < 4; ++member) {
-    CHECK(!job.arena(member).poisoned());
+    CHECK(!job.arena(member).aborted());
     for (int other = 0; other < 4; ++other) CHECK(!job[member].is_lost(other));
   }
 }
 
-TEST(a_keeper_that_does_not_come_is_done_without) {
+TEST(an_agent_that_does_not_come_is_done_without) {
   std::deque<Ring> rings;  // which outlive the networks
   Host processes[2];
   const Listener nobody = listen_anywhere();  // takes the connection, and says nothing
-  const auto join = [&](int own, const std::string& address, const std::string& keeper) {
+  const auto join = [&](int own, const std::string& address, const std::string& agent) {
     Host& host = processes[own];
     NetworkOptions options = host.options({});
-    options.addresses = {own == 0 ? "" : address, own == 0 ? address : "", keeper};
-    options.num_keepers = 1;
-    options.keeper_patience_seconds = 0.3;
+    options.addresses = {own == 0 ? "" : address, own == 0 ? address : "", agent};
+    options.num_agents = 1;
+    options.agent_patience_seconds = 0.3;
     host.network = std::make_unique<Network>(options, own, kNonce, kThree, host.arena);
   };
   std::thread joining([&] { join(1, processes[0].listener.address, ""); });
@@ -149,60 +149,60 @@ TEST(a_keeper_that_does_not_come_is_done_without) {
   CHECK(!processes[0].network->send_note(2, text("who?"), kLong));
   CHECK(!processes[1].network->is_lost(2));  // of its own host
   testing::exchange(rings, processes[0], processes[1], 1);
-  CHECK(!processes[0].arena->poisoned() && !processes[1].arena->poisoned());
+  CHECK(!processes[0].arena->aborted() && !processes[1].arena->aborted());
 }
 
-TEST(notes_of_keepers) {
+TEST(notes_of_agents) {
   const Job job = pairs();
-  for (const auto& [process, keeper] : {std::pair{0, 3}, std::pair{1, 2}}) {
-    job.correspond(process, keeper);
-    job.correspond(process, keeper);
+  for (const auto& [process, agent] : {std::pair{0, 3}, std::pair{1, 2}}) {
+    job.correspond(process, agent);
+    job.correspond(process, agent);
   }
   CHECK(!job[2].send_note(3, text("x"), kLong));  // no connection
   CHECK(!job[0].send_note(2, text("x"), kLong));
 }
 
-TEST(a_keeper_answers_when_the_process_of_its_host_was_killed) {
+TEST(an_agent_answers_when_the_process_of_its_host_was_killed) {
   Job job = pairs({1});
   job.kill(1);
-  eventually([&] { return job.arena(0).poisoned(); }, "an error");
+  eventually([&] { return job.arena(0).aborted(); }, "an error");
   CHECK(job[0].is_lost(1));
-  eventually([&] { return job.arena(3).poisoned(); }, "word of the error");
-  CHECK_EQUAL(job.arena(3).poison_text(), job.arena(0).poison_text());
+  eventually([&] { return job.arena(3).aborted(); }, "word of the error");
+  CHECK_EQUAL(job.arena(3).abort_text(), job.arena(0).abort_text());
   job.correspond(0, 3);
   CHECK(!job[0].is_lost(3) && !job[3].is_lost(0));
   std::this_thread::sleep_for(2 * kWhile);
   CHECK(!job[3].is_lost(1));  // of its own host: it cannot tell who has died from who has ended
 }
 
-// Process 1 and the keeper, 2, hear of it in no other way than by each other.
-TEST(a_process_that_is_lost_to_a_keeper) {
+// Process 1 and the agent, 2, hear of it in no other way than by each other.
+TEST(a_process_that_is_lost_to_a_agent) {
   Job job({0, 0, 1}, 1, {0});
   CHECK(!job[2].is_lost(0));
   job.kill(0);
   eventually([&] { return job[2].is_lost(0); }, "the loss");
   std::this_thread::sleep_for(kWhile);
   job.correspond(1, 2);
-  for (const int member : {1, 2}) CHECK(!job.arena(member).poisoned());
+  for (const int member : {1, 2}) CHECK(!job.arena(member).aborted());
   CHECK(!job[1].is_lost(2));
   CHECK(!job[2].send_note(0, text("x"), kLong));
 }
 
-TEST(what_a_keeper_has_heard_it_tells_nobody) {
+TEST(what_a_agent_has_heard_it_tells_nobody) {
   Job job({0, 0, 1}, 1);
-  job.arena(0).poison("lockstep: the test ends this job.");
-  eventually([&] { return job.arena(2).poisoned(); }, "word of the error");
-  CHECK_EQUAL(job.arena(2).poison_text(), "lockstep: the test ends this job.");
+  job.arena(0).abort("lockstep: the test ends this job.");
+  eventually([&] { return job.arena(2).aborted(); }, "word of the error");
+  CHECK_EQUAL(job.arena(2).abort_text(), "lockstep: the test ends this job.");
   std::this_thread::sleep_for(kWhile);
   job.correspond(1, 2);
   job.correspond(0, 2);
   job[2].leave();
   eventually([&] { return job[1].has_left(2).load() != 0; }, "word that it left");
-  CHECK(!job.arena(1).poisoned());
+  CHECK(!job.arena(1).aborted());
   CHECK(!job[1].is_lost(2));
 }
 
-TEST(a_killed_keeper) {
+TEST(a_killed_agent) {
   Job job = pairs({3});
   job.exchange(1);
   job.kill(3);
@@ -212,12 +212,12 @@ TEST(a_killed_keeper) {
   CHECK(!job[0].send_note(3, text("x"), kLong));
   job[0].leave();
   eventually([&] { return job[1].has_left(0).load() != 0; }, "word that it left");
-  job.arena(0).poison("lockstep: the test ends this job.");
-  eventually([&] { return job.arena(1).poisoned(); }, "word of the error");
-  CHECK_EQUAL(job.arena(1).poison_text(), "lockstep: the test ends this job.");
+  job.arena(0).abort("lockstep: the test ends this job.");
+  eventually([&] { return job.arena(1).aborted(); }, "word of the error");
+  CHECK_EQUAL(job.arena(1).abort_text(), "lockstep: the test ends this job.");
 }
 
-TEST(a_keeper_that_takes_leave) {
+TEST(an_agent_that_takes_leave) {
   Job job = pairs();
   job[3].leave();
   eventually([&] { return job[0].has_left(3).load() != 0; }, "word that it left");
@@ -238,22 +238,22 @@ bool is_closed(int fd) {
   return n == 0 || errno == ECONNRESET;
 }
 
-TEST(a_keeper_that_breaks_the_rules_costs_the_job_nothing) {
+TEST(an_agent_that_breaks_the_rules_costs_the_job_nothing) {
   const std::string header(kSlotHeader, '\0');
   const auto breaks = [&](Frame frame, const std::string& rest) {
     Ring ring;
-    Impostor keeper(1, 1);
-    Network& network = *keeper.host.network;
+    Impostor agent(1, 1);
+    Network& network = *agent.host.network;
     network.streams().open(Stream{1, 0, 1}, ring.inlet());
     network.streams().open(Stream{1, 0, 1}, ring.outlet());
-    keeper.send(frame, rest);
-    eventually([&] { return network.is_lost(1); }, "the end of the keeper");
-    eventually([&] { return is_closed(keeper.to.get()); }, "the end of its connection");
+    agent.send(frame, rest);
+    eventually([&] { return network.is_lost(1); }, "the end of the agent");
+    eventually([&] { return is_closed(agent.to.get()); }, "the end of its connection");
     std::this_thread::sleep_for(kWhile / 3);
-    CHECK(!keeper.host.arena->poisoned());
+    CHECK(!agent.host.arena->aborted());
     CHECK_EQUAL(ring.written.load() + ring.read.load(), 0u);
   };
-  breaks({.kind = Frame::kPoison, .bytes = 4}, "dead");
+  breaks({.kind = Frame::kAbort, .bytes = 4}, "dead");
   breaks({.kind = Frame::kMessage, .clique = 1, .bytes = 64}, header);
   breaks({.kind = Frame::kMessage, .clique = 2, .bytes = 64}, header);
   breaks({.kind = Frame::kRelease, .clique = 1}, "");
@@ -261,7 +261,7 @@ TEST(a_keeper_that_breaks_the_rules_costs_the_job_nothing) {
   breaks({.kind = 77}, "");
 }
 
-TEST(a_keeper_takes_no_messages) {
+TEST(an_agent_takes_no_messages) {
   const std::string header(kSlotHeader, '\0');
   for (const auto kind : {Frame::kMessage, Frame::kRelease}) {
     Impostor process(0, 1);
@@ -269,15 +269,15 @@ TEST(a_keeper_takes_no_messages) {
                  kind == Frame::kMessage ? header : "");
     eventually([&] { return process.host.network->is_lost(0); }, "the end of the process");
     std::this_thread::sleep_for(kWhile);
-    CHECK(!process.host.arena->poisoned());
+    CHECK(!process.host.arena->aborted());
   }
 }
 
 // What processes have still to send when the job has failed is cut off after a second.
 TEST(a_note_of_a_failed_job_may_take_its_time) {
   Impostor process(0, 1);
-  process.send({.kind = Frame::kPoison, .bytes = 4}, "dead");
-  eventually([&] { return process.host.arena->poisoned(); }, "the error");
+  process.send({.kind = Frame::kAbort, .bytes = 4}, "dead");
+  eventually([&] { return process.host.arena->aborted(); }, "the error");
   auto sent = std::async(std::launch::async, [&] {
     return process.host.network->send_note(0, std::vector<std::byte>(Notes::kLongest), kLong);
   });
@@ -294,7 +294,7 @@ TEST(a_note_of_a_failed_job_may_take_its_time) {
   CHECK(sent.get());
 }
 
-// A process, 0, and the keeper of another host.
+// A process, 0, and the agent of another host.
 struct Worlds {
   Host hosts[2];
   std::unique_ptr<World> worlds[2];
@@ -315,7 +315,7 @@ struct Worlds {
     std::vector<std::string> addresses(2);
     addresses[static_cast<std::size_t>(1 - member)] = hosts[1 - member].listener.address;
     options.network = own.options(addresses);
-    options.network.num_keepers = 1;
+    options.network.num_agents = 1;
     worlds[member] = std::make_unique<World>(options);
   }
 };
@@ -336,20 +336,20 @@ TEST(a_world_counts_processes_only) {
     CHECK_EQUAL(processes_on_record(*world), 1u);
     CHECK_CONTAINS(ERROR_OF(world->set_devices({5}, {1})), "the job has 1 processes");
   }
-  CHECK(!both.worlds[0]->is_keeper());
-  CHECK(both.worlds[1]->is_keeper());
+  CHECK(!both.worlds[0]->is_agent());
+  CHECK(both.worlds[1]->is_agent());
   for (const auto& host : both.hosts) CHECK_EQUAL(host.arena->header().processes[1].pid.load(), 0u);
 }
 
-TEST(a_world_loses_a_keeper) {
+TEST(a_world_loses_a_agent) {
   Worlds both;
   CHECK(!both.worlds[0]->is_lost(1));
   both.worlds[1]->network()->release({1, 1, 0}, 0, both.hosts[1].watch());  // it may not
   eventually([&] { return both.worlds[0]->is_lost(1); }, "the loss");
-  CHECK(!both.hosts[0].arena->poisoned());
+  CHECK(!both.hosts[0].arena->aborted());
 }
 
-TEST(a_keeper_takes_leave_at_once) {
+TEST(an_agent_takes_leave_at_once) {
   Worlds both;
   auto least = Clock::duration::max();
   for (int i = 0; i < 5; ++i) {
@@ -362,15 +362,15 @@ TEST(a_keeper_takes_leave_at_once) {
   CHECK(!both.worlds[0]->is_lost(1));
 }
 
-// The engine of this process becomes the keeper, 1, of a job with that process.
-bool start_keeper(Host& process) {
+// The engine of this process becomes the agent, 1, of a job with that process.
+bool start_agent(Host& process) {
   const Listener listener = listen_anywhere();
   const Descriptor arena(lockstep_create_arena(kNonce));
   auto joining =
       std::async(std::launch::async, [&] { process.join(0, listener.address, 7, kNonce, 20, 1); });
   Given given(1, process.listener.address, arena.get(), listener.fd.get());
   given.options.num_processes = 1;
-  given.options.num_keepers = 1;
+  given.options.num_agents = 1;
   const bool started = lockstep_start(&given.options) == 0;
   joining.get();
   return started;
@@ -384,30 +384,30 @@ int next_note(double timeout_seconds) {
 
 void start_twice() {
   Host first, second;
-  CHECK(start_keeper(first));
+  CHECK(start_agent(first));
   CHECK_EQUAL(Engine::instance().world().num_processes(), 1);
   CHECK(first.network->send_note(1, text("one"), kLong));
   CHECK_EQUAL(next_note(kLong), 0);
   auto waiting = std::async(std::launch::async, [] { return next_note(kLong); });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  CHECK(start_keeper(second));
+  CHECK(start_agent(second));
   CHECK_EQUAL(waiting.get(), -2);
   eventually([&] { return first.network->has_left(1).load() != 0; }, "word that it left");
   first.network->send_note(1, text("late"), 1);
-  first.arena->poison("lockstep: the test ends the first job.");
+  first.arena->abort("lockstep: the test ends the first job.");
   CHECK_EQUAL(next_note(0.3), -1);
   CHECK(!first.network->is_lost(1));
-  CHECK_EQUAL(std::string(lockstep_poison_text()), "");
+  CHECK_EQUAL(std::string(lockstep_abort_text()), "");
   CHECK_EQUAL(lockstep_send_note(0, "two", 3, kLong), 0);
   CHECK_EQUAL(second.network->next_note(kLong).process, 1);
   CHECK_EQUAL(lockstep_is_lost(0), 0);
   lockstep_leave(1);
   eventually([&] { return second.network->has_left(1).load() != 0; }, "word that it left");
-  CHECK(!second.arena->poisoned());
+  CHECK(!second.arena->aborted());
 }
 
 // Engine::instance() is there for good, so the test runs in a child.
-TEST(a_keeper_that_starts_again) {
+TEST(an_agent_that_starts_again) {
   const pid_t child = fork();
   if (child == 0) {
     alarm(60);

@@ -192,7 +192,7 @@ TEST(a_connection_that_is_dropped_is_tried_again) {
   Impostor::Out peer(host.listener.address, tls);
   peer.send({.kind = Frame::kGreeting, .place = 1, .clique = kNonce, .number = Frame::kVersion});
   joining.get();
-  CHECK(!host.arena->poisoned());
+  CHECK(!host.arena->aborted());
 }
 
 TEST(an_answer_of_another_process_is_refused) {
@@ -224,7 +224,7 @@ TEST(a_connection_without_a_greeting_expires) {
   const Impostor::Out silent(host.listener.address, tls);
   eventually([&] { return is_closed(silent.fd); }, "its end");
   said.wait_for("it has not said in time which process it is");
-  CHECK(!host.arena->poisoned());
+  CHECK(!host.arena->aborted());
 }
 
 TEST(the_port_is_closed_when_all_have_met) {
@@ -265,7 +265,7 @@ TEST(who_has_the_key_and_no_place) {
   frame.to = 0;
   frame.number = 1;
   refused(frame, "it runs another version");
-  frame = {.kind = Frame::kPoison, .place = 1};
+  frame = {.kind = Frame::kAbort, .place = 1};
   refused(frame, "it does not speak as Lockstep does");
 }
 
@@ -277,8 +277,8 @@ TEST(frames_that_break_the_rules) {
     one.host.network->streams().open(Stream{1, 0, 1}, ring.inlet());
     frame.clique = 1;
     one.send(frame, rest);
-    eventually([&] { return one.host.arena->poisoned(); }, why);
-    CHECK_CONTAINS(one.host.arena->poison_text(), "process 1 has ended", "process 0", why);
+    eventually([&] { return one.host.arena->aborted(); }, why);
+    CHECK_CONTAINS(one.host.arena->abort_text(), "process 1 has ended", "process 0", why);
     CHECK_EQUAL(ring.written.load(), 0u);
   };
   const std::uint32_t message = Frame::kMessage, most = Ring::kBytes;
@@ -291,7 +291,7 @@ TEST(frames_that_break_the_rules) {
   breaks({.kind = message, .place = 9, .bytes = 0xffffffff}, header, "too long");
   breaks({.kind = message, .place = 9, .number = 1, .bytes = 64}, header, "out of turn");
   breaks({.kind = Frame::kRelease}, "", "was not sent");
-  breaks({.kind = Frame::kPoison, .bytes = kPoisonText + 1}, "", "too long");
+  breaks({.kind = Frame::kAbort, .bytes = kAbortText + 1}, "", "too long");
   breaks({.kind = Frame::kLeave, .bytes = 1}, "", "too long");
   breaks({.kind = Frame::kNote, .bytes = Notes::kPart + 1}, "", "too long");
   breaks({.kind = Frame::kNote, .bytes = 2}, "ab", "a note out of turn");
@@ -307,8 +307,8 @@ TEST(messages_that_nobody_has_read_are_not_overwritten) {
   for (std::uint32_t i = 0; i <= Ring::kCount; ++i)
     one.send({.kind = Frame::kMessage, .clique = 1, .number = i, .bytes = 65},
              std::string(kSlotHeader, '\0') + static_cast<char>('a' + i));
-  eventually([&] { return one.host.arena->poisoned(); }, "an error");
-  CHECK_CONTAINS(one.host.arena->poison_text(), "a message without room");
+  eventually([&] { return one.host.arena->aborted(); }, "an error");
+  CHECK_CONTAINS(one.host.arena->abort_text(), "a message without room");
   CHECK_EQUAL(ring.written.load(), Ring::kCount);
   CHECK(ring.slots[kSlotHeader] == std::byte{'a'});
 }
@@ -319,13 +319,13 @@ TEST(a_process_that_is_gone_and_one_that_took_leave) {
     if (leaves) one.send({.kind = Frame::kLeave});
     one.to = Descriptor();
     if (!leaves) {
-      eventually([&] { return one.host.arena->poisoned(); }, "an error");
-      CHECK_CONTAINS(one.host.arena->poison_text(), "process 1 has ended, or its host");
+      eventually([&] { return one.host.arena->aborted(); }, "an error");
+      CHECK_CONTAINS(one.host.arena->abort_text(), "process 1 has ended, or its host");
       continue;
     }
     eventually([&] { return one.host.network->has_left(1).load() != 0; }, "word that it left");
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    CHECK(!one.host.arena->poisoned());
+    CHECK(!one.host.arena->aborted());
   }
 }
 
@@ -374,7 +374,7 @@ TEST(a_recorded_conversation_played_again) {
   CHECK_EQUAL(::send(again.get(), heard.data(), heard.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(heard.size()));
   said.wait_for("has not shown that it has the job's key");
-  CHECK(!host.arena->poisoned());
+  CHECK(!host.arena->aborted());
 }
 
 // A program that has ended will not come: nobody waits for it until the deadline.
@@ -459,7 +459,7 @@ TEST(a_fork_that_keeps_the_connections) {
     run_case(*end, {.count = 10, .seed = 2});
     if (rank.process() != 0) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // the others have ended
-    CHECK(!rank.world.arena().poisoned());
+    CHECK(!rank.world.arena().aborted());
     waitpid(child, nullptr, 0);
   });
 }
@@ -468,10 +468,10 @@ TEST(a_long_text_travels_cut) {
   const auto outcomes = run_job(layout("2x1"), {.harness = Harness::kHosts}, [](Rank& rank) {
     const auto end = rank.all();
     run_case(*end, {.count = 10, .seed = 1});
-    if (rank.index == 1) return rank.world.arena().poison(std::string(5000, 'x'));
+    if (rank.index == 1) return rank.world.arena().abort(std::string(5000, 'x'));
     run_case(*end, {.count = 10, .seed = 2});
   });
-  CHECK_EQUAL(outcomes[0].error, std::string(kPoisonText - 1, 'x'));
+  CHECK_EQUAL(outcomes[0].error, std::string(kAbortText - 1, 'x'));
 }
 
 // More have shown the key, and not yet greeted, than may be strangers at a time.
@@ -504,7 +504,7 @@ TEST(many_processes_at_a_time) {
                                                        moved) == Tls::Result::kDone);
   }
   reader.wait_for_processes(Clock::now() + std::chrono::seconds(20));
-  CHECK(!host.arena->poisoned());
+  CHECK(!host.arena->aborted());
 }
 
 TEST(a_killed_process_of_another_host) {

@@ -251,7 +251,7 @@ TEST(a_late_one_costs_nothing) {
   const Bytes late = pattern(Notes::kLongest, 3);
   CHECK(!network.send_note(1, late, 0.3));
   CHECK(!network.send_note(1, text("later"), 0.05));
-  CHECK(!one.host.arena->poisoned());
+  CHECK(!one.host.arena->aborted());
   CHECK(!network.is_lost(1));
   auto again = std::async(std::launch::async, [&] {
     network.release({77, 1, 1}, 5, one.host.watch());
@@ -271,7 +271,7 @@ TEST(a_late_one_costs_nothing) {
   CHECK_EQUAL(listening.frame().number, 0u);
   CHECK(listening.rest == text("again"));
   CHECK(again.get());
-  CHECK(!one.host.arena->poisoned());
+  CHECK(!one.host.arena->aborted());
 }
 
 // A thread of Python's may be in either call when the process exits.

@@ -41,9 +41,9 @@ TEST(want_of_memory_fails_the_job_with_a_text) {
   Impostor one;
   refused_from = 100'000;
   one.send({.kind = Frame::kMessage, .clique = 1, .bytes = 200'000});
-  eventually([&] { return one.host.arena->poisoned(); }, "an error");
+  eventually([&] { return one.host.arena->aborted(); }, "an error");
   refused_from = SIZE_MAX;
-  CHECK_EQUAL(one.host.arena->poison_text(),
+  CHECK_EQUAL(one.host.arena->abort_text(),
               "lockstep: process 0 can no longer receive from other hosts: std::bad_alloc.");
   CHECK_EQUAL(one.host.network->next_note(20).process, int{Note::kOver});
 }
@@ -51,9 +51,9 @@ TEST(want_of_memory_fails_the_job_with_a_text) {
 TEST(an_exception_of_any_kind_does_not_end_the_process) {
   Impostor one;
   const std::size_t herald = one.host.arena->add_herald([](std::string_view) { throw 1; });
-  one.send({.kind = Frame::kPoison, .bytes = 4}, "text");
+  one.send({.kind = Frame::kAbort, .bytes = 4}, "text");
   CHECK_EQUAL(one.host.network->next_note(20).process, int{Note::kOver});
-  CHECK_EQUAL(one.host.arena->poison_text(), "text");
+  CHECK_EQUAL(one.host.arena->abort_text(), "text");
   one.host.arena->remove_herald(herald);
 }
 

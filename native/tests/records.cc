@@ -140,7 +140,7 @@ class Watcher {
           world_.requests().respond(request.number,
                                     yes ? Requests::Response::kYes : Requests::Response::kNo);
         } else if (request.number != 0) {
-          if (knows_more) world_.arena().poison("a table of who called what");
+          if (knows_more) world_.arena().abort("a table of who called what");
           world_.requests().respond(request.number, Requests::Response::kYes);
         }
         std::this_thread::yield();

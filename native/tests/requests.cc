@@ -20,8 +20,8 @@ const Requests::Pair kPair{1, 7};
 
 struct Watched {
   Alarm alarm;
-  std::atomic<std::uint32_t> poison{0};
-  Requests requests{alarm, poison};
+  std::atomic<std::uint32_t> abort{0};
+  Requests requests{alarm, abort};
   Watched() { requests.set_watched(true); }
 
   std::future<Response> ask(const char* text, std::chrono::milliseconds timeout) {
@@ -109,7 +109,7 @@ TEST(a_failed_job_waits_for_no_response) {
   auto first = watched.ask("first", kNever);
   watched.number_of("first");
   auto second = watched.ask("second", kNever);
-  watched.poison.store(2);
+  watched.abort.store(2);
   CHECK(first.get() == Response::kUnknown);
   CHECK(second.get() == Response::kUnknown);
 }

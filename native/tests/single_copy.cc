@@ -101,8 +101,8 @@ void wait_until_shown(Rank& rank) {
   CHECK(shown(rank).load() != 0);
 }
 
-void sleep_until_poisoned(Rank& rank) {
-  while (!rank.world.arena().poisoned()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+void sleep_until_aborted(Rank& rank) {
+  while (!rank.world.arena().aborted()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 TEST(many_pieces_and_large_ones) {
@@ -161,13 +161,13 @@ TEST(the_peer_is_dead_before_it_is_read) {
     static std::byte data[100];
     if (rank.index == 1) {
       shown(rank).store(reinterpret_cast<std::uint64_t>(data));
-      sleep_until_poisoned(rank);
+      sleep_until_aborted(rank);
       kill(getpid(), SIGKILL);
     }
     wait_until_shown(rank);
-    rank.world.arena().poison("lockstep: the test ends process 1.");
+    rank.world.arena().abort("lockstep: the test ends process 1.");
     while (rank.world.peers().readable(1)) std::this_thread::yield();
-    rank.world.arena().header().poison_state.store(0);
+    rank.world.arena().header().abort_state.store(0);
     const Piece piece{shown(rank).load(), data, sizeof(data)};
     rank.world.peers().read(1, {&piece, 1});
   });
@@ -182,7 +182,7 @@ TEST(a_buffer_that_is_gone) {
       // Not given back: under a sanitizer another mapping would soon be at its place.
       void* page = mmap(nullptr, kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
       shown(rank).store(reinterpret_cast<std::uint64_t>(page));
-      sleep_until_poisoned(rank);
+      sleep_until_aborted(rank);
       return;
     }
     wait_until_shown(rank);
@@ -190,7 +190,7 @@ TEST(a_buffer_that_is_gone) {
     const Piece piece{shown(rank).load(), out.data(), kPage};
     const std::string error = ERROR_OF(rank.world.peers().read(1, {&piece, 1}));
     out.check_guards();
-    rank.world.arena().poison(error);
+    rank.world.arena().abort(error);
     throw Error(error);
   });
   CHECK_CONTAINS(outcomes[0].error, "could not read the memory of process 1",
@@ -203,7 +203,7 @@ TEST(another_process_has_the_id) {
     static std::byte data[100];
     if (rank.index == 1) {
       shown(rank).store(reinterpret_cast<std::uint64_t>(data));
-      return sleep_until_poisoned(rank);
+      return sleep_until_aborted(rank);
     }
     wait_until_shown(rank);
     const PeerMemory& peers = rank.world.peers();
@@ -212,7 +212,7 @@ TEST(another_process_has_the_id) {
     CHECK(!peers.readable(1));
     const Piece piece{shown(rank).load(), data, sizeof(data)};
     const std::string error = ERROR_OF(peers.read(1, {&piece, 1}));
-    rank.world.arena().poison(error);
+    rank.world.arena().abort(error);
     throw Error(error);
   });
   CHECK_CONTAINS(outcomes[0].error, "could not read the memory of process 1", "it has ended");
@@ -225,7 +225,7 @@ TEST(nothing_read_from_a_failed_job_is_believed) {
       std::byte data[100] = {}, out[100];
       const auto end = rank.all();
       run_case(*end, {.count = 1});
-      rank.world.arena().poison("lockstep: the test ends this job.");
+      rank.world.arena().abort("lockstep: the test ends this job.");
       const Piece own{reinterpret_cast<std::uint64_t>(data), out, sizeof(out)};
       CHECK_CONTAINS(ERROR_OF(rank.world.peers().read(rank.process(), {&own, 1})),
                      "the test ends this job");
@@ -240,7 +240,7 @@ TEST(a_send_by_address_that_nobody_receives) {
     const auto outcomes = run_job(layout("2x1"), options, [](Rank& rank) {
       const auto end = rank.all();
       offer_from_now_on(*end);
-      if (rank.index == 1) return sleep_until_poisoned(rank);
+      if (rank.index == 1) return sleep_until_aborted(rank);
       Buffer data(1000);
       end->wait(end->send(1, data.data(), data.bytes()));
     });
@@ -260,7 +260,7 @@ TEST(a_communicator_with_an_unread_address_goes_away) {
         end->send(1, data.data(), data.bytes());
         return;
       }
-      sleep_until_poisoned(rank);
+      sleep_until_aborted(rank);
       end->wait(end->receive(0, data.data(), data.bytes()));
     });
     CHECK_EQUAL(outcomes[0].error, "");

@@ -254,7 +254,7 @@ class Runner {
     pollfd descriptor{fd_, static_cast<short>(events), 0};
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end_ - Clock::now());
     if (left.count() <= 0 || poll(&descriptor, 1, static_cast<int>(left.count())) == 0)
-      throw CheckFailed("a session waits for ever");
+      throw CheckFailed("a session waits forever");
   }
 
   using Clock = std::chrono::steady_clock;

@@ -23,12 +23,12 @@ bool rung(const Alarm& alarm) {
 }
 
 // Ends process 1, and returns how long it takes until the job has failed, if nobody says more.
-Clock::duration until_poisoned(Impostor& one) {
+Clock::duration until_aborted(Impostor& one) {
   const auto start = Clock::now();
   one.to = Descriptor();
-  eventually([&] { return one.host.arena->poisoned(); }, "an error");
+  eventually([&] { return one.host.arena->aborted(); }, "an error");
   CHECK(one.host.network->is_lost(1));
-  CHECK_CONTAINS(one.host.arena->poison_text(),
+  CHECK_CONTAINS(one.host.arena->abort_text(),
                  "process 1 has ended, or its host cannot be reached");
   return Clock::now() - start;
 }
@@ -37,7 +37,7 @@ TEST(a_loss_that_nobody_watches_fails_the_job_at_once) {
   auto least = Clock::duration::max();
   for (int i = 0; i < 5 && least >= Verdict::kOtherWord; ++i) {
     Impostor one;
-    least = std::min(least, until_poisoned(one));
+    least = std::min(least, until_aborted(one));
   }
   CHECK(least < Verdict::kOtherWord);
 }
@@ -47,7 +47,7 @@ TEST(a_loss_of_which_no_watcher_says_more) {
   Impostor one;
   one.host.network->set_watcher(&alarm);
   CHECK(!rung(alarm));
-  CHECK(until_poisoned(one) >= Verdict::kOtherWord);
+  CHECK(until_aborted(one) >= Verdict::kOtherWord);
   CHECK(rung(alarm));
 }
 
@@ -58,8 +58,8 @@ TEST(a_loss_of_which_the_watcher_says_more) {
   one.to = Descriptor();
   eventually([&] { return rung(alarm); }, "the alarm");
   CHECK(one.host.network->is_lost(1));
-  one.host.arena->poison(kWord);
-  CHECK_EQUAL(one.host.arena->poison_text(), kWord);
+  one.host.arena->abort(kWord);
+  CHECK_EQUAL(one.host.arena->abort_text(), kWord);
 }
 
 TEST(a_watcher_that_goes_away_is_not_waited_for) {
@@ -69,7 +69,7 @@ TEST(a_watcher_that_goes_away_is_not_waited_for) {
     Impostor one;
     one.host.network->set_watcher(&alarm);
     one.host.network->set_watcher(nullptr);
-    least = std::min(least, until_poisoned(one));
+    least = std::min(least, until_aborted(one));
     CHECK(!rung(alarm));
   }
   CHECK(least < Verdict::kOtherWord);
@@ -85,7 +85,7 @@ TEST(a_watcher_that_goes_away_meanwhile_is_not_waited_for) {
     one.to = Descriptor();
     eventually([&] { return rung(alarm); }, "the alarm");
     one.host.network->set_watcher(nullptr);
-    eventually([&] { return one.host.arena->poisoned(); }, "an error");
+    eventually([&] { return one.host.arena->aborted(); }, "an error");
     least = std::min(least, Clock::now() - start);
   }
   CHECK(least < Verdict::kOtherWord);
@@ -98,7 +98,7 @@ TEST(who_has_left_itself_lets_others_speak_first) {
   one.host.network->set_watcher(&alarm);
   one.host.network->leave();
   one.host.network->set_watcher(nullptr);
-  CHECK(until_poisoned(one) >= Verdict::kOtherWord);
+  CHECK(until_aborted(one) >= Verdict::kOtherWord);
   CHECK(!rung(alarm));
 }
 
@@ -124,7 +124,7 @@ std::vector<Outcome> killed(bool tells) {
     auto watching = std::async(std::launch::async, [&] {
       if (rank.process() != 2 || !tells) return;
       eventually([&] { return rank.world.is_lost(3); }, "the loss");
-      rank.world.arena().poison(kWord);
+      rank.world.arena().abort(kWord);
     });
     for (std::uint32_t i = 2;; ++i) run_case(*end, {.count = 1000, .seed = i});
   });
@@ -152,10 +152,10 @@ std::vector<Outcome> ended(Harness harness, bool permute, bool answers) {
     run_case(*end, {.count = 10, .seed = 1});
     if (rank.process() == 3) return world.leave(Recorder::kEnded);
     auto watching = std::async(std::launch::async, [&] {
-      while (answers && !world.arena().poisoned()) {
+      while (answers && !world.arena().aborted()) {
         const auto request = world.requests().next();
         if (request.text.find("process 3, whose program has ended") != std::string::npos) {
-          world.arena().poison(kWord);
+          world.arena().abort(kWord);
           world.requests().respond(request.number, Requests::Response::kYes);
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -118,8 +118,8 @@ class Config:
     """Read large messages straight from other processes' memory, where the system permits it."""
     run_dir: str | None = _variable("LOCKSTEP_RUN_DIR", _text)
     """The private directory of this run (logs, error files)."""
-    keeper: int | None = _variable("LOCKSTEP_KEEPER", _natural)
-    """The descriptor by which a process speaks to its keeper."""
+    agent: int | None = _variable("LOCKSTEP_KEEPER", _natural)
+    """The descriptor by which a process speaks to its agent."""
     attempt: int = _variable("LOCKSTEP_ATTEMPT", _natural, 0)
     host_id: str | None = _variable("LOCKSTEP_HOST_ID", _text)
     """Overrides the host's identity: processes that differ in it share no memory."""

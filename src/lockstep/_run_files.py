@@ -11,8 +11,8 @@ RUN_DIR/attempt_0/process_1/stacks.txt      its Python stacks, once per request 
 RUN_DIR/attempt_0/process_1/programs_vary    exists if its programs' numbers may differ from others'
 RUN_DIR/attempt_0/process_1/joined          exists once JAX has connected it to a job's service
 RUN_DIR/attempt_0/process_1/alone           exists if it has used JAX and has never joined a job
-RUN_DIR/attempt_0/process_1/exit.json       how process 1 ended, as its launcher or keeper saw it
-RUN_DIR/attempt_0/process_1/stays           exists while its keeper waits for the end of the others
+RUN_DIR/attempt_0/process_1/exit.json       how process 1 ended, as its launcher or agent saw it
+RUN_DIR/attempt_0/process_1/stays           exists while its agent waits for the end of the others
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ INTERRUPTED = "interrupted"
 JOINED = "joined"
 STAYS = "stays"
 ALONE = "alone"
-_LONGEST_TRACEBACK = 1 << 18
+_MAX_TRACEBACK = 1 << 18
 
 
 def attempt_dir(top: Path, attempt: int) -> Path:
@@ -75,7 +75,7 @@ class ErrorRecord:
     def write(self, folder: Path) -> None:
         """Leaves the record in ``folder``, whole or not at all."""
         values = dataclasses.asdict(self)
-        values["traceback"] = self.traceback[-_LONGEST_TRACEBACK:]
+        values["traceback"] = self.traceback[-_MAX_TRACEBACK:]
         _write(folder / ERROR, values)
 
     @classmethod

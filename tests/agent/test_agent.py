@@ -1,4 +1,4 @@
-"""The keeper of ``lockstep worker``: to the launcher it is the program, to others its memory."""
+"""The agent of ``lockstep worker``: to the launcher it is the program, to others its memory."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Workers:
         self.folder = folder
         (folder / "tmp").mkdir()
         (folder / "program.py").write_text(program)
-        self.mark = f"keeper-{os.urandom(8).hex()}"
+        self.mark = f"agent-{os.urandom(8).hex()}"
         self.port = str(free_port())
         self.started: list[subprocess.Popen[str]] = []
 
@@ -132,7 +132,7 @@ class Deadline(threading.Timer):
         self.cancel()
 
 
-def test_the_keeper_is_the_parent_and_the_program_has_a_group_of_its_own(saying: Workers) -> None:
+def test_the_agent_is_the_parent_and_the_program_has_a_group_of_its_own(saying: Workers) -> None:
     process = saying.start(0, "pass")
     pid, parent, group = pids(process)
     assert (parent, group) == (process.pid, pid)
@@ -424,7 +424,7 @@ def test_the_records_of_a_failed_job_are_kept_for_the_report(looping: Workers) -
     assert called in report.stdout, report.stdout
 
 
-def test_a_live_job_is_shown_by_the_pid_of_a_keeper(looping: Workers) -> None:
+def test_a_live_job_is_shown_by_the_pid_of_a_agent(looping: Workers) -> None:
     """As `lockstep report` and `lockstep top` find it."""
     code = "time.sleep(60)"
     started = [looping.start(rank, code) for rank in range(2)]

@@ -41,7 +41,7 @@ def test_what_an_earlier_job_has_left_is_not_found() -> None:
     earlier = HostDir(["job 1"], 0, 0)
     (earlier.folder / "exit.json").touch()
     (earlier.path / "else").touch()
-    os.close(earlier.held)  # its keepers were killed
+    os.close(earlier.held)  # its agents were killed
     later = HostDir(["job 1"], 0, 1)
     assert later.path == earlier.path
     assert list(later.path.rglob("*")) == [later.folder.parent, later.folder]

@@ -111,4 +111,4 @@ def test_the_most_telling_line(log: str, reason: str) -> None:
 
 
 def test_a_long_reason_is_cut() -> None:
-    assert len(job.why("Error: " + "x" * 1000)) == job.LONGEST_REASON
+    assert len(job.why("Error: " + "x" * 1000)) == job.MAX_REASON

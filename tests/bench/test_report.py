@@ -106,7 +106,7 @@ def test_success_is_that_of_the_first() -> None:
     assert not summary.succeeded(summary.document([], NAMES, FACTS))
 
 
-def test_tables_show_times_ratios_share_and_trouble() -> None:
+def test_tables_show_times_ratios_share_and_problem() -> None:
     text = shown(report())
     for words in (
         "2 processes x 1 device, f32",

@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.bench.cases import Case
 from lockstep.bench.job import JobFailed
-from lockstep.bench.runner import MOST_FAILURES, CaseResult, Jobs, Runner
+from lockstep.bench.runner import MAX_FAILURES, CaseResult, Jobs, Runner
 
 GIB = 1 << 30
 SMALL = Case.of_size("permute", 1024, 2, "f32")
@@ -117,11 +117,11 @@ def test_an_implementation_that_never_works_is_given_up() -> None:
     fleet = Fleet(a=1e-3, b=1e-3)
     fleet.spoil["b"] = fail("prepare")
     runner = fleet.runner(blocks=1)
-    for _ in range(MOST_FAILURES):
+    for _ in range(MAX_FAILURES):
         runner.run(SMALL)
     result = runner.run(SMALL)
     assert "connection reset" in result.by_implementation["b"].reason
-    assert sum(job.name == "b" for job in fleet.started) == MOST_FAILURES
+    assert sum(job.name == "b" for job in fleet.started) == MAX_FAILURES
 
 
 def test_wrong_numbers_from_the_start_are_not_timed() -> None:

@@ -98,14 +98,14 @@ def test_all_hear_where_the_others_listen(listener: socket.socket) -> None:
     assert shared.get("at/0", "process 0") == [own]
 
 
-def test_keepers_are_numbered_behind_the_processes(listener: socket.socket) -> None:
+def test_agents_are_numbered_behind_the_processes(listener: socket.socket) -> None:
     """One of each host that has any: on host b process 1 has none, process 3 has."""
     pids = (77, 0, 78, 79)
-    shared, peers = Store(Client()), [peer(process, keeper=pids[process]) for process in range(4)]
-    first, second = topology.keepers(peers)
+    shared, peers = Store(Client()), [peer(process, agent=pids[process]) for process in range(4)]
+    first, second = topology.agents(peers)
     assert (first.process, first.keeps, first.pid, first.host_id) == (4, 0, 77, "id of a")
     assert (second.process, second.keeps, second.pid, second.host_id) == (5, 3, 79, "id of b")
-    assert second.label == "the keeper of process 3 (pid 79 on b)"
+    assert second.label == "the agent of process 3 (pid 79 on b)"
     for process in (1, 2, 3):
         said = [f"10.0.0.{process}:1", f"10.0.0.{process}:2"]
         shared.put(f"at/{process}", said[: 2 if process == 3 else 1])
@@ -114,9 +114,9 @@ def test_keepers_are_numbered_behind_the_processes(listener: socket.socket) -> N
     process_0 = endpoints.options(peers, peers[0], found, listener, b"k")
     assert list(process_0.addresses) == ["", "10.0.0.1:1", "", "10.0.0.3:1", "", "10.0.0.3:2"]
     assert list(process_0.pids) == [0, 0, 102, 0, 0, 0]
-    keeper = endpoints.options(peers, second, found, listener, b"k")
-    assert list(keeper.addresses) == [found[0], "", "10.0.0.2:1", "", "", ""]
-    assert list(keeper.pids) == [0] * 6
+    agent = endpoints.options(peers, second, found, listener, b"k")
+    assert list(agent.addresses) == [found[0], "", "10.0.0.2:1", "", "", ""]
+    assert list(agent.pids) == [0] * 6
 
 
 def test_what_one_raises_all_raise(listener: socket.socket) -> None:
@@ -160,10 +160,10 @@ def test_one_host_has_no_network() -> None:
     assert (given.key, given.key_bytes, given.tls_library) == (None, 0, None)
 
 
-def test_the_keepers_are_counted_apart_from_the_processes() -> None:
-    given = dataclasses.replace(OPTIONS, labels=["p", "q", "the keeper of b"], keepers=1).to_c()
-    assert (given.num_processes, given.num_keepers) == (2, 1)
-    assert [given.labels[i] for i in range(3)] == [b"p", b"q", b"the keeper of b"]
+def test_the_agents_are_counted_apart_from_the_processes() -> None:
+    given = dataclasses.replace(OPTIONS, labels=["p", "q", "the agent of b"], agents=1).to_c()
+    assert (given.num_processes, given.num_agents) == (2, 1)
+    assert [given.labels[i] for i in range(3)] == [b"p", b"q", b"the agent of b"]
 
 
 def test_several_hosts_have_addresses_and_a_key() -> None:

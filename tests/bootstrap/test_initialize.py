@@ -272,9 +272,9 @@ def test_an_engine_is_told_by_its_functions(
         monkeypatch.setattr(bindings, "library_path", lambda: path)
         return bindings.interface.__wrapped__()
 
-    one = of("lockstep_start", "lockstep_poison", "other")
-    assert of("lockstep_poison", "another", "lockstep_start") == one
-    assert of("lockstep_start", "lockstep_poison", "lockstep_hemv") != one
+    one = of("lockstep_start", "lockstep_abort", "other")
+    assert of("lockstep_abort", "another", "lockstep_start") == one
+    assert of("lockstep_start", "lockstep_abort", "lockstep_hemv") != one
     (tmp_path / "engine.so").unlink()
     assert bindings.interface.__wrapped__() == "none"
 

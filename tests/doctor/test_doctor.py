@@ -35,7 +35,7 @@ def test_the_gravest_status_counts() -> None:
 
 
 def test_a_mend_is_one_line_whatever_the_width() -> None:
-    assert f"mend: {'x' * 200}\n" in lines()
+    assert f"fix: {'x' * 200}\n" in lines()
 
 
 def test_lines_say_status_name_and_found() -> None:
@@ -56,7 +56,7 @@ def test_colour_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_last_line_counts_and_concludes() -> None:
     everything = [finding for _, findings in AREAS for finding in findings]
-    assert report.summary(everything) == "1 ok, 1 warning, 1 problem: mend the problems first"
+    assert report.summary(everything) == "1 ok, 1 warning, 1 problem: fix the problems first"
     assert report.summary(everything[:2]) == "1 ok, 1 warning, 0 problems: Lockstep works here"
 
 
@@ -69,7 +69,7 @@ def test_the_document() -> None:
         "name": "jaxlib",
         "status": "warning",
         "found": "0.10.1",
-        "mend": "pip install jaxlib",
+        "fix": "pip install jaxlib",
     }
 
 
@@ -88,8 +88,8 @@ def test_the_command_finds_this_machine_fit() -> None:
     assert done.returncode == 0
     assert {check["area"] for check in found["checks"]} >= {"software", "engine", "machine"}
     for check in found["checks"]:
-        assert set(check) == {"area", "name", "status", "found", "mend"}
+        assert set(check) == {"area", "name", "status", "found", "fix"}
         assert check["status"] in STATUSES
-        assert bool(check["mend"]) == (check["status"] != "ok")
+        assert bool(check["fix"]) == (check["status"] != "ok")
     collective = next(check for check in found["checks"] if check["name"] == "a collective")
     assert "through the engine" in collective["found"]

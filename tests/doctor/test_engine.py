@@ -38,8 +38,8 @@ def test_a_missing_library_names_the_compiler_only_when_there_is_none() -> None:
     without = engine.check_library(changed(**gone, compiler=None))
     assert with_compiler.status == without.status == "problem"
     assert "liblockstep.so is not installed" in without.found
-    assert without.mend.startswith("sudo apt-get install g++ && pip install")
-    assert with_compiler.mend.startswith("pip install")
+    assert without.fix.startswith("sudo apt-get install g++ && pip install")
+    assert with_compiler.fix.startswith("pip install")
 
 
 def test_a_library_that_does_not_load() -> None:

@@ -29,7 +29,7 @@ def test_a_good_network_is_ok() -> None:
 
 
 @pytest.mark.parametrize(
-    ("check", "change", "status", "found", "mend"),
+    ("check", "change", "status", "found", "fix"),
     [
         (network.check_hostname, {"addresses": ()}, "warning", "not resolve", "127.0.1.1 node7"),
         (
@@ -60,12 +60,12 @@ def test_what_is_not_as_it_should_be(
     change: dict[str, object],
     status: str,
     found: str,
-    mend: str,
+    fix: str,
 ) -> None:
     finding = check(dataclasses.replace(GOOD, **change))  # type: ignore[arg-type]
     assert finding.status == status
     assert found in finding.found
-    assert mend in finding.mend
+    assert fix in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ def test_the_mend_for_proxies_names_this_host() -> None:
     finding = network.check_proxies({"http_proxy": "http://proxy:3128"}, "node7")
     assert "http_proxy" in finding.found
     assert "node7" in finding.found
-    assert finding.mend.startswith("export no_proxy=localhost,127.0.0.1,node7")
+    assert finding.fix.startswith("export no_proxy=localhost,127.0.0.1,node7")
 
 
 @pytest.mark.parametrize(
-    ("path", "file", "libssl", "status", "found", "mend"),
+    ("path", "file", "libssl", "status", "found", "fix"),
     [
         ("", KeyFile(), "", "ok", "not set", ""),
         ("/k", KeyFile(b"x" * 32), "", "ok", "/k can be used", ""),
@@ -100,12 +100,12 @@ def test_the_mend_for_proxies_names_this_host() -> None:
     ],
 )
 def test_the_key_for_other_hosts(
-    path: str, file: KeyFile, libssl: str, status: str, found: str, mend: str
+    path: str, file: KeyFile, libssl: str, status: str, found: str, fix: str
 ) -> None:
     finding = network.check_key(path, file, libssl)
     assert finding.status == status
     assert found in finding.found
-    assert mend in finding.mend
+    assert fix in finding.fix
 
 
 def test_loopback_is_reached() -> None:

@@ -47,7 +47,7 @@ def test_a_trampoline_that_is_not_there_is_a_warning() -> None:
     finding = peers.check_trampoline(environ, exists=False)
     assert finding.status == "warning"
     assert "/opt/libmpiwrapper.so does not exist" in finding.found
-    assert "unset MPITRAMPOLINE_LIB" in finding.mend
+    assert "unset MPITRAMPOLINE_LIB" in finding.fix
     assert peers.check_trampoline(environ, exists=True).status == "ok"
 
 
@@ -90,18 +90,18 @@ def test_gpus_without_a_plug_in() -> None:
     finding = peers.check_gpus(changed(gpus=("NVIDIA H200", "NVIDIA H200")))
     assert finding.status == "warning"
     assert "2 x NVIDIA H200" in finding.found
-    assert "pip install --upgrade 'jax[cuda" in finding.mend
+    assert "pip install --upgrade 'jax[cuda" in finding.fix
 
 
 def test_an_amd_gpu_wants_the_rocm_plug_in() -> None:
-    assert "jax[rocm]" in peers.check_gpus(changed(gpus=("/dev/kfd",))).mend
+    assert "jax[rocm]" in peers.check_gpus(changed(gpus=("/dev/kfd",))).fix
 
 
 def test_a_plug_in_of_another_version_than_jaxlib() -> None:
     facts = changed(gpus=("NVIDIA H200",), plugins={"jax-cuda12-plugin": "0.9.0"})
     finding = peers.check_gpus(facts)
     assert finding.status == "warning"
-    assert finding.mend == "pip install jax-cuda12-plugin==0.10.2"
+    assert finding.fix == "pip install jax-cuda12-plugin==0.10.2"
 
 
 def test_gpus_that_jax_can_use() -> None:

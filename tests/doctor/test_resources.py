@@ -40,7 +40,7 @@ def test_a_good_machine_is_ok() -> None:
 
 
 @pytest.mark.parametrize(
-    ("check", "change", "status", "found", "mend"),
+    ("check", "change", "status", "found", "fix"),
     [
         (resources.check_cores, {"usable_cores": 1}, "warning", "1 of 8 cores", "take turns"),
         (resources.check_cores, {"cpu_quota": 1.5}, "warning", "allows 1.5", "--cpus"),
@@ -82,12 +82,12 @@ def test_what_is_not_as_it_should_be(
     change: dict[str, object],
     status: str,
     found: str,
-    mend: str,
+    fix: str,
 ) -> None:
     finding = check(dataclasses.replace(GOOD, **change))  # type: ignore[arg-type]
     assert finding.status == status
     assert found in finding.found
-    assert mend in finding.mend
+    assert fix in finding.fix
 
 
 def test_shared_memory_works_on_the_machine_of_the_test() -> None:

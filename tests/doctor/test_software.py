@@ -26,7 +26,7 @@ def check_jax(facts: software.Facts, collective: Finding = WORKS) -> Finding:
 def test_a_good_installation_is_ok() -> None:
     for check in (software.check_python, check_jax, software.check_jaxlib):
         assert check(GOOD).status == "ok"
-        assert not check(GOOD).mend
+        assert not check(GOOD).fix
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_platform_that_cannot_work_is_a_problem(facts: software.Facts, words: 
     finding = software.check_python(facts)
     assert finding.status == "problem"
     assert words in finding.found
-    assert finding.mend
+    assert finding.fix
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_failed_collective_with_a_jax_that_is_too_new_is_a_problem_of_that_jax
     assert finding.status == "problem"
     assert finding.found.startswith("0.99.0: newer than ")
     assert "a psum over 2 devices failed: SIGSEGV" in finding.found
-    assert finding.mend == _jax_compat.pin()
+    assert finding.fix == _jax_compat.pin()
     assert check_jax(GOOD, failed).status == "ok"
 
 
@@ -90,7 +90,7 @@ def test_jaxlib_must_fit_jax(jaxlib: str | None, status: str, words: str) -> Non
     finding = software.check_jaxlib(changed(jaxlib=jaxlib))
     assert finding.status == status
     assert words in finding.found
-    assert "pip install" in finding.mend
+    assert "pip install" in finding.fix
 
 
 def test_a_jaxlib_that_is_known_to_crash_is_named() -> None:
@@ -123,7 +123,7 @@ def test_settings_are_read_as_a_process_would(
 
 def test_the_mend_of_a_bad_setting_names_the_variable() -> None:
     finding = software.check_settings({"LOCKSTEP_COLLECTIVES": "nccl"})
-    assert finding.mend == "unset LOCKSTEP_COLLECTIVES"
+    assert finding.fix == "unset LOCKSTEP_COLLECTIVES"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_settings_of_jax_that_work_against_the_launcher(
 ) -> None:
     finding = software.check_jax_settings(environ)
     assert finding.status == "warning"
-    assert words in finding.mend
+    assert words in finding.fix
 
 
 def test_other_settings_of_jax_are_left_alone() -> None:

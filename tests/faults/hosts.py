@@ -111,7 +111,7 @@ class Hosts:
     ) -> subprocess.Popen[bytes]:
         """One of a host's processes, as a cluster's launcher would start it there.
 
-        ``kept``: by ``lockstep worker``, so what is returned is its keeper.
+        ``kept``: by ``lockstep worker``, so what is returned is its agent.
         """
         # The namespaces of processes are the same: by them they would be on one host.
         identity = {"LOCKSTEP_HOST_ID": NAMES[host], **_place(host, local, per_host)}
@@ -144,7 +144,7 @@ class Hosts:
         return [words for words in lines if words[:1] == [first_word]]
 
     def pid(self, host: int, local: int = 0) -> int:
-        """Of that process's program, which says so; what was started is its keeper."""
+        """Of that process's program, which says so; what was started is its agent."""
         [said] = self.lines(host, "pid", local)
         return int(said[1])
 

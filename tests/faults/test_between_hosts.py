@@ -226,7 +226,7 @@ def test_a_second_job_in_the_same_processes_is_as_the_first(hosts: Hosts) -> Non
     assert_nothing_left(hosts)
 
 
-def test_who_died_is_told_by_its_keeper(hosts: Hosts) -> None:
+def test_who_died_is_told_by_its_agent(hosts: Hosts) -> None:
     processes = start_four(hosts, PROGRAM, "kill")
     assert end(processes, hosts) == [3, -9, 3, 3], everything(hosts, 4)
     assert_died(hosts, "was killed by SIGKILL (signal 9) after 24 collectives")
@@ -235,7 +235,7 @@ def test_who_died_is_told_by_its_keeper(hosts: Hosts) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reaped", [True, False])
-def test_who_died_without_a_keeper_is_told_by_another_process_of_its_host(
+def test_who_died_without_a_agent_is_told_by_another_process_of_its_host(
     hosts: Hosts, reaped: bool
 ) -> None:
     processes = start_four(hosts, PROGRAM, "kill", kept=False)
@@ -255,7 +255,7 @@ def assert_died(hosts: Hosts, how: str) -> None:
         assert f"(pid {hosts.pid(0, 1)} on hosta) {how}; processes 0, 2, 3 wait" in said, said
 
 
-def test_without_keepers_who_died_alone_on_its_host_is_gone(hosts: Hosts) -> None:
+def test_without_agents_who_died_alone_on_its_host_is_gone(hosts: Hosts) -> None:
     statuses = end([hosts.start(host, PROGRAM, "kill", kept=False) for host in range(2)], hosts)
     assert statuses == [3, -9], hosts.said(0)
     who = f"process 1 (pid {hosts.pid(1)} on hostb)"
@@ -300,7 +300,7 @@ def test_a_stall_is_told_with_what_another_host_does(
 
 
 def report_on(pid: int) -> str:
-    """What is told, live, of the job that a process or keeper belongs to."""
+    """What is told, live, of the job that a process or agent belongs to."""
     words = [sys.executable, "-m", "lockstep", "report", "--pid", str(pid)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     return done.stdout + done.stderr

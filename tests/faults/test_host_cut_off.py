@@ -71,7 +71,7 @@ def test_both_sides_of_a_cut_raise_compute_and_end_as_they_like(hosts: Hosts, ca
     cut = time.monotonic()
     hosts.cut()
     for host, process in enumerate(processes):
-        # Without the watch process 0 waits for ever, and JAX aborts process 1.
+        # Without the watch process 0 waits forever, and JAX aborts process 1.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, cut + HEARTBEAT - time.monotonic()))
         said = hosts.said(host)

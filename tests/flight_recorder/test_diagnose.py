@@ -15,7 +15,7 @@ from lockstep.flight_recorder import format
 from lockstep.flight_recorder.argument_shapes import Differing
 from lockstep.flight_recorder.calls import Call, rounds
 from lockstep.flight_recorder.causes import Pattern
-from lockstep.flight_recorder.diagnose import Diagnosis, Doing, Kind, diagnose
+from lockstep.flight_recorder.diagnose import Activity, Diagnosis, Kind, diagnose
 from lockstep.flight_recorder.format import Op, ProcessState, State
 from lockstep.flight_recorder.model import Exit, Process, Run, Site
 from lockstep.flight_recorder.text_report import short
@@ -65,7 +65,7 @@ def test_errors_that_follow_from_a_death_are_not_the_culprit() -> None:
         run = altered(run, survivor, error=error, exit=Exit(exit_code=1))
     found = diagnose(run)
     assert (found.kind, found.culprits) == (Kind.KILLED, (1,))
-    assert [row.doing for row in found.rows] == [Doing.WAITS, Doing.KILLED, Doing.WAITS]
+    assert [row.activity for row in found.rows] == [Activity.WAITS, Activity.KILLED, Activity.WAITS]
 
 
 def test_a_death_written_down_a_little_after_it_was_felt_is_still_the_cause() -> None:
@@ -113,7 +113,7 @@ def test_who_the_launcher_stopped_while_nobody_waited_is_no_culprit() -> None:
         run = altered(run, index, record=record)
     found = diagnose(run)
     assert (found.kind, found.culprits) == (Kind.KILLED, (1,))
-    assert found.rows[0].doing is Doing.BUSY
+    assert found.rows[0].activity is Activity.BUSY
 
 
 def test_an_error_of_its_own_counts_though_the_launcher_had_to_stop_the_process() -> None:
@@ -182,9 +182,9 @@ def test_killed_inside_a_collective_that_all_had_entered() -> None:
 
 def test_a_process_without_a_record_is_waited_for_by_name() -> None:
     run = job(steps(5), steps(0)).snapshot()
-    found = diagnose(altered(run, 1, record=None, troubles=("there is no recorder file",)))
+    found = diagnose(altered(run, 1, record=None, problems=("there is no recorder file",)))
     assert (found.kind, found.culprits) == (Kind.WAITING, (1,))
-    assert found.rows[1].doing is Doing.UNKNOWN
+    assert found.rows[1].activity is Activity.UNKNOWN
 
 
 @pytest.mark.parametrize("late", ["in no collective yet", "nobody tells of it"])

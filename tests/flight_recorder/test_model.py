@@ -35,7 +35,7 @@ def test_everything_is_read(tmp_path: Path) -> None:
     assert first.exit is None
     assert second.exit == Exit(pid=101, exit_code=0, realtime_ns=5)
     assert [s.line for s in second.sites] == [41]
-    assert first.troubles == second.troubles == ()
+    assert first.problems == second.problems == ()
 
 
 def test_the_lines_of_a_call_are_read(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_files_that_are_missing_or_broken_are_notes(tmp_path: Path) -> None:
         file.unlink()
     folder(tmp_path, 4).rmdir()
     run = read_run(tmp_path)
-    notes = [" ".join(p.troubles) for p in run.processes]
+    notes = [" ".join(p.problems) for p in run.processes]
     assert notes[0] == "there is no recorder file"
     assert "cut short: it has 5000 bytes" in notes[1]
     assert notes[2:4] == ["", ""]
@@ -110,7 +110,7 @@ def test_a_record_of_another_job_is_not_mixed_in(tmp_path: Path) -> None:
     file.write_bytes(content)
     run = read_run(tmp_path)
     assert run.processes[1].record is None
-    assert run.processes[1].troubles == ("its recorder file belongs to another job",)
+    assert run.processes[1].problems == ("its recorder file belongs to another job",)
 
 
 def test_a_record_in_the_wrong_place_is_not_believed(tmp_path: Path) -> None:
@@ -119,4 +119,4 @@ def test_a_record_in_the_wrong_place_is_not_believed(tmp_path: Path) -> None:
     (folder(tmp_path, 1) / "recorder.bin").write_bytes(wrong)
     run = read_run(tmp_path)
     assert run.processes[1].record is None
-    assert run.processes[1].troubles == ("its recorder file says that it is process 0",)
+    assert run.processes[1].problems == ("its recorder file says that it is process 0",)

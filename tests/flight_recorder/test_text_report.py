@@ -277,7 +277,7 @@ def test_nothing_wrong() -> None:
 
 
 def test_a_process_of_which_nothing_is_known() -> None:
-    nothing = {"record": None, "troubles": ("there is no recorder file",)}
+    nothing = {"record": None, "problems": ("there is no recorder file",)}
     run = altered(job(steps(5), steps(0)).snapshot(), 1, **nothing)
     text = short(diagnose(run))
     assert "  process 1: not known; there is no recorder file" in text

@@ -62,12 +62,12 @@ class Process:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.live: list[Any] = []
         self.known = False
-        self.poison = ""
+        self.abort = ""
         patch.setattr(membership, "_programs", membership._Programs())
         patch.setattr(membership, "_answered", set())
         patch.setattr(_jax_compat, "live_executables", lambda: self.live)
         patch.setattr(bindings, "frames_known", lambda: self.known)
-        patch.setattr(bindings, "poison_text", lambda: self.poison)
+        patch.setattr(bindings, "abort_text", lambda: self.abort)
         config = _config.Config(collective_timeout=0.2)
         patch.setattr(_config, "current", lambda: config)
         self.store = Store(Client())
@@ -195,8 +195,8 @@ def test_a_position_that_is_asked_for_twice(process: Process) -> None:
 
 def test_the_jobs_failure_ends_the_wait(process: Process) -> None:
     process.compile(Program(WHOLE, "{{0,1,2,3}}"))
-    process.poison = "lockstep: process 1 has failed."
-    assert process.refusal() == process.poison
+    process.abort = "lockstep: process 1 has failed."
+    assert process.refusal() == process.abort
 
 
 def test_nothing_is_kept_once_the_frames_are_known(process: Process) -> None:

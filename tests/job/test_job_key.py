@@ -99,7 +99,7 @@ def for_all(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "problem", "mend"),
+    ("make", "problem", "fix"),
     [
         (nothing, "cannot be read (No such file or directory)", "openssl rand -hex 32 > ~/"),
         (directory, "is no regular file", "openssl rand -hex 32 > ~/"),
@@ -111,14 +111,14 @@ def for_all(path: Path) -> None:
     ],
 )
 def test_a_file_that_cannot_be_used(
-    tmp_path: Path, make: Callable[[Path], None], problem: str, mend: str
+    tmp_path: Path, make: Callable[[Path], None], problem: str, fix: str
 ) -> None:
     path = tmp_path / "key"
     make(path)
     file = job_key.read_key(str(path))
     assert file.key is None
     assert file.problem == f"LOCKSTEP_KEY_FILE={path}: the file {problem}."
-    assert mend.format(path) in file.fix
+    assert fix.format(path) in file.fix
     assert SECRET[:31] not in f"{file.problem}{file.fix}"
 
 

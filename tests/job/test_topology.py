@@ -54,15 +54,15 @@ def test_cores_are_shared_out_and_never_promised_twice(
     job: list[Peer], data: st.DataObject
 ) -> None:
     process = data.draw(st.integers(0, len(job) - 1))
-    cores, crowded = topology.share_of_cores(job, process)
+    cores, oversubscribed = topology.share_of_cores(job, process)
     near = neighbours(job, process)
     all_cores = set().union(*(peer.cpus for peer in near))
     assert 1 <= cores <= len(all_cores)
-    assert crowded == (len(near) > len(all_cores))
+    assert oversubscribed == (len(near) > len(all_cores))
     shares = [topology.share_of_cores(job, peer.process)[0] for peer in near]
     everyone_shares_all = all(set(peer.cpus) == all_cores for peer in near)
     disjoint = sum(len(peer.cpus) for peer in near) == len(all_cores)
-    if not crowded and (everyone_shares_all or disjoint):
+    if not oversubscribed and (everyone_shares_all or disjoint):
         assert sum(shares) <= len(all_cores)
 
 

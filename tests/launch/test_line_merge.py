@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.launch.line_merge import LONGEST_LINE, LineCutter, Merger, Sink, prefix
+from lockstep.launch.line_merge import MAX_LINE, LineCutter, Merger, Sink, prefix
 
 A, B = b"[0] ", b"[1] "
 
@@ -24,7 +24,7 @@ def test_whole_lines_are_given_out_and_the_rest_is_kept() -> None:
 def test_a_line_without_end_is_given_out_in_pieces() -> None:
     cutter = LineCutter()
     shown = b"".join(cutter.feed(b"x" * 1000) for _ in range(1000))
-    assert len(shown) > 1_000_000 - LONGEST_LINE - 1000
+    assert len(shown) > 1_000_000 - MAX_LINE - 1000
     assert len(shown + cutter.take()) == 1_000_000
 
 

@@ -91,4 +91,4 @@ def test_fewer_rows_than_devices() -> None:
 def test_what_large_matrices_gather_is_a_quarter_of_a_share(n: int, devices: int) -> None:
     tile = _cost_model.cholesky_tile(n, devices, n // devices, "cpu")
     assert devices * tile * n <= n * n / devices / 4
-    assert n // devices // tile <= _cost_model.MOST_STEPS
+    assert n // devices // tile <= _cost_model.MAX_STEPS

@@ -62,7 +62,7 @@ def test_json(broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report["place"]["sequence"] == 5
     assert report["place"]["devices"] == [0, 2048]
     waiting, gone = report["processes"]
-    assert (waiting["doing"], waiting["waits_for"]) == ("waits", [1])
+    assert (waiting["activity"], waiting["waits_for"]) == ("waits", [1])
     [place] = waiting["call"]["sites"]
     assert (place["line"], place["first_used"]) == (41, None)
     assert gone["exit"]["exit_code"] == 0
@@ -209,7 +209,7 @@ def test_a_run_without_a_directory_is_read_from_the_processes_memory() -> None:
         os.close(memory)
     assert run.processes[0].record is not None
     assert run.processes[0].record.rings[0].written == 9
-    assert run.processes[1].troubles == ("it runs on another host, or has ended",)
+    assert run.processes[1].problems == ("it runs on another host, or has ended",)
 
 
 # --- lockstep top ---------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lockstep.sync.value_digest import MOST_LEAVES, Leaf, differences, of_array, of_object, ranges
+from lockstep.sync.value_digest import MAX_LEAVES, Leaf, differences, of_array, of_object, ranges
 
 LABELS = ["process 0", "process 1", "process 2", "process 3"]
 
@@ -35,10 +35,10 @@ def test_the_place_in_a_tree_is_told_and_a_missing_leaf_is_nothing() -> None:
 
 
 def test_many_differences_are_counted() -> None:
-    trees = [{f"[{i}]": of_object(i + p) for i in range(MOST_LEAVES + 2)} for p in range(2)]
+    trees = [{f"[{i}]": of_object(i + p) for i in range(MAX_LEAVES + 2)} for p in range(2)]
     text = differences(trees, LABELS) or ""
     assert text.endswith("and 2 more places")
-    assert text.count("at [") == MOST_LEAVES
+    assert text.count("at [") == MAX_LEAVES
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from fake_job import peer
 from lockstep import InitializationError
 from lockstep.watchdog import artifacts
-from lockstep.watchdog.artifacts import Papers
+from lockstep.watchdog.artifacts import Artifacts
 
 
 def private(tmp_path: Path) -> Path:
@@ -24,10 +24,10 @@ def private(tmp_path: Path) -> Path:
 
 
 def test_descriptors_become_files_of_that_process() -> None:
-    own = Papers("/proc/7/fd/3", "/proc/7/fd/4", "/proc/7/fd/5", "/proc/7/fd/6", "/proc/7/fd/8")
+    own = Artifacts("/proc/7/fd/3", "/proc/7/fd/4", "/proc/7/fd/5", "/proc/7/fd/6", "/proc/7/fd/8")
     there = dataclasses.replace(peer(1), pid=7)
     assert artifacts.of_peer(there, own.published()) == own
-    assert artifacts.of_peer(peer(1), Papers().published()) == Papers()
+    assert artifacts.of_peer(peer(1), Artifacts().published()) == Artifacts()
 
 
 def test_files_are_those_of_the_process_s_folder(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_files_are_those_of_the_process_s_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["../../../etc/passwd", "3", -1, 1.5, True, [3]])
 def test_what_is_no_descriptor_is_left_out(value: Any) -> None:
     said = {"folder": "", "memory": {"record": value, "sites": 4}}
-    assert artifacts.of_peer(peer(1), said) == Papers(sites="/proc/101/fd/4")
+    assert artifacts.of_peer(peer(1), said) == Artifacts(sites="/proc/101/fd/4")
 
 
 @pytest.mark.parametrize("said", [None, [], "x", {}, {"folder": 1, "memory": {}}, {"folder": ""}])

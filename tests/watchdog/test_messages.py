@@ -36,7 +36,7 @@ def through(processes: list[Process]) -> list[Process]:
 @given(st.lists(records(), max_size=3))
 def test_what_is_told_is_read(told: list) -> None:
     processes = [
-        Process(index, one, SITES, callers=CALLERS, troubles=("it is old",))
+        Process(index, one, SITES, callers=CALLERS, problems=("it is old",))
         for index, one in enumerate(told)
     ]
     processes.append(Process(98, exit=Exit(12, None, 9, 10**18, "out of memory")))

@@ -20,7 +20,7 @@ def process(index: int, nonce: int = 7) -> Process:
 @pytest.fixture
 def one_host() -> Run:
     """Process 1 is elsewhere."""
-    missing = Process(1, troubles=("nothing of this process is there",))
+    missing = Process(1, problems=("nothing of this process is there",))
     return Run((process(0), missing), clock_error_ns=2000)
 
 
@@ -37,7 +37,7 @@ def test_processes_of_other_hosts_are_added(tmp_path: Path, one_host: Run) -> No
 
 
 def test_a_record_that_is_there_is_not_replaced(tmp_path: Path, one_host: Run) -> None:
-    changed = dataclasses.replace(process(0), troubles=("told",))
+    changed = dataclasses.replace(process(0), problems=("told",))
     tell(tmp_path, query_server.pack([changed, process(1)], 0))
     assert query_server.complete(one_host, tmp_path).processes[0] == process(0)
 
@@ -53,7 +53,7 @@ def test_an_answer_that_cannot_be_read_is_none(tmp_path: Path, one_host: Run, sa
     assert query_server.complete(one_host, tmp_path) == one_host
 
 
-def test_a_keeper_that_cannot_look_goes_on(tmp_path: Path, one_host: Run) -> None:
+def test_a_agent_that_cannot_look_goes_on(tmp_path: Path, one_host: Run) -> None:
     answers = iter([None, query_server.pack([process(1)], 0)])
 
     def look() -> bytes:

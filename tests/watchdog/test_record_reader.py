@@ -14,7 +14,7 @@ from lockstep.callsites import frames
 from lockstep.callsites.hlo_metadata import parse
 from lockstep.flight_recorder.format import Op
 from lockstep.flight_recorder.model import Caller, Site, read_sites
-from lockstep.watchdog.artifacts import Papers
+from lockstep.watchdog.artifacts import Artifacts
 from lockstep.watchdog.record_reader import Sites
 
 DEVICES = (0, 2048)
@@ -23,18 +23,18 @@ COMPUTED, ARGUMENT = 1, 2
 
 
 class Process:
-    """One whose program has run, and its papers."""
+    """One whose program has run, and its artifacts."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.line: Caller | None = None
         patch.setattr(_jax_compat, "device_lists", lambda: {DEVICES})
         patch.setattr(frames, "innermost", lambda: self.line)
-        self.papers = Papers(sites=str(folder / "sites"), perhaps=str(folder / "perhaps"))
+        self.artifacts = Artifacts(sites=str(folder / "sites"), perhaps=str(folder / "perhaps"))
         self.entries: list[Any] = []
         ring = types.SimpleNamespace(device=0, written=0, entries=self.entries)
         record = types.SimpleNamespace(rings=[ring])
         records = types.SimpleNamespace(own=0, record=lambda own, after: record)
-        self.sites = Sites(cast(Any, records), self.papers, list)
+        self.sites = Sites(cast(Any, records), self.artifacts, list)
 
     def compile(self, line: int | None) -> None:
         self.line = None if line is None else Caller("/home/u/main.py", line, "main")
@@ -48,7 +48,7 @@ class Process:
 
     def told(self, channel: int) -> list[tuple[str, int, str, int]]:
         """What others read, which is what it knows itself."""
-        read, _ = read_sites(self.papers.sites)
+        read, _ = read_sites(self.artifacts.sites)
         assert list(read) == self.sites.found
         return [_places(site) for site in read if site.channel == channel]
 

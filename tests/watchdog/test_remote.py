@@ -18,7 +18,7 @@ from lockstep.flight_recorder.diagnose import Kind, diagnose
 from lockstep.flight_recorder.format import encode
 from lockstep.flight_recorder.model import Exit, Process
 from lockstep.watchdog import messages, record_reader, remote
-from lockstep.watchdog.artifacts import Papers
+from lockstep.watchdog.artifacts import Artifacts
 from lockstep.watchdog.remote import Elsewhere, Local
 from support import wait_until
 
@@ -93,7 +93,7 @@ class Job:
         real = 10**18 + AHEAD * (index % 2)
         made = record(3, monotonic_ns=10**15, realtime_ns=real)
         made = dataclasses.replace(made, process=index, host="ab"[index % 2])
-        return Process(index, made, troubles=(f"told by {by}",))
+        return Process(index, made, problems=(f"told by {by}",))
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
 def told(job: Job, asking: int) -> dict[int, tuple[str, ...]]:
     found, clocks = job.answers[asking].look(None)
     assert clocks.keys() == {process.index for process in found}
-    return {process.index: process.troubles for process in found}
+    return {process.index: process.problems for process in found}
 
 
 def test_one_process_tells_all_of_its_host(job: Job) -> None:
@@ -158,22 +158,22 @@ def test_answers_that_cannot_be_read_count_as_none(
     assert capsys.readouterr().err.count("lockstep: a note of process 1: JSONDecodeError") == 1
 
 
-def test_a_keeper_is_asked_before_the_processes_of_its_host(job: Job) -> None:
+def test_a_agent_is_asked_before_the_processes_of_its_host(job: Job) -> None:
     """Process 3 plays it."""
-    keeper = dataclasses.replace(job.peers[3], keeps=1)
-    asking = Elsewhere([*job.peers[:3], keeper], 0, job.local(0), job.post.of(0))
+    agent = dataclasses.replace(job.peers[3], keeps=1)
+    asking = Elsewhere([*job.peers[:3], agent], 0, job.local(0), job.post.of(0))
     job.answers[0].stop()
     asking.start()
     try:
         found, _ = asking.look(None)
-        assert {process.troubles for process in found} == {("told by 3",)}
+        assert {process.problems for process in found} == {("told by 3",)}
         assert asking.stacks(job.peers[1]) == "stacks of 1 by 3"
         asking.hurry()
         assert job.woken[1].wait(30)
         assert not job.woken[3].is_set(), "it has no lines"
         job.post.lost = {3}
         found, _ = asking.look(None)
-        assert {process.troubles for process in found} == {("told by 1",)}
+        assert {process.problems for process in found} == {("told by 1",)}
     finally:
         asking.stop()
 
@@ -181,7 +181,7 @@ def test_a_keeper_is_asked_before_the_processes_of_its_host(job: Job) -> None:
 def test_one_process_is_told_of_by_its_host_alone(job: Job) -> None:
     told_of_3 = job.answers[0].told_of(job.peers[3], 0.3)
     assert told_of_3 is not None
-    assert (told_of_3.index, told_of_3.troubles) == (3, ("told by 1",))
+    assert (told_of_3.index, told_of_3.problems) == (3, ("told by 1",))
     job.deaf = {1, 3}
     time.sleep(0.3)  # what was read is told again for a while
     assert job.answers[0].told_of(job.peers[3], 0.1) is None
@@ -274,8 +274,8 @@ def records(tmp_path: Path, job: Job) -> Iterator[record_reader.Records]:
         made = job.process(index).record
         assert made is not None
         files[index].write_bytes(encode(made))
-    papers = {index: Papers(str(file)) for index, file in enumerate(files)}
-    made = record_reader.Records(job.peers, job.peers[0], papers)
+    artifacts = {index: Artifacts(str(file)) for index, file in enumerate(files)}
+    made = record_reader.Records(job.peers, job.peers[0], artifacts)
     yield made
     made.close()
 
@@ -301,7 +301,7 @@ def test_records_of_other_processes_and_other_jobs_are_not_believed(
     monkeypatch.setattr(job, "process", another)
     whole = records.read([], vary=False, elsewhere=job.answers[0])
     assert [process.record is not None for process in whole.processes] == [True, False, True, False]
-    assert whole.processes[1].troubles == ("nobody of its host has answered",)
+    assert whole.processes[1].problems == ("nobody of its host has answered",)
 
 
 def test_who_is_gone_is_told_as_such_with_and_without_a_record(

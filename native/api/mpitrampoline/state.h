@@ -48,7 +48,7 @@ class Engine {
  private:
   Engine() = default;
 
-  void retire_keeper();
+  void retire_agent();
   std::vector<DeviceList> candidates(World& world, int color, int key);
 
   mutable std::mutex mutex_;  // guards what follows; never held while a callback runs

@@ -16,7 +16,7 @@ namespace lockstep {
 namespace {
 
 constexpr std::size_t kMostPieces = 63;  // of one system call; with one more, IOV_MAX is far
-// Between two system calls the poison flag is looked at; this many bytes take some milliseconds.
+// Between two system calls the abort flag is looked at; this many bytes take some milliseconds.
 constexpr std::size_t kMostBytes = std::size_t{32} << 20;
 
 // A random word by which a process is known. A process id alone is not enough: a dead process's id
@@ -126,16 +126,16 @@ bool PeerMemory::readable(int process) const {
 }
 
 void PeerMemory::read(int process, std::span<const Piece> pieces) const {
-  if (arena_.poisoned()) throw Error(arena_.poison_text());  // the buffers may be gone already
+  if (arena_.aborted()) throw Error(arena_.abort_text());  // the buffers may be gone already
   const ArenaHeader::Process& peer = *entry(process);
   // Processes of a job that share one process, as in tests: a copy that ThreadSanitizer sees.
   const bool self = is_self(peer);
   Batch batch(peer);
   const auto finish = [&] {
     if (const int code = batch.read(); code != 0) fail(process, reason_of(code));
-    // Bytes that were written after their owner had given up come with the owner's poison.
+    // Bytes that were written after their owner had given up come with the owner's abort.
     std::atomic_thread_fence(std::memory_order_acquire);
-    if (arena_.poisoned()) throw Error(arena_.poison_text());
+    if (arena_.aborted()) throw Error(arena_.abort_text());
   };
   for (const Piece& piece : pieces) {
     if (self) std::memcpy(piece.to, reinterpret_cast<const void*>(piece.from), piece.bytes);
@@ -148,7 +148,7 @@ void PeerMemory::read(int process, std::span<const Piece> pieces) const {
 }
 
 void PeerMemory::fail(int process, const std::string& reason) const {
-  if (arena_.poisoned()) throw Error(arena_.poison_text());
+  if (arena_.aborted()) throw Error(arena_.abort_text());
   throw Error("lockstep: could not read the memory of " +
               labels_[static_cast<std::size_t>(process)] + ": " + reason +
               ". If it is still running, LOCKSTEP_SINGLE_COPY=0 does without such reads.");

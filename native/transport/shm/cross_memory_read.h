@@ -4,7 +4,7 @@
 // Not every system permits it (containers with a seccomp filter, Yama, other user ids), so nobody
 // may rely on it before `readable` has tried. Nothing keeps the other process from ending or giving
 // up while it is read; the kernel makes that an error or stale bytes, never a fault here, and
-// `read` throws in both cases. What a reader must be able to rely on is that a process poisons the
+// `read` throws in both cases. What a reader must be able to rely on is that a process aborts the
 // job before it leaves a collective whose buffers may still be read.
 #pragma once
 

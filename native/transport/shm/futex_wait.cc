@@ -14,7 +14,7 @@
 namespace lockstep {
 namespace {
 
-// A sleeper looks at the poison flag this often; whoever poisons the job wakes nobody by name.
+// A sleeper looks at the abort flag this often; whoever aborts the job wakes nobody by name.
 constexpr std::chrono::milliseconds kLongestNap{50};
 constexpr int kLooks = 32;
 // A program that has ended may have left a collective to come that it has dispatched before: so
@@ -64,7 +64,7 @@ void Counter::advance() {
 
 WaitResult wait_until(Counter& counter, std::uint32_t target, const Watch& watch) {
   if (counter.reached(target)) return WaitResult::kReached;
-  const auto poisoned = [&] { return watch.poison->load(std::memory_order_acquire) != 0; };
+  const auto aborted = [&] { return watch.abort->load(std::memory_order_acquire) != 0; };
   // The one that is waited for may sit on this very core, so a spin gives the core away between
   // looks. On an idle core a yield costs less than a microsecond.
   for (int i = 0; i < kLooks; ++i) {
@@ -82,7 +82,7 @@ WaitResult wait_until(Counter& counter, std::uint32_t target, const Watch& watch
   const auto start = Clock::now();
   int looks_at_left = 0;
   for (;;) {
-    if (poisoned()) return WaitResult::kPoisoned;
+    if (aborted()) return WaitResult::kAborted;
     if (watch.left != nullptr && watch.left->load(std::memory_order_acquire) != 0 &&
         ++looks_at_left > kLooksAtLeft)
       return counter.reached(target) ? WaitResult::kReached : WaitResult::kLeft;

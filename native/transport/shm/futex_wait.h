@@ -48,7 +48,7 @@ class Deadline {
 // For a timeout that a caller in C has given: it ends, and is not negative.
 Clock::duration bounded(double seconds);
 
-enum class WaitResult { kReached, kDeadline, kPoisoned, kLeft };
+enum class WaitResult { kReached, kDeadline, kAborted, kLeft };
 
 // Tells the watcher of this process (a thread of Python's) that something takes long.
 class Alarm {
@@ -70,7 +70,7 @@ inline constexpr std::chrono::milliseconds kLongWait{100};
 
 // What a wait watches besides its counter, and how long it may spin.
 struct Watch {
-  const std::atomic<std::uint32_t>* poison;  // non-zero once the job has failed
+  const std::atomic<std::uint32_t>* abort;  // non-zero once the job has failed
   Deadline deadline;
   std::chrono::nanoseconds spin;  // before sleeping; zero where ranks outnumber cores
   const Alarm* alarm = nullptr;   // rung while the wait is a long one
@@ -80,7 +80,7 @@ struct Watch {
   const std::atomic<std::uint32_t>* stop = nullptr;
 };
 
-// Returns once the counter has reached the target, the deadline has passed, the job is poisoned, or
+// Returns once the counter has reached the target, the deadline has passed, the job is aborted, or
 // the one that is waited for has left without it.
 WaitResult wait_until(Counter& counter, std::uint32_t target, const Watch& watch);
 

@@ -101,12 +101,12 @@ std::uint64_t Arena::allocate(std::size_t bytes) {
 }
 
 // It allocates nothing: want of memory may be what the text is about.
-void Arena::poison(std::string_view text) {
+void Arena::abort(std::string_view text) {
   std::uint32_t healthy = 0;
-  if (!header().poison_state.compare_exchange_strong(healthy, 1)) return;
-  const std::string_view kept = text.substr(0, kPoisonText - 1);
-  *std::ranges::copy(kept, header().poison_text).out = '\0';
-  header().poison_state.store(2, std::memory_order_release);
+  if (!header().abort_state.compare_exchange_strong(healthy, 1)) return;
+  const std::string_view kept = text.substr(0, kAbortText - 1);
+  *std::ranges::copy(kept, header().abort_text).out = '\0';
+  header().abort_state.store(2, std::memory_order_release);
   // Whoever reads what this process writes from here on, finds the flag afterwards: see PeerMemory.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   std::lock_guard lock(mutex_);
@@ -124,14 +124,14 @@ void Arena::remove_herald(std::size_t number) {
   heralds_.erase(number);
 }
 
-std::string Arena::poison_text() const {
+std::string Arena::abort_text() const {
   // Who asks knows that the job has failed, and may ask before the text is there. The writer needs
   // microseconds for it; it may have died.
-  for (int i = 0; i < 200 && header().poison_state.load(std::memory_order_acquire) != 2; ++i)
+  for (int i = 0; i < 200 && header().abort_state.load(std::memory_order_acquire) != 2; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  if (header().poison_state.load(std::memory_order_acquire) != 2)
+  if (header().abort_state.load(std::memory_order_acquire) != 2)
     return "lockstep: another process failed and left no text.";
-  return std::string(header().poison_text, strnlen(header().poison_text, kPoisonText));
+  return std::string(header().abort_text, strnlen(header().abort_text, kAbortText));
 }
 
 }  // namespace lockstep

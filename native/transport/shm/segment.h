@@ -19,7 +19,7 @@
 
 namespace lockstep {
 
-inline constexpr std::size_t kPoisonText = 1000;  // fits MPI_MAX_ERROR_STRING with XLA's prefix
+inline constexpr std::size_t kAbortText = 1000;  // fits MPI_MAX_ERROR_STRING with XLA's prefix
 
 // The first page of the file. Everything in it starts as zero.
 struct ArenaHeader {
@@ -27,8 +27,8 @@ struct ArenaHeader {
   std::atomic<std::uint64_t> nonce;  // tells this job's arena from any other file
   std::atomic<std::uint64_t> next;   // offset of the first byte not handed out
   // 0 healthy, 1 somebody is writing the text, 2 failed.
-  std::atomic<std::uint32_t> poison_state;
-  char poison_text[kPoisonText];
+  std::atomic<std::uint32_t> abort_state;
+  char abort_text[kAbortText];
 
   // Open addressing: the directory of cliques. key 0 is free; offset 0 is being built, 1 failed.
   struct Entry {
@@ -68,14 +68,14 @@ class Arena {
   std::uint64_t allocate(std::size_t bytes);
 
   // The first caller's text stays. Every wait of every process of this host ends soon after.
-  void poison(std::string_view text);
-  // Called with the text by whoever poisons the arena through this object; returns what
+  void abort(std::string_view text);
+  // Called with the text by whoever aborts the arena through this object; returns what
   // `remove_herald` wants, after which it is not called any more.
   using Herald = std::function<void(std::string_view)>;
   std::size_t add_herald(Herald herald);
   void remove_herald(std::size_t number);
-  bool poisoned() const { return header().poison_state.load(std::memory_order_acquire) != 0; }
-  std::string poison_text() const;
+  bool aborted() const { return header().abort_state.load(std::memory_order_acquire) != 0; }
+  std::string abort_text() const;
 
  private:
   int fd_;

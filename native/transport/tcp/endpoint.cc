@@ -82,32 +82,32 @@ Network::Network(const NetworkOptions& options, int process, std::uint64_t nonce
       arena_(std::move(arena)),
       tls_(options.tls_library, options.key),
       reader_(options.listener, options.pids, elsewhere(options.addresses), process, nonce, labels,
-              tls_, streams_, *arena_, options.num_keepers, options.greeting_time),
+              tls_, streams_, *arena_, options.num_agents, options.greeting_time),
       connections_(options.addresses.size()) {
   meet(options, nonce, false, after(options.patience_seconds));
-  meet(options, nonce, true, after(options.keeper_patience_seconds));
+  meet(options, nonce, true, after(options.agent_patience_seconds));
   reader_.close_when_met();
   Living::instance().add(this);
-  if (reader_.is_keeper(process_)) return;  // what it has heard, the others have heard as well
+  if (reader_.is_agent(process_)) return;  // what it has heard, the others have heard as well
   herald_ = arena_->add_herald(
-      [this](std::string_view text) { tell_all(Frame::kPoison, std::as_bytes(std::span(text))); });
+      [this](std::string_view text) { tell_all(Frame::kAbort, std::as_bytes(std::span(text))); });
 }
 
-void Network::meet(const NetworkOptions& options, std::uint64_t nonce, bool keepers,
+void Network::meet(const NetworkOptions& options, std::uint64_t nonce, bool agents,
                    Clock::time_point end) {
   const std::size_t count = options.addresses.size();
   for (std::size_t step = 1; step < count; ++step) {  // so that not all run to the same one
     const std::size_t other = (static_cast<std::size_t>(process_) + step) % count;
     const int number = static_cast<int>(other);
-    if (options.addresses[other].empty() || reader_.is_keeper(number) != keepers) continue;
+    if (options.addresses[other].empty() || reader_.is_agent(number) != agents) continue;
     try {
       connect(number, options.addresses[other], nonce, end);
     } catch (const Error&) {
-      if (!keepers) throw;
+      if (!agents) throw;
       connections_[other].reset();
     }
   }
-  keepers ? reader_.wait_for_keepers(end) : reader_.wait_for_processes(end);
+  agents ? reader_.wait_for_agents(end) : reader_.wait_for_processes(end);
 }
 
 // Who has the turn may be stuck until a deadline of his own.
@@ -138,7 +138,7 @@ void Network::connect(int process, const std::string& address, std::uint64_t non
       connections_[static_cast<std::size_t>(process)] = std::move(made);
       return;
     } catch (const Dropped&) {
-      if (arena_->poisoned()) throw Error(arena_->poison_text());
+      if (arena_->aborted()) throw Error(arena_->abort_text());
       if (Clock::now() + pause >= end) throw;
     }
     std::this_thread::sleep_for(pause);
@@ -184,12 +184,12 @@ void Network::greet(Connection& connection, const std::string& who, int process,
                        .to = other};
   auto bytes = std::as_bytes(std::span(&greeting, 1));
   const double left = std::chrono::duration<double>(end - Clock::now()).count();
-  const Watch watch{&arena_->header().poison_state, Deadline(std::max(left, 1e-9)), {}};
+  const Watch watch{&arena_->header().abort_state, Deadline(std::max(left, 1e-9)), {}};
   if (write(connection, bytes, watch) != Written::kAll)
     throw Dropped(cannot_reach(who, "it has closed the connection"));
   Frame answer;
   read_all(connection, who, std::as_writable_bytes(std::span(&answer, 1)), end);
-  if (answer.kind == Frame::kRefusal && answer.bytes <= kPoisonText) {
+  if (answer.kind == Frame::kRefusal && answer.bytes <= kAbortText) {
     std::string why(answer.bytes, ' ');
     read_all(connection, who, std::as_writable_bytes(std::span(why)), end);
     throw Error("lockstep: " + who + " has refused the connection of " +
@@ -209,7 +209,7 @@ void Network::read_all(Connection& connection, const std::string& who, std::span
     if (result == Result::kDone) continue;
     if (result == Result::kClosed || result == Result::kFailed)
       throw Dropped(cannot_reach(who, connection.session->problem()));
-    if (arena_->poisoned()) throw Error(arena_->poison_text());
+    if (arena_->aborted()) throw Error(arena_->abort_text());
     if (Clock::now() >= end) throw Error(cannot_reach(who, "no answer in time"));
     wait_for(connection.fd.get(), result == Result::kWantsWrite,
              std::min(end, Clock::now() + kLook));
@@ -279,7 +279,7 @@ Network::Written Network::write(Connection& connection, std::span<const std::byt
     if (result == Result::kDone) continue;
     if (result != Result::kWantsRead && result != Result::kWantsWrite) return Written::kBroken;
     const auto now = Clock::now();
-    if (watch.poison->load(std::memory_order_acquire) != 0) cut = std::min(cut, now + kLastWords);
+    if (watch.abort->load(std::memory_order_acquire) != 0) cut = std::min(cut, now + kLastWords);
     if (watch.deadline.passed() || now >= cut) return Written::kLate;
     if (watch.stop != nullptr && watch.stop->load() != 0) return Written::kLate;
     if (watch.alarm != nullptr && now >= start + kLongWait) watch.alarm->ring();
@@ -296,10 +296,10 @@ void Network::give_up(int process, Written how, const Watch& watch) {
   const auto end = Clock::now() + kLastWords + (watched ? Verdict::kOtherWord : Clock::duration(0));
   while (how == Written::kBroken && Clock::now() < end) {
     if (has_left(process).load(std::memory_order_acquire) != 0) return;
-    if (watch.poison->load(std::memory_order_acquire) != 0) break;
+    if (watch.abort->load(std::memory_order_acquire) != 0) break;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  if (arena_->poisoned()) throw Error(arena_->poison_text());
+  if (arena_->aborted()) throw Error(arena_->abort_text());
   if (how == Written::kLate)
     throw Error("lockstep: " + who + " has not taken all of what " +
                 labels_[static_cast<std::size_t>(process_)] +
@@ -312,7 +312,7 @@ void Network::give_up(int process, Written how, const Watch& watch) {
 // Who cannot be told finds out by himself.
 void Network::tell_all(std::uint32_t kind, std::span<const std::byte> body) {
   if (abandoned_) return;
-  const Watch watch{&arena_->header().poison_state,
+  const Watch watch{&arena_->header().abort_state,
                     Deadline(std::chrono::duration<double>(kLastWords).count()),
                     {}};
   for (std::size_t i = 0; i < connections_.size(); ++i)
@@ -322,10 +322,10 @@ void Network::tell_all(std::uint32_t kind, std::span<const std::byte> body) {
 void Network::leave() {
   if (has_left_.exchange(true)) return;
   reader_.verdict().set_left();
-  if (arena_->poisoned() && !reader_.is_keeper(process_)) {
+  if (arena_->aborted() && !reader_.is_agent(process_)) {
     // By another one of this host, whose word may be late.
-    const std::string text = arena_->poison_text();
-    tell_all(Frame::kPoison, std::as_bytes(std::span(text)));
+    const std::string text = arena_->abort_text();
+    tell_all(Frame::kAbort, std::as_bytes(std::span(text)));
   }
   tell_all(Frame::kLeave, {});
 }

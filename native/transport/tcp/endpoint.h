@@ -13,10 +13,10 @@
 // Notes, of one watcher to another, belong to no stream: what nobody takes is dropped beyond a
 // bound.
 //
-// Keepers are of this network and not of the job: on each host one that takes notes and writes
-// some, also when the job has failed and when the processes of its host are dead. Keepers have no
-// connections between each other. No messages go to or from a keeper, and it cannot fail the job:
-// not by poison, nor by breaking a rule, nor by its end.
+// Agents are of this network and not of the job: on each host one that takes notes and writes
+// some, also when the job has failed and when the processes of its host are dead. Agents have no
+// connections between each other. No messages go to or from an agent, and it cannot fail the job:
+// not by abort, nor by breaking a rule, nor by its end.
 //
 // Only who has the job's key gets through the handshake, and only one greeting of each process is
 // taken, and answered. A connection that ends before that answer is tried again: strangers may have
@@ -50,14 +50,14 @@ namespace lockstep {
 
 // Where the other hosts are. Without addresses the job has one host only.
 struct NetworkOptions {
-  std::vector<std::string> addresses;   // of each process, "10.0.0.1:4411"; "" on this host
-  int num_keepers = 0;                  // the last ones of these are not processes, but keepers
-  std::vector<int> pids;                // of the others of this host, else 0; may be empty
-  int listener = -1;                    // a listening socket of this process; duplicated
-  SecretBytes key;                      // that all processes of the job have
-  std::string tls_library;              // OpenSSL's libssl, for dlopen
-  double patience_seconds = 60;         // until all have met
-  double keeper_patience_seconds = 10;  // for keepers after that: then it goes on without them
+  std::vector<std::string> addresses;  // of each process, "10.0.0.1:4411"; "" on this host
+  int num_agents = 0;                  // the last ones of these are not processes, but agents
+  std::vector<int> pids;               // of the others of this host, else 0; may be empty
+  int listener = -1;                   // a listening socket of this process; duplicated
+  SecretBytes key;                     // that all processes of the job have
+  std::string tls_library;             // OpenSSL's libssl, for dlopen
+  double patience_seconds = 60;        // until all have met
+  double agent_patience_seconds = 10;  // for agents after that: then it goes on without them
   std::chrono::milliseconds greeting_time = Reader::kGreetingTime;
 };
 
@@ -124,8 +124,7 @@ class Network {
   enum class Written { kAll, kBroken, kLate };
   struct Living;
 
-  void meet(const NetworkOptions& options, std::uint64_t nonce, bool keepers,
-            Clock::time_point end);
+  void meet(const NetworkOptions& options, std::uint64_t nonce, bool agents, Clock::time_point end);
   void connect(int process, const std::string& address, std::uint64_t nonce, Clock::time_point end);
   std::unique_ptr<Connection> try_to_connect(const std::string& who, const std::string& address,
                                              Clock::time_point end);

@@ -11,7 +11,7 @@ struct Frame {
     kGreeting = 1,  // the first: process `place` speaks to `to`; the job's nonce is in `clique`
     kMessage,       // of a stream: a slot's header, and what is in the slot from `at` on
     kRelease,       // message `number` of a stream has been read
-    kPoison,        // the job has failed; the text follows
+    kAbort,         // the job has failed; the text follows
     kLeave,         // the process's program has ended
     kNote,          // a part of a note of `clique` bytes, which begins `number` bytes into it
     kWelcome,       // to a greeting, by process `place` to process `to`: it is accepted

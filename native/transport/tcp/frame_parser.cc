@@ -10,7 +10,7 @@ namespace {
 
 // What may follow a frame that is no message.
 std::size_t longest(std::uint32_t kind) {
-  if (kind == Frame::kPoison) return kPoisonText;
+  if (kind == Frame::kAbort) return kAbortText;
   return kind == Frame::kNote ? Notes::kPart : 0;
 }
 
@@ -39,7 +39,7 @@ void FrameParser::take(std::size_t bytes) {
 void FrameParser::begin() {
   const bool greets = frame_.kind == Frame::kGreeting;
   if (greets != (process_ < 0)) throw Error("it does not speak as Lockstep does");
-  if (!owner_.may_send(process_, frame_.kind)) throw Error("keepers do not exchange such frames");
+  if (!owner_.may_send(process_, frame_.kind)) throw Error("agents do not exchange such frames");
   at_ = nullptr;
   static_assert(sizeof(std::size_t) == 8);
   const std::size_t bytes = std::size_t{frame_.at} + frame_.bytes;
@@ -65,8 +65,8 @@ void FrameParser::finish() {
       return streams_.arrived(stream);
     case Frame::kRelease:
       return streams_.released(stream, frame_.number);
-    case Frame::kPoison:
-      return arena_.poison({reinterpret_cast<const char*>(at_), frame_.bytes});
+    case Frame::kAbort:
+      return arena_.abort({reinterpret_cast<const char*>(at_), frame_.bytes});
     case Frame::kLeave:
       return owner_.left(process_);
     case Frame::kNote:

@@ -33,10 +33,10 @@ using Result = Tls::Result;
 
 Reader::Reader(int listener, const std::vector<int>& pids, std::vector<bool> elsewhere, int process,
                std::uint64_t nonce, const std::vector<std::string>& labels, const Tls& tls,
-               Streams& streams, Arena& arena, int num_keepers,
+               Streams& streams, Arena& arena, int num_agents,
                std::chrono::milliseconds greeting_time)
     : elsewhere_(std::move(elsewhere)),
-      first_keeper_(static_cast<int>(elsewhere_.size()) - num_keepers),
+      first_agent_(static_cast<int>(elsewhere_.size()) - num_agents),
       process_(process),
       greeting_time_(greeting_time),
       nonce_(nonce),
@@ -56,8 +56,8 @@ Reader::Reader(int listener, const std::vector<int>& pids, std::vector<bool> els
                 ".");
   fcntl(listener_.get(), F_SETFL, fcntl(listener_.get(), F_GETFL) | O_NONBLOCK);
   for (std::size_t i = 0; i < std::min(pids.size(), arena.header().processes.size()); ++i) {
-    // A keeper does not share the memory in which they say that they have left.
-    if (pids[i] == 0 || is_keeper(process_)) continue;
+    // An agent does not share the memory in which they say that they have left.
+    if (pids[i] == 0 || is_agent(process_)) continue;
     Descriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, pids[i], 0)));
     // Not every system permits it; then its death is not noticed here.
     if (pidfd.get() < 0 && errno != ESRCH) continue;
@@ -89,10 +89,10 @@ bool Reader::watch(int fd, Incoming* incoming) {
   return epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
-std::vector<int> Reader::missing(bool keepers) const {
+std::vector<int> Reader::missing(bool agents) const {
   std::vector<int> found;
   for (std::size_t i = 0; i < met_.size(); ++i)
-    if (elsewhere_[i] && !met_[i] && is_keeper(static_cast<int>(i)) == keepers)
+    if (elsewhere_[i] && !met_[i] && is_agent(static_cast<int>(i)) == agents)
       found.push_back(static_cast<int>(i));
   return found;
 }
@@ -101,7 +101,7 @@ void Reader::wait_for_processes(Clock::time_point end) {
   std::unique_lock lock(mutex_);
   const auto all_met = [&] { return missing(false).empty(); };
   while (!meeting_.wait_for(lock, std::chrono::milliseconds(50), all_met)) {
-    if (arena_.poisoned()) throw Error(arena_.poison_text());
+    if (arena_.aborted()) throw Error(arena_.abort_text());
     if (Clock::now() < end) continue;
     std::string names;
     for (const int process : missing(false))
@@ -112,10 +112,10 @@ void Reader::wait_for_processes(Clock::time_point end) {
   }
 }
 
-void Reader::wait_for_keepers(Clock::time_point end) {
+void Reader::wait_for_agents(Clock::time_point end) {
   std::unique_lock lock(mutex_);
   meeting_.wait_until(lock, end, [&] { return missing(true).empty(); });
-  for (const int keeper : missing(true)) miss(keeper, {});
+  for (const int agent : missing(true)) miss(agent, {});
 }
 
 void Reader::run() {
@@ -157,12 +157,12 @@ void Reader::turn() {
 }
 
 // What comes is not read any more, so the job cannot go on; without a text it would hang. A
-// keeper's arena is its own, and no process reads it.
+// agent's arena is its own, and no process reads it.
 void Reader::fail(const char* what) noexcept {
   failure_.append(what, std::min(std::strlen(what), kReason - 1)).append(1, '.');
-  if (is_keeper(process_)) log_or_drop(failure_);
+  if (is_agent(process_)) log_or_drop(failure_);
   try {
-    arena_.poison(failure_);
+    arena_.abort(failure_);
     notes_.close();
   } catch (...) {  // a herald's: the job has its text
   }
@@ -244,12 +244,12 @@ bool Reader::read_some(Incoming& incoming) {
   return true;
 }
 
-// A keeper takes no part in collectives, and has no say in whether the job fails: the processes
-// know that themselves, and what a keeper takes for a failure may be none of the job's.
+// An agent takes no part in collectives, and has no say in whether the job fails: the processes
+// know that themselves, and what an agent takes for a failure may be none of the job's.
 bool Reader::may_send(int process, std::uint32_t kind) const {
-  if (kind == Frame::kPoison) return !is_keeper(process);
+  if (kind == Frame::kAbort) return !is_agent(process);
   const bool of_stream = kind == Frame::kMessage || kind == Frame::kRelease;
-  return !of_stream || !(is_keeper(process) || is_keeper(process_));
+  return !of_stream || !(is_agent(process) || is_agent(process_));
 }
 
 int Reader::greet(const Frame& frame) {
@@ -320,11 +320,11 @@ void Reader::lose(int process, const std::string& why) {
                     why + "). Its own output may tell why.");
 }
 
-// The watcher looks for who is lost as soon as it hears of a verdict. The job needs no keeper and
-// goes on without one, even one that broke the rules; and a keeper is no judge of the job.
+// The watcher looks for who is lost as soon as it hears of a verdict. The job needs no agent and
+// goes on without one, even one that broke the rules; and an agent is no judge of the job.
 void Reader::miss(int process, const std::string& text) {
   lost_[static_cast<std::size_t>(process)].store(true, std::memory_order_release);
-  if (!is_keeper(process) && !is_keeper(process_)) verdict_.pass(text, arena_);
+  if (!is_agent(process) && !is_agent(process_)) verdict_.pass(text, arena_);
 }
 
 void Reader::abandon() {

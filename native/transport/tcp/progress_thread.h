@@ -27,12 +27,12 @@ namespace lockstep {
 class Reader : FrameParser::Owner {
  public:
   // `elsewhere`: for each process, whether it is of another host; `pids`: of the others of this
-  // host, whose death is noticed too, else 0. The last `num_keepers` are keepers: see endpoint.h.
+  // host, whose death is noticed too, else 0. The last `num_agents` are agents: see endpoint.h.
   // A connection has `greeting_time` to show the key and to greet. The references must outlive
   // this.
   Reader(int listener, const std::vector<int>& pids, std::vector<bool> elsewhere, int process,
          std::uint64_t nonce, const std::vector<std::string>& labels, const Tls& tls,
-         Streams& streams, Arena& arena, int num_keepers = 0,
+         Streams& streams, Arena& arena, int num_agents = 0,
          std::chrono::milliseconds greeting_time = kGreetingTime);
   virtual ~Reader();
   Reader(const Reader&) = delete;
@@ -51,9 +51,9 @@ class Reader : FrameParser::Owner {
   // Returns when all processes of other hosts have connected. Throws Error naming who has not.
   void wait_for_processes(Clock::time_point end);
   // Who has not connected by then is lost, and the job goes on.
-  void wait_for_keepers(Clock::time_point end);
+  void wait_for_agents(Clock::time_point end);
   // From now on the port is closed, and the key wiped from memory, as soon as all have connected.
-  // A keeper that has not come yet may still.
+  // An agent that has not come yet may still.
   void close_when_met() { closes_.store(true); }
   const std::atomic<std::uint32_t>& has_left(int process) const {
     return left_[static_cast<std::size_t>(process)];
@@ -62,7 +62,7 @@ class Reader : FrameParser::Owner {
   bool is_lost(int process) const {
     return lost_[static_cast<std::size_t>(process)].load(std::memory_order_acquire);
   }
-  bool is_keeper(int process) const { return process >= first_keeper_; }
+  bool is_agent(int process) const { return process >= first_agent_; }
   // "10.0.0.1:4411"; also when the port is closed again.
   const std::string& address() const { return address_; }
   Notes& notes() { return notes_; }
@@ -98,13 +98,13 @@ class Reader : FrameParser::Owner {
   void refuse(Incoming& incoming, const std::string& why);
   void lose(int process, const std::string& why);
   void miss(int process, const std::string& text);
-  std::vector<int> missing(bool keepers) const;  // that have not connected; under `mutex_`
+  std::vector<int> missing(bool agents) const;  // that have not connected; under `mutex_`
   void drop_the_slow();
   void look_after_siblings();
   bool watch(int fd, Incoming* incoming);
 
   const std::vector<bool> elsewhere_;
-  const int first_keeper_;
+  const int first_agent_;
   const int process_;
   const std::chrono::milliseconds greeting_time_;
   const std::uint64_t nonce_;

@@ -281,7 +281,7 @@ Tls::Result Tls::Session::write(std::span<const std::byte> from, std::size_t& mo
 }
 
 // OpenSSL reads nothing while it has not got rid of a message about a new key. Two ends that both
-// wait with one, for room that only the other's reading makes, would wait for ever. So such a
+// wait with one, for room that only the other's reading makes, would wait forever. So such a
 // message is made only where there is room for it. False when the session has ended.
 bool Tls::Session::renew_key() {
   if (records_ < records_per_key_ || unfinished_ || !has_room()) return true;

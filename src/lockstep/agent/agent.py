@@ -1,8 +1,8 @@
-"""The keeper: what ``lockstep worker`` becomes, the parent of the program.
+"""The agent: what ``lockstep worker`` becomes, the parent of the program.
 
 It holds nothing of JAX, so it is there when the program is dead, stopped or stuck, and knows what
 only a parent is told: how the program ended. It writes that down for the others of its host, and
-where the job has several hosts, one keeper of each answers those of the others
+where the job has several hosts, one agent of each answers those of the others
 (`lockstep.watchdog.agent_network`). To the cluster's launcher it is the program: signals are
 passed on, and it ends as the program did; when that has failed, not before the others have, for a
 while.
@@ -20,7 +20,7 @@ notifier swallows it in the program. So SIGINT follows after half of the grace p
 KeyboardInterrupt in the program, and SIGKILL at its end, as under ``lockstep run``.
 
 Rejected: a child of the program instead of its parent, which would have nothing to pass on (how
-its parent ended only kernels from 6.15 on would tell it), and one keeper for each host (who starts
+its parent ended only kernels from 6.15 on would tell it), and one agent for each host (who starts
 it, and whose parent is it?).
 """
 
@@ -52,7 +52,7 @@ from lockstep.system import process_tree
 from lockstep.system.oom import OomKills
 
 if TYPE_CHECKING:
-    from lockstep.watchdog.agent_network import Keeping
+    from lockstep.watchdog.agent_network import AgentNetwork
 
 _NOT_PASSED_ON = {
     signal.SIGKILL,
@@ -125,9 +125,9 @@ def keep(
         kept_open.add(guard.lifeline)
     program_guard.close_all_but(kept_open)
     # Late import: the program has started before.
-    from lockstep.watchdog.agent_network import Keeping
+    from lockstep.watchdog.agent_network import AgentNetwork
 
-    keeping = Keeping(ours, host_dir.path)
+    keeping = AgentNetwork(ours, host_dir.path)
     program = _Program(pid, shares_group, host_dir.path)
     after_sigterm = _GRACE_AFTER_SIGTERM if grace is None else grace
     exit_code = program.wait(heard, after_sigterm)
@@ -146,7 +146,7 @@ def keep(
 def _see_it_out(
     host_dir: HostDir,
     ending: _run_files.ExitRecord,
-    keeping: Keeping,
+    keeping: AgentNetwork,
     heard: set[signal.Signals],
     grace: float,
 ) -> None:
@@ -262,7 +262,7 @@ def _has_left(folder: Path) -> bool:
 
 
 def _let_others_end(
-    host_dir: HostDir, keeping: Keeping, heard: set[signal.Signals], grace: float
+    host_dir: HostDir, keeping: AgentNetwork, heard: set[signal.Signals], grace: float
 ) -> None:
     """Many launchers kill a job as soon as one of its processes has failed. The others are to
     raise, save what they have, and end with their own status; and they ask us what was wrong.
@@ -277,7 +277,7 @@ def _let_others_end(
 
 
 def _all_ended(host_dir: HostDir) -> bool:
-    """Whether the other programs of this host have, and as its keepers know, those elsewhere."""
+    """Whether the other programs of this host have, and as its agents know, those elsewhere."""
     others = set(host_dir.path.glob("attempt_*/process_*")) - {host_dir.folder}
     ended = all((folder / _run_files.EXIT).exists() for folder in others)
     return ended and not any((folder / _run_files.STAYS).exists() for folder in others)

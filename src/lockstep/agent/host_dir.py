@@ -2,7 +2,7 @@
 
 It is what ``lockstep run`` makes for a run (`run_dir`), made by whoever comes first, and removed by
 the last. Nobody tells them where it is: its name comes from what all of them know of the job. Each
-keeper holds a lock that others may share as long as it lives, so whoever gets the lock for itself
+agent holds a lock that others may share as long as it lives, so whoever gets the lock for itself
 is alone: it may clear what an earlier job of that name has left, or remove everything.
 """
 

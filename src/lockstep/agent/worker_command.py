@@ -59,8 +59,8 @@ def main(words: Sequence[str]) -> NoReturn:
     if is_watched(config) and (shared := _host_dir(before, config)):
         config = dataclasses.replace(config, run_dir=str(shared.path))
 
-        def environ_with(keeper: int) -> dict[str, str]:
-            return _environ(before, dataclasses.replace(config, keeper=keeper), args)
+        def environ_with(agent: int) -> dict[str, str]:
+            return _environ(before, dataclasses.replace(config, agent=agent), args)
 
         agent.keep(arguments, environ_with, shared, process, log_dir, args.grace)
     os.execve(arguments[0], arguments, _environ(before, config, args))

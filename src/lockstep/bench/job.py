@@ -22,7 +22,7 @@ from typing import Any
 from lockstep._config import COLLECTIVES
 
 START_SECONDS = 120.0
-LONGEST_REASON = 300
+MAX_REASON = 300
 GRACE_SECONDS = 5.0
 STOP_SECONDS = 15.0
 _TELLING = (
@@ -80,7 +80,7 @@ def why(log: str) -> str:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     telling = (line for pattern in _TELLING for line in lines if pattern.search(line))
     line = next(telling, "it said nothing")
-    return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 1] + "…"
+    return line if len(line) <= MAX_REASON else line[: MAX_REASON - 1] + "…"
 
 
 class _Line:

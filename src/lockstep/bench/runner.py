@@ -18,10 +18,10 @@ from lockstep.bench.stats import loop_count
 LOOP_SECONDS = 0.02
 BLOCK_SECONDS = 0.1
 CALL_SECONDS = 0.02
-MOST_SAMPLES = 5
-MOST_CALLS = 20
+MAX_SAMPLES = 5
+MAX_CALLS = 20
 COPY_SECONDS = 0.1
-MOST_FAILURES = 3
+MAX_FAILURES = 3
 
 
 class Driven(Protocol):
@@ -66,17 +66,17 @@ class Jobs:
     def get(self, implementation: str) -> Driven:
         """The implementation's job. Raises `JobFailed` when it cannot be started.
 
-        One that failed `MOST_FAILURES` times in a row fails again as it did last.
+        One that failed `MAX_FAILURES` times in a row fails again as it did last.
         """
         if implementation not in self._running:
             failures, reason = self._failures.get(implementation, (0, ""))
-            if failures >= MOST_FAILURES:
+            if failures >= MAX_FAILURES:
                 raise JobFailed(reason)
             self._running[implementation] = self._start(implementation)
         return self._running[implementation]
 
     def failed(self, implementation: str, error: JobFailed) -> None:
-        """Ends the job; after `MOST_FAILURES` in a row it is not started again."""
+        """Ends the job; after `MAX_FAILURES` in a row it is not started again."""
         failures = self._failures.get(implementation, (0, ""))[0]
         self._failures[implementation] = (failures + 1, str(error))
         job = self._running.pop(implementation, None)
@@ -191,8 +191,8 @@ class Runner:
                 break
             k = loop_count(seconds, LOOP_SECONDS)
         turn.measurement.loop = k = loop_count(seconds, LOOP_SECONDS)
-        turn.samples = loop_count(k * seconds, BLOCK_SECONDS, MOST_SAMPLES)
-        turn.calls = loop_count(call, CALL_SECONDS, MOST_CALLS)
+        turn.samples = loop_count(k * seconds, BLOCK_SECONDS, MAX_SAMPLES)
+        turn.calls = loop_count(call, CALL_SECONDS, MAX_CALLS)
 
     def _block(self, job: Driven, turn: _Turn) -> None:
         measurement = turn.measurement

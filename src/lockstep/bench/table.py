@@ -99,8 +99,8 @@ def _calls_table(report: Mapping[str, Any]) -> Table:
     return table
 
 
-def _troubles(report: Mapping[str, Any]) -> list[str]:
-    """A line for each distinct trouble, with the cases that had it."""
+def _problems(report: Mapping[str, Any]) -> list[str]:
+    """A line for each distinct problem, with the cases that had it."""
     lines: dict[tuple[str, str, str], list[str]] = {}
     for entry in report["cases"]:
         for name, result in entry["results"].items():
@@ -147,5 +147,5 @@ def show(report: Mapping[str, Any], console: Console) -> None:
             )
         )
     console.print(Text("times: median (quartiles) of one collective; GB/s: bus bandwidth."))
-    for line in _troubles(report):
+    for line in _problems(report):
         console.print(Text(line, style="yellow"), soft_wrap=True)

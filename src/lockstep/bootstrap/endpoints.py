@@ -126,9 +126,9 @@ def meet(
     process: int,
     listeners: Sequence[socket.socket],
 ) -> dict[int, str]:
-    """Where each process listens, and behind them each keeper, by their numbers.
+    """Where each process listens, and behind them each agent, by their numbers.
 
-    ``listeners`` are this process's, and its keeper's if that is in the network.
+    ``listeners`` are this process's, and its agent's if that is in the network.
     """
     own = [_name(each) for each in listeners]
     store.put(f"{prefix}/{process}", own)
@@ -142,7 +142,7 @@ def meet(
         for i, peer in enumerate(peers)
     }
     at = {process: addresses[0] for process, addresses in said.items()}
-    return at | {keeper.process: said[keeper.keeps or 0][1] for keeper in topology.keepers(peers)}
+    return at | {agent.process: said[agent.keeps or 0][1] for agent in topology.agents(peers)}
 
 
 def _addresses(said: Any, peer: Peer) -> list[str]:
@@ -173,8 +173,8 @@ def options(
     listener: socket.socket,
     key: bytes,
 ) -> Network:
-    """For a process or a keeper."""
-    members = [*peers, *topology.keepers(peers)]
+    """For a process or an agent."""
+    members = [*peers, *topology.agents(peers)]
     pids = [peer.pid if _is_sibling(own, peer) else 0 for peer in members]
     at = [addresses[peer.process] if _is_met(own, peer) else "" for peer in members]
     return Network(at, pids, listener.fileno(), key, openssl.find())
@@ -187,5 +187,5 @@ def _is_sibling(own: Peer, peer: Peer) -> bool:
 
 
 def _is_met(own: Peer, peer: Peer) -> bool:
-    """Whether there is a connection: keepers have nothing to say to each other."""
+    """Whether there is a connection: agents have nothing to say to each other."""
     return peer.host_id != own.host_id and (own.keeps is None or peer.keeps is None)

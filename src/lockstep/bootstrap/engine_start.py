@@ -70,14 +70,14 @@ class _Job:
         return topology.host_names(self.peers)
 
     @property
-    def keepers(self) -> list[topology.Peer]:
+    def agents(self) -> list[topology.Peer]:
         """Those in the network between hosts."""
-        return topology.keepers(self.peers) if len(self.hosts) > 1 else []
+        return topology.agents(self.peers) if len(self.hosts) > 1 else []
 
     @property
-    def keeper(self) -> topology.Peer | None:
+    def agent(self) -> topology.Peer | None:
         """This process's, if that is one of them."""
-        return next((keeper for keeper in self.keepers if keeper.keeps == self.process), None)
+        return next((agent for agent in self.agents if agent.keeps == self.process), None)
 
 
 _job: _Job | None = None
@@ -92,8 +92,8 @@ def _current_job() -> _Job:
         process, count = _jax_compat.distributed_place()
         config = _config.current()
         engine = f"{lockstep.__version__}/{bindings.interface()}"
-        keeper = os.getppid() if agent_network.is_kept() else 0
-        own = topology.this_process(process, config.host_id, engine, keeper)
+        agent = os.getppid() if agent_network.is_kept() else 0
+        own = topology.this_process(process, config.host_id, engine, agent)
         key = job_key.own(count)
         own = endpoints.describe(own, key.key, _jax_compat.coordinator_address())
         _job = _Job(client, peers.exchange(client, own, key, count), process)
@@ -177,7 +177,7 @@ def around_cpu_client() -> Iterator[None]:
         with xla_thread_pool.enough():
             yield
     except Exception as error:
-        if _is_engine() and (text := _start_failed or bindings.poison_text()):
+        if _is_engine() and (text := _start_failed or bindings.abort_text()):
             raise InitializationError(text) from error
         raise
 
@@ -194,7 +194,7 @@ def after_cpu_client(client: Any) -> None:
     if not _is_engine():
         return
     if _is_between_hosts():
-        host_reachability.after_cpu_client(_current_job().store, bindings.poison)
+        host_reachability.after_cpu_client(_current_job().store, bindings.abort)
     from lockstep.watchdog import watchdog
 
     watchdog.note_devices()
@@ -252,15 +252,15 @@ def _meet(
         if len(job.hosts) > 1:
             endpoints.prepare()
             address = endpoints.own_address(job.peers, job.process)
-            for _ in range(2 if job.keeper else 1):
+            for _ in range(2 if job.agent else 1):
                 listener = endpoints.listen(address, len(job.peers))
                 listeners.append(opened.enter_context(listener))
     if not listeners or job.key is None:
         return fd, None
     addresses = endpoints.meet(job.store, prefix, job.peers, job.process, listeners)
-    if keeper := job.keeper:
-        theirs = endpoints.options(job.peers, keeper, addresses, listeners[1], job.key)
-        agent_network.hand_over(job.peers, keeper, nonce, theirs)
+    if agent := job.agent:
+        theirs = endpoints.options(job.peers, agent, addresses, listeners[1], job.key)
+        agent_network.hand_over(job.peers, agent, nonce, theirs)
     own = job.peers[job.process]
     return fd, functools.partial(
         endpoints.options, job.peers, own, addresses, listeners[0], job.key
@@ -269,25 +269,25 @@ def _meet(
 
 def _start_together(
     job: _Job, epoch: int, fd: int, nonce: int, way: Callable[[], Network] | None
-) -> list[artifacts.Papers]:
+) -> list[artifacts.Artifacts]:
     """Returns where each process writes down what it does, once the engines of all have started."""
     prefix = f"{PREFIX}/record/{epoch}"
     with kv_store.failing_together(job.store, prefix, job.process):
         bindings.start(_options(job, fd, nonce, way() if way else None))
-        own = _own_papers(job)
+        own = _own_artifacts(job)
         job.store.put(f"{prefix}/{job.process}", own.published())
-    return [_papers_of(job, peer, prefix, own) for peer in job.peers]
+    return [_artifacts_of(job, peer, prefix, own) for peer in job.peers]
 
 
-def _papers_of(
-    job: _Job, peer: topology.Peer, prefix: str, own: artifacts.Papers
-) -> artifacts.Papers:
+def _artifacts_of(
+    job: _Job, peer: topology.Peer, prefix: str, own: artifacts.Artifacts
+) -> artifacts.Artifacts:
     """Waits until the engine of ``peer`` has started. Of another host no file can be read."""
     if peer.process == job.process:
         return own
     said = job.store.get(f"{prefix}/{peer.process}", peer.label, _look_for(job, peer))
     is_here = peer.host_id == job.peers[job.process].host_id
-    return artifacts.of_peer(peer, said) if is_here else artifacts.Papers()
+    return artifacts.of_peer(peer, said) if is_here else artifacts.Artifacts()
 
 
 def _look_for(job: _Job, peer: topology.Peer) -> Callable[[], None]:
@@ -296,20 +296,20 @@ def _look_for(job: _Job, peer: topology.Peer) -> Callable[[], None]:
 
     def look() -> None:
         gone()
-        if text := bindings.poison_text():
+        if text := bindings.abort_text():
             raise InitializationError(text)
 
     return look
 
 
-def _watch_the_job(job: _Job, told: Sequence[artifacts.Papers]) -> None:
+def _watch_the_job(job: _Job, told: Sequence[artifacts.Artifacts]) -> None:
     if _config.current().record:
         # Late import: it is needed only where the engine runs.
         from lockstep.watchdog import watchdog
 
-        watchdog.start(job.store, job.peers, job.process, told, job.keepers)
-        if keeper := job.keeper:
-            agent_network.say_where(job.peers, keeper, told)
+        watchdog.start(job.store, job.peers, job.process, told, job.agents)
+        if agent := job.agent:
+            agent_network.say_where(job.peers, agent, told)
     elif len(job.hosts) > 1:
         # Nobody can see what the processes of other hosts are doing.
         shutdown_hook.mark_the_end(job.peers[job.process].label, lambda: None, to_hosts=True)
@@ -317,18 +317,18 @@ def _watch_the_job(job: _Job, told: Sequence[artifacts.Papers]) -> None:
 
 def _options(job: _Job, fd: int, nonce: int, way: Network | None) -> Options:
     config = _config.current()
-    cores, crowded = topology.share_of_cores(job.peers, job.process)
+    cores, oversubscribed = topology.share_of_cores(job.peers, job.process)
     # Nobody could say whether two numbers are those of one program: it takes a watcher, and jaxlib.
     by_program = config.record and _jax_compat.numbers_programs()
     return Options(
         process=job.process,
-        labels=[peer.label for peer in (*job.peers, *job.keepers)],
-        keepers=len(job.keepers),
+        labels=[peer.label for peer in (*job.peers, *job.agents)],
+        agents=len(job.agents),
         arena_fd=fd,
         nonce=nonce,
         timeout_seconds=config.collective_timeout,
         cores=cores,
-        crowded=crowded,
+        oversubscribed=oversubscribed,
         device_id_bytes=_jax_compat.device_id_bytes(),
         check_programs=config.check_programs and by_program,
         strict=config.strict,
@@ -349,9 +349,9 @@ def _recorder_path(process: int) -> str | None:
     return str(folder / "recorder.bin")
 
 
-def _own_papers(job: _Job) -> artifacts.Papers:
+def _own_artifacts(job: _Job) -> artifacts.Artifacts:
     if not _config.current().record:
-        return artifacts.Papers()
+        return artifacts.Artifacts()
     problem = bindings.recorder_problem()
     if problem:
         print(f"lockstep: {problem}.", file=sys.stderr)

@@ -27,7 +27,7 @@ from lockstep.system.subprocess_output import said_by
 
 FORWARDER = "liblockstep_mpi.so"
 TRAMPOLINE = "MPITRAMPOLINE_LIB"
-MEND = "pip install mpich"
+FIX = "pip install mpich"
 
 _ANY_MPI = re.compile(r"\blibmpi(?:_abi|wrapper|trampoline)?\.so(?:\.\d+)*$")
 # Without a number it is for linkers only, and may be a text file.
@@ -81,7 +81,7 @@ def find(environ: Mapping[str, str]) -> str:
         raise ConfigError(
             "--collectives mpi (LOCKSTEP_COLLECTIVES=mpi) needs an MPI with the standard ABI of "
             f"MPI 5, and there is no libmpi_abi.so in {sys.prefix}/lib, in LD_LIBRARY_PATH or "
-            f"where the loader looks. To get one: {MEND}. To name one: LOCKSTEP_MPI_LIBRARY. For "
+            f"where the loader looks. To get one: {FIX}. To name one: LOCKSTEP_MPI_LIBRARY. For "
             f"an older MPI, build MPIwrapper against it and set {TRAMPOLINE} to its "
             "libmpiwrapper.so."
         )

@@ -31,7 +31,7 @@ _RANK_VARIABLES = (
     "PALS_RANKID",
     "SLURM_PROCID",
 )
-_LONGEST_ADDRESS = 64
+_MAX_ADDRESS = 64
 
 
 def coordinator(place: Place, deadline_seconds: float = DEADLINE_SECONDS) -> str:
@@ -140,7 +140,7 @@ def _ask(name: str, place: Place, deadline: float) -> str:
                     "another user answers for process 0 of this job; its address is not taken. "
                     "Set LOCKSTEP_COORDINATOR=HOST:PORT on all processes."
                 )
-            if address := connection.recv(_LONGEST_ADDRESS):
+            if address := connection.recv(_MAX_ADDRESS):
                 return address.decode("ascii")
         time.sleep(0.02)
     raise LaunchError(

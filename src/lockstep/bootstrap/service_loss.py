@@ -33,7 +33,7 @@ def react() -> None:
     _jax_compat.set_client_aside()
     with contextlib.suppress(Exception):
         if _runs_engine():
-            bindings.poison(_text)
+            bindings.abort(_text)
     with contextlib.suppress(OSError, ValueError):  # stderr is closed
         print(_text, file=sys.stderr, flush=True)
 

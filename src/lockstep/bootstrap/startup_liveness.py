@@ -46,7 +46,7 @@ def look(
 def first_record(store: Store, folder: str, process: int, count: int) -> Record:
     """What a process publishes before the others know anything of it; it may be anybody's.
 
-    Raises `InitializationError` as `look` does, but only the launcher or keeper can tell; and after
+    Raises `InitializationError` as `look` does, but only the launcher or agent can tell; and after
     the deadline for the start of a job.
     """
     who = f"process {process} of {count}"

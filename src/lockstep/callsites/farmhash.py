@@ -1,6 +1,6 @@
 """FarmHash's ``Fingerprint64``, which JAX takes of a program's fingerprint.
 
-Geoff Pike, FarmHash, 2014: the function is fixed for ever, which is what "fingerprint" means there.
+Geoff Pike, FarmHash, 2014: the function is fixed forever, which is what "fingerprint" means there.
 Only strings of up to 64 bytes are needed: a program's fingerprint is a decimal number of 128 bits.
 """
 

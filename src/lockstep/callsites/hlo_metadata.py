@@ -39,7 +39,7 @@ _METADATA = {
 _PLACE = re.compile(r"source_file=|stack_frame_id=")
 _NAMED = re.compile(r"^\s*(?:ROOT )?(%\S+) = .*", re.MULTILINE)
 _OPERANDS = re.compile(r" [\w-]+\(([^()]*%[^()]*)\)")
-_MOST_STEPS = 8
+_MAX_STEPS = 8
 # What a compiled program says of its origin, of the machine, and of values.
 _ORIGINS = re.compile(
     r', metadata=\{(?:[^{}"]|"[^"]*")*\}'
@@ -135,7 +135,7 @@ def _with_place(line: str, named: Callable[[], Mapping[str, str]]) -> str:
     That is certain only along instructions that take one thing.
     """
     origin = line
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_STEPS):
         if _PLACE.search(origin):
             return origin
         operands = found[1].split(",") if (found := _OPERANDS.search(origin)) else []

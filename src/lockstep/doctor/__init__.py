@@ -1,1 +1,1 @@
-"""What is installed here, what would go wrong, and how to mend it."""
+"""What is installed here, what would go wrong, and how to fix it."""

@@ -22,9 +22,9 @@ def add_parser(subparsers: Any) -> None:
     """Adds ``doctor`` to the subcommands of ``lockstep``."""
     parser = subparsers.add_parser(
         "doctor",
-        help="what is installed, what would go wrong, how to mend it",
+        help="what is installed, what would go wrong, how to fix it",
         description="Checks this machine, one line each: ok, warning or problem, what was found, "
-        "and how to mend it. The exit status is 1 when there is a problem.",
+        "and how to fix it. The exit status is 1 when there is a problem.",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(func=main)

@@ -181,7 +181,7 @@ def check_smoke(answer: Mapping[str, Any]) -> Finding:
         return problem(
             name,
             f"a psum over 2 devices failed: {answer['error']}",
-            "mend the lines above first; then: python -m lockstep.doctor.smoke",
+            "fix the lines above first; then: python -m lockstep.doctor.smoke",
         )
     if answer["result"] != answer["expected"]:
         return problem(

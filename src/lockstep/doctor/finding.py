@@ -16,25 +16,25 @@ class Finding:
     """One line of the doctor's report.
 
     ``ok``: nothing to do. ``warning``: works, but slower or not everywhere. ``problem``: Lockstep
-    does not work until it is mended. ``mend`` is what to type or do about it.
+    does not work until it is fixed. ``fix`` is what to type or do about it.
     """
 
     name: str
     status: str
     found: str
-    mend: str = ""
+    fix: str = ""
 
 
 def ok(name: str, found: str) -> Finding:
     return Finding(name, OK, found)
 
 
-def warning(name: str, found: str, mend: str) -> Finding:
-    return Finding(name, WARNING, found, mend)
+def warning(name: str, found: str, fix: str) -> Finding:
+    return Finding(name, WARNING, found, fix)
 
 
-def problem(name: str, found: str, mend: str) -> Finding:
-    return Finding(name, PROBLEM, found, mend)
+def problem(name: str, found: str, fix: str) -> Finding:
+    return Finding(name, PROBLEM, found, fix)
 
 
 def worst(findings: Iterable[Finding]) -> str:

@@ -95,7 +95,7 @@ def check_mpi(facts: Facts) -> Finding:
     use = (
         f"--collectives mpi uses {usable}"
         if usable
-        else f"--collectives mpi needs: {mpi_backend.MEND}"
+        else f"--collectives mpi needs: {mpi_backend.FIX}"
     )
     return ok("MPI", f"{', '.join(parts) or 'none'}; {use}")
 

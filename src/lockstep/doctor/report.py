@@ -27,7 +27,7 @@ def document(areas: Sequence[tuple[str, Sequence[Finding]]]) -> dict[str, Any]:
                 "name": finding.name,
                 "status": finding.status,
                 "found": finding.found,
-                "mend": finding.mend,
+                "fix": finding.fix,
             }
             for area, findings in areas
             for finding in findings
@@ -36,7 +36,7 @@ def document(areas: Sequence[tuple[str, Sequence[Finding]]]) -> dict[str, Any]:
 
 
 def show_area(area: str, findings: Iterable[Finding], console: Console) -> None:
-    """Prints one area: a line each, and under it the mend where there is one."""
+    """Prints one area: a line each, and under it the fix where there is one."""
     from rich.text import Text
 
     indent = 2 + _STATUS_WIDTH + 2 + _NAME_WIDTH + 1
@@ -48,17 +48,17 @@ def show_area(area: str, findings: Iterable[Finding], console: Console) -> None:
             f"  {finding.name:{_NAME_WIDTH}} ",
         )
         console.print(head, Text(finding.found), sep="", soft_wrap=True)
-        if finding.mend:
-            mend = (" " * indent, ("mend: ", COLOURS[finding.status]), finding.mend)
+        if finding.fix:
+            fix = (" " * indent, ("fix: ", COLOURS[finding.status]), finding.fix)
             # Never wrapped: a command that spans lines cannot be copied.
-            console.print(Text.assemble(*mend), soft_wrap=True)
+            console.print(Text.assemble(*fix), soft_wrap=True)
 
 
 def summary(findings: Sequence[Finding]) -> str:
     """The last line."""
     counts = {status: sum(f.status == status for f in findings) for status in STATUSES}
     if counts[PROBLEM]:
-        verdict = "mend the problems first"
+        verdict = "fix the problems first"
     elif counts[WARNING]:
         verdict = "Lockstep works here"
     else:

@@ -113,10 +113,10 @@ def check_jaxlib(facts: Facts) -> Finding:
             return warning("jaxlib", f"{facts.jaxlib}: {what}", fix)
         return ok("jaxlib", facts.jaxlib)
     found = f"{facts.jaxlib}, but jax is {facts.jax}"
-    mend = f"pip install jaxlib=={facts.jax}"
+    fix = f"pip install jaxlib=={facts.jax}"
     if release(facts.jaxlib) > release(facts.jax):
-        return problem("jaxlib", f"{found}: jax refuses a newer jaxlib", mend)
-    return warning("jaxlib", found, mend)
+        return problem("jaxlib", f"{found}: jax refuses a newer jaxlib", fix)
+    return warning("jaxlib", found, fix)
 
 
 def check_settings(environ: Mapping[str, str]) -> Finding:
@@ -139,13 +139,13 @@ def check_jax_settings(environ: Mapping[str, str]) -> Finding:
     }
     present = [name for name in told if environ.get(name)]
     found = [f"{name}={environ[name]}" for name in present]
-    mends = [f"unset {name}; {told[name]} sets it" for name in present]
+    fixes = [f"unset {name}; {told[name]} sets it" for name in present]
     if "xla_force_host_platform_device_count" in environ.get("XLA_FLAGS", ""):
         found.append("XLA_FLAGS with xla_force_host_platform_device_count")
-        mends.append("take it out of XLA_FLAGS; lockstep run -d sets the number of CPU devices")
+        fixes.append("take it out of XLA_FLAGS; lockstep run -d sets the number of CPU devices")
     if not found:
         return ok("JAX settings", "none that interfere")
-    return warning("JAX settings", f"{', '.join(found)}: set for every program", "; ".join(mends))
+    return warning("JAX settings", f"{', '.join(found)}: set for every program", "; ".join(fixes))
 
 
 def findings() -> list[Finding]:

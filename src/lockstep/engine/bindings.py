@@ -92,9 +92,9 @@ def _library() -> ctypes.CDLL:
     library.lockstep_counts.argtypes = [ctypes.POINTER(ctypes.c_uint64)]
     library.lockstep_counts.restype = None
     library.lockstep_forked.restype = None
-    for name in ("poison_text", "recorder_problem", "request", "listens_at"):
+    for name in ("abort_text", "recorder_problem", "request", "listens_at"):
         getattr(library, f"lockstep_{name}").restype = ctypes.c_char_p
-    for name in ("poison", "forbid"):
+    for name in ("abort", "forbid"):
         getattr(library, f"lockstep_{name}").argtypes = [ctypes.c_char_p]
         getattr(library, f"lockstep_{name}").restype = None
     library.lockstep_send_note.argtypes = [
@@ -211,14 +211,14 @@ def counts() -> dict[str, int]:
     return dict(zip(names, values, strict=True))
 
 
-def poison(text: str) -> None:
+def abort(text: str) -> None:
     """Fails the job: every rank that waits, and every later collective, raises ``text``."""
-    _library().lockstep_poison(text.encode())
+    _library().lockstep_abort(text.encode())
 
 
-def poison_text() -> str:
+def abort_text() -> str:
     """What the job failed with; "" while it is healthy."""
-    return _library().lockstep_poison_text().decode(errors="replace")
+    return _library().lockstep_abort_text().decode(errors="replace")
 
 
 def forbid(text: str | None) -> None:

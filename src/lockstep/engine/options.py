@@ -16,13 +16,13 @@ class COptions(ctypes.Structure):
     _fields_ = [
         ("process", ctypes.c_int),
         ("num_processes", ctypes.c_int),
-        ("num_keepers", ctypes.c_int),
+        ("num_agents", ctypes.c_int),
         ("labels", _Texts),
         ("arena_fd", ctypes.c_int),
         ("nonce", ctypes.c_uint64),
         ("timeout_seconds", ctypes.c_double),
         ("cores", ctypes.c_int),
-        ("crowded", ctypes.c_int),
+        ("oversubscribed", ctypes.c_int),
         ("device_id_bytes", ctypes.c_int),
         ("check_programs", ctypes.c_int),
         ("strict", ctypes.c_int),
@@ -62,13 +62,13 @@ class Options:
 
     process: int
     labels: Sequence[str]
-    """How errors name each process, by process id; behind them those of the keepers."""
+    """How errors name each process, by process id; behind them those of the agents."""
     arena_fd: int
     nonce: int
     """The same in all processes of the job."""
     timeout_seconds: float
     cores: int
-    crowded: bool
+    oversubscribed: bool
     device_id_bytes: int
     """0 when it is not known: the engine then asks by the callback ``members``."""
     check_programs: bool
@@ -85,8 +85,8 @@ class Options:
     """Large messages straight from the memory of other processes, where the system permits it."""
     network: Network | None
     """None where all processes are on one host."""
-    keepers: int = 0
-    """How many keepers the job has: they are numbered behind the processes, and `process`, the
+    agents: int = 0
+    """How many agents the job has: they are numbered behind the processes, and `process`, the
     addresses and the pids count them too."""
 
     def to_c(self) -> COptions:
@@ -94,14 +94,14 @@ class Options:
         network = self.network
         return COptions(
             self.process,
-            len(self.labels) - self.keepers,
-            self.keepers,
+            len(self.labels) - self.agents,
+            self.agents,
             _texts(self.labels),
             self.arena_fd,
             self.nonce,
             self.timeout_seconds,
             self.cores,
-            self.crowded,
+            self.oversubscribed,
             self.device_id_bytes,
             self.check_programs,
             self.strict,

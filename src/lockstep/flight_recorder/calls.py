@@ -76,7 +76,7 @@ class Round:
     times: int = 1
 
 
-LONGEST_ROUND = 4
+MAX_ROUND = 4
 
 
 def rounds(calls: Sequence[Call], most: int) -> tuple[Round, ...]:
@@ -86,7 +86,7 @@ def rounds(calls: Sequence[Call], most: int) -> tuple[Round, ...]:
     end = len(calls)
     while end > 0 and sum(len(r.calls) for r in found) < most:
         length, times = max(
-            ((p, _repeats(kinds, end, p)) for p in range(1, LONGEST_ROUND + 1)),
+            ((p, _repeats(kinds, end, p)) for p in range(1, MAX_ROUND + 1)),
             key=lambda pt: (pt[0] * pt[1] if pt[1] > 1 else 1, -pt[0]),
         )
         length = length if times > 1 else 1

@@ -53,7 +53,7 @@ class Cause:
     """The threads that called the functions, in the order of ``what``."""
 
 
-def of_parting(
+def of_mismatch(
     history: History, calls: Calls, first: Sequence[Called], is_permute: bool
 ) -> tuple[Cause, ...]:
     """Why two processes made different calls at one place, the likeliest first."""

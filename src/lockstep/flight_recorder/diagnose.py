@@ -18,7 +18,12 @@ from lockstep.flight_recorder import causes, wait_graph
 from lockstep.flight_recorder.calls import Call, Calls, Round, rounds
 from lockstep.flight_recorder.causes import Cause
 from lockstep.flight_recorder.format import Entry, State
-from lockstep.flight_recorder.mismatch import Parting, first_parting, first_permute_parting, grouped
+from lockstep.flight_recorder.mismatch import (
+    Mismatch,
+    first_mismatch,
+    first_permute_mismatch,
+    grouped,
+)
 from lockstep.flight_recorder.model import Process, Run
 from lockstep.flight_recorder.p2p_matching import pairs
 from lockstep.flight_recorder.timeline import History, Place, Track
@@ -47,7 +52,7 @@ class Kind(enum.Enum):
         return self not in (Kind.NOTHING, Kind.WAITING)
 
 
-class Doing(enum.Enum):
+class Activity(enum.Enum):
     """What a process does, or did at last."""
 
     WAITS = "waits"
@@ -65,7 +70,7 @@ class Row:
     """One process."""
 
     process: Process
-    doing: Doing
+    activity: Activity
     culprit: bool
     call: Call | None
     """The call that matters: where it differs, or waits; else its last one."""
@@ -132,11 +137,11 @@ class _Case:
         self.waits = wait_graph.waits(self.history, self.pairs, self.ended)
 
     def diagnosis(self) -> Diagnosis:
-        parting = first_parting(self.history)
-        if parting is None and (parting := first_permute_parting(self.history, self.pairs)):
-            return self._parted(Kind.PERMUTE, parting)
-        if parting is not None:
-            return self._parted(Kind.MISMATCH, parting)
+        mismatch = first_mismatch(self.history)
+        if mismatch is None and (mismatch := first_permute_mismatch(self.history, self.pairs)):
+            return self._parted(Kind.PERMUTE, mismatch)
+        if mismatch is not None:
+            return self._parted(Kind.MISMATCH, mismatch)
         sinks = wait_graph.sinks(self.history, self.waits)
         dead = [p for p in sinks if self.ended[p].final and self._is_surely_awaited(p)]
         if dead:
@@ -158,20 +163,20 @@ class _Case:
         owners = (self.history.owner(device) for wait in self.waits for device in wait.absent)
         return any(process in of and all(self.ended[p].final for p in of) for of in owners)
 
-    def _parted(self, kind: Kind, parting: Parting) -> Diagnosis:
+    def _parted(self, kind: Kind, mismatch: Mismatch) -> Diagnosis:
         called = {}
-        for group in parting.groups:
+        for group in mismatch.groups:
             for process, entry in group.calls:
                 called.setdefault(process, entry)
-        first = [(g.calls[0][0], g.entry) for g in parting.groups[:2]]
-        why = causes.of_parting(self.history, self.calls, first, kind is Kind.PERMUTE)
+        first = [(g.calls[0][0], g.entry) for g in mismatch.groups[:2]]
+        why = causes.of_mismatch(self.history, self.calls, first, kind is Kind.PERMUTE)
         if kind is Kind.MISMATCH and any(c.pattern is causes.Pattern.ONE_SIDED for c in why):
             kind = Kind.ONE_SIDED
-        groups = tuple(g.processes for g in parting.groups)
-        odd = parting.odd
+        groups = tuple(g.processes for g in mismatch.groups)
+        odd = mismatch.odd
         if kind is Kind.ONE_SIDED and len(odd) == len(called):  # no majority says who is right
             odd = next((g for g in groups if g == causes.alone(why)), odd)
-        return self._make(kind, odd, parting.place, called=called, groups=groups, why=why)
+        return self._make(kind, odd, mismatch.place, called=called, groups=groups, why=why)
 
     def _dead(self, dead: Sequence[int]) -> Diagnosis:
         def order(process: int) -> tuple[bool, float, bool, int]:
@@ -262,16 +267,16 @@ class _Case:
         track, entry = self._shown(index, place, called, wait)
         calls = self.calls.up_to(track, entry.number) if track and entry else []
         owners = {p for w in waits for device in w.absent for p in self.history.owner(device)}
-        doing = self._doing(self.ended[index], wait, process)
+        activity = self._activity(self.ended[index], wait, process)
         return Row(
             process,
-            doing,
+            activity,
             culprit,
             calls[-1] if calls else None,
             entry is not None and (entry.unfinished or entry is called),
             rounds(calls[:-1], RECENT),
             rounds(calls, RECENT),
-            tuple(sorted(owners - {index})) if doing is Doing.WAITS else (),
+            tuple(sorted(owners - {index})) if activity is Activity.WAITS else (),
             self._ran(index, place),
         )
 
@@ -290,14 +295,14 @@ class _Case:
         track = max(used, key=lambda t: t.time(t.entries[-1].entered_ns))
         return track, track.entries[-1]
 
-    def _doing(self, ending: Ending, wait: Wait | None, process: Process) -> Doing:
+    def _activity(self, ending: Ending, wait: Wait | None, process: Process) -> Activity:
         if ending.final:
-            return Doing[ending.fate.name]
+            return Activity[ending.fate.name]
         if wait is not None and wait.absent:
-            return Doing.WAITS
+            return Activity.WAITS
         if wait is not None:
-            return Doing.RAISED if wait.entry.state == State.RAISED else Doing.MOVES
-        return Doing.UNKNOWN if process.record is None else Doing.BUSY
+            return Activity.RAISED if wait.entry.state == State.RAISED else Activity.MOVES
+        return Activity.UNKNOWN if process.record is None else Activity.BUSY
 
     def _ran(self, process: int, place: Place | None) -> int | None:
         tracks = self.history.of_process(process)
@@ -313,4 +318,4 @@ class _Case:
         return max(last, default=nothing)
 
 
-__all__ = ["Diagnosis", "Doing", "Fate", "Kind", "Row", "diagnose"]
+__all__ = ["Activity", "Diagnosis", "Fate", "Kind", "Row", "diagnose"]

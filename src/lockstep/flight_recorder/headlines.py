@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from lockstep._words import counted
 from lockstep.flight_recorder.calls import Call
 from lockstep.flight_recorder.causes import Pattern, alone
-from lockstep.flight_recorder.diagnose import Diagnosis, Doing, Kind, Row
+from lockstep.flight_recorder.diagnose import Activity, Diagnosis, Kind, Row
 from lockstep.flight_recorder.format import State
 from lockstep.flight_recorder.phrases import (
-    MOST_ARGUMENTS,
+    MAX_ARGUMENTS,
     called_from,
     described,
     devices,
@@ -64,21 +64,21 @@ def what_was_called(diagnosis: Diagnosis, call: Call) -> str:
 
 def given_to(diagnosis: Diagnosis, call: Call) -> str:
     """``, given x: f32[100,8]``: the arguments that tell the call from those of the others."""
-    names = [a.name for cause in diagnosis.causes for a in cause.arguments[:MOST_ARGUMENTS]]
+    names = [a.name for cause in diagnosis.causes for a in cause.arguments[:MAX_ARGUMENTS]]
     given = [text for text in call.arguments if text.rpartition(": ")[0] in names]
     return f", given {' and '.join(given)}" if given else ""
 
 
 def _nothing(diagnosis: Diagnosis) -> str:
-    doings = {row.doing for row in diagnosis.rows}
+    activities = {row.activity for row in diagnosis.rows}
     many = counted(len(diagnosis.rows), "process")
     if failed := [row.index for row in diagnosis.rows if raised(row)]:
         return f"collectives raised on {processes(failed)}, and the records do not tell why"
-    if doings == {Doing.ENDED}:
+    if activities == {Activity.ENDED}:
         return f"nothing is wrong: {many} ended"
-    if doings == {Doing.UNKNOWN}:
+    if activities == {Activity.UNKNOWN}:
         return f"nothing is known: there is no record of {processes(range(len(diagnosis.rows)))}"
-    if unknown := [row.index for row in diagnosis.rows if row.doing is Doing.UNKNOWN]:
+    if unknown := [row.index for row in diagnosis.rows if row.activity is Activity.UNKNOWN]:
         return f"nothing is known of {processes(unknown)}; none of the others waits in a collective"
     return f"nothing is wrong: none of {many} waits in a collective"
 
@@ -139,18 +139,18 @@ def _permute(diagnosis: Diagnosis) -> str:
 def _dead(diagnosis: Diagnosis) -> str:
     if len(diagnosis.culprits) == 1:
         row = _by_index(diagnosis, diagnosis.culprits[0])
-        inside = row.doing is Doing.KILLED and row.in_call and row.call is not None
-        if row.doing is Doing.KILLED:  # the reason comes last
+        inside = row.activity is Activity.KILLED and row.in_call and row.call is not None
+        if row.activity is Activity.KILLED:  # the reason comes last
             how = ending(row.process, count(diagnosis, row, " after {}"))
         else:
-            comma = "," if row.doing is Doing.FAILED else ""
+            comma = "," if row.activity is Activity.FAILED else ""
             how = ending(row.process) + count(diagnosis, row, comma + " after {}")
         subject = f"{who(row.process)} {how}"
         if inside and row.call:
             subject += f", inside {described(row.call)}"
     else:
         first = _by_index(diagnosis, diagnosis.culprits[0])
-        subject = f"{processes(diagnosis.culprits)} {first.doing.value}"
+        subject = f"{processes(diagnosis.culprits)} {first.activity.value}"
         subject += f" (the first: {ending(first.process)})"
     return subject + _waiters(diagnosis)
 
@@ -160,7 +160,7 @@ def _waiters(diagnosis: Diagnosis) -> str:
     waiting = [
         row
         for row in diagnosis.rows
-        if row.doing is Doing.WAITS and row.call and _is_at_place(diagnosis, row)
+        if row.activity is Activity.WAITS and row.call and _is_at_place(diagnosis, row)
     ]
     if not waiting or diagnosis.place is None:
         return ""
@@ -199,7 +199,7 @@ def _circle(diagnosis: Diagnosis) -> str:
 
 def _late(diagnosis: Diagnosis) -> str:
     if not diagnosis.culprits:
-        return "collectives are under way; all processes have come to them"
+        return "collectives are in flight; all processes have come to them"
     absent = _whom(diagnosis, diagnosis.culprits)
     has = "has" if len(diagnosis.culprits) == 1 else "have"
     return f"{absent} {has} not come to the others yet" + _waiters(diagnosis)

@@ -49,7 +49,7 @@ def _row(row: Row) -> dict[str, Any]:
         "process": row.index,
         "host": record.host if record else None,
         "pid": record.pid if record else exit.pid if exit else None,
-        "doing": row.doing.name.lower(),
+        "activity": row.activity.name.lower(),
         "culprit": row.culprit,
         "call": row.call and _call(row.call),
         "recent": [
@@ -59,7 +59,7 @@ def _row(row: Row) -> dict[str, Any]:
         "collectives": row.ran,
         "error": error and error.summary,
         "exit": exit and dataclasses.asdict(exit),
-        "troubles": list(row.process.troubles),
+        "problems": list(row.process.problems),
     }
 
 

@@ -34,7 +34,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class Mismatch:
     """Two or more groups at one place, the largest first."""
 
     place: Place
@@ -89,7 +89,7 @@ def grouped(calls: Iterable[Called], vary: bool = False) -> tuple[Group, ...]:
     return tuple(found)
 
 
-def first_parting(history: History) -> Parting | None:
+def first_mismatch(history: History) -> Mismatch | None:
     """The earliest place at which members differ; permutes apart."""
     found = []
     vary = history.run.programs_vary
@@ -102,10 +102,10 @@ def first_parting(history: History) -> Parting | None:
     if not found:
         return None
     _, place, groups = min(found, key=lambda candidate: candidate[:2])
-    return Parting(place, groups)
+    return Mismatch(place, groups)
 
 
-def first_permute_parting(history: History, pairs: Iterable[Pair]) -> Parting | None:
+def first_permute_mismatch(history: History, pairs: Iterable[Pair]) -> Mismatch | None:
     """The earliest send and receive that should be one message and are not."""
 
     def began(pair: Pair) -> int:
@@ -124,4 +124,4 @@ def first_permute_parting(history: History, pairs: Iterable[Pair]) -> Parting | 
     # No majority decides here: other members may rightly be in another permute at this moment.
     calls = [(tracks[0].process, sent), (tracks[1].process, received)]
     groups = tuple(Group((call,)) for call in sorted(calls, key=lambda call: call[0]))
-    return Parting(Place(pair.clique, received.sequence), groups)
+    return Mismatch(Place(pair.clique, received.sequence), groups)

@@ -104,7 +104,7 @@ class Process:
     sites: tuple[Site, ...] = ()
     error: ErrorRecord | None = None
     exit: Exit | None = None
-    troubles: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
     """What could not be read, and why."""
     label: str = ""
     """What to call it where there is no record."""
@@ -157,12 +157,12 @@ def read_run(directory: Path, attempt: int | None = None) -> Run:
     records = {i: _record(path / RECORDER) for i, path in folders.items()}
     processes = []
     for index, path in folders.items():
-        record, trouble = records[index]
-        sites, site_trouble = read_sites(path / SITES)
+        record, problem = records[index]
+        sites, site_problem = read_sites(path / SITES)
         sites += read_sites(path / PERHAPS)[0]
-        troubles = tuple(t for t in (trouble, site_trouble) if t)
+        problems = tuple(t for t in (problem, site_problem) if t)
         callers = read_callers(path / CALLERS)
-        processes.append(Process(index, record, sites, *endings[index], troubles, callers=callers))
+        processes.append(Process(index, record, sites, *endings[index], problems, callers=callers))
     vary = any((path / VARY).exists() for path in folders.values())
     return Run(_whole(processes), number, vary, format.TIME_ERROR_NS)
 
@@ -173,7 +173,7 @@ def _whole(processes: list[Process]) -> tuple[Process, ...]:
     total = max([r.num_processes for r in records] + [p.index + 1 for p in processes], default=0)
     by_index = {p.index: p for p in processes}
     nothing = ("nothing of this process is there",)
-    whole = [by_index.get(i) or Process(i, troubles=nothing) for i in range(total)]
+    whole = [by_index.get(i) or Process(i, problems=nothing) for i in range(total)]
     nonces = [r.nonce for r in records]
     common = max(nonces, key=nonces.count, default=0)
     return tuple(_of_job(process, common) for process in whole)
@@ -184,13 +184,13 @@ def _of_job(process: Process, nonce: int) -> Process:
     if record is None:
         return process
     if record.nonce != nonce:
-        trouble = "its recorder file belongs to another job"
+        problem = "its recorder file belongs to another job"
     elif record.process != process.index:
-        trouble = f"its recorder file says that it is process {record.process}"
+        problem = f"its recorder file says that it is process {record.process}"
     else:
         return process
-    troubles = (*process.troubles, trouble)
-    return dataclasses.replace(process, record=None, troubles=troubles)
+    problems = (*process.problems, problem)
+    return dataclasses.replace(process, record=None, problems=problems)
 
 
 def _record(path: Path) -> tuple[format.ProcessRecord | None, str | None]:

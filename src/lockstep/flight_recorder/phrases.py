@@ -11,11 +11,11 @@ from lockstep.flight_recorder.causes import Cause, Pattern
 from lockstep.flight_recorder.format import DTYPES, OPS, REDUCTIONS, Entry, Op
 from lockstep.flight_recorder.model import Caller, Process, Site
 
-MOST_LINES = 3
+MAX_LINES = 3
 """How many lines of the program are named for one call."""
-MOST_ARGUMENTS = 2
+MAX_ARGUMENTS = 2
 """How many arguments of a function are named that differ."""
-MOST_NAMES = 6
+MAX_NAMES = 6
 """How many processes or devices are listed before the rest is counted."""
 
 
@@ -30,8 +30,8 @@ def who(process: Process) -> str:
 
 
 def listed(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:MOST_NAMES]))
-    return shown if len(numbers) <= MOST_NAMES else f"{shown}, ... ({len(numbers)} in all)"
+    shown = ", ".join(map(str, numbers[:MAX_NAMES]))
+    return shown if len(numbers) <= MAX_NAMES else f"{shown}, ... ({len(numbers)} in all)"
 
 
 def processes(indices: Sequence[int]) -> str:
@@ -74,7 +74,7 @@ def place_in_program(sites: Sequence[Site], full: bool = False) -> str:
     Without a line ``step (first used at train.py:30)``: it may have been called elsewhere since.
     """
     if any(site.through_file for site in sites):
-        return " or ".join(dict.fromkeys(_through(site, full) for site in sites[:MOST_LINES]))
+        return " or ".join(dict.fromkeys(_through(site, full) for site in sites[:MAX_LINES]))
     # What is told of a use follows the name that it is about.
     ordered = sorted(sites, key=lambda site: (not site.file, bool(site.used_file)))
     lines = _lines([(site.file, site.line) for site in ordered], full)
@@ -97,8 +97,8 @@ def _through(site: Site, full: bool) -> str:
 def _lines(places: Sequence[tuple[str, int]], full: bool) -> str:
     names = [f"{file if full else file.rpartition('/')[2]}:{line}" for file, line in places if file]
     named = list(dict.fromkeys(names))
-    lines = " or ".join(named[:MOST_LINES])
-    return lines + (f" or {len(named) - MOST_LINES} more" if len(named) > MOST_LINES else "")
+    lines = " or ".join(named[:MAX_LINES])
+    return lines + (f" or {len(named) - MAX_LINES} more" if len(named) > MAX_LINES else "")
 
 
 def described(call: Call, full: bool = False) -> str:
@@ -117,7 +117,7 @@ def called_from(callers: Sequence[Caller]) -> str:
         for c in callers
     ]
     # The last tells the call from another; what lies between is the same.
-    names = names if len(names) <= MOST_LINES else [names[0], "...", names[-1]]
+    names = names if len(names) <= MAX_LINES else [names[0], "...", names[-1]]
     return "called from " + ", from ".join(names)
 
 
@@ -193,12 +193,12 @@ def _compared(cause: Cause) -> str:
     here, there = cause.processes
     names = " or ".join(function(name) for name in cause.what) or "the program"
     parts = []
-    for a in cause.arguments[:MOST_ARGUMENTS]:
+    for a in cause.arguments[:MAX_ARGUMENTS]:
         text = f"{a.name} of {names} is {a.mine} on process {here}, {a.theirs} on process {there}"
         if a.sizes and a.is_first_axis:
             text += f" ({a.sizes[0]} rows for each device here, {a.sizes[1]} there)"
         parts.append(text)
-    more = len(cause.arguments) - MOST_ARGUMENTS
+    more = len(cause.arguments) - MAX_ARGUMENTS
     parts += [f"{more} more arguments differ"] if more > 0 else []
     return f"different {'dtypes' if cause.arguments[0].is_dtype else 'shapes'}: {'; '.join(parts)}"
 

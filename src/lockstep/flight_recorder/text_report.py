@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 
 from lockstep._words import counted
 from lockstep.flight_recorder.calls import Round
-from lockstep.flight_recorder.diagnose import Diagnosis, Doing, Row
+from lockstep.flight_recorder.diagnose import Activity, Diagnosis, Row
 from lockstep.flight_recorder.headlines import called, count, headline, raised, what_was_called
 from lockstep.flight_recorder.phrases import briefly, described, ending, likely, processes, who
 
 CULPRIT = "> "
 """What a row of a culprit begins with."""
-MOST_ALIKE = 4
+MAX_ALIKE = 4
 """So many processes that do the same have a row each."""
 _INDENT = "      "
 
@@ -52,7 +52,7 @@ def table(diagnosis: Diagnosis) -> str:
     """
     lines = [headline(diagnosis), ""]
     for state, history, rows in _alike(diagnosis):
-        many = len(rows) > MOST_ALIKE
+        many = len(rows) > MAX_ALIKE
         name = f"{len(rows)} processes" if many else "{}"
         lead = CULPRIT if rows[0].culprit else " " * len(CULPRIT)
         block = [f"{lead}{name}: {state}", *(f"{_INDENT}{line}" for line in history)]
@@ -73,8 +73,8 @@ def _alike(diagnosis: Diagnosis) -> list[tuple[str, tuple[str, ...], list[Row]]]
     """The rows, those together that read the same; the culprits first."""
     found: dict[tuple, list[Row]] = {}
     for row in _ordered(diagnosis.rows):
-        troubles = row.process.troubles if row.process.record else ()  # else its state tells them
-        notes = (f"note: {trouble}" for trouble in troubles)
+        problems = row.process.problems if row.process.record else ()  # else its state tells them
+        notes = (f"note: {problem}" for problem in problems)
         key = (row.culprit, _state(diagnosis, row), (*_history(diagnosis, row), *notes))
         found.setdefault(key, []).append(row)
     return [(state, history, rows) for (_, state, history), rows in found.items()]
@@ -97,8 +97,8 @@ def _history(diagnosis: Diagnosis, row: Row) -> Iterable[str]:
 
 # --- Rows ----------------------------------------------------------------------------------------
 
-_ENDINGS = (Doing.ENDED, Doing.FAILED, Doing.KILLED)
-_SAYS_CALL = (Doing.WAITS, Doing.MOVES, Doing.RAISED)
+_ENDINGS = (Activity.ENDED, Activity.FAILED, Activity.KILLED)
+_SAYS_CALL = (Activity.WAITS, Activity.MOVES, Activity.RAISED)
 
 
 def _ordered(rows: Sequence[Row]) -> list[Row]:
@@ -122,27 +122,27 @@ def _before(diagnosis: Diagnosis, row: Row) -> tuple[tuple[Round, ...], str]:
 
 def _ended_inside(row: Row) -> bool:
     """Whether the process ended without coming out of its last call: that is none it completed."""
-    return row.doing in _ENDINGS and row.call is not None and row.call.entry.unfinished
+    return row.activity in _ENDINGS and row.call is not None and row.call.entry.unfinished
 
 
 def _names_call(diagnosis: Diagnosis, row: Row) -> bool:
-    return row.call is not None and (row.doing in _SAYS_CALL or called(diagnosis, row))
+    return row.call is not None and (row.activity in _SAYS_CALL or called(diagnosis, row))
 
 
 def _state(diagnosis: Diagnosis, row: Row) -> str:
     call = described(row.call) if row.call else ""
     if called(diagnosis, row) and row.call:
         return f"called {what_was_called(diagnosis, row.call)}"
-    if row.doing is Doing.WAITS:
+    if row.activity is Activity.WAITS:
         verb = "waited" if raised(row) else "waits"
         return f"{verb} for {processes(row.waits_for)} in {call}" if row.waits_for else f"in {call}"
-    if row.doing is Doing.MOVES:
+    if row.activity is Activity.MOVES:
         return f"in {call}; all members have come"
-    if row.doing is Doing.RAISED:
+    if row.activity is Activity.RAISED:
         return f"raised in {call}"
-    if row.doing is Doing.BUSY:
+    if row.activity is Activity.BUSY:
         return "in no collective" + count(diagnosis, row, "; it ran {}")
-    if row.doing is Doing.UNKNOWN:
-        return "not known; " + "; ".join(row.process.troubles or ("no record",))
+    if row.activity is Activity.UNKNOWN:
+        return "not known; " + "; ".join(row.process.problems or ("no record",))
     how = ending(row.process, count(diagnosis, row, " after {}"))
     return f"{how}, inside {call}" if _ended_inside(row) else how

@@ -140,7 +140,7 @@ def waits(history: History, pairs: Iterable[Pair], ended: dict[int, Ending]) -> 
         if entry is None or ended[track.process].final:
             continue
         if entry.is_permute:
-            # A message may be under way although its target has not come, so the source goes first.
+            # A message may be in flight although its target has not come, so the source goes first.
             key = (track.device, entry.number)
             absent = unsent.get(key) or unreceived.get(key, [])
             absent = absent + _partners_unknown(history, entry)

@@ -37,7 +37,7 @@ from lockstep.job.kv_store import Store
 _FOLDER = "lockstep/members"
 _SLICE_SECONDS = 0.5
 """How long a wait does not see that the job has failed."""
-_MOST_LABELS = 4
+_MAX_LABELS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +183,7 @@ def _read(job: Job, position: int) -> str | None:
         name = f"{_FOLDER}/{position}"
         return job.store.once(name, f"the device at position {position}", _SLICE_SECONDS)
     except Exception as error:
-        if failed := bindings.poison_text():
+        if failed := bindings.abort_text():
             raise InitializationError(failed) from None
         if not _jax_compat.is_timeout(error):
             raise UnknownError(f"JAX's key-value store fails ({error})") from None
@@ -194,8 +194,8 @@ def _missing(job: Job, clique: Clique) -> str:
     come = {int(position) for position in job.store.values(_FOLDER)}
     absent = {job.process_of[clique[p]] for p in range(len(clique)) if p not in come}
     labels = [job.labels[process] for process in sorted(absent)]
-    more = [f"{len(labels) - _MOST_LABELS} more"] if len(labels) > _MOST_LABELS else []
-    who = ", ".join([*labels[:_MOST_LABELS], *more])
+    more = [f"{len(labels) - _MAX_LABELS} more"] if len(labels) > _MAX_LABELS else []
+    who = ", ".join([*labels[:_MAX_LABELS], *more])
     return f"not all devices have asked for {text_of({clique})}; missing: {who}"
 
 

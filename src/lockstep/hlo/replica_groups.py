@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 Clique = tuple[int, ...]
 """The ids of its devices, in order."""
 
-_MOST_LISTS, _MOST_IDS = 4, 12
+_MAX_LISTS, _MAX_IDS = 4, 12
 
 COLLECTIVE = re.compile(
     r"\b(?:channel_id|replica_groups|source_target_pairs)=|"
@@ -130,8 +130,8 @@ def text_of(cliques: set[Clique]) -> str:
     """``{0,1}, {2,3}``; not all of many."""
 
     def one(clique: Clique) -> str:
-        more = ["..."] if len(clique) > _MOST_IDS else []
-        return "{" + ",".join([*map(str, clique[:_MOST_IDS]), *more]) + "}"
+        more = ["..."] if len(clique) > _MAX_IDS else []
+        return "{" + ",".join([*map(str, clique[:_MAX_IDS]), *more]) + "}"
 
-    more = [f"and {len(cliques) - _MOST_LISTS} more"] if len(cliques) > _MOST_LISTS else []
-    return ", ".join([*map(one, sorted(cliques)[:_MOST_LISTS]), *more]) or "none"
+    more = [f"and {len(cliques) - _MAX_LISTS} more"] if len(cliques) > _MAX_LISTS else []
+    return ", ".join([*map(one, sorted(cliques)[:_MAX_LISTS]), *more]) or "none"

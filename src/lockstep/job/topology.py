@@ -36,15 +36,15 @@ class Peer:
     """From which it reaches JAX's coordination service. Only with a key, and so is the next."""
     network: str = ""
     """Processes that agree in it reach each other by loopback addresses."""
-    keeper: int = 0
-    """The pid of its keeper, 0 without one: see `lockstep.agent.agent`."""
+    agent: int = 0
+    """The pid of its agent, 0 without one: see `lockstep.agent.agent`."""
     keeps: int | None = None
-    """This is no process of the job but the keeper of one: of which."""
+    """This is no process of the job but the agent of one: of which."""
 
     @property
     def label(self) -> str:
         if self.keeps is not None:
-            return f"the keeper of process {self.keeps} (pid {self.pid} on {self.host_name})"
+            return f"the agent of process {self.keeps} (pid {self.pid} on {self.host_name})"
         return f"process {self.process} (pid {self.pid} on {self.host_name})"
 
     def to_json(self) -> str:
@@ -83,7 +83,7 @@ def _cpus(values: Any) -> Any:
     return values  # which is no tuple, and so refused
 
 
-def this_process(process: int, host_id: str | None, engine: str, keeper: int = 0) -> Peer:
+def this_process(process: int, host_id: str | None, engine: str, agent: int = 0) -> Peer:
     """The record of the calling process; ``host_id`` overrides what the system says."""
     return Peer(
         process=process,
@@ -92,7 +92,7 @@ def this_process(process: int, host_id: str | None, engine: str, keeper: int = 0
         host_name=platform.node(),
         cpus=tuple(sorted(os.sched_getaffinity(0))),
         engine=engine,
-        keeper=keeper,
+        agent=agent,
     )
 
 
@@ -113,15 +113,15 @@ def host_names(peers: Sequence[Peer]) -> list[str]:
     return list(first.values())
 
 
-def keepers(peers: Sequence[Peer]) -> list[Peer]:
-    """The keepers in the network between hosts, numbered behind the processes: of each host that
+def agents(peers: Sequence[Peer]) -> list[Peer]:
+    """The agents in the network between hosts, numbered behind the processes: of each host that
     has any that of the first."""
     first: dict[str, Peer] = {}
     for peer in peers:
-        if peer.keeper:
+        if peer.agent:
             first.setdefault(peer.host_id, peer)
     return [
-        dataclasses.replace(peer, process=len(peers) + i, pid=peer.keeper, keeps=peer.process)
+        dataclasses.replace(peer, process=len(peers) + i, pid=peer.agent, keeps=peer.process)
         for i, peer in enumerate(first.values())
     ]
 

@@ -36,7 +36,7 @@ from lockstep.system import stack_dump
 
 EXIT_SECONDS = 2.0
 """Seconds for the exit handlers of a program that failed; less than the launcher's patience."""
-_LONGEST_SHOWN = 120
+_MAX_SHOWN = 120
 """Letters of an engine's error that each process shows."""
 
 
@@ -171,10 +171,10 @@ def _show(
     its beginning is enough.
     """
     text = tracebacks.folded("".join(traceback.format_exception(kind, error, trace)))
-    is_reported = config.run_dir is not None and config.keeper is None
+    is_reported = config.run_dir is not None and config.agent is None
     if is_reported and (found := tracebacks.parts(text)):
         stack, message = found
-        what = textwrap.shorten(message.partition("\n")[0], _LONGEST_SHOWN, placeholder=" ...")
+        what = textwrap.shorten(message.partition("\n")[0], _MAX_SHOWN, placeholder=" ...")
         text = f"{stack}lockstep: {what} (the launcher's report has the whole text)\n"
     sys.stderr.write(text)
 

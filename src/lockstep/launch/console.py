@@ -16,7 +16,7 @@ from lockstep.launch.line_merge import LineCutter, Merger, Sink, prefix, same_fi
 UNFINISHED_SECONDS = 0.1
 """How long an unfinished line is kept back: a prompt is shown although nothing follows it."""
 
-MOST_BACKLOG = 1 << 20
+MAX_BACKLOG = 1 << 20
 """Bytes that wait for a slow reader before the processes are made to wait too."""
 
 _BOLD_RED = "\x1b[1;31m"
@@ -91,7 +91,7 @@ class Console:
 
     @property
     def congested(self) -> bool:
-        return self.backlog > MOST_BACKLOG
+        return self.backlog > MAX_BACKLOG
 
     @property
     def gone(self) -> bool:

@@ -29,7 +29,7 @@ SAFE_SECONDS = 3600.0
 """For this long a failed run is kept in any case: somebody may be looking at it."""
 RUN_PREFIX = "run_"
 """What the folders of runs in ``--log-dir`` begin with."""
-MOST_LINES = 60
+MAX_LINES = 60
 
 
 def diagnosis(run_dir: Path, attempt: int) -> str | None:
@@ -45,8 +45,8 @@ def diagnosis(run_dir: Path, attempt: int) -> str | None:
         lines = text_report.table(_diagnosed(run_dir, attempt)).splitlines()
     except Exception as error:
         return f"the records could not be read: {type(error).__name__}: {error}"
-    if len(lines) > MOST_LINES:
-        lines[MOST_LINES:] = [f"... {len(lines) - MOST_LINES} more lines"]
+    if len(lines) > MAX_LINES:
+        lines[MAX_LINES:] = [f"... {len(lines) - MAX_LINES} more lines"]
     return "\n".join(lines)
 
 

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from lockstep._run_files import ErrorRecord
 from lockstep.launch import tracebacks
 
-MOST_CONSEQUENCES = 8
-MOST_LETTERS = 200
+MAX_CONSEQUENCES = 8
+MAX_LETTERS = 200
 """Of a consequence: what matters stands above it."""
 
 _OURS = re.compile(r"^\S+: [A-Z_]+: MPI error: lockstep: (?P<again>earlier failure: )?")
@@ -30,7 +30,7 @@ _AGAIN = (
 )
 
 NOTICED_SECONDS = 1.0
-"""How long after it began to die a process may be seen to have ended, on a crowded machine."""
+"""An oversubscribed machine may show the end of a process this long after it began to die."""
 
 LAST_WORDS = 20
 """Lines of stderr in the report."""
@@ -255,10 +255,10 @@ def headline(
         + (
             "the same"
             if e.record is not None and manner(e) == manner(first)
-            else textwrap.shorten(manner(e), MOST_LETTERS, placeholder=" ...")
+            else textwrap.shorten(manner(e), MAX_LETTERS, placeholder=" ...")
         )
-        for e in later[:MOST_CONSEQUENCES]
+        for e in later[:MAX_CONSEQUENCES]
     ]
-    if len(later) > MOST_CONSEQUENCES:
-        report.append(f"{len(later) - MOST_CONSEQUENCES} more failed later")
+    if len(later) > MAX_CONSEQUENCES:
+        report.append(f"{len(later) - MAX_CONSEQUENCES} more failed later")
     return report

@@ -50,7 +50,7 @@ class Job:
             local_process_id=process_id,
             local_num_processes=self.processes,
             run_dir=str(self.run_dir),
-            keeper=None,
+            agent=None,
         )
 
     def environ_of(self, process_id: int) -> dict[str, str]:

@@ -11,7 +11,7 @@ import os
 import re
 import select
 
-LONGEST_LINE = 1 << 16
+MAX_LINE = 1 << 16
 """Bytes of an unfinished line that are kept back before it is shown in pieces."""
 
 _LINE_START = re.compile(rb"\n|\r(?!\n)")
@@ -44,7 +44,7 @@ class LineCutter:
             shown, self._rest = self._rest + head + newline, tail
         else:
             shown, self._rest = b"", self._rest + data
-        if len(self._rest) > LONGEST_LINE:
+        if len(self._rest) > MAX_LINE:
             shown += self.take()
         return shown
 

@@ -104,7 +104,7 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
         "--collective-timeout",
         type=_seconds,
         metavar="SECONDS",
-        help="how long a collective waits for the other processes; 0: for ever; default: 600",
+        help="how long a collective waits for the other processes; 0: forever; default: 600",
     )
     add(
         "--stall-warning",
@@ -118,7 +118,7 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
         type=_seconds,
         metavar="SECONDS",
         help="how long the processes may take to come together, until an error names those that "
-        "are missing; 0: for ever; default: 120",
+        "are missing; 0: forever; default: 120",
     )
     add(
         "--strict",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-MOST_STEPS = 64
+MAX_STEPS = 64
 """Supersteps of one factorization: each is compiled by itself, so this bounds compile time."""
 
 LARGE = 1 << 22
@@ -58,7 +58,7 @@ def cholesky_tile(n: int, devices: int, rows: int, platform: str) -> int:
     A panel's rows are gathered, ``devices**2 tile / n`` of a share. Where shares are large that is
     a quarter at most, if any tile keeps to it: a factor then needs less than half a share beside.
     """
-    fitting = [t for t in TILES if t < rows and rows <= MOST_STEPS * t] + [rows]
+    fitting = [t for t in TILES if t < rows and rows <= MAX_STEPS * t] + [rows]
     if n * n // devices >= LARGE:
         fitting = [t for t in fitting if 4 * devices**2 * t <= n] or fitting[:1]
     on = machine(platform)
@@ -73,9 +73,9 @@ def cholesky_tile(n: int, devices: int, rows: int, platform: str) -> int:
 def even_tile(rows: int, tile: int) -> int:
     """The largest tile of at most ``tile`` that splits ``rows`` evenly, or nearly so.
 
-    Never so small that there would be more than `MOST_STEPS` supersteps.
+    Never so small that there would be more than `MAX_STEPS` supersteps.
     """
     if rows <= 1:
         return 1
-    steps = min(math.ceil(rows / tile), MOST_STEPS)
+    steps = min(math.ceil(rows / tile), MAX_STEPS)
     return math.ceil(rows / steps)

@@ -122,7 +122,7 @@ def _in_memory(pid: int) -> Run:
     missing = ("it runs on another host, or has ended",)
     return Run(
         tuple(
-            Process(index, found.get(index), troubles=() if index in found else missing)
+            Process(index, found.get(index), problems=() if index in found else missing)
             for index in range(max(own.num_processes, own.process + 1))
         ),
         own.attempt,

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from lockstep._errors import RecordError
 from lockstep._words import format_seconds
-from lockstep.flight_recorder.diagnose import Diagnosis, Doing, Row, diagnose
+from lockstep.flight_recorder.diagnose import Activity, Diagnosis, Row, diagnose
 from lockstep.flight_recorder.format import State
 from lockstep.flight_recorder.headlines import headline
 from lockstep.flight_recorder.model import Run
@@ -23,7 +23,7 @@ from lockstep.report.tables import summary_table
 
 LINES = 8
 """How many call sites are shown."""
-_OVER = (Doing.ENDED, Doing.FAILED, Doing.KILLED)
+_OVER = (Activity.ENDED, Activity.FAILED, Activity.KILLED)
 
 
 def watch(
@@ -39,7 +39,7 @@ def watch(
     before = Rates(run, time.monotonic())
     with Live(console=console, auto_refresh=False) as live:
         live.update(frame(run, diagnosis, time.monotonic_ns()), refresh=True)
-        while not all(row.doing in _OVER or row.process.exit for row in diagnosis.rows):
+        while not all(row.activity in _OVER or row.process.exit for row in diagnosis.rows):
             time.sleep(max(0.1, interval))
             try:
                 run = locate_run.read(directory, pid, attempt)
@@ -117,12 +117,12 @@ def _processes(diagnosis: Diagnosis, now_ns: int, rates: dict[int, float]) -> Ta
 def _now(row: Row) -> str:
     if row.waits_for:
         return f"waits for {processes(row.waits_for)}"
-    return row.doing.value
+    return row.activity.value
 
 
 def _since(row: Row, now_ns: int) -> str:
     """How long the process has been in its collective, or out of one. This host's only."""
-    if row.call is None or row.doing in _OVER:
+    if row.call is None or row.activity in _OVER:
         return ""
     entry = row.call.entry
     began = entry.entered_ns if entry.state == State.ENTERED else entry.done_ns

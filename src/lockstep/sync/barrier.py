@@ -25,7 +25,7 @@ from lockstep.system import stack_dump
 _NO_DEADLINE = 10.0**6
 _LOOK_SECONDS = 0.2
 """How often a wait looks whether somebody it waits for has ended."""
-_MOST_STACKS = 2
+_MAX_STACKS = 2
 _STACK_LINES = 12
 _NOTES = "lockstep/waits"
 
@@ -191,7 +191,7 @@ def _words(shared: kv_store.Store, words: str, waited: float, missing: list[int]
         last = f"; last seen in {notes[other][2]}" if other in notes else ""
         state = ended or "has not come"
         lines.append(f"  {labels[other]} {state}{last}")
-        if ended is None and shown < _MOST_STACKS and (text := _stack(other)):
+        if ended is None and shown < _MAX_STACKS and (text := _stack(other)):
             shown += 1
             lines += [f"    {line}" for line in text.splitlines()[:_STACK_LINES]]
     return "\n".join(lines)

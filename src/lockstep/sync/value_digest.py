@@ -11,9 +11,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-MOST_LEAVES = 5
-MOST_ELEMENTS = 8
-MOST_LETTERS = 200
+MAX_LEAVES = 5
+MAX_ELEMENTS = 8
+MAX_LETTERS = 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +36,8 @@ def of_array(array: Any) -> Leaf:
     head = f"{array.dtype}{list(array.shape)}"
     digest = hashlib.sha256(head.encode())
     digest.update(np.ascontiguousarray(array).tobytes())
-    shown = [str(x) for x in array.ravel()[:MOST_ELEMENTS]]
-    if array.size > MOST_ELEMENTS:
+    shown = [str(x) for x in array.ravel()[:MAX_ELEMENTS]]
+    if array.size > MAX_ELEMENTS:
         shown.append("...")
     values = shown[0] if array.ndim == 0 else f"[{', '.join(shown)}]"
     return Leaf(digest.hexdigest(), f"{values} ({head})")
@@ -49,7 +49,7 @@ def of_object(value: Any) -> Leaf:
         text = "{" + ", ".join(sorted(map(repr, value))) + "}"
     else:
         text = repr(value)
-    short = text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}..."
+    short = text if len(text) <= MAX_LETTERS else f"{text[:MAX_LETTERS]}..."
     return Leaf(hashlib.sha256(text.encode("utf-8", "replace")).hexdigest(), short)
 
 
@@ -67,9 +67,9 @@ def differences(said: Sequence[Mapping[str, Leaf]], labels: Sequence[str]) -> st
             told.append(_told(place, leaves, labels))
     if not told:
         return None
-    more = len(told) - MOST_LEAVES
+    more = len(told) - MAX_LEAVES
     rest = [f"and {more} more place{'s' if more > 1 else ''}"] if more > 0 else []
-    return "\n".join(told[:MOST_LEAVES] + rest)
+    return "\n".join(told[:MAX_LEAVES] + rest)
 
 
 def _told(place: str, leaves: Sequence[Leaf], labels: Sequence[str]) -> str:

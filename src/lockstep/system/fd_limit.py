@@ -16,7 +16,7 @@ _SPARE = 256
 _OWN = 24
 """Whatever the number of processes: what is listened on, watched with and woken by."""
 _ELSEWHERE = 2
-"""For each process of other hosts, and for each one's keeper: a connection either way."""
+"""For each process of other hosts, and for each one's agent: a connection either way."""
 _HERE = 3
 """For each of this host: its record, and its end, for the engine and for the watcher."""
 _LINES = 4
@@ -31,8 +31,8 @@ def make_room_for(peers: Sequence[Peer], process: int) -> None:
     make_room(_OWN + each * here + _ELSEWHERE * (len(peers) - here + hosts - 1))
 
 
-def make_room_in_keeper(members: int) -> None:
-    """For a keeper, with the records of its host."""
+def make_room_in_agent(members: int) -> None:
+    """For an agent, with the records of its host."""
     make_room(_OWN + max(_HERE, _ELSEWHERE) * members)
 
 

@@ -25,7 +25,7 @@ FILE = "stacks.txt"
 SIGNAL = signal.SIGRTMAX - 4
 LOOK_SECONDS = 0.2
 """Between two looks at the time that a process has used."""
-MOST_FRAMES = 40
+MAX_FRAMES = 40
 """Lines of one thread that are kept: a recursion has a thousand."""
 
 _POLL_SECONDS = 0.01
@@ -97,8 +97,8 @@ def shortened(text: str) -> str:
 
 def _shortened_thread(block: str) -> str:
     title, *frames = (line for line in block.splitlines() if not line.strip().startswith(_OURS))
-    if len(frames) >= MOST_FRAMES:
-        frames[MOST_FRAMES - 1 :] = ["  ... more frames"]
+    if len(frames) >= MAX_FRAMES:
+        frames[MAX_FRAMES - 1 :] = ["  ... more frames"]
     return "\n".join([title, *frames])
 
 

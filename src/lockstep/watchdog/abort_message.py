@@ -8,20 +8,20 @@ import signal
 from lockstep.engine import bindings
 from lockstep.flight_recorder import diagnose, format, model, text_report
 
-_LONGEST_TEXT = 980
+_MAX_TEXT = 980
 """What an exception has room for, less what is put in front."""
 
 
 def proof(found: diagnose.Diagnosis) -> str:
     """The text of the exception, where the records prove a fault."""
-    return "lockstep: " + text_report.short(found, _LONGEST_TEXT)
+    return "lockstep: " + text_report.short(found, _MAX_TEXT)
 
 
 def beside(words: str, found: diagnose.Diagnosis) -> str:
     """``words``, and what the records add to them."""
     if found.kind is diagnose.Kind.NOTHING:
         return words
-    return f"{words}\n{text_report.short(found, max(0, _LONGEST_TEXT - len(words.encode())))}"
+    return f"{words}\n{text_report.short(found, max(0, _MAX_TEXT - len(words.encode())))}"
 
 
 def proof_or(words: str, found: diagnose.Diagnosis) -> str:

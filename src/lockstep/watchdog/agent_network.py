@@ -1,6 +1,6 @@
-"""A keeper in the network between hosts: told by its program, asked by the watchers of others.
+"""An agent in the network between hosts: told by its program, asked by the watchers of others.
 
-Each process that ``lockstep worker`` started has a keeper (`launch.keeper`). Where there are
+Each process that ``lockstep worker`` started has an agent (`launch.agent`). Where there are
 several hosts, that of the first such process of each becomes a member of the engine's network,
 behind the processes, without a device. It answers for its host as a process would (`remote`),
 and goes on when the processes cannot. Its program, which has met the others, tells it over a socket
@@ -28,7 +28,7 @@ from lockstep.job import topology
 from lockstep.job.topology import Peer
 from lockstep.system import fd_limit
 from lockstep.watchdog import query_server
-from lockstep.watchdog.artifacts import Papers
+from lockstep.watchdog.artifacts import Artifacts
 from lockstep.watchdog.record_reader import Records, on_one_clock
 from lockstep.watchdog.remote import Elsewhere, Local
 
@@ -40,8 +40,8 @@ _SEND_SECONDS = 10.0
 
 @functools.cache
 def _line() -> socket.socket | None:
-    """To the keeper; None without one."""
-    fd = _config.current().keeper
+    """To the agent; None without one."""
+    fd = _config.current().agent
     if fd is None:
         return None
     os.set_inheritable(fd, False)
@@ -51,18 +51,18 @@ def _line() -> socket.socket | None:
 
 
 def is_kept() -> bool:
-    """Whether this process has a keeper."""
+    """Whether this process has an agent."""
     return _line() is not None
 
 
-def hand_over(peers: Sequence[Peer], keeper: Peer, nonce: int, network: Network) -> None:
-    """Has the keeper join the network; its listener is handed over, not the number of it."""
-    labels = [peer.label for peer in (*peers, *topology.keepers(peers))]
+def hand_over(peers: Sequence[Peer], agent: Peer, nonce: int, network: Network) -> None:
+    """Has the agent join the network; its listener is handed over, not the number of it."""
+    labels = [peer.label for peer in (*peers, *topology.agents(peers))]
     values = {
         "kind": "join",
-        "process": keeper.process,
+        "process": agent.process,
         "labels": labels,
-        "keepers": len(labels) - len(peers),
+        "agents": len(labels) - len(peers),
         "nonce": nonce,
         "addresses": network.addresses,
         "key": network.key.hex(),
@@ -71,32 +71,32 @@ def hand_over(peers: Sequence[Peer], keeper: Peer, nonce: int, network: Network)
     _tell(values, [network.listener])
 
 
-def say_where(peers: Sequence[Peer], keeper: Peer, papers: Sequence[Papers]) -> None:
-    """Tells the keeper where the processes of its host write down what they do."""
+def say_where(peers: Sequence[Peer], agent: Peer, artifacts: Sequence[Artifacts]) -> None:
+    """Tells the agent where the processes of its host write down what they do."""
     told = {
-        peer.process: dataclasses.asdict(papers[peer.process])
+        peer.process: dataclasses.asdict(artifacts[peer.process])
         for peer in peers
-        if peer.host_id == keeper.host_id
+        if peer.host_id == agent.host_id
     }
-    everybody = [peer.to_json() for peer in (*peers, *topology.keepers(peers))]
-    _tell({"kind": "answer", "process": keeper.process, "peers": everybody, "papers": told})
+    everybody = [peer.to_json() for peer in (*peers, *topology.agents(peers))]
+    _tell({"kind": "answer", "process": agent.process, "peers": everybody, "artifacts": told})
 
 
 def _tell(values: dict[str, Any], handed: Sequence[int] = ()) -> None:
     line = _line()
     assert line is not None
     text = json.dumps(values).encode() + b"\n"
-    # Without a keeper that listens the job goes on: its parent is about to end, and it with it.
+    # Without an agent that listens the job goes on: its parent is about to end, and it with it.
     with contextlib.suppress(OSError):
         sent = socket.send_fds(line, [text], list(handed))
         line.sendall(text[sent:])
 
 
-# The keeper's side
+# The agent's side
 
 
-class Keeping:
-    """What the keeper does for the watchers of other hosts, in threads of its own."""
+class AgentNetwork:
+    """What the agent does for the watchers of other hosts, in threads of its own."""
 
     def __init__(self, line: socket.socket, folder: Path) -> None:
         """``folder`` is the private directory of this host's processes."""
@@ -106,7 +106,7 @@ class Keeping:
         """The processes of other hosts, once it is in the network."""
         self._answers: Elsewhere | None = None
         self._records: Records | None = None
-        threading.Thread(target=self._hear, name="lockstep-keeper", daemon=True).start()
+        threading.Thread(target=self._hear, name="lockstep-agent", daemon=True).start()
 
     @property
     def knows_others(self) -> bool:
@@ -134,7 +134,7 @@ class Keeping:
                 try:
                     self._do(json.loads(one), received)
                 except Exception as error:
-                    print(f"lockstep: the keeper of a process: {error}", file=sys.stderr)
+                    print(f"lockstep: the agent of a process: {error}", file=sys.stderr)
 
     def _do(self, values: dict[str, Any], received: list[int]) -> None:
         if values["kind"] == "join":
@@ -153,7 +153,7 @@ class Keeping:
             values["tls_library"],
         )
         try:
-            fd_limit.make_room_in_keeper(len(values["labels"]))
+            fd_limit.make_room_in_agent(len(values["labels"]))
             arena = bindings.create_arena(values["nonce"])
             try:
                 bindings.start(_options(values, arena, network))
@@ -166,8 +166,10 @@ class Keeping:
         everybody = [Peer.from_json(text) for text in values["peers"]]
         own = everybody[values["process"]]
         peers = [peer for peer in everybody if peer.keeps is None]
-        papers = {int(process): Papers(**told) for process, told in values["papers"].items()}
-        records = self._records = Records(peers, own, papers)
+        artifacts = {
+            int(process): Artifacts(**told) for process, told in values["artifacts"].items()
+        }
+        records = self._records = Records(peers, own, artifacts)
         local = Local(lambda latest: records.of_host((), latest), records.stacks, lambda: None)
         self._answers = Elsewhere(everybody, own.process, local)
         self._answers.start()
@@ -196,12 +198,12 @@ def _options(values: dict[str, Any], arena: int, network: Network) -> Options:
     return Options(
         process=values["process"],
         labels=values["labels"],
-        keepers=values["keepers"],
+        agents=values["agents"],
         arena_fd=arena,
         nonce=values["nonce"],
         timeout_seconds=0.0,
         cores=1,
-        crowded=False,
+        oversubscribed=False,
         device_id_bytes=0,
         check_programs=False,
         strict=False,

@@ -34,7 +34,7 @@ _DESCRIPTOR = re.compile(r"/proc/(\d+)/fd/(\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
-class Papers:
+class Artifacts:
     """Paths, for this process and for others of its host; "" for what there is not."""
 
     record: str = ""
@@ -64,18 +64,18 @@ def descriptor(path: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def own(process: int, recorder_fd: int) -> Papers:
+def own(process: int, recorder_fd: int) -> Artifacts:
     """Those of this process, whose engine keeps its record in ``recorder_fd``."""
     config = _config.current()
     in_memory = os.readlink(f"/proc/self/fd/{recorder_fd}").startswith("/memfd:")
     record = f"/proc/{os.getpid()}/fd/{recorder_fd}" if in_memory else ""
     if config.run_dir is None:
         return dataclasses.replace(_in_memory(), record=record)
-    papers = _in_folder(_run_files.process_dir(Path(config.run_dir), config.attempt, process))
-    return dataclasses.replace(papers, record=record or papers.record)
+    artifacts = _in_folder(_run_files.process_dir(Path(config.run_dir), config.attempt, process))
+    return dataclasses.replace(artifacts, record=record or artifacts.record)
 
 
-def of_peer(peer: Peer, said: Any) -> Papers:
+def of_peer(peer: Peer, said: Any) -> Artifacts:
     """Those of a process of this host, from what it has published.
 
     Raises `InitializationError` for what such a process does not publish.
@@ -90,19 +90,21 @@ def of_peer(peer: Peer, said: Any) -> Papers:
             f"{peer.label} names {folder!r:.300} as the directory of its records, which is not a "
             "private one of this user's run."
         )
-    papers = _in_folder(Path(folder)) if folder else Papers()
+    artifacts = _in_folder(Path(folder)) if folder else Artifacts()
     there: dict[str, str] = {}
     for name in _FILES:
         fd = memory.get(name, "")
         if type(fd) is int and fd >= 0:
             there[name] = f"/proc/{peer.pid}/fd/{fd}"
         elif fd is None:
-            there[name] = getattr(papers, name)
-    return Papers(**there, folder=folder)
+            there[name] = getattr(artifacts, name)
+    return Artifacts(**there, folder=folder)
 
 
-def _in_folder(folder: Path) -> Papers:
-    return Papers(**{name: str(folder / file) for name, file in _FILES.items()}, folder=str(folder))
+def _in_folder(folder: Path) -> Artifacts:
+    return Artifacts(
+        **{name: str(folder / file) for name, file in _FILES.items()}, folder=str(folder)
+    )
 
 
 def _is_folder_of(process: int, folder: str) -> bool:
@@ -122,11 +124,11 @@ def _is_folder_of(process: int, folder: str) -> bool:
 
 
 @functools.cache
-def _in_memory() -> Papers:
+def _in_memory() -> Artifacts:
     made = {
         name: f"/proc/{os.getpid()}/fd/{os.memfd_create(f'lockstep-{name}', os.MFD_CLOEXEC)}"
         for name in list(_FILES)[1:]
     }
-    papers = Papers(**made)
-    stack_dump.install(Path(papers.stacks))
-    return papers
+    artifacts = Artifacts(**made)
+    stack_dump.install(Path(artifacts.stacks))
+    return artifacts

@@ -1,12 +1,12 @@
 """Finds out that a host can no longer be reached, by the engine's connections or by gloo's.
 
-A cable is pulled, a machine freezes: no end of a connection tells. Who waits for data waits for
-ever (gloo) or for minutes (the engine's deadline), and JAX's coordination service aborts the
-processes that cannot reach it, before Python can say a word. But kernels know: one that sends and
-gets no acknowledgement. So a thread makes the kernel ask on these connections while they are idle,
-looks once a second for how long each has got no answer, and after the limit fails the engine's job
-and ends all these connections: whoever waits raises, and so does whoever calls a collective next.
-All, because a process may wait for one that waits for the host.
+TCP does not report a lost host: a cable that is pulled, a machine that freezes. A rank that waits
+for its data waits forever (gloo) or for minutes (the engine's deadline), and JAX's coordination
+service aborts the processes that cannot reach it before Python can raise. The kernel does see that
+its packets are not acknowledged. So a thread turns on the kernel's probes of idle connections, and
+reads once a second how long each has had no acknowledgement. After the limit it aborts the engine's
+job and closes all these connections, so that every waiting rank and every later collective raises.
+All of them, because a process may wait for one that waits for the lost host.
 
 Why not the kernel's own limit, TCP_USER_TIMEOUT: it also ends a connection whose other end answers
 but takes no data, which is a process that was stopped. Why not a heartbeat: a process that computes
@@ -44,18 +44,18 @@ _ABORT = 0.5, 1.0
 """When JAX aborts a process that does not reach its service, likewise: there is to be time to save
 before."""
 _EXIT = 0.1
-_LONGEST_EXIT = 10.0
+_MAX_EXIT = 10.0
 """How long the service may take to answer when the process ends: likewise, and in seconds."""
 _LOOK_SECONDS = 1.0
 _STOP_SECONDS = 10.0
-"""For a look that is under way; it may be printing to a pipe that nobody empties."""
+"""For a look that is in flight; it may be printing to a pipe that nobody empties."""
 _EVERYWHERE = ("0.0.0.0", "::")
 _EXCHANGE_SECONDS = 20
 """For the other processes to say where they listen: all have just met, to list their devices."""
-_LONGEST_TEXT = 980
+_MAX_TEXT = 980
 """What an exception has room for, in bytes, less what is put in front."""
-_MOST_HOSTS = 3
-_MOST_PROCESSES = 6
+_MAX_HOSTS = 3
+_MAX_PROCESSES = 6
 """So many are named; with a switch, a hundred hosts may be cut off."""
 
 
@@ -137,7 +137,7 @@ class Watch(threading.Thread):
         It may be out of reach without our knowing: for a short time, or our connections are
         closed already. They may also wait for a collective, so the watch goes on.
         """
-        seconds = min(_EXIT * self._heartbeat, _LONGEST_EXIT)
+        seconds = min(_EXIT * self._heartbeat, _MAX_EXIT)
         if os.getpid() == self._owner and not _jax_compat.service_answers(self._key, seconds):
             _jax_compat.set_client_aside()
 
@@ -169,22 +169,22 @@ def _has_service(hosts: Iterable[str], peers_at: Mapping[str, Sequence[Peer]]) -
 def _name(host: str, peers: Sequence[Peer]) -> str:
     if not peers:
         return f"the host with the address {host}"
-    shown = ", ".join(str(peer.process) for peer in peers[:_MOST_PROCESSES])
-    more = len(peers) - _MOST_PROCESSES
+    shown = ", ".join(str(peer.process) for peer in peers[:_MAX_PROCESSES])
+    more = len(peers) - _MAX_PROCESSES
     processes = f"{shown} and {more} more" if more > 0 else shown
     return f"host {peers[0].host_name} (process{'es' if len(peers) > 1 else ''} {processes})"
 
 
 def _names(hosts: Iterable[str], peers_at: Mapping[str, Sequence[Peer]]) -> str:
     names = sorted(_name(host, peers_at.get(host, ())) for host in hosts)
-    if len(names) > _MOST_HOSTS:
-        names = [*names[:_MOST_HOSTS], counted(len(names) - _MOST_HOSTS, "other host")]
+    if len(names) > _MAX_HOSTS:
+        names = [*names[:_MAX_HOSTS], counted(len(names) - _MAX_HOSTS, "other host")]
     return " and ".join(names)
 
 
 def _fitting(words: str) -> str:
     """Names may be long; the last words are those that can be missed."""
-    return words.encode()[:_LONGEST_TEXT].decode(errors="ignore")
+    return words.encode()[:_MAX_TEXT].decode(errors="ignore")
 
 
 def cut_off_words(

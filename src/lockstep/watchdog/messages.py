@@ -15,7 +15,7 @@ from typing import Any
 
 from lockstep.flight_recorder import format, model
 
-_LONGEST_BODY = 1 << 28
+_MAX_BODY = 1 << 28
 """Bytes, unpacked."""
 
 
@@ -62,7 +62,7 @@ def pack_processes(processes: Sequence[model.Process]) -> tuple[list[dict[str, A
                 "bytes": len(record),
                 "sites": [_fields(site) for site in process.sites],
                 "callers": callers,
-                "troubles": list(process.troubles),
+                "problems": list(process.problems),
                 "exit": _fields(process.exit) if process.exit else None,
             }
         )
@@ -90,7 +90,7 @@ def _room(record: format.ProcessRecord) -> int:
 def unpack_processes(told: Iterable[dict[str, Any]], body: bytes) -> list[model.Process]:
     """Raises ValueError, KeyError, TypeError, `RecordError` or zlib.error for what is none."""
     unpacker = zlib.decompressobj()
-    records = unpacker.decompress(body, _LONGEST_BODY)
+    records = unpacker.decompress(body, _MAX_BODY)
     if not unpacker.eof:
         raise ValueError("the records are cut short, or too long")
     found, at = [], 0
@@ -103,7 +103,7 @@ def unpack_processes(told: Iterable[dict[str, Any]], body: bytes) -> list[model.
             for site, made in one["callers"].items()
         }
         sites = tuple(map(_site, one["sites"]))
-        troubles = tuple(map(str, one["troubles"]))
+        problems = tuple(map(str, one["problems"]))
         ending = model.Exit(*one["exit"]) if one["exit"] else None
         found.append(
             model.Process(
@@ -111,7 +111,7 @@ def unpack_processes(told: Iterable[dict[str, Any]], body: bytes) -> list[model.
                 record,
                 sites,
                 exit=ending,
-                troubles=troubles,
+                problems=problems,
                 callers=callers,
             )
         )

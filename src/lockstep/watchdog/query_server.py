@@ -1,6 +1,6 @@
 """What a live job does on other hosts, for ``lockstep report`` and ``lockstep top``.
 
-The files that they read are those of one host. A keeper, which is in the network between hosts,
+The files that they read are those of one host. An agent, which is in the network between hosts,
 asks the others for theirs and passes the answer on, over a socket in the host's private directory.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from lockstep.flight_recorder import model
 from lockstep.watchdog import messages
 
-SOCKET = "keeper.sock"
+SOCKET = "agent.sock"
 _PATIENCE_SECONDS = 10.0
 _CHUNK = 1 << 20
 
@@ -49,7 +49,7 @@ class Teller(threading.Thread):
 
 
 def complete(found: model.Run, folder: Path) -> model.Run:
-    """``found``, with the processes of other hosts if a keeper is there to ask. Raises nothing."""
+    """``found``, with the processes of other hosts if an agent is there to ask. Raises nothing."""
     if not (folder / SOCKET).exists() or all(process.record for process in found.processes):
         return found
     try:

@@ -28,15 +28,17 @@ from lockstep.flight_recorder import format, model
 from lockstep.job.topology import Peer
 from lockstep.system import memory_files, stack_dump
 from lockstep.watchdog import messages
-from lockstep.watchdog.artifacts import MEMORY_NAMES, Papers, descriptor
+from lockstep.watchdog.artifacts import MEMORY_NAMES, Artifacts, descriptor
 from lockstep.watchdog.remote import Elsewhere
 
 
 class Records:
     """Where the records of the processes of this host are, and reading them."""
 
-    def __init__(self, peers: Sequence[Peer], own: Peer, papers: Mapping[int, Papers]) -> None:
-        """``papers`` are those of the processes of this host, at least; ``own`` may be a keeper."""
+    def __init__(
+        self, peers: Sequence[Peer], own: Peer, artifacts: Mapping[int, Artifacts]
+    ) -> None:
+        """``artifacts``: at least those of the processes of this host; ``own`` may be an agent."""
         self.own = own.process
         self._attempt = _config.current().attempt
         self._peers = peers
@@ -45,12 +47,12 @@ class Records:
         # Opened now: what is in memory can be opened only while its process lives.
         self._files: list[int] = []
         self._local = [peer for peer in peers if peer.host_id == own.host_id]
-        self._papers = {p.process: self._opened(papers[p.process]) for p in self._local}
+        self._artifacts = {p.process: self._opened(artifacts[p.process]) for p in self._local}
 
-    def _opened(self, papers: Papers) -> Papers:
+    def _opened(self, artifacts: Artifacts) -> Artifacts:
         names = ("record", "sites", "perhaps", "callers", "stacks")
-        held = {name: self._held(getattr(papers, name)) for name in names}
-        return Papers(**held, folder=papers.folder)
+        held = {name: self._held(getattr(artifacts, name)) for name in names}
+        return Artifacts(**held, folder=artifacts.folder)
 
     def _held(self, path: str) -> str:
         if (where := descriptor(path)) is None:
@@ -67,15 +69,15 @@ class Records:
 
     def folder(self, process: int) -> Path | None:
         """The directory of one process's files; None without a launcher, or on another host."""
-        papers = self._papers.get(process)
-        return Path(papers.folder) if papers and papers.folder else None
+        artifacts = self._artifacts.get(process)
+        return Path(artifacts.folder) if artifacts and artifacts.folder else None
 
     def record(
         self, process: int, latest: int | None = None, after: Mapping[int, int] | None = None
     ) -> format.ProcessRecord:
-        papers = self._papers.get(process)
-        if papers and papers.record:
-            return model.read_record(papers.record, latest, after)
+        artifacts = self._artifacts.get(process)
+        if artifacts and artifacts.record:
+            return model.read_record(artifacts.record, latest, after)
         peer = self._peers[process]  # it keeps none, or elsewhere
         return format.ProcessRecord(process, len(self._peers), peer.pid, peer.host_name, peer.label)
 
@@ -87,7 +89,7 @@ class Records:
     def stacks(self, process: int) -> str:
         """The Python stacks of a process of this host."""
         pid = next(peer.pid for peer in self._local if peer.process == process)
-        return stack_dump.ask(pid, Path(self._papers[process].stacks))
+        return stack_dump.ask(pid, Path(self._artifacts[process].stacks))
 
     def of_host(self, own_sites: Sequence[model.Site], latest: int | None) -> list[model.Process]:
         """The processes of this host: endings first, then records, then sites (`model`)."""
@@ -99,9 +101,11 @@ class Records:
         for index, record in records.items():
             sites, callers = tuple(own_sites), frames.known()
             if index != self.own:
-                papers = self._papers[index]
-                sites = model.read_sites(papers.sites)[0] + model.read_sites(papers.perhaps)[0]
-                callers = model.read_callers(papers.callers)
+                artifacts = self._artifacts[index]
+                sites = (
+                    model.read_sites(artifacts.sites)[0] + model.read_sites(artifacts.perhaps)[0]
+                )
+                callers = model.read_callers(artifacts.callers)
             known = (errors[index], endings[index])
             found.append(model.Process(index, record, sites, *known, callers=callers))
         return found
@@ -139,7 +143,7 @@ class Records:
 
 def _silent(peer: Peer, ending: model.Exit | None) -> model.Process:
     why = () if ending else ("nobody of its host has answered",)
-    return model.Process(peer.process, exit=ending, troubles=why, label=peer.label)
+    return model.Process(peer.process, exit=ending, problems=why, label=peer.label)
 
 
 def on_one_clock(
@@ -163,8 +167,8 @@ def on_one_clock(
 class Sites:
     """Finds the lines of this process's collectives, and writes them down for the others."""
 
-    def __init__(self, records: Records, papers: Papers, live: Callable[[], Any]) -> None:
-        self._papers = papers
+    def __init__(self, records: Records, artifacts: Artifacts, live: Callable[[], Any]) -> None:
+        self._artifacts = artifacts
         self._records = records
         self._programs = Programs(live)
         self._matcher = Matcher(_jax_compat.device_lists)
@@ -210,7 +214,7 @@ class Sites:
             else:
                 self._perhaps += sites
         if self._perhaps != before:
-            self._put(self._papers.perhaps, "w", self._perhaps)
+            self._put(self._artifacts.perhaps, "w", self._perhaps)
 
     def _sites(self, execution: int, program: Program) -> Iterator[model.Site]:
         used = self._uses.of(program.fingerprint)
@@ -222,7 +226,7 @@ class Sites:
 
     def _add(self, sites: Sequence[model.Site]) -> None:
         self._sure += sites
-        self._put(self._papers.sites, "a", sites)
+        self._put(self._artifacts.sites, "a", sites)
 
     def _add_late_uses(self) -> None:
         fresh = self._uses.fresh()

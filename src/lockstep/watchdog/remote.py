@@ -1,7 +1,7 @@
 """Asking the watchers of other hosts, and answering them: what is in the records there.
 
 The engine carries the notes, between processes that have the job's key. One process of each host
-answers for all of it, the dead ones too, whose records it has opened: where there is one, a keeper
+answers for all of it, the dead ones too, whose records it has opened: where there is one, an agent
 (`agent_network`), which is neither at work nor stopped with the others. A thread of its own
 answers: the watchdog may be asking a process that is asking it.
 """
@@ -31,7 +31,7 @@ _SEND_SECONDS = 0.5
 _FRESH_TIMES = 10
 """What was read is told again for so many times as long as that took, when many ask at a time:
 records may be read at any moment, each at its own."""
-_MOST_AT_ONCE = 1000
+_MAX_AT_ONCE = 1000
 
 _Packed = tuple[list[dict[str, Any]], bytes]
 _Note = tuple[int, dict[str, Any], bytes, int]
@@ -81,7 +81,7 @@ class Elsewhere(threading.Thread):
     def __init__(
         self, peers: Sequence[Peer], process: int, local: Local, post: Post = bindings
     ) -> None:
-        """``peers`` are all that may answer, by their numbers, keepers too."""
+        """``peers`` are all that may answer, by their numbers, agents too."""
         super().__init__(name="lockstep-answers", daemon=True)
         here = peers[process].host_id
         self._local = local
@@ -165,8 +165,8 @@ class Elsewhere(threading.Thread):
         able = [p.process for p in peers if not self._post.is_lost(p.process)]
         able = [process for process in able if process not in tried]
         talkative = [process for process in able if process not in self._silent] or able
-        keepers = [p.process for p in peers if p.keeps is not None and p.process in talkative]
-        best = keepers or talkative
+        agents = [p.process for p in peers if p.keeps is not None and p.process in talkative]
+        best = agents or talkative
         return best[self._turn % len(best)] if best else None
 
     def _ask(
@@ -200,7 +200,7 @@ class Elsewhere(threading.Thread):
         """Those that are there, or the next one; none after a while."""
         found: list[_Note] = []
         wait = _TURN_SECONDS
-        while len(found) < _MOST_AT_ONCE and (note := self._post.next_note(wait)) is not None:
+        while len(found) < _MAX_AT_ONCE and (note := self._post.next_note(wait)) is not None:
             process, text = note
             heard, wait = self._now(), 0.0
             with self._forgiving(process):

@@ -35,7 +35,7 @@ def mark_the_end(label: str, afterwards: Callable[[], None], to_hosts: bool = Fa
             bindings.leave(bindings.Leaving.FAILED)
             summary = str(error).partition("\n")[0]
             said = f"{kind.__name__}: {summary}" if summary else kind.__name__
-            bindings.poison(f"lockstep: {label} failed: {said}")
+            bindings.abort(f"lockstep: {label} failed: {said}")
         show(kind, error, trace)
 
     def ended() -> None:

@@ -13,7 +13,7 @@ from lockstep.job.topology import Peer
 from lockstep.watchdog.record_reader import Records
 from lockstep.watchdog.remote import Elsewhere
 
-_MOST_STACKS = 4
+_MAX_STACKS = 4
 """Each may take a second, in which the watcher does nothing else."""
 
 
@@ -35,7 +35,9 @@ class Stalls:
         ``found`` may be the result of a quick scan; ``full_scan`` reads all records.
         """
         limit = _config.current().stall_warning
-        waiting = [row.process.index for row in found.rows if row.doing is diagnose.Doing.WAITS]
+        waiting = [
+            row.process.index for row in found.rows if row.activity is diagnose.Activity.WAITS
+        ]
         # One report is enough: that of the first process that waits.
         if not limit or not waiting or waiting[0] != self._process:
             return
@@ -48,9 +50,9 @@ class Stalls:
         self._reported.add(began)
         found = full_scan()
         missing = [row.process.index for row in found.rows if row.culprit]
-        told = [self._stacks_of(process) for process in missing[:_MOST_STACKS]]
-        if len(missing) > _MOST_STACKS:
-            told.append(f"and {counted(len(missing) - _MOST_STACKS, 'process')} more")
+        told = [self._stacks_of(process) for process in missing[:_MAX_STACKS]]
+        if len(missing) > _MAX_STACKS:
+            told.append(f"and {counted(len(missing) - _MAX_STACKS, 'process')} more")
         lines = [f"waiting for {waited:.0f} s. {text_report.table(found)}", *told]
         print("\n".join(f"lockstep: {line}" for line in lines), file=sys.stderr, flush=True)
 

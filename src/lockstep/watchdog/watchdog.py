@@ -35,7 +35,7 @@ from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
 from lockstep.system import exit_status
 from lockstep.watchdog import abort_message, program_equality
-from lockstep.watchdog.artifacts import Papers
+from lockstep.watchdog.artifacts import Artifacts
 from lockstep.watchdog.program_equality import Comparison
 from lockstep.watchdog.record_reader import Records, Sites
 from lockstep.watchdog.remote import Elsewhere, Local
@@ -43,7 +43,7 @@ from lockstep.watchdog.shutdown_hook import mark_the_end
 from lockstep.watchdog.stall_detector import Stalls
 
 _TURN_SECONDS = 1.0
-_LONGEST_PAUSE = 1.0
+_MAX_PAUSE = 1.0
 _FIRST_PAUSE = 0.1
 _STOP_PATIENCE = 10.0
 """Seconds that the end of the program waits for the watcher, which may be asking for stacks."""
@@ -51,7 +51,7 @@ _GLANCE = 64
 """Entries of each device that a look begins with: nearly always they tell that nothing is wrong."""
 _WHOLE_LOOK_EVERY = 4
 """Looks; a device may have run more than a glance shows since another began to wait."""
-_REST = 4.0
+_BACKOFF = 4.0
 """After a look, as many times as long as it took: large jobs have many watchers on few cores."""
 _OTHER_WORD_PATIENCE = 0.25
 """Seconds for those who share a host with a process that was lost to say how it died."""
@@ -177,7 +177,7 @@ class Watcher(threading.Thread):
                     os.close(fd)
         while self._dead:
             self._on_death(self._dead.pop(), -1)
-        if not self._has_devices and bindings.poison_text():
+        if not self._has_devices and bindings.abort_text():
             self._has_devices = True
             _jax_compat.end_wait_for_devices(self._store.client, len(self._peers))
 
@@ -210,7 +210,7 @@ class Watcher(threading.Thread):
             pass  # a rank that still waits rings again
         elif hurried:
             pass  # the lines are up to date by now, and who waits rings again
-        elif time.monotonic() >= self._next_look and not bindings.poison_text():
+        elif time.monotonic() >= self._next_look and not bindings.abort_text():
             self._look()
 
     def _respond_to_requests(self) -> bool:
@@ -262,11 +262,11 @@ class Watcher(threading.Thread):
     def _explain(self, text_of_engine: str) -> None:
         """Fails the job with more than the engine knows of a difference that it has found."""
         found = self._diagnose_with_lines(by_numbers=True)
-        bindings.poison(abort_message.proof_or(text_of_engine, found))
+        bindings.abort(abort_message.proof_or(text_of_engine, found))
 
     def _explain_deadline(self, text_of_engine: str) -> None:
         """Adds the lines of the program, and what was called before, to who has not come."""
-        bindings.poison(abort_message.beside(text_of_engine, self._diagnose()))
+        bindings.abort(abort_message.beside(text_of_engine, self._diagnose()))
 
     def _diagnose_with_lines(self, by_numbers: bool = False) -> diagnose.Diagnosis:
         """Waits for the lines of the others, who were rung too and look for them now."""
@@ -293,14 +293,14 @@ class Watcher(threading.Thread):
             # Of a host that has not answered this time, the glance knows more.
             found = whole if whole.kind.is_fault or not found.kind.is_fault else found
         if found.kind.is_fault:
-            bindings.poison(abort_message.proof(found))
+            bindings.abort(abort_message.proof(found))
             return
         self._stalls.look(found, self._diagnose)
         now = time.monotonic()
         # Pauses grow within one wait: a ring long after the last look is that of another.
-        waits_on = now < self._next_look + 2 * _LONGEST_PAUSE
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE) if waits_on else _FIRST_PAUSE
-        self._next_look = now + max(self._pause, _REST * (now - began))
+        waits_on = now < self._next_look + 2 * _MAX_PAUSE
+        self._pause = min(2 * self._pause, _MAX_PAUSE) if waits_on else _FIRST_PAUSE
+        self._next_look = now + max(self._pause, _BACKOFF * (now - began))
 
     # A process ends
 
@@ -311,7 +311,7 @@ class Watcher(threading.Thread):
         written = functools.partial(self._records.ending, peer.process) if launched else None
         ending = exit_status.ending(pidfd, written)
         clean = record.state == bindings.Leaving.ENDED and (ending is None or ending.exit_code == 0)
-        if clean or bindings.poison_text():
+        if clean or bindings.abort_text():
             return  # whoever waits for it rings
         unknown = model.Exit(reason="it died, and only who started it knows how")
         how = abort_message.how_it_ended(record, ending)
@@ -319,7 +319,7 @@ class Watcher(threading.Thread):
 
     def _blame(self, peer: Peer, ending: model.Exit, how: str) -> None:
         self._records.gone[peer.process] = ending
-        bindings.poison(abort_message.proof_or(f"lockstep: {peer.label} {how}.", self._diagnose()))
+        bindings.abort(abort_message.proof_or(f"lockstep: {peer.label} {how}.", self._diagnose()))
 
     def _look_for_losses(self) -> None:
         for peer in [peer for peer in self._connected if bindings.is_lost(peer.process)]:
@@ -332,11 +332,11 @@ class Watcher(threading.Thread):
         end = time.monotonic() + _OTHER_WORD_PATIENCE
         told = None
         while (left := end - time.monotonic()) > 0 and not (told and told.exit):
-            if bindings.poison_text() or not (self._elsewhere and self._elsewhere.reaches(peer)):
+            if bindings.abort_text() or not (self._elsewhere and self._elsewhere.reaches(peer)):
                 break
             told = self._elsewhere.told_of(peer, left)
             time.sleep(0.01)
-        if bindings.poison_text():
+        if bindings.abort_text():
             return
         how = "has ended, or its host cannot be reached"
         ending = model.Exit(reason=f"it {how}; its own output may tell why")
@@ -352,13 +352,13 @@ def start(
     store: Store,
     peers: Sequence[Peer],
     process: int,
-    told: Sequence[Papers],
-    keepers: Sequence[Peer] = (),
+    told: Sequence[Artifacts],
+    agents: Sequence[Peer] = (),
 ) -> None:
     """Starts the watcher of this process, and where there are several hosts what answers for it.
 
-    ``store`` is that of the job; ``told`` are the papers of all processes;
-    ``keepers`` are those in the network between hosts.
+    ``store`` is that of the job; ``told`` are the artifacts of all processes;
+    ``agents`` are those in the network between hosts.
     """
     records = Records(peers, peers[process], dict(enumerate(told)))
     frames.keep_in(told[process].callers)
@@ -373,7 +373,7 @@ def start(
             records.stacks,
             lambda: watcher.hurry(),
         )
-        elsewhere = Elsewhere([*peers, *keepers], process, local)
+        elsewhere = Elsewhere([*peers, *agents], process, local)
     compared = Comparison(store, peers, process)
     watcher = Watcher(peers, records, sites, compared, elsewhere, store)
     if elsewhere:

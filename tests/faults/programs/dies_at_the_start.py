@@ -19,7 +19,7 @@ MOMENTS = {
     "before its first word": (topology, "this_process"),
     "before it hears the first word": (engine_start, "_meet"),
     "before its engine starts": (bindings, "start"),
-    "before its last word": (engine_start, "_own_papers"),
+    "before its last word": (engine_start, "_own_artifacts"),
     "before it watches": (engine_start, "_watch_the_job"),
     "as it watches": (engine_start, "_watch_the_job"),
 }

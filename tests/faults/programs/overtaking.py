@@ -1,4 +1,4 @@
-"""A program on one device of each process, while one on several devices is under way.
+"""A program on one device of each process, while one on several devices is in flight.
 
 JAX orders programs of the one kind, and of the other, but not the two kinds: on process 0, where
 the first program takes long, the second one's collective comes first. On the other it does not.

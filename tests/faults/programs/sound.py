@@ -60,7 +60,7 @@ def several_cliques() -> None:
 
 
 def asynchronous() -> None:
-    """Many executions under way; what each process does in between is its own affair."""
+    """Many executions in flight; what each process does in between is its own affair."""
     total = over(ALL, lambda x: lax.psum(x, "all") / RANKS)
     local = jax.jit(lambda x: (x @ x).sum())
     x = rows(ALL)
@@ -158,7 +158,7 @@ def pairs_in_opposite_order() -> None:
 
 
 def many_under_way() -> None:
-    """More than XLA lets be under way, and nobody waits for one of them."""
+    """More than XLA lets be in flight, and nobody waits for one of them."""
     total = over(ALL, lambda x: lax.psum(x, "all") / RANKS)
     x = rows(ALL)
     for _ in range(200):
