@@ -117,7 +117,7 @@ def test_a_forged_peer_is_an_error_and_never_a_reason_to_use_gloo() -> None:
     with pytest.raises(DisagreementError) as caught:
         peers.exchange(client, peer(0), JobKey(KEY), 2)
     assert "without it: process 1 (pid 101 on evil?[2J)." in str(caught.value)
-    assert "a stranger writes into JAX's key-value store" in str(caught.value)
+    assert "an unauthenticated client writes into JAX's key-value store" in str(caught.value)
 
 
 def test_a_record_of_an_earlier_job_is_refused() -> None:

@@ -39,7 +39,7 @@ def forged() -> str:
 def assert_refused(said: str) -> None:
     assert "DisagreementError" in said or "Unable to initialize backend" in said, said
     assert "without it: process 1 (pid 101 on b)" in said, said
-    assert "a stranger writes into JAX's key-value store" in said
+    assert "an unauthenticated client writes into JAX's key-value store" in said
     assert "collectives gloo" not in said
     assert "uses gloo" not in said
 
