@@ -30,7 +30,7 @@ def pid_of(run: Run, process: int) -> int:
     }
     for pid in marked(run.mark) - servers:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if b"bootstrap" in command and wanted in Path(f"/proc/{pid}/environ").read_bytes():
+        if b"child_main" in command and wanted in Path(f"/proc/{pid}/environ").read_bytes():
             return pid
     raise AssertionError(f"no process {process}")
 
