@@ -27,7 +27,12 @@ ROOT = Path(__file__).resolve().parent.parent
 GLIBC = (2, 28)
 # The architecture and what readelf calls it.
 MACHINES = {"x86_64": "Advanced Micro Devices X86-64", "aarch64": "AArch64"}
-LIBRARIES = {"lockstep/liblockstep.so", "lockstep/liblockstep_mpi.so"}
+# The libraries of a wheel, and how some names begin that each of them exports.
+LIBRARIES = {
+    "lockstep/liblockstep.so": "MPIABI_",
+    "lockstep/liblockstep_linalg.so": "lockstep_",
+    "lockstep/liblockstep_mpi.so": "MPIABI_",
+}
 # Parts of glibc. libstdc++ and libgcc_s, which manylinux permits too, come with a wheel from GCC.
 PERMITTED = re.compile(r"(lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s)|ld-linux-[\w-]+)\.so\.\d+")
 INTERFACE = re.compile(r"(lockstep|MPIX?ABI|mpiabi|mpiwrapper)_\w+")
@@ -71,7 +76,7 @@ def read_library(path: Path) -> Library:
     return parse_readelf(_output(["readelf", "-W", "-h", "-d", "-V", "--dyn-syms", str(path)]))
 
 
-def library_problems(library: Library, architecture: str) -> Iterator[str]:
+def library_problems(library: Library, architecture: str, prefix: str = "MPIABI_") -> Iterator[str]:
     """Why this library cannot be in a wheel for the architecture."""
     if library.machine != MACHINES[architecture]:
         yield f"it is for the machine {library.machine!r}, not for {architecture}"
@@ -83,8 +88,8 @@ def library_problems(library: Library, architecture: str) -> Iterator[str]:
     foreign = [name for name in library.exported if not INTERFACE.fullmatch(name)]
     if foreign:
         yield f"it exports {len(foreign)} names that are not its interface, such as {foreign[0]}"
-    if not any(name.startswith("MPIABI_") for name in library.exported):
-        yield "it does not export the interface that jaxlib looks up"
+    if not any(name.startswith(prefix) for name in library.exported):
+        yield f"it does not export the interface {prefix}*"
 
 
 def name_problems(name: str, architecture: str) -> Iterator[str]:
@@ -114,11 +119,12 @@ def check(wheel: Path) -> None:
     problems = list(name_problems(wheel.name, architecture))
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".so" in Path(name).suffixes}
-        if found != LIBRARIES:
+        if found != set(LIBRARIES):
             problems.append(f"its libraries are {', '.join(sorted(found)) or 'none'}")
         for name in sorted(found):
             library = read_library(Path(archive.extract(name, folder)))
-            problems += [f"{name}: {text}" for text in library_problems(library, architecture)]
+            found_problems = library_problems(library, architecture, LIBRARIES.get(name, ""))
+            problems += [f"{name}: {text}" for text in found_problems]
     shown = _output([*_tool("auditwheel"), "show", str(wheel)])
     if not is_consistent(shown, architecture):
         problems.append(f"auditwheel says: {' '.join(shown.split())}")

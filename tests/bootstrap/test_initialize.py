@@ -275,6 +275,8 @@ def test_an_engine_is_told_by_its_functions(
     one = of("lockstep_start", "lockstep_abort", "other")
     assert of("lockstep_abort", "another", "lockstep_start") == one
     assert of("lockstep_start", "lockstep_abort", "lockstep_hemv") != one
+    (tmp_path / bindings.KERNELS).write_bytes(b"\0lockstep_hemv\0")
+    assert of("lockstep_start", "lockstep_abort") != one
     (tmp_path / "engine.so").unlink()
     assert bindings.interface.__wrapped__() == "none"
 

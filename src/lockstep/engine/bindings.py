@@ -2,11 +2,12 @@
 
 jaxlib loads the same file through ``MPITRAMPOLINE_LIB``; the loader gives both the same instance,
 so what is configured here is what jaxlib's collectives use. The C interface is described in
-``native/engine.h``.
+``native/api/python.h``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
 import functools
@@ -22,6 +23,7 @@ from lockstep._errors import EngineError
 from lockstep.engine.options import COptions, Options
 
 FILE = "liblockstep.so"
+KERNELS = "liblockstep_linalg.so"
 _Callback = ctypes.CFUNCTYPE(None)
 _SiteCallback = ctypes.CFUNCTYPE(ctypes.c_uint32)
 _Ids = ctypes.POINTER(ctypes.c_int)
@@ -48,6 +50,11 @@ def library_path() -> pathlib.Path:
     return installed(FILE)
 
 
+def kernels_path() -> pathlib.Path:
+    """The library of the kernels of `lockstep.linalg`, beside the engine that it was built with."""
+    return library_path().with_name(KERNELS)
+
+
 def installed(file: str) -> pathlib.Path:
     """A library that is installed with this package; raises `EngineError` when it is not there."""
     for folder in lockstep.__path__:
@@ -62,16 +69,22 @@ def installed(file: str) -> pathlib.Path:
 
 @functools.cache
 def interface() -> str:
-    """What differs between engines that do not have the same functions; "none" without one.
+    """A hash of the names of the functions of the engine and the kernels; "none" without an engine.
 
-    The file is read and not loaded: who runs over gloo has no use for the engine, but
-    `lockstep.linalg` takes its kernels from there.
+    The files are read and not loaded: a job over gloo does not need the engine, but its processes
+    must have the same kernels of `lockstep.linalg`.
     """
     try:
-        names = re.findall(rb"\0(lockstep_\w+)(?=\0)", library_path().read_bytes())
+        names = _functions(library_path())
     except (EngineError, OSError):
         return "none"
-    return hashlib.sha256(b" ".join(sorted(set(names)))).hexdigest()[:8]
+    with contextlib.suppress(OSError):
+        names |= _functions(kernels_path())
+    return hashlib.sha256(b" ".join(sorted(names))).hexdigest()[:8]
+
+
+def _functions(library: pathlib.Path) -> set[bytes]:
+    return set(re.findall(rb"\0(lockstep_\w+)(?=\0)", library.read_bytes()))
 
 
 @functools.cache

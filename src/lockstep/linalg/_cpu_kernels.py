@@ -1,7 +1,7 @@
-"""Kernels of the engine's library for CPUs, called from compiled programs through XLA's FFI.
+"""Kernels for CPUs (``liblockstep_linalg.so``), called from compiled programs through XLA's FFI.
 
-They are optional: where the library is absent, or an older one, or the device is no CPU, the same
-numbers come from plain JAX. The kernels are pure functions of their arguments (`potrf` remembers
+They are optional: where the library is missing or older, or the device is no CPU, the same numbers
+come from plain JAX. The kernels are pure functions of their arguments (`potrf` remembers
 the latest), and run on the thread of the device that calls them; those that call the BLAS take
 turns where a process has fewer processors than devices.
 """
@@ -50,7 +50,7 @@ def available(platform: str) -> bool:
     if platform != "cpu":
         return False
     try:
-        library = ctypes.CDLL(str(bindings.library_path()))
+        library = ctypes.CDLL(str(bindings.kernels_path()))
         found = {name: getattr(library, f"lockstep_{name}") for name in _NAMES}
         library.lockstep_use_lapack((ctypes.c_void_p * 12)(*_lapack_of_scipy()))
     except (EngineError, OSError, AttributeError, ImportError, KeyError):
