@@ -98,11 +98,11 @@ void parts(int rounds) {
 }
 
 struct Side {
-  std::unique_ptr<World> world;
+  std::unique_ptr<Job> job;
   std::unique_ptr<Communicator> end;
 
   Side(int process, int arena, bool recorded) {
-    WorldOptions options;
+    JobOptions options;
     options.process = process;
     options.arena_fd = arena;
     options.nonce = kNonce;
@@ -110,9 +110,9 @@ struct Side {
     options.cores = 1;
     options.labels = {"process 0", "process 1"};
     options.recorder.enabled = recorded;
-    world = std::make_unique<World>(std::move(options));
-    world->set_devices({0, 1}, {0, 1});
-    end = std::make_unique<Communicator>(world->clique({0, 1}), process);
+    job = std::make_unique<Job>(std::move(options));
+    job->set_devices({0, 1}, {0, 1});
+    end = std::make_unique<Communicator>(job->clique({0, 1}), process);
   }
 
   __attribute__((noinline)) void run(bool looks, const double& in, double& out) {

@@ -32,10 +32,10 @@ const char* keep(std::string text) {
   return kept.c_str();
 }
 
-// Null without other hosts. Like its world it stays for good, whoever may be in it.
-Network* network() {
-  World* world = Engine::instance().started();
-  return world == nullptr ? nullptr : world->network();
+// Null without other hosts. Like its job it is never destroyed: calls may be in flight.
+Endpoint* endpoint() {
+  Job* job = Engine::instance().started();
+  return job == nullptr ? nullptr : job->endpoint();
 }
 
 }  // namespace
@@ -55,38 +55,38 @@ void Engine::initialize() {
   lockstep_callbacks callbacks;
   {
     std::lock_guard lock(mutex_);
-    if (world_ != nullptr && world_->network() != nullptr) world_->network()->end_notes();
-    world_ = nullptr;  // an earlier world stays alive: communicators point into it
+    if (job_ != nullptr && job_->endpoint() != nullptr) job_->endpoint()->end_control();
+    job_ = nullptr;  // an earlier job stays alive: communicators point into it
     failure_.clear();
     callbacks = callbacks_;
   }
   if (callbacks.start == nullptr)
     return fail(
-        "lockstep: jaxlib has loaded the engine, but nobody has configured it. Put `import "
+        "lockstep: jaxlib has loaded the engine, but it was not configured. Put `import "
         "lockstep` before `import jax` in this program, or start it with `lockstep run`.");
   callbacks.start();
 }
 
 // For an agent, which has no jaxlib that would initialize it once more.
 void Engine::retire_agent() {
-  World* agent = nullptr;
+  Job* agent = nullptr;
   {
     std::lock_guard lock(mutex_);
-    if (world_ != nullptr && world_->is_agent()) std::swap(agent, world_);
+    if (job_ != nullptr && job_->is_agent()) std::swap(agent, job_);
   }
   if (agent != nullptr) agent->retire();
 }
 
-void Engine::start(WorldOptions options) {
+void Engine::start(JobOptions options) {
   static std::once_flag once;  // jaxlib is loaded, where there is one
   std::call_once(once, [] { find_virtual_tables("/jaxlib/"); });
   retire_agent();
-  auto world = std::make_unique<World>(std::move(options));
+  auto job = std::make_unique<Job>(std::move(options));
   std::lock_guard lock(mutex_);
-  worlds_.push_back(std::move(world));
-  world_ = worlds_.back().get();
+  jobs_.push_back(std::move(job));
+  job_ = jobs_.back().get();
   requested_.clear();
-  world_->forbid(forbidden_);
+  job_->forbid(forbidden_);
 }
 
 void Engine::set_checks(bool programs, bool strict) {
@@ -98,12 +98,12 @@ void Engine::set_checks(bool programs, bool strict) {
 void Engine::forbid(const std::string& text) {
   std::lock_guard lock(mutex_);
   forbidden_ = text;
-  if (world_ != nullptr) world_->forbid(text);
+  if (job_ != nullptr) job_->forbid(text);
 }
 
-World* Engine::started() const {
+Job* Engine::started() const {
   std::lock_guard lock(mutex_);
-  return world_;
+  return job_;
 }
 
 void Engine::fail(const std::string& text) {
@@ -111,49 +111,49 @@ void Engine::fail(const std::string& text) {
   if (failure_.empty()) failure_ = text;
 }
 
-World& Engine::world() {
+Job& Engine::job() {
   std::lock_guard lock(mutex_);
-  if (world_ == nullptr || !failure_.empty())
+  if (job_ == nullptr || !failure_.empty())
     throw Error(failure_.empty() ? "lockstep: the engine was not started." : failure_);
-  return *world_;
+  return *job_;
 }
 
 std::unique_ptr<Communicator> Engine::communicator(int color, int key) {
-  World& world = this->world();
-  if (!world.knows_devices()) {
+  Job& job = this->job();
+  if (!job.knows_devices()) {
     std::lock_guard asking(asking_);
-    if (!world.knows_devices()) callbacks_.devices();
-    this->world();  // throws what the callback reported
+    if (!job.knows_devices()) callbacks_.devices();
+    this->job();  // throws what the callback reported
   }
   const auto taken = [&](const DeviceList& list) {
     std::lock_guard lock(mutex_);
     return requested_.contains({list, key});
   };
   try {
-    const DeviceList devices = decide_members(candidates(world, color, key), taken, color, key);
-    auto communicator = std::make_unique<Communicator>(world.clique(devices), key);
+    const DeviceList devices = decide_members(candidates(job, color, key), taken, color, key);
+    auto communicator = std::make_unique<Communicator>(job.clique(devices), key);
     std::lock_guard lock(mutex_);
     requested_.insert({devices, key});
     return communicator;
   } catch (const std::exception& error) {
     // The others of the clique would wait for this process until their deadline.
-    world.arena().abort(error.what());
+    job.arena().abort(error.what());
     throw;
   }
 }
 
 // What the frames show; what the devices tell each other where the frames have never shown
 // anything.
-std::vector<DeviceList> Engine::candidates(World& world, int color, int key) {
-  auto found = keys_on_stack(world, color, key, world.device_id_bytes());
+std::vector<DeviceList> Engine::candidates(Job& job, int color, int key) {
+  auto found = keys_on_stack(job, color, key, job.device_id_bytes());
   if (!found.empty()) frames_known_.store(true);
   if (frames_known_.load() || callbacks_.members == nullptr) return found;
   // Others would never come to what is forbidden here. XLA keeps this error for the group, so the
   // job fails, where a communicator that is there already refuses one collective only.
-  world.check_allowed({});
-  DeviceList members(world.num_devices());
+  job.check_allowed({});
+  DeviceList members(job.num_devices());
   callbacks_.members(color, key, members.data());
-  this->world();  // throws what the callback reported
+  this->job();  // throws what the callback reported
   return {members};
 }
 
@@ -161,8 +161,8 @@ void Engine::note_origin(bool known) {
   if (origins_known_.load(std::memory_order_relaxed)) return;
   if (known) return origins_known_.store(true, std::memory_order_relaxed);
   if (unknown_origins_.fetch_add(1, std::memory_order_relaxed) + 1 != kUnknownOrigins) return;
-  const World* world = started();
-  if (world != nullptr && world->process() == 0)
+  const Job* job = started();
+  if (job != nullptr && job->process() == 0)
     log_or_drop(
         "lockstep: this jaxlib does not show which program a collective belongs to: if processes "
         "run different programs, and their collectives look alike, this is not noticed. `lockstep "
@@ -196,11 +196,11 @@ int lockstep_create_arena(std::uint64_t nonce) {
 
 int lockstep_start(const lockstep_options* given) {
   return lockstep::guarded([&] {
-    lockstep::WorldOptions options;
+    lockstep::JobOptions options;
     options.process = given->process;
     const int members = given->num_processes + given->num_agents;
     options.labels.assign(given->labels, given->labels + members);
-    options.network.num_agents = given->num_agents;
+    options.endpoint.num_agents = given->num_agents;
     options.arena_fd = given->arena_fd;
     options.nonce = given->nonce;
     options.timeout_seconds = given->timeout_seconds;
@@ -215,11 +215,11 @@ int lockstep_start(const lockstep_options* given) {
     options.single_copy = given->single_copy != 0;
     if (given->addresses != nullptr) {
       const auto* key = reinterpret_cast<const std::byte*>(given->key);
-      options.network.addresses.assign(given->addresses, given->addresses + members);
-      options.network.pids.assign(given->pids, given->pids + members);
-      options.network.listener = given->listener;
-      options.network.key.assign(key, key + given->key_bytes);
-      options.network.tls_library = given->tls_library;
+      options.endpoint.addresses.assign(given->addresses, given->addresses + members);
+      options.endpoint.pids.assign(given->pids, given->pids + members);
+      options.endpoint.listener = given->listener;
+      options.endpoint.key.assign(key, key + given->key_bytes);
+      options.endpoint.tls_library = given->tls_library;
     }
     Engine::instance().start(std::move(options));
   });
@@ -227,7 +227,7 @@ int lockstep_start(const lockstep_options* given) {
 
 int lockstep_set_devices(int count, const int* ids, const int* processes) {
   return lockstep::guarded([&] {
-    Engine::instance().world().set_devices({ids, ids + count}, {processes, processes + count});
+    Engine::instance().job().set_devices({ids, ids + count}, {processes, processes + count});
   });
 }
 
@@ -241,95 +241,95 @@ int lockstep_frames_known() { return Engine::instance().frames_known(); }
 void lockstep_counts(std::uint64_t counts[5]) { Engine::instance().read_counts(counts); }
 
 void lockstep_abort(const char* text) {
-  if (auto* world = Engine::instance().started()) world->arena().abort(text);
+  if (auto* job = Engine::instance().started()) job->arena().abort(text);
 }
 
 const char* lockstep_abort_text() {
-  auto* world = Engine::instance().started();
-  const bool failed = world != nullptr && world->arena().aborted();
-  return lockstep::keep(failed ? world->arena().abort_text() : "");
+  auto* job = Engine::instance().started();
+  const bool failed = job != nullptr && job->arena().aborted();
+  return lockstep::keep(failed ? job->arena().abort_text() : "");
 }
 
 void lockstep_forbid(const char* text) { Engine::instance().forbid(text == nullptr ? "" : text); }
 
 void lockstep_leave(int state) {
-  if (auto* world = Engine::instance().started())
-    world->leave(static_cast<lockstep::Recorder::State>(state));
+  if (auto* job = Engine::instance().started())
+    job->leave(static_cast<lockstep::Recorder::State>(state));
 }
 
 void lockstep_forked() {
-  if (auto* network = lockstep::network()) network->abandon();
+  if (auto* endpoint = lockstep::endpoint()) endpoint->abandon();
 }
 
 int lockstep_recorder_fd() {
-  auto* world = Engine::instance().started();
-  return world == nullptr ? -1 : world->recorder().fd();
+  auto* job = Engine::instance().started();
+  return job == nullptr ? -1 : job->recorder().fd();
 }
 
 const char* lockstep_recorder_problem() {
-  auto* world = Engine::instance().started();
-  return lockstep::keep(world == nullptr ? "" : world->recorder().problem());
+  auto* job = Engine::instance().started();
+  return lockstep::keep(job == nullptr ? "" : job->recorder().problem());
 }
 
-int lockstep_alarm_fd() {
-  auto* world = Engine::instance().started();
-  return world == nullptr ? -1 : world->alarm().fd();
+int lockstep_wake_up_fd() {
+  auto* job = Engine::instance().started();
+  return job == nullptr ? -1 : job->wake_up().fd();
 }
 
 void lockstep_set_watched(int watched) {
-  if (auto* world = Engine::instance().started()) world->set_watched(watched != 0);
+  if (auto* job = Engine::instance().started()) job->set_watched(watched != 0);
 }
 
 const char* lockstep_request(std::uint64_t* number) {
-  auto* world = Engine::instance().started();
-  auto request = world == nullptr ? lockstep::Requests::Request{} : world->requests().next();
+  auto* job = Engine::instance().started();
+  auto request = job == nullptr ? lockstep::Requests::Request{} : job->requests().next();
   *number = request.number;
   return lockstep::keep(std::move(request.text));
 }
 
 void lockstep_respond(std::uint64_t number, int response) {
   using Response = lockstep::Requests::Response;
-  auto* world = Engine::instance().started();
-  if (world == nullptr) return;
-  world->requests().respond(number, response < 0    ? Response::kUnknown
-                                    : response == 0 ? Response::kNo
-                                                    : Response::kYes);
+  auto* job = Engine::instance().started();
+  if (job == nullptr) return;
+  job->requests().respond(number, response < 0    ? Response::kUnknown
+                                  : response == 0 ? Response::kNo
+                                                  : Response::kYes);
 }
 
 const char* lockstep_listens_at() {
-  auto* network = lockstep::network();
-  return lockstep::keep(network == nullptr ? "" : network->address());
+  auto* endpoint = lockstep::endpoint();
+  return lockstep::keep(endpoint == nullptr ? "" : endpoint->address());
 }
 
-int lockstep_send_note(int process, const void* bytes, std::uint64_t count,
-                       double timeout_seconds) {
+int lockstep_send_message(int process, const void* bytes, std::uint64_t count,
+                          double timeout_seconds) {
   bool sent = false;
   lockstep::guarded([&] {
-    auto* network = lockstep::network();
+    auto* endpoint = lockstep::endpoint();
     const auto* from = static_cast<const std::byte*>(bytes);
-    sent = network != nullptr && network->send_note(process, {from, count}, timeout_seconds);
+    sent = endpoint != nullptr && endpoint->send_control(process, {from, count}, timeout_seconds);
   });
   return sent ? 0 : -1;
 }
 
-int lockstep_next_note(double timeout_seconds, const void** bytes, std::uint64_t* count) {
-  thread_local lockstep::Note kept;
-  auto* network = lockstep::network();
-  kept = network == nullptr ? lockstep::Note{lockstep::Note::kOver, {}}
-                            : network->next_note(timeout_seconds);
+int lockstep_next_message(double timeout_seconds, const void** bytes, std::uint64_t* count) {
+  thread_local lockstep::ControlMessage kept;
+  auto* endpoint = lockstep::endpoint();
+  kept = endpoint == nullptr ? lockstep::ControlMessage{lockstep::ControlMessage::kOver, {}}
+                             : endpoint->next_control(timeout_seconds);
   *bytes = kept.bytes.data();
   *count = kept.bytes.size();
   return kept.process;
 }
 
 int lockstep_is_lost(int process) {
-  auto* world = Engine::instance().started();
-  return world != nullptr && world->is_lost(process);
+  auto* job = Engine::instance().started();
+  return job != nullptr && job->is_lost(process);
 }
 
 int lockstep_has_left(int process) {
-  auto* world = Engine::instance().started();
-  const auto* left = world == nullptr ? nullptr : world->has_left(process);
+  auto* job = Engine::instance().started();
+  const auto* left = job == nullptr ? nullptr : job->has_left(process);
   return left != nullptr && left->load() != 0;
 }
 }

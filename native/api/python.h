@@ -37,9 +37,10 @@ struct lockstep_options {
   int process;
   int num_processes;
   // An agent is a member of the network between hosts that owns no device and is in no collective:
-  // it answers the notes of watchers of other hosts when the processes of its own cannot. Agents
+  // it answers the control messages of watchers of other hosts when the processes of its own
+  // cannot. Agents
   // are numbered behind the processes, and a `process` from num_processes on is one. It has an
-  // arena of its own; losing it does not fail the job, and it fails the job of nobody else.
+  // arena of its own; losing it does not fail the job, and it cannot fail the job.
   int num_agents;
   // What there is "one per process" of, there is one per agent of behind them.
   const char* const* labels;  // one per process: "process 1 (pid 7 on host a)"
@@ -62,7 +63,7 @@ struct lockstep_options {
   const int* pids;               // one per process: of the others of this host, else 0; agents
                                  // have 0, and do not look at those of others
   int listener;                  // a listening socket of this process, which the engine duplicates
-  const char* key;               // bytes that all processes have, and nobody else
+  const char* key;               // bytes that only the processes of the job have
   int key_bytes;
   const char* tls_library;  // OpenSSL's libssl, for dlopen
 };
@@ -100,11 +101,11 @@ void lockstep_forked();
 
 int lockstep_recorder_fd();
 const char* lockstep_recorder_problem();
-// Readable once a rank has waited long, or has a question.
-int lockstep_alarm_fd();
-// Whether somebody reads the alarm and answers questions. Then, where there are several hosts, the
-// alarm is rung too when a process is missing, and the job fails 0.6 s later, if no watcher has
-// failed it before, who may tell more.
+// Readable once a rank has waited long, or has a request.
+int lockstep_wake_up_fd();
+// Whether a watcher reads the wake-up descriptor and answers requests. Then, where there are
+// several hosts, it is notified too when a process is lost, and the job fails 0.6 s later unless a
+// watcher has aborted it before with a better reason.
 void lockstep_set_watched(int watched);
 // The next request of a rank of this process; "" and number 0 when there is none. "programs" and
 // five numbers: may look-alike collectives of different programs meet; "deadline" and a text: what
@@ -121,17 +122,19 @@ void lockstep_respond(std::uint64_t number, int response);
 // to it are.
 const char* lockstep_listens_at();
 
-// Notes between the watchers of different hosts, of up to 16 MiB. Any thread may send or wait. Both
-// end when the process exits, and in a forked child.
-// 0 when it is on its way, -1 when it cannot be sent: that process is of this host, or lost, or has
-// not taken it in time. It may still be dropped there, if too much is waiting.
-int lockstep_send_note(int process, const void* bytes, std::uint64_t count, double timeout_seconds);
-// The process that sent the next note, -1 when none came in time, -2 when none will come any more
-// (the network is stopped, or there is none). `bytes` and `count` are set to what it holds, kept
+// Control messages between the watchers of different hosts, of up to 16 MiB. Any thread may send or
+// wait. Both end when the process exits, and in a forked child. 0 when it is on its way, -1 when it
+// cannot be sent: that process is of this host, or lost, or has not taken it in time. It may still
+// be dropped there, if too much is waiting.
+int lockstep_send_message(int process, const void* bytes, std::uint64_t count,
+                          double timeout_seconds);
+// The process that sent the next message, -1 when none came in time, -2 when none will come
+// (the endpoint is stopped, or there is none). `bytes` and `count` are set to what it holds, kept
 // until this thread's next call.
-int lockstep_next_note(double timeout_seconds, const void** bytes, std::uint64_t* count);
+int lockstep_next_message(double timeout_seconds, const void** bytes, std::uint64_t* count);
 // Whether the connection from that process (of another host) has been lost, or that process (of
-// this host) has been seen dead, where there are several hosts. 1 or 0. Who has left is not lost.
+// this host) has been seen dead, where there are several hosts. 1 or 0. A process that has left is
+// not lost.
 int lockstep_is_lost(int process);
 // Whether that process has said that its program has ended, where there are several hosts. 1 or 0.
 int lockstep_has_left(int process);

@@ -10,7 +10,7 @@ namespace lockstep {
 namespace {
 
 struct AllGather {
-  Exchange& exchange;
+  CollectiveContext& context;
   Clique& clique;
   Calls calls;
   const std::size_t bytes;  // of one rank's part
@@ -27,45 +27,53 @@ struct AllGather {
   }
 
   void send(std::size_t at, std::size_t n) {
-    Lane& own = clique.partials(exchange.self());
-    std::byte* message = exchange.acquire(own);
+    BroadcastRing& own = clique.partials(context.self());
+    std::byte* message = context.acquire(own);
     const std::size_t stride = stride_of(n, tile);
     for (std::size_t i = 0; i < calls.size(); ++i)
       std::memcpy(message + i * stride, calls[i]->in + at, n);
-    exchange.publish(own, [&](int) { return Lane::Part{0, (calls.size() - 1) * stride + n}; });
+    context.publish(own,
+                    [&](int) { return BroadcastRing::Part{0, (calls.size() - 1) * stride + n}; });
   }
 
   void copy_own(std::size_t at, std::size_t n) {
-    const auto own = ranks(exchange.self());
+    const auto own = ranks(context.self());
     for (std::size_t i = 0; i < calls.size(); ++i) give_to_ranks(calls[i]->in + at, own[i], at, n);
   }
 
   void receive(std::size_t at, std::size_t n) {
-    for (int group = 0; group < exchange.peers(); ++group) {
-      if (group == exchange.self()) continue;
-      const std::byte* message = exchange.await(clique.partials(group));
+    for (int group = 0; group < context.peers(); ++group) {
+      if (group == context.self()) continue;
+      const std::byte* message = context.await(clique.partials(group));
       const auto theirs = ranks(group);
       for (std::size_t i = 0; i < theirs.size(); ++i)
         give_to_ranks(message + i * stride_of(n, tile), theirs[i], at, n);
-      exchange.release(clique.partials(group));
+      context.release(clique.partials(group));
     }
   }
 };
 
+AllGather make(CollectiveContext& context, Calls calls) {
+  Clique& clique = context.clique();
+  const std::size_t bytes = calls[0]->bytes();
+  return {context,
+          clique,
+          calls,
+          bytes,
+          elements_per_part(clique, clique.max_local(), 1),
+          OutputCopy(bytes * static_cast<std::size_t>(clique.size()) * calls.size())};
+}
+
 }  // namespace
 
-void all_gather(Exchange& exchange, Calls calls) {
-  Clique& clique = exchange.clique();
-  const std::size_t bytes = calls[0]->bytes();
-  AllGather run{exchange,
-                clique,
-                calls,
-                bytes,
-                elements_per_part(clique, clique.max_local(), 1),
-                OutputCopy(bytes * static_cast<std::size_t>(clique.size()) * calls.size())};
-  const std::size_t tiles = std::max<std::size_t>(1, (bytes + run.tile - 1) / run.tile);
-  const auto size = [&](std::size_t t) { return std::min(run.tile, bytes - t * run.tile); };
-  if (exchange.peers() == 1) return run.copy_own(0, bytes);
+void all_gather_local(CollectiveContext& context, Calls calls) {
+  make(context, calls).copy_own(0, calls[0]->bytes());
+}
+
+void all_gather_direct(CollectiveContext& context, Calls calls) {
+  AllGather run = make(context, calls);
+  const std::size_t tiles = std::max<std::size_t>(1, (run.bytes + run.tile - 1) / run.tile);
+  const auto size = [&](std::size_t t) { return std::min(run.tile, run.bytes - t * run.tile); };
   for (std::size_t t = 0; t <= tiles; ++t) {
     if (t < tiles) run.send(t * run.tile, size(t));
     if (t < tiles) run.copy_own(t * run.tile, size(t));

@@ -1,7 +1,7 @@
 // All-reduce. Small messages: every process sends its partial sum to all, and all add up the same
 // partials in the same order, which takes one round. Large messages: each process owns a slice of
-// every chunk, adds up the slices it gets (round one, partials lanes) and sends the result to all
-// (round two, results lanes); every byte crosses between processes twice, however many there are
+// every chunk, adds up the slices it gets (round one, partials rings) and sends the result to all
+// (round two, results rings); every byte crosses between processes twice, however many there are
 // (Rabenseifner, "Optimization of Collective Reduction Operations", 2004).
 #include <algorithm>
 #include <cstring>
@@ -14,11 +14,8 @@
 namespace lockstep {
 namespace {
 
-// Above this, adding up the same numbers in every process costs more than a second round.
-constexpr std::size_t kOneRoundBytes = 32 << 10;
-
 struct AllReduce {
-  Exchange& exchange;
+  CollectiveContext& context;
   Clique& clique;
   Calls calls;
   const DType dtype;
@@ -27,8 +24,8 @@ struct AllReduce {
   const OutputCopy copy;
   std::vector<const std::byte*> sources;
 
-  AllReduce(Exchange& x, Calls c)
-      : exchange(x),
+  AllReduce(CollectiveContext& x, Calls c)
+      : context(x),
         clique(x.clique()),
         calls(c),
         dtype(c[0]->dtype),
@@ -61,17 +58,16 @@ struct AllReduce {
   }
 
   void in_one_round(std::size_t count) {
-    Lane& own = clique.partials(exchange.self());
-    std::byte* partial = exchange.acquire(own);
+    BroadcastRing& own = clique.partials(context.self());
+    std::byte* partial = context.acquire(own);
     add_local(partial, 0, count);
-    exchange.publish(own, [&](int) { return Lane::Part{0, count * width}; });
+    context.publish(own, [&](int) { return BroadcastRing::Part{0, count * width}; });
     std::vector<const std::byte*> partials;
-    for (int group = 0; group < exchange.peers(); ++group)
-      partials.push_back(group == exchange.self() ? partial
-                                                  : exchange.await(clique.partials(group)));
+    for (int group = 0; group < context.peers(); ++group)
+      partials.push_back(group == context.self() ? partial : context.await(clique.partials(group)));
     reduce(calls[0]->out, partials, count, dtype, reduction);
-    for (int group = 0; group < exchange.peers(); ++group)
-      if (group != exchange.self()) exchange.release(clique.partials(group));
+    for (int group = 0; group < context.peers(); ++group)
+      if (group != context.self()) context.release(clique.partials(group));
     give_to_ranks(calls[0]->out, 0, count);
   }
 
@@ -81,7 +77,7 @@ struct AllReduce {
   };
   Slice slice(int group, std::size_t n) const {
     const std::size_t line = std::max<std::size_t>(1, 64 / width);
-    const auto parts = static_cast<std::size_t>(exchange.peers());
+    const auto parts = static_cast<std::size_t>(context.peers());
     const std::size_t each = ((n + parts - 1) / parts + line - 1) / line * line;
     const std::size_t first = std::min(n, static_cast<std::size_t>(group) * each);
     return {first, std::min(each, n - first)};
@@ -89,56 +85,56 @@ struct AllReduce {
 
   // With one rank there is nothing to add up yet: its own slice is read from its input later.
   std::byte* send_partials(std::size_t first, std::size_t n) {
-    Lane& own = clique.partials(exchange.self());
-    std::byte* message = exchange.acquire(own);
+    BroadcastRing& own = clique.partials(context.self());
+    std::byte* message = context.acquire(own);
     if (calls.size() > 1) {
       add_local(message, first, n);
     } else {
-      const Slice mine = slice(exchange.self(), n);
+      const Slice mine = slice(context.self(), n);
       const std::size_t after = mine.first + mine.count;
       const std::byte* in = calls[0]->in + first * width;
       std::memcpy(message, in, mine.first * width);
       std::memcpy(message + after * width, in + after * width, (n - after) * width);
     }
-    exchange.publish(own, [&](int group) {
+    context.publish(own, [&](int group) {
       const Slice theirs = slice(group, n);
-      return Lane::Part{theirs.first * width, theirs.count * width};
+      return BroadcastRing::Part{theirs.first * width, theirs.count * width};
     });
     return message;
   }
 
   void reduce_own_slice(const std::byte* message, std::size_t first, std::size_t n) {
-    const Slice mine = slice(exchange.self(), n);
+    const Slice mine = slice(context.self(), n);
     std::vector<const std::byte*> partials;
-    for (int group = 0; group < exchange.peers(); ++group) {
-      if (group != exchange.self())
-        partials.push_back(exchange.await(clique.partials(group)) + mine.first * width);
+    for (int group = 0; group < context.peers(); ++group) {
+      if (group != context.self())
+        partials.push_back(context.await(clique.partials(group)) + mine.first * width);
       else if (calls.size() > 1)
         partials.push_back(message + mine.first * width);
       else
         partials.push_back(calls[0]->in + (first + mine.first) * width);
     }
-    Lane& own = clique.results(exchange.self());
-    std::byte* result = exchange.acquire(own);
+    BroadcastRing& own = clique.results(context.self());
+    std::byte* result = context.acquire(own);
     reduce(result, partials, mine.count, dtype, reduction);
-    for (int group = 0; group < exchange.peers(); ++group)
-      if (group != exchange.self()) exchange.release(clique.partials(group));
-    exchange.publish(own, [&](int) { return Lane::Part{0, mine.count * width}; });
+    for (int group = 0; group < context.peers(); ++group)
+      if (group != context.self()) context.release(clique.partials(group));
+    context.publish(own, [&](int) { return BroadcastRing::Part{0, mine.count * width}; });
     give_to_ranks(result, first + mine.first, mine.count);
   }
 
   void collect_results(std::size_t first, std::size_t n) {
-    for (int group = 0; group < exchange.peers(); ++group) {
-      if (group == exchange.self()) continue;
+    for (int group = 0; group < context.peers(); ++group) {
+      if (group == context.self()) continue;
       const Slice theirs = slice(group, n);
-      const std::byte* result = exchange.await(clique.results(group));
+      const std::byte* result = context.await(clique.results(group));
       give_to_ranks(result, first + theirs.first, theirs.count);
-      exchange.release(clique.results(group));
+      context.release(clique.results(group));
     }
   }
 
   void in_two_rounds(std::size_t count) {
-    const auto parts = static_cast<std::size_t>(exchange.peers());
+    const auto parts = static_cast<std::size_t>(context.peers());
     const std::size_t chunk = parts * elements_per_part(clique, parts, width);
     const std::size_t chunks = (count + chunk - 1) / chunk;
     const auto size = [&](std::size_t c) { return std::min(chunk, count - c * chunk); };
@@ -154,15 +150,16 @@ struct AllReduce {
 
 }  // namespace
 
-void all_reduce(Exchange& exchange, Calls calls) {
-  AllReduce run(exchange, calls);
-  const std::size_t count = calls[0]->count;
-  if (exchange.peers() == 1)
-    run.within_process(count);
-  else if (count * run.width <= kOneRoundBytes)
-    run.in_one_round(count);
-  else
-    run.in_two_rounds(count);
+void all_reduce_local(CollectiveContext& context, Calls calls) {
+  AllReduce(context, calls).within_process(calls[0]->count);
+}
+
+void all_reduce_one_round(CollectiveContext& context, Calls calls) {
+  AllReduce(context, calls).in_one_round(calls[0]->count);
+}
+
+void all_reduce_two_rounds(CollectiveContext& context, Calls calls) {
+  AllReduce(context, calls).in_two_rounds(calls[0]->count);
 }
 
 }  // namespace lockstep

@@ -1,7 +1,7 @@
 // All-to-all: one message of a process holds, for each of its ranks, the blocks for all ranks
-// elsewhere; every other process picks out what is for its own ranks. Large blocks are read
-// straight from the memory of their process, where that is possible. XLA copies the block that a
-// rank keeps for itself.
+// of other processes; every other process picks out what is for its own ranks. Large blocks are
+// read straight from the memory of their process, where that is possible. XLA copies the block that
+// a rank keeps for itself.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -14,10 +14,10 @@
 namespace lockstep {
 namespace {
 
-constexpr std::size_t kSmallestPiece = 16 << 10;
+constexpr std::size_t kMinPiece = 16 << 10;
 
 struct AllToAll {
-  Exchange& exchange;
+  CollectiveContext& context;
   Clique& clique;
   Calls calls;
   const std::size_t bytes;  // of one block
@@ -33,81 +33,81 @@ struct AllToAll {
   }
 
   void send(std::size_t at, std::size_t n) {
-    Lane& own = clique.partials(exchange.self());
-    std::byte* message = exchange.acquire(own);
-    for (int group = 0; group < exchange.peers(); ++group) {
-      if (group == exchange.self()) continue;
+    BroadcastRing& own = clique.partials(context.self());
+    std::byte* message = context.acquire(own);
+    for (int group = 0; group < context.peers(); ++group) {
+      if (group == context.self()) continue;
       for (const int target : ranks(group))
         for (std::size_t i = 0; i < calls.size(); ++i)
           std::memcpy(message + in_message(i, target, n),
                       calls[i]->ins[static_cast<std::size_t>(target)] + at, n);
     }
-    exchange.publish(own, [&](int group) {
+    context.publish(own, [&](int group) {
       const auto [first, last] = std::ranges::minmax(ranks(group));
       const std::size_t start = in_message(0, first, n);
-      return Lane::Part{start, in_message(calls.size() - 1, last, n) + n - start};
+      return BroadcastRing::Part{start, in_message(calls.size() - 1, last, n) + n - start};
     });
   }
 
   void receive(std::size_t at, std::size_t n) {
-    const auto own = ranks(exchange.self());
-    for (int group = 0; group < exchange.peers(); ++group) {
-      if (group == exchange.self()) continue;
-      const std::byte* message = exchange.await(clique.partials(group));
+    const auto own = ranks(context.self());
+    for (int group = 0; group < context.peers(); ++group) {
+      if (group == context.self()) continue;
+      const std::byte* message = context.await(clique.partials(group));
       const auto theirs = ranks(group);
       for (std::size_t i = 0; i < theirs.size(); ++i)
         for (std::size_t k = 0; k < own.size(); ++k)
           copy(calls[k]->outs[static_cast<std::size_t>(theirs[i])] + at,
                message + in_message(i, own[k], n), n);
-      exchange.release(clique.partials(group));
+      context.release(clique.partials(group));
     }
   }
 
-  // In one copy, if the blocks are worth a piece each and their addresses fit into one message.
-  bool reads() const {
-    if (bytes < std::min(kSmallestPiece, clique.world().single_copy_from())) return false;
+  // Whether each block is worth a read of its own and all addresses fit into one message.
+  bool can_read() const {
+    if (bytes < std::min(kMinPiece, clique.job().single_copy_from())) return false;
     if (in_table(clique.max_local(), 0) * sizeof(std::uint64_t) > clique.capacity()) return false;
-    return exchange.single_copy(bytes * clique.max_local() * clique.max_local());
+    return context.single_copy(bytes * clique.max_local() * clique.max_local());
   }
   std::size_t in_table(std::size_t member, int target) const {
     return member * static_cast<std::size_t>(clique.size()) + static_cast<std::size_t>(target);
   }
 
   void send_addresses() {
-    Lane& own = clique.partials(exchange.self());
-    auto* table = reinterpret_cast<std::uint64_t*>(exchange.acquire(own));
+    BroadcastRing& own = clique.partials(context.self());
+    auto* table = reinterpret_cast<std::uint64_t*>(context.acquire(own));
     for (std::size_t i = 0; i < calls.size(); ++i)
       for (int target = 0; target < clique.size(); ++target)
         table[in_table(i, target)] =
             reinterpret_cast<std::uint64_t>(calls[i]->ins[static_cast<std::size_t>(target)]);
-    // Nobody reads memory across hosts.
-    exchange.publish(own, [](int) { return Lane::Part{}; });
+    // Addresses are of no use on other hosts.
+    context.publish(own, [](int) { return BroadcastRing::Part{}; });
   }
 
   void read_blocks(int group) {
     const auto* table =
-        reinterpret_cast<const std::uint64_t*>(exchange.await(clique.partials(group)));
-    const auto own = ranks(exchange.self()), theirs = ranks(group);
-    std::vector<PeerMemory::Piece> pieces;
+        reinterpret_cast<const std::uint64_t*>(context.await(clique.partials(group)));
+    const auto own = ranks(context.self()), theirs = ranks(group);
+    std::vector<MemoryPiece> pieces;
     for (std::size_t i = 0; i < theirs.size(); ++i)
       for (std::size_t k = 0; k < own.size(); ++k)
         pieces.push_back({table[in_table(i, own[k])],
                           calls[k]->outs[static_cast<std::size_t>(theirs[i])], bytes});
-    exchange.read(group, pieces);
-    exchange.release(clique.partials(group));
+    context.read(group, pieces);
+    context.release(clique.partials(group));
   }
 
   // Every process tells where its blocks are, and fetches those that are for it.
   void by_reading() {
     send_addresses();
     within_process();
-    for (int step = 1; step < exchange.peers(); ++step)
-      read_blocks((exchange.self() + step) % exchange.peers());
-    exchange.drain(clique.partials(exchange.self()));
+    for (int step = 1; step < context.peers(); ++step)
+      read_blocks((context.self() + step) % context.peers());
+    context.drain(clique.partials(context.self()));
   }
 
   void within_process() {
-    const auto own = ranks(exchange.self());
+    const auto own = ranks(context.self());
     for (std::size_t i = 0; i < own.size(); ++i)
       for (std::size_t k = 0; k < own.size(); ++k)
         if (i != k)
@@ -116,23 +116,37 @@ struct AllToAll {
   }
 };
 
-}  // namespace
-
-void all_to_all(Exchange& exchange, Calls calls) {
-  Clique& clique = exchange.clique();
+AllToAll make(CollectiveContext& context, Calls calls) {
+  Clique& clique = context.clique();
   const std::size_t bytes = calls[0]->bytes();
   const std::size_t parts = clique.max_local() * static_cast<std::size_t>(clique.size());
-  AllToAll run{exchange,
-               clique,
-               calls,
-               bytes,
-               elements_per_part(clique, parts, 1),
-               OutputCopy(bytes * static_cast<std::size_t>(clique.size()) * calls.size())};
-  if (exchange.peers() == 1) return run.within_process();
-  if (run.reads()) return run.by_reading();
+  return {context,
+          clique,
+          calls,
+          bytes,
+          elements_per_part(clique, parts, 1),
+          OutputCopy(bytes * static_cast<std::size_t>(clique.size()) * calls.size())};
+}
+
+}  // namespace
+
+void all_to_all_local(CollectiveContext& context, Calls calls) {
+  make(context, calls).within_process();
+}
+
+bool all_to_all_can_read(CollectiveContext& context, Calls calls) {
+  return make(context, calls).can_read();
+}
+
+void all_to_all_single_copy(CollectiveContext& context, Calls calls) {
+  make(context, calls).by_reading();
+}
+
+void all_to_all_direct(CollectiveContext& context, Calls calls) {
+  AllToAll run = make(context, calls);
   run.within_process();
-  const std::size_t tiles = std::max<std::size_t>(1, (bytes + run.tile - 1) / run.tile);
-  const auto size = [&](std::size_t t) { return std::min(run.tile, bytes - t * run.tile); };
+  const std::size_t tiles = std::max<std::size_t>(1, (run.bytes + run.tile - 1) / run.tile);
+  const auto size = [&](std::size_t t) { return std::min(run.tile, run.bytes - t * run.tile); };
   for (std::size_t t = 0; t <= tiles; ++t) {
     if (t < tiles) run.send(t * run.tile, size(t));
     if (t > 0) run.receive((t - 1) * run.tile, size(t - 1));

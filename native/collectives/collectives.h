@@ -1,5 +1,6 @@
 // The collectives, each run by one thread a process: the leader, with the calls of all ranks of its
-// process (in rank order). Ranks of other processes are reached through the clique's lanes.
+// process (in rank order). Ranks of other processes are reached through the clique's broadcast
+// rings.
 //
 // Shape shared by all: the buffers are cut into chunks that fit one message; chunk c is sent while
 // chunk c - 1 is being received, so that no process waits for a message which is not already on
@@ -17,12 +18,24 @@ namespace lockstep {
 
 using Calls = std::span<const Call* const>;
 
+// Runs the algorithm that the table in collectives.cc chooses.
 void run_collective(Clique& clique, Calls calls, std::uint32_t sequence);
 
-void all_reduce(Exchange& exchange, Calls calls);
-void all_gather(Exchange& exchange, Calls calls);
-void reduce_scatter(Exchange& exchange, Calls calls);
-void all_to_all(Exchange& exchange, Calls calls);
+// The algorithms. `local`: all ranks are in this process; `direct`: every process sends to all
+// others; the rest is described where they are defined.
+void all_reduce_local(CollectiveContext& context, Calls calls);
+void all_reduce_one_round(CollectiveContext& context, Calls calls);
+void all_reduce_two_rounds(CollectiveContext& context, Calls calls);
+void all_gather_local(CollectiveContext& context, Calls calls);
+void all_gather_direct(CollectiveContext& context, Calls calls);
+void reduce_scatter_local(CollectiveContext& context, Calls calls);
+void reduce_scatter_direct(CollectiveContext& context, Calls calls);
+void all_to_all_local(CollectiveContext& context, Calls calls);
+void all_to_all_single_copy(CollectiveContext& context, Calls calls);
+void all_to_all_direct(CollectiveContext& context, Calls calls);
+// Whether `all_to_all_single_copy` is possible and worth it. The first time, the processes try it
+// and compare the results.
+bool all_to_all_can_read(CollectiveContext& context, Calls calls);
 
 // How many elements of `width` bytes each of `parts` gets in one message, a multiple of a cache
 // line; throws Error when not even one fits.

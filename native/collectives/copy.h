@@ -10,8 +10,8 @@ namespace lockstep {
 // ordinary stores would first read every line that they are about to overwrite.
 inline constexpr std::size_t kStreamBytes = std::size_t{8} << 20;
 
-// memcpy whose stores bypass the caches. The data is visible to whoever synchronises with this
-// thread after the call, as with memcpy.
+// memcpy whose stores bypass the caches. A thread that synchronises with this one after
+// the call sees the data, as with memcpy.
 void stream_copy(std::byte* to, const std::byte* from, std::size_t bytes);
 
 // Copies into the outputs of one collective, which of all ranks of this process have `total` bytes.

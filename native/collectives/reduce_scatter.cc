@@ -1,5 +1,6 @@
-// Reduce-scatter: every process adds up, for each rank elsewhere, what its own ranks have for it
-// and sends these partial sums in one message; the owner adds up the partials of all processes.
+// Reduce-scatter: every process adds up, for each rank of other processes, what its own ranks have
+// for it and sends these partial sums in one message; the owner adds up the partials of all
+// processes.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -11,7 +12,7 @@ namespace lockstep {
 namespace {
 
 struct ReduceScatter {
-  Exchange& exchange;
+  CollectiveContext& context;
   Clique& clique;
   Calls calls;
   const DType dtype;
@@ -38,61 +39,68 @@ struct ReduceScatter {
 
   // A process with one rank reads its own contribution from the input instead.
   std::byte* send(std::size_t at, std::size_t n) {
-    Lane& own = clique.partials(exchange.self());
-    std::byte* message = exchange.acquire(own);
-    for (int group = 0; group < exchange.peers(); ++group) {
-      if (group == exchange.self() && calls.size() == 1) continue;
+    BroadcastRing& own = clique.partials(context.self());
+    std::byte* message = context.acquire(own);
+    for (int group = 0; group < context.peers(); ++group) {
+      if (group == context.self() && calls.size() == 1) continue;
       for (const int rank : ranks(group)) add_local(message + in_message(rank, n), rank, at, n);
     }
-    exchange.publish(own, [&](int group) {
+    context.publish(own, [&](int group) {
       const auto [first, last] = std::ranges::minmax(ranks(group));
-      return Lane::Part{in_message(first, n),
-                        in_message(last, n) - in_message(first, n) + n * width};
+      return BroadcastRing::Part{in_message(first, n),
+                                 in_message(last, n) - in_message(first, n) + n * width};
     });
     return message;
   }
 
   void receive(const std::byte* own_message, std::size_t at, std::size_t n) {
     std::vector<const std::byte*> messages;
-    for (int group = 0; group < exchange.peers(); ++group)
-      messages.push_back(group == exchange.self() ? own_message
-                                                  : exchange.await(clique.partials(group)));
-    const auto own = ranks(exchange.self());
+    for (int group = 0; group < context.peers(); ++group)
+      messages.push_back(group == context.self() ? own_message
+                                                 : context.await(clique.partials(group)));
+    const auto own = ranks(context.self());
     for (std::size_t i = 0; i < own.size(); ++i) {
       sources.clear();
-      for (int group = 0; group < exchange.peers(); ++group)
-        sources.push_back(group == exchange.self() && calls.size() == 1
+      for (int group = 0; group < context.peers(); ++group)
+        sources.push_back(group == context.self() && calls.size() == 1
                               ? calls[0]->in +
                                     (static_cast<std::size_t>(own[0]) * count + at) * width
                               : messages[static_cast<std::size_t>(group)] + in_message(own[i], n));
       reduce(calls[i]->out + at * width, sources, n, dtype, reduction);
     }
-    for (int group = 0; group < exchange.peers(); ++group)
-      if (group != exchange.self()) exchange.release(clique.partials(group));
+    for (int group = 0; group < context.peers(); ++group)
+      if (group != context.self()) context.release(clique.partials(group));
   }
 
   void within_process() {
-    const auto own = ranks(exchange.self());
+    const auto own = ranks(context.self());
     for (std::size_t i = 0; i < own.size(); ++i) add_local(calls[i]->out, own[i], 0, count);
   }
 };
 
-}  // namespace
-
-void reduce_scatter(Exchange& exchange, Calls calls) {
-  Clique& clique = exchange.clique();
+ReduceScatter make(CollectiveContext& context, Calls calls) {
+  Clique& clique = context.clique();
   const Call& call = *calls[0];
   const std::size_t width = size_of(call.dtype);
-  ReduceScatter run{exchange,
-                    clique,
-                    calls,
-                    call.dtype,
-                    call.reduction,
-                    width,
-                    call.count,
-                    elements_per_part(clique, static_cast<std::size_t>(clique.size()), width),
-                    {}};
-  if (exchange.peers() == 1) return run.within_process();
+  return {context,
+          clique,
+          calls,
+          call.dtype,
+          call.reduction,
+          width,
+          call.count,
+          elements_per_part(clique, static_cast<std::size_t>(clique.size()), width),
+          {}};
+}
+
+}  // namespace
+
+void reduce_scatter_local(CollectiveContext& context, Calls calls) {
+  make(context, calls).within_process();
+}
+
+void reduce_scatter_direct(CollectiveContext& context, Calls calls) {
+  ReduceScatter run = make(context, calls);
   const std::size_t tiles = std::max<std::size_t>(1, (run.count + run.tile - 1) / run.tile);
   const auto size = [&](std::size_t t) { return std::min(run.tile, run.count - t * run.tile); };
   std::byte* messages[2] = {};

@@ -1,29 +1,86 @@
 #include "control/failure_detector.h"
 
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "transport/tcp/sockets.h"
 
 namespace lockstep {
 
-void Verdict::pass(const std::string& text, Arena& arena) {
+void DeferredAbort::pass(const std::string& text, Arena& arena) {
   if (!waits()) return arena.abort(text);
   if (!text_) {
     text_ = text;
-    due_ = Clock::now() + kOtherWord;
+    due_ = Clock::now() + kGrace;
   }
-  if (const Alarm* watcher = watcher_.load(std::memory_order_acquire)) watcher->ring();
+  if (const WakeUp* watcher = watcher_.load(std::memory_order_acquire)) watcher->notify();
 }
 
-void Verdict::pass_when_due(Arena& arena) {
+void DeferredAbort::abort_when_due(Arena& arena) {
   if (!text_) return;
   if (waits() && Clock::now() < due_ && !arena.aborted()) return;
   arena.abort(*text_);
   text_.reset();
 }
 
-std::chrono::milliseconds Verdict::nap(std::chrono::milliseconds most) const {
+std::chrono::milliseconds DeferredAbort::nap(std::chrono::milliseconds most) const {
   if (!text_) return most;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(due_ - Clock::now());
   return std::clamp(left, std::chrono::milliseconds(0), most);
+}
+
+FailureDetector::FailureDetector(int process, std::size_t num_members, int first_agent,
+                                 const std::vector<std::string>& labels, Arena& arena)
+    : process_(process),
+      first_agent_(first_agent),
+      labels_(labels),
+      arena_(arena),
+      left_(num_members),
+      lost_(num_members) {}
+
+void FailureDetector::watch_siblings(const std::vector<int>& pids, int epoll) {
+  // An agent does not share the memory in which processes record that they have left.
+  if (process_ >= first_agent_) return;
+  for (std::size_t i = 0; i < std::min(pids.size(), arena_.header().processes.size()); ++i) {
+    if (pids[i] == 0) continue;
+    Descriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, pids[i], 0)));
+    // Not every system permits this call; then the death is not detected here.
+    if (pidfd.get() < 0 && errno != ESRCH) continue;
+    watch_input(epoll, pidfd.get(), nullptr);
+    siblings_.push_back({static_cast<int>(i), std::move(pidfd)});
+  }
+}
+
+void FailureDetector::check_siblings(int epoll) {
+  std::erase_if(siblings_, [&](const Sibling& sibling) {
+    pollfd request{sibling.pidfd.get(), POLLIN, 0};
+    const bool ended = sibling.pidfd.get() < 0 || poll(&request, 1, 0) > 0;
+    const auto index = static_cast<std::size_t>(sibling.process);
+    if (ended && arena_.header().processes[index].left.load() == 0)
+      mark_lost(sibling.process, "lockstep: " + labels_[index] +
+                                     " was killed or has crashed. Its own output may tell why.");
+    if (ended) epoll_ctl(epoll, EPOLL_CTL_DEL, sibling.pidfd.get(), nullptr);
+    return ended;
+  });
+}
+
+void FailureDetector::lose(int process, const std::string& why) {
+  if (has_left(process).load(std::memory_order_acquire) != 0) return;
+  mark_lost(process, "lockstep: " + at(labels_, process) +
+                         " has ended, or its host cannot be reached: " + at(labels_, process_) +
+                         " has lost its connection (" + why + "). Its own output may tell why.");
+}
+
+// The flag comes first: the watcher looks for lost processes as soon as it is notified.
+void FailureDetector::mark_lost(int process, const std::string& text) {
+  at(lost_, process).store(true, std::memory_order_release);
+  if (process < first_agent_ && process_ < first_agent_) deferred_abort_.pass(text, arena_);
 }
 
 }  // namespace lockstep

@@ -1,42 +1,88 @@
-// A process is missing, and the job is to fail. The watchers, of this process and of other hosts,
-// may know why: they get a moment to abort the job with what they know.
+// Which processes have left, and which are lost: processes of other hosts whose connection ended,
+// and processes of this host that died. A lost process fails the job.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "transport/shm/futex_wait.h"
 #include "transport/shm/segment.h"
+#include "transport/tcp/sockets.h"
 
 namespace lockstep {
 
-class Verdict {
+// Fails the job after a grace period in which the watchers, of this process and of other hosts, may
+// abort it with a better reason. Without a watcher the job fails at once.
+class DeferredAbort {
  public:
-  // How long another word is waited for.
-  static constexpr std::chrono::milliseconds kOtherWord{600};
+  static constexpr std::chrono::milliseconds kGrace{600};
 
-  // The alarm of who watches this process; null: nobody does, and verdicts are passed at once.
-  void set_watcher(const Alarm* watcher) { watcher_.store(watcher, std::memory_order_release); }
+  // The wake-up of this process's watcher; null: there is none.
+  void set_watcher(const WakeUp* watcher) { watcher_.store(watcher, std::memory_order_release); }
   bool is_watched() const { return watcher_.load(std::memory_order_acquire) != nullptr; }
-  // The program here has ended, and so perhaps its watcher: those of others may know more.
+  // The program here has ended, and its watcher perhaps too: those of others may know more.
   void set_left() { left_.store(true, std::memory_order_release); }
 
-  // What follows is the reader's. Aborts the job with the text, by `pass_when_due` if it is
+  // The rest is for the progress thread. Aborts the job with the text, by `abort_when_due` if it is
   // watched. The first text stays.
   void pass(const std::string& text, Arena& arena);
-  void pass_when_due(Arena& arena);
-  // At most `most`, and not later than it is due.
+  void abort_when_due(Arena& arena);
+  // At most `most`, and not later than the abort is due.
   std::chrono::milliseconds nap(std::chrono::milliseconds most) const;
 
  private:
   bool waits() const { return is_watched() || left_.load(std::memory_order_acquire); }
 
-  std::atomic<const Alarm*> watcher_{nullptr};
+  std::atomic<const WakeUp*> watcher_{nullptr};
   std::atomic<bool> left_{false};
   Clock::time_point due_;
   std::optional<std::string> text_;
+};
+
+class FailureDetector {
+  template <typename Flags>
+  static auto& at(Flags& flags, int process) {
+    return flags[static_cast<std::size_t>(process)];
+  }
+
+ public:
+  // Members from `first_agent` on are agents. The references outlive this.
+  FailureDetector(int process, std::size_t num_members, int first_agent,
+                  const std::vector<std::string>& labels, Arena& arena);
+
+  // Has `epoll` report the death of these processes of this host (0: not watched).
+  void watch_siblings(const std::vector<int>& pids, int epoll);
+  // Detects siblings that have died.
+  void check_siblings(int epoll);
+
+  void set_left(int process) { at(left_, process).store(1, std::memory_order_release); }
+  // The connection of that process has ended. It is lost unless it had left.
+  void lose(int process, const std::string& why);
+  // Fails the job with the text. The job needs no agent, and an agent cannot fail the job.
+  void mark_lost(int process, const std::string& text);
+
+  // Not 0 once the program of that process has ended.
+  const std::atomic<std::uint32_t>& has_left(int process) const { return at(left_, process); }
+  bool is_lost(int process) const { return at(lost_, process).load(std::memory_order_acquire); }
+  DeferredAbort& deferred_abort() { return deferred_abort_; }
+
+ private:
+  struct Sibling {
+    int process;
+    Descriptor pidfd;
+  };
+
+  const int process_;
+  const int first_agent_;
+  const std::vector<std::string>& labels_;
+  Arena& arena_;
+  std::vector<std::atomic<std::uint32_t>> left_;
+  std::vector<std::atomic<bool>> lost_;
+  std::vector<Sibling> siblings_;  // that have not ended
+  DeferredAbort deferred_abort_;
 };
 
 }  // namespace lockstep

@@ -8,17 +8,17 @@
 
 namespace lockstep {
 
-void Notes::take(int process, std::uint64_t bytes, std::size_t at,
-                 std::span<const std::byte> part) {
+void ControlMessages::take(int process, std::uint64_t bytes, std::size_t at,
+                           std::span<const std::byte> part) {
   Coming& coming = coming_[process];
   if (at == 0) {
     give_up(coming);
-    if (bytes > kLongest) throw Error("a note that is too long");
+    if (bytes > kMaxLength) throw Error("a control message that is too long");
     coming.bytes = bytes;
   }
   const bool empty = part.empty() && bytes != 0;
   if (bytes != coming.bytes || at != coming.have || part.size() > coming.bytes - at || empty)
-    throw Error("a part of a note out of turn");
+    throw Error("a part of a control message out of turn");
   coming.have += part.size();
   if (!coming.dropped && !keep(coming, part)) {
     give_up(coming);
@@ -27,10 +27,10 @@ void Notes::take(int process, std::uint64_t bytes, std::size_t at,
   if (coming.have == coming.bytes) finish(process, coming);
 }
 
-bool Notes::keep(Coming& coming, std::span<const std::byte> part) {
+bool ControlMessages::keep(Coming& coming, std::span<const std::byte> part) {
   {
     std::lock_guard lock(mutex_);
-    if (over_ || part.size() > kMostBytes - held_ || here_.size() >= kMost) return false;
+    if (over_ || part.size() > kMaxBytes - held_ || here_.size() >= kMaxCount) return false;
     held_ += part.size();
   }
   try {
@@ -43,45 +43,45 @@ bool Notes::keep(Coming& coming, std::span<const std::byte> part) {
   }
 }
 
-void Notes::give_up(Coming& coming) {
+void ControlMessages::give_up(Coming& coming) {
   std::lock_guard lock(mutex_);
   held_ -= coming.body.size();
   coming = {};
 }
 
-void Notes::finish(int process, Coming& coming) {
+void ControlMessages::finish(int process, Coming& coming) {
   const bool dropped = coming.dropped;
-  Note note{process, std::move(coming.body)};
+  ControlMessage message{process, std::move(coming.body)};
   coming = {};
   if (dropped) return;
   std::lock_guard lock(mutex_);
-  if (here_.size() >= kMost) {
-    held_ -= note.bytes.size();
+  if (here_.size() >= kMaxCount) {
+    held_ -= message.bytes.size();
     return;
   }
-  here_.push_back(std::move(note));
+  here_.push_back(std::move(message));
   changed_.notify_one();
 }
 
-void Notes::forget(int process) {
+void ControlMessages::forget(int process) {
   const auto found = coming_.find(process);
   if (found == coming_.end()) return;
   give_up(found->second);
   coming_.erase(found);
 }
 
-Note Notes::next(double timeout_seconds) {
+ControlMessage ControlMessages::next(double timeout_seconds) {
   const auto end = Clock::now() + bounded(timeout_seconds);
   std::unique_lock lock(mutex_);
   changed_.wait_until(lock, end, [&] { return over_ || !here_.empty(); });
-  if (here_.empty()) return {over_ ? Note::kOver : Note::kNone, {}};
-  Note note = std::move(here_.front());
+  if (here_.empty()) return {over_ ? ControlMessage::kOver : ControlMessage::kNone, {}};
+  ControlMessage message = std::move(here_.front());
   here_.pop_front();
-  held_ -= note.bytes.size();
-  return note;
+  held_ -= message.bytes.size();
+  return message;
 }
 
-void Notes::close() {
+void ControlMessages::close() {
   std::lock_guard lock(mutex_);
   over_ = true;
   changed_.notify_all();

@@ -6,9 +6,9 @@ namespace lockstep {
 namespace {
 
 // How often programs of which the watcher knows too little are compared again, at most.
-constexpr std::chrono::milliseconds kAgain{100};
+constexpr std::chrono::milliseconds kCompareAgain{100};
 // How often a wait looks whether the job has failed.
-constexpr std::chrono::milliseconds kLook{50};
+constexpr std::chrono::milliseconds kPollInterval{50};
 
 }  // namespace
 
@@ -36,12 +36,12 @@ void Requests::wait(std::unique_lock<std::mutex>& lock, Open& open,
   const auto over = [&] {
     return open.response || open.overdue || !watched_ || abort_.load(std::memory_order_acquire);
   };
-  while (!changed_.wait_for(lock, kLook, [&] { return over() || first() == &open; })) {
+  while (!changed_.wait_for(lock, kPollInterval, [&] { return over() || first() == &open; })) {
   }
-  alarm_.ring();
+  wake_up_.notify();
   const auto end = Clock::now() + timeout;
   while (!over() && Clock::now() < end)
-    changed_.wait_until(lock, std::min(end, Clock::now() + kLook), over);
+    changed_.wait_until(lock, std::min(end, Clock::now() + kPollInterval), over);
   open.overdue = open.overdue || !open.response;
   changed_.notify_all();
 }
@@ -67,11 +67,11 @@ Requests::Response Requests::compare(const Pair& pair, const std::function<std::
   const Shared mine = kept;
   if (!mine->response && !mine->overdue) {
     wait(lock, *mine, timeout);
-  } else if (mine->response && Clock::now() >= mine->since + kAgain) {
+  } else if (mine->response && Clock::now() >= mine->since + kCompareAgain) {
     // The rank has waited for this answer once, and does not again.
     kept = post(text());
     kept->overdue = true;
-    alarm_.ring();
+    wake_up_.notify();
   }
   return mine->response.value_or(Response::kUnknown);
 }

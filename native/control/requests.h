@@ -25,10 +25,10 @@ class Requests {
  public:
   enum class Response { kUnknown, kYes, kNo };  // unknown: also that none came
 
-  // The alarm wakes the watcher; `abort`: not 0 once the job has failed, which ends all waits
+  // `wake_up` notifies the watcher; `abort`: not 0 once the job has failed, which ends all waits
   // here. Both must outlive this.
-  Requests(const Alarm& alarm, const std::atomic<std::uint32_t>& abort)
-      : alarm_(alarm), abort_(abort) {}
+  Requests(const WakeUp& wake_up, const std::atomic<std::uint32_t>& abort)
+      : wake_up_(wake_up), abort_(abort) {}
 
   // Without a watcher every request is answered at once: unknown.
   void set_watched(bool watched);
@@ -66,7 +66,7 @@ class Requests {
   const Open* first() const;
   void wait(std::unique_lock<std::mutex>& lock, Open& open, std::chrono::milliseconds timeout);
 
-  const Alarm& alarm_;
+  const WakeUp& wake_up_;
   const std::atomic<std::uint32_t>& abort_;
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;

@@ -10,9 +10,9 @@ namespace lockstep {
 namespace {
 
 // A message of this size stays in the second-level cache between its writer and its readers.
-constexpr std::size_t kLargestMessage = 256 << 10;
-constexpr std::size_t kSmallestMessage = 64 << 10;
-constexpr std::size_t kLaneBudget = 16 << 20;  // for all lanes of one clique
+constexpr std::size_t kMaxMessage = 256 << 10;
+constexpr std::size_t kMinMessage = 64 << 10;
+constexpr std::size_t kRingBudget = 16 << 20;  // for all broadcast rings of one clique
 
 std::uint64_t hash(const std::vector<int>& devices) {
   std::uint64_t value = 0xcbf29ce484222325;  // FNV-1a
@@ -30,24 +30,25 @@ std::string join(const std::vector<int>& numbers) {
   return numbers.size() > kShown ? text + ", ..." : text;
 }
 
-std::size_t lane_capacity(std::size_t processes) {
-  const std::size_t share = kLaneBudget / (2 * Lane::kDepth * processes);
-  return std::clamp(share, kSmallestMessage, kLargestMessage) / 4096 * 4096;
+std::size_t ring_capacity(std::size_t processes) {
+  const std::size_t share = kRingBudget / (2 * BroadcastRing::kDepth * processes);
+  return std::clamp(share, kMinMessage, kMaxMessage) / 4096 * 4096;
 }
 
 }  // namespace
 
-Team::Team(World& world, std::vector<int> devices) : world_(world), devices_(std::move(devices)) {
+LocalGroup::LocalGroup(Job& job, std::vector<int> devices)
+    : job_(job), devices_(std::move(devices)) {
   for (Round& round : rounds_) {
     round.calls.resize(devices_.size());
     round.present = std::vector<std::atomic<bool>>(devices_.size());
   }
 }
 
-void Team::run(int member, std::uint32_t sequence, const Call& call, const Work& work) {
-  // Who gives up a round has left it for good: no round can be complete any more.
+void LocalGroup::run(int member, std::uint32_t sequence, const Call& call, const Work& work) {
+  // A rank that gives up a round has left it for good: no round can be complete any more.
   for (const Round& round : rounds_)
-    if (round.state.load() == Round::kAbandoned) throw Error(world_.arena().abort_text());
+    if (round.state.load() == Round::kAbandoned) throw Error(job_.arena().abort_text());
   Round& round = rounds_[sequence % 2];
   const auto index = static_cast<std::size_t>(member);
   round.calls[index] = &call;
@@ -59,20 +60,20 @@ void Team::run(int member, std::uint32_t sequence, const Call& call, const Work&
   if (!round.error.empty()) throw Error(round.error);
 }
 
-void Team::lead(Round& round, std::uint32_t sequence, const Work& work) {
+void LocalGroup::lead(Round& round, std::uint32_t sequence, const Work& work) {
   std::uint32_t gathering = Round::kGathering;
   if (!round.state.compare_exchange_strong(gathering, Round::kRunning))
-    throw Error(world_.arena().abort_text());  // a member gave up waiting and took its call along
+    throw Error(job_.arena().abort_text());  // a member gave up waiting and took its call along
   round.error.clear();
   try {
     check_same(round.calls, sequence);
     work(round.calls, sequence);
   } catch (const Divergence& error) {
-    round.error = world_.diverged(error.what());
+    round.error = job_.diverged(error.what());
   } catch (const std::exception& error) {
     round.error = error.what();
     // The peers are in the middle of this collective; they must not wait for what will not come.
-    world_.arena().abort(round.error);
+    job_.arena().abort(round.error);
   }
   for (auto& present : round.present) present.store(false, std::memory_order_relaxed);
   round.arrived.store(0, std::memory_order_relaxed);
@@ -80,35 +81,36 @@ void Team::lead(Round& round, std::uint32_t sequence, const Work& work) {
   done_.advance();
 }
 
-void Team::check_same(std::span<const Call* const> calls, std::uint32_t sequence) const {
+void LocalGroup::check_same(std::span<const Call* const> calls, std::uint32_t sequence) const {
   const Signature first = signature_of(*calls[0], sequence);
   for (std::size_t i = 1; i < calls.size(); ++i) {
     const Signature other = signature_of(*calls[i], sequence);
     if (!other.agrees(first))
-      throw Divergence("lockstep: the devices of " + world_.label(world_.process()) +
+      throw Divergence("lockstep: the devices of " + job_.label(job_.process()) +
                        " are in different collectives: device " + std::to_string(devices_[0]) +
                        " called " + describe(first) + "; device " + std::to_string(devices_[i]) +
                        " called " + describe(other) + hint_of(first, other));
   }
 }
 
-void Team::wait_for_leader(Round& round, int member, std::uint32_t sequence, const Call& call) {
+void LocalGroup::wait_for_leader(Round& round, int member, std::uint32_t sequence,
+                                 const Call& call) {
   // Abort does not end this wait by itself: once the leader runs it uses this call's buffers.
   static const std::atomic<std::uint32_t> kNever{0};
-  Deadline deadline(world_.timeout_seconds(), call.entered);
-  const auto spin = world_.sibling_spin(static_cast<int>(devices_.size()));
+  Deadline deadline(job_.timeout_seconds(), call.entered);
+  const auto spin = job_.sibling_spin(static_cast<int>(devices_.size()));
   for (;;) {
-    Watch watch{&world_.arena().header().abort_state, deadline, spin, &world_.alarm()};
+    Watch watch{&job_.arena().header().abort_state, deadline, spin, &job_.wake_up()};
     if (wait_until(done_, sequence + 1, watch) == WaitResult::kReached) return;
     // The text first: a member that comes later finds it with the abandoned round.
     const bool gathers = round.state.load() == Round::kGathering;
-    if (gathers && deadline.passed() && !world_.arena().aborted())
-      world_.timed_out("lockstep: " + std::string(name_of(call.op)) + " of " +
-                       std::to_string(call.count) + " x " + name_of(call.dtype) + ": device " +
-                       std::to_string(devices_[static_cast<std::size_t>(member)]) + " of " +
-                       world_.label(world_.process()) + " waited " + world_.timeout_text() +
-                       " for other devices of its own process: " + absent(round) +
-                       " did not call it.");
+    if (gathers && deadline.passed() && !job_.arena().aborted())
+      job_.timed_out("lockstep: " + std::string(name_of(call.op)) + " of " +
+                     std::to_string(call.count) + " x " + name_of(call.dtype) + ": device " +
+                     std::to_string(devices_[static_cast<std::size_t>(member)]) + " of " +
+                     job_.label(job_.process()) + " waited " + job_.timeout_text() +
+                     " for other devices of its own process: " + not_arrived(round) +
+                     " did not call it.");
     if (done_.reached(sequence + 1)) return;
     std::uint32_t gathering = Round::kGathering;
     if (!round.state.compare_exchange_strong(gathering, Round::kAbandoned) &&
@@ -117,19 +119,19 @@ void Team::wait_for_leader(Round& round, int member, std::uint32_t sequence, con
       wait_until(done_, sequence + 1, Watch{&kNever, Deadline(0), spin});
       return;
     }
-    throw Error(world_.arena().abort_text());
+    throw Error(job_.arena().abort_text());
   }
 }
 
-std::string Team::absent(const Round& round) const {
+std::string LocalGroup::not_arrived(const Round& round) const {
   std::vector<int> missing;
   for (std::size_t i = 0; i < devices_.size(); ++i)
     if (!round.present[i].load(std::memory_order_relaxed)) missing.push_back(devices_[i]);
   return join(missing);
 }
 
-Clique::Clique(World& world, std::vector<int> devices, const std::vector<int>& processes)
-    : world_(world), devices_(std::move(devices)), id_(hash(devices_)) {
+Clique::Clique(Job& job, std::vector<int> devices, const std::vector<int>& processes)
+    : job_(job), devices_(std::move(devices)), id_(hash(devices_)) {
   for (int rank = 0; rank < size(); ++rank) {
     const int process = processes[static_cast<std::size_t>(rank)];
     auto group = std::ranges::find(groups_, process, &Group::process);
@@ -138,45 +140,41 @@ Clique::Clique(World& world, std::vector<int> devices, const std::vector<int>& p
     group->ranks.push_back(rank);
     max_local_ = std::max(max_local_, group->ranks.size());
   }
-  const auto self = std::ranges::find(groups_, world.process(), &Group::process);
+  const auto self = std::ranges::find(groups_, job.process(), &Group::process);
   if (self == groups_.end())
-    throw Error("lockstep: " + world.label(world.process()) + " has no device in the group of " +
+    throw Error("lockstep: " + job.label(job.process()) + " has no device in the group of " +
                 describe() + ".");
   self_ = static_cast<int>(self - groups_.begin());
   std::vector<int> own;
   for (const int rank : self->ranks) own.push_back(devices_[static_cast<std::size_t>(rank)]);
-  team_ = std::make_unique<Team>(world, std::move(own));
+  local_group_ = std::make_unique<LocalGroup>(job, std::move(own));
 
   const int count = static_cast<int>(groups_.size());
-  capacity_ = lane_capacity(groups_.size());
-  const std::size_t lane = (Lane::footprint(count, capacity_) + 63) / 64 * 64;
-  const std::size_t lanes = count > 1 ? 2 * groups_.size() * lane : 0;
-  std::byte* memory = shared_memory(lanes + Mailbox::footprint(devices_.size()));
+  capacity_ = ring_capacity(groups_.size());
+  const std::size_t ring = (BroadcastRing::footprint(count, capacity_) + 63) / 64 * 64;
+  const std::size_t rings = count > 1 ? 2 * groups_.size() * ring : 0;
+  std::byte* memory = shared_memory(rings + Mailbox::footprint(devices_.size()));
   for (int group = 0; count > 1 && group < count; ++group)
-    add_lanes(group, memory + 2 * static_cast<std::size_t>(group) * lane);
-  mailbox_ = std::make_unique<Mailbox>(*this, memory + lanes);
-  world.recorder().add_clique(id_, devices_);
+    add_rings(group, memory + 2 * static_cast<std::size_t>(group) * ring);
+  mailbox_ = std::make_unique<Mailbox>(*this, memory + rings);
+  job.recorder().add_clique(id_, devices_);
 }
 
-void Clique::add_lanes(int group, std::byte* memory) {
+void Clique::add_rings(int group, std::byte* shared) {
   const int count = static_cast<int>(groups_.size());
-  const std::size_t lane = (Lane::footprint(count, capacity_) + 63) / 64 * 64;
-  std::vector<int> process_of;
-  for (const Group& each : groups_) process_of.push_back(each.process);
-  const bool is_elsewhere = world_.is_elsewhere(process_of[static_cast<std::size_t>(group)]);
-  if (is_elsewhere) {
-    inlets_.push_back(std::make_unique_for_overwrite<std::byte[]>(2 * lane + 64));
-    auto* raw = inlets_.back().get();
-    memory = raw + (64 - reinterpret_cast<std::uintptr_t>(raw) % 64) % 64;
-  }
-  std::uint32_t place = 2 * static_cast<std::uint32_t>(group);
-  for (auto* lanes : {&partials_, &results_}) {
-    if (is_elsewhere) Lane::clear(memory, count, capacity_);
-    Lane& made = lanes->emplace_back(memory, count, capacity_, group, self_);
-    if (Network* network = world_.network(); network != nullptr)
-      made.connect(*network, id_, place, process_of);
-    memory += lane;
-    ++place;
+  const std::size_t bytes = (BroadcastRing::footprint(count, capacity_) + 63) / 64 * 64;
+  const int writer = groups_[static_cast<std::size_t>(group)].process;
+  std::byte* copy = group == self_ ? nullptr : job_.transport(writer).allocate_copy(2 * bytes);
+  std::byte* memory = copy != nullptr ? copy : shared;
+  auto number = 2 * static_cast<std::uint32_t>(group);
+  for (auto* rings : {&partials_, &results_}) {
+    BroadcastRing& made = rings->emplace_back(memory, count, capacity_, group, self_);
+    for (int index = 0; index < count; ++index) {
+      const int process = groups_[static_cast<std::size_t>(index)].process;
+      if (index != self_) made.connect(job_.transport(process), {id_, number, process}, index);
+    }
+    memory += bytes;
+    ++number;
   }
 }
 
@@ -193,7 +191,7 @@ std::byte* Clique::shared_memory(std::size_t bytes) {
     auto* raw = private_memory_.data();
     return raw + (64 - reinterpret_cast<std::uintptr_t>(raw) % 64) % 64;
   }
-  Arena& arena = world_.arena();
+  Arena& arena = job_.arena();
   auto& directory = arena.header().directory;
   for (std::size_t probe = 0; probe < directory.size(); ++probe) {
     auto& entry = directory[(id_ + probe) % directory.size()];

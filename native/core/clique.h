@@ -1,10 +1,10 @@
 // A clique: the devices that take part in one collective, in rank order.
 //
 // A rank is a device; its calls come from one of XLA's threads. The ranks of one process meet in
-// `Team`: each hands in its call, the last one to arrive becomes the leader and does the work of
-// the whole process, the others sleep until it is done. So there is one thread a process in every
-// exchange between processes, bytes between processes do not grow with the devices of a process,
-// and a process with more devices than cores switches threads once a collective.
+// `LocalGroup`: each hands in its call, the last one to arrive becomes the leader and does the work
+// of the whole process, the others sleep until it is done. So there is one thread a process in
+// every exchange between processes, bytes between processes do not grow with the devices of a
+// process, and a process with more devices than cores switches threads once a collective.
 #pragma once
 
 #include <atomic>
@@ -19,12 +19,11 @@
 #include "core/types.h"
 #include "p2p/mailbox.h"
 #include "transport/shm/broadcast_ring.h"
-#include "transport/shm/cross_memory_read.h"
 #include "transport/shm/futex_wait.h"
 
 namespace lockstep {
 
-class World;
+class Job;
 
 // The ranks of one process, ascending.
 struct Group {
@@ -33,9 +32,9 @@ struct Group {
 };
 
 // The meeting place of the ranks of one process.
-class Team {
+class LocalGroup {
  public:
-  Team(World& world, std::vector<int> devices);
+  LocalGroup(Job& job, std::vector<int> devices);
 
   // Hands in the call of the member with this index. Returns when the leader has run `work` on the
   // calls of all members; throws what the leader threw, or an Error naming the devices that did not
@@ -44,7 +43,7 @@ class Team {
   void run(int member, std::uint32_t sequence, const Call& call, const Work& work);
 
  private:
-  // Two rounds are enough: nobody enters round n + 2 before all have left round n.
+  // Two rounds are enough: no rank enters round n + 2 before all have left round n.
   struct Round {
     enum State : std::uint32_t { kGathering, kRunning, kAbandoned };
     std::atomic<std::uint32_t> state{kGathering};
@@ -58,9 +57,9 @@ class Team {
   void check_same(std::span<const Call* const> calls, std::uint32_t sequence) const;
   void lead(Round& round, std::uint32_t sequence, const Work& work);
   void wait_for_leader(Round& round, int member, std::uint32_t sequence, const Call& call);
-  std::string absent(const Round& round) const;
+  std::string not_arrived(const Round& round) const;
 
-  World& world_;
+  Job& job_;
   std::vector<int> devices_;
   Round rounds_[2];
   Counter done_;
@@ -68,7 +67,7 @@ class Team {
 
 class Clique {
  public:
-  Clique(World& world, std::vector<int> devices, const std::vector<int>& processes);
+  Clique(Job& job, std::vector<int> devices, const std::vector<int>& processes);
 
   int size() const { return static_cast<int>(devices_.size()); }
   const std::vector<int>& devices() const { return devices_; }
@@ -76,29 +75,29 @@ class Clique {
   int self() const { return self_; }  // index of this process's group; -1 when it has no rank here
   std::size_t max_local() const { return max_local_; }
   std::size_t capacity() const { return capacity_; }
-  World& world() const { return world_; }
-  Team& team() { return *team_; }
+  Job& job() const { return job_; }
+  LocalGroup& local_group() { return *local_group_; }
   Mailbox& mailbox() { return *mailbox_; }
 
-  // The lanes of the group with this index. Every collective sends its first message of a chunk on
-  // the partials lane; all-reduce sends what it has reduced on the results lane.
-  Lane& partials(int group) { return partials_[static_cast<std::size_t>(group)]; }
-  Lane& results(int group) { return results_[static_cast<std::size_t>(group)]; }
+  // The broadcast rings of the group with this index. Every collective sends its first message of a
+  // chunk on the partials ring; all-reduce sends what it has reduced on the results ring.
+  BroadcastRing& partials(int group) { return partials_[static_cast<std::size_t>(group)]; }
+  BroadcastRing& results(int group) { return results_[static_cast<std::size_t>(group)]; }
 
   // "8 devices: 0, 1, 2048, ..." for errors.
   std::string describe() const;
   std::uint64_t id() const { return id_; }
   int member_of(int rank) const { return member_of_[static_cast<std::size_t>(rank)]; }
 
-  // Whether all processes of the clique can read one another's memory; nobody knows at first.
-  // Belongs to the leader.
+  // Whether all processes of the clique can read one another's memory; unknown at first. For the
+  // leader.
   std::optional<bool>& single_copy() { return single_copy_; }
 
  private:
   std::byte* shared_memory(std::size_t bytes);
-  void add_lanes(int group, std::byte* memory);
+  void add_rings(int group, std::byte* shared);
 
-  World& world_;
+  Job& job_;
   std::vector<int> devices_;
   std::uint64_t id_;  // a hash of the devices
   std::vector<Group> groups_;
@@ -108,49 +107,47 @@ class Clique {
   std::size_t capacity_ = 0;
   std::optional<bool> single_copy_;
   std::vector<std::byte> private_memory_;
-  // Rings of lanes that are written on other hosts.
-  std::vector<std::unique_ptr<std::byte[]>> inlets_;
-  std::vector<Lane> partials_;
-  std::vector<Lane> results_;
-  std::unique_ptr<Team> team_;
+  std::vector<BroadcastRing> partials_;
+  std::vector<BroadcastRing> results_;
+  std::unique_ptr<LocalGroup> local_group_;
   std::unique_ptr<Mailbox> mailbox_;
 };
 
 // One collective of one process, as its leader sees it: waits with the collective's deadline, and
 // the checks of what the peers send.
-class Exchange {
+class CollectiveContext {
  public:
-  Exchange(Clique& clique, std::span<const Call* const> calls, std::uint32_t sequence);
+  CollectiveContext(Clique& clique, std::span<const Call* const> calls, std::uint32_t sequence);
 
   Clique& clique() { return clique_; }
   int peers() const { return static_cast<int>(clique_.groups().size()); }
   int self() const { return clique_.self(); }
 
-  // A free slot of one of this process's lanes; nothing is sent before `publish`.
-  std::byte* acquire(Lane& lane);
-  // `part_for` says of a group on another host what of the payload it needs: a Lane::Part.
+  // A free slot of one of this process's rings; nothing is sent before `publish`.
+  std::byte* acquire(BroadcastRing& ring);
+  // `part_for` maps a group that does not share memory to the part of the payload that it needs.
   template <typename PartFor>
-  void publish(Lane& lane, const PartFor& part_for) {
-    lane.publish(signature_, part_for, watch_);
+  void publish(BroadcastRing& ring, const PartFor& part_for) {
+    ring.publish(signature_, part_for, watch_);
   }
-  void release(Lane& lane) { lane.release(watch_); }
-  // The next message of a peer's lane. Throws when the peer is in another collective.
-  const std::byte* await(Lane& lane);
+  void release(BroadcastRing& ring) { ring.release(watch_); }
+  // The next message of a peer's ring. Throws when the peer is in another collective.
+  const std::byte* await(BroadcastRing& ring);
 
   // Whether this collective, in which so many bytes go from one process to another, moves them in
   // one copy. The same answer in every process: the first time, they try it and tell one another.
   bool single_copy(std::size_t bytes);
   // Copies from the memory of the group with this index.
-  void read(int group, std::span<const PeerMemory::Piece> pieces);
-  // Returns when every peer has released all messages of this process's lane: none of them reads a
+  void read(int group, std::span<const MemoryPiece> pieces);
+  // Returns when every peer has released all messages of this process's ring: none of them reads a
   // buffer any more whose address was in one.
-  void drain(Lane& lane);
+  void drain(BroadcastRing& ring);
 
  private:
   bool agree_on_single_copy();
-  // Sends the byte to all and hands each of theirs to `take`.
+  // Sends the byte to all peers and hands each of theirs to `take`.
   template <typename Take>
-  void tell_all(std::byte mine, Take take);
+  void broadcast(std::byte mine, Take take);
   void wait(Counter& counter, std::uint32_t target, int peer);
   void check(const Signature& theirs, int peer);
   void record_arrival();
@@ -161,7 +158,7 @@ class Exchange {
   std::span<const Call* const> calls_;
   Signature signature_;
   Watch watch_;
-  std::uint32_t first_;  // the number of this collective's first message on the partials lanes
+  std::uint32_t first_;  // the number of this collective's first message on the partials rings
   int arrived_ = 0;      // peers whose first message is there
 };
 

@@ -6,73 +6,74 @@
 
 namespace lockstep {
 
-Exchange::Exchange(Clique& clique, std::span<const Call* const> calls, std::uint32_t sequence)
+CollectiveContext::CollectiveContext(Clique& clique, std::span<const Call* const> calls,
+                                     std::uint32_t sequence)
     : clique_(clique),
       calls_(calls),
       signature_(signature_of(*calls[0], sequence)),
-      watch_{&clique.world().arena().header().abort_state,
-             Deadline(clique.world().timeout_seconds(), calls[0]->entered),
-             clique.world().process_spin(), &clique.world().alarm()},
+      watch_{&clique.job().arena().header().abort_state,
+             Deadline(clique.job().timeout_seconds(), calls[0]->entered),
+             clique.job().process_spin(), &clique.job().wake_up()},
       first_(clique.groups().size() > 1 ? clique.partials(clique.self()).next() : 0) {
-  if (clique.world().arena().aborted()) throw Error(clique.world().arena().abort_text());
+  if (clique.job().arena().aborted()) throw Error(clique.job().arena().abort_text());
   if (calls.size() > 1) record_arrival();  // of the siblings; that of the peers may follow
 }
 
-void Exchange::record_arrival() {
+void CollectiveContext::record_arrival() {
   if (calls_[0]->record.entry == nullptr) return;  // no device of this process has a recorder
   const auto now = QuickClock::now();
   for (const Call* call : calls_) Recorder::arrived(call->record, now);
 }
 
-std::byte* Exchange::acquire(Lane& lane) {
-  while (Counter* reader = lane.blocked_by())
-    wait(*reader, lane.free_target(), lane.index_of(reader));
-  return lane.payload();
+std::byte* CollectiveContext::acquire(BroadcastRing& ring) {
+  while (Counter* reader = ring.blocked_by())
+    wait(*reader, ring.free_target(), ring.index_of(reader));
+  return ring.payload();
 }
 
-const std::byte* Exchange::await(Lane& lane) {
-  const bool waits = !lane.written().reached(lane.next() + 1);
-  wait(lane.written(), lane.next() + 1, lane.writer());
-  check(lane.signature(), lane.writer());
+const std::byte* CollectiveContext::await(BroadcastRing& ring) {
+  const bool waits = !ring.written().reached(ring.next() + 1);
+  wait(ring.written(), ring.next() + 1, ring.writer());
+  check(ring.signature(), ring.writer());
   // The first messages of a collective are its first awaits, one for each peer.
   if (arrived_ < peers() - 1 && ++arrived_ == peers() - 1 && waits) record_arrival();
-  return lane.payload();
+  return ring.payload();
 }
 
-void Exchange::check(const Signature& theirs, int peer) {
+void CollectiveContext::check(const Signature& theirs, int peer) {
   if (theirs.agrees(signature_)) return;
-  World& world = clique_.world();
+  Job& job = clique_.job();
   const int process = clique_.groups()[static_cast<std::size_t>(peer)].process;
-  if (theirs.same_call(signature_) && world.let_through(signature_.origin, process, theirs.origin))
+  if (theirs.same_call(signature_) && job.may_meet(signature_.origin, process, theirs.origin))
     return;
   throw Divergence("lockstep: the processes are in different collectives on " + clique_.describe() +
-                   ": " + world.label(world.process()) + " called " +
-                   lockstep::describe(signature_) + "; " + world.label(process) + " called " +
-                   lockstep::describe(theirs) + hint_of(signature_, theirs));
+                   ": " + job.label(job.process()) + " called " + lockstep::describe(signature_) +
+                   "; " + job.label(process) + " called " + lockstep::describe(theirs) +
+                   hint_of(signature_, theirs));
 }
 
-bool Exchange::single_copy(std::size_t bytes) {
-  if (bytes == 0 || bytes < clique_.world().single_copy_from()) return false;
+bool CollectiveContext::single_copy(std::size_t bytes) {
+  if (bytes == 0 || bytes < clique_.job().single_copy_from()) return false;
   auto& known = clique_.single_copy();
   if (!known) known = agree_on_single_copy();
   return *known;
 }
 
-bool Exchange::agree_on_single_copy() {
-  // Who is here has started, and can be read if anybody can.
-  tell_all(std::byte{0}, [](std::byte) {});
+bool CollectiveContext::agree_on_single_copy() {
+  // A process that is here has started, and can be read if that is permitted.
+  broadcast(std::byte{0}, [](std::byte) {});
   bool all = true;
   for (const Group& group : clique_.groups())
-    all = clique_.world().peers().readable(group.process) && all;
-  tell_all(std::byte{all}, [&](std::byte theirs) { all = theirs != std::byte{0} && all; });
+    all = clique_.job().transport(group.process).can_read(group.process) && all;
+  broadcast(std::byte{all}, [&](std::byte theirs) { all = theirs != std::byte{0} && all; });
   return all;
 }
 
 template <typename Take>
-void Exchange::tell_all(std::byte mine, Take take) {
-  Lane& own = clique_.partials(self());
+void CollectiveContext::broadcast(std::byte mine, Take take) {
+  BroadcastRing& own = clique_.partials(self());
   *acquire(own) = mine;
-  publish(own, [](int) { return Lane::Part{0, 1}; });
+  publish(own, [](int) { return BroadcastRing::Part{0, 1}; });
   for (int group = 0; group < peers(); ++group) {
     if (group == self()) continue;
     take(*await(clique_.partials(group)));
@@ -80,23 +81,24 @@ void Exchange::tell_all(std::byte mine, Take take) {
   }
 }
 
-void Exchange::read(int group, std::span<const PeerMemory::Piece> pieces) {
-  clique_.world().peers().read(clique_.groups()[static_cast<std::size_t>(group)].process, pieces);
+void CollectiveContext::read(int group, std::span<const MemoryPiece> pieces) {
+  const int process = clique_.groups()[static_cast<std::size_t>(group)].process;
+  clique_.job().transport(process).read(process, pieces);
 }
 
-void Exchange::drain(Lane& lane) {
-  while (Counter* reader = lane.unread_by())
-    wait(*reader, lane.read_target(), lane.index_of(reader));
+void CollectiveContext::drain(BroadcastRing& ring) {
+  while (Counter* reader = ring.unread_by())
+    wait(*reader, ring.read_target(), ring.index_of(reader));
 }
 
-void Exchange::wait(Counter& counter, std::uint32_t target, int peer) {
-  World& world = clique_.world();
-  watch_.left = world.has_left(clique_.groups()[static_cast<std::size_t>(peer)].process);
+void CollectiveContext::wait(Counter& counter, std::uint32_t target, int peer) {
+  Job& job = clique_.job();
+  watch_.left = job.has_left(clique_.groups()[static_cast<std::size_t>(peer)].process);
   switch (wait_until(counter, target, watch_)) {
     case WaitResult::kReached:
       return;
     case WaitResult::kAborted:
-      throw Error(world.arena().abort_text());
+      throw Error(job.arena().abort_text());
     case WaitResult::kLeft:
       give_up_on(peer);
     case WaitResult::kDeadline:
@@ -104,14 +106,14 @@ void Exchange::wait(Counter& counter, std::uint32_t target, int peer) {
   }
 }
 
-void Exchange::give_up_on(int peer) {
-  World& world = clique_.world();
-  throw Error(world.has_ended(clique_.groups()[static_cast<std::size_t>(peer)].process,
-                              lockstep::describe(signature_) + " on " + clique_.describe()));
+void CollectiveContext::give_up_on(int peer) {
+  Job& job = clique_.job();
+  throw Error(job.has_ended(clique_.groups()[static_cast<std::size_t>(peer)].process,
+                            lockstep::describe(signature_) + " on " + clique_.describe()));
 }
 
-void Exchange::give_up(int peer) {
-  World& world = clique_.world();
+void CollectiveContext::give_up(int peer) {
+  Job& job = clique_.job();
   constexpr int kNamed = 8;  // the text has to fit into an exception
   std::string missing;
   int count = 0;
@@ -119,16 +121,16 @@ void Exchange::give_up(int peer) {
     if (group != self() && !clique_.partials(group).written().reached(first_ + 1) &&
         ++count <= kNamed)
       missing += (missing.empty() ? "" : ", ") +
-                 world.label(clique_.groups()[static_cast<std::size_t>(group)].process);
+                 job.label(clique_.groups()[static_cast<std::size_t>(group)].process);
   if (count > kNamed) missing += " and " + std::to_string(count - kNamed) + " more";
   std::string text = "lockstep: " + lockstep::describe(signature_) + " on " + clique_.describe() +
-                     ": " + world.label(world.process()) + " waited " + world.timeout_text() + ". ";
+                     ": " + job.label(job.process()) + " waited " + job.timeout_text() + ". ";
   if (!missing.empty())
     text += "Not arrived: " + missing + ".";
   else
-    text += world.label(clique_.groups()[static_cast<std::size_t>(peer)].process) +
+    text += job.label(clique_.groups()[static_cast<std::size_t>(peer)].process) +
             " arrived but stopped in the middle of it.";
-  throw Error(world.timed_out(
+  throw Error(job.timed_out(
       text + " --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; 0 means none."));
 }
 

@@ -10,7 +10,7 @@ namespace lockstep {
 Communicator::Communicator(Clique& clique, int rank)
     : clique_(clique),
       rank_(rank),
-      ring_(clique.world().recorder().ring(clique.devices()[static_cast<std::size_t>(rank)])),
+      ring_(clique.job().recorder().ring(clique.devices()[static_cast<std::size_t>(rank)])),
       port_(clique, rank) {}
 
 void Communicator::run(Call call) {
@@ -31,7 +31,7 @@ auto Communicator::recorded(const Record& record, const Origin& origin, Step ste
     return step();
   } catch (const Error& error) {
     Recorder::finish(record, RecordEntry::kRaised);
-    if (clique_.world().has_raised_before(origin)) throw Error(as_earlier(error.what()));
+    if (clique_.job().has_raised_before(origin)) throw Error(as_earlier(error.what()));
     throw;
   } catch (...) {
     Recorder::finish(record, RecordEntry::kRaised);
@@ -45,23 +45,23 @@ void Communicator::fail(const std::string& what) {
       "lockstep: " + what +
       ". This jaxlib calls its collectives in an order that this version of Lockstep does not "
       "know; `lockstep doctor` names the versions that it does.";
-  clique_.world().arena().abort(text);
+  clique_.job().arena().abort(text);
   throw Error(text);
 }
 
 void Communicator::run_locked(Call& call) {
-  World& world = clique_.world();
-  world.check_allowed(call.origin);
+  Job& job = clique_.job();
+  job.check_allowed(call.origin);
   if (rounds_ != 0) fail(std::string(name_of(call.op)) + " in the middle of an all-to-all");
-  const World::Call running(world);
+  const Job::Call running(job);
   const std::uint32_t sequence = sequence_++;
   call.entered = QuickClock::now();
   call.record = Recorder::begin(ring_, call, clique_.id(), sequence, rank_);
   recorded(call.record, call.origin, [&] {
-    clique_.team().run(clique_.member_of(rank_), sequence, call,
-                       [this](std::span<const Call* const> calls, std::uint32_t number) {
-                         run_collective(clique_, calls, number);
-                       });
+    clique_.local_group().run(clique_.member_of(rank_), sequence, call,
+                              [this](std::span<const Call* const> calls, std::uint32_t number) {
+                                run_collective(clique_, calls, number);
+                              });
   });
   Recorder::finish(call.record, RecordEntry::kDone);
 }
@@ -69,7 +69,7 @@ void Communicator::run_locked(Call& call) {
 void Communicator::send_receive(const std::byte* from, int target, std::byte* to, int source,
                                 std::size_t bytes, const Origin& origin) {
   std::lock_guard lock(mutex_);
-  clique_.world().check_allowed(origin);
+  clique_.job().check_allowed(origin);
   const int next = rounds_ + 1;
   if (target != (rank_ + next) % size() || source != (rank_ + size() - next) % size() ||
       (rounds_ != 0 && all_to_all_.count != bytes))
@@ -92,7 +92,7 @@ void Communicator::send_receive(const std::byte* from, int target, std::byte* to
 // A collective-permute of this rank is its receive, if it has one, and its sends; it ends with the
 // wait for the last of them.
 void Communicator::begin_permute(std::size_t bytes, const Origin& origin) {
-  clique_.world().check_allowed(origin);
+  clique_.job().check_allowed(origin);
   if (open_requests_++ != 0) return;
   Call call;
   call.op = Op::kPermute;
@@ -121,7 +121,7 @@ Request* Communicator::receive(int source, std::byte* data, std::size_t bytes,
 
 void Communicator::wait(Request* request) {
   std::lock_guard lock(mutex_);
-  const World::Call running(clique_.world());
+  const Job::Call running(clique_.job());
   --open_requests_;
   recorded(permute_, permute_origin_, [&] { port_.wait(request); });
   if (open_requests_ == 0) Recorder::finish(permute_, RecordEntry::kDone);

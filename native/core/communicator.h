@@ -7,7 +7,7 @@
 
 #include "core/clique.h"
 #include "core/types.h"
-#include "p2p/mailbox.h"
+#include "p2p/port.h"
 #include "recorder/recorder.h"
 
 namespace lockstep {

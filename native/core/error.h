@@ -1,4 +1,4 @@
-// One error type: its text is what the user reads, so whoever throws writes a whole sentence that
+// One error type: its text is what the user reads, so it is a whole sentence that
 // says what happened, on which process, and what to do.
 #pragma once
 

@@ -15,24 +15,24 @@ namespace {
 // that never recovers from the first sleep: each side gives up just before the other one is awake.
 constexpr std::chrono::microseconds kSpin{200};
 
-constexpr std::chrono::milliseconds kPatience{1000};
+constexpr std::chrono::milliseconds kRequestTimeout{1000};
 // After so many looks without a collective a program that has ended is believed to have none left.
-constexpr int kQuietLooks = 60;
-constexpr std::chrono::milliseconds kBetweenLooks{5};
+constexpr int kQuietPolls = 60;
+constexpr std::chrono::milliseconds kQuietInterval{5};
 // Longer: without an answer two programs count as one, for that call.
-constexpr std::chrono::milliseconds kComparison{20000};
+constexpr std::chrono::milliseconds kComparisonTimeout{20000};
 
-// What stays for the life of the World: without the key.
-WorldOptions kept(const WorldOptions& options) {
-  WorldOptions kept = options;
-  kept.network.key = SecretBytes();
+// What stays for the life of the Job: without the key.
+JobOptions kept(const JobOptions& options) {
+  JobOptions kept = options;
+  kept.endpoint.key = SecretBytes();
   return kept;
 }
 
-RecorderOptions complete(const WorldOptions& options) {
+RecorderOptions complete(const JobOptions& options) {
   RecorderOptions recorder = options.recorder;
   recorder.process = options.process;
-  recorder.num_processes = static_cast<int>(options.labels.size()) - options.network.num_agents;
+  recorder.num_processes = static_cast<int>(options.labels.size()) - options.endpoint.num_agents;
   recorder.nonce = options.nonce;
   recorder.label = options.labels.at(static_cast<std::size_t>(options.process));
   return recorder;
@@ -40,31 +40,34 @@ RecorderOptions complete(const WorldOptions& options) {
 
 }  // namespace
 
-World::World(WorldOptions options)
+Job::Job(JobOptions options)
     : options_(kept(options)),
       arena_(options_.arena ? options_.arena
                             : std::make_shared<Arena>(options_.arena_fd, options_.nonce)),
       recorder_(complete(options_)),
-      requests_(alarm_, arena_->header().abort_state),
-      peers_(*arena_, options_.process, options_.labels, options_.single_copy && !is_agent()),
-      network_(options.network.addresses.empty()
-                   ? nullptr
-                   : std::make_unique<Network>(options.network, options_.process, options_.nonce,
-                                               options_.labels, arena_)) {}
+      requests_(wake_up_, arena_->header().abort_state),
+      shm_(*arena_, options_.process, options_.labels, options_.single_copy && !is_agent()),
+      endpoint_(options.endpoint.addresses.empty()
+                    ? nullptr
+                    : std::make_unique<Endpoint>(options.endpoint, options_.process, options_.nonce,
+                                                 options_.labels, arena_)),
+      tcp_(endpoint_ ? std::make_unique<TcpTransport>(*endpoint_, arena_->header().abort_state,
+                                                      options_.timeout_seconds, wake_up_)
+                     : nullptr) {}
 
-World::~World() {
+Job::~Job() {
   mark_left();
-  // Its reader writes into the rings of the cliques.
-  network_.reset();
+  // Its progress thread writes into the rings of the cliques.
+  endpoint_.reset();
 }
 
-std::string World::timeout_text() const {
+std::string Job::timeout_text() const {
   std::ostringstream text;
   text << std::setprecision(15) << options_.timeout_seconds << " s";
   return text.str();
 }
 
-void World::set_devices(const std::vector<int>& ids, const std::vector<int>& processes) {
+void Job::set_devices(const std::vector<int>& ids, const std::vector<int>& processes) {
   std::vector<int> own;
   std::lock_guard lock(mutex_);
   for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -78,18 +81,18 @@ void World::set_devices(const std::vector<int>& ids, const std::vector<int>& pro
   recorder_.set_devices(own);
 }
 
-std::size_t World::num_devices() const {
+std::size_t Job::num_devices() const {
   std::lock_guard lock(mutex_);
   return process_of_.size();
 }
 
-int World::process_of(int device) const {
+int Job::process_of(int device) const {
   std::lock_guard lock(mutex_);
   const auto found = process_of_.find(device);
   return found == process_of_.end() ? -1 : found->second;
 }
 
-Clique& World::clique(const std::vector<int>& devices) {
+Clique& Job::clique(const std::vector<int>& devices) {
   std::vector<int> processes;
   for (const int device : devices) {
     processes.push_back(process_of(device));
@@ -102,13 +105,13 @@ Clique& World::clique(const std::vector<int>& devices) {
   return *slot;
 }
 
-void World::forbid(std::string text) {
+void Job::forbid(std::string text) {
   std::lock_guard lock(forbidden_mutex_);
   forbidden_text_ = std::move(text);
   forbidden_.store(!forbidden_text_.empty() || !refused_.empty(), std::memory_order_release);
 }
 
-void World::check_allowed(const Origin& origin) {
+void Job::check_allowed(const Origin& origin) {
   if (!forbidden_.load(std::memory_order_acquire)) return;
   std::lock_guard lock(forbidden_mutex_);
   const auto refused = refused_.find(origin.execution);
@@ -118,79 +121,75 @@ void World::check_allowed(const Origin& origin) {
   throw Error(forbidden_text_);
 }
 
-bool World::has_raised_before(const Origin& origin) {
+bool Job::has_raised_before(const Origin& origin) {
   std::int64_t first = 0;
   if (origin.execution == 0 || first_raised_.compare_exchange_strong(first, origin.execution))
     return false;
   return first != origin.execution;
 }
 
-void World::set_watched(bool watched) {
+void Job::set_watched(bool watched) {
   requests_.set_watched(watched);
-  if (network_) network_->set_watcher(watched ? &alarm_ : nullptr);
+  if (endpoint_) endpoint_->set_watcher(watched ? &wake_up_ : nullptr);
 }
 
-std::string World::diverged(const std::string& text) {
-  if (!arena_->aborted()) requests_.ask(text, kPatience);
+std::string Job::diverged(const std::string& text) {
+  if (!arena_->aborted()) requests_.ask(text, kRequestTimeout);
   arena_->abort(text);
   return arena_->abort_text();
 }
 
-std::string World::timed_out(const std::string& text) {
-  if (!arena_->aborted()) requests_.ask("deadline " + text, kPatience);
+std::string Job::timed_out(const std::string& text) {
+  if (!arena_->aborted()) requests_.ask("deadline " + text, kRequestTimeout);
   arena_->abort(text);
   return arena_->abort_text();
 }
 
-std::string World::has_ended(int process, const std::string& what) {
+std::string Job::has_ended(int process, const std::string& what) {
   return diverged("lockstep: " + what + ": " + label(this->process()) + " waits for " +
                   label(process) +
                   ", whose program has ended. Look for a loop that is shorter there, or an exit "
                   "that only one process takes.");
 }
 
-const std::atomic<std::uint32_t>* World::has_left(int process) const {
-  if (!network_) return nullptr;
-  if (network_->is_elsewhere(process)) return &network_->has_left(process);
-  const auto& all = arena_->header().processes;
-  const auto index = static_cast<std::size_t>(process);
-  return index < all.size() ? &all[index].left : nullptr;
+const std::atomic<std::uint32_t>* Job::has_left(int process) {
+  return endpoint_ ? transport(process).has_left(process) : nullptr;
 }
 
-void World::mark_left() {
+void Job::mark_left() {
   auto& all = arena_->header().processes;
   const auto index = static_cast<std::size_t>(process());
   if (index < all.size()) all[index].left.store(1, std::memory_order_release);
 }
 
 // The program has ended, but what it has dispatched and forgotten may still be running.
-void World::finish_what_runs() {
+void Job::drain_collectives() {
   std::uint64_t seen = begun_.load();
   // Looks are counted, not time: when this thread has stood still, so have the others.
-  for (int quiet = 0; quiet < kQuietLooks && !arena_->aborted();) {
-    std::this_thread::sleep_for(kBetweenLooks);
+  for (int quiet = 0; quiet < kQuietPolls && !arena_->aborted();) {
+    std::this_thread::sleep_for(kQuietInterval);
     const std::uint64_t begun = begun_.load();
     quiet = begun == seen && begun == ended_.load() ? quiet + 1 : 0;
     seen = begun;
   }
 }
 
-void World::leave(Recorder::State state) {
-  if (network_ && state == Recorder::kEnded && !is_agent()) finish_what_runs();
+void Job::leave(Recorder::State state) {
+  if (endpoint_ && state == Recorder::kEnded && !is_agent()) drain_collectives();
   recorder_.set_state(state);
-  // Who has failed says more, by abort.
+  // A process that has failed says more in its abort.
   if (state != Recorder::kEnded) return;
   mark_left();
-  if (network_) network_->leave();
+  if (endpoint_) endpoint_->leave();
 }
 
-void World::retire() {
-  if (!network_) return;
-  network_->leave();
-  network_->stop();
+void Job::retire() {
+  if (!endpoint_) return;
+  endpoint_->leave();
+  endpoint_->stop();
 }
 
-bool World::let_through(const Origin& mine, int peer, const Origin& theirs) {
+bool Job::may_meet(const Origin& mine, int peer, const Origin& theirs) {
   if (mine.other_line(theirs) || mine.channel != theirs.channel) return false;
   if (arena_->aborted()) return false;
   const auto text = [&] {
@@ -199,15 +198,15 @@ bool World::let_through(const Origin& mine, int peer, const Origin& theirs) {
            std::to_string(theirs.channel);
   };
   const Requests::Pair pair{peer, theirs.execution - mine.execution};
-  const auto response = requests_.compare(pair, text, kComparison);
+  const auto response = requests_.compare(pair, text, kComparisonTimeout);
   return response != Requests::Response::kNo;
 }
 
-std::chrono::nanoseconds World::process_spin() const {
+std::chrono::nanoseconds Job::process_spin() const {
   return options_.oversubscribed ? std::chrono::nanoseconds(0) : std::chrono::nanoseconds(kSpin);
 }
 
-std::chrono::nanoseconds World::sibling_spin(int siblings) const {
+std::chrono::nanoseconds Job::sibling_spin(int siblings) const {
   return siblings <= cores() && !options_.oversubscribed ? std::chrono::nanoseconds(kSpin)
                                                          : std::chrono::nanoseconds(0);
 }

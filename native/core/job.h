@@ -15,16 +15,17 @@
 #include "control/requests.h"
 #include "core/types.h"
 #include "recorder/recorder.h"
-#include "transport/shm/cross_memory_read.h"
 #include "transport/shm/futex_wait.h"
 #include "transport/shm/segment.h"
+#include "transport/shm/shm_transport.h"
 #include "transport/tcp/endpoint.h"
+#include "transport/tcp/tcp_transport.h"
 
 namespace lockstep {
 
 class Clique;
 
-struct WorldOptions {
+struct JobOptions {
   int process = 0;
   int arena_fd = -1;
   std::uint64_t nonce = 0;
@@ -36,21 +37,21 @@ struct WorldOptions {
   // From how many bytes on, from one process to another; the same in all processes. Below, two
   // copies in the cache cost less than a system call that looks up every page.
   std::size_t single_copy_from = 512 << 10;
-  // Worlds that share one mapping, in place of arena_fd and nonce. ThreadSanitizer knows memory by
-  // its address: it sees what two Worlds of one process do to the arena only where they share it.
+  // For Jobs of one process that share one mapping, in place of arena_fd and nonce. ThreadSanitizer
+  // knows memory by its address: it sees what two Jobs do to the arena only where they share it.
   std::shared_ptr<Arena> arena;
   std::vector<std::string> labels;  // how errors name each process, and behind them each agent
   RecorderOptions recorder;         // its path, host and attempt; the rest is filled in here
-  NetworkOptions network;           // to the other hosts
+  EndpointOptions endpoint;         // to the other hosts
 };
 
-class World {
+class Job {
  public:
-  explicit World(WorldOptions options);
-  ~World();
+  explicit Job(JobOptions options);
+  ~Job();
 
   int process() const { return options_.process; }
-  int num_processes() const { return num_members() - options_.network.num_agents; }
+  int num_processes() const { return num_members() - options_.endpoint.num_agents; }
   bool is_agent() const { return process() >= num_processes(); }
   int cores() const { return options_.cores; }
   int device_id_bytes() const { return options_.device_id_bytes; }
@@ -59,7 +60,7 @@ class World {
   const std::string& label(int process) const { return options_.labels.at(process); }
   Arena& arena() { return *arena_; }
   Recorder& recorder() { return recorder_; }
-  const Alarm& alarm() const { return alarm_; }
+  const WakeUp& wake_up() const { return wake_up_; }
 
   // While this is set, a collective of this process raises it at once. Empty: none. An execution
   // that was refused stays refused: the devices of a process come to a collective one by one, and
@@ -80,43 +81,45 @@ class World {
   // numbers, because it was compiled from other lines, or comes from a compilation cache. Asks the
   // watcher, because only Python can compare programs. Without an answer they may meet this time,
   // and the next call looks for it again.
-  bool let_through(const Origin& mine, int peer, const Origin& theirs);
+  bool may_meet(const Origin& mine, int peer, const Origin& theirs);
   void set_watched(bool watched);
   // For the watcher. The text of a request is "programs" and five numbers (execution and channel
   // here, the peer, execution and channel there), "deadline" and a text, or that of a divergence.
   Requests& requests() { return requests_; }
-  const PeerMemory& peers() const { return peers_; }
 
-  // Other hosts: null where there are none.
-  Network* network() const { return network_.get(); }
-  bool is_elsewhere(int process) const { return network_ && network_->is_elsewhere(process); }
-  // What says, where there are several hosts, that a process's program has ended. Null on one host:
-  // there the watcher finds out, who can tell more.
-  const std::atomic<std::uint32_t>* has_left(int process) const;
+  // The connections to other hosts; null where there are none.
+  Endpoint* endpoint() const { return endpoint_.get(); }
+  // How this process exchanges data with another one.
+  Transport& transport(int process) {
+    return endpoint_ && endpoint_->reaches(process) ? static_cast<Transport&>(*tcp_) : shm_;
+  }
+  // Not 0 once that process's program has ended, where there are several hosts. Null on one host:
+  // there the watcher detects it, and can say more.
+  const std::atomic<std::uint32_t>* has_left(int process);
   // Whether that process has died or is cut off. Known where there are several hosts.
   bool is_lost(int process) const {
-    return network_ && process >= 0 && process < num_members() && network_->is_lost(process);
+    return endpoint_ && process >= 0 && process < num_members() && endpoint_->is_lost(process);
   }
-  // Somebody waits, in `what`, for a process that has left: that is a divergence.
+  // A rank waits, in `what`, for a process that has left: that is a divergence.
   std::string has_ended(int process, const std::string& what);
   // This process's program has ended; `state` is for its record.
   void leave(Recorder::State state);
-  // Another world takes its place in this agent. It stays, for whoever is in one of its calls.
+  // Another job takes its place in this agent. This one stays, as calls may be in flight.
   void retire();
   // A collective of this process, while it lives: `leave` waits for those in flight.
   class Call {
    public:
-    explicit Call(World& world) : world_(world.network_ ? &world : nullptr) {
-      if (world_ != nullptr) world_->begun_.fetch_add(1);
+    explicit Call(Job& job) : job_(job.endpoint_ ? &job : nullptr) {
+      if (job_ != nullptr) job_->begun_.fetch_add(1);
     }
     ~Call() {
-      if (world_ != nullptr) world_->ended_.fetch_add(1);
+      if (job_ != nullptr) job_->ended_.fetch_add(1);
     }
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
 
    private:
-    World* const world_;  // null on one host, where nobody asks
+    Job* const job_;  // null on one host, where it is not needed
   };
   std::size_t single_copy_from() const { return options_.single_copy_from; }
 
@@ -143,10 +146,10 @@ class World {
   std::chrono::nanoseconds sibling_spin(int siblings) const;
 
  private:
-  const WorldOptions options_;
+  const JobOptions options_;
   const std::shared_ptr<Arena> arena_;
   Recorder recorder_;
-  Alarm alarm_;
+  WakeUp wake_up_;
   Requests requests_;
   std::atomic<bool> forbidden_{false};  // something is, or was refused
   std::mutex forbidden_mutex_;
@@ -158,10 +161,11 @@ class World {
   // Of the network: processes and agents.
   int num_members() const { return static_cast<int>(options_.labels.size()); }
   void mark_left();
-  void finish_what_runs();
+  void drain_collectives();
 
-  const PeerMemory peers_;
-  std::unique_ptr<Network> network_;
+  ShmTransport shm_;
+  std::unique_ptr<Endpoint> endpoint_;
+  std::unique_ptr<TcpTransport> tcp_;
   std::atomic<std::uint64_t> begun_{0}, ended_{0};  // calls
   mutable std::mutex mutex_;
   std::unordered_map<int, int> process_of_;

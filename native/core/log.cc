@@ -28,7 +28,7 @@ void log_or_drop(std::string_view line) {
     send(STDERR_FILENO, text, size + 1, MSG_DONTWAIT | MSG_NOSIGNAL);
   } else {
     // O_NONBLOCK belongs to what is open and not to the number, and others have opened it too: so
-    // it is opened once more. Without the right to, only who writes at the same moment can block.
+    // it is opened once more. Without the right to, only a writer at the same moment can block.
     const NoBrokenPipe quiet;
     const Descriptor own(open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
     pollfd asked{STDERR_FILENO, POLLOUT, 0};

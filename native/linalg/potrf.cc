@@ -33,7 +33,7 @@ void factor(T* a, std::int64_t size) {
 
 // The factor of the latest block, kept for the devices that ask for it next; a device that comes
 // with another block while one is being factored does its own. A function of the block's bits
-// alone, so it matters to nobody which device found it, or for which program.
+// alone, so it does not matter which device found it, or for which program.
 template <typename T>
 class Latest {
  public:
@@ -41,7 +41,7 @@ class Latest {
     const auto count = static_cast<std::size_t>(size * size);
     std::unique_lock lock(mutex_);
     if (is_block(a, count)) {
-      // Who finds it is running, with a turn of its own, and waits for nobody.
+      // The device that finds it is running, with a turn of its own, and waits for no other.
       found_.wait(lock, [&] { return !busy_ || !is_block(a, count); });
       if (is_block(a, count)) {
         std::copy_n(factor_.begin(), count, a);

@@ -81,14 +81,14 @@ LOCKSTEP_INLINE T conjugate(T a) {
 
 // What is done to an element a of row r at column j: sums[r] += a v[j], or += conj(a) v[j];
 // y[j] += a x[r], or += conj(a) x[r].
-struct Job {
+struct Pass {
   bool sums, conjugate_in_sums, combine, conjugate_in_combine;
 };
-constexpr Job kDots{true, true, false, false};
-constexpr Job kCombine{false, false, true, false};
-constexpr Job kHermitian{true, false, true, true};
+constexpr Pass kDots{true, true, false, false};
+constexpr Pass kCombine{false, false, true, false};
+constexpr Pass kHermitian{true, false, true, true};
 
-template <typename T, Job kJob, std::int64_t kCount>
+template <typename T, Pass kPass, std::int64_t kCount>
 LOCKSTEP_INLINE void pass(const T* a, std::int64_t stride, std::int64_t columns, const T* v,
                           T* sums, const T* x, T* y) {
   using R = Real<T>;
@@ -97,70 +97,70 @@ LOCKSTEP_INLINE void pass(const T* a, std::int64_t stride, std::int64_t columns,
   Vector<R> straight[kCount], crossed[kCount], real[kCount], imaginary[kCount];
   for (std::int64_t r = 0; r < kCount; ++r) {
     straight[r] = crossed[r] = zero;
-    if constexpr (kJob.combine && kComplex<T>) {
+    if constexpr (kPass.combine && kComplex<T>) {
       // a x = (ar xr - ai xi, ai xr + ar xi); conj(a) x = (ar xr + ai xi, -ai xr + ar xi).
       const Vector<R> signs = alternating<R>();
       const Vector<R> ones = zero + R(1);
-      real[r] = (kJob.conjugate_in_combine ? signs : ones) * x[r].real();
-      imaginary[r] = (kJob.conjugate_in_combine ? ones : -signs) * x[r].imag();
-    } else if constexpr (kJob.combine) {
+      real[r] = (kPass.conjugate_in_combine ? signs : ones) * x[r].real();
+      imaginary[r] = (kPass.conjugate_in_combine ? ones : -signs) * x[r].imag();
+    } else if constexpr (kPass.combine) {
       real[r] = zero + x[r];
     }
   }
   std::int64_t j = 0;
   for (; j + kWide <= columns; j += kWide) {
     Vector<R> vj = zero, turned = zero, yj = zero;
-    if constexpr (kJob.sums) {
+    if constexpr (kPass.sums) {
       turned = vj = *reinterpret_cast<const Vector<R>*>(v + j);
       if constexpr (kComplex<T>) swap_parts<R>(turned);
     }
-    if constexpr (kJob.combine) yj = *reinterpret_cast<const Vector<R>*>(y + j);
+    if constexpr (kPass.combine) yj = *reinterpret_cast<const Vector<R>*>(y + j);
     for (std::int64_t r = 0; r < kCount; ++r) {
       auto arj = *reinterpret_cast<const Vector<R>*>(a + r * stride + j);
-      if constexpr (kJob.sums) straight[r] += arj * vj;
-      if constexpr (kJob.sums && kComplex<T>) crossed[r] += arj * turned;
-      if constexpr (kJob.combine) yj += arj * real[r];
-      if constexpr (kJob.combine && kComplex<T>) {
+      if constexpr (kPass.sums) straight[r] += arj * vj;
+      if constexpr (kPass.sums && kComplex<T>) crossed[r] += arj * turned;
+      if constexpr (kPass.combine) yj += arj * real[r];
+      if constexpr (kPass.combine && kComplex<T>) {
         swap_parts<R>(arj);
         yj += arj * imaginary[r];
       }
     }
-    if constexpr (kJob.combine) *reinterpret_cast<Vector<R>*>(y + j) = yj;
+    if constexpr (kPass.combine) *reinterpret_cast<Vector<R>*>(y + j) = yj;
   }
   for (std::int64_t r = 0; r < kCount; ++r) {
-    if constexpr (kJob.sums && kComplex<T>) {
+    if constexpr (kPass.sums && kComplex<T>) {
       // a v = (ar vr - ai vi, ar vi + ai vr); conj(a) v = (ar vr + ai vi, ar vi - ai vr).
-      constexpr R kSign = kJob.conjugate_in_sums ? 1 : -1;
+      constexpr R kSign = kPass.conjugate_in_sums ? 1 : -1;
       sums[r] += T{sum<R>(straight[r], kSign), sum<R>(crossed[r], -kSign)};
-    } else if constexpr (kJob.sums) {
+    } else if constexpr (kPass.sums) {
       sums[r] += sum<R>(straight[r], 1);
     }
     for (std::int64_t k = j; k < columns; ++k) {
       const T ark = a[r * stride + k];
-      if constexpr (kJob.sums) {
-        sums[r] += times(kJob.conjugate_in_sums ? conjugate(ark) : ark, v[k]);
+      if constexpr (kPass.sums) {
+        sums[r] += times(kPass.conjugate_in_sums ? conjugate(ark) : ark, v[k]);
       }
-      if constexpr (kJob.combine) {
-        y[k] += times(kJob.conjugate_in_combine ? conjugate(ark) : ark, x[r]);
+      if constexpr (kPass.combine) {
+        y[k] += times(kPass.conjugate_in_combine ? conjugate(ark) : ark, x[r]);
       }
     }
   }
 }
 
 // `count` rows of `columns` elements, `stride` elements apart. What the job leaves out may be null.
-template <typename T, Job kJob>
+template <typename T, Pass kPass>
 LOCKSTEP_INLINE void all(const T* a, std::int64_t stride, std::int64_t count, std::int64_t columns,
                          const T* v, T* sums, const T* x, T* y) {
   constexpr std::int64_t kTogether = 4;  // rows that share one pass over v and y
   std::int64_t r = 0;
   while (r < count) {
-    T* const sums_r = kJob.sums ? sums + r : nullptr;
-    const T* const x_r = kJob.combine ? x + r : nullptr;
+    T* const sums_r = kPass.sums ? sums + r : nullptr;
+    const T* const x_r = kPass.combine ? x + r : nullptr;
     if (r + kTogether <= count) {
-      pass<T, kJob, kTogether>(a + r * stride, stride, columns, v, sums_r, x_r, y);
+      pass<T, kPass, kTogether>(a + r * stride, stride, columns, v, sums_r, x_r, y);
       r += kTogether;
     } else {
-      pass<T, kJob, 1>(a + r * stride, stride, columns, v, sums_r, x_r, y);
+      pass<T, kPass, 1>(a + r * stride, stride, columns, v, sums_r, x_r, y);
       r += 1;
     }
   }

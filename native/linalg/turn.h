@@ -13,7 +13,7 @@ namespace lockstep::blas {
 
 class Turn {
  public:
-  // No deadline: who has a turn computes, and waits for nobody who has none.
+  // No deadline: a device that has a turn computes, and waits for none that has no turn.
   Turn() {
     Processors& all = processors();
     std::unique_lock lock(all.mutex);

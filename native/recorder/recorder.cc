@@ -20,9 +20,9 @@ constexpr std::size_t kCliqueBytes = 65536;
 constexpr std::size_t kRingHeader = 64;
 constexpr std::size_t kRingBytes = kRingHeader + Recorder::kEntries * sizeof(RecordEntry);
 // Address space for every device a process may have; what is not used takes no memory.
-constexpr std::size_t kMostRings = 4096;
+constexpr std::size_t kMaxRings = 4096;
 constexpr std::uint64_t kSmall = 4096;  // bytes
-constexpr std::size_t kMapped = kHeaderBytes + kCliqueBytes + kMostRings * kRingBytes;
+constexpr std::size_t kMapped = kHeaderBytes + kCliqueBytes + kMaxRings * kRingBytes;
 
 void copy_text(char* to, std::size_t room, const std::string& text) {
   std::memcpy(to, text.data(), std::min(text.size(), room - 1));
@@ -132,7 +132,7 @@ void Recorder::map(std::size_t bytes) {
 void Recorder::set_devices(const std::vector<int>& ids) {
   std::lock_guard lock(mutex_);
   if (!enabled_ || !rings_.empty()) return;
-  const std::size_t wanted = std::min(ids.size(), kMostRings);
+  const std::size_t wanted = std::min(ids.size(), kMaxRings);
   const std::size_t first = kHeaderBytes + kCliqueBytes;
   // Without room the job goes on unrecorded.
   if (posix_fallocate(fd_, static_cast<off_t>(first), static_cast<off_t>(wanted * kRingBytes)) != 0)
@@ -210,7 +210,7 @@ void Recorder::finish(const Record& record, RecordEntry::State state) {
   const bool is_small = done && arrived != 0 && entry.bytes <= kSmall;
   const auto now = is_small ? arrived : nanoseconds(QuickClock::now());
   entry.done_ns.store(now, std::memory_order_relaxed);
-  // Nobody had to be waited for.
+  // It did not have to wait for a peer.
   if (done && arrived == 0 && entry.op != static_cast<std::uint8_t>(Op::kPermute))
     entry.arrived_ns.store(entry.entered_ns, std::memory_order_relaxed);
   entry.state.store(state, std::memory_order_release);

@@ -13,7 +13,7 @@ constexpr std::int64_t kLineNs = 1'000'000;
 constexpr std::int64_t kBaseNs = 10 * kLineNs;
 // Of the slope, from one base to the next: one part in so many. More is no correction by NTP: the
 // counter jumped, or the machine slept.
-constexpr std::uint64_t kLargestChange = 500;
+constexpr std::uint64_t kMaxChange = 500;
 constexpr int kTries = 4;
 
 bool kernel_trusts_counter() {
@@ -78,7 +78,7 @@ void QuickClock::learn_slope(const Moment& now) {
   if (ticks < ns / 1e3) return;  // it stood still; no counter has fewer than one tick in 1 us
   const auto slope = static_cast<std::uint64_t>(ns / ticks * 0x1p32);
   const std::uint64_t change = slope > old ? slope - old : old - slope;
-  if (old == 0 || change <= old / kLargestChange) known_slope_ = slope;
+  if (old == 0 || change <= old / kMaxChange) known_slope_ = slope;
 }
 
 // Another thread may have drawn since the caller looked; then this line goes on from the middle of

@@ -35,14 +35,14 @@ std::span<const std::byte> text(const std::string& from) { return std::as_bytes(
 
 // A job of members on these hosts, of which the last ones are agents. Each has an arena of its
 // own; those that are `apart` are children of this process.
-class Job {
+class Cluster {
   const std::vector<int> hosts_;
   const int num_agents_;
   std::vector<std::string> labels_;  // which the networks of `members` look at while they live
   std::map<int, pid_t> children_;
 
  public:
-  Job(std::vector<int> hosts, int num_agents, const std::set<int>& apart = {})
+  Cluster(std::vector<int> hosts, int num_agents, const std::set<int>& apart = {})
       : hosts_(std::move(hosts)), num_agents_(num_agents), members(hosts_.size()) {
     for (int i = 0; i < size(); ++i)
       labels_.push_back((is_agent(i) ? "agent " : "process ") + std::to_string(i));
@@ -53,16 +53,16 @@ class Job {
         joining.push_back(std::async(std::launch::async, [this, i] { join(i); }));
     for (auto& one : joining) one.get();
   }
-  ~Job() {
+  ~Cluster() {
     while (!children_.empty()) kill(children_.begin()->first);
   }
-  Job(const Job&) = delete;
-  Job& operator=(const Job&) = delete;
+  Cluster(const Cluster&) = delete;
+  Cluster& operator=(const Cluster&) = delete;
 
   std::deque<Ring> rings;
   std::deque<Host> members;
 
-  Network& operator[](int member) const { return *at(member).network; }
+  Endpoint& operator[](int member) const { return *at(member).endpoint; }
   Arena& arena(int member) const { return *at(member).arena; }
   bool meets(int one, int other) const {
     return host(one) != host(other) && !(is_agent(one) && is_agent(other));
@@ -76,14 +76,14 @@ class Job {
     testing::exchange(rings, members[0], members[1], clique);
     CHECK(!arena(0).aborted() && !arena(1).aborted());
   }
-  // A note goes there, and one comes back.
+  // A control message goes there, and one comes back.
   void correspond(int one, int other) const {
     for (const auto& [from, to] : {std::pair{one, other}, std::pair{other, one}}) {
       const std::string words = "from " + std::to_string(from);
-      CHECK((*this)[from].send_note(to, text(words), kLong));
-      const Note note = (*this)[to].next_note(kLong);
-      CHECK_EQUAL(note.process, from);
-      CHECK(std::ranges::equal(note.bytes, text(words)));
+      CHECK((*this)[from].send_control(to, text(words), kLong));
+      const ControlMessage message = (*this)[to].next_control(kLong);
+      CHECK_EQUAL(message.process, from);
+      CHECK(std::ranges::equal(message.bytes, text(words)));
     }
   }
 
@@ -95,14 +95,14 @@ class Job {
 
   void join(int member) {
     Host& own = members[static_cast<std::size_t>(member)];
-    NetworkOptions options = own.options({});
+    EndpointOptions options = own.options({});
     for (int i = 0; i < size(); ++i) {
       options.addresses.push_back(meets(member, i) ? at(i).listener.address : "");
       const bool known = is_agent(member) && host(i) == host(member) && children_.contains(i);
       options.pids.push_back(known ? children_.at(i) : 0);
     }
     options.num_agents = num_agents_;
-    own.network = std::make_unique<Network>(options, member, kNonce, labels_, own.arena);
+    own.endpoint = std::make_unique<Endpoint>(options, member, kNonce, labels_, own.arena);
   }
   pid_t child(int member) {
     const pid_t pid = fork();
@@ -115,13 +115,13 @@ class Job {
 };
 
 // Two hosts with a process each, 0 and 1, and an agent each, 2 and 3.
-Job pairs(const std::set<int>& apart = {}) { return Job({0, 1, 0, 1}, 2, apart); }
+Cluster pairs(const std::set<int>& apart = {}) { return Cluster({0, 1, 0, 1}, 2, apart); }
 
 TEST(who_meets_whom) {
-  Job job = pairs();
+  Cluster job = pairs();
   for (int one = 0; one < 4; ++one)
     for (int other = 0; other < 4; ++other)
-      CHECK_EQUAL(job[one].is_elsewhere(other), job.meets(one, other));
+      CHECK_EQUAL(job[one].reaches(other), job.meets(one, other));
   job.exchange(1);
   for (int member = 0; member < 4; ++member) {
     CHECK(!job.arena(member).aborted());
@@ -132,38 +132,38 @@ TEST(who_meets_whom) {
 TEST(an_agent_that_does_not_come_is_done_without) {
   std::deque<Ring> rings;  // which outlive the networks
   Host processes[2];
-  const Listener nobody = listen_anywhere();  // takes the connection, and says nothing
+  const Listener silent = listen_anywhere();  // takes the connection, and says nothing
   const auto join = [&](int own, const std::string& address, const std::string& agent) {
     Host& host = processes[own];
-    NetworkOptions options = host.options({});
+    EndpointOptions options = host.options({});
     options.addresses = {own == 0 ? "" : address, own == 0 ? address : "", agent};
     options.num_agents = 1;
-    options.agent_patience_seconds = 0.3;
-    host.network = std::make_unique<Network>(options, own, kNonce, kThree, host.arena);
+    options.agent_connect_timeout_seconds = 0.3;
+    host.endpoint = std::make_unique<Endpoint>(options, own, kNonce, kThree, host.arena);
   };
   std::thread joining([&] { join(1, processes[0].listener.address, ""); });
-  join(0, processes[1].listener.address, nobody.address);
+  join(0, processes[1].listener.address, silent.address);
   joining.join();
-  CHECK(processes[0].network->is_lost(2));
-  CHECK(!processes[0].network->is_elsewhere(2));
-  CHECK(!processes[0].network->send_note(2, text("who?"), kLong));
-  CHECK(!processes[1].network->is_lost(2));  // of its own host
+  CHECK(processes[0].endpoint->is_lost(2));
+  CHECK(!processes[0].endpoint->reaches(2));
+  CHECK(!processes[0].endpoint->send_control(2, text("who?"), kLong));
+  CHECK(!processes[1].endpoint->is_lost(2));  // of its own host
   testing::exchange(rings, processes[0], processes[1], 1);
   CHECK(!processes[0].arena->aborted() && !processes[1].arena->aborted());
 }
 
 TEST(notes_of_agents) {
-  const Job job = pairs();
+  const Cluster job = pairs();
   for (const auto& [process, agent] : {std::pair{0, 3}, std::pair{1, 2}}) {
     job.correspond(process, agent);
     job.correspond(process, agent);
   }
-  CHECK(!job[2].send_note(3, text("x"), kLong));  // no connection
-  CHECK(!job[0].send_note(2, text("x"), kLong));
+  CHECK(!job[2].send_control(3, text("x"), kLong));  // no connection
+  CHECK(!job[0].send_control(2, text("x"), kLong));
 }
 
 TEST(an_agent_answers_when_the_process_of_its_host_was_killed) {
-  Job job = pairs({1});
+  Cluster job = pairs({1});
   job.kill(1);
   eventually([&] { return job.arena(0).aborted(); }, "an error");
   CHECK(job[0].is_lost(1));
@@ -172,12 +172,12 @@ TEST(an_agent_answers_when_the_process_of_its_host_was_killed) {
   job.correspond(0, 3);
   CHECK(!job[0].is_lost(3) && !job[3].is_lost(0));
   std::this_thread::sleep_for(2 * kWhile);
-  CHECK(!job[3].is_lost(1));  // of its own host: it cannot tell who has died from who has ended
+  CHECK(!job[3].is_lost(1));  // of its own host: it cannot tell a death from a normal end
 }
 
 // Process 1 and the agent, 2, hear of it in no other way than by each other.
 TEST(a_process_that_is_lost_to_a_agent) {
-  Job job({0, 0, 1}, 1, {0});
+  Cluster job({0, 0, 1}, 1, {0});
   CHECK(!job[2].is_lost(0));
   job.kill(0);
   eventually([&] { return job[2].is_lost(0); }, "the loss");
@@ -185,11 +185,11 @@ TEST(a_process_that_is_lost_to_a_agent) {
   job.correspond(1, 2);
   for (const int member : {1, 2}) CHECK(!job.arena(member).aborted());
   CHECK(!job[1].is_lost(2));
-  CHECK(!job[2].send_note(0, text("x"), kLong));
+  CHECK(!job[2].send_control(0, text("x"), kLong));
 }
 
-TEST(what_a_agent_has_heard_it_tells_nobody) {
-  Job job({0, 0, 1}, 1);
+TEST(an_agent_passes_no_abort_on) {
+  Cluster job({0, 0, 1}, 1);
   job.arena(0).abort("lockstep: the test ends this job.");
   eventually([&] { return job.arena(2).aborted(); }, "word of the error");
   CHECK_EQUAL(job.arena(2).abort_text(), "lockstep: the test ends this job.");
@@ -203,13 +203,13 @@ TEST(what_a_agent_has_heard_it_tells_nobody) {
 }
 
 TEST(a_killed_agent) {
-  Job job = pairs({3});
+  Cluster job = pairs({3});
   job.exchange(1);
   job.kill(3);
   eventually([&] { return job[0].is_lost(3); }, "the loss");
   std::this_thread::sleep_for(kWhile);
   job.exchange(2);
-  CHECK(!job[0].send_note(3, text("x"), kLong));
+  CHECK(!job[0].send_control(3, text("x"), kLong));
   job[0].leave();
   eventually([&] { return job[1].has_left(0).load() != 0; }, "word that it left");
   job.arena(0).abort("lockstep: the test ends this job.");
@@ -218,18 +218,19 @@ TEST(a_killed_agent) {
 }
 
 TEST(an_agent_that_takes_leave) {
-  Job job = pairs();
+  Cluster job = pairs();
   job[3].leave();
   eventually([&] { return job[0].has_left(3).load() != 0; }, "word that it left");
   job.correspond(0, 3);
-  job.members[3].network.reset();
-  eventually([&] { return !job[0].send_note(3, text("x"), kLong); }, "the end of its connection");
+  job.members[3].endpoint.reset();
+  eventually([&] { return !job[0].send_control(3, text("x"), kLong); },
+             "the end of its connection");
   std::this_thread::sleep_for(kWhile);
   CHECK(!job[0].is_lost(3));
   job.exchange(1);
 }
 
-// Whoever connects with this socket has been let go.
+// The process that connects with this socket has been let go.
 bool is_closed(int fd) {
   char bytes[4096];
   ssize_t n;
@@ -243,11 +244,11 @@ TEST(an_agent_that_breaks_the_rules_costs_the_job_nothing) {
   const auto breaks = [&](Frame frame, const std::string& rest) {
     Ring ring;
     Impostor agent(1, 1);
-    Network& network = *agent.host.network;
-    network.streams().open(Stream{1, 0, 1}, ring.inlet());
-    network.streams().open(Stream{1, 0, 1}, ring.outlet());
+    Endpoint& endpoint = *agent.host.endpoint;
+    endpoint.channels().open(ChannelId{1, 0, 1}, ring.receive_ring());
+    endpoint.channels().open(ChannelId{1, 0, 1}, ring.send_ring());
     agent.send(frame, rest);
-    eventually([&] { return network.is_lost(1); }, "the end of the agent");
+    eventually([&] { return endpoint.is_lost(1); }, "the end of the agent");
     eventually([&] { return is_closed(agent.to.get()); }, "the end of its connection");
     std::this_thread::sleep_for(kWhile / 3);
     CHECK(!agent.host.arena->aborted());
@@ -257,7 +258,7 @@ TEST(an_agent_that_breaks_the_rules_costs_the_job_nothing) {
   breaks({.kind = Frame::kMessage, .clique = 1, .bytes = 64}, header);
   breaks({.kind = Frame::kMessage, .clique = 2, .bytes = 64}, header);
   breaks({.kind = Frame::kRelease, .clique = 1}, "");
-  breaks({.kind = Frame::kNote, .bytes = 2}, "ab");
+  breaks({.kind = Frame::kControl, .bytes = 2}, "ab");
   breaks({.kind = 77}, "");
 }
 
@@ -267,7 +268,7 @@ TEST(an_agent_takes_no_messages) {
     Impostor process(0, 1);
     process.send({.kind = kind, .clique = 1, .bytes = kind == Frame::kMessage ? 64u : 0u},
                  kind == Frame::kMessage ? header : "");
-    eventually([&] { return process.host.network->is_lost(0); }, "the end of the process");
+    eventually([&] { return process.host.endpoint->is_lost(0); }, "the end of the process");
     std::this_thread::sleep_for(kWhile);
     CHECK(!process.host.arena->aborted());
   }
@@ -279,7 +280,8 @@ TEST(a_note_of_a_failed_job_may_take_its_time) {
   process.send({.kind = Frame::kAbort, .bytes = 4}, "dead");
   eventually([&] { return process.host.arena->aborted(); }, "the error");
   auto sent = std::async(std::launch::async, [&] {
-    return process.host.network->send_note(0, std::vector<std::byte>(Notes::kLongest), kLong);
+    return process.host.endpoint->send_control(
+        0, std::vector<std::byte>(ControlMessages::kMaxLength), kLong);
   });
   CHECK(sent.wait_for(std::chrono::milliseconds(1800)) == std::future_status::timeout);
   std::vector<std::byte> bytes(1 << 20);
@@ -290,23 +292,23 @@ TEST(a_note_of_a_failed_job_may_take_its_time) {
         }
         return sent.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
       },
-      "the end of the note");
+      "the end of the message");
   CHECK(sent.get());
 }
 
 // A process, 0, and the agent of another host.
-struct Worlds {
+struct TwoJobs {
   Host hosts[2];
-  std::unique_ptr<World> worlds[2];
+  std::unique_ptr<Job> jobs[2];
 
-  Worlds() {
+  TwoJobs() {
     std::thread other([&] { start(1); });
     start(0);
     other.join();
   }
   void start(int member) {
     Host& own = hosts[member];
-    WorldOptions options;
+    JobOptions options;
     options.process = member;
     options.arena = own.arena;
     options.nonce = kNonce;
@@ -314,52 +316,52 @@ struct Worlds {
     options.recorder.enabled = false;
     std::vector<std::string> addresses(2);
     addresses[static_cast<std::size_t>(1 - member)] = hosts[1 - member].listener.address;
-    options.network = own.options(addresses);
-    options.network.num_agents = 1;
-    worlds[member] = std::make_unique<World>(options);
+    options.endpoint = own.options(addresses);
+    options.endpoint.num_agents = 1;
+    jobs[member] = std::make_unique<Job>(options);
   }
 };
 
 // Of the recorder's file.
-std::uint32_t processes_on_record(const World& world) {
+std::uint32_t processes_on_record(const Job& job) {
   constexpr off_t kPlace = 36;
   std::uint32_t found = 0;
-  CHECK_EQUAL(pread(const_cast<World&>(world).recorder().fd(), &found, sizeof(found), kPlace),
+  CHECK_EQUAL(pread(const_cast<Job&>(job).recorder().fd(), &found, sizeof(found), kPlace),
               static_cast<ssize_t>(sizeof(found)));
   return found;
 }
 
 TEST(a_world_counts_processes_only) {
-  const Worlds both;
-  for (const auto& world : both.worlds) {
-    CHECK_EQUAL(world->num_processes(), 1);
-    CHECK_EQUAL(processes_on_record(*world), 1u);
-    CHECK_CONTAINS(ERROR_OF(world->set_devices({5}, {1})), "the job has 1 processes");
+  const TwoJobs both;
+  for (const auto& job : both.jobs) {
+    CHECK_EQUAL(job->num_processes(), 1);
+    CHECK_EQUAL(processes_on_record(*job), 1u);
+    CHECK_CONTAINS(ERROR_OF(job->set_devices({5}, {1})), "the job has 1 processes");
   }
-  CHECK(!both.worlds[0]->is_agent());
-  CHECK(both.worlds[1]->is_agent());
+  CHECK(!both.jobs[0]->is_agent());
+  CHECK(both.jobs[1]->is_agent());
   for (const auto& host : both.hosts) CHECK_EQUAL(host.arena->header().processes[1].pid.load(), 0u);
 }
 
 TEST(a_world_loses_a_agent) {
-  Worlds both;
-  CHECK(!both.worlds[0]->is_lost(1));
-  both.worlds[1]->network()->release({1, 1, 0}, 0, both.hosts[1].watch());  // it may not
-  eventually([&] { return both.worlds[0]->is_lost(1); }, "the loss");
+  TwoJobs both;
+  CHECK(!both.jobs[0]->is_lost(1));
+  both.jobs[1]->endpoint()->release({1, 1, 0}, 0, both.hosts[1].watch());  // it may not
+  eventually([&] { return both.jobs[0]->is_lost(1); }, "the loss");
   CHECK(!both.hosts[0].arena->aborted());
 }
 
 TEST(an_agent_takes_leave_at_once) {
-  Worlds both;
+  TwoJobs both;
   auto least = Clock::duration::max();
   for (int i = 0; i < 5; ++i) {
     const auto start = Clock::now();
-    both.worlds[1]->leave(Recorder::kEnded);
+    both.jobs[1]->leave(Recorder::kEnded);
     least = std::min(least, Clock::now() - start);
   }
   CHECK(least < std::chrono::milliseconds(200));
-  eventually([&] { return both.worlds[0]->has_left(1)->load() != 0; }, "word that it left");
-  CHECK(!both.worlds[0]->is_lost(1));
+  eventually([&] { return both.jobs[0]->has_left(1)->load() != 0; }, "word that it left");
+  CHECK(!both.jobs[0]->is_lost(1));
 }
 
 // The engine of this process becomes the agent, 1, of a job with that process.
@@ -376,33 +378,33 @@ bool start_agent(Host& process) {
   return started;
 }
 
-int next_note(double timeout_seconds) {
+int next_control(double timeout_seconds) {
   const void* bytes;
   std::uint64_t count;
-  return lockstep_next_note(timeout_seconds, &bytes, &count);
+  return lockstep_next_message(timeout_seconds, &bytes, &count);
 }
 
 void start_twice() {
   Host first, second;
   CHECK(start_agent(first));
-  CHECK_EQUAL(Engine::instance().world().num_processes(), 1);
-  CHECK(first.network->send_note(1, text("one"), kLong));
-  CHECK_EQUAL(next_note(kLong), 0);
-  auto waiting = std::async(std::launch::async, [] { return next_note(kLong); });
+  CHECK_EQUAL(Engine::instance().job().num_processes(), 1);
+  CHECK(first.endpoint->send_control(1, text("one"), kLong));
+  CHECK_EQUAL(next_control(kLong), 0);
+  auto waiting = std::async(std::launch::async, [] { return next_control(kLong); });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   CHECK(start_agent(second));
   CHECK_EQUAL(waiting.get(), -2);
-  eventually([&] { return first.network->has_left(1).load() != 0; }, "word that it left");
-  first.network->send_note(1, text("late"), 1);
+  eventually([&] { return first.endpoint->has_left(1).load() != 0; }, "word that it left");
+  first.endpoint->send_control(1, text("late"), 1);
   first.arena->abort("lockstep: the test ends the first job.");
-  CHECK_EQUAL(next_note(0.3), -1);
-  CHECK(!first.network->is_lost(1));
+  CHECK_EQUAL(next_control(0.3), -1);
+  CHECK(!first.endpoint->is_lost(1));
   CHECK_EQUAL(std::string(lockstep_abort_text()), "");
-  CHECK_EQUAL(lockstep_send_note(0, "two", 3, kLong), 0);
-  CHECK_EQUAL(second.network->next_note(kLong).process, 1);
+  CHECK_EQUAL(lockstep_send_message(0, "two", 3, kLong), 0);
+  CHECK_EQUAL(second.endpoint->next_control(kLong).process, 1);
   CHECK_EQUAL(lockstep_is_lost(0), 0);
   lockstep_leave(1);
-  eventually([&] { return second.network->has_left(1).load() != 0; }, "word that it left");
+  eventually([&] { return second.endpoint->has_left(1).load() != 0; }, "word that it left");
   CHECK(!second.arena->aborted());
 }
 

@@ -41,7 +41,7 @@ TEST(a_quick_clock_follows_the_clock) {
 }
 
 TEST(a_quick_clock_never_goes_back) {
-  // The latest reading of all threads: who has seen it must not read less.
+  // The latest reading of all threads: a thread that has seen it must not read less.
   std::atomic<Clock::rep> latest{0};
   std::atomic<int> went_back{0};
   std::vector<std::thread> threads;

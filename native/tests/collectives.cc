@@ -60,7 +60,7 @@ std::vector<std::size_t> counts_around(const Clique& clique, DType dtype) {
 TEST(around_every_boundary) {
   on_all_layouts([](Rank& rank) {
     const auto end = rank.all();
-    const Clique& clique = rank.world.clique(rank.layout.devices());
+    const Clique& clique = rank.job.clique(rank.layout.devices());
     for (const DType dtype : {DType::kF32, DType::kC128})
       for (const std::size_t count : counts_around(clique, dtype))
         for (const Op op : kOps) {

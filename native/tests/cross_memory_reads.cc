@@ -15,7 +15,7 @@
 namespace lockstep::testing {
 namespace {
 
-using Piece = PeerMemory::Piece;
+using Piece = MemoryPiece;
 
 // From one byte on, whatever would be faster. Permutes start at 64 times that.
 Options always(Harness harness) { return {.harness = harness, .single_copy_from = 1}; }
@@ -50,7 +50,7 @@ TEST(switched_off_everywhere) {
       run_healthy(layout(name), options, [](Rank& rank) {
         mixed_program(*rank.all());
         for (int process = 0; process < rank.layout.processes(); ++process)
-          CHECK(!rank.world.peers().readable(process));
+          CHECK(!rank.job.transport(process).can_read(process));
       });
     }
 }
@@ -64,13 +64,13 @@ TEST(switched_off_in_one_process) {
       run_healthy(layout(name), options, [](Rank& rank) {
         const auto end = rank.all();
         mixed_program(*end);
-        const PeerMemory& peers = rank.world.peers();
-        CHECK(!peers.readable(1));
-        CHECK_EQUAL(peers.readable(0), rank.process() != 1);
-        const auto& known = rank.world.clique(rank.layout.devices()).single_copy();
+        const Transport& peers = rank.job.transport(1);
+        CHECK(!peers.can_read(1));
+        CHECK_EQUAL(peers.can_read(0), rank.process() != 1);
+        const auto& known = rank.job.clique(rank.layout.devices()).single_copy();
         CHECK(known.has_value());
         CHECK(!*known);
-        run_case(*end, {.count = 1});  // nobody ends before all have looked
+        run_case(*end, {.count = 1});  // no process ends before all have looked
       });
     }
 }
@@ -79,7 +79,7 @@ TEST(processes_agree_that_they_can) {
   for (const Harness harness : kBoth)
     run_healthy(layout("2x2"), always(harness), [](Rank& rank) {
       mixed_program(*rank.all());
-      CHECK(rank.world.clique(rank.layout.devices()).single_copy().value());
+      CHECK(rank.job.clique(rank.layout.devices()).single_copy().value());
     });
 }
 
@@ -92,7 +92,7 @@ void offer_from_now_on(Communicator& end) {
 
 // What process 1 shows process 0 in the tests below; the job's memory carries the address.
 std::atomic<std::uint64_t>& shown(Rank& rank) {
-  return rank.world.arena().header().directory.back().offset;
+  return rank.job.arena().header().directory.back().offset;
 }
 
 void wait_until_shown(Rank& rank) {
@@ -102,7 +102,7 @@ void wait_until_shown(Rank& rank) {
 }
 
 void sleep_until_aborted(Rank& rank) {
-  while (!rank.world.arena().aborted()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (!rank.job.arena().aborted()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 TEST(many_pieces_and_large_ones) {
@@ -114,15 +114,15 @@ TEST(many_pieces_and_large_ones) {
     } else {
       wait_until_shown(rank);
       const std::uint64_t from = shown(rank).load();
-      CHECK(rank.world.peers().readable(1));
+      CHECK(rank.job.transport(1).can_read(1));
       Buffer expected = message(3, 1, kBytes), whole(kBytes), parts(1000 * 7);
       const Piece all{from, whole.data(), kBytes};
-      rank.world.peers().read(1, {&all, 1});
+      rank.job.transport(1).read(1, {&all, 1});
       CHECK(std::equal(whole.data(), whole.data() + kBytes, expected.data()));
       std::vector<Piece> pieces;
       for (std::size_t i = 0; i < 1000; ++i)
         pieces.push_back({from + i * 11, parts.data() + i * 7, 7});
-      rank.world.peers().read(1, pieces);
+      rank.job.transport(1).read(1, pieces);
       for (std::size_t i = 0; i < 1000; ++i)
         CHECK(std::equal(pieces[i].to, pieces[i].to + 7, expected.data() + i * 11));
       whole.check_guards();
@@ -132,8 +132,8 @@ TEST(many_pieces_and_large_ones) {
   });
 }
 
-// The peer is killed at some moment of a stream of large messages: its reader hears of it, from the
-// system or from the deadline, and takes no harm.
+// The peer is killed at some moment of a sequence of large messages: its reader receives an error,
+// from the system or from the deadline, and takes no harm.
 TEST(the_peer_dies_while_it_is_read) {
   for (const bool permute : {false, true})
     for (int moment = 0; moment < 4; ++moment) {
@@ -165,11 +165,11 @@ TEST(the_peer_is_dead_before_it_is_read) {
       kill(getpid(), SIGKILL);
     }
     wait_until_shown(rank);
-    rank.world.arena().abort("lockstep: the test ends process 1.");
-    while (rank.world.peers().readable(1)) std::this_thread::yield();
-    rank.world.arena().header().abort_state.store(0);
+    rank.job.arena().abort("lockstep: the test ends process 1.");
+    while (rank.job.transport(1).can_read(1)) std::this_thread::yield();
+    rank.job.arena().header().abort_state.store(0);
     const Piece piece{shown(rank).load(), data, sizeof(data)};
-    rank.world.peers().read(1, {&piece, 1});
+    rank.job.transport(1).read(1, {&piece, 1});
   });
   CHECK_CONTAINS(outcomes[0].error, "could not read the memory of process 1", "it has ended",
                  "LOCKSTEP_SINGLE_COPY=0");
@@ -188,9 +188,9 @@ TEST(a_buffer_that_is_gone) {
     wait_until_shown(rank);
     Buffer out(kPage);
     const Piece piece{shown(rank).load(), out.data(), kPage};
-    const std::string error = ERROR_OF(rank.world.peers().read(1, {&piece, 1}));
+    const std::string error = ERROR_OF(rank.job.transport(1).read(1, {&piece, 1}));
     out.check_guards();
-    rank.world.arena().abort(error);
+    rank.job.arena().abort(error);
     throw Error(error);
   });
   CHECK_CONTAINS(outcomes[0].error, "could not read the memory of process 1",
@@ -206,34 +206,34 @@ TEST(another_process_has_the_id) {
       return sleep_until_aborted(rank);
     }
     wait_until_shown(rank);
-    const PeerMemory& peers = rank.world.peers();
-    CHECK(peers.readable(1));
-    rank.world.arena().header().processes[1].word.fetch_add(1);
-    CHECK(!peers.readable(1));
+    const Transport& peers = rank.job.transport(1);
+    CHECK(peers.can_read(1));
+    rank.job.arena().header().processes[1].word.fetch_add(1);
+    CHECK(!peers.can_read(1));
     const Piece piece{shown(rank).load(), data, sizeof(data)};
     const std::string error = ERROR_OF(peers.read(1, {&piece, 1}));
-    rank.world.arena().abort(error);
+    rank.job.arena().abort(error);
     throw Error(error);
   });
   CHECK_CONTAINS(outcomes[0].error, "could not read the memory of process 1", "it has ended");
 }
 
-// What is read after the job has failed may be the rubbish of one who has left.
+// What is read after the job has failed may be the rubbish of a process that has left.
 TEST(nothing_read_from_a_failed_job_is_believed) {
   for (const Harness harness : kBoth)
     run_healthy(layout("2x1"), {.harness = harness}, [](Rank& rank) {
       std::byte data[100] = {}, out[100];
       const auto end = rank.all();
       run_case(*end, {.count = 1});
-      rank.world.arena().abort("lockstep: the test ends this job.");
+      rank.job.arena().abort("lockstep: the test ends this job.");
       const Piece own{reinterpret_cast<std::uint64_t>(data), out, sizeof(out)};
-      CHECK_CONTAINS(ERROR_OF(rank.world.peers().read(rank.process(), {&own, 1})),
+      CHECK_CONTAINS(ERROR_OF(rank.job.transport(rank.process()).read(rank.process(), {&own, 1})),
                      "the test ends this job");
     });
 }
 
 // The receiver never comes; the sender must not leave while its address may still be read.
-TEST(a_send_by_address_that_nobody_receives) {
+TEST(a_send_by_address_that_is_not_received) {
   for (const Harness harness : kBoth) {
     Options options = always(harness);
     options.timeout_seconds = 0.5;

@@ -1,4 +1,5 @@
-// Between hosts: who is taken into the job, what breaks the rules, and how a process is missed.
+// Between hosts: which peers are accepted, what breaks the rules, and how a lost process is
+// detected.
 #include <netinet/in.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -59,13 +60,13 @@ TEST(messages_and_word_that_they_were_read) {
 TEST(messages_before_their_stream_is_open) {
   Ring from, to;
   Two two;
-  two.hosts[0].network->streams().open(Stream{1, 0, 1}, from.outlet());
+  two.hosts[0].endpoint->channels().open(ChannelId{1, 0, 1}, from.send_ring());
   for (std::uint32_t i = 0; i < Ring::kCount; ++i) {
     from.slots[i * Ring::kBytes + kSlotHeader] = static_cast<std::byte>(i + 1);
-    two.hosts[0].network->send({1, 0, 1}, i, from.message(i, 0, 1), two.hosts[0].watch());
+    two.hosts[0].endpoint->send({1, 0, 1}, i, from.message(i, 0, 1), two.hosts[0].watch());
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  two.hosts[1].network->streams().open(Stream{1, 0, 0}, to.inlet());
+  two.hosts[1].endpoint->channels().open(ChannelId{1, 0, 0}, to.receive_ring());
   eventually([&] { return to.written.reached(Ring::kCount); }, "early messages");
   for (std::uint32_t i = 0; i < Ring::kCount; ++i)
     CHECK(to.slots[i * Ring::kBytes + kSlotHeader] == static_cast<std::byte>(i + 1));
@@ -98,7 +99,7 @@ TEST(processes_of_another_job) {
                  "it belongs to another job");
 }
 
-TEST(nobody_there) {
+TEST(no_process_there) {
   Host host;
   std::string gone = listen_anywhere().address;
   CHECK_CONTAINS(ERROR_OF(host.join(0, gone)), "process 0 cannot reach process 1 at 127.0.0.1",
@@ -106,7 +107,7 @@ TEST(nobody_there) {
   CHECK_CONTAINS(ERROR_OF(host.join(0, "nonsense:x")), "cannot reach process 1 at nonsense:x");
 }
 
-TEST(strangers_are_refused_and_told_of) {
+TEST(unauthenticated_peers_are_refused_and_reported) {
   Two two(true);
   const Stderr said;
   const std::string& address = two.hosts[0].listener.address;
@@ -124,7 +125,7 @@ TEST(strangers_are_refused_and_told_of) {
                  "has not shown that it has the job's key", "The job goes on");
 }
 
-TEST(strangers_who_say_nothing_hold_nobody_up) {
+TEST(silent_unauthenticated_peers_hold_up_no_process) {
   Two two(true);
   const Stderr said;
   std::vector<Descriptor> silent;
@@ -143,27 +144,27 @@ bool is_closed(const Descriptor& fd) {
 }
 
 // Idle connections push out idle ones, and no process of the job is kept out.
-TEST(the_oldest_stranger_makes_room) {
+TEST(the_oldest_unauthenticated_peer_is_evicted) {
   Host host;
   const Tls tls("libssl.so.3", key(7));
-  Streams streams;
+  Channels channels;
   const Stderr said;
-  Reader reader(host.listener.fd.get(), {}, {false, true}, 0, kNonce, kLabels, tls, streams,
-                *host.arena);
+  ProgressThread progress(host.listener.fd.get(), {}, {false, true}, 0, kNonce, kLabels, tls,
+                          channels, *host.arena);
   const auto end = Clock::now() + std::chrono::seconds(20);
   std::vector<Descriptor> silent;
-  for (int i = 0; i < Reader::kMostStrangers + 1; ++i)
+  for (int i = 0; i < ProgressThread::kMaxUnauthenticated + 1; ++i)
     silent.push_back(connect_to(host.listener.address, end));
   Impostor::Out peer(host.listener.address, tls);
   eventually([&] { return is_closed(silent[0]); }, "the end of the oldest");
   CHECK(!is_closed(silent.back()));
   CHECK_EQUAL(said.text().find("key, and it is the oldest"),
               said.text().rfind("key, and it is the oldest"));
-  peer.send({.kind = Frame::kGreeting, .place = 1, .clique = kNonce, .number = Frame::kVersion});
-  reader.wait_for_processes(end);
+  peer.send({.kind = Frame::kGreeting, .index = 1, .clique = kNonce, .number = Frame::kVersion});
+  progress.wait_for_processes(end);
 }
 
-// Its place was taken by strangers.
+// Unauthenticated peers took its place.
 TEST(a_connection_that_is_dropped_is_tried_again) {
   Host host;
   const Listener listener = listen_anywhere();
@@ -190,7 +191,7 @@ TEST(a_connection_that_is_dropped_is_tried_again) {
   Impostor::finish(session, from.get());
   Impostor::welcome(session, from.get(), 1);
   Impostor::Out peer(host.listener.address, tls);
-  peer.send({.kind = Frame::kGreeting, .place = 1, .clique = kNonce, .number = Frame::kVersion});
+  peer.send({.kind = Frame::kGreeting, .index = 1, .clique = kNonce, .number = Frame::kVersion});
   joining.get();
   CHECK(!host.arena->aborted());
 }
@@ -213,7 +214,7 @@ TEST(an_answer_of_another_process_is_refused) {
 TEST(a_connection_without_a_greeting_expires) {
   Host host;
   host.stays_open = true;
-  host.greeting_time = std::chrono::milliseconds(300);
+  host.greeting_timeout = std::chrono::milliseconds(300);
   Host other;
   other.stays_open = true;
   std::thread joining([&] { other.join(1, host.listener.address); });
@@ -247,7 +248,7 @@ TEST(the_port_is_closed_when_all_have_met) {
 TEST(who_has_the_key_and_no_place) {
   Impostor one(1, 0, true);
   const Stderr said;
-  Frame frame{.kind = Frame::kGreeting, .place = 1, .clique = kNonce, .number = Frame::kVersion};
+  Frame frame{.kind = Frame::kGreeting, .index = 1, .clique = kNonce, .number = Frame::kVersion};
   const auto refused = [&](Frame wrong, const char* why) {
     const auto kept = std::pair{std::move(one.to), std::move(one.out)};
     one.greet(wrong);
@@ -255,17 +256,17 @@ TEST(who_has_the_key_and_no_place) {
     one.to = Descriptor();
   };
   refused(frame, "has connected already");
-  frame.place = 0;
+  frame.index = 0;
   refused(frame, "a process that is not of another host");
-  frame.place = 7;
+  frame.index = 7;
   refused(frame, "a process that is not of another host");
   frame.to = 1;
   refused(frame, "it looks for another process");
-  frame.place = 2;
+  frame.index = 2;
   frame.to = 0;
   frame.number = 1;
   refused(frame, "it runs another version");
-  frame = {.kind = Frame::kAbort, .place = 1};
+  frame = {.kind = Frame::kAbort, .index = 1};
   refused(frame, "it does not speak as Lockstep does");
 }
 
@@ -274,7 +275,7 @@ TEST(frames_that_break_the_rules) {
   const auto breaks = [&](Frame frame, const std::string& rest, const char* why) {
     Ring ring;
     Impostor one;
-    one.host.network->streams().open(Stream{1, 0, 1}, ring.inlet());
+    one.host.endpoint->channels().open(ChannelId{1, 0, 1}, ring.receive_ring());
     frame.clique = 1;
     one.send(frame, rest);
     eventually([&] { return one.host.arena->aborted(); }, why);
@@ -288,22 +289,22 @@ TEST(frames_that_break_the_rules) {
   breaks({.kind = message, .bytes = 64, .at = 0xffffffc0}, header, "too long");
   breaks({.kind = message, .bytes = 64, .at = most - 63}, header, "too long");
   breaks({.kind = message, .bytes = most + 1}, header, "too long");
-  breaks({.kind = message, .place = 9, .bytes = 0xffffffff}, header, "too long");
-  breaks({.kind = message, .place = 9, .number = 1, .bytes = 64}, header, "out of turn");
+  breaks({.kind = message, .index = 9, .bytes = 0xffffffff}, header, "too long");
+  breaks({.kind = message, .index = 9, .number = 1, .bytes = 64}, header, "out of turn");
   breaks({.kind = Frame::kRelease}, "", "was not sent");
   breaks({.kind = Frame::kAbort, .bytes = kAbortText + 1}, "", "too long");
   breaks({.kind = Frame::kLeave, .bytes = 1}, "", "too long");
-  breaks({.kind = Frame::kNote, .bytes = Notes::kPart + 1}, "", "too long");
-  breaks({.kind = Frame::kNote, .bytes = 2}, "ab", "a note out of turn");
-  breaks({.kind = Frame::kNote, .number = 1}, "", "a note out of turn");
+  breaks({.kind = Frame::kControl, .bytes = ControlMessages::kPart + 1}, "", "too long");
+  breaks({.kind = Frame::kControl, .bytes = 2}, "ab", "a control message out of turn");
+  breaks({.kind = Frame::kControl, .number = 1}, "", "a control message out of turn");
   breaks({.kind = Frame::kGreeting}, "", "does not speak");
   breaks({.kind = 77}, "", "not known");
 }
 
-TEST(messages_that_nobody_has_read_are_not_overwritten) {
+TEST(unread_messages_are_not_overwritten) {
   Ring ring;
   Impostor one;
-  one.host.network->streams().open(Stream{1, 0, 1}, ring.inlet());
+  one.host.endpoint->channels().open(ChannelId{1, 0, 1}, ring.receive_ring());
   for (std::uint32_t i = 0; i <= Ring::kCount; ++i)
     one.send({.kind = Frame::kMessage, .clique = 1, .number = i, .bytes = 65},
              std::string(kSlotHeader, '\0') + static_cast<char>('a' + i));
@@ -323,13 +324,13 @@ TEST(a_process_that_is_gone_and_one_that_took_leave) {
       CHECK_CONTAINS(one.host.arena->abort_text(), "process 1 has ended, or its host");
       continue;
     }
-    eventually([&] { return one.host.network->has_left(1).load() != 0; }, "word that it left");
+    eventually([&] { return one.host.endpoint->has_left(1).load() != 0; }, "word that it left");
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     CHECK(!one.host.arena->aborted());
   }
 }
 
-// Everything that one end has ever sent, sent once more by somebody who has listened.
+// Everything that one end has ever sent, sent once more by an eavesdropper.
 TEST(a_recorded_conversation_played_again) {
   Host host;
   host.stays_open = true;
@@ -359,7 +360,7 @@ TEST(a_recorded_conversation_played_again) {
       },
       "a handshake");
   const Frame greeting{
-      .kind = Frame::kGreeting, .place = 1, .clique = kNonce, .number = Frame::kVersion};
+      .kind = Frame::kGreeting, .index = 1, .clique = kNonce, .number = Frame::kVersion};
   std::size_t moved = 0;
   CHECK(session.write(std::as_bytes(std::span(&greeting, 1)), moved) == Tls::Result::kDone);
   pass(in.get(), out.get(), true);
@@ -377,14 +378,14 @@ TEST(a_recorded_conversation_played_again) {
   CHECK(!host.arena->aborted());
 }
 
-// A program that has ended will not come: nobody waits for it until the deadline.
+// A program that has ended will not come: no process waits for it until the deadline.
 TEST(a_program_that_has_ended_while_others_wait) {
   for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts})
     for (const bool permute : {false, true}) {
       const auto outcomes = run_job(layout("4x1"), {.harness = harness}, [&](Rank& rank) {
         const auto end = rank.all();
         run_case(*end, {.count = 10, .seed = 1});
-        if (rank.process() == 3) return rank.world.leave(Recorder::kEnded);
+        if (rank.process() == 3) return rank.job.leave(Recorder::kEnded);
         if (permute)
           run_permute(*end, {{3, 0}, {0, 1}, {1, 2}}, 100, 1);
         else
@@ -407,7 +408,7 @@ TEST(a_program_that_has_ended_before_its_collectives) {
           run_case(*end, {.count = 10, .seed = i});
         }
       });
-      if (rank.process() != 0) rank.world.leave(Recorder::kEnded);
+      if (rank.process() != 0) rank.job.leave(Recorder::kEnded);
       dispatched.join();
     });
 }
@@ -418,7 +419,7 @@ TEST(a_killed_process_that_only_its_own_host_waits_for) {
     run_case(*rank.all(), {.count = 10, .seed = 1});
     if (rank.process() < 2) return;
     const auto end = rank.end({2, 3});
-    eventually([&] { return rank.world.has_left(0)->load() && rank.world.has_left(1)->load(); },
+    eventually([&] { return rank.job.has_left(0)->load() && rank.job.has_left(1)->load(); },
                "the end of the others");
     if (rank.process() == 3) kill(getpid(), SIGKILL);
     run_case(*end, {.count = 10, .seed = 2});
@@ -435,7 +436,7 @@ TEST(a_fork_that_outlives_its_parent) {
     if (rank.process() == 3) {
       if (fork() == 0) {
         prctl(PR_SET_PDEATHSIG, 0);
-        rank.world.network()->abandon();
+        rank.job.endpoint()->abandon();
         sleep(5);
         _exit(0);
       }
@@ -446,7 +447,8 @@ TEST(a_fork_that_outlives_its_parent) {
   CHECK_CONTAINS(lost[0].error, "process 3 ");
 }
 
-// The parent goes on, and so does its reader when the other end closes what the child keeps open.
+// The parent goes on, and so does its progress thread when the other end closes what the child
+// keeps open.
 TEST(a_fork_that_keeps_the_connections) {
   run_healthy(layout("4x1"), {.harness = Harness::kForkedHosts}, [](Rank& rank) {
     const auto end = rank.all();
@@ -459,7 +461,7 @@ TEST(a_fork_that_keeps_the_connections) {
     run_case(*end, {.count = 10, .seed = 2});
     if (rank.process() != 0) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // the others have ended
-    CHECK(!rank.world.arena().aborted());
+    CHECK(!rank.job.arena().aborted());
     waitpid(child, nullptr, 0);
   });
 }
@@ -468,23 +470,23 @@ TEST(a_long_text_travels_cut) {
   const auto outcomes = run_job(layout("2x1"), {.harness = Harness::kHosts}, [](Rank& rank) {
     const auto end = rank.all();
     run_case(*end, {.count = 10, .seed = 1});
-    if (rank.index == 1) return rank.world.arena().abort(std::string(5000, 'x'));
+    if (rank.index == 1) return rank.job.arena().abort(std::string(5000, 'x'));
     run_case(*end, {.count = 10, .seed = 2});
   });
   CHECK_EQUAL(outcomes[0].error, std::string(kAbortText - 1, 'x'));
 }
 
-// More have shown the key, and not yet greeted, than may be strangers at a time.
+// More have shown the key, and not yet greeted, than may be unauthenticated at a time.
 TEST(many_processes_at_a_time) {
   constexpr int kMany = 80;
   const Host host;
   const Tls tls("libssl.so.3", key(7));
-  Streams streams;
+  Channels channels;
   std::vector<std::string> labels(kMany + 1, "one of many");
-  std::vector<bool> elsewhere(kMany + 1, true);
-  elsewhere[0] = false;
-  Reader reader(host.listener.fd.get(), {}, elsewhere, 0, kNonce, labels, tls, streams,
-                *host.arena);
+  std::vector<bool> is_remote(kMany + 1, true);
+  is_remote[0] = false;
+  ProgressThread progress(host.listener.fd.get(), {}, is_remote, 0, kNonce, labels, tls, channels,
+                          *host.arena);
   std::vector<Descriptor> connections;
   std::vector<std::unique_ptr<Tls::Session>> sessions;
   for (int i = 0; i < kMany; ++i) {
@@ -496,14 +498,14 @@ TEST(many_processes_at_a_time) {
   for (std::size_t i = 0; i < kMany; ++i) Impostor::finish(*sessions[i], connections[i].get());
   for (int i = 0; i < kMany; ++i) {
     const Frame greeting{.kind = Frame::kGreeting,
-                         .place = static_cast<std::uint32_t>(i + 1),
+                         .index = static_cast<std::uint32_t>(i + 1),
                          .clique = kNonce,
                          .number = Frame::kVersion};
     std::size_t moved = 0;
     CHECK(sessions[static_cast<std::size_t>(i)]->write(std::as_bytes(std::span(&greeting, 1)),
                                                        moved) == Tls::Result::kDone);
   }
-  reader.wait_for_processes(Clock::now() + std::chrono::seconds(20));
+  progress.wait_for_processes(Clock::now() + std::chrono::seconds(20));
   CHECK(!host.arena->aborted());
 }
 
@@ -532,7 +534,7 @@ TEST(a_send_goes_on_while_another_process_has_left) {
   watch.deadline = Deadline(1);
   const auto start = Clock::now();
   const auto send = [&] {
-    for (std::uint32_t i = 0;; ++i) one.host.network->release({77, 1, 1}, i, watch);
+    for (std::uint32_t i = 0;; ++i) one.host.endpoint->release({77, 1, 1}, i, watch);
   };
   const std::string error = ERROR_OF(send());
   CHECK_CONTAINS(error, "until the deadline");

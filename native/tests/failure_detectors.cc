@@ -17,114 +17,114 @@ namespace {
 
 const std::string kWord = "lockstep: what the watcher knows.";
 
-bool rung(const Alarm& alarm) {
-  pollfd asked{alarm.fd(), POLLIN, 0};
+bool rung(const WakeUp& wake_up) {
+  pollfd asked{wake_up.fd(), POLLIN, 0};
   return poll(&asked, 1, 0) == 1;
 }
 
-// Ends process 1, and returns how long it takes until the job has failed, if nobody says more.
+// Ends process 1, and returns how long it takes until the job has failed, if no watcher says more.
 Clock::duration until_aborted(Impostor& one) {
   const auto start = Clock::now();
   one.to = Descriptor();
   eventually([&] { return one.host.arena->aborted(); }, "an error");
-  CHECK(one.host.network->is_lost(1));
+  CHECK(one.host.endpoint->is_lost(1));
   CHECK_CONTAINS(one.host.arena->abort_text(),
                  "process 1 has ended, or its host cannot be reached");
   return Clock::now() - start;
 }
 
-TEST(a_loss_that_nobody_watches_fails_the_job_at_once) {
+TEST(without_a_watcher_a_loss_fails_the_job_at_once) {
   auto least = Clock::duration::max();
-  for (int i = 0; i < 5 && least >= Verdict::kOtherWord; ++i) {
+  for (int i = 0; i < 5 && least >= DeferredAbort::kGrace; ++i) {
     Impostor one;
     least = std::min(least, until_aborted(one));
   }
-  CHECK(least < Verdict::kOtherWord);
+  CHECK(least < DeferredAbort::kGrace);
 }
 
 TEST(a_loss_of_which_no_watcher_says_more) {
-  const Alarm alarm;
+  const WakeUp wake_up;
   Impostor one;
-  one.host.network->set_watcher(&alarm);
-  CHECK(!rung(alarm));
-  CHECK(until_aborted(one) >= Verdict::kOtherWord);
-  CHECK(rung(alarm));
+  one.host.endpoint->set_watcher(&wake_up);
+  CHECK(!rung(wake_up));
+  CHECK(until_aborted(one) >= DeferredAbort::kGrace);
+  CHECK(rung(wake_up));
 }
 
 TEST(a_loss_of_which_the_watcher_says_more) {
-  const Alarm alarm;
+  const WakeUp wake_up;
   Impostor one;
-  one.host.network->set_watcher(&alarm);
+  one.host.endpoint->set_watcher(&wake_up);
   one.to = Descriptor();
-  eventually([&] { return rung(alarm); }, "the alarm");
-  CHECK(one.host.network->is_lost(1));
+  eventually([&] { return rung(wake_up); }, "the wake-up");
+  CHECK(one.host.endpoint->is_lost(1));
   one.host.arena->abort(kWord);
   CHECK_EQUAL(one.host.arena->abort_text(), kWord);
 }
 
 TEST(a_watcher_that_goes_away_is_not_waited_for) {
   auto least = Clock::duration::max();
-  for (int i = 0; i < 5 && least >= Verdict::kOtherWord; ++i) {
-    const Alarm alarm;
+  for (int i = 0; i < 5 && least >= DeferredAbort::kGrace; ++i) {
+    const WakeUp wake_up;
     Impostor one;
-    one.host.network->set_watcher(&alarm);
-    one.host.network->set_watcher(nullptr);
+    one.host.endpoint->set_watcher(&wake_up);
+    one.host.endpoint->set_watcher(nullptr);
     least = std::min(least, until_aborted(one));
-    CHECK(!rung(alarm));
+    CHECK(!rung(wake_up));
   }
-  CHECK(least < Verdict::kOtherWord);
+  CHECK(least < DeferredAbort::kGrace);
 }
 
 TEST(a_watcher_that_goes_away_meanwhile_is_not_waited_for) {
   auto least = Clock::duration::max();
-  for (int i = 0; i < 5 && least >= Verdict::kOtherWord; ++i) {
-    const Alarm alarm;
+  for (int i = 0; i < 5 && least >= DeferredAbort::kGrace; ++i) {
+    const WakeUp wake_up;
     Impostor one;
-    one.host.network->set_watcher(&alarm);
+    one.host.endpoint->set_watcher(&wake_up);
     const auto start = Clock::now();
     one.to = Descriptor();
-    eventually([&] { return rung(alarm); }, "the alarm");
-    one.host.network->set_watcher(nullptr);
+    eventually([&] { return rung(wake_up); }, "the wake-up");
+    one.host.endpoint->set_watcher(nullptr);
     eventually([&] { return one.host.arena->aborted(); }, "an error");
     least = std::min(least, Clock::now() - start);
   }
-  CHECK(least < Verdict::kOtherWord);
+  CHECK(least < DeferredAbort::kGrace);
 }
 
 // Its own watcher has ended with its program, but others are told by it what it has seen.
 TEST(who_has_left_itself_lets_others_speak_first) {
-  const Alarm alarm;
+  const WakeUp wake_up;
   Impostor one;
-  one.host.network->set_watcher(&alarm);
-  one.host.network->leave();
-  one.host.network->set_watcher(nullptr);
-  CHECK(until_aborted(one) >= Verdict::kOtherWord);
-  CHECK(!rung(alarm));
+  one.host.endpoint->set_watcher(&wake_up);
+  one.host.endpoint->leave();
+  one.host.endpoint->set_watcher(nullptr);
+  CHECK(until_aborted(one) >= DeferredAbort::kGrace);
+  CHECK(!rung(wake_up));
 }
 
 TEST(who_has_left_is_not_lost) {
-  const Alarm alarm;
+  const WakeUp wake_up;
   Impostor one;
-  one.host.network->set_watcher(&alarm);
+  one.host.endpoint->set_watcher(&wake_up);
   one.send({.kind = Frame::kLeave});
   one.to = Descriptor();
-  eventually([&] { return one.host.network->has_left(1).load() != 0; }, "word that it left");
+  eventually([&] { return one.host.endpoint->has_left(1).load() != 0; }, "word that it left");
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  CHECK(!one.host.network->is_lost(1));
-  CHECK(!rung(alarm));
+  CHECK(!one.host.endpoint->is_lost(1));
+  CHECK(!rung(wake_up));
 }
 
 // Process 3 dies. Its sibling, process 2, is the one that can tell.
 std::vector<Outcome> killed(bool tells) {
   return run_job(layout("4x1"), {.harness = Harness::kForkedHosts}, [&](Rank& rank) {
     const auto end = rank.all();
-    rank.world.set_watched(true);
+    rank.job.set_watched(true);
     run_case(*end, {.count = 1000, .seed = 1});
     if (rank.process() == 3) kill(getpid(), SIGKILL);
     auto watching = std::async(std::launch::async, [&] {
       if (rank.process() != 2 || !tells) return;
-      eventually([&] { return rank.world.is_lost(3); }, "the loss");
-      rank.world.arena().abort(kWord);
+      eventually([&] { return rank.job.is_lost(3); }, "the loss");
+      rank.job.arena().abort(kWord);
     });
     for (std::uint32_t i = 2;; ++i) run_case(*end, {.count = 1000, .seed = i});
   });
@@ -147,16 +147,16 @@ TEST(a_killed_process_of_which_no_watcher_says_more) {
 std::vector<Outcome> ended(Harness harness, bool permute, bool answers) {
   return run_job(layout("4x1"), {.harness = harness}, [&](Rank& rank) {
     const auto end = rank.all();
-    World& world = rank.world;
-    world.set_watched(true);
+    Job& job = rank.job;
+    job.set_watched(true);
     run_case(*end, {.count = 10, .seed = 1});
-    if (rank.process() == 3) return world.leave(Recorder::kEnded);
+    if (rank.process() == 3) return job.leave(Recorder::kEnded);
     auto watching = std::async(std::launch::async, [&] {
-      while (answers && !world.arena().aborted()) {
-        const auto request = world.requests().next();
+      while (answers && !job.arena().aborted()) {
+        const auto request = job.requests().next();
         if (request.text.find("process 3, whose program has ended") != std::string::npos) {
-          world.arena().abort(kWord);
-          world.requests().respond(request.number, Requests::Response::kYes);
+          job.arena().abort(kWord);
+          job.requests().respond(request.number, Requests::Response::kYes);
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }

@@ -1,4 +1,4 @@
-// Ranks that never come, jobs that have failed, processes that die: who waits must hear of it.
+// Ranks that never come, jobs that have failed, processes that die: every waiting rank raises.
 #include <unistd.h>
 
 #include <barrier>
@@ -18,9 +18,9 @@ constexpr double kSoon = 0.5;
 
 // Until somebody has aborted the job; the rank that calls it makes no call of its own.
 void stay_away(Rank& rank) {
-  for (int i = 0; i < 60'000 && !rank.world.arena().aborted(); ++i)
+  for (int i = 0; i < 60'000 && !rank.job.arena().aborted(); ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  CHECK(rank.world.arena().aborted());
+  CHECK(rank.job.arena().aborted());
 }
 
 Case small(Op op) { return {op, DType::kF32, reductions_of(op, DType::kF32)[0], 10, 1}; }
@@ -35,7 +35,7 @@ TEST(a_process_that_never_comes) {
             run_job(layout(where), {.harness = harness, .timeout_seconds = kSoon}, [&](Rank& rank) {
               const auto end = rank.all();
               if (rank.process() == 1) stay_away(rank);
-              run_case(*end, small(op));  // who comes late gets the same answer
+              run_case(*end, small(op));  // a late rank gets the same answer
             });
         for (const Outcome& outcome : outcomes)
           CHECK_CONTAINS(outcome.error, name(op) + " ", "waited 0.5 s", "Not arrived: process 1.",
@@ -109,7 +109,7 @@ TEST(a_device_that_comes_when_another_has_given_up) {
   const Layout three{"1x3", {0, 0, 0}};
   const auto outcomes = run_job(three, {.timeout_seconds = kSoon}, [](Rank& rank) {
     const auto end = rank.all();
-    rank.world.set_watched(true);
+    rank.job.set_watched(true);
     if (rank.index == 1) std::this_thread::sleep_for(std::chrono::milliseconds(900));
     if (rank.index == 2) return stay_away(rank);
     run_case(*end, small(Op::kAllReduce));
@@ -152,7 +152,7 @@ TEST(requests_left_over_after_a_failure) {
   }
 }
 
-// A send that nobody waited for must not be received from freed memory.
+// A send that was not waited for must not be received from freed memory.
 TEST(a_communicator_with_an_unfinished_send_goes_away) {
   const auto outcomes = run_job(layout("1x4"), {.timeout_seconds = kSoon}, [](Rank& rank) {
     if (rank.index == 0) {
@@ -176,7 +176,7 @@ TEST(abort_reaches_who_sleeps_without_a_deadline) {
               const auto end = rank.all();
               if (rank.index == 0) {
                 std::this_thread::sleep_for(std::chrono::milliseconds(200));
-                rank.world.arena().abort("lockstep: the test ends this job.");
+                rank.job.arena().abort("lockstep: the test ends this job.");
               } else if (permute) {
                 Buffer data(10);
                 end->wait(end->receive(0, data.data(), data.bytes()));
@@ -201,7 +201,7 @@ TEST(a_failed_job_never_hangs) {
         call.reduction = Reduction::kSum;
         call.count = 1;
         call.in = call.out = reinterpret_cast<std::byte*>(&value);
-        if (rank.index == 0) rank.world.arena().abort("lockstep: the test ends this job.");
+        if (rank.index == 0) rank.job.arena().abort("lockstep: the test ends this job.");
         if (rank.index == 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         for (int i = 0; i < 3000; ++i)
           CHECK_CONTAINS(ERROR_OF(end->run(call)), "the test ends this job");
@@ -209,14 +209,14 @@ TEST(a_failed_job_never_hangs) {
 }
 
 // A leader that meets the failure while its siblings are about to give up, after a round that
-// nobody finished: a text that is never completed keeps the leader busy for a while.
+// was not finished: a text that is never completed keeps the leader busy for a while.
 TEST(a_round_after_an_abandoned_one) {
   const Layout pair{"1x2", {0, 0}};
   for (int repeat = 0; repeat < 3; ++repeat) {
     std::barrier together(2);
     const auto body = [&](Rank& rank) {
       const auto end = rank.all();
-      rank.world.arena().header().abort_state.store(1);
+      rank.job.arena().header().abort_state.store(1);
       if (rank.index == 1) std::this_thread::sleep_for(std::chrono::milliseconds(20));
       for (int round = 0; round < 2; ++round) {
         CHECK_CONTAINS(ERROR_OF(run_case(*end, {.count = 1})), "another process failed");
@@ -230,7 +230,7 @@ TEST(a_round_after_an_abandoned_one) {
 
 TEST(a_group_is_made_after_the_job_has_failed) {
   run_healthy(layout("2x1"), {}, [](Rank& rank) {
-    rank.world.arena().abort("lockstep: the test ends this job.");
+    rank.job.arena().abort("lockstep: the test ends this job.");
     CHECK_CONTAINS(ERROR_OF({
                      const auto end = rank.all();
                      run_case(*end, {.count = 10});

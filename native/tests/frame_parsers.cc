@@ -42,7 +42,7 @@ struct Walled {
   Bytes memory = Bytes(2 * kWall + kSlots * kSlot, kFill);
   Counter written, read, sent;
 
-  Inlet inlet() { return {memory.data() + kWall, kSlots, kSlot, &written, &read}; }
+  ReceiveRing receive_ring() { return {memory.data() + kWall, kSlots, kSlot, &written, &read}; }
   void check() const {
     const auto wall = [](std::byte byte) { return byte == kFill; };
     CHECK(std::all_of(memory.begin(), memory.begin() + kWall, wall));
@@ -55,9 +55,9 @@ class Target : FrameParser::Owner {
  public:
   explicit Target(Arena& arena) : arena_(arena) {
     for (int i = 0; i < kOpenStreams; ++i) {
-      const Stream stream{kCliques[i], 0, 1};
-      streams_.open(stream, rings_[i].inlet());
-      streams_.open(stream, Outlet{&rings_[i].sent});
+      const ChannelId channel{kCliques[i], 0, 1};
+      channels_.open(channel, rings_[i].receive_ring());
+      channels_.open(channel, SendRing{&rings_[i].sent});
     }
   }
   // In pieces of any size, as they come from a connection. Returns whether all were taken.
@@ -81,14 +81,14 @@ class Target : FrameParser::Owner {
   }
   void check() {
     for (const Walled& ring : rings_) ring.check();
-    while (notes_.next(0).process >= 0) {
+    while (control_.next(0).process >= 0) {
     }
     CHECK(parser_.process() == -1 || parser_.process() == 1);
   }
 
  private:
   int greet(const Frame& frame) override {
-    if (frame.number != Frame::kVersion || frame.place != 1) throw Error("not accepted");
+    if (frame.number != Frame::kVersion || frame.index != 1) throw Error("not accepted");
     return 1;
   }
   bool may_send(int, std::uint32_t) const override { return true; }
@@ -96,9 +96,9 @@ class Target : FrameParser::Owner {
 
   Arena& arena_;
   std::array<Walled, kOpenStreams> rings_;
-  Streams streams_;
-  Notes notes_;
-  FrameParser parser_{*this, streams_, notes_, arena_};
+  Channels channels_;
+  ControlMessages control_;
+  FrameParser parser_{*this, channels_, control_, arena_};
 };
 
 template <typename Value>
@@ -123,7 +123,7 @@ struct Conversation {
     append(bytes, frame, rest);
   }
   explicit Conversation(Random& random) {
-    add({.kind = Frame::kGreeting, .place = 1, .number = Frame::kVersion});
+    add({.kind = Frame::kGreeting, .index = 1, .number = Frame::kVersion});
     std::array<std::uint32_t, std::size(kCliques)> next{};
     for (std::size_t left = 2 + random() % 6; left > 0; --left) {
       const std::size_t clique = random() % std::size(kCliques);
@@ -133,12 +133,12 @@ struct Conversation {
           add({.kind = Frame::kLeave});
           break;
         case 1:
-          add({.kind = Frame::kNote, .clique = rest}, rest);
+          add({.kind = Frame::kControl, .clique = rest}, rest);
           break;
         case 2:
-          add({.kind = Frame::kNote, .clique = 2 * rest}, rest);
+          add({.kind = Frame::kControl, .clique = 2 * rest}, rest);
           if (rest != 0)
-            add({.kind = Frame::kNote,
+            add({.kind = Frame::kControl,
                  .clique = 2 * rest,
                  .number = static_cast<std::uint32_t>(rest)},
                 rest);

@@ -33,7 +33,7 @@ namespace lockstep::testing {
 namespace {
 
 constexpr std::uint64_t kNonce = 0x10c57e9;
-constexpr auto kLongestJob = std::chrono::seconds(200);
+constexpr auto kMaxJobTime = std::chrono::seconds(200);
 
 // Where a rank leaves its outcome: memory that forked processes share with their parent.
 struct Slot {
@@ -62,7 +62,7 @@ class Board {
   Slot* slots_;
 };
 
-struct Job {
+struct TestJob {
   const Layout& layout;
   const Options& options;
   const std::function<void(Rank&)>& body;
@@ -70,7 +70,7 @@ struct Job {
   std::vector<Descriptor> arenas;
   std::vector<Listener> listeners;
 
-  Job(const Layout& where, const Options& how, const std::function<void(Rank&)>& what)
+  TestJob(const Layout& where, const Options& how, const std::function<void(Rank&)>& what)
       : layout(where), options(how), body(what), board(where.ranks()) {
     for (int process = 0; process < layout.processes(); ++process) {
       if (host_of(process) == arenas.size()) arenas.emplace_back(Arena::create(kNonce));
@@ -83,8 +83,8 @@ struct Job {
     return static_cast<std::size_t>(together == 0 ? 0 : process / together);
   }
 
-  NetworkOptions network(int process) {
-    NetworkOptions made;
+  EndpointOptions endpoint(int process) {
+    EndpointOptions made;
     if (arenas.size() == 1) return made;
     for (int other = 0; other < layout.processes(); ++other)
       made.addresses.push_back(host_of(other) == host_of(process)
@@ -113,11 +113,11 @@ struct Job {
     return pids;
   }
 
-  std::unique_ptr<World> make_world(int process, std::shared_ptr<Arena> mapping) {
-    WorldOptions made;
+  std::unique_ptr<Job> make_job(int process, std::shared_ptr<Arena> mapping) {
+    JobOptions made;
     made.process = process;
     made.arena_fd = arenas[host_of(process)].get();
-    made.network = network(process);
+    made.endpoint = endpoint(process);
     made.nonce = kNonce;
     made.timeout_seconds = options.timeout_seconds;
     made.cores = options.cores;
@@ -127,16 +127,16 @@ struct Job {
     made.arena = std::move(mapping);
     for (int i = 0; i < layout.processes(); ++i)
       made.labels.push_back("process " + std::to_string(i));
-    auto world = std::make_unique<World>(std::move(made));
-    world->set_devices(layout.devices(), layout.process_of);
-    return world;
+    auto job = std::make_unique<Job>(std::move(made));
+    job->set_devices(layout.devices(), layout.process_of);
+    return job;
   }
 
   // Null when the others have failed before this process has met them: its ranks raise what they
   // do.
-  std::unique_ptr<World> start_world(int process, std::shared_ptr<Arena> mapping) {
+  std::unique_ptr<Job> start_job(int process, std::shared_ptr<Arena> mapping) {
     try {
-      return make_world(process, std::move(mapping));
+      return make_job(process, std::move(mapping));
     } catch (const std::exception& error) {
       for (const int rank : layout.ranks_of(process)) {
         std::snprintf(board[rank].error, sizeof(board[rank].error), "%s", error.what());
@@ -146,9 +146,9 @@ struct Job {
     }
   }
 
-  void run_rank(World& world, int index) {
+  void run_rank(Job& job, int index) {
     Slot& slot = board[index];
-    Rank rank(layout, world, index, options.harness);
+    Rank rank(layout, job, index, options.harness);
     const auto keep = [&](const std::exception& error) {
       std::snprintf(slot.error, sizeof(slot.error), "%s", error.what());
     };
@@ -157,7 +157,7 @@ struct Job {
     } catch (const CheckFailed& error) {
       keep(error);
       slot.check_failed = true;
-      world.arena().abort(std::string("rank ") + std::to_string(index) + ": " + error.what());
+      job.arena().abort(std::string("rank ") + std::to_string(index) + ": " + error.what());
     } catch (const std::exception& error) {
       keep(error);
     }
@@ -165,38 +165,37 @@ struct Job {
     slot.ended = true;
   }
 
-  void start_ranks(World& world, std::vector<std::thread>& threads) {
-    for (const int rank : layout.ranks_of(world.process()))
-      threads.emplace_back([this, &world, rank] { run_rank(world, rank); });
+  void start_ranks(Job& job, std::vector<std::thread>& threads) {
+    for (const int rank : layout.ranks_of(job.process()))
+      threads.emplace_back([this, &job, rank] { run_rank(job, rank); });
   }
 
   void run_threads() {
     std::vector<std::shared_ptr<Arena>> mappings(arenas.size());
     for (std::size_t host = 0; LOCKSTEP_SHARE_MAPPING && host < arenas.size(); ++host)
       mappings[host] = std::make_shared<Arena>(arenas[host].get(), kNonce);
-    std::vector<std::unique_ptr<World>> worlds(static_cast<std::size_t>(layout.processes()));
+    std::vector<std::unique_ptr<Job>> jobs(static_cast<std::size_t>(layout.processes()));
     std::vector<std::thread> threads;
     // At the same time: processes of several hosts wait for one another.
     for (int process = 0; process < layout.processes(); ++process)
       threads.emplace_back([&, process] {
-        worlds[static_cast<std::size_t>(process)] =
-            start_world(process, mappings[host_of(process)]);
+        jobs[static_cast<std::size_t>(process)] = start_job(process, mappings[host_of(process)]);
       });
     for (auto& thread : threads) thread.join();
     threads.clear();
-    for (auto& world : worlds)
-      if (world) start_ranks(*world, threads);
+    for (auto& job : jobs)
+      if (job) start_ranks(*job, threads);
     for (auto& thread : threads) thread.join();
   }
 
   [[noreturn]] void run_child(int process) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that is killed leaves nobody behind
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that is killed leaves no process behind
     pid_of(process) = getpid();
     int status = 0;
     try {
-      const auto world = start_world(process, nullptr);
+      const auto job = start_job(process, nullptr);
       std::vector<std::thread> threads;
-      if (world) start_ranks(*world, threads);
+      if (job) start_ranks(*job, threads);
       for (auto& thread : threads) thread.join();
     } catch (const std::exception& error) {
       std::printf("  process %d of a job: %s\n", process, error.what());
@@ -214,7 +213,7 @@ struct Job {
       if (child == 0) run_child(process);
       children.push_back(child);
     }
-    const auto end = std::chrono::steady_clock::now() + kLongestJob;
+    const auto end = std::chrono::steady_clock::now() + kMaxJobTime;
     std::string wrong;
     for (std::size_t i = 0; i < children.size(); ++i) wrong += reap(children[i], i, end);
     if (!wrong.empty()) throw CheckFailed(wrong);
@@ -310,7 +309,7 @@ std::unique_ptr<Communicator> Rank::end(const std::vector<int>& ranks) {
   std::vector<int> devices;
   for (const int rank : ranks) devices.push_back(ids[static_cast<std::size_t>(rank)]);
   const auto position = std::ranges::find(ranks, index) - ranks.begin();
-  return std::make_unique<Communicator>(world.clique(devices), static_cast<int>(position));
+  return std::make_unique<Communicator>(job.clique(devices), static_cast<int>(position));
 }
 
 std::unique_ptr<Communicator> Rank::all() {
@@ -331,7 +330,7 @@ void Rank::mix(const void* data, std::size_t bytes) {
 
 std::vector<Outcome> run_job(const Layout& layout, const Options& options,
                              const std::function<void(Rank&)>& body) {
-  Job job(layout, options, body);
+  TestJob job(layout, options, body);
   is_forked(options.harness) ? job.run_forked() : job.run_threads();
   return job.outcomes();
 }

@@ -1,7 +1,7 @@
 // Jobs of several processes for tests, in two ways that take the same bodies.
 //
-// kThreads: every process of the job is a World of its own in this process, with its own mapping of
-// the arena (under ThreadSanitizer they share one: see WorldOptions::arena). kForked: every process
+// kThreads: every process of the job is a Job of its own in this process, with its own mapping of
+// the arena (under ThreadSanitizer they share one: see JobOptions::arena). kForked: every process
 // is a forked child, which may be killed. Each rank is a thread in both. The same with several
 // hosts: kHosts, every process of kThreads is alone on its host; kForkedHosts, two of kForked share
 // one.
@@ -61,22 +61,22 @@ struct Options {
   int cores = 2;
   bool single_copy = true;
   int unreadable = -1;  // a process that takes no part in single copies
-  std::size_t single_copy_from = WorldOptions{}.single_copy_from;
+  std::size_t single_copy_from = JobOptions{}.single_copy_from;
 };
 
 // What a body gets: its rank of the job. `mix` makes bits of its results part of the outcome.
 class Rank {
  public:
-  Rank(const Layout& layout, World& world, int rank, Harness harness)
-      : layout(layout), world(world), index(rank), harness(harness) {}
+  Rank(const Layout& layout, Job& job, int rank, Harness harness)
+      : layout(layout), job(job), index(rank), harness(harness) {}
 
   const Layout& layout;
-  World& world;
+  Job& job;
   const int index;
   const Harness harness;
 
   int size() const { return layout.ranks(); }
-  int process() const { return world.process(); }
+  int process() const { return job.process(); }
   // This rank's end of the clique of these ranks (of all ranks: `all`). Asked for once per clique.
   std::unique_ptr<Communicator> end(const std::vector<int>& ranks);
   std::unique_ptr<Communicator> all();

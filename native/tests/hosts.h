@@ -15,6 +15,7 @@
 #include "check.h"
 #include "harness.h"
 #include "transport/tcp/endpoint.h"
+#include "transport/tcp/tls.h"
 
 namespace lockstep::testing {
 
@@ -39,53 +40,53 @@ void eventually(const Condition& condition, const char* what) {
 struct Host {
   Listener listener = listen_anywhere();
   std::shared_ptr<Arena> arena;
-  std::unique_ptr<Network> network;
+  std::unique_ptr<Endpoint> endpoint;
   bool stays_open = false;  // set before it joins
-  std::chrono::milliseconds greeting_time = Reader::kGreetingTime;
+  std::chrono::milliseconds greeting_timeout = ProgressThread::kGreetingTimeout;
 
   Host() {
     const Descriptor fd(Arena::create(kNonce));
     arena = std::make_shared<Arena>(fd.get(), kNonce);
   }
 
-  NetworkOptions options(std::vector<std::string> addresses) const {
-    NetworkOptions options;
+  EndpointOptions options(std::vector<std::string> addresses) const {
+    EndpointOptions options;
     options.addresses = std::move(addresses);
     options.listener = listener.fd.get();
     options.key = key(7);
     options.tls_library = "libssl.so.3";
-    options.patience_seconds = 20;
-    options.greeting_time = greeting_time;
+    options.connect_timeout_seconds = 20;
+    options.greeting_timeout = greeting_timeout;
     return options;
   }
   void join(int process, const std::string& other, unsigned char secret = 7,
             std::uint64_t nonce = kNonce, double patience = 20, int num_agents = 0) {
-    NetworkOptions given = options({"", ""});
+    EndpointOptions given = options({"", ""});
     given.addresses[static_cast<std::size_t>(1 - process)] = other;
     given.key = key(secret);
-    given.patience_seconds = patience;
+    given.connect_timeout_seconds = patience;
     given.num_agents = num_agents;
     if (stays_open) {
       given.addresses.push_back("127.0.0.1:1");
       given.num_agents = 1;
-      given.agent_patience_seconds = 0.05;
+      given.agent_connect_timeout_seconds = 0.05;
     }
-    network =
-        std::make_unique<Network>(given, process, nonce, stays_open ? kOpenLabels : kLabels, arena);
+    endpoint = std::make_unique<Endpoint>(given, process, nonce, stays_open ? kOpenLabels : kLabels,
+                                          arena);
   }
 
   Watch watch() const { return {&arena->header().abort_state, Deadline(20), {}}; }
 };
 
-// A stream's end in memory of its own, which is to outlive the network.
+// A channel's end in memory of its own, which outlives the endpoint.
 struct Ring {
   static constexpr std::uint32_t kCount = 4;
   static constexpr std::size_t kBytes = kSlotHeader + 1000;
   Counter written, read;
   std::array<std::byte, kCount * kBytes> slots{};
 
-  Inlet inlet() { return {slots.data(), kCount, kBytes, &written, &read}; }
-  Outlet outlet() { return {&read}; }
+  ReceiveRing receive_ring() { return {slots.data(), kCount, kBytes, &written, &read}; }
+  SendRing send_ring() { return {&read}; }
   Message message(std::uint32_t number, std::size_t at, std::size_t bytes) {
     const std::byte* slot = &slots[number % kCount * kBytes];
     return {std::span<const std::byte, kSlotHeader>(slot, kSlotHeader),
@@ -97,15 +98,15 @@ struct Ring {
 // A message from process 0 arrives at process 1 and is released.
 inline void exchange(std::deque<Ring>& rings, Host& first, Host& second, std::uint64_t clique) {
   Ring &from = rings.emplace_back(), &to = rings.emplace_back();
-  const Stream there{clique, 3, 1}, back{clique, 3, 0};
-  first.network->streams().open(there, from.outlet());
-  second.network->streams().open(back, to.inlet());
+  const ChannelId there{clique, 3, 1}, back{clique, 3, 0};
+  first.endpoint->channels().open(there, from.send_ring());
+  second.endpoint->channels().open(back, to.receive_ring());
   from.slots[kSlotHeader + 5] = std::byte{42};
-  first.network->send(there, 0, from.message(0, 5, 1), first.watch());
+  first.endpoint->send(there, 0, from.message(0, 5, 1), first.watch());
   eventually([&] { return to.written.reached(1); }, "a message");
   CHECK(to.slots[kSlotHeader + 5] == std::byte{42});
   to.read.advance();
-  second.network->release(back, 0, second.watch());
+  second.endpoint->release(back, 0, second.watch());
   eventually([&] { return from.read.reached(1); }, "word that it was read");
 }
 
@@ -122,8 +123,8 @@ struct Two {
   bool healthy() const { return !hosts[0].arena->aborted() && !hosts[1].arena->aborted(); }
 };
 
-// Process 1 as somebody else would play it, who has the key. Or process 0; or an agent, which is
-// then the last of the two.
+// An attacker with the key in the place of process 1, of process 0, or of an agent, which is then
+// the last of the two.
 struct Impostor {
   Host host;
   Listener listener = listen_anywhere();
@@ -136,7 +137,7 @@ struct Impostor {
     host.stays_open = stays_open;
     std::thread joining([&] { host.join(other, listener.address, 7, kNonce, 20, num_agents); });
     greet({.kind = Frame::kGreeting,
-           .place = static_cast<std::uint32_t>(process),
+           .index = static_cast<std::uint32_t>(process),
            .clique = kNonce,
            .number = Frame::kVersion,
            .to = static_cast<std::uint32_t>(other)});
@@ -147,7 +148,7 @@ struct Impostor {
     joining.join();
   }
 
-  // A connection to a host by somebody who has the key.
+  // A connection to a host by a peer that has the key.
   struct Out {
     Descriptor fd;
     Tls::Session session;
@@ -174,7 +175,7 @@ struct Impostor {
           const Tls::Result result = session.handshake();
           if (result == Tls::Result::kFailed || result == Tls::Result::kClosed)
             throw CheckFailed("handshake: " + session.problem());
-          if (result != Tls::Result::kDone) wait_for(fd, false, Clock::now() + kLook);
+          if (result != Tls::Result::kDone) wait_for(fd, false, Clock::now() + kPollInterval);
           return result == Tls::Result::kDone;
         },
         "a handshake");
@@ -184,10 +185,10 @@ struct Impostor {
     Frame greeting;
     read(session, fd, std::as_writable_bytes(std::span(&greeting, 1)));
     const Frame answer{.kind = Frame::kWelcome,
-                       .place = static_cast<std::uint32_t>(process),
+                       .index = static_cast<std::uint32_t>(process),
                        .clique = kNonce,
                        .number = Frame::kVersion,
-                       .to = greeting.place};
+                       .to = greeting.index};
     std::size_t moved = 0;
     CHECK(session.write(std::as_bytes(std::span(&answer, 1)), moved) == Tls::Result::kDone);
   }
@@ -199,7 +200,7 @@ struct Impostor {
           if (result == Tls::Result::kFailed || result == Tls::Result::kClosed)
             throw CheckFailed("read: " + session.problem());
           to = to.subspan(moved);
-          if (result != Tls::Result::kDone) wait_for(fd, false, Clock::now() + kLook);
+          if (result != Tls::Result::kDone) wait_for(fd, false, Clock::now() + kPollInterval);
           return to.empty();
         },
         "bytes");
@@ -211,7 +212,7 @@ struct Impostor {
     CHECK(out->write(std::as_bytes(std::span(text)), moved) == Tls::Result::kDone);
     CHECK_EQUAL(moved, text.size());
   }
-  static constexpr std::chrono::milliseconds kLook{20};
+  static constexpr std::chrono::milliseconds kPollInterval{20};
 };
 
 // What Python would tell the engine of this process, where the job has two: this one, and one at

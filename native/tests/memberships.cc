@@ -72,7 +72,7 @@ void with_world(const std::function<void(World&)>& body) {
   for (const VirtualTables& tables : {own_tables(), VirtualTables{}}) {
     set_virtual_tables(tables);
     run_healthy(layout("2x2"), {}, [&](Rank& rank) {
-      if (rank.index == 0) body(rank.world);
+      if (rank.index == 0) body(rank.job);
     });
   }
 }

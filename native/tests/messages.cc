@@ -1,4 +1,6 @@
-// Notes between hosts: they arrive whole, in order, and never at the job's expense.
+// Control messages between hosts: they arrive whole, in order, and never at the job's expense.
+#include "control/messages.h"
+
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,7 +14,6 @@
 
 #include "api/mpitrampoline/state.h"
 #include "check.h"
-#include "control/messages.h"
 #include "core/error.h"
 #include "hosts.h"
 #include "model.h"
@@ -37,66 +38,68 @@ Bytes pattern(std::size_t count, unsigned seed) {
   return made;
 }
 
-// A whole note, as its parts.
-void take(Notes& notes, int process, const Bytes& bytes) {
+// A whole message, as its parts.
+void take(ControlMessages& control, int process, const Bytes& bytes) {
   std::size_t at = 0;
   do {
-    const std::size_t n = std::min(Notes::kPart, bytes.size() - at);
-    notes.take(process, bytes.size(), at, std::span(bytes).subspan(at, n));
+    const std::size_t n = std::min(ControlMessages::kPart, bytes.size() - at);
+    control.take(process, bytes.size(), at, std::span(bytes).subspan(at, n));
     at += n;
   } while (at < bytes.size());
 }
 
 TEST(both_ways_in_order) {
   Two two;
-  const std::size_t sizes[] = {0, 1, 40, 70'000, Notes::kPart, Notes::kPart + 1, 3 << 20, 0, 7};
+  const std::size_t sizes[] = {
+      0, 1, 40, 70'000, ControlMessages::kPart, ControlMessages::kPart + 1, 3 << 20, 0, 7};
   for (unsigned from : {0u, 1u}) {
     std::thread sending([&] {
       for (const std::size_t size : sizes)
-        two.hosts[from].network->send_note(1 - static_cast<int>(from), pattern(size, from), kLong);
+        two.hosts[from].endpoint->send_control(1 - static_cast<int>(from), pattern(size, from),
+                                               kLong);
     });
     for (const std::size_t size : sizes) {
-      const Note note = two.hosts[1 - from].network->next_note(kLong);
-      CHECK_EQUAL(note.process, static_cast<int>(from));
-      CHECK(note.bytes == pattern(size, from));
+      const ControlMessage message = two.hosts[1 - from].endpoint->next_control(kLong);
+      CHECK_EQUAL(message.process, static_cast<int>(from));
+      CHECK(message.bytes == pattern(size, from));
     }
     sending.join();
   }
-  CHECK_EQUAL(two.hosts[0].network->next_note(0).process, Note::kNone);
-  CHECK_EQUAL(two.hosts[0].network->next_note(0.01).process, Note::kNone);
+  CHECK_EQUAL(two.hosts[0].endpoint->next_control(0).process, ControlMessage::kNone);
+  CHECK_EQUAL(two.hosts[0].endpoint->next_control(0.01).process, ControlMessage::kNone);
   two.exchange(1);
   CHECK(two.healthy());
 }
 
 TEST(the_longest) {
   Two two;
-  const Bytes longest = pattern(Notes::kLongest, 5);
-  CHECK(!two.hosts[0].network->send_note(1, Bytes(Notes::kLongest + 1), kLong));
-  CHECK(two.hosts[0].network->send_note(1, longest, kLong));
-  CHECK(two.hosts[1].network->next_note(kLong).bytes == longest);
+  const Bytes longest = pattern(ControlMessages::kMaxLength, 5);
+  CHECK(!two.hosts[0].endpoint->send_control(1, Bytes(ControlMessages::kMaxLength + 1), kLong));
+  CHECK(two.hosts[0].endpoint->send_control(1, longest, kLong));
+  CHECK(two.hosts[1].endpoint->next_control(kLong).bytes == longest);
   CHECK(two.healthy());
 }
 
 // From and to all processes of other hosts, from two threads each.
-bool gossip(World& world, const Layout& where, unsigned rounds) {
-  Network& network = *world.network();
+bool gossip(Job& job, const Layout& where, unsigned rounds) {
+  Endpoint& endpoint = *job.endpoint();
   int others = 0;
-  for (int other = 0; other < where.processes(); ++other) others += world.is_elsewhere(other);
+  for (int other = 0; other < where.processes(); ++other) others += endpoint.reaches(other);
   const auto send = [&] {
     bool sent = true;
     for (unsigned i = 0; i < rounds; ++i)
       for (int other = 0; other < where.processes(); ++other)
-        if (world.is_elsewhere(other))
-          sent &= network.send_note(
-              other, pattern(i % 2 ? 100 : 600'000, static_cast<unsigned>(world.process())), kLong);
+        if (endpoint.reaches(other))
+          sent &= endpoint.send_control(
+              other, pattern(i % 2 ? 100 : 600'000, static_cast<unsigned>(job.process())), kLong);
     return sent;
   };
   auto one = std::async(std::launch::async, send), two = std::async(std::launch::async, send);
   bool right = true;
   for (unsigned i = 0; i < 2 * rounds * static_cast<unsigned>(others); ++i) {
-    const Note note = network.next_note(kLong);
-    right &= note.process >= 0 && world.is_elsewhere(note.process) &&
-             note.bytes == pattern(note.bytes.size(), static_cast<unsigned>(note.process));
+    const ControlMessage message = endpoint.next_control(kLong);
+    right &= message.process >= 0 && endpoint.reaches(message.process) &&
+             message.bytes == pattern(message.bytes.size(), static_cast<unsigned>(message.process));
   }
   return one.get() && two.get() && right;
 }
@@ -105,112 +108,113 @@ TEST(beside_collectives) {
   for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts})
     run_healthy(layout("4x1"), {.harness = harness}, [&](Rank& rank) {
       const auto end = rank.all();
-      auto notes =
-          std::async(std::launch::async, [&] { return gossip(rank.world, rank.layout, 4); });
+      auto control =
+          std::async(std::launch::async, [&] { return gossip(rank.job, rank.layout, 4); });
       for (std::uint32_t i = 0; i < 60; ++i)
         run_case(*end, {.count = i % 3 ? 100u : 200'000u, .seed = i});
-      CHECK(notes.get());
+      CHECK(control.get());
       run_case(*end, {.count = 1});
     });
 }
 
 TEST(more_than_there_is_room_for) {
-  Notes notes;
-  const Bytes quarter(Notes::kMostBytes / 4);
-  for (int i = 0; i < 4; ++i) take(notes, i, quarter);
-  take(notes, 9, text("dropped"));
-  CHECK_EQUAL(notes.next(0).process, 0);
-  take(notes, 8, text("kept"));
-  for (const int process : {1, 2, 3, 8, -1}) CHECK_EQUAL(notes.next(0).process, process);
+  ControlMessages control;
+  const Bytes quarter(ControlMessages::kMaxBytes / 4);
+  for (int i = 0; i < 4; ++i) take(control, i, quarter);
+  take(control, 9, text("dropped"));
+  CHECK_EQUAL(control.next(0).process, 0);
+  take(control, 8, text("kept"));
+  for (const int process : {1, 2, 3, 8, -1}) CHECK_EQUAL(control.next(0).process, process);
   // What its sender gave up, and of whom nothing follows, takes no room, and nor does what is only
   // announced.
-  const auto but_one = std::span(quarter).first(Notes::kLongest - 1);
-  for (int i = 0; i < 10; ++i) notes.take(0, Notes::kLongest, 0, but_one);
-  for (int i = 1; i < 4; ++i) notes.take(i, Notes::kLongest, 0, but_one);
-  take(notes, 9, text("dropped"));
-  notes.forget(1);
-  take(notes, 9, text("kept"));
-  take(notes, 0, text("another"));
-  for (const int process : {9, 0, -1}) CHECK_EQUAL(notes.next(0).process, process);
-  for (std::size_t i = 0; i < Notes::kMost + 5; ++i) take(notes, 5, {});
-  for (std::size_t i = 0; i < Notes::kMost; ++i) CHECK_EQUAL(notes.next(0).process, 5);
-  CHECK_EQUAL(notes.next(0).process, Note::kNone);
+  const auto but_one = std::span(quarter).first(ControlMessages::kMaxLength - 1);
+  for (int i = 0; i < 10; ++i) control.take(0, ControlMessages::kMaxLength, 0, but_one);
+  for (int i = 1; i < 4; ++i) control.take(i, ControlMessages::kMaxLength, 0, but_one);
+  take(control, 9, text("dropped"));
+  control.forget(1);
+  take(control, 9, text("kept"));
+  take(control, 0, text("another"));
+  for (const int process : {9, 0, -1}) CHECK_EQUAL(control.next(0).process, process);
+  for (std::size_t i = 0; i < ControlMessages::kMaxCount + 5; ++i) take(control, 5, {});
+  for (std::size_t i = 0; i < ControlMessages::kMaxCount; ++i)
+    CHECK_EQUAL(control.next(0).process, 5);
+  CHECK_EQUAL(control.next(0).process, ControlMessage::kNone);
 }
 
 TEST(more_at_once_than_there_are_places_for) {
-  Notes notes;
-  for (std::size_t i = 0; i < Notes::kMost - 1; ++i) take(notes, 5, {});
-  for (const int process : {1, 2}) notes.take(process, 2, 0, text("a"));
-  for (const int process : {1, 2}) notes.take(process, 2, 1, text("b"));
-  for (int i = 0; i < 5; ++i) take(notes, 5, {});
+  ControlMessages control;
+  for (std::size_t i = 0; i < ControlMessages::kMaxCount - 1; ++i) take(control, 5, {});
+  for (const int process : {1, 2}) control.take(process, 2, 0, text("a"));
+  for (const int process : {1, 2}) control.take(process, 2, 1, text("b"));
+  for (int i = 0; i < 5; ++i) take(control, 5, {});
   std::size_t count = 0;
-  while (notes.next(0).process != Note::kNone) ++count;
-  CHECK_EQUAL(count, Notes::kMost);
+  while (control.next(0).process != ControlMessage::kNone) ++count;
+  CHECK_EQUAL(count, ControlMessages::kMaxCount);
 }
 
 TEST(parts_that_break_the_rules) {
   const Bytes part(100);
   const auto second = [&](std::uint64_t bytes, std::size_t at) {
-    Notes notes;
-    notes.take(0, 200, 0, part);
-    return ERROR_OF(notes.take(0, bytes, at, part));
+    ControlMessages control;
+    control.take(0, 200, 0, part);
+    return ERROR_OF(control.take(0, bytes, at, part));
   };
   CHECK_CONTAINS(second(200, 99), "out of turn");
   CHECK_CONTAINS(second(200, 101), "out of turn");
   CHECK_CONTAINS(second(300, 100), "out of turn");
   CHECK_CONTAINS(second(99, 0), "out of turn");
   CHECK_CONTAINS(second(std::uint64_t{1} << 60, 0), "too long");
-  CHECK_CONTAINS(second(Notes::kLongest + 1, 0), "too long");
-  Notes notes;
-  CHECK_CONTAINS(ERROR_OF(notes.take(0, 200, 0, {})), "out of turn");
+  CHECK_CONTAINS(second(ControlMessages::kMaxLength + 1, 0), "too long");
+  ControlMessages control;
+  CHECK_CONTAINS(ERROR_OF(control.take(0, 200, 0, {})), "out of turn");
 }
 
 TEST(to_who_does_not_take_any) {
   Two two;
-  for (const int nobody : {0, -1, 2, 1 << 30})
-    CHECK(!two.hosts[0].network->send_note(nobody, text("x"), kLong));
-  two.hosts[1].network->end_notes();
-  CHECK(!two.hosts[1].network->send_note(0, text("x"), kLong));
-  CHECK_EQUAL(two.hosts[1].network->next_note(kLong).process, Note::kOver);
+  for (const int unknown : {0, -1, 2, 1 << 30})
+    CHECK(!two.hosts[0].endpoint->send_control(unknown, text("x"), kLong));
+  two.hosts[1].endpoint->end_control();
+  CHECK(!two.hosts[1].endpoint->send_control(0, text("x"), kLong));
+  CHECK_EQUAL(two.hosts[1].endpoint->next_control(kLong).process, ControlMessage::kOver);
   CHECK(two.healthy());
 }
 
 TEST(to_and_from_who_has_left) {
   Two two;
-  Network &first = *two.hosts[0].network, &second = *two.hosts[1].network;
+  Endpoint &first = *two.hosts[0].endpoint, &second = *two.hosts[1].endpoint;
   second.leave();
   eventually([&] { return first.has_left(1).load() != 0; }, "word that it left");
-  CHECK(first.send_note(1, text("and?"), kLong));
-  CHECK_EQUAL(second.next_note(kLong).process, 0);
-  CHECK(second.send_note(0, text("nothing"), kLong));
-  CHECK_EQUAL(first.next_note(kLong).process, 1);
+  CHECK(first.send_control(1, text("and?"), kLong));
+  CHECK_EQUAL(second.next_control(kLong).process, 0);
+  CHECK(second.send_control(0, text("nothing"), kLong));
+  CHECK_EQUAL(first.next_control(kLong).process, 1);
   CHECK(!first.is_lost(1));
   CHECK(two.healthy());
 }
 
 TEST(to_who_is_lost) {
   Impostor one;
-  one.send({.kind = Frame::kNote, .clique = 100, .bytes = 2}, "ab");
+  one.send({.kind = Frame::kControl, .clique = 100, .bytes = 2}, "ab");
   one.to = Descriptor();
-  eventually([&] { return one.host.network->is_lost(1); }, "the loss");
-  CHECK(!one.host.network->send_note(1, text("x"), kLong));
+  eventually([&] { return one.host.endpoint->is_lost(1); }, "the loss");
+  CHECK(!one.host.endpoint->send_control(1, text("x"), kLong));
 }
 
 TEST(who_waits_when_it_ends) {
   Two two;
-  const auto wait = [&] { return two.hosts[0].network->next_note(kLong).process; };
+  const auto wait = [&] { return two.hosts[0].endpoint->next_control(kLong).process; };
   auto one = std::async(std::launch::async, wait), other = std::async(std::launch::async, wait);
   CHECK(one.wait_for(std::chrono::milliseconds(50)) == std::future_status::timeout);
-  CHECK(two.hosts[1].network->send_note(0, text("x"), kLong));
+  CHECK(two.hosts[1].endpoint->send_control(0, text("x"), kLong));
   eventually(
       [&] {
         return one.wait_for(std::chrono::seconds(0)) == std::future_status::ready ||
                other.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
       },
-      "a note");
-  two.hosts[0].network->end_notes();
+      "a message");
+  two.hosts[0].endpoint->end_control();
   const int both = one.get() + other.get();
-  CHECK_EQUAL(both, 1 + Note::kOver);
+  CHECK_EQUAL(both, 1 + ControlMessage::kOver);
 }
 
 // Reads what the other end has sent, without waiting for what comes later.
@@ -247,19 +251,19 @@ class Listening {
 TEST(a_late_one_costs_nothing) {
   Impostor one;
   Listening listening(one);
-  Network& network = *one.host.network;
-  const Bytes late = pattern(Notes::kLongest, 3);
-  CHECK(!network.send_note(1, late, 0.3));
-  CHECK(!network.send_note(1, text("later"), 0.05));
+  Endpoint& endpoint = *one.host.endpoint;
+  const Bytes late = pattern(ControlMessages::kMaxLength, 3);
+  CHECK(!endpoint.send_control(1, late, 0.3));
+  CHECK(!endpoint.send_control(1, text("later"), 0.05));
   CHECK(!one.host.arena->aborted());
-  CHECK(!network.is_lost(1));
+  CHECK(!endpoint.is_lost(1));
   auto again = std::async(std::launch::async, [&] {
-    network.release({77, 1, 1}, 5, one.host.watch());
-    return network.send_note(1, text("again"), kLong);
+    endpoint.release({77, 1, 1}, 5, one.host.watch());
+    return endpoint.send_control(1, text("again"), kLong);
   });
   std::size_t have = 0;
   Frame frame = listening.frame();
-  for (; frame.kind == Frame::kNote; frame = listening.frame()) {
+  for (; frame.kind == Frame::kControl; frame = listening.frame()) {
     CHECK_EQUAL(frame.clique, late.size());
     CHECK_EQUAL(frame.number, have);
     CHECK(std::ranges::equal(listening.rest, std::span(late).subspan(have, frame.bytes)));
@@ -278,9 +282,11 @@ TEST(a_late_one_costs_nothing) {
 [[noreturn]] void exit_under_way() {
   static auto* one = new Impostor;  // which reads nothing
   static std::atomic<int> woken{0};
-  std::thread([] { woken += one->host.network->next_note(kLong).process == Note::kOver; }).detach();
   std::thread([] {
-    woken += !one->host.network->send_note(1, Bytes(Notes::kLongest), kLong);
+    woken += one->host.endpoint->next_control(kLong).process == ControlMessage::kOver;
+  }).detach();
+  std::thread([] {
+    woken += !one->host.endpoint->send_control(1, Bytes(ControlMessages::kMaxLength), kLong);
   }).detach();
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   std::exit(woken == 0 ? 0 : 1);
@@ -300,23 +306,24 @@ TEST(when_the_process_exits) {
 // Its locks may be held by threads that the child does not have.
 TEST(in_a_forked_child) {
   Two two;
-  auto waiting = std::async(std::launch::async, [&] { return two.hosts[0].network->next_note(2); });
+  auto waiting =
+      std::async(std::launch::async, [&] { return two.hosts[0].endpoint->next_control(2); });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   const pid_t child = fork();
   if (child == 0) {
     alarm(20);
-    Network& network = *two.hosts[0].network;
-    bool right = network.next_note(kLong).process == Note::kOver;
-    network.abandon();
-    right &= !network.send_note(1, text("x"), kLong);
-    right &= network.next_note(kLong).process == Note::kOver;
-    network.end_notes();
+    Endpoint& endpoint = *two.hosts[0].endpoint;
+    bool right = endpoint.next_control(kLong).process == ControlMessage::kOver;
+    endpoint.abandon();
+    right &= !endpoint.send_control(1, text("x"), kLong);
+    right &= endpoint.next_control(kLong).process == ControlMessage::kOver;
+    endpoint.end_control();
     _exit(right ? 0 : 1);
   }
   int status = -1;
   waitpid(child, &status, 0);
   CHECK_EQUAL(status, 0);
-  CHECK_EQUAL(waiting.get().process, Note::kNone);
+  CHECK_EQUAL(waiting.get().process, ControlMessage::kNone);
   two.exchange(1);
 }
 
@@ -331,19 +338,19 @@ bool through_c() {
   joining.join();
   const void* bytes = nullptr;
   std::uint64_t count = 99;
-  bool right = started && lockstep_next_note(0, &bytes, &count) == -1 && count == 0 &&
-               lockstep_send_note(1, "abc", 3, kLong) == 0 &&
-               lockstep_send_note(0, "abc", 3, kLong) == -1 &&
-               other.network->next_note(kLong).bytes == text("abc") &&
-               other.network->send_note(0, text("answer"), kLong) &&
-               lockstep_next_note(kLong, &bytes, &count) == 1 &&
+  bool right = started && lockstep_next_message(0, &bytes, &count) == -1 && count == 0 &&
+               lockstep_send_message(1, "abc", 3, kLong) == 0 &&
+               lockstep_send_message(0, "abc", 3, kLong) == -1 &&
+               other.endpoint->next_control(kLong).bytes == text("abc") &&
+               other.endpoint->send_control(0, text("answer"), kLong) &&
+               lockstep_next_message(kLong, &bytes, &count) == 1 &&
                std::string(static_cast<const char*>(bytes), count) == "answer" &&
                lockstep_is_lost(1) == 0 && lockstep_is_lost(5) == 0;
   // jaxlib starts its collectives once more.
   auto waiting = std::async(std::launch::async, [] {
     const void* none;
     std::uint64_t zero;
-    return lockstep_next_note(kLong, &none, &zero);
+    return lockstep_next_message(kLong, &none, &zero);
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   Engine::instance().initialize();
@@ -354,8 +361,8 @@ bool through_c() {
 TEST(the_interface_of_c) {
   const void* bytes = nullptr;
   std::uint64_t count = 0;
-  CHECK_EQUAL(lockstep_next_note(kLong, &bytes, &count), -2);
-  CHECK_EQUAL(lockstep_send_note(1, "x", 1, kLong), -1);
+  CHECK_EQUAL(lockstep_next_message(kLong, &bytes, &count), -2);
+  CHECK_EQUAL(lockstep_send_message(1, "x", 1, kLong), -1);
   CHECK_EQUAL(lockstep_is_lost(1), 0);
   const pid_t child = fork();
   if (child == 0) {

@@ -1,5 +1,5 @@
-// Ranks that are in different calls: all hear who called what, and no byte is written that no call
-// asked for.
+// Ranks that are in different calls: all raise a text that names both calls, and no byte is written
+// that no call asked for.
 #include "check.h"
 #include "core/error.h"
 #include "harness.h"

@@ -45,16 +45,17 @@ TEST(want_of_memory_fails_the_job_with_a_text) {
   refused_from = SIZE_MAX;
   CHECK_EQUAL(one.host.arena->abort_text(),
               "lockstep: process 0 can no longer receive from other hosts: std::bad_alloc.");
-  CHECK_EQUAL(one.host.network->next_note(20).process, int{Note::kOver});
+  CHECK_EQUAL(one.host.endpoint->next_control(20).process, int{ControlMessage::kOver});
 }
 
 TEST(an_exception_of_any_kind_does_not_end_the_process) {
   Impostor one;
-  const std::size_t herald = one.host.arena->add_herald([](std::string_view) { throw 1; });
+  const std::size_t listener =
+      one.host.arena->add_abort_listener([](std::string_view) { throw 1; });
   one.send({.kind = Frame::kAbort, .bytes = 4}, "text");
-  CHECK_EQUAL(one.host.network->next_note(20).process, int{Note::kOver});
+  CHECK_EQUAL(one.host.endpoint->next_control(20).process, int{ControlMessage::kOver});
   CHECK_EQUAL(one.host.arena->abort_text(), "text");
-  one.host.arena->remove_herald(herald);
+  one.host.arena->remove_abort_listener(listener);
 }
 
 // A stderr that takes nothing: a pipe that is full.
@@ -102,30 +103,30 @@ TEST(a_line_on_a_full_stderr_holds_nothing_up) {
 }
 
 TEST(messages_of_unknown_groups_are_kept_within_bounds) {
-  Streams streams;
-  const std::vector<std::byte> message(Streams::kLargestMessage);
+  Channels channels;
+  const std::vector<std::byte> message(Channels::kMaxMessage);
   const auto fill = [&](int process) {
     std::uint32_t count = 0;
     const std::string error =
-        ERROR_OF(for (;; ++count) streams.keep(Stream{1, count, process}, 0, message));
+        ERROR_OF(for (;; ++count) channels.keep(ChannelId{1, count, process}, 0, message));
     CHECK_CONTAINS(error, "groups that are not known here yet");
     return count;
   };
   const std::uint32_t kept = fill(1);
-  CHECK(kept >= 100 && kept * message.size() <= Streams::kMostEarlyBytes);
+  CHECK(kept >= 100 && kept * message.size() <= Channels::kMaxEarlyBytes);
   CHECK_EQUAL(fill(2), kept);  // each process has its own
   // What a group takes makes room.
   Counter written, read;
   std::vector<std::byte> slots(message.size());
-  streams.open(Stream{1, 7, 1}, Inlet{slots.data(), 1, slots.size(), &written, &read});
-  streams.keep(Stream{2, 0, 1}, 0, message);
-  CHECK_CONTAINS(ERROR_OF(streams.keep(Stream{2, 1, 1}, 0, message)), "not known here yet");
+  channels.open(ChannelId{1, 7, 1}, ReceiveRing{slots.data(), 1, slots.size(), &written, &read});
+  channels.keep(ChannelId{2, 0, 1}, 0, message);
+  CHECK_CONTAINS(ERROR_OF(channels.keep(ChannelId{2, 1, 1}, 0, message)), "not known here yet");
   // Small ones count with what it takes to keep them.
   std::uint32_t small = 0;
-  CHECK_CONTAINS(ERROR_OF(for (;; ++small) streams.keep(Stream{3, small, 3}, 0,
-                                                        std::vector<std::byte>(kSlotHeader))),
+  CHECK_CONTAINS(ERROR_OF(for (;; ++small) channels.keep(ChannelId{3, small, 3}, 0,
+                                                         std::vector<std::byte>(kSlotHeader))),
                  "not known here yet");
-  CHECK(small < Streams::kMostEarlyBytes / 256);
+  CHECK(small < Channels::kMaxEarlyBytes / 256);
 }
 
 // A sanitizer has its own memory between the blocks, far too much to search.
@@ -171,10 +172,10 @@ std::string key_after_start() {
   for (std::size_t i = 0; i < 32; ++i) secret[i] = static_cast<char>(~inverted[i]);
   given.options.key = secret.data();
   auto joining = std::async(std::launch::async, [&] {
-    NetworkOptions options = host.options({listener.address, ""});
+    EndpointOptions options = host.options({listener.address, ""});
     options.key.assign(reinterpret_cast<const std::byte*>(secret.data()),
                        reinterpret_cast<const std::byte*>(secret.data()) + 32);
-    host.network = std::make_unique<Network>(options, 1, kNonce, kLabels, host.arena);
+    host.endpoint = std::make_unique<Endpoint>(options, 1, kNonce, kLabels, host.arena);
   });
   if (lockstep_start(&given.options) != 0) return lockstep_last_error();
   joining.get();

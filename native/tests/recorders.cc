@@ -73,7 +73,7 @@ TEST(every_call_leaves_an_entry) {
     call.origin = {77, 3, 0};
     end->run(call);
     const std::size_t index = rank.index % 2;
-    Reader reader(rank.world.recorder());
+    Reader reader(rank.job.recorder());
     CHECK_EQUAL(reader.at<std::uint32_t>(24), 2u);  // rings
     CHECK_EQUAL(reader.written(index), 1u);
     const std::size_t entry = reader.entry(index, 1);
@@ -100,7 +100,7 @@ TEST(a_ring_comes_round) {
     const Call call = call_of({.count = 1}, in, out);
     const std::uint64_t runs = Recorder::kEntries + 5;
     for (std::uint64_t i = 0; i < runs; ++i) end->run(call);
-    Reader reader(rank.world.recorder());
+    Reader reader(rank.job.recorder());
     CHECK_EQUAL(reader.written(0), runs);
     CHECK_EQUAL(reader.at<std::uint32_t>(reader.entry(0, runs) + 48), runs - 1);
     CHECK_EQUAL(reader.at<std::uint32_t>(reader.entry(0, 6) + 48), 5u);
@@ -116,7 +116,7 @@ TEST(a_permute_names_its_ends) {
     auto* to = end->send(other, reinterpret_cast<const std::byte*>(&sent), 8);
     end->wait(from);
     end->wait(to);
-    Reader reader(rank.world.recorder());
+    Reader reader(rank.job.recorder());
     CHECK_EQUAL(reader.written(0), 1u);
     const std::size_t entry = reader.entry(0, 1);
     CHECK_EQUAL(int{reader.at<std::uint8_t>(entry + 52)}, int(Op::kPermute));
@@ -130,18 +130,18 @@ TEST(a_permute_names_its_ends) {
 // Answers this process's questions until the body is done; counts them.
 class Watcher {
  public:
-  Watcher(World& world, bool yes, bool knows_more = true) : world_(world) {
-    world.set_watched(true);
+  Watcher(Job& job, bool yes, bool knows_more = true) : job_(job) {
+    job.set_watched(true);
     thread_ = std::thread([this, yes, knows_more] {
       while (!done_) {
-        const auto request = world_.requests().next();
+        const auto request = job_.requests().next();
         if (request.text.starts_with("programs ")) {
           ++asked;
-          world_.requests().respond(request.number,
-                                    yes ? Requests::Response::kYes : Requests::Response::kNo);
+          job_.requests().respond(request.number,
+                                  yes ? Requests::Response::kYes : Requests::Response::kNo);
         } else if (request.number != 0) {
-          if (knows_more) world_.arena().abort("a table of who called what");
-          world_.requests().respond(request.number, Requests::Response::kYes);
+          if (knows_more) job_.arena().abort("a table of who called what");
+          job_.requests().respond(request.number, Requests::Response::kYes);
         }
         std::this_thread::yield();
       }
@@ -155,7 +155,7 @@ class Watcher {
   std::atomic<int> asked{0};
 
  private:
-  World& world_;
+  Job& job_;
   std::atomic<bool> done_{false};
   std::thread thread_;
 };
@@ -167,7 +167,7 @@ TEST(look_alikes_of_different_programs) {
         const auto outcomes =
             run_job(layout(where), {.harness = harness, .timeout_seconds = 20}, [&](Rank& rank) {
               const auto end = rank.all();
-              Watcher watcher(rank.world, false, false);
+              Watcher watcher(rank.job, false, false);
               std::vector<float> in, out;
               Call call = call_of({.count = 10}, in, out);
               call.origin = rank.index == rank.size() - 1 ? odd : Origin{77, 3, 8};
@@ -182,7 +182,7 @@ TEST(permutes_of_different_programs) {
   for (const char* where : {"1x4", "2x1"}) {
     const auto outcomes = run_job(layout(where), {.timeout_seconds = 20}, [](Rank& rank) {
       const auto end = rank.all();
-      Watcher watcher(rank.world, false, false);
+      Watcher watcher(rank.job, false, false);
       std::uint64_t value = 7;
       const Origin origin{77 + rank.index, 3, 0};
       if (rank.index == 0)
@@ -211,7 +211,7 @@ TEST(an_unknown_origin_agrees_with_all) {
 TEST(a_watcher_may_let_look_alikes_meet) {
   run_healthy(layout("2x1"), {.timeout_seconds = 20}, [](Rank& rank) {
     const auto end = rank.all();
-    Watcher watcher(rank.world, true);
+    Watcher watcher(rank.job, true);
     std::vector<float> in, out;
     Call call = call_of({.count = 10}, in, out);
     for (int execution = 0; execution < 3; ++execution) {
@@ -226,7 +226,7 @@ TEST(a_watcher_may_let_look_alikes_meet) {
 TEST(a_watcher_may_tell_look_alikes_apart) {
   const auto outcomes = run_job(layout("2x1"), {.timeout_seconds = 20}, [](Rank& rank) {
     const auto end = rank.all();
-    Watcher watcher(rank.world, false);
+    Watcher watcher(rank.job, false);
     std::vector<float> in, out;
     Call call = call_of({.count = 10}, in, out);
     call.origin = {70 + 100 * rank.index, 3, 0};
@@ -238,7 +238,7 @@ TEST(a_watcher_may_tell_look_alikes_apart) {
 TEST(a_watcher_describes_a_divergence) {
   const auto outcomes = run_job(layout("2x1"), {.timeout_seconds = 20}, [](Rank& rank) {
     const auto end = rank.all();
-    Watcher watcher(rank.world, true);
+    Watcher watcher(rank.job, true);
     std::vector<float> in, out;
     end->run(call_of({.count = 10 + std::size_t(rank.index)}, in, out));
   });
@@ -249,7 +249,7 @@ TEST(a_forbidden_collective_is_an_error_of_its_own_process_only) {
   run_healthy(layout("2x1"), {.timeout_seconds = 20}, [](Rank& rank) {
     const auto end = rank.all();
     if (rank.index == 0) {
-      rank.world.forbid("not here");
+      rank.job.forbid("not here");
       std::string text;
       std::vector<float> in, out;
       try {
@@ -258,7 +258,7 @@ TEST(a_forbidden_collective_is_an_error_of_its_own_process_only) {
         text = error.what();
       }
       CHECK_EQUAL(text, "not here");
-      rank.world.forbid("");
+      rank.job.forbid("");
     }
     run_case(*end, {.count = 10});
   });
@@ -281,9 +281,9 @@ TEST(an_execution_that_was_refused_stays_refused) {
     };
     // The first device comes while it is forbidden, the others after that.
     if (rank.index == 0) {
-      rank.world.forbid("not here");
+      rank.job.forbid("not here");
       CHECK_EQUAL(refused(), "not here");
-      rank.world.forbid("");
+      rank.job.forbid("");
     }
     first_was_refused.arrive_and_wait();
     if (rank.index != 0) CHECK_EQUAL(refused(), "not here");

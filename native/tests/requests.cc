@@ -19,9 +19,9 @@ constexpr std::chrono::milliseconds kLong = 20s, kShort = 500ms, kNever = 24h;
 const Requests::Pair kPair{1, 7};
 
 struct Watched {
-  Alarm alarm;
+  WakeUp wake_up;
   std::atomic<std::uint32_t> abort{0};
-  Requests requests{alarm, abort};
+  Requests requests{wake_up, abort};
   Watched() { requests.set_watched(true); }
 
   std::future<Response> ask(const char* text, std::chrono::milliseconds timeout) {
@@ -117,16 +117,16 @@ TEST(a_failed_job_waits_for_no_response) {
 // Look-alikes of two programs: the watcher learns only after some calls that these are not one.
 TEST(a_difference_that_is_found_late_fails_the_job) {
   const auto outcomes = run_job(layout("2x1"), {.timeout_seconds = 20}, [](Rank& rank) {
-    rank.world.set_watched(true);
+    rank.job.set_watched(true);
     std::atomic<bool> done{false};
     std::thread watcher([&] {
       for (int responses = 0; !done; std::this_thread::sleep_for(1ms)) {
-        const auto request = rank.world.requests().next();
+        const auto request = rank.job.requests().next();
         if (request.number == 0) continue;
         const auto known = request.text.starts_with("programs ") && ++responses < 3
                                ? Response::kUnknown
                                : Response::kNo;
-        rank.world.requests().respond(request.number, known);
+        rank.job.requests().respond(request.number, known);
       }
     });
     const auto end = rank.all();

@@ -99,7 +99,7 @@ TEST(several_groups_in_flight) {
               run_program(rank, part);
             } catch (const std::exception& error) {
               errors[t] = error.what();
-              rank.world.arena().abort(error.what());
+              rank.job.arena().abort(error.what());
             }
           });
         for (auto& thread : threads) thread.join();

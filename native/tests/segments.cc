@@ -113,10 +113,10 @@ TEST(a_limit_on_address_space) {
 }
 #endif
 
-// The directory of groups is made by whoever comes first; without memory all its members fail.
+// The first process makes a group's entry in the directory; without memory all its members fail.
 TEST(a_group_without_memory) {
   for (const Outcome& outcome : run_job(layout("2x2"), {}, [](Rank& rank) {
-         rank.world.arena().header().next.store(Arena::kSize);
+         rank.job.arena().header().next.store(Arena::kSize);
          rank.all();
        }))
     CHECK_CONTAINS(outcome.error, "used up");
@@ -126,7 +126,7 @@ TEST(a_permute_without_memory) {
   for (const Outcome& outcome : run_job(layout("2x1"), {}, [](Rank& rank) {
          const auto end = rank.all();
          run_case(*end, {.count = 1});
-         rank.world.arena().header().next.store(Arena::kSize);
+         rank.job.arena().header().next.store(Arena::kSize);
          run_permute(*end, {{0, 1}, {1, 0}}, 100, 1);
        }))
     CHECK_CONTAINS(outcome.error, "used up");

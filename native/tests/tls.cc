@@ -1,4 +1,5 @@
-// Encrypted connections: who may have one, and that nothing but what was sent comes out of it.
+// Encrypted connections: which peers may have one, and that nothing but what was sent comes out of
+// it.
 #include "transport/tcp/tls.h"
 
 #include <arpa/inet.h>
@@ -32,7 +33,7 @@ using Bytes = std::vector<std::byte>;
 using Result = Tls::Result;
 using Side = Tls::Side;
 
-constexpr auto kLongest = std::chrono::seconds(60);
+constexpr auto kMaxLength = std::chrono::seconds(60);
 constexpr int kRounds = 50;  // of two ends in one thread; a handshake takes three
 
 // LOCKSTEP_LIBSSL: the OpenSSL to run these tests with, where it is not the system's.
@@ -167,7 +168,7 @@ struct Pair {
   Result at_client = Result::kWantsRead, at_server = Result::kWantsRead;
 };
 
-// Both ends in one thread, and a man in the middle who keeps and may change what passes.
+// Both ends in one thread, and a man in the middle that keeps and may change what passes.
 struct Tapped {
   Tapped()
       : near(local_wire()),
@@ -259,7 +260,7 @@ class Runner {
 
   using Clock = std::chrono::steady_clock;
   int fd_;
-  const Clock::time_point end_ = Clock::now() + kLongest;
+  const Clock::time_point end_ = Clock::now() + kMaxLength;
 };
 
 // Runs each side in a thread of its own. The other ends as well when one has failed.
@@ -293,7 +294,7 @@ TEST(one_key_opens_a_connection_both_ways) {
 
 TEST(keys_of_every_length) {
   shared();
-  for (const std::size_t length : {Tls::kShortestKey, std::size_t{33}, Tls::kLongestKey}) {
+  for (const std::size_t length : {Tls::kMinKeyBytes, std::size_t{33}, Tls::kMaxKeyBytes}) {
     const Tls tls(library(), random_bytes(length, 5));
     Pair pair(tls, tls);
     pair.shake();
@@ -641,21 +642,21 @@ TEST(an_end_that_is_gone) {
 
 constexpr void* kNone = nullptr;
 
-// The same OpenSSL, used as somebody would who does not have the key.
-class Stranger {
+// The same OpenSSL, used as by an attacker without the key.
+class Attacker {
  public:
-  Stranger(bool server, int fd) {
+  Attacker(bool server, int fd) {
     context_ = call<void*>("SSL_CTX_new", call<const void*>("TLS_method"));
     if (server) certify();
     server_ = server;
     fd_ = fd;
   }
-  ~Stranger() {
+  ~Attacker() {
     if (ssl_) call<void>("SSL_free", ssl_);
     call<void>("SSL_CTX_free", context_);
   }
-  Stranger(const Stranger&) = delete;
-  Stranger& operator=(const Stranger&) = delete;
+  Attacker(const Attacker&) = delete;
+  Attacker& operator=(const Attacker&) = delete;
 
   void set(int command, long value) {
     CHECK_EQUAL(call<long>("SSL_CTX_ctrl", context_, command, value, kNone), 1);
@@ -710,7 +711,7 @@ constexpr int kMinVersion = 123, kMaxVersion = 124;
 
 TEST(a_server_with_a_certificate_is_refused) {
   Pair pair;
-  Stranger server(true, pair.wire.b->fd());
+  Attacker server(true, pair.wire.b->fd());
   int there = 0;
   for (int i = 0; i < kRounds; ++i) {
     pair.at_client = pair.client.handshake();
@@ -721,7 +722,7 @@ TEST(a_server_with_a_certificate_is_refused) {
   CHECK(there != 1);
   // A client that asks for no proof is content with this server: it is the check that refuses.
   Pair other;
-  Stranger any(true, other.wire.b->fd()), trusting(false, other.wire.a->fd());
+  Attacker any(true, other.wire.b->fd()), trusting(false, other.wire.a->fd());
   int here = 0;
   for (int i = 0; i < kRounds; ++i) {
     here = trusting.shake();
@@ -733,7 +734,7 @@ TEST(a_server_with_a_certificate_is_refused) {
 
 TEST(a_client_without_a_key_is_refused) {
   Pair pair;
-  Stranger client(false, pair.wire.a->fd());
+  Attacker client(false, pair.wire.a->fd());
   for (int i = 0; i < kRounds; ++i) {
     CHECK(client.shake() != 1);
     pair.at_server = pair.server.handshake();
@@ -756,7 +757,7 @@ unsigned other_name(void* ssl, const char* hint, char* identity, unsigned room, 
   return bytes;
 }
 
-// Even who has the key gets nothing but TLS 1.3 under its name.
+// Even a peer with the key gets nothing but TLS 1.3 under its name.
 TEST(only_this_version_and_this_name) {
   struct Case {
     long version;
@@ -766,7 +767,7 @@ TEST(only_this_version_and_this_name) {
   for (const Case& one : {Case{0x0304, right_key, true}, Case{0x0303, right_key, false},
                           Case{0x0304, other_name, false}}) {
     Pair pair;
-    Stranger client(false, pair.wire.a->fd());
+    Attacker client(false, pair.wire.a->fd());
     client.set(kMinVersion, one.version);
     client.set(kMaxVersion, one.version);
     client.know_key(one.callback);

@@ -22,7 +22,8 @@
 
 namespace lockstep {
 
-class World;
+class Job;
+using World = Job;
 
 using DeviceList = std::vector<int>;
 

@@ -27,11 +27,11 @@ std::uintptr_t end_of_stack() {
 // In front of a virtual table stands a pointer to the type's description, whose second word points
 // to the name.
 bool is_table_of(std::uintptr_t table, const char* mangled_name) {
-  constexpr std::size_t kLongest = 64;
+  constexpr std::size_t kMaxLength = 64;
   std::uintptr_t type = 0, name = 0;
-  char text[kLongest] = {};
+  char text[kMaxLength] = {};
   const std::size_t size = std::strlen(mangled_name) + 1;
-  return size <= kLongest && table % 8 == 0 && read_memory(table - 8, &type, 8) &&
+  return size <= kMaxLength && table % 8 == 0 && read_memory(table - 8, &type, 8) &&
          read_memory(type + 8, &name, 8) && read_memory(name, text, size) &&
          std::memcmp(text, mangled_name, size) == 0;
 }

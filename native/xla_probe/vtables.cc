@@ -59,8 +59,8 @@ using Places = std::array<std::vector<std::uintptr_t>, 2>;
 
 constexpr std::string_view kNames[] = {kCliqueKeyType, kExecutorType};
 constexpr std::string_view kPrefix = "N3xla3cpu";  // of both
-constexpr std::size_t kLongest = 64;
-static_assert(kNames[0].size() < kLongest && kNames[1].size() < kLongest);
+constexpr std::size_t kMaxLength = 64;
+static_assert(kNames[0].size() < kMaxLength && kNames[1].size() < kMaxLength);
 
 // Notes which of the names the text is, if it is one; `place` is where it is in memory.
 void note_name(const char* text, std::uintptr_t place, Places& found) {
@@ -73,12 +73,12 @@ void note_name(const char* text, std::uintptr_t place, Places& found) {
 void find_names(int file, const Segment& segment, Places& found) {
   constexpr std::size_t kPart = std::size_t{1} << 20;
   // A zero before it, or it is the end of a longer name; and zeros behind the last one.
-  std::vector<char> part(1 + kPart + kLongest);
+  std::vector<char> part(1 + kPart + kMaxLength);
   for (std::size_t at = 0; at < segment.file_bytes; at += kPart) {
     const std::size_t before = at == 0 ? 0 : 1;
     std::ranges::fill(part, '\0');
     const std::size_t wanted =
-        std::min(before + kPart + kLongest, before + segment.file_bytes - at);
+        std::min(before + kPart + kMaxLength, before + segment.file_bytes - at);
     const auto offset = static_cast<off_t>(segment.file_at + at - before);
     if (pread(file, part.data() + 1 - before, wanted, offset) != static_cast<ssize_t>(wanted))
       return;

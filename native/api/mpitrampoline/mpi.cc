@@ -184,13 +184,13 @@ int MPIABI_Is_thread_main(int* flag) {
 
 int MPIABI_Comm_rank(Handle comm, int* rank) {
   if (comm == MPIABI_COMM_WORLD)
-    return guarded([&] { *rank = Engine::instance().world().process(); });
+    return guarded([&] { *rank = Engine::instance().job().process(); });
   return guarded([&] { *rank = communicator(comm).rank(); });
 }
 
 int MPIABI_Comm_size(Handle comm, int* size) {
   if (comm == MPIABI_COMM_WORLD)
-    return guarded([&] { *size = Engine::instance().world().num_processes(); });
+    return guarded([&] { *size = Engine::instance().job().num_processes(); });
   return guarded([&] { *size = communicator(comm).size(); });
 }
 

@@ -24,14 +24,14 @@ class Engine {
 
   void set_callbacks(const lockstep_callbacks& callbacks);
   void initialize();  // MPI_Init_thread
-  void start(WorldOptions options);
+  void start(JobOptions options);
   void fail(const std::string& text);
   void forbid(const std::string& text);
-  World* started() const;  // null before the first start
+  Job* started() const;  // null before the first start
   std::uint32_t site() const { return strict_.load() ? callbacks_.site() : 0; }
   bool checks_programs() const { return check_programs_.load(std::memory_order_relaxed); }
   void set_checks(bool programs, bool strict);
-  World& world();  // throws Error when there is none, or something has failed
+  Job& job();  // throws Error when there is none, or something has failed
   std::unique_ptr<Communicator> communicator(int color, int key);  // MPI_Comm_split
 
   bool frames_known() const { return frames_known_.load(); }
@@ -49,7 +49,7 @@ class Engine {
   Engine() = default;
 
   void retire_agent();
-  std::vector<DeviceList> candidates(World& world, int color, int key);
+  std::vector<DeviceList> candidates(Job& job, int color, int key);
 
   mutable std::mutex mutex_;  // guards what follows; never held while a callback runs
   std::mutex asking_;         // one question to Python at a time; taken before mutex_
@@ -61,8 +61,8 @@ class Engine {
   std::atomic<bool> frames_known_{false};
   std::atomic<bool> origins_known_{false};
   std::atomic<int> unknown_origins_{0};
-  std::vector<std::unique_ptr<World>> worlds_;
-  World* world_ = nullptr;
+  std::vector<std::unique_ptr<Job>> jobs_;
+  Job* job_ = nullptr;
   std::set<std::pair<std::vector<int>, int>> requested_;
   std::array<std::atomic<std::uint64_t>, 5> counts_{};
 };

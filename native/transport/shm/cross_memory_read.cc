@@ -15,9 +15,9 @@
 namespace lockstep {
 namespace {
 
-constexpr std::size_t kMostPieces = 63;  // of one system call; with one more, IOV_MAX is far
+constexpr std::size_t kMaxPieces = 63;  // of one system call; with one more, IOV_MAX is far
 // Between two system calls the abort flag is looked at; this many bytes take some milliseconds.
-constexpr std::size_t kMostBytes = std::size_t{32} << 20;
+constexpr std::size_t kMaxBytes = std::size_t{32} << 20;
 
 // A random word by which a process is known. A process id alone is not enough: a dead process's id
 // is given out again, and processes in different pid namespaces count separately.
@@ -52,10 +52,10 @@ class Batch {
         word_at_(peer.word_at.load(std::memory_order_relaxed)),
         word_(peer.word.load(std::memory_order_relaxed)) {}
 
-  bool full() const { return count_ == kMostPieces || bytes_ == kMostBytes; }
+  bool full() const { return count_ == kMaxPieces || bytes_ == kMaxBytes; }
   // Takes as much as there is room for; returns how much that was.
   std::size_t add(std::uint64_t from, std::byte* to, std::size_t bytes) {
-    const std::size_t n = std::min(bytes, kMostBytes - bytes_);
+    const std::size_t n = std::min(bytes, kMaxBytes - bytes_);
     push(from, to, n);
     return n;
   }
@@ -83,8 +83,8 @@ class Batch {
   const pid_t pid_;
   const std::uint64_t word_at_;
   const std::uint64_t word_;
-  iovec from_[kMostPieces + 1];
-  iovec to_[kMostPieces + 1];
+  iovec from_[kMaxPieces + 1];
+  iovec to_[kMaxPieces + 1];
   std::size_t count_ = 0;
   std::size_t bytes_ = 0;
 };
@@ -97,8 +97,8 @@ std::string reason_of(int code) {
 
 }  // namespace
 
-PeerMemory::PeerMemory(Arena& arena, int process, const std::vector<std::string>& labels,
-                       bool enabled)
+CrossMemoryReader::CrossMemoryReader(Arena& arena, int process,
+                                     const std::vector<std::string>& labels, bool enabled)
     : arena_(arena), labels_(labels), enabled_(enabled && identity() != 0) {
   ArenaHeader::Process* own = entry(process);
   if (!enabled_ || own == nullptr) return;
@@ -108,24 +108,24 @@ PeerMemory::PeerMemory(Arena& arena, int process, const std::vector<std::string>
   own->pid.store(static_cast<std::uint64_t>(getpid()), std::memory_order_release);
 }
 
-ArenaHeader::Process* PeerMemory::entry(int process) const {
+ArenaHeader::Process* CrossMemoryReader::entry(int process) const {
   auto& all = arena_.header().processes;
   const auto index = static_cast<std::size_t>(process);
   return index < all.size() ? &all[index] : nullptr;
 }
 
-bool PeerMemory::is_self(const ArenaHeader::Process& peer) const {
+bool CrossMemoryReader::is_self(const ArenaHeader::Process& peer) const {
   return peer.pid.load(std::memory_order_acquire) == static_cast<std::uint64_t>(getpid()) &&
          peer.word.load(std::memory_order_relaxed) == identity();
 }
 
-bool PeerMemory::readable(int process) const {
+bool CrossMemoryReader::readable(int process) const {
   const ArenaHeader::Process* peer = entry(process);
   if (!enabled_ || peer == nullptr || peer->pid.load(std::memory_order_acquire) == 0) return false;
   return Batch(*peer).read() == 0;
 }
 
-void PeerMemory::read(int process, std::span<const Piece> pieces) const {
+void CrossMemoryReader::read(int process, std::span<const MemoryPiece> pieces) const {
   if (arena_.aborted()) throw Error(arena_.abort_text());  // the buffers may be gone already
   const ArenaHeader::Process& peer = *entry(process);
   // Processes of a job that share one process, as in tests: a copy that ThreadSanitizer sees.
@@ -137,7 +137,7 @@ void PeerMemory::read(int process, std::span<const Piece> pieces) const {
     std::atomic_thread_fence(std::memory_order_acquire);
     if (arena_.aborted()) throw Error(arena_.abort_text());
   };
-  for (const Piece& piece : pieces) {
+  for (const MemoryPiece& piece : pieces) {
     if (self) std::memcpy(piece.to, reinterpret_cast<const void*>(piece.from), piece.bytes);
     for (std::size_t at = self ? piece.bytes : 0; at < piece.bytes;) {
       at += batch.add(piece.from + at, piece.to + at, piece.bytes - at);
@@ -147,7 +147,7 @@ void PeerMemory::read(int process, std::span<const Piece> pieces) const {
   finish();
 }
 
-void PeerMemory::fail(int process, const std::string& reason) const {
+void CrossMemoryReader::fail(int process, const std::string& reason) const {
   if (arena_.aborted()) throw Error(arena_.abort_text());
   throw Error("lockstep: could not read the memory of " +
               labels_[static_cast<std::size_t>(process)] + ": " + reason +

@@ -14,12 +14,12 @@
 namespace lockstep {
 namespace {
 
-// A sleeper looks at the abort flag this often; whoever aborts the job wakes nobody by name.
-constexpr std::chrono::milliseconds kLongestNap{50};
-constexpr int kLooks = 32;
+// A sleeper checks the abort flag this often: an abort wakes no sleeper.
+constexpr std::chrono::milliseconds kMaxNap{50};
+constexpr int kSpinPolls = 32;
 // A program that has ended may have left a collective to come that it has dispatched before: so
 // many looks, which are naps apart, have to find it gone.
-constexpr int kLooksAtLeft = 6;
+constexpr int kPollsAtLeft = 6;
 
 void pause() {
 #if defined(__x86_64__)
@@ -39,20 +39,21 @@ void sleep_while(std::atomic<std::uint32_t>& word, std::uint32_t value, Clock::d
 }  // namespace
 
 Clock::duration bounded(double seconds) {
-  constexpr double kLongest = 1e6;
+  constexpr double kMaxLength = 1e6;
   return std::chrono::duration_cast<Clock::duration>(
-      std::chrono::duration<double>(seconds > 0 ? std::min(seconds, kLongest) : 0));
+      std::chrono::duration<double>(seconds > 0 ? std::min(seconds, kMaxLength) : 0));
 }
 
-Alarm::Alarm() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (fd_ < 0) throw Error("lockstep: no file descriptor left for the alarm (ulimit -n).");
+WakeUp::WakeUp() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (fd_ < 0)
+    throw Error("lockstep: no file descriptor left for the watcher's wake-up (ulimit -n).");
 }
 
-Alarm::~Alarm() { close(fd_); }
+WakeUp::~WakeUp() { close(fd_); }
 
-void Alarm::ring() const {
+void WakeUp::notify() const {
   const std::uint64_t one = 1;
-  // It fails only while 2^64 - 1 rings are unanswered.
+  // It fails only while 2^64 - 1 notifications are unread.
   [[maybe_unused]] const auto written = write(fd_, &one, sizeof(one));
 }
 
@@ -67,28 +68,28 @@ WaitResult wait_until(Counter& counter, std::uint32_t target, const Watch& watch
   const auto aborted = [&] { return watch.abort->load(std::memory_order_acquire) != 0; };
   // The one that is waited for may sit on this very core, so a spin gives the core away between
   // looks. On an idle core a yield costs less than a microsecond.
-  for (int i = 0; i < kLooks; ++i) {
+  for (int i = 0; i < kSpinPolls; ++i) {
     if (counter.reached(target)) return WaitResult::kReached;
     pause();
   }
   const auto spin_end = Clock::now() + watch.spin;
   do {
     sched_yield();
-    for (int i = 0; i < kLooks; ++i) {
+    for (int i = 0; i < kSpinPolls; ++i) {
       if (counter.reached(target)) return WaitResult::kReached;
       pause();
     }
   } while (Clock::now() < spin_end);
   const auto start = Clock::now();
-  int looks_at_left = 0;
+  int polls_at_left = 0;
   for (;;) {
     if (aborted()) return WaitResult::kAborted;
     if (watch.left != nullptr && watch.left->load(std::memory_order_acquire) != 0 &&
-        ++looks_at_left > kLooksAtLeft)
+        ++polls_at_left > kPollsAtLeft)
       return counter.reached(target) ? WaitResult::kReached : WaitResult::kLeft;
     if (watch.deadline.passed()) return WaitResult::kDeadline;
-    if (watch.alarm != nullptr && Clock::now() >= start + kLongWait) watch.alarm->ring();
-    Clock::duration nap = kLongestNap;
+    if (watch.wake_up != nullptr && Clock::now() >= start + kLongWait) watch.wake_up->notify();
+    Clock::duration nap = kMaxNap;
     if (!watch.deadline.never())
       nap = std::clamp<Clock::duration>(watch.deadline.left(), std::chrono::microseconds(1), nap);
     counter.sleepers.fetch_add(1, std::memory_order_seq_cst);

@@ -3,9 +3,9 @@
 //
 // A Counter lives in memory that several processes may map. Its value wraps; distances are taken
 // as signed differences, so waiter and writer may be up to 2^31 steps apart. The sleeper count
-// lets a writer skip the system call when nobody sleeps. Writer: add to value, then read sleepers.
-// Waiter: add to sleepers, then read value. Both pairs are sequentially consistent, so at least one
-// side sees the other and no wake-up is lost.
+// lets a writer skip the system call when no thread sleeps. Writer: add to value, then read
+// sleepers. Waiter: add to sleepers, then read value. Both pairs are sequentially consistent, so at
+// least one side sees the other and no wake-up is lost.
 #pragma once
 
 #include <atomic>
@@ -50,33 +50,33 @@ Clock::duration bounded(double seconds);
 
 enum class WaitResult { kReached, kDeadline, kAborted, kLeft };
 
-// Tells the watcher of this process (a thread of Python's) that something takes long.
-class Alarm {
+// Notifies the watcher of this process (a thread of Python's), for example of a long wait.
+class WakeUp {
  public:
-  Alarm();  // throws Error
-  ~Alarm();
-  Alarm(const Alarm&) = delete;
-  Alarm& operator=(const Alarm&) = delete;
+  WakeUp();  // throws Error
+  ~WakeUp();
+  WakeUp(const WakeUp&) = delete;
+  WakeUp& operator=(const WakeUp&) = delete;
 
-  int fd() const { return fd_; }  // readable once the alarm has been rung
-  void ring() const;
+  int fd() const { return fd_; }  // readable once it has been notified
+  void notify() const;
 
  private:
   int fd_;
 };
 
-// From here on a wait is worth a look at what the others are doing.
+// A wait from which on the watcher checks what the others are doing.
 inline constexpr std::chrono::milliseconds kLongWait{100};
 
 // What a wait watches besides its counter, and how long it may spin.
 struct Watch {
   const std::atomic<std::uint32_t>* abort;  // non-zero once the job has failed
   Deadline deadline;
-  std::chrono::nanoseconds spin;  // before sleeping; zero where ranks outnumber cores
-  const Alarm* alarm = nullptr;   // rung while the wait is a long one
-  // Not 0 once who is waited for will do nothing any more; null where nobody says so.
+  std::chrono::nanoseconds spin;    // before sleeping; zero where ranks outnumber cores
+  const WakeUp* wake_up = nullptr;  // notified while the wait is a long one
+  // Not 0 once the peer that is waited for will do nothing any more; null where that is not known.
   const std::atomic<std::uint32_t>* left = nullptr;
-  // Of a note only: not 0 once it is of no use any more.
+  // Not 0 once a control message is of no use any more.
   const std::atomic<std::uint32_t>* stop = nullptr;
 };
 

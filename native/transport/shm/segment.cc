@@ -107,25 +107,26 @@ void Arena::abort(std::string_view text) {
   const std::string_view kept = text.substr(0, kAbortText - 1);
   *std::ranges::copy(kept, header().abort_text).out = '\0';
   header().abort_state.store(2, std::memory_order_release);
-  // Whoever reads what this process writes from here on, finds the flag afterwards: see PeerMemory.
+  // A process that reads what this one writes from here on finds the flag afterwards: see
+  // CrossMemoryReader.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   std::lock_guard lock(mutex_);
-  for (const auto& [number, herald] : heralds_) herald(kept);
+  for (const auto& [number, listener] : abort_listeners_) listener(kept);
 }
 
-std::size_t Arena::add_herald(Herald herald) {
+std::size_t Arena::add_abort_listener(AbortListener listener) {
   std::lock_guard lock(mutex_);
-  heralds_.emplace(++added_, std::move(herald));
+  abort_listeners_.emplace(++added_, std::move(listener));
   return added_;
 }
 
-void Arena::remove_herald(std::size_t number) {
+void Arena::remove_abort_listener(std::size_t number) {
   std::lock_guard lock(mutex_);
-  heralds_.erase(number);
+  abort_listeners_.erase(number);
 }
 
 std::string Arena::abort_text() const {
-  // Who asks knows that the job has failed, and may ask before the text is there. The writer needs
+  // The caller knows that the job has failed, perhaps before the text is there. The writer needs
   // microseconds for it; it may have died.
   for (int i = 0; i < 200 && header().abort_state.load(std::memory_order_acquire) != 2; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -2,7 +2,7 @@
 //
 // A memfd has no name, so nothing is left behind however the job ends, and it does not count
 // against /dev/shm, which containers keep at 64 MiB. The file is sparse and large; a region is
-// reserved with fallocate before anybody touches it, so that lack of memory is an error with a
+// reserved with fallocate before it is touched, so that lack of memory is an error with a
 // text and not a SIGBUS in the middle of a collective. Regions are never given back.
 #pragma once
 
@@ -26,7 +26,7 @@ struct ArenaHeader {
   std::atomic<std::uint64_t> magic;
   std::atomic<std::uint64_t> nonce;  // tells this job's arena from any other file
   std::atomic<std::uint64_t> next;   // offset of the first byte not handed out
-  // 0 healthy, 1 somebody is writing the text, 2 failed.
+  // 0 healthy, 1 the text is being written, 2 failed.
   std::atomic<std::uint32_t> abort_state;
   char abort_text[kAbortText];
 
@@ -69,11 +69,11 @@ class Arena {
 
   // The first caller's text stays. Every wait of every process of this host ends soon after.
   void abort(std::string_view text);
-  // Called with the text by whoever aborts the arena through this object; returns what
-  // `remove_herald` wants, after which it is not called any more.
-  using Herald = std::function<void(std::string_view)>;
-  std::size_t add_herald(Herald herald);
-  void remove_herald(std::size_t number);
+  // The listener is called with the text when the arena is aborted through this object, until
+  // `remove_abort_listener` with the number that is returned.
+  using AbortListener = std::function<void(std::string_view)>;
+  std::size_t add_abort_listener(AbortListener listener);
+  void remove_abort_listener(std::size_t number);
   bool aborted() const { return header().abort_state.load(std::memory_order_acquire) != 0; }
   std::string abort_text() const;
 
@@ -82,7 +82,7 @@ class Arena {
   std::byte* base_;
   std::mutex mutex_;  // guards what follows
   std::size_t added_ = 0;
-  std::map<std::size_t, Herald> heralds_;
+  std::map<std::size_t, AbortListener> abort_listeners_;
 };
 
 }  // namespace lockstep

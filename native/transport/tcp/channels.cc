@@ -8,8 +8,8 @@
 namespace lockstep {
 namespace {
 
-// Of one stream before it is open: as many as a ring has slots.
-constexpr std::size_t kMostEarly = 4;
+// Limit for the messages of a channel before it is open: as many as a ring has slots.
+constexpr std::size_t kMaxEarly = 4;
 // What keeping one takes besides its bytes.
 constexpr std::size_t kEntry = 512;
 // Groups are told apart by a hash of 64 bits.
@@ -17,77 +17,79 @@ constexpr const char* kTwice = "lockstep: two groups of devices go by the same n
 
 }  // namespace
 
-void Streams::open(const Stream& stream, const Inlet& inlet) {
+void Channels::open(const ChannelId& channel, const ReceiveRing& receive_ring) {
   std::lock_guard lock(mutex_);
-  const auto [at, is_new] = inlets_.emplace(stream, Open{inlet});
+  const auto [at, is_new] = receive_rings_.emplace(channel, Open{receive_ring});
   if (!is_new) throw Error(kTwice);
   Open& open = at->second;
-  const auto early = early_.find(stream);
+  const auto early = early_.find(channel);
   if (early == early_.end()) return;
   for (const auto& message : early->second) {
     std::memcpy(slot(open, open.next, message.size()), message.data(), message.size());
     advance(open);
-    early_bytes_[stream.process] -= message.size() + kEntry;
+    early_bytes_[channel.process] -= message.size() + kEntry;
   }
   early_.erase(early);
 }
 
-void Streams::open(const Stream& stream, const Outlet& outlet) {
+void Channels::open(const ChannelId& channel, const SendRing& send_ring) {
   std::lock_guard lock(mutex_);
-  if (!outlets_.emplace(stream, outlet).second) throw Error(kTwice);
+  if (!send_rings_.emplace(channel, send_ring).second) throw Error(kTwice);
 }
 
-std::byte* Streams::slot(const Open& open, std::uint32_t number, std::size_t bytes) const {
-  const Inlet& inlet = open.inlet;
+std::byte* Channels::slot(const Open& open, std::uint32_t number, std::size_t bytes) const {
+  const ReceiveRing& receive_ring = open.receive_ring;
   if (number != open.next) throw Error("a message out of turn");
-  if (bytes > inlet.slot_bytes) throw Error("a message that is too long");
-  if (!inlet.read->reached(number + 1 - inlet.count)) throw Error("a message without room");
-  return inlet.slots + number % inlet.count * inlet.slot_bytes;
+  if (bytes > receive_ring.slot_bytes) throw Error("a message that is too long");
+  if (!receive_ring.read->reached(number + 1 - receive_ring.count))
+    throw Error("a message without room");
+  return receive_ring.slots + number % receive_ring.count * receive_ring.slot_bytes;
 }
 
-void Streams::advance(Open& open) {
+void Channels::advance(Open& open) {
   ++open.next;
-  open.inlet.written->advance();
-  if (open.inlet.bell != nullptr) open.inlet.bell->advance();
+  open.receive_ring.written->advance();
+  if (open.receive_ring.wake_up != nullptr) open.receive_ring.wake_up->advance();
 }
 
-std::byte* Streams::room(const Stream& stream, std::uint32_t number, std::size_t bytes) {
-  if (bytes > kLargestMessage) throw Error("a message that is too long");
+std::byte* Channels::room(const ChannelId& channel, std::uint32_t number, std::size_t bytes) {
+  if (bytes > kMaxMessage) throw Error("a message that is too long");
   std::lock_guard lock(mutex_);
-  const auto found = inlets_.find(stream);
-  return found == inlets_.end() ? nullptr : slot(found->second, number, bytes);
+  const auto found = receive_rings_.find(channel);
+  return found == receive_rings_.end() ? nullptr : slot(found->second, number, bytes);
 }
 
-void Streams::arrived(const Stream& stream) {
+void Channels::arrived(const ChannelId& channel) {
   std::lock_guard lock(mutex_);
-  advance(inlets_.at(stream));
+  advance(receive_rings_.at(channel));
 }
 
-void Streams::keep(const Stream& stream, std::uint32_t number, std::vector<std::byte> message) {
+void Channels::keep(const ChannelId& channel, std::uint32_t number,
+                    std::vector<std::byte> message) {
   std::lock_guard lock(mutex_);
-  const auto found = inlets_.find(stream);
-  if (found != inlets_.end()) {  // opened while the message came in
+  const auto found = receive_rings_.find(channel);
+  if (found != receive_rings_.end()) {  // opened while the message came in
     std::memcpy(slot(found->second, number, message.size()), message.data(), message.size());
     advance(found->second);
     return;
   }
-  auto& early = early_[stream];
+  auto& early = early_[channel];
   if (number != early.size()) throw Error("a message out of turn");
-  if (early.size() == kMostEarly) throw Error("more messages than there is room for");
-  std::size_t& bytes = early_bytes_[stream.process];
-  if (message.size() + kEntry > kMostEarlyBytes - bytes)
+  if (early.size() == kMaxEarly) throw Error("more messages than there is room for");
+  std::size_t& bytes = early_bytes_[channel.process];
+  if (message.size() + kEntry > kMaxEarlyBytes - bytes)
     throw Error("more messages than there is room for, of groups that are not known here yet");
   bytes += message.size() + kEntry;
   early.push_back(std::move(message));
 }
 
-void Streams::released(const Stream& stream, std::uint32_t number) {
+void Channels::released(const ChannelId& channel, std::uint32_t number) {
   std::lock_guard lock(mutex_);
-  const auto found = outlets_.find(stream);
-  if (found == outlets_.end() || found->second.read->load() != number)
+  const auto found = send_rings_.find(channel);
+  if (found == send_rings_.end() || found->second.read->load() != number)
     throw Error("word of a message that was not sent");
   found->second.read->advance();
-  if (found->second.bell != nullptr) found->second.bell->advance();
+  if (found->second.wake_up != nullptr) found->second.wake_up->advance();
 }
 
 }  // namespace lockstep

@@ -1,5 +1,5 @@
-// What goes over a connection between hosts: frames, each with `bytes` bytes behind it. Both ends
-// have the same processor family (as the engine's memory has), so numbers are in its order.
+// What goes over a connection between hosts: frames, each followed by `bytes` bytes. Both ends have
+// the same processor family (as the engine's memory has), so numbers are in its byte order.
 #pragma once
 
 #include <cstdint>
@@ -8,19 +8,19 @@ namespace lockstep {
 
 struct Frame {
   enum Kind : std::uint32_t {
-    kGreeting = 1,  // the first: process `place` speaks to `to`; the job's nonce is in `clique`
-    kMessage,       // of a stream: a slot's header, and what is in the slot from `at` on
-    kRelease,       // message `number` of a stream has been read
+    kGreeting = 1,  // the first: process `index` speaks to `to`; the job's nonce is in `clique`
+    kMessage,       // of a channel: a slot's header, and what is in the slot from `at` on
+    kRelease,       // message `number` of a channel has been read
     kAbort,         // the job has failed; the text follows
     kLeave,         // the process's program has ended
-    kNote,          // a part of a note of `clique` bytes, which begins `number` bytes into it
-    kWelcome,       // to a greeting, by process `place` to process `to`: it is accepted
-    kRefusal,       // likewise: it is not; the reason follows
+    kControl,       // the part of a control message of `clique` bytes that begins at `number`
+    kWelcome,       // accepts a greeting: from process `index` to process `to`
+    kRefusal,       // refuses a greeting; the reason follows
   };
   static constexpr std::uint32_t kVersion = 2;
 
   std::uint32_t kind = 0;
-  std::uint32_t place = 0;
+  std::uint32_t index = 0;  // of the channel's ring
   std::uint64_t clique = 0;
   std::uint32_t number = 0;
   std::uint32_t bytes = 0;  // that follow, a header included

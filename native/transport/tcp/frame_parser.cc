@@ -11,7 +11,7 @@ namespace {
 // What may follow a frame that is no message.
 std::size_t longest(std::uint32_t kind) {
   if (kind == Frame::kAbort) return kAbortText;
-  return kind == Frame::kNote ? Notes::kPart : 0;
+  return kind == Frame::kControl ? ControlMessages::kPart : 0;
 }
 
 }  // namespace
@@ -46,7 +46,7 @@ void FrameParser::begin() {
   if (frame_.kind == Frame::kMessage && frame_.bytes < kSlotHeader)
     throw Error("a message without a header");
   if (frame_.kind == Frame::kMessage)
-    at_ = streams_.room({frame_.clique, frame_.place, process_}, frame_.number, bytes);
+    at_ = channels_.room({frame_.clique, frame_.index, process_}, frame_.number, bytes);
   else if (bytes > longest(frame_.kind) || frame_.at != 0)
     throw Error("a frame that is too long");
   if (at_ != nullptr) return;
@@ -55,22 +55,22 @@ void FrameParser::begin() {
 }
 
 void FrameParser::finish() {
-  const Stream stream{frame_.clique, frame_.place, process_};
+  const ChannelId channel{frame_.clique, frame_.index, process_};
   switch (frame_.kind) {
     case Frame::kGreeting:
       process_ = owner_.greet(frame_);
       return;
     case Frame::kMessage:
-      if (at_ == body_.data()) return streams_.keep(stream, frame_.number, std::move(body_));
-      return streams_.arrived(stream);
+      if (at_ == body_.data()) return channels_.keep(channel, frame_.number, std::move(body_));
+      return channels_.arrived(channel);
     case Frame::kRelease:
-      return streams_.released(stream, frame_.number);
+      return channels_.released(channel, frame_.number);
     case Frame::kAbort:
       return arena_.abort({reinterpret_cast<const char*>(at_), frame_.bytes});
     case Frame::kLeave:
       return owner_.left(process_);
-    case Frame::kNote:
-      return notes_.take(process_, frame_.clique, frame_.number, {at_, frame_.bytes});
+    case Frame::kControl:
+      return control_.take(process_, frame_.clique, frame_.number, {at_, frame_.bytes});
     default:
       throw Error("a frame of a kind that is not known");
   }

@@ -30,8 +30,8 @@ class FrameParser {
   };
 
   // All of these outlive it.
-  FrameParser(Owner& owner, Streams& streams, Notes& notes, Arena& arena)
-      : owner_(owner), streams_(streams), notes_(notes), arena_(arena) {}
+  FrameParser(Owner& owner, Channels& channels, ControlMessages& control, Arena& arena)
+      : owner_(owner), channels_(channels), control_(control), arena_(arena) {}
 
   // The process at the other end; -1 before it has greeted.
   int process() const { return process_; }
@@ -46,8 +46,8 @@ class FrameParser {
   void finish();
 
   Owner& owner_;
-  Streams& streams_;
-  Notes& notes_;
+  Channels& channels_;
+  ControlMessages& control_;
   Arena& arena_;
   int process_ = -1;
   Frame frame_;

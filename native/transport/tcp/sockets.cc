@@ -5,6 +5,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -111,6 +112,11 @@ NoBrokenPipe::~NoBrokenPipe() {
   while (sigtimedwait(&pipe, nullptr, &at_once) > 0) {  // it was sent to this thread
   }
   pthread_sigmask(SIG_UNBLOCK, &pipe, nullptr);
+}
+
+bool watch_input(int epoll, int fd, void* owner) {
+  epoll_event event{EPOLLIN, {.ptr = owner}};
+  return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
 void wait_for(int fd, bool to_write, Clock::time_point end) {

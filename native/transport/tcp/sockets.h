@@ -1,4 +1,4 @@
-// What the network needs of TCP sockets: all are non-blocking, and every wait has an end.
+// What the endpoint needs of TCP sockets: all are non-blocking, and every wait has an end.
 #pragma once
 
 #include <string>
@@ -34,7 +34,7 @@ Descriptor accept_from(int listener);
 // Where a socket listens, in the form that `connect_to` takes.
 std::string address_of(int fd);
 
-// Who is at the other end, as an address.
+// The address of the other end.
 std::string name_of_peer(int fd);
 
 // While it lives, a write to a connection that the other end has closed is an error and no signal:
@@ -49,6 +49,9 @@ class NoBrokenPipe {
  private:
   bool blocked_;  // by us
 };
+
+// Has `epoll` report `owner` when there is something to read.
+bool watch_input(int epoll, int fd, void* owner);
 
 // Returns when the socket can be read or written, or at the latest at that time.
 void wait_for(int fd, bool to_write, Clock::time_point end);

@@ -2,11 +2,11 @@
 // (an external PSK with an ephemeral key exchange, so that a key that leaks later opens no recorded
 // traffic). There are no certificates. OpenSSL, 1.1.1 or newer, is opened at run time.
 //
-// Who completes a handshake knows the key, and that is all that is known about it: it may be any
-// process of the job, even this one, to which somebody has turned back its own connection. Which
+// A completed handshake proves that the other end knows the key and nothing more: it may be any
+// process of the job, even this one, when an attacker has turned its own connection back. Which
 // process it is has to be said, and checked, inside the connection.
 //
-// The key must be random: who records a handshake can try out keys at leisure.
+// The key must be random: an attacker can try out keys on a recorded handshake.
 #pragma once
 
 #include <array>
@@ -17,32 +17,33 @@
 #include <span>
 #include <string>
 
+#include "transport/tcp/session.h"
+
 struct ssl_st;  // OpenSSL's SSL and SSL_CTX
 struct ssl_ctx_st;
 
 namespace lockstep {
 
+struct OpenSsl;
+
 // OpenSSL and what all connections with one key share. Any thread may make sessions.
-class Tls {
+class Tls : public Security {
  public:
-  static constexpr std::size_t kShortestKey = 16, kLongestKey = 64;  // bytes
+  static constexpr std::size_t kMinKeyBytes = 16, kMaxKeyBytes = 64;  // bytes
 
   // `library`: a path or a soname. Throws Error.
   Tls(const std::string& library, std::span<const std::byte> key);
-  ~Tls();
+  ~Tls() override;
   Tls(const Tls&) = delete;
   Tls& operator=(const Tls&) = delete;
 
-  // Wipes the key from memory: no handshake is completed any more. No other thread is in one.
-  void forget_key() const { key_.wipe(); }
-
-  enum class Result { kDone, kWantsRead, kWantsWrite, kClosed, kFailed };
-  enum class Side { kClient, kServer };
+  using Result = lockstep::Session::Result;
   class Session;
 
- private:
-  struct Api;
+  std::unique_ptr<lockstep::Session> open(int fd, Side side) const override;
+  void forget_key() const override { key_.wipe(); }
 
+ private:
   class Secret {
    public:
     explicit Secret(std::span<const std::byte> key);  // throws Error
@@ -53,24 +54,27 @@ class Tls {
     void wipe();
 
    private:
-    std::array<std::byte, kLongestKey> bytes_;
+    std::array<std::byte, kMaxKeyBytes> bytes_;
     std::size_t size_;
+  };
+
+  // Offers the key to OpenSSL's callbacks on this thread while it lives.
+  class Offer {
+   public:
+    explicit Offer(const Tls& tls);
+    ~Offer();
+    Offer(const Offer&) = delete;
+    Offer& operator=(const Offer&) = delete;
   };
 
   bool configure() const;
 
   mutable Secret key_;  // changed by `forget_key` alone
-  const std::unique_ptr<const Api> api_;
+  const std::unique_ptr<const OpenSsl> api_;
   const std::unique_ptr<ssl_ctx_st, void (*)(ssl_ctx_st*)> context_;
 };
 
-// One end of a connection, used by one thread at a time. The Tls outlives it. The descriptor is
-// non-blocking and remains its owner's.
-//
-// Sessions read ahead: the descriptor says whether there is something to read only after
-// kWantsRead. A call may want the other direction (a read kWantsWrite). kClosed and kFailed are
-// final, for all calls.
-class Tls::Session {
+class Tls::Session : public lockstep::Session {
  public:
   // RFC 8446, 5.5: with AES-GCM a key is good for 2^24.5 records, some 380 GB. A session takes a
   // new key for what it writes soon after this many.
@@ -78,22 +82,15 @@ class Tls::Session {
 
   Session(const Tls& tls, int fd, Side side,
           std::uint32_t records_per_key = kRecordsPerKey);  // throws Error
-  ~Session();
+  ~Session() override;
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  // Until this is kDone nothing can be read or written.
-  Result handshake();
-  // `moved`: how many bytes were; with kDone more than 0 (unless the span is empty), else 0.
-  Result read(std::span<std::byte> to, std::size_t& moved);
-  // Likewise; takes a part of `from`. After kWantsRead or kWantsWrite the same bytes have to be
-  // offered again, perhaps at another address and with more behind them.
-  Result write(std::span<const std::byte> from, std::size_t& moved);
-  // Says that nothing follows: the other end reads an orderly kClosed. Not with a write unfinished.
-  Result close();
-
-  // Why it kFailed or kClosed: the part of a sentence.
-  const std::string& problem() const { return problem_; }
+  Result handshake() override;
+  Result read(std::span<std::byte> to, std::size_t& moved) override;
+  Result write(std::span<const std::byte> from, std::size_t& moved) override;
+  Result close() override;
+  const std::string& problem() const override { return problem_; }
 
  private:
   template <typename Call>

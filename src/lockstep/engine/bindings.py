@@ -110,13 +110,13 @@ def _library() -> ctypes.CDLL:
     for name in ("abort", "forbid"):
         getattr(library, f"lockstep_{name}").argtypes = [ctypes.c_char_p]
         getattr(library, f"lockstep_{name}").restype = None
-    library.lockstep_send_note.argtypes = [
+    library.lockstep_send_message.argtypes = [
         ctypes.c_int,
         ctypes.c_char_p,
         ctypes.c_uint64,
         ctypes.c_double,
     ]
-    library.lockstep_next_note.argtypes = [
+    library.lockstep_next_message.argtypes = [
         ctypes.c_double,
         ctypes.POINTER(ctypes.c_void_p),
         ctypes.POINTER(ctypes.c_uint64),
@@ -268,7 +268,7 @@ def recorder_problem() -> str:
 
 def alarm_fd() -> int:
     """A descriptor that is readable once a rank has waited long or has a request."""
-    return _library().lockstep_alarm_fd()
+    return _library().lockstep_wake_up_fd()
 
 
 def set_watched(watched: bool) -> None:
@@ -309,7 +309,7 @@ def has_left(process: int) -> bool:
 
 def send_note(process: int, note: bytes, timeout: float) -> bool:
     """Whether the note is on its way to a process of another host, which gets it whole."""
-    return _library().lockstep_send_note(process, note, len(note), timeout) == 0
+    return _library().lockstep_send_message(process, note, len(note), timeout) == 0
 
 
 class NoMoreNotes(Exception):
@@ -319,7 +319,7 @@ class NoMoreNotes(Exception):
 def next_note(timeout: float) -> tuple[int, bytes] | None:
     """Who sent the next note, and the note; None when none came in ``timeout`` seconds."""
     data, count = ctypes.c_void_p(), ctypes.c_uint64()
-    process = _library().lockstep_next_note(timeout, ctypes.byref(data), ctypes.byref(count))
+    process = _library().lockstep_next_message(timeout, ctypes.byref(data), ctypes.byref(count))
     if process == -2:
         raise NoMoreNotes
     return None if process < 0 else (process, ctypes.string_at(data, count.value))

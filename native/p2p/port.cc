@@ -1,0 +1,114 @@
+#include "p2p/port.h"
+
+#include <algorithm>
+#include <string>
+
+#include "core/clique.h"
+#include "core/error.h"
+#include "core/job.h"
+
+namespace lockstep {
+
+Request* Port::add(Request::Kind kind, int peer, const std::byte* from, std::byte* to,
+                   std::size_t bytes, const Origin& origin) {
+  auto request = std::make_unique<Request>();
+  request->kind = kind;
+  request->peer = peer;
+  request->from = from;
+  request->to = to;
+  request->bytes = bytes;
+  request->origin = origin;
+  Request* added = pending_.emplace_back(std::move(request)).get();
+  guarded([&] {
+    if (peer < 0 || peer >= clique_.size())
+      throw Error("lockstep: collective-permute names rank " + std::to_string(peer) + " of " +
+                  clique_.describe() + ".");
+    // A receive moves nothing before its wait: reading a large message here would hold up the sends
+    // that this rank has yet to start, and two ranks would read one after the other.
+    if (kind == Request::kSend && !behind_another(pending_.size() - 1))
+      clique_.mailbox().progress(rank_, *added);
+  });
+  return added;
+}
+
+Request* Port::send(int target, const std::byte* data, std::size_t bytes, const Origin& origin) {
+  return add(Request::kSend, target, data, nullptr, bytes, origin);
+}
+
+Request* Port::receive(int source, std::byte* data, std::size_t bytes, const Origin& origin) {
+  return add(Request::kReceive, source, nullptr, data, bytes, origin);
+}
+
+void Port::wait(Request* request) {
+  Job& job = clique_.job();
+  Counter& wake_up = clique_.mailbox().wake_up(rank_);
+  Watch watch{&job.arena().header().abort_state, Deadline(job.timeout_seconds()),
+              job.process_spin(), &job.wake_up()};
+  guarded([&] {
+    // A failure ended all requests of this rank, this one too.
+    if (std::ranges::find(pending_, request, &std::unique_ptr<Request>::get) == pending_.end())
+      throw Error(job.arena().abort_text());
+    const int peer = clique_.mailbox().process_of(request->peer);
+    watch.left = job.has_left(peer);
+    for (;;) {
+      const std::uint32_t seen = wake_up.load();
+      for (std::size_t i = 0; i < pending_.size(); ++i)
+        if (!behind_another(i)) clique_.mailbox().progress(rank_, *pending_[i]);
+      if (request->complete.load(std::memory_order_acquire)) return;
+      const WaitResult result = wait_until(wake_up, seen + 1, watch);
+      if (result == WaitResult::kAborted) throw Error(job.arena().abort_text());
+      if (result == WaitResult::kDeadline) give_up(*request);
+      if (result == WaitResult::kLeft)
+        throw Error(job.has_ended(peer, "collective-permute on " + clique_.describe()));
+    }
+  });
+  std::erase_if(pending_, [&](const auto& pending) { return pending.get() == request; });
+}
+
+template <typename Step>
+void Port::guarded(Step step) {
+  try {
+    step();
+  } catch (const Divergence& error) {
+    const std::string text = clique_.job().diverged(error.what());
+    forget_all();
+    throw Error(text);
+  } catch (const Error& error) {
+    clique_.job().arena().abort(error.what());
+    forget_all();
+    throw;
+  }
+}
+
+void Port::forget_all() {
+  for (auto& pending : pending_) clique_.mailbox().withdraw(rank_, *pending);
+  pending_.clear();
+}
+
+bool Port::behind_another(std::size_t index) const {
+  const Request& request = *pending_[index];
+  for (std::size_t i = 0; i < index; ++i) {
+    const Request& older = *pending_[i];
+    // A started send is in the queue of its pair, which keeps the order.
+    if (older.kind == request.kind && older.peer == request.peer && !older.started &&
+        !older.complete.load(std::memory_order_acquire))
+      return true;
+  }
+  return false;
+}
+
+void Port::give_up(const Request& request) {
+  Job& job = clique_.job();
+  const int device = clique_.devices()[static_cast<std::size_t>(request.peer)];
+  const std::string peer =
+      "device " + std::to_string(device) + " of " + job.label(job.process_of(device));
+  throw Error(job.timed_out(
+      "lockstep: collective-permute of " + std::to_string(request.bytes) + " bytes on " +
+      clique_.describe() + ": device " +
+      std::to_string(clique_.devices()[static_cast<std::size_t>(rank_)]) + " of " +
+      job.label(job.process()) + " waited " + job.timeout_text() + " for " + peer + " to " +
+      (request.kind == Request::kSend ? "receive" : "send") + ". Not arrived: " + peer +
+      ". --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; 0 means none."));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,136 @@
+// The connections that an endpoint opens: see endpoint.h.
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "core/error.h"
+#include "transport/tcp/endpoint.h"
+
+namespace lockstep {
+namespace {
+
+// How long one wait lasts before it checks for an abort.
+constexpr std::chrono::milliseconds kPollInterval{50};
+// Between two tries to connect.
+constexpr std::chrono::milliseconds kFirstPause{10}, kMaxPause{500};
+
+using Result = Session::Result;
+
+// The other end closed the connection before it had accepted it.
+class Dropped : public Error {
+ public:
+  using Error::Error;
+};
+
+}  // namespace
+
+void Endpoint::meet(const EndpointOptions& options, std::uint64_t nonce, bool agents,
+                    Clock::time_point end) {
+  const std::size_t count = options.addresses.size();
+  for (std::size_t step = 1; step < count; ++step) {  // so that not all run to the same one
+    const std::size_t other = (static_cast<std::size_t>(process_) + step) % count;
+    const int number = static_cast<int>(other);
+    if (options.addresses[other].empty() || progress_.is_agent(number) != agents) continue;
+    try {
+      connect(number, options.addresses[other], nonce, end);
+    } catch (const Error&) {
+      if (!agents) throw;
+      connections_[other].reset();
+    }
+  }
+  agents ? progress_.wait_for_agents(end) : progress_.wait_for_processes(end);
+}
+
+// Unauthenticated peers may push a connection out before it has shown that it has the key.
+void Endpoint::connect(int process, const std::string& address, std::uint64_t nonce,
+                       Clock::time_point end) {
+  const NoBrokenPipe quiet;
+  const std::string peer = labels_[static_cast<std::size_t>(process)] + " at " + address;
+  for (auto pause = kFirstPause;; pause = std::min(2 * pause, kMaxPause)) {
+    try {
+      auto made = try_to_connect(peer, address, end);
+      greet(*made, peer, process, nonce, end);
+      connections_[static_cast<std::size_t>(process)] = std::move(made);
+      return;
+    } catch (const Dropped&) {
+      if (arena_->aborted()) throw Error(arena_->abort_text());
+      if (Clock::now() + pause >= end) throw;
+    }
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+std::string Endpoint::cannot_reach(const std::string& peer, const std::string& why) const {
+  return "lockstep: " + labels_[static_cast<std::size_t>(process_)] +
+         " has no encrypted connection to " + peer + ": " + why +
+         ". LOCKSTEP_KEY_FILE has to hold the same key on all hosts; the output of that process "
+         "may tell more.";
+}
+
+std::unique_ptr<Endpoint::Connection> Endpoint::try_to_connect(const std::string& peer,
+                                                               const std::string& address,
+                                                               Clock::time_point end) {
+  auto made = std::make_unique<Connection>();
+  try {
+    made->fd = connect_to(address, end);
+  } catch (const Error& error) {
+    throw Error("lockstep: " + labels_[static_cast<std::size_t>(process_)] + " cannot reach " +
+                peer + ": " + error.what() +
+                ". Does a firewall let TCP through between the hosts?");
+  }
+  made->session = security_->open(made->fd.get(), Security::Side::kClient);
+  for (Result result; (result = made->session->handshake()) != Result::kDone;) {
+    if (result == Result::kClosed) throw Dropped(cannot_reach(peer, made->session->problem()));
+    if (result == Result::kFailed) throw Error(cannot_reach(peer, made->session->problem()));
+    if (Clock::now() >= end) throw Error(cannot_reach(peer, "no answer in time"));
+    wait_for(made->fd.get(), result == Result::kWantsWrite,
+             std::min(end, Clock::now() + kPollInterval));
+  }
+  return made;
+}
+
+// Names this process, and returns when the other process has accepted it.
+void Endpoint::greet(Connection& connection, const std::string& peer, int process,
+                     std::uint64_t nonce, Clock::time_point end) {
+  const auto own = static_cast<std::uint32_t>(process_),
+             other = static_cast<std::uint32_t>(process);
+  const Frame greeting{.kind = Frame::kGreeting,
+                       .index = own,
+                       .clique = nonce,
+                       .number = Frame::kVersion,
+                       .to = other};
+  auto bytes = std::as_bytes(std::span(&greeting, 1));
+  const double left = std::chrono::duration<double>(end - Clock::now()).count();
+  const Watch watch{&arena_->header().abort_state, Deadline(std::max(left, 1e-9)), {}};
+  if (write(connection, bytes, watch) != WriteResult::kAll)
+    throw Dropped(cannot_reach(peer, "it has closed the connection"));
+  Frame answer;
+  read_all(connection, peer, std::as_writable_bytes(std::span(&answer, 1)), end);
+  if (answer.kind == Frame::kRefusal && answer.bytes <= kAbortText) {
+    std::string why(answer.bytes, ' ');
+    read_all(connection, peer, std::as_writable_bytes(std::span(why)), end);
+    throw Error("lockstep: " + peer + " has refused the connection of " +
+                labels_[static_cast<std::size_t>(process_)] + ": " + why + ".");
+  }
+  if (answer.kind != Frame::kWelcome || answer.bytes != 0 || answer.index != other ||
+      answer.to != own || answer.clique != nonce)
+    throw Error(cannot_reach(peer, "its answer is not that of the process that is looked for"));
+}
+
+void Endpoint::read_all(Connection& connection, const std::string& peer, std::span<std::byte> to,
+                        Clock::time_point end) {
+  while (!to.empty()) {
+    std::size_t moved = 0;
+    const Result result = connection.session->read(to, moved);
+    to = to.subspan(moved);
+    if (result == Result::kDone) continue;
+    if (result == Result::kClosed || result == Result::kFailed)
+      throw Dropped(cannot_reach(peer, connection.session->problem()));
+    if (arena_->aborted()) throw Error(arena_->abort_text());
+    if (Clock::now() >= end) throw Error(cannot_reach(peer, "no answer in time"));
+    wait_for(connection.fd.get(), result == Result::kWantsWrite,
+             std::min(end, Clock::now() + kPollInterval));
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,54 @@
+// The processes and agents of other hosts that have to connect to this process, and those that
+// have.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "transport/shm/futex_wait.h"
+#include "transport/shm/segment.h"
+#include "transport/tcp/frame.h"
+
+namespace lockstep {
+
+class Roster {
+ public:
+  // `is_remote`: for each process, whether it is on another host. The last `num_agents` are agents.
+  // The references outlive this.
+  Roster(std::vector<bool> is_remote, int num_agents, int process, std::uint64_t nonce,
+         const std::vector<std::string>& labels, const Arena& arena);
+
+  bool is_agent(int process) const { return process >= first_agent_; }
+  int first_agent() const { return first_agent_; }
+  std::size_t num_members() const { return is_remote_.size(); }
+  std::ptrdiff_t num_remote() const;
+
+  // The process that greets. Throws Error unless it may connect and has not connected before.
+  int admit(const Frame& greeting);
+  bool is_complete();
+
+  // Returns when all processes have connected. Throws Error naming those that have not by `end`.
+  void wait_for_processes(Clock::time_point end);
+  // The agents that have not connected by `end`.
+  std::vector<int> wait_for_agents(Clock::time_point end);
+
+ private:
+  std::vector<int> missing(bool agents) const;  // under `mutex_`
+
+  const std::vector<bool> is_remote_;
+  const int first_agent_;
+  const int process_;
+  const std::uint64_t nonce_;
+  const std::vector<std::string>& labels_;
+  const Arena& arena_;
+
+  std::mutex mutex_;  // guards `has_connected_`
+  std::condition_variable changed_;
+  std::vector<bool> has_connected_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,52 @@
+#include "transport/tcp/tcp_transport.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "core/error.h"
+
+namespace lockstep {
+
+class TcpTransport::Channel : public SendChannel, public ReceiveChannel {
+ public:
+  Channel(const TcpTransport& transport, const ChannelId& id) : transport_(transport), id_(id) {}
+
+  void post_send(std::uint32_t number, const Message& message, const Watch* watch) override {
+    transport_.endpoint_.send(id_, number, message, watch ? *watch : transport_.watch());
+  }
+  void post_release(std::uint32_t number, const Watch* watch) override {
+    transport_.endpoint_.release(id_, number, watch ? *watch : transport_.watch());
+  }
+
+ private:
+  const TcpTransport& transport_;
+  const ChannelId id_;
+};
+
+void TcpTransport::Unmap::operator()(std::byte* memory) const { munmap(memory, bytes); }
+
+// Pages of a fresh mapping are zero and take no memory before a message touches them.
+std::byte* TcpTransport::allocate_copy(std::size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED)
+    throw Error("lockstep: no memory for messages of other hosts: " +
+                std::string(std::strerror(errno)) + ".");
+  std::lock_guard lock(mutex_);
+  return copies_.emplace_back(static_cast<std::byte*>(memory), Unmap{bytes}).get();
+}
+
+std::unique_ptr<SendChannel> TcpTransport::open(const ChannelId& id, const SendRing& ring) {
+  endpoint_.channels().open(id, ring);
+  return std::make_unique<Channel>(*this, id);
+}
+
+std::unique_ptr<ReceiveChannel> TcpTransport::open(const ChannelId& id, const ReceiveRing& ring) {
+  endpoint_.channels().open(id, ring);
+  return std::make_unique<Channel>(*this, id);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,44 @@
+// The transport to processes of other hosts: copies of rings, filled by the endpoint's frames.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "transport/tcp/endpoint.h"
+#include "transport/transport.h"
+
+namespace lockstep {
+
+class TcpTransport : public Transport {
+ public:
+  // A send without a watch of its own waits `timeout_seconds`, notifies `wake_up` when that takes
+  // long, and ends when `abort` is set. The references outlive this.
+  TcpTransport(Endpoint& endpoint, const std::atomic<std::uint32_t>& abort, double timeout_seconds,
+               const WakeUp& wake_up)
+      : endpoint_(endpoint), abort_(abort), timeout_seconds_(timeout_seconds), wake_up_(wake_up) {}
+
+  std::byte* allocate_copy(std::size_t bytes) override;
+  std::unique_ptr<SendChannel> open(const ChannelId& id, const SendRing& ring) override;
+  std::unique_ptr<ReceiveChannel> open(const ChannelId& id, const ReceiveRing& ring) override;
+  const std::atomic<std::uint32_t>* has_left(int process) const override {
+    return &endpoint_.has_left(process);
+  }
+
+ private:
+  class Channel;
+  Watch watch() const { return {&abort_, Deadline(timeout_seconds_), {}, &wake_up_}; }
+
+  Endpoint& endpoint_;
+  const std::atomic<std::uint32_t>& abort_;
+  const double timeout_seconds_;
+  const WakeUp& wake_up_;
+  struct Unmap {
+    std::size_t bytes;
+    void operator()(std::byte* memory) const;
+  };
+  std::mutex mutex_;  // guards `copies_`
+  std::vector<std::unique_ptr<std::byte, Unmap>> copies_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,108 @@
+// How the slots of a ring get from one process to another.
+//
+// Two processes exchange data through rings: one of them writes slots in order, the other reads
+// them and releases each. Where both map the same memory (transport/shm), a ring exists once and
+// there is nothing to send. Elsewhere (transport/tcp) each end has a copy of the ring: a transport
+// moves every written slot into the reader's copy and every release back to the writer, and
+// advances the counters there as the peer would have done. So what reads and writes rings does not
+// know which transport it uses.
+//
+// `Job::transport` chooses the transport of a peer. A transport makes progress by itself: shared
+// memory needs none, TCP has a thread. `post_send` and `post_release` are called once for each
+// slot, never while spinning.
+#pragma once
+
+#include <atomic>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "transport/shm/futex_wait.h"
+
+namespace lockstep {
+
+// Names the same ring at both of its ends.
+struct ChannelId {
+  std::uint64_t clique;
+  std::uint32_t ring;  // which ring of the clique
+  int process;         // the peer
+  auto operator<=>(const ChannelId&) const = default;
+};
+
+// Every slot begins with a header, which is always sent; of the rest, only what the reader needs.
+inline constexpr std::size_t kSlotHeader = 64;
+
+// A written slot: its header, and `rest`, which begins `at` bytes behind the header.
+struct Message {
+  std::span<const std::byte, kSlotHeader> header;
+  std::size_t at;
+  std::span<const std::byte> rest;
+};
+
+// The writer's end of a ring. The memory outlives the transport.
+struct SendRing {
+  Counter* read;                    // how many slots the reader has released
+  Counter* wake_up = nullptr;       // of the writer: advanced after each release
+  Counter* peer_wake_up = nullptr;  // of the reader, where it is in memory that both map
+};
+
+// The reader's end of a ring. The memory outlives the transport.
+struct ReceiveRing {
+  std::byte* slots;
+  std::uint32_t count;
+  std::size_t slot_bytes;           // with the header
+  Counter* written;                 // how many slots the writer has written
+  Counter* read;                    // how many of them have been released
+  Counter* wake_up = nullptr;       // of the reader: advanced after each message
+  Counter* peer_wake_up = nullptr;  // of the writer, where it is in memory that both map
+};
+
+class SendChannel {
+ public:
+  virtual ~SendChannel() = default;
+  // Slot `number` has been written and `written` advanced. Returns when the message is on its way
+  // or the peer has left; throws Error when it cannot be sent. `watch` limits the wait for room;
+  // null: the job's timeout, from now on.
+  virtual void post_send(std::uint32_t number, const Message& message, const Watch* watch) = 0;
+};
+
+class ReceiveChannel {
+ public:
+  virtual ~ReceiveChannel() = default;
+  // Slot `number` has been read and `read` advanced: the writer may use it again. As `post_send`.
+  virtual void post_release(std::uint32_t number, const Watch* watch) = 0;
+};
+
+// A contiguous part of another process's memory, and where a copy of it goes.
+struct MemoryPiece {
+  std::uint64_t from;  // an address in the other process
+  std::byte* to;
+  std::size_t bytes;
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  // Zeroed memory for this process's copy of a ring, aligned to a cache line. Null where both ends
+  // of a ring are one memory, which the caller then provides.
+  virtual std::byte* allocate_copy(std::size_t bytes) = 0;
+
+  // Before the first message is sent or expected. Null: there is nothing to do after a slot has
+  // been written or released.
+  virtual std::unique_ptr<SendChannel> open(const ChannelId& id, const SendRing& ring) = 0;
+  virtual std::unique_ptr<ReceiveChannel> open(const ChannelId& id, const ReceiveRing& ring) = 0;
+
+  // Whether `read` can copy from the memory of this process.
+  virtual bool can_read(int) const { return false; }
+  // Throws Error when the process has ended or forbids it, and when the job has failed by the end
+  // of the copy: the bytes may then be anything.
+  virtual void read(int, std::span<const MemoryPiece>) const {}
+
+  // Not 0 once the program of that process has ended; null where that is not recorded.
+  virtual const std::atomic<std::uint32_t>* has_left(int process) const = 0;
+};
+
+}  // namespace lockstep
