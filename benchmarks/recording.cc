@@ -1,9 +1,10 @@
 // What the recorder costs a small collective, without JAX: the engine of this checkout in one
 // program.
 //
-//   c++ -O3 -std=c++20 -pthread -Inative -ffp-contract=off -DLOCKSTEP_VERSION='""'
-//       -o /tmp/recording benchmarks/recording.cc
-//       native/*.cc native/{abi,collectives,fabric}/*.cc -ldl
+//   c++ -O3 -std=c++20 -pthread -Inative -ffp-contract=off -DLOCKSTEP_VERSION='""' -o
+//   /tmp/recording
+//       benchmarks/recording.cc native/{api,collectives,control,core,p2p,recorder,xla_probe}/*.cc
+//       native/transport/*/*.cc native/api/mpitrampoline/*.cc -ldl
 //   /tmp/recording [rounds]
 //
 // First each part on one thread; then all-reduces of 8 bytes between two processes, each on a core
@@ -21,10 +22,10 @@
 #include <memory>
 #include <vector>
 
-#include "communicator.h"
-#include "origin.h"
-#include "recorder.h"
+#include "core/communicator.h"
 #include "core/job.h"
+#include "recorder/recorder.h"
+#include "xla_probe/origin.h"
 
 // What XLA has on its stack, as far as the look for it can tell.
 namespace xla::cpu {

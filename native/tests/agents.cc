@@ -331,7 +331,7 @@ std::uint32_t processes_on_record(const Job& job) {
   return found;
 }
 
-TEST(a_world_counts_processes_only) {
+TEST(a_job_counts_processes_only) {
   const TwoJobs both;
   for (const auto& job : both.jobs) {
     CHECK_EQUAL(job->num_processes(), 1);
@@ -343,7 +343,7 @@ TEST(a_world_counts_processes_only) {
   for (const auto& host : both.hosts) CHECK_EQUAL(host.arena->header().processes[1].pid.load(), 0u);
 }
 
-TEST(a_world_loses_a_agent) {
+TEST(a_job_loses_an_agent) {
   TwoJobs both;
   CHECK(!both.jobs[0]->is_lost(1));
   both.jobs[1]->endpoint()->release({1, 1, 0}, 0, both.hosts[1].watch());  // it may not
