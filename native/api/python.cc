@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-// How many calls may show nothing before the user is told.
+// How many calls may show nothing before the user gets a warning.
 constexpr int kUnknownOrigins = 200;
 
 thread_local std::string last_error;
@@ -121,7 +121,7 @@ Job& Engine::job() {
 std::unique_ptr<Communicator> Engine::communicator(int color, int key) {
   Job& job = this->job();
   if (!job.knows_devices()) {
-    std::lock_guard asking(asking_);
+    std::lock_guard lock(requesting_);
     if (!job.knows_devices()) callbacks_.devices();
     this->job();  // throws what the callback reported
   }

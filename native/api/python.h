@@ -24,7 +24,7 @@ struct lockstep_callbacks {
   std::uint32_t (*site)();
   // The frames do not say who is in the clique with this first device (color) and this position of
   // a device of this process (key): writes the ids of its members, which are all devices of the
-  // job. Several devices of a process may ask at once.
+  // job. It may be called for several devices of a process at once.
   void (*members)(int color, int key, int* devices);
 };
 void lockstep_set_callbacks(const lockstep_callbacks* callbacks);
@@ -61,7 +61,7 @@ struct lockstep_options {
   const char* const* addresses;  // one per process, "10.0.0.1:4411"; "" for those of this host,
                                  // and, in an agent, for the other agents
   const int* pids;               // one per process: of the others of this host, else 0; agents
-                                 // have 0, and do not look at those of others
+                                 // have 0, and watch no others
   int listener;                  // a listening socket of this process, which the engine duplicates
   const char* key;               // bytes that only the processes of the job have
   int key_bytes;
@@ -92,7 +92,7 @@ void lockstep_abort(const char* text);
 const char* lockstep_abort_text();
 // Every collective of this process raises the text at once; null or "" lifts it.
 void lockstep_forbid(const char* text);
-// What this process's record says of it from now on: 1 its program has ended, 2 it has failed.
+// The state of this process in its record from now on: 1 its program has ended, 2 it has failed.
 // Where there are several hosts 1 waits until no collective is left of what the program has
 // dispatched; in an agent there is none.
 void lockstep_leave(int state);
@@ -118,8 +118,8 @@ const char* lockstep_request(std::uint64_t* number);
 void lockstep_respond(std::uint64_t number, int response);
 
 // Where this process listens for those of other hosts, "10.0.0.1:4411" or "[fe80::1]:4411"; ""
-// where there is one host. The port is closed once all have met, and still tells whose connections
-// to it are.
+// where there is one host. The port is closed once all have met, and the address still identifies
+// the connections to it.
 const char* lockstep_listens_at();
 
 // Control messages between the watchers of different hosts, of up to 16 MiB. Any thread may send or

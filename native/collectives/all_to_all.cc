@@ -97,7 +97,7 @@ struct AllToAll {
     context.release(clique.partials(group));
   }
 
-  // Every process tells where its blocks are, and fetches those that are for it.
+  // Every process publishes where its blocks are, and reads those that are for it.
   void by_reading() {
     send_addresses();
     within_process();

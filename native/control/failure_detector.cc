@@ -77,7 +77,7 @@ void FailureDetector::lose(int process, const std::string& why) {
                          " has lost its connection (" + why + "). Its own output may tell why.");
 }
 
-// The flag comes first: the watcher looks for lost processes as soon as it is notified.
+// The flag comes first: the watcher checks for lost processes as soon as it is notified.
 void FailureDetector::mark_lost(int process, const std::string& text) {
   at(lost_, process).store(true, std::memory_order_release);
   if (process < first_agent_ && process_ < first_agent_) deferred_abort_.pass(text, arena_);

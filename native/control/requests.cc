@@ -7,7 +7,7 @@ namespace {
 
 // How often programs of which the watcher knows too little are compared again, at most.
 constexpr std::chrono::milliseconds kCompareAgain{100};
-// How often a wait looks whether the job has failed.
+// How often a wait checks whether the job has failed.
 constexpr std::chrono::milliseconds kPollInterval{50};
 
 }  // namespace
@@ -46,7 +46,7 @@ void Requests::wait(std::unique_lock<std::mutex>& lock, Open& open,
   changed_.notify_all();
 }
 
-Requests::Response Requests::ask(const std::string& text, std::chrono::milliseconds timeout) {
+Requests::Response Requests::request(const std::string& text, std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
   if (!watched_) return Response::kUnknown;
   const Shared mine = post(text);

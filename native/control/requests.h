@@ -1,4 +1,4 @@
-// What the ranks of this process ask its watcher (a thread of Python's), and what it responds.
+// Requests of the ranks of this process to its watcher (a thread of Python's), and its responses.
 //
 // Requests are numbered, and a response names the request that it is for: one that comes late is
 // never taken for the response to another request. The watcher gets them one at a time, in order.
@@ -33,12 +33,13 @@ class Requests {
   // Without a watcher every request is answered at once: unknown.
   void set_watched(bool watched);
 
-  // Asks, and withdraws the request when no response has come in time.
-  Response ask(const std::string& text, std::chrono::milliseconds timeout);
+  // Withdraws the request when no response has come in time.
+  Response request(const std::string& text, std::chrono::milliseconds timeout);
 
-  // Asks whether two programs are one: `pair` is the peer, and what its number of an execution is
-  // more than ours. Yes and no are kept. A request that was not answered in time stays open, and
-  // later calls find its response without waiting for it; the watcher's "unknown" is asked again.
+  // Requests whether two programs are one: `pair` is the peer, and what its number of an execution
+  // is more than ours. Yes and no are kept. A request that was not answered in time stays open, and
+  // later calls find its response without waiting for it; after the watcher's "unknown" the
+  // request is made again.
   using Pair = std::pair<int, std::int64_t>;
   Response compare(const Pair& pair, const std::function<std::string()>& text,
                    std::chrono::milliseconds timeout);

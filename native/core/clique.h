@@ -135,7 +135,8 @@ class CollectiveContext {
   const std::byte* await(BroadcastRing& ring);
 
   // Whether this collective, in which so many bytes go from one process to another, moves them in
-  // one copy. The same answer in every process: the first time, they try it and tell one another.
+  // one copy. The same answer in every process: the first time, they try it and exchange the
+  // results.
   bool single_copy(std::size_t bytes);
   // Copies from the memory of the group with this index.
   void read(int group, std::span<const MemoryPiece> pieces);

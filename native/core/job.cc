@@ -16,7 +16,7 @@ namespace {
 constexpr std::chrono::microseconds kSpin{200};
 
 constexpr std::chrono::milliseconds kRequestTimeout{1000};
-// After so many looks without a collective a program that has ended is believed to have none left.
+// After so many polls without a collective a program that has ended is believed to have none left.
 constexpr int kQuietPolls = 60;
 constexpr std::chrono::milliseconds kQuietInterval{5};
 // Longer: without an answer two programs count as one, for that call.
@@ -134,13 +134,13 @@ void Job::set_watched(bool watched) {
 }
 
 std::string Job::diverged(const std::string& text) {
-  if (!arena_->aborted()) requests_.ask(text, kRequestTimeout);
+  if (!arena_->aborted()) requests_.request(text, kRequestTimeout);
   arena_->abort(text);
   return arena_->abort_text();
 }
 
 std::string Job::timed_out(const std::string& text) {
-  if (!arena_->aborted()) requests_.ask("deadline " + text, kRequestTimeout);
+  if (!arena_->aborted()) requests_.request("deadline " + text, kRequestTimeout);
   arena_->abort(text);
   return arena_->abort_text();
 }

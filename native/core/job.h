@@ -68,7 +68,7 @@ class Job {
   void forbid(std::string text);
   void check_allowed(const Origin& origin);
 
-  // To be asked when a collective raises: whether one of another execution has raised before, in
+  // Called when a collective raises: whether one of another execution has raised before, in
   // this process. False where executions are not numbered.
   bool has_raised_before(const Origin& origin);
 
@@ -123,7 +123,7 @@ class Job {
   };
   std::size_t single_copy_from() const { return options_.single_copy_from; }
 
-  // The table of all devices: global id -> process. Set once, before any clique is asked for.
+  // The table of all devices: global id -> process. Set once, before the first clique is made.
   void set_devices(const std::vector<int>& ids, const std::vector<int>& processes);
   bool knows_devices() const { return num_devices() != 0; }
   std::size_t num_devices() const;

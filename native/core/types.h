@@ -36,13 +36,13 @@ const char* name_of(DType dtype);
 const char* name_of(Reduction reduction);
 const char* name_of(Op op);
 
-// A call's entry in the recorder. The ring may have come round meanwhile: the number tells.
+// A call's entry in the recorder, which may have been overwritten when its number differs.
 struct Record {
   RecordEntry* entry = nullptr;
   std::uint64_t number = 0;
 };
 
-// What one rank asks for. Buffers are XLA's: they stay valid until the rank's call returns.
+// One rank's call. Buffers are XLA's: they stay valid until the rank's call returns.
 //
 //   operation       count              in                      out
 //   all-reduce      elements           [count]                 [count], may be `in`

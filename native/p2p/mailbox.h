@@ -6,7 +6,7 @@
 // sent.
 //
 // A rank waits for several things at once (room to send, data to receive). So every event for a
-// rank advances the rank's wake-up counter, and the rank then looks at all its requests again.
+// rank advances the rank's wake-up counter, and the rank then checks all its requests again.
 #pragma once
 
 #include <atomic>

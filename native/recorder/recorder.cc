@@ -10,7 +10,6 @@
 #include <new>
 
 #include "core/error.h"
-#include "recorder/tsc_clock.h"
 
 namespace lockstep {
 namespace {
@@ -107,7 +106,7 @@ Recorder::~Recorder() {
 
 bool Recorder::make_file(const std::string& path, std::size_t bytes) {
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-  // Reserved now, so that a full disk is a word at the start and not a SIGBUS in a collective.
+  // Reserved now, so that a full disk is a message at the start and not a SIGBUS in a collective.
   const int code = fd < 0 ? errno : posix_fallocate(fd, 0, static_cast<off_t>(bytes));
   if (code == 0) {
     fd_ = fd;
@@ -208,7 +207,7 @@ void Recorder::finish(const Record& record, RecordEntry::State state) {
   const auto arrived = entry.arrived_ns.load(std::memory_order_relaxed);
   // To move so little takes less than what readers tell apart, and a reading would cost more.
   const bool is_small = done && arrived != 0 && entry.bytes <= kSmall;
-  const auto now = is_small ? arrived : nanoseconds(QuickClock::now());
+  const auto now = is_small ? arrived : nanoseconds(Clock::now());
   entry.done_ns.store(now, std::memory_order_relaxed);
   // It did not have to wait for a peer.
   if (done && arrived == 0 && entry.op != static_cast<std::uint8_t>(Op::kPermute))

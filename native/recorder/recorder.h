@@ -1,4 +1,5 @@
-// The recorder: what this process's devices asked for, in a file that outlives the process.
+// The recorder: the collectives that this process's devices called, in a file that outlives the
+// process.
 //
 // One ring of fixed-size entries for each device, in memory that is mapped from a file: a process
 // that is killed in the middle of a store leaves everything before it readable. There is no lock
@@ -21,7 +22,7 @@
 
 namespace lockstep {
 
-// One collective of one device. Times are of CLOCK_MONOTONIC, in nanoseconds, by QuickClock.
+// One collective of one device. Times are of CLOCK_MONOTONIC, in nanoseconds.
 struct RecordEntry {
   enum State : std::uint8_t { kEntered = 1, kDone = 2, kRaised = 3 };
 

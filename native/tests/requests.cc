@@ -1,4 +1,4 @@
-// What ranks ask the watcher: numbers, times, and what becomes of a response that does not come.
+// Requests of ranks to the watcher: numbers, times, and what becomes of a response that does not come.
 #include "control/requests.h"
 
 #include <future>
@@ -24,8 +24,8 @@ struct Watched {
   Requests requests{wake_up, abort};
   Watched() { requests.set_watched(true); }
 
-  std::future<Response> ask(const char* text, std::chrono::milliseconds timeout) {
-    return std::async(std::launch::async, [=, this] { return requests.ask(text, timeout); });
+  std::future<Response> request(const char* text, std::chrono::milliseconds timeout) {
+    return std::async(std::launch::async, [=, this] { return requests.request(text, timeout); });
   }
   Response compare(std::chrono::milliseconds timeout) {
     return requests.compare(kPair, [] { return "programs"; }, timeout);
@@ -39,11 +39,11 @@ struct Watched {
 
 TEST(a_late_response_is_not_taken_for_another) {
   Watched watched;
-  auto early = watched.ask("early", 10ms);
+  auto early = watched.request("early", 10ms);
   const std::uint64_t number = watched.number_of("early");
   CHECK(early.get() == Response::kUnknown);
   CHECK_EQUAL(watched.requests.next().number, 0u);
-  auto later = watched.ask("later", kLong);
+  auto later = watched.request("later", kLong);
   const std::uint64_t other = watched.number_of("later");
   watched.requests.respond(number, Response::kYes);
   CHECK_EQUAL(watched.requests.next().number, other);
@@ -53,9 +53,9 @@ TEST(a_late_response_is_not_taken_for_another) {
 
 TEST(a_request_behind_another_has_its_own_time) {
   Watched watched;
-  auto first = watched.ask("first", kShort);
+  auto first = watched.request("first", kShort);
   watched.number_of("first");
-  auto second = watched.ask("second", kShort);
+  auto second = watched.request("second", kShort);
   watched.requests.respond(watched.number_of("second"), Response::kYes);
   CHECK(first.get() == Response::kUnknown);
   CHECK(second.get() == Response::kYes);
@@ -68,7 +68,7 @@ TEST(a_comparison_that_was_not_answered_is_looked_for_again) {
     const std::uint64_t number = watched.number_of("programs");
     // Not waited for again, and others go first.
     CHECK(watched.compare(kLong) == Response::kUnknown);
-    auto other = watched.ask("other", kLong);
+    auto other = watched.request("other", kLong);
     watched.requests.respond(watched.number_of("other"), Response::kYes);
     CHECK(other.get() == Response::kYes);
     CHECK_EQUAL(watched.requests.next().number, number);
@@ -96,19 +96,19 @@ TEST(a_comparison_of_which_the_watcher_knows_nothing_is_asked_again) {
 
 TEST(no_request_waits_for_a_watcher_that_is_not_there) {
   Watched watched;
-  auto asked = watched.ask("question", kLong);
+  auto asked = watched.request("question", kLong);
   watched.number_of("question");
   watched.requests.set_watched(false);
   CHECK(asked.get() == Response::kUnknown);
-  CHECK(watched.requests.ask("another", kLong) == Response::kUnknown);
+  CHECK(watched.requests.request("another", kLong) == Response::kUnknown);
   CHECK(watched.compare(kLong) == Response::kUnknown);
 }
 
 TEST(a_failed_job_waits_for_no_response) {
   Watched watched;
-  auto first = watched.ask("first", kNever);
+  auto first = watched.request("first", kNever);
   watched.number_of("first");
-  auto second = watched.ask("second", kNever);
+  auto second = watched.request("second", kNever);
   watched.abort.store(2);
   CHECK(first.get() == Response::kUnknown);
   CHECK(second.get() == Response::kUnknown);

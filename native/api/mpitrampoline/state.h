@@ -52,7 +52,7 @@ class Engine {
   std::vector<DeviceList> candidates(Job& job, int color, int key);
 
   mutable std::mutex mutex_;  // guards what follows; never held while a callback runs
-  std::mutex asking_;         // one question to Python at a time; taken before mutex_
+  std::mutex requesting_;     // one request to Python at a time; taken before mutex_
   lockstep_callbacks callbacks_{};
   std::string failure_;
   std::string forbidden_;

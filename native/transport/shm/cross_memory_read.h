@@ -21,8 +21,8 @@ namespace lockstep {
 
 class CrossMemoryReader {
  public:
-  // Tells the others where this process is. When not `enabled` it is not told, and nothing is
-  // readable. `labels` name the processes in errors and must outlive this.
+  // Publishes to the others where this process is. When not `enabled` nothing is published and
+  // nothing is readable. `labels` name the processes in errors and must outlive this.
   CrossMemoryReader(Arena& arena, int process, const std::vector<std::string>& labels,
                     bool enabled);
   CrossMemoryReader(const CrossMemoryReader&) = delete;

@@ -18,7 +18,7 @@ namespace {
 constexpr std::chrono::milliseconds kMaxNap{50};
 constexpr int kSpinPolls = 32;
 // A program that has ended may have left a collective to come that it has dispatched before: so
-// many looks, which are naps apart, have to find it gone.
+// many polls, which are naps apart, have to find it gone.
 constexpr int kPollsAtLeft = 6;
 
 void pause() {
@@ -67,7 +67,7 @@ WaitResult wait_until(Counter& counter, std::uint32_t target, const Watch& watch
   if (counter.reached(target)) return WaitResult::kReached;
   const auto aborted = [&] { return watch.abort->load(std::memory_order_acquire) != 0; };
   // The one that is waited for may sit on this very core, so a spin gives the core away between
-  // looks. On an idle core a yield costs less than a microsecond.
+  // polls. On an idle core a yield costs less than a microsecond.
   for (int i = 0; i < kSpinPolls; ++i) {
     if (counter.reached(target)) return WaitResult::kReached;
     pause();

@@ -24,7 +24,7 @@ inline constexpr std::size_t kAbortText = 1000;  // fits MPI_MAX_ERROR_STRING wi
 // The first page of the file. Everything in it starts as zero.
 struct ArenaHeader {
   std::atomic<std::uint64_t> magic;
-  std::atomic<std::uint64_t> nonce;  // tells this job's arena from any other file
+  std::atomic<std::uint64_t> nonce;  // distinguishes this job's arena from any other file
   std::atomic<std::uint64_t> next;   // offset of the first byte not handed out
   // 0 healthy, 1 the text is being written, 2 failed.
   std::atomic<std::uint32_t> abort_state;
@@ -37,8 +37,8 @@ struct ArenaHeader {
   };
   std::array<Entry, 8192> directory;
 
-  // Where each process of the job is, for those that read its memory (PeerMemory). A pid of 0 says
-  // nothing is known; then the rest is not set either.
+  // Where each process of the job is, for those that read its memory (CrossMemoryReader). With a
+  // pid of 0 nothing is known, and the rest is not set either.
   struct Process {
     std::atomic<std::uint64_t> pid;
     std::atomic<std::uint64_t> word_at;  // the address, in that process, of ...

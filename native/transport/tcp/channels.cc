@@ -87,7 +87,7 @@ void Channels::released(const ChannelId& channel, std::uint32_t number) {
   std::lock_guard lock(mutex_);
   const auto found = send_rings_.find(channel);
   if (found == send_rings_.end() || found->second.read->load() != number)
-    throw Error("word of a message that was not sent");
+    throw Error("a release of a message that was not sent");
   found->second.read->advance();
   if (found->second.wake_up != nullptr) found->second.wake_up->advance();
 }

@@ -19,7 +19,7 @@ namespace {
 
 // Of one TLS record: a frame and as much of what follows go out as one.
 constexpr std::size_t kRecord = 16 << 10;
-// How long one write waits before it looks at the job again.
+// How long one write waits before it checks the job again.
 constexpr std::chrono::milliseconds kPollInterval{50};
 constexpr std::chrono::microseconds kRetryInterval{20};
 // When the job has failed, what is being sent may take this long to go out; then it is cut off.
@@ -86,7 +86,7 @@ Endpoint::Endpoint(const EndpointOptions& options, int process, std::uint64_t no
   meet(options, nonce, true, after(options.agent_connect_timeout_seconds));
   progress_.close_when_met();
   Open::instance().add(this);
-  if (progress_.is_agent(process_)) return;  // what it has heard, the others have heard as well
+  if (progress_.is_agent(process_)) return;  // the others receive what it receives
   abort_listener_ = arena_->add_abort_listener(
       [this](std::string_view text) { broadcast(Frame::kAbort, std::as_bytes(std::span(text))); });
 }
@@ -180,8 +180,8 @@ Endpoint::WriteResult Endpoint::write(Connection& connection, std::span<const st
   return WriteResult::kAll;
 }
 
-// Returns if the process has left: it needs nothing any more. The other direction, which tells so,
-// or why it has ended, may be a moment later.
+// Returns if the process has left: it needs nothing any more. The frame that says so, or why it has
+// ended, comes by the other direction, perhaps a moment later.
 void Endpoint::give_up(int process, WriteResult how, const Watch& watch) {
   const std::string& peer = labels_[static_cast<std::size_t>(process)];
   const bool watched = progress_.deferred_abort().is_watched();
@@ -216,7 +216,7 @@ void Endpoint::leave() {
   if (has_left_.exchange(true)) return;
   progress_.deferred_abort().set_left();
   if (arena_->aborted() && !progress_.is_agent(process_)) {
-    // By another one of this host, whose word may be late.
+    // By another process of this host, whose own message may be late.
     const std::string text = arena_->abort_text();
     broadcast(Frame::kAbort, std::as_bytes(std::span(text)));
   }

@@ -226,7 +226,7 @@ void ProgressThread::refuse(Incoming& incoming, const std::string& why) {
   const bool last = refused_++ == kMaxComplaints;
   log_or_drop("lockstep: " + labels_[static_cast<std::size_t>(process_)] +
               " refused a connection from " + incoming.address + ": " + why + ". The job goes on." +
-              (last ? " More of them are not told." : ""));
+              (last ? " Further refusals are not reported." : ""));
 }
 
 void ProgressThread::abandon() {
