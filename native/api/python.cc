@@ -89,6 +89,11 @@ void Engine::start(JobOptions options) {
   job_->forbid(forbidden_);
 }
 
+void Engine::set_no_members(const std::string& advice) {
+  std::lock_guard lock(mutex_);
+  no_members_ = advice;
+}
+
 void Engine::set_checks(bool programs, bool strict) {
   check_programs_.store(programs);
   std::lock_guard lock(mutex_);
@@ -129,8 +134,13 @@ std::unique_ptr<Communicator> Engine::communicator(int color, int key) {
     std::lock_guard lock(mutex_);
     return requested_.contains({list, key});
   };
+  const std::string advice = [&] {
+    std::lock_guard lock(mutex_);
+    return no_members_;
+  }();
   try {
-    const DeviceList devices = decide_members(candidates(job, color, key), taken, color, key);
+    const DeviceList devices = decide_members(
+        keys_on_stack(job, color, key, job.device_id_bytes()), taken, color, key, advice);
     auto communicator = std::make_unique<Communicator>(job.clique(devices), key);
     std::lock_guard lock(mutex_);
     requested_.insert({devices, key});
@@ -140,21 +150,6 @@ std::unique_ptr<Communicator> Engine::communicator(int color, int key) {
     job.arena().abort(error.what());
     throw;
   }
-}
-
-// What the frames show; what the devices tell each other where the frames have never shown
-// anything.
-std::vector<DeviceList> Engine::candidates(Job& job, int color, int key) {
-  auto found = keys_on_stack(job, color, key, job.device_id_bytes());
-  if (!found.empty()) frames_known_.store(true);
-  if (frames_known_.load() || callbacks_.members == nullptr) return found;
-  // Others would never come to what is forbidden here. XLA keeps this error for the group, so the
-  // job fails, where a communicator that is there already refuses one collective only.
-  job.check_allowed({});
-  DeviceList members(job.num_devices());
-  callbacks_.members(color, key, members.data());
-  this->job();  // throws what the callback reported
-  return {members};
 }
 
 void Engine::note_origin(bool known) {
@@ -207,6 +202,7 @@ int lockstep_start(const lockstep_options* given) {
     options.cores = given->cores;
     options.oversubscribed = given->oversubscribed != 0;
     options.device_id_bytes = given->device_id_bytes;
+    Engine::instance().set_no_members(given->no_members == nullptr ? "" : given->no_members);
     if (given->recorder != nullptr) options.recorder.path = given->recorder;
     if (given->host != nullptr) options.recorder.host = given->host;
     options.recorder.enabled = given->record != 0;
@@ -235,8 +231,6 @@ int lockstep_virtual_tables() {
   const auto [clique_key, executor] = lockstep::virtual_tables();
   return (clique_key != 0 ? 1 : 0) + (executor != 0 ? 2 : 0);
 }
-
-int lockstep_frames_known() { return Engine::instance().frames_known(); }
 
 void lockstep_counts(std::uint64_t counts[5]) { Engine::instance().read_counts(counts); }
 

@@ -3,8 +3,7 @@
 // jaxlib loads the library when it is loaded itself; Python opens the same file with ctypes and
 // gets the same instance. Order of events: Python sets the callbacks (import lockstep) -> jaxlib
 // calls MPI_Init_thread -> `start` callback: Python exchanges addresses and calls lockstep_start ->
-// XLA asks for communicators -> `devices` callback, once: Python hands in the device table ->
-// `members` callback, where the frames of this jaxlib cannot be read.
+// XLA asks for communicators -> `devices` callback, once: Python hands in the device table.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +21,6 @@ struct lockstep_callbacks {
   void (*devices)();  // call lockstep_set_devices
   // A hash of the line of the user's program that makes this collective; only under `strict`.
   std::uint32_t (*site)();
-  // The frames do not say who is in the clique with this first device (color) and this position of
-  // a device of this process (key): writes the ids of its members, which are all devices of the
-  // job. It may be called for several devices of a process at once.
-  void (*members)(int color, int key, int* devices);
 };
 void lockstep_set_callbacks(const lockstep_callbacks* callbacks);
 void lockstep_fail(const char* text);
@@ -50,6 +45,7 @@ struct lockstep_options {
   int cores;               // this process's share
   int oversubscribed;      // more processes than cores on this host
   int device_id_bytes;     // width of a device id in this jaxlib: 4 or 8; 0: not known
+  const char* no_members;  // sentences that end the error for a group with unknown members
   int check_programs;      // compare which program a collective belongs to
   int strict;              // compare call sites as well
   int record;              // whether to keep records at all
@@ -72,9 +68,6 @@ struct lockstep_options {
 int lockstep_start(const lockstep_options* options);
 
 int lockstep_set_devices(int count, const int* ids, const int* processes);
-
-// Whether the frames have told who is in a clique; from then on `members` is not called.
-int lockstep_frames_known();
 
 // Which of XLA's classes lockstep_start has found in jaxlib's library: 1 the key of a clique, 2
 // what says which program a collective belongs to, 3 both.

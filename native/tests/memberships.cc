@@ -37,27 +37,29 @@ using xla::cpu::CpuCliqueKey;
 using Lists = std::vector<DeviceList>;
 
 const auto kNobody = [](const DeviceList&) { return false; };
+const auto* const kAdvice = "Use another library.";
 
 TEST(one_list_is_the_answer) {
-  CHECK((decide_members({{0, 1}}, kNobody, 0, 1) == DeviceList{0, 1}));
+  CHECK((decide_members({{0, 1}}, kNobody, 0, 1, kAdvice) == DeviceList{0, 1}));
 }
 
 TEST(a_list_that_has_its_communicator_is_out) {
   const auto taken = [](const DeviceList& list) { return list == DeviceList{0, 1}; };
-  CHECK((decide_members({{0, 1}, {0, 5}}, taken, 0, 0) == DeviceList{0, 5}));
-  CHECK((decide_members({{0, 5}, {0, 1}}, taken, 0, 0) == DeviceList{0, 5}));
+  CHECK((decide_members({{0, 1}, {0, 5}}, taken, 0, 0, kAdvice) == DeviceList{0, 5}));
+  CHECK((decide_members({{0, 5}, {0, 1}}, taken, 0, 0, kAdvice) == DeviceList{0, 5}));
 }
 
 TEST(two_lists_are_an_error) {
-  CHECK_CONTAINS(ERROR_OF(decide_members({{4, 5}, {4, 6, 7}}, kNobody, 4, 0)),
+  CHECK_CONTAINS(ERROR_OF(decide_members({{4, 5}, {4, 6, 7}}, kNobody, 4, 0, kAdvice)),
                  "starts with device 4", "position 0", "it could be {4,5}, {4,6,7}",
-                 "does not guess", "--collectives gloo");
+                 "does not guess", kAdvice);
 }
 
 TEST(no_list_is_an_error) {
   const auto all = [](const DeviceList&) { return true; };
-  CHECK_CONTAINS(ERROR_OF(decide_members({}, kNobody, 4, 2)), "cannot tell which devices");
-  CHECK_CONTAINS(ERROR_OF(decide_members({{4, 5, 6}}, all, 4, 2)), "cannot tell which devices");
+  CHECK_CONTAINS(ERROR_OF(decide_members({}, kNobody, 4, 2, kAdvice)), "cannot tell which devices");
+  CHECK_CONTAINS(ERROR_OF(decide_members({{4, 5, 6}}, all, 4, 2, kAdvice)),
+                 "cannot tell which devices");
 }
 
 // As jaxlib's are found, here those of this program.
@@ -222,9 +224,9 @@ TEST(a_key_left_behind_by_an_earlier_call) {
     const Lists seen = scan_with(world, 0, 0, Wide{0, 1});
     keep(&stale);
     CHECK((seen == Lists{{0, 1}, {0, 2048, 1}}));
-    CHECK_CONTAINS(ERROR_OF(decide_members(seen, kNobody, 0, 0)), "{0,1}, {0,2048,1}");
+    CHECK_CONTAINS(ERROR_OF(decide_members(seen, kNobody, 0, 0, kAdvice)), "{0,1}, {0,2048,1}");
     const auto asked_before = [](const DeviceList& list) { return list == DeviceList{0, 2048, 1}; };
-    CHECK((decide_members(seen, asked_before, 0, 0) == DeviceList{0, 1}));
+    CHECK((decide_members(seen, asked_before, 0, 0, kAdvice) == DeviceList{0, 1}));
   });
 }
 

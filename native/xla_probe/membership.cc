@@ -109,14 +109,14 @@ std::vector<DeviceList> keys_on_stack(const World& world, int color, int key, in
 }
 
 DeviceList decide_members(std::vector<DeviceList> candidates,
-                          const std::function<bool(const DeviceList&)>& taken, int color, int key) {
+                          const std::function<bool(const DeviceList&)>& taken, int color, int key,
+                          const std::string& advice) {
   std::erase_if(candidates, taken);
   if (candidates.size() == 1) return candidates[0];
   throw Error("lockstep: cannot tell which devices form the group that starts with device " +
               std::to_string(color) + " and has this process at position " + std::to_string(key) +
               (candidates.empty() ? std::string() : "; it could be " + text_of(candidates)) +
-              ". Lockstep does not guess. This jaxlib may be newer than this version of Lockstep "
-              "knows: see `lockstep doctor`. --collectives gloo works without the engine.");
+              ". Lockstep does not guess. " + advice);
 }
 
 }  // namespace lockstep

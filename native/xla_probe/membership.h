@@ -12,12 +12,12 @@
 // found beside the live one. XLA asks once for each pair of clique and device, so a left-over key
 // names a pair that has its communicator already, and is dropped; its list must also still start
 // with the color, hold a device of this process at the position, and consist of different devices
-// of the job. If two different lists remain, or none, the answer is an error: never a guess. Where
-// no frame has ever shown a key, Python is asked (`members` in python.h).
+// of the job. If two different lists remain, or none, the answer is an error: never a guess.
 // docs/design/membership.md has the whole argument, and what was rejected.
 #pragma once
 
 #include <functional>
+#include <string>
 #include <vector>
 
 namespace lockstep {
@@ -32,9 +32,10 @@ using DeviceList = std::vector<int>;
 // known: then no list can be read.
 std::vector<DeviceList> keys_on_stack(const World& world, int color, int key, int id_bytes);
 
-// The clique that (color, key) asks for. `taken` tells the lists whose position `key` has its
-// communicator. Throws Error when the frames do not say, or say two things.
+// The clique that (color, key) requests. `taken` tells the lists whose position `key` has its
+// communicator. Throws an Error that ends with `advice` unless exactly one candidate is not taken.
 DeviceList decide_members(std::vector<DeviceList> candidates,
-                          const std::function<bool(const DeviceList&)>& taken, int color, int key);
+                          const std::function<bool(const DeviceList&)>& taken, int color, int key,
+                          const std::string& advice);
 
 }  // namespace lockstep

@@ -31,10 +31,9 @@ class Engine {
   std::uint32_t site() const { return strict_.load() ? callbacks_.site() : 0; }
   bool checks_programs() const { return check_programs_.load(std::memory_order_relaxed); }
   void set_checks(bool programs, bool strict);
+  void set_no_members(const std::string& advice);
   Job& job();  // throws Error when there is none, or something has failed
   std::unique_ptr<Communicator> communicator(int color, int key);  // MPI_Comm_split
-
-  bool frames_known() const { return frames_known_.load(); }
 
   // Whether a call has shown which program it belongs to. Once many have not, and none has, a line
   // on stderr says so.
@@ -49,16 +48,15 @@ class Engine {
   Engine() = default;
 
   void retire_agent();
-  std::vector<DeviceList> candidates(Job& job, int color, int key);
 
   mutable std::mutex mutex_;  // guards what follows; never held while a callback runs
   std::mutex requesting_;     // one request to Python at a time; taken before mutex_
   lockstep_callbacks callbacks_{};
   std::string failure_;
   std::string forbidden_;
+  std::string no_members_;
   std::atomic<bool> check_programs_{false};
   std::atomic<bool> strict_{false};
-  std::atomic<bool> frames_known_{false};
   std::atomic<bool> origins_known_{false};
   std::atomic<int> unknown_origins_{0};
   std::vector<std::unique_ptr<Job>> jobs_;

@@ -59,4 +59,5 @@ from lockstep._jax_compat.versions import jaxlib_version_on_disk as jaxlib_versi
 from lockstep._jax_compat.versions import numbers_programs as numbers_programs
 from lockstep._jax_compat.versions import pin as pin
 from lockstep._jax_compat.versions import release as release
+from lockstep._jax_compat.versions import unreadable_requests as unreadable_requests
 from lockstep._jax_compat.versions import untested_note as untested_note

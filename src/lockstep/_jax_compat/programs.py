@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
 from collections.abc import Callable
@@ -10,48 +9,37 @@ from typing import Any
 
 from lockstep._jax_compat import hooks
 
+_noting: dict[str, Callable[[Any], None]] = {}
+"""Platform -> what is called with each program of a client for it."""
 
-def note_programs(client: Any, note: Callable[[Any, tuple[int, ...] | None], None]) -> None:
-    """Calls ``note`` with each program that a client of this class compiles or loads from now on.
 
-    And with the ids of the program's devices, in the order of its own numbers for them, where they
-    are known. To be called once. Raises TypeError or AttributeError where the class of this jaxlib
-    does not let itself be changed.
+def note_programs(client: Any, note: Callable[[Any], None]) -> None:
+    """Calls ``note`` with each program that ``client`` compiles or loads from now on.
+
+    The programs of later clients for the same platform are passed too. ``note`` must raise nothing.
+    Raises TypeError or AttributeError where the class of this jaxlib's clients cannot be changed.
     """
     kind, platform = type(client), client.platform
+    if platform in _noting:
+        _noting[platform] = note
+        return
     # The two that are known have to be there; what may come beside them is named like them.
     names = {"compile_and_load", "deserialize_executable"}
     names |= {name for name in dir(kind) if name.startswith(("compile", "deserialize", "load"))}
     makers = {name: getattr(kind, name) for name in names}
 
-    def wrap(name: str, make: Any) -> Any:
+    def wrap(make: Any) -> Any:
         def making(self: Any, *args: Any, **options: Any) -> Any:
             made = make(self, *args, **options)
-            is_loaded = hasattr(made, "local_devices") and self.platform == platform
-            # A program that is loaded may bring a device assignment of its own.
-            ids = _ids_of_devices(*args, **options) if name.startswith("compile") else None
-            if is_loaded:
-                note(made, ids)
+            if hasattr(made, "local_devices") and self.platform == platform:
+                _noting[platform](made)
             return made
 
         return making
 
+    _noting[platform] = note
     for name, make in makers.items():
-        setattr(kind, name, wrap(name, make))
-
-
-def _ids_of_devices(
-    program: Any = None,
-    executable_devices: Any = None,
-    compile_options: Any = None,
-    *_: Any,
-    **__: Any,
-) -> tuple[int, ...] | None:
-    if compile_options is None:
-        return None  # without options, XLA chooses
-    with contextlib.suppress(TypeError, AttributeError):
-        return tuple(device.id for device in executable_devices)
-    return None
+        setattr(kind, name, wrap(make))
 
 
 def around_executions(around: Callable[[Callable[[], Any]], Any]) -> None:

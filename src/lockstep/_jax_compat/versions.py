@@ -69,10 +69,22 @@ def jaxlib_version_on_disk() -> str:
     return match[1] if match else ""
 
 
-def _jaxlib_release() -> tuple[int, ...]:
+def _jaxlib_version() -> str:
     import jaxlib.version
 
-    return release(jaxlib.version.__version__)
+    return jaxlib.version.__version__
+
+
+def _jaxlib_release() -> tuple[int, ...]:
+    return release(_jaxlib_version())
+
+
+def unreadable_requests() -> str:
+    """What to add to the error for a communicator request whose group cannot be found."""
+    return (
+        f"The communicator requests of jaxlib {_jaxlib_version()} cannot be read. Use "
+        f"--collectives gloo, or install a jax that this Lockstep was tested with: {pin()}"
+    )
 
 
 def device_id_bytes() -> int:

@@ -35,7 +35,6 @@ from lockstep.bootstrap import (
 from lockstep.callsites import frames
 from lockstep.engine import bindings
 from lockstep.engine.options import Network, Options
-from lockstep.hlo import membership
 from lockstep.job import job_key, kv_store, topology
 from lockstep.job.kv_store import PREFIX, Store
 from lockstep.system import fd_limit
@@ -198,7 +197,11 @@ def after_cpu_client(client: Any) -> None:
     from lockstep.watchdog import watchdog
 
     watchdog.note_devices()
-    membership.note_programs(client, watchdog.hold)
+    _jax_compat.install(
+        "compiled programs",
+        "error messages name the lines of a program's collectives only while JAX keeps it.",
+        lambda: _jax_compat.note_programs(client, watchdog.hold),
+    )
     if _config.current().strict and client.local_device_count() > 1:
         frames.note_executions()
 
@@ -330,6 +333,7 @@ def _options(job: _Job, fd: int, nonce: int, way: Network | None) -> Options:
         cores=cores,
         oversubscribed=oversubscribed,
         device_id_bytes=_jax_compat.device_id_bytes(),
+        no_members=_jax_compat.unreadable_requests(),
         check_programs=config.check_programs and by_program,
         strict=config.strict,
         record=config.record,
@@ -363,13 +367,3 @@ def hand_in_devices() -> None:
     import jax
 
     bindings.set_devices([(d.id, d.process_index) for d in jax.devices("cpu")])
-
-
-def find_members(color: int, key: int) -> Sequence[int]:
-    """Called by the engine where XLA's frames do not say who is in a clique, on XLA's threads."""
-    import jax
-
-    job = _current_job()
-    process_of = {device.id: device.process_index for device in jax.devices("cpu")}
-    said = membership.Job(job.store, labels(len(job.peers)), job.process, process_of)
-    return membership.find(said, color, key)

@@ -84,9 +84,7 @@ def prepare() -> None:
 
 
 def _set_callbacks() -> None:
-    bindings.set_callbacks(
-        start=_start_engine, devices=_hand_in_devices, site=_call_site, members=_find_members
-    )
+    bindings.set_callbacks(start=_start_engine, devices=_hand_in_devices, site=_call_site)
 
 
 def _mpi() -> Any:
@@ -187,12 +185,6 @@ def _hand_in_devices() -> None:
     from lockstep.bootstrap import engine_start
 
     engine_start.hand_in_devices()
-
-
-def _find_members(color: int, key: int) -> Sequence[int]:
-    from lockstep.bootstrap import engine_start
-
-    return engine_start.find_members(color, key)
 
 
 def _call_site() -> int:

@@ -15,7 +15,6 @@ import hashlib
 import pathlib
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import lockstep
 from lockstep import _config
@@ -27,7 +26,6 @@ KERNELS = "liblockstep_linalg.so"
 _Callback = ctypes.CFUNCTYPE(None)
 _SiteCallback = ctypes.CFUNCTYPE(ctypes.c_uint32)
 _Ids = ctypes.POINTER(ctypes.c_int)
-_MembersCallback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_int, _Ids)
 
 
 class _Callbacks(ctypes.Structure):
@@ -35,7 +33,6 @@ class _Callbacks(ctypes.Structure):
         ("start", _Callback),
         ("devices", _Callback),
         ("site", _SiteCallback),
-        ("members", _MembersCallback),
     ]
 
 
@@ -147,18 +144,13 @@ def set_callbacks(
     start: Callable[[], None],
     devices: Callable[[], None],
     site: Callable[[], int],
-    members: Callable[[int, int], Sequence[int]],
 ) -> None:
-    """Tells the engine what to call; an exception in a callback becomes the engine's error.
+    """Tells the engine what to call; an exception in a callback becomes the engine's error."""
 
-    ``members`` gets the first device of a clique and a position of this process in it, and returns
-    its devices: all of the job.
-    """
-
-    def reporting(callback: Callable[..., None]) -> Callable[..., None]:
-        def run(*args: Any) -> None:
+    def reporting(callback: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
             try:
-                callback(*args)
+                callback()
             # The caller is C: what escapes here would be printed and lost.
             except BaseException as error:
                 text = str(error)
@@ -168,15 +160,8 @@ def set_callbacks(
 
         return run
 
-    def write_members(color: int, key: int, to: Any) -> None:
-        for index, device in enumerate(members(color, key)):
-            to[index] = device
-
     callbacks = _Callbacks(
-        _Callback(reporting(start)),
-        _Callback(reporting(devices)),
-        _SiteCallback(site),
-        _MembersCallback(reporting(write_members)),
+        _Callback(reporting(start)), _Callback(reporting(devices)), _SiteCallback(site)
     )
     _kept.append(callbacks)
     _library().lockstep_set_callbacks(ctypes.byref(callbacks))
@@ -205,11 +190,6 @@ def set_devices(devices: Sequence[tuple[int, int]]) -> None:
 def virtual_tables() -> int:
     """Which of XLA's classes were found in jaxlib, once the engine has started: 3 for both."""
     return _library().lockstep_virtual_tables()
-
-
-def frames_known() -> bool:
-    """Whether XLA's frames have told who is in a clique; then ``members`` is called no more."""
-    return bool(_library().lockstep_frames_known())
 
 
 def counts() -> dict[str, int]:

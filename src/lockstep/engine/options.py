@@ -24,6 +24,7 @@ class COptions(ctypes.Structure):
         ("cores", ctypes.c_int),
         ("oversubscribed", ctypes.c_int),
         ("device_id_bytes", ctypes.c_int),
+        ("no_members", ctypes.c_char_p),
         ("check_programs", ctypes.c_int),
         ("strict", ctypes.c_int),
         ("record", ctypes.c_int),
@@ -70,7 +71,9 @@ class Options:
     cores: int
     oversubscribed: bool
     device_id_bytes: int
-    """0 when it is not known: the engine then asks by the callback ``members``."""
+    """0 when it is not known: every communicator request is then an error."""
+    no_members: str
+    """Sentences that end the error for a communicator request that cannot be read."""
     check_programs: bool
     """Compare which program a collective belongs to, and which place in it."""
     strict: bool
@@ -103,6 +106,7 @@ class Options:
             self.cores,
             self.oversubscribed,
             self.device_id_bytes,
+            self.no_members.encode(),
             self.check_programs,
             self.strict,
             self.record,

@@ -205,6 +205,7 @@ def _options(values: dict[str, Any], arena: int, network: Network) -> Options:
         cores=1,
         oversubscribed=False,
         device_id_bytes=0,
+        no_members="",
         check_programs=False,
         strict=False,
         record=False,

@@ -30,7 +30,6 @@ from lockstep import _jax_compat
 from lockstep.callsites import frames
 from lockstep.engine import bindings
 from lockstep.flight_recorder import diagnose, model
-from lockstep.hlo import membership
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
 from lockstep.system import exit_status
@@ -183,7 +182,6 @@ class Watcher(threading.Thread):
 
     def _refresh(self) -> None:
         self._sites.update()
-        membership.release()
         # Without the service nothing can be compared, and the job is about to end.
         with contextlib.suppress(Exception):
             self._comparison.publish(self._sites.digests)
