@@ -37,7 +37,7 @@ GOOD = [
     ("LOCKSTEP_RECORD", "0", False),
     ("LOCKSTEP_RUN_DIR", "/some/where", "/some/where"),
     ("LOCKSTEP_ATTEMPT", "2", 2),
-    ("LOCKSTEP_KEEPER", "5", 5),
+    ("LOCKSTEP_AGENT", "5", 5),
     ("LOCKSTEP_HOST_ID", "this one", "this one"),
     ("LOCKSTEP_KEY_FILE", "/home/me/key", "/home/me/key"),
     ("LOCKSTEP_KEY_FILE", "", ""),
@@ -46,7 +46,7 @@ GOOD = [
 ]
 
 WHOLE, ABOVE_ZERO = "a whole number, 0 or more", "a whole number, 1 or more"
-SECONDS = "seconds, 0 or more (0 means no deadline)"
+SECONDS = "a number of seconds, 0 or more"
 
 BAD = [
     ("LOCKSTEP_COLLECTIVES", "Gloo", "one of lockstep, gloo, mpi"),
@@ -58,7 +58,7 @@ BAD = [
     ("LOCKSTEP_COORDINATOR", "host:65536", "HOST:PORT"),
     ("LOCKSTEP_COORDINATOR", "host:http", "HOST:PORT"),
     ("LOCKSTEP_NUM_PROCESSES", "0", ABOVE_ZERO),
-    ("LOCKSTEP_NUM_PROCESSES", "two", WHOLE),
+    ("LOCKSTEP_NUM_PROCESSES", "two", ABOVE_ZERO),
     ("LOCKSTEP_PROCESS_ID", "-1", WHOLE),
     ("LOCKSTEP_PROCESS_ID", "1.0", WHOLE),
     ("LOCKSTEP_LOCAL_PROCESS_ID", "", WHOLE),
@@ -76,7 +76,7 @@ BAD = [
     ("LOCKSTEP_CHECK_PROGRAMS", "", "0 or 1"),
     ("LOCKSTEP_RECORD", "off", "0 or 1"),
     ("LOCKSTEP_ATTEMPT", "first", WHOLE),
-    ("LOCKSTEP_KEEPER", "-1", WHOLE),
+    ("LOCKSTEP_AGENT", "-1", WHOLE),
 ]
 
 

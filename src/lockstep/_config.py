@@ -30,30 +30,29 @@ def _one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
-def _natural(text: str) -> int:
+def natural(text: str, least: int = 0) -> int:
+    """The number in ``text``; raises ValueError with what is expected, as `positive` and `seconds`
+    do."""
     try:
         value = int(text)
     except ValueError:
-        value = -1
-    if value < 0:
-        raise ValueError("a whole number, 0 or more")
+        value = least - 1
+    if value < least:
+        raise ValueError(f"a whole number, {least} or more")
     return value
 
 
-def _positive(text: str) -> int:
-    value = _natural(text)
-    if value == 0:
-        raise ValueError("a whole number, 1 or more")
-    return value
+def positive(text: str) -> int:
+    return natural(text, 1)
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise ValueError("seconds, 0 or more (0 means no deadline)")
+        raise ValueError("a number of seconds, 0 or more")
     return value
 
 
@@ -91,36 +90,36 @@ class Config:
     """Which implementation moves the data between processes on CPUs."""
     coordinator: str | None = _variable("LOCKSTEP_COORDINATOR", _address)
     """``HOST:PORT`` of JAX's coordination service."""
-    num_processes: int | None = _variable("LOCKSTEP_NUM_PROCESSES", _positive)
-    process_id: int | None = _variable("LOCKSTEP_PROCESS_ID", _natural)
-    local_process_id: int | None = _variable("LOCKSTEP_LOCAL_PROCESS_ID", _natural)
+    num_processes: int | None = _variable("LOCKSTEP_NUM_PROCESSES", positive)
+    process_id: int | None = _variable("LOCKSTEP_PROCESS_ID", natural)
+    local_process_id: int | None = _variable("LOCKSTEP_LOCAL_PROCESS_ID", natural)
     """Index of this process among those of its host."""
-    local_num_processes: int | None = _variable("LOCKSTEP_LOCAL_NUM_PROCESSES", _positive)
+    local_num_processes: int | None = _variable("LOCKSTEP_LOCAL_NUM_PROCESSES", positive)
     auto_init: bool = _variable("LOCKSTEP_AUTO_INIT", _switch, False)
     """Call ``lockstep.initialize()`` before the program starts."""
     collective_timeout: float = _variable(
-        "LOCKSTEP_COLLECTIVE_TIMEOUT", _seconds, DEFAULT_COLLECTIVE_TIMEOUT
+        "LOCKSTEP_COLLECTIVE_TIMEOUT", seconds, DEFAULT_COLLECTIVE_TIMEOUT
     )
     """Seconds that one collective may wait for the other processes; 0 means no deadline."""
-    stall_warning: float = _variable("LOCKSTEP_STALL_WARNING", _seconds, DEFAULT_STALL_WARNING)
+    stall_warning: float = _variable("LOCKSTEP_STALL_WARNING", seconds, DEFAULT_STALL_WARNING)
     """Seconds after which a wait is reported, once; 0 means never."""
-    start_timeout: float = _variable("LOCKSTEP_START_TIMEOUT", _seconds, DEFAULT_START_TIMEOUT)
+    start_timeout: float = _variable("LOCKSTEP_START_TIMEOUT", seconds, DEFAULT_START_TIMEOUT)
     """Seconds that the processes may take to come together; 0 means no deadline."""
     strict: bool = _variable("LOCKSTEP_STRICT", _switch, False)
     """Compare the lines of the program that make a collective; see docs/faults.md."""
     check_programs: bool = _variable("LOCKSTEP_CHECK_PROGRAMS", _switch, True)
     """Compare which program a collective belongs to."""
     record: bool = _variable("LOCKSTEP_RECORD", _switch, True)
-    """Watch the job: find out who diverged, died or stalls."""
+    """Watch the job: find out which process diverged, died or stalls."""
     full_tracebacks: bool = _variable("LOCKSTEP_FULL_TRACEBACKS", _switch, False)
     """Show the frames of libraries in tracebacks."""
     single_copy: bool = _variable("LOCKSTEP_SINGLE_COPY", _switch, True)
     """Read large messages straight from other processes' memory, where the system permits it."""
     run_dir: str | None = _variable("LOCKSTEP_RUN_DIR", _text)
     """The private directory of this run (logs, error files)."""
-    agent: int | None = _variable("LOCKSTEP_KEEPER", _natural)
+    agent: int | None = _variable("LOCKSTEP_AGENT", natural)
     """The descriptor by which a process speaks to its agent."""
-    attempt: int = _variable("LOCKSTEP_ATTEMPT", _natural, 0)
+    attempt: int = _variable("LOCKSTEP_ATTEMPT", natural, 0)
     host_id: str | None = _variable("LOCKSTEP_HOST_ID", _text)
     """Overrides the host's identity: processes that differ in it share no memory."""
     key_file: str | None = _variable("LOCKSTEP_KEY_FILE", _path)

@@ -24,6 +24,8 @@ import os
 import time
 from pathlib import Path
 
+from lockstep._words import signal_name
+
 DOORBELL = "doorbell"
 SECRET = "secret"
 STOPPING = "stopping"
@@ -94,54 +96,76 @@ class ErrorRecord:
 
 
 STOPPED = "the launcher stopped the job"
-"""The reason of an end that was the launcher's doing."""
+"""The reason of an exit that the launcher caused."""
+OUT_OF_MEMORY = "out of memory"
+"""The reason of an exit by SIGKILL that the kernel caused."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ExitRecord:
-    """How a process ended, written by the launcher the moment it knows."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Exit:
+    """How a process ended, as its parent or the kernel saw it.
 
-    process: int
-    pid: int
-    exit_code: int | None
-    """None when a signal ended it."""
-    signal: int | None
-    realtime_ns: int
-    reason: str | None
-    """What is known beside the signal, such as ``out of memory``."""
+    Without exit code and signal it was not seen; where there is a reason it has ended all the same.
+    """
+
+    pid: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    realtime_ns: int | None = None
+    reason: str | None = None
+    """What is known beside exit code and signal."""
 
     @classmethod
-    def of(cls, process: int, pid: int, exit_code: int, reason: str | None) -> ExitRecord:
-        """One of now; an ``exit_code`` below 0 is a signal."""
-        killed = exit_code < 0
+    def of(cls, status: int, pid: int | None = None, reason: str | None = None) -> Exit:
+        """An exit of this moment; a ``status`` below 0 is a signal, as in ``subprocess``."""
+        killed = status < 0
         return cls(
-            process=process,
-            pid=pid,
-            exit_code=None if killed else exit_code,
-            signal=-exit_code if killed else None,
-            realtime_ns=time.time_ns(),
-            reason=reason,
+            pid, None if killed else status, -status if killed else None, time.time_ns(), reason
         )
 
     def write(self, folder: Path) -> None:
-        """Leaves the record in ``folder``, whole or not at all."""
+        """Leaves the exit in ``folder``, whole or not at all."""
         _write(folder / EXIT, dataclasses.asdict(self))
 
     @classmethod
-    def read(cls, folder: Path) -> ExitRecord | None:
-        """The record in ``folder``; None when there is none that can be read."""
+    def read(cls, folder: Path, pid: int | None = None) -> Exit | None:
+        """The exit in ``folder``; None where there is none, or that of another process than
+        ``pid``: of another job."""
         try:
-            return cls(**json.loads((folder / EXIT).read_text("utf-8")))
-        except (OSError, ValueError, TypeError):
+            values = json.loads((folder / EXIT).read_text("utf-8"))
+            found = cls(**{name: values.get(name) for name in cls.__slots__})
+        except (OSError, ValueError, AttributeError):
             return None
+        return None if pid is not None and found.pid not in (None, pid) else found
 
     @property
-    def manner(self) -> str:
-        """``was killed by signal 9 (out of memory)``, ``has ended (exit code 0)``."""
-        reason = f" ({self.reason})" if self.reason else ""
+    def is_seen(self) -> bool:
+        """Whether exit code or signal is known."""
+        return self.signal is not None or self.exit_code is not None
+
+    @property
+    def status(self) -> int:
+        """The exit code, or the signal below 0, as in ``subprocess``; 0 where it was not seen."""
+        return -self.signal if self.signal else self.exit_code or 0
+
+    @property
+    def cause(self) -> str:
+        """``killed by SIGKILL (signal 9)``, ``exit code 3``."""
+        if self.signal is None:
+            return f"exit code {self.exit_code}"
+        name = signal_name(self.signal)
+        number = f" (signal {self.signal})"
+        return f"killed by {name}{'' if name in number else number}"
+
+    def words(self, after: str = "") -> str:
+        """``was killed by SIGKILL (signal 9)``, ``failed with exit code 3``, ``ended (exit code
+        0)``, followed by ``after`` (`` after 3 collectives``) and by the reason of a kill."""
+        reason = f": {self.reason}" if self.reason else ""
         if self.signal is not None:
-            return f"was killed by signal {self.signal}{reason}"
-        return f"has ended (exit code {self.exit_code}){reason}"
+            return f"was {self.cause}{after}{reason}"
+        if self.exit_code is None:
+            return f"is gone{after}{reason}"
+        return (f"failed with {self.cause}" if self.exit_code else f"ended ({self.cause})") + after
 
 
 def _write(path: Path, values: dict[str, object]) -> None:
@@ -153,7 +177,7 @@ def _write(path: Path, values: dict[str, object]) -> None:
 def none_joined(attempt: Path) -> bool:
     """Whether processes of an attempt have used JAX, and none of them has joined the others.
 
-    Raises OSError when nobody can look.
+    Raises OSError where the folder cannot be read.
     """
     return any(attempt.glob(f"process_*/{ALONE}")) and not any(attempt.glob(f"process_*/{JOINED}"))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
@@ -40,3 +42,11 @@ def three_digits(value: float) -> str:
 def printable(text: str, most: int) -> str:
     """At most ``most`` characters of what a stranger may have written, without control codes."""
     return "".join(each if each.isprintable() else "?" for each in text[:most])
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -12,6 +12,7 @@ import pytest
 
 import lockstep
 from lockstep.bootstrap import service_loss
+from lockstep.job import current_job
 from of_this_jax import VERSION
 from processes import free_port, python
 from support import run_lockstep
@@ -106,7 +107,7 @@ import jax
 jax.distributed.initialize()
 """
     result = run_lockstep(["--start-timeout", "2"], program, timeout=60, expect_status=1)
-    assert "process 1 (it ended with exit code 0) did not join the job" in str(result), result
+    assert "process 1 (which ended (exit code 0)) did not join the job" in str(result), result
 
 
 KILLED = """
@@ -178,7 +179,7 @@ def test_a_call_that_fails_before_the_loss_is_reported_names_the_loss(
             raise RuntimeError("UNAVAILABLE: recvmsg:Connection reset by peer")
     finally:
         reports.join()
-        service_loss.forget()
+        current_job.end()
 
 
 def test_another_error_is_raised_as_it_is() -> None:

@@ -105,5 +105,5 @@ def ended_with(folder: Path) -> dict[int, int | None]:
     for path in folder.glob("lockstep-failed-*/*/attempt_0/process_*/exit.json"):
         ending = json.loads(path.read_text())
         code, number = ending["exit_code"], ending["signal"]
-        statuses[ending["process"]] = -number if number else code
+        statuses[int(path.parent.name.removeprefix("process_"))] = -number if number else code
     return statuses

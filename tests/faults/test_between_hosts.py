@@ -242,7 +242,7 @@ def test_who_died_without_a_agent_is_told_by_another_process_of_its_host(
     if reaped:  # as a launcher does it; then the kernel tells others too
         processes[1].wait(TIMEOUT)
     assert end(processes, hosts) == [3, -9, 3, 3], everything(hosts, 4)
-    how = "is gone after 24 collectives: it died, and only who started it knows how"
+    how = "is gone after 24 collectives: it died, and only its parent process knows how"
     if reaped and kernel_tells():
         how = "was killed by SIGKILL (signal 9) after 24 collectives"
     assert_died(hosts, how)

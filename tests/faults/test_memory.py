@@ -69,7 +69,7 @@ def test_a_process_that_the_kernel_kills_for_memory_is_told_by_that_name(tmp_pat
             env=clean_environ(TMPDIR=str(tmp_path)),
         )
     assert done.returncode == 137, done
-    assert "process 1 of 2 failed first: killed by SIGKILL (signal 9, out of memory)" in done.stderr
+    assert "process 1 of 2 failed first: killed by SIGKILL (signal 9): out of memory" in done.stderr
     told = r"process 1 \(pid \d+ on .*\) was killed by SIGKILL \(signal 9\) after 3 collectives: "
     assert re.search(rf"\[0\] .*{told}out of memory; process 0 waits in its 4th", done.stdout), done
     assert "Likely: out of memory: process 1 took more than" in done.stdout, done

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 
 from flight_recorder.simulate import Job
-from lockstep.flight_recorder.model import EXIT, RECORDER, SITES
+from lockstep._run_files import EXIT
+from lockstep.flight_recorder.model import RECORDER, SITES
 
 
 def write_run(job: Job, top: Path, exits: dict[int, dict] | None = None, attempt: int = 0) -> Path:
@@ -18,6 +19,6 @@ def write_run(job: Job, top: Path, exits: dict[int, dict] | None = None, attempt
         lines = (json.dumps(dataclasses.asdict(s)) for s in job.sites.get(process, ()))
         (folder / SITES).write_text("".join(f"{line}\n" for line in lines))
         if exits and process in exits:
-            values = {"process": process, "pid": 100 + process, "exit_code": None, "signal": None}
+            values = {"pid": 100 + process, "exit_code": None, "signal": None}
             (folder / EXIT).write_text(json.dumps(values | exits[process]))
     return top

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flight_recorder.simulate import SECOND, STRIDE, Job, Step, raised, site
-from lockstep._run_files import STOPPED, ErrorRecord
+from lockstep._run_files import STOPPED, ErrorRecord, Exit
 from lockstep.flight_recorder import format
 from lockstep.flight_recorder.argument_shapes import Differing
 from lockstep.flight_recorder.calls import Call, rounds
 from lockstep.flight_recorder.causes import Pattern
 from lockstep.flight_recorder.diagnose import Activity, Diagnosis, Kind, diagnose
 from lockstep.flight_recorder.format import Op, ProcessState, State
-from lockstep.flight_recorder.model import Exit, Process, Run, Site
+from lockstep.flight_recorder.model import Process, Run, Site
 from lockstep.flight_recorder.text_report import short
 
 STEP = Step(0, 1000, elements=1024)

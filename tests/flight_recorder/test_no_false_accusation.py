@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from flight_recorder.schedules import Schedule, schedules
 from flight_recorder.simulate import Job
+from lockstep._run_files import Exit
 from lockstep.flight_recorder.diagnose import Kind, diagnose
-from lockstep.flight_recorder.model import Exit, Run
+from lockstep.flight_recorder.model import Run
 
 HARMLESS = (Kind.NOTHING, Kind.WAITING)
 

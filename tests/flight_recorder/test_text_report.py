@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from flight_recorder.simulate import STRIDE, Job, Step, raised, site
 from flight_recorder.test_diagnose import FAR, STEP, altered, job, permute, steps
-from lockstep._run_files import ErrorRecord
+from lockstep._run_files import ErrorRecord, Exit
 from lockstep.flight_recorder.diagnose import Diagnosis, diagnose
 from lockstep.flight_recorder.format import Op, State
 from lockstep.flight_recorder.headlines import headline
-from lockstep.flight_recorder.model import Caller, Exit, Site
+from lockstep.flight_recorder.model import Caller, Site
 from lockstep.flight_recorder.phrases import ordinal, place_in_program
 from lockstep.flight_recorder.text_report import short, table
 

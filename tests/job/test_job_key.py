@@ -131,7 +131,7 @@ def test_a_file_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert file.key is not None
         os.chown(path, 4711, 4711)
         owner, file = 4711, job_key.read_key(str(path))
-    assert f"belongs to user {owner}, who knows and may change the key" in file.problem
+    assert f"belongs to user {owner}, so that this user knows and may" in file.problem
 
 
 def test_a_name_that_is_none() -> None:

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from lockstep._run_files import ErrorRecord
+from lockstep._run_files import STOPPED, ErrorRecord, Exit
 from lockstep.launch.first_failure import (
-    Ending,
+    EndedProcess,
     by_culprit,
     first_failure,
     headline,
@@ -20,19 +20,31 @@ from lockstep.launch.first_failure import (
 )
 
 
+def ended(
+    process_id: int,
+    status: int,
+    at: float,
+    error: ErrorRecord | None = None,
+    words: tuple[str, ...] = (),
+    was_stopped: bool = False,
+) -> EndedProcess:
+    exit = Exit.of(status, reason=STOPPED if was_stopped else None)
+    return EndedProcess(process_id, exit, at, error, words)
+
+
 def record(time: float, summary: str = "ValueError: x", code: int = 1) -> ErrorRecord:
     return ErrorRecord(time, code, summary, f"Traceback (most recent call last):\n{summary}\n")
 
 
 def test_the_error_that_happened_first_counts_not_the_process_that_ended_first() -> None:
-    endings = [Ending(0, 1, 10.5, record(10.4)), Ending(1, 1, 12.0, record(10.1))]
+    endings = [ended(0, 1, 10.5, record(10.4)), ended(1, 1, 12.0, record(10.1))]
     first = first_failure(endings, 11.0)
     assert first is not None
     assert first.process_id == 1
 
 
 def test_a_death_by_signal_counts_from_its_end() -> None:
-    endings = [Ending(0, 1, 10.3, record(10.2)), Ending(1, -signal.SIGKILL, 10.1)]
+    endings = [ended(0, 1, 10.3, record(10.2)), ended(1, -signal.SIGKILL, 10.1)]
     first = first_failure(endings, 11.0)
     assert first is not None
     assert first.process_id == 1
@@ -40,40 +52,40 @@ def test_a_death_by_signal_counts_from_its_end() -> None:
 
 def test_a_death_is_noticed_later_than_it_happens() -> None:
     # Process 1 raised because process 0 was killed, and was a little faster than the launcher.
-    raised, killed = Ending(1, 1, 10.8, record(10.1)), Ending(0, -signal.SIGKILL, 10.2)
+    raised, killed = ended(1, 1, 10.8, record(10.1)), ended(0, -signal.SIGKILL, 10.2)
     assert first_failure([raised, killed], stopping_at=10.2) is killed
     # Noticed only after the launcher had heard of the exception.
-    killed = Ending(0, -signal.SIGKILL, 10.9)
+    killed = ended(0, -signal.SIGKILL, 10.9)
     assert first_failure([raised, killed], stopping_at=10.2) is killed
     # The launcher's own doing.
-    killed = Ending(0, -signal.SIGKILL, 10.9, was_stopped=True)
+    killed = ended(0, -signal.SIGKILL, 10.9, was_stopped=True)
     assert first_failure([raised, killed], stopping_at=10.2) is raised
     # JAX aborts a process that has lost another.
-    aborted = Ending(0, -signal.SIGABRT, 10.9)
+    aborted = ended(0, -signal.SIGABRT, 10.9)
     assert first_failure([raised, aborted], stopping_at=10.2) is raised
 
 
 def test_no_failure() -> None:
-    assert first_failure([Ending(0, 0, 1.0), Ending(1, 0, 2.0)], float("inf")) is None
+    assert first_failure([ended(0, 0, 1.0), ended(1, 0, 2.0)], float("inf")) is None
 
 
 def test_status() -> None:
-    assert Ending(0, 3, 1.0).status == 3
-    assert Ending(0, -signal.SIGSEGV, 1.0).status == 139
+    assert ended(0, 3, 1.0).status == 3
+    assert ended(0, -signal.SIGSEGV, 1.0).status == 139
     # It recorded sys.exit(5), then had to be killed while its exit handlers ran.
-    assert Ending(0, -signal.SIGKILL, 1.0, record(0.5, code=5)).status == 5
+    assert ended(0, -signal.SIGKILL, 1.0, record(0.5, code=5)).status == 5
 
 
 def test_an_exception_is_told_with_its_traceback() -> None:
-    failed = Ending(1, 1, 2.0, record(1.0, "KeyError: 'a'"))
-    text = "\n".join(headline(failed, [Ending(0, -2, 3.0), failed], 2.0))
+    failed = ended(1, 1, 2.0, record(1.0, "KeyError: 'a'"))
+    text = "\n".join(headline(failed, [ended(0, -2, 3.0), failed], 2.0))
     assert text.startswith("process 1 of 2 failed first: KeyError: 'a' (exit code 1)\n")
     assert "    Traceback (most recent call last):\n    KeyError: 'a'" in text
     assert "process 0" not in text
 
 
 def test_a_signal_is_told_with_its_name_likely_cause_and_last_words() -> None:
-    killed = Ending(0, -signal.SIGKILL, 2.0, None, ("loading", "training"))
+    killed = ended(0, -signal.SIGKILL, 2.0, None, ("loading", "training"))
     text = "\n".join(headline(killed, [killed], 2.0))
     assert text.startswith("process 0 of 1 failed first: killed by SIGKILL (signal 9). Somebody")
     assert "kernel ran out of memory" in text
@@ -112,16 +124,16 @@ def test_what_to_do_when_a_process_cannot_be_started() -> None:
 
 
 def test_a_real_time_signal_has_no_name() -> None:
-    killed = Ending(0, -40, 2.0)
+    killed = ended(0, -40, 2.0)
     assert "failed first: killed by signal 40" in headline(killed, [killed], 2.0)[0]
 
 
 def test_consequences_come_after_the_headline_in_their_order() -> None:
     endings = [
-        Ending(0, 1, 3.0, record(2.5, "B: later")),
-        Ending(1, -6, 2.2),
-        Ending(2, 1, 3.0, record(2.0, "A: first")),
-        Ending(3, -9, 9.0, was_stopped=True),
+        ended(0, 1, 3.0, record(2.5, "B: later")),
+        ended(1, -6, 2.2),
+        ended(2, 1, 3.0, record(2.0, "A: first")),
+        ended(3, -9, 9.0, was_stopped=True),
     ]
     report = headline(endings[2], endings, 2.1 + 0.2)
     assert report[1:] == [
@@ -133,7 +145,7 @@ def test_consequences_come_after_the_headline_in_their_order() -> None:
 def test_an_error_of_the_engine_is_told_without_what_jax_puts_in_front_and_once() -> None:
     said = "jax.errors.JaxRuntimeError: UNKNOWN: MPI error: lockstep: process 1 (pid 7) ended"
     inline = "ValueError: UNKNOWN: MPI error: lockstep: process 1 (pid 7) ended"
-    endings = [Ending(0, 1, 3.0, record(2.0, said)), Ending(2, 1, 3.0, record(2.5, inline))]
+    endings = [ended(0, 1, 3.0, record(2.0, said)), ended(2, 1, 3.0, record(2.5, inline))]
     first, second = headline(endings[0], endings, 3.0)
     assert first.startswith("process 0 of 2 failed first: process 1 (pid 7) ended (exit code 1)")
     assert second == "process 2 failed 0.5 s later: the same"
@@ -141,12 +153,12 @@ def test_an_error_of_the_engine_is_told_without_what_jax_puts_in_front_and_once(
 
 def test_the_stack_shown_is_that_of_the_process_that_caused_an_error_of_all() -> None:
     said = "jax.errors.JaxRuntimeError: UNKNOWN: MPI error: lockstep: only process 1 called it"
-    endings = [Ending(p, 1, 3.0, record(2.0 + p, said)) for p in range(3)]
+    endings = [ended(p, 1, 3.0, record(2.0 + p, said)) for p in range(3)]
     assert by_culprit(endings[0], endings, (1,)) is endings[1]
     assert by_culprit(endings[0], endings, ()) is endings[0]
-    own = Ending(0, 1, 3.0, record(2.0, "KeyError: 'a'"))
+    own = ended(0, 1, 3.0, record(2.0, "KeyError: 'a'"))
     assert by_culprit(own, [own, *endings[1:]], (1,)) is own
-    other = Ending(1, 1, 3.0, record(2.5, said.replace("called it", "is gone")))
+    other = ended(1, 1, 3.0, record(2.5, said.replace("called it", "is gone")))
     assert by_culprit(endings[0], [endings[0], other], (1,)) is endings[0]
 
 
@@ -154,7 +166,7 @@ def test_the_text_of_an_engines_error_is_told_once_and_before_the_stack() -> Non
     said = "jax.errors.JaxRuntimeError: UNKNOWN: MPI error: lockstep: process 1 ended"
     stack = 'Traceback (most recent call last):\n  File "/u/a.py", line 3, in main\n    step()\n'
     text = f"{stack}{said}\n  process 1: ended\nLikely: a\n"
-    failed = Ending(0, 1, 3.0, ErrorRecord(2.0, 1, said, text))
+    failed = ended(0, 1, 3.0, ErrorRecord(2.0, 1, said, text))
     assert headline(failed, [failed], 3.0) == [
         "process 0 of 1 failed first: process 1 ended (exit code 1)\n"
         "      process 1: ended\n    Likely: a\n"
@@ -166,14 +178,14 @@ def test_the_text_of_an_engines_error_is_told_once_and_before_the_stack() -> Non
 
 def test_a_table_is_not_news_when_the_first_failure_says_the_same() -> None:
     said = "lockstep: process 1 (pid 7) ended after 8 collectives; process 0 waits in its 9th: x"
-    first = Ending(0, 1, 3.0, record(2.0, said))
+    first = ended(0, 1, 3.0, record(2.0, said))
     table = "process 1 (pid 7) ended{} after 8 collectives; process 0 {} in its 9th: x\n\nrows"
     assert told_already(table.format(" (exit code 0)", "waited"), first)
     assert not told_already(table.format(" (exit code 3)", "waited"), first)
-    assert not told_already(table.format("", "waits"), Ending(0, -9, 3.0))
+    assert not told_already(table.format("", "waits"), ended(0, -9, 3.0))
 
 
 def test_many_consequences_are_counted() -> None:
-    first = Ending(0, 1, 1.0, record(1.0))
-    others = [Ending(i, 1, 2.0, record(2.0)) for i in range(1, 20)]
+    first = ended(0, 1, 1.0, record(1.0))
+    others = [ended(i, 1, 2.0, record(2.0)) for i in range(1, 20)]
     assert headline(first, [first, *others], 5.0)[-1] == "11 more failed later"

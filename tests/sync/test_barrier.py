@@ -71,9 +71,9 @@ def test_who_comes_after_the_others_gave_up_is_told_so() -> None:
 @pytest.mark.parametrize(
     ("end", "manner"),
     [
-        ("os.kill(os.getpid(), 9)", "was killed by signal 9"),
-        ("os._exit(3)", "has ended (exit code 3)"),
-        ("sys.exit(0)", "has ended (exit code 0)"),
+        ("os.kill(os.getpid(), 9)", "was killed by SIGKILL (signal 9)"),
+        ("os._exit(3)", "failed with exit code 3"),
+        ("sys.exit(0)", "ended (exit code 0)"),
     ],
 )
 def test_a_barrier_ends_as_soon_as_a_missing_process_has_ended(end: str, manner: str) -> None:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from lockstep.flight_recorder.model import Exit
+from lockstep._run_files import Exit
 from lockstep.system.exit_status import exit_of
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from flight_recorder.simulate import site
 from flight_recorder.test_format import entries, record, records
 from lockstep import RecordError
+from lockstep._run_files import Exit
 from lockstep.flight_recorder.format import Ring
-from lockstep.flight_recorder.model import Caller, Exit, Process, Site
+from lockstep.flight_recorder.model import Caller, Process, Site
 from lockstep.watchdog import messages
 
 CALLERS = {7: (Caller("a.py", 3, "step", "5-15"), Caller("b.py", 9, "main"))}

@@ -13,10 +13,11 @@ import pytest
 
 from fake_job import peer
 from flight_recorder.test_format import record
+from lockstep._run_files import Exit
 from lockstep.engine import bindings
 from lockstep.flight_recorder.diagnose import Kind, diagnose
 from lockstep.flight_recorder.format import encode
-from lockstep.flight_recorder.model import Exit, Process
+from lockstep.flight_recorder.model import Process
 from lockstep.watchdog import messages, record_reader, remote
 from lockstep.watchdog.artifacts import Artifacts
 from lockstep.watchdog.remote import Elsewhere, Local
@@ -301,7 +302,7 @@ def test_records_of_other_processes_and_other_jobs_are_not_believed(
     monkeypatch.setattr(job, "process", another)
     whole = records.read([], vary=False, elsewhere=job.answers[0])
     assert [process.record is not None for process in whole.processes] == [True, False, True, False]
-    assert whole.processes[1].problems == ("nobody of its host has answered",)
+    assert whole.processes[1].problems == ("no process of its host has answered",)
 
 
 def test_who_is_gone_is_told_as_such_with_and_without_a_record(

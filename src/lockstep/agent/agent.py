@@ -46,9 +46,8 @@ from lockstep.agent import program_guard
 from lockstep.agent.host_dir import HostDir
 from lockstep.flight_recorder import format, model
 from lockstep.launch import failed_runs
-from lockstep.launch.child_process import OUT_OF_MEMORY
 from lockstep.launch.first_failure import not_started
-from lockstep.system import process_tree
+from lockstep.system import fd_limit, process_tree
 from lockstep.system.oom import OomKills
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ def keep(
     if guard is not None:
         guard.watch(pid)
         kept_open.add(guard.lifeline)
-    program_guard.close_all_but(kept_open)
+    fd_limit.close_all_but(kept_open)
     # Late import: the program has started before.
     from lockstep.watchdog.agent_network import AgentNetwork
 
@@ -134,7 +133,7 @@ def keep(
     if guard is not None:
         guard.dismiss()
     reason = _reason(program, exit_code, ooms)
-    ending = _run_files.ExitRecord.of(process, pid, exit_code, reason)
+    ending = _run_files.Exit.of(exit_code, pid, reason)
     if program.was_killed:
         said = f"had to be killed: it had not ended {after_sigterm:g} s after SIGTERM (--grace)"
         print(f"lockstep: process {process} {said}", file=sys.stderr, flush=True)
@@ -145,7 +144,7 @@ def keep(
 
 def _see_it_out(
     host_dir: HostDir,
-    ending: _run_files.ExitRecord,
+    ending: _run_files.Exit,
     keeping: AgentNetwork,
     heard: set[signal.Signals],
     grace: float,
@@ -250,7 +249,7 @@ class _Program:
 def _reason(program: _Program, exit_code: int, ooms: OomKills) -> str | None:
     if program.was_stopped and exit_code != 0:
         return _run_files.STOPPED
-    return OUT_OF_MEMORY if exit_code == -signal.SIGKILL and ooms.new() else None
+    return _run_files.OUT_OF_MEMORY if exit_code == -signal.SIGKILL and ooms.new() else None
 
 
 def _has_left(folder: Path) -> bool:
@@ -291,9 +290,7 @@ def _leave(host_dir: HostDir, log_dir: Path | None, exit_code: int) -> None:
         while exit_code != 0 and host_dir.path.exists() and time.monotonic() < end:
             time.sleep(_TURN_SECONDS)
         return
-    endings = [
-        _run_files.ExitRecord.read(path) for path in host_dir.path.glob("attempt_*/process_*")
-    ]
+    endings = [_run_files.Exit.read(path) for path in host_dir.path.glob("attempt_*/process_*")]
     if any(ending is None or ending.exit_code != 0 for ending in endings):
         if folder := failed_runs.keep(host_dir.path, log_dir):
             where = "" if log_dir else f" (on {platform.node()}, of its processes)"

@@ -25,6 +25,8 @@ import signal
 import socket
 import time
 
+from lockstep.system import fd_limit
+
 _DECIDES_SECONDS = 0.1
 """A kill of a process group reaches its members one after another."""
 _ENDED = b"!"
@@ -65,7 +67,7 @@ def start(held: int) -> Guard | None:
         _close_standard_streams()
         sentinel = _start_sentinel()
         os.setsid()
-        close_all_but({line, held, sentinel.fileno()})
+        fd_limit.close_all_but({line, held, sentinel.fileno()})
         _look_after(line, launcher, sentinel)
     finally:
         os._exit(0)
@@ -79,7 +81,7 @@ def _start_sentinel() -> socket.socket:
         return ours
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        close_all_but({theirs.fileno()})
+        fd_limit.close_all_but({theirs.fileno()})
         theirs.recv(1)
     finally:
         os._exit(0)
@@ -118,11 +120,3 @@ def _close_standard_streams() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-
-
-def close_all_but(kept_open: set[int]) -> None:
-    """Closes what this process has inherited: its other readers wait for the end of it."""
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        if fd > 2 and fd not in kept_open:
-            with contextlib.suppress(OSError):  # the listing's own
-                os.close(fd)

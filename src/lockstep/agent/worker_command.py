@@ -42,8 +42,9 @@ def main(words: Sequence[str]) -> NoReturn:
 
     Raises `LockstepError` when its place in the job cannot be found.
     """
-    own, program = options.split(words)
-    args = options.worker_parser().parse_args(own)
+    parser = options.worker_parser()
+    own, program = options.split(words, parser)
+    args = parser.parse_args(own)
     check_program(program, "worker")
     before = dict(os.environ)
     config = placed(configure(args, before), before)

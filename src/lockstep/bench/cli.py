@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstep._config import positive
 from lockstep.bench.cases import DTYPES, OPS, parse_sizes
 from lockstep.bench.job import IMPLEMENTATIONS
 from lockstep.bootstrap import mpi_backend
+from lockstep.launch.options import checked
 
 if TYPE_CHECKING:
     from lockstep.bench.runner import CaseResult
@@ -46,12 +48,6 @@ def _sizes(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or more")
-    return int(text)
-
-
 def _plot_file(text: str) -> str:
     if not text.endswith((".png", ".svg")):
         raise argparse.ArgumentTypeError(f"{text!r} must end in .png or .svg")
@@ -80,8 +76,15 @@ def add_parser(subparsers: Any) -> None:
         "bench", help="measure the collectives on this machine", description=_DESCRIPTION
     )
     add = parser.add_argument
-    add("-n", "--processes", type=_positive, default=2, metavar="N", help="default: 2")
-    add("-d", "--devices", type=_positive, default=1, metavar="D", help="per process; default: 1")
+    add("-n", "--processes", type=checked(positive), default=2, metavar="N", help="default: 2")
+    add(
+        "-d",
+        "--devices",
+        type=checked(positive),
+        default=1,
+        metavar="D",
+        help="per process; default: 1",
+    )
     add(
         "--collectives",
         type=_listed(IMPLEMENTATIONS, "an implementation"),
@@ -108,12 +111,18 @@ def add_parser(subparsers: Any) -> None:
     add("--dtype", choices=tuple(DTYPES), default="f32", help="default: f32")
     add(
         "--repeats",
-        type=_positive,
+        type=checked(positive),
         default=5,
         metavar="B",
         help="blocks: how often each implementation gets its turn in a case; default: 5",
     )
-    add("--timeout", type=_positive, default=120, metavar="S", help="seconds one step may take")
+    add(
+        "--timeout",
+        type=checked(positive),
+        default=120,
+        metavar="S",
+        help="seconds one step may take",
+    )
     add("--bind", choices=("none", "cores"), help="handed on to lockstep run")
     add(
         "--json",

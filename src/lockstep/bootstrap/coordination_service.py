@@ -1,10 +1,11 @@
 """JAX's coordination service in a process of its own, so that it outlives process 0.
 
-JAX starts the service inside process 0. When that process dies, the client in every other one
-finds the connection closed and aborts its process, before Python can say a word. So process 0 forks
-right when JAX asks for the service, and the child serves. It belongs to nobody: it leaves the
+JAX starts the service inside process 0. When that process dies, the client in every other one finds
+the connection closed and aborts its process, before Python can say a word. So process 0 forks right
+when JAX asks for the service, and the child serves. It is not a child of process 0: it leaves the
 session, its parent ends at once, and under ``lockstep run`` the supervisor becomes its parent and
-ends it with the job. Elsewhere it ends by itself, when process 0 is gone and nobody is connected.
+ends it with the job. Elsewhere it ends by itself, when process 0 is gone and no client is
+connected.
 
 A fork and no new program: jaxlib is loaded by then, and what another process would spend on loading
 it (0.2 s of a core) is missing when all cores are busy starting the job. It is safe at this point:
@@ -36,18 +37,18 @@ from typing import Any, NamedTuple, NoReturn
 from lockstep import _config, _jax_compat, _run_files
 from lockstep._errors import InitializationError
 from lockstep.bootstrap import certificates
-from lockstep.system import tcp_info
+from lockstep.system import fd_limit, tcp_info
 
 READY_SECONDS = 20.0
 """How long the child may take until it serves; a few milliseconds are usual."""
 LOOK_SECONDS = 0.2
-"""How often a service that has lost process 0 looks whether anybody is still connected."""
+"""How often a service that has lost process 0 checks whether clients are still connected."""
 LEAVE_SECONDS = 30.0
 """How long all processes of a job may take to leave it, when they are to join another."""
 SILENT_SECONDS = 10.0
-"""How long somebody who is connected may be out of reach, when process 0 is gone."""
+"""How long a connected client may be unreachable, when process 0 is gone."""
 ALONE_LOOKS = 5
-"""In how many looks in turn nobody may be connected until it ends: a client may be between two
+"""In how many checks in turn no client may be connected until it ends: a client may be between two
 connections."""
 
 _READY = b"ready"
@@ -78,7 +79,7 @@ class Outside:
             return ""
 
     def shutdown(self) -> None:
-        """The child goes on serving those who are still connected, and ends after them."""
+        """The child goes on serving the clients that are still connected, and ends after them."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGUSR1)
 
@@ -124,9 +125,9 @@ def replace(address: str, earlier: Sequence[str]) -> str:
     """Where the service of another job is, which was to be at ``address``.
 
     Under ``lockstep run`` the service of the earlier job is ended, and leaves its place. Elsewhere
-    nobody can say when all have left it, and it serves until then: the next one takes another port,
-    which all processes know that were in the ``earlier`` jobs. Raises `InitializationError` when a
-    process does not come.
+    it is not known when all have left it, and it serves until then: the next one takes another
+    port, which all processes know that were in the ``earlier`` jobs. Raises `InitializationError`
+    when a process does not come.
     """
     global _job, _has_threads
     _job, _has_threads = len(earlier), True
@@ -148,8 +149,8 @@ def _port(address: str) -> int:
 def _end_earlier_service() -> None:
     """Process 0 ends it once all processes have come so far, and they wait for that.
 
-    Who went on earlier would still find the old service. Connections do not tell: backends of the
-    earlier job may keep theirs.
+    A process that went on earlier would still find the old service. Connections do not tell:
+    backends of the earlier job may keep theirs.
     """
     config = _config.current()
     folder = _folder()
@@ -168,10 +169,10 @@ def _end_earlier_service() -> None:
             if not stay and config.process_id == 0:
                 os.kill(pid, signal.SIGKILL)
             if time.monotonic() > end:
-                # Without anybody who stays, process 0 has come so far and died.
-                who = f"process {', '.join(map(str, stay))}" if stay else "process 0"
+                # No process stays, so process 0 has come so far and died.
+                names = f"process {', '.join(map(str, stay))}" if stay else "process 0"
                 raise InitializationError(
-                    f"after {LEAVE_SECONDS:g} s {who} has not left the earlier job: to join "
+                    f"after {LEAVE_SECONDS:g} s {names} has not left the earlier job: to join "
                     "another one, every process must call jax.distributed.shutdown() and then "
                     "initialize()."
                 )
@@ -280,7 +281,8 @@ def _heard(report: int, child: int) -> Outside | None:
 
 
 def _leave(service: _Service) -> NoReturn:
-    """In the first child, which ends at once; its child is nobody's and serves."""
+    """In the first child, which ends at once; its own child serves, and has no parent in the
+    job."""
     try:
         os.setsid()
         if os.fork() == 0:
@@ -328,7 +330,7 @@ def _forget_who_is_out_of_reach() -> None:
 
 
 def _let_go(kept: set[int]) -> None:
-    """Closes what was process 0's: somebody may wait for the end of one of its pipes."""
+    """Closes what was process 0's: a reader may wait for the end of one of its pipes."""
     null = os.open(os.devnull, os.O_RDWR)
     try:
         if _config.current().run_dir:
@@ -340,10 +342,7 @@ def _let_go(kept: set[int]) -> None:
         said = null
     for fd, target in ((0, null), (1, said), (2, said)):
         os.dup2(null if target == fd else target, fd)
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        if fd > 2 and fd not in kept:
-            with contextlib.suppress(OSError):  # the listing's own
-                os.close(fd)
+    fd_limit.close_all_but(kept)
 
 
 def _folder() -> Path:
@@ -352,7 +351,7 @@ def _folder() -> Path:
 
 
 def _sign(job: int) -> None:
-    """Tells the launcher who serves: it ends this process when the job is over."""
+    """Tells the launcher the pid of the server, which it ends with the job."""
     if _config.current().run_dir:
         with contextlib.suppress(OSError):
             (_folder() / _serves(job, os.getpid())).touch()

@@ -181,7 +181,7 @@ def _overlaps(one: str, other: str) -> bool:
 
 
 def _holder(listener: _Listener) -> str:
-    """Who has the socket, as far as this user may know."""
+    """The process that has the socket, as far as this user may know."""
     link = f"socket:[{listener.inode}]"
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and _has(folder, link):

@@ -130,19 +130,16 @@ def meet(
 
     ``listeners`` are this process's, and its agent's if that is in the network.
     """
+
+    def receive(other: int, name: str) -> list[str]:
+        look = startup_liveness.look(peers, process, other)
+        return _addresses(store.get(name, peers[other].label, look), peers[other])
+
     own = [_name(each) for each in listeners]
-    store.put(f"{prefix}/{process}", own)
-    # All are heard, those of this host too: what one of them raises, all are to raise.
-    said = {
-        peer.process: own
-        if peer.process == process
-        else _addresses(
-            store.get(f"{prefix}/{i}", peer.label, startup_liveness.look(peers, process, i)), peer
-        )
-        for i, peer in enumerate(peers)
-    }
-    at = {process: addresses[0] for process, addresses in said.items()}
-    return at | {agent.process: said[agent.keeps or 0][1] for agent in topology.agents(peers)}
+    # Those of this host are received too: what one process raises, all are to raise.
+    found = store.all_gather(prefix, process, len(peers), own, receive)
+    at = {i: addresses[0] for i, addresses in enumerate(found)}
+    return at | {agent.process: found[agent.keeps or 0][1] for agent in topology.agents(peers)}
 
 
 def _addresses(said: Any, peer: Peer) -> list[str]:

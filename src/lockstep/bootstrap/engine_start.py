@@ -27,7 +27,6 @@ from lockstep.bootstrap import (
     config_check,
     endpoints,
     peers,
-    service_loss,
     shared_memory,
     startup_liveness,
     xla_thread_pool,
@@ -35,15 +34,15 @@ from lockstep.bootstrap import (
 from lockstep.callsites import frames
 from lockstep.engine import bindings
 from lockstep.engine.options import Network, Options
-from lockstep.job import job_key, kv_store, topology
+from lockstep.job import current_job, job_key, kv_store, topology
 from lockstep.job.kv_store import PREFIX, Store
 from lockstep.system import fd_limit
 from lockstep.watchdog import agent_network, artifacts, host_reachability, shutdown_hook
 
 
 @dataclasses.dataclass
-class _Job:
-    """The records of one coordination service's processes; made once per client."""
+class _Roster:
+    """The processes of a job, as they have published themselves through ``client``."""
 
     client: Any
     said: peers.Peers
@@ -79,15 +78,23 @@ class _Job:
         return next((agent for agent in self.agents if agent.keeps == self.process), None)
 
 
-_job: _Job | None = None
+class _Start(current_job.Part):
+    """What is known of the start of this job."""
+
+    roster: _Roster | None = None
+    failed = ""
+    """What the last start of the engine failed with."""
 
 
-def _current_job() -> _Job:
-    global _job
+def _roster() -> _Roster:
     client = _jax_compat.distributed_client()
     if client is None:
         raise InitializationError("jax.distributed.initialize() has not been called.")
-    if _job is None or _job.client is not client:
+    start = current_job.part(_Start)
+    if start.roster is not None and start.roster.client is not client:
+        current_job.end()  # JAX has joined another job, and this jax has no hook for that
+        start = current_job.part(_Start)
+    if start.roster is None:
         process, count = _jax_compat.distributed_place()
         config = _config.current()
         engine = f"{lockstep.__version__}/{bindings.interface()}"
@@ -95,32 +102,23 @@ def _current_job() -> _Job:
         own = topology.this_process(process, config.host_id, engine, agent)
         key = job_key.own(count)
         own = endpoints.describe(own, key.key, _jax_compat.coordinator_address())
-        _job = _Job(client, peers.exchange(client, own, key, count), process)
-    return _job
-
-
-def leave_job() -> None:
-    """Lets go of the job, and so of the connection to its coordination service."""
-    global _job, _start_failed
-    _job, _start_failed = None, ""
-    host_reachability.stop()
-    service_loss.forget()
-    if (watch := sys.modules.get("lockstep.watchdog.watchdog")) is not None:
-        watch.stop()
+        start.roster = _Roster(client, peers.exchange(client, own, key, count), process)
+    return start.roster
 
 
 def labels(count: int) -> list[str]:
     """How to name each process: with pid and host where those are known."""
-    if _job is not None:
-        return [peer.label for peer in _job.peers]
+    if (roster := current_job.part(_Start).roster) is not None:
+        return [peer.label for peer in roster.peers]
     return [f"process {process}" for process in range(count)]
 
 
 def local_pid(process: int) -> int | None:
     """The pid of a process of this host; None when it is elsewhere, or not known."""
-    if _job is None or _job.peers[process].host_id != _job.peers[_job.process].host_id:
+    roster = current_job.part(_Start).roster
+    if roster is None or roster.peers[process].host_id != roster.peers[roster.process].host_id:
         return None
-    return _job.peers[process].pid
+    return roster.peers[process].pid
 
 
 def before_cpu_client() -> None:
@@ -135,13 +133,13 @@ def before_cpu_client() -> None:
 
 
 def _is_engine() -> bool:
-    """Whether nobody, the program included, has chosen another implementation."""
+    """Whether neither user nor program has chosen another implementation."""
     return _config.current().collectives == "lockstep" and _implementation() == "mpi"
 
 
 def _is_between_hosts() -> bool:
     """Whether the engine carries what goes from host to host."""
-    return _is_engine() and len(_current_job().hosts) > 1
+    return _is_engine() and len(_roster().hosts) > 1
 
 
 def _is_gloo() -> bool:
@@ -153,15 +151,15 @@ def _implementation() -> str | None:
 
 
 def _stay_or_fall_back() -> None:
-    job = _current_job()
-    if len(job.hosts) > 1 and job.key is None:
-        peers.check_key_files(job.peers, job.process)
+    roster = _roster()
+    if len(roster.hosts) > 1 and roster.key is None:
+        peers.check_key_files(roster.peers, roster.process)
         _jax_compat.choose_collectives("gloo")
-        if job.process == 0:
-            print(endpoints.gloo_notice(job.hosts), file=sys.stderr)
+        if roster.process == 0:
+            print(endpoints.gloo_notice(roster.hosts), file=sys.stderr)
         return
-    engines = [{"engine": peer.engine} for peer in job.peers]
-    config_check.check([str(peer.process) for peer in job.peers], engines)
+    engines = [{"engine": peer.engine} for peer in roster.peers]
+    config_check.check([str(peer.process) for peer in roster.peers], engines)
     # The line that makes a collective can be seen only while the caller waits for it.
     if _config.current().strict:
         import jax
@@ -176,7 +174,7 @@ def around_cpu_client() -> Iterator[None]:
         with xla_thread_pool.enough():
             yield
     except Exception as error:
-        if _is_engine() and (text := _start_failed or bindings.abort_text()):
+        if _is_engine() and (text := current_job.part(_Start).failed or bindings.abort_text()):
             raise InitializationError(text) from error
         raise
 
@@ -193,7 +191,7 @@ def after_cpu_client(client: Any) -> None:
     if not _is_engine():
         return
     if _is_between_hosts():
-        host_reachability.after_cpu_client(_current_job().store, bindings.abort)
+        host_reachability.after_cpu_client(_roster().store, bindings.abort)
     from lockstep.watchdog import watchdog
 
     watchdog.note_devices()
@@ -208,94 +206,89 @@ def after_cpu_client(client: Any) -> None:
 
 def start_engine() -> None:
     """Called by the engine when jaxlib starts its collectives."""
-    job = _current_job()
-    if len(job.hosts) > 1 and job.key is None:  # not fallen back: this is not the way JAX goes
+    roster = _roster()
+    if (
+        len(roster.hosts) > 1 and roster.key is None
+    ):  # not fallen back: this is not the way JAX goes
         raise InitializationError(
             "the processes sit on several hosts and have no key, so the engine cannot be used. "
             f"Set {job_key.VARIABLE}, or use --collectives gloo."
         )
-    with _ending_the_wait_for_devices(job), contextlib.ExitStack() as opened:
-        epoch = job.starts
-        job.starts += 1
-        nonce = job.said.nonce(epoch)
-        fd, way = _meet(job, epoch, nonce, opened)
+    with _ending_the_wait_for_devices(roster), contextlib.ExitStack() as opened:
+        epoch = roster.starts
+        roster.starts += 1
+        nonce = roster.said.nonce(epoch)
+        fd, way = _meet(roster, epoch, nonce, opened)
         # The engine keeps descriptors of its own; ours may go once all have started theirs.
-        told = _start_together(job, epoch, fd, nonce, way)
-    _watch_the_job(job, told)
-
-
-_start_failed = ""
-"""What the last start of the engine failed with."""
+        told = _start_together(roster, epoch, fd, nonce, way)
+    _watch_the_job(roster, told)
 
 
 @contextlib.contextmanager
-def _ending_the_wait_for_devices(job: _Job) -> Iterator[None]:
-    """Where the block fails: jaxlib would go on, and wait for the devices of who may have died."""
-    global _start_failed
-    _start_failed = ""
+def _ending_the_wait_for_devices(roster: _Roster) -> Iterator[None]:
+    """Where the block fails, ends jaxlib's wait for devices of processes that may have died."""
+    start = current_job.part(_Start)
+    start.failed = ""
     try:
         yield
     except Exception as error:
-        _start_failed = str(error)
-        _jax_compat.end_wait_for_devices(job.client, len(job.peers))
+        start.failed = str(error)
+        _jax_compat.end_wait_for_devices(roster.client, len(roster.peers))
         raise
 
 
 def _meet(
-    job: _Job, epoch: int, nonce: int, opened: contextlib.ExitStack
+    roster: _Roster, epoch: int, nonce: int, opened: contextlib.ExitStack
 ) -> tuple[int, Callable[[], Network] | None]:
     """The arena of this host, and the way to the others where there are some."""
     # Where the others will listen for it.
-    prefix = f"{PREFIX}/{'address' if len(job.hosts) > 1 else 'record'}/{epoch}"
+    prefix = f"{PREFIX}/{'address' if len(roster.hosts) > 1 else 'record'}/{epoch}"
     listeners: list[socket.socket] = []
-    with kv_store.telling_errors(job.store, f"{prefix}/{job.process}"):
-        fd_limit.make_room_for(job.peers, job.process)
-        fd = shared_memory.open_arena(job.store, job.peers, job.process, epoch, nonce)
+    with kv_store.telling_errors(roster.store, f"{prefix}/{roster.process}"):
+        fd_limit.make_room_for(roster.peers, roster.process)
+        fd = shared_memory.open_arena(roster.store, roster.peers, roster.process, epoch, nonce)
         opened.callback(os.close, fd)
-        if len(job.hosts) > 1:
+        if len(roster.hosts) > 1:
             endpoints.prepare()
-            address = endpoints.own_address(job.peers, job.process)
-            for _ in range(2 if job.agent else 1):
-                listener = endpoints.listen(address, len(job.peers))
+            address = endpoints.own_address(roster.peers, roster.process)
+            for _ in range(2 if roster.agent else 1):
+                listener = endpoints.listen(address, len(roster.peers))
                 listeners.append(opened.enter_context(listener))
-    if not listeners or job.key is None:
+    if not listeners or roster.key is None:
         return fd, None
-    addresses = endpoints.meet(job.store, prefix, job.peers, job.process, listeners)
-    if agent := job.agent:
-        theirs = endpoints.options(job.peers, agent, addresses, listeners[1], job.key)
-        agent_network.hand_over(job.peers, agent, nonce, theirs)
-    own = job.peers[job.process]
+    addresses = endpoints.meet(roster.store, prefix, roster.peers, roster.process, listeners)
+    if agent := roster.agent:
+        theirs = endpoints.options(roster.peers, agent, addresses, listeners[1], roster.key)
+        agent_network.hand_over(roster.peers, agent, nonce, theirs)
+    own = roster.peers[roster.process]
     return fd, functools.partial(
-        endpoints.options, job.peers, own, addresses, listeners[0], job.key
+        endpoints.options, roster.peers, own, addresses, listeners[0], roster.key
     )
 
 
 def _start_together(
-    job: _Job, epoch: int, fd: int, nonce: int, way: Callable[[], Network] | None
+    roster: _Roster, epoch: int, fd: int, nonce: int, way: Callable[[], Network] | None
 ) -> list[artifacts.Artifacts]:
     """Returns where each process writes down what it does, once the engines of all have started."""
     prefix = f"{PREFIX}/record/{epoch}"
-    with kv_store.failing_together(job.store, prefix, job.process):
-        bindings.start(_options(job, fd, nonce, way() if way else None))
-        own = _own_artifacts(job)
-        job.store.put(f"{prefix}/{job.process}", own.published())
-    return [_artifacts_of(job, peer, prefix, own) for peer in job.peers]
+    with kv_store.failing_together(roster.store, prefix, roster.process):
+        bindings.start(_options(roster, fd, nonce, way() if way else None))
+        own = _own_artifacts(roster)
+        roster.store.put(f"{prefix}/{roster.process}", own.published())
+
+    def receive(other: int, name: str) -> artifacts.Artifacts:
+        """Waits until the engine of that process has started. Of another host no file is read."""
+        peer = roster.peers[other]
+        found = roster.store.get(name, peer.label, _look_for(roster, peer))
+        is_here = peer.host_id == roster.peers[roster.process].host_id
+        return artifacts.of_peer(peer, found) if is_here else artifacts.Artifacts()
+
+    return roster.store.gather(prefix, roster.process, len(roster.peers), own, receive)
 
 
-def _artifacts_of(
-    job: _Job, peer: topology.Peer, prefix: str, own: artifacts.Artifacts
-) -> artifacts.Artifacts:
-    """Waits until the engine of ``peer`` has started. Of another host no file can be read."""
-    if peer.process == job.process:
-        return own
-    said = job.store.get(f"{prefix}/{peer.process}", peer.label, _look_for(job, peer))
-    is_here = peer.host_id == job.peers[job.process].host_id
-    return artifacts.of_peer(peer, said) if is_here else artifacts.Artifacts()
-
-
-def _look_for(job: _Job, peer: topology.Peer) -> Callable[[], None]:
-    """Who has died cannot say so. Of another host, the engine has noticed."""
-    gone = startup_liveness.look(job.peers, job.process, peer.process)
+def _look_for(roster: _Roster, peer: topology.Peer) -> Callable[[], None]:
+    """Ends a wait for ``peer`` once it has died; of another host, once the engine reports it."""
+    gone = startup_liveness.look(roster.peers, roster.process, peer.process)
 
     def look() -> None:
         gone()
@@ -305,28 +298,28 @@ def _look_for(job: _Job, peer: topology.Peer) -> Callable[[], None]:
     return look
 
 
-def _watch_the_job(job: _Job, told: Sequence[artifacts.Artifacts]) -> None:
+def _watch_the_job(roster: _Roster, told: Sequence[artifacts.Artifacts]) -> None:
     if _config.current().record:
         # Late import: it is needed only where the engine runs.
         from lockstep.watchdog import watchdog
 
-        watchdog.start(job.store, job.peers, job.process, told, job.agents)
-        if agent := job.agent:
-            agent_network.say_where(job.peers, agent, told)
-    elif len(job.hosts) > 1:
-        # Nobody can see what the processes of other hosts are doing.
-        shutdown_hook.mark_the_end(job.peers[job.process].label, lambda: None, to_hosts=True)
+        watchdog.start(roster.store, roster.peers, roster.process, told, roster.agents)
+        if agent := roster.agent:
+            agent_network.say_where(roster.peers, agent, told)
+    elif len(roster.hosts) > 1:
+        # Without records, other hosts do not see what this process is doing.
+        shutdown_hook.mark_the_end(roster.peers[roster.process].label, lambda: None, to_hosts=True)
 
 
-def _options(job: _Job, fd: int, nonce: int, way: Network | None) -> Options:
+def _options(roster: _Roster, fd: int, nonce: int, way: Network | None) -> Options:
     config = _config.current()
-    cores, oversubscribed = topology.share_of_cores(job.peers, job.process)
-    # Nobody could say whether two numbers are those of one program: it takes a watcher, and jaxlib.
+    cores, oversubscribed = topology.share_of_cores(roster.peers, roster.process)
+    # Comparing the numbers of programs takes a watcher, and a jaxlib that numbers them.
     by_program = config.record and _jax_compat.numbers_programs()
     return Options(
-        process=job.process,
-        labels=[peer.label for peer in (*job.peers, *job.agents)],
-        agents=len(job.agents),
+        process=roster.process,
+        labels=[peer.label for peer in (*roster.peers, *roster.agents)],
+        agents=len(roster.agents),
         arena_fd=fd,
         nonce=nonce,
         timeout_seconds=config.collective_timeout,
@@ -337,8 +330,8 @@ def _options(job: _Job, fd: int, nonce: int, way: Network | None) -> Options:
         check_programs=config.check_programs and by_program,
         strict=config.strict,
         record=config.record,
-        recorder=_recorder_path(job.process),
-        host=job.peers[job.process].host_name,
+        recorder=_recorder_path(roster.process),
+        host=roster.peers[roster.process].host_name,
         attempt=config.attempt,
         single_copy=config.single_copy,
         network=way,
@@ -353,13 +346,13 @@ def _recorder_path(process: int) -> str | None:
     return str(folder / "recorder.bin")
 
 
-def _own_artifacts(job: _Job) -> artifacts.Artifacts:
+def _own_artifacts(roster: _Roster) -> artifacts.Artifacts:
     if not _config.current().record:
         return artifacts.Artifacts()
     problem = bindings.recorder_problem()
     if problem:
         print(f"lockstep: {problem}.", file=sys.stderr)
-    return artifacts.own(job.process, bindings.recorder_fd())
+    return artifacts.own(roster.process, bindings.recorder_fd())
 
 
 def hand_in_devices() -> None:

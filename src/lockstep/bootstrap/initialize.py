@@ -16,7 +16,7 @@ from lockstep._errors import DisagreementError, InitializationError
 from lockstep.bootstrap import config_check, plugin, startup_liveness
 from lockstep.bootstrap.rank import find_place
 from lockstep.engine import bindings
-from lockstep.job import kv_store
+from lockstep.job import current_job, kv_store
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -43,29 +43,54 @@ def initialize(
     check: bool = True,
     **more: Any,
 ) -> None:
-    """Brings the processes of a job together; call it before any JAX computation.
+    """Joins this process to its job; call it before any JAX computation.
 
-    Every argument but ``check`` is that of `jax.distributed.initialize` and may be left out under
-    ``lockstep run``, ``lockstep worker``, and the launchers that JAX knows. A second call in a
-    process that is already part of the job only checks. Those for mutual TLS of JAX's coordination
-    service (``mtls_cert_file`` to ``verify_secure_credentials``) need jax 0.11.2.
+    All arguments but ``check`` are passed to `jax.distributed.initialize`. They may be left out
+    under ``lockstep run``, ``lockstep worker``, and the launchers that JAX knows. Where this
+    process is part of a job already, only the check is made.
 
     Args:
-      check: compare jax, jaxlib and lockstep versions, the engine, x64 mode, platform, collectives,
-        PYTHONHASHSEED, and number and kind of local devices of all processes. This makes JAX's
-        backend, as any computation would.
+      coordinator_address: ``"HOST:PORT"`` at which process 0 serves JAX's key-value store. Default:
+        what the launcher says.
+      num_processes: how many processes the job has. Default: what the launcher says.
+      process_id: the index of this process, from 0. Default: what the launcher says.
+      local_device_ids: the indices of the accelerators that this process may use: one, or a list.
+        Default: all (JAX has other defaults under Slurm and Open MPI).
+      cluster_detection_method: the only way in which JAX looks for a launcher, such as
+        ``"mpi4py"``; ``"deactivate"`` for none. Default: all ways.
+      initialization_timeout: seconds until missing processes are an error. With the default, 300,
+        ``--start-timeout`` applies instead, whose default is 120.
+      heartbeat_timeout_seconds: seconds without a sign of life after which JAX takes a process for
+        dead. An unreachable host is an error after 0.3 of it. Default: 100.
+      shutdown_timeout_seconds: seconds that the end of a process waits for the others, where JAX
+        waits. Default: 300.
+      coordinator_bind_address: ``"HOST:PORT"`` at which process 0 listens. Default: the port of
+        ``coordinator_address``, on all interfaces.
+      slice_index: JAX's old name of ``partition_index``.
+      partition_index: the index of the partition of accelerators that this process belongs to;
+        either all processes give one or none. Default: what JAX finds.
+      mtls_cert_file: path of a PEM file with this process's certificates, for mutual TLS of JAX's
+        coordination service. Like the four arguments that follow it needs jax 0.11.2. Default:
+        one that is made from the key of the job, where it has one.
+      mtls_key_file: path of a PEM file with the private key of ``mtls_cert_file``.
+      mtls_ca_file: path of a PEM file with the certificates by which peers are verified.
+      mtls_peer_uri_prefix: how a URI in the certificate of a peer has to begin.
+      verify_secure_credentials: True raises where the service would have no secure credentials.
+      check: compare the versions of jax, jaxlib and lockstep, the engine, x64 mode, platform,
+        collectives, PYTHONHASHSEED, and number and kind of local devices of all processes. This
+        makes JAX's backend, as any computation would. Default: True.
       more: arguments that a newer `jax.distributed.initialize` takes.
 
     Raises:
       ImportOrderError: lockstep was imported after jax.
       TypeError: the installed jax does not take an argument.
+      ConfigError: a ``LOCKSTEP_*`` variable has a bad value, or the key file cannot be used.
       DisagreementError: on every process, with a table of what differs.
-      InitializationError: a process did not come, or no place in a job could be found.
+      InitializationError: a process has not arrived in time or has ended, or this process does not
+        know its place in a job.
     """
     import jax
 
-    global _is_called
-    _is_called = True
     plugin.check_in_time()
     if _jax_compat.distributed_client() is None:
         arguments = {
@@ -99,6 +124,7 @@ def initialize(
                 "`lockstep run -n N`, under a cluster's launcher with `lockstep worker`, or pass "
                 "coordinator_address, num_processes and process_id."
             ) from error
+    current_job.part(_Checks).is_called = True
     if check:
         _check_agreement("settings", _settings())
         _check_agreement("devices", _devices())
@@ -176,9 +202,18 @@ def _devices() -> dict[str, str]:
     }
 
 
-_checks = 0
-_is_called = False
-"""Whether the program has called `initialize`, whose ``check`` says what is compared."""
+class _Checks(current_job.Part):
+    """The comparisons of this process's settings with those of the others of its job."""
+
+    count = 0
+    is_called = False
+    """Whether the program has called `initialize`, whose ``check`` says what is compared."""
+
+    def next(self) -> int:
+        self.count += 1
+        return self.count
+
+
 _WARNING_SECONDS = 5.0
 """For all processes to publish what they have: they have just met, to list their devices."""
 
@@ -189,28 +224,25 @@ def warn_of_differences(client: Any) -> None:
     For programs that call `jax.distributed.initialize` themselves. ``client`` is JAX's CPU client,
     which has just been made.
     """
-    global _checks
     joined = _jax_compat.distributed_client()
-    if _is_called or joined is None:
+    checks = current_job.part(_Checks)
+    if checks.is_called or joined is None:
         return
-    _checks += 1
     process, count = _jax_compat.distributed_place()
-    prefix = f"lockstep/differences/{_checks}"
+    prefix = f"lockstep/differences/{checks.next()}"
     # A warning is all that is lost where this fails.
     with contextlib.suppress(Exception):
         shared = kv_store.of_application(joined)
         facts = _settings() | {"local CPU devices": str(client.local_device_count())}
-        shared.put(f"{prefix}/{process}", facts)
-        if process == 0:
-            _print_differences(_published(shared, prefix, count))
+        end = time.monotonic() + _WARNING_SECONDS
 
+        def receive(other: int, name: str) -> config_check.Facts:
+            return shared.once(name, f"process {other}", end - time.monotonic())
 
-def _published(shared: kv_store.Store, prefix: str, count: int) -> list[config_check.Facts]:
-    end = time.monotonic() + _WARNING_SECONDS
-    return [
-        shared.once(f"{prefix}/{other}", f"process {other}", end - time.monotonic())
-        for other in range(count)
-    ]
+        if process > 0:
+            shared.put(f"{prefix}/{process}", facts)
+        else:
+            _print_differences(shared.all_gather(prefix, process, count, facts, receive))
 
 
 def _print_differences(facts: Sequence[config_check.Facts]) -> None:
@@ -226,17 +258,15 @@ def _print_differences(facts: Sequence[config_check.Facts]) -> None:
 
 
 def _check_agreement(topic: str, facts: config_check.Facts) -> None:
-    global _checks
-    _checks += 1
     shared = kv_store.of_application(_jax_compat.distributed_client())
     process, count = _jax_compat.distributed_place()
-    folder = f"lockstep/agreement/{_checks}/{topic}"
-    shared.put(f"{folder}/{process}", dict(facts))
-    said = [
-        facts if other == process else startup_liveness.first_value(shared, folder, other, count)
-        for other in range(count)
-    ]
-    config_check.check([str(other) for other in range(count)], said)
+    folder = f"lockstep/agreement/{current_job.part(_Checks).next()}/{topic}"
+
+    def receive(other: int, _: str) -> config_check.Facts:
+        return startup_liveness.first_value(shared, folder, other, count)
+
+    found = shared.all_gather(folder, process, count, dict(facts), receive)
+    config_check.check([str(other) for other in range(count)], found)
 
 
 def process_mesh(axis_names: tuple[str, str] = ("process", "device"), **options: Any) -> Mesh:
@@ -244,8 +274,11 @@ def process_mesh(axis_names: tuple[str, str] = ("process", "device"), **options:
 
     Args:
       axis_names: names of the two axes, of sizes `jax.process_count()` and
-        `jax.local_device_count()`.
+        `jax.local_device_count()`. Default: ``("process", "device")``.
       options: further arguments of `jax.sharding.Mesh` (``axis_types``).
+
+    Returns:
+      A `jax.sharding.Mesh` of all devices of the job, in the order of their ids.
 
     Raises:
       ValueError: the processes have different numbers of devices, or there are not two names.

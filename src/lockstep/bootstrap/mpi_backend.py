@@ -2,8 +2,8 @@
 
 jaxlib speaks MPItrampoline's interface, MPI libraries speak their own. Between them stands
 ``liblockstep_mpi.so`` (``native/mpi``), which needs an MPI with the standard ABI of MPI 5: a
-``libmpi_abi.so``. A user who has set ``MPITRAMPOLINE_LIB`` has wrapped an MPI himself; then nothing
-here is used.
+``libmpi_abi.so``. Where the user has set ``MPITRAMPOLINE_LIB``, it is a wrapped MPI already; then
+nothing here is used.
 """
 
 from __future__ import annotations

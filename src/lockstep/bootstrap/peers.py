@@ -1,10 +1,10 @@
-"""The first thing that the processes of a job tell each other: who they are, and that they have the
+"""The first exchange of a job: the processes publish their records, and prove that they have the
 same key.
 
 Every process publishes its record (`topology.Peer`) with a random number in it. Once it has those
 of all others, everything that follows is authenticated with a key that is bound to these records
 (`store.Store.bound_to`). So a record of an earlier job with the same key is refused.
-A process never reads its own record back: what stands in the store about it may be a stranger's.
+A process never reads its own record back: another client may have changed it in the store.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Peers:
 
     def nonce(self, epoch: int) -> int:
         """A number that all processes know and no other job has, for the ``epoch``-th start of
-        their engines. With a key, a stranger does not know it."""
+        their engines. With a key, an unauthenticated client does not know it."""
         said = "\0".join([*self.texts, str(epoch)]).encode()
         digest = job_key.derive((self.key or b"") + hashlib.sha256(said).digest(), "lockstep nonce")
         return int.from_bytes(digest[:8], "big") >> 1
@@ -47,7 +47,7 @@ class Peers:
 def exchange(client: Any, own: Peer, key: job_key.JobKey, count: int) -> Peers:
     """Publishes this process's record and waits for those of the others.
 
-    Raises, on every process that is told so: `DisagreementError` where not all have the same key,
+    Raises, on every process that receives it: `DisagreementError` where not all have the same key,
     `ConfigError` and `InitializationError` for a key file that is of no use while others have one.
     """
     store = Store(client, key.key)
@@ -69,7 +69,7 @@ def _peer(process: int, record: Record) -> Peer:
     if peer.process != process:
         raise InitializationError(
             f"the record of process {process} in JAX's key-value store is one of process "
-            f"{peer.process}. Does a stranger write into the store?"
+            f"{peer.process}. Does an unauthenticated client write into the store?"
         )
     return peer
 
@@ -98,8 +98,8 @@ def _check_keys(own: Peer, key: job_key.JobKey, records: dict[int, Record]) -> N
         without = {own.process, *(i for i, proof in proofs.items() if proof is Proof.VALID)}
     claims = [own if i == own.process else _claimed(i, records[i]) for i in sorted(without)]
     if problem := next((each.key_problem for each in claims if each.key_problem), ""):
-        who = next(each.label for each in claims if each.key_problem)
-        raise InitializationError(f"{who}: {problem}")
+        label = next(each.label for each in claims if each.key_problem)
+        raise InitializationError(f"{label}: {problem}")
     raise DisagreementError(_lacking(_names(claims), key.is_secret_of_run))
 
 

@@ -248,13 +248,13 @@ def _survive() -> None:
         certificates,
         coordination_service,
         coordinator_port,
-        engine_start,
         service_loss,
         start_timeout,
     )
+    from lockstep.job import current_job
 
     def before_another_job(address: str, earlier: Sequence[str]) -> str:
-        engine_start.leave_job()
+        current_job.end()
         return coordination_service.replace(address, earlier)
 
     def listen_at(address: str, coordinator: str, is_chosen: bool) -> str:

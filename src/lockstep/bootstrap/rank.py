@@ -12,7 +12,7 @@ from lockstep.bootstrap import cluster_env
 
 @functools.cache
 def find_place() -> cluster_env.Place | None:
-    """This process's place, or None for a process that nobody launched as part of a job."""
+    """This process's place, or None where it was not launched as part of a job."""
     config = _config.current()
     if (
         config.coordinator is not None

@@ -2,10 +2,10 @@
 
 MPICH's mpiexec and others tell a process its rank but no address. Process 0 takes a free port and
 tells the others over a Unix socket in Linux's abstract namespace: its name is derived from the
-launcher's process, so everybody knows it, it lies in no directory, and it is gone with process 0
+launcher's process, so all of them know it, it lies in no directory, and it is gone with process 0
 however that ends. Both sides check that the other runs as the same user.
 
-Rejected: a file in /tmp (somebody has to remove it, and kill -9 leaves it), the PMI protocol on the
+Rejected: a file in /tmp (it has to be removed, and kill -9 leaves it), the PMI protocol on the
 launcher's own socket (a program that starts MPI later would begin that conversation twice).
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from lockstep._errors import LaunchError
 from lockstep.bootstrap.cluster_env import Place
-from lockstep.system import port_reservation
+from lockstep.system import port_reservation, process_tree
 
 DEADLINE_SECONDS = 60.0
 _RANK_VARIABLES = (
@@ -70,17 +70,13 @@ def launcher_identity(proc: Path = Path("/proc")) -> str:
         entries = os.fsdecode(environ).split("\0")
         if _ranks(dict(entry.split("=", 1) for entry in entries if "=" in entry)) != own:
             break
-        pid = int(_stat(proc, pid)[1])
-    return f"{pid}-{_stat(proc, pid)[19]}"
+        pid = int(process_tree.stat(pid, proc)[1])
+    start_time = process_tree.stat(pid, proc)[19]
+    return f"{pid}-{start_time}"
 
 
 def _ranks(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in _RANK_VARIABLES if name in environ}
-
-
-def _stat(proc: Path, pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the name: state, parent, ...; 19 is the start time."""
-    return (proc / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
 
 
 def _same_user(connection: socket.socket) -> bool:

@@ -15,34 +15,34 @@ from collections.abc import Iterator
 from lockstep import _config, _jax_compat
 from lockstep._errors import InitializationError
 from lockstep.engine import bindings
-
-_text = ""
-_lost = threading.Event()
+from lockstep.job import current_job
 
 _REPORT_SECONDS = 5.0
 """How long jaxlib may take to report the loss after a call of its client has failed."""
 
 
+class _Loss(current_job.Part):
+    """Whether the job has lost its coordination service, and the error that says so."""
+
+    text = ""
+
+    def __init__(self) -> None:
+        self.reported = threading.Event()
+
+
 def react() -> None:
     """Called on a thread of jaxlib's, which holds the lock of JAX's client: nothing may wait."""
-    global _text
     if _jax_compat.distributed_client() is None:
         return  # set aside before: the host of process 0 is out of reach, or the job has ended
-    _text = _words()
-    _lost.set()
+    loss = current_job.part(_Loss)
+    loss.text = _words()
+    loss.reported.set()
     _jax_compat.set_client_aside()
     with contextlib.suppress(Exception):
         if _runs_engine():
-            bindings.abort(_text)
+            bindings.abort(loss.text)
     with contextlib.suppress(OSError, ValueError):  # stderr is closed
-        print(_text, file=sys.stderr, flush=True)
-
-
-def forget() -> None:
-    """This process leaves the job whose service was lost."""
-    global _text
-    _text = ""
-    _lost.clear()
+        print(loss.text, file=sys.stderr, flush=True)
 
 
 def raise_if_lost(seconds: float = 0.0) -> None:
@@ -50,8 +50,9 @@ def raise_if_lost(seconds: float = 0.0) -> None:
 
     JAX's client is of no use then: some of its calls do not return.
     """
-    if _lost.wait(seconds):
-        raise InitializationError(_text)
+    loss = current_job.part(_Loss)
+    if loss.reported.wait(seconds):
+        raise InitializationError(loss.text)
 
 
 @contextlib.contextmanager

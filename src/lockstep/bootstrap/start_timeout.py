@@ -80,7 +80,7 @@ def _names(missing: Sequence[int], count: int) -> str:
 
 def _with_ending(process: int) -> str:
     how = startup_liveness.recorded_ending(process)
-    return f"process {process} (it {how})" if how else f"process {process}"
+    return f"process {process} (which {how})" if how else f"process {process}"
 
 
 def _out_of_reach(coordinator: str) -> str:

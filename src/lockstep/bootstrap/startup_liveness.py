@@ -18,9 +18,9 @@ from typing import Any
 
 from lockstep import _config
 from lockstep._errors import InitializationError
-from lockstep._run_files import process_dir
+from lockstep._run_files import Exit, process_dir
 from lockstep.bootstrap import service_loss
-from lockstep.flight_recorder import format, model
+from lockstep.flight_recorder import format
 from lockstep.job.kv_store import Record, Store
 from lockstep.job.topology import Peer
 from lockstep.system import exit_status
@@ -44,31 +44,32 @@ def look(
 
 
 def first_record(store: Store, folder: str, process: int, count: int) -> Record:
-    """What a process publishes before the others know anything of it; it may be anybody's.
+    """What a process publishes before the others know anything of it. The writer is not
+    authenticated.
 
     Raises `InitializationError` as `look` does, but only the launcher or agent can tell; and after
     the deadline for the start of a job.
     """
-    who = f"process {process} of {count}"
-    return store.record(f"{folder}/{process}", who, _before_the_start(process, who), math.inf)
+    label = f"process {process} of {count}"
+    return store.record(f"{folder}/{process}", label, _before_the_start(process, label), math.inf)
 
 
 def first_value(store: Store, folder: str, process: int, count: int) -> Any:
     """As `first_record`, from a process that has the job's key."""
-    who = f"process {process} of {count}"
-    return store.get(f"{folder}/{process}", who, _before_the_start(process, who), math.inf)
+    label = f"process {process} of {count}"
+    return store.get(f"{folder}/{process}", label, _before_the_start(process, label), math.inf)
 
 
-def _before_the_start(process: int, who: str) -> Callable[[], None]:
+def _before_the_start(process: int, label: str) -> Callable[[], None]:
     limit = _config.current().start_timeout or math.inf
     end = time.monotonic() + limit
 
     def look() -> None:
         service_loss.raise_if_lost()
-        _look_before(process, who)
+        _look_before(process, label)
         if time.monotonic() > end:
             raise InitializationError(
-                f"{who} connected to JAX's coordination service, and did not go on in "
+                f"{label} connected to JAX's coordination service, and did not go on in "
                 f"{limit:g} s. It may have failed (see its output), not import lockstep, or "
                 "run another program. For a job that takes longer to start: --start-timeout."
             )
@@ -78,14 +79,14 @@ def _before_the_start(process: int, who: str) -> Callable[[], None]:
 
 def recorded_ending(process: int) -> str:
     """Half a sentence of how a process of this host ended, where its launcher has written it."""
-    if _config.current().run_dir and (ending := model.read_exit(_folder(process))):
+    if _config.current().run_dir and (ending := Exit.read(_folder(process))):
         return _words(process, ending)
     return ""
 
 
-def _look_before(process: int, who: str) -> None:
+def _look_before(process: int, label: str) -> None:
     if how := recorded_ending(process):
-        raise InitializationError(f"{who} {how}, before the job had begun.")
+        raise InitializationError(f"{label} {how}, before the job had begun.")
 
 
 def _folder(process: int) -> Path:
@@ -93,7 +94,7 @@ def _folder(process: int) -> Path:
     return process_dir(Path(config.run_dir or ""), config.attempt, process)
 
 
-def _words(process: int, ending: model.Exit | None) -> str:
+def _words(process: int, ending: Exit | None) -> str:
     """Half a sentence of how it ended, without a record."""
     # Late import: it takes longer than the rest of the start, and all is well as a rule.
     from lockstep.watchdog import abort_message
@@ -108,13 +109,13 @@ def _how_it_ended(peer: Peer, patience: float) -> str:
         try:
             pidfd = os.pidfd_open(peer.pid)
         except ProcessLookupError:
-            pass  # nobody has to ask any more how it ended, but the launcher may have
+            pass  # the kernel has forgotten how it ended, but the launcher may have written it
         except OSError:  # no descriptor left: not known
             return ""
         else:
             opened.callback(os.close, pidfd)
             if not select.select([pidfd], [], [], patience)[0]:
                 return ""
-        written = functools.partial(model.read_exit, _folder(peer.process), peer.pid)
+        written = functools.partial(Exit.read, _folder(peer.process), peer.pid)
         ending = exit_status.ending(pidfd, written if _config.current().run_dir else None)
         return _words(peer.process, ending)

@@ -2,7 +2,7 @@
 
 XLA runs a process on a pool of as many threads as there are cores or devices. Each device's
 collective holds one, and so does each device's next execution once 32 are in flight: with fewer
-than two threads a device, a loop that nobody waits in stands still. ``NPROC`` is their number,
+than two threads a device, a loop stands still in which no thread waits. ``NPROC`` is their number,
 and jaxlib reads it when it makes its CPU client.
 """
 

@@ -277,7 +277,7 @@ def listens_at() -> tuple[str, int] | None:
 def is_lost(process: int) -> bool:
     """Whether the engine has lost the connection of a process, or seen that it has died.
 
-    Where there is one host only, nobody looks.
+    Only known where there are several hosts.
     """
     return _library().lockstep_is_lost(process) == 1
 
@@ -297,7 +297,7 @@ class NoMoreNotes(Exception):
 
 
 def next_note(timeout: float) -> tuple[int, bytes] | None:
-    """Who sent the next note, and the note; None when none came in ``timeout`` seconds."""
+    """The sender of the next note, and the note; None when none came in ``timeout`` seconds."""
     data, count = ctypes.c_void_p(), ctypes.c_uint64()
     process = _library().lockstep_next_message(timeout, ctypes.byref(data), ctypes.byref(count))
     if process == -2:

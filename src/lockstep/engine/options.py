@@ -52,7 +52,7 @@ class Network:
     listener: int
     """A listening socket of this process, which the engine duplicates."""
     key: bytes = dataclasses.field(repr=False)
-    """Who has it belongs to the job; it must not be printed."""
+    """The processes that have it belong to the job; it must not be printed."""
     tls_library: str
     """OpenSSL's libssl, for dlopen."""
 

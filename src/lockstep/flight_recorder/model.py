@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep._errors import RecordError
-from lockstep._run_files import PROGRAMS_VARY, ErrorRecord, process_dir
+from lockstep._run_files import PROGRAMS_VARY, ErrorRecord, Exit, process_dir
 from lockstep.flight_recorder import format
 
 RECORDER = "recorder.bin"
@@ -29,7 +29,6 @@ PERHAPS = "perhaps.jsonl"
 """The sites of calls that several programs may have made, as of now: written anew each time."""
 CALLERS = "callers.jsonl"
 """The lines of the program behind the sites of `format.Entry`."""
-EXIT = "exit.json"
 VARY = PROGRAMS_VARY
 """Exists where a process knows that its programs may have other run ids than those of others."""
 EXECUTIONS = 1 << 24
@@ -78,21 +77,6 @@ class Caller:
     function: str
     columns: str = ""
     """Where the call begins and ends: ``5-15``, in bytes of the line, from 1; "" if not known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """How a process ended, as its launcher saw it.
-
-    Without exit code and signal nobody saw it; where there is a reason it has ended all the same.
-    """
-
-    pid: int | None = None
-    exit_code: int | None = None
-    signal: int | None = None
-    realtime_ns: int | None = None
-    reason: str | None = None
-    """Why, where the system told (``out of memory``)."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +137,7 @@ def read_run(directory: Path, attempt: int | None = None) -> Run:
     names = (re.fullmatch(r"process_(\d+)", path.name) for path in folder.glob("process_*"))
     indices = sorted(int(match[1]) for match in names if match)
     folders = {index: process_dir(directory, number, index) for index in indices}
-    endings = {i: (ErrorRecord.read(path), read_exit(path)) for i, path in folders.items()}
+    endings = {i: (ErrorRecord.read(path), Exit.read(path)) for i, path in folders.items()}
     records = {i: _record(path / RECORDER) for i, path in folders.items()}
     processes = []
     for index, path in folders.items():
@@ -220,19 +204,6 @@ def read_record(
         return format.parse(record, again, before, latest=latest, after=after)
     finally:
         os.close(descriptor)
-
-
-def read_exit(folder: Path, pid: int | None = None) -> Exit | None:
-    """How the process ended; None: it has not, or nobody wrote it down.
-
-    Nor where it is that of another process than ``pid``: of another job.
-    """
-    try:
-        values = json.loads((folder / EXIT).read_text("utf-8"))
-        ending = Exit(**{name: values.get(name) for name in Exit.__slots__})
-    except (OSError, ValueError, AttributeError):
-        return None
-    return None if pid is not None and ending.pid not in (None, pid) else ending
 
 
 def read_sites(path: Path | str) -> tuple[tuple[Site, ...], str | None]:

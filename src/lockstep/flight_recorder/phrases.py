@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 
 from lockstep._words import counted, format_size
@@ -138,23 +137,10 @@ def ending(process: Process, after: str = "") -> str:
     exit = process.exit
     if process.error is not None:
         return f"failed{after}: {process.error.summary}"
-    if exit is not None and exit.signal is None and exit.exit_code is None and exit.reason:
-        return f"is gone{after}: {exit.reason}"
-    if exit is None or (exit.signal is None and exit.exit_code is None):
-        failed = process.record is not None and process.record.state == 2
-        return ("failed with an uncaught exception" if failed else "ended") + after
-    if exit.signal:
-        reason = f": {exit.reason}" if exit.reason else ""
-        return f"was killed by {_signal(exit.signal)} (signal {exit.signal}){after}{reason}"
-    how = f"failed with exit code {exit.exit_code}" if exit.exit_code else "ended (exit code 0)"
-    return how + after
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "a signal"
+    if exit is not None and (exit.is_seen or exit.reason):
+        return exit.words(after)
+    failed = process.record is not None and process.record.state == 2
+    return ("failed with an uncaught exception" if failed else "ended") + after
 
 
 def likely(cause: Cause) -> str:

@@ -2,8 +2,8 @@
 
 On several hosts the user gives it in a file (LOCKSTEP_KEY_FILE). On one host the launcher draws a
 secret for each run and leaves it in the run's private directory. What travels through JAX's
-key-value store, which is open to everyone who reaches its port, is authenticated with a key that is
-derived from it (`kv_store`); TLS between hosts uses another one (`endpoints`).
+key-value store, which is open to every client that reaches its port, is authenticated with a key
+that is derived from it (`kv_store`); TLS between hosts uses another one (`endpoints`).
 
 A record that is authenticated with the key also confirms a guess of it, offline. So the key must be
 random: a phrase can be guessed.
@@ -126,7 +126,7 @@ def _problem_of_file(path: str, found: os.stat_result) -> tuple[str, str]:
         return "is no regular file", f"Make a key: {make_key()}"
     if found.st_uid not in (os.geteuid(), 0):
         return (
-            f"belongs to user {found.st_uid}, who knows and may change the key",
+            f"belongs to user {found.st_uid}, so that this user knows and may change the key",
             f"Make one of your own: {make_key()}",
         )
     if mode & _OTHERS_MAY:

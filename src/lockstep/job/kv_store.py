@@ -1,4 +1,4 @@
-"""What processes tell each other through JAX's key-value store, authenticated with the job's key.
+"""What processes publish in JAX's key-value store, authenticated with the job's key.
 
 JAX's store has no authentication: any client that reaches its port reads and writes it. So, where
 the job has a key (`job_key`), each record carries an HMAC of itself and of the name under which it
@@ -128,9 +128,9 @@ class Store:
         return self.client.blocking_key_value_get(name, max(1, int(seconds * 1000)))
 
     def record(
-        self, name: str, who: str, look: Look = _go_on, seconds: float | None = None
+        self, name: str, writer: str, look: Look = _go_on, seconds: float | None = None
     ) -> Record:
-        """Waits for a record of any writer; raises `InitializationError` naming ``who``.
+        """Waits for a record of any writer; raises `InitializationError` naming ``writer``.
 
         ``seconds``: how long, if not `WAIT_SECONDS`.
         """
@@ -143,32 +143,51 @@ class Store:
             except Exception as error:
                 if not _jax_compat.is_timeout(error):
                     raise InitializationError(
-                        f"{who} cannot be heard; JAX's coordination service says: {error}"
+                        f"{writer} cannot be received; JAX's coordination service reports: {error}"
                     ) from error
                 if time.monotonic() >= end:
                     raise InitializationError(
-                        f"{who} did not reach this point in {seconds} s. It may have failed "
+                        f"{writer} did not reach this point in {seconds} s. It may have failed "
                         "(see its output), may not import lockstep, or may run another program."
                     ) from error
             look()
 
-    def get(self, name: str, who: str, look: Look = _go_on, seconds: float | None = None) -> Any:
-        """What process ``who`` has published under ``name``; raises the error that it published."""
-        content = self._believed(name, self.record(name, who, look, seconds), who)
+    def get(self, name: str, writer: str, look: Look = _go_on, seconds: float | None = None) -> Any:
+        """What ``writer`` has published under ``name``; raises the error that it published."""
+        content = self._believed(name, self.record(name, writer, look, seconds), writer)
         if "error" in content:
             text = str(content["error"]).removeprefix("lockstep: ")
-            raise InitializationError(text if text.startswith(who) else f"{who}: {text}")
+            raise InitializationError(text if text.startswith(writer) else f"{writer}: {text}")
         return content["value"]
 
-    def once(self, name: str, who: str, seconds: float) -> Any:
+    def once(self, name: str, writer: str, seconds: float) -> Any:
         """As `get`, but what JAX's client raises after ``seconds`` without an answer is raised."""
         found = self._opened(name, self._blocking_get(name, seconds))
-        return self._believed(name, found, who)["value"]
+        return self._believed(name, found, writer)["value"]
 
     def values(self, folder: str) -> dict[str, Any]:
         """What is published under ``folder`` now, by the names below it, without errors."""
         found = self._contents(folder)
         return {name: content["value"] for name, content in found if "value" in content}
+
+    def all_gather(
+        self, folder: str, process: int, count: int, value: Any, receive: Callable[[int, str], Any]
+    ) -> list[Any]:
+        """Publishes ``value``; returns what each of ``count`` processes has published, in order.
+
+        ``receive`` waits for what another process publishes, by its number and the record's name.
+        """
+        self.put(f"{folder}/{process}", value)
+        return self.gather(folder, process, count, value, receive)
+
+    def gather(
+        self, folder: str, process: int, count: int, value: Any, receive: Callable[[int, str], Any]
+    ) -> list[Any]:
+        """As `all_gather`, of a ``value`` that this process has published already."""
+        return [
+            value if other == process else receive(other, f"{folder}/{other}")
+            for other in range(count)
+        ]
 
     def errors(self, folder: str) -> dict[str, str]:
         """The errors that are published under ``folder`` now, by the names below it."""
@@ -180,9 +199,9 @@ class Store:
             below = name.removeprefix(f"{folder}/")
             yield below, self._believed(name, self._opened(name, record), f"the writer of {name}")
 
-    def _believed(self, name: str, record: Record, who: str) -> dict[str, Any]:
+    def _believed(self, name: str, record: Record, writer: str) -> dict[str, Any]:
         if record.proof is not Proof.VALID:
-            raise DisagreementError(_refusal(name, record.proof, who))
+            raise DisagreementError(_refusal(name, record.proof, writer))
         return record.content()
 
 
@@ -195,11 +214,11 @@ def _digest(texts: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()
 
 
-def _refusal(name: str, proof: Proof, who: str) -> str:
+def _refusal(name: str, proof: Proof, writer: str) -> str:
     what = {
-        Proof.MISSING: f"{who} has no key of this job",
-        Proof.WRONG: f"{who} has another key than this process, or repeats a record of another job",
-        Proof.UNEXPECTED: f"{who} has a key, and this process has none",
+        Proof.MISSING: f"{writer} has no key of this job",
+        Proof.WRONG: f"{writer} has another key than this process, or repeats another job's record",
+        Proof.UNEXPECTED: f"{writer} has a key, and this process has none",
     }[proof]
     return (
         f"{what}: the record {name} in JAX's key-value store cannot be believed. Either the "
@@ -210,7 +229,7 @@ def _refusal(name: str, proof: Proof, who: str) -> str:
 
 @contextlib.contextmanager
 def telling_errors(store: Store, name: str) -> Iterator[None]:
-    """What the block raises is raised by those who `Store.get` as well, who would wait in vain."""
+    """Publishes what the block raises, so that processes which wait in `Store.get` raise it too."""
     try:
         yield
     except Exception as error:

@@ -44,7 +44,7 @@ def main() -> None:
     command = sys.argv[sys.argv.index("--") + 1 :]
     config = current()
     process = os.getpid()
-    os.environ.pop("LOCKSTEP_KEEPER", None)  # a descriptor that what we start does not get
+    os.environ.pop("LOCKSTEP_AGENT", None)  # a descriptor that what we start does not get
     _ready_for_signals(config)
     faulthandler.enable()
     if config.run_dir is not None and config.process_id is not None:

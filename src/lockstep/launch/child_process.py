@@ -10,12 +10,11 @@ import time
 from collections.abc import Mapping, Sequence
 
 from lockstep import _run_files
+from lockstep._run_files import OUT_OF_MEMORY, STOPPED, Exit
 from lockstep.launch.console import Console, Stream, open_log
-from lockstep.launch.first_failure import Ending, last_words
+from lockstep.launch.first_failure import EndedProcess, last_words
 from lockstep.launch.job_spec import Job, command
 from lockstep.system import process_tree
-
-OUT_OF_MEMORY = "out of memory"
 
 
 class Process:
@@ -36,10 +35,9 @@ class Process:
         it gets beside the standard ones. Raises OSError or subprocess.SubprocessError.
         """
         self.process_id = process_id
-        self.exit_code: int | None = None
+        self.exit: Exit | None = None
         self.ended_at = float("inf")
         self.was_killed = False
-        self.out_of_memory = False
         attempt = job.config.attempt
         self._folder = _run_files.process_dir(job.run_dir, attempt, process_id)
         self._folder.mkdir(parents=True)
@@ -70,7 +68,7 @@ class Process:
 
     @property
     def lives(self) -> bool:
-        return self.exit_code is None
+        return self.exit is None
 
     def buried(self, exit_code: int, out_of_memory: bool) -> None:
         """Takes note of its end; an ``exit_code`` below 0 is a signal.
@@ -78,18 +76,15 @@ class Process:
         The other processes want to know too, right now: one that has lost this one names the cause
         in its error.
         """
-        self.exit_code = exit_code
         self.ended_at = time.monotonic()
-        self.out_of_memory = out_of_memory and exit_code == -signal.SIGKILL
         reason = None
         if self._was_stopped:
-            reason = _run_files.STOPPED
-        elif self.out_of_memory:
+            reason = STOPPED
+        elif out_of_memory and exit_code == -signal.SIGKILL:
             reason = OUT_OF_MEMORY
+        self.exit = Exit.of(exit_code, self.pid, reason)
         with contextlib.suppress(OSError):  # a full disk must not stop the launcher
-            _run_files.ExitRecord.of(self.process_id, self.pid, exit_code, reason).write(
-                self._folder
-            )
+            self.exit.write(self._folder)
 
     def send(self, number: int) -> None:
         """Signals the process and what runs in its session, as a terminal would.
@@ -101,21 +96,15 @@ class Process:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
-    def ending(self) -> Ending:
+    def ended(self) -> EndedProcess:
         """How it ended. Keeps its error beside its logs, if those are kept."""
         record = self._record()
         if record and self._logs:
             with contextlib.suppress(OSError):
                 record.write(self._logs)
-        return Ending(
-            self.process_id,
-            self.exit_code or 0,
-            self.ended_at,
-            record,
-            last_words(self.stderr.tail, self.exit_code or 0),
-            was_stopped=self._was_stopped,
-            out_of_memory=self.out_of_memory,
-        )
+        exit = self.exit or Exit(exit_code=0)
+        words = last_words(self.stderr.tail, exit.status)
+        return EndedProcess(self.process_id, exit, self.ended_at, record, words)
 
     @property
     def _was_stopped(self) -> bool:

@@ -14,7 +14,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from lockstep._run_files import ErrorRecord
+from lockstep._run_files import OUT_OF_MEMORY, STOPPED, ErrorRecord, Exit
 from lockstep.launch import tracebacks
 
 MAX_CONSEQUENCES = 8
@@ -64,20 +64,20 @@ _CAUSES: dict[int, str] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Ending:
-    """How a process ended."""
+class EndedProcess:
+    """A process of a job that has ended."""
 
     process_id: int
-    exit_code: int
-    """Negative for a signal, as in ``subprocess``."""
+    exit: Exit
     ended_at: float
     record: ErrorRecord | None = None
     last_words: tuple[str, ...] = ()
     """The last lines that it wrote to stderr."""
-    was_stopped: bool = False
-    """Whether the launcher's signal has reached it."""
-    out_of_memory: bool = False
-    """Whether the kernel killed it because memory ran out."""
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the kernel killed it because memory ran out."""
+        return self.exit.reason == OUT_OF_MEMORY
 
     @property
     def died_by_itself(self) -> bool:
@@ -85,11 +85,11 @@ class Ending:
 
         SIGABRT may be one: JAX aborts a process that has lost the others.
         """
-        return -self.exit_code in _NO_CONSEQUENCES and not self.was_stopped
+        return self.exit.signal in _NO_CONSEQUENCES and self.exit.reason != STOPPED
 
     @property
     def failed(self) -> bool:
-        return self.record is not None or self.exit_code != 0
+        return self.record is not None or self.exit.status != 0
 
     @property
     def failed_at(self) -> float:
@@ -99,11 +99,11 @@ class Ending:
     @property
     def status(self) -> int:
         """What a shell would show: the exit code, or 128 + the signal."""
-        code = self.record.exit_code if self.record else self.exit_code
+        code = self.record.exit_code if self.record else self.exit.status
         return code & 0xFF if code >= 0 else 128 - code
 
 
-def first_failure(endings: Sequence[Ending], stopping_at: float) -> Ending | None:
+def first_failure(endings: Sequence[EndedProcess], stopping_at: float) -> EndedProcess | None:
     """The earliest of the failures, None when there is none.
 
     ``stopping_at`` is when the launcher learned of a failure and began to stop the job. An error is
@@ -113,7 +113,7 @@ def first_failure(endings: Sequence[Ending], stopping_at: float) -> Ending | Non
     soon after by a signal that nobody else's failure can cause.
     """
 
-    def order(ending: Ending) -> tuple[bool, float]:
+    def order(ending: EndedProcess) -> tuple[bool, float]:
         latest = stopping_at + (NOTICED_SECONDS if ending.died_by_itself else 0.0)
         noticed_late = ending.record is None and ending.ended_at <= latest
         return (not noticed_late, ending.failed_at)
@@ -121,7 +121,9 @@ def first_failure(endings: Sequence[Ending], stopping_at: float) -> Ending | Non
     return min((e for e in endings if e.failed), key=order, default=None)
 
 
-def by_culprit(first: Ending, endings: Sequence[Ending], culprits: Sequence[int]) -> Ending:
+def by_culprit(
+    first: EndedProcess, endings: Sequence[EndedProcess], culprits: Sequence[int]
+) -> EndedProcess:
     """The failure to show, of those that have the same cause as ``first``.
 
     All processes raise the engine's error at the same time: which of them is noticed first is an
@@ -133,7 +135,7 @@ def by_culprit(first: Ending, endings: Sequence[Ending], culprits: Sequence[int]
     return next((e for e in alike if e.process_id in culprits), first)
 
 
-def is_engines(ending: Ending) -> bool:
+def is_engines(ending: EndedProcess) -> bool:
     """Whether the process ended by an error that the engine raised in all processes."""
     return ending.record is not None and bool(_OURS.match(ending.record.summary))
 
@@ -158,14 +160,6 @@ def not_started(error: Exception) -> str:
     return f"{error}. {causes}"
 
 
-def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def last_words(stderr: Sequence[str], exit_code: int) -> tuple[str, ...]:
     """What to show of the last lines on stderr of a process that ended with ``exit_code``.
 
@@ -182,27 +176,24 @@ def last_words(stderr: Sequence[str], exit_code: int) -> tuple[str, ...]:
     return end
 
 
-def manner(ending: Ending) -> str:
+def manner(ending: EndedProcess) -> str:
     """In a few words, how a process that failed ended."""
     if ending.record is not None:
         return f"{_OURS.sub('', ending.record.summary)} (exit code {ending.status})"
-    if ending.exit_code < 0:
-        memory = ", out of memory" if ending.out_of_memory else ""
-        return f"killed by {signal_name(-ending.exit_code)} (signal {-ending.exit_code}{memory})"
-    return f"exit code {ending.exit_code}"
+    return ending.exit.cause + (f": {OUT_OF_MEMORY}" if ending.out_of_memory else "")
 
 
-def _cause(ending: Ending) -> str | None:
+def _cause(ending: EndedProcess) -> str | None:
     if ending.out_of_memory:
         return _NO_MEMORY
-    return _CAUSES.get(-ending.exit_code)
+    return _CAUSES.get(ending.exit.signal or 0)
 
 
 def _indented(text: str) -> str:
     return textwrap.indent(text.rstrip("\n"), "    ", lambda _: True)
 
 
-def told_already(table: str, first: Ending) -> bool:
+def told_already(table: str, first: EndedProcess) -> bool:
     """Whether the first failure's own text begins like ``table``: the process knew as much."""
     if first.record is None:
         return False
@@ -223,8 +214,8 @@ def _told(record: ErrorRecord, full: bool) -> str:
 
 
 def headline(
-    first: Ending,
-    endings: Sequence[Ending],
+    first: EndedProcess,
+    endings: Sequence[EndedProcess],
     stopping_at: float,
     processes: int | None = None,
     full: bool = False,

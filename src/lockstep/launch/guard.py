@@ -28,7 +28,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockstep._errors import LaunchError, LockstepError
-from lockstep.launch.first_failure import not_started, signal_name
+from lockstep._words import signal_name
+from lockstep.launch.first_failure import not_started
 from lockstep.system import process_tree
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

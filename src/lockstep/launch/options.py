@@ -7,35 +7,26 @@ ours, however much it looks like an option.
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from lockstep._config import COLLECTIVES
+from lockstep._config import COLLECTIVES, natural, positive, seconds
 
 USAGE = "%(prog)s [options] (script.py | -m module) [args ...]"
 _HASH_SEED = (
     "All processes get PYTHONHASHSEED=0, unless it is set already: so they iterate over a set of "
     "strings in the same order, and collectives in such a loop match."
 )
-_WITH_VALUE = {
-    "-n",
-    "--processes",
-    "-d",
-    "--devices",
-    "--collectives",
-    "--platform",
-    "--collective-timeout",
-    "--stall-warning",
-    "--start-timeout",
-    "--bind",
-    "--log-dir",
-    "--grace",
-    "--max-restarts",
-}
 
 
-def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our options, and the program with its arguments: ``script.py ...`` or ``-m module ...``."""
+def split(words: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
+    """Our options, and the program with its arguments: ``script.py ...`` or ``-m module ...``.
+
+    ``parser`` has the options: those with a value take the next word.
+    """
+    with_value = {
+        name for action in parser._actions if action.nargs is None for name in action.option_strings
+    }
     i = 0
     while i < len(words):
         word = words[i]
@@ -45,34 +36,23 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
             return list(words[:i]), list(words[i:])
         if word.startswith("-m") and not word.startswith("--"):
             return list(words[:i]), ["-m", word[2:], *words[i + 1 :]]
-        i += 2 if word in _WITH_VALUE else 1
+        i += 2 if word in with_value else 1
     return list(words), []
 
 
-def _positive(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or more")
-    return value
+T = TypeVar("T")
 
 
-def _natural(text: str) -> int:
-    if text != "0":
-        return _positive(text)
-    return 0
+def checked(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """``parse``, whose ValueError says what is expected, as the type of an option."""
 
+    def check(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {error}") from None
 
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
-    return value
+    return check
 
 
 def _add_shared(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +70,7 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
     add(
         "-d",
         "--devices",
-        type=_positive,
+        type=checked(positive),
         metavar="D",
         help="CPU devices per process; default: what the program or XLA_FLAGS says, else 1",
     )
@@ -102,20 +82,20 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--collective-timeout",
-        type=_seconds,
+        type=checked(seconds),
         metavar="SECONDS",
         help="how long a collective waits for the other processes; 0: forever; default: 600",
     )
     add(
         "--stall-warning",
-        type=_seconds,
+        type=checked(seconds),
         metavar="SECONDS",
         help="after this long a wait is reported, with who is missing and what they do; 0: never; "
         "default: 30",
     )
     add(
         "--start-timeout",
-        type=_seconds,
+        type=checked(seconds),
         metavar="SECONDS",
         help="how long the processes may take to come together, until an error names those that "
         "are missing; 0: forever; default: 120",
@@ -135,7 +115,9 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_grace(parser: argparse.ArgumentParser, default: float | None, text: str) -> None:
-    parser.add_argument("--grace", type=_seconds, default=default, metavar="SECONDS", help=text)
+    parser.add_argument(
+        "--grace", type=checked(seconds), default=default, metavar="SECONDS", help=text
+    )
 
 
 def run_parser() -> argparse.ArgumentParser:
@@ -148,7 +130,7 @@ def run_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("-n", "--processes", type=_positive, default=1, metavar="N", help="default: 1")
+    add("-n", "--processes", type=checked(positive), default=1, metavar="N", help="default: 1")
     _add_shared(parser)
     add(
         "--bind",
@@ -178,7 +160,7 @@ def run_parser() -> argparse.ArgumentParser:
     )
     add(
         "--max-restarts",
-        type=_natural,
+        type=checked(natural),
         default=0,
         metavar="K",
         help="start the job again after a failure, at most K times; the program has to go on from "

@@ -28,8 +28,9 @@ def main(words: Sequence[str]) -> int:
 
     Raises `LockstepError` when nothing can be started.
     """
-    own, program = options.split(words)
-    args = options.run_parser().parse_args(own)
+    parser = options.run_parser()
+    own, program = options.split(words, parser)
+    args = parser.parse_args(own)
     check_program(program, "run")
     environ = dict(os.environ)
     config = configure(args, environ)

@@ -32,18 +32,18 @@ from collections.abc import Sequence
 
 from lockstep import _run_files
 from lockstep._errors import LaunchError
+from lockstep._words import signal_name
 from lockstep.launch import console as consoles
 from lockstep.launch import failed_runs, tracebacks
 from lockstep.launch.child_process import Process
 from lockstep.launch.console import Console, Stream
 from lockstep.launch.first_failure import (
-    Ending,
+    EndedProcess,
     by_culprit,
     first_failure,
     headline,
     is_engines,
     not_started,
-    signal_name,
     told_already,
 )
 from lockstep.launch.guard import PASSED_ON
@@ -333,7 +333,7 @@ class Supervisor:
     def _report(self) -> int:
         if self._cannot_start:
             return 1
-        endings = [process.ending() for process in self._processes]
+        endings = [process.ended() for process in self._processes]
         first = first_failure(endings, self._stopping_at)
         all_ended_well = first is None and len(endings) == self._job.processes
         if self._cause is None or all_ended_well:
@@ -357,7 +357,7 @@ class Supervisor:
     def _culprits(self) -> Sequence[int]:
         return failed_runs.culprits(self._job.run_dir, self._job.config.attempt)
 
-    def _say_more(self, first: Ending) -> None:
+    def _say_more(self, first: EndedProcess) -> None:
         """What the records say, and what to type next."""
         attempt = self._job.config.attempt
         table = failed_runs.diagnosis(self._job.run_dir, attempt)

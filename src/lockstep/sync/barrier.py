@@ -1,10 +1,10 @@
-"""Waits of the application's own: a barrier that says who is missing, and a check that all
+"""Waits of the application's own: a barrier that names missing processes, and a check that all
 processes have the same value.
 
 All over the key-value store of JAX's coordination service, so they work with every implementation
-of the collectives and before the first of them. Each process notes in one key where it waits;
-whoever waits in vain reads all the notes. That all go on together, or all give up, is the service's
-doing: it decides on each barrier once.
+of the collectives and before the first of them. Each process publishes in one key where it
+waits; a process that waits in vain reads all these keys. The service decides on each barrier once:
+all processes go on together, or all give up.
 """
 
 from __future__ import annotations
@@ -18,32 +18,47 @@ from typing import Any
 from lockstep import _config, _jax_compat, _run_files
 from lockstep._errors import DifferenceError, MissingProcessError
 from lockstep.bootstrap import engine_start, service_loss
-from lockstep.job import kv_store
+from lockstep.job import current_job, kv_store
 from lockstep.sync import value_digest
 from lockstep.system import stack_dump
 
 _NO_DEADLINE = 10.0**6
 _LOOK_SECONDS = 0.2
-"""How often a wait looks whether somebody it waits for has ended."""
+"""How often a wait checks whether a process that it waits for has ended."""
 _MAX_STACKS = 2
 _STACK_LINES = 12
 _NOTES = "lockstep/waits"
 
-_uses: collections.Counter[str] = collections.Counter()
-_uses_lock = threading.Lock()
+
+class _Uses(current_job.Part):
+    """How often this process has come to each barrier and check of its job."""
+
+    def __init__(self) -> None:
+        self._counts: collections.Counter[str] = collections.Counter()
+        self._lock = threading.Lock()
+
+    def next(self, key: str) -> int:
+        """How often the process has come to ``key``, this time included."""
+        with self._lock:
+            self._counts[key] += 1
+            return self._counts[key]
 
 
 def barrier(name: str, timeout: float | None = None) -> None:
     """Waits until every process of the job has called this with the same name as often.
 
+    A process that is in no job returns at once.
+
     Args:
-      name: says in errors what the wait is for. One name may be used again and again.
-      timeout: seconds; None means ``--collective-timeout``, 0 no deadline.
+      name: a text that names the wait in errors. A name may be used again.
+      timeout: seconds; 0 means no deadline. Default: None, which means ``--collective-timeout``
+        (600).
 
     Raises:
-      MissingProcessError: on every process that came, with who is missing, where each of those was
-        last seen, and how it ended if it has. Raised as soon as a missing process is seen to have
-        ended, else after ``timeout``.
+      MissingProcessError: on every process that has arrived, with the missing processes, where each
+        was last seen, and how it ended if it has. Raised as soon as a missing process is seen to
+        have ended, else after ``timeout``.
+      InitializationError: JAX's coordination service, which the wait needs, is lost.
     """
     _wait(f"barrier({name!r})", f"barrier/{name}", timeout)
 
@@ -52,17 +67,20 @@ def barrier(name: str, timeout: float | None = None) -> None:
 def assert_same(value: Any, name: str, timeout: float | None = None) -> None:
     """Checks that all processes of the job have the same value; every process calls it.
 
+    A process that is in no job returns at once.
+
     Args:
       value: a number, a text, an array, or a pytree of these. Arrays are the same when dtype, shape
         and all bits are; a `jax.Array` must be whole on each process (local, or replicated).
         Anything else is compared by its ``repr``.
-      name: says in errors what is compared.
-      timeout: as in `barrier`.
+      name: a text that names in errors what is compared. A name may be used again.
+      timeout: seconds that a process waits for the others, as in `barrier`.
 
     Raises:
-      DifferenceError: on every process, with who differs and the values.
+      DifferenceError: on every process, with the processes that differ and their values.
       MissingProcessError: as in `barrier`.
-      ValueError: an array is spread over processes, so that none of them has a value to compare.
+      InitializationError: JAX's coordination service, which the check needs, is lost.
+      ValueError: an array is spread over processes, so that no process has all of it.
     """
     own = _leaves(value)
     service_loss.raise_if_lost()
@@ -72,7 +90,7 @@ def assert_same(value: Any, name: str, timeout: float | None = None) -> None:
     process, count = _jax_compat.distributed_place()
     words = f"assert_same(..., {name!r})"
     key = f"lockstep/same/{name}"
-    use = _use(key)
+    use = current_job.part(_Uses).next(key)
     shared = kv_store.of_application(client)
     said = {place: [leaf.digest, leaf.text] for place, leaf in own.items()}
     shared.put(f"{key}/{use}/{process}", said)
@@ -90,13 +108,6 @@ def assert_same(value: Any, name: str, timeout: float | None = None) -> None:
         raise DifferenceError(f"{words}: the processes differ\n{differences}")
 
 
-def _use(key: str) -> int:
-    """How often this process has come to ``key``, this time included."""
-    with _uses_lock:
-        _uses[key] += 1
-        return _uses[key]
-
-
 @service_loss.as_reason()
 def _wait(words: str, name: str, timeout: float | None) -> None:
     service_loss.raise_if_lost()
@@ -107,7 +118,7 @@ def _wait(words: str, name: str, timeout: float | None) -> None:
     if timeout is None:
         timeout = _config.current().collective_timeout
     seconds = timeout or _NO_DEADLINE
-    use = _use(name)
+    use = current_job.part(_Uses).next(name)
     note = [name, use, words]
     shared = kv_store.of_application(client)
     shared.put(f"{_NOTES}/{process}", note, overwrite=True)
@@ -167,14 +178,13 @@ def _notes(shared: kv_store.Store) -> dict[int, list[Any]]:
 
 
 def _ended(process: int) -> str | None:
-    """How the launcher has seen ``process`` end; None while it runs, or when nobody knows."""
+    """How the launcher has seen ``process`` end; None while it runs, or when that is not known."""
     config = _config.current()
     if config.run_dir is None:
         return None
     folder = _run_files.process_dir(Path(config.run_dir), config.attempt, process)
-    record = _run_files.ExitRecord.read(folder)
-    is_its = record is not None and engine_start.local_pid(process) in (None, record.pid)
-    return record.manner if record and is_its else None
+    found = _run_files.Exit.read(folder, engine_start.local_pid(process))
+    return found.words() if found else None
 
 
 def _words(shared: kv_store.Store, words: str, waited: float, missing: list[int]) -> str:

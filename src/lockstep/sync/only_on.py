@@ -23,17 +23,17 @@ class only_on:
     manager: the block gets True on ``process`` and False on the others.
 
     A collective with other processes raises at once on the process that starts it, instead of
-    waiting for those who never come. Only the engine (``--collectives lockstep``) can do this. So
-    that no collective from before the block is taken for one of the block, its beginning waits for
-    the arrays that are being computed, and so does its end. What JAX computes for nobody, because
-    the result was dropped, cannot be waited for: hold the results of collectives, or block on them.
+    waiting for processes that never arrive. Only the engine (``--collectives lockstep``) can do
+    this. So that no collective from before the block is taken for one of the block, its beginning
+    waits for the arrays that are being computed, and so does its end. A computation whose result
+    was dropped cannot be waited for: hold the results of collectives, or block on them.
 
     Args:
-      process: its index, as in `jax.process_index`.
+      process: the index of the process, as in `jax.process_index`: from 0.
 
     Raises:
-      jax.errors.JaxRuntimeError: by the collective, or by the end of the block.
-      ValueError: there is no such process.
+      jax.errors.JaxRuntimeError: from the collective, or from the end of the block.
+      ValueError: the job has no such process.
     """
 
     _texts: list[str] = []  # noqa: RUF012 the engine has one rule for all threads

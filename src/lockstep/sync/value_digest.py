@@ -54,7 +54,8 @@ def of_object(value: Any) -> Leaf:
 
 
 def differences(said: Sequence[Mapping[str, Leaf]], labels: Sequence[str]) -> str | None:
-    """The places in which the processes differ, with who says what; None when all agree.
+    """The places in which the processes differ, with the values of each process; None when all
+    agree.
 
     ``said[i]`` maps the place of each leaf in process i's value (empty for a value that is one
     leaf) to the leaf.

@@ -13,7 +13,7 @@ import struct
 import time
 from collections.abc import Callable
 
-from lockstep.flight_recorder.model import Exit
+from lockstep._run_files import Exit
 
 _INFO = struct.Struct("<QQ11Ii")
 """Mask, control group, eleven numbers of processes and users, exit status."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 from collections.abc import Sequence
@@ -54,6 +55,17 @@ def make_room(needed: int) -> None:
         )
     wanted = needed + taken + _SPARE
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if _has(hard, wanted) else hard, hard))
+
+
+def close_all_but(kept: set[int]) -> None:
+    """Closes the descriptors that this process has inherited, except ``kept`` and 0 to 2.
+
+    Others wait for the end of files behind them: of pipes, say.
+    """
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2 and fd not in kept:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(fd)
 
 
 def _has(limit: int, count: int) -> bool:

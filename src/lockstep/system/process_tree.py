@@ -13,6 +13,7 @@ import ctypes
 import os
 import signal
 import time
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -37,15 +38,21 @@ def end_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def stat(pid: int, proc: Path = Path("/proc")) -> list[str]:
+    """The fields of /proc/PID/stat behind the name: state, parent, ...; raises OSError."""
+    with open(proc / str(pid) / "stat", "rb", 0) as file:
+        # The name in parentheses may hold anything; the fields begin after the last ")".
+        return file.read().rpartition(b")")[2].decode().split()
+
+
 def parents() -> dict[int, int]:
     """Process id -> its parent's, of every process on this machine that has not ended."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb", 0) as stat:
-                # The name in parentheses may hold anything; the fields begin after the last ")".
-                state, parent = stat.read().rpartition(b")")[2].split()[:2]
-                if state not in b"ZX":
+            with contextlib.suppress(OSError):
+                state, parent = stat(int(name))[:2]
+                if state not in "ZX":
                     found[int(name)] = int(parent)
     return found
 

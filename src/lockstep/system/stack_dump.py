@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from lockstep.system import process_tree
+
 FILE = "stacks.txt"
 SIGNAL = signal.SIGRTMAX - 4
 LOOK_SECONDS = 0.2
@@ -129,10 +131,9 @@ def _state(pid: int) -> str:
 
 def _stat(pid: int) -> list[str]:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+        return process_tree.stat(pid)
     except OSError:
         return []
-    return text.rpartition(")")[2].split()
 
 
 def _catches(pid: int) -> bool:

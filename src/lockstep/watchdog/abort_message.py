@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-
+from lockstep._run_files import Exit
 from lockstep.engine import bindings
-from lockstep.flight_recorder import diagnose, format, model, text_report
+from lockstep.flight_recorder import diagnose, format, text_report
 
 _MAX_TEXT = 980
 """What an exception has room for, less what is put in front."""
@@ -28,18 +26,13 @@ def proof_or(words: str, found: diagnose.Diagnosis) -> str:
     return proof(found) if found.kind.is_fault else beside(words, found)
 
 
-def how_it_ended(record: format.ProcessRecord, ending: model.Exit | None) -> str:
-    """Half a sentence about a process that nobody waits for at the moment."""
-    if ending is not None and ending.signal is not None:
-        with contextlib.suppress(ValueError):
-            reason = f" ({ending.reason})" if ending.reason else ""
-            name = signal.Signals(ending.signal).name
-            return f"was killed by {name}{reason}{_after(record)}"
-    if ending is not None and ending.exit_code is not None:
-        return f"ended with exit code {ending.exit_code}{_after(record)}"
+def how_it_ended(record: format.ProcessRecord, ending: Exit | None) -> str:
+    """Half a sentence about a process that has ended."""
+    if ending is not None and ending.is_seen:
+        return ending.words(_after(record))
     if record.state == bindings.Leaving.FAILED:
         return f"failed{_after(record)}"
-    return f"died{_after(record)}; how, only the one who started it knows"
+    return f"died{_after(record)}; only its parent process knows how"
 
 
 def _after(record: format.ProcessRecord) -> str:

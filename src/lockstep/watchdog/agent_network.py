@@ -78,8 +78,8 @@ def say_where(peers: Sequence[Peer], agent: Peer, artifacts: Sequence[Artifacts]
         for peer in peers
         if peer.host_id == agent.host_id
     }
-    everybody = [peer.to_json() for peer in (*peers, *topology.agents(peers))]
-    _tell({"kind": "answer", "process": agent.process, "peers": everybody, "artifacts": told})
+    members = [peer.to_json() for peer in (*peers, *topology.agents(peers))]
+    _tell({"kind": "answer", "process": agent.process, "peers": members, "artifacts": told})
 
 
 def _tell(values: dict[str, Any], handed: Sequence[int] = ()) -> None:
@@ -163,15 +163,15 @@ class AgentNetwork:
             os.close(listener)
 
     def _answer(self, values: dict[str, Any]) -> None:
-        everybody = [Peer.from_json(text) for text in values["peers"]]
-        own = everybody[values["process"]]
-        peers = [peer for peer in everybody if peer.keeps is None]
+        members = [Peer.from_json(text) for text in values["peers"]]
+        own = members[values["process"]]
+        peers = [peer for peer in members if peer.keeps is None]
         artifacts = {
             int(process): Artifacts(**told) for process, told in values["artifacts"].items()
         }
         records = self._records = Records(peers, own, artifacts)
         local = Local(lambda latest: records.of_host((), latest), records.stacks, lambda: None)
-        self._answers = Elsewhere(everybody, own.process, local)
+        self._answers = Elsewhere(members, own.process, local)
         self._answers.start()
         if not self._others:
             with contextlib.suppress(OSError):
@@ -194,7 +194,7 @@ class AgentNetwork:
 
 
 def _options(values: dict[str, Any], arena: int, network: Network) -> Options:
-    """Of a member without devices, which records nothing and waits for nobody."""
+    """Of a member without devices, which records nothing and waits for no process."""
     return Options(
         process=values["process"],
         labels=values["labels"],

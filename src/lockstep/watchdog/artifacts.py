@@ -1,8 +1,9 @@
 """Where a process writes down what the other processes of its host may read.
 
-Below the directory of its run. Who was started by neither ``lockstep run`` nor ``lockstep worker``
-has none: then it is memory that the others open by way of /proc, and that is gone with the last of
-them. The processes tell each other numbers of descriptors and the directory, never a path to open.
+Below the directory of its run. A process that was started by neither ``lockstep run`` nor
+``lockstep worker`` has none: then it is memory that the others open by way of /proc, and that is
+gone with the last of them. The processes tell each other numbers of descriptors and the directory,
+never a path to open.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Artifacts:
     callers: str = ""
     """The lines of the program behind them: see `lockstep.flight_recorder.model`."""
     stacks: str = ""
-    """Its Python stacks, when somebody asks for them."""
+    """Its Python stacks, written at request."""
     folder: str = ""
     """Where those and its launcher's record of its end are: see `lockstep._run_files`."""
 

@@ -10,8 +10,8 @@ All of them, because a process may wait for one that waits for the lost host.
 
 Why not the kernel's own limit, TCP_USER_TIMEOUT: it also ends a connection whose other end answers
 but takes no data, which is a process that was stopped. Why not a heartbeat: a process that computes
-with Python's lock held would miss it. A connection that is still being made is the affair of who
-makes it.
+with Python's lock held would miss it. A connection that is still being made has
+timeouts of its own.
 
 Which connections these are: gloo and the engine alike listen on one port per process, which opens
 while JAX makes its CPU client, and every connection has one of these at one end. The engine closes
@@ -28,11 +28,12 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from lockstep import _config, _jax_compat
 from lockstep._words import counted
 from lockstep.engine import bindings
-from lockstep.job import topology
+from lockstep.job import current_job, topology
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
 from lockstep.system import tcp_info
@@ -48,7 +49,7 @@ _MAX_EXIT = 10.0
 """How long the service may take to answer when the process ends: likewise, and in seconds."""
 _LOOK_SECONDS = 1.0
 _STOP_SECONDS = 10.0
-"""For a look that is in flight; it may be printing to a pipe that nobody empties."""
+"""For a look that is in flight; it may be printing to a pipe without a reader."""
 _EVERYWHERE = ("0.0.0.0", "::")
 _EXCHANGE_SECONDS = 20
 """For the other processes to say where they listen: all have just met, to list their devices."""
@@ -84,8 +85,8 @@ class Listeners:
     def silence(self, limit: float) -> dict[str, float]:
         """For how many seconds each other host has not answered, and has them asked from now on.
 
-        A host is an address: one that has several may come from another than it listens on. To a
-        stranger nothing is sent, so he is none.
+        A host is an address: one that has several may come from another than it listens on. Nothing
+        is sent to an unauthenticated client, so it is no such host.
         """
         found: dict[str, float] = {}
         for each in self.connections():
@@ -93,7 +94,7 @@ class Listeners:
                 host, _ = tcp_info.remote(each)
                 known = host in self.peers_at or tcp_info.has_answered(each)
                 if host in self._here or not known or tcp_info.keep_asking(each, limit):
-                    continue  # who is asked from now on has had no time to answer
+                    continue  # it is probed from now on, and has had no time to answer
                 found[host] = max(tcp_info.silence(each), found.get(host, 0.0))
         return found
 
@@ -101,7 +102,7 @@ class Listeners:
 class Watch(threading.Thread):
     """Watches the connections to other hosts until the process ends.
 
-    ``fail`` makes whoever waits, or calls a collective, raise the text that it is given.
+    ``fail`` makes every collective that waits, or is called later, raise the text that it is given.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class Watch(threading.Thread):
             _jax_compat.set_client_aside()
         # Before the exception comes, after which the process may end at once.
         words = cut_off_words(self._own, lost, self._listeners.peers_at, longest, self._heartbeat)
-        with contextlib.suppress(OSError, ValueError):  # nobody reads any more, or it is closed
+        with contextlib.suppress(OSError, ValueError):  # no reader is left, or it is closed
             print(words, file=sys.stderr, flush=True)
         if self._fail is not None:
             # Before the connections end, or their end would be what the exception tells.
@@ -210,33 +211,42 @@ def cut_off_words(
     )
 
 
-_before: set[Address] | None = None
-_watch: Watch | None = None
-_starts = 0
+class _Watches(current_job.Part):
+    """The watch of this process in its job."""
+
+    before: set[Address] | None = None
+    """What was open before JAX made its CPU client; None where that is not known."""
+    watch: Watch | None = None
+    starts = 0
+
+    def close(self) -> None:
+        watch, self.watch = self.watch, None
+        if watch is not None:
+            watch.stop()
 
 
 def before_cpu_client() -> None:
     """Notes what is open, so that what is opened now can be told from it. Raises nothing."""
-    global _before
-    _before = None
+    watches = current_job.part(_Watches)
+    watches.before = None
     with contextlib.suppress(OSError):  # no /proc, or no descriptor left
-        _before = tcp_info.listening()
+        watches.before = tcp_info.listening()
 
 
 def after_cpu_client(store: Store, fail: Callable[[str], None] | None = None) -> None:
     """Starts the watch (`Watch`), where there are several hosts. Raises nothing."""
     try:
-        stop()
+        current_job.part(_Watches).close()
         _start(store, fail)
     except Exception as error:
         # With `import lockstep` in some of the processes only, say.
-        print(f"lockstep: does not watch for hosts that are cut off: {error}", file=sys.stderr)
+        print(f"lockstep: does not watch for unreachable hosts: {error}", file=sys.stderr)
 
 
 def _start(store: Store, fail: Callable[[str], None] | None) -> None:
-    global _watch
-    # Ours is at one address, so what listens at all of them is somebody else's.
-    own = set() if _before is None else tcp_info.listening() - _before
+    watches = current_job.part(_Watches)
+    # Ours is at one address, so what listens at all of them is not ours.
+    own = set() if watches.before is None else tcp_info.listening() - watches.before
     # The engine's port: closed, as all processes have met, and still one end of their connections.
     if fail is not None and (address := bindings.listens_at()) is not None:
         host, port = address
@@ -245,40 +255,31 @@ def _start(store: Store, fail: Callable[[str], None] | None) -> None:
     if listeners.peers_at:
         watch = Watch(listeners, peer, key, _jax_compat.heartbeat_seconds(), fail)
         watch.start()
-        _watch = watch
+        watches.watch = watch
         # Registered behind JAX's handlers, so run before them.
         atexit.unregister(_before_exit)
         atexit.register(_before_exit)
 
 
 def _before_exit() -> None:
-    if _watch is not None:
-        _watch.before_exit()
-
-
-def stop() -> None:
-    """Ends the watch of this process."""
-    global _watch
-    watch, _watch = _watch, None
-    if watch is not None:
-        watch.stop()
+    if (watch := current_job.part(_Watches).watch) is not None:
+        watch.before_exit()
 
 
 def _exchange(store: Store, addresses: set[Address]) -> tuple[Listeners, Peer, str]:
     """Also the key under which this process has said it."""
-    global _starts
     process, count = _jax_compat.distributed_place()
     own = topology.this_process(process, _config.current().host_id, "")
-    prefix = f"lockstep/listeners/{_starts}"
-    _starts += 1
-    key = f"{prefix}/{process}"
-    store.put(key, [dataclasses.asdict(own), sorted(addresses)])
-    said = []
-    for other in range(count):
-        who = f"process {other}"
-        if other == process:
-            said.append((own, sorted(addresses)))
-            continue
-        peer, listens = store.once(f"{prefix}/{other}", who, _EXCHANGE_SECONDS)
-        said.append((Peer.from_fields(peer), [(host, port) for host, port in listens]))
-    return Listeners(process, said), own, key
+    watches = current_job.part(_Watches)
+    prefix = f"lockstep/listeners/{watches.starts}"
+    watches.starts += 1
+
+    def receive(other: int, name: str) -> Any:
+        return store.once(name, f"process {other}", _EXCHANGE_SECONDS)
+
+    published = [dataclasses.asdict(own), sorted(addresses)]
+    found = [
+        (Peer.from_fields(peer), [(host, port) for host, port in listens])
+        for peer, listens in store.all_gather(prefix, process, count, published, receive)
+    ]
+    return Listeners(process, found), own, f"{prefix}/{process}"

@@ -1,8 +1,8 @@
 """What the watchers of different hosts write to each other: a head in JSON, then bytes. Pure.
 
-Clocks: who asks notes when it asked and when it heard; who answers, when it was asked and when it
-answered. So the one clock's lead over the other lies between two bounds, however the hosts' clocks
-are set.
+Clocks: the client notes when it asked and when it received; the server, when it was asked and when
+it answered. So the one clock's lead over the other lies between two bounds, however the hosts'
+clocks are set.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from lockstep._run_files import Exit
 from lockstep.flight_recorder import format, model
 
 _MAX_BODY = 1 << 28
@@ -69,7 +70,7 @@ def pack_processes(processes: Sequence[model.Process]) -> tuple[list[dict[str, A
     return told, zlib.compress(b"".join(records), 1)
 
 
-def _fields(of: model.Site | model.Caller | model.Exit) -> list[Any]:
+def _fields(of: model.Site | model.Caller | Exit) -> list[Any]:
     return [getattr(of, name) for name in of.__slots__]
 
 
@@ -104,7 +105,7 @@ def unpack_processes(told: Iterable[dict[str, Any]], body: bytes) -> list[model.
         }
         sites = tuple(map(_site, one["sites"]))
         problems = tuple(map(str, one["problems"]))
-        ending = model.Exit(*one["exit"]) if one["exit"] else None
+        ending = Exit(*one["exit"]) if one["exit"] else None
         found.append(
             model.Process(
                 int(one["index"]),

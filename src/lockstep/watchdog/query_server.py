@@ -28,7 +28,7 @@ def pack(processes: Sequence[model.Process], clock_error_ns: int) -> bytes:
 
 
 class Teller(threading.Thread):
-    """Tells whoever connects what ``look`` returns."""
+    """Sends what ``look`` returns to each client that connects."""
 
     def __init__(self, folder: Path, look: Callable[[], bytes]) -> None:
         """Raises OSError where there can be no socket: the path may be too long."""
@@ -42,7 +42,7 @@ class Teller(threading.Thread):
     def run(self) -> None:
         while True:
             connection, _ = self._listener.accept()
-            # Who asks does without an answer.
+            # The client does without an answer.
             with connection, contextlib.suppress(Exception):
                 connection.settimeout(_PATIENCE_SECONDS)
                 connection.sendall(self._look())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import _config, _jax_compat
-from lockstep._run_files import ErrorRecord
+from lockstep._run_files import ErrorRecord, Exit
 from lockstep.callsites import frames
 from lockstep.callsites.first_use import Uses
 from lockstep.callsites.hlo_metadata import (
@@ -42,7 +42,7 @@ class Records:
         self.own = own.process
         self._attempt = _config.current().attempt
         self._peers = peers
-        self.gone: dict[int, model.Exit] = {}
+        self.gone: dict[int, Exit] = {}
         """Processes that have ended without a word, and what is known of it."""
         # Opened now: what is in memory can be opened only while its process lives.
         self._files: list[int] = []
@@ -81,9 +81,9 @@ class Records:
         peer = self._peers[process]  # it keeps none, or elsewhere
         return format.ProcessRecord(process, len(self._peers), peer.pid, peer.host_name, peer.label)
 
-    def ending(self, process: int) -> model.Exit | None:
+    def ending(self, process: int) -> Exit | None:
         folder = self.folder(process)
-        ending = model.read_exit(folder, self._peers[process].pid) if folder else None
+        ending = Exit.read(folder, self._peers[process].pid) if folder else None
         return ending or self.gone.get(process)
 
     def stacks(self, process: int) -> str:
@@ -141,8 +141,8 @@ class Records:
         return record is None or (record.process == told.index and record.nonce in nonces)
 
 
-def _silent(peer: Peer, ending: model.Exit | None) -> model.Process:
-    why = () if ending else ("nobody of its host has answered",)
+def _silent(peer: Peer, ending: Exit | None) -> model.Process:
+    why = () if ending else ("no process of its host has answered",)
     return model.Process(peer.process, exit=ending, problems=why, label=peer.label)
 
 
@@ -187,7 +187,7 @@ class Sites:
         return self._sure + self._perhaps
 
     def hold(self, program: Any) -> None:
-        """To be called when a program was compiled or loaded, by who has need of it."""
+        """To be called when a program was compiled or loaded, on the thread that needs it."""
         # First of all: once the program is held, its lines may be written down.
         line = frames.innermost()
         self._uses.note(program.fingerprint, line, frames.dispatching_thread() if line else "")

@@ -23,8 +23,8 @@ from lockstep.job.topology import Peer
 from lockstep.watchdog import messages
 
 PATIENCE_SECONDS = 0.35
-"""For an answer; who gives none is not asked first again, and another one of its host is asked.
-Both together are less than the engine gives the watcher for an answer of its own."""
+"""For an answer; a process that gives none is not asked first again, and another one of its host is
+asked. Both together are less than the engine gives the watcher for an answer of its own."""
 _STACKS_PATIENCE = 3.0
 _TURN_SECONDS = 1.0
 _SEND_SECONDS = 0.5
@@ -35,7 +35,7 @@ _MAX_AT_ONCE = 1000
 
 _Packed = tuple[list[dict[str, Any]], bytes]
 _Note = tuple[int, dict[str, Any], bytes, int]
-"""From whom, head, body, and when it was heard."""
+"""The sender, head, body, and when it was received."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +126,11 @@ class Elsewhere(threading.Thread):
         return found, clocks
 
     def reaches(self, peer: Peer) -> bool:
-        """Whether anybody is left to ask on its host."""
+        """Whether its host has a process left that can be asked."""
         return self._speaker(self._hosts[peer.host_id], set()) is not None
 
     def told_of(self, peer: Peer, patience: float) -> model.Process | None:
-        """What somebody of its host tells of one process; None without an answer."""
+        """What a process of its host reports of one process; None without an answer."""
         speaker = self._speaker(self._hosts[peer.host_id], set())
         asked = [] if speaker is None else [speaker]
         answers = self._ask(asked, {"kind": "look", "latest": 1}, patience)
@@ -161,7 +161,7 @@ class Elsewhere(threading.Thread):
                 self._send(peer.process, {"kind": "hurry"})
 
     def _speaker(self, peers: Sequence[Peer], tried: set[int]) -> int | None:
-        """Whom of a host to ask; None when nobody is left."""
+        """The process of a host that is asked next; None when none is left."""
         able = [p.process for p in peers if not self._post.is_lost(p.process)]
         able = [process for process in able if process not in tried]
         talkative = [process for process in able if process not in self._silent] or able
@@ -212,7 +212,7 @@ class Elsewhere(threading.Thread):
         try:
             yield
         except Exception as error:
-            # Who asks does without an answer. Once: what fails may do so with every note.
+            # The sender does without an answer. Printed once: it may fail with every message.
             if not self._has_stumbled:
                 print(f"lockstep: a note of process {process}: {error!r}", file=sys.stderr)
             self._has_stumbled = True

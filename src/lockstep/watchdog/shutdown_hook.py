@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -11,8 +12,24 @@ from typing import Any
 
 from lockstep import _jax_compat
 from lockstep.engine import bindings
+from lockstep.job import current_job
 
-_marked = False
+
+class _Ending(current_job.Part):
+    """What is to happen when the program ends."""
+
+    label = ""
+    """The name of this process; "" where the job has no engine."""
+    to_hosts = False
+    has_failed = False
+    owner = 0
+    """The process that is in the job: a child that it has forked is not."""
+
+    def __init__(self) -> None:
+        self.afterwards: Callable[[], None] = lambda: None
+
+    def is_ours(self) -> bool:
+        return self.label != "" and os.getpid() == self.owner
 
 
 def mark_the_end(label: str, afterwards: Callable[[], None], to_hosts: bool = False) -> None:
@@ -20,44 +37,54 @@ def mark_the_end(label: str, afterwards: Callable[[], None], to_hosts: bool = Fa
 
     ``to_hosts``: other hosts are told so too, which cannot see what this process is still doing.
     """
-    global _marked
-    if _marked:
+    ending = current_job.part(_Ending)
+    if ending.label:  # JAX has made its devices again
         return
-    _marked = True
-    owner = os.getpid()
-    show = sys.excepthook
-    has_failed = False
+    ending.label, ending.afterwards, ending.to_hosts = label, afterwards, to_hosts
+    ending.owner = os.getpid()
+    _install_hooks()
+    # Behind jax's own handlers in registration, so before them in execution: they wait for the
+    # other processes, which may wait for this one. JAX registers its own once more in each job.
+    atexit.unregister(_on_exit)
+    atexit.register(_on_exit)
 
-    def failed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        nonlocal has_failed
-        if os.getpid() == owner:
-            has_failed = True
+
+@functools.cache
+def _install_hooks() -> None:
+    show = sys.excepthook
+
+    def on_exception(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        ending = current_job.part(_Ending)
+        if ending.is_ours():
+            ending.has_failed = True
             bindings.leave(bindings.Leaving.FAILED)
             summary = str(error).partition("\n")[0]
-            said = f"{kind.__name__}: {summary}" if summary else kind.__name__
-            bindings.abort(f"lockstep: {label} failed: {said}")
+            text = f"{kind.__name__}: {summary}" if summary else kind.__name__
+            bindings.abort(f"lockstep: {ending.label} failed: {text}")
         show(kind, error, trace)
 
-    def ended() -> None:
-        if os.getpid() != owner:
-            return
-        if not has_failed:
-            _finish_what_runs(to_hosts)
-            bindings.leave(bindings.Leaving.ENDED)
-        afterwards()
-
-    sys.excepthook = failed
-    # Behind jax's own handlers in registration, so before them in execution: they wait for the
-    # other processes, which may wait for this one.
-    atexit.register(ended)
-    os.register_at_fork(after_in_child=lambda: _be_a_child_of(label))
+    sys.excepthook = on_exception
+    os.register_at_fork(after_in_child=_on_fork)
 
 
-def _be_a_child_of(label: str) -> None:
-    # Others take the end of a connection for the end of its process.
+def _on_exit() -> None:
+    ending = current_job.part(_Ending)
+    if not ending.is_ours():
+        return
+    if not ending.has_failed:
+        _finish_what_runs(ending.to_hosts)
+        bindings.leave(bindings.Leaving.ENDED)
+    ending.afterwards()
+
+
+def _on_fork() -> None:
+    ending = current_job.part(_Ending)
+    if not ending.label:
+        return
+    # The other processes take the end of a connection for the end of its process.
     bindings.forked()
     bindings.forbid(
-        f"lockstep: a collective in a process that was forked from {label}: it shares that "
+        f"lockstep: a collective in a process that was forked from {ending.label}: it shares that "
         "process's place in the job, so it may not take part. Start such processes with "
         "multiprocessing's 'spawn', or before jax.distributed.initialize()."
     )

@@ -1,4 +1,4 @@
-"""Says once for each wait that takes long who is missing, and what the missing processes do."""
+"""Reports each wait that takes long once: the missing processes, and what they do."""
 
 from __future__ import annotations
 

@@ -27,9 +27,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockstep import _jax_compat
+from lockstep._run_files import Exit
 from lockstep.callsites import frames
 from lockstep.engine import bindings
 from lockstep.flight_recorder import diagnose, model
+from lockstep.job import current_job
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
 from lockstep.system import exit_status
@@ -53,7 +55,7 @@ _WHOLE_LOOK_EVERY = 4
 _BACKOFF = 4.0
 """After a look, as many times as long as it took: large jobs have many watchers on few cores."""
 _OTHER_WORD_PATIENCE = 0.25
-"""Seconds for those who share a host with a process that was lost to say how it died."""
+"""Seconds for the processes of a lost process's host to report how it died."""
 _LINES_PATIENCE = 0.5
 """Seconds the others may take to write down the lines of a call that they have just met."""
 
@@ -108,7 +110,7 @@ class Watcher(threading.Thread):
             self._dead.append(peer)
             return
         except OSError:
-            return  # no descriptor left: should it die, whoever waits for it rings
+            return  # no descriptor left: should it die, a rank that waits for it notifies
         self._by_pidfd[pidfd] = peer
         self._poll.register(pidfd, select.POLLIN)
 
@@ -118,11 +120,11 @@ class Watcher(threading.Thread):
         os.eventfd_write(self._alarm, 1)
 
     def note_devices(self) -> None:
-        """JAX has heard of all devices of the job: it waits for nobody any more."""
+        """JAX has received all devices of the job: it waits for no process any more."""
         self._has_devices = True
 
     def hold(self, program: Any) -> None:
-        # The compilation has succeeded, and goes on. Nobody reads in a forked child.
+        # The compilation has succeeded, and goes on. A forked child has no watcher thread.
         with contextlib.suppress(Exception):
             if self.is_alive():
                 self._sites.hold(program)
@@ -205,9 +207,9 @@ class Watcher(threading.Thread):
         hurried, self._hurried = self._hurried, False
         self._look_for_losses()
         if self._respond_to_requests():
-            pass  # a rank that still waits rings again
+            pass  # a rank that still waits notifies again
         elif hurried:
-            pass  # the lines are up to date by now, and who waits rings again
+            pass  # the lines are up to date by now, and a rank that waits notifies again
         elif time.monotonic() >= self._next_look and not bindings.abort_text():
             self._look()
 
@@ -263,11 +265,11 @@ class Watcher(threading.Thread):
         bindings.abort(abort_message.proof_or(text_of_engine, found))
 
     def _explain_deadline(self, text_of_engine: str) -> None:
-        """Adds the lines of the program, and what was called before, to who has not come."""
+        """Adds the lines of the program, and what was called before, to the missing processes."""
         bindings.abort(abort_message.beside(text_of_engine, self._diagnose()))
 
     def _diagnose_with_lines(self, by_numbers: bool = False) -> diagnose.Diagnosis:
-        """Waits for the lines of the others, who were rung too and look for them now."""
+        """Waits for the lines of the others, which were notified too and look for them now."""
         found = self._diagnose(by_numbers)
         if self._elsewhere and found.kind.is_fault and self._lacks_lines(found):
             self._elsewhere.hurry()
@@ -278,11 +280,11 @@ class Watcher(threading.Thread):
         return found
 
     def _lacks_lines(self, found: diagnose.Diagnosis) -> bool:
-        """Whether the others may still say to which line of the program a call belongs."""
+        """Whether the others may still write to which line of the program a call belongs."""
         return any(row.awaits_lines for row in found.rows)
 
     def _look(self) -> None:
-        """Somebody of this process waits long: finds out whether in vain."""
+        """A rank of this process waits long: finds out whether in vain."""
         began = time.monotonic()
         self._looks += 1
         found = self._diagnose(latest=_GLANCE)
@@ -310,12 +312,12 @@ class Watcher(threading.Thread):
         ending = exit_status.ending(pidfd, written)
         clean = record.state == bindings.Leaving.ENDED and (ending is None or ending.exit_code == 0)
         if clean or bindings.abort_text():
-            return  # whoever waits for it rings
-        unknown = model.Exit(reason="it died, and only who started it knows how")
+            return  # a rank that waits for it notifies
+        unknown = Exit(reason="it died, and only its parent process knows how")
         how = abort_message.how_it_ended(record, ending)
         self._blame(peer, ending or unknown, how)
 
-    def _blame(self, peer: Peer, ending: model.Exit, how: str) -> None:
+    def _blame(self, peer: Peer, ending: Exit, how: str) -> None:
         self._records.gone[peer.process] = ending
         bindings.abort(abort_message.proof_or(f"lockstep: {peer.label} {how}.", self._diagnose()))
 
@@ -325,7 +327,7 @@ class Watcher(threading.Thread):
             self._on_loss(peer)
 
     def _on_loss(self, peer: Peer) -> None:
-        """The connection from a process of another host has ended: whoever is there knows more."""
+        """The connection from a process of another host has ended: asks the others of that host."""
         self._look_at_once()
         end = time.monotonic() + _OTHER_WORD_PATIENCE
         told = None
@@ -337,13 +339,33 @@ class Watcher(threading.Thread):
         if bindings.abort_text():
             return
         how = "has ended, or its host cannot be reached"
-        ending = model.Exit(reason=f"it {how}; its own output may tell why")
+        ending = Exit(reason=f"it {how}; its own output may tell why")
         if told and told.exit:
             ending = told.exit
             how = abort_message.how_it_ended(
                 told.record or self._records.record(peer.process), ending
             )
         self._blame(peer, ending, how)
+
+
+class _Watchers(current_job.Part):
+    """The watchers of this process in its job: one for each start of jaxlib's collectives."""
+
+    def __init__(self) -> None:
+        self.all: list[Watcher] = []
+
+    def stop(self) -> None:
+        """Stops them; the process goes on answering the watchers of other hosts.
+
+        They may send requests while its end waits for theirs.
+        """
+        for watcher in self.all:
+            watcher.stop()
+
+    def close(self) -> None:
+        self.stop()
+        while self.all:
+            self.all.pop().close()
 
 
 def start(
@@ -362,7 +384,8 @@ def start(
     frames.keep_in(told[process].callers)
     sites = Sites(records, told[process], _jax_compat.live_executables)
     several = any(peer.host_id != peers[process].host_id for peer in peers)
-    for earlier in _watchers:
+    watchers = current_job.part(_Watchers)
+    for earlier in watchers.all:
         earlier.stop_answering()  # or it would answer with the records of then
     elsewhere = None
     if several:
@@ -377,36 +400,16 @@ def start(
     if elsewhere:
         elsewhere.start()
     watcher.start()
-    _watchers.append(watcher)
-    mark_the_end(peers[process].label, stop_looking, to_hosts=several)
+    watchers.all.append(watcher)
+    mark_the_end(peers[process].label, watchers.stop, to_hosts=several)
 
 
 def hold(program: Any) -> None:
     """Keeps a program that was just made until the watcher has read it. Raises nothing."""
-    for watcher in _watchers:
+    for watcher in current_job.part(_Watchers).all:
         watcher.hold(program)
 
 
 def note_devices() -> None:
-    for watcher in _watchers:
+    for watcher in current_job.part(_Watchers).all:
         watcher.note_devices()
-
-
-def stop_looking() -> None:
-    """Ends the watchers of this process, which goes on answering those of other hosts.
-
-    They may ask while its end waits for theirs.
-    """
-    for watcher in _watchers:
-        watcher.stop()
-
-
-def stop() -> None:
-    """Ends all that this module has started."""
-    stop_looking()
-    while _watchers:
-        _watchers.pop().close()
-
-
-_watchers: list[Watcher] = []
-"""One for each start of jaxlib's collectives."""
