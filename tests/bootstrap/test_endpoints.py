@@ -123,7 +123,7 @@ def test_what_one_raises_all_raise(listener: socket.socket) -> None:
     shared, peers = Store(Client()), [peer(0), peer(1)]
     with (
         contextlib.suppress(InitializationError),
-        kv_store.telling_errors(shared, "at/1"),
+        kv_store.publishing_errors(shared, "at/1"),
     ):
         raise InitializationError("no room")
     with pytest.raises(InitializationError, match=r"^process 1 \(pid 101 on b\): no room$"):

@@ -61,7 +61,7 @@ def test_an_error_is_heard_while_one_waits(error: EngineError, heard: str) -> No
     shared = Store(Client())
 
     def fail() -> None:
-        with pytest.raises(EngineError), kv_store.telling_errors(shared, "k"):
+        with pytest.raises(EngineError), kv_store.publishing_errors(shared, "k"):
             raise error
 
     other = threading.Timer(0.2, fail)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from lockstep.job.topology import Peer
-from lockstep.watchdog.host_reachability import Listeners, Watch, cut_off_words
+from lockstep.watchdog.host_reachability import Listeners, Watch, unreachable_words
 
 
 def peer(process: int, host: str) -> Peer:
@@ -69,7 +69,7 @@ def test_connections_end_also_when_nobody_reads(monkeypatch: pytest.MonkeyPatch)
         listeners = Listeners(0, [(peer(0, "a"), here), (peer(1, "b"), there)])
         monkeypatch.setattr(listeners, "silence", lambda limit: {"127.0.0.1": 31.0})
         monkeypatch.setattr(sys, "stderr", closed)  # not open for writing
-        Watch(listeners, peer(0, "a"), "key", 100.0)._look()
+        Watch(listeners, peer(0, "a"), "key", 100.0)._scan()
         one.settimeout(10.0)
         assert one.recv(1) == b""
 
@@ -93,11 +93,11 @@ def test_the_engine_is_failed_with_the_words_before_its_connections_end(
                 one.recv(1)  # still open
             failed.append(words)
 
-        Watch(listeners, peer(0, "a"), "key", 100.0, fail)._look()
+        Watch(listeners, peer(0, "a"), "key", 100.0, fail)._scan()
         one.settimeout(10.0)
         assert one.recv(1) == b""
     [words] = failed
-    assert words.startswith("lockstep: process 0 (pid 100 on a): cut off from host b (process 1)")
+    assert words.startswith("lockstep: process 0 (pid 100 on a) cannot reach host b (process 1)")
     assert capsys.readouterr().err == f"{words}\n"
 
 
@@ -107,21 +107,21 @@ def test_the_words_fit_an_exception() -> None:
         for host in range(200)
     }
     at["10.9.9.1"] = [peer(0, "a")]
-    words = cut_off_words(peer(1, "h" * 64), list(at), at, 30.0, 100.0)
+    words = unreachable_words(peer(1, "h" * 64), list(at), at, 30.0, 100.0)
     assert len(words.encode()) <= 980
     assert "(processes 10000, 10001, 10002, 10003, 10004, 10005 and 58 more)" in words
     assert " and 198 other hosts: no answer" in words
     assert words.endswith("gives more time.")
     # Where they are too long all the same, no character is cut in two.
-    words = cut_off_words(peer(1, "ä" * 1000), ["10.0.0.1"], at, 30.0, 100.0)
+    words = unreachable_words(peer(1, "ä" * 1000), ["10.0.0.1"], at, 30.0, 100.0)
     assert 978 <= len(words.encode()) <= 980
 
 
 def test_the_words_name_hosts_and_processes() -> None:
     at = {"10.0.0.3": [peer(3, "c")], "10.0.0.2": [peer(1, "b"), peer(2, "b")]}
-    words = cut_off_words(peer(0, "a"), ["10.0.0.3", "10.9.9.9", "10.0.0.2"], at, 30.6, 100.0)
+    words = unreachable_words(peer(0, "a"), ["10.0.0.3", "10.9.9.9", "10.0.0.2"], at, 30.6, 100.0)
     assert words.startswith(
-        "lockstep: process 0 (pid 100 on a): cut off from host b (processes 1, 2) and host c "
+        "lockstep: process 0 (pid 100 on a) cannot reach host b (processes 1, 2) and host c "
         "(process 3) and the host with the address 10.9.9.9: no answer for 31 s."
     )
     assert "JAX will abort" not in words
@@ -129,7 +129,7 @@ def test_the_words_name_hosts_and_processes() -> None:
 
 def test_without_the_service_there_is_less_time() -> None:
     at = {"10.0.0.1": [peer(0, "a"), peer(1, "a")]}
-    words = cut_off_words(peer(2, "b"), ["10.0.0.1"], at, 30.0, 100.0)
+    words = unreachable_words(peer(2, "b"), ["10.0.0.1"], at, 30.0, 100.0)
     assert "host a (processes 0, 1)" in words
     assert "JAX will abort it 20 to 70 s from now" in words
     assert "heartbeat_timeout_seconds" in words

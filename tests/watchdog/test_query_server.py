@@ -25,7 +25,7 @@ def one_host() -> Run:
 
 
 def tell(folder: Path, said: bytes) -> None:
-    query_server.Teller(folder, lambda: said).start()
+    query_server.QueryServer(folder, lambda: said).start()
 
 
 def test_processes_of_other_hosts_are_added(tmp_path: Path, one_host: Run) -> None:
@@ -56,12 +56,12 @@ def test_an_answer_that_cannot_be_read_is_none(tmp_path: Path, one_host: Run, sa
 def test_a_agent_that_cannot_look_goes_on(tmp_path: Path, one_host: Run) -> None:
     answers = iter([None, query_server.pack([process(1)], 0)])
 
-    def look() -> bytes:
+    def scan() -> bytes:
         if (answer := next(answers)) is None:
             raise OSError("the file is gone")
         return answer
 
-    query_server.Teller(tmp_path, look).start()
+    query_server.QueryServer(tmp_path, scan).start()
     assert query_server.complete(one_host, tmp_path) == one_host
     assert query_server.complete(one_host, tmp_path).processes == (process(0), process(1))
 
@@ -71,7 +71,7 @@ def test_nobody_is_asked_where_all_is_there_or_nobody_listens(
 ) -> None:
     assert query_server.complete(one_host, tmp_path) == one_host
     asked = threading.Event()
-    query_server.Teller(tmp_path, lambda: asked.set() or b"").start()
+    query_server.QueryServer(tmp_path, lambda: asked.set() or b"").start()
     whole = Run((process(0), process(1)))
     assert query_server.complete(whole, tmp_path) == whole
     assert not asked.is_set()

@@ -20,7 +20,7 @@ from lockstep.flight_recorder.format import encode
 from lockstep.flight_recorder.model import Process
 from lockstep.watchdog import messages, record_reader, remote
 from lockstep.watchdog.artifacts import Artifacts
-from lockstep.watchdog.remote import Elsewhere, Local
+from lockstep.watchdog.remote import LocalHost, RemoteHosts
 from support import wait_until
 
 AHEAD = 3_600_000_000_000
@@ -45,16 +45,16 @@ class End:
     post: Post
     process: int
 
-    def send_note(self, process: int, note: bytes, timeout: float) -> bool:
+    def send_message(self, process: int, note: bytes, timeout: float) -> bool:
         assert process % 2 != self.process % 2, "to a process of its own host"
         if process in self.post.lost:
             return False
         self.post.boxes[process].put((self.process, note))
         return True
 
-    def next_note(self, timeout: float) -> tuple[int, bytes] | None:
+    def next_message(self, timeout: float) -> tuple[int, bytes] | None:
         if self.process in self.post.lost:
-            raise bindings.NoMoreNotes
+            raise bindings.NoMoreMessages
         try:
             return self.post.boxes[self.process].get(timeout=min(timeout, 0.05))
         except queue.Empty:
@@ -71,13 +71,15 @@ class Job:
         self.peers = [peer(process) for process in range(4)]
         self.post = Post(4)
         self.woken = [threading.Event() for _ in range(4)]
-        self.answers = [Elsewhere(self.peers, p, self.local(p), self.post.of(p)) for p in range(4)]
+        self.answers = [
+            RemoteHosts(self.peers, p, self.local(p), self.post.of(p)) for p in range(4)
+        ]
         for process in (1, 3):
             self.answers[process]._now = lambda: time.monotonic_ns() + LATER
         self.deaf: set[int] = set()
         self.looks = 0
 
-    def local(self, process: int) -> Local:
+    def local(self, process: int) -> LocalHost:
         def processes(latest: int | None) -> Sequence[Process]:
             self.looks += 1
             time.sleep(0.01)  # and so it is told for 0.1 s
@@ -88,7 +90,7 @@ class Job:
         def stacks(of: int) -> str:
             return f"stacks of {of} by {process}"
 
-        return Local(processes, stacks, self.woken[process].set)
+        return LocalHost(processes, stacks, self.woken[process].set)
 
     def process(self, index: int, by: int = -1) -> Process:
         real = 10**18 + AHEAD * (index % 2)
@@ -99,8 +101,8 @@ class Job:
 
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    monkeypatch.setattr(remote, "PATIENCE_SECONDS", 0.3)
-    monkeypatch.setattr(remote, "_STACKS_PATIENCE", 0.3)
+    monkeypatch.setattr(remote, "TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(remote, "_STACKS_TIMEOUT", 0.3)
     made = Job()
     for one in made.answers:
         one.start()
@@ -111,7 +113,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
 
 
 def told(job: Job, asking: int) -> dict[int, tuple[str, ...]]:
-    found, clocks = job.answers[asking].look(None)
+    found, clocks = job.answers[asking].scan(None)
     assert clocks.keys() == {process.index for process in found}
     return {process.index: process.problems for process in found}
 
@@ -156,39 +158,39 @@ def test_answers_that_cannot_be_read_count_as_none(
     job.post.boxes[0].put((1, b'{"kind": "answer"}\0'))
     job.post.boxes[0].put((1, b'{"kind": "something new"}\0'))
     assert set(told(job, 0)) == {1, 3}
-    assert capsys.readouterr().err.count("lockstep: a note of process 1: JSONDecodeError") == 1
+    assert capsys.readouterr().err.count("lockstep: a message of process 1: JSONDecodeError") == 1
 
 
 def test_a_agent_is_asked_before_the_processes_of_its_host(job: Job) -> None:
     """Process 3 plays it."""
     agent = dataclasses.replace(job.peers[3], keeps=1)
-    asking = Elsewhere([*job.peers[:3], agent], 0, job.local(0), job.post.of(0))
+    asking = RemoteHosts([*job.peers[:3], agent], 0, job.local(0), job.post.of(0))
     job.answers[0].stop()
     asking.start()
     try:
-        found, _ = asking.look(None)
+        found, _ = asking.scan(None)
         assert {process.problems for process in found} == {("told by 3",)}
         assert asking.stacks(job.peers[1]) == "stacks of 1 by 3"
         asking.hurry()
         assert job.woken[1].wait(30)
         assert not job.woken[3].is_set(), "it has no lines"
         job.post.lost = {3}
-        found, _ = asking.look(None)
+        found, _ = asking.scan(None)
         assert {process.problems for process in found} == {("told by 1",)}
     finally:
         asking.stop()
 
 
 def test_one_process_is_told_of_by_its_host_alone(job: Job) -> None:
-    told_of_3 = job.answers[0].told_of(job.peers[3], 0.3)
+    told_of_3 = job.answers[0].report_of(job.peers[3], 0.3)
     assert told_of_3 is not None
     assert (told_of_3.index, told_of_3.problems) == (3, ("told by 1",))
     job.deaf = {1, 3}
     time.sleep(0.3)  # what was read is told again for a while
-    assert job.answers[0].told_of(job.peers[3], 0.1) is None
+    assert job.answers[0].report_of(job.peers[3], 0.1) is None
     job.post.lost = {1, 3}
     assert not job.answers[0].reaches(job.peers[3])
-    assert job.answers[0].told_of(job.peers[3], 0.1) is None
+    assert job.answers[0].report_of(job.peers[3], 0.1) is None
 
 
 def test_all_are_hurried(job: Job) -> None:
@@ -229,19 +231,19 @@ def test_watchers_that_ask_each_other_at_once_all_hear(job: Job) -> None:
 
 
 def test_who_was_not_asked_does_not_answer(job: Job) -> None:
-    job.answers[0]._asked[0] = remote._Asked(0, {1})
+    job.answers[0]._requests[0] = remote._Request(0, {1})
     head = {"kind": "answer", "number": 0, "asked": 0, "answered": 0, "processes": []}
     job.post.boxes[0].put((3, messages.pack(head)))
     job.post.boxes[0].put((1, messages.pack(head)))
-    wait_until(lambda: bool(job.answers[0]._asked[0].answers), "the answer")
-    assert set(job.answers[0]._asked[0].answers) == {1}
+    wait_until(lambda: bool(job.answers[0]._requests[0].responses), "the answer")
+    assert set(job.answers[0]._requests[0].responses) == {1}
 
 
 def test_questions_that_nobody_waits_for_any_more_are_not_answered() -> None:
     job = Job()
     for number in range(50):
         for asking in (0, 2):
-            head = {"kind": "look", "latest": None, "number": number}
+            head = {"kind": "scan", "latest": None, "number": number}
             job.post.boxes[1].put((asking, messages.pack(head)))
     job.answers[1].start()
     try:
@@ -256,7 +258,7 @@ def test_questions_that_nobody_waits_for_any_more_are_not_answered() -> None:
 
 
 def test_the_times_of_another_host_become_those_of_this_one(job: Job) -> None:
-    found, clocks = job.answers[0].look(None)
+    found, clocks = job.answers[0].scan(None)
     assert {process.index for process in found} == {1, 3}
     for process in record_reader.on_one_clock([job.process(0)], found, clocks):
         assert process.record is not None
@@ -282,7 +284,7 @@ def records(tmp_path: Path, job: Job) -> Iterator[record_reader.Records]:
 
 
 def test_what_is_known_of_all(job: Job, records: record_reader.Records) -> None:
-    whole = records.read([], vary=False, elsewhere=job.answers[0])
+    whole = records.read([], vary=False, remote=job.answers[0])
     assert [process.index for process in whole.processes] == [0, 1, 2, 3]
     assert all(process.record for process in whole.processes)
     assert 0 < whole.clock_error_ns < LATER / 2
@@ -300,7 +302,7 @@ def test_records_of_other_processes_and_other_jobs_are_not_believed(
         return dataclasses.replace(made, record=dataclasses.replace(made.record, **changes))
 
     monkeypatch.setattr(job, "process", another)
-    whole = records.read([], vary=False, elsewhere=job.answers[0])
+    whole = records.read([], vary=False, remote=job.answers[0])
     assert [process.record is not None for process in whole.processes] == [True, False, True, False]
     assert whole.processes[1].problems == ("no process of its host has answered",)
 
@@ -310,7 +312,7 @@ def test_who_is_gone_is_told_as_such_with_and_without_a_record(
 ) -> None:
     records.gone = {1: Exit(reason="lost"), 2: Exit(reason="dead")}
     job.post.lost = {1, 3}
-    whole = records.read([], vary=False, elsewhere=job.answers[0])
+    whole = records.read([], vary=False, remote=job.answers[0])
     reasons = [process.exit and process.exit.reason for process in whole.processes]
     assert reasons == [None, "lost", "dead", None]
     assert whole.processes[1].label == job.peers[1].label

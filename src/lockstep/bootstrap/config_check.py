@@ -1,4 +1,4 @@
-"""Do all processes run the same thing? Compares what each says and shows the differences.
+"""Do all processes run the same thing? Compares their settings and shows the differences.
 
 Pure: `lockstep.bootstrap.initialize` gathers the facts and exchanges them.
 """

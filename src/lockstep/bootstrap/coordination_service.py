@@ -1,10 +1,10 @@
 """JAX's coordination service in a process of its own, so that it outlives process 0.
 
 JAX starts the service inside process 0. When that process dies, the client in every other one finds
-the connection closed and aborts its process, before Python can say a word. So process 0 forks right
-when JAX asks for the service, and the child serves. It is not a child of process 0: it leaves the
-session, its parent ends at once, and under ``lockstep run`` the supervisor becomes its parent and
-ends it with the job. Elsewhere it ends by itself, when process 0 is gone and no client is
+the connection closed and aborts its process, before Python can raise an error. So process 0 forks
+right when JAX asks for the service, and the child serves. It is not a child of process 0: it leaves
+the session, its parent ends at once, and under ``lockstep run`` the supervisor becomes its parent
+and ends it with the job. Elsewhere it ends by itself, when process 0 is gone and no client is
 connected.
 
 A fork and no new program: jaxlib is loaded by then, and what another process would spend on loading
@@ -12,7 +12,8 @@ it (0.2 s of a core) is missing when all cores are busy starting the job. It is 
 JAX has made no backend and no connection yet, so jaxlib has no thread that could hold a lock. When
 JAX is initialized a second time in one process it has, and the child is a new program. A program's
 own threads might hold one the first time; if the child does not report in `READY_SECONDS`, it is
-killed, and the service starts inside process 0, as it would without us, which is said on stderr.
+killed, and the service starts inside process 0, as it would without us, which a line on stderr
+reports.
 
 The child of a busy process holds nothing of it but memory: descriptors are closed, and it runs
 no Python but the loop below.
@@ -41,13 +42,13 @@ from lockstep.system import fd_limit, tcp_info
 
 READY_SECONDS = 20.0
 """How long the child may take until it serves; a few milliseconds are usual."""
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 """How often a service that has lost process 0 checks whether clients are still connected."""
 LEAVE_SECONDS = 30.0
 """How long all processes of a job may take to leave it, when they are to join another."""
 SILENT_SECONDS = 10.0
 """How long a connected client may be unreachable, when process 0 is gone."""
-ALONE_LOOKS = 5
+ALONE_POLLS = 5
 """In how many checks in turn no client may be connected until it ends: a client may be between two
 connections."""
 
@@ -71,7 +72,7 @@ class Outside:
     def __init__(self, pid: int) -> None:
         self._pid = pid
 
-    def said(self) -> str:
+    def log(self) -> str:
         """What the service has written so far."""
         try:
             return Path(f"/proc/{self._pid}/fd/2").read_text(errors="replace")
@@ -93,11 +94,11 @@ def start(address: str, num_nodes: int, options: dict[str, Any]) -> Outside | No
     child = _spawn if _has_threads else _fork
     files = certificates.descriptors()
 
-    def described(process_0: int, told: int) -> _Service:
-        return _Service(address, num_nodes, options, _job, process_0, told, files)
+    def described(process_0: int, report_to: int) -> _Service:
+        return _Service(address, num_nodes, options, _job, process_0, report_to, files)
 
     try:
-        outside = _outside(lambda process_0, told: child(described(process_0, told)))
+        outside = _outside(lambda process_0, report_to: child(described(process_0, report_to)))
     # No process or descriptor left, a kernel without pidfd_open, no interpreter to start.
     except (OSError, TypeError, ValueError):
         outside = None
@@ -114,7 +115,7 @@ def start(address: str, num_nodes: int, options: dict[str, Any]) -> Outside | No
 def log() -> str:
     """What the service of this job has written; "" in a process that cannot know it."""
     if _current is not None:
-        return _current.said()
+        return _current.log()
     try:
         return (_folder() / _run_files.COORDINATION_LOG).read_text(errors="replace")
     except OSError:
@@ -149,7 +150,7 @@ def _port(address: str) -> int:
 def _end_earlier_service() -> None:
     """Process 0 ends it once all processes have come so far, and they wait for that.
 
-    A process that went on earlier would still find the old service. Connections do not tell:
+    A process that went on earlier would still find the old service. Connections do not show it:
     backends of the earlier job may keep theirs.
     """
     config = _config.current()
@@ -164,7 +165,7 @@ def _end_earlier_service() -> None:
             return  # the new one: process 0 has gone on, and comes here for its client too
         (folder / _left(_job, config.process_id)).touch()
         end = time.monotonic() + LEAVE_SECONDS
-        while not select.select([service], [], [], LOOK_SECONDS)[0]:
+        while not select.select([service], [], [], POLL_SECONDS)[0]:
             stay = _who_stays(folder, config.num_processes or 0)
             if not stay and config.process_id == 0:
                 os.kill(pid, signal.SIGKILL)
@@ -203,7 +204,7 @@ class _Service(NamedTuple):
     job: int
     process_0: int
     """A descriptor of that process."""
-    told: int
+    report_to: int
     """A pipe to it."""
     certificates: Sequence[int] = ()
     """Descriptors of files that ``options`` name."""
@@ -211,15 +212,15 @@ class _Service(NamedTuple):
 
 def _outside(make_child: Callable[[int, int], int]) -> Outside | None:
     process_0 = os.pidfd_open(os.getpid())
-    report, told = os.pipe()
+    report, report_to = os.pipe()
     try:
         try:
-            child = make_child(process_0, told)
+            child = make_child(process_0, report_to)
         finally:
             os.close(process_0)
-            os.close(told)
+            os.close(report_to)
         try:
-            return _heard(report, child)
+            return _receive(report, child)
         finally:
             with contextlib.suppress(ChildProcessError):  # the program may ignore SIGCHLD
                 os.waitpid(child, 0)
@@ -238,22 +239,22 @@ def _fork(service: _Service) -> int:
 
 _PROGRAM = """
 import json, sys
-sys.path[:], *said = json.loads(sys.argv[1])
+sys.path[:], *service = json.loads(sys.argv[1])
 from lockstep.bootstrap import coordination_service
-coordination_service.serve(said)
+coordination_service.serve(service)
 """
 
 
-def serve(said: Sequence[Any]) -> NoReturn:
-    _leave(_Service(*said))
+def serve(service: Sequence[Any]) -> NoReturn:
+    _leave(_Service(*service))
 
 
 def _spawn(service: _Service) -> int:
     # It shall not prepare the engine.
     environ = {**os.environ, "LOCKSTEP_COLLECTIVES": "gloo"}
-    said = json.dumps([sys.path, *service], default=int)  # a number of NumPy's, say
-    command = [sys.executable, "-P", "-c", _PROGRAM, said]
-    for fd in (service.process_0, service.told, *service.certificates):
+    arguments = json.dumps([sys.path, *service], default=int)  # NumPy's numbers, for one
+    command = [sys.executable, "-P", "-c", _PROGRAM, arguments]
+    for fd in (service.process_0, service.report_to, *service.certificates):
         os.set_inheritable(fd, True)
     try:
         return os.posix_spawn(sys.executable, command, environ)
@@ -262,8 +263,8 @@ def _spawn(service: _Service) -> int:
             os.set_inheritable(fd, False)
 
 
-def _heard(report: int, child: int) -> Outside | None:
-    """What the child's child says: its pid at once, later that it serves."""
+def _receive(report: int, child: int) -> Outside | None:
+    """What the child's child reports: its pid at once, later that it serves."""
     deadline = time.monotonic() + READY_SECONDS
     text = b""
     poll = select.poll()
@@ -286,8 +287,8 @@ def _leave(service: _Service) -> NoReturn:
     try:
         os.setsid()
         if os.fork() == 0:
-            os.write(service.told, b"%d " % os.getpid())
-            _let_go({service.process_0, service.told, *service.certificates})
+            os.write(service.report_to, b"%d " % os.getpid())
+            _let_go({service.process_0, service.report_to, *service.certificates})
             _serve(service)
     except BaseException:
         traceback.print_exc()
@@ -296,7 +297,7 @@ def _leave(service: _Service) -> NoReturn:
         os._exit(0)
 
 
-def _serve(said: _Service) -> None:
+def _serve(given: _Service) -> None:
     finish, finishing = os.pipe()
     os.set_blocking(finishing, False)
     signal.set_wakeup_fd(finishing, warn_on_full_buffer=False)
@@ -304,22 +305,22 @@ def _serve(said: _Service) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGUSR1, lambda number, frame: None)
-    service = _jax_compat.coordination_service(said.address, said.num_nodes, said.options)
-    _sign(said.job)
-    os.write(said.told, _READY)
-    os.close(said.told)
-    select.select([said.process_0, finish], [], [])
-    port = _port(said.address)
+    service = _jax_compat.coordination_service(given.address, given.num_nodes, given.options)
+    _sign(given.job)
+    os.write(given.report_to, _READY)
+    os.close(given.report_to)
+    select.select([given.process_0, finish], [], [])
+    port = _port(given.address)
     alone = 0
-    while alone < ALONE_LOOKS:
-        time.sleep(LOOK_SECONDS)
+    while alone < ALONE_POLLS:
+        time.sleep(POLL_SECONDS)
         _forget_who_is_out_of_reach()
         alone = 0 if clients(port) else alone + 1
     del service
 
 
 def _forget_who_is_out_of_reach() -> None:
-    """Has the kernel end connections to hosts that are cut off; all of this process are JAX's."""
+    """Has the kernel end connections to unreachable hosts; all of this process are JAX's."""
     with contextlib.suppress(OSError):  # no descriptor left to read /proc with
         for each in tcp_info.tcp_sockets():
             with contextlib.suppress(OSError):  # no longer connected
@@ -335,12 +336,12 @@ def _let_go(kept: set[int]) -> None:
     try:
         if _config.current().run_dir:
             log = _folder() / _run_files.COORDINATION_LOG
-            said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         else:
-            said = os.memfd_create("lockstep-coordination-log", os.MFD_CLOEXEC)
+            output = os.memfd_create("lockstep-coordination-log", os.MFD_CLOEXEC)
     except OSError:
-        said = null
-    for fd, target in ((0, null), (1, said), (2, said)):
+        output = null
+    for fd, target in ((0, null), (1, output), (2, output)):
         os.dup2(null if target == fd else target, fd)
     fd_limit.close_all_but(kept)
 

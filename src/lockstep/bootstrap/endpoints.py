@@ -132,8 +132,8 @@ def meet(
     """
 
     def receive(other: int, name: str) -> list[str]:
-        look = startup_liveness.look(peers, process, other)
-        return _addresses(store.get(name, peers[other].label, look), peers[other])
+        check = startup_liveness.check(peers, process, other)
+        return _addresses(store.get(name, peers[other].label, check), peers[other])
 
     own = [_name(each) for each in listeners]
     # Those of this host are received too: what one process raises, all are to raise.
@@ -142,11 +142,15 @@ def meet(
     return at | {agent.process: found[agent.keeps or 0][1] for agent in topology.agents(peers)}
 
 
-def _addresses(said: Any, peer: Peer) -> list[str]:
+def _addresses(published: Any, peer: Peer) -> list[str]:
     """Raises `InitializationError` for what is no list of addresses."""
-    if isinstance(said, list) and said and all(isinstance(each, str) for each in said):
-        return said
-    raise InitializationError(f"{peer.label} has published no address: {said!r:.100}.")
+    if (
+        isinstance(published, list)
+        and published
+        and all(isinstance(each, str) for each in published)
+    ):
+        return published
+    raise InitializationError(f"{peer.label} has published no address: {published!r:.100}.")
 
 
 def _name(listener: socket.socket) -> str:
@@ -184,5 +188,5 @@ def _is_sibling(own: Peer, peer: Peer) -> bool:
 
 
 def _is_met(own: Peer, peer: Peer) -> bool:
-    """Whether there is a connection: agents have nothing to say to each other."""
+    """Whether there is a connection: agents do not talk to each other."""
     return peer.host_id != own.host_id and (own.keeps is None or peer.keeps is None)

@@ -3,7 +3,7 @@
 The order of events in a process: JAX's client of the coordination service connects; JAX is about to
 make its CPU client (`before_cpu_client`: exchange records, fall back to gloo when there are
 several hosts and no key); jaxlib starts its collectives (`start_engine`: share the arena of the
-host, tell the other hosts where to reach this process, start the engine); XLA meets its first
+host, publish where other hosts reach this process, start the engine); XLA meets its first
 clique (`hand_in_devices`).
 """
 
@@ -45,23 +45,27 @@ class _Roster:
     """The processes of a job, as they have published themselves through ``client``."""
 
     client: Any
-    said: peers.Peers
+    exchanged: peers.Peers
     process: int
     starts: int = 0
     """How often jaxlib has started its collectives: JAX may clear its backends and make others."""
 
     @property
     def peers(self) -> list[topology.Peer]:
-        return self.said.all
+        return self.exchanged.all
 
     @property
     def store(self) -> Store:
-        return self.said.store
+        return self.exchanged.store
 
     @property
     def key(self) -> bytes | None:
         """For the engine on other hosts."""
-        return None if self.said.key is None else job_key.derive(self.said.key, "lockstep tls")
+        return (
+            None
+            if self.exchanged.key is None
+            else job_key.derive(self.exchanged.key, "lockstep tls")
+        )
 
     @property
     def hosts(self) -> list[str]:
@@ -217,11 +221,11 @@ def start_engine() -> None:
     with _ending_the_wait_for_devices(roster), contextlib.ExitStack() as opened:
         epoch = roster.starts
         roster.starts += 1
-        nonce = roster.said.nonce(epoch)
+        nonce = roster.exchanged.nonce(epoch)
         fd, way = _meet(roster, epoch, nonce, opened)
         # The engine keeps descriptors of its own; ours may go once all have started theirs.
-        told = _start_together(roster, epoch, fd, nonce, way)
-    _watch_the_job(roster, told)
+        published = _start_together(roster, epoch, fd, nonce, way)
+    _watch_the_job(roster, published)
 
 
 @contextlib.contextmanager
@@ -244,7 +248,7 @@ def _meet(
     # Where the others will listen for it.
     prefix = f"{PREFIX}/{'address' if len(roster.hosts) > 1 else 'record'}/{epoch}"
     listeners: list[socket.socket] = []
-    with kv_store.telling_errors(roster.store, f"{prefix}/{roster.process}"):
+    with kv_store.publishing_errors(roster.store, f"{prefix}/{roster.process}"):
         fd_limit.make_room_for(roster.peers, roster.process)
         fd = shared_memory.open_arena(roster.store, roster.peers, roster.process, epoch, nonce)
         opened.callback(os.close, fd)
@@ -279,33 +283,33 @@ def _start_together(
     def receive(other: int, name: str) -> artifacts.Artifacts:
         """Waits until the engine of that process has started. Of another host no file is read."""
         peer = roster.peers[other]
-        found = roster.store.get(name, peer.label, _look_for(roster, peer))
+        found = roster.store.get(name, peer.label, _check_of(roster, peer))
         is_here = peer.host_id == roster.peers[roster.process].host_id
         return artifacts.of_peer(peer, found) if is_here else artifacts.Artifacts()
 
     return roster.store.gather(prefix, roster.process, len(roster.peers), own, receive)
 
 
-def _look_for(roster: _Roster, peer: topology.Peer) -> Callable[[], None]:
+def _check_of(roster: _Roster, peer: topology.Peer) -> Callable[[], None]:
     """Ends a wait for ``peer`` once it has died; of another host, once the engine reports it."""
-    gone = startup_liveness.look(roster.peers, roster.process, peer.process)
+    gone = startup_liveness.check(roster.peers, roster.process, peer.process)
 
-    def look() -> None:
+    def check() -> None:
         gone()
         if text := bindings.abort_text():
             raise InitializationError(text)
 
-    return look
+    return check
 
 
-def _watch_the_job(roster: _Roster, told: Sequence[artifacts.Artifacts]) -> None:
+def _watch_the_job(roster: _Roster, published: Sequence[artifacts.Artifacts]) -> None:
     if _config.current().record:
         # Late import: it is needed only where the engine runs.
         from lockstep.watchdog import watchdog
 
-        watchdog.start(roster.store, roster.peers, roster.process, told, roster.agents)
+        watchdog.start(roster.store, roster.peers, roster.process, published, roster.agents)
         if agent := roster.agent:
-            agent_network.say_where(roster.peers, agent, told)
+            agent_network.say_where(roster.peers, agent, published)
     elif len(roster.hosts) > 1:
         # Without records, other hosts do not see what this process is doing.
         shutdown_hook.mark_the_end(roster.peers[roster.process].label, lambda: None, to_hosts=True)

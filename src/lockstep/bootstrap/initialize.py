@@ -51,9 +51,9 @@ def initialize(
 
     Args:
       coordinator_address: ``"HOST:PORT"`` at which process 0 serves JAX's key-value store. Default:
-        what the launcher says.
-      num_processes: how many processes the job has. Default: what the launcher says.
-      process_id: the index of this process, from 0. Default: what the launcher says.
+        as the launcher sets it.
+      num_processes: how many processes the job has. Default: as the launcher sets it.
+      process_id: the index of this process, from 0. Default: as the launcher sets it.
       local_device_ids: the indices of the accelerators that this process may use: one, or a list.
         Default: all (JAX has other defaults under Slurm and Open MPI).
       cluster_detection_method: the only way in which JAX looks for a launcher, such as

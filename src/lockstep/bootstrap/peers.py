@@ -39,8 +39,10 @@ class Peers:
     def nonce(self, epoch: int) -> int:
         """A number that all processes know and no other job has, for the ``epoch``-th start of
         their engines. With a key, an unauthenticated client does not know it."""
-        said = "\0".join([*self.texts, str(epoch)]).encode()
-        digest = job_key.derive((self.key or b"") + hashlib.sha256(said).digest(), "lockstep nonce")
+        joined = "\0".join([*self.texts, str(epoch)]).encode()
+        digest = job_key.derive(
+            (self.key or b"") + hashlib.sha256(joined).digest(), "lockstep nonce"
+        )
         return int.from_bytes(digest[:8], "big") >> 1
 
 

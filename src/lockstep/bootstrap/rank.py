@@ -1,4 +1,4 @@
-"""Where this process stands in its job: what the launcher says, else what the cluster says."""
+"""Where this process stands in its job: as the launcher sets it, else as the cluster does."""
 
 from __future__ import annotations
 

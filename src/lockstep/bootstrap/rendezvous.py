@@ -50,8 +50,8 @@ def coordinator(place: Place, deadline_seconds: float = DEADLINE_SECONDS) -> str
     name = f"\0lockstep-{os.getuid()}-{launcher_identity()}"
     deadline = time.monotonic() + deadline_seconds
     if place.rank == 0:
-        return _tell(name, place, deadline)
-    return _ask(name, place, deadline)
+        return _publish(name, place, deadline)
+    return _request(name, place, deadline)
 
 
 def launcher_identity(proc: Path = Path("/proc")) -> str:
@@ -85,7 +85,7 @@ def _same_user(connection: socket.socket) -> bool:
     return struct.unpack("3i", credentials)[1] == os.getuid()
 
 
-def _tell(name: str, place: Place, deadline: float) -> str:
+def _publish(name: str, place: Place, deadline: float) -> str:
     held = port_reservation.reserve()
     # Never closed, and inherited over exec: the port stays ours until the coordinator has it.
     os.set_inheritable(held.fileno(), True)
@@ -126,7 +126,7 @@ def _bind(listener: socket.socket, name: str, deadline: float) -> None:
             time.sleep(0.05)
 
 
-def _ask(name: str, place: Place, deadline: float) -> str:
+def _request(name: str, place: Place, deadline: float) -> str:
     while time.monotonic() < deadline:
         with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
             connection.settimeout(max(0.01, deadline - time.monotonic()))

@@ -23,17 +23,17 @@ def open_arena(
     first = next(peer for peer in peers if peer.host_id == peers[process].host_id)
     name = f"{kv_store.PREFIX}/arena/{epoch}/{first.process}"
     if first.process == process:
-        with kv_store.telling_errors(shared, name):
+        with kv_store.publishing_errors(shared, name):
             fd = bindings.create_arena(nonce)
         shared.put(name, fd)
         return fd
-    look = startup_liveness.look(peers, process, first.process)
-    fd = shared.get(name, first.label, look)
+    check = startup_liveness.check(peers, process, first.process)
+    fd = shared.get(name, first.label, check)
     try:
         return memory_files.open_of(first.pid, fd, [_NAME], os.O_RDWR)
     except OSError as error:
         # It may end at this moment: its files go before it does.
-        startup_liveness.look(peers, process, first.process, patience=1.0)()
+        startup_liveness.check(peers, process, first.process, timeout=1.0)()
         raise InitializationError(
             f"cannot open the shared memory of {first.label}, its file descriptor {fd!r:.100}: "
             f"{error.strerror}. The processes of one host must run as one user and see the same "

@@ -26,18 +26,18 @@ from lockstep.job.topology import Peer
 from lockstep.system import exit_status
 
 
-def look(
-    peers: Sequence[Peer], process: int, other: int, patience: float = 0.0
+def check(
+    peers: Sequence[Peer], process: int, other: int, timeout: float = 0.0
 ) -> Callable[[], None]:
     """Raises `InitializationError` once process ``other`` has ended, where ``process`` sees that.
 
-    ``patience``: how many seconds it may take to end.
+    ``timeout``: how many seconds it may take to end.
     """
     peer = peers[other]
 
     def raise_if_gone() -> None:
         service_loss.raise_if_lost()
-        if peer.host_id == peers[process].host_id and (how := _how_it_ended(peer, patience)):
+        if peer.host_id == peers[process].host_id and (how := _how_it_ended(peer, timeout)):
             raise InitializationError(f"{peer.label} {how}, while the job began.")
 
     return raise_if_gone
@@ -47,8 +47,8 @@ def first_record(store: Store, folder: str, process: int, count: int) -> Record:
     """What a process publishes before the others know anything of it. The writer is not
     authenticated.
 
-    Raises `InitializationError` as `look` does, but only the launcher or agent can tell; and after
-    the deadline for the start of a job.
+    Raises `InitializationError` as `check` does, but only the launcher or agent can see that; and
+    after the deadline for the start of a job.
     """
     label = f"process {process} of {count}"
     return store.record(f"{folder}/{process}", label, _before_the_start(process, label), math.inf)
@@ -64,9 +64,9 @@ def _before_the_start(process: int, label: str) -> Callable[[], None]:
     limit = _config.current().start_timeout or math.inf
     end = time.monotonic() + limit
 
-    def look() -> None:
+    def check() -> None:
         service_loss.raise_if_lost()
-        _look_before(process, label)
+        _check_before_start(process, label)
         if time.monotonic() > end:
             raise InitializationError(
                 f"{label} connected to JAX's coordination service, and did not go on in "
@@ -74,7 +74,7 @@ def _before_the_start(process: int, label: str) -> Callable[[], None]:
                 "run another program. For a job that takes longer to start: --start-timeout."
             )
 
-    return look
+    return check
 
 
 def recorded_ending(process: int) -> str:
@@ -84,7 +84,7 @@ def recorded_ending(process: int) -> str:
     return ""
 
 
-def _look_before(process: int, label: str) -> None:
+def _check_before_start(process: int, label: str) -> None:
     if how := recorded_ending(process):
         raise InitializationError(f"{label} {how}, before the job had begun.")
 
@@ -102,7 +102,7 @@ def _words(process: int, ending: Exit | None) -> str:
     return abort_message.how_it_ended(format.ProcessRecord(process, 0, 0, "", ""), ending)
 
 
-def _how_it_ended(peer: Peer, patience: float) -> str:
+def _how_it_ended(peer: Peer, timeout: float) -> str:
     """Half a sentence; "" while it lives."""
     with contextlib.ExitStack() as opened:
         pidfd = -1
@@ -114,7 +114,7 @@ def _how_it_ended(peer: Peer, patience: float) -> str:
             return ""
         else:
             opened.callback(os.close, pidfd)
-            if not select.select([pidfd], [], [], patience)[0]:
+            if not select.select([pidfd], [], [], timeout)[0]:
                 return ""
         written = functools.partial(Exit.read, _folder(peer.process), peer.pid)
         ending = exit_status.ending(pidfd, written if _config.current().run_dir else None)

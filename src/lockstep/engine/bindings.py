@@ -283,23 +283,23 @@ def is_lost(process: int) -> bool:
 
 
 def has_left(process: int) -> bool:
-    """Whether a process's program has come to its end, and it has said so."""
+    """Whether a process has reported the end of its program."""
     return _library().lockstep_has_left(process) == 1
 
 
-def send_note(process: int, note: bytes, timeout: float) -> bool:
-    """Whether the note is on its way to a process of another host, which gets it whole."""
-    return _library().lockstep_send_message(process, note, len(note), timeout) == 0
+def send_message(process: int, message: bytes, timeout: float) -> bool:
+    """Whether the message is on its way to a process of another host, which gets it whole."""
+    return _library().lockstep_send_message(process, message, len(message), timeout) == 0
 
 
-class NoMoreNotes(Exception):
+class NoMoreMessages(Exception):
     """The connections to other hosts have ended."""
 
 
-def next_note(timeout: float) -> tuple[int, bytes] | None:
-    """The sender of the next note, and the note; None when none came in ``timeout`` seconds."""
+def next_message(timeout: float) -> tuple[int, bytes] | None:
+    """The sender of the next message, and the message; None when none came in ``timeout`` seconds."""
     data, count = ctypes.c_void_p(), ctypes.c_uint64()
     process = _library().lockstep_next_message(timeout, ctypes.byref(data), ctypes.byref(count))
     if process == -2:
-        raise NoMoreNotes
+        raise NoMoreMessages
     return None if process < 0 else (process, ctypes.string_at(data, count.value))

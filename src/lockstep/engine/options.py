@@ -1,4 +1,4 @@
-"""What Python tells the engine when it starts: the C structure of ``native/engine.h``, and ours."""
+"""What the engine is given at its start: the C structure of ``native/api/python.h``, and ours."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Network:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What one process tells its engine about the job."""
+    """What one process hands to its engine."""
 
     process: int
     labels: Sequence[str]

@@ -1,4 +1,4 @@
-"""The key of a job, which authenticates what its processes tell each other and encrypts the rest.
+"""The key of a job, which authenticates what its processes publish and encrypts the rest.
 
 On several hosts the user gives it in a file (LOCKSTEP_KEY_FILE). On one host the launcher draws a
 secret for each run and leaves it in the run's private directory. What travels through JAX's

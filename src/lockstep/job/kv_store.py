@@ -31,7 +31,7 @@ _PAUSE_SECONDS = 0.1
 _SLICE_SECONDS = 0.5
 _AUTHENTICATED = re.compile(r"([0-9a-f]{64}) (.*)", re.DOTALL)
 
-Look = Callable[[], None]
+Check = Callable[[], None]
 """Called twice a second while a process waits; what it raises ends the wait."""
 
 
@@ -128,7 +128,7 @@ class Store:
         return self.client.blocking_key_value_get(name, max(1, int(seconds * 1000)))
 
     def record(
-        self, name: str, writer: str, look: Look = _go_on, seconds: float | None = None
+        self, name: str, writer: str, check: Check = _go_on, seconds: float | None = None
     ) -> Record:
         """Waits for a record of any writer; raises `InitializationError` naming ``writer``.
 
@@ -150,11 +150,13 @@ class Store:
                         f"{writer} did not reach this point in {seconds} s. It may have failed "
                         "(see its output), may not import lockstep, or may run another program."
                     ) from error
-            look()
+            check()
 
-    def get(self, name: str, writer: str, look: Look = _go_on, seconds: float | None = None) -> Any:
+    def get(
+        self, name: str, writer: str, check: Check = _go_on, seconds: float | None = None
+    ) -> Any:
         """What ``writer`` has published under ``name``; raises the error that it published."""
-        content = self._believed(name, self.record(name, writer, look, seconds), writer)
+        content = self._believed(name, self.record(name, writer, check, seconds), writer)
         if "error" in content:
             text = str(content["error"]).removeprefix("lockstep: ")
             raise InitializationError(text if text.startswith(writer) else f"{writer}: {text}")
@@ -228,7 +230,7 @@ def _refusal(name: str, proof: Proof, writer: str) -> str:
 
 
 @contextlib.contextmanager
-def telling_errors(store: Store, name: str) -> Iterator[None]:
+def publishing_errors(store: Store, name: str) -> Iterator[None]:
     """Publishes what the block raises, so that processes which wait in `Store.get` raise it too."""
     try:
         yield
@@ -241,11 +243,11 @@ def telling_errors(store: Store, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def failing_together(store: Store, prefix: str, process: int) -> Iterator[None]:
-    """As `telling_errors`, for a block that fails where it fails in another process.
+    """As `publishing_errors`, for a block that fails where it fails in another process.
 
     Then it raises what that one has published: the reason, where its own error is a consequence.
     """
-    with telling_errors(store, f"{prefix}/{process}"):
+    with publishing_errors(store, f"{prefix}/{process}"):
         try:
             yield
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Which processes there are and which hosts they sit on, from what each says of itself.
+"""Which processes there are and which hosts they sit on, from the record of each.
 
 Pure: `lockstep.bootstrap.engine_start` exchanges the records, this module draws the conclusions.
 """
@@ -18,7 +18,7 @@ from lockstep._errors import InitializationError
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """What one process says of itself."""
+    """What one process publishes of itself."""
 
     process: int
     pid: int

@@ -23,11 +23,11 @@ from lockstep.sync import value_digest
 from lockstep.system import stack_dump
 
 _NO_DEADLINE = 10.0**6
-_LOOK_SECONDS = 0.2
+_CHECK_SECONDS = 0.2
 """How often a wait checks whether a process that it waits for has ended."""
 _MAX_STACKS = 2
 _STACK_LINES = 12
-_NOTES = "lockstep/waits"
+_POSITIONS = "lockstep/waits"
 
 
 class _Uses(current_job.Part):
@@ -92,10 +92,10 @@ def assert_same(value: Any, name: str, timeout: float | None = None) -> None:
     key = f"lockstep/same/{name}"
     use = current_job.part(_Uses).next(key)
     shared = kv_store.of_application(client)
-    said = {place: [leaf.digest, leaf.text] for place, leaf in own.items()}
-    shared.put(f"{key}/{use}/{process}", said)
+    published = {place: [leaf.digest, leaf.text] for place, leaf in own.items()}
+    shared.put(f"{key}/{use}/{process}", published)
     _wait(words, f"same/{name}", timeout)
-    found = {**shared.values(f"{key}/{use}"), str(process): said}
+    found = {**shared.values(f"{key}/{use}"), str(process): published}
     if process == 0 and use > 1:
         # All have left the check before this one, or they would not be here.
         client.key_value_delete(f"{key}/{use - 1}/")
@@ -119,20 +119,20 @@ def _wait(words: str, name: str, timeout: float | None) -> None:
         timeout = _config.current().collective_timeout
     seconds = timeout or _NO_DEADLINE
     use = current_job.part(_Uses).next(name)
-    note = [name, use, words]
+    position = [name, use, words]
     shared = kv_store.of_application(client)
-    shared.put(f"{_NOTES}/{process}", note, overwrite=True)
+    shared.put(f"{_POSITIONS}/{process}", position, overwrite=True)
     failed = _Waiting(client, f"lockstep/{name}/{use}", seconds)
-    while not failed.over(_LOOK_SECONDS):
+    while not failed.over(_CHECK_SECONDS):
         service_loss.raise_if_lost()
-        missing = _missing(shared, note)
+        missing = _missing(shared, position)
         if any(_ended(other) for other in missing):
             break
     else:
         if failed.error is None:
             return
-        service_loss.raise_if_lost(_LOOK_SECONDS)
-        missing = _missing(shared, note)
+        service_loss.raise_if_lost(_CHECK_SECONDS)
+        missing = _missing(shared, position)
     if not missing:
         raise MissingProcessError(
             f"{words}: the others waited {seconds:g} s for process {process} and gave up. "
@@ -142,7 +142,7 @@ def _wait(words: str, name: str, timeout: float | None) -> None:
 
 
 class _Waiting:
-    """The service's barrier, waited for in a thread, so that the caller can look around."""
+    """The service's barrier, waited for in a thread, so that the caller can check others."""
 
     def __init__(self, client: Any, key: str, seconds: float) -> None:
         self.error: Exception | None = None
@@ -166,15 +166,15 @@ class _Waiting:
         return time.monotonic() - self._started
 
 
-def _missing(shared: kv_store.Store, note: list[Any]) -> list[int]:
-    """The processes that are not where ``note`` is."""
+def _missing(shared: kv_store.Store, position: list[Any]) -> list[int]:
+    """The processes that are not where ``position`` is."""
     _, count = _jax_compat.distributed_place()
-    notes = _notes(shared)
-    return [other for other in range(count) if notes.get(other) != note]
+    positions = _positions(shared)
+    return [other for other in range(count) if positions.get(other) != position]
 
 
-def _notes(shared: kv_store.Store) -> dict[int, list[Any]]:
-    return {int(process): note for process, note in shared.values(_NOTES).items()}
+def _positions(shared: kv_store.Store) -> dict[int, list[Any]]:
+    return {int(process): position for process, position in shared.values(_POSITIONS).items()}
 
 
 def _ended(process: int) -> str | None:
@@ -190,7 +190,7 @@ def _ended(process: int) -> str | None:
 def _words(shared: kv_store.Store, words: str, waited: float, missing: list[int]) -> str:
     process, count = _jax_compat.distributed_place()
     labels = engine_start.labels(count)
-    notes = _notes(shared)
+    positions = _positions(shared)
     lines = [
         f"{words}: {labels[process]} waited {waited:.1f} s. Missing: {len(missing)} of {count} "
         "processes:"
@@ -198,7 +198,7 @@ def _words(shared: kv_store.Store, words: str, waited: float, missing: list[int]
     shown = 0
     for other in missing:
         ended = _ended(other)
-        last = f"; last seen in {notes[other][2]}" if other in notes else ""
+        last = f"; last seen in {positions[other][2]}" if other in positions else ""
         state = ended or "has not come"
         lines.append(f"  {labels[other]} {state}{last}")
         if ended is None and shown < _MAX_STACKS and (text := _stack(other)):

@@ -1,4 +1,4 @@
-"""What `lockstep.assert_same` compares, and how a difference is told. Pure.
+"""What `lockstep.assert_same` compares, and the text of a difference. Pure.
 
 Each process sends a fingerprint and a few words for every leaf of its value, never the value: a
 model's parameters may be large.
@@ -53,27 +53,27 @@ def of_object(value: Any) -> Leaf:
     return Leaf(hashlib.sha256(text.encode("utf-8", "replace")).hexdigest(), short)
 
 
-def differences(said: Sequence[Mapping[str, Leaf]], labels: Sequence[str]) -> str | None:
+def differences(values: Sequence[Mapping[str, Leaf]], labels: Sequence[str]) -> str | None:
     """The places in which the processes differ, with the values of each process; None when all
     agree.
 
-    ``said[i]`` maps the place of each leaf in process i's value (empty for a value that is one
+    ``values[i]`` maps the place of each leaf in process i's value (empty for a value that is one
     leaf) to the leaf.
     """
-    places = list(dict.fromkeys(place for own in said for place in own))
-    told = []
+    places = list(dict.fromkeys(place for own in values for place in own))
+    paragraphs = []
     for place in places:
-        leaves = [own.get(place, NOTHING) for own in said]
+        leaves = [own.get(place, NOTHING) for own in values]
         if len({leaf.digest for leaf in leaves}) > 1:
-            told.append(_told(place, leaves, labels))
-    if not told:
+            paragraphs.append(_paragraph(place, leaves, labels))
+    if not paragraphs:
         return None
-    more = len(told) - MAX_LEAVES
+    more = len(paragraphs) - MAX_LEAVES
     rest = [f"and {more} more place{'s' if more > 1 else ''}"] if more > 0 else []
-    return "\n".join(told[:MAX_LEAVES] + rest)
+    return "\n".join(paragraphs[:MAX_LEAVES] + rest)
 
 
-def _told(place: str, leaves: Sequence[Leaf], labels: Sequence[str]) -> str:
+def _paragraph(place: str, leaves: Sequence[Leaf], labels: Sequence[str]) -> str:
     groups: dict[str, list[int]] = {}
     for process, leaf in enumerate(leaves):
         groups.setdefault(leaf.digest, []).append(process)

@@ -1,4 +1,5 @@
-"""An agent in the network between hosts: told by its program, asked by the watchers of others.
+"""An agent in the network between hosts: its program sends it the addresses, watchers send
+requests.
 
 Each process that ``lockstep worker`` started has an agent (`launch.agent`). Where there are
 several hosts, that of the first such process of each becomes a member of the engine's network,
@@ -30,7 +31,7 @@ from lockstep.system import fd_limit
 from lockstep.watchdog import query_server
 from lockstep.watchdog.artifacts import Artifacts
 from lockstep.watchdog.record_reader import Records, on_one_clock
-from lockstep.watchdog.remote import Elsewhere, Local
+from lockstep.watchdog.remote import LocalHost, RemoteHosts
 
 _SEND_SECONDS = 10.0
 
@@ -68,21 +69,21 @@ def hand_over(peers: Sequence[Peer], agent: Peer, nonce: int, network: Network) 
         "key": network.key.hex(),
         "tls_library": network.tls_library,
     }
-    _tell(values, [network.listener])
+    _send(values, [network.listener])
 
 
 def say_where(peers: Sequence[Peer], agent: Peer, artifacts: Sequence[Artifacts]) -> None:
     """Tells the agent where the processes of its host write down what they do."""
-    told = {
+    published = {
         peer.process: dataclasses.asdict(artifacts[peer.process])
         for peer in peers
         if peer.host_id == agent.host_id
     }
     members = [peer.to_json() for peer in (*peers, *topology.agents(peers))]
-    _tell({"kind": "answer", "process": agent.process, "peers": members, "artifacts": told})
+    _send({"kind": "answer", "process": agent.process, "peers": members, "artifacts": published})
 
 
-def _tell(values: dict[str, Any], handed: Sequence[int] = ()) -> None:
+def _send(values: dict[str, Any], handed: Sequence[int] = ()) -> None:
     line = _line()
     assert line is not None
     text = json.dumps(values).encode() + b"\n"
@@ -104,7 +105,7 @@ class AgentNetwork:
         self._folder = folder
         self._others: list[int] = []
         """The processes of other hosts, once it is in the network."""
-        self._answers: Elsewhere | None = None
+        self._answers: RemoteHosts | None = None
         self._records: Records | None = None
         threading.Thread(target=self._hear, name="lockstep-agent", daemon=True).start()
 
@@ -167,21 +168,22 @@ class AgentNetwork:
         own = members[values["process"]]
         peers = [peer for peer in members if peer.keeps is None]
         artifacts = {
-            int(process): Artifacts(**told) for process, told in values["artifacts"].items()
+            int(process): Artifacts(**published)
+            for process, published in values["artifacts"].items()
         }
         records = self._records = Records(peers, own, artifacts)
-        local = Local(lambda latest: records.of_host((), latest), records.stacks, lambda: None)
-        self._answers = Elsewhere(members, own.process, local)
+        local = LocalHost(lambda latest: records.of_host((), latest), records.stacks, lambda: None)
+        self._answers = RemoteHosts(members, own.process, local)
         self._answers.start()
         if not self._others:
             with contextlib.suppress(OSError):
-                query_server.Teller(self._folder, self._look_elsewhere).start()
+                query_server.QueryServer(self._folder, self._scan_remote).start()
         self._others = [peer.process for peer in peers if peer.host_id != own.host_id]
 
-    def _look_elsewhere(self) -> bytes:
+    def _scan_remote(self) -> bytes:
         assert self._answers
         assert self._records
-        there, clocks = self._answers.look(None)
+        there, clocks = self._answers.scan(None)
         error = 2 * max((clock.error for clock in clocks.values()), default=0)
         here = self._records.of_host((), 1)
         return query_server.pack(list(on_one_clock(here, there, clocks)), error)

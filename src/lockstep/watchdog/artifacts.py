@@ -2,7 +2,7 @@
 
 Below the directory of its run. A process that was started by neither ``lockstep run`` nor
 ``lockstep worker`` has none: then it is memory that the others open by way of /proc, and that is
-gone with the last of them. The processes tell each other numbers of descriptors and the directory,
+gone with the last of them. The processes publish numbers of descriptors and the directory,
 never a path to open.
 """
 
@@ -50,7 +50,7 @@ class Artifacts:
     """Where those and its launcher's record of its end are: see `lockstep._run_files`."""
 
     def published(self) -> dict[str, Any]:
-        """What the others are told: `of_peer` makes paths of it."""
+        """What is published for the others: `of_peer` makes paths of it."""
         paths = {name: getattr(self, name) for name in _FILES if getattr(self, name)}
         memory = {name: descriptor(path) for name, path in paths.items()}
         return {
@@ -76,13 +76,13 @@ def own(process: int, recorder_fd: int) -> Artifacts:
     return dataclasses.replace(artifacts, record=record or artifacts.record)
 
 
-def of_peer(peer: Peer, said: Any) -> Artifacts:
+def of_peer(peer: Peer, record: Any) -> Artifacts:
     """Those of a process of this host, from what it has published.
 
     Raises `InitializationError` for what such a process does not publish.
     """
     folder, memory = (
-        (said.get(n) for n in ("folder", "memory")) if isinstance(said, dict) else (0, 0)
+        (record.get(n) for n in ("folder", "memory")) if isinstance(record, dict) else (0, 0)
     )
     if not isinstance(folder, str) or not isinstance(memory, dict):
         raise InitializationError(f"{peer.label} has not published where its records are.")

@@ -15,7 +15,7 @@ timeouts of its own.
 
 Which connections these are: gloo and the engine alike listen on one port per process, which opens
 while JAX makes its CPU client, and every connection has one of these at one end. The engine closes
-its port when all have met. The processes tell each other theirs.
+its port when all have met. The processes publish theirs.
 """
 
 from __future__ import annotations
@@ -47,30 +47,31 @@ before."""
 _EXIT = 0.1
 _MAX_EXIT = 10.0
 """How long the service may take to answer when the process ends: likewise, and in seconds."""
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _STOP_SECONDS = 10.0
-"""For a look that is in flight; it may be printing to a pipe without a reader."""
+"""For a scan that is in flight; it may be printing to a pipe without a reader."""
 _EVERYWHERE = ("0.0.0.0", "::")
 _EXCHANGE_SECONDS = 20
-"""For the other processes to say where they listen: all have just met, to list their devices."""
+"""For the other processes to publish where they listen: all have just met, to list their
+devices."""
 _MAX_TEXT = 980
 """What an exception has room for, in bytes, less what is put in front."""
 _MAX_HOSTS = 3
 _MAX_PROCESSES = 6
-"""So many are named; with a switch, a hundred hosts may be cut off."""
+"""So many are named; with a switch, a hundred hosts may be unreachable."""
 
 
 class Listeners:
-    """Where gloo or the engine listens in each process, as they have told each other."""
+    """Where gloo or the engine listens in each process, as they have published."""
 
-    def __init__(self, process: int, said: Sequence[tuple[Peer, Sequence[Address]]]) -> None:
-        _, own = said[process]
+    def __init__(self, process: int, published: Sequence[tuple[Peer, Sequence[Address]]]) -> None:
+        _, own = published[process]
         self._own_ports = {port for _, port in own}
-        self._all = {address for _, addresses in said for address in addresses}
+        self._all = {address for _, addresses in published for address in addresses}
         self._here = {host for host, _ in own}
         self.peers_at: dict[str, list[Peer]] = {}
         """The processes of other hosts by their address."""
-        for peer, addresses in said:
+        for peer, addresses in published:
             for host in {host for host, _ in addresses} - self._here:
                 self.peers_at.setdefault(host, []).append(peer)
 
@@ -124,9 +125,9 @@ class Watch(threading.Thread):
         self._owner = os.getpid()
 
     def run(self) -> None:
-        while not self._over.wait(_LOOK_SECONDS):
+        while not self._over.wait(_POLL_SECONDS):
             with contextlib.suppress(OSError):  # no descriptor left to read /proc with
-                self._look()
+                self._scan()
 
     def stop(self) -> None:
         self._over.set()
@@ -142,7 +143,7 @@ class Watch(threading.Thread):
         if os.getpid() == self._owner and not _jax_compat.service_answers(self._key, seconds):
             _jax_compat.set_client_aside()
 
-    def _look(self) -> None:
+    def _scan(self) -> None:
         silence = self._listeners.silence(self._limit)
         longest = max(silence.values(), default=0.0)
         if longest < self._limit:
@@ -151,11 +152,13 @@ class Watch(threading.Thread):
         if _has_service(lost, self._listeners.peers_at):
             _jax_compat.set_client_aside()
         # Before the exception comes, after which the process may end at once.
-        words = cut_off_words(self._own, lost, self._listeners.peers_at, longest, self._heartbeat)
+        words = unreachable_words(
+            self._own, lost, self._listeners.peers_at, longest, self._heartbeat
+        )
         with contextlib.suppress(OSError, ValueError):  # no reader is left, or it is closed
             print(words, file=sys.stderr, flush=True)
         if self._fail is not None:
-            # Before the connections end, or their end would be what the exception tells.
+            # Before the connections end, or the exception would name their end.
             self._fail(words)
         for each in self._listeners.connections():
             with contextlib.suppress(OSError):
@@ -188,7 +191,7 @@ def _fitting(words: str) -> str:
     return words.encode()[:_MAX_TEXT].decode(errors="ignore")
 
 
-def cut_off_words(
+def unreachable_words(
     own: Peer,
     lost: Sequence[str],
     peers_at: Mapping[str, Sequence[Peer]],
@@ -198,7 +201,7 @@ def cut_off_words(
     """What the user reads when the addresses ``lost`` cannot be reached; times in seconds."""
     names = _names(lost, peers_at)
     words = (
-        f"lockstep: {own.label}: cut off from {names}: no answer for {silence:.0f} s. Is the "
+        f"lockstep: {own.label} cannot reach {names}: no answer for {silence:.0f} s. Is the "
         "machine up, and the network? Collectives with any other process raise from now on. This "
         "process may compute on its own devices, save and end."
     )
@@ -226,7 +229,7 @@ class _Watches(current_job.Part):
 
 
 def before_cpu_client() -> None:
-    """Notes what is open, so that what is opened now can be told from it. Raises nothing."""
+    """Notes what is open, so that it differs from what is opened next. Raises nothing."""
     watches = current_job.part(_Watches)
     watches.before = None
     with contextlib.suppress(OSError):  # no /proc, or no descriptor left
@@ -239,7 +242,7 @@ def after_cpu_client(store: Store, fail: Callable[[str], None] | None = None) ->
         current_job.part(_Watches).close()
         _start(store, fail)
     except Exception as error:
-        # With `import lockstep` in some of the processes only, say.
+        # For example with `import lockstep` in some of the processes only.
         print(f"lockstep: does not watch for unreachable hosts: {error}", file=sys.stderr)
 
 
@@ -267,7 +270,7 @@ def _before_exit() -> None:
 
 
 def _exchange(store: Store, addresses: set[Address]) -> tuple[Listeners, Peer, str]:
-    """Also the key under which this process has said it."""
+    """Also the key under which this process has published."""
     process, count = _jax_compat.distributed_place()
     own = topology.this_process(process, _config.current().host_id, "")
     watches = current_job.part(_Watches)

@@ -41,9 +41,9 @@ def pack(head: dict[str, Any], body: bytes = b"") -> bytes:
     return json.dumps(head).encode() + b"\0" + body
 
 
-def unpack(note: bytes) -> tuple[dict[str, Any], bytes]:
+def unpack(message: bytes) -> tuple[dict[str, Any], bytes]:
     """Raises ValueError for what is no note."""
-    head, _, body = note.partition(b"\0")
+    head, _, body = message.partition(b"\0")
     found = json.loads(head)
     if not isinstance(found, dict):
         raise ValueError("a note without a head")
@@ -52,12 +52,12 @@ def unpack(note: bytes) -> tuple[dict[str, Any], bytes]:
 
 def pack_processes(processes: Sequence[model.Process]) -> tuple[list[dict[str, Any]], bytes]:
     """Records and lines of processes: a part of a head, and a body."""
-    told, records = [], []
+    reports, records = [], []
     for process in processes:
         record = format.encode(process.record, _room(process.record)) if process.record else b""
         records.append(record)
         callers = {site: [_fields(c) for c in made] for site, made in process.callers.items()}
-        told.append(
+        reports.append(
             {
                 "index": process.index,
                 "bytes": len(record),
@@ -67,7 +67,7 @@ def pack_processes(processes: Sequence[model.Process]) -> tuple[list[dict[str, A
                 "exit": _fields(process.exit) if process.exit else None,
             }
         )
-    return told, zlib.compress(b"".join(records), 1)
+    return reports, zlib.compress(b"".join(records), 1)
 
 
 def _fields(of: model.Site | model.Caller | Exit) -> list[Any]:
@@ -88,14 +88,14 @@ def _room(record: format.ProcessRecord) -> int:
     return 1 << most.bit_length()
 
 
-def unpack_processes(told: Iterable[dict[str, Any]], body: bytes) -> list[model.Process]:
+def unpack_processes(reports: Iterable[dict[str, Any]], body: bytes) -> list[model.Process]:
     """Raises ValueError, KeyError, TypeError, `RecordError` or zlib.error for what is none."""
     unpacker = zlib.decompressobj()
     records = unpacker.decompress(body, _MAX_BODY)
     if not unpacker.eof:
         raise ValueError("the records are cut short, or too long")
     found, at = [], 0
-    for one in told:
+    for one in reports:
         count = int(one["bytes"])
         record = format.parse(records[at : at + count]) if count else None
         at += count

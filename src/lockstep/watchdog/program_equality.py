@@ -21,8 +21,8 @@ from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
 
 TIMEOUT_SECONDS = 5.0
-"""How long the other process may take to publish; its watcher looks every second."""
-_LOOK_SECONDS = 0.02
+"""How long the other process may take to publish; its watcher publishes every second."""
+_POLL_SECONDS = 0.02
 _FIRST_EXECUTIONS = 1 << 12
 """Programs meet at their first executions; the next program's first number is far away."""
 _PREFIX = "lockstep/program"
@@ -83,12 +83,12 @@ def _near(digests: dict[int, Digests], execution: int) -> Digests | None:
     return after[nearest] if nearest is not None and nearest < _FIRST_EXECUTIONS else None
 
 
-def patiently(
+def poll(
     compare: Callable[[], bool | None], refresh: Callable[[], None], seconds: float
 ) -> bool | None:
     """The answer of `compare`, asked again until it is known; None when it is not in time."""
     end = time.monotonic() + seconds
     while (answer := compare()) is None and time.monotonic() < end:
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
         refresh()
     return answer

@@ -17,23 +17,23 @@ from lockstep.flight_recorder import model
 from lockstep.watchdog import messages
 
 SOCKET = "agent.sock"
-_PATIENCE_SECONDS = 10.0
+_TIMEOUT_SECONDS = 10.0
 _CHUNK = 1 << 20
 
 
 def pack(processes: Sequence[model.Process], clock_error_ns: int) -> bytes:
     """What is passed on: processes of other hosts, their times as of a clock of this host's."""
-    told, body = messages.pack_processes(processes)
-    return messages.pack({"processes": told, "clock_error_ns": clock_error_ns}, body)
+    reports, body = messages.pack_processes(processes)
+    return messages.pack({"processes": reports, "clock_error_ns": clock_error_ns}, body)
 
 
-class Teller(threading.Thread):
-    """Sends what ``look`` returns to each client that connects."""
+class QueryServer(threading.Thread):
+    """Sends what ``scan`` returns to each client that connects."""
 
-    def __init__(self, folder: Path, look: Callable[[], bytes]) -> None:
+    def __init__(self, folder: Path, scan: Callable[[], bytes]) -> None:
         """Raises OSError where there can be no socket: the path may be too long."""
         super().__init__(name="lockstep-inquiries", daemon=True)
-        self._look = look
+        self._scan = scan
         self._listener = socket.socket(socket.AF_UNIX)
         (folder / SOCKET).unlink(missing_ok=True)
         self._listener.bind(str(folder / SOCKET))
@@ -44,8 +44,8 @@ class Teller(threading.Thread):
             connection, _ = self._listener.accept()
             # The client does without an answer.
             with connection, contextlib.suppress(Exception):
-                connection.settimeout(_PATIENCE_SECONDS)
-                connection.sendall(self._look())
+                connection.settimeout(_TIMEOUT_SECONDS)
+                connection.sendall(self._scan())
 
 
 def complete(found: model.Run, folder: Path) -> model.Run:
@@ -53,23 +53,23 @@ def complete(found: model.Run, folder: Path) -> model.Run:
     if not (folder / SOCKET).exists() or all(process.record for process in found.processes):
         return found
     try:
-        head, body = messages.unpack(_ask(folder / SOCKET))
+        head, body = messages.unpack(_request(folder / SOCKET))
         there = {one.index: one for one in messages.unpack_processes(head["processes"], body)}
         error = int(head["clock_error_ns"])
     except Exception:  # the job ends just now
         return found
     nonces = {process.record.nonce for process in found.processes if process.record}
-    told = {i: one for i, one in there.items() if one.record and one.record.nonce in nonces}
-    processes = tuple(p if p.record else told.get(p.index, p) for p in found.processes)
+    reports = {i: one for i, one in there.items() if one.record and one.record.nonce in nonces}
+    processes = tuple(p if p.record else reports.get(p.index, p) for p in found.processes)
     error += found.clock_error_ns
     return dataclasses.replace(found, processes=processes, clock_error_ns=error)
 
 
-def _ask(path: Path) -> bytes:
+def _request(path: Path) -> bytes:
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(_PATIENCE_SECONDS)
+        connection.settimeout(_TIMEOUT_SECONDS)
         connection.connect(str(path))
-        heard = bytearray()
+        received = bytearray()
         while chunk := connection.recv(_CHUNK):
-            heard += chunk
-        return bytes(heard)
+            received += chunk
+        return bytes(received)

@@ -29,7 +29,7 @@ from lockstep.job.topology import Peer
 from lockstep.system import memory_files, stack_dump
 from lockstep.watchdog import messages
 from lockstep.watchdog.artifacts import MEMORY_NAMES, Artifacts, descriptor
-from lockstep.watchdog.remote import Elsewhere
+from lockstep.watchdog.remote import RemoteHosts
 
 
 class Records:
@@ -59,7 +59,7 @@ class Records:
             return path
         try:
             self._files.append(memory_files.open_of(*where, MEMORY_NAMES, os.O_RDONLY))
-        except (FileNotFoundError, ProcessLookupError):  # the process has died since it said where
+        except (FileNotFoundError, ProcessLookupError):  # the process has died since it published
             return ""
         return f"/proc/self/fd/{self._files[-1]}"
 
@@ -115,15 +115,15 @@ class Records:
         own_sites: Sequence[model.Site],
         vary: bool,
         latest: int | None = None,
-        elsewhere: Elsewhere | None = None,
+        remote: RemoteHosts | None = None,
     ) -> model.Run:
         """All that is known, of other hosts too.
 
-        ``latest`` is how many entries of each device are looked at.
+        ``latest`` is how many entries of each device are read.
         """
         endings = {peer.process: self.ending(peer.process) for peer in self._peers}
         here = self.of_host(own_sites, latest)
-        there, clocks = elsewhere.look(latest) if elsewhere else ([], {})
+        there, clocks = remote.scan(latest) if remote else ([], {})
         known = {one.index: one for one in here}
         for one in on_one_clock(here, there, clocks):
             if self._is_of_job(one, here):
@@ -134,11 +134,12 @@ class Records:
         error = hosts + format.TIME_ERROR_NS
         return model.Run(tuple(processes), self._attempt, vary, error)
 
-    def _is_of_job(self, told: model.Process, here: Sequence[model.Process]) -> bool:
-        """Whether a record is of the process that it is told for, and of this start of engines."""
-        record = told.record
+    def _is_of_job(self, received: model.Process, here: Sequence[model.Process]) -> bool:
+        """Whether a record is of the process that it was received for, and of this start of
+        engines."""
+        record = received.record
         nonces = {process.record.nonce for process in here if process.record}
-        return record is None or (record.process == told.index and record.nonce in nonces)
+        return record is None or (record.process == received.index and record.nonce in nonces)
 
 
 def _silent(peer: Peer, ending: Exit | None) -> model.Process:

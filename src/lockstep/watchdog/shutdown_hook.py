@@ -35,7 +35,7 @@ class _Ending(current_job.Part):
 def mark_the_end(label: str, afterwards: Callable[[], None], to_hosts: bool = False) -> None:
     """Lets this process's record say how its program ended; ``afterwards`` is called then.
 
-    ``to_hosts``: other hosts are told so too, which cannot see what this process is still doing.
+    ``to_hosts``: there are other hosts, which cannot see what this process is still doing.
     """
     ending = current_job.part(_Ending)
     if ending.label:  # JAX has made its devices again

@@ -11,25 +11,23 @@ from lockstep._words import counted
 from lockstep.flight_recorder import diagnose, format, text_report
 from lockstep.job.topology import Peer
 from lockstep.watchdog.record_reader import Records
-from lockstep.watchdog.remote import Elsewhere
+from lockstep.watchdog.remote import RemoteHosts
 
 _MAX_STACKS = 4
 """Each may take a second, in which the watcher does nothing else."""
 
 
 class Stalls:
-    """The waits of one process, and of which of them it was told."""
+    """The waits of one process, and which of them were reported."""
 
-    def __init__(
-        self, peers: Sequence[Peer], records: Records, elsewhere: Elsewhere | None
-    ) -> None:
+    def __init__(self, peers: Sequence[Peer], records: Records, remote: RemoteHosts | None) -> None:
         self._peers = peers
         self._process = records.own
         self._records = records
-        self._elsewhere = elsewhere
+        self._remote = remote
         self._reported: set[int] = set()
 
-    def look(self, found: diagnose.Diagnosis, full_scan: Callable[[], diagnose.Diagnosis]) -> None:
+    def scan(self, found: diagnose.Diagnosis, full_scan: Callable[[], diagnose.Diagnosis]) -> None:
         """Tells of the oldest wait when it has lasted too long.
 
         ``found`` may be the result of a quick scan; ``full_scan`` reads all records.
@@ -50,10 +48,10 @@ class Stalls:
         self._reported.add(began)
         found = full_scan()
         missing = [row.process.index for row in found.rows if row.culprit]
-        told = [self._stacks_of(process) for process in missing[:_MAX_STACKS]]
+        stacks = [self._stacks_of(process) for process in missing[:_MAX_STACKS]]
         if len(missing) > _MAX_STACKS:
-            told.append(f"and {counted(len(missing) - _MAX_STACKS, 'process')} more")
-        lines = [f"waiting for {waited:.0f} s. {text_report.table(found)}", *told]
+            stacks.append(f"and {counted(len(missing) - _MAX_STACKS, 'process')} more")
+        lines = [f"waiting for {waited:.0f} s. {text_report.table(found)}", *stacks]
         print("\n".join(f"lockstep: {line}" for line in lines), file=sys.stderr, flush=True)
 
     def _oldest_wait(self) -> int | None:
@@ -69,9 +67,9 @@ class Stalls:
 
     def _stacks_of(self, process: int) -> str:
         peer = self._peers[process]
-        if self._elsewhere and peer.host_id != self._peers[self._process].host_id:
-            said = self._elsewhere.stacks(peer)
+        if self._remote and peer.host_id != self._peers[self._process].host_id:
+            text = self._remote.stacks(peer)
         else:
-            said = self._records.stacks(process)
-        indented = "\n".join(f"    {line}" for line in said.splitlines())
+            text = self._records.stacks(process)
+        indented = "\n".join(f"    {line}" for line in text.splitlines())
         return f"{peer.label} does meanwhile:\n{indented}"

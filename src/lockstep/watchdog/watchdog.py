@@ -1,17 +1,17 @@
 """The watcher: a thread in each process that finds out why a collective does not come to its end.
 
-The engine compares what it can see in passing (native/clique.cc) and knows nothing else: not that a
-peer has died, nor what it does instead, nor the lines of the user's program. All that is in the
-records that the processes keep (native/recorder.h), and the records of one host can be read by all.
-So the engine rings when a rank waits long or finds a difference, and this thread reads all records,
-draws the conclusion (`lockstep.record`), and fails the job with it. Peers' deaths come from the
-system (a pidfd each), not from a heartbeat. What happens on other hosts their watchers tell
-(`lockstep.watchdog.remote`), and the engine that a connection is lost.
+The engine compares what it can see in passing (native/core/clique.cc) and knows nothing else: not
+that a peer has died, nor what it does instead, nor the lines of the user's program. All that is in
+the records that the processes keep (native/recorder/recorder.h), and the records of one host can be
+read by all. So the engine notifies when a rank waits long or finds a difference, and this thread
+reads all records, draws the conclusion (`lockstep.flight_recorder`), and fails the job with it.
+Peers' deaths come from the system (a pidfd each), not from a heartbeat. What happens on other hosts
+their watchers report (`lockstep.watchdog.remote`), and the engine that a connection is lost.
 
 Why a thread and not a process: it needs this process's compiled programs for the lines, and must
-not outlive it. It sleeps in poll(); its calls into JAX are the list of live executables, no more.
-A process whose main thread holds the GIL for long cannot look; the others can, and the engine's
-deadline needs no Python.
+not outlive it. It sleeps in poll(); its calls into JAX are the list of live executables, no more. A
+process whose main thread holds the GIL for long cannot read the records; the others can, and the
+engine's deadline needs no Python.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from lockstep.watchdog import abort_message, program_equality
 from lockstep.watchdog.artifacts import Artifacts
 from lockstep.watchdog.program_equality import Comparison
 from lockstep.watchdog.record_reader import Records, Sites
-from lockstep.watchdog.remote import Elsewhere, Local
+from lockstep.watchdog.remote import LocalHost, RemoteHosts
 from lockstep.watchdog.shutdown_hook import mark_the_end
 from lockstep.watchdog.stall_detector import Stalls
 
-_TURN_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _MAX_PAUSE = 1.0
 _FIRST_PAUSE = 0.1
-_STOP_PATIENCE = 10.0
+_STOP_TIMEOUT = 10.0
 """Seconds that the end of the program waits for the watcher, which may be asking for stacks."""
-_GLANCE = 64
-"""Entries of each device that a look begins with: nearly always they tell that nothing is wrong."""
-_WHOLE_LOOK_EVERY = 4
-"""Looks; a device may have run more than a glance shows since another began to wait."""
+_QUICK_SCAN = 64
+"""Entries of each device that a quick scan reads: nearly always they show that nothing is wrong."""
+_FULL_SCAN_EVERY = 4
+"""Scans; a device may have run more than a quick scan reads since another began to wait."""
 _BACKOFF = 4.0
-"""After a look, as many times as long as it took: large jobs have many watchers on few cores."""
-_OTHER_WORD_PATIENCE = 0.25
+"""Pause after a scan, as a multiple of its duration: large jobs have many watchers on few cores."""
+_HOST_REPORT_TIMEOUT = 0.25
 """Seconds for the processes of a lost process's host to report how it died."""
-_LINES_PATIENCE = 0.5
+_LINES_TIMEOUT = 0.5
 """Seconds the others may take to write down the lines of a call that they have just met."""
 
 
@@ -69,7 +69,7 @@ class Watcher(threading.Thread):
         records: Records,
         sites: Sites,
         comparison: Comparison,
-        elsewhere: Elsewhere | None,
+        remote: RemoteHosts | None,
         store: Store,
     ) -> None:
         super().__init__(name="lockstep-watcher", daemon=True)
@@ -78,7 +78,7 @@ class Watcher(threading.Thread):
         self._records = records
         self._sites = sites
         self._comparison = comparison
-        self._elsewhere = elsewhere
+        self._remote = remote
         self._store = store
         self._alarm = bindings.alarm_fd()
         self._poll = select.poll()
@@ -94,14 +94,14 @@ class Watcher(threading.Thread):
         self._not_known: set[tuple[int, int]] = set()
         self._over = False
         self._hurried = False
-        self._look_at_once()
-        self._stalls = Stalls(peers, records, elsewhere)
+        self._scan_at_once()
+        self._stalls = Stalls(peers, records, remote)
 
-    def _look_at_once(self) -> None:
-        """The next ring is answered, however often the last ones were in vain."""
-        self._next_look = 0.0
+    def _scan_at_once(self) -> None:
+        """The next notification leads to a scan, however often the last ones were in vain."""
+        self._next_scan = 0.0
         self._pause = _FIRST_PAUSE
-        self._looks = 0
+        self._scans = 0
 
     def _watch_peer(self, peer: Peer) -> None:
         try:
@@ -133,7 +133,7 @@ class Watcher(threading.Thread):
         bindings.set_watched(True)
         while not self._over:
             try:
-                self._turn()
+                self._poll_once()
             except Exception as error:
                 # A watcher that stumbles must not take the program with it: the engine's own errors
                 # and its deadline remain.
@@ -153,19 +153,19 @@ class Watcher(threading.Thread):
         if self.is_alive():
             self._over = True
             os.eventfd_write(self._alarm, 1)
-            self.join(_STOP_PATIENCE)
+            self.join(_STOP_TIMEOUT)
 
-    def stop_answering(self) -> None:
-        if self._elsewhere:
-            self._elsewhere.stop()
+    def stop_responding(self) -> None:
+        if self._remote:
+            self._remote.stop()
 
     def close(self) -> None:
         """Once it has stopped."""
-        if self._elsewhere is None or self._elsewhere.stop():
+        if self._remote is None or self._remote.stop():
             self._records.close()
 
-    def _turn(self) -> None:
-        ready = self._poll.poll(0 if self._dead else _TURN_SECONDS * 1000)
+    def _poll_once(self) -> None:
+        ready = self._poll.poll(0 if self._dead else _POLL_SECONDS * 1000)
         self._refresh()
         for fd, _ in ready:
             if fd == self._alarm:
@@ -189,32 +189,32 @@ class Watcher(threading.Thread):
             self._comparison.publish(self._sites.digests)
 
     def _diagnose(self, by_numbers: bool = False, latest: int | None = None) -> diagnose.Diagnosis:
-        """What the records tell.
+        """What the records show.
 
-        Executions with different numbers may be of one program: while the engine still asks for an
-        answer, its records look like a fault. ``by_numbers`` is for when it has found one.
-        ``latest`` is how many entries of each device are looked at.
+        Executions with different numbers may be of one program: while the engine still waits for a
+        response, its records look like a fault. ``by_numbers`` is for when it has found one.
+        ``latest`` is how many entries of each device are read.
         """
         vary = not by_numbers or self._comparison.programs_vary()
-        found = self._records.read(self._sites.found, vary, latest, self._elsewhere)
+        found = self._records.read(self._sites.found, vary, latest, self._remote)
         return diagnose.diagnose(found)
 
-    # A rank rings
+    # A rank notifies
 
     def _on_alarm(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._alarm, 8)
         hurried, self._hurried = self._hurried, False
-        self._look_for_losses()
+        self._find_losses()
         if self._respond_to_requests():
             pass  # a rank that still waits notifies again
         elif hurried:
             pass  # the lines are up to date by now, and a rank that waits notifies again
-        elif time.monotonic() >= self._next_look and not bindings.abort_text():
-            self._look()
+        elif time.monotonic() >= self._next_scan and not bindings.abort_text():
+            self._scan()
 
     def _respond_to_requests(self) -> bool:
-        """Whether there were any. Several may have come with one ring."""
+        """Whether there were any. Several may have come with one notification."""
         some = False
         while request := bindings.request():
             some = True
@@ -242,7 +242,7 @@ class Watcher(threading.Thread):
         seconds = 0.0 if pair in self._not_known else program_equality.TIMEOUT_SECONDS
         same = None
         with contextlib.suppress(Exception):
-            same = program_equality.patiently(
+            same = program_equality.poll(
                 lambda: self._comparison.same(execution, peer, theirs), self._refresh, seconds
             )
         if same is None:
@@ -271,9 +271,9 @@ class Watcher(threading.Thread):
     def _diagnose_with_lines(self, by_numbers: bool = False) -> diagnose.Diagnosis:
         """Waits for the lines of the others, which were notified too and look for them now."""
         found = self._diagnose(by_numbers)
-        if self._elsewhere and found.kind.is_fault and self._lacks_lines(found):
-            self._elsewhere.hurry()
-        end = time.monotonic() + _LINES_PATIENCE
+        if self._remote and found.kind.is_fault and self._lacks_lines(found):
+            self._remote.hurry()
+        end = time.monotonic() + _LINES_TIMEOUT
         while found.kind.is_fault and self._lacks_lines(found) and time.monotonic() < end:
             time.sleep(0.02)
             found = self._diagnose(by_numbers)
@@ -283,29 +283,29 @@ class Watcher(threading.Thread):
         """Whether the others may still write to which line of the program a call belongs."""
         return any(row.awaits_lines for row in found.rows)
 
-    def _look(self) -> None:
+    def _scan(self) -> None:
         """A rank of this process waits long: finds out whether in vain."""
         began = time.monotonic()
-        self._looks += 1
-        found = self._diagnose(latest=_GLANCE)
-        if found.kind.is_fault or self._looks % _WHOLE_LOOK_EVERY == 0:
+        self._scans += 1
+        found = self._diagnose(latest=_QUICK_SCAN)
+        if found.kind.is_fault or self._scans % _FULL_SCAN_EVERY == 0:
             whole = self._diagnose_with_lines()
-            # Of a host that has not answered this time, the glance knows more.
+            # Of a host that has not answered this time, the quick scan knows more.
             found = whole if whole.kind.is_fault or not found.kind.is_fault else found
         if found.kind.is_fault:
             bindings.abort(abort_message.proof(found))
             return
-        self._stalls.look(found, self._diagnose)
+        self._stalls.scan(found, self._diagnose)
         now = time.monotonic()
-        # Pauses grow within one wait: a ring long after the last look is that of another.
-        waits_on = now < self._next_look + 2 * _MAX_PAUSE
+        # Pauses grow within one wait: a notification long after the last scan is that of another.
+        waits_on = now < self._next_scan + 2 * _MAX_PAUSE
         self._pause = min(2 * self._pause, _MAX_PAUSE) if waits_on else _FIRST_PAUSE
-        self._next_look = now + max(self._pause, _BACKOFF * (now - began))
+        self._next_scan = now + max(self._pause, _BACKOFF * (now - began))
 
     # A process ends
 
     def _on_death(self, peer: Peer, pidfd: int) -> None:
-        self._look_at_once()
+        self._scan_at_once()
         record = self._records.record(peer.process)
         launched = self._records.folder(peer.process) is not None
         written = functools.partial(self._records.ending, peer.process) if launched else None
@@ -321,29 +321,29 @@ class Watcher(threading.Thread):
         self._records.gone[peer.process] = ending
         bindings.abort(abort_message.proof_or(f"lockstep: {peer.label} {how}.", self._diagnose()))
 
-    def _look_for_losses(self) -> None:
+    def _find_losses(self) -> None:
         for peer in [peer for peer in self._connected if bindings.is_lost(peer.process)]:
             self._connected.remove(peer)
             self._on_loss(peer)
 
     def _on_loss(self, peer: Peer) -> None:
         """The connection from a process of another host has ended: asks the others of that host."""
-        self._look_at_once()
-        end = time.monotonic() + _OTHER_WORD_PATIENCE
-        told = None
-        while (left := end - time.monotonic()) > 0 and not (told and told.exit):
-            if bindings.abort_text() or not (self._elsewhere and self._elsewhere.reaches(peer)):
+        self._scan_at_once()
+        end = time.monotonic() + _HOST_REPORT_TIMEOUT
+        received = None
+        while (left := end - time.monotonic()) > 0 and not (received and received.exit):
+            if bindings.abort_text() or not (self._remote and self._remote.reaches(peer)):
                 break
-            told = self._elsewhere.told_of(peer, left)
+            received = self._remote.report_of(peer, left)
             time.sleep(0.01)
         if bindings.abort_text():
             return
         how = "has ended, or its host cannot be reached"
         ending = Exit(reason=f"it {how}; its own output may tell why")
-        if told and told.exit:
-            ending = told.exit
+        if received and received.exit:
+            ending = received.exit
             how = abort_message.how_it_ended(
-                told.record or self._records.record(peer.process), ending
+                received.record or self._records.record(peer.process), ending
             )
         self._blame(peer, ending, how)
 
@@ -372,33 +372,33 @@ def start(
     store: Store,
     peers: Sequence[Peer],
     process: int,
-    told: Sequence[Artifacts],
+    received: Sequence[Artifacts],
     agents: Sequence[Peer] = (),
 ) -> None:
     """Starts the watcher of this process, and where there are several hosts what answers for it.
 
-    ``store`` is that of the job; ``told`` are the artifacts of all processes;
+    ``store`` is that of the job; ``received`` are the artifacts of all processes;
     ``agents`` are those in the network between hosts.
     """
-    records = Records(peers, peers[process], dict(enumerate(told)))
-    frames.keep_in(told[process].callers)
-    sites = Sites(records, told[process], _jax_compat.live_executables)
+    records = Records(peers, peers[process], dict(enumerate(received)))
+    frames.keep_in(received[process].callers)
+    sites = Sites(records, received[process], _jax_compat.live_executables)
     several = any(peer.host_id != peers[process].host_id for peer in peers)
     watchers = current_job.part(_Watchers)
     for earlier in watchers.all:
-        earlier.stop_answering()  # or it would answer with the records of then
-    elsewhere = None
+        earlier.stop_responding()  # or it would answer with the records of then
+    remote = None
     if several:
-        local = Local(
+        local = LocalHost(
             lambda latest: records.of_host(sites.found, latest),
             records.stacks,
             lambda: watcher.hurry(),
         )
-        elsewhere = Elsewhere([*peers, *agents], process, local)
+        remote = RemoteHosts([*peers, *agents], process, local)
     compared = Comparison(store, peers, process)
-    watcher = Watcher(peers, records, sites, compared, elsewhere, store)
-    if elsewhere:
-        elsewhere.start()
+    watcher = Watcher(peers, records, sites, compared, remote, store)
+    if remote:
+        remote.start()
     watcher.start()
     watchers.all.append(watcher)
     mark_the_end(peers[process].label, watchers.stop, to_hosts=several)
