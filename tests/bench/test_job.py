@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.bench import job
-from lockstep.bench.job import Job, JobFailed, JobSpec
+from lockstep.bench.job import BenchJob, JobFailed, JobSpec
 
 WORKER = """\
 import json, socket, sys
@@ -48,28 +48,28 @@ class BrokenSpec(JobSpec):
 
 @pytest.fixture
 def running(tmp_path: Path):
-    with Job(ScriptSpec("gloo", 1, 1), tmp_path, dict(os.environ)) as started:
+    with BenchJob(ScriptSpec("gloo", 1, 1), tmp_path, dict(os.environ)) as started:
         yield started
     assert started._process.poll() is not None
 
 
-def test_orders_are_answered(running: Job) -> None:
+def test_orders_are_answered(running: BenchJob) -> None:
     assert running.hello == [{"process": 0}]
     assert running.ask("double", 10.0, value=21) == [{"result": 42}]
 
 
-def test_an_error_in_a_process_is_the_reason(running: Job) -> None:
+def test_an_error_in_a_process_is_the_reason(running: BenchJob) -> None:
     with pytest.raises(JobFailed, match="process 1 left"):
         running.ask("raise", 10.0)
 
 
-def test_a_process_that_ends_leaves_its_last_words(running: Job) -> None:
+def test_a_process_that_ends_leaves_its_last_words(running: BenchJob) -> None:
     with pytest.raises(JobFailed, match="gloo::IoException"):
         running.ask("die", 10.0)
 
 
 def test_a_process_that_does_not_answer_is_given_up(
-    running: Job, monkeypatch: pytest.MonkeyPatch
+    running: BenchJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job, "STOP_SECONDS", 0.2)
     with pytest.raises(JobFailed, match="no answer in time from 1 of 1 processes"):
@@ -78,7 +78,7 @@ def test_a_process_that_does_not_answer_is_given_up(
 
 def test_a_launcher_that_ends_at_once(tmp_path: Path) -> None:
     with pytest.raises(JobFailed, match="ended before it started: error: no such option"):
-        Job(BrokenSpec("gloo", 1, 1), tmp_path, dict(os.environ))
+        BenchJob(BrokenSpec("gloo", 1, 1), tmp_path, dict(os.environ))
 
 
 def test_the_launcher_is_asked_for_the_implementation() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep._errors import LaunchError
-from lockstep.bootstrap.cluster_env import Place, detect, expand_counts, expand_hosts
+from lockstep.bootstrap.cluster_env import RankInfo, detect, expand_counts, expand_hosts
 
 
 def parse(dump: str) -> dict[str, str]:
@@ -122,8 +122,8 @@ TORCHRUN = parse("""
 """)
 
 
-def place(*values: object) -> Place:
-    return Place(*values)  # type: ignore[arg-type]
+def place(*values: object) -> RankInfo:
+    return RankInfo(*values)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def place(*values: object) -> Place:
     ],
     ids=["none", "srun", "sbatch", "ompi4", "ompi5", "mpich", "pals", "torchrun"],
 )
-def test_real_environments(environ: dict[str, str], found: Place | None) -> None:
+def test_real_environments(environ: dict[str, str], found: RankInfo | None) -> None:
     assert detect({"HOME": "/h", **environ}) == found
 
 

@@ -129,7 +129,9 @@ def test_a_record_of_an_earlier_job_is_refused() -> None:
     for name in ("lockstep/peer/1", "lockstep/address/0/1"):
         repeated.key_value_set(name, client.blocking_key_value_get(name, 1000))
     second = peers.exchange(repeated, peer(0), JobKey(KEY), 2)
-    with pytest.raises(DisagreementError, match="another key than this process, or repeats"):
+    with pytest.raises(
+        DisagreementError, match="another key than this process, or repeats another"
+    ):
         second.store.get("lockstep/address/0/1", "process 1")
 
 

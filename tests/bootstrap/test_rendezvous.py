@@ -14,21 +14,21 @@ import pytest
 
 from lockstep._errors import LaunchError
 from lockstep.bootstrap import rendezvous
-from lockstep.bootstrap.cluster_env import Place
+from lockstep.bootstrap.cluster_env import RankInfo
 from lockstep.system import port_reservation
 
 
-def place(rank: int, size: int, local_size: int | None = None) -> Place:
-    return Place(rank, size, rank, local_size or size, None, "MPICH (PMI)")
+def place(rank: int, size: int, local_size: int | None = None) -> RankInfo:
+    return RankInfo(rank, size, rank, local_size or size, None, "MPICH (PMI)")
 
 
 ASK = """
 import sys
 from lockstep.bootstrap import rendezvous
-from lockstep.bootstrap.cluster_env import Place
+from lockstep.bootstrap.cluster_env import RankInfo
 rank, size, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 try:
-    place = Place(rank, size, rank, size, None, "test")
+    place = RankInfo(rank, size, rank, size, None, "test")
     print(rendezvous.coordinator(place, seconds))
 except Exception as error:
     print(type(error).__name__, error)
@@ -71,7 +71,7 @@ def test_several_hosts_need_an_address_from_the_user() -> None:
     with pytest.raises(LaunchError, match=r"MPICH \(PMI\) does not say .* Set LOCKSTEP_COORDINAT"):
         rendezvous.coordinator(place(0, 4, local_size=2))
     with pytest.raises(LaunchError, match="not all 4 processes are known to be on this host"):
-        rendezvous.coordinator(Place(0, 4, None, None, None, "MPICH (PMI)"))
+        rendezvous.coordinator(RankInfo(0, 4, None, None, None, "MPICH (PMI)"))
 
 
 def test_the_launcher_is_the_nearest_ancestor_without_our_rank(

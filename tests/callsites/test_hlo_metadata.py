@@ -6,15 +6,15 @@ import dataclasses
 
 from lockstep.callsites.farmhash import fingerprint64
 from lockstep.callsites.highwayhash import hash_of_devices, highway_hash
-from lockstep.callsites.hlo_metadata import Collective, Matcher, Program, Programs, parse
+from lockstep.callsites.hlo_metadata import Collective, CompiledProgram, Matcher, Programs, parse
 
 ALL_REDUCE = Collective("all-reduce", 1, "f32[1]", "psum", "a.py", 1)
-FIRST = Program(b"1234567890", "jit_first", (ALL_REDUCE,), "first")
-SECOND = Program(b"9876543210", "jit_second", (ALL_REDUCE,), "second")
+FIRST = CompiledProgram(b"1234567890", "jit_first", (ALL_REDUCE,), "first")
+SECOND = CompiledProgram(b"9876543210", "jit_second", (ALL_REDUCE,), "second")
 CALLS = {("all-reduce", 1)}
 
 
-def number(program: Program, *devices: int) -> int:
+def number(program: CompiledProgram, *devices: int) -> int:
     added = hash_of_devices(devices) if devices else 0
     return (fingerprint64(program.fingerprint) + added) % (1 << 32)
 
@@ -52,7 +52,7 @@ def test_all_that_fit_are_named_over_devices_that_nobody_knows() -> None:
     found = matcher.match({one: CALLS, other: CALLS}, [FIRST, SECOND])
     assert found == {one: [FIRST, SECOND], other: [FIRST, SECOND]}
     assert not matcher.is_known(one)
-    elsewhere = Program(b"555", "jit_elsewhere", (), "elsewhere")
+    elsewhere = CompiledProgram(b"555", "jit_elsewhere", (), "elsewhere")
     assert matcher.match({one: CALLS}, [FIRST, elsewhere]) == {one: [FIRST]}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.doctor import engine
 
-GOOD = engine.Facts(
+GOOD = engine.EngineFacts(
     library=Path("/opt/liblockstep.so"),
     library_error="",
     compiler="/usr/bin/c++",
@@ -20,7 +20,7 @@ GOOD = engine.Facts(
 )
 
 
-def changed(**values: object) -> engine.Facts:
+def changed(**values: object) -> engine.EngineFacts:
     return dataclasses.replace(GOOD, **values)  # type: ignore[arg-type]
 
 

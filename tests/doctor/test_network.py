@@ -13,7 +13,7 @@ from lockstep.doctor import network
 from lockstep.doctor.finding import Finding
 from lockstep.job.job_key import KeyFile
 
-GOOD = network.Facts(
+GOOD = network.NetworkFacts(
     hostname="node7",
     addresses=("10.0.0.7",),
     localhost=("::1", "127.0.0.1"),
@@ -56,7 +56,7 @@ def test_a_good_network_is_ok() -> None:
     ],
 )
 def test_what_is_not_as_it_should_be(
-    check: Callable[[network.Facts], Finding],
+    check: Callable[[network.NetworkFacts], Finding],
     change: dict[str, object],
     status: str,
     found: str,

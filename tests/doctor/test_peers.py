@@ -9,10 +9,10 @@ import pytest
 from lockstep.doctor import peers
 from lockstep.system.subprocess_output import said_by
 
-NOTHING = peers.Facts((), None, "", (), {}, "0.10.2")
+NOTHING = peers.PeerFacts((), None, "", (), {}, "0.10.2")
 
 
-def changed(**values: object) -> peers.Facts:
+def changed(**values: object) -> peers.PeerFacts:
     return dataclasses.replace(NOTHING, **values)  # type: ignore[arg-type]
 
 

@@ -11,7 +11,7 @@ from lockstep.doctor import machine, resources
 from lockstep.doctor.finding import Finding
 
 GIB = 1 << 30
-GOOD = resources.Facts(
+GOOD = resources.ResourceFacts(
     cores=8,
     usable_cores=8,
     cpu_quota=None,
@@ -78,7 +78,7 @@ def test_a_good_machine_is_ok() -> None:
     ],
 )
 def test_what_is_not_as_it_should_be(
-    check: Callable[[resources.Facts], Finding],
+    check: Callable[[resources.ResourceFacts], Finding],
     change: dict[str, object],
     status: str,
     found: str,

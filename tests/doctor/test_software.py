@@ -10,16 +10,16 @@ from lockstep import _jax_compat
 from lockstep.doctor import software
 from lockstep.doctor.finding import Finding, ok, problem
 
-GOOD = software.Facts((3, 12, 1), "/usr/bin/python3", "Linux", "x86_64", "0.10.2", "0.10.2")
+GOOD = software.SoftwareFacts((3, 12, 1), "/usr/bin/python3", "Linux", "x86_64", "0.10.2", "0.10.2")
 
 WORKS = ok("a collective", "")
 
 
-def changed(**values: object) -> software.Facts:
+def changed(**values: object) -> software.SoftwareFacts:
     return dataclasses.replace(GOOD, **values)  # type: ignore[arg-type]
 
 
-def check_jax(facts: software.Facts, collective: Finding = WORKS) -> Finding:
+def check_jax(facts: software.SoftwareFacts, collective: Finding = WORKS) -> Finding:
     return software.check_jax(facts, lambda: collective)
 
 
@@ -37,7 +37,9 @@ def test_a_good_installation_is_ok() -> None:
         (changed(machine="riscv64"), "x86_64 and aarch64"),
     ],
 )
-def test_a_platform_that_cannot_work_is_a_problem(facts: software.Facts, words: str) -> None:
+def test_a_platform_that_cannot_work_is_a_problem(
+    facts: software.SoftwareFacts, words: str
+) -> None:
     finding = software.check_python(facts)
     assert finding.status == "problem"
     assert words in finding.found

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lockstep import _jax_compat
 from lockstep.hlo import float16_pass
-from lockstep.hlo.proto import Field, Message, Program
+from lockstep.hlo.proto import Field, HloProgram, Message
 from lockstep.hlo.size_limits import COLLECTIVES
 from of_this_jax import needs_float16_pass
 from support import run_lockstep
@@ -66,7 +66,7 @@ def test_set_replaces_every_occurrence_in_place() -> None:
 
 def test_a_program_without_collectives_is_left_alone() -> None:
     module = Message([Field(1, 2, b"jit_f")]).encode()
-    assert float16_pass.widen(Program(module, COLLECTIVES)) is None
+    assert float16_pass.widen(HloProgram(module, COLLECTIVES)) is None
 
 
 @needs_float16_pass

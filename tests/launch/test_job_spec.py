@@ -11,11 +11,16 @@ from hypothesis import strategies as st
 
 from lockstep._config import Config
 from lockstep.launch import cpu_affinity
-from lockstep.launch.job_spec import Job, overridden_collectives, overridden_devices, worker_environ
+from lockstep.launch.job_spec import (
+    LaunchSpec,
+    overridden_collectives,
+    overridden_devices,
+    worker_environ,
+)
 from lockstep.system import process_tree
 
 
-def job(**values: object) -> Job:
+def job(**values: object) -> LaunchSpec:
     defaults = {
         "program": ("a.py",),
         "processes": 3,
@@ -23,7 +28,7 @@ def job(**values: object) -> Job:
         "environ": {},
         "run_dir": Path("/run"),
     }
-    return Job(**{**defaults, **values})  # type: ignore[arg-type]
+    return LaunchSpec(**{**defaults, **values})  # type: ignore[arg-type]
 
 
 def test_each_process_is_told_its_place() -> None:

@@ -15,7 +15,7 @@ from lockstep.callsites.hlo_metadata import parse
 from lockstep.flight_recorder.format import Op
 from lockstep.flight_recorder.model import Caller, Site, read_sites
 from lockstep.watchdog.artifacts import Artifacts
-from lockstep.watchdog.record_reader import Sites
+from lockstep.watchdog.record_reader import SiteWriter
 
 DEVICES = (0, 2048)
 COMPUTED, ARGUMENT = 1, 2
@@ -34,7 +34,7 @@ class Process:
         ring = types.SimpleNamespace(device=0, written=0, entries=self.entries)
         record = types.SimpleNamespace(rings=[ring])
         records = types.SimpleNamespace(own=0, record=lambda own, after: record)
-        self.sites = Sites(cast(Any, records), self.artifacts, list)
+        self.sites = SiteWriter(cast(Any, records), self.artifacts, list)
 
     def compile(self, line: int | None) -> None:
         self.line = None if line is None else Caller("/home/u/main.py", line, "main")

@@ -16,7 +16,7 @@ from lockstep._jax_compat.backends import has_backend as has_backend
 from lockstep._jax_compat.backends import live_arrays as live_arrays
 from lockstep._jax_compat.backends import live_executables as live_executables
 from lockstep._jax_compat.backends import wait_for_dispatched as wait_for_dispatched
-from lockstep._jax_compat.cluster import Place as Place
+from lockstep._jax_compat.cluster import HasRank as HasRank
 from lockstep._jax_compat.cluster import register_cluster as register_cluster
 from lockstep._jax_compat.distributed import SURVIVAL as SURVIVAL
 from lockstep._jax_compat.distributed import SURVIVAL_LOST as SURVIVAL_LOST

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 
-class Place(Protocol):
+class HasRank(Protocol):
     """A process's place in the job, as cluster detection finds it."""
 
     @property
@@ -17,7 +17,7 @@ class Place(Protocol):
     def coordinator(self) -> str | None: ...
 
 
-def register_cluster(find_place: Callable[[], Place | None]) -> None:
+def register_cluster(find_place: Callable[[], HasRank | None]) -> None:
     """Lets a bare ``jax.distributed.initialize()`` find its place through ``find_place``.
 
     Ours goes first: inside a Slurm allocation, JAX's own detection would take the variables of the
@@ -51,7 +51,7 @@ def register_cluster(find_place: Callable[[], Place | None]) -> None:
             return cls._place().rank
 
         @classmethod
-        def _place(cls) -> Place:
+        def _place(cls) -> HasRank:
             place = find_place()
             assert place is not None  # JAX asks is_env_present first
             return place

@@ -127,7 +127,7 @@ def keep(
     from lockstep.watchdog.agent_network import AgentNetwork
 
     keeping = AgentNetwork(ours, host_dir.path)
-    program = _Program(pid, shares_group, host_dir.path)
+    program = _Child(pid, shares_group, host_dir.path)
     after_sigterm = _GRACE_AFTER_SIGTERM if grace is None else grace
     exit_code = program.wait(heard, after_sigterm)
     if guard is not None:
@@ -197,7 +197,7 @@ def _become(
         os._exit(127)
 
 
-class _Program:
+class _Child:
     """The program, as its parent sees it: signals, and its end."""
 
     def __init__(self, pid: int, shares_group: bool, run_dir: Path) -> None:
@@ -246,7 +246,7 @@ class _Program:
             (os.kill if self._shares_group else os.killpg)(self._pid, number)
 
 
-def _reason(program: _Program, exit_code: int, ooms: OomKills) -> str | None:
+def _reason(program: _Child, exit_code: int, ooms: OomKills) -> str | None:
     if program.was_stopped and exit_code != 0:
         return _run_files.STOPPED
     return _run_files.OUT_OF_MEMORY if exit_code == -signal.SIGKILL and ooms.new() else None

@@ -103,7 +103,7 @@ class _Line:
         return json.loads(line)
 
 
-class Job:
+class BenchJob:
     """A running job. Use it as a context manager, or `close` it: it leaves no process behind."""
 
     def __init__(self, spec: JobSpec, folder: Path, environ: Mapping[str, str]) -> None:
@@ -220,7 +220,7 @@ class Job:
             except subprocess.TimeoutExpired:
                 continue
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> BenchJob:
         return self
 
     def __exit__(self, *_: object) -> None:

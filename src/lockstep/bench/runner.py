@@ -25,7 +25,7 @@ MAX_FAILURES = 3
 
 
 class Driven(Protocol):
-    """What the runner needs of a `lockstep.bench.job.Job`."""
+    """What the runner needs of a `lockstep.bench.job.BenchJob`."""
 
     def ask(self, order: str, timeout: float, **values: Any) -> list[dict[str, Any]]: ...
 

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from lockstep.bench import plot, summary, table
 from lockstep.bench.cases import plan
-from lockstep.bench.job import Job, JobSpec
+from lockstep.bench.job import BenchJob, JobSpec
 from lockstep.bench.progress import Reporter
 from lockstep.bench.runner import CaseResult, Jobs, Runner
 from lockstep.doctor import machine
@@ -81,12 +81,12 @@ def measure(
         Reporter(len(cases), sys.stderr) as reporter,
     ):
 
-        def start(implementation: str) -> Job:
+        def start(implementation: str) -> BenchJob:
             reporter.note(f"starting {implementation}")
             spec = JobSpec(
                 implementation, args.processes, args.devices, options, x64=args.dtype == "f64"
             )
-            job = Job(spec, Path(folder), os.environ)
+            job = BenchJob(spec, Path(folder), os.environ)
             facts.met(implementation, job.hello)
             return job
 

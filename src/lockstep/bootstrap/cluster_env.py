@@ -29,7 +29,7 @@ _ADVICE = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class RankInfo:
     """A process's place in its job."""
 
     rank: int
@@ -61,7 +61,7 @@ class Place:
         return self.size in (1, self.local_size)
 
 
-def detect(environ: Environ) -> Place | None:
+def detect(environ: Environ) -> RankInfo | None:
     """The place that ``environ`` describes, None if no launcher started this process.
 
     Raises `LaunchError` for variables that are incomplete or contradict each other.
@@ -124,13 +124,13 @@ def _derived_port(environ: Environ, job: int, step: int = 0) -> int:
 # Open MPI
 
 
-def _open_mpi(environ: Environ) -> Place | None:
+def _open_mpi(environ: Environ) -> RankInfo | None:
     if "OMPI_COMM_WORLD_RANK" not in environ:
         return None
     name = "Open MPI"
     size = _whole(environ, "OMPI_COMM_WORLD_SIZE", name)
     local_size = _optional(environ, ("OMPI_COMM_WORLD_LOCAL_SIZE",), name)
-    return Place(
+    return RankInfo(
         rank=_whole(environ, "OMPI_COMM_WORLD_RANK", name),
         size=size,
         local_rank=_optional(environ, ("OMPI_COMM_WORLD_LOCAL_RANK",), name),
@@ -162,7 +162,7 @@ def _open_mpi_coordinator(environ: Environ) -> str | None:
 # torchrun, and everything else that sets RANK and WORLD_SIZE
 
 
-def _torchrun(environ: Environ) -> Place | None:
+def _torchrun(environ: Environ) -> RankInfo | None:
     if not {"RANK", "WORLD_SIZE"} & environ.keys() or not (
         {"MASTER_ADDR", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"} & environ.keys()
     ):
@@ -178,7 +178,7 @@ def _torchrun(environ: Environ) -> Place | None:
     if host and not (taken and local_size == size):
         port = _port(environ, "MASTER_PORT", name, _LAST_PORT - taken)
         coordinator = f"{bracketed(host)}:{port + taken}"
-    return Place(
+    return RankInfo(
         rank=_whole(environ, "RANK", name),
         size=size,
         local_rank=_optional(environ, ("LOCAL_RANK",), name),
@@ -195,7 +195,7 @@ def bracketed(host: str) -> str:
 # PMI: MPICH, Intel MPI, Cray
 
 
-def _pmi(environ: Environ) -> Place | None:
+def _pmi(environ: Environ) -> RankInfo | None:
     names = ("PMI_RANK", "PALS_RANKID")
     found = next((name for name in names if name in environ), None)
     if found is None or _started_by_srun(environ):
@@ -204,7 +204,7 @@ def _pmi(environ: Environ) -> Place | None:
     size = _optional(environ, ("PMI_SIZE", "PALS_SIZE"), launcher)
     if size is None:
         raise LaunchError(f"{found} is set but PMI_SIZE is not: {launcher} sets both.")
-    return Place(
+    return RankInfo(
         rank=_whole(environ, found, launcher),
         size=size,
         local_rank=_optional(
@@ -238,7 +238,7 @@ def _in_step(environ: Environ) -> bool:
     )
 
 
-def _slurm(environ: Environ) -> Place | None:
+def _slurm(environ: Environ) -> RankInfo | None:
     if not _in_step(environ):
         return None
     name = "Slurm"
@@ -251,7 +251,7 @@ def _slurm(environ: Environ) -> Place | None:
     hosts = expand_hosts(environ[nodes])
     job = _whole(environ, "SLURM_JOB_ID", name)
     step = _optional(environ, ("SLURM_STEP_ID", "SLURM_STEPID"), name) or 0
-    return Place(
+    return RankInfo(
         rank=_whole(environ, "SLURM_PROCID", name),
         size=size,
         local_rank=_optional(environ, ("SLURM_LOCALID",), name),
@@ -312,4 +312,4 @@ def _numbers(ranges: str, text: str) -> list[str]:
     return numbers
 
 
-_LAUNCHERS: tuple[Callable[[Environ], Place | None], ...] = (_open_mpi, _torchrun, _pmi, _slurm)
+_LAUNCHERS: tuple[Callable[[Environ], RankInfo | None], ...] = (_open_mpi, _torchrun, _pmi, _slurm)

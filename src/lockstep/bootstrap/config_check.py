@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 
 from lockstep._errors import DisagreementError
 
-Facts = Mapping[str, str]
+Settings = Mapping[str, str]
 """Fact -> value, of one process."""
 
 
-def check(labels: Sequence[str], facts: Sequence[Facts]) -> None:
+def check(labels: Sequence[str], facts: Sequence[Settings]) -> None:
     """Raises `DisagreementError` with a table when the processes differ in any fact."""
     names = list(dict.fromkeys(name for own in facts for name in own))
     values = {name: [own.get(name, "not said") for own in facts] for name in names}

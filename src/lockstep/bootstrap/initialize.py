@@ -236,7 +236,7 @@ def warn_of_differences(client: Any) -> None:
         facts = _settings() | {"local CPU devices": str(client.local_device_count())}
         end = time.monotonic() + _WARNING_SECONDS
 
-        def receive(other: int, name: str) -> config_check.Facts:
+        def receive(other: int, name: str) -> config_check.Settings:
             return shared.once(name, f"process {other}", end - time.monotonic())
 
         if process > 0:
@@ -245,7 +245,7 @@ def warn_of_differences(client: Any) -> None:
             _print_differences(shared.all_gather(prefix, process, count, facts, receive))
 
 
-def _print_differences(facts: Sequence[config_check.Facts]) -> None:
+def _print_differences(facts: Sequence[config_check.Settings]) -> None:
     try:
         config_check.check([str(process) for process in range(len(facts))], facts)
     except DisagreementError as error:
@@ -257,12 +257,12 @@ def _print_differences(facts: Sequence[config_check.Facts]) -> None:
         )
 
 
-def _check_agreement(topic: str, facts: config_check.Facts) -> None:
+def _check_agreement(topic: str, facts: config_check.Settings) -> None:
     shared = kv_store.of_application(_jax_compat.distributed_client())
     process, count = _jax_compat.distributed_place()
     folder = f"lockstep/agreement/{current_job.part(_Checks).next()}/{topic}"
 
-    def receive(other: int, _: str) -> config_check.Facts:
+    def receive(other: int, _: str) -> config_check.Settings:
         return startup_liveness.first_value(shared, folder, other, count)
 
     found = shared.all_gather(folder, process, count, dict(facts), receive)

@@ -11,7 +11,7 @@ from lockstep.bootstrap import cluster_env
 
 
 @functools.cache
-def find_place() -> cluster_env.Place | None:
+def find_place() -> cluster_env.RankInfo | None:
     """This process's place, or None where it was not launched as part of a job."""
     config = _config.current()
     if (
@@ -19,7 +19,7 @@ def find_place() -> cluster_env.Place | None:
         and config.num_processes is not None
         and config.process_id is not None
     ):
-        return cluster_env.Place(
+        return cluster_env.RankInfo(
             rank=config.process_id,
             size=config.num_processes,
             local_rank=config.local_process_id,

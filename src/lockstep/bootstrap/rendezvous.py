@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lockstep._errors import LaunchError
-from lockstep.bootstrap.cluster_env import Place
+from lockstep.bootstrap.cluster_env import RankInfo
 from lockstep.system import port_reservation, process_tree
 
 DEADLINE_SECONDS = 60.0
@@ -34,7 +34,7 @@ _RANK_VARIABLES = (
 _MAX_ADDRESS = 64
 
 
-def coordinator(place: Place, deadline_seconds: float = DEADLINE_SECONDS) -> str:
+def coordinator(place: RankInfo, deadline_seconds: float = DEADLINE_SECONDS) -> str:
     """The coordinator's ``HOST:PORT`` for ``place``, which has none.
 
     In process 0 the port stays reserved (see `port_reservation`) until the process ends,
@@ -85,7 +85,7 @@ def _same_user(connection: socket.socket) -> bool:
     return struct.unpack("3i", credentials)[1] == os.getuid()
 
 
-def _publish(name: str, place: Place, deadline: float) -> str:
+def _publish(name: str, place: RankInfo, deadline: float) -> str:
     held = port_reservation.reserve()
     # Never closed, and inherited over exec: the port stays ours until the coordinator has it.
     os.set_inheritable(held.fileno(), True)
@@ -126,7 +126,7 @@ def _bind(listener: socket.socket, name: str, deadline: float) -> None:
             time.sleep(0.05)
 
 
-def _request(name: str, place: Place, deadline: float) -> str:
+def _request(name: str, place: RankInfo, deadline: float) -> str:
     while time.monotonic() < deadline:
         with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
             connection.settimeout(max(0.01, deadline - time.monotonic()))

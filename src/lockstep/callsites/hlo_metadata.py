@@ -23,7 +23,7 @@ from typing import Any
 
 from lockstep.callsites.farmhash import fingerprint64
 from lockstep.callsites.highwayhash import hash_of_devices
-from lockstep.callsites.hlo_text import Frames, Place, arguments, place, shape
+from lockstep.callsites.hlo_text import Frames, SourceLine, arguments, place, shape
 
 _MODULE = re.compile(r"HloModule (\S+?),")
 _COLLECTIVE = re.compile(
@@ -76,7 +76,7 @@ Digests = dict[str, list[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class CompiledProgram:
     fingerprint: bytes
     module: str
     collectives: tuple[Collective, ...]
@@ -98,7 +98,7 @@ class Program:
         return any(c.op == op and c.channel == channel for c in self.collectives)
 
 
-def parse(fingerprint: bytes, text: str) -> Program:
+def parse(fingerprint: bytes, text: str) -> CompiledProgram:
     """Reads the text of a compiled program. Pure."""
     frames = Frames(text)
     module = _MODULE.search(text)
@@ -114,7 +114,7 @@ def parse(fingerprint: bytes, text: str) -> Program:
             said = {name: m[1] for name, at in _METADATA.items() if (m := at.search(origin))}
             at = place(frames.chain(int(said.get("frame", 0))))
             if not at.file and "file" in said:
-                at = Place(said["file"], int(said.get("line", 0)))
+                at = SourceLine(said["file"], int(said.get("line", 0)))
             collectives.append(
                 Collective(
                     found["op"],
@@ -126,7 +126,7 @@ def parse(fingerprint: bytes, text: str) -> Program:
             )
     name = module[1] if module else "?"
     whole = _digest([name, *_instructions(text)])
-    return Program(fingerprint, name, tuple(collectives), whole, arguments(text))
+    return CompiledProgram(fingerprint, name, tuple(collectives), whole, arguments(text))
 
 
 def _with_place(line: str, named: Callable[[], Mapping[str, str]]) -> str:
@@ -155,7 +155,7 @@ def _digest(lines: Iterable[str]) -> str:
     return hashlib.blake2b("\n".join(lines).encode(), digest_size=12).hexdigest()
 
 
-def digests(programs: Sequence[Program]) -> Digests:
+def digests(programs: Sequence[CompiledProgram]) -> Digests:
     return {
         "whole": [program.whole for program in programs],
         "collectives": [program.skeleton for program in programs],
@@ -197,7 +197,9 @@ class Matcher:
                 return True
         return False
 
-    def match(self, calls: Calls, programs: Sequence[Program]) -> dict[int, list[Program]]:
+    def match(
+        self, calls: Calls, programs: Sequence[CompiledProgram]
+    ) -> dict[int, list[CompiledProgram]]:
         """The programs that each number may belong to.
 
         A number that has one program is known from then on; it should be that of the program's
@@ -220,7 +222,7 @@ class Matcher:
                 self._latest.append(execution)
         return found
 
-    def _distances(self, execution: int, programs: Sequence[Program]) -> set[int]:
+    def _distances(self, execution: int, programs: Sequence[CompiledProgram]) -> set[int]:
         return {self._between(execution, program) for program in programs}
 
     def _learn_lists(self) -> None:
@@ -229,7 +231,7 @@ class Matcher:
         self._offsets |= {hash_of_devices(ids) % _NUMBERS for ids in fresh}
 
     @staticmethod
-    def _between(execution: int, program: Program) -> int:
+    def _between(execution: int, program: CompiledProgram) -> int:
         return (execution - program.key) % _NUMBERS
 
 
@@ -239,7 +241,7 @@ class Programs:
     def __init__(self, live: Callable[[], Iterable[Any]]) -> None:
         self._live = live
         self._held: dict[bytes, Any] = {}
-        self._read: dict[bytes, Program] = {}
+        self._read: dict[bytes, CompiledProgram] = {}
 
     def hold(self, executable: Any) -> None:
         """Keeps what was just compiled until it is read: ``jax.jit(f)(x)`` drops it at once."""
@@ -252,7 +254,7 @@ class Programs:
         while self._held:  # other threads add to it
             self._add(*self._held.popitem())
 
-    def all(self) -> list[Program]:
+    def all(self) -> list[CompiledProgram]:
         self.read_held()
         for fingerprint, executable in self._unread(self._live()).items():
             self._add(fingerprint, executable)
@@ -264,6 +266,6 @@ class Programs:
 
     def _add(self, fingerprint: bytes, executable: Any) -> None:
         text = executable.hlo_modules()[0].to_string()
-        nothing = Program(fingerprint, "", (), "")
+        nothing = CompiledProgram(fingerprint, "", (), "")
         # Most programs are small ones of one device, and nobody asks for them.
         self._read[fingerprint] = parse(fingerprint, text) if "channel_id=" in text else nothing

@@ -23,7 +23,7 @@ Frame = tuple[str, int, str]
 """File, line, function."""
 
 
-class Place(NamedTuple):
+class SourceLine(NamedTuple):
     """The last fields of a `Collective`."""
 
     file: str = ""
@@ -38,13 +38,13 @@ def shape(text: str) -> str:
     return re.sub(r"\{[\d,:T()]*\}", "", text)
 
 
-def place(chain: Sequence[Frame]) -> Place:
+def place(chain: Sequence[Frame]) -> SourceLine:
     """``chain`` is a stack, the innermost frame first."""
     shown = [at for at in chain if not frames.is_on_the_way(at[0])] or chain
     own = next((at for at in shown if not frames.is_library(at[0])), None)
     if own is None:
-        return Place(*shown[0][:2]) if shown else Place()
-    return Place(*own) if own is shown[0] else Place(*own, *shown[0][:2])
+        return SourceLine(*shown[0][:2]) if shown else SourceLine()
+    return SourceLine(*own) if own is shown[0] else SourceLine(*own, *shown[0][:2])
 
 
 def arguments(text: str) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ _VERSION = ("mpiabi_version_major", "mpiabi_version_minor", "mpiabi_version_patc
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
+class EngineFacts:
     library: Path | None
     library_error: str
     compiler: str | None
@@ -91,7 +91,7 @@ def _answer(
     return {"error": f"{ending}: {said}"}
 
 
-def probe() -> Facts:
+def probe() -> EngineFacts:
     library, error = None, ""
     try:
         library = Path(bindings.library_path())
@@ -100,7 +100,7 @@ def probe() -> Facts:
     jaxlib, wanted = _jax_compat.jaxlib_library(), set()
     with contextlib.suppress(OSError, ValueError):  # then no name is known: `check_abi` says so
         wanted = _jax_compat.names_wanted(jaxlib) if jaxlib else set()
-    return Facts(
+    return EngineFacts(
         library=library,
         library_error=error,
         compiler=shutil.which("c++") or shutil.which("g++") or shutil.which("clang++"),
@@ -124,7 +124,7 @@ def probe_smoke() -> dict[str, Any]:
     return _answer([sys.executable, "-m", "lockstep.doctor.smoke"], SMOKE_SECONDS, environ)
 
 
-def check_library(facts: Facts) -> Finding:
+def check_library(facts: EngineFacts) -> Finding:
     """The library is there and loads."""
     name = "engine"
     reinstall = "pip install --force-reinstall --no-deps --no-cache-dir lockstep-jax"
@@ -137,7 +137,7 @@ def check_library(facts: Facts) -> Finding:
     return ok(name, str(facts.library))
 
 
-def check_abi(facts: Facts) -> Finding:
+def check_abi(facts: EngineFacts) -> Finding:
     """Every name that jaxlib asks for, and the ABI version that it checks."""
     name = "engine and jaxlib"
     if facts.jaxlib is None:

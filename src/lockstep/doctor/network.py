@@ -20,7 +20,7 @@ FEW_PORTS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
+class NetworkFacts:
     """Addresses that names resolve to (none: they do not), and what can be bound."""
 
     hostname: str
@@ -67,9 +67,9 @@ def _port_range() -> tuple[int, int] | None:
     return None
 
 
-def probe() -> Facts:
+def probe() -> NetworkFacts:
     hostname = socket.gethostname()
-    return Facts(
+    return NetworkFacts(
         hostname=hostname,
         addresses=resolve(hostname),
         localhost=resolve("localhost"),
@@ -86,7 +86,7 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
-def check_hostname(facts: Facts) -> Finding:
+def check_hostname(facts: NetworkFacts) -> Finding:
     """gloo binds to the address of the own name; other hosts need one they can reach."""
     name = "host name"
     if not facts.addresses:
@@ -105,7 +105,7 @@ def check_hostname(facts: Facts) -> Finding:
     return ok(name, found)
 
 
-def check_localhost(facts: Facts) -> Finding:
+def check_localhost(facts: NetworkFacts) -> Finding:
     if not any(_is_loopback(address) for address in facts.localhost):
         return problem(
             "localhost",
@@ -115,7 +115,7 @@ def check_localhost(facts: Facts) -> Finding:
     return ok("localhost", ", ".join(facts.localhost))
 
 
-def check_ports(facts: Facts) -> Finding:
+def check_ports(facts: NetworkFacts) -> Finding:
     """JAX's coordination service listens on a free port."""
     if facts.loopback_error:
         return problem(

@@ -33,7 +33,7 @@ sys.stdin.read()
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
+class ResourceFacts:
     """Bytes, counts, and file contents; None or empty where the system does not say."""
 
     cores: int
@@ -109,9 +109,9 @@ def _huge_pages() -> str:
     return chosen[1] if chosen else ""
 
 
-def probe() -> Facts:
+def probe() -> ResourceFacts:
     memory = machine.memory()
-    return Facts(
+    return ResourceFacts(
         cores=os.cpu_count() or 1,
         usable_cores=len(os.sched_getaffinity(0)),
         cpu_quota=machine.cpu_quota(),
@@ -128,7 +128,7 @@ def probe() -> Facts:
     )
 
 
-def check_cores(facts: Facts) -> Finding:
+def check_cores(facts: ResourceFacts) -> Finding:
     found = f"{facts.usable_cores} of {counted(facts.cores, 'core')} usable"
     if facts.cpu_quota is not None:
         found += f", the control group allows {facts.cpu_quota:g}"
@@ -148,7 +148,7 @@ def check_cores(facts: Facts) -> Finding:
     return ok("cores", found)
 
 
-def check_memory(facts: Facts) -> Finding:
+def check_memory(facts: ResourceFacts) -> Finding:
     if facts.memory is None:
         return ok("memory", "the system does not say")
     found = f"{format_size(facts.available)} available of {format_size(facts.memory)}"
@@ -161,7 +161,7 @@ def check_memory(facts: Facts) -> Finding:
     return ok("memory", found)
 
 
-def check_huge_pages(facts: Facts) -> Finding:
+def check_huge_pages(facts: ResourceFacts) -> Finding:
     """Large results are fresh memory, and page faults cost more than the collective."""
     name = "huge pages"
     if facts.libc[0] != "glibc":
@@ -194,7 +194,7 @@ def check_huge_pages(facts: Facts) -> Finding:
     return ok(name, f"transparent: {mode}; glibc {facts.libc[1]} can use them")
 
 
-def check_shared_memory(facts: Facts) -> Finding:
+def check_shared_memory(facts: ResourceFacts) -> Finding:
     """The arena is a memfd that the processes of a host open through /proc."""
     name = "shared memory"
     if facts.memfd_error:
@@ -218,7 +218,7 @@ def check_shared_memory(facts: Facts) -> Finding:
     return ok(name, f"memfd works between processes{shm}")
 
 
-def check_open_files(facts: Facts) -> Finding:
+def check_open_files(facts: ResourceFacts) -> Finding:
     limit = facts.files
     if limit != resource.RLIM_INFINITY and limit < FEW_FILES:
         return warning("open files", f"at most {limit}", f"ulimit -n {4 * FEW_FILES}")

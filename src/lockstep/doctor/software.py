@@ -29,7 +29,7 @@ MACHINES = ("x86_64", "aarch64")
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
+class SoftwareFacts:
     """Versions as installed; None: not installed."""
 
     python: tuple[int, int, int]
@@ -47,9 +47,9 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def probe() -> Facts:
+def probe() -> SoftwareFacts:
     """Reads versions without importing jax."""
-    return Facts(
+    return SoftwareFacts(
         python=sys.version_info[:3],
         executable=sys.executable,
         system=platform.system(),
@@ -59,7 +59,7 @@ def probe() -> Facts:
     )
 
 
-def check_python(facts: Facts) -> Finding:
+def check_python(facts: SoftwareFacts) -> Finding:
     found = f"{dotted(facts.python)} ({facts.executable}), {facts.system} {facts.machine}"
     if facts.python < OLDEST_PYTHON:
         return problem(
@@ -76,7 +76,7 @@ def check_python(facts: Facts) -> Finding:
     return ok("Python", found)
 
 
-def check_jax(facts: Facts, collective: Callable[[], Finding]) -> Finding:
+def check_jax(facts: SoftwareFacts, collective: Callable[[], Finding]) -> Finding:
     """Installed, no older than supported, no newer than tested.
 
     ``collective`` tries one; a failure with a jax that is newer than tested is that version's.
@@ -103,7 +103,7 @@ def check_jax(facts: Facts, collective: Callable[[], Finding]) -> Finding:
     return ok("jax", facts.jax)
 
 
-def check_jaxlib(facts: Facts) -> Finding:
+def check_jaxlib(facts: SoftwareFacts) -> Finding:
     """The same version as jax: jax takes an older jaxlib, but nobody tests every pair."""
     if facts.jaxlib is None:
         return problem("jaxlib", "not installed", "pip install jaxlib")

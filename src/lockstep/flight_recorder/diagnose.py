@@ -27,7 +27,7 @@ from lockstep.flight_recorder.mismatch import (
 from lockstep.flight_recorder.model import Process, Run
 from lockstep.flight_recorder.p2p_matching import pairs
 from lockstep.flight_recorder.timeline import History, Place, Track
-from lockstep.flight_recorder.wait_graph import Ending, Fate, Wait
+from lockstep.flight_recorder.wait_graph import ExitKind, Outcome, Wait
 
 RECENT = 4
 """How many different calls before the present one a row shows."""
@@ -182,11 +182,11 @@ class _Case:
         def order(process: int) -> tuple[bool, float, bool, int]:
             ending = self.ended[process]
             when = float("inf") if ending.when is None else ending.when
-            return (not ending.is_fault, when, ending.fate is not Fate.KILLED, process)
+            return (not ending.is_fault, when, ending.kind is not ExitKind.KILLED, process)
 
         first = min(dead, key=order)
-        kind = Kind[self.ended[first].fate.name]
-        culprits = [p for p in dead if self.ended[p].fate is self.ended[first].fate]
+        kind = Kind[self.ended[first].kind.name]
+        culprits = [p for p in dead if self.ended[p].kind is self.ended[first].kind]
         wait = self._wait_for(set(culprits))
         why = causes.of_death(self.history, self.calls, self.run.processes[first], wait)
         return self._make(kind, culprits, wait, why=why)
@@ -295,9 +295,9 @@ class _Case:
         track = max(used, key=lambda t: t.time(t.entries[-1].entered_ns))
         return track, track.entries[-1]
 
-    def _activity(self, ending: Ending, wait: Wait | None, process: Process) -> Activity:
+    def _activity(self, ending: Outcome, wait: Wait | None, process: Process) -> Activity:
         if ending.final:
-            return Activity[ending.fate.name]
+            return Activity[ending.kind.name]
         if wait is not None and wait.absent:
             return Activity.WAITS
         if wait is not None:
@@ -318,4 +318,4 @@ class _Case:
         return max(last, default=nothing)
 
 
-__all__ = ["Activity", "Diagnosis", "Fate", "Kind", "Row", "diagnose"]
+__all__ = ["Activity", "Diagnosis", "ExitKind", "Kind", "Row", "diagnose"]

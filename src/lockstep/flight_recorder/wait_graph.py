@@ -30,7 +30,7 @@ NOTICED_NS = 1_000_000_000
 _STOPPED_BY_LAUNCHER = (signal.SIGINT, signal.SIGTERM)
 
 
-class Fate(enum.Enum):
+class ExitKind(enum.Enum):
     """How a process ended, if it has."""
 
     RUNNING = "running"
@@ -41,21 +41,21 @@ class Fate(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """A process's fate, when it met it (common time), and whether another's fault led to it."""
+class Outcome:
+    """How a process ended, when (common time), and whether another's fault led to it."""
 
-    fate: Fate
+    kind: ExitKind
     when: int | None = None
     consequence: bool = False
 
     @property
     def is_fault(self) -> bool:
-        return self.fate in (Fate.FAILED, Fate.KILLED) and not self.consequence
+        return self.kind in (ExitKind.FAILED, ExitKind.KILLED) and not self.consequence
 
     @property
     def final(self) -> bool:
         """Whether nothing more will come from this process, for its own reasons."""
-        return self.is_fault or (self.fate is Fate.ENDED and not self.consequence)
+        return self.is_fault or (self.kind is ExitKind.ENDED and not self.consequence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,50 +67,50 @@ class Wait:
     absent: tuple[int, ...]
 
 
-def endings(history: History) -> dict[int, Ending]:
+def endings(history: History) -> dict[int, Outcome]:
     """Process -> how it ended."""
     first_raise = history.first_raise()
     return {p.index: _ending(p, history, first_raise) for p in history.run.processes}
 
 
-def _fate(process: Process) -> Fate:
+def _exit_kind(process: Process) -> ExitKind:
     exit, record = process.exit, process.record
     if process.error is not None:
-        return Fate.FAILED
+        return ExitKind.FAILED
     if exit is not None:
         if exit.signal:
-            return Fate.KILLED
+            return ExitKind.KILLED
         if exit.exit_code is not None:
-            return Fate.FAILED if exit.exit_code else Fate.ENDED
+            return ExitKind.FAILED if exit.exit_code else ExitKind.ENDED
         if exit.reason:
-            return Fate.KILLED
+            return ExitKind.KILLED
     if record is None:
-        return Fate.UNKNOWN
+        return ExitKind.UNKNOWN
     if record.state == ProcessState.FAILED:
-        return Fate.FAILED
+        return ExitKind.FAILED
     at_work = any(e.state == State.ENTERED for ring in record.rings for e in ring.entries[-1:])
     ended = record.state == ProcessState.ENDED and not at_work
-    return Fate.ENDED if ended else Fate.RUNNING
+    return ExitKind.ENDED if ended else ExitKind.RUNNING
 
 
-def _ending(process: Process, history: History, first_raise: int | None) -> Ending:
-    fate = _fate(process)
+def _ending(process: Process, history: History, first_raise: int | None) -> Outcome:
+    kind = _exit_kind(process)
     when = _when(process, history)
-    if fate is Fate.KILLED and process.exit and process.exit.reason == STOPPED:
-        return Ending(fate, when, consequence=True)
-    if fate in (Fate.RUNNING, Fate.UNKNOWN) or first_raise is None:
-        return Ending(fate, when)
+    if kind is ExitKind.KILLED and process.exit and process.exit.reason == STOPPED:
+        return Outcome(kind, when, consequence=True)
+    if kind in (ExitKind.RUNNING, ExitKind.UNKNOWN) or first_raise is None:
+        return Outcome(kind, when)
     own_raise = any(
         entry.state == State.RAISED and (when is None or track.time(entry.done_ns) <= when)
         for track in history.of_process(process.index)
         for entry in track.entries[-1:]
     )
-    if fate is Fate.ENDED:  # well, after it was told of a fault
-        return Ending(fate, when, own_raise)
+    if kind is ExitKind.ENDED:  # well, after it was told of a fault
+        return Outcome(kind, when, own_raise)
     number = process.exit.signal if process.exit else None
     grace = 0 if process.error or number in _STOPPED_BY_LAUNCHER else NOTICED_NS
     late = when is not None and when > first_raise + grace
-    return Ending(fate, when, own_raise or late)
+    return Outcome(kind, when, own_raise or late)
 
 
 def _when(process: Process, history: History) -> int | None:
@@ -122,7 +122,7 @@ def _when(process: Process, history: History) -> int | None:
     return process.exit.realtime_ns if process.exit else None
 
 
-def waits(history: History, pairs: Iterable[Pair], ended: dict[int, Ending]) -> list[Wait]:
+def waits(history: History, pairs: Iterable[Pair], ended: dict[int, Outcome]) -> list[Wait]:
     """Every device that is in a collective, with the members that are not.
 
     A process that is dead waits for nobody.
@@ -158,7 +158,7 @@ def open_entry(track: Track) -> Entry | None:
     return None
 
 
-def _absent(history: History, track: Track, entry: Entry, ended: dict[int, Ending]) -> list[int]:
+def _absent(history: History, track: Track, entry: Entry, ended: dict[int, Outcome]) -> list[int]:
     place = Place(entry.clique, entry.sequence)
     since = track.time(entry.entered_ns) - history.run.clock_error_ns
     found = []

@@ -28,10 +28,10 @@ from lockstep import _jax_compat
 from lockstep.hlo.proto import (
     Computation,
     ElementType,
+    HloProgram,
     Instruction,
     Message,
     Module,
-    Program,
     ProgramShape,
     Shape,
 )
@@ -94,12 +94,12 @@ def explain_uncaught() -> None:
 def _transform(module: bytes) -> bytes | None:
     if _jax_compat.setting("jax_cpu_collectives_implementation") != "mpi":
         return None
-    program = Program(module, COLLECTIVES)
+    program = HloProgram(module, COLLECTIVES)
     check_counts(program)
     return widen(program)
 
 
-def widen(program: Program) -> bytes | None:
+def widen(program: HloProgram) -> bytes | None:
     """The program with its float16 collectives rewritten; None when there are none.
 
     It has to have been read for those of `COLLECTIVES` that XLA refuses, and is used up.
@@ -110,7 +110,7 @@ def widen(program: Program) -> bytes | None:
 class _Rewriter:
     """One module being rewritten."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: HloProgram) -> None:
         self.module = program.module
         self.bodies = program.bodies
         self.wide_reducers: dict[int, Message] = {}

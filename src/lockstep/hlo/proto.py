@@ -202,7 +202,7 @@ class Body:
         return cls(message, instructions, shapes)
 
 
-class Program:
+class HloProgram:
     """A module, and the bodies of those computations in which one of ``opcodes`` may stand."""
 
     def __init__(self, module: bytes, opcodes: Sequence[bytes]) -> None:

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 
-from lockstep.hlo.proto import ElementType, Instruction, Message, Metadata, Program, Shape
+from lockstep.hlo.proto import ElementType, HloProgram, Instruction, Message, Metadata, Shape
 
 LARGEST = (1 << 31) - 1
 _BY_ELEMENTS = (b"all-reduce", b"reduce-scatter")
@@ -19,7 +19,7 @@ _BY_BYTES = (b"all-gather", b"all-to-all", b"collective-permute")
 COLLECTIVES = _BY_ELEMENTS + _BY_BYTES
 
 
-def check_counts(program: Program) -> None:
+def check_counts(program: HloProgram) -> None:
     """Raises ValueError for a program, as it is after partitioning, whose collectives do not fit.
 
     It has to have been read for `COLLECTIVES`.

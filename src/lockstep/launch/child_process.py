@@ -13,16 +13,16 @@ from lockstep import _run_files
 from lockstep._run_files import OUT_OF_MEMORY, STOPPED, Exit
 from lockstep.launch.console import Console, Stream, open_log
 from lockstep.launch.first_failure import EndedProcess, last_words
-from lockstep.launch.job_spec import Job, command
+from lockstep.launch.job_spec import LaunchSpec, command
 from lockstep.system import process_tree
 
 
-class Process:
+class ChildProcess:
     """A process that has been started. Whoever buries it tells it so (`buried`)."""
 
     def __init__(
         self,
-        job: Job,
+        job: LaunchSpec,
         process_id: int,
         console: Console,
         prefixes: tuple[bytes, bytes],

@@ -21,7 +21,7 @@ _FORCED_DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class LaunchSpec:
     """One run of a program on ``processes`` processes of this machine."""
 
     program: tuple[str, ...]

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 
-from lockstep.launch.job_spec import Job
+from lockstep.launch.job_spec import LaunchSpec
 from lockstep.launch.supervisor import Supervisor
 from lockstep.system import port_reservation
 
 
-def run(job: Job, lifeline: int) -> int:
+def run(job: LaunchSpec, lifeline: int) -> int:
     """Runs the job until it ends well, is stopped, or has failed too often; its last status."""
     left = job.max_restarts
     with contextlib.ExitStack() as ports_held:

@@ -17,7 +17,7 @@ from lockstep.bootstrap import mpi_backend
 from lockstep.launch import cpu_affinity, failed_runs, options, restarts, run_dir
 from lockstep.launch.console import complain
 from lockstep.launch.guard import run_guarded
-from lockstep.launch.job_spec import Job, overridden_collectives, overridden_devices
+from lockstep.launch.job_spec import LaunchSpec, overridden_collectives, overridden_devices
 from lockstep.system import oom, port_reservation
 
 MANY_PER_CORE = 8
@@ -42,7 +42,7 @@ def main(words: Sequence[str]) -> int:
     _open_standard_streams()
     log_dir = make_log_dir(args.log_dir, failed_runs.new_name())
     with port_reservation.reserve() as port:
-        job = Job(
+        job = LaunchSpec(
             program=tuple(program),
             processes=args.processes,
             config=dataclasses.replace(config, coordinator=port_reservation.address(port)),

@@ -35,7 +35,7 @@ from lockstep._errors import LaunchError
 from lockstep._words import signal_name
 from lockstep.launch import console as consoles
 from lockstep.launch import failed_runs, tracebacks
-from lockstep.launch.child_process import Process
+from lockstep.launch.child_process import ChildProcess
 from lockstep.launch.console import Console, Stream
 from lockstep.launch.first_failure import (
     EndedProcess,
@@ -47,7 +47,7 @@ from lockstep.launch.first_failure import (
     told_already,
 )
 from lockstep.launch.guard import PASSED_ON
-from lockstep.launch.job_spec import Job
+from lockstep.launch.job_spec import LaunchSpec
 from lockstep.launch.pmi import PmiServer
 from lockstep.system import process_tree
 from lockstep.system.oom import OomKills
@@ -76,13 +76,13 @@ _GUARD_GONE = signal.SIGKILL
 class Supervisor:
     """Runs a job from start to end: `run`."""
 
-    def __init__(self, job: Job, lifeline: int, restarts_left: int = 0) -> None:
+    def __init__(self, job: LaunchSpec, lifeline: int, restarts_left: int = 0) -> None:
         self._job = job
         self._lifeline = lifeline
         self._restarts_left = restarts_left
         self._selector = selectors.PollSelector()
         self._console = Console(self._selector)
-        self._processes: list[Process] = []
+        self._processes: list[ChildProcess] = []
         self._streams: list[Stream] = []
         self._oom_kills = OomKills()
         self._pmi = PmiServer(job.processes) if job.config.collectives == "mpi" else None
@@ -258,7 +258,7 @@ class Supervisor:
 
     def _start(self, process_id: int, prefixes: tuple[bytes, bytes]) -> None:
         pmi = self._pmi
-        process = Process(
+        process = ChildProcess(
             self._job,
             process_id,
             self._console,

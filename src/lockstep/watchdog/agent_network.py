@@ -1,11 +1,10 @@
-"""An agent in the network between hosts: its program sends it the addresses, watchers send
-requests.
+"""An agent in the network between hosts, which responds to the watchers of other hosts.
 
-Each process that ``lockstep worker`` started has an agent (`launch.agent`). Where there are
-several hosts, that of the first such process of each becomes a member of the engine's network,
-behind the processes, without a device. It answers for its host as a process would (`remote`),
-and goes on when the processes cannot. Its program, which has met the others, tells it over a socket
-that it has inherited who they are, and gives it a socket to listen on.
+Each process that ``lockstep worker`` started has an agent (`launch.agent`). Where there are several
+hosts, that of the first such process of each becomes a member of the engine's network, behind the
+processes, without a device. It answers for its host as a process would (`remote`), and goes on when
+the processes cannot. Its program, which has met the others, sends it their addresses over an
+inherited socket, and a socket to listen on.
 """
 
 from __future__ import annotations

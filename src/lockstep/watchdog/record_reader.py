@@ -17,9 +17,9 @@ from lockstep.callsites import frames
 from lockstep.callsites.first_use import Uses
 from lockstep.callsites.hlo_metadata import (
     Collective,
+    CompiledProgram,
     Digests,
     Matcher,
-    Program,
     Programs,
     digests,
     near,
@@ -165,7 +165,7 @@ def on_one_clock(
         yield dataclasses.replace(process, record=record)
 
 
-class Sites:
+class SiteWriter:
     """Finds the lines of this process's collectives, and writes them down for the others."""
 
     def __init__(self, records: Records, artifacts: Artifacts, live: Callable[[], Any]) -> None:
@@ -178,7 +178,7 @@ class Sites:
         self._sure: list[model.Site] = []
         self._perhaps: list[model.Site] = []
         self._uses = Uses()
-        self._known: list[tuple[int, Program]] = []
+        self._known: list[tuple[int, CompiledProgram]] = []
         """The programs whose first execution is certain, and that."""
         self.digests: dict[int, Digests] = {}
         """Of the programs that each first number may belong to."""
@@ -217,7 +217,7 @@ class Sites:
         if self._perhaps != before:
             self._put(self._artifacts.perhaps, "w", self._perhaps)
 
-    def _sites(self, execution: int, program: Program) -> Iterator[model.Site]:
+    def _sites(self, execution: int, program: CompiledProgram) -> Iterator[model.Site]:
         used = self._uses.of(program.fingerprint)
         for collective in program.collectives:
             for line in (used if not collective.file else ()) or (None,):
@@ -263,7 +263,7 @@ class Sites:
 
 
 def _site(
-    execution: int, program: Program, collective: Collective, used: model.Caller | None
+    execution: int, program: CompiledProgram, collective: Collective, used: model.Caller | None
 ) -> model.Site:
     is_first = collective is program.collectives[0]
     return model.Site(

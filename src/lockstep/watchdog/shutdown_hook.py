@@ -15,7 +15,7 @@ from lockstep.engine import bindings
 from lockstep.job import current_job
 
 
-class _Ending(current_job.Part):
+class _ProgramEnd(current_job.Part):
     """What is to happen when the program ends."""
 
     label = ""
@@ -37,7 +37,7 @@ def mark_the_end(label: str, afterwards: Callable[[], None], to_hosts: bool = Fa
 
     ``to_hosts``: there are other hosts, which cannot see what this process is still doing.
     """
-    ending = current_job.part(_Ending)
+    ending = current_job.part(_ProgramEnd)
     if ending.label:  # JAX has made its devices again
         return
     ending.label, ending.afterwards, ending.to_hosts = label, afterwards, to_hosts
@@ -54,7 +54,7 @@ def _install_hooks() -> None:
     show = sys.excepthook
 
     def on_exception(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        ending = current_job.part(_Ending)
+        ending = current_job.part(_ProgramEnd)
         if ending.is_ours():
             ending.has_failed = True
             bindings.leave(bindings.Leaving.FAILED)
@@ -68,7 +68,7 @@ def _install_hooks() -> None:
 
 
 def _on_exit() -> None:
-    ending = current_job.part(_Ending)
+    ending = current_job.part(_ProgramEnd)
     if not ending.is_ours():
         return
     if not ending.has_failed:
@@ -78,7 +78,7 @@ def _on_exit() -> None:
 
 
 def _on_fork() -> None:
-    ending = current_job.part(_Ending)
+    ending = current_job.part(_ProgramEnd)
     if not ending.label:
         return
     # The other processes take the end of a connection for the end of its process.

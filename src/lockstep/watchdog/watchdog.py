@@ -38,7 +38,7 @@ from lockstep.system import exit_status
 from lockstep.watchdog import abort_message, program_equality
 from lockstep.watchdog.artifacts import Artifacts
 from lockstep.watchdog.program_equality import Comparison
-from lockstep.watchdog.record_reader import Records, Sites
+from lockstep.watchdog.record_reader import Records, SiteWriter
 from lockstep.watchdog.remote import LocalHost, RemoteHosts
 from lockstep.watchdog.shutdown_hook import mark_the_end
 from lockstep.watchdog.stall_detector import Stalls
@@ -67,7 +67,7 @@ class Watcher(threading.Thread):
         self,
         peers: Sequence[Peer],
         records: Records,
-        sites: Sites,
+        sites: SiteWriter,
         comparison: Comparison,
         remote: RemoteHosts | None,
         store: Store,
@@ -382,7 +382,7 @@ def start(
     """
     records = Records(peers, peers[process], dict(enumerate(received)))
     frames.keep_in(received[process].callers)
-    sites = Sites(records, received[process], _jax_compat.live_executables)
+    sites = SiteWriter(records, received[process], _jax_compat.live_executables)
     several = any(peer.host_id != peers[process].host_id for peer in peers)
     watchers = current_job.part(_Watchers)
     for earlier in watchers.all:

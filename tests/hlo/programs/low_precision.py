@@ -178,11 +178,11 @@ def main() -> None:
         from jax.extend import xla
 
         from lockstep.hlo.float16_pass import widen
-        from lockstep.hlo.proto import Program
+        from lockstep.hlo.proto import HloProgram
         from lockstep.hlo.size_limits import COLLECTIVES
 
         xla.register_hlo_module_transformation(
-            lambda module: widen(Program(module, COLLECTIVES)), name="test", platforms="cpu"
+            lambda module: widen(HloProgram(module, COLLECTIVES)), name="test", platforms="cpu"
         )
     if "LOCKSTEP_NUM_PROCESSES" in os.environ:
         jax.distributed.initialize()
