@@ -74,4 +74,4 @@ def test_a_permute_of_different_lengths_raises_on_all() -> None:
     for text in errors("permuted length", n=2, d=1, timeout="30").values():
         assert "collective-permute" in text, text
         assert re.search(r"of 32 B to rank 1.* of 36 B to rank 0", text), text
-        assert "what one sends is not what the other expects" in text, text
+        assert "the send does not match the receive" in text, text

@@ -290,12 +290,12 @@ def test_a_stall_is_told_with_what_another_host_does(
     wait_until(lambda: all(w in everything(hosts, 4) for w in words), "what it does", TIMEOUT)
     said = everything(hosts, 4)
     who = f"process 1 (pid {hosts.pid(0, 1)} on hosta)"
-    assert f"{who} has not come to the others yet; processes 0, 2, 3 wait" in said
+    assert f"{who} has not arrived yet; processes 0, 2, 3 wait" in said
     assert f"{who} does meanwhile" in said
     assert said.count("does meanwhile") == 1, said
     assert "remote.py" not in said
     report = report_on(processes[2].pid)
-    assert f"{who} has not come to the others yet; processes 0, 2, 3 wait" in report, report
+    assert f"{who} has not arrived yet; processes 0, 2, 3 wait" in report, report
     assert report.count("20 x all-reduce") == 4, report
 
 
@@ -327,7 +327,7 @@ def test_a_stall_of_who_is_alone_on_its_host_is_told(
         hosts.start(host, PROGRAM, fault, env=limit, kept=kept)
     wait_until(lambda: words in hosts.said(0), "a report", TIMEOUT)
     who = f"process 1 (pid {hosts.pid(1)} on hostb)"
-    assert f"{who} has not come to the others" in hosts.said(0), hosts.said(0)
+    assert f"{who} has not arrived yet" in hosts.said(0), hosts.said(0)
     lines = f"20 x all-reduce (sum) of 1 x f32, {PROGRAM}:{line_of('total = over_all')} in"
     assert hosts.said(0).count(lines) == (2 if kept else 1), hosts.said(0)
 

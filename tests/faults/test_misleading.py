@@ -86,7 +86,7 @@ def test_several_threads_that_dispatch_collectives_are_named_first() -> None:
     assert likely.startswith("several threads dispatch collectives ("), said
     threads = likely.partition("(")[2].partition(")")[0].split(", ")
     assert set(threads) == {"loss: MainThread", "_identity_fn: prefetch"}, said
-    assert "jax.make_array_from_process_local_data does without" in likely, said
+    assert "jax.make_array_from_process_local_data does without it" in likely, said
     assert f"_identity_fn (first used at {at('fill')})" in said, said
 
 

@@ -106,5 +106,5 @@ def test_a_stopped_process_is_reported_and_may_go_on(tmp_path: Path) -> None:
     warning = "\n".join(result.stderr_by_process[0])
     assert warning.count("waiting for") == 1, warning
     assert f"process 1 (pid {pid} on " in warning
-    assert "has not come to the others yet" in warning
+    assert "has not arrived yet" in warning
     assert "kill -STOP, Ctrl-Z" in warning

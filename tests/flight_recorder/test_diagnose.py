@@ -318,7 +318,7 @@ def test_calls_that_two_threads_have_dispatched() -> None:
     assert found.causes[0].threads == ("MainThread", "prefetch")
     text = short(found)
     assert "Likely: several threads dispatch collectives (step: MainThread, _identity_fn: " in text
-    assert "jax.make_array_from_process_local_data does without." in text
+    assert "jax.make_array_from_process_local_data does without it." in text
 
 
 def test_processes_with_one_thread_each_of_another_name_have_another_fault() -> None:

@@ -177,10 +177,10 @@ def test_a_clique_area_that_overflowed_lacks_the_last() -> None:
     [
         (lambda f: b"", "no recorder file: it does not begin with LOCKSTEP"),
         (lambda f: b"#!/bin/sh" + f[9:], "no recorder file"),
-        (lambda f: f[:100], "cut short: it has 100 bytes, and its header alone 4096"),
-        (lambda f: f[:-1], "cut short.*its header speaks of"),
+        (lambda f: f[:100], "truncated: it has 100 bytes, and its header alone has 4096"),
+        (lambda f: f[:-1], "truncated.*its header announces"),
         (lambda f: f[:8] + b"\2" + f[9:], "version 2, this Lockstep reads version 1"),
-        (lambda f: f[:20] + b"\3" + f[21:], "damaged: the sizes in its header contradict"),
+        (lambda f: f[:20] + b"\3" + f[21:], "damaged: the sizes in its header do not fit"),
     ],
 )
 def test_what_is_no_recorder_file_is_told(damage, words: str) -> None:

@@ -94,9 +94,9 @@ def test_files_that_are_missing_or_broken_are_notes(tmp_path: Path) -> None:
     run = read_run(tmp_path)
     notes = [" ".join(p.problems) for p in run.processes]
     assert notes[0] == "there is no recorder file"
-    assert "cut short: it has 5000 bytes" in notes[1]
+    assert "truncated: it has 5000 bytes" in notes[1]
     assert notes[2:4] == ["", ""]
-    assert notes[4] == "nothing of this process is there"
+    assert notes[4] == "this process left no files"
     assert run.processes[2].sites == ()
     assert (run.processes[3].exit, run.processes[3].error) == (None, None)
     assert diagnose(run).kind is Kind.NOTHING
@@ -119,4 +119,4 @@ def test_a_record_in_the_wrong_place_is_not_believed(tmp_path: Path) -> None:
     (folder(tmp_path, 1) / "recorder.bin").write_bytes(wrong)
     run = read_run(tmp_path)
     assert run.processes[1].record is None
-    assert run.processes[1].problems == ("its recorder file says that it is process 0",)
+    assert run.processes[1].problems == ("its recorder file is that of process 0",)

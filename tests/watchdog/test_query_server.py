@@ -20,7 +20,7 @@ def process(index: int, nonce: int = 7) -> Process:
 @pytest.fixture
 def one_host() -> Run:
     """Process 1 is elsewhere."""
-    missing = Process(1, problems=("nothing of this process is there",))
+    missing = Process(1, problems=("this process left no files",))
     return Run((process(0), missing), clock_error_ns=2000)
 
 

@@ -1,1 +1,1 @@
-"""Recorder files, matched: what every process of a job was doing, and which one parted."""
+"""Matches the recorder files of a job: what every process was doing, and which one diverged."""

@@ -1,7 +1,7 @@
 """The arguments in which two executions of one function differ. Pure.
 
-A compiled program says what each device is given, ``x: f32[100,8]``. Shapes are compared by the
-names that JAX notes; arguments without a name, by their place.
+A compiled program lists the arguments of each device: ``x: f32[100,8]``. Arguments are matched by
+the names that JAX records, and those without a name by their position.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Differing(NamedTuple):
-    """One argument, and its type in one program and in the other; empty: it is not given."""
+    """One argument, and its type in the two programs; empty: that program does not have it."""
 
     name: str
     mine: str
@@ -19,12 +19,12 @@ class Differing(NamedTuple):
 
     @property
     def is_dtype(self) -> bool:
-        """Whether the dtypes differ; else it is the shapes."""
+        """Whether the dtypes differ; else the shapes do."""
         return self.mine.partition("[")[0] != self.theirs.partition("[")[0]
 
     @property
     def sizes(self) -> tuple[int, int] | None:
-        """The lengths of the one axis that differs; None where it is not one."""
+        """The two lengths of the axis that differs; None: more than one axis differs."""
         mine, theirs = _axes(self.mine), _axes(self.theirs)
         if self.is_dtype or len(mine) != len(theirs):
             return None
@@ -38,7 +38,7 @@ class Differing(NamedTuple):
 
 
 def differing(mine: Sequence[str], theirs: Sequence[str]) -> tuple[Differing, ...]:
-    """The arguments of two programs that are not alike, in the order of the first."""
+    """The arguments that differ between two programs, in the order of the first one."""
     ours, others = (dict(map(_split, arguments)) for arguments in (mine, theirs))
     names = [*ours, *(name for name in others if name not in ours)]
     found = [Differing(name, ours.get(name, ""), others.get(name, "")) for name in names]

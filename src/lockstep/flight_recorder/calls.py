@@ -1,4 +1,4 @@
-"""A collective as the user knows it: which line of which program called it. Pure."""
+"""Collectives with the lines of the user's program that called them. Pure."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from lockstep.flight_recorder.timeline import History, Track
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A collective on one device, with the lines of the program that it may come from."""
+    """A collective on one device, with the program lines that may have called it."""
 
     entry: Entry
     device: int
     sites: tuple[Site, ...] = ()
-    """Several where the compiler's metadata fits several; none where nothing is known."""
+    """Several where the compiler's metadata fits several; empty: not known."""
     members: tuple[int, ...] = ()
     callers: tuple[Caller, ...] = ()
-    """The lines that were being executed, the innermost first; only under ``--strict``."""
+    """The Python stack of the call, the innermost line first; only with ``--strict``."""
     arguments: tuple[str, ...] = ()
-    """What its program is given, as in `Site.arguments`; none: not known."""
+    """The arguments of its program, as in `Site.arguments`; empty: not known."""
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -31,7 +31,7 @@ class Call:
 
     @property
     def functions(self) -> frozenset[tuple[str, str, int]]:
-        """The functions that it may belong to: by name, and one without a name by its line."""
+        """The functions that the call may belong to: by name, a lambda by its line."""
         return frozenset(
             (s.module, s.file, s.line) if "lambda" in s.module else (s.module, "", 0)
             for s in self.sites
@@ -39,13 +39,13 @@ class Call:
 
     @property
     def shape(self) -> str:
-        """``f32[8,128]``: of one operand in the program; empty: not known."""
+        """The shape of one operand in the program, ``f32[8,128]``; empty: not known."""
         shapes = {site.shape.strip("()").split(", ")[0] for site in self.sites}
         return shapes.pop() if len(shapes) == 1 else ""
 
     @property
     def threads(self) -> frozenset[str]:
-        """The threads that it may come from: those that first called its program."""
+        """The threads that may have made the call: those that first called its program."""
         return frozenset(site.thread for site in self.sites if site.thread)
 
     @property
@@ -58,19 +58,19 @@ class Call:
 
     @property
     def execution(self) -> int | None:
-        """Which execution of its program this is (from 0), where the program is known."""
+        """The number (from 0) of this execution of its program; None: not known."""
         found = {site.execution(self.entry.run_id) for site in self.sites}
         return found.pop() if len(found) == 1 else None
 
     @property
     def kind(self) -> tuple:
-        """The same for every execution of the same line of the same program."""
+        """A key: equal for every execution of the same line of the same program."""
         return (*self.entry.signature, self.entry.op_id, self.fingerprints)
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Calls in their order, made so many times one round after another."""
+    """Calls in their order, repeated ``times`` times."""
 
     calls: tuple[Call, ...]
     times: int = 1
@@ -96,7 +96,7 @@ def rounds(calls: Sequence[Call], most: int) -> tuple[Round, ...]:
 
 
 def _repeats(kinds: list[tuple], end: int, length: int) -> int:
-    """How often the last ``length`` before ``end`` came one after another."""
+    """How many times in a row the ``length`` kinds before ``end`` occur."""
     times, last = 1, kinds[end - length : end] if end >= length else None
     while last and (start := end - (times + 1) * length) >= 0:
         if kinds[start : start + length] != last:
@@ -114,7 +114,7 @@ class Sites:
         self._all: dict[int, list[Site]] = {}
         self._callers = {p.index: p.callers for p in run.processes}
         self.programs: dict[int, frozenset[str]] = {}
-        """Process -> the fingerprints of the programs that it has; no entry: not known."""
+        """Process -> the fingerprints of its programs; no entry: not known."""
         self._arguments: dict[str, tuple[str, ...]] = {}
         for process in run.processes:
             own = self._own.setdefault(process.index, {})
@@ -122,9 +122,9 @@ class Sites:
                 if site.arguments:
                     self._arguments[site.fingerprint] = site.arguments
                 own.setdefault(site.channel, []).append(site)
-                # Another process may have used the program somewhere else first.
-                told = dataclasses.replace(site, used_file="", used_line=0)
-                self._all.setdefault(site.channel, []).append(told if site.used_file else site)
+                # Another process may have first used the program on another line.
+                shared = dataclasses.replace(site, used_file="", used_line=0)
+                self._all.setdefault(site.channel, []).append(shared if site.used_file else site)
             if process.sites:
                 late = _programs_of(process.sites, history.removed.get(process.index, ()))
                 kept = (e for track in history.of_process(process.index) for e in track.entries)
@@ -133,19 +133,19 @@ class Sites:
                 self.programs[process.index] = frozenset(fingerprints - late)
 
     def of(self, process: int, entry: Entry) -> tuple[Site, ...]:
-        """Where ``entry`` of ``process`` may come from; told by the others where it could not."""
+        """The sites that may have made ``entry`` of ``process``; else those of others."""
         if not entry.identified:
             return ()
         own = self._own.get(process, {}).get(entry.op_id, [])
         return _fitting(own, entry) or _fitting(self._all.get(entry.op_id, []), entry)
 
     def arguments(self, sites: Sequence[Site]) -> tuple[str, ...]:
-        """What the program of these lines is given, where it is one."""
+        """The arguments of the program of these lines; empty: they are of several programs."""
         programs = {site.fingerprint for site in sites}
         return self._arguments.get(programs.pop(), ()) if len(programs) == 1 else ()
 
     def callers(self, process: int, entry: Entry) -> tuple[Caller, ...]:
-        """The lines behind ``entry.site``, which stands for the same lines in all processes."""
+        """The lines that ``entry.site`` stands for; it means the same lines in all processes."""
         tables = (self._callers.get(process, {}), *self._callers.values())
         return next((table[entry.site] for table in tables if entry.site in table), ())
 
@@ -163,7 +163,8 @@ def _fitting(sites: Sequence[Site], entry: Entry) -> tuple[Site, ...]:
         and s.execution(entry.run_id) is not None
         and s.op.startswith(OPS[entry.op])
     }
-    # Programs' ids may lie near each other by chance. An earlier execution left an entry each.
+    # The id ranges of two programs may overlap. Each earlier execution left an entry, so the number
+    # of the execution must be below that of the entry.
     likely = [
         site for site in fitting.values() if (site.execution(entry.run_id) or 0) < entry.number
     ]
@@ -171,7 +172,7 @@ def _fitting(sites: Sequence[Site], entry: Entry) -> tuple[Site, ...]:
 
 
 class Calls:
-    """Makes calls of entries."""
+    """Turns entries into calls."""
 
     def __init__(self, history: History) -> None:
         self._history = history

@@ -1,7 +1,7 @@
-"""What usually lies behind a picture like this one. Pure.
+"""The likely causes of a fault. Pure.
 
-A cause is a pattern and the processes that show it; the words stand in
-`lockstep.flight_recorder.text_report`.
+A cause is a pattern and the processes that show it; its text is made in
+`lockstep.flight_recorder.phrases`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lockstep.flight_recorder.timeline import History, Track
 from lockstep.flight_recorder.wait_graph import Wait
 
 _LATEST = 64
-"""Calls of a process in which threads are looked for."""
+"""Of a process's calls: in these, calls from several threads are searched."""
 
 
 class Pattern(enum.Enum):
@@ -44,11 +44,11 @@ class Pattern(enum.Enum):
 class Cause:
     pattern: Pattern
     processes: tuple[int, ...] = ()
-    """Those that the pattern speaks of: who left the loop, who has the program."""
+    """Those that the pattern names: the ones that left the loop, or that have the program."""
     what: tuple[str, ...] = ()
-    """The functions that it speaks of."""
+    """The functions that the pattern names."""
     arguments: tuple[Differing, ...] = ()
-    """What the first of ``processes`` gave to the function, and what the second."""
+    """The arguments that differ between the two ``processes``."""
     threads: tuple[str, ...] = ()
     """The threads that called the functions, in the order of ``what``."""
 
@@ -78,7 +78,7 @@ def of_mismatch(
 def _of_threads(
     history: History, calls: Calls, first: Sequence[Called], mine: Call, theirs: Call
 ) -> Cause | None:
-    """Calls from two threads, which one process at least has been in: JAX does not order them."""
+    """Calls from two threads of one process: JAX does not order them alike in all processes."""
     if len(mine.threads) != 1 or len(theirs.threads) != 1 or mine.threads == theirs.threads:
         return None
 
@@ -96,7 +96,7 @@ def _of_threads(
 def _of_arguments(
     first: Sequence[Called], mine: Call, theirs: Call, same_function: bool
 ) -> Cause | None:
-    """One line of the program, with arguments of other shapes: a last batch, padding."""
+    """One line of the program, called with arguments of different shapes or dtypes."""
     a, b = mine.entry, theirs.entry
     if (a.op, a.reduction) != (b.op, b.reduction):
         return None
@@ -163,7 +163,7 @@ def _of_programs(
 
 
 def alone(why: Sequence[Cause]) -> tuple[int, ...]:
-    """The processes that have a program which the others lack; none where both sides have one."""
+    """The processes that have a program which the others lack; empty: both sides have one."""
     only = [cause for cause in why if cause.pattern is Pattern.ONE_SIDED]
     return only[0].processes if len(only) == 1 else ()
 
@@ -176,7 +176,7 @@ def _having(programs: Mapping[int, frozenset[str]], call: Call) -> tuple[int, ..
 def _of_loops(
     history: History, calls: Calls, first: Sequence[Called], mine: Call, theirs: Call
 ) -> list[Cause]:
-    """Who goes round once more, while the other has moved on."""
+    """A loop that one of two processes has left earlier than the other."""
     (p, a), (q, b) = first
     here, there = _track(history, p, a), _track(history, q, b)
     mine_again = calls.seen_before(here, mine, a)
@@ -191,7 +191,7 @@ def _of_loops(
 def of_death(
     history: History, calls: Calls, process: Process, wait: Wait | None
 ) -> tuple[Cause, ...]:
-    """Why a process is gone that others wait for. An error says it better itself."""
+    """Why a process that others wait for has ended; empty: its own error explains it better."""
     gone = (process.index,)
     if process.error is not None or (process.exit and process.exit.exit_code):
         return ()

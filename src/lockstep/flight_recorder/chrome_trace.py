@@ -1,9 +1,9 @@
 """The records as a trace that Perfetto and chrome://tracing show. Pure.
 
-One track a device, below its process. A collective is a slice, and in it two more: waiting for the
-slowest, moving data. An arrow leads from the member that began last to each that waited for it.
-The format is the Trace Event Format's JSON: complete events ("X"), metadata ("M") and flows
-("s", "f"); times are microseconds since the first collective that is recorded.
+Each device has a track below its process. A collective is a slice that contains two more: waiting
+for the slowest, and moving data. An arrow leads from the member that began last to each member that
+waited for it. The format is the Trace Event Format's JSON: complete events ("X"), metadata ("M")
+and flows ("s", "f"). Times are microseconds since the first recorded collective.
 """
 
 from __future__ import annotations

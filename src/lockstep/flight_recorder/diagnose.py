@@ -1,11 +1,16 @@
 """What is wrong with a run, found in the records of its processes. Pure.
 
-`diagnose` asks, in this order: were the members of a clique in different collectives; is a process
-dead that others wait for; do devices wait for each other in a circle; who is late. Only the last is
-no fault. Records that were read one after another while the processes ran never make a fault of
-what is none: what an entry says of a call never changes, a process's end is known before its record
-is read, and a circle of waits cannot be an accident of reading
-(see `lockstep.flight_recorder.wait_graph`).
+`diagnose` checks, in this order:
+
+1. Did members of a clique call different collectives?
+2. Has a process ended that others wait for?
+3. Do devices wait for each other in a circle?
+4. Which processes have not arrived yet? This alone is no fault.
+
+The records may be read one after another while the processes run, and still a healthy run is never
+reported as a fault: the description of a call in an entry never changes, a process's exit is read
+before its record, and a circle of waits cannot come from reading at different moments (see
+`lockstep.flight_recorder.wait_graph`).
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from lockstep.flight_recorder.timeline import History, Place, Track
 from lockstep.flight_recorder.wait_graph import ExitKind, Outcome, Wait
 
 RECENT = 4
-"""How many different calls before the present one a row shows."""
+"""How many different calls a row shows before the current one."""
 
 
 class Kind(enum.Enum):
@@ -40,9 +45,9 @@ class Kind(enum.Enum):
     MISMATCH = "mismatch"
     ONE_SIDED = "program on one side only"
     PERMUTE = "permutation mismatch"
-    ENDED = "missing because ended"
-    FAILED = "missing because failed"
-    KILLED = "missing because killed"
+    ENDED = "a process ended early"
+    FAILED = "a process failed"
+    KILLED = "a process was killed"
     CYCLE = "cycle between cliques"
     WAITING = "waiting for a straggler"
 
@@ -53,7 +58,7 @@ class Kind(enum.Enum):
 
 
 class Activity(enum.Enum):
-    """What a process does, or did at last."""
+    """What a process does, or did last."""
 
     WAITS = "waits"
     MOVES = "moves data"
@@ -73,18 +78,18 @@ class Row:
     activity: Activity
     culprit: bool
     call: Call | None
-    """The call that matters: where it differs, or waits; else its last one."""
+    """The call to show: the one that differs, else the one that waits, else the last one."""
     in_call: bool
-    """Whether the process is, or was at last, in that call; else it has left it."""
+    """Whether the process is in that call, or ended in it; else it has left it."""
     recent: tuple[Round, ...]
     """The calls before it on the same device, the latest last."""
     latest: tuple[Round, ...]
-    """The same with the call that matters."""
+    """The latest calls, with the one to show."""
     waits_for: tuple[int, ...]
     """Processes."""
     ran: int | None
-    """Collectives it has completed in the clique of the diagnosis (or in all, where there is no
-    place); None: not known."""
+    """Collectives completed in the clique of the diagnosis, or in all cliques where there is no
+    place; None: not known."""
 
     @property
     def index(self) -> int:
@@ -92,20 +97,20 @@ class Row:
 
     @property
     def awaits_lines(self) -> bool:
-        """Whether the process may still tell where it is: it has written nothing of that yet."""
+        """Whether the process has not written the line of this call yet."""
         if self.call is None or not self.in_call:
             return False
-        told = [site for site in self.call.sites if site not in self.process.sites]
-        return not self.call.sites or not all(site.file for site in told)
+        of_others = [site for site in self.call.sites if site not in self.process.sites]
+        return not self.call.sites or not all(site.file for site in of_others)
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is wrong, who did it, where."""
+    """What is wrong, which processes caused it, and where."""
 
     kind: Kind
     culprits: tuple[int, ...] = ()
-    """Processes, ascending; where two sides differ and none is the majority, both."""
+    """Processes, ascending; both sides of a mismatch without a majority."""
     place: Place | None = None
     members: tuple[int, ...] = ()
     """The devices of the place's clique; empty: not known."""
@@ -121,7 +126,7 @@ class Diagnosis:
 
 
 def diagnose(run: Run) -> Diagnosis:
-    """Says what is wrong with a run, from the records of its processes."""
+    """Finds what is wrong with a run, from the records of its processes."""
     return _Case(run).diagnosis()
 
 
@@ -139,9 +144,9 @@ class _Case:
     def diagnosis(self) -> Diagnosis:
         mismatch = first_mismatch(self.history)
         if mismatch is None and (mismatch := first_permute_mismatch(self.history, self.pairs)):
-            return self._parted(Kind.PERMUTE, mismatch)
+            return self._diverged(Kind.PERMUTE, mismatch)
         if mismatch is not None:
-            return self._parted(Kind.MISMATCH, mismatch)
+            return self._diverged(Kind.MISMATCH, mismatch)
         sinks = wait_graph.sinks(self.history, self.waits)
         dead = [p for p in sinks if self.ended[p].final and self._is_surely_awaited(p)]
         if dead:
@@ -156,14 +161,15 @@ class _Case:
         return self._make(Kind.NOTHING)
 
     def _is_surely_awaited(self, process: int) -> bool:
-        """Whether there is a wait for it, or for others that will not come either.
+        """Whether a wait can end only by this process, or by others that have ended too.
 
-        Whose a device is that nobody recorded may be open: then somebody else may yet come.
+        The owner of a device without a record may be any of several processes; while one of them
+        runs, it may still arrive.
         """
         owners = (self.history.owner(device) for wait in self.waits for device in wait.absent)
         return any(process in of and all(self.ended[p].final for p in of) for of in owners)
 
-    def _parted(self, kind: Kind, mismatch: Mismatch) -> Diagnosis:
+    def _diverged(self, kind: Kind, mismatch: Mismatch) -> Diagnosis:
         called = {}
         for group in mismatch.groups:
             for process, entry in group.calls:
@@ -174,7 +180,7 @@ class _Case:
             kind = Kind.ONE_SIDED
         groups = tuple(g.processes for g in mismatch.groups)
         odd = mismatch.odd
-        if kind is Kind.ONE_SIDED and len(odd) == len(called):  # no majority says who is right
+        if kind is Kind.ONE_SIDED and len(odd) == len(called):  # there is no majority
             odd = next((g for g in groups if g == causes.alone(why)), odd)
         return self._make(kind, odd, mismatch.place, called=called, groups=groups, why=why)
 
@@ -215,7 +221,7 @@ class _Case:
         return self._make(Kind.WAITING, sinks, self._wait_for(set(sinks)))
 
     def _wait_for(self, processes: set[int]) -> Wait | None:
-        """The first of those that wait for one of ``processes``, else the first that waits."""
+        """The earliest wait for one of ``processes``, else the earliest wait."""
 
         def order(wait: Wait) -> tuple[bool, int, int]:
             owners = {p for device in wait.absent for p in self.history.owner(device)}

@@ -1,14 +1,14 @@
 """The recorder's file: one process's latest collectives, a ring for each of its devices. Pure.
 
-The engine writes the file through a shared mapping and never waits for a reader, so what is read
-may be a moment old, or half of an entry. Numbers are little-endian.
+The engine writes the file through a shared mapping and never waits for a reader. So a reader may
+see data that is slightly old, or an entry that is half written. Numbers are little-endian.
 
-    0       header, 4096 bytes: who writes, and two clocks read at the same moment
+    0       header, 4096 bytes: the process, and two clocks read at the same moment
     4096    cliques, 65536 bytes: each a hash, a size and the device ids in rank order
     69632   the rings: a header of 64 bytes, then 1024 entries of 128 bytes
 
-Entry number k (from 1) lies in slot (k - 1) modulo 1024 and says its number. A slot with another
-number is being written, or was overwritten while the reader copied it, and is left out.
+Entry number k (from 1) lies in slot (k - 1) modulo 1024 and contains its number. A slot with
+another number is being written, or was overwritten while the reader copied it, and is left out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RING_HEADER_BYTES = 64
 ENTRY_BYTES = 128
 ENTRIES = 1024
 LISTED_TARGETS = 8
-"""How many targets of a permute an entry names; it counts all of them."""
+"""How many targets of a permute an entry lists; it counts all of them."""
 TIME_ERROR_NS = 2_000
 """How far off an entry's times may be: no clock is read at the end of a small collective."""
 
@@ -63,7 +63,7 @@ OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-p
 
 
 class State(enum.IntEnum):
-    """How far a collective came on one device."""
+    """The state of a collective on one device."""
 
     ENTERED = 1
     DONE = 2
@@ -71,11 +71,11 @@ class State(enum.IntEnum):
 
 
 class ProcessState(enum.IntEnum):
-    """How far a process came."""
+    """The state of a process's program."""
 
     RUNNING = 0
     ENDED = 1
-    """The program ended and nothing that it dispatched is left to run: no collective will come."""
+    """The program ended, and all that it dispatched has run: it will call no more collectives."""
     FAILED = 2
     """An uncaught exception ended the program."""
 
@@ -83,7 +83,8 @@ class ProcessState(enum.IntEnum):
 class Entry(NamedTuple):
     """One collective on one device.
 
-    Times are nanoseconds of CLOCK_MONOTONIC, up to `TIME_ERROR_NS` off, in order on one device.
+    Times are nanoseconds of CLOCK_MONOTONIC, with an error of up to `TIME_ERROR_NS`, and ascend on
+    one device.
     """
 
     number: int
@@ -96,7 +97,7 @@ class Entry(NamedTuple):
     """Per rank; bytes for all-to-all and permute."""
     bytes: int
     sequence: int
-    """Collectives this communicator ran before; permutes count on their own."""
+    """Collectives that this communicator ran before; permutes are counted separately."""
     op: int
     dtype: int
     reduction: int
@@ -113,7 +114,7 @@ class Entry(NamedTuple):
     targets: tuple[int, ...] = ()
     """The ranks that a permute sends to, the first `LISTED_TARGETS` of them."""
     site: int = 0
-    """Stands for the lines of the program that made the call; 0: not known (no ``--strict``)."""
+    """A hash of the program lines that made the call; 0: not known (without ``--strict``)."""
 
     @property
     def is_permute(self) -> bool:
@@ -125,16 +126,16 @@ class Entry(NamedTuple):
 
     @property
     def identified(self) -> bool:
-        """Whether the engine could tell which program and which of its collectives this is."""
+        """Whether it is known which collective of which program this is."""
         return self.run_id != 0 and self.op_id != 0
 
     @property
     def signature(self) -> tuple[int, int, int, int]:
-        """What all members must agree on, apart from the program."""
+        """The properties that must be equal on all members, apart from the program."""
         return self.op, self.dtype, self.reduction, self.elements
 
     def other_line(self, other: Entry) -> bool:
-        """Whether another line of the program is known to have made it."""
+        """Whether the two calls are known to come from different lines of the program."""
         return 0 != self.site != other.site != 0
 
 
@@ -148,12 +149,12 @@ class Ring:
     written: int
     """How many entries were ever begun."""
     entries: tuple[Entry, ...]
-    """Those that could be read, ascending in number."""
+    """The entries that could be read, ascending in number."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecord:
-    """What one recorder file says."""
+    """The contents of one recorder file."""
 
     process: int
     num_processes: int
@@ -168,7 +169,7 @@ class ProcessRecord:
     realtime_ns: int = 0
     """The two clocks at the same moment."""
     cliques: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """Pairs of hash and device ids in rank order, of the cliques that the file had room for."""
+    """Pairs of hash and device ids in rank order, of as many cliques as fit into the file."""
     rings: tuple[Ring, ...] = ()
 
 
@@ -182,20 +183,20 @@ def parse(
 ) -> ProcessRecord:
     """Reads a recorder file.
 
-    ``again`` and ``before`` are copies of the same file, made after ``buffer`` and before it: an
-    entry whose number differs in them was overwritten meanwhile and is left out. A file that is not
-    being written needs neither. ``latest`` is how many entries of each ring are wanted, the others
-    are as good as overwritten; ``after`` is a number by device: entries up to it are not wanted.
+    ``before`` and ``again`` are copies of the same file, made before and after ``buffer``: an entry
+    whose number differs in them was overwritten meanwhile and is left out. A file that is not being
+    written needs neither. ``latest`` limits the result to that many entries of each ring; ``after``
+    maps a device to the last number that is not wanted.
 
-    Raises `RecordError` when this is no recorder file, one of another version, or a part of one.
+    Raises `RecordError` when the buffer is no recorder file, is incomplete, or has another version.
     """
     fields = _header(buffer)
     entries, rings, ring_bytes = fields[4:7]
     end = RINGS_AT + rings * ring_bytes
     if len(buffer) < (end if rings else HEADER_BYTES):
         raise RecordError(
-            f"the recorder file is cut short: it has {len(buffer)} bytes, and its header speaks of "
-            f"{end} (a full disk, or a copy that did not finish?)"
+            f"the recorder file is truncated: it has {len(buffer)} bytes, and its header announces "
+            f"{end} (a full disk, or an incomplete copy?)"
         )
     view = memoryview(buffer)
     others = tuple(
@@ -232,7 +233,7 @@ def _header(buffer: bytes | memoryview) -> tuple:
         raise RecordError("this is no recorder file: it does not begin with LOCKSTEP")
     if len(buffer) < HEADER_BYTES:
         raise RecordError(
-            f"the recorder file is cut short: it has {len(buffer)} bytes, and its header alone "
+            f"the recorder file is truncated: it has {len(buffer)} bytes, and its header alone has "
             f"{HEADER_BYTES}"
         )
     fields = _HEADER.unpack_from(buffer)
@@ -249,7 +250,7 @@ def _header(buffer: bytes | memoryview) -> tuple:
         and ring_bytes == RING_HEADER_BYTES + entries * ENTRY_BYTES
     )
     if not sound:
-        raise RecordError("the recorder file is damaged: the sizes in its header contradict it")
+        raise RecordError("the recorder file is damaged: the sizes in its header do not fit")
     return fields
 
 
@@ -290,13 +291,13 @@ def _ring(
 def _slots(
     view: memoryview, others: Sequence[memoryview], entries: int, slots: range, oldest: int
 ) -> list[Entry]:
-    """The sound entries among some slots of a ring, above number ``oldest``.
+    """The valid entries with numbers above ``oldest`` among some slots of a ring.
 
-    A processor may load the parts of one copy in any order (aarch64 does), but not those of one
-    copy before those of the last. So the number is wanted of the copies before and after: the
-    entry was complete when the first was made, and not yet overwritten at the second.
+    A processor may load the parts of one copy in any order (aarch64 does), but it loads a copy
+    after the one before. So an entry counts if the copies before and after have its number too: it
+    was complete when the first was made, and not yet overwritten when the second was.
 
-    A job has a hundred thousand entries and more: this is where reading it takes its time.
+    A job has a hundred thousand entries and more, so this loop takes most of the time of reading.
     """
     there = slice(*(RING_HEADER_BYTES + at * ENTRY_BYTES for at in (slots.start, slots.stop)))
     early, late = (_NUMBER.iter_unpack(other[there]) for other in others)
@@ -309,7 +310,7 @@ def _slots(
         op, dtype, reduction, state = fields[7:11]
         sound = op <= _LAST_OP and dtype <= _LAST_DTYPE and reduction <= _LAST_REDUCTION
         if expected and sound and _FIRST_STATE <= state <= _LAST_STATE:
-            if state == _DONE and not fields[13]:  # this copy has the state, and not yet the time
+            if state == _DONE and not fields[13]:  # copied between the two writes
                 fields = (*fields[:10], _FIRST_STATE, *fields[11:])
             listed = fields[16]
             targets = fields[17 : 17 + min(listed, LISTED_TARGETS)] if listed > 0 else ()
@@ -323,10 +324,9 @@ _DONE = int(State.DONE)
 
 
 def encode(record: ProcessRecord, entries: int = ENTRIES) -> bytes:
-    """The file that `parse` reads as ``record``: for tests, and to document the format.
+    """The file that `parse` reads as ``record``: for tests, and as documentation of the format.
 
-    ``entries`` is the length of a ring. Of a longer history only the latest entries are kept, as in
-    the engine.
+    ``entries`` is the length of a ring. Older entries are overwritten, as in the engine.
     """
     words = b"".join(
         struct.pack(f"<IIi{len(members)}i", key & 0xFFFFFFFF, key >> 32, len(members), *members)

@@ -1,4 +1,4 @@
-"""The first line of a diagnosis: who did what, and who waits where. Pure."""
+"""The first line of a diagnosis: which process did what, and which ones wait where. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lockstep.flight_recorder.phrases import (
 
 
 def headline(diagnosis: Diagnosis) -> str:
-    """One sentence: who did what, and who waits where."""
+    """One sentence: which process did what, and which ones wait where."""
     return _HEADLINES[diagnosis.kind](diagnosis)
 
 
@@ -37,7 +37,7 @@ def called(diagnosis: Diagnosis, row: Row) -> bool:
 
 
 def count(diagnosis: Diagnosis, row: Row, words: str) -> str:
-    """``words`` with how many collectives the process has run; nothing where it is not known."""
+    """``words`` with the number of collectives that the process ran; empty: not known."""
     if row.ran is None:
         return ""
     what = counted(row.ran, "permute" if diagnosis.is_permute else "collective")
@@ -46,7 +46,7 @@ def count(diagnosis: Diagnosis, row: Row, words: str) -> str:
 
 
 def what_was_called(diagnosis: Diagnosis, call: Call) -> str:
-    """The call; where lines of the program tell the groups apart, with those that made it."""
+    """The call; with its lines of the program where these differ between the groups."""
     given = given_to(diagnosis, call)
     calls = [_by_index(diagnosis, group[0]).call for group in diagnosis.groups]
     # The processes may have the program in different folders.
@@ -63,7 +63,7 @@ def what_was_called(diagnosis: Diagnosis, call: Call) -> str:
 
 
 def given_to(diagnosis: Diagnosis, call: Call) -> str:
-    """``, given x: f32[100,8]``: the arguments that tell the call from those of the others."""
+    """``, given x: f32[100,8]``: the arguments in which the call differs from the others'."""
     names = [a.name for cause in diagnosis.causes for a in cause.arguments[:MAX_ARGUMENTS]]
     given = [text for text in call.arguments if text.rpartition(": ")[0] in names]
     return f", given {' and '.join(given)}" if given else ""
@@ -73,13 +73,13 @@ def _nothing(diagnosis: Diagnosis) -> str:
     activities = {row.activity for row in diagnosis.rows}
     many = counted(len(diagnosis.rows), "process")
     if failed := [row.index for row in diagnosis.rows if raised(row)]:
-        return f"collectives raised on {processes(failed)}, and the records do not tell why"
+        return f"collectives raised on {processes(failed)}, and the records do not show why"
     if activities == {Activity.ENDED}:
         return f"nothing is wrong: {many} ended"
     if activities == {Activity.UNKNOWN}:
         return f"nothing is known: there is no record of {processes(range(len(diagnosis.rows)))}"
     if unknown := [row.index for row in diagnosis.rows if row.activity is Activity.UNKNOWN]:
-        return f"nothing is known of {processes(unknown)}; none of the others waits in a collective"
+        return f"there is no record of {processes(unknown)}; no other process waits in a collective"
     return f"nothing is wrong: none of {many} waits in a collective"
 
 
@@ -100,7 +100,7 @@ def _where(diagnosis: Diagnosis) -> str:
     return f"the {ordinal(diagnosis.place.sequence + 1)} {what} on {devices(diagnosis.members)}"
 
 
-def _parted(diagnosis: Diagnosis) -> str:
+def _diverged(diagnosis: Diagnosis) -> str:
     only = alone(diagnosis.causes) if len(diagnosis.groups) == 2 else ()
     if only in diagnosis.groups and only == diagnosis.culprits:
         [others] = [group for group in diagnosis.groups if group != only]
@@ -131,9 +131,7 @@ def _permute(diagnosis: Diagnosis) -> str:
     if len(diagnosis.groups) < 2:
         return _circle(diagnosis)
     groups = "; ".join(_group(diagnosis, group) for group in diagnosis.groups[:3])
-    return (
-        f"{groups}: what one sends is not what the other expects, on {devices(diagnosis.members)}"
-    )
+    return f"{groups}: the send does not match the receive, on {devices(diagnosis.members)}"
 
 
 def _dead(diagnosis: Diagnosis) -> str:
@@ -199,16 +197,16 @@ def _circle(diagnosis: Diagnosis) -> str:
 
 def _late(diagnosis: Diagnosis) -> str:
     if not diagnosis.culprits:
-        return "collectives are in flight; all processes have come to them"
+        return "collectives are in flight; all processes have arrived"
     absent = _whom(diagnosis, diagnosis.culprits)
     has = "has" if len(diagnosis.culprits) == 1 else "have"
-    return f"{absent} {has} not come to the others yet" + _waiters(diagnosis)
+    return f"{absent} {has} not arrived yet" + _waiters(diagnosis)
 
 
 _HEADLINES = {
     Kind.NOTHING: _nothing,
-    Kind.MISMATCH: lambda d: _parted(d) if len(d.groups) > 1 else _circle(d),
-    Kind.ONE_SIDED: _parted,
+    Kind.MISMATCH: lambda d: _diverged(d) if len(d.groups) > 1 else _circle(d),
+    Kind.ONE_SIDED: _diverged,
     Kind.PERMUTE: _permute,
     Kind.ENDED: _dead,
     Kind.FAILED: _dead,

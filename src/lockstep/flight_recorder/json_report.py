@@ -16,7 +16,7 @@ SCHEMA = "lockstep.report/1"
 
 
 def document(diagnosis: Diagnosis, summary: Summary | None = None) -> dict[str, Any]:
-    """What ``lockstep report --json`` prints."""
+    """The document that ``lockstep report --json`` prints."""
     place = diagnosis.place
     return {
         "schema": SCHEMA,

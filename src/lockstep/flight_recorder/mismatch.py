@@ -1,7 +1,7 @@
 """The first place at which the members of a clique were not in the same collective. Pure.
 
-What an entry says of a call is written before the entry counts and never changes, so two entries of
-one place that differ are no accident of the moment of reading.
+The description of a call is written before its entry becomes valid, and never changes. So entries
+of one place that differ are a mismatch, whenever they were read.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Mismatch:
 
     @property
     def odd(self) -> tuple[int, ...]:
-        """The processes outside the majority; all of them where there is none."""
+        """The processes outside the majority; all processes where there is no majority."""
         sizes = [len(group.processes) for group in self.groups]
         outside = self.groups[1:] if sizes[0] > sizes[1] else self.groups
         return tuple(sorted({p for group in outside for p in group.processes}))
@@ -51,7 +51,7 @@ class Mismatch:
 def same(a: Entry, b: Entry, vary: bool = False) -> bool:
     """Whether two calls are one collective, as far as both are known.
 
-    ``vary``: one program may have several numbers (`Run.programs_vary`), which then say nothing.
+    ``vary``: one program may have several run ids (`Run.programs_vary`), so they are not compared.
     """
     if a.signature != b.signature or a.other_line(b):
         return False
@@ -60,7 +60,7 @@ def same(a: Entry, b: Entry, vary: bool = False) -> bool:
 
 
 def _suspects(history: History) -> Iterable[tuple[int, int]]:
-    """The places at which calls differ in anything: nearly always there are none."""
+    """The places at which calls differ in any property: nearly always there are none."""
     found: dict[tuple[int, int], None] = {}
     first: dict[tuple[int, int], Entry] = {}
     for track in history.tracks.values():
@@ -75,7 +75,7 @@ def _suspects(history: History) -> Iterable[tuple[int, int]]:
 
 def grouped(calls: Iterable[Called], vary: bool = False) -> tuple[Group, ...]:
     """The calls sorted into groups, the one with most processes first."""
-    # A call whose program is known stands for its group: one whose program is not fits several.
+    # Calls of known programs come first and define the groups: the others may fit several.
     ordered = sorted(calls, key=lambda call: (not call[1].identified, call[0]))
     groups: list[list[Called]] = []
     for call in ordered:
@@ -90,7 +90,7 @@ def grouped(calls: Iterable[Called], vary: bool = False) -> tuple[Group, ...]:
 
 
 def first_mismatch(history: History) -> Mismatch | None:
-    """The earliest place at which members differ; permutes apart."""
+    """The earliest place at which members differ; without permutes."""
     found = []
     vary = history.run.programs_vary
     for place in _suspects(history):
@@ -121,7 +121,7 @@ def first_permute_mismatch(history: History, pairs: Iterable[Pair]) -> Mismatch 
         return None
     sent, received = pair.differing
     tracks = [history.tracks[pair.source], history.tracks[pair.target]]
-    # No majority decides here: other members may rightly be in another permute at this moment.
+    # There is no majority here: other members may correctly be in another permute at this moment.
     calls = [(tracks[0].process, sent), (tracks[1].process, received)]
     groups = tuple(Group((call,)) for call in sorted(calls, key=lambda call: call[0]))
     return Mismatch(Place(pair.clique, received.sequence), groups)

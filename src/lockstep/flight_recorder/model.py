@@ -1,10 +1,11 @@
 """All that the processes of one attempt left: recorder files, call sites, errors, exits.
 
-A missing or broken file is a finding, never a failure: the run that is looked at went wrong.
+A missing or broken file becomes an entry in `Process.problems` and raises nothing: a run that has
+failed may have left its files incomplete.
 
 **Order of reading.** Processes may still run. How a process ended is read before its recorder file,
-so that a record beside an ending is the record's last word: what it lacks will never come. Sites
-are read last, so that the program of each entry is likely to be there.
+so a record that is read after an exit is final: nothing will be added to it. Sites are read last,
+so that the program of each entry is likely to be there.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from lockstep.flight_recorder import format
 RECORDER = "recorder.bin"
 SITES = "sites.jsonl"
 PERHAPS = "perhaps.jsonl"
-"""The sites of calls that several programs may have made, as of now: written anew each time."""
+"""The sites of calls that several programs may have made; the whole file is rewritten each time."""
 CALLERS = "callers.jsonl"
 """The lines of the program behind the sites of `format.Entry`."""
 VARY = PROGRAMS_VARY
-"""Exists where a process knows that its programs may have other run ids than those of others."""
+"""This file exists when the run ids of a process's programs may differ from the others'."""
 EXECUTIONS = 1 << 24
-"""How many executions of one program are told apart by their run ids."""
+"""Executions of one program that can be distinguished by their run ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +52,19 @@ class Site:
     shape: str
     used_file: str = ""
     used_line: int = 0
-    """Where its program was first used, for a collective that has no line of its own."""
+    """The first use of its program, for a collective that has no line of its own."""
     function: str = ""
     """The Python function of the line, where that is known."""
     through_file: str = ""
     through_line: int = 0
-    """The library's line that calls JAX, where ``file`` and ``line`` are the user's above it."""
+    """The library's line that calls JAX, when ``file`` and ``line`` are the user's line above."""
     arguments: tuple[str, ...] = ()
-    """``x: f32[100,8]``: what the program is given; with the first collective of each only."""
+    """The program's arguments, ``x: f32[100,8]``; only with the first collective of a program."""
     thread: str = ""
-    """The name of the thread that first called the program; "" where that is not known."""
+    """The name of the thread that first called the program; "": not known."""
 
     def execution(self, run_id: int) -> int | None:
-        """Which execution of this program has ``run_id`` (from 0); None: another program's."""
+        """The number (from 0) of the execution with ``run_id``; None: of another program."""
         number = (run_id - self.program) % (1 << 32)
         return number if number < EXECUTIONS else None
 
@@ -76,7 +77,7 @@ class Caller:
     line: int
     function: str
     columns: str = ""
-    """Where the call begins and ends: ``5-15``, in bytes of the line, from 1; "" if not known."""
+    """First and last byte of the call in its line, from 1: ``5-15``; "": not known."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,9 @@ class Process:
     error: ErrorRecord | None = None
     exit: Exit | None = None
     problems: tuple[str, ...] = ()
-    """What could not be read, and why."""
+    """The files that could not be read, and why."""
     label: str = ""
-    """What to call it where there is no record."""
+    """The process's name where there is no record."""
     callers: Mapping[int, tuple[Caller, ...]] = field(default_factory=dict)
     """Under ``--strict``: the lines behind each `format.Entry.site`, the innermost first."""
 
@@ -100,16 +101,16 @@ class Process:
 class Run:
     """All processes of one attempt, by index.
 
-    Who builds one without `read_run` keeps its order of reading: a `Process.exit` or
-    `Process.error` is looked up before the record beside it.
+    Code that builds a `Run` without `read_run` must keep its order of reading: `Process.exit` and
+    `Process.error` before `Process.record`.
     """
 
     processes: tuple[Process, ...]
     attempt: int = 0
     programs_vary: bool = False
-    """One program may have had different run ids in different processes."""
+    """Whether one program may have different run ids in different processes."""
     clock_error_ns: int = 0
-    """How far off the times of different processes may be, when compared."""
+    """Largest error when times of different processes are compared."""
 
 
 def attempts(directory: Path) -> list[int]:
@@ -119,7 +120,7 @@ def attempts(directory: Path) -> list[int]:
 
 
 def read_run(directory: Path, attempt: int | None = None) -> Run:
-    """Reads one attempt of a run, the last one unless ``attempt`` says which.
+    """Reads one attempt of a run: ``attempt``, by default the last one.
 
     Raises `RecordError` when ``directory`` is not the directory of a run.
     """
@@ -152,11 +153,11 @@ def read_run(directory: Path, attempt: int | None = None) -> Run:
 
 
 def _whole(processes: list[Process]) -> tuple[Process, ...]:
-    """Adds the processes of which nothing is there, and refuses records of other jobs."""
+    """Adds the processes that left no files, and refuses records of other jobs."""
     records = [p.record for p in processes if p.record]
     total = max([r.num_processes for r in records] + [p.index + 1 for p in processes], default=0)
     by_index = {p.index: p for p in processes}
-    nothing = ("nothing of this process is there",)
+    nothing = ("this process left no files",)
     whole = [by_index.get(i) or Process(i, problems=nothing) for i in range(total)]
     nonces = [r.nonce for r in records]
     common = max(nonces, key=nonces.count, default=0)
@@ -170,7 +171,7 @@ def _of_job(process: Process, nonce: int) -> Process:
     if record.nonce != nonce:
         problem = "its recorder file belongs to another job"
     elif record.process != process.index:
-        problem = f"its recorder file says that it is process {record.process}"
+        problem = f"its recorder file is that of process {record.process}"
     else:
         return process
     problems = (*process.problems, problem)
@@ -191,11 +192,11 @@ def _record(path: Path) -> tuple[format.ProcessRecord | None, str | None]:
 def read_record(
     path: Path | str, latest: int | None = None, after: Mapping[int, int] | None = None
 ) -> format.ProcessRecord:
-    """Reads a recorder file that may be written meanwhile: any path, /proc/PID/fd/N too.
+    """Reads a recorder file, also while it is being written and by a path like /proc/PID/fd/N.
 
-    ``latest`` and ``after`` say which entries are wanted (`format.parse`).
+    ``latest`` and ``after`` select entries (`format.parse`).
 
-    Raises `RecordError` for what is no such file, OSError for what cannot be read.
+    Raises `RecordError` when it is no recorder file, OSError when it cannot be read.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -207,7 +208,7 @@ def read_record(
 
 
 def read_sites(path: Path | str) -> tuple[tuple[Site, ...], str | None]:
-    """The call sites in a file, and what was wrong with it. The last line may be unfinished."""
+    """The call sites in a file, and why it cannot be read. The last line may be unfinished."""
     try:
         lines = Path(path).read_text("utf-8", "replace").splitlines()
     except FileNotFoundError:
@@ -218,7 +219,7 @@ def read_sites(path: Path | str) -> tuple[tuple[Site, ...], str | None]:
 
 
 def read_callers(path: Path | str) -> dict[int, tuple[Caller, ...]]:
-    """The lines behind each site, as far as they can be read."""
+    """Site -> its lines of the program; lines of the file that cannot be parsed are skipped."""
     found = {}
     with contextlib.suppress(OSError):
         for text in Path(path).read_text("utf-8", "replace").splitlines():
@@ -241,7 +242,7 @@ def _sites(lines: Iterable[str]) -> list[Site]:
 
 
 def site_of(values: dict[str, Any]) -> Site:
-    """Raises what may be expected of values that are none: ValueError, KeyError, TypeError."""
+    """The site that a line of the file describes. Raises ValueError, KeyError or TypeError."""
     return Site(
         program=int(values["program"]),
         fingerprint=str(values["fingerprint"]),

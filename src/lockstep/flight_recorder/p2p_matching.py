@@ -1,13 +1,13 @@
-"""Which send belongs to which receive. Pure.
+"""Matches sends with receives. Pure.
 
-A permute is no meeting of the whole clique: only ranks that send or receive enter it, and messages
-of an ordered pair of ranks match in the order in which they were sent. So the sends of a pair, as
-its source recorded them, and the receives, as its target did, are one and the same sequence of
-messages, of which one side may have got further than the other.
+A permute does not involve the whole clique: only ranks that send or receive enter it, and the
+messages of an ordered pair of ranks match in the order in which they were sent. So the sends that
+the source recorded and the receives that the target recorded are the same sequence of messages, and
+one side may be further than the other.
 
-Both records may have lost their beginning. A message is then known by the program's execution, the
-collective in it, and how many messages of the pair that collective moved before: an execution
-that the record may have lost a part of is left out.
+Both records may have lost their beginning. A message is then identified by the program's execution,
+the collective in it, and how many messages of the pair that collective moved before. An execution
+that may have been partly overwritten is left out.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Pair:
     differing: tuple[Entry, Entry] | None
     """The first send and receive that should be one message and are not."""
     unreceived: tuple[Entry, ...]
-    """Sends that the target has not come to."""
+    """Sends whose receive the target has not begun."""
     unsent: tuple[Entry, ...]
-    """Receives that the source has not come to."""
+    """Receives whose send the source has not begun."""
 
 
 def pairs(history: History) -> list[Pair]:
@@ -111,7 +111,7 @@ def _messages(
 def _aligned(
     sends: Sequence[Message], receives: Sequence[Message], all_sends: bool, all_receives: bool
 ) -> tuple[Sequence[Message], Sequence[Message]] | None:
-    """Both from the same message on; None when it is not known where that is."""
+    """Both sequences from their first common message on; None: it is not known which that is."""
     if all_sends and all_receives:
         return sends, receives
     if not sends or not receives:

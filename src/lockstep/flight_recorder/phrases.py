@@ -1,4 +1,4 @@
-"""What the words of a report are made of: names, calls, endings, causes. Pure."""
+"""The phrases of a report: names of processes, calls, exits, causes. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from lockstep.flight_recorder.format import DTYPES, OPS, REDUCTIONS, Entry, Op
 from lockstep.flight_recorder.model import Caller, Process, Site
 
 MAX_LINES = 3
-"""How many lines of the program are named for one call."""
+"""Of the program, named for one call."""
 MAX_ARGUMENTS = 2
-"""How many arguments of a function are named that differ."""
+"""Of a function: how many of those that differ are named."""
 MAX_NAMES = 6
 """How many processes or devices are listed before the rest is counted."""
 
@@ -70,11 +70,12 @@ def function(module: str) -> str:
 def place_in_program(sites: Sequence[Site], full: bool = False) -> str:
     """``train.py:41 in step``; where several lines fit, all of them.
 
-    Without a line ``step (first used at train.py:30)``: it may have been called elsewhere since.
+    A program without a line gives ``step (first used at train.py:30)``: later calls of it may come
+    from other lines.
     """
     if any(site.through_file for site in sites):
         return " or ".join(dict.fromkeys(_through(site, full) for site in sites[:MAX_LINES]))
-    # What is told of a use follows the name that it is about.
+    # A first use stands behind the name of its function.
     ordered = sorted(sites, key=lambda site: (not site.file, bool(site.used_file)))
     lines = _lines([(site.file, site.line) for site in ordered], full)
     functions = " or ".join(dict.fromkeys(function(site.module) for site in ordered))
@@ -103,7 +104,7 @@ def _lines(places: Sequence[tuple[str, int]], full: bool) -> str:
 def described(call: Call, full: bool = False) -> str:
     """``all-reduce (sum) of 1024 x f32, train.py:41 in step``."""
     what = operation(call.entry)
-    # They travel as bytes: only the program knows of what.
+    # The engine moves these as bytes: only the program knows their type.
     if call.entry.op in (Op.ALL_TO_ALL, Op.PERMUTE) and call.shape:
         what += f" as {call.shape}"
     return ", ".join(part for part in (what, place_in_program(call.sites, full)) if part)
@@ -115,7 +116,7 @@ def called_from(callers: Sequence[Caller]) -> str:
         f"{c.file.rpartition('/')[2]}:{c.line}{f':{c.columns}' * bool(c.columns)} in {c.function}"
         for c in callers
     ]
-    # The last tells the call from another; what lies between is the same.
+    # The outermost line is the one that differs between calls; those between are the same.
     names = names if len(names) <= MAX_LINES else [names[0], "...", names[-1]]
     return "called from " + ", from ".join(names)
 
@@ -132,7 +133,7 @@ def briefly(round_: Round) -> str:
 def ending(process: Process, after: str = "") -> str:
     """``was killed by SIGKILL (signal 9)``, ``failed: ValueError: ...``, ``ended``.
 
-    ``after`` is more about the end, in front of the reason: `` after 3 collectives``.
+    ``after`` is inserted before the reason: `` after 3 collectives``.
     """
     exit = process.exit
     if process.error is not None:
@@ -168,7 +169,7 @@ def _threads(cause: Cause) -> str:
     called = ", ".join(f"{n}: {t}" for n, t in zip(names, cause.threads, strict=True))
     hint = (
         ". _identity_fn is the all-gather by which jax.device_put to devices of several processes "
-        "checks for equal values; jax.make_array_from_process_local_data does without"
+        "checks for equal values; jax.make_array_from_process_local_data does without it"
     )
     text = _WORDS[cause.pattern].format(function=called)
     return text + (hint if "_identity_fn" in names else "")
@@ -209,15 +210,15 @@ _WORDS = {
     "value (a seed, a rate, process_index()) that became a constant of the program",
     Pattern.BRANCH_INSIDE: "a branch inside {function}: lax.cond or lax.while_loop on a value "
     "that differs between the devices",
-    Pattern.EXECUTIONS: "{process} ran {function} fewer times: a step that was skipped, or one "
-    "that others repeated",
+    Pattern.EXECUTIONS: "{process} ran {function} fewer times: it skipped a step, or the others "
+    "repeated one",
     Pattern.OTHER_PLACE: "{function} is called from different places on purpose, which --strict "
-    "takes for a fault: call it from one place, or leave --strict out",
+    "reports as a fault: call it from one place, or run without --strict",
     Pattern.PERMUTATION: "ppermute with another list of pairs: a list made from process_index() "
     "or from local data",
     Pattern.CROSSING: "collectives over different mesh axes in opposite order: iteration over a "
     "set or a dict of axes, or `if jax.process_index() == 0`",
     Pattern.MEMORY: "{function}: {process} took more than the machine or its control group allows",
-    Pattern.SIGKILL: "somebody sent kill -9, or the kernel ran out of memory (see dmesg, and the "
-    "memory limit of the container or of the batch job)",
+    Pattern.SIGKILL: "a kill -9, or the kernel ran out of memory (see dmesg, and the memory limit "
+    "of the container or of the batch job)",
 }

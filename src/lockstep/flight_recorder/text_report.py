@@ -1,8 +1,8 @@
-"""A diagnosis in words. Pure.
+"""A diagnosis as text. Pure.
 
-`short` is the text of the exception that every waiting process raises, `table` the same for a
-screen. Both begin with a headline that says who did what; then a row a process, the culprits first;
-then likely causes.
+`short` is the text of the exception that every waiting process raises; `table` is the whole report
+for a screen. Both have a headline, then one row for each process with the culprits first, then the
+likely causes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from lockstep.flight_recorder.phrases import briefly, described, ending, likely,
 CULPRIT = "> "
 """What a row of a culprit begins with."""
 MAX_ALIKE = 4
-"""So many processes that do the same have a row each."""
+"""Up to this many processes that do the same have a row each; more share one."""
 _INDENT = "      "
 
 
 def short(diagnosis: Diagnosis, limit: int = 1000) -> str:
-    """The text of an exception, of at most ``limit`` bytes: rows that do not fit are counted."""
+    """The text of an exception, at most ``limit`` bytes. Rows that do not fit are counted."""
     head = headline(diagnosis)
     tail = [f"Likely: {cause}" for cause in causes(diagnosis)[:1]]
     rows = _ordered(diagnosis.rows)
@@ -70,10 +70,10 @@ def _with_name(block: Sequence[str], name: str) -> list[str]:
 
 
 def _alike(diagnosis: Diagnosis) -> list[tuple[str, tuple[str, ...], list[Row]]]:
-    """The rows, those together that read the same; the culprits first."""
+    """The rows, grouped by equal text; the culprits first."""
     found: dict[tuple, list[Row]] = {}
     for row in _ordered(diagnosis.rows):
-        problems = row.process.problems if row.process.record else ()  # else its state tells them
+        problems = row.process.problems if row.process.record else ()  # else its state has them
         notes = (f"note: {problem}" for problem in problems)
         key = (row.culprit, _state(diagnosis, row), (*_history(diagnosis, row), *notes))
         found.setdefault(key, []).append(row)
@@ -81,7 +81,7 @@ def _alike(diagnosis: Diagnosis) -> list[tuple[str, tuple[str, ...], list[Row]]]
 
 
 def causes(diagnosis: Diagnosis) -> list[str]:
-    """What to look for, the likeliest first."""
+    """The likely causes as sentences, the likeliest first."""
     return [f"{likely(cause)}." for cause in diagnosis.causes]
 
 
@@ -98,7 +98,7 @@ def _history(diagnosis: Diagnosis, row: Row) -> Iterable[str]:
 # --- Rows ----------------------------------------------------------------------------------------
 
 _ENDINGS = (Activity.ENDED, Activity.FAILED, Activity.KILLED)
-_SAYS_CALL = (Activity.WAITS, Activity.MOVES, Activity.RAISED)
+_SHOWS_CALL = (Activity.WAITS, Activity.MOVES, Activity.RAISED)
 
 
 def _ordered(rows: Sequence[Row]) -> list[Row]:
@@ -114,19 +114,19 @@ def _row(diagnosis: Diagnosis, row: Row, recent: int) -> str:
 
 
 def _before(diagnosis: Diagnosis, row: Row) -> tuple[tuple[Round, ...], str]:
-    """The calls that a row tells apart from the one in its state, and what to call them."""
+    """The calls to show beside the one in the row's state, and the word in front of them."""
     if row.call is None or _names_call(diagnosis, row) or _ended_inside(row):
         return row.recent, "before:"
     return row.latest, "its last:"
 
 
 def _ended_inside(row: Row) -> bool:
-    """Whether the process ended without coming out of its last call: that is none it completed."""
+    """Whether the process ended inside its last call, which therefore did not complete."""
     return row.activity in _ENDINGS and row.call is not None and row.call.entry.unfinished
 
 
 def _names_call(diagnosis: Diagnosis, row: Row) -> bool:
-    return row.call is not None and (row.activity in _SAYS_CALL or called(diagnosis, row))
+    return row.call is not None and (row.activity in _SHOWS_CALL or called(diagnosis, row))
 
 
 def _state(diagnosis: Diagnosis, row: Row) -> str:
@@ -137,12 +137,12 @@ def _state(diagnosis: Diagnosis, row: Row) -> str:
         verb = "waited" if raised(row) else "waits"
         return f"{verb} for {processes(row.waits_for)} in {call}" if row.waits_for else f"in {call}"
     if row.activity is Activity.MOVES:
-        return f"in {call}; all members have come"
+        return f"in {call}; all members have arrived"
     if row.activity is Activity.RAISED:
         return f"raised in {call}"
     if row.activity is Activity.BUSY:
         return "in no collective" + count(diagnosis, row, "; it ran {}")
     if row.activity is Activity.UNKNOWN:
-        return "not known; " + "; ".join(row.process.problems or ("no record",))
+        return "unknown: " + "; ".join(row.process.problems or ("no record",))
     how = ending(row.process, count(diagnosis, row, " after {}"))
     return f"{how}, inside {call}" if _ended_inside(row) else how

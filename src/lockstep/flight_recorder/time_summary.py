@@ -1,9 +1,9 @@
 """Where the time of the collectives went, by line of the program. Pure.
 
 A collective's time on one device is split at the moment when all members had arrived: before it the
-device waited for the slowest, after it data moved. The moment is the engine's where it recorded it,
-else the latest beginning among the members. The slowest is whoever began last; between hosts that
-is as true as their clocks agree.
+device waited for the slowest, after it data moved. The engine records this moment for some
+collectives; for the others it is the latest start among the members. The slowest member is the one
+that started last; between hosts this is as accurate as their clocks are synchronized.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Line:
     where: str
     """``train.py:41 in step``; empty: not known."""
     what: str
-    """``all-reduce (sum) of 1024 x f32``; the first one met, where a line had several."""
+    """``all-reduce (sum) of 1024 x f32``; the first one, where a line has several."""
     calls: int
     """Collectives of the device that ran most."""
     bytes: int
-    """Of one device in one call, on average."""
+    """Bytes of one device in one call, on average."""
     waiting: float
     """Seconds a device waited for the slowest, on average over the devices."""
     moving: float
@@ -38,17 +38,17 @@ class Line:
     slowest: tuple[tuple[int, int], ...]
     """Pairs of process and how often it began last, most often first."""
     timed: int
-    """In how many collectives it is known who was the slowest."""
+    """The number of collectives whose slowest member is known."""
 
 
 @dataclass(frozen=True)
 class Summary:
     lines: tuple[Line, ...]
-    """Those that took most time first."""
+    """Sorted by time, longest first."""
     recorded: int
-    """Collectives of all devices that are still in the rings ..."""
+    """Collectives of all devices that are still in the rings."""
     written: int
-    """... of this many that were ever begun."""
+    """Collectives of all devices that were ever begun."""
 
 
 @dataclass
@@ -98,7 +98,7 @@ def _key(call: Call) -> tuple:
 
 
 def _arrivals(history: History) -> Iterator[tuple[Place, tuple[int, int]]]:
-    """Place -> common time of the last beginning, and whose it was; where all are recorded."""
+    """(place, (common time of the last start, its process)) where all members are recorded."""
     for place, there in history.meetings():
         if len(there) == len(history.devices(place.clique)):
             yield place, max((t.time(e.entered_ns), t.process) for t, e in there)

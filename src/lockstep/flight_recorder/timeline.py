@@ -1,7 +1,8 @@
-"""The records of all processes side by side: who was in which collective, and who was not. Pure.
+"""The records of all processes side by side: which devices were in which collective. Pure.
 
-A *place* is one collective of one clique: its hash and how many the clique ran before. All members
-of a clique pass the same places in the same order. A *track* is the history of one device.
+A *place* is one collective of one clique: the clique's hash, and how many collectives the clique
+ran before. All members of a clique pass the same places in the same order. A *track* is the history
+of one device.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from lockstep.flight_recorder.format import TIME_ERROR_NS, Entry, Op, ProcessRec
 from lockstep.flight_recorder.model import Process, Run
 
 SAME_BOOT_NS = 1_000_000_000
-"""Clocks of processes whose offsets differ by less are one clock."""
+"""Processes of one host whose clock offsets differ by less have one clock."""
 
 
 class Place(NamedTuple):
@@ -34,16 +35,16 @@ class Track:
     entries: tuple[Entry, ...]
     written: int
     shift: int
-    """Added to this track's times, gives the common time of all tracks."""
+    """What to add to this track's times to get the common time of all tracks."""
     at: dict[tuple[int, int], Entry] = field(default_factory=dict)
-    """By `Place`; permutes are elsewhere."""
+    """By `Place`; without permutes."""
     furthest: dict[int, int] = field(default_factory=dict)
     """The last sequence in each clique."""
     permutes: tuple[Entry, ...] = ()
 
     @cached_property
     def whole_from(self) -> int:
-        """The index in ``entries`` from which on no number is missing."""
+        """The index in ``entries`` from which the numbers have no gap."""
         first, last = self.entries[:1], self.entries[-1:]
         if last and last[0].number == self.written:
             if self.written - first[0].number + 1 == len(self.entries):
@@ -62,7 +63,7 @@ class Track:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is missing, from the first collective on."""
+        """Whether all collectives are there, from the first one on."""
         return len(self.entries) == self.written
 
     @cached_property
@@ -77,10 +78,11 @@ class Track:
         return place in self.at or self.furthest.get(place.clique, -1) > place.sequence
 
     def lacks(self, place: Place, since: int) -> bool:
-        """Whether this device has surely not begun the collective at ``place``.
+        """Whether it is certain that this device has not begun the collective at ``place``.
 
         ``since`` is the common time at which another member began it: this device can have ended it
-        only later. So an entry that is lost is no excuse when one after it began before ``since``.
+        only later. So the entry cannot be among those that were overwritten, if an entry that is
+        still there began before ``since``.
         """
         if self.passed(place):
             return False
@@ -101,7 +103,7 @@ class History:
         self.tracks: dict[int, Track] = {}
         self.members: dict[int, tuple[int, ...]] = {}
         self.removed: dict[int, list[Entry]] = {}
-        """By process: what it called after its end was certain."""
+        """By process: its calls after it had failed."""
         records = [p.record for p in run.processes if p.record is not None]
         errors = {p.index: _failed_at(p) for p in run.processes}
         shifts = common_clock(records)
@@ -116,8 +118,9 @@ class History:
     def _add(
         self, process: int, ring: Ring, shift: int, over: int | None, error: int | None
     ) -> None:
-        # After its process's first failure a device is in no collective: what it calls raises. Nor
-        # after the error that ended the program: exit handlers may call what the others never do.
+        # After its process's first failure, every further call raises at once and is no collective.
+        # After the error that ended the program, exit handlers may make calls that the other
+        # processes never make.
         def is_after(e: Entry) -> bool:
             raised = over is not None and e.state == State.RAISED and e.entered_ns > over
             return raised or (error is not None and e.entered_ns > error)
@@ -142,12 +145,12 @@ class History:
 
     @cached_property
     def unmapped(self) -> tuple[int, ...]:
-        """The processes of which no device is known."""
+        """The processes without a known device."""
         known = {track.process for track in self.tracks.values()}
         return tuple(p.index for p in self.run.processes if p.index not in known)
 
     def owner(self, device: int) -> tuple[int, ...]:
-        """The process of a device; several when only that many can be ruled out."""
+        """The process of a device; when it is not known, all processes that may own it."""
         track = self.tracks.get(device)
         return (track.process,) if track else self.unmapped
 
@@ -155,21 +158,21 @@ class History:
         return [track for track in self.tracks.values() if track.process == process]
 
     def devices(self, clique: int) -> tuple[int, ...]:
-        """The members of a clique, or those that are known to be."""
+        """The members of a clique, as far as they are known."""
         if clique in self.members:
             return self.members[clique]
         seen = self.ranks(clique)
         return tuple(seen[rank] for rank in sorted(seen))
 
     def ranks(self, clique: int) -> dict[int, int]:
-        """The device of each rank of a clique that is known."""
+        """Rank -> device of a clique, as far as they are known."""
         if clique in self.members:
             return dict(enumerate(self.members[clique]))
         tracks = self.tracks.values()
         return {e.rank: t.device for t in tracks for e in t.entries if e.clique == clique}
 
     def meetings(self) -> Iterator[tuple[Place, list[tuple[Track, Entry]]]]:
-        """Every place with the entries of all tracks that were there; permutes are elsewhere."""
+        """Every place with the entries of all tracks that were there; without permutes."""
         found: dict[tuple[int, int], list[tuple[Track, Entry]]] = {}
         for track in self.tracks.values():
             for place, entry in track.at.items():
@@ -192,12 +195,12 @@ class History:
 
 
 def _failed_at(process: Process) -> int | None:
-    """When the program ended by an exception, by the process's own monotonic clock."""
+    """When an exception ended the program, by the process's own monotonic clock."""
     return int(process.error.time * 1e9) + TIME_ERROR_NS if process.error else None
 
 
 def failed_since(record: ProcessRecord) -> int | None:
-    """When the collectives of this process began to raise for good; None: they did not."""
+    """When the process's collectives began to raise, without a success afterwards; None: never."""
     entries = [e for ring in record.rings for e in ring.entries]
     last_done = max((e.entered_ns for e in entries if e.state == State.DONE), default=0)
     raised = [e.done_ns for e in entries if e.state == State.RAISED and e.done_ns > last_done]

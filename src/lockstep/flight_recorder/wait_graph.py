@@ -1,15 +1,16 @@
-"""Who waits for whom, and how each process ended. Pure.
+"""Which devices wait for which, and how each process ended. Pure.
 
-A device that is in a collective waits for the members that have not begun it. Following the waits
-leads to a process that is dead, to one that is busy elsewhere (a straggler: no fault), or round in
-a circle.
+A device in a collective waits for the members that have not begun it. Following the waits leads to
+a process that has ended, to one that is outside collectives (a straggler: no fault), or back to the
+start: a circle.
 
-**Why a circle is no accident of reading.** The records are read one after another, each at its own
-moment. Take devices that wait for each other in a circle by these records, and suppose that one of
-them left its collective after its record was read; let it be the first to do so. For that the
-device that it waited for had to begin the same collective after its own record was read, hence to
-leave the one that it was in: before the first. So nobody left. This needs devices that run one
-collective at a time; one whose record shows that it does not is never part of a circle.
+**Why a circle cannot come from reading at different moments.** The records are read one after
+another. Take devices that by these records wait for each other in a circle, and suppose that some
+left their collectives after their records were read. Let A be the first to leave. A waited for the
+next device, B; so B had to begin A's collective after B's record was read, and to do that B had to
+leave its own collective before A left: a contradiction, so none left. This needs devices that run
+one collective at a time. A device whose record shows overlapping collectives is never part of a
+circle.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from lockstep.flight_recorder.p2p_matching import Pair
 from lockstep.flight_recorder.timeline import History, Place, Track
 
 NOTICED_NS = 1_000_000_000
-"""How long after it killed others' collectives a death may be written down."""
+"""A death may be recorded this long after the collectives of the others failed because of it."""
 _STOPPED_BY_LAUNCHER = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -125,7 +126,7 @@ def _when(process: Process, history: History) -> int | None:
 def waits(history: History, pairs: Iterable[Pair], ended: dict[int, Outcome]) -> list[Wait]:
     """Every device that is in a collective, with the members that are not.
 
-    A process that is dead waits for nobody.
+    Devices of a process that has ended do not wait.
     """
     unreceived: dict[tuple[int, int], list[int]] = {}
     unsent: dict[tuple[int, int], list[int]] = {}
@@ -140,7 +141,7 @@ def waits(history: History, pairs: Iterable[Pair], ended: dict[int, Outcome]) ->
         if entry is None or ended[track.process].final:
             continue
         if entry.is_permute:
-            # A message may be in flight although its target has not come, so the source goes first.
+            # A message may be in flight before its target arrives: check the source first.
             key = (track.device, entry.number)
             absent = unsent.get(key) or unreceived.get(key, [])
             absent = absent + _partners_unknown(history, entry)
@@ -151,7 +152,7 @@ def waits(history: History, pairs: Iterable[Pair], ended: dict[int, Outcome]) ->
 
 
 def open_entry(track: Track) -> Entry | None:
-    """The first collective that this device is in, or that raised and was its last."""
+    """The first collective that has not ended on this device, or the last one if it raised."""
     for entry in [e for e in track.entries if e.state != State.DONE]:
         if entry.state == State.ENTERED or entry.number > track.last_done:
             return entry
@@ -179,9 +180,9 @@ def _partners_unknown(history: History, entry: Entry) -> list[int]:
 
 
 def circle(found: Iterable[Wait]) -> list[Wait]:
-    """Devices of which each waits for the next, and the last for the first; empty: there are none.
+    """Devices of which each waits for the next, and the last for the first; empty: there is none.
 
-    The smallest such circle, so that nobody is in it who only waits for those in it.
+    It is the smallest such circle: devices that only wait for one of its members are not in it.
     """
     nodes = {w.track.device: w for w in found if not w.track.overlapping}
     best: list[int] = []
@@ -212,7 +213,7 @@ def _shortest_path_back(start: int, nodes: dict[int, Wait]) -> list[int]:
 
 
 def sinks(history: History, found: Iterable[Wait]) -> tuple[int, ...]:
-    """The processes at the end of the waits: waited for, and not waiting for anybody themselves."""
+    """The processes at the end of the waits: others wait for them, and they do not wait."""
     waiting = {w.track.device for w in found if w.absent}
     awaited = {device for w in found for device in w.absent}
     ends = awaited - waiting
