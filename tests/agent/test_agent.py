@@ -201,7 +201,7 @@ for _ in range(2):
     assert lines.index("got SIGTERM") < lines.index("interrupted")
     assert lines.count("interrupted") == 1
     assert process.returncode == -signal.SIGKILL
-    assert "process 0 had to be killed: it had not ended 1 s after SIGTERM (--grace)" in said
+    assert "process 0 was killed: it had not ended 1 s after SIGTERM (--grace)" in said
 
 
 def test_the_program_outlives_its_agent_and_ends_with_the_launcher(saying: Workers) -> None:
@@ -299,7 +299,7 @@ def test_without_room_for_a_private_directory_the_program_runs_all_the_same(
     process = saying.start(0, "sys.exit(6)", prefix=["env", "TMPDIR=/nonexistent"])
     said = rest(process)
     assert process.returncode == 6
-    assert "cannot make a private directory in /nonexistent" in said
+    assert "cannot create a private directory in /nonexistent" in said
     assert "The job goes on" in said
 
 
@@ -411,7 +411,7 @@ def test_the_records_of_a_failed_job_are_kept_for_the_report(looping: Workers) -
     done = mpirun(looping, "sys.exit(4)")
     where = looping.folder / "logs"
     [run] = where.iterdir()
-    assert f"lockstep: to look closer: lockstep report {run}" in done.stderr, done
+    assert f"lockstep: for details: lockstep report {run}" in done.stderr, done
     report = subprocess.run(
         [sys.executable, "-m", "lockstep", "report", str(where)],
         capture_output=True,

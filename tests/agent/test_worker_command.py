@@ -201,7 +201,10 @@ def test_lockstep_run_inside_an_allocation_is_a_job_of_its_own(place_program: st
         ({}, "was not started by a launcher that Lockstep knows"),
         ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, "put srun before"),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "Set LOCKSTEP_COORDINATOR=HOST:PORT on all of them"),
-        ({"LOCKSTEP_PROCESS_ID": "0"}, "only a part of this process's place is set"),
+        (
+            {"LOCKSTEP_PROCESS_ID": "0"},
+            "LOCKSTEP_PROCESS_ID and LOCKSTEP_NUM_PROCESSES have to be set together",
+        ),
         ({"PMI_RANK": "0"}, "PMI_RANK is set but PMI_SIZE is not"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "RANK and WORLD_SIZE are set, but MASTER_ADDR is not"),
         (

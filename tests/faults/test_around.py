@@ -95,7 +95,9 @@ if os.environ["LOCKSTEP_PROCESS_ID"] == "1":
 def test_a_read_only_disk_is_told_before_anything_starts(tmp_path: Path) -> None:
     done = run_with_disk("ro", tmp_path, LOOP.format(remove=False))
     assert done.returncode == 2, done
-    words = f"cannot make a private directory in {tmp_path}/disk: Read-only file system. Set TMPDIR"
+    words = (
+        f"cannot create a private directory in {tmp_path}/disk: Read-only file system. Set TMPDIR"
+    )
     assert words in done.stderr, done
     assert not done.stdout, done
 

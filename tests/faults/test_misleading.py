@@ -54,7 +54,7 @@ def test_a_call_on_one_side_is_told_once_with_the_stack_of_that_side() -> None:
     assert result.stderr.count("these must be the same") == 1, result
     assert result.stderr.count("Likely: norm is called under `if jax.process_index()") == 1, result
     assert "site-packages" not in result.stderr, result
-    assert re.search(r"\.\.\. \d frames? of jax: --full-tracebacks shows them", shown), result
+    assert re.search(r"\.\.\. \d frames? of jax \(shown with --full-tracebacks\)", shown), result
 
 
 def test_a_collective_in_an_exit_handler_is_none_of_the_program() -> None:
@@ -76,7 +76,7 @@ def test_errors_after_one_that_was_caught_say_that_they_are_not_new() -> None:
         assert "MPI error: lockstep: earlier failure: process 0 (pid" in later, result
     said = result.said_by_launcher
     assert re.search(r"failed first: process 0 \(pid \d+ on .*\) called", said), said
-    assert "This process had raised it before, and caught it or" in said, said
+    assert "This process had raised the error before, and caught it or" in said, said
 
 
 @needs_numbers

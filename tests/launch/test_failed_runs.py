@@ -47,7 +47,7 @@ def test_a_failed_run_keeps_its_records_and_says_what_to_type() -> None:
         result = run.finish(30)
         run.assert_nothing_left()
         last = result.said_by_launcher.splitlines()[-1]
-        match = re.fullmatch(r"lockstep: to look closer: lockstep report (\S+)", last)
+        match = re.fullmatch(r"lockstep: for details: lockstep report (\S+)", last)
         assert match, result
         folder = Path(match[1])
         assert folder.stat().st_mode & 0o777 == 0o700
@@ -67,7 +67,7 @@ def test_each_run_has_a_folder_of_its_own_beside_its_logs(tmp_path: Path) -> Non
     assert (first / "attempt_1/process_1/recorder.bin").exists()
     result = run_lockstep(["--log-dir", str(logs)], FAILS, expect_status=1)
     [second] = set(logs.iterdir()) - {first}
-    assert f"to look closer: lockstep report {second}" in result.said_by_launcher
+    assert f"for details: lockstep report {second}" in result.said_by_launcher
     assert (second / "attempt_0/process_1/recorder.bin").exists()
     assert (second / "attempt_0/process_1/stderr.log").exists()
     assert (first / "attempt_1/process_1/recorder.bin").exists()
@@ -81,7 +81,7 @@ def test_a_run_that_is_stopped_keeps_its_records_too() -> None:
         run.process.send_signal(signal.SIGINT)
         result = run.finish(30)
     assert result.status == 130
-    assert "to look closer: lockstep report" in result.said_by_launcher
+    assert "for details: lockstep report" in result.said_by_launcher
 
 
 def test_without_a_recorder_file_nothing_is_kept() -> None:

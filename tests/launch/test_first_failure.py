@@ -87,7 +87,9 @@ def test_an_exception_is_told_with_its_traceback() -> None:
 def test_a_signal_is_told_with_its_name_likely_cause_and_last_words() -> None:
     killed = ended(0, -signal.SIGKILL, 2.0, None, ("loading", "training"))
     text = "\n".join(headline(killed, [killed], 2.0))
-    assert text.startswith("process 0 of 1 failed first: killed by SIGKILL (signal 9). Somebody")
+    assert text.startswith(
+        "process 0 of 1 failed first: killed by SIGKILL (signal 9). Likely a kill -9"
+    )
     assert "kernel ran out of memory" in text
     assert "    loading\n    training" in text
 

@@ -78,7 +78,7 @@ def test_a_platform_without_its_device_is_told_in_words() -> None:
 
 def test_processes_that_never_join_are_told_so() -> None:
     said = run_lockstep([], "import jax; print(jax.device_count())").said_by_launcher
-    assert "no process has joined the others: this was 2 runs of one process each" in said
+    assert "no process joined the job: each of the 2 ran alone" in said
     assert "jax.distributed.initialize()" in said
     assert "--auto-init" in said
     left = "import jax; jax.distributed.initialize(); jax.devices(); jax.distributed.shutdown()"

@@ -141,7 +141,7 @@ if i:
         assert (folder / "stderr.log").read_text().startswith(f"err {i}\n")
     assert '"summary": "ValueError: no"' in (logs / "attempt_0/process_1/error.json").read_text()
     assert not (logs / "attempt_0/process_0/error.json").exists()
-    assert f"whole logs: {logs}" in result.said_by_launcher
+    assert f"complete logs: {logs}" in result.said_by_launcher
 
 
 def test_an_exception_is_the_headline_with_its_causes_and_without_our_frames() -> None:
@@ -271,7 +271,7 @@ def test_more_processes_than_fit_into_memory_are_refused(tmp_path: Path) -> None
     done = lockstep("run", "-n", "10000000", "here.py", cwd=tmp_path)
     assert done.returncode == 2
     assert re.search(
-        r"lockstep: -n 10000000: \d+ MB of memory .* that is room for \d+", done.stderr
+        r"lockstep: -n 10000000: \d+ MB of memory .* so there is room for \d+", done.stderr
     )
     assert done.stdout == ""
     assert run_parser().parse_args(["--oversubscribe"]).oversubscribe
@@ -300,7 +300,7 @@ def test_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     result = run_lockstep(["-d", "4"], "", env=env)
     assert "-d 4 overrides --xla_force_host_platform_device_count=8" in result.said_by_launcher
     warn_of_collectives({"JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"}, Config())
-    assert "to have it: --collectives gloo (now: lockstep)" in capsys.readouterr().err
+    assert "the job uses lockstep; to use gloo: --collectives gloo" in capsys.readouterr().err
     warn(run_parser().parse_args(["-n", "17"]), range(2))
     assert "warning: 17 processes on 2 cores" in capsys.readouterr().err
     warn(run_parser().parse_args(["-n", "16"]), range(2))

@@ -135,7 +135,7 @@ def test_a_process_that_ignores_every_request_is_killed_after_the_grace_period()
         assert len(list(run.folder.glob("got_*_15"))) == 2
         assert len(list(run.folder.glob("got_*_2"))) == 2
     assert result.status == 143
-    assert "had to be killed" in result.said_by_launcher
+    assert "killed because they did not end" in result.said_by_launcher
 
 
 def test_a_second_ctrl_c_kills_at_once() -> None:
@@ -150,7 +150,7 @@ def test_a_second_ctrl_c_kills_at_once() -> None:
     assert result.status == 130
     assert result.said_by_launcher.splitlines() == [
         "lockstep: stopped by SIGINT",
-        "lockstep: had to be killed, they did not end by themselves: process 0, 1",
+        "lockstep: killed because they did not end within --grace: process 0, 1",
     ]
 
 
@@ -162,7 +162,7 @@ def test_a_failure_stops_even_those_that_ignore_every_request() -> None:
     )
     result = run_lockstep([], program, n=3, timeout=30, expect_status=1)
     assert "process 1 of 3 failed first: ValueError: stop" in result.said_by_launcher
-    assert "had to be killed, they did not end by themselves: process 0, 2" in result.stderr
+    assert "killed because they did not end within --grace: process 0, 2" in result.stderr
 
 
 def test_a_job_that_is_stopped_while_python_starts_prints_no_traceback() -> None:
@@ -181,7 +181,7 @@ def test_kill_9_of_the_launcher_leaves_nothing(victim: str) -> None:
         run.assert_nothing_left()
     if victim == "supervisor":
         assert result.status == 137
-        assert "the supervising process was killed by SIGKILL" in result.said_by_launcher
+        assert "supervising process was killed by SIGKILL" in result.said_by_launcher
 
 
 def test_kill_9_of_both_halves_of_the_launcher_ends_the_processes() -> None:
@@ -218,7 +218,7 @@ def test_grandchildren_end_with_the_job(end: str) -> None:
     result = run_lockstep([], program, timeout=30, expect_status=None)
     assert result.status == {"s": 0, "o": 137, "1": 1}[end[0]]
     if end == "sys.exit(0)":
-        assert "processes that the program had left running" in result.said_by_launcher
+        assert "processes that the program left running" in result.said_by_launcher
 
 
 def test_shared_memory_of_a_killed_program_is_unlinked() -> None:

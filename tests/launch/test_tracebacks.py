@@ -29,7 +29,7 @@ def test_frames_of_libraries_become_one_line_each_in_a_row() -> None:
     assert folded(text) == (
         HEAD
         + OWN
-        + "  ... 3 frames of jax, flax: --full-tracebacks shows them\n"
+        + "  ... 3 frames of jax, flax (shown with --full-tracebacks)\n"
         + OWN
         + "  ... 1 frame of jax\n"
         + ERROR
@@ -51,7 +51,7 @@ def test_python_and_the_launcher_are_libraries() -> None:
     ours = f'  File "{child_main.__file__}", line 9, in main\n    run()\n'
     frozen = '  File "<frozen runpy>", line 198, in _run_module_as_main\n'
     assert folded(HEAD + ours + python + frozen + OWN + ERROR) == (
-        f"{HEAD}  ... 3 frames of lockstep, Python: --full-tracebacks shows them\n{OWN}{ERROR}"
+        f"{HEAD}  ... 3 frames of lockstep, Python (shown with --full-tracebacks)\n{OWN}{ERROR}"
     )
 
 

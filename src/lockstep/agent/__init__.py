@@ -1,1 +1,1 @@
-"""The agent of a process that Lockstep did not start: watches the program, reports how it ends."""
+"""The node agent of ``lockstep worker``: starts the program, and reports how it ended."""

@@ -1,27 +1,28 @@
-"""The agent: what ``lockstep worker`` becomes, the parent of the program.
+"""The agent: the parent process of the program under ``lockstep worker``.
 
-It holds nothing of JAX, so it is there when the program is dead, stopped or stuck, and knows what
-only a parent is told: how the program ended. It writes that down for the others of its host, and
-where the job has several hosts, one agent of each answers those of the others
-(`lockstep.watchdog.agent_network`). To the cluster's launcher it is the program: signals are
-passed on, and it ends as the program did; when that has failed, not before the others have, for a
-while.
+It does not run JAX, so it works when the program is dead, stopped or stuck, and as the parent it
+receives the program's exit status. It writes this status for the other processes of its host. In a
+job of several hosts, one agent of each host answers requests of the others
+(`lockstep.watchdog.agent_network`). The cluster's launcher sees the agent as the program: the agent
+forwards signals, and ends with the program's status. After a failure it first gives the other
+processes time to end.
 
-The program is in a process group of its own, so that a signal to the launcher's group comes once:
-it is passed on to the program's group. When this process is killed, its guard decides whether the
-program goes on (`program_guard`). Slurm with proctrack/cgroup
-signals its own children only, so it has to be passed on; one that signals all descendants
-(proctrack/linuxproc) reaches the program twice, which nobody can tell. With our terminal for its
-input it stays in our group, or it could not read; then the terminal's signals reach both and are
-not passed on, and the program ends with us.
+The program has a process group of its own, so that a signal to the launcher's group reaches it
+once, by way of the agent. If the agent is killed, its guard decides whether the program goes on
+(`program_guard`). Slurm with proctrack/cgroup signals its own children only, so the agent has to
+forward signals; with proctrack/linuxproc all descendants get the signal, and the program gets it
+twice, which cannot be detected. If the input is a terminal, the program stays in the agent's group,
+because otherwise it could not read; then the terminal's signals reach both and are not forwarded,
+and the program ends with the agent.
 
-SIGTERM is how launchers announce the end: a time limit, a preemption, scancel. JAX's preemption
-notifier swallows it in the program. So SIGINT follows after half of the grace period, which raises
-KeyboardInterrupt in the program, and SIGKILL at its end, as under ``lockstep run``.
+Launchers announce the end with SIGTERM: a time limit, a preemption, scancel. In the program, JAX's
+preemption notifier catches SIGTERM and does not end it. So SIGINT follows after half of the grace
+period, which raises KeyboardInterrupt in the program, and SIGKILL at its end, as under
+``lockstep run``.
 
-Rejected: a child of the program instead of its parent, which would have nothing to pass on (how
-its parent ended only kernels from 6.15 on would tell it), and one agent for each host (who starts
-it, and whose parent is it?).
+Rejected: a child of the program instead of its parent, which could not forward signals (and would
+learn how its parent ended only on kernels from 6.15 on), and one agent for each host (launchers
+start no such process, and it would be the parent of no program).
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ _NOT_PASSED_ON = {
     signal.SIGKILL,
     signal.SIGSTOP,
     signal.SIGCHLD,
-    # Of the terminal, whose other end nobody here has.
+    # Job control of the terminal, which concerns each process separately.
     signal.SIGTTIN,
     signal.SIGTTOU,
     signal.SIGWINCH,
-    # What this process does wrong itself.
+    # Errors of the agent itself.
     signal.SIGSEGV,
     signal.SIGBUS,
     signal.SIGFPE,
@@ -80,7 +81,7 @@ _SENT_BY_TERMINAL = 0x80
 """SI_KERNEL."""
 
 
-def keep(
+def run(
     arguments: Sequence[str],
     environ_with: Callable[[int], Mapping[str, str]],
     host_dir: HostDir,
@@ -88,19 +89,19 @@ def keep(
     log_dir: Path | None,
     grace: float | None,
 ) -> NoReturn:
-    """Starts the program, and ends as it does, at most ``grace`` seconds later.
+    """Starts the program, and ends with its status, at most ``grace`` seconds later.
 
-    ``grace`` is the user's choice; by default less for the others than for the program, which may
-    save something large after SIGTERM.
+    ``grace`` is the value of ``--grace``. Without it the program gets 25 s after SIGTERM, since it
+    may have to save something large, and the other processes get 5 s after a failure.
 
-    ``environ_with`` makes its environment from the descriptor by which it speaks to us.
-    Raises `LaunchError` when it cannot be started.
+    ``environ_with`` makes the program's environment from its descriptor of the socket to the agent.
+    Raises `LaunchError` when the program cannot be started.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would not be told, nor the status
-    # Who starts us with a signal ignored (nohup, a shell's &) means it.
-    heard = set(signal.Signals) - _NOT_PASSED_ON
-    heard = {each for each in heard if signal.getsignal(each) != signal.SIG_IGN}
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, heard | {signal.SIGCHLD})
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, the exit status is lost
+    # A signal that is ignored at the start (nohup, a shell's &) stays ignored.
+    handled = set(signal.Signals) - _NOT_PASSED_ON
+    handled = {each for each in handled if signal.getsignal(each) != signal.SIG_IGN}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, handled | {signal.SIGCHLD})
     ooms = OomKills()
     ours, theirs = socket.socketpair()
     os.set_inheritable(theirs.fileno(), True)
@@ -116,58 +117,58 @@ def keep(
         _become(arguments, environ_with(theirs.fileno()), own, shares_group, blocked)
     theirs.detach()
     if not shares_group:
-        with contextlib.suppress(OSError):  # it has been faster, and runs
-            os.setpgid(pid, pid)  # or a signal that comes now would find no such group
+        with contextlib.suppress(OSError):  # the child did it already, and runs
+            os.setpgid(pid, pid)  # the group must exist before a signal is forwarded to it
     kept_open = {ours.fileno(), host_dir.held}
     if guard is not None:
         guard.watch(pid)
         kept_open.add(guard.lifeline)
     fd_limit.close_all_but(kept_open)
-    # Late import: the program has started before.
+    # A late import, so that the program starts earlier.
     from lockstep.watchdog.agent_network import AgentNetwork
 
-    keeping = AgentNetwork(ours, host_dir.path)
+    network = AgentNetwork(ours, host_dir.path)
     program = _Child(pid, shares_group, host_dir.path)
     after_sigterm = _GRACE_AFTER_SIGTERM if grace is None else grace
-    exit_code = program.wait(heard, after_sigterm)
+    exit_code = program.wait(handled, after_sigterm)
     if guard is not None:
         guard.dismiss()
     reason = _reason(program, exit_code, ooms)
     ending = _run_files.Exit.of(exit_code, pid, reason)
     if program.was_killed:
-        said = f"had to be killed: it had not ended {after_sigterm:g} s after SIGTERM (--grace)"
-        print(f"lockstep: process {process} {said}", file=sys.stderr, flush=True)
-    _see_it_out(host_dir, ending, keeping, heard, _GRACE if grace is None else grace)
+        why = f"it had not ended {after_sigterm:g} s after SIGTERM (--grace)"
+        print(f"lockstep: process {process} was killed: {why}", file=sys.stderr, flush=True)
+    _publish_exit(host_dir, ending, network, handled, _GRACE if grace is None else grace)
     _leave(host_dir, log_dir, exit_code)
     _end_as(exit_code)
 
 
-def _see_it_out(
+def _publish_exit(
     host_dir: HostDir,
     ending: _run_files.Exit,
-    keeping: AgentNetwork,
-    heard: set[signal.Signals],
+    network: AgentNetwork,
+    handled: set[signal.Signals],
     grace: float,
 ) -> None:
-    """The program has ended: who asks is told how, and others that it makes fail have time."""
-    # With exit code 0 no launcher ends a job, but other hosts may not know that it has ended.
-    unsaid = keeping.knows_others and not _has_left(host_dir.folder)
-    fails = ending.exit_code != 0 or unsaid
+    """Publishes how the program ended; if others fail because of it, gives them time to end."""
+    # With exit code 0 a launcher does not end the job, but other hosts may not know of the exit.
+    unpublished = network.knows_others and not _has_left(host_dir.folder)
+    fails = ending.exit_code != 0 or unpublished
     stays = host_dir.folder / _run_files.STAYS
     with contextlib.suppress(OSError):
-        if fails and keeping.knows_others:
+        if fails and network.knows_others:
             stays.touch()
     with contextlib.suppress(OSError):  # a full disk
         ending.write(host_dir.folder)
     if fails:
-        _let_others_end(host_dir, keeping, heard, grace)
+        _let_others_end(host_dir, network, handled, grace)
     with contextlib.suppress(OSError):
         stays.unlink()
-    keeping.leave()
+    network.leave()
 
 
 def _has_terminal() -> bool:
-    """Whether our input is the terminal of our session."""
+    """Whether standard input is the terminal of this session."""
     try:
         return os.tcgetpgrp(0) > 0
     except OSError:
@@ -181,14 +182,14 @@ def _become(
     shares_group: bool,
     blocked: set[signal.Signals | int],
 ) -> NoReturn:
-    """In the child."""
+    """Becomes the program; runs in the child process."""
     try:
-        if os.getppid() != agent:  # it died before the guard knew of this process
+        if os.getppid() != agent:  # the agent died before its guard knew of this process
             os._exit(1)
         if not shares_group:
             os.setpgid(0, 0)
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # one that waits is no exception here
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a pending one must not raise here
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         os.execve(arguments[0], list(arguments), dict(environ))
     except BaseException as error:
@@ -198,7 +199,7 @@ def _become(
 
 
 class _Child:
-    """The program, as its parent sees it: signals, and its end."""
+    """The program as a child process: forwards signals, waits for its end."""
 
     def __init__(self, pid: int, shares_group: bool, run_dir: Path) -> None:
         self._pid = pid
@@ -210,25 +211,25 @@ class _Child:
         self.was_killed = False
         """Whether it had not ended when the grace period was over."""
 
-    def wait(self, heard: set[signal.Signals], grace: float) -> int:
-        """Passes signals on until the program has ended; its exit code, negative for a signal."""
+    def wait(self, handled: set[signal.Signals], grace: float) -> int:
+        """Forwards signals until the program has ended; its exit code, negative for a signal."""
         while True:
             ended, status = os.waitpid(self._pid, os.WNOHANG)
             if ended:
                 return os.waitstatus_to_exitcode(status)
-            received = self._next_signal(heard | {signal.SIGCHLD})
+            received = self._next_signal(handled | {signal.SIGCHLD})
             if received is None:
-                with contextlib.suppress(OSError):  # the bootstrap says then where it was stopped
+                with contextlib.suppress(OSError):  # so that the program prints where it stopped
                     (self._run_dir / _run_files.STOPPING).touch()
                 self._send(self._plan.pop(0)[1])
             elif received.si_signo != signal.SIGCHLD:
                 self._pass_on(received, grace)
 
-    def _next_signal(self, heard: set[signal.Signals]) -> signal.struct_siginfo | None:
-        """None when the first of the plan is due before one comes."""
+    def _next_signal(self, handled: set[signal.Signals]) -> signal.struct_siginfo | None:
+        """Waits for a signal; None when the next signal of the plan is due."""
         if not self._plan:
-            return signal.sigwaitinfo(heard)
-        return signal.sigtimedwait(heard, max(0.0, self._plan[0][0] - time.monotonic()))
+            return signal.sigwaitinfo(handled)
+        return signal.sigtimedwait(handled, max(0.0, self._plan[0][0] - time.monotonic()))
 
     def _pass_on(self, received: signal.struct_siginfo, grace: float) -> None:
         if received.si_signo == signal.SIGTERM and not self.was_stopped:
@@ -253,7 +254,7 @@ def _reason(program: _Child, exit_code: int, ooms: OomKills) -> str | None:
 
 
 def _has_left(folder: Path) -> bool:
-    """Whether the program came to its end in JAX, or never got there."""
+    """Whether the program has published its end through the engine, or never started it."""
     try:
         return model.read_record(folder / _run_files.RECORDER).state == format.ProcessState.ENDED
     except (OSError, RecordError):
@@ -261,31 +262,34 @@ def _has_left(folder: Path) -> bool:
 
 
 def _let_others_end(
-    host_dir: HostDir, keeping: AgentNetwork, heard: set[signal.Signals], grace: float
+    host_dir: HostDir, network: AgentNetwork, handled: set[signal.Signals], grace: float
 ) -> None:
-    """Many launchers kill a job as soon as one of its processes has failed. The others are to
-    raise, save what they have, and end with their own status; and they ask us what was wrong.
+    """Waits until the other processes have ended, at most ``grace`` seconds.
+
+    Many launchers kill a job as soon as one of its processes has ended with a failure. Before that
+    the others should raise their errors, which need this agent's information, save their state, and
+    end with their own status.
     """
     end = time.monotonic() + grace
     while (left := end - time.monotonic()) > 0:
-        if keeping.others_have_ended() and _all_ended(host_dir):
+        if network.others_have_ended() and _all_ended(host_dir):
             return
-        told = signal.sigtimedwait(heard, min(_TURN_SECONDS, left))
-        if told and told.si_signo in _STOPS:
+        received = signal.sigtimedwait(handled, min(_TURN_SECONDS, left))
+        if received and received.si_signo in _STOPS:
             return
 
 
 def _all_ended(host_dir: HostDir) -> bool:
-    """Whether the other programs of this host have, and as its agents know, those elsewhere."""
+    """Whether the other programs have ended: those of this host, and the remote ones known here."""
     others = set(host_dir.path.glob("attempt_*/process_*")) - {host_dir.folder}
     ended = all((folder / _run_files.EXIT).exists() for folder in others)
     return ended and not any((folder / _run_files.STAYS).exists() for folder in others)
 
 
 def _leave(host_dir: HostDir, log_dir: Path | None, exit_code: int) -> None:
-    """The last of the host sees to what is left."""
+    """Gives up the host's directory; the last agent keeps the records and removes it."""
     if not host_dir.is_last():
-        # Until then no launcher is to hear of a failure, and kill it.
+        # The launcher may kill the job when it sees a failure, so give the last agent time first.
         end = time.monotonic() + _LAST_SECONDS
         while exit_code != 0 and host_dir.path.exists() and time.monotonic() < end:
             time.sleep(_TURN_SECONDS)
@@ -293,10 +297,10 @@ def _leave(host_dir: HostDir, log_dir: Path | None, exit_code: int) -> None:
     endings = [_run_files.Exit.read(path) for path in host_dir.path.glob("attempt_*/process_*")]
     if any(ending is None or ending.exit_code != 0 for ending in endings):
         if folder := failed_runs.keep(host_dir.path, log_dir):
-            where = "" if log_dir else f" (on {platform.node()}, of its processes)"
-            said = f"lockstep: to look closer: lockstep report {shlex.quote(str(folder))}{where}"
+            where = "" if log_dir else f" (on {platform.node()}, for the processes of that host)"
+            hint = f"lockstep: for details: lockstep report {shlex.quote(str(folder))}{where}"
             with contextlib.suppress(OSError):
-                print(said, file=sys.stderr, flush=True)
+                print(hint, file=sys.stderr, flush=True)
     shutil.rmtree(host_dir.path, ignore_errors=True)
 
 
@@ -306,7 +310,7 @@ def _end_as(exit_code: int) -> NoReturn:
     if exit_code < 0:
         # The program has left its core file, if one is wanted.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with contextlib.suppress(OSError, ValueError):  # of SIGKILL nobody sets it
+        with contextlib.suppress(OSError, ValueError):  # SIGKILL has no handler to set
             signal.signal(-exit_code, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.kill(os.getpid(), -exit_code)

@@ -1,9 +1,10 @@
-"""The private directory that the processes of one host share, where a cluster started them.
+"""The private directory that the processes of one host share when a cluster started them.
 
-It is what ``lockstep run`` makes for a run (`run_dir`), made by whoever comes first, and removed by
-the last. Nobody tells them where it is: its name comes from what all of them know of the job. Each
-agent holds a lock that others may share as long as it lives, so whoever gets the lock for itself
-is alone: it may clear what an earlier job of that name has left, or remove everything.
+It has the same contents as the directory of ``lockstep run`` (`run_dir`). The first agent creates
+it, and the last one removes it. Its name is computed from variables that all processes of the job
+have, so it needs no communication. Each agent holds a shared lock while it lives. An agent that
+gets the exclusive lock is therefore alone, and may remove what an earlier job of that name has
+left, or the whole directory.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from lockstep.launch import run_dir
 
 _PAUSE_SECONDS = 0.05
 _TRIES = 100
-"""The last of an earlier job may remove the directory just when it was found."""
+"""The last agent of an earlier job may remove the directory at any moment, so try again."""
 
 
 class HostDir:
     """One process's share in the directory of its host.
 
-    ``names`` say which job it is: the same in all its processes, and in no other job that runs at
-    the same time. Where the directory cannot be shared it is one of this process's own, which the
-    others find by what it says to them. Raises `LaunchError` where there can be none.
+    ``names`` identify the job: equal in all its processes, and different for every other job that
+    runs at the same time. If the directory cannot be shared, this process gets one of its own and
+    publishes its path to the others. Raises `LaunchError` when neither can be created.
     """
 
     def __init__(self, names: Sequence[str], attempt: int, process: int) -> None:
@@ -44,7 +45,7 @@ class HostDir:
         try:
             self._join()
             self.folder = self._make(attempt, process)
-        except OSError:  # somebody else's, or the same process of another job is there
+        except OSError:  # another user's directory, or another job's process has this folder
             self._let_go()
             self._is_shared = False
             self.path, self.held = run_dir.make_locked()
@@ -53,10 +54,10 @@ class HostDir:
             run_dir.sweep(top)
 
     def share_secret(self) -> None:
-        """For a job of this host alone; others do not have it.
+        """Creates the secret of a job that runs on this host only.
 
-        A directory of one process's own has none: then the job has no key, as without a launcher.
-        Raises `LaunchError` where it cannot be written.
+        If the directory is not shared, there is no secret, and the job has no key, as without a
+        launcher. Raises `LaunchError` when it cannot be written.
         """
         if self._is_shared:
             run_dir.share_secret(self.path)
@@ -77,17 +78,18 @@ class HostDir:
                 continue
             if self._is_alone():
                 _clear(self.path)
-            # Not there: the last of an earlier job has removed it. Held: that one is about to.
+            # The last agent of an earlier job may have removed the directory (not found), or hold
+            # the exclusive lock to do so (blocking).
             with contextlib.suppress(FileNotFoundError, BlockingIOError):
                 fcntl.flock(self.held, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 if os.path.samestat(os.stat(self.path), os.fstat(self.held)):
                     return
             self._let_go()
             time.sleep(_PAUSE_SECONDS)
-        raise OSError("others remove it again and again, or do not let go of it")
+        raise OSError("other processes keep removing it, or keep it locked")
 
     def _is_alone(self) -> bool:
-        """Whether nobody else holds the lock; if so, nobody else gets it."""
+        """Takes the exclusive lock; False when another process holds the lock."""
         try:
             fcntl.flock(self.held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -95,9 +97,9 @@ class HostDir:
         return True
 
     def is_last(self) -> bool:
-        """Lets go of this process's share; whether it was the last, and may now do what it likes.
+        """Releases this process's share; True for the last process, which may remove everything.
 
-        Of several that leave at a time exactly one is the last.
+        If several processes leave at the same time, exactly one of them is the last.
         """
         return not self._is_shared or self._is_alone()
 

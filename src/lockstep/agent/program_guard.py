@@ -1,19 +1,19 @@
-"""The guard of a program whose agent is killed: decides whether the program goes on.
+"""The guard: a process that decides whether a program goes on when its agent has been killed.
 
-SIGKILL leaves no trace of its sender, and launchers know of the agent only. So the program may go
+The sender of SIGKILL cannot be found out, and launchers know only the agent. So the program may run
 on without its agent, but not without its launcher:
 
-- The agent alone is killed: the program goes on, until it ends, or until one of the following.
-- The launcher kills the agent's process group: a *sentinel* in that group, which does nothing, is
+- Only the agent is killed: the program runs on until it ends or one of the following happens.
+- The launcher kills the agent's process group: a *sentinel*, an idle process in that group, is
   killed with it. The guard then kills the program's group.
 - The launcher kills the agent by its pid, with the rest of the job, and ends: the guard watches the
-  process that has started the agent, and kills the program's group when that has ended.
+  parent process of the agent, and kills the program's group when that parent has ended.
 
 A launcher that kills every descendant or a whole control group kills the program itself. The guard
 has a session of its own, so that a kill of the agent's group or session does not reach it.
 
-Rejected: the parent-death signal of the program (it cannot tell one of these from another), and a
-thread of the program (a program stuck in native code does not run it).
+Rejected: the parent-death signal of the program (it cannot distinguish these cases), and a thread
+of the program (it may not run when the program is stuck in native code).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import time
 from lockstep.system import fd_limit
 
 _DECIDES_SECONDS = 0.1
-"""A kill of a process group reaches its members one after another."""
+"""Wait before deciding: a kill of a process group reaches its members one after another."""
 _ENDED = b"!"
 
 
@@ -39,11 +39,11 @@ class Guard:
         self.lifeline = lifeline
 
     def watch(self, program: int) -> None:
-        """From now on the guard looks after the process group ``program``."""
+        """Gives the process group ``program`` to the guard."""
         self._write(b"%d\n" % program)
 
     def dismiss(self) -> None:
-        """The program has ended."""
+        """Ends the guard, because the program has ended."""
         self._write(_ENDED)
 
     def _write(self, text: bytes) -> None:
@@ -52,7 +52,7 @@ class Guard:
 
 
 def start(held: int) -> Guard | None:
-    """Starts a guard, which keeps the descriptor ``held`` open; None where there can be none."""
+    """Starts a guard, which keeps the descriptor ``held`` open; None: it cannot be started."""
     try:
         line, lifeline = os.pipe()
         launcher = os.getppid()
@@ -74,7 +74,7 @@ def start(held: int) -> Guard | None:
 
 
 def _start_sentinel() -> socket.socket:
-    """Starts a process in the agent's group that ends with this one; the line to it."""
+    """Starts a process in the agent's group that ends with this one; the socket to it."""
     ours, theirs = socket.socketpair()
     if os.fork() != 0:
         theirs.close()
@@ -88,13 +88,13 @@ def _start_sentinel() -> socket.socket:
 
 
 def _look_after(line: int, launcher: int, sentinel: socket.socket) -> None:
-    launcher_fd = _pidfd(launcher)  # now, while its number is not another process's
-    told = b""
+    launcher_fd = _pidfd(launcher)  # opened now, before the pid can be reused
+    received = b""
     while data := os.read(line, 64):
-        told += data
-        if told.endswith(_ENDED):
+        received += data
+        if received.endswith(_ENDED):
             return
-    program = int(told or b"0")
+    program = int(received or b"0")
     if not program:
         return
     program_fd = _pidfd(program)
@@ -104,7 +104,7 @@ def _look_after(line: int, launcher: int, sentinel: socket.socket) -> None:
             ends.register(fd, select.POLLIN)
         time.sleep(_DECIDES_SECONDS)
         ends.poll()
-    # What the program has started ends with it, too.
+    # The whole group: also the children of the program.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(program, signal.SIGKILL)
 

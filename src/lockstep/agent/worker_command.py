@@ -1,8 +1,9 @@
-"""``lockstep worker``: the process that a cluster's launcher started becomes a process of the job.
+"""``lockstep worker``: runs the program as one process of a job that a cluster's launcher started.
 
-It starts the same bootstrap that ``lockstep run`` starts, with the same variables (glibc's settings
-can only be given to a process that is about to start), and becomes its agent (`agent`). Where
-there is nothing to watch, other collectives or one process only, it replaces itself by it.
+It starts the same main module as ``lockstep run``, with the same variables (glibc reads its
+settings only when a process starts), and becomes the program's agent (`agent`). With other
+collectives than Lockstep's, or only one process, there is nothing to watch, and it replaces itself
+by the program.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ _OF_JOB = (
 
 
 def main(words: Sequence[str]) -> NoReturn:
-    """Never returns: this process becomes the program.
+    """Never returns: this process becomes the program or its agent.
 
-    Raises `LockstepError` when its place in the job cannot be found.
+    Raises `LockstepError` when its rank in the job cannot be found.
     """
     parser = options.worker_parser()
     own, program = options.split(words, parser)
@@ -55,7 +56,7 @@ def main(words: Sequence[str]) -> NoReturn:
     arguments = command(program)
     process = config.process_id or 0
     log_dir = make_log_dir(args.log_dir, run_name(before, config))
-    if log_dir:  # of an earlier run: jobs that are started by hand all have one name
+    if log_dir:  # jobs that are started by hand all have one name, also earlier ones
         failed_runs.forget(log_dir, process)
     if is_watched(config) and (shared := _host_dir(before, config)):
         config = dataclasses.replace(config, run_dir=str(shared.path))
@@ -63,12 +64,12 @@ def main(words: Sequence[str]) -> NoReturn:
         def environ_with(agent: int) -> dict[str, str]:
             return _environ(before, dataclasses.replace(config, agent=agent), args)
 
-        agent.keep(arguments, environ_with, shared, process, log_dir, args.grace)
+        agent.run(arguments, environ_with, shared, process, log_dir, args.grace)
     os.execve(arguments[0], arguments, _environ(before, config, args))
 
 
 def is_watched(config: Config) -> bool:
-    """Whether somebody is to know how the program ends; a launcher of ours does already."""
+    """Whether the program gets an agent; under ``lockstep run`` the launcher does its work."""
     alone = (config.num_processes or 1) == 1
     return config.collectives == "lockstep" and config.record and not alone and not config.run_dir
 
@@ -80,7 +81,7 @@ def _host_dir(before: Mapping[str, str], config: Config) -> HostDir | None:
             shared.share_secret()
         return shared
     except LaunchError as error:
-        complain(f"{error} The job goes on: less is known of a process that dies")
+        complain(f"{error} The job goes on, but errors will not say how a process died.")
         return None
 
 
@@ -91,32 +92,32 @@ def _environ(before: Mapping[str, str], config: Config, args: argparse.Namespace
 
 
 def _names(before: Mapping[str, str], config: Config) -> list[str]:
-    """What tells this host's part of the job from all jobs that run at the same time."""
+    """Identifies this job on this host among all jobs that run at the same time."""
     return [*_names_of_job(before, config), config.host_id or topology.system_host_id()]
 
 
 def _names_of_job(before: Mapping[str, str], config: Config) -> list[str]:
-    """The same in all processes of the job."""
-    said = [f"{name}={before[name]}" for name in _OF_JOB if name in before]
-    return [*said, str(config.coordinator), str(config.num_processes)]
+    """Identifies the job; equal in all its processes."""
+    found = [f"{name}={before[name]}" for name in _OF_JOB if name in before]
+    return [*found, str(config.coordinator), str(config.num_processes)]
 
 
 def run_name(before: Mapping[str, str], config: Config) -> str:
-    """The name of the job's folder in ``--log-dir``, on which the hosts agree without a word."""
+    """The name of the job's folder in ``--log-dir``; all hosts compute the same one."""
     names = "\0".join(_names_of_job(before, config))
     return hashlib.sha256(names.encode()).hexdigest()[:12]
 
 
 def placed(config: Config, before: Mapping[str, str]) -> Config:
-    """``config`` with the place that the cluster's launcher gave; its own has priority."""
+    """``config`` with the rank from the cluster's launcher, unless ``config`` has one already."""
     own = (config.process_id, config.num_processes)
     if None not in own and config.coordinator:
         return config
     if own != (None, None):
         raise LaunchError(
-            "only a part of this process's place is set: LOCKSTEP_PROCESS_ID, "
-            "LOCKSTEP_NUM_PROCESSES and LOCKSTEP_COORDINATOR belong together. LOCKSTEP_COORDINATOR "
-            "alone is added to what the cluster's launcher says."
+            "LOCKSTEP_PROCESS_ID and LOCKSTEP_NUM_PROCESSES have to be set together, with "
+            "LOCKSTEP_COORDINATOR. LOCKSTEP_COORDINATOR may be set alone: then the rank and the "
+            "number of processes come from the cluster's launcher."
         )
     place = cluster_env.detect(before)
     if place is None:

@@ -1,1 +1,1 @@
-"""The command line: starting the processes of a job, watching them, and saying what went wrong."""
+"""Starts the processes of a job, watches them, and reports what went wrong."""

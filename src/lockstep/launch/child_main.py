@@ -1,14 +1,14 @@
-"""The first code in every process of a job: prepares it, runs the program, sees to its end.
+"""The main module of each process of a job: prepares it, runs the program, handles its errors.
 
-The launcher starts ``python -m lockstep.launch.child_main -- script.py args...`` with everything
-else in ``LOCKSTEP_*`` variables. jax is not imported here unless ``--auto-init`` asks for it:
+The launcher starts ``python -m lockstep.launch.child_main -- script.py args...`` and passes all
+settings in ``LOCKSTEP_*`` variables. jax is imported here only with ``--auto-init``, because
 programs set ``XLA_FLAGS`` and the like in their first lines.
 
-**The end.** A program that ends well ends as Python ends it, JAX's shutdown with all its waiting
-for the other processes included. One that fails must be gone soon, but JAX's exit handler would
-wait up to five minutes for peers that are waiting for this very process. So after an error is
-recorded and printed, the exit handlers get `EXIT_SECONDS`, whatever they have done by then, and the
-process ends without any more of Python's finalization (no joining of threads, no destructors).
+**Exit.** A program without an error ends as usual in Python, with JAX's shutdown, which waits for
+the other processes. A program with an error must end soon, but JAX's exit handler would wait up to
+five minutes for peers that wait for this process. So after the error is recorded and printed, the
+exit handlers get `EXIT_SECONDS`; then the process ends without the rest of Python's finalization
+(joining threads, destructors).
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from lockstep.launch import tracebacks, user_program
 from lockstep.system import stack_dump
 
 EXIT_SECONDS = 2.0
-"""Seconds for the exit handlers of a program that failed; less than the launcher's patience."""
+"""Seconds for the exit handlers of a program that failed; less than the launcher's grace period."""
 _MAX_SHOWN = 120
-"""Letters of an engine's error that each process shows."""
+"""Maximal number of characters of an engine's error that each process prints."""
 
 
 def main() -> None:
     command = sys.argv[sys.argv.index("--") + 1 :]
     config = current()
     process = os.getpid()
-    os.environ.pop("LOCKSTEP_AGENT", None)  # a descriptor that what we start does not get
+    os.environ.pop("LOCKSTEP_AGENT", None)  # children of the program do not inherit it
     _ready_for_signals(config)
     faulthandler.enable()
     if config.run_dir is not None and config.process_id is not None:
         with contextlib.suppress(OSError):
             stack_dump.install(_folder(config) / stack_dump.FILE)
-    # A pipe would be block-buffered, and a process that is killed would take its last lines along.
+    # Pipes are block-buffered by default: the last lines of a killed process would be lost.
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -88,8 +88,8 @@ def _stopping(config: Config) -> bool:
 
 
 def _ready_for_signals(config: Config) -> None:
-    # The launcher starts us with SIGINT ignored: one that came while Python started is lost, so
-    # the reason for it has to be looked up.
+    # The launcher starts this process with SIGINT ignored. A SIGINT during Python's start was lost,
+    # so check whether the launcher is stopping the job.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if _stopping(config):
         _die_of_interrupt()
@@ -121,7 +121,7 @@ def _summary(error: BaseException) -> str:
 
 
 def _record(config: Config, code: int, error: BaseException) -> None:
-    """Leaves the error where the launcher finds it, and rings."""
+    """Writes the error for the launcher, and wakes the launcher up."""
     happened = time.monotonic()
     error.__traceback__ = user_program.own_traceback(error.__traceback__)
     if config.run_dir is None or config.process_id is None:
@@ -141,7 +141,7 @@ def _folder(config: Config) -> Path:
 
 
 def _note_if_alone(config: Config) -> None:
-    """Tells the launcher when the program has used JAX without joining the other processes."""
+    """Leaves a note for the launcher if the program used JAX without joining the job."""
     if config.run_dir is None or "jax" not in sys.modules:
         return
     with contextlib.suppress(Exception):
@@ -152,7 +152,7 @@ def _note_if_alone(config: Config) -> None:
 
 
 def _print(error: BaseException) -> None:
-    """Shows an uncaught exception as Python would, through the program's own hook if it has one."""
+    """Prints an uncaught exception like Python, with the program's own hook if it has one."""
     try:
         sys.excepthook(type(error), error, error.__traceback__)
     except BaseException:
@@ -165,22 +165,22 @@ def _show(
     error: BaseException,
     trace: types.TracebackType | None,
 ) -> None:
-    """Shows an error without the frames of libraries, to which the user can do nothing.
+    """Prints an error without the frames of libraries.
 
-    Where the launcher of this host reports the rest of an engine's error, once for all processes,
-    its beginning is enough.
+    Under ``lockstep run`` an engine's error is shortened here, because the launcher prints the
+    whole text once for all processes.
     """
     text = tracebacks.folded("".join(traceback.format_exception(kind, error, trace)))
     is_reported = config.run_dir is not None and config.agent is None
     if is_reported and (found := tracebacks.parts(text)):
         stack, message = found
         what = textwrap.shorten(message.partition("\n")[0], _MAX_SHOWN, placeholder=" ...")
-        text = f"{stack}lockstep: {what} (the launcher's report has the whole text)\n"
+        text = f"{stack}lockstep: {what} (whole text: see the launcher's report)\n"
     sys.stderr.write(text)
 
 
 def _interrupted(config: Config, error: KeyboardInterrupt) -> NoReturn:
-    """Ends like Python after Ctrl-C. When the launcher stops the job, one line says where."""
+    """Ends like Python after Ctrl-C. If the launcher stops the job, prints one line: where."""
     error.__traceback__ = user_program.own_traceback(error.__traceback__)
     if _stopping(config):
         with contextlib.suppress(Exception):

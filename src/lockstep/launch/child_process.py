@@ -1,4 +1,4 @@
-"""One process of a job: how it is started, signalled, read, and judged at its end."""
+"""One process of a job: its start, its signals, its output, and how it ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lockstep.system import process_tree
 
 
 class ChildProcess:
-    """A process that has been started. Whoever buries it tells it so (`buried`)."""
+    """A process that has been started. Its exit status is passed to `buried`."""
 
     def __init__(
         self,
@@ -29,10 +29,10 @@ class ChildProcess:
         environ: Mapping[str, str],
         inherited: Sequence[int] = (),
     ) -> None:
-        """Starts process ``process_id``, with ``environ`` over the job's.
+        """Starts process ``process_id``; ``environ`` overrides the job's variables.
 
         ``prefixes`` are those of its lines on stdout and stderr; ``inherited`` are descriptors that
-        it gets beside the standard ones. Raises OSError or subprocess.SubprocessError.
+        it gets besides the standard ones. Raises OSError or subprocess.SubprocessError.
         """
         self.process_id = process_id
         self.exit: Exit | None = None
@@ -61,7 +61,7 @@ class ChildProcess:
         finally:
             os.close(out_end)
             os.close(err_end)
-        started.returncode = 0  # the supervisor buries it; Popen's own finalizer must not
+        started.returncode = 0  # the supervisor reaps it; Popen's own finalizer must not
         self.pid = started.pid
         self.stdout = Stream(out, console.stdout, console, prefixes[0], logs[0])
         self.stderr = Stream(err, console.stderr, console, prefixes[1], logs[1])
@@ -71,10 +71,10 @@ class ChildProcess:
         return self.exit is None
 
     def buried(self, exit_code: int, out_of_memory: bool) -> None:
-        """Takes note of its end; an ``exit_code`` below 0 is a signal.
+        """Records its end; an ``exit_code`` below 0 is a signal.
 
-        The other processes want to know too, right now: one that has lost this one names the cause
-        in its error.
+        The record is written at once, because a process that has lost this one names the cause in
+        its error.
         """
         self.ended_at = time.monotonic()
         reason = None
@@ -87,9 +87,9 @@ class ChildProcess:
             self.exit.write(self._folder)
 
     def send(self, number: int) -> None:
-        """Signals the process and what runs in its session, as a terminal would.
+        """Signals the process and all others of its session, as a terminal would.
 
-        One that has recorded its error is on its way out and is disturbed by SIGKILL only.
+        A process that has recorded its error is already ending and gets only SIGKILL.
         """
         if self.lives and (number == signal.SIGKILL or self._record() is None):
             self.was_killed |= number == signal.SIGKILL
@@ -97,7 +97,7 @@ class ChildProcess:
                 os.killpg(self.pid, number)
 
     def ended(self) -> EndedProcess:
-        """How it ended. Keeps its error beside its logs, if those are kept."""
+        """How it ended. Writes its error next to its logs, if there are logs."""
         record = self._record()
         if record and self._logs:
             with contextlib.suppress(OSError):
@@ -108,7 +108,7 @@ class ChildProcess:
 
     @property
     def _was_stopped(self) -> bool:
-        """Whether the launcher's signal has reached it."""
+        """Whether it was stopped by the launcher's signal."""
         return self.was_killed or (self._folder / _run_files.INTERRUPTED).exists()
 
     def _record(self) -> _run_files.ErrorRecord | None:
@@ -116,8 +116,8 @@ class ChildProcess:
 
 
 def _prepare(cores: frozenset[int] | None) -> None:
-    # Runs between fork and exec. SIGINT is ignored until the bootstrap is ready for it, so that a
-    # process that is stopped while Python starts prints no traceback from inside Python.
+    # Runs between fork and exec. `child_main` handles SIGINT once it is ready. Until then SIGINT is
+    # ignored: a process that is stopped while Python starts would print a traceback of Python's.
     process_tree.end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if cores is not None:

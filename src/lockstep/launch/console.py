@@ -1,4 +1,4 @@
-"""What the user sees: the processes' lines on stdout and stderr, and the launcher's own words."""
+"""What the user sees: the processes' lines on stdout and stderr, and the launcher's messages."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from typing import BinaryIO
 from lockstep.launch.line_merge import LineCutter, Merger, Sink, prefix, same_file, wants_colour
 
 UNFINISHED_SECONDS = 0.1
-"""How long an unfinished line is kept back: a prompt is shown although nothing follows it."""
+"""An unfinished line, such as a prompt, is shown after this long."""
 
 MAX_BACKLOG = 1 << 20
-"""Bytes that wait for a slow reader before the processes are made to wait too."""
+"""With more unwritten bytes than this, the launcher stops reading from the processes."""
 
 _BOLD_RED = "\x1b[1;31m"
 _PLAIN = "\x1b[0m"
 _TAIL = 1 << 16
-"""Bytes that are kept: where native code gives up, long stacks of all threads follow the reason."""
+"""The last bytes of a stream that are kept. Native code that aborts may print long stacks of all
+threads after the reason, so this must be large."""
 
 
 class Outlet:
@@ -42,7 +43,7 @@ class Console:
         sinks = [Sink(1), Sink(2)]
         mergers = [Merger(), Merger()]
         if same_file(1, 2):
-            # One destination is one line of text: neither may break into the other's.
+            # Both streams share one destination: neither may interrupt a line of the other.
             sinks[1], mergers[1] = sinks[0], mergers[0]
         self.stdout, self.stderr = (
             Outlet(fd, sink, merger)
@@ -56,7 +57,7 @@ class Console:
         self._serve(outlet.sink)
 
     def say(self, text: str, alarm: bool = False) -> None:
-        """The launcher's own words, on stderr."""
+        """Prints a message of the launcher on stderr; ``alarm`` colours its first line."""
         first, *rest = text.split("\n")
         first = f"lockstep: {first}"
         if alarm and self.stderr.colour:
@@ -95,20 +96,20 @@ class Console:
 
     @property
     def gone(self) -> bool:
-        """Whether nobody reads stdout any more."""
+        """Whether the reader of stdout has gone."""
         return self.stdout.sink.broken
 
     @property
     def lost(self) -> str | None:
-        """Why stdout cannot be written; None while it can, and when a reader has left.
+        """Why stdout cannot be written; None: it can, or its reader has gone.
 
-        ``| head`` leaves as soon as it has seen enough, which is nobody's mistake.
+        A reader that has gone is no error: ``| head`` exits as soon as it has read enough.
         """
         error = self.stdout.sink.error
         return error.strerror if error and error.errno != errno.EPIPE else None
 
     def abandon(self) -> None:
-        """Waits for no reader any longer: what is not written is lost, but for our own words."""
+        """Stops waiting for readers: unwritten output is lost, except the launcher's messages."""
         self._abandoned = True
         for outlet in (self.stdout, self.stderr):
             outlet.sink.abandon()
@@ -117,7 +118,7 @@ class Console:
 
 
 class Stream:
-    """Stdout or stderr of one process: read, shown by line, kept whole in its log."""
+    """Stdout or stderr of one process: shown line by line, and written unchanged to its log."""
 
     def __init__(
         self, fd: int, outlet: Outlet, console: Console, prefix: bytes, log: BinaryIO | None
@@ -133,7 +134,7 @@ class Stream:
         self._show_at = float("inf")
 
     def read(self) -> None:
-        """Takes what is there; call it when ``fd`` is readable."""
+        """Reads what is available; call it when ``fd`` is readable."""
         data = os.read(self.fd, 1 << 16)
         if not data:
             self.close()
@@ -169,7 +170,7 @@ class Stream:
 
     @property
     def tail(self) -> list[str]:
-        """The last lines, however long ago they were shown."""
+        """The last lines, also those that were shown long ago."""
         return self._tail.decode("utf-8", "replace").splitlines()
 
     def close(self) -> None:
@@ -198,6 +199,6 @@ def prefixes(processes: int, outlet: Outlet, prefixed: bool) -> list[bytes]:
 
 
 def complain(text: str) -> None:
-    """One line on stderr, from before there is anything to run or after all has ended."""
+    """Prints one line on stderr while there is no `Console`: before the start or after the end."""
     with contextlib.suppress(OSError):
         print(f"lockstep: {text}", file=sys.stderr, flush=True)

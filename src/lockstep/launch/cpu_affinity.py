@@ -1,4 +1,4 @@
-"""Which process gets which cores."""
+"""Assigns cores to processes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _CPU = Path("/sys/devices/system/cpu")
 def shares(cores: Sequence[int], processes: int) -> list[frozenset[int]]:
     """Splits ``cores`` into disjoint runs of neighbours, one per process.
 
-    The lengths differ by one at most. With fewer cores than processes a share is nothing that a
-    process could be held to without starving its neighbours, so everybody gets all of them.
+    The lengths differ by one at most. With fewer cores than processes there is no core for each, so
+    every process may use all cores.
     """
     if len(cores) < processes:
         return [frozenset(cores)] * processes
@@ -24,12 +24,12 @@ def shares(cores: Sequence[int], processes: int) -> list[frozenset[int]]:
 
 
 def worth_binding(cores: int, processes: int, devices: int | None) -> bool:
-    """Whether shares are large enough to help when nobody has asked for them.
+    """Whether binding to shares of this size helps; decides for runs without ``--bind``.
 
-    Within its share a process needs a core for each device, and never less than two: its devices
-    wait for each other, and XLA and Python have threads of their own. Held to less than that, they
-    wait for a core while others idle. On a machine of two cores, 2 x 4 devices took up to five
-    times as long for a step when each process was held to one.
+    A process needs a core for each device, and at least two: its devices wait for each other, and
+    XLA and Python have threads of their own. Bound to fewer cores, these threads wait for a core
+    while other cores are idle. On a machine of two cores, a step on 2 x 4 devices took up to five
+    times as long when each process was bound to one core.
     """
     return cores // processes >= max(2, devices or 1)
 

@@ -1,9 +1,9 @@
-"""What stays of a failed run, so that ``lockstep report`` can be asked about it.
+"""Keeps the records of failed runs for ``lockstep report``.
 
-The records lie in the run's private directory, which goes with the run. When it has failed they
-move to the run's folder in ``--log-dir``, beside the logs, or else to a private directory of the
-user's, in which runs are kept for a week. Without a recorder file there is nothing to report, and
-nothing is kept.
+The records lie in the run's private directory, which is removed with the run. If the run has
+failed, they are moved to its folder in ``--log-dir``, beside the logs, or else to a private
+directory of the user, where runs are kept for a week. A run without a recorder file has nothing to
+report and is not kept.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ KEPT_SECONDS = 7 * 24 * 3600.0
 KEPT_BYTES = 1 << 30
 """Above this, the oldest failed runs are removed earlier."""
 SAFE_SECONDS = 3600.0
-"""For this long a failed run is kept in any case: somebody may be looking at it."""
+"""A failed run is kept at least this long, since a user may be reading its report."""
 RUN_PREFIX = "run_"
-"""What the folders of runs in ``--log-dir`` begin with."""
+"""The names of run folders in ``--log-dir`` begin with this."""
 MAX_LINES = 60
 
 
 def diagnosis(run_dir: Path, attempt: int) -> str | None:
-    """What the records of all processes say together; None when they say nothing.
+    """The report from the records of all processes; None when there are none.
 
-    Never raises: this is the last thing that a failed run does, and must not hide how it failed.
+    Never raises: an error here must not hide how the run failed.
     """
     if not any(run_dir.glob(f"attempt_{attempt}/process_*/{_run_files.RECORDER}")):
         return None
@@ -51,7 +51,7 @@ def diagnosis(run_dir: Path, attempt: int) -> str | None:
 
 
 def culprits(run_dir: Path, attempt: int) -> tuple[int, ...]:
-    """The processes that the records blame; none where there is nothing to read."""
+    """The processes that caused the fault by the records; empty: there are none to read."""
     with contextlib.suppress(Exception):
         return _diagnosed(run_dir, attempt).culprits
     return ()
@@ -64,7 +64,7 @@ def _diagnosed(run_dir: Path, attempt: int) -> diagnose.Diagnosis:
 
 
 def new_name() -> str:
-    """A name for the folder of a run; of two names the later is the greater."""
+    """A name for the folder of a run; names sort by time."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}"
 
 
@@ -74,13 +74,13 @@ def run_folder(log_dir: Path, name: str) -> Path:
 
 
 def last_run(directory: Path) -> Path:
-    """The folder of the last run in a ``--log-dir``; ``directory`` itself where it is a run's."""
+    """The folder of the last run in a ``--log-dir``; ``directory`` itself if it is of a run."""
     runs = [path for path in directory.glob(f"{RUN_PREFIX}*") if path.is_dir()]
     return max(runs, key=lambda path: path.stat().st_mtime_ns, default=directory)
 
 
 def forget(folder: Path, process: int) -> None:
-    """Removes what ``process`` of an earlier run of the same name has left in ``folder``."""
+    """Removes the files of ``process`` from an earlier run of the same name in ``folder``."""
     for name in _run_files.OF_PROCESS:
         for path in folder.glob(f"attempt_*/process_{process}/{name}"):
             with contextlib.suppress(OSError):
@@ -88,9 +88,9 @@ def forget(folder: Path, process: int) -> None:
 
 
 def keep(run_dir: Path, folder: Path | None) -> Path | None:
-    """Moves the records of all attempts to where they stay; None when nothing is kept.
+    """Moves the records of all attempts out of ``run_dir``; returns the target, None for nothing.
 
-    That is the run's ``folder`` in ``--log-dir``, or a new private one.
+    The target is the run's ``folder`` in ``--log-dir``, or a new private folder.
     """
     if not any(run_dir.glob(f"attempt_*/process_*/{_run_files.RECORDER}")):
         return None
@@ -111,7 +111,7 @@ def _top() -> Path:
 
 
 def failed_runs() -> list[Path]:
-    """The folders of this user's failed runs without ``--log-dir``, the last one first."""
+    """The private folders of this user's failed runs, the latest first."""
     try:
         return sorted(_check_private(_top()).iterdir(), reverse=True)
     except OSError:
@@ -120,14 +120,14 @@ def failed_runs() -> list[Path]:
 
 def _check_private(top: Path) -> Path:
     about = top.lstat()
-    # In a directory that everybody writes to, somebody else may have taken the name.
+    # All users can write to /tmp, so another user may have created a directory of this name.
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
         raise PermissionError(f"{top} is not private")
     return top
 
 
 def _private() -> Path:
-    """A new directory of this user's only, beside those of earlier runs."""
+    """A new directory that only this user can enter, beside those of earlier runs."""
     top = _top()
     with contextlib.suppress(FileExistsError):
         top.mkdir(mode=0o700)

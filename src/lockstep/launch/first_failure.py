@@ -1,7 +1,7 @@
-"""Which process failed first, and how that is told. Pure.
+"""Finds the process that failed first, and makes the report of it. Pure.
 
 When one process of a job fails, the others fail too: their collectives break, JAX aborts them, the
-launcher stops them. What the user needs is the error that came before all of those.
+launcher stops them. The user needs the error that came before all of those.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from lockstep.launch import tracebacks
 
 MAX_CONSEQUENCES = 8
 MAX_LETTERS = 200
-"""Of a consequence: what matters stands above it."""
+"""Maximal length of a consequence, since the first failure is shown in full."""
 
 _OURS = re.compile(r"^\S+: [A-Z_]+: MPI error: lockstep: (?P<again>earlier failure: )?")
-"""What JAX puts in front of an error of the engine's, which says itself who did what."""
+"""The prefix that JAX adds to an error of the engine, whose text is a whole diagnosis."""
 
 _AGAIN = (
-    "This process had raised it before, and caught it or raised it in another thread. Here it was "
-    "raised again:"
+    "This process had raised the error before, and caught it or raised it in another thread. Here "
+    "it was raised again:"
 )
 
 NOTICED_SECONDS = 1.0
-"""An oversubscribed machine may show the end of a process this long after it began to die."""
+"""On an oversubscribed machine the end of a process may be seen this long after its cause."""
 
 LAST_WORDS = 20
 """Lines of stderr in the report."""
@@ -49,15 +49,15 @@ _NO_CONSEQUENCES = {
     signal.SIGXCPU,
 }
 _NO_MEMORY = (
-    "The kernel ended it because memory ran out: that of the machine, or what the container or the "
-    "batch job may have. Fewer processes, smaller arrays, or more memory."
+    "The kernel killed it because memory ran out: that of the machine, or the limit of the "
+    "container or the batch job. Use fewer processes, smaller arrays, or more memory."
 )
 _CAUSES: dict[int, str] = {
-    signal.SIGKILL: "Somebody sent it kill -9, or the kernel ran out of memory (see dmesg, and the "
-    "memory limit of the container or of the batch job).",
-    signal.SIGSEGV: "Native code read or wrote memory that is not its own.",
-    signal.SIGBUS: "Memory that was mapped could not be provided: is /dev/shm or the disk full?",
-    signal.SIGABRT: "Native code gave up; its reason stands on stderr.",
+    signal.SIGKILL: "Likely a kill -9, or the kernel ran out of memory (see dmesg, and the memory "
+    "limit of the container or of the batch job).",
+    signal.SIGSEGV: "Native code accessed memory that it does not own.",
+    signal.SIGBUS: "Mapped memory could not be provided: is /dev/shm or the disk full?",
+    signal.SIGABRT: "Native code aborted; the reason is on stderr.",
     signal.SIGILL: "The program uses instructions that this processor does not have.",
     signal.SIGXCPU: "The limit on processor time was reached (ulimit -t).",
 }
@@ -81,9 +81,9 @@ class EndedProcess:
 
     @property
     def died_by_itself(self) -> bool:
-        """Whether a signal ended it that is no consequence of another process's failure.
+        """Whether it ended by a signal that no failure of another process can have caused.
 
-        SIGABRT may be one: JAX aborts a process that has lost the others.
+        SIGABRT is not among those: JAX aborts a process that has lost the others.
         """
         return self.exit.signal in _NO_CONSEQUENCES and self.exit.reason != STOPPED
 
@@ -93,7 +93,7 @@ class EndedProcess:
 
     @property
     def failed_at(self) -> float:
-        """When the error happened: well before the end, if the process took its time to end."""
+        """When the error happened, which may be long before the process ended."""
         return self.record.time if self.record else self.ended_at
 
     @property
@@ -106,11 +106,11 @@ class EndedProcess:
 def first_failure(endings: Sequence[EndedProcess], stopping_at: float) -> EndedProcess | None:
     """The earliest of the failures, None when there is none.
 
-    ``stopping_at`` is when the launcher learned of a failure and began to stop the job. An error is
+    ``stopping_at`` is when the launcher noticed a failure and began to stop the job. An error is
     recorded the moment it happens; a death without a record is noticed later. The sockets of a
-    killed process close before it has ended, so another may have raised because of that first.
-    Hence a death that was noticed by ``stopping_at`` comes before every record, and so does one
-    soon after by a signal that nobody else's failure can cause.
+    killed process close before the process has ended, so another process may have raised an error
+    in between. Hence a death that was noticed by ``stopping_at`` counts as earlier than every
+    record, and so does a death soon afterwards by a signal that no other process's failure causes.
     """
 
     def order(ending: EndedProcess) -> tuple[bool, float]:
@@ -124,10 +124,10 @@ def first_failure(endings: Sequence[EndedProcess], stopping_at: float) -> EndedP
 def by_culprit(
     first: EndedProcess, endings: Sequence[EndedProcess], culprits: Sequence[int]
 ) -> EndedProcess:
-    """The failure to show, of those that have the same cause as ``first``.
+    """The failure to show, among those with the same cause as ``first``.
 
-    All processes raise the engine's error at the same time: which of them is noticed first is an
-    accident, and only the stack of the one that caused it shows why.
+    All processes raise the engine's error at the same time. Which one is noticed first is
+    accidental, and only the stack of the process that caused the error explains it.
     """
     if not is_engines(first):
         return first
@@ -145,13 +145,13 @@ def not_started(error: Exception) -> str:
     number = getattr(error, "errno", None)
     if getattr(error, "filename", None) == sys.executable:
         causes = (
-            "Python itself cannot be executed: is the file there, executable for this user, and on "
-            "a disk that is not mounted noexec?"
+            "Python itself cannot be executed: does the file exist, may this user execute it, and "
+            "is its file system mounted without noexec?"
         )
     elif number in (errno.EMFILE, errno.ENFILE):
         causes = f"The launcher needs {_OPEN_FILES}: raise the limit (ulimit -n)"
     elif number == errno.EAGAIN:
-        causes = "The limit on processes is reached (ulimit -u, or that of the container)"
+        causes = "The limit on processes is reached: raise it (ulimit -u, or the container's limit)"
     else:
         causes = (
             "Likely causes: (a) a limit on processes or open files (ulimit -u, ulimit -n), (b) no "
@@ -161,10 +161,11 @@ def not_started(error: Exception) -> str:
 
 
 def last_words(stderr: Sequence[str], exit_code: int) -> tuple[str, ...]:
-    """What to show of the last lines on stderr of a process that ended with ``exit_code``.
+    """The last lines of stderr to show for a process that ended with ``exit_code``.
 
-    Where a signal ended it, native code may have said why, with the stacks of all threads after it:
-    then that line comes first. Python's own line on top of its stacks is a consequence of it.
+    If the process was killed by a signal, native code may have printed the reason, with the stacks
+    of all threads after it: then the line with the reason comes first. Python's line above its own
+    stacks is only a consequence, and is used when there is no other.
     """
     end = tuple(stderr[-LAST_WORDS:])
     above = stderr[: len(stderr) - len(end)]
@@ -177,7 +178,7 @@ def last_words(stderr: Sequence[str], exit_code: int) -> tuple[str, ...]:
 
 
 def manner(ending: EndedProcess) -> str:
-    """In a few words, how a process that failed ended."""
+    """How a process failed, in a few words."""
     if ending.record is not None:
         return f"{_OURS.sub('', ending.record.summary)} (exit code {ending.status})"
     return ending.exit.cause + (f": {OUT_OF_MEMORY}" if ending.out_of_memory else "")
@@ -194,16 +195,16 @@ def _indented(text: str) -> str:
 
 
 def told_already(table: str, first: EndedProcess) -> bool:
-    """Whether the first failure's own text begins like ``table``: the process knew as much."""
+    """Whether the first failure's own text has the headline of ``table`` already."""
     if first.record is None:
         return False
-    # What the others did afterwards, and with what a good end ended, is no news.
+    # The records may be newer than the error: waits are over by now, and exit codes are known.
     head = table.splitlines()[0].replace(" (exit code 0)", "").replace(" waited in ", " waits in ")
     return head in first.record.traceback
 
 
 def _told(record: ErrorRecord, full: bool) -> str:
-    """What stands below the headline, which has the first line of an engine's error."""
+    """The text below the headline, which has the first line of an engine's error already."""
     text = tracebacks.folded(record.traceback.rstrip("\n"), full)
     if full or (found := tracebacks.parts(text)) is None:
         return text
@@ -222,9 +223,9 @@ def headline(
 ) -> list[str]:
     """The report of a job that failed: paragraphs, the first failure on top.
 
-    ``processes`` is how many the job has, if not all of them have been started. A signal that
-    ended a process after ``stopping_at`` was the launcher's own. ``full`` asks for the frames of
-    libraries.
+    ``processes`` is the job's number of processes, if not all of them have been started. A signal
+    that ended a process after ``stopping_at`` was sent by the launcher. ``full`` keeps the frames
+    of libraries in tracebacks.
     """
     count = processes or len(endings)
     report = [f"process {first.process_id} of {count} failed first: {manner(first)}"]

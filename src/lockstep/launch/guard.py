@@ -1,20 +1,20 @@
-"""Two processes that watch over each other, so that a job ends with its launcher however that ends.
+"""Two processes that watch each other, so that a job never outlives its launcher.
 
-The launcher forks at once. The parent is the *guard*: it is what the user started, sees, and sends
-signals to, and it does nothing but pass them on. The child is the *supervisor*: it starts the
-processes of the job and does all the work. Both are subreapers (see process_tree).
+The launcher forks at once. The parent is the *guard*: the process that the user has started and
+sends signals to. It only forwards signals. The child is the *supervisor*: it starts the processes
+of the job and does all the work. Both are subreapers (see process_tree).
 
 - kill -9 of the guard: the supervisor sees the end of a pipe whose other end only the guard holds.
-- kill -9 of the supervisor: everything that it started becomes the guard's, which kills it.
+- kill -9 of the supervisor: its descendants become children of the guard, which kills them.
 - kill -9 of both at once: the kernel kills the processes of the job (their parent-death signal);
-  only what those had started themselves may survive. The next run removes the private directory.
+  only processes that those have started may survive. The next run removes the private directory.
 
-Rejected: a watchdog beside the launcher (it is no ancestor of the job, so it cannot adopt what
-escaped to a session of its own), process ids in a file (ids are used again), a control group or
-a process namespace (both need rights that containers and batch jobs do not give).
+Rejected: a watchdog beside the launcher (it is no ancestor of the job, so it cannot adopt processes
+that moved to another session), process ids in a file (ids are reused), a control group or a process
+namespace (both need rights that containers and batch jobs do not give).
 
-The supervisor lives in a session of its own. The terminal's Ctrl-C thus reaches the guard only, and
-is passed on once; whether a process gets it is the supervisor's decision.
+The supervisor has a session of its own. So the terminal's Ctrl-C reaches the guard only, which
+forwards it once; the supervisor decides which processes get it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def run_guarded(supervise: Callable[[int], int], run_dir: Path) -> int:
     `PASSED_ON` are blocked when ``supervise`` begins.
     """
     process_tree.adopt_orphans()
-    # Who starts us with a signal ignored (nohup, a shell's &) means it.
-    heard = {s for s in PASSED_ON if signal.getsignal(s) != signal.SIG_IGN}
-    signal.pthread_sigmask(signal.SIG_BLOCK, heard | {signal.SIGCHLD})
+    # A signal that is ignored at the start (nohup, a shell's &) stays ignored.
+    handled = {s for s in PASSED_ON if signal.getsignal(s) != signal.SIG_IGN}
+    signal.pthread_sigmask(signal.SIG_BLOCK, handled | {signal.SIGCHLD})
     try:
         lifeline, held = os.pipe()
     except OSError as error:
@@ -56,14 +56,14 @@ def run_guarded(supervise: Callable[[int], int], run_dir: Path) -> int:
             os.close(held)
             _supervise(supervise, lifeline, run_dir)
         os.close(lifeline)
-        status = _watch(supervisor, heard)
+        status = _watch(supervisor, handled)
         process_tree.end_all()
     finally:
         shutil.rmtree(run_dir, ignore_errors=True)
     if status < 0:
         print(
-            f"lockstep: the supervising process was killed by {signal_name(-status)}; "
-            "everything that it had started was ended",
+            f"lockstep: the launcher's supervising process was killed by {signal_name(-status)}; "
+            "all processes of the job were killed",
             file=sys.stderr,
         )
     return status if status >= 0 else 128 - status
@@ -80,19 +80,19 @@ def _supervise(supervise: Callable[[int], int], lifeline: int, run_dir: Path) ->
     except BaseException:
         traceback.print_exc()
     finally:
-        # The guard would do both, if it still lives.
+        # The guard does both too, but it may have been killed.
         process_tree.end_all()
         shutil.rmtree(run_dir, ignore_errors=True)
         sys.stderr.flush()
         os._exit(status)
 
 
-def _watch(supervisor: int, heard: set[signal.Signals]) -> int:
-    """Passes signals on until the supervisor has ended; its exit code, negative for a signal."""
+def _watch(supervisor: int, handled: set[signal.Signals]) -> int:
+    """Forwards signals until the supervisor has ended; its exit code, negative for a signal."""
     while True:
         for pid, exit_code in process_tree.bury():
             if pid == supervisor:
                 return exit_code
-        number = signal.sigwait(heard | {signal.SIGCHLD})
+        number = signal.sigwait(handled | {signal.SIGCHLD})
         if number != signal.SIGCHLD:
             process_tree.kill({supervisor}, number)

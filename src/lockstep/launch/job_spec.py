@@ -1,4 +1,4 @@
-"""What is to be started, and with which environment."""
+"""The program and processes of a job, and their environment variables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lockstep._config import Config
 BOOTSTRAP = "lockstep.launch.child_main"
 _IMPLEMENTATION = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
-"""What OpenBLAS reads; the first that is set counts."""
+"""The variables of OpenBLAS; the first one that is set counts."""
 _HUGE_PAGES = "glibc.malloc.hugetlb"
 _HASH_SEED = "PYTHONHASHSEED"
 _FORCED_DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
@@ -28,17 +28,17 @@ class LaunchSpec:
     """``script.py args...`` or ``-m module args...``."""
     processes: int
     config: Config
-    """What all processes share; see `config_of`."""
+    """The settings that all processes share; see `config_of`."""
     environ: Mapping[str, str]
     run_dir: Path
     devices: int | None = None
     platform: str | None = None
     cores: Sequence[frozenset[int]] | None = None
-    """The cores of each process; None leaves them alone."""
+    """The cores of each process; None: not bound."""
     log_dir: Path | None = None
     prefixed: bool = True
     grace: float = 5.0
-    """Seconds that processes have to end by themselves when the job is stopped or has failed."""
+    """Seconds in which processes may end by themselves when the job is stopped or has failed."""
     max_restarts: int = 0
     """How often the job starts again after a failure."""
 
@@ -65,14 +65,14 @@ class LaunchSpec:
 
 
 def worker_environ(environ: Mapping[str, str], config: Config) -> dict[str, str]:
-    """``environ`` for a process that follows ``config``, and no older variable of ours or JAX's.
+    """``environ`` for a process with ``config``, without older variables of Lockstep and JAX.
 
-    Large results of collectives are fresh memory: huge pages make touching it several times
-    faster, and only glibc can be told, before the process starts.
+    Large results of collectives are newly allocated memory. Huge pages make the first access to it
+    several times faster; glibc uses them only if a variable is set before the process starts.
 
-    All processes get one seed for the hashes of strings, so that they iterate over a set of strings
-    in one order; else collectives that are made in a loop over a set add up different things. The
-    seed is constant because the processes of several hosts cannot agree on one before they start.
+    All processes get the same seed for the hashes of strings, so that they iterate over a set of
+    strings in the same order, and collectives in such a loop match. The seed is constant because
+    processes of several hosts cannot agree on one before they start.
     """
     kept = {name: value for name, value in environ.items() if not name.startswith("LOCKSTEP_")}
     kept.pop(_IMPLEMENTATION, None)
@@ -85,7 +85,7 @@ def worker_environ(environ: Mapping[str, str], config: Config) -> dict[str, str]
 
 
 def add_jax_variables(environ: dict[str, str], devices: int | None, platform: str | None) -> None:
-    """Says to JAX what ``-d`` and ``--platform`` say."""
+    """Adds JAX's variables for ``-d`` and ``--platform``."""
     if devices is not None:
         environ["JAX_NUM_CPU_DEVICES"] = str(devices)
     if platform is not None:
@@ -93,10 +93,10 @@ def add_jax_variables(environ: dict[str, str], devices: int | None, platform: st
 
 
 def add_blas_threads(environ: dict[str, str], threads: int) -> None:
-    """Says to the BLAS of NumPy, SciPy and so jaxlib how many threads one device's calls may use.
+    """Limits the threads of a BLAS call on one device (the BLAS of NumPy, SciPy and jaxlib).
 
-    By itself it takes all cores in each process, and its threads spin while they wait: then a
-    factorization on two processes and two cores took two and a half times as long.
+    By default it uses all cores in each process, and its threads spin while they wait: a
+    factorization on two processes and two cores then took two and a half times as long.
     """
     if not any(name in environ for name in _BLAS_THREADS):
         environ[_BLAS_THREADS[0]] = str(threads)
@@ -105,25 +105,25 @@ def add_blas_threads(environ: dict[str, str], threads: int) -> None:
 def command(program: Sequence[str]) -> list[str]:
     """The command line of a process that runs ``program``.
 
-    -P keeps the current directory out of the bootstrap's imports: a file there called json.py is
-    for the program, not for us. The bootstrap sets the program's own ``sys.path[0]``.
+    -P keeps the current directory out of Lockstep's own imports: a json.py there is the program's.
+    `child_main` sets ``sys.path[0]`` for the program.
     """
     return [sys.executable, "-P", "-m", BOOTSTRAP, "--", *program]
 
 
 def overridden_collectives(environ: Mapping[str, str], collectives: str) -> str | None:
-    """What JAX's own variable chooses for the collectives, None if it agrees with ``collectives``.
+    """The collectives that JAX's own variable selects, None if it agrees with ``collectives``.
 
-    "mpi" is also what JAX calls the engine.
+    "mpi" agrees: JAX uses this name for the engine too.
     """
     asked = environ.get(_IMPLEMENTATION)
     return asked if asked not in (None, "", "mpi", collectives) else None
 
 
 def overridden_devices(environ: Mapping[str, str], devices: int | None) -> int | None:
-    """The number of devices that XLA_FLAGS asks for and ``-d`` overrides, None if they agree.
+    """The number of devices in XLA_FLAGS that ``-d`` overrides, None if they agree.
 
-    jaxlib takes JAX_NUM_CPU_DEVICES, which ``-d`` sets, and does not say so.
+    jaxlib prefers JAX_NUM_CPU_DEVICES, which ``-d`` sets, and gives no warning.
     """
     found = _FORCED_DEVICES.findall(environ.get("XLA_FLAGS", ""))
     if devices is None or not found or int(found[-1]) == devices:

@@ -1,7 +1,7 @@
-"""Many processes, one terminal: cutting bytes into lines, merging them, and writing without a wait.
+"""Merges the output of many processes by lines, and writes it without waiting.
 
-The first two classes are pure: bytes in, bytes out. Whatever a program prints is passed on byte by
-byte; bytes that are no text in any encoding are nobody's error here.
+`LineCutter` and `Merger` are pure: bytes in, bytes out. Output is passed on unchanged, also bytes
+that are not valid in any encoding.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import select
 
 MAX_LINE = 1 << 16
-"""Bytes of an unfinished line that are kept back before it is shown in pieces."""
+"""An unfinished line with more bytes than this is shown in pieces."""
 
 _LINE_START = re.compile(rb"\n|\r(?!\n)")
 _ATOMIC_WRITE = 4096  # PIPE_BUF: a pipe that polls as writable takes this much at once
@@ -20,7 +20,7 @@ _COLOURS = (36, 33, 35, 32, 34, 31)
 
 
 def prefix(process_id: int, processes: int, colour: bool) -> bytes:
-    """What stands before every line of a process, numbers aligned."""
+    """The prefix of every line of a process, with aligned numbers."""
     text = f"[{process_id:{len(str(processes - 1))}}]"
     if colour:
         text = f"\x1b[{_COLOURS[process_id % len(_COLOURS)]}m{text}\x1b[0m"
@@ -28,7 +28,7 @@ def prefix(process_id: int, processes: int, colour: bool) -> bytes:
 
 
 class LineCutter:
-    """One stream's bytes; gives out whole lines and keeps back the beginning of the next."""
+    """Cuts the bytes of one stream into whole lines, and keeps the beginning of the next."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -38,7 +38,7 @@ class LineCutter:
         return bool(self._rest)
 
     def feed(self, data: bytes) -> bytes:
-        """What can be shown now: whole lines, or all there is once a line grows too long."""
+        """The bytes to show now: whole lines, or everything once a line is too long."""
         head, newline, tail = data.rpartition(b"\n")
         if newline:
             shown, self._rest = self._rest + head + newline, tail
@@ -49,7 +49,7 @@ class LineCutter:
         return shown
 
     def take(self) -> bytes:
-        """The unfinished line, which is not kept any longer."""
+        """Returns the unfinished line and forgets it."""
         rest, self._rest = self._rest, b""
         return rest
 
@@ -57,8 +57,8 @@ class LineCutter:
 class Merger:
     """The lines of several sources on one destination, each line under its source's prefix.
 
-    A source may leave a line unfinished (a prompt, a progress bar). It goes on with that line as
-    long as nobody else writes; when somebody does, the line is ended and later gets a new prefix.
+    A source may leave a line unfinished (a prompt, a progress bar), and continue it as long as no
+    other source writes. If another one does, the line is ended, and its rest gets a new prefix.
     """
 
     def __init__(self) -> None:
@@ -81,23 +81,23 @@ class Merger:
         return start + body
 
     def end_line(self) -> bytes:
-        """A newline if somebody's line is unfinished."""
+        """A newline if the last line is unfinished."""
         was_open, self._open = self._open is not None, None
         return b"\n" if was_open else b""
 
 
 class Sink:
-    """A file descriptor that takes bytes when it can, so that a slow reader never stops the loop.
+    """A buffered file descriptor: a slow reader never blocks the loop.
 
-    The descriptor is shared with whoever started the launcher and so must not be made
-    non-blocking; asking ``poll`` first and writing little at a time does without.
+    The descriptor is shared with the process that started the launcher, so it must not be made
+    non-blocking. Instead, ``poll`` comes before each write, and a write is small.
     """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.broken = False
         self.error: OSError | None = None
-        """Why nothing can be written any more; None when that is not so, or nobody tried."""
+        """The error of the last write; None: no write has failed."""
         self._pending = bytearray()
 
     @property
@@ -120,7 +120,7 @@ class Sink:
             del self._pending[:written]
 
     def write_at_once(self, data: bytes) -> None:
-        """Writes ``data`` if the descriptor takes it without a wait, and forgets it otherwise."""
+        """Writes ``data`` if that does not block, and drops it otherwise."""
         ready = select.poll()
         ready.register(self.fd, select.POLLOUT)
         with contextlib.suppress(OSError):
@@ -128,7 +128,7 @@ class Sink:
                 os.write(self.fd, data[:_ATOMIC_WRITE])
 
     def abandon(self) -> None:
-        """Forgets what has not been written, and takes nothing more."""
+        """Drops unwritten bytes, and all that come later."""
         self.broken = True
         self._pending.clear()
 

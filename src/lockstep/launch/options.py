@@ -1,7 +1,7 @@
 """The command lines of ``lockstep run`` and ``lockstep worker``. Pure.
 
-The program's own arguments are cut off before argparse sees them: nothing behind the script is
-ours, however much it looks like an option.
+The program and its arguments are split off before argparse sees them, so that an argument of the
+program is never parsed as an option of Lockstep.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lockstep._config import COLLECTIVES, natural, positive, seconds
 
 USAGE = "%(prog)s [options] (script.py | -m module) [args ...]"
 _HASH_SEED = (
-    "All processes get PYTHONHASHSEED=0, unless it is set already: so they iterate over a set of "
+    "All processes get PYTHONHASHSEED=0 unless it is set already. So they iterate over a set of "
     "strings in the same order, and collectives in such a loop match."
 )
 
@@ -60,7 +60,7 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
     add(
         "--collectives",
         choices=COLLECTIVES,
-        help="what moves the data between processes on CPUs; default: lockstep",
+        help="which library moves the data between processes on CPUs; default: lockstep",
     )
     add(
         "--platform",
@@ -72,45 +72,46 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
         "--devices",
         type=checked(positive),
         metavar="D",
-        help="CPU devices per process; default: what the program or XLA_FLAGS says, else 1",
+        help="CPU devices per process; default: as the program or XLA_FLAGS sets it, else 1",
     )
     add(
         "--auto-init",
         action="store_true",
         default=None,
-        help="call lockstep.initialize() before the program, which then needs no line for it",
+        help="call lockstep.initialize() before the program starts, so that the program need not",
     )
     add(
         "--collective-timeout",
         type=checked(seconds),
         metavar="SECONDS",
-        help="how long a collective waits for the other processes; 0: forever; default: 600",
+        help="how long a collective waits for the other processes before it raises an error; "
+        "0: forever; default: 600",
     )
     add(
         "--stall-warning",
         type=checked(seconds),
         metavar="SECONDS",
-        help="after this long a wait is reported, with who is missing and what they do; 0: never; "
-        "default: 30",
+        help="report a wait after this long, with the processes that have not arrived and what "
+        "they are doing; 0: never; default: 30",
     )
     add(
         "--start-timeout",
         type=checked(seconds),
         metavar="SECONDS",
-        help="how long the processes may take to come together, until an error names those that "
-        "are missing; 0: forever; default: 120",
+        help="how long to wait for all processes to join the job before an error names those that "
+        "have not; 0: forever; default: 120",
     )
     add(
         "--strict",
         action="store_true",
         default=None,
-        help="also compare which calls in the program make a collective; slower",
+        help="also check that all processes call a collective from the same line; slower",
     )
     add(
         "--full-tracebacks",
         action="store_true",
         default=None,
-        help="show the frames of jax, of other installed packages and of Python in tracebacks",
+        help="keep the frames of jax, of other installed packages and of Python in tracebacks",
     )
 
 
@@ -135,36 +136,36 @@ def run_parser() -> argparse.ArgumentParser:
     add(
         "--bind",
         choices=("cores", "none"),
-        help="cores: hold each process to its own share of the cores, if there is one for each; "
-        "none: leave placement to the kernel; default: cores if every share has at least two, and "
-        "one per device of -d",
+        help="cores: bind each process to its own share of the cores, if there is a core for each; "
+        "none: leave the placement to the kernel; default: cores if every share has at least two "
+        "cores, and one per device of -d",
     )
     add(
         "--oversubscribe",
         action="store_true",
-        help="start even more processes than there is free memory for, at 200 MB each; more "
-        "processes than cores need no option, unlike with mpirun's --oversubscribe",
+        help="start more processes than the free memory can hold (200 MB for each); unlike for "
+        "mpirun, more processes than cores need no option",
     )
-    add("--no-prefix", action="store_true", help="do not put the process's number before a line")
+    add("--no-prefix", action="store_true", help="do not prefix lines with the process's number")
     add(
         "--log-dir",
         metavar="DIR",
-        help="keep each process's whole output in DIR/run_TIME/attempt_0/process_N, and the "
-        "records of a failed run beside it",
+        help="keep the whole output of each process in DIR/run_TIME/attempt_0/process_N, with the "
+        "records of a failed run",
     )
     _add_grace(
         parser,
         5.0,
-        "how long processes may take to end after Ctrl-C, SIGTERM or the failure of another; "
-        "default: 5",
+        "how long processes may take to end after Ctrl-C, SIGTERM or the failure of another "
+        "process, before they are killed; default: 5",
     )
     add(
         "--max-restarts",
         type=checked(natural),
         default=0,
         metavar="K",
-        help="start the job again after a failure, at most K times; the program has to go on from "
-        "its last checkpoint; default: 0",
+        help="start the whole job again after a failure, at most K times; the program has to "
+        "continue from its last checkpoint; default: 0",
     )
     return parser
 
@@ -174,9 +175,9 @@ def worker_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lockstep worker",
         usage=USAGE,
-        description="Runs a program as the process that a cluster's launcher (srun, mpirun, "
-        "mpiexec, torchrun) has started: finds its rank, the number of processes and the "
-        "coordinator.",
+        description="Runs a program as one process of a job that a cluster's launcher (srun, "
+        "mpirun, mpiexec, torchrun) has started. Rank, number of processes and coordinator come "
+        "from the launcher's environment variables.",
         epilog=_HASH_SEED,
         allow_abbrev=False,
     )
@@ -184,14 +185,14 @@ def worker_parser() -> argparse.ArgumentParser:
     _add_grace(
         parser,
         None,
-        "how long the program may take to end after SIGTERM (KeyboardInterrupt comes after half of "
-        "it; default: 25), and how long to wait for the others to end when the program has failed, "
-        "before the cluster's launcher is told (default: 5)",
+        "how long the program may take to end after SIGTERM (default: 25; after half of it the "
+        "program gets KeyboardInterrupt), and after a failure how long to wait for the other "
+        "processes to end before exiting (default: 5)",
     )
     parser.add_argument(
         "--log-dir",
         metavar="DIR",
-        help="put the records of a failed run in DIR/run_JOB, best where all hosts see it; "
-        "default: a private directory of each host",
+        help="keep the records of a failed run in DIR/run_JOB, best on a disk that all hosts "
+        "share; default: a private directory of each host",
     )
     return parser

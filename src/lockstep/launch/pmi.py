@@ -1,9 +1,10 @@
-"""How the processes of an MPI job find each other when this launcher has started them: PMI-1.
+"""A PMI-1 server: lets the processes of an MPI job find each other under ``lockstep run``.
 
-An MPI asks whoever started it, over a socket that it inherits (``PMI_FD``), how many processes
-there are and which one it is; the processes then leave their addresses in a common table and read
-those of the others behind a barrier. MPICH and what derives from it speak this protocol: one line a
-request, one line an answer, ``cmd=NAME key=value ...``, and nobody asks twice before an answer.
+A process requests its rank and the number of processes from its launcher, over a socket that it
+inherits (``PMI_FD``). Then the processes write their addresses to a common table, and read those of
+the others after a barrier. MPICH and its derivatives use this protocol. A request and a response
+are one line each, ``cmd=NAME key=value ...``; a process waits for the response before its next
+request.
 
 `Board` is the protocol, without sockets. `PmiServer` has one socket per process, and never waits.
 """
@@ -19,29 +20,29 @@ _PAIR = re.compile(r"([\w/-]+)=((?:\\.|[^ \\])*)")
 _LARGEST_REQUEST = 1 << 16
 
 Reply = tuple[int, str]
-"""A rank, and the line that it gets."""
+"""A rank, and the response line for it."""
 
 
 class Board:
     """The common table and the barrier of ``size`` processes on one host."""
 
     def __init__(self, size: int, name: str) -> None:
-        """``name`` is the job's. MPICH names its shared memory after it: no two may be the same."""
+        """``name`` must be unique to the job: MPICH names its shared memory after it."""
         self._size = size
         self._name = name
-        # One block of hosts: host 0, one of them, all ranks on it.
+        # One block: starting at host 0, one host, with all ranks.
         self._table = {"PMI_process_mapping": f"(vector,(0,1,{size}))"}
         self._waiting: set[int] = set()
 
     def answer(self, rank: int, request: str) -> list[Reply]:
-        """What follows from a line of process ``rank``; at the end of a barrier all are told."""
-        said = dict(_PAIR.findall(request))
-        command = said.get("cmd", "")
+        """The responses to a line of process ``rank``; the last at a barrier releases all."""
+        values = dict(_PAIR.findall(request))
+        command = values.get("cmd", "")
         if command == "barrier_in":
             return self._arrive(rank)
         if command == "abort":
             return []  # the process ends by itself, and the launcher sees that
-        return [(rank, self._reply(command, said))]
+        return [(rank, self._reply(command, values))]
 
     def _arrive(self, rank: int) -> list[Reply]:
         self._waiting.add(rank)
@@ -50,7 +51,7 @@ class Board:
         arrived, self._waiting = sorted(self._waiting), set()
         return [(each, "cmd=barrier_out rc=0") for each in arrived]
 
-    def _reply(self, command: str, said: dict[str, str]) -> str:
+    def _reply(self, command: str, values: dict[str, str]) -> str:
         match command:
             case "init":
                 return "cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=1"
@@ -63,10 +64,10 @@ class Board:
             case "get_my_kvsname":
                 return f"cmd=my_kvsname rc=0 kvsname={self._name}"
             case "put":
-                self._table[said.get("key", "")] = said.get("value", "")
+                self._table[values.get("key", "")] = values.get("value", "")
                 return "cmd=put_result rc=0 msg=success"
             case "get":
-                value = self._table.get(said.get("key", ""))
+                value = self._table.get(values.get("key", ""))
                 if value is None:
                     return "cmd=get_result rc=-1 msg=key_not_found value=unknown"
                 return f"cmd=get_result rc=0 msg=success value={value}"
@@ -89,7 +90,7 @@ class PmiServer:
             ours.setblocking(False)
 
     def fd(self, rank: int) -> int:
-        """The descriptor that is readable when process ``rank`` wants something."""
+        """The descriptor that is readable when process ``rank`` has sent a request."""
         return self._ours[rank].fileno()
 
     def inherited(self, rank: int) -> int:
@@ -97,7 +98,7 @@ class PmiServer:
         return self._theirs[rank].fileno()
 
     def environ(self, rank: int) -> dict[str, str]:
-        """The variables by which process ``rank`` finds it."""
+        """The environment variables by which process ``rank`` finds this server."""
         return {
             "PMI_FD": str(self.inherited(rank)),
             "PMI_RANK": str(rank),
@@ -105,11 +106,11 @@ class PmiServer:
         }
 
     def started(self, rank: int) -> None:
-        """Lets go of what process ``rank`` has inherited, so that its end can be seen."""
+        """Closes the inherited end of process ``rank``'s socket, so that its exit can be seen."""
         self._theirs[rank].close()
 
     def serve(self, rank: int) -> bool:
-        """Reads what is there and answers it; False once process ``rank`` has gone."""
+        """Reads and answers the pending requests; False: process ``rank`` has closed its end."""
         try:
             data = self._ours[rank].recv(_LARGEST_REQUEST)
         except BlockingIOError:
@@ -119,7 +120,7 @@ class PmiServer:
         *lines, self._unread[rank] = (self._unread[rank] + data).split(b"\n")
         for line in lines:
             for to, reply in self._board.answer(rank, line.decode("utf-8", "surrogateescape")):
-                # A process that is gone, or does not read, gets no answer and holds up nobody.
+                # A process that has ended or does not read must not delay the others.
                 with contextlib.suppress(OSError):
                     self._ours[to].send(f"{reply}\n".encode("utf-8", "surrogateescape"))
         return bool(data) and len(self._unread[rank]) <= _LARGEST_REQUEST

@@ -1,8 +1,8 @@
-"""``--max-restarts``: the whole job again after a failure.
+"""``--max-restarts``: starts the whole job again after a failure.
 
-All processes start anew, not only the one that failed: those that survived it hold communicators of
-a job that is over. Each attempt has its own number in the logs and its own port for JAX's
-coordination service, so that nothing late from the attempt before can reach it.
+All processes are started again, not only the one that failed, because the survivors hold
+communicators of the failed job. Each attempt has its own number in the logs and its own port for
+JAX's coordination service, so that late messages of the attempt before cannot reach it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lockstep.system import port_reservation
 
 
 def run(job: LaunchSpec, lifeline: int) -> int:
-    """Runs the job until it ends well, is stopped, or has failed too often; its last status."""
+    """Runs the job until it succeeds, is stopped, or has failed too often; its last status."""
     left = job.max_restarts
     with contextlib.ExitStack() as ports_held:
         while True:

@@ -1,4 +1,4 @@
-"""``lockstep run``: a command line becomes a job, and the job an exit status."""
+"""``lockstep run``: makes a job from a command line, and runs it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def configure(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
-    """The environment's settings, with those of the command line over them."""
+    """The settings of the environment, overridden by those of the command line."""
     given = {
         "collectives": args.collectives,
         "auto_init": args.auto_init,
@@ -73,7 +73,7 @@ def configure(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
     config = Config.from_environ(environ)
     config = dataclasses.replace(config, **{k: v for k, v in given.items() if v is not None})
     if config.collectives == "mpi":
-        # One complaint here instead of one from each process.
+        # One error here instead of one from each process.
         mpi_backend.check_devices(args.devices or 1)
         mpi_backend.find(environ)
     return config
@@ -90,7 +90,7 @@ def _shares(args: argparse.Namespace, usable: Sequence[int]) -> list[frozenset[i
 
 
 def check_program(program: Sequence[str], command: str) -> None:
-    """Raises `ConfigError` for a program that is not there."""
+    """Raises `ConfigError` for a program that does not exist or cannot be read."""
     if not program:
         raise ConfigError(
             f"no program given. Usage: lockstep {command} [options] "
@@ -105,7 +105,7 @@ def check_program(program: Sequence[str], command: str) -> None:
     elif not os.path.isfile(program[0]):
         raise ConfigError(f"not a file: {program[0]}. To run a package: -m NAME")
     elif not os.access(program[0], os.R_OK):
-        raise ConfigError(f"cannot be read: {program[0]}")
+        raise ConfigError(f"not readable: {program[0]}")
 
 
 def check_memory(processes: int, free_mb: int | None) -> None:
@@ -114,15 +114,15 @@ def check_memory(processes: int, free_mb: int | None) -> None:
     if free_mb is None or processes * each <= free_mb or processes == 1:
         return
     raise LaunchError(
-        f"-n {processes}: {free_mb} MB of memory are free here (on this machine, or within the "
-        f"limit of its container or batch job), and a JAX process takes about {each} MB before "
-        f"the program's arrays: that is room for {max(1, free_mb // each)}. Start fewer, or more "
-        "hosts (lockstep worker), or add --oversubscribe to start them all the same."
+        f"-n {processes}: {free_mb} MB of memory are free (of this machine, or of the limit of the "
+        f"container or batch job). A JAX process takes about {each} MB before the program's "
+        f"arrays, so there is room for {max(1, free_mb // each)}. Start fewer processes, use more "
+        "hosts (lockstep worker), or add --oversubscribe to start them anyway."
     )
 
 
 def _check_module(name: str) -> None:
-    # Only the first part: looking for the rest would import it, here, in the launcher.
+    # Only the first part of the name: finding the rest would import it into the launcher.
     top = name.partition(".")[0]
     path = sys.path if os.environ.get("PYTHONSAFEPATH") else [os.getcwd(), *sys.path]
     finders = (
@@ -135,11 +135,11 @@ def _check_module(name: str) -> None:
 
 
 def warn(args: argparse.Namespace, usable: Sequence[int]) -> None:
-    """Says what will work, but hardly as meant."""
+    """Warns of settings that work, but hardly as intended."""
     if args.processes > MANY_PER_CORE * len(usable):
         complain(
-            f"warning: {args.processes} processes on {len(usable)} cores; each JAX process takes "
-            f"about {oom.MB_OF_PROCESS} MB of memory, and they will be slow"
+            f"warning: {args.processes} processes on {len(usable)} cores will be slow; each JAX "
+            f"process takes about {oom.MB_OF_PROCESS} MB of memory"
         )
     forced = overridden_devices(os.environ, args.devices)
     if forced is not None:
@@ -150,12 +150,12 @@ def warn(args: argparse.Namespace, usable: Sequence[int]) -> None:
 
 
 def warn_of_collectives(environ: Mapping[str, str], config: Config) -> None:
-    """Says when the user's variable for JAX chooses other collectives than are used."""
+    """Warns when the user's variable for JAX chooses other collectives than the job uses."""
     asked = overridden_collectives(environ, config.collectives)
     if asked is not None:
         complain(
-            f"warning: JAX_CPU_COLLECTIVES_IMPLEMENTATION={asked} is overridden; to have it: "
-            f"--collectives {asked} (now: {config.collectives})"
+            f"warning: JAX_CPU_COLLECTIVES_IMPLEMENTATION={asked} is ignored, the job uses "
+            f"{config.collectives}; to use {asked}: --collectives {asked}"
         )
 
 
@@ -172,14 +172,14 @@ def make_log_dir(text: str | None, run: str) -> Path | None:
 
 
 def _open_standard_streams() -> None:
-    """Makes sure that 0, 1 and 2 are open, and that process 0 may read from 0."""
+    """Makes sure that descriptors 0, 1 and 2 are open, and that process 0 may read from 0."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-    # A job in the background must not take the terminal's input away from the shell. The kernel
-    # would stop it for trying, but not process 0, which has a session of its own.
+    # A job in the background must not take the terminal's input from the shell. The kernel stops
+    # background processes that try, but not process 0, which has a session of its own.
     with contextlib.suppress(OSError):
         if os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp():
             null = os.open(os.devnull, os.O_RDONLY)

@@ -1,8 +1,8 @@
-"""The private directory of a run, and the end of those that no launcher is left to remove.
+"""The private directory of a run, and the removal of those whose launcher was killed.
 
-A launcher removes its own. Where somebody killed both of its halves at once (see guard), the next
-run of the same user does. The sign of life is a lock on the directory: it ends with the processes
-that hold it, and unlike a process id it means the same in every container that shares the disk.
+A launcher removes its own directory. If both of its processes were killed at once (see guard), the
+next run of the same user removes it. A directory is in use while it is locked: the lock ends with
+the processes that hold it, and unlike a process id it works across containers that share the disk.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from lockstep._run_files import SECRET
 
 PREFIX = "lockstep-run-"
 STALE_SECONDS = 60.0
-"""An unlocked directory that is younger may be about to be locked."""
+"""A younger directory may just have been created and not be locked yet."""
 
 
 def make() -> Path:
     """A new directory that only this user can enter, locked as long as this process or a child
-    that it forks lives. Raises `LaunchError` when there can be none."""
+    that it forks lives. Raises `LaunchError` when it cannot be created."""
     path = make_locked()[0]
     share_secret(path)
     return path
 
 
 def share_secret(path: Path) -> None:
-    """Sees to it that the processes of this run on this host have a secret in common.
+    """Creates the secret that the processes of this run on this host share, if it is not there.
 
-    With it they authenticate what they tell each other (`lockstep.job.job_key`). The first one
-    draws it. Raises `LaunchError` when it cannot be written.
+    With it they authenticate their messages to each other (`lockstep.job.job_key`). Raises
+    `LaunchError` when it cannot be written.
     """
     own = path / f"{SECRET}.{os.getpid()}"
     try:
         fd = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(fd, "w") as file:
             file.write(os.urandom(32).hex())
-        # Whole from the moment that it has its name, and never replaced.
+        # By way of a link, the file is complete when it gets its name, and is never replaced.
         with contextlib.suppress(FileExistsError):
             os.link(own, path / SECRET)
         own.unlink()
@@ -52,7 +52,7 @@ def share_secret(path: Path) -> None:
 
 
 def make_locked() -> tuple[Path, int]:
-    """Like `make`; also the descriptor that holds the lock."""
+    """Like `make`, without the secret; also returns the descriptor that holds the lock."""
     # tempfile.mkdtemp does the same, after 10 ms of imports.
     top = Path(os.environ.get("TMPDIR") or "/tmp")
     path = top / f"{PREFIX}{os.urandom(8).hex()}"
@@ -61,8 +61,8 @@ def make_locked() -> tuple[Path, int]:
         held = _lock(path)
     except OSError as error:
         raise LaunchError(
-            f"cannot make a private directory in {top}: {error.strerror}. "
-            "Set TMPDIR to a directory that can be written."
+            f"cannot create a private directory in {top}: {error.strerror}. "
+            "Set TMPDIR to a writable directory."
         ) from error
     with contextlib.suppress(OSError):
         sweep(top)
@@ -70,7 +70,7 @@ def make_locked() -> tuple[Path, int]:
 
 
 def _lock(path: Path) -> int:
-    """Takes the lock; the descriptor returned holds it. Raises OSError if somebody has it."""
+    """Takes the lock and returns the descriptor that holds it. Raises OSError if it is taken."""
     held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -81,7 +81,7 @@ def _lock(path: Path) -> int:
 
 
 def sweep(top: Path) -> None:
-    """Removes this user's directories that nobody holds."""
+    """Removes this user's directories that are not locked."""
     for path in top.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             about = path.lstat()

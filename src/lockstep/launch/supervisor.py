@@ -1,13 +1,14 @@
 """Starting the processes of a job, watching them, and stopping them.
 
-One thread, one loop, one selector. Whatever can happen is a readable descriptor: output, a signal
-(through the wake-up descriptor), the end of a process (SIGCHLD), an error that was recorded (the
-doorbell), the end of the guard (the lifeline). Each carries the function to call, and none of them
-ever waits. Time is the loop's timeout. Nothing is shared, so nothing is locked.
+One thread runs one loop over one selector. Every event is a readable descriptor: output, a signal
+(by the wake-up descriptor), the end of a process (SIGCHLD), a recorded error (the doorbell FIFO),
+the end of the guard (the lifeline). Each descriptor is registered with the function to call; none
+of these functions waits. Timers are the timeout of the selector. No state is shared with other
+threads, so there are no locks.
 
-Rejected: a thread for each pipe (n processes, 2n threads, and signals only in one of them), asyncio
-(slow to import, and its child watching knows nothing of adopted orphans), polling at an interval
-(late to notice, and never idle).
+Rejected: a thread for each pipe (2n threads for n processes, and signals reach only one of them),
+asyncio (slow to import, and its child watcher does not see adopted orphans), polling (it notices
+events late, and is never idle).
 
 **Stopping.** After a failure the other processes are first left alone: each learns of it in its
 next collective, and may catch that error, save, and end with its own status. Then, and after Ctrl-C
@@ -53,21 +54,21 @@ from lockstep.system import process_tree
 from lockstep.system.oom import OomKills
 
 FAILURE_SHARES = (0.5, 0.9)
-"""After which shares of the grace period a failed job's processes get SIGINT, and SIGKILL. Before
-that they are left alone: they raise, save what they have, and end. All must be over with the grace
-period."""
+"""The shares of the grace period after which the processes of a failed job get SIGINT and SIGKILL.
+Until then they can raise their errors, save their state, and end. The whole job ends within the
+grace period."""
 LEFTOVER_GRACE = 0.5
-"""Seconds for what the processes had started to notice that they are gone. Python's tracker of
-shared memory, for one, then unlinks what they have left."""
+"""Seconds in which children of the processes may notice that their parents have ended, and clean
+up. Python's tracker of shared memory does this."""
 REPEATED_SIGNAL = 0.3
-"""Seconds in which the same signal counts once: GNU timeout, for one, sends SIGTERM twice."""
+"""Seconds within which a repeated signal counts once: GNU timeout sends SIGTERM twice."""
 
 FAILURE = 0
-"""A cause to stop that is no signal. Other causes are: SIGKILL, the guard is gone; SIGPIPE, nobody
-reads the output."""
+"""The cause of a stop that is no signal. Other causes: a signal, SIGKILL when the guard has gone,
+SIGPIPE when the reader of the output has gone."""
 
 STARTING_TURN = 0.05
-"""Seconds between two looks at what happens while processes are being started."""
+"""Seconds between two turns of the loop while processes are being started."""
 
 _NO_OUTPUT_LEFT = signal.SIGPIPE
 _GUARD_GONE = signal.SIGKILL
@@ -94,10 +95,10 @@ class Supervisor:
         self._stopping_at = float("inf")
         self._plan: list[tuple[float, int]] = []
         self._own_fds: list[int] = []
-        self._heard: set[signal.Signals] = set()
+        self._handled: set[signal.Signals] = set()
 
     def run(self) -> int:
-        """The exit status of the job, once no process of it is left.
+        """Runs the job until no process of it is left; returns its exit status.
 
         Raises `LaunchError` when nothing can be started.
         """
@@ -120,12 +121,12 @@ class Supervisor:
 
     @property
     def may_restart(self) -> bool:
-        """Whether the job has failed by itself and nobody has asked it to stop."""
+        """Whether the job has failed by itself, and no signal has requested its end."""
         return self._cause == FAILURE and not self._asked_to_stop
 
     def close(self) -> None:
-        """Makes room for the next attempt. A signal that comes meanwhile waits for it."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, self._heard)
+        """Releases what the next attempt needs. Signals in between stay pending for it."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._handled)
         signal.set_wakeup_fd(-1)
         self._selector.close()
         for fd in self._own_fds:
@@ -142,9 +143,9 @@ class Supervisor:
         wake, woken = os.pipe()
         os.set_blocking(woken, False)
         signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-        heard = {s for s in PASSED_ON if signal.getsignal(s) != signal.SIG_IGN} | {signal.SIGCHLD}
-        self._heard = heard
-        for number in heard:
+        handled = {s for s in PASSED_ON if signal.getsignal(s) != signal.SIG_IGN} | {signal.SIGCHLD}
+        self._handled = handled
+        for number in handled:
             signal.signal(number, lambda number, frame: None)
         self._watch(wake, lambda: [self._on_signal(n) for n in os.read(wake, 512)])
         self._watch(self._lifeline, self._on_lifeline)
@@ -153,10 +154,10 @@ class Supervisor:
         bell = os.open(path, os.O_RDWR | os.O_NONBLOCK)
         self._watch(bell, lambda: self._on_doorbell(bell))
         self._own_fds = [wake, woken, bell]
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
 
     def _turn(self, longest: float = 1.0) -> None:
-        """Waits until something happens, at most ``longest`` seconds, and deals with it."""
+        """Waits for events, at most ``longest`` seconds, and handles them."""
         now = time.monotonic()
         times = [s.show_at for s in self._streams] + [at for at, _ in self._plan[:1]]
         for key, _ in self._selector.select(max(0.0, min([now + longest, *times]) - now)):
@@ -166,7 +167,7 @@ class Supervisor:
             if stream.show_at <= now:
                 stream.show_unfinished()
         while self._plan and self._plan[0][0] <= now:
-            self._tell(self._plan.pop(0)[1])
+            self._signal_all(self._plan.pop(0)[1])
         if self._console.gone:
             self._on_output_gone()
         self._read_unless(self._console.congested)
@@ -218,7 +219,7 @@ class Supervisor:
 
     def _on_doorbell(self, bell: int) -> None:
         os.read(bell, 4096)
-        self._collect()  # a death that led to this error is there by now
+        self._collect()  # a death that caused this error has happened by now
         if self._cause is None:
             self._stop(FAILURE)
 
@@ -226,7 +227,7 @@ class Supervisor:
         by_pid = {process.pid: process for process in self._processes}
         ended = [(by_pid[p], code) for p, code in process_tree.bury() if p in by_pid]
         for process, exit_code in ended:
-            # The counter is read for a kill only: a read takes the kernel a millisecond.
+            # The counter is read only after SIGKILL, since reading it takes a millisecond.
             process.buried(exit_code, exit_code == -signal.SIGKILL and self._oom_kills.new())
         if self._cause is None and any(exit_code != 0 for _, exit_code in ended):
             self._stop(FAILURE)
@@ -234,7 +235,7 @@ class Supervisor:
     # Starting
 
     def _start_all(self) -> None:
-        """Starts the processes, as many as there are until the job is to stop."""
+        """Starts the processes, unless the job has to stop meanwhile."""
         out = consoles.prefixes(self._job.processes, self._console.stdout, self._job.prefixed)
         err = consoles.prefixes(self._job.processes, self._console.stderr, self._job.prefixed)
         turn_at = 0.0
@@ -298,34 +299,32 @@ class Supervisor:
     def _stop_now(self) -> None:
         self._stopping_at = min(self._stopping_at, time.monotonic())
         self._plan = []
-        self._tell(signal.SIGKILL)
+        self._signal_all(signal.SIGKILL)
 
-    def _tell(self, number: int) -> None:
+    def _signal_all(self, number: int) -> None:
         with contextlib.suppress(OSError):
             (self._job.run_dir / _run_files.STOPPING).touch()
         for process in self._processes:
             process.send(number)
 
     def _sweep(self) -> None:
-        """Ends what the processes have started and left."""
+        """Ends what the processes have started and left running."""
         self._end_coordination()
         deadline = time.monotonic() + LEFTOVER_GRACE
         while left := process_tree.descendants():
             if time.monotonic() > deadline:
                 process_tree.end_all()
                 if self._cause is None:
-                    self._console.say(
-                        f"ended {len(left)} processes that the program had left running"
-                    )
+                    self._console.say(f"killed {len(left)} processes that the program left running")
                 break
             self._turn(0.02)
 
     def _end_coordination(self) -> None:
-        """Ends JAX's coordination service, which process 0 has left to us."""
+        """Ends JAX's coordination service, which process 0 has left running."""
         with contextlib.suppress(OSError, ValueError):
             folder = _run_files.attempt_dir(self._job.run_dir, self._job.config.attempt)
             pid = int((folder / _run_files.COORDINATION_PID).read_text())
-            # Whoever wrote the file could name any process; ours are the descendants.
+            # The file may name any process: kill it only if it is a descendant of this one.
             process_tree.kill({pid} & process_tree.descendants())
 
     # The end
@@ -358,7 +357,7 @@ class Supervisor:
         return failed_runs.culprits(self._job.run_dir, self._job.config.attempt)
 
     def _say_more(self, first: EndedProcess) -> None:
-        """What the records say, and what to type next."""
+        """Prints the diagnosis, and the next step for the user."""
         attempt = self._job.config.attempt
         table = failed_runs.diagnosis(self._job.run_dir, attempt)
         if table and not told_already(table, first):
@@ -373,23 +372,22 @@ class Supervisor:
 
     def _say_where_to_look(self) -> None:
         if self._job.log_dir:
-            self._console.say(f"whole logs: {self._job.log_dir}")
+            self._console.say(f"complete logs: {self._job.log_dir}")
         if folder := failed_runs.keep(self._job.run_dir, self._job.log_dir):
-            self._console.say(f"to look closer: lockstep report {shlex.quote(str(folder))}")
+            self._console.say(f"for details: lockstep report {shlex.quote(str(folder))}")
 
     def _say_none_joined(self) -> None:
         attempt = _run_files.attempt_dir(self._job.run_dir, self._job.config.attempt)
         with contextlib.suppress(OSError):
             if self._job.processes > 1 and _run_files.none_joined(attempt):
                 self._console.say(
-                    f"no process has joined the others: this was {self._job.processes} runs of one "
-                    "process each. Call jax.distributed.initialize() before JAX is used, or start "
-                    "with --auto-init"
+                    f"no process joined the job: each of the {self._job.processes} ran alone. Call "
+                    "jax.distributed.initialize() before using JAX, or add --auto-init"
                 )
 
     def _say_killed(self) -> None:
         killed = [str(p.process_id) for p in self._processes if p.was_killed]
         if killed:
             self._console.say(
-                f"had to be killed, they did not end by themselves: process {', '.join(killed)}"
+                f"killed because they did not end within --grace: process {', '.join(killed)}"
             )

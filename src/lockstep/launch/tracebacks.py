@@ -1,7 +1,7 @@
-"""Tracebacks without the frames of libraries: what is left are lines of the user's program. Pure.
+"""Removes the frames of libraries from tracebacks, so that the user's program remains. Pure.
 
-Frames of jax, of other installed packages, of Python itself and of the launcher become one line
-each in a row. ``--full-tracebacks`` shows them all, and so does JAX_TRACEBACK_FILTERING=off.
+Consecutive frames of jax, other installed packages, Python and the launcher become one line.
+``--full-tracebacks`` or JAX_TRACEBACK_FILTERING=off keep them.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ _FRAME = re.compile(r'  File "(?P<file>.*)", line \d+, in ')
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/(?P<package>[^/]+?)(?:\.py)?(?:/|$)")
 _OURS = f"{Path(__file__).parents[1]}/"
 _PYTHONS_OWN = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
-_HINT = ": --full-tracebacks shows them"
+_HINT = " (shown with --full-tracebacks)"
 _NOTE_OF_JAX = re.compile(
     r"^-{20}\nFor simplicity, JAX has removed its internal frames .*\n?", re.MULTILINE
 )
 _ENGINE = re.compile(r"^\S+: [A-Z_]+: MPI error: lockstep: (?:earlier failure: )?", re.MULTILINE)
-"""How an error of the engine begins, which comes through XLA and JAX."""
+"""The beginning of an error of the engine, as XLA and JAX pass it on."""
 _CHAINED = re.compile(r"^(?:During handling of the above|The above) exception", re.MULTILINE)
 
 
 def jax_shows_all(environ: Mapping[str, str]) -> bool:
-    """Whether the user has asked JAX for all frames."""
+    """Whether the user's setting of JAX requests all frames."""
     return environ.get("JAX_TRACEBACK_FILTERING", "").lower() == "off"
 
 
 def folded(text: str, full: bool = False) -> str:
-    """``text`` with the frames of libraries folded; as it is where ``full`` asks for all."""
+    """``text`` with the frames of libraries folded; unchanged if ``full``."""
     if full:
         return text
     text = _NOTE_OF_JAX.sub("", text)
     frames = [frame for line in text.split("\n") if (frame := _FRAME.match(line))]
     if all(_package(frame["file"]) is not None for frame in frames):
-        return text  # the program is installed itself: its lines are what the user looks for
+        return text  # the program itself is an installed package: show its lines
     found: list[str] = []
     hidden: list[str] = []
-    skips, told = False, False
+    skips, hinted = False, False
 
     def fold() -> None:
-        nonlocal told
+        nonlocal hinted
         if hidden:
             names = ", ".join(dict.fromkeys(hidden))
             count = f"{len(hidden)} frame{'s' * (len(hidden) > 1)}"
-            found.append(f"  ... {count} of {names}{'' if told else _HINT}")
+            found.append(f"  ... {count} of {names}{'' if hinted else _HINT}")
             hidden.clear()
-            told = True
+            hinted = True
 
     for line in text.split("\n"):
         if frame := _FRAME.match(line):
@@ -67,7 +67,7 @@ def folded(text: str, full: bool = False) -> str:
 
 
 def _package(file: str) -> str | None:
-    """The library that a file is of; None: the user's."""
+    """The library of a source file; None: it is the user's."""
     if file.startswith(_OURS):
         return "lockstep"
     if installed := _INSTALLED.match(file):
@@ -78,7 +78,7 @@ def _package(file: str) -> str | None:
 
 
 def parts(text: str) -> tuple[str, str] | None:
-    """The stack and the message of an engine's error; None where there are other errors too."""
+    """The stack and the message of an engine's error; None if there are other errors too."""
     text = _NOTE_OF_JAX.sub("", text)
     found = None if _CHAINED.search(text) else _ENGINE.search(text)
     return (text[: found.start()], text[found.end() :]) if found else None

@@ -1,7 +1,7 @@
-"""Running the user's program as ``__main__``, so that it cannot tell the difference.
+"""Runs the user's program as ``__main__``, as Python would.
 
-A module of type ``__main__`` with the names that Python gives it: classes that the program defines
-can be pickled, ``multiprocessing`` can import it again in its children, debuggers find its lines.
+The program's module has the name ``__main__`` and the attributes that Python sets: classes of the
+program can be pickled, ``multiprocessing`` can import it in its children, debuggers find its lines.
 """
 
 from __future__ import annotations
@@ -38,21 +38,20 @@ def prepare(program: Sequence[str]) -> None:
 
 
 def run(program: Sequence[str]) -> None:
-    """Runs it to its end; whatever it raises comes out."""
+    """Runs the program to its end, and raises what the program raises."""
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     if sys.version_info < (3, 14):
         main.__annotations__ = {}
     sys.modules["__main__"] = main
     if program[0] == "-m":
-        # What `python -m` itself calls, a private name. It fills the module that it finds as
-        # __main__.
+        # The private function that `python -m` calls. It fills the module in sys.modules.
         try:
             runpy._run_module_as_main(program[1])  # type: ignore[attr-defined]
         except SystemExit as error:
             if not isinstance(error.code, str) or own_traceback(error.__traceback__) is not None:
                 raise
-            # runpy's own: it has not come as far as the program.
+            # An error of runpy's own: the program has not been started.
             raise ImportError(error.code.removeprefix(f"{sys.executable}: ")) from None
         return
     path = os.path.abspath(program[0])
@@ -65,7 +64,7 @@ def run(program: Sequence[str]) -> None:
 
 
 def own_traceback(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """``trace`` from the program's first line on, without the frames that lead there."""
+    """``trace`` from the program's first line on, without the frames of the launcher."""
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if not file.startswith(_OURS) and file not in _MACHINERY:
@@ -75,7 +74,7 @@ def own_traceback(trace: types.TracebackType | None) -> types.TracebackType | No
 
 
 def place_in_program(trace: types.TracebackType | None) -> str:
-    """`` at FILE:LINE``, the innermost line that is in no library; empty if there is none."""
+    """`` at FILE:LINE``, the innermost line outside libraries; empty if there is none."""
     frames = traceback.extract_tb(trace)
     own = [f for f in frames if not f.filename.startswith(("<", *_LIBRARIES))]
     return f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
