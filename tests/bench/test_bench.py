@@ -131,7 +131,7 @@ def test_interrupt_stops_all_and_shows_what_there_is() -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("-n", "1", "-d", "1"), "one device has nobody to talk to"),
+        (("-n", "1", "-d", "1"), "a collective needs at least 2 devices"),
         (("--sizes", "1KB"), "KiB, MiB or GiB"),
         (("--ops", "broadcast"), "'broadcast' is not a collective; known: all_reduce"),
         (("--collectives", "nccl"), "'nccl' is not an implementation; known: lockstep"),

@@ -97,7 +97,7 @@ def test_the_launcher_gets_the_environment_of_the_benchmark() -> None:
 @pytest.mark.parametrize(
     ("log", "reason"),
     [
-        ("", "it said nothing"),
+        ("", "it printed nothing"),
         ("starting\nall well\n", "starting"),
         ("x\nerror: no such option\nValueError: late\n", "ValueError: late"),
         (

@@ -83,7 +83,7 @@ def test_variables_that_the_worker_refuses_are_no_good_here_either() -> None:
 def test_an_allocation_places_no_process() -> None:
     finding = peers.check_cluster({"SLURM_JOB_ID": "3"})
     assert finding.status == "ok"
-    assert "Slurm (SLURM_JOB_ID), which place no process: use srun" in finding.found
+    assert "Slurm (SLURM_JOB_ID), without a rank of this process: use srun" in finding.found
 
 
 def test_gpus_without_a_plug_in() -> None:

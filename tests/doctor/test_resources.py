@@ -42,12 +42,12 @@ def test_a_good_machine_is_ok() -> None:
 @pytest.mark.parametrize(
     ("check", "change", "status", "found", "fix"),
     [
-        (resources.check_cores, {"usable_cores": 1}, "warning", "1 of 8 cores", "take turns"),
+        (resources.check_cores, {"usable_cores": 1}, "warning", "1 of 8 cores", "share one core"),
         (resources.check_cores, {"cpu_quota": 1.5}, "warning", "allows 1.5", "--cpus"),
         (resources.check_cores, {"cpu_quota": 16.0}, "ok", "allows 16", ""),
         (resources.check_memory, {"available": GIB // 2}, "warning", "512 MiB", "300 MiB"),
         (resources.check_memory, {"memory_limit": 4 * GIB}, "ok", "allows 4 GiB", ""),
-        (resources.check_memory, {"memory": None}, "ok", "does not say", ""),
+        (resources.check_memory, {"memory": None}, "ok", "not known", ""),
         (resources.check_huge_pages, {"huge_pages": "never"}, "warning", "off", "echo madvise"),
         (resources.check_huge_pages, {"libc": ("glibc", "2.31")}, "warning", "2.31", "newer"),
         (resources.check_huge_pages, {"libc": ("", "")}, "warning", "not glibc", "glibc"),

@@ -193,7 +193,7 @@ def test_a_process_of_no_run_is_told() -> None:
 def test_a_process_that_is_gone_is_told() -> None:
     with process(None) as pid:
         pass
-    with pytest.raises(RecordError, match=f"there is no process {pid}: has the run ended"):
+    with pytest.raises(RecordError, match=f"there is no process {pid}. If the run has ended"):
         locate_run.read(None, pid)
 
 

@@ -1,1 +1,1 @@
-"""The five collectives on this machine, one implementation beside another."""
+"""Measures the five collectives on this machine, and compares implementations."""

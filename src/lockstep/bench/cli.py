@@ -55,7 +55,7 @@ def _plot_file(text: str) -> str:
 
 
 def _output_file(text: str) -> str:
-    """A file that can be written: what cannot is told before minutes of measuring, not after."""
+    """A file that can be written: an error comes before minutes of measuring, not after."""
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is a directory")
@@ -163,7 +163,9 @@ def main(args: argparse.Namespace) -> int:
     a command that cannot be carried out, 130 after Ctrl-C (what was measured is still reported).
     """
     if args.processes * args.devices < 2:
-        print("lockstep bench: one device has nobody to talk to; use -n or -d", file=sys.stderr)
+        print(
+            "lockstep bench: a collective needs at least 2 devices; use -n or -d", file=sys.stderr
+        )
         return 2
     if args.plot:
         from lockstep.bench.plot import missing

@@ -79,7 +79,7 @@ def why(log: str) -> str:
     first that speaks of an error, else the first of all."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     telling = (line for pattern in _TELLING for line in lines if pattern.search(line))
-    line = next(telling, "it said nothing")
+    line = next(telling, "it printed nothing")
     return line if len(line) <= MAX_REASON else line[: MAX_REASON - 1] + "…"
 
 

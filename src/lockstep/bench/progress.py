@@ -1,4 +1,4 @@
-"""What is happening, on stderr: a bar on a terminal, else a line a case."""
+"""Progress on stderr: a bar on a terminal, else one line for each case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of events: every case, in blocks that alternate between the implementations.
+"""Measures every case, in blocks that alternate between the implementations.
 
 A shared machine drifts, so implementations are never measured one after the other: block by block
 they take turns (A B, B A, A B, ...), with the copy that gives the machine's limit in between. All

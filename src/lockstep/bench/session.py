@@ -122,7 +122,7 @@ def publish(
         outputs.append((args.json, write))
     if args.plot and report["cases"]:
         outputs.append((args.plot, functools.partial(plot.save, report, args.plot)))
-    # Last: rich ends the process when nobody reads any more.
+    # This comes last, because rich ends the process when the reader of stdout has gone.
     show = functools.partial(_print, text) if args.json == "-" else functools.partial(_show, report)
     outputs.append((_STDOUT, show))
     written = [_written(name, write) for name, write in outputs]
@@ -146,7 +146,7 @@ def _written(name: str, write: Callable[[], object]) -> bool:
     except OSError as error:
         print(f"lockstep bench: cannot write {name}: {error.strerror or error}", file=sys.stderr)
         if name == _STDOUT:
-            # What is still in the buffer would be tried again, and complained of, at the end.
+            # Python would try to write the rest of the buffer again at exit, and print an error.
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, sys.stdout.fileno())
             os.close(null)

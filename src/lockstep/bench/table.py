@@ -21,7 +21,7 @@ def format_ratio(ratio: Mapping[str, float] | None) -> str:
 
 
 def format_time(result: Mapping[str, Any]) -> str:
-    """Median and quartiles, or what became of the measurement instead."""
+    """Median and quartiles, or the status of a measurement that failed."""
     if result["status"] != "ok":
         return result["status"]
     seconds = result["seconds"]
@@ -127,7 +127,7 @@ def heading(report: Mapping[str, Any]) -> str:
 
 
 def show(report: Mapping[str, Any], console: Console) -> None:
-    """Prints the tables and what to know for reading them."""
+    """Prints the tables and their legend."""
     console.print(Text(heading(report)))
     for op in OPS:
         if any(entry["op"] == op for entry in report["cases"]):

@@ -1,4 +1,4 @@
-"""What one process of a benchmark job does: ``python -m lockstep.bench.worker SOCKET``.
+"""One process of a benchmark job: ``python -m lockstep.bench.worker SOCKET``.
 
 The benchmark listens on a Unix socket; every process of the job connects, says who it is, and then
 does what it is told, one JSON line at a time. Between orders it sleeps in ``recv``, so that a job

@@ -1,1 +1,1 @@
-"""What is installed here, what would go wrong, and how to fix it."""
+"""``lockstep doctor``: checks the installation and the machine, and suggests fixes."""

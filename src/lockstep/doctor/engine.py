@@ -38,7 +38,7 @@ class EngineFacts:
     jaxlib: Path | None
     """The shared object of jaxlib that loads the engine."""
     wanted: int
-    """How many names it asks for."""
+    """How many names it needs."""
     lookup: Mapping[str, Any]
     """What `look_up` found: ``missing`` and ``abi``, or ``error``."""
 
@@ -87,8 +87,8 @@ def _answer(
     if done.returncode == 0 and lines:
         return json.loads(lines[-1])
     ending = f"signal {-done.returncode}" if done.returncode < 0 else f"exit {done.returncode}"
-    said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-    return {"error": f"{ending}: {said}"}
+    last = (done.stderr.strip().splitlines() or ["no output on stderr"])[-1]
+    return {"error": f"{ending}: {last}"}
 
 
 def probe() -> EngineFacts:
@@ -143,7 +143,7 @@ def check_abi(facts: EngineFacts) -> Finding:
     if facts.jaxlib is None:
         return warning(
             name,
-            "jaxlib has no libjax_common.so: what it asks of the engine is unknown",
+            "jaxlib has no libjax_common.so, so the names that it needs of the engine are unknown",
             "pip install --upgrade jax jaxlib lockstep-jax",
         )
     if not facts.wanted:
@@ -160,7 +160,7 @@ def check_abi(facts: EngineFacts) -> Finding:
         shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         return problem(
             name,
-            f"jaxlib asks for {len(missing)} names that the engine lacks: {shown}",
+            f"jaxlib needs {len(missing)} names that the engine lacks: {shown}",
             "pip install --upgrade lockstep-jax",
         )
     version = ".".join(str(part) for part in abi)
@@ -168,10 +168,10 @@ def check_abi(facts: EngineFacts) -> Finding:
         expected = ".".join(str(part) for part in ABI)
         return problem(
             name,
-            f"the engine speaks MPI ABI {version}, jaxlib wants {expected}",
+            f"the engine has MPI ABI {version}, jaxlib needs {expected}",
             "pip install --upgrade lockstep-jax",
         )
-    return ok(name, f"all {facts.wanted} names that jaxlib asks for are there, MPI ABI {version}")
+    return ok(name, f"all {facts.wanted} names that jaxlib needs are there, MPI ABI {version}")
 
 
 def check_smoke(answer: Mapping[str, Any]) -> Finding:
@@ -193,7 +193,7 @@ def check_smoke(answer: Mapping[str, Any]) -> Finding:
         return problem(
             name,
             "a psum over 2 devices came out right, but did not go through the engine",
-            "look for settings that choose other collectives: env | grep -i collectives",
+            "check for settings that choose other collectives: env | grep -i collectives",
         )
     return ok(name, f"psum over 2 devices through the engine, {answer['seconds']:.1f} s with start")
 

@@ -1,4 +1,4 @@
-"""What one check says."""
+"""The result of one check."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ STATUSES = (OK, WARNING, PROBLEM)
 class Finding:
     """One line of the doctor's report.
 
-    ``ok``: nothing to do. ``warning``: works, but slower or not everywhere. ``problem``: Lockstep
-    does not work until it is fixed. ``fix`` is what to type or do about it.
+    ``ok``: nothing to do. ``warning``: Lockstep works, but slower or not everywhere. ``problem``:
+    Lockstep does not work until it is fixed. ``fix`` is a command or an instruction.
     """
 
     name: str

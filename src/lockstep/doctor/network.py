@@ -41,7 +41,7 @@ def resolve(name: str) -> tuple[str, ...]:
         with contextlib.suppress(OSError, UnicodeError):
             found.extend(str(entry[4][0]) for entry in socket.getaddrinfo(name, None))
 
-    # getaddrinfo has no deadline: a name server that never answers must not hold the doctor up.
+    # getaddrinfo has no deadline: a name server that never answers must not block the doctor.
     thread = threading.Thread(target=look_up, daemon=True)
     thread.start()
     thread.join(RESOLVE_SECONDS)
@@ -99,7 +99,7 @@ def check_hostname(facts: NetworkFacts) -> Finding:
     if all(_is_loopback(address) for address in facts.addresses):
         return warning(
             name,
-            f"{found}: fine on one host, but other hosts cannot reach this one by it",
+            f"{found}: works on one host, but other hosts cannot reach this one by it",
             f"for jobs on several hosts give {facts.hostname} its network address in /etc/hosts",
         )
     return ok(name, found)
@@ -121,7 +121,7 @@ def check_ports(facts: NetworkFacts) -> Finding:
         return problem(
             "ports",
             f"a port of 127.0.0.1 cannot be opened and reached: {facts.loopback_error}",
-            "sudo ip link set lo up; else look for a firewall or a sandbox that forbids sockets",
+            "sudo ip link set lo up; else check for a firewall or a sandbox that forbids sockets",
         )
     ipv6 = f"IPv6 {'on' if facts.ipv6 else 'off (not needed)'}"
     if facts.ports is None:
@@ -130,14 +130,14 @@ def check_ports(facts: NetworkFacts) -> Finding:
     if last - first < FEW_PORTS:
         return warning(
             "ports",
-            f"the system hands out only {first} to {last}",
+            f"the system assigns only ports {first} to {last}",
             "sudo sysctl net.ipv4.ip_local_port_range='32768 60999'",
         )
     return ok("ports", f"a free port of 127.0.0.1 opens (from {first} to {last}); {ipv6}")
 
 
 def check_proxies(environ: Mapping[str, str], hostname: str) -> Finding:
-    """gRPC sends even local connections through a proxy that it is not told to leave out."""
+    """gRPC sends local connections through a proxy too, unless no_proxy excludes them."""
     proxies = sorted(
         name
         for name, value in environ.items()
@@ -154,11 +154,11 @@ def check_proxies(environ: Mapping[str, str], hostname: str) -> Finding:
     if missing and "*" not in spared:
         return warning(
             "proxies",
-            f"{', '.join(proxies)} set, and no_proxy leaves out {', '.join(missing)}: "
+            f"{', '.join(proxies)} set, and no_proxy does not contain {', '.join(missing)}: "
             "jax.distributed.initialize can hang",
             f"export no_proxy=localhost,127.0.0.1,{hostname}${{no_proxy:+,$no_proxy}}",
         )
-    return ok("proxies", f"{', '.join(proxies)} set; no_proxy spares this host")
+    return ok("proxies", f"{', '.join(proxies)} set; no_proxy excludes this host")
 
 
 def check_key(path: str, file: job_key.KeyFile, libssl_problem: str) -> Finding:

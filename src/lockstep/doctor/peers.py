@@ -1,4 +1,4 @@
-"""What else is here: MPI, a cluster's launcher, GPUs. None of it is needed."""
+"""Optional software: MPI, a cluster's launcher, GPUs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _CLUSTERS = {
     "MPICH, Intel or Cray (PMI)": ("PMI_RANK", "PMI_FD", "PMIX_RANK", "PALS_RANKID"),
     "torchrun": ("TORCHELASTIC_RUN_ID",),
 }
-_CLUSTER_MEND = (
-    "for lockstep worker, set what is missing, on all processes; lockstep run needs none of these"
+_CLUSTER_FIX = (
+    "for lockstep worker, set the other variables on all processes; lockstep run needs none of them"
 )
 
 
@@ -106,7 +106,7 @@ def check_trampoline(environ: Mapping[str, str], exists: bool) -> Finding:
     if not path:
         return ok("MPITRAMPOLINE_LIB", "not set (only --collectives mpi needs it)")
     if exists:
-        return ok("MPITRAMPOLINE_LIB", f"{path}: what --collectives mpi uses")
+        return ok("MPITRAMPOLINE_LIB", f"{path}: used by --collectives mpi")
     return warning(
         "MPITRAMPOLINE_LIB",
         f"{path} does not exist: --collectives mpi, and any program that imports jax without "
@@ -125,15 +125,15 @@ def check_cluster(environ: Mapping[str, str]) -> Finding:
     try:
         place = cluster_env.detect(environ)
     except LaunchError as error:
-        return warning("cluster", f"{', '.join(present)}: {error}", _CLUSTER_MEND)
+        return warning("cluster", f"{', '.join(present)}: {error}", _CLUSTER_FIX)
     if place is not None:
         found = ", ".join(present) or place.found_by
         return ok("cluster", f"{found}: lockstep worker is process {place.rank} of {place.size}")
     if {"RANK", "WORLD_SIZE"} <= environ.keys():
-        return warning("cluster", cluster_env.explain_none(environ), _CLUSTER_MEND)
+        return warning("cluster", cluster_env.explain_none(environ), _CLUSTER_FIX)
     if not present:
         return ok("cluster", "not started by one")
-    return ok("cluster", f"{', '.join(present)}, which place no process: use srun")
+    return ok("cluster", f"{', '.join(present)}, without a rank of this process: use srun")
 
 
 def check_gpus(facts: PeerFacts) -> Finding:

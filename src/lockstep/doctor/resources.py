@@ -137,58 +137,59 @@ def check_cores(facts: ResourceFacts) -> Finding:
                 "cores",
                 found,
                 "start no more processes than it allows, or raise the limit (docker run --cpus, "
-                "resources.limits.cpu in Kubernetes): a process that is throttled makes all wait",
+                "resources.limits.cpu in Kubernetes): all processes wait for a throttled one",
             )
     if facts.usable_cores == 1:
         return warning(
             "cores",
             found,
-            "works, but the processes take turns; see taskset -p $$ or the job's core request",
+            "works, but slowly, because the processes share one core; see taskset -p $$ or the "
+            "job's core request",
         )
     return ok("cores", found)
 
 
 def check_memory(facts: ResourceFacts) -> Finding:
     if facts.memory is None:
-        return ok("memory", "the system does not say")
+        return ok("memory", "not known")
     found = f"{format_size(facts.available)} available of {format_size(facts.memory)}"
     if facts.memory_limit is not None:
         found += f", the control group allows {format_size(facts.memory_limit)}"
     if facts.available < LITTLE_MEMORY:
         return warning(
-            "memory", found, "free some, or raise the limit: a process of JAX takes about 300 MiB"
+            "memory", found, "free some, or raise the limit: a JAX process takes about 300 MiB"
         )
     return ok("memory", found)
 
 
 def check_huge_pages(facts: ResourceFacts) -> Finding:
-    """Large results are fresh memory, and page faults cost more than the collective."""
+    """Large results are newly allocated, and page faults take longer than the collective."""
     name = "huge pages"
     if facts.libc[0] != "glibc":
         return warning(
             name,
-            f"the C library is {facts.libc[0] or 'not glibc'}: its malloc asks for no huge pages",
-            "use a glibc distribution; large results cost page faults here",
+            f"the C library is {facts.libc[0] or 'not glibc'}: its malloc uses no huge pages",
+            "use a distribution with glibc; here page faults make large results slow",
         )
     version = tuple(int(part) for part in re.findall(r"\d+", facts.libc[1])[:2])
     if version < GLIBC_WITH_HUGETLB:
         return warning(
             name,
-            f"glibc {facts.libc[1]} does not know glibc.malloc.hugetlb, 2.35 and later do",
-            "use a newer distribution; large results cost page faults here",
+            f"glibc {facts.libc[1]} lacks glibc.malloc.hugetlb, which 2.35 and later have",
+            "use a newer distribution; here page faults make large results slow",
         )
     if facts.huge_pages == "never":
         return warning(
             name,
-            "transparent huge pages are off: large results cost page faults",
+            "transparent huge pages are off: page faults make large results slow",
             "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
         )
     setting = re.search(r"glibc\.malloc\.hugetlb=(\d)", facts.tunables)
     if setting and setting[1] == "0":
         return warning(
             name,
-            "GLIBC_TUNABLES turns glibc.malloc.hugetlb off: large results cost page faults",
-            "take glibc.malloc.hugetlb=0 out of GLIBC_TUNABLES; lockstep run then sets it to 1",
+            "GLIBC_TUNABLES turns glibc.malloc.hugetlb off: page faults make large results slow",
+            "remove glibc.malloc.hugetlb=0 from GLIBC_TUNABLES; lockstep run then sets it to 1",
         )
     mode = facts.huge_pages or "not shown by this kernel"
     return ok(name, f"transparent: {mode}; glibc {facts.libc[1]} can use them")

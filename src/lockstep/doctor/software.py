@@ -87,11 +87,11 @@ def check_jax(facts: SoftwareFacts, collective: Callable[[], Finding]) -> Findin
     if numbers < OLDEST_JAX:
         return problem(
             "jax",
-            f"{facts.jax}: {dotted(OLDEST_JAX)} is the oldest that is supported",
+            f"{facts.jax}: {dotted(OLDEST_JAX)} is the oldest supported version",
             "pip install --upgrade jax jaxlib",
         )
     if is_untested(facts.jax):
-        found = f"{facts.jax}: newer than {dotted(NEWEST_TESTED_JAX)}, the newest that was tested"
+        found = f"{facts.jax}: newer than {dotted(NEWEST_TESTED_JAX)}, the newest tested version"
         tried = collective()
         if tried.status == PROBLEM:
             return problem("jax", f"{found}, and {tried.found}", pin())
@@ -104,7 +104,7 @@ def check_jax(facts: SoftwareFacts, collective: Callable[[], Finding]) -> Findin
 
 
 def check_jaxlib(facts: SoftwareFacts) -> Finding:
-    """The same version as jax: jax takes an older jaxlib, but nobody tests every pair."""
+    """The same version as jax: jax accepts an older jaxlib, but not every pair is tested."""
     if facts.jaxlib is None:
         return problem("jaxlib", "not installed", "pip install jaxlib")
     if facts.jax is None or release(facts.jaxlib) == release(facts.jax):
@@ -132,17 +132,17 @@ def check_settings(environ: Mapping[str, str]) -> Finding:
 
 def check_jax_settings(environ: Mapping[str, str]) -> Finding:
     """Settings of JAX and XLA that ``lockstep run`` also makes, or that work against it."""
-    told = {
+    set_by = {
         "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "lockstep run --collectives",
         "JAX_NUM_CPU_DEVICES": "lockstep run -d",
         "JAX_PLATFORMS": "lockstep run --platform",
     }
-    present = [name for name in told if environ.get(name)]
+    present = [name for name in set_by if environ.get(name)]
     found = [f"{name}={environ[name]}" for name in present]
-    fixes = [f"unset {name}; {told[name]} sets it" for name in present]
+    fixes = [f"unset {name}; {set_by[name]} sets it" for name in present]
     if "xla_force_host_platform_device_count" in environ.get("XLA_FLAGS", ""):
         found.append("XLA_FLAGS with xla_force_host_platform_device_count")
-        fixes.append("take it out of XLA_FLAGS; lockstep run -d sets the number of CPU devices")
+        fixes.append("remove it from XLA_FLAGS; lockstep run -d sets the number of CPU devices")
     if not found:
         return ok("JAX settings", "none that interfere")
     return warning("JAX settings", f"{', '.join(found)}: set for every program", "; ".join(fixes))

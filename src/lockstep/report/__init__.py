@@ -1,1 +1,1 @@
-"""``lockstep report`` and ``lockstep top``: finding a run, and showing what its records say."""
+"""``lockstep report`` and ``lockstep top``: find a run, and show its records."""

@@ -17,9 +17,9 @@ def add_parsers(subparsers: Any) -> None:
     report = subparsers.add_parser(
         "report",
         help="what every process was doing when a run stopped",
-        description="Matches the recorders of all processes of a run, live or over: where they "
-        "parted, who waits for whom, and likely causes. The exit status is 1 when something is "
-        "wrong, 0 when nothing is.",
+        description="Matches the records of all processes of a run, running or ended, and shows "
+        "where they diverged, which processes wait for which, and likely causes. The exit status "
+        "is 1 when there is a fault, else 0.",
     )
     _add_run(report)
     report.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -27,20 +27,24 @@ def add_parsers(subparsers: Any) -> None:
         "--trace", metavar="FILE", help="write a trace to open at https://ui.perfetto.dev"
     )
     report.add_argument(
-        "--summary", action="store_true", help="add where the time of the collectives went, by line"
+        "--summary", action="store_true", help="add the time spent in collectives, by program line"
     )
     report.set_defaults(func=main)
     top = subparsers.add_parser(
         "top",
         help="what every process is doing now",
-        description="Shows, while a job runs, what each of its processes is doing, who is waited "
-        "for, and where the time of the collectives goes. Ends with Ctrl-C, or with the job.",
+        description="Shows, while a job runs, what each process is doing, which processes the "
+        "others wait for, and the time spent in collectives. Ends with Ctrl-C, or with the job.",
     )
     _add_run(top)
     top.add_argument(
-        "--interval", type=float, default=1.0, metavar="SECONDS", help="how often to look (1)"
+        "--interval",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="time between two updates (1)",
     )
-    top.add_argument("--once", action="store_true", help="print one picture and end")
+    top.add_argument("--once", action="store_true", help="print the tables once and exit")
     top.set_defaults(func=_top)
 
 
@@ -50,19 +54,22 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "directory",
         nargs="?",
         metavar="DIR",
-        help="a run's directory, or a --log-dir, of which the last run is taken; default: your one "
-        "job that runs on this machine, else the last run that failed",
+        help="the directory of a run, or a --log-dir (then its last run); default: your only job "
+        "that runs on this machine, else your last failed run",
     )
     which.add_argument(
-        "--pid", type=int, help="the launcher or any process of a live run, instead of DIR"
+        "--pid", type=int, help="instead of DIR: the pid of a running job's launcher or process"
     )
     parser.add_argument(
-        "--attempt", type=int, metavar="A", help="which attempt of a restarted run (the last)"
+        "--attempt",
+        type=int,
+        metavar="A",
+        help="the attempt of a restarted run (default: the last)",
     )
 
 
 def main(args: argparse.Namespace) -> int:
-    """Reports; 1 when something is wrong, else 0."""
+    """Prints the report; 1 when there is a fault, else 0."""
     from lockstep.flight_recorder import diagnose, json_report
     from lockstep.flight_recorder.time_summary import summarize
     from lockstep.report import locate_run

@@ -1,4 +1,4 @@
-"""The run that a process belongs to. Linux: reads /proc."""
+"""Finds the run to report: by directory, by process, or the only one that runs. Reads /proc."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def read(directory: Path | None, pid: int | None, attempt: int | None = None) ->
 
 
 def choose() -> tuple[Path | None, int | None]:
-    """The run that is meant when none is named, as the arguments of `read`: the one live job of
-    this user on this machine, else the last failed run.
+    """The default run, as the arguments of `read`: the only job of this user that runs on this
+    machine, else the last failed run.
 
     Raises `RecordError` when there is none, or when several jobs run.
     """
@@ -46,19 +46,19 @@ def choose() -> tuple[Path | None, int | None]:
     if jobs:
         lines = [f"  --pid {pid}  {job}" for job, (_, pid) in jobs.items()]
         named = "\n".join(sorted(lines))
-        raise RecordError(f"{len(jobs)} jobs of yours run on this machine; say which:\n{named}")
+        raise RecordError(f"{len(jobs)} jobs of yours run on this machine; choose one:\n{named}")
     failed = failed_runs.failed_runs()
     if not failed:
         raise RecordError(
-            "no job of yours runs on this machine, and no failed run is kept here. "
-            "Give a directory: that of a run, or its --log-dir"
+            "no job of yours runs on this machine, and there is no failed run. "
+            "Give the directory of a run, or its --log-dir"
         )
     complain(f"no job of yours runs on this machine; the last failed run: {failed[0]}")
     return failed[0], None
 
 
 def _live_jobs() -> dict[str, tuple[Path | None, int]]:
-    """What tells a job from another -> its directory if it has one, and the pid of a process."""
+    """A job's name -> its directory if it has one, and the pid of one of its processes."""
     found: dict[str, tuple[Path | None, int]] = {}
     for pid in sorted(set(parents()) - {os.getpid()}):
         with contextlib.suppress(OSError):
@@ -71,13 +71,13 @@ def _live_jobs() -> dict[str, tuple[Path | None, int]]:
 
 
 def directory_of(pid: int) -> Path | None:
-    """The directory of the run of a launcher's or of any process's pid; None: it has none.
+    """The run directory of ``pid``, a launcher or one of its processes; None: it has none.
 
-    Raises `RecordError` for a process that is not there or that another user owns.
+    Raises `RecordError` for a process that does not exist or that another user owns.
     """
     if not Path(f"/proc/{pid}").exists():
         raise RecordError(
-            f"there is no process {pid}: has the run ended? Give its directory instead"
+            f"there is no process {pid}. If the run has ended, give its directory instead"
         )
     for candidate in (pid, *sorted(below(pid, parents()))):
         if folder := _run_dir(candidate, required=candidate == pid):
@@ -87,7 +87,7 @@ def directory_of(pid: int) -> Path | None:
 
 def _run_dir(pid: int, required: bool) -> Path | None:
     named = _environ(pid, required).get("LOCKSTEP_RUN_DIR")
-    # The directory as that process sees it, which may live in a container.
+    # The second path is as seen by that process, which may run in a container.
     for path in (Path(named), Path(f"/proc/{pid}/root{named}")) if named else ():
         if path.is_dir():
             return path
@@ -99,7 +99,7 @@ def _environ(pid: int, required: bool) -> dict[str, str]:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError as error:
         if required:
-            raise RecordError(f"process {pid} cannot be looked at: {error.strerror}") from None
+            raise RecordError(f"process {pid} cannot be inspected: {error.strerror}") from None
         return {}
     pairs = (item.partition(b"=") for item in raw.split(b"\0"))
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
@@ -110,8 +110,8 @@ def _in_memory(pid: int) -> Run:
     own = next((r for p in (pid, *below(pid, parents())) for r in _recorders(p)), None)
     if own is None:
         raise RecordError(
-            f"process {pid} belongs to no run of Lockstep, or has recorded nothing yet "
-            "(a recorder starts with lockstep.initialize() or jax.distributed.initialize())"
+            f"process {pid} does not belong to a run of Lockstep, or has recorded nothing yet "
+            "(the recorder starts with lockstep.initialize() or jax.distributed.initialize())"
         )
     found = {
         record.process: record

@@ -19,7 +19,7 @@ def show(diagnosis: Diagnosis, console: Console) -> None:
     console.print(Text(head, style=f"bold {colour}"), soft_wrap=True)
     for line in lines:
         style = "yellow" if line.startswith(CULPRIT) else ""
-        # Never wrapped by us: a path that spans lines cannot be clicked.
+        # Lines are not wrapped, because a path that spans lines cannot be clicked.
         console.print(Text(line, style=style), soft_wrap=True)
 
 
@@ -29,7 +29,7 @@ def show_summary(summary: Summary, console: Console) -> None:
     console.print(summary_table(summary))
     kept = f"{summary.recorded} of {summary.written} collectives"
     console.print(
-        Text(f"from {kept} (each device keeps its latest); seconds are of one device, on average")
+        Text(f"from {kept} (each device keeps its latest); times are averages over the devices")
     )
 
 

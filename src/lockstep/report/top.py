@@ -1,4 +1,4 @@
-"""``lockstep top``: what every process of a live run is doing, again and again."""
+"""``lockstep top``: shows what every process of a running job is doing, updated regularly."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def watch(
             try:
                 run = locate_run.read(directory, pid, attempt)
             except RecordError:
-                # The launcher has taken the directory away, and the picture is an old one.
+                # The launcher has removed the directory, so the tables are out of date.
                 live.update(Text("the run is over", style="bold"), refresh=True)
                 break
             diagnosis = diagnose(run)
@@ -121,7 +121,7 @@ def _now(row: Row) -> str:
 
 
 def _since(row: Row, now_ns: int) -> str:
-    """How long the process has been in its collective, or out of one. This host's only."""
+    """How long the process has been in its collective, or out of one; only for this host."""
     if row.call is None or row.activity in _OVER:
         return ""
     entry = row.call.entry
