@@ -1,8 +1,8 @@
 """Every ``LOCKSTEP_*`` environment variable, parsed once.
 
-The launcher writes these variables (`Config.to_environ`), the processes it starts read them
-(`current`). Nothing else in the package, and nothing in the engine, looks at the environment for
-its settings. A user may set any of them by hand; a bad value's error names the good ones.
+The launcher writes these variables (`Config.to_environ`), and the processes that it starts read
+them (`current`). No other module, and no part of the engine, reads settings from the environment. A
+user may set any of them; the error for a bad value names the valid ones.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _text(text: str) -> str:
 
 
 def _path(text: str) -> str:
-    """Named when the process starts: it may change its working directory."""
+    """An absolute path, because the process may change its working directory later."""
     return os.path.abspath(os.path.expanduser(text)) if text else ""
 
 
@@ -84,7 +84,7 @@ def _variable(name: str, parse: Callable[[str], Any], default: Any = None) -> An
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Config:
-    """What the environment says. ``None`` means the variable is not set."""
+    """The settings from the environment. ``None`` means that the variable is not set."""
 
     collectives: str = _variable("LOCKSTEP_COLLECTIVES", _one_of(*COLLECTIVES), "lockstep")
     """Which implementation moves the data between processes on CPUs."""
@@ -104,13 +104,13 @@ class Config:
     stall_warning: float = _variable("LOCKSTEP_STALL_WARNING", seconds, DEFAULT_STALL_WARNING)
     """Seconds after which a wait is reported, once; 0 means never."""
     start_timeout: float = _variable("LOCKSTEP_START_TIMEOUT", seconds, DEFAULT_START_TIMEOUT)
-    """Seconds that the processes may take to come together; 0 means no deadline."""
+    """Seconds that the processes may take to join the job; 0 means no deadline."""
     strict: bool = _variable("LOCKSTEP_STRICT", _switch, False)
-    """Compare the lines of the program that make a collective; see docs/faults.md."""
+    """Check that all members call a collective from the same line; see docs/faults.md."""
     check_programs: bool = _variable("LOCKSTEP_CHECK_PROGRAMS", _switch, True)
-    """Compare which program a collective belongs to."""
+    """Check that all members call a collective from the same program."""
     record: bool = _variable("LOCKSTEP_RECORD", _switch, True)
-    """Watch the job: find out which process diverged, died or stalls."""
+    """Record collectives and watch the job: find processes that diverge, die or stall."""
     full_tracebacks: bool = _variable("LOCKSTEP_FULL_TRACEBACKS", _switch, False)
     """Show the frames of libraries in tracebacks."""
     single_copy: bool = _variable("LOCKSTEP_SINGLE_COPY", _switch, True)
@@ -118,13 +118,13 @@ class Config:
     run_dir: str | None = _variable("LOCKSTEP_RUN_DIR", _text)
     """The private directory of this run (logs, error files)."""
     agent: int | None = _variable("LOCKSTEP_AGENT", natural)
-    """The descriptor by which a process speaks to its agent."""
+    """The descriptor of a process's socket to its agent."""
     attempt: int = _variable("LOCKSTEP_ATTEMPT", natural, 0)
     host_id: str | None = _variable("LOCKSTEP_HOST_ID", _text)
     """Overrides the host's identity: processes that differ in it share no memory."""
     key_file: str | None = _variable("LOCKSTEP_KEY_FILE", _path)
-    """Path of the file with the key by which the engine's processes on several hosts know each
-    other. What is in the file belongs in no log."""
+    """Path of the file with the key that authenticates the processes of a job on several hosts to
+    each other. Its contents must not be logged."""
     engine: str | None = _variable("LOCKSTEP_ENGINE", _text)
     """Path of the engine's library instead of the installed one (sanitizer builds)."""
     mpi_library: str | None = _variable("LOCKSTEP_MPI_LIBRARY", _text)

@@ -4,15 +4,15 @@
     |-- ConfigError              a LOCKSTEP_* variable or a command-line option is wrong
     |-- ImportOrderError         lockstep was imported after jaxlib was loaded
     |-- EngineError              the engine's library is missing, or does not fit jaxlib
-    |-- InitializationError      the processes could not be brought together
-    |   `-- DisagreementError    ... because they differ (versions, platform, devices, x64)
-    |-- MissingProcessError      a process did not come to a wait
-    |-- DifferenceError          assert_same found that the processes differ
-    |-- LaunchError              a process could not be started or placed
+    |-- InitializationError      the processes could not be connected to one job
+    |   `-- DisagreementError    they differ (versions, platform, devices, x64)
+    |-- MissingProcessError      a process did not arrive at a barrier
+    |-- DifferenceError          assert_same found that values differ between processes
+    |-- LaunchError              a process could not be started, or its rank is not known
     `-- RecordError              a recorder file, or the directory of a run, cannot be read
 
-A collective that fails raises ``jax.errors.JaxRuntimeError``: it is raised by JAX itself, with the
-engine's text in it.
+A collective that fails raises ``jax.errors.JaxRuntimeError``: JAX raises it, with the engine's text
+in it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class EngineError(LockstepError, RuntimeError):
 
 
 class InitializationError(LockstepError, RuntimeError):
-    """The processes of a job could not be brought together."""
+    """The processes of a job could not be connected to each other."""
 
 
 class DisagreementError(InitializationError):
@@ -43,7 +43,7 @@ class DisagreementError(InitializationError):
 
 
 class MissingProcessError(LockstepError, TimeoutError):
-    """A process did not come to `barrier` or `assert_same`: it is late, elsewhere, or has ended."""
+    """A process did not arrive at `barrier` or `assert_same`: late, in another call, or ended."""
 
 
 class DifferenceError(LockstepError, AssertionError):
@@ -51,11 +51,11 @@ class DifferenceError(LockstepError, AssertionError):
 
 
 class LaunchError(LockstepError, RuntimeError):
-    """A process could not be started, or its place in the job could not be found."""
+    """A process could not be started, or its rank in the job could not be found."""
 
 
 class RecordError(LockstepError, ValueError):
-    """A recorder file, or the directory of a run, is not what it should be."""
+    """A recorder file, or the directory of a run, cannot be read."""
 
 
 for _exception in (LockstepError, *LockstepError.__subclasses__(), DisagreementError):

@@ -40,7 +40,7 @@ def three_digits(value: float) -> str:
 
 
 def printable(text: str, most: int) -> str:
-    """At most ``most`` characters of what a stranger may have written, without control codes."""
+    """At most ``most`` characters of a text from an unauthenticated peer, without control codes."""
     return "".join(each if each.isprintable() else "?" for each in text[:most])
 
 

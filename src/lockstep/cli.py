@@ -1,7 +1,7 @@
 """The command ``lockstep``.
 
-Nothing heavy is imported before it is needed: ``run`` and ``worker`` go straight to their own
-options, and jax is never imported here.
+Modules are imported only when they are needed: ``run`` and ``worker`` parse their own options, and
+jax is never imported here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"lockstep {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     commands.add_parser("run", help="start a program on several processes of this machine")
-    commands.add_parser("worker", help="run a program in a process that a cluster started")
+    commands.add_parser("worker", help="run a program as a process of a cluster's launcher")
     add_doctor(commands)
     add_bench(commands)
     add_report_and_top(commands)

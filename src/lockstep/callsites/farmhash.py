@@ -1,7 +1,8 @@
-"""FarmHash's ``Fingerprint64``, which JAX takes of a program's fingerprint.
+"""FarmHash's ``Fingerprint64``, which JAX computes of a program's fingerprint.
 
-Geoff Pike, FarmHash, 2014: the function is fixed forever, which is what "fingerprint" means there.
-Only strings of up to 64 bytes are needed: a program's fingerprint is a decimal number of 128 bits.
+Geoff Pike, FarmHash, 2014. FarmHash guarantees that its fingerprint functions never change. Only
+strings of up to 64 bytes are supported, because a program's fingerprint is a decimal number of 128
+bits.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _PACKET = 32
 
 
 def hash_of_devices(ids: Sequence[int]) -> int:
-    """What jaxlib makes of a list of devices, in its order; 64 bits."""
+    """jaxlib's 64-bit hash of a list of devices, in its order."""
     return highway_hash("".join(map(str, ids)).encode(), _JAXLIB_KEY)
 
 

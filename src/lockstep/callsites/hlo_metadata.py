@@ -1,14 +1,15 @@
-"""Where the collectives of compiled programs come from: their lines in the user's program.
+"""Finds the lines of the user's program that the collectives of compiled programs come from.
 
-The engine records two numbers with each collective (native/origin.h): which execution of which
-program, and which collective of that program. JAX numbers a program's executions upwards from
-a hash: that of the program's fingerprint plus one of its devices (`highwayhash`). JAX does not say
-which devices a program is for, so those of all meshes in use are tried. For others, and for a
-jaxlib that hashes otherwise, the second hash is found out: it is the same for all programs over
-the same devices, so once one program's first number is known, the difference to its fingerprint's
-hash is known for all. Until then every program that has such a collective is a candidate.
+The engine records two numbers with each collective (native/xla_probe/origin.h): the run id, which
+identifies an execution of a program, and the channel of the collective in that program. JAX counts
+the run ids of a program upwards from the sum of two hashes: one of the program's fingerprint, and
+one of its devices (`highwayhash`). The devices of a program are not known here, so the hashes of
+all meshes in use are tried. For other lists of devices, and for a jaxlib with another hash, the
+second hash is inferred: it is the same for all programs over the same devices, so the first run id
+of one known program gives it for the others. Until then every program that has such a collective is
+a candidate.
 
-The compiled program's text has the rest: shapes, names, stack frames.
+Shapes, names and stack frames come from the text of the compiled program.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _PLACE = re.compile(r"source_file=|stack_frame_id=")
 _NAMED = re.compile(r"^\s*(?:ROOT )?(%\S+) = .*", re.MULTILINE)
 _OPERANDS = re.compile(r" [\w-]+\(([^()]*%[^()]*)\)")
 _MAX_STEPS = 8
-# What a compiled program says of its origin, of the machine, and of values.
+# The parts of an instruction that describe its origin, the machine, and values of constants.
 _ORIGINS = re.compile(
     r', metadata=\{(?:[^{}"]|"[^"]*")*\}'
     r"|, (?:backend_config|frontend_attributes)=\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
@@ -48,8 +49,8 @@ _ORIGINS = re.compile(
 )
 _NUMBERS = 1 << 32
 EXECUTIONS = 1 << 17
-"""More executions of one program than there are between two looks; few enough that another
-program's number hardly ever lies among them."""
+"""More executions of one program than there are between two scans, and few enough that another
+program's run id hardly ever lies in the range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +62,18 @@ class Collective:
     shape: str
     op_name: str
     file: str
-    """The nearest line of the user's program, else of what called JAX."""
+    """The innermost line of the user's program, else the line that called JAX."""
     line: int
     function: str = ""
-    """The Python function of that line, where the program says it."""
+    """The Python function of that line; "": not known."""
     through_file: str = ""
-    """The line of a library that calls JAX, where ``file`` is the user's line above it."""
+    """The line of a library that calls JAX, when ``file`` is the user's line above it."""
     through_line: int = 0
 
 
 Digests = dict[str, list[str]]
-"""Of the programs that a number may belong to: hashes of the ``whole`` text, of its
-``collectives``."""
+"""Hashes of the programs that a run id may belong to: of the ``whole`` text, and of the
+``collectives`` alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +82,9 @@ class CompiledProgram:
     module: str
     collectives: tuple[Collective, ...]
     whole: str = ""
-    """A digest of the text, less where it comes from and the values of its constants."""
+    """A digest of the text without source lines and the values of constants."""
     arguments: tuple[str, ...] = ()
-    """``x: f32[100,8]``, what each device is given, in their order."""
+    """The arguments of each device in their order, ``x: f32[100,8]``."""
 
     @property
     def skeleton(self) -> str:
@@ -120,7 +121,7 @@ def parse(fingerprint: bytes, text: str) -> CompiledProgram:
                     found["op"],
                     int(found["channel"]),
                     shape(found["shape"]),
-                    said.get("op_name", ""),
+                    fields.get("op_name", ""),
                     *at,
                 )
             )
@@ -130,9 +131,9 @@ def parse(fingerprint: bytes, text: str) -> CompiledProgram:
 
 
 def _with_place(line: str, named: Callable[[], Mapping[str, str]]) -> str:
-    """The instruction; where it has no place, as of a resharding, the one whose result it takes.
+    """The instruction; if it has no source line (a resharding), the one that makes its operand.
 
-    That is certain only along instructions that take one thing.
+    Only instructions with one operand are followed, since the origin of others is ambiguous.
     """
     origin = line
     for _ in range(_MAX_STEPS):
@@ -163,33 +164,33 @@ def digests(programs: Sequence[CompiledProgram]) -> Digests:
 
 
 Calls = Mapping[int, set[tuple[str, int]]]
-"""By number of an execution: the collectives that it made, (operation, channel)."""
+"""Run id -> the collectives of that execution, as (operation, channel)."""
 
 
 def near(one: int, other: int) -> bool:
-    """Whether two numbers are those of executions of one program not far apart."""
+    """Whether two run ids may be of one program, by their distance."""
     return min((one - other) % _NUMBERS, (other - one) % _NUMBERS) < EXECUTIONS
 
 
 class Matcher:
-    """Finds which compiled program the number of an execution belongs to.
+    """Finds the compiled program that a run id belongs to.
 
-    Two programs whose numbers lie equally far from their fingerprints' hashes give the distance
-    away: by chance that happens once in four thousand million.
+    If two programs have the same difference between run id and hash of the fingerprint, then this
+    is the hash of their devices: by chance it happens once in 2^32.
 
-    ``device_lists`` gives ids of devices that programs may run on, in order.
+    ``device_lists`` returns the lists of device ids, in order, that programs may run on.
     """
 
     def __init__(self, device_lists: Callable[[], Iterable[tuple[int, ...]]] = tuple) -> None:
         self._device_lists = device_lists
         self._hashed: set[tuple[int, ...]] = set()
-        # Nothing is added for a program that runs on devices of this process alone.
+        # The second hash is 0 for a program that runs on devices of this process alone.
         self._offsets: set[int] = {0}
         self._latest: list[int] = []
-        """Of each program that is known: the latest execution that was seen."""
+        """The latest run id of each known program."""
 
     def is_known(self, execution: int) -> bool:
-        """Whether the program is known whose execution this is; call it for all, in order."""
+        """Whether a run id is of a known program. To be called for all run ids, in order."""
         for index, latest in enumerate(self._latest):
             if near(latest, execution):
                 if (execution - latest) % _NUMBERS < EXECUTIONS:
@@ -200,10 +201,10 @@ class Matcher:
     def match(
         self, calls: Calls, programs: Sequence[CompiledProgram]
     ) -> dict[int, list[CompiledProgram]]:
-        """The programs that each number may belong to.
+        """The programs that each run id may belong to.
 
-        A number that has one program is known from then on; it should be that of the program's
-        first execution.
+        A run id with exactly one program makes the program known; it should be that of the
+        program's first execution.
         """
         found = {
             execution: [p for p in programs if all(p.has(*call) for call in made)]
@@ -244,7 +245,7 @@ class Programs:
         self._read: dict[bytes, CompiledProgram] = {}
 
     def hold(self, executable: Any) -> None:
-        """Keeps what was just compiled until it is read: ``jax.jit(f)(x)`` drops it at once."""
+        """Keeps a new executable until it is read, because ``jax.jit(f)(x)`` drops it at once."""
         self._held.update(self._unread([executable]))
 
     def drop(self) -> None:
@@ -267,5 +268,5 @@ class Programs:
     def _add(self, fingerprint: bytes, executable: Any) -> None:
         text = executable.hlo_modules()[0].to_string()
         nothing = CompiledProgram(fingerprint, "", (), "")
-        # Most programs are small ones of one device, and nobody asks for them.
+        # Most programs are small and have no collectives, so their texts are not parsed.
         self._read[fingerprint] = parse(fingerprint, text) if "channel_id=" in text else nothing

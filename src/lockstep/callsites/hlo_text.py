@@ -1,7 +1,7 @@
-"""What the text of a compiled program says of its lines and its arguments. Pure.
+"""Reads source lines and arguments from the text of a compiled program. Pure.
 
 Newer jaxlibs put tables of stack frames in front of a module's text: files, functions, locations,
-and frames with their callers. The program's arguments have the names that JAX noted.
+and frames with their callers. The arguments have the names that JAX recorded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from lockstep.callsites import frames
 
 _MAX_ARGUMENTS = 256
-"""Arguments of a program that are kept, the first and the last ones: a model has thousands."""
+"""Arguments of a program that are kept, the first and the last: a model has thousands."""
 _ARGUMENT = re.compile(r"= (?P<shape>\([^=]*?\)|\S+) parameter\((?P<index>\d+)\)(?P<rest>.*)")
 _NAME = re.compile(r'op_name="([^"]*)"')
 _MAX_FRAMES = 200
@@ -48,7 +48,7 @@ def place(chain: Sequence[Frame]) -> SourceLine:
 
 
 def arguments(text: str) -> tuple[str, ...]:
-    """What the program is given, by the names that JAX has noted."""
+    """The program's arguments, ``x: f32[100,8]``, with the names that JAX recorded."""
     _, _, entry = text.partition("\nENTRY ")
     found = {}
     for line in entry.partition("\n}")[0].splitlines():
@@ -79,10 +79,7 @@ class Frames:
                 break
 
     def chain(self, frame: int) -> list[Frame]:
-        """A frame and those that called it, the innermost first.
-
-        Empty when the text does not say.
-        """
+        """A frame and its callers, the innermost first; empty: the text does not have them."""
         if frame not in self._chains:
             self._chains[frame] = self._chain(frame)
         return self._chains[frame]

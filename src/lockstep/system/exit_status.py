@@ -1,7 +1,7 @@
-"""How a process ended that is none of ours, from the kernel: Linux 6.15 and later.
+"""The exit status of a process that is no child of this one, from Linux 6.15 on.
 
-Who holds a pidfd may ask (PIDFD_GET_INFO with PIDFD_INFO_EXIT, include/uapi/linux/pidfd.h), once
-its parent has been told.
+The holder of a pidfd can read it (PIDFD_GET_INFO with PIDFD_INFO_EXIT, include/uapi/linux/pidfd.h)
+once the parent has reaped the process.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ _GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
 _EXIT = 1 << 3
 
 
-_WRITING_PATIENCE = 0.3
-"""Seconds the launcher may take to write down how a process ended."""
-_REAPING_PATIENCE = 0.1
-"""Seconds another launcher may take to ask for it: then the kernel tells us too."""
+_WRITING_TIMEOUT = 0.3
+"""Seconds that the launcher may take to write how a process ended."""
+_REAPING_TIMEOUT = 0.1
+"""Seconds that another launcher may take to reap the process, before the kernel has its status."""
 
 
 def ending(pidfd: int, written: Callable[[], Exit | None] | None) -> Exit | None:
-    """How a process that has ended did so; None when nobody tells.
+    """How a process ended; None: not known.
 
-    ``written`` reads what a launcher writes down, who knows more than the kernel; None without one.
+    ``written`` reads the exit record of a launcher, which has more than the kernel; None: there is
+    no launcher.
     """
-    end = time.monotonic() + (_WRITING_PATIENCE if written else _REAPING_PATIENCE)
+    end = time.monotonic() + (_WRITING_TIMEOUT if written else _REAPING_TIMEOUT)
     while time.monotonic() < end:
         try:
             found = written() if written else exit_of(pidfd)
@@ -41,16 +42,16 @@ def ending(pidfd: int, written: Callable[[], Exit | None] | None) -> Exit | None
         if found is not None:
             return found
         time.sleep(0.01)
-    with contextlib.suppress(OSError):  # who started it may be dead too
+    with contextlib.suppress(OSError):  # the launcher may be dead too
         return exit_of(pidfd)
     return None
 
 
 def exit_of(pidfd: int) -> Exit | None:
-    """None: not yet. Raises OSError when this kernel does not tell."""
-    asked = bytearray(_INFO.pack(_EXIT, *[0] * 13))
-    fcntl.ioctl(pidfd, _GET_INFO, asked)
-    mask, *_, status = _INFO.unpack(asked)
+    """The exit; None: not reaped yet. Raises OSError when this kernel does not support it."""
+    info = bytearray(_INFO.pack(_EXIT, *[0] * 13))
+    fcntl.ioctl(pidfd, _GET_INFO, info)
+    mask, *_, status = _INFO.unpack(info)
     if not mask & _EXIT:
         return None
     if os.WIFSIGNALED(status):

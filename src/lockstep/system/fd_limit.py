@@ -1,4 +1,4 @@
-"""Room for the engine and the watcher among the files that a process may have open."""
+"""Raises the limit on open files to what the engine and the watchdog need."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from lockstep._errors import InitializationError
 from lockstep.job.topology import Peer
 
 _SPARE = 256
-"""For what the program opens later; the usual limit of 1024 leaves it some."""
+"""For files that the program opens later."""
 
 _OWN = 24
-"""Whatever the number of processes: what is listened on, watched with and woken by."""
-_ELSEWHERE = 2
-"""For each process of other hosts, and for each one's agent: a connection either way."""
-_HERE = 3
-"""For each of this host: its record, and its end, for the engine and for the watcher."""
-_LINES = 4
-"""For each of this host, where they are in memory: see `lockstep.watchdog.artifacts`."""
+"""Independent of the number of processes: listening sockets, epoll, event and timer descriptors."""
+_REMOTE = 2
+"""For each process of other hosts, and for each host's agent: a connection in each direction."""
+_LOCAL = 3
+"""For each process of this host: its record, and a pidfd each for the engine and the watchdog."""
+_IN_MEMORY = 4
+"""For each process of this host without a run directory: see `lockstep.watchdog.artifacts`."""
 
 
 def make_room_for(peers: Sequence[Peer], process: int) -> None:
-    """Sees to it that the engine can be started; raises `InitializationError` if it cannot."""
+    """Makes room for the engine of a job; raises `InitializationError` if that is not possible."""
     here = sum(peer.host_id == peers[process].host_id for peer in peers)
-    each = _HERE + (_LINES if _config.current().run_dir is None else 0)
+    each = _LOCAL + (_IN_MEMORY if _config.current().run_dir is None else 0)
     hosts = len({peer.host_id for peer in peers})
-    make_room(_OWN + each * here + _ELSEWHERE * (len(peers) - here + hosts - 1))
+    make_room(_OWN + each * here + _REMOTE * (len(peers) - here + hosts - 1))
 
 
 def make_room_in_agent(members: int) -> None:
-    """For an agent, with the records of its host."""
-    make_room(_OWN + max(_HERE, _ELSEWHERE) * members)
+    """Makes room in an agent, which reads the records of its host."""
+    make_room(_OWN + max(_LOCAL, _REMOTE) * members)
 
 
 def make_room(needed: int) -> None:
-    """Raises the soft limit for ``needed`` more descriptors, where it is too low.
+    """Raises the soft limit if it is too low for ``needed`` more descriptors.
 
-    Raises `InitializationError` where the hard limit is.
+    Raises `InitializationError` if the hard limit is too low.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = len(os.listdir("/proc/self/fd"))
@@ -49,9 +49,9 @@ def make_room(needed: int) -> None:
     if not _has(hard, needed + taken):
         raise InitializationError(
             f"the engine needs {needed} file descriptors for the processes of this job, "
-            f"{taken} are open, and this process may have {hard}. Raise the limit before the job "
-            f"starts (ulimit -n {needed + taken + _SPARE}, as far as the system's hard limit "
-            "permits), or use --collectives gloo."
+            f"{taken} are open, and the limit of this process is {hard}. Raise the limit before "
+            f"the job starts (ulimit -n {needed + taken + _SPARE}, up to the system's hard limit), "
+            "or use --collectives gloo."
         )
     wanted = needed + taken + _SPARE
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if _has(hard, wanted) else hard, hard))

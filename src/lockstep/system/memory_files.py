@@ -1,7 +1,7 @@
-"""Opening what another process of this host and user has in memory, by way of /proc.
+"""Opens a memory file of another process of this host and user, by way of /proc.
 
-Which descriptor it is comes from that process through JAX's key-value store. What is opened is
-looked at before it can be read or written: the number may be wrong, used again by now, or a lie.
+The other process publishes the number of its descriptor in JAX's key-value store. The file is
+checked before it can be read or written, since the number may be wrong, reused, or forged.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _GONE = " (deleted)"
 def open_of(pid: int, fd: Any, names: Sequence[str], flags: int) -> int:
     """A descriptor of the memory file that process ``pid`` has open as ``fd``.
 
-    ``names`` are those that it may have (memfd_create(2)). Raises OSError where it cannot be
-    opened, or is something else than such a file of this user's.
+    ``names`` are the permitted names (memfd_create(2)). Raises OSError when it cannot be opened, or
+    is no memory file of this user with one of these names.
     """
     if type(fd) is not int or fd < 0 or pid <= 0:
         raise OSError(errno.EBADF, "not the number of a file descriptor")
-    # A path alone: to open a device or a pipe could do something already.
+    # With O_PATH nothing is opened yet: opening a device or a pipe may have side effects.
     path = os.open(f"/proc/{pid}/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
     try:
         found, link = os.fstat(path), os.readlink(f"/proc/self/fd/{path}")

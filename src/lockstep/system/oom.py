@@ -1,6 +1,6 @@
-"""Memory of this machine: how much is free, and whether the kernel has killed because it ran out.
+"""The free memory of this machine, and whether the kernel has killed a process for lack of memory.
 
-SIGKILL does not say the latter.
+The latter cannot be seen from SIGKILL itself, so it is read from counters of the kernel.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ _COUNTED = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def counters(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> list[Path]:
-    """Files that may count such kills, the most particular first: the memory limit of our control
-    group (version 2, version 1; inside a container the path may be missing), the whole machine."""
+    """Files with counters of such kills, the most specific first: those of this process's control
+    group (version 2, version 1; inside a container they may not exist), that of the machine."""
     found = []
     for folder, is_version_2 in _groups(proc, cgroups):
         name = "memory.events" if is_version_2 else "memory.oom_control"
@@ -24,7 +24,7 @@ def counters(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"))
 
 
 def _groups(proc: Path, cgroups: Path) -> list[tuple[Path, bool]]:
-    """The folders of our control groups that may limit memory, and whether of version 2."""
+    """The folders of this process's control groups that may limit memory; True for version 2."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -40,9 +40,9 @@ def _groups(proc: Path, cgroups: Path) -> list[tuple[Path, bool]]:
 
 
 def free_mb(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Memory that new processes may take: of the machine, and of every control group above us.
+    """Memory for new processes: the least of the machine and of all enclosing control groups.
 
-    None where the kernel does not say. Swap does not count.
+    None: not known. Swap does not count.
     """
     found = [_field(proc / "meminfo", "MemAvailable:", 1 << 10)]
     for folder, is_version_2 in _groups(proc, cgroups):
@@ -99,6 +99,6 @@ class OomKills:
         """Whether there was a kill since the last call."""
         now, before = self._count(), self._seen
         self._seen = now
-        # Other jobs of the machine count too in the last file; it is asked only when no other is.
+        # The last file also counts kills of other jobs; it is used only when there is no other.
         file = next((file for file in self._files if file in now), None)
         return file is not None and now[file] > before.get(file, now[file])

@@ -1,4 +1,4 @@
-"""Where OpenSSL is, which the engine loads when it has to reach other hosts."""
+"""Finds OpenSSL, which the engine loads for connections to other hosts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _NEEDED = "SSL_CTX_set_psk_client_callback"
 
 
 def find() -> str:
-    """OpenSSL's libssl: Python's own, which is there already, else what the system has."""
+    """OpenSSL's libssl: Python's, which is loaded already, else the system's."""
     if own := _python_s_own():
         return own
-    # No find_library yet: it runs programs, which this process may have no room for.
+    # find_library comes last: it starts programs, for which this process may lack memory.
     for name in _NAMES:
         with contextlib.suppress(OSError):
             ctypes.CDLL(name)
@@ -25,11 +25,11 @@ def find() -> str:
 
 
 def _python_s_own() -> str:
-    """What Python's ``ssl`` uses; "" where that is linked statically, or there is none."""
+    """The libssl of Python's ``ssl`` module; "": linked statically, or there is no such module."""
     try:
         import _ssl
 
-        # A library's functions are looked up in those that it is linked with, too.
+        # dlsym also searches the libraries that `_ssl` is linked with.
         function = ctypes.CDLL(_ssl.__file__).SSL_CTX_new
         address = ctypes.cast(function, ctypes.c_void_p).value or 0
         with open("/proc/self/maps") as maps:
@@ -40,7 +40,7 @@ def _python_s_own() -> str:
     found = re.search(r"/(libssl\.so\.(?:1\.1|\d+))[\d.a-z]*( \(deleted\))?$", path)
     if found is None:
         return ""
-    # What was replaced since it was loaded can still be had, by name.
+    # A file that was replaced since it was loaded is found by its name.
     return found[1] if found[2] else path
 
 

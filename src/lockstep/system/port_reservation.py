@@ -1,10 +1,10 @@
-"""A port that stays ours from the moment it is found until the coordination service listens on it.
+"""Reserves a free port until the coordination service listens on it.
 
-Finding a free port and letting it go again leaves a gap in which anybody can take it. Here the port
-stays bound, by a socket that never listens and so never takes a connection away. The service binds
-the same port beside it, which SO_REUSEPORT on both sockets allows (gRPC sets it). Everybody else is
-refused: the kernel hands out no port that is bound to whoever asks for any, and
-one that is asked for by number needs the same option and the same user.
+A port that is found and released again could be taken by another process in between. So the port
+stays bound, by a socket that never listens and therefore accepts no connections. The service binds
+the same port as well, which SO_REUSEPORT on both sockets allows (gRPC sets it). Other processes
+cannot get the port: the kernel does not assign bound ports, and binding it by number needs the same
+option and the same user.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def reserve(host: str = LOOPBACK) -> socket.socket:
     except OSError as error:
         held.close()
         raise LaunchError(
-            f"no port to be had on {host} for the coordination service: {error.strerror}. "
-            "Is the loopback interface up, and are there ephemeral ports left "
-            "(net.ipv4.ip_local_port_range)?"
+            f"no port on {host} is available for the coordination service: {error.strerror}. "
+            "Check that the loopback interface is up, and that there are free ephemeral ports "
+            "(net.ipv4.ip_local_port_range)."
         ) from error
     return held
 

@@ -1,9 +1,8 @@
-"""Descendants of this process: finding, ending and burying them. Linux only.
+"""Finds, ends and reaps the descendants of this process. Linux only.
 
-Two calls of ``prctl`` carry the promise that no process outlives a job. A *subreaper* becomes the
-parent of every descendant whose own parent has ended, so nothing below it can get away, not even a
-program that makes its own session. A *parent-death signal* ends a process together with the one
-that started it.
+Two calls of ``prctl`` guarantee that no process outlives a job. A *subreaper* becomes the parent of
+every descendant whose own parent has ended, so it finds all of them, also those in a session of
+their own. A *parent-death signal* kills a process when the process that started it ends.
 """
 
 from __future__ import annotations
@@ -76,19 +75,19 @@ def descendants() -> set[int]:
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
-        return set()  # without a look at every process of the machine: there may be thousands
+        return set()  # saves reading /proc, which may have thousands of processes
     return below(os.getpid(), parents())
 
 
 def kill(pids: set[int], number: int = signal.SIGKILL) -> None:
-    """Sends a signal to those of ``pids`` that are there and may be sent one."""
+    """Sends a signal to those of ``pids`` that exist and that this user may signal."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
 def bury() -> list[tuple[int, int]]:
-    """Collects the children that have ended, adopted ones too: pairs of pid and exit code.
+    """Reaps the children that have ended, also adopted ones: pairs of pid and exit code.
 
     The exit code is negative for a signal, as in ``subprocess``.
     """
@@ -103,7 +102,7 @@ def bury() -> list[tuple[int, int]]:
 
 
 def end_all() -> None:
-    """Kills and buries every descendant. Gives up on one that cannot be killed (another user's)."""
+    """Kills and reaps every descendant, except those that it may not kill (another user's)."""
     deadline = time.monotonic() + BURY_SECONDS
     while (left := descendants()) and time.monotonic() < deadline:
         kill(left)

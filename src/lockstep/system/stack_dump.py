@@ -1,13 +1,13 @@
-"""The Python stacks of a process, asked for from outside while it hangs.
+"""Reads the Python stacks of another process, also while that process hangs.
 
-The process that may be asked later calls `install`: from then on a real-time signal makes
-faulthandler write the stacks of all threads into a file. That handler is C and needs neither the
-interpreter's lock nor memory, so it also works while native code holds both. Who asks (`ask`) sends
-the signal and reads the file. A process that cannot answer, because it is stopped or stuck in
-the kernel, is described from /proc instead.
+The other process calls `install` beforehand: then a real-time signal makes faulthandler write the
+stacks of all threads into a file. That handler is C and needs neither the interpreter's lock nor
+memory, so it also works while native code holds both. `ask` sends the signal and reads the file. A
+process that cannot answer, because it is stopped or stuck in the kernel, is described from /proc
+instead.
 
-A real-time signal, because programs and libraries use the others. Its default action ends a
-process, so it is sent only to one that is seen to catch it.
+It is a real-time signal because programs and libraries use the others. Its default action ends a
+process, so it is sent only to a process that catches it according to /proc.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from lockstep.system import process_tree
 
 FILE = "stacks.txt"
 SIGNAL = signal.SIGRTMAX - 4
-LOOK_SECONDS = 0.2
-"""Between two looks at the time that a process has used."""
+SAMPLE_SECONDS = 0.2
+"""Time between two reads of the processor time that a process has used."""
 MAX_FRAMES = 40
-"""Lines of one thread that are kept: a recursion has a thousand."""
+"""Lines of one thread that are kept, since a recursion may have a thousand."""
 
 _POLL_SECONDS = 0.01
 _QUIET_POLLS = 5
-"""The answer is whole when this many looks in turn found nothing new."""
+"""The answer is complete when the file has not grown for this many polls."""
 _PACKAGE = Path(__file__).parent.parent
 _OURS = (f'File "{_PACKAGE / "launch"}', 'File "<frozen runpy>"')
 _WATCHERS = tuple(f'File "{_PACKAGE / "watchdog" / name}"' for name in ("watchdog.py", "remote.py"))
@@ -42,9 +42,9 @@ _STATES = {
     "S": "it sleeps",
     "D": "it waits inside the kernel and cannot be interrupted: a disk or a network file system "
     "that does not answer",
-    "T": "it is stopped, by a signal (kill -STOP, Ctrl-Z) or by a batch system; kill -CONT lets it "
-    "go on",
-    "t": "a debugger holds it",
+    "T": "it is stopped, by a signal (kill -STOP, Ctrl-Z) or by a batch system; kill -CONT "
+    "continues it",
+    "t": "a debugger has stopped it",
     "Z": "it has ended",
     "X": "it has ended",
     "I": "it is idle in the kernel",
@@ -54,7 +54,7 @@ _file: IO[str] | None = None  # faulthandler keeps the descriptor only
 
 
 def install(path: Path) -> None:
-    """Lets others ask this process for its stacks, which are appended to ``path``."""
+    """Lets other processes request this process's stacks, which are appended to ``path``."""
     global _file
     _file = path.open("a")
     faulthandler.register(SIGNAL, file=_file, all_threads=True, chain=False)
@@ -63,7 +63,7 @@ def install(path: Path) -> None:
 def ask(pid: int, path: Path, timeout: float = 1.0) -> str:
     """The stacks of process ``pid``, which has called ``install(path)``.
 
-    When it does not answer in ``timeout`` seconds: what the system tells about it.
+    If it does not answer within ``timeout`` seconds: its state as /proc shows it.
     """
     state = _state(pid)
     if state in "TtZX" or not _catches(pid):
@@ -90,8 +90,7 @@ def _answer(path: Path, before: int, deadline: float) -> str:
 
 
 def shortened(text: str) -> str:
-    """faulthandler's text without what is ours (frames that lead to the program, our own threads),
-    and with short threads."""
+    """faulthandler's text without Lockstep's own frames and threads, and with long threads cut."""
     blocks = text.strip("\n").split("\n\n")
     threads = (block for block in blocks if not any(ours in block for ours in _WATCHERS))
     return "\n\n".join(map(_shortened_thread, threads))
@@ -105,22 +104,22 @@ def _shortened_thread(block: str) -> str:
 
 
 def describe(pid: int, waited: float | None = None) -> str:
-    """What the system tells about a process: state, time used, where in the kernel it is.
+    """A process as /proc shows it: its state, its processor time, the kernel function it is in.
 
-    ``waited`` is how long it was given to answer; None when it was not even asked.
+    ``waited`` is how long an answer was waited for; None: no request was sent.
     """
     state = _state(pid)
     if state == "X":
         return f"No Python stacks: there is no process {pid}."
-    asked = "" if waited is None else f"; it did not answer within {waited:g} s"
-    said = [f"No Python stacks{asked}. The system says of process {pid}: {_STATES[state]}."]
+    why = "" if waited is None else f"; it did not answer within {waited:g} s"
+    text = [f"No Python stacks{why}. The system says of process {pid}: {_STATES[state]}."]
     if state in "RSD":
         used = _cpu_seconds(pid)
-        time.sleep(LOOK_SECONDS)
+        time.sleep(SAMPLE_SECONDS)
         used = _cpu_seconds(pid) - used
-        said.append(f"It used {used:.2f} s of processor time in the last {LOOK_SECONDS} s.")
-    said += [f"Thread {name} is in {place} of the kernel." for name, place in _in_kernel(pid)]
-    return " ".join(said)
+        text.append(f"It used {used:.2f} s of processor time in the last {SAMPLE_SECONDS} s.")
+    text += [f"Thread {name} is in {place} of the kernel." for name, place in _in_kernel(pid)]
+    return " ".join(text)
 
 
 def _state(pid: int) -> str:

@@ -1,15 +1,15 @@
-"""Asking other programs."""
+"""Runs other programs and reads their output."""
 
 from __future__ import annotations
 
 import subprocess
 
 PROBE_SECONDS = 10.0
-"""A command that takes longer has hung."""
+"""A command that takes longer is considered hung."""
 
 
 def said_by(*command: str) -> str:
-    """What a command prints; empty when it fails or takes longer than `PROBE_SECONDS`."""
+    """The output of a command; empty when it fails or takes longer than `PROBE_SECONDS`."""
     try:
         done = subprocess.run(
             command,

@@ -1,8 +1,8 @@
-"""This process's TCP connections, those of C++ libraries included, and what their kernel knows.
+"""The TCP connections of this process, also those of C++ libraries, and their state in the kernel.
 
-A library such as gloo keeps its sockets to itself, so they are looked up in /proc. They remain the
-library's: nothing here closes or duplicates one. (A duplicate that is closed would take along the
-locks of a file that has got the number meanwhile.)
+A library such as gloo does not expose its sockets, so they are found in /proc. The library owns
+them: this module neither closes nor duplicates one. (If the library closes a socket and its number
+is reused by a file, closing a duplicate would release the locks of that file.)
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import struct
 from collections.abc import Iterator
 
 _ASK_TIMES = 6
-"""How often in the limit the other end is asked; some questions and answers may get lost."""
+"""Keep-alive probes within the limit: several, because probes and answers may get lost."""
 _UNANSWERED = 2
-"""From so many questions on: clocks may jump, when a machine was suspended."""
+"""Unanswered probes that count as silence: clocks may jump after a machine was suspended."""
 _ESTABLISHED = 1
 _LAST_RECEIVED, _BYTES_ACKNOWLEDGED = 52, 120
 """Where struct tcp_info (linux/tcp.h) has the ms since the last data and the last acknowledgement,
@@ -32,7 +32,7 @@ _LEFT_AS_IT_IS = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 
 
 def tcp_sockets() -> Iterator[socket.socket]:
-    """Each in turn, good until the next is asked for, and not to be closed."""
+    """Iterates over the TCP sockets. Each is valid until the next step, and must not be closed."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -56,7 +56,7 @@ def _is_stream(borrowed: socket.socket) -> bool:
 
 
 def listening() -> set[Address]:
-    """Where this process takes connections."""
+    """The addresses on which this process accepts connections."""
     found = set()
     for each in tcp_sockets():
         with contextlib.suppress(OSError):
