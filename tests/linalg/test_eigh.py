@@ -139,9 +139,9 @@ def test_derivatives() -> None:
 
 def test_errors() -> None:
     a = np.eye(4)
-    with pytest.raises(ValueError, match=r"subset_by_index is \(2, 4\); wanted is .* < 4"):
+    with pytest.raises(ValueError, match=r"subset_by_index is \(2, 4\); expected .* < 4"):
         la.eigh(a, subset_by_index=(2, 4))
-    with pytest.raises(ValueError, match="method is 'fast'; wanted is 'distributed' or 'replic"):
+    with pytest.raises(ValueError, match="method is 'fast'; expected 'distributed' or 'replic"):
         la.eigh(a, method="fast")
     with pytest.raises(TypeError, match="syevd: unknown argument tiles"):
         la.syevd(a, tiles=3)

@@ -17,13 +17,13 @@ EYE, ONES = np.eye(8), np.ones(8)
 NOT_A_SPEC: Any = "x"
 
 ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    (lambda: la.inv(np.ones((3, 4))), ValueError, r"inv: a has shape \(3, 4\); wanted is one squ"),
+    (lambda: la.inv(np.ones((3, 4))), ValueError, r"inv: a has shape \(3, 4\); expected one squ"),
     (lambda: la.inv(np.ones((2, 3, 3))), ValueError, "goes through jax.vmap or jax.lax.map"),
-    (lambda: la.cholesky(np.ones(3)), ValueError, r"cholesky: a has shape \(3,\); wanted is one"),
-    (lambda: la.inv(np.eye(3, dtype=int)), TypeError, "a is int64; wanted is one of float32, f"),
-    (lambda: la.potrs(EYE, ONES[:3]), ValueError, r"b has shape \(3,\); wanted is \(8,\) or"),
-    (lambda: la.potrs(EYE, ONES.astype("f")), TypeError, "b is float32, a is float64; wanted is o"),
-    (lambda: la.potrs(EYE, ONES, T_A=0), ValueError, "tile size 0; wanted is a whole number"),
+    (lambda: la.cholesky(np.ones(3)), ValueError, r"cholesky: a has shape \(3,\); expected one"),
+    (lambda: la.inv(np.eye(3, dtype=int)), TypeError, "a is int64; expected one of float32, f"),
+    (lambda: la.potrs(EYE, ONES[:3]), ValueError, r"b has shape \(3,\); expected \(8,\) or"),
+    (lambda: la.potrs(EYE, ONES.astype("f")), TypeError, "b is float32, a is float64; expected o"),
+    (lambda: la.potrs(EYE, ONES, T_A=0), ValueError, "tile size 0; expected a whole number"),
     (lambda: la.potrs(EYE, ONES, tiles=3), TypeError, "potrs: unknown argument tiles"),
     (
         lambda: la.potrs(EYE, ONES, mesh=mesh((4,)), in_specs=P("rows")),
@@ -33,7 +33,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: la.potrs(EYE, ONES, mesh=mesh((4,)), in_specs=NOT_A_SPEC),
         TypeError,
-        "wanted is a jax.sharding.PartitionSpec for each of a, b",
+        "expected a jax.sharding.PartitionSpec for each of a, b",
     ),
     (
         lambda: la.inv(EYE, mesh=mesh((4,)), in_specs=P("x", None, None)),
@@ -48,7 +48,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: la.inv(put(EYE, mesh((4,)), P("x")), in_specs=P(None, "x")),
         ValueError,
-        r"a is sharded as P.*'x', None\), and in_specs say",
+        r"a is sharded as P.*'x', None\), but in_specs is",
     ),
     (
         lambda: la.inv(put(EYE, mesh((4,)), P("x")), mesh=mesh((2,))),
@@ -65,7 +65,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
         ValueError,
         "check=True needs the values of the matrix",
     ),
-    (lambda: la.solve_triangular(EYE, ONES, 3), ValueError, "trans is 3; wanted is 0, 1 or 2"),
+    (lambda: la.solve_triangular(EYE, ONES, 3), ValueError, "trans is 3; expected 0, 1 or 2"),
 ]
 
 

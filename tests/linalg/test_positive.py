@@ -139,7 +139,7 @@ def test_inside_jit_and_under_explicit_axes() -> None:
     over = mesh((2, 2))
     with_mesh = jax.jit(lambda a, b: la.potrs(a, b, mesh=over, in_specs=P("x", "y")))
     assert_close(with_mesh(put(a, over, P("x", "y")), put(b, over, P())), wanted)
-    with pytest.raises(ValueError, match="a is traced, and how it is sharded is not part of its"):
+    with pytest.raises(ValueError, match="a is a tracer whose type does not contain its sharding"):
         jax.jit(la.potrs)(put(a, over, P("x", "y")), b)
     explicit = mesh((4,), AxisType.Explicit)
     with jax.set_mesh(explicit):

@@ -1,16 +1,17 @@
 """Dense linear algebra on sharded matrices, in pure JAX: one process or many, CPU or GPU.
 
-Layers, each only on those before it:
+Layers; each imports only those above it:
 
-    _layout          which device holds which row: all index maps, no JAX
-    _redistribute    shardings to that layout and back, through all-to-all
-    _tiles           kernels on what one device holds, under LAPACK's names
-    _cholesky, _inverse            the distributed loops, one family a file
-    _model, _arguments             tile sizes by cost; checks and their errors
-    _positive        the loops as functions of global arrays, with their derivatives
-    _tridiagonal, _divide          Hermitian to tridiagonal and back, divide and conquer
-    _triangular, _solve, _eigh     the public functions
-    _inside                        the same inside a `jax.shard_map` of the caller's
+    _layout          which device holds which row: all index maps, without JAX
+    _redistribute    from shardings to that layout and back, by all-to-all
+    _tiles           kernels on the data of one device, with LAPACK's names
+    _cpu_kernels     the same on CPUs by native code
+    _cholesky, _inverse                  the distributed loops, one family in each file
+    _cost_model, _validation             tile sizes by cost; checks of arguments and their errors
+    _posdef          the loops as functions of global arrays, with derivatives
+    _tridiagonalize, _divide_and_conquer, _secular    Hermitian to tridiagonal; its eigenvalues
+    _triangular, _solve, _eigh           the public functions
+    _shard_map       the same inside a `jax.shard_map` of the caller
 
 LU, QR and SVD would be further files beside `_cholesky`, over the same layouts and tile kernels.
 """

@@ -143,7 +143,7 @@ def _merge(
     if 2 * half < layout.padded:
         edges = times(edges, layout=layout, columns=(0, 2 * half))
     else:
-        edges = jnp.zeros((1, 2, 1, 2 * half), values.dtype)  # nobody looks at them
+        edges = jnp.zeros((1, 2, 1, 2 * half), values.dtype)  # not used
     return merged, edges[:, 0, 0], edges[:, 1, 0], new_rows
 
 

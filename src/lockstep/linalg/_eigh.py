@@ -23,10 +23,10 @@ from lockstep.linalg._posdef import Plan, matmul, mirrored, partitioned
 from lockstep.linalg._validation import AnyMesh, Placed, Specs
 
 WIDTH = 64
-"""Columns of a panel of the reduction, at least; fewer where the matrix has few."""
+"""Minimal number of columns of a panel of the reduction, except for small matrices."""
 
 REPLICATED_BELOW = 256
-"""Up to this size every device takes the whole matrix to LAPACK: a matrix of half a megabyte."""
+"""Up to this size every device solves for the whole matrix with LAPACK (half a megabyte)."""
 
 
 def eigh(
@@ -39,29 +39,34 @@ def eigh(
     in_specs: Specs = None,
     method: str | None = None,
 ) -> Any:
-    """Eigenvalues, ascending, and eigenvectors of a sharded Hermitian matrix.
+    """Eigenvalues and eigenvectors of a sharded Hermitian matrix.
 
-    Householder reduction to tridiagonal form, divide and conquer, and the reflections back
-    (`_tridiagonalize`, `_divide_and_conquer`). No device holds more than a few times
-    its share of the matrix.
+    The counterpart of `jax.scipy.linalg.eigh` and ScaLAPACK's pdsyevd: Householder reduction to
+    tridiagonal form (Golub and Van Loan, Matrix Computations, 8.3.1), divide and conquer (Cuppen
+    1981; Gu and Eisenstat 1994), and the reflections applied to the eigenvectors. No device holds
+    more than a few times its share of the matrix. Differentiable as `jax.numpy.linalg.eigh`, if all
+    eigenvectors are computed.
 
     Args:
       a: (n, n); float32, float64, complex64 or complex128; any sharding over any mesh.
-      lower: which triangle of ``a`` is read.
-      eigvals_only: leave the eigenvectors out.
-      subset_by_index: (first, last), both included and counted from 0, as in SciPy: only these.
-      mesh: where ``a`` is, when it does not say so itself (inside `jax.jit`).
-      in_specs: likewise, how its dimensions lie over the mesh.
-      method: "distributed"; or "replicated": every device takes the whole matrix to LAPACK, which
-        is what small matrices get when this is left out.
+      lower: read only the lower (True) or upper (False) triangle of ``a``.
+      eigvals_only: return only the eigenvalues.
+      subset_by_index: (first, last), both included and counted from 0, as in SciPy: compute only
+        these eigenvalues and eigenvectors. Default: all.
+      mesh: the mesh of ``a``, if the array does not have one (a tracer inside `jax.jit`).
+      in_specs: the PartitionSpec of ``a`` in the same case.
+      method: "distributed", or "replicated": every device solves for the whole matrix with LAPACK.
+        Default: "replicated" for small matrices, else "distributed".
 
     Returns:
-      The eigenvalues (k,), real and replicated; unless ``eigvals_only`` the pair of them and the
-      eigenvectors (n, k), sharded as ``a`` in what divides evenly. Differentiable as
-      `jax.numpy.linalg.eigh`, when all eigenvectors are asked for.
+      The eigenvalues (k,), ascending, real and replicated, and the eigenvectors (n, k), with the
+      dtype of ``a``, one in each column; each of their dimensions is sharded as that of ``a`` if it
+      divides evenly. With ``eigvals_only`` only the eigenvalues. k is n, or the subset's size.
 
     Raises:
-      ValueError, TypeError: shape, dtype, mesh, specs or subset that cannot work.
+      ValueError: a wrong shape, subset or method, a mesh or specs that do not fit ``a``, or
+        dimensions that cannot be split evenly.
+      TypeError: an unsupported dtype.
     """
     return _eigh("eigh", a, lower, not eigvals_only, subset_by_index, mesh, in_specs, method)
 
@@ -78,10 +83,31 @@ def syevd(
     subset_by_index: tuple[int, int] | None = None,
     **unused: Any,
 ) -> Any:
-    """`eigh` under LAPACK's name, with jaxmg's arguments.
+    """Eigenvalues and eigenvectors of a sharded Hermitian matrix, with jaxmg's arguments.
 
-    ``T_A`` and ``pad`` are accepted and have no meaning here: the tiles follow from the size. With
-    ``return_status`` the status follows: 0, or 1 when a result is not finite.
+    Computes the same as `eigh`, under the name of LAPACK's syevd.
+
+    Args:
+      a: (n, n); float32, float64, complex64 or complex128; any sharding over any mesh.
+      T_A: checked and otherwise ignored: the tile size follows from the size of the matrix.
+      mesh: the mesh of ``a``, if the array does not have one (a tracer inside `jax.jit`).
+      in_specs: the PartitionSpec of ``a`` in the same case.
+      return_eigenvectors: whether to return the eigenvectors.
+      return_status: also return the status: 0, or 1 when an eigenvalue is not finite. Replicated
+        int32.
+      lower: read only the lower (True) or upper (False) triangle of ``a``.
+      subset_by_index: (first, last), both included and counted from 0: compute only these.
+      **unused: jaxmg's ``pad``, which is ignored, because any size works.
+
+    Returns:
+      The eigenvalues (k,), ascending, real and replicated; with ``return_eigenvectors`` followed by
+      the eigenvectors (n, k), sharded like ``a`` where their dimensions divide evenly; with
+      ``return_status`` followed by the status. A single result is not in a tuple.
+
+    Raises:
+      ValueError: a wrong shape or subset, a mesh or specs that do not fit ``a``, or dimensions that
+        cannot be split evenly.
+      TypeError: an unsupported dtype, or an unknown argument.
     """
     unknown = set(unused) - {"pad"}
     if unknown:
@@ -111,7 +137,7 @@ def _eigh(
     n = a.shape[0]
     if method not in (None, "distributed", "replicated"):
         raise ValueError(
-            f"{function}: method is {method!r}; wanted is 'distributed' or 'replicated'."
+            f"{function}: method is {method!r}; expected 'distributed' or 'replicated'."
         )
     if n == 0:
         return (jnp.zeros(0, a.real.dtype), a) if vectors else jnp.zeros(0, a.real.dtype)
@@ -229,7 +255,7 @@ def _range(function: str, subset: tuple[int, int] | None, n: int) -> tuple[int, 
     first, last = subset
     if not 0 <= first <= last < n:
         raise ValueError(
-            f"{function}: subset_by_index is {tuple(subset)}; wanted is (first, last) with "
+            f"{function}: subset_by_index is {tuple(subset)}; expected (first, last) with "
             f"0 <= first <= last < {n}."
         )
     return first, last + 1

@@ -1,15 +1,15 @@
-"""The solvers inside a `jax.shard_map` of the caller's: each device gives the part that it has.
+"""The solvers inside a `jax.shard_map` of the caller: each device passes its shard.
 
-The names, and what is returned, are jaxmg's. The mesh is that of the `jax.shard_map`. Devices that
-differ in an axis which ``in_specs`` do not name do not work together: each such group solves a
-problem of its own, which is how a batch of matrices is spread over one axis of a mesh and every
+Names and return values are those of jaxmg. The mesh is that of the `jax.shard_map`. Devices that
+differ in an axis which ``in_specs`` do not name belong to different groups, and each group solves a
+problem of its own. In this way a batch of matrices can be split over one axis of a mesh, and each
 matrix over another.
 
-`jax.shard_map` must be told ``check_vma=False``: a result that is the same on all devices comes out
-of all-gathers, and JAX cannot know that it is.
+`jax.shard_map` needs ``check_vma=False``: replicated results come from all-gathers, and JAX cannot
+infer that they are equal on all devices.
 
-Derivatives are those of the loops, and keep what the loops computed on the way. With ``lower`` left
-out they are right for changes of ``a`` that are Hermitian.
+Derivatives are those of the loops, which keep their intermediate results. Without ``lower`` they
+are correct for Hermitian changes of ``a``.
 """
 
 from __future__ import annotations
@@ -38,26 +38,33 @@ def potrs_shardmap_ctx(
     return_logdet: bool = False,
     return_status: bool = True,
 ) -> Any:
-    """`potrs` inside `jax.shard_map`, on this device's part of ``a`` and ``b``.
+    """Solves ``a x = b`` inside `jax.shard_map`, for a Hermitian positive definite ``a``.
+
+    The algorithm is that of `potrs`. All devices of the mesh axes in ``in_specs`` must call it.
 
     Args:
-      a: this device's part of an (n, n) Hermitian positive definite matrix.
-      b: this device's part of (n,) or (n, k), of the same dtype.
-      T_A: rows of a tile at most; chosen by a cost model when left out.
-      pad: accepted as in jaxmg; any size works.
-      in_specs: how ``a``, or ``a`` and ``b``, are split: as for the `jax.shard_map` around. Left
-        out, the rows of ``a`` are split over all axes of the mesh in their order, and ``b`` is
-        whole, or split by rows as ``a``: the shapes tell.
-      lower: as for `potrs`.
-      return_logdet: also return the logarithm of the determinant.
-      return_status: also return the status, as `potrs` does. Without it a matrix that is split by
-        rows is not moved.
+      a: this device's shard of an (n, n) matrix; float32, float64, complex64 or complex128.
+      b: this device's shard of (n,) or (n, k), with the dtype of ``a``.
+      T_A: the maximal number of rows of a tile; default: chosen by a cost model.
+      pad: jaxmg's argument, which is ignored, because any size works.
+      in_specs: the PartitionSpec of ``a``, or one each for ``a`` and ``b``, as in the enclosing
+        `jax.shard_map`. Default: the rows of ``a`` are split over all axes of the mesh in their
+        order, and ``b`` is replicated or split by rows, as its shape shows.
+      lower: read only the lower (True) or upper (False) triangle. None: both triangles are read,
+        and must be those of a Hermitian matrix.
+      return_logdet: also return the natural logarithm of the determinant, a real scalar.
+      return_status: also return the status: 0, or the order of the first leading minor that is not
+        positive definite; int32 of shape (1,). Without it a matrix that is split by rows is not
+        redistributed.
 
     Returns:
-      x, split as ``b``; then, where asked for, the logarithm and the status, of shape (1,).
+      x, split as ``b``; with ``return_logdet`` followed by the logarithm, with ``return_status``
+      followed by the status. A single result is not in a tuple. x is NaN when ``a`` is not positive
+      definite.
 
     Raises:
-      ValueError, TypeError: not inside `jax.shard_map`; shapes, dtypes or specs that cannot work.
+      ValueError: not inside `jax.shard_map`, or shapes or specs that do not fit.
+      TypeError: an unsupported dtype, or different dtypes.
     """
     a_spec, b_spec = _validation.specs("potrs_shardmap_ctx", in_specs, ("a", "b"))
     placed, n = _place("potrs_shardmap_ctx", a, a_spec)
@@ -84,10 +91,28 @@ def potri_shardmap_ctx(
     lower: bool | None = None,
     return_status: bool = True,
 ) -> Any:
-    """`potri` inside `jax.shard_map`: the inverse, split as ``a``, and the status of shape (1,).
+    """The inverse of a Hermitian positive definite matrix, inside `jax.shard_map`.
 
-    Arguments and errors as for `potrs_shardmap_ctx`. Both triangles are returned (jaxmg's returns
-    one, and symmetrizing that gives the same).
+    The algorithm is that of `inv`. All devices of the mesh axes in ``in_specs`` must call it.
+
+    Args:
+      a: this device's shard of an (n, n) matrix; float32, float64, complex64 or complex128.
+      T_A: the maximal number of rows of a tile; default: chosen by a cost model.
+      pad: jaxmg's argument, which is ignored, because any size works.
+      in_specs: the PartitionSpec of ``a``, as in the enclosing `jax.shard_map`. Default: the rows
+        are split over all axes of the mesh in their order.
+      lower: read only the lower (True) or upper (False) triangle. None: both triangles are read,
+        and must be those of a Hermitian matrix.
+      return_status: also return the status: 0, or the order of the first leading minor that is not
+        positive definite; int32 of shape (1,).
+
+    Returns:
+      This device's shard of the inverse, both triangles (jaxmg returns one); NaN when ``a`` is not
+      positive definite. With ``return_status`` the pair (inverse, status).
+
+    Raises:
+      ValueError: not inside `jax.shard_map`, or a shape or specs that do not fit.
+      TypeError: an unsupported dtype.
     """
     [spec] = _validation.specs("potri_shardmap_ctx", in_specs, ("a",))
     placed, n = _place("potri_shardmap_ctx", a, spec)
@@ -109,11 +134,28 @@ def syevd_shardmap_ctx(
     in_specs: Specs = None,
     lower: bool = True,
 ) -> Any:
-    """`syevd` inside `jax.shard_map`: (eigenvalues, eigenvectors, status), or without the vectors.
+    """Eigenvalues and eigenvectors of a Hermitian matrix, inside `jax.shard_map`.
 
-    Eigenvalues are whole on every device, eigenvectors split as ``a``, the status is of shape (1,).
-    Arguments and errors as for `potrs_shardmap_ctx`; ``T_A`` has no meaning here. It has no
-    derivatives: those of `syevd`, outside, are.
+    The algorithm is that of `eigh`, always distributed. All devices of the mesh axes in
+    ``in_specs`` must call it. It cannot be differentiated; `syevd` and `eigh` can.
+
+    Args:
+      a: this device's shard of an (n, n) matrix; float32, float64, complex64 or complex128.
+      T_A: checked and otherwise ignored: the tile size follows from the size of the matrix.
+      return_eigenvectors: whether to return the eigenvectors.
+      pad: jaxmg's argument, which is ignored, because any size works.
+      in_specs: the PartitionSpec of ``a``, as in the enclosing `jax.shard_map`. Default: the rows
+        are split over all axes of the mesh in their order.
+      lower: read only the lower (True) or upper (False) triangle.
+
+    Returns:
+      (eigenvalues, eigenvectors, status), or (eigenvalues, status). The eigenvalues (n,) are
+      ascending, real, and the same on every device; the eigenvectors are split as ``a``; the status
+      is 0, or 1 when an eigenvalue is not finite, int32 of shape (1,).
+
+    Raises:
+      ValueError: not inside `jax.shard_map`, or a shape or specs that do not fit.
+      TypeError: an unsupported dtype.
     """
     [spec] = _validation.specs("syevd_shardmap_ctx", in_specs, ("a",))
     placed, n = _place("syevd_shardmap_ctx", a, spec)
@@ -152,9 +194,9 @@ def _place(function: str, a: jax.Array, spec: Any) -> tuple[Placed, int]:
             f"jax.shard_map maps; outside, call lockstep.linalg.{function.split('_')[0]}."
         )
     if _jax_compat.varying_axes(a):
-        raise ValueError(f"{function}: wanted is jax.shard_map(..., check_vma=False).")
+        raise ValueError(f"{function}: needs jax.shard_map(..., check_vma=False).")
     if a.ndim != 2:
-        raise ValueError(f"{function}: a has shape {a.shape}; wanted is a part of a square matrix.")
+        raise ValueError(f"{function}: a has shape {a.shape}; expected a part of a square matrix.")
     _validation.check_dtype(function, a, "a")
     whole = AbstractMesh(tuple(mesh.shape[axis] for axis in manual), manual)
     if spec is None:
@@ -175,7 +217,7 @@ def _place(function: str, a: jax.Array, spec: Any) -> tuple[Placed, int]:
     if rows != columns:
         raise ValueError(
             f"{function}: a part of shape {a.shape}, split as {placed.spec} over the mesh "
-            f"{_validation.words(mesh)}, would be of a matrix of {rows} x {columns}; wanted is a "
+            f"{_validation.words(mesh)}, would be of a matrix of {rows} x {columns}; expected a "
             "square one. Give in_specs= as jax.shard_map has them."
         )
     return placed, rows
@@ -193,10 +235,10 @@ def _place_beside(
         dimensions = (() if whole else rows, *((),) * (b.ndim - 1))
     if b.ndim not in (1, 2) or b.shape[0] * placed.sharded.size(dimensions[0]) != n:
         raise ValueError(
-            f"{function}: a part of b has shape {b.shape}; wanted is a part of ({n},) or ({n}, k), "
+            f"{function}: a part of b has shape {b.shape}; expected a part of ({n},) or ({n}, k), "
             f"for the matrix is {n} x {n}. Give in_specs= for both, as jax.shard_map has them."
         )
     _validation.check_dtype(function, b, "b")
     if b.dtype != dtype:
-        raise TypeError(f"{function}: b is {b.dtype}, a is {dtype}; wanted is one dtype for both.")
+        raise TypeError(f"{function}: b is {b.dtype}, a is {dtype}; expected one dtype for both.")
     return Placed(placed.mesh, dimensions, inside=True)

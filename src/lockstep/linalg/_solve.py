@@ -30,33 +30,38 @@ def potrs(
 ) -> Any:
     """Solves ``a x = b`` for a sharded Hermitian positive definite ``a``.
 
-    Cholesky by supersteps over rows (`cholesky`), a forward and a backward sweep. When ``a`` is
-    sharded by rows nothing is redistributed: the elimination follows a symmetric permutation of the
-    rows that spreads the work evenly.
+    The counterpart of LAPACK's potrf and potrs (posv): a left-looking Cholesky factorization (Golub
+    and Van Loan, Matrix Computations, 4.2.8) by supersteps over rows, then a forward and a backward
+    sweep. A matrix that is sharded by rows is not redistributed: the elimination follows a
+    symmetric permutation of the rows that balances the work. Differentiable in ``a`` and ``b``.
 
     Args:
       a: (n, n); float32, float64, complex64 or complex128; any sharding over any mesh.
-      b: (n,) or (n, k) of the same dtype; any sharding over the same mesh.
-      T_A: rows of a tile at most; chosen by a cost model when left out.
-      mesh: where ``a`` and ``b`` are, when they do not say so themselves (inside `jax.jit`).
-      in_specs: likewise, one PartitionSpec for ``a`` or one for each.
-      return_status: also return 0, or the order of the first leading minor of ``a`` that is not
-        positive definite, as LAPACK's ``info``. Replicated int32. Costs one all-to-all of ``a``.
-      lower: read only the lower (True) or upper (False) triangle. Left out, both are read and must
-        be those of a Hermitian matrix.
-      return_logdet: also return the logarithm of the determinant of ``a``, replicated.
-      check: raise when ``a`` is not positive definite; not inside `jax.jit`.
-      donate: give the memory of ``a`` to the factor; ``a`` cannot be used afterwards. Not for
+      b: (n,) or (n, k) with the dtype of ``a``; any sharding over the same mesh.
+      T_A: the maximal number of rows of a tile; default: chosen by a cost model. Any number of 1 or
+        more gives the same result up to rounding.
+      mesh: the mesh of ``a`` and ``b``, if the arrays do not have one (tracers inside `jax.jit`).
+      in_specs: their shardings in the same case: a PartitionSpec for ``a``, or one for each.
+      return_status: also return the status: 0, or the order of the first leading minor of ``a``
+        that is not positive definite, like LAPACK's ``info``. Replicated int32. Needs one
+        all-to-all of ``a``.
+      lower: read only the lower (True) or upper (False) triangle. None: both triangles are read,
+        and must be those of a Hermitian matrix.
+      return_logdet: also return the natural logarithm of the determinant of ``a``: a real,
+        replicated scalar.
+      check: raise an error when ``a`` is not positive definite; not possible inside `jax.jit`.
+      donate: reuse the memory of ``a`` for the factor; ``a`` cannot be used afterwards. Not for
         calls that are differentiated.
-
-    jaxmg's ``pad`` is accepted and has no meaning here: any size works.
+      **unused: jaxmg's ``pad``, which is ignored, because any size works.
 
     Returns:
-      x, of the shape and sharding of ``b``; or (x, logdet), (x, status), (x, logdet, status). NaN
-      when ``a`` is not positive definite.
+      x, with the shape, dtype and sharding of ``b``; or (x, logdet), (x, status), or
+      (x, logdet, status). x is NaN when ``a`` is not positive definite.
 
     Raises:
-      ValueError, TypeError: shapes, dtypes, mesh or specs that cannot work.
+      ValueError: wrong shapes, a mesh or specs that do not fit the arrays, dimensions that cannot
+        be split evenly, or ``check`` inside `jax.jit`.
+      TypeError: an unsupported dtype, different dtypes, or an unknown argument.
       numpy.linalg.LinAlgError: with ``check``, when ``a`` is not positive definite.
     """
     _validation.ignore_pad("potrs", unused)
@@ -75,7 +80,7 @@ def potrs(
     _validation.check_status("potrs", check, status)
     if donating:
         _delete(given, a)
-        a = None  # only derivatives look at the matrix
+        a = None  # only derivatives need the matrix
     elif lower is not None:
         a = _posdef.mirrored(a, lower)
     x = _posdef.as_matrix(_solve_positive, b, b_placed)(a, low, plan) if b.size else b
@@ -96,10 +101,35 @@ def inv(
     check: bool = False,
     donate: bool = False,
 ) -> Any:
-    """The inverse of a sharded Hermitian positive definite matrix, sharded as the matrix.
+    """The inverse of a sharded Hermitian positive definite matrix.
 
-    Arguments, errors and the layout as for `potrs` (``tile`` is its ``T_A``). The whole inverse is
-    returned, both triangles; with ``donate`` it may take the memory of ``a``.
+    A Cholesky factorization, the inverse of the triangle and its product with its adjoint, all in
+    place: LAPACK's potrf and potri, after Bientinesi, Gunter and van de Geijn, "Families of
+    algorithms related to the inversion of a symmetric positive definite matrix" (ACM TOMS 35,
+    2008). Differentiable in ``a``. The counterpart of `jax.numpy.linalg.inv` for these matrices.
+
+    Args:
+      a: (n, n); float32, float64, complex64 or complex128; any sharding over any mesh.
+      mesh: the mesh of ``a``, if the array does not have one (a tracer inside `jax.jit`).
+      in_specs: the PartitionSpec of ``a`` in the same case.
+      lower: read only the lower (True) or upper (False) triangle. None: both triangles are read,
+        and must be those of a Hermitian matrix.
+      tile: the maximal number of rows of a tile; default: chosen by a cost model.
+      return_status: also return the status: 0, or the order of the first leading minor of ``a``
+        that is not positive definite, like LAPACK's ``info``. Replicated int32.
+      check: raise an error when ``a`` is not positive definite; not possible inside `jax.jit`.
+      donate: reuse the memory of ``a`` for the inverse; ``a`` cannot be used afterwards. Not for
+        calls that are differentiated.
+
+    Returns:
+      The inverse (n, n), both triangles, with the dtype and sharding of ``a``; NaN when ``a`` is
+      not positive definite. With ``return_status`` the pair (inverse, status).
+
+    Raises:
+      ValueError: a wrong shape, a mesh or specs that do not fit ``a``, dimensions that cannot be
+        split evenly, or ``check`` inside `jax.jit`.
+      TypeError: an unsupported dtype.
+      numpy.linalg.LinAlgError: with ``check``, when ``a`` is not positive definite.
     """
     return _inverse("inv", a, tile, mesh, in_specs, return_status, lower, check, donate)
 
@@ -116,7 +146,35 @@ def potri(
     donate: bool = False,
     **unused: Any,
 ) -> Any:
-    """`inv` under LAPACK's name, with jaxmg's arguments: it factors ``a`` itself."""
+    """The inverse of a sharded Hermitian positive definite matrix, with jaxmg's arguments.
+
+    Computes the same as `inv`. Unlike LAPACK's potri, which takes a Cholesky factor, it takes the
+    matrix and factors it, as jaxmg does; and it returns both triangles.
+
+    Args:
+      a: (n, n); float32, float64, complex64 or complex128; any sharding over any mesh.
+      T_A: the maximal number of rows of a tile; default: chosen by a cost model.
+      mesh: the mesh of ``a``, if the array does not have one (a tracer inside `jax.jit`).
+      in_specs: the PartitionSpec of ``a`` in the same case.
+      return_status: also return the status: 0, or the order of the first leading minor of ``a``
+        that is not positive definite, like LAPACK's ``info``. Replicated int32.
+      lower: read only the lower (True) or upper (False) triangle. None: both triangles are read,
+        and must be those of a Hermitian matrix.
+      check: raise an error when ``a`` is not positive definite; not possible inside `jax.jit`.
+      donate: reuse the memory of ``a`` for the inverse; ``a`` cannot be used afterwards. Not for
+        calls that are differentiated.
+      **unused: jaxmg's ``pad``, which is ignored, because any size works.
+
+    Returns:
+      The inverse (n, n), both triangles, with the dtype and sharding of ``a``; NaN when ``a`` is
+      not positive definite. With ``return_status`` the pair (inverse, status).
+
+    Raises:
+      ValueError: a wrong shape, a mesh or specs that do not fit ``a``, dimensions that cannot be
+        split evenly, or ``check`` inside `jax.jit`.
+      TypeError: an unsupported dtype, or an unknown argument.
+      numpy.linalg.LinAlgError: with ``check``, when ``a`` is not positive definite.
+    """
     _validation.ignore_pad("potri", unused)
     return _inverse("potri", a, T_A, mesh, in_specs, return_status, lower, check, donate)
 
@@ -154,7 +212,7 @@ def _inverse(
 
 
 def _delete(given: jax.Array, put: jax.Array) -> None:
-    """What the caller gave, when it was copied to where it was wanted, is not kept either."""
+    """Deletes the caller's array too, if ``put`` is a copy of it with another sharding."""
     if put is not given and not given.is_deleted():
         given.delete()
 

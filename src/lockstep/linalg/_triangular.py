@@ -27,26 +27,30 @@ def cholesky(
 ) -> Any:
     """The Cholesky factor of a sharded Hermitian positive definite matrix.
 
-    Left-looking over row block-cyclic tiles (Golub and Van Loan, 4.2.8). The matrix is moved into
-    that layout by one all-to-all, and the factor back by another.
+    The counterpart of `jax.scipy.linalg.cholesky` and LAPACK's potrf: a left-looking factorization
+    (Golub and Van Loan, Matrix Computations, 4.2.8) over row block-cyclic tiles. One all-to-all
+    moves the matrix into that layout, and another one moves the factor back. Differentiable.
 
     Args:
       a: (n, n); float32, float64, complex64 or complex128; any sharding over any mesh.
-      lower: the lower triangle of ``a`` is read, and ``l`` with ``a = l l^H`` is returned;
-        otherwise the upper triangle, and ``u`` with ``a = u^H u``. As in SciPy.
-      mesh: where ``a`` is, when it does not say so itself (inside `jax.jit`).
-      in_specs: likewise, how its dimensions lie over the mesh.
-      tile: rows of a tile; chosen by a cost model when left out.
+      lower: True: read the lower triangle of ``a``, and return ``l`` with ``a = l l^H``. False:
+        read the upper triangle, and return ``u`` with ``a = u^H u``. As in SciPy.
+      mesh: the mesh of ``a``, if the array does not have one (a tracer inside `jax.jit`).
+      in_specs: the PartitionSpec of ``a`` in the same case.
+      tile: the maximal number of rows of a tile; default: chosen by a cost model.
       return_status: also return the status: 0, or the order of the first leading minor that is not
-        positive definite, as LAPACK's ``info``. Replicated int32.
-      check: raise when the matrix is not positive definite; not inside `jax.jit`.
+        positive definite, like LAPACK's ``info``. Replicated int32.
+      check: raise an error when ``a`` is not positive definite; not possible inside `jax.jit`.
 
     Returns:
-      The factor, sharded as ``a``, zero in the other triangle; all NaN beyond the superstep of a
-      minor that is not positive. With ``return_status`` the pair (factor, status).
+      The factor (n, n), with the dtype and sharding of ``a``, zero in the other triangle. If a
+      leading minor is not positive definite, the factor is NaN from its superstep on. With
+      ``return_status`` the pair (factor, status).
 
     Raises:
-      ValueError, TypeError: shape, dtype, mesh or specs that cannot work.
+      ValueError: a wrong shape, a mesh or specs that do not fit ``a``, dimensions that cannot be
+        split evenly, or ``check`` inside `jax.jit`.
+      TypeError: an unsupported dtype.
       numpy.linalg.LinAlgError: with ``check``, when the matrix is not positive definite.
     """
     a = _validation.square("cholesky", a)
@@ -66,7 +70,28 @@ def cholesky(
 
 
 def cho_factor(a: Any, lower: bool = False, **options: Any) -> tuple[jax.Array, bool]:
-    """`cholesky` as the pair (factor, lower) that `cho_solve` takes; options are those of it."""
+    """The Cholesky factor of a sharded Hermitian positive definite matrix, for `cho_solve`.
+
+    The counterpart of `jax.scipy.linalg.cho_factor`; computes the same as `cholesky`.
+
+    Args:
+      a: (n, n); float32, float64, complex64 or complex128; any sharding over any mesh.
+      lower: True: read the lower triangle of ``a``, and return ``l`` with ``a = l l^H``. False:
+        read the upper triangle, and return ``u`` with ``a = u^H u``.
+      **options: ``mesh``, ``in_specs``, ``tile``, ``return_status`` and ``check``, as in
+        `cholesky`.
+
+    Returns:
+      The pair (factor, ``lower``). The factor (n, n) has the dtype and sharding of ``a`` and is
+      zero in the other triangle, where SciPy leaves arbitrary values. With ``return_status`` the
+      first element is itself the pair (factor, status), which `cho_solve` does not take.
+
+    Raises:
+      ValueError: a wrong shape, a mesh or specs that do not fit ``a``, dimensions that cannot be
+        split evenly, or ``check`` inside `jax.jit`.
+      TypeError: an unsupported dtype, or an unknown option.
+      numpy.linalg.LinAlgError: with ``check``, when the matrix is not positive definite.
+    """
     return cholesky(a, lower, **options), lower
 
 
@@ -80,15 +105,24 @@ def cho_solve(
 ) -> jax.Array:
     """Solves ``a x = b``, given the Cholesky factor of ``a``.
 
+    The counterpart of `jax.scipy.linalg.cho_solve` and LAPACK's potrs: two calls of
+    `solve_triangular`. Differentiable in the factor and ``b``.
+
     Args:
-      c_and_lower: what `cho_factor` returns: the factor, and whether it is the lower one.
-      b: (n,) or (n, k), any sharding over the same mesh.
-      mesh: as for `potrs`.
-      in_specs: as for `potrs`, of the factor and of ``b``.
-      tile: rows of a tile; chosen by a cost model when left out.
+      c_and_lower: the result of `cho_factor`: the factor (n, n), and whether it is the lower one.
+        Any sharding over any mesh.
+      b: (n,) or (n, k) with the dtype of the factor; any sharding over the same mesh.
+      mesh: the mesh of both, if the arrays do not have one (tracers inside `jax.jit`).
+      in_specs: their shardings in the same case: a PartitionSpec for the factor, or one for each.
+      tile: the maximal number of rows of a tile; default: chosen by a cost model.
 
     Returns:
-      x, of the shape and the sharding of ``b``.
+      x, with the shape, dtype and sharding of ``b``.
+
+    Raises:
+      ValueError: wrong shapes, a mesh or specs that do not fit the arrays, or dimensions that
+        cannot be split evenly.
+      TypeError: an unsupported dtype, or different dtypes.
     """
     c, lower = c_and_lower
     x = solve_triangular(c, b, 0 if lower else 2, lower, mesh=mesh, in_specs=in_specs, tile=tile)
@@ -105,9 +139,29 @@ def solve_triangular(
     in_specs: Specs = None,
     tile: int | None = None,
 ) -> jax.Array:
-    """Solves ``a x = b`` (trans=0), ``a^T x = b`` (1) or ``a^H x = b`` (2) for a triangle ``a``.
+    """Solves ``a x = b``, ``a^T x = b`` or ``a^H x = b`` for a sharded triangular ``a``.
 
-    Only the triangle that ``lower`` names is read. Other arguments and errors as for `potrs`.
+    The counterpart of `jax.scipy.linalg.solve_triangular` and LAPACK's trtrs: one forward or
+    backward sweep over row block-cyclic tiles. Differentiable in ``a`` and ``b``.
+
+    Args:
+      a: (n, n); float32, float64, complex64 or complex128; any sharding over any mesh. Only the
+        triangle that ``lower`` selects is read, with its diagonal.
+      b: (n,) or (n, k) with the dtype of ``a``; any sharding over the same mesh.
+      trans: 0: solve with ``a``; 1: with its transpose; 2: with its adjoint.
+      lower: whether ``a`` is lower triangular.
+      mesh: the mesh of both, if the arrays do not have one (tracers inside `jax.jit`).
+      in_specs: their shardings in the same case: a PartitionSpec for ``a``, or one for each.
+      tile: the maximal number of rows of a tile; default: chosen by a cost model.
+
+    Returns:
+      x, with the shape, dtype and sharding of ``b``. A zero on the diagonal gives infinities or
+      NaN, not an error.
+
+    Raises:
+      ValueError: wrong shapes, another value of ``trans``, a mesh or specs that do not fit the
+        arrays, or dimensions that cannot be split evenly.
+      TypeError: an unsupported dtype, or different dtypes.
     """
     a = _validation.square("solve_triangular", a)
     b = _validation.right_hand_side("solve_triangular", b, a.shape[0], a.dtype)
@@ -117,7 +171,7 @@ def solve_triangular(
     a, b = _validation.put(a, placed), _validation.put(b, b_placed)
     plan = Plan.of(a.shape[0], placed, _validation.tile_size("solve_triangular", tile), True)
     if trans not in (0, 1, 2):
-        raise ValueError(f"solve_triangular: trans is {trans!r}; wanted is 0, 1 or 2.")
+        raise ValueError(f"solve_triangular: trans is {trans!r}; expected 0, 1 or 2.")
     if trans == 1:
         return solve_triangular(
             a.conj(), b, 2, lower, mesh=placed.mesh, in_specs=(placed.spec, b_placed.spec)

@@ -1,4 +1,4 @@
-"""What callers may give, and the errors for what cannot work."""
+"""Checks the arguments of the public functions, and raises their errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def square(function: str, a: Any, name: str = "a") -> jax.Array:
     a = a if isinstance(a, jax.Array) else jnp.asarray(a)
     if a.ndim != 2 or a.shape[0] != a.shape[1]:
         raise ValueError(
-            f"{function}: {name} has shape {a.shape}; wanted is one square matrix, shape (n, n). "
+            f"{function}: {name} has shape {a.shape}; expected one square matrix, shape (n, n). "
             "A stack of matrices goes through jax.vmap or jax.lax.map."
         )
     check_dtype(function, a, name)
@@ -64,25 +64,25 @@ def right_hand_side(function: str, b: Any, n: int, dtype: Any) -> jax.Array:
     b = b if isinstance(b, jax.Array) else jnp.asarray(b)
     if b.ndim not in (1, 2) or b.shape[0] != n:
         raise ValueError(
-            f"{function}: b has shape {b.shape}; wanted is ({n},) or ({n}, k), for the matrix is "
-            f"{n} x {n}."
+            f"{function}: b has shape {b.shape}; expected ({n},) or ({n}, k), because the matrix "
+            f"is {n} x {n}."
         )
     check_dtype(function, b, "b")
     if b.dtype != dtype:
-        raise TypeError(f"{function}: b is {b.dtype}, a is {dtype}; wanted is one dtype for both.")
+        raise TypeError(f"{function}: b is {b.dtype}, a is {dtype}; expected one dtype for both.")
     return b
 
 
 def tile_size(function: str, tile: Any) -> int | None:
     if tile is not None and (isinstance(tile, bool) or int(tile) != tile or tile < 1):
-        raise ValueError(f"{function}: tile size {tile!r}; wanted is a whole number of 1 or more.")
+        raise ValueError(f"{function}: tile size {tile!r}; expected a whole number of 1 or more.")
     return None if tile is None else int(tile)
 
 
 def check_dtype(function: str, a: jax.Array, name: str) -> None:
     if a.dtype.name not in _DTYPES:
         raise TypeError(
-            f"{function}: {name} is {a.dtype}; wanted is one of {', '.join(_DTYPES)}. "
+            f"{function}: {name} is {a.dtype}; expected one of {', '.join(_DTYPES)}. "
             "Convert it first, for instance with .astype(jnp.float32)."
         )
 
@@ -90,24 +90,24 @@ def check_dtype(function: str, a: jax.Array, name: str) -> None:
 def place(
     function: str, a: jax.Array, mesh: AnyMesh | None, spec: P | None, name: str = "a"
 ) -> Placed:
-    """The mesh and the sharding of ``a``: what the array says, and what the caller says of it.
+    """The mesh and the sharding of ``a``, from the array itself and from the caller's arguments.
 
     Raises:
-      ValueError: they contradict each other, or nobody says it.
+      ValueError: these contradict each other, or neither gives a sharding.
     """
     own, a = _own_place(a), _jax_compat.under_derivatives(a)
     if mesh is None:
         mesh = own.mesh if own else _context_mesh()
     if mesh is None and isinstance(a, Tracer):
         raise ValueError(
-            f"{function}: {name} is traced, and how it is sharded is not part of its type. Give "
-            "mesh= and in_specs=, or make the call under jax.set_mesh(mesh)."
+            f"{function}: {name} is a tracer whose type does not contain its sharding. Give "
+            "mesh= and in_specs=, or call the function under jax.set_mesh(mesh)."
         )
     if mesh is None:
         [device] = a.devices() if len(a.devices()) == 1 else [None]
         if device is None:
             raise ValueError(
-                f"{function}: {name} has the sharding {a.sharding}; wanted is a NamedSharding, or "
+                f"{function}: {name} has the sharding {a.sharding}; expected a NamedSharding, or "
                 "mesh= and in_specs=."
             )
         mesh = Mesh(np.array([device]), ("device",))
@@ -119,7 +119,7 @@ def place(
     if own is not None and isinstance(own.mesh, Mesh) and isinstance(mesh, Mesh):
         if own.mesh.devices.tolist() != mesh.devices.tolist():
             raise ValueError(
-                f"{function}: {name} and mesh= have other devices, or the same in another order. "
+                f"{function}: the devices of {name} and of mesh= differ, at least in their order. "
                 "Give the array's own mesh, or leave mesh= out."
             )
     if spec is None:
@@ -128,15 +128,15 @@ def place(
         placed = Placed(mesh, dimensions(function, spec, a, mesh, name))
         if own is not None and placed.dimensions != own.dimensions:
             raise ValueError(
-                f"{function}: {name} is sharded as {own.spec}, and in_specs say {placed.spec}. "
-                "Give the array's own, leave in_specs= out, or jax.device_put it as you want it."
+                f"{function}: {name} is sharded as {own.spec}, but in_specs is {placed.spec}. "
+                "Leave in_specs= out, or change the sharding with jax.device_put first."
             )
     _check_divides(function, a, placed, name)
     return placed
 
 
 def put(a: jax.Array, placed: Placed) -> jax.Array:
-    """``a`` on the mesh: an array of one device, or of the host, is spread as ``placed`` says."""
+    """``a`` on the mesh: an array of one device, or of the host, is distributed as ``placed``."""
     if isinstance(a, Tracer) or _own_place(a) is not None:
         return a
     return jax.device_put(a, placed.sharding)
@@ -158,23 +158,23 @@ def platform(placed: Placed) -> str:
 
 
 def check_status(function: str, check: bool, status: jax.Array) -> None:
-    """Raises, where ``check``, for a matrix that is not positive definite."""
+    """With ``check``, raises an error for a matrix that is not positive definite."""
     if not check:
         return
     if isinstance(status, Tracer):
         raise ValueError(
-            f"{function}: check=True needs the values of the matrix, which are not there inside a "
-            "transformation such as jax.jit. Use return_status=True there."
+            f"{function}: check=True needs the values of the matrix, which are not available "
+            "inside a transformation such as jax.jit. Use return_status=True there."
         )
     if int(status):
         raise np.linalg.LinAlgError(
             f"{function}: the matrix is not positive definite: its leading minor of order "
-            f"{int(status)} is not."
+            f"{int(status)} is not positive definite."
         )
 
 
 def ignore_pad(function: str, unused: dict[str, Any]) -> None:
-    """jaxmg's ``pad`` has no meaning here; anything else is an error."""
+    """Ignores jaxmg's ``pad``; any other argument is an error."""
     unknown = set(unused) - {"pad"}
     if unknown:
         raise TypeError(f"{function}: unknown argument {', '.join(sorted(unknown))}.")
@@ -187,14 +187,14 @@ def specs(function: str, given: Specs, names: tuple[str, ...]) -> tuple[P | None
     listed = [given] if isinstance(given, P) else list(given)
     if not all(isinstance(x, P) for x in listed) or len(listed) > len(names):
         raise TypeError(
-            f"{function}: in_specs is {given!r}; wanted is a jax.sharding.PartitionSpec for each "
+            f"{function}: in_specs is {given!r}; expected a jax.sharding.PartitionSpec for each "
             f"of {', '.join(names)}."
         )
     return (*listed, *(None,) * (len(names) - len(listed)))
 
 
 def _own_place(a: jax.Array) -> Placed | None:
-    """What the array itself says: its sharding, or its type's under explicit axes."""
+    """The sharding of the array itself, or of its type under explicit axes."""
     a = _jax_compat.under_derivatives(a)
     sharding: Any = jax.typeof(a).sharding if isinstance(a, Tracer) else a.sharding
     if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
@@ -212,7 +212,7 @@ def _context_mesh() -> AnyMesh | None:
 
 
 def _default_dimensions(a: jax.Array, mesh: AnyMesh) -> tuple[Axes, ...]:
-    """Rows over all of the mesh where they divide; a replicated array otherwise."""
+    """Rows over the whole mesh if they divide evenly, else replicated."""
     axes = tuple(mesh.axis_names)
     rows = axes if a.shape[0] % mesh.size == 0 else ()
     return (rows, *((),) * (a.ndim - 1))
@@ -250,8 +250,8 @@ def _check_divides(function: str, a: jax.Array, placed: Placed, name: str) -> No
         if length % parts:
             raise ValueError(
                 f"{function}: {name} has shape {a.shape}, and {length} cannot be split evenly over "
-                f"the {parts} devices of {' x '.join(axes)} ({words(placed.mesh)}), which JAX "
-                "asks for. Replicate that dimension, or pad the matrix with the identity."
+                f"the {parts} devices of {' x '.join(axes)} ({words(placed.mesh)}), as JAX "
+                "requires. Replicate that dimension, or pad the matrix with the identity."
             )
 
 
