@@ -56,7 +56,7 @@ def test_a_good_machine_is_ok() -> None:
             {"tunables": "glibc.malloc.hugetlb=0"},
             "warning",
             "turns glibc.malloc.hugetlb off",
-            "out of GLIBC_TUNABLES",
+            "from GLIBC_TUNABLES",
         ),
         (resources.check_huge_pages, {"huge_pages": ""}, "ok", "not shown", ""),
         (

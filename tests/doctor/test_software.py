@@ -53,7 +53,7 @@ def test_a_platform_that_cannot_work_is_a_problem(
         ("0.7.2", "problem", "0.8 is the oldest"),
         ("0.8.0", "ok", "0.8.0"),
         ("0.10.2.dev20260101", "ok", "0.10.2.dev"),
-        ("0.99.0", "warning", "newest that was tested"),
+        ("0.99.0", "warning", "the newest tested version"),
     ],
 )
 def test_jax_must_be_supported_and_better_be_tested(
@@ -133,7 +133,7 @@ def test_the_mend_of_a_bad_setting_names_the_variable() -> None:
     [
         ({"JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"}, "lockstep run --collectives sets it"),
         ({"JAX_NUM_CPU_DEVICES": "4"}, "lockstep run -d sets it"),
-        ({"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}, "take it out of XLA_FLAGS"),
+        ({"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}, "remove it from XLA_FLAGS"),
     ],
 )
 def test_settings_of_jax_that_work_against_the_launcher(

@@ -180,13 +180,13 @@ def test_without_arguments_the_one_live_job_is_taken_and_several_are_listed(
         monkeypatch.setattr(locate_run, "parents", lambda: {one: 1, same: 1, another: 1})
         assert main(["report"]) == 2
     said = capsys.readouterr().err
-    assert "2 jobs of yours run on this machine; say which:" in said
+    assert "2 jobs of yours run on this machine; choose one:" in said
     assert f"--pid {one}  {broken}\n" in said
     assert f"--pid {another}  {other}\n" in said
 
 
 def test_a_process_of_no_run_is_told() -> None:
-    with process(None) as pid, pytest.raises(RecordError, match="belongs to no run of Lockstep"):
+    with process(None) as pid, pytest.raises(RecordError, match="does not belong to a run of Lockstep"):
         locate_run.read(None, pid)
 
 

@@ -55,7 +55,7 @@ def test_a_hard_limit_that_is_too_low_is_an_error(monkeypatch: pytest.MonkeyPatc
         fd_limit.make_room(4077)
     text = str(caught.value)
     assert text.startswith("the engine needs 4077 file descriptors for the processes of ")
-    assert "20 are open, and this process may have 4096." in text
+    assert "20 are open, and the limit of this process is 4096." in text
     assert "ulimit -n 4353" in text
     assert limits.now == (1024, 4096)
 
