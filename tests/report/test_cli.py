@@ -186,7 +186,10 @@ def test_without_arguments_the_one_live_job_is_taken_and_several_are_listed(
 
 
 def test_a_process_of_no_run_is_told() -> None:
-    with process(None) as pid, pytest.raises(RecordError, match="does not belong to a run of Lockstep"):
+    with (
+        process(None) as pid,
+        pytest.raises(RecordError, match="does not belong to a run of Lockstep"),
+    ):
         locate_run.read(None, pid)
 
 

@@ -1,8 +1,8 @@
-"""Everything that Lockstep takes from private JAX, and every branch on a version of it.
+"""All uses of private JAX, and all code that depends on the version of JAX.
 
-A new jax is supported by looking at this folder alone. Nothing here imports jax at import time:
-`import lockstep` must come before jaxlib is loaded and cost nothing. Hooks fail soft (`hooks`):
-where a jax does not have what a hook needs, the hook is left out and one line says what is lost.
+Only this folder has to be checked for a new jax. No module here imports jax at import time, because
+`import lockstep` must come before jaxlib is loaded and must be fast. Hooks fail soft (`hooks`): if
+a jax lacks a name that a hook needs, the hook is left out, and one line names the lost feature.
 """
 
 from lockstep._jax_compat.arrays import under_derivatives as under_derivatives

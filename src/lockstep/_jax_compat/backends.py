@@ -17,10 +17,10 @@ def around_cpu_client(
     after: Callable[[Any], None],
     within: Callable[[], contextlib.AbstractContextManager[None]],
 ) -> None:
-    """Runs ``before`` right before JAX makes its CPU client, when JAX is distributed by then.
+    """Runs ``before`` just before JAX makes its CPU client, if JAX is distributed by then.
 
-    It may change ``jax_cpu_collectives_implementation``, and what it raises reaches the user.
-    ``after`` is given the client. It is made in the block of ``within``, distributed or not.
+    ``before`` may change ``jax_cpu_collectives_implementation``; its exceptions reach the user.
+    ``after`` gets the client. The client is made inside ``within()``, distributed or not.
     """
     from jax._src import xla_bridge
 
@@ -53,25 +53,25 @@ def check_collectives() -> None:
 
 
 def end_wait_for_devices(client: Any, processes: int) -> None:
-    """Has the making of JAX's CPU client end with an error where it waits for a dead process.
+    """Ends the creation of JAX's CPU client with an error if it waits for a dead process.
 
     Each process writes its devices into the key-value store, the first one gathers them, and all
-    wait for that, for minutes. What is no list of devices is as good as an answer.
+    wait for the result, for minutes. A malformed topology value ends the wait.
     """
     waited_for = [f"cpu:local_topology/cpu/{process}" for process in range(processes)]
     with contextlib.suppress(Exception):  # without the service, no process waits for its answer
         for key in ["cpu:global_topology/cpu", *waited_for]:
-            client.key_value_set(key, "somebody has died", allow_overwrite=True)
+            client.key_value_set(key, "a process has died", allow_overwrite=True)
 
 
 def around_backends(
     before: Callable[[], None], after: Callable[[str], bool] = lambda _: True
 ) -> None:
-    """Runs ``before`` when JAX asks for its backends; what it raises reaches the user.
+    """Runs ``before`` when JAX needs its backends; its exceptions reach the user.
 
-    Runs ``after`` with the default platform when JAX has them, until it returns True. JAX asks for
-    its backends before it compiles anything, so that comes before the first program. A missing GPU
-    is explained: JAX's words for "may use CUDA only, and there is none" are a bare assertion.
+    Runs ``after`` with the default platform once JAX has them, until it returns True. JAX needs its
+    backends before it compiles, so ``after`` runs before the first program. If only CUDA is allowed
+    and there is no GPU, raises an explanation instead of JAX's bare assertion.
     """
     from jax._src import xla_bridge
 
@@ -112,25 +112,24 @@ def _missing_gpu() -> str:
 
 
 def live_executables() -> list[Any]:
-    """The compiled programs of the CPU backend; none where there is no backend.
+    """The compiled programs of the CPU backend; empty: there is no backend yet.
 
-    The public way to the backend makes one where there is none, without the processes of a job that
-    has yet to begin.
+    JAX's public function would create a backend, which then would not belong to the later job.
     """
     cpu = _cpu_backend()
     return cpu.live_executables() if cpu is not None else []
 
 
 def live_arrays() -> list[Any]:
-    """The arrays on CPU devices; none where there is no backend."""
+    """The arrays on CPU devices; empty: there is no backend yet."""
     cpu = _cpu_backend()
     return cpu.live_arrays() if cpu is not None else []
 
 
 def wait_for_dispatched() -> None:
-    """Returns when all is done that this thread has dispatched to the CPU devices of this process.
+    """Waits until all that this thread has dispatched to this process's CPU devices has run.
 
-    A thread's programs run in turn on a device, so one more is the last.
+    A thread's programs run in order on a device, so it waits for one more program on each.
     """
     import jax
 

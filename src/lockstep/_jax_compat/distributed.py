@@ -15,7 +15,7 @@ from lockstep._jax_compat.settings import setting
 
 
 class _Instead:
-    """A module with some of its names replaced, for one other module that looks into it."""
+    """A module with some of its names replaced, for one other module that uses it."""
 
     def __init__(self, module: Any, **names: Any) -> None:
         self.__dict__.update(names, _module=module)
@@ -25,33 +25,33 @@ class _Instead:
 
 
 class Survival(NamedTuple):
-    """What `survive_dead_peers` calls."""
+    """The callbacks of `survive_dead_peers`."""
 
     serve: Callable[[str, int, dict[str, Any]], Any | None]
-    """Given what `coordination_service` takes, returns what stands for the service in process 0, or
-    None: then the service starts in process 0."""
+    """Takes the arguments of `coordination_service`; returns an object that represents the service
+    in process 0, or None: then the service starts in process 0."""
     before_another_job: Callable[[str, Sequence[str]], str]
-    """Runs when this process joins a job for the second time: given the service's address and those
-    of earlier jobs of several processes, it says where the service shall be."""
+    """Runs when this process joins a second job. Takes the service's address and those of earlier
+    jobs of several processes; returns the address to use."""
     on_joining: Callable[[], None]
     """Runs when this process joins a job for the first time."""
     listen_at: Callable[[str, str, bool], str]
-    """Given the address to bind, the coordinator's, and whether the user has chosen the first, says
-    which is bound; raises where that cannot be."""
+    """Takes the address to bind, the coordinator's address, and whether the user has chosen the
+    former; returns the address to bind, or raises if it cannot be used."""
     start_seconds: Callable[[], int]
-    """How long the processes may take to come, where the program does not say."""
+    """How long to wait for all processes, if the program does not set it."""
     not_started: Callable[[str, int, int, int], Exception]
-    """Given the coordinator's address, this process, the number of processes and the seconds, says
-    why they have not all come."""
+    """Takes the coordinator's address, this process, the number of processes and the seconds;
+    returns the error that names the processes which have not arrived."""
     certificates: Callable[[int], dict[str, str]]
-    """Given the number of processes, arguments of jaxlib for mutual TLS, where the user has passed
-    none; {} for a plain job."""
+    """Takes the number of processes; returns jaxlib's arguments for mutual TLS, {} for a job
+    without. Not called if the user has passed some."""
     on_lost_service: Callable[[], None]
-    """Runs when the connected service has ended, or cannot be reached, on a thread of jaxlib's."""
+    """Runs on a thread of jaxlib when the service has ended, or cannot be reached any more."""
 
 
 class _Asked(NamedTuple):
-    """What this process has asked of ``jax.distributed.initialize``."""
+    """This process's arguments of ``jax.distributed.initialize``."""
 
     bind_address: str | None = None
     seconds: int | None = None
@@ -63,10 +63,10 @@ _asked = _Asked()
 def survive_dead_peers(calls: Survival) -> None:
     """Keeps JAX's coordination service from ending a process because another has died.
 
-    Every process becomes "recoverable", unless the user has said otherwise: the service then does
-    not report a dead peer to the others, and the shutdown at exit does not wait. Where the service
-    runs inside process 0, that must not be the first to go, so no process is recoverable. What
-    ends the service itself is for `lost_service`.
+    Every process becomes "recoverable", unless the user has disabled that: then the service does
+    not report a dead peer to the others, and the shutdown at exit does not wait. If the service
+    runs inside process 0, this process must not end first, so no process is recoverable. The end of
+    the service itself is handled by `lost_service`.
     """
     import jax
 
@@ -175,7 +175,7 @@ def _naming_who_is_missing(original: Callable[..., None], calls: Survival) -> Ca
 
 
 def _or(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-    """``ours``, and ``original`` where a new jax calls it with other arguments than we know."""
+    """``ours``, or ``original`` if a new jax passes other arguments than ``ours`` accepts."""
 
     def call(*args: Any, **options: Any) -> Any:
         try:
@@ -194,16 +194,16 @@ SURVIVAL_LOST = "when a process dies, JAX aborts the others."
 
 
 def coordination_service(address: str, num_nodes: int, options: dict[str, Any]) -> Any:
-    """JAX's coordination service, as JAX starts it; it serves until the object is gone.
+    """JAX's coordination service, as JAX starts it; it runs until the object is deleted.
 
-    Needs jaxlib alone, so that a process that does nothing else starts in half of the time.
+    It imports only jaxlib, so that a process which runs only the service starts in half the time.
     """
     library: Any = importlib.import_module("jaxlib._jax")
     return library.get_distributed_runtime_service(address, num_nodes, **options)
 
 
 def check_distributed() -> None:
-    """Raises where this jax does not have what the engine asks of its distributed state."""
+    """Raises if the distributed state of this jax lacks a name that the engine needs."""
     from jax._src import distributed
 
     state = distributed.global_state
@@ -215,7 +215,7 @@ def check_distributed() -> None:
 
 
 def is_timeout(error: Exception) -> bool:
-    """Whether JAX's client of the key-value store raised this because nothing came in time."""
+    """Whether JAX's client of the key-value store raised this because of a timeout."""
     return "DEADLINE_EXCEEDED" in str(error)
 
 
@@ -271,9 +271,9 @@ def heartbeat_seconds() -> float:
 
 
 def service_answers(key: str, seconds: float) -> bool:
-    """Whether JAX's coordination service says in time what ``key`` is, which has been set.
+    """Whether JAX's coordination service answers within ``seconds``; ``key`` must have a value.
 
-    True where this process has left it.
+    True if this process has left the service.
     """
     client = distributed_client()
     if client is None:
@@ -286,16 +286,16 @@ def service_answers(key: str, seconds: float) -> bool:
 
 
 def set_client_aside() -> None:
-    """Has the end of this process not wait for JAX's coordination service, which is out of reach.
+    """Prevents the end of this process from waiting for an unreachable coordination service.
 
-    JAX's client would say goodbye at exit, wait five minutes for an answer, and abort the process.
+    JAX's client would disconnect at exit, wait five minutes for an answer, and abort the process.
     """
     from jax._src import distributed
 
     state: Any = distributed.global_state
     for name in ("client", "preemption_sync_manager"):
         if (left := getattr(state, name, None)) is not None:
-            # For good: its destructor says goodbye too.
+            # Never freed, because its destructor disconnects too.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(left))
             setattr(state, name, None)
 

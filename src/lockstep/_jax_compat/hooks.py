@@ -1,7 +1,7 @@
-"""Hooks into jax that fail soft: a jax that has changed loses one feature, and says which.
+"""Hooks into jax that fail soft: with a changed jax only one feature is lost.
 
-A hook looks for private names of jax. Where one is missing, the hook is left out, and process 0
-prints one line with the hook, the version of jax, and what is lost. `import jax` always succeeds.
+A hook needs private names of jax. If one does not exist, the hook is left out, and process 0 prints
+one line with the hook, the version of jax, and the lost feature. `import jax` always succeeds.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _in: set[str] = set()
 
 
 def install(hook: str, lost: str, put_in: Callable[[], None]) -> bool:
-    """Calls ``put_in``; returns whether it succeeded, and reports it where not.
+    """Calls ``put_in``; returns whether it succeeded, and reports a failure.
 
-    ``lost`` says what does not work without the hook, and what to do instead.
+    ``lost`` names what does not work without the hook, and what to do instead.
     """
     try:
         put_in()
@@ -44,7 +44,7 @@ def report(hook: str, lost: str, error: BaseException | str) -> None:
 
 @contextlib.contextmanager
 def blaming() -> Iterator[None]:
-    """Adds to what the block raises, which is Lockstep's, that this jax is not a tested one."""
+    """Adds a note to an exception of Lockstep's code in the block if this jax is not tested."""
     try:
         yield
     except Exception as error:
@@ -59,7 +59,7 @@ def is_in(hook: str) -> bool:
 
 
 def report_untested() -> None:
-    """Prints one line where jax is newer than every one that was tested."""
+    """Prints one line if jax is newer than every tested version."""
     if note := versions.untested_note():
         _print(f"lockstep: {note}.")
 

@@ -1,9 +1,9 @@
-"""Running code when jax is imported, and giving jax and jaxlib variables while they load.
+"""Runs code when jax is imported, and sets variables for jax and jaxlib while they load.
 
-jaxlib reads ``MPITRAMPOLINE_LIB`` in a constructor of its shared library, jax reads
-``JAX_CPU_COLLECTIVES_IMPLEMENTATION`` when it is imported. Each is in the environment for that
-moment only: a program that this process starts, and that uses JAX without Lockstep, must not get
-an engine that has not been configured there.
+jaxlib reads ``MPITRAMPOLINE_LIB`` in a constructor of its shared library, and jax reads
+``JAX_CPU_COLLECTIVES_IMPLEMENTATION`` when it is imported. Each is in the environment only at that
+time: a child program that uses JAX without Lockstep must not inherit them, because the engine would
+not be configured there.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ _before: dict[str, str | None] = {}
 
 @contextlib.contextmanager
 def _in_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Several threads may import at a time: the last one takes the variables away.
+    """Sets variables for the block. Of several importing threads, the last one removes them.
 
-    The lock is not held meanwhile, for Python has locks of its own around an import.
+    The lock is not held during the block, because Python holds its own locks during an import.
     """
     with _lock:
         for name in variables:
@@ -82,9 +82,9 @@ def _in_environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 class _Finder:
-    """Finds jax, and jaxlib's extension modules, as the finders behind it do.
+    """Finds jax, and jaxlib's extension modules, by the finders behind it.
 
-    It stays until the import of jax has succeeded: a program may look for jax
+    It stays installed until the import of jax has succeeded: a program may search for jax
     (``importlib.util.find_spec``), or fail to import it, and import it later.
     """
 

@@ -1,19 +1,18 @@
-"""What happens in a process when its connection to JAX's coordination service fails.
+"""Handles the loss of the connection to JAX's coordination service.
 
-jaxlib's client then calls its ``missed_heartbeat_callback``; by default that ends the process by
-SIGABRT, before Python can raise or save anything. A callback of Python's is called with an
+jaxlib's client then calls its ``missed_heartbeat_callback``; by default this ends the process by
+SIGABRT, before Python can raise or save anything. A Python callback would be called with an
 ``absl::Status``, which jaxlib cannot convert for Python, so C++ throws ``std::bad_cast`` instead of
-calling it. (jaxlib 0.8.0, 0.10.2 and 0.12.0.1 do so.) This has two consequences, both of use:
+calling it (in jaxlib 0.8.0, 0.10.2 and 0.12.0.1). Lockstep uses both consequences:
 
-- While the client connects, on a thread of Python's, the exception arrives as
+- While the client connects, on a Python thread, the exception arrives as
   ``RuntimeError("std::bad_cast")`` (`is_uncast`).
-- Later, on a thread of jaxlib's, nothing catches it, and C++ calls the terminate handler. Ours
-  reports that the service is lost, and keeps this thread for good: C++ has not unwound it, it holds
-  the lock of a client that is of no use any more. What else ends in the terminate handler goes to
-  the handler before ours.
+- Later, on a thread of jaxlib, the exception is not caught, and C++ calls the terminate handler.
+  Lockstep's handler reports the loss of the service, and never returns: the thread has not been
+  unwound and holds the lock of a client that is no longer needed. Other exceptions are passed on to
+  the handler that was installed before.
 
-A jaxlib that can convert the status calls the callback instead, which does the same without C++'s
-help.
+A jaxlib that can convert the status calls the callback instead, which does the same.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ _lost = threading.Event()
 
 
 def is_uncast(error: BaseException) -> bool:
-    """Whether this is what JAX's client raises where it cannot connect."""
+    """Whether JAX's client raised this because it cannot connect."""
     return "bad_cast" in str(error)
 
 
 def callback(react: Callable[[], None]) -> Callable[..., None] | None:
-    """A ``missed_heartbeat_callback`` that calls ``react``; None where JAX's default stays."""
+    """A ``missed_heartbeat_callback`` that calls ``react``; None: keep JAX's default."""
     global _react
     if not _take_over_terminate():
         return None
@@ -60,8 +59,8 @@ def callback(react: Callable[[], None]) -> Callable[..., None] | None:
 def ending(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Calls a method of JAX's client; raises `ConnectionError` when the service is lost.
 
-    The thread that is kept for good holds the client's lock, so a call that is made, or is in
-    flight, does not return. It is made on a thread of its own.
+    After the loss, the thread in the terminate handler holds the client's lock forever, so calls do
+    not return. Therefore each call is made on a thread of its own.
     """
     returned: list[Any] = []
     raised: list[BaseException] = []
@@ -86,7 +85,7 @@ def ending(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 @functools.cache
 def _take_over_terminate() -> bool:
-    """Whether the terminate handler is ours, from the first call on."""
+    """Installs Lockstep's terminate handler at the first call; False: that is not possible."""
     path = _mapped()
     if not path:
         return False
@@ -118,7 +117,7 @@ def _take_over_terminate() -> bool:
 
 
 def _mapped() -> str:
-    """The C++ library that jaxlib uses; "" where it has one of its own inside."""
+    """The C++ library that jaxlib uses; "": it is linked into jaxlib."""
     with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
         for line in maps:
             if _LIBRARY in line:

@@ -1,6 +1,6 @@
-"""What jaxlib asks of the library that it loads in place of an MPI.
+"""The names that jaxlib needs in the library that it loads as an MPI.
 
-jaxlib ends the process when a name is missing there, so the names are read from jaxlib's file.
+jaxlib ends the process if the library lacks a name, so the names are read from jaxlib's file first.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def jaxlib_library() -> Path | None:
 
 
 def names_wanted(library: Path) -> set[str]:
-    """The names that a jaxlib asks an MPI library for; raises OSError or ValueError.
+    """The names that a jaxlib needs in an MPI library; raises OSError or ValueError.
 
-    They stand among the constant strings of the file, a fifteenth of it, or, with a linker that
-    does not mark those, somewhere in its data.
+    They are among the constant strings of the file, which are a fifteenth of it; if the linker has
+    not marked these, all data is searched.
     """
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
@@ -52,7 +52,7 @@ def names_wanted(library: Path) -> set[str]:
 
 
 def names_missing(library: Path, engine: Path) -> list[str]:
-    """Those of `names_wanted` that the engine lacks; raises ValueError where there are none."""
+    """Those of `names_wanted` that the engine lacks; raises ValueError if no name is wanted."""
     loaded = ctypes.CDLL(str(engine))
     if not (wanted := names_wanted(library)):
         raise ValueError(f"no name was found in {library}")

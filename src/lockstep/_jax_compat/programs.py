@@ -43,10 +43,10 @@ def note_programs(client: Any, note: Callable[[Any], None]) -> None:
 
 
 def around_executions(around: Callable[[Callable[[], Any]], Any]) -> None:
-    """Has every execution of a compiled program made by ``around``, which calls what it is given.
+    """Passes every execution of a compiled program to ``around``, which has to call it.
 
-    That returns when the program has run. JAX's shortcut, by which a program is executed a second
-    time without a line of Python, is closed.
+    The call returns when the program has run. JAX's fast path, which executes a known program
+    without running Python code, is disabled.
     """
     import jax
 
@@ -73,12 +73,12 @@ def has_passes() -> bool:
 
 
 def is_refused_type(error: BaseException) -> bool:
-    """Whether XLA raised this because its plug does not take the type of a collective."""
+    """Whether XLA raised this because its MPI interface does not support a collective's type."""
     return "Unsupported primitive type" in str(error)
 
 
 def register_pass(name: str, transform: Callable[[bytes], bytes | None]) -> None:
-    """Has XLA call ``transform`` with each CPU program after partitioning, as a serialized module.
+    """Makes XLA call ``transform`` with each CPU program after partitioning (a serialized module).
 
     Since jax 0.11 this makes JAX's backends, so JAX must be distributed by then.
     """

@@ -29,7 +29,7 @@ _STDOUT = "standard output"
 
 
 class Facts:
-    """What the report says about the run itself."""
+    """The part of the report about the run itself."""
 
     def __init__(self, args: argparse.Namespace, command: Sequence[str]) -> None:
         self._args = args
@@ -40,7 +40,7 @@ class Facts:
         self._hello: dict[str, dict[str, Any]] = {}
 
     def met(self, implementation: str, hello: Sequence[dict[str, Any]]) -> None:
-        """Keeps what process 0 of a job said about itself."""
+        """Keeps the facts that process 0 of a job sent."""
         self._hello[implementation] = next(h for h in hello if h["process"] == 0)
 
     def document(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """One process of a benchmark job: ``python -m lockstep.bench.worker SOCKET``.
 
-The benchmark listens on a Unix socket; every process of the job connects, says who it is, and then
-does what it is told, one JSON line at a time. Between orders it sleeps in ``recv``, so that a job
-whose turn it is not takes nothing from the one whose turn it is. When the socket closes, it ends.
+The benchmark listens on a Unix socket. Every process of the job connects, sends its facts, and then
+carries out orders, one JSON line at a time. Between orders it sleeps in ``recv``, so that it does
+not disturb the job that is being measured. It ends when the socket is closed.
 """
 
 from __future__ import annotations

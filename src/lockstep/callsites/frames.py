@@ -1,13 +1,11 @@
-"""Which lines of the user's program, and which calls on them, make a collective.
+"""The lines and calls of the user's program that make a collective; ``--strict`` compares them.
 
-This is what ``--strict`` compares.
-
-With one device per process, XLA runs a collective on the user's thread, and its lines are on the
-stack. With several, it runs on threads of XLA's, where there is nothing of the program to be seen.
-Then (`note_executions`) the lines are noted on the user's thread, when it executes a program, and
-every execution is waited for: while one runs, the thread that asked for it is inside it. So a
-collective on a thread without lines belongs to the one execution there is. Where several threads
-execute programs at a time, from different lines, the site is not known, and agrees with all.
+With one device per process, XLA runs a collective on the user's thread, so the lines are on the
+stack. With several devices, XLA runs it on threads of its own, without a frame of the program. Then
+(`note_executions`) the lines are recorded on the user's thread when it executes a program, and the
+thread waits until the execution has ended. So a collective on a thread without lines belongs to the
+only execution in flight. If several threads execute programs at the same time from different lines,
+the site is unknown, and an unknown site is equal to every other one.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ UNKNOWN = 0
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _PYTHONS_OWN = f"{Path(os.__file__).parent}{os.sep}"
 _SCRIPTS = f"{sysconfig.get_path('scripts')}{os.sep}"
-"""Of installed programs: no more than a call."""
+"""The scripts of installed packages, which only call them."""
 _AHEAD_OF_TIME = f"jax{os.sep}_src{os.sep}stages.py"
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 
@@ -42,14 +40,14 @@ _executing: dict[int, int] = {}
 _known: dict[int, tuple[Caller, ...]] = {}
 _path = ""
 _columns_of: dict[tuple[int, int], tuple[str, CodeType]] = {}
-"""Of each instruction that was met; the code is kept, so that its id stays its own."""
+"""By code and instruction; the code object is kept, so that its id is not reused."""
 
 
 @functools.cache
 def note_executions() -> None:
-    """From now on the lines of every execution are noted, and it is waited for.
+    """From now on records the lines of every execution, and waits until the execution has ended.
 
-    This closes JAX's shortcut to a program that ran before, and so costs more than all the rest.
+    This disables JAX's fast path for a program that ran before, which costs more than the rest.
     """
     _jax_compat.install(
         "executions of programs",
@@ -59,7 +57,7 @@ def note_executions() -> None:
 
 
 def keep_in(path: str) -> None:
-    """From now on the lines of each site are written to a file, for the other processes."""
+    """From now on writes the lines of each site to a file, for the other processes."""
     global _path
     _path = path
     for site, callers in list(_known.items()):
@@ -67,14 +65,14 @@ def keep_in(path: str) -> None:
 
 
 def known() -> dict[int, tuple[Caller, ...]]:
-    """The lines of each site that was met, the innermost first."""
+    """The lines of each recorded site, the innermost first."""
     return dict(_known)
 
 
 def of_this_collective() -> int:
-    """A hash of the places in the user's program that make this call; `UNKNOWN` where unclear.
+    """A hash of the places in the user's program that make this call, or `UNKNOWN`.
 
-    The engine asks, on the thread that runs the collective.
+    The engine calls this on the thread that runs the collective.
     """
     own = _site(sys._getframe(1))
     if own != UNKNOWN:
@@ -84,9 +82,9 @@ def of_this_collective() -> int:
 
 
 def innermost() -> Caller | None:
-    """The line of the user's program that led here, on this thread; None where there is none.
+    """The innermost line of the user's program on this thread's stack; None: there is none.
 
-    Where the program is installed as libraries are, the line of what called JAX.
+    If the program itself is an installed package, the line that called JAX.
     """
     library, frame = None, sys._getframe(1)
     while frame is not None:
@@ -103,7 +101,7 @@ def innermost() -> Caller | None:
 def dispatching_thread() -> str:
     """The name of this thread, if it calls the program that is being compiled; else "".
 
-    ``jitted.lower(x).compile()`` calls nothing yet: another thread may do so later.
+    ``jitted.lower(x).compile()`` only compiles: another thread may call the program later.
     """
     frame = sys._getframe(1)
     while frame is not None:
@@ -149,7 +147,7 @@ def _site(frame: FrameType | None) -> int:
 
 
 def _write(site: int, callers: tuple[Caller, ...]) -> None:
-    """Before the collective begins, so that whoever sees its record finds its lines."""
+    """Writes the lines before the collective begins, so that they are there with its record."""
     places = [[c.file, c.line, c.function, c.columns] for c in callers]
     line = json.dumps({"site": site, "callers": places})
     # The job goes on without the lines where they cannot be written.
@@ -160,7 +158,7 @@ def _write(site: int, callers: tuple[Caller, ...]) -> None:
 
 
 def _columns(code: CodeType, instruction: int) -> str:
-    """Where on its lines the call is that the frame is in; "" where Python does not know."""
+    """The columns of the call that the frame is in; "": Python does not have them."""
     key = id(code), instruction
     if key not in _columns_of:
         positions = itertools.islice(code.co_positions(), max(0, instruction) // 2, None)
@@ -180,7 +178,7 @@ def is_library(file: str) -> bool:
 
 @functools.cache
 def is_on_the_way(file: str) -> bool:
-    """Whether it is Lockstep's, JAX's or Python's: what lies between the user and a compiler."""
+    """Whether the file is of Lockstep, JAX or Python: frames between the user and the compiler."""
     files = (getattr(sys.modules.get(name), "__file__", None) for name in ("jax", "jaxlib"))
     folders = (f"{Path(file).parent}{os.sep}" for file in files if file)
     if file.startswith((_PACKAGE, _SCRIPTS, "<frozen", *folders)):

@@ -10,14 +10,14 @@ Rejected: a thread for each pipe (2n threads for n processes, and signals reach 
 asyncio (slow to import, and its child watcher does not see adopted orphans), polling (it notices
 events late, and is never idle).
 
-**Stopping.** After a failure the other processes are first left alone: each learns of it in its
-next collective, and may catch that error, save, and end with its own status. Then, and after Ctrl-C
-at once, every process is told politely, then killed. Politely means SIGINT: Python raises
-KeyboardInterrupt, so ``finally`` blocks run. SIGTERM will not do, because JAX's preemption notifier
-swallows it once ``jax.distributed`` is up. It is still what processes get first when
-the launcher itself gets SIGTERM: it tells programs that ask
-``multihost_utils.reached_preemption_sync_point`` to save their state. A process inside native code
-notices neither; SIGKILL after the grace period ends that.
+**Stopping.** After a failure the other processes first get time: each raises the error in its next
+collective, and may catch it, save, and end with its own status. Then, and after Ctrl-C at once,
+every process gets SIGINT, and SIGKILL at the end of the grace period. SIGINT raises
+KeyboardInterrupt in Python, so ``finally`` blocks run. SIGTERM would not end the processes, because
+JAX's preemption notifier catches it once ``jax.distributed`` is initialized. Processes get SIGTERM
+first only when the launcher itself gets it: programs that call
+``multihost_utils.reached_preemption_sync_point`` then save their state. Native code that runs for
+long delays SIGINT and SIGTERM; SIGKILL ends it.
 """
 
 from __future__ import annotations

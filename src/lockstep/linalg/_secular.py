@@ -1,11 +1,11 @@
 """Rank-one updates of diagonal matrices: the roots of their secular equations, and their weights.
 
-Shapes are static, so nothing is deflated. Instead equal poles are told apart by offsets far below
-rounding, kept beside them as a second word, and weights get a floor far below rounding: then every
-root lies strictly between two poles, and is found as an offset from the nearer one, to all its
-bits. The weights are then recomputed from the roots (Gu and Eisenstat, "A stable and efficient
-algorithm for the rank-one modification of the symmetric eigenproblem", 1994), which keeps the
-eigenvectors orthogonal however close the eigenvalues are.
+Shapes are static, so there is no deflation. Instead equal poles are distinguished by offsets far
+below rounding, stored as a second word, and weights get a lower bound far below rounding. Then
+every root lies strictly between two poles, and is computed to full precision as an offset from the
+nearer one. The weights are then recomputed from the roots (Gu and Eisenstat, "A stable and
+efficient algorithm for the rank-one modification of the symmetric eigenproblem", 1994), which keeps
+the eigenvectors orthogonal however close the eigenvalues are.
 
 Each device finds its share of the roots and of the weights. With ``kernels`` (see `_cpu_kernels`)
 it takes a rational iteration, a few steps a root; in plain JAX bisection takes as many as a number
@@ -65,7 +65,7 @@ class Roots(NamedTuple):
 
 
 def update_of(pole: jax.Array, z: jax.Array, rho: jax.Array) -> Update:
-    """``diag(pole) + rho z z^T``, with poles told apart and floors where they are needed."""
+    """``diag(pole) + rho z z^T``, with distinct poles and lower bounds for the weights."""
     m = pole.shape[1]
     # Far below rounding; yet an offset, a floor cubed times a spacing, is a normal number.
     floor = jnp.finfo(pole.dtype).eps * (1e-3 if pole.dtype == jnp.float64 else 0.1)

@@ -172,7 +172,7 @@ def syevd_shardmap_ctx(
 
 @dataclasses.dataclass(frozen=True)
 class _Problem(_eigh.Problem):
-    """A problem that knows the size of the matrix, for the shape of a part does not tell it."""
+    """A problem with the size of the whole matrix, which the shape of a shard does not give."""
 
     n: int = 0
 
@@ -185,7 +185,7 @@ def _both_sweeps(b: jax.Array, b_placed: Placed, low: jax.Array, plan: Plan) -> 
 
 
 def _place(function: str, a: jax.Array, spec: Any) -> tuple[Placed, int]:
-    """Where the matrix is of which ``a`` is a part, over the axes that share it; and its size."""
+    """The sharding of the matrix of which ``a`` is a shard, over the axes in it, and its size."""
     mesh = jax.sharding.get_abstract_mesh()
     manual = tuple(axis for axis in mesh.axis_names if axis in mesh.manual_axes)
     if not manual:
@@ -196,7 +196,7 @@ def _place(function: str, a: jax.Array, spec: Any) -> tuple[Placed, int]:
     if _jax_compat.varying_axes(a):
         raise ValueError(f"{function}: needs jax.shard_map(..., check_vma=False).")
     if a.ndim != 2:
-        raise ValueError(f"{function}: a has shape {a.shape}; expected a part of a square matrix.")
+        raise ValueError(f"{function}: a has shape {a.shape}; expected a shard of a square matrix.")
     _validation.check_dtype(function, a, "a")
     whole = AbstractMesh(tuple(mesh.shape[axis] for axis in manual), manual)
     if spec is None:
@@ -206,8 +206,8 @@ def _place(function: str, a: jax.Array, spec: Any) -> tuple[Placed, int]:
     shared = tuple(axis for axis in manual if axis in dimensions[0] + dimensions[1])
     if not shared:
         raise ValueError(
-            f"{function}: the spec {spec} says that every device has the whole matrix; then "
-            "jax.scipy.linalg solves it on each."
+            f"{function}: by the spec {spec} every device has the whole matrix; use "
+            "jax.scipy.linalg on each device."
         )
     mesh = AbstractMesh(tuple(mesh.shape[axis] for axis in shared), shared)
     placed = Placed(mesh, dimensions, inside=True)
@@ -216,9 +216,9 @@ def _place(function: str, a: jax.Array, spec: Any) -> tuple[Placed, int]:
     )
     if rows != columns:
         raise ValueError(
-            f"{function}: a part of shape {a.shape}, split as {placed.spec} over the mesh "
-            f"{_validation.words(mesh)}, would be of a matrix of {rows} x {columns}; expected a "
-            "square one. Give in_specs= as jax.shard_map has them."
+            f"{function}: a shard of shape {a.shape}, split as {placed.spec} over the mesh "
+            f"{_validation.words(mesh)}, means a matrix of {rows} x {columns}; expected a "
+            "square one. Give in_specs= as in jax.shard_map."
         )
     return placed, rows
 
@@ -226,7 +226,7 @@ def _place(function: str, a: jax.Array, spec: Any) -> tuple[Placed, int]:
 def _place_beside(
     function: str, b: jax.Array, spec: Any, placed: Placed, n: int, dtype: Any
 ) -> Placed:
-    """Where the right-hand side is of which ``b`` is a part."""
+    """The sharding of the right-hand side of which ``b`` is a shard."""
     rows = placed.dimensions[0]
     if spec is not None:
         dimensions = _validation.dimensions(function, spec, b, placed.mesh, "b")
@@ -235,7 +235,7 @@ def _place_beside(
         dimensions = (() if whole else rows, *((),) * (b.ndim - 1))
     if b.ndim not in (1, 2) or b.shape[0] * placed.sharded.size(dimensions[0]) != n:
         raise ValueError(
-            f"{function}: a part of b has shape {b.shape}; expected a part of ({n},) or ({n}, k), "
+            f"{function}: a shard of b has shape {b.shape}; expected one of ({n},) or ({n}, k), "
             f"for the matrix is {n} x {n}. Give in_specs= for both, as jax.shard_map has them."
         )
     _validation.check_dtype(function, b, "b")

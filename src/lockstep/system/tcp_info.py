@@ -79,11 +79,11 @@ def _plain(name: tuple[str, int]) -> Address:
 
 
 def keep_asking(connection: socket.socket, limit: float) -> bool:
-    """Has the kernel ask the other kernel for a sign of life while nothing is sent.
+    """Enables TCP keep-alive: the kernel sends probes while no data is sent.
 
-    So `silence` grows only when nobody answers. After twice the limit, in seconds, the kernel ends
-    the connection by itself. A process that is stopped or busy does not matter: its kernel answers.
-    Returns False where it did so already.
+    So `silence` grows only when the other host does not answer. After twice ``limit`` seconds the
+    kernel closes the connection. A process that is stopped or busy has no effect: its kernel
+    answers. Returns False if keep-alive was enabled already.
     """
     if connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE):
         return False
@@ -96,13 +96,13 @@ def keep_asking(connection: socket.socket, limit: float) -> bool:
 
 
 def has_answered(connection: socket.socket) -> bool:
-    """Whether the other end has ever taken anything that it was sent, a greeting not counted."""
+    """Whether the other end has acknowledged any data, besides the handshake."""
     [count] = struct.unpack_from("=Q", _tcp_info(connection), _BYTES_ACKNOWLEDGED)
     return count > 1
 
 
 def silence(connection: socket.socket) -> float:
-    """For how many seconds the other kernel has answered nothing that it was sent."""
+    """Seconds for which the other kernel has not answered data or probes; 0: it has."""
     info = _tcp_info(connection)
     state, _, retransmits, probes = info[:4]
     if state != _ESTABLISHED or max(retransmits, probes) < _UNANSWERED:
@@ -113,5 +113,5 @@ def silence(connection: socket.socket) -> float:
 def _tcp_info(connection: socket.socket) -> bytes:
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LENGTH)
     if len(info) < _LENGTH:
-        raise OSError("this system does not tell what it knows of a connection")
+        raise OSError("TCP_INFO of this kernel is too short")
     return info
