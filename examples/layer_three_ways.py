@@ -3,7 +3,7 @@
     lockstep run -n 2 -d 4 examples/layer_three_ways.py
 
 The layer is sigmoid(x @ w + b). The batch is split over the mesh axis X, the features of the
-result over Y; the three programs differ only in who says so.
+result over Y; the three programs differ only in where this is specified.
 """
 
 from __future__ import annotations

@@ -55,17 +55,17 @@ def running(tmp_path: Path):
 
 def test_orders_are_answered(running: BenchJob) -> None:
     assert running.hello == [{"process": 0}]
-    assert running.ask("double", 10.0, value=21) == [{"result": 42}]
+    assert running.request("double", 10.0, value=21) == [{"result": 42}]
 
 
 def test_an_error_in_a_process_is_the_reason(running: BenchJob) -> None:
     with pytest.raises(JobFailed, match="process 1 left"):
-        running.ask("raise", 10.0)
+        running.request("raise", 10.0)
 
 
 def test_a_process_that_ends_leaves_its_last_words(running: BenchJob) -> None:
     with pytest.raises(JobFailed, match="gloo::IoException"):
-        running.ask("die", 10.0)
+        running.request("die", 10.0)
 
 
 def test_a_process_that_does_not_answer_is_given_up(
@@ -73,7 +73,7 @@ def test_a_process_that_does_not_answer_is_given_up(
 ) -> None:
     monkeypatch.setattr(job, "STOP_SECONDS", 0.2)
     with pytest.raises(JobFailed, match="no answer in time from 1 of 1 processes"):
-        running.ask("sleep", 0.2)
+        running.request("sleep", 0.2)
 
 
 def test_a_launcher_that_ends_at_once(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ class FakeJob:
         self.closed = False
         self.spoil: Callable[[str, Answers], Answers] = lambda order, answers: answers
 
-    def ask(self, order: str, timeout: float, **values: Any) -> Answers:
+    def request(self, order: str, timeout: float, **values: Any) -> Answers:
         self.log.append((self.name, order))
         answers: Answers = [{}, {}]
         if order == "prepare":

@@ -152,7 +152,7 @@ class BenchJob:
             self._lines.append(_Line(connection))
         self.hello = self._answers(deadline)
 
-    def ask(self, order: str, timeout: float, **values: Any) -> list[dict[str, Any]]:
+    def request(self, order: str, timeout: float, **values: Any) -> list[dict[str, Any]]:
         """Gives every process an order; returns their answers, in no particular order.
 
         Raises `JobFailed` when a process answers with an error, ends, or ``timeout`` seconds pass.

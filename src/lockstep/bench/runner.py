@@ -27,7 +27,7 @@ MAX_FAILURES = 3
 class Driven(Protocol):
     """What the runner needs of a `lockstep.bench.job.BenchJob`."""
 
-    def ask(self, order: str, timeout: float, **values: Any) -> list[dict[str, Any]]: ...
+    def request(self, order: str, timeout: float, **values: Any) -> list[dict[str, Any]]: ...
 
     def close(self) -> None: ...
 
@@ -149,7 +149,7 @@ class Runner:
             if case.op == "all_reduce" and case.bytes >= LARGE:
                 self._copy(turns, result)
         for turn in turns:
-            self._guarded(turn, lambda job: job.ask("release", self._timeout))
+            self._guarded(turn, lambda job: job.request("release", self._timeout))
             self._settle(turn)
         return result
 
@@ -164,12 +164,12 @@ class Runner:
 
     def _prepare(self, job: Driven, turn: _Turn, case: Case) -> None:
         measurement = turn.measurement
-        answers = job.ask("prepare", self._timeout, case=dataclasses.asdict(case))
+        answers = job.request("prepare", self._timeout, case=dataclasses.asdict(case))
         wrong = sum(answer["wrong"] for answer in answers)
         if wrong:
             measurement.status = "wrong"
             measurement.reason = f"{wrong} elements of the result are not what they must be"
-            job.ask("release", self._timeout)
+            job.request("release", self._timeout)
             return
         if any(answer["collectives"] != 1 or answer["copies"] for answer in answers):
             measurement.status = "failed"
@@ -184,7 +184,7 @@ class Runner:
         # A single turn is mostly dispatch; a second round with more turns finds the collective.
         k, seconds, call = 1, 0.0, 0.0
         for samples in (1, 3):
-            answers = job.ask("block", self._timeout, k=k, samples=samples, calls=samples)
+            answers = job.request("block", self._timeout, k=k, samples=samples, calls=samples)
             seconds = min(_slowest(answers, "loop")) / k
             call = min(_slowest(answers, "call"))
             if k * seconds >= LOOP_SECONDS:
@@ -196,7 +196,7 @@ class Runner:
 
     def _block(self, job: Driven, turn: _Turn) -> None:
         measurement = turn.measurement
-        answers = job.ask(
+        answers = job.request(
             "block", self._timeout, k=measurement.loop, samples=turn.samples, calls=turn.calls
         )
         if any(answer["wrong"] for answer in answers):
@@ -212,7 +212,7 @@ class Runner:
                 continue
             try:
                 job = self._jobs.get(turn.implementation)
-                answers = job.ask("copy", self._timeout, seconds=COPY_SECONDS)
+                answers = job.request("copy", self._timeout, seconds=COPY_SECONDS)
             except JobFailed as error:
                 self._jobs.failed(turn.implementation, error)
                 turn.measurement.status, turn.measurement.reason = "failed", str(error)

@@ -55,7 +55,7 @@ class Outcome:
 
     @property
     def final(self) -> bool:
-        """Whether nothing more will come from this process, for its own reasons."""
+        """Whether this process has ended for a reason of its own and will call nothing more."""
         return self.is_fault or (self.kind is ExitKind.ENDED and not self.consequence)
 
 

@@ -18,7 +18,7 @@ from lockstep.system import process_tree
 
 
 class ChildProcess:
-    """A process that has been started. Its exit status is passed to `buried`."""
+    """A process that has been started. Its exit status is passed to `reaped`."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class ChildProcess:
     def lives(self) -> bool:
         return self.exit is None
 
-    def buried(self, exit_code: int, out_of_memory: bool) -> None:
+    def reaped(self, exit_code: int, out_of_memory: bool) -> None:
         """Records its end; an ``exit_code`` below 0 is a signal.
 
         The record is written at once, because a process that has lost this one names the cause in

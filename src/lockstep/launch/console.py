@@ -56,11 +56,11 @@ class Console:
         outlet.sink.put(outlet.merger.put(source, prefix, text))
         self._serve(outlet.sink)
 
-    def say(self, text: str, alarm: bool = False) -> None:
-        """Prints a message of the launcher on stderr; ``alarm`` colours its first line."""
+    def report(self, text: str, highlight: bool = False) -> None:
+        """Prints a message of the launcher on stderr; ``highlight`` colours its first line."""
         first, *rest = text.split("\n")
         first = f"lockstep: {first}"
-        if alarm and self.stderr.colour:
+        if highlight and self.stderr.colour:
             first = f"{_BOLD_RED}{first}{_PLAIN}"
         lines = "\n".join([first, *rest, ""]).encode("utf-8", "backslashreplace")
         if self._abandoned:
@@ -156,7 +156,7 @@ class Stream:
         try:
             self._log.write(data)
         except OSError as error:
-            self._console.say(f"{self._log.name} ends here: {error.strerror}")
+            self._console.report(f"{self._log.name} ends here: {error.strerror}")
             self._log = None
 
     @property

@@ -90,7 +90,7 @@ def _supervise(supervise: Callable[[int], int], lifeline: int, run_dir: Path) ->
 def _watch(supervisor: int, handled: set[signal.Signals]) -> int:
     """Forwards signals until the supervisor has ended; its exit code, negative for a signal."""
     while True:
-        for pid, exit_code in process_tree.bury():
+        for pid, exit_code in process_tree.reap():
             if pid == supervisor:
                 return exit_code
         number = signal.sigwait(handled | {signal.SIGCHLD})

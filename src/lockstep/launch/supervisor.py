@@ -114,7 +114,7 @@ class Supervisor:
             self._turn()
         self._console.end_lines()
         status = self._report()
-        self._say_none_joined()
+        self._report_none_joined()
         while self._console.backlog:
             self._turn()
         return status or int(self._output_lost)
@@ -213,7 +213,7 @@ class Supervisor:
     def _on_output_gone(self) -> None:
         if self._console.lost and not self._output_lost:
             self._output_lost = True
-            self._console.say(f"standard output cannot be written: {self._console.lost}", True)
+            self._console.report(f"standard output cannot be written: {self._console.lost}", True)
         if self._cause is None:
             self._stop(_NO_OUTPUT_LEFT)
 
@@ -225,10 +225,10 @@ class Supervisor:
 
     def _collect(self) -> None:
         by_pid = {process.pid: process for process in self._processes}
-        ended = [(by_pid[p], code) for p, code in process_tree.bury() if p in by_pid]
+        ended = [(by_pid[p], code) for p, code in process_tree.reap() if p in by_pid]
         for process, exit_code in ended:
             # The counter is read only after SIGKILL, since reading it takes a millisecond.
-            process.buried(exit_code, exit_code == -signal.SIGKILL and self._oom_kills.new())
+            process.reaped(exit_code, exit_code == -signal.SIGKILL and self._oom_kills.new())
         if self._cause is None and any(exit_code != 0 for _, exit_code in ended):
             self._stop(FAILURE)
 
@@ -248,10 +248,10 @@ class Supervisor:
             try:
                 self._start(process_id, (out[process_id], err[process_id]))
             except (OSError, subprocess.SubprocessError) as error:
-                self._console.say(
+                self._console.report(
                     f"process {process_id} of {self._job.processes} could not be started: "
                     f"{not_started(error)}",
-                    alarm=True,
+                    highlight=True,
                 )
                 self._cannot_start = True
                 self._stop_now()
@@ -315,7 +315,9 @@ class Supervisor:
             if time.monotonic() > deadline:
                 process_tree.end_all()
                 if self._cause is None:
-                    self._console.say(f"killed {len(left)} processes that the program left running")
+                    self._console.report(
+                        f"killed {len(left)} processes that the program left running"
+                    )
                 break
             self._turn(0.02)
 
@@ -343,14 +345,14 @@ class Supervisor:
                 first = by_culprit(first, endings, self._culprits())
             report = headline(first, endings, self._stopping_at, self._job.processes, full)
             for i, text in enumerate(report):
-                self._console.say(text, alarm=i == 0)
-            self._say_killed()
-            self._say_more(first)
+                self._console.report(text, highlight=i == 0)
+            self._report_killed()
+            self._report_details(first)
             return first.status
         if self._cause in PASSED_ON:
-            self._console.say(f"stopped by {signal_name(self._cause)}")
-            self._say_killed()
-            self._say_where_to_look()
+            self._console.report(f"stopped by {signal_name(self._cause)}")
+            self._report_killed()
+            self._report_folders()
         return 1 if self._output_lost else 128 + self._cause
 
     def _culprits(self) -> Sequence[int]:
@@ -361,33 +363,33 @@ class Supervisor:
         attempt = self._job.config.attempt
         table = failed_runs.diagnosis(self._job.run_dir, attempt)
         if table and not told_already(table, first):
-            self._console.say(table)
+            self._console.report(table)
         if self._restarts_left and self.may_restart:
-            self._console.say(
+            self._console.report(
                 f"attempt {attempt} has failed; starting again ({self._restarts_left} restart"
                 f"{'s' * (self._restarts_left > 1)} left)"
             )
         else:
-            self._say_where_to_look()
+            self._report_folders()
 
-    def _say_where_to_look(self) -> None:
+    def _report_folders(self) -> None:
         if self._job.log_dir:
-            self._console.say(f"complete logs: {self._job.log_dir}")
+            self._console.report(f"complete logs: {self._job.log_dir}")
         if folder := failed_runs.keep(self._job.run_dir, self._job.log_dir):
-            self._console.say(f"for details: lockstep report {shlex.quote(str(folder))}")
+            self._console.report(f"for details: lockstep report {shlex.quote(str(folder))}")
 
-    def _say_none_joined(self) -> None:
+    def _report_none_joined(self) -> None:
         attempt = _run_files.attempt_dir(self._job.run_dir, self._job.config.attempt)
         with contextlib.suppress(OSError):
             if self._job.processes > 1 and _run_files.none_joined(attempt):
-                self._console.say(
+                self._console.report(
                     f"no process joined the job: each of the {self._job.processes} ran alone. Call "
                     "jax.distributed.initialize() before using JAX, or add --auto-init"
                 )
 
-    def _say_killed(self) -> None:
+    def _report_killed(self) -> None:
         killed = [str(p.process_id) for p in self._processes if p.was_killed]
         if killed:
-            self._console.say(
+            self._console.report(
                 f"killed because they did not end within --grace: process {', '.join(killed)}"
             )

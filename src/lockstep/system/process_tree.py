@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
-BURY_SECONDS = 10.0
+REAP_SECONDS = 10.0
 
 
 def _prctl(option: int, value: int) -> None:
@@ -86,7 +86,7 @@ def kill(pids: set[int], number: int = signal.SIGKILL) -> None:
             os.kill(pid, number)
 
 
-def bury() -> list[tuple[int, int]]:
+def reap() -> list[tuple[int, int]]:
     """Reaps the children that have ended, also adopted ones: pairs of pid and exit code.
 
     The exit code is negative for a signal, as in ``subprocess``.
@@ -103,9 +103,9 @@ def bury() -> list[tuple[int, int]]:
 
 def end_all() -> None:
     """Kills and reaps every descendant, except those that it may not kill (another user's)."""
-    deadline = time.monotonic() + BURY_SECONDS
+    deadline = time.monotonic() + REAP_SECONDS
     while (left := descendants()) and time.monotonic() < deadline:
         kill(left)
-        bury()
+        reap()
         time.sleep(0.005)
-    bury()
+    reap()

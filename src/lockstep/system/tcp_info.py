@@ -13,7 +13,7 @@ import socket
 import struct
 from collections.abc import Iterator
 
-_ASK_TIMES = 6
+_PROBES = 6
 """Keep-alive probes within the limit: several, because probes and answers may get lost."""
 _UNANSWERED = 2
 """Unanswered probes that count as silence: clocks may jump after a machine was suspended."""
@@ -87,10 +87,10 @@ def keep_asking(connection: socket.socket, limit: float) -> bool:
     """
     if connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE):
         return False
-    pause = max(1, round(limit / _ASK_TIMES))
+    pause = max(1, round(limit / _PROBES))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2 * _ASK_TIMES)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2 * _PROBES)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     return True
 
