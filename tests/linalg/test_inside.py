@@ -171,7 +171,7 @@ def call(a_shape: tuple[int, ...], spec: P, check_vma: bool = False, **options: 
         (lambda: call((8, 8), P("x")), r"a shard of shape \(4, 8\).*means a matrix of 16 x 8"),
         (lambda: call((8, 8), P(), in_specs=P()), "every device has the whole matrix"),
         (lambda: call((8, 8), P("x"), in_specs=P("z")), "names 'z'; the mesh is"),
-        (lambda: call((12, 12), P("x"), in_specs=P("x")), r"a part of b has shape \(8,\)"),
+        (lambda: call((12, 12), P("x"), in_specs=P("x")), r"a shard of b has shape \(8,\)"),
         (lambda: call((8, 8), P("x"), in_specs=(P("x"), P("y"))), "of b names 'y'; the mesh is"),
     ],
     ids=range(7),

@@ -24,7 +24,7 @@ INTERRUPTED = 128 + signal.SIGINT
 
 _DESCRIPTION = """\
 Measures all_reduce, all_gather, reduce_scatter, all_to_all and permute over all devices of a job,
-one implementation beside another in one run, and the machine's copy rate for comparison.
+for several implementations in one run, and the machine's copy rate for comparison.
 """
 
 
@@ -89,8 +89,8 @@ def add_parser(subparsers: Any) -> None:
         "--collectives",
         type=_listed(IMPLEMENTATIONS, "an implementation"),
         metavar="LIST",
-        help="implementations, the others are compared with the first; default: lockstep,gloo, "
-        "and mpi where there is an MPI and D is 1; also known: unrecorded (lockstep without its "
+        help="implementations; the first is compared with the others; default: lockstep,gloo, "
+        "and mpi if there is an MPI and D is 1; other choices: unrecorded (lockstep without its "
         "recorder) and strict (lockstep --strict)",
     )
     add(
@@ -114,7 +114,7 @@ def add_parser(subparsers: Any) -> None:
         type=checked(positive),
         default=5,
         metavar="B",
-        help="blocks: how often each implementation gets its turn in a case; default: 5",
+        help="blocks: how often each implementation is measured in a case; default: 5",
     )
     add(
         "--timeout",
@@ -128,7 +128,7 @@ def add_parser(subparsers: Any) -> None:
         "--json",
         type=_json_file,
         metavar="FILE",
-        help="write everything measured to FILE, or - for stdout",
+        help="write all measurements to FILE, or - for stdout",
     )
     add("--plot", type=_plot_file, metavar="FILE", help="time against size, as .png or .svg")
     parser.set_defaults(func=main)

@@ -109,9 +109,9 @@ def publish(
     facts: Facts,
     results: Sequence[CaseResult],
 ) -> bool:
-    """Shows and writes the report; whether the first implementation measured everything.
+    """Shows and writes the report; True if the first implementation measured everything.
 
-    What cannot be written is told in a line, and the rest is written all the same: measuring again
+    If one output cannot be written, prints a line and writes the others, since measuring again
     would take minutes.
     """
     report = summary.document(results, implementations, facts.document())

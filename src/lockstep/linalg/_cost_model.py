@@ -9,7 +9,7 @@ MAX_STEPS = 64
 """Supersteps of one factorization: each is compiled by itself, so this bounds compile time."""
 
 LARGE = 1 << 22
-"""Elements of a device's share from which on memory counts beside time."""
+"""From this many elements of a device's share on, memory is limited too, not only time."""
 
 TILES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 

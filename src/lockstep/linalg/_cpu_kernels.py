@@ -1,9 +1,9 @@
 """Kernels for CPUs (``liblockstep_linalg.so``), called from compiled programs through XLA's FFI.
 
 They are optional: where the library is missing or older, or the device is no CPU, the same numbers
-come from plain JAX. The kernels are pure functions of their arguments (`potrf` remembers
-the latest), and run on the thread of the device that calls them; those that call the BLAS take
-turns where a process has fewer processors than devices.
+computes the same. The kernels are pure functions of their arguments (`potrf` caches the latest
+result), and run on the thread of the device that calls them. At most as many kernels that call the
+BLAS run at once as the process has processors.
 """
 
 from __future__ import annotations

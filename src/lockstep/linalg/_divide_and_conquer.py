@@ -1,11 +1,11 @@
-"""Eigenvalues and eigenvectors of a real symmetric tridiagonal matrix, rows of the vectors spread.
+"""Eigenvalues and eigenvectors of a real symmetric tridiagonal matrix, on several devices.
 
 Cuppen's divide and conquer ("A divide and conquer method for the symmetric tridiagonal
-eigenproblem", 1981), without deflation; `_secular` has the rank-one updates and says why.
+eigenproblem", 1981), without deflation; `_secular` has the rank-one updates and the reason.
 
-Each device holds rows of the eigenvectors: row (p, i) as in `_layout`, a leaf of the recursion
-being some supersteps. A merge multiplies them by the eigenvectors of the update, which every device
-forms by itself, columns by columns; what is communicated is the roots, O(n) a level.
+Each device holds rows of the eigenvectors: row (p, i) as in `_layout`; a leaf of the recursion is
+some supersteps. A merge multiplies the rows by the eigenvectors of the update, which every device
+computes itself, some columns at a time. Devices exchange only the roots, O(n) in each level.
 """
 
 from __future__ import annotations

@@ -8,16 +8,16 @@ columns of a square matrix are addressed by the same slots, so the local part of
 
 Two maps exist.
 
-*Blocks*: what a sharding gives, contiguous rows ``starts[p] ... starts[p] + counts[p] - 1``.
+*Blocks*: the layout of a sharding, contiguous rows ``starts[p] ... starts[p] + counts[p] - 1``.
 *Cyclic*: tile ``k`` of ``T`` consecutive rows is on device ``k mod P``.
 
 Factorizations walk over *supersteps*: superstep ``s`` eliminates the slots ``(q, i)`` with
-``s T <= i < (s + 1) T`` of every device, ``W = P T`` of them, in the order of ``(q, i)``. Every
-superstep leaves all devices the same number of rows, whichever map it is: with *cyclic* the order
-of elimination is that of the rows, with *blocks* it is a symmetric permutation of it. Solving,
-inverting and eigenvalues do not mind a symmetric permutation, and then a matrix that is sharded by
-rows needs no redistribution at all. A Cholesky factor, and the index of a leading minor that is
-not positive, need the order of the rows.
+``s T <= i < (s + 1) T`` of every device, ``W = P T`` of them, in the order of ``(q, i)``. After
+every superstep all devices have the same number of rows left, with both maps. With *cyclic* the
+order of elimination is that of the rows, with *blocks* it is a symmetric permutation of it.
+Solutions, inverses and eigenvalues do not depend on the permutation, so a matrix that is sharded by
+rows needs no redistribution. A Cholesky factor, and the index of a leading minor that is not
+positive, depend on the order of the rows.
 
 Slots beyond the matrix are padding: they hold rows and columns of the identity. They are numbered
 ``n, n + 1, ...`` in the order of ``(p, i)``, so that a layout is always a permutation of

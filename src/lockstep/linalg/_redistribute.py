@@ -1,8 +1,7 @@
 """Sharded matrices to rows of slots and back. All of it runs inside `jax.shard_map`.
 
-What a device sends and receives is its own share, through all-to-all; nothing else than the
-replication that the caller asked for is ever gathered. Beside its share a device holds at most the
-buffer that it sends and the one that it receives.
+A device sends and receives its own share, by all-to-all; rows are gathered only if the caller's
+sharding replicates them. Besides its share a device holds at most one send and one receive buffer.
 """
 
 from __future__ import annotations

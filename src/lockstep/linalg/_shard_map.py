@@ -236,7 +236,7 @@ def _place_beside(
     if b.ndim not in (1, 2) or b.shape[0] * placed.sharded.size(dimensions[0]) != n:
         raise ValueError(
             f"{function}: a shard of b has shape {b.shape}; expected one of ({n},) or ({n}, k), "
-            f"for the matrix is {n} x {n}. Give in_specs= for both, as jax.shard_map has them."
+            f"because the matrix is {n} x {n}. Give in_specs= for both, as in jax.shard_map."
         )
     _validation.check_dtype(function, b, "b")
     if b.dtype != dtype:

@@ -1,7 +1,6 @@
-"""Kernels on tiles that one device holds: LAPACK's and GEMMs, under the names of LAPACK's.
+"""Kernels on the tiles of one device: LAPACK's routines and products, with LAPACK's names.
 
-Products are asked for at the highest precision: on a GPU or TPU the default would be one of fewer
-bits than the type has.
+Products use the highest precision, since the default on a GPU or TPU has fewer bits than the type.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 BLOCK = 128
-"""Columns of the blocks into which a tile is cut: LAPACK does the blocks, GEMM the rest."""
+"""Columns of the blocks of a tile: LAPACK handles the blocks, products handle the rest."""
 
 
 def gemm(x: jax.Array, y: jax.Array) -> jax.Array:

@@ -1,11 +1,11 @@
-"""Hermitian to real tridiagonal form by Householder reflections, and the way back.
+"""Hermitian to real tridiagonal form by Householder reflections, and the back-transformation.
 
 One stage, blocked, as LAPACK's ``hetrd`` (Dongarra, Sorensen and Hammarling, "Block reduction of
 matrices to condensed forms", 1989), over the slots of `_layout`: a panel is one superstep. The
-panel's columns are gathered once, and its reflectors are formed on every device from the same
-numbers; what a column then costs is one product of the local rows with a vector, and one collective
-of that vector's size. The trailing matrix shrinks in place: loops over chunks of it have bounds
-that are known only as the program runs, so that one body serves all supersteps.
+panel's columns are gathered once, and every device computes the reflectors from the same numbers.
+Each column then needs one product of the local rows with a vector, and one collective of the size
+of that vector. The trailing matrix shrinks in place: loops over chunks of it have bounds that are
+known only at run time, so that all supersteps share one compiled body.
 
 With ``kernels`` (see `_cpu_kernels`) the product reads one triangle and only that is updated; plain
 JAX keeps both, since a product that reads one would have to read it twice.
