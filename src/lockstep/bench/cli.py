@@ -80,9 +80,9 @@ def add_parser(subparsers: Any) -> None:
     add(
         "-d",
         "--devices",
-        type=checked(positive),
-        default=1,
-        metavar="D",
+        default=2,
+        metavar="N",
+        help="number of processes; default: 2",
         help="per process; default: 1",
     )
     add(
