@@ -1,4 +1,4 @@
-"""What the solvers ask of an array."""
+"""Private properties of arrays that the solvers need."""
 
 from __future__ import annotations
 

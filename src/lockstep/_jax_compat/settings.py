@@ -13,7 +13,7 @@ def setting(name: str) -> Any:
 
 
 def choose_collectives(implementation: str) -> None:
-    """What ``JAX_CPU_COLLECTIVES_IMPLEMENTATION`` says, for a jax that has read it already."""
+    """Sets ``JAX_CPU_COLLECTIVES_IMPLEMENTATION`` in a jax that has read the variable already."""
     import jax
 
     jax.config.update("jax_cpu_collectives_implementation", implementation)

@@ -18,7 +18,7 @@ KNOWN_PROBLEMS = {
         "pip install 'jax!=0.11.2', or set JAX_USE_SHARDY_PARTITIONER=0",
     ),
 }
-"""What is wrong in a release of jaxlib, and what to do about it."""
+"""jaxlib release -> its known problem, and the fix."""
 
 
 def release(version: str) -> tuple[int, ...]:
@@ -48,7 +48,7 @@ def jax_version() -> str:
 
 
 def untested_note() -> str:
-    """What to add to an error that a too new jax may have caused; "" with a tested one."""
+    """A note for errors that a too new jax may have caused; "" with a tested one."""
     if not is_untested(jax_version()):
         return ""
     return (

@@ -1,4 +1,4 @@
-"""What is measured: operations, sizes, and how many bytes each has to move. Pure."""
+"""The cases: operations, sizes, and how many bytes each has to move. Pure."""
 
 from __future__ import annotations
 

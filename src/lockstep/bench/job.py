@@ -46,7 +46,7 @@ class JobFailed(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class JobSpec:
-    """What to start: ``implementation`` on ``processes`` times ``devices`` devices."""
+    """A job to start: ``implementation`` on ``processes`` times ``devices`` devices."""
 
     implementation: str
     processes: int

@@ -78,7 +78,7 @@ def _value(case: Case, rank: Any, index: Any) -> Any:
 
 
 def _expected(case: Case, me: jax.Array) -> jax.Array:
-    """What rank ``me`` must hold afterwards, ``[result elements]``, as int32."""
+    """The correct result of rank ``me``, ``[result elements]``, as int32."""
     n, ranks = case.elements, case.ranks
     by_index, by_rank = _moduli(case)
     of_all_ranks = sum(r % by_rank for r in range(ranks))

@@ -1,4 +1,4 @@
-"""What was measured, as the document that ``--json`` writes and that the table and plot show. Pure.
+"""The measurements as the document that ``--json`` writes and the table and plot show. Pure.
 
 The schema is described in docs/bench.md; `SCHEMA` changes when a field changes its meaning.
 """

@@ -115,7 +115,7 @@ def _problems(report: Mapping[str, Any]) -> list[str]:
 
 
 def heading(report: Mapping[str, Any]) -> str:
-    """What was measured, where, with what."""
+    """The line above the tables: job, machine, versions."""
     job, machine, versions = report["job"], report["machine"], report["versions"]
     memory = f", {format_size(machine['memory'])}" if machine["memory"] else ""
     return (

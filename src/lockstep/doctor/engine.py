@@ -40,7 +40,7 @@ class EngineFacts:
     wanted: int
     """How many names it needs."""
     lookup: Mapping[str, Any]
-    """What `look_up` found: ``missing`` and ``abi``, or ``error``."""
+    """The result of `look_up`: ``missing`` and ``abi``, or ``error``."""
 
 
 def look_up(library: str, names: list[str]) -> dict[str, Any]:

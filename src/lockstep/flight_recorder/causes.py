@@ -19,7 +19,7 @@ from lockstep.flight_recorder.timeline import History, Track
 from lockstep.flight_recorder.wait_graph import Wait
 
 _LATEST = 64
-"""Of a process's calls: in these, calls from several threads are searched."""
+"""This many of a process's latest calls are searched for several threads."""
 
 
 class Pattern(enum.Enum):

@@ -1,4 +1,4 @@
-"""What is wrong with a run, found in the records of its processes. Pure.
+"""Finds what is wrong with a run, from the records of its processes. Pure.
 
 `diagnose` checks, in this order:
 
@@ -39,7 +39,7 @@ RECENT = 4
 
 
 class Kind(enum.Enum):
-    """What is wrong."""
+    """The kinds of diagnoses."""
 
     NOTHING = "nothing wrong"
     MISMATCH = "mismatch"
@@ -106,7 +106,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is wrong, which processes caused it, and where."""
+    """The fault of a run: its kind, the processes that caused it, and its place."""
 
     kind: Kind
     culprits: tuple[int, ...] = ()

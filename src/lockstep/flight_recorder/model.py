@@ -82,7 +82,7 @@ class Caller:
 
 @dataclass(frozen=True)
 class Process:
-    """What is known of one process."""
+    """All facts about one process."""
 
     index: int
     record: format.ProcessRecord | None = None

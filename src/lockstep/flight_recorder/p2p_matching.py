@@ -19,7 +19,7 @@ from lockstep.flight_recorder.format import Entry
 from lockstep.flight_recorder.timeline import History, Track
 
 Message = tuple[tuple[int, ...], Entry]
-"""What identifies a message, and the entry of the side that recorded it."""
+"""The identity of a message, and the entry of the side that recorded it."""
 
 
 @dataclass(frozen=True, slots=True)

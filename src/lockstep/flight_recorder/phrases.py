@@ -11,9 +11,9 @@ from lockstep.flight_recorder.format import DTYPES, OPS, REDUCTIONS, Entry, Op
 from lockstep.flight_recorder.model import Caller, Process, Site
 
 MAX_LINES = 3
-"""Of the program, named for one call."""
+"""At most this many lines of the program are named for one call."""
 MAX_ARGUMENTS = 2
-"""Of a function: how many of those that differ are named."""
+"""At most this many of a function's differing arguments are named."""
 MAX_NAMES = 6
 """How many processes or devices are listed before the rest is counted."""
 

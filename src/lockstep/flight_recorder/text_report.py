@@ -16,7 +16,7 @@ from lockstep.flight_recorder.headlines import called, count, headline, raised, 
 from lockstep.flight_recorder.phrases import briefly, described, ending, likely, processes, who
 
 CULPRIT = "> "
-"""What a row of a culprit begins with."""
+"""The prefix of a culprit's row."""
 MAX_ALIKE = 4
 """Up to this many processes that do the same have a row each; more share one."""
 _INDENT = "      "

@@ -1,4 +1,4 @@
-"""Where the time of the collectives went, by line of the program. Pure.
+"""Sums up the time spent in collectives, by line of the program. Pure.
 
 A collective's time on one device is split at the moment when all members had arrived: before it the
 device waited for the slowest, after it data moved. The engine records this moment for some

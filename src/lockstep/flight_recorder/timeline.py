@@ -96,7 +96,7 @@ class Track:
 
 
 class History:
-    """What all processes recorded, indexed."""
+    """The records of all processes, indexed."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -208,7 +208,7 @@ def failed_since(record: ProcessRecord) -> int | None:
 
 
 def common_clock(records: list[ProcessRecord]) -> dict[int, int]:
-    """What to add to each process's monotonic times to compare them with the others'.
+    """Process -> offset to add to its monotonic times, to compare them with those of others.
 
     Processes of one boot share CLOCK_MONOTONIC to the nanosecond, though each read CLOCK_REALTIME
     at another moment; hosts are compared by CLOCK_REALTIME, as well as their clocks are set.

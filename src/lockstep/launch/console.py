@@ -1,4 +1,4 @@
-"""What the user sees: the processes' lines on stdout and stderr, and the launcher's messages."""
+"""The launcher's output: the processes' lines on stdout and stderr, and the launcher's messages."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def new_name() -> str:
 
 
 def run_folder(log_dir: Path, name: str) -> Path:
-    """Where the logs and records of one run lie in ``--log-dir``."""
+    """The folder of the logs and records of one run in ``--log-dir``."""
     return log_dir / f"{RUN_PREFIX}{name}"
 
 

@@ -98,7 +98,7 @@ class EndedProcess:
 
     @property
     def status(self) -> int:
-        """What a shell would show: the exit code, or 128 + the signal."""
+        """The exit status as in a shell: the exit code, or 128 + the signal."""
         code = self.record.exit_code if self.record else self.exit.status
         return code & 0xFF if code >= 0 else 128 - code
 

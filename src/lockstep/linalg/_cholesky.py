@@ -27,11 +27,11 @@ from lockstep.linalg._layout import Axes, Layout
 from lockstep.linalg._tiles import adjoint, gemm
 
 STAGES = 4
-"""Of a sweep over a triangle (`stages`). A kernel needs one: it takes just what is needed."""
+"""Stages of a sweep over a triangle (`stages`). A kernel needs only one stage."""
 
 STRIPS = 2
-"""Of each device in a diagonal block (`_block_to_factor`); even, so that all are equal. An odd tile
-is one strip."""
+"""Strips of each device in a diagonal block (`_block_to_factor`); an even number balances the work,
+but an odd tile is one strip."""
 
 DEALT = 4
 """Columns for each device from which on those solved at once are dealt out (`_solve_dealt`)."""

@@ -176,16 +176,16 @@ class Blocks(NamedTuple):
     """
 
     array: Any
-    """Where it is only written to, its shape and type are enough."""
+    """For an array that is only written, its shape and dtype."""
     start: Place = (0, 0, 0)
-    """Of block (0, 0)."""
+    """The position of block (0, 0)."""
     row_axis: int = 0
     step_i: Place = (0, 0, 0)
     step_l: Place = (0, 0, 0)
 
 
 class Sizes(NamedTuple):
-    """Of a product ``op(a_il) op(b_il)`` of blocks, and of how many there are."""
+    """The sizes of a product ``op(a_il) op(b_il)`` of blocks, and the number of blocks."""
 
     rows: int | jax.Array
     columns: int | jax.Array

@@ -74,7 +74,7 @@ Pair = tuple[jax.Array, jax.Array]
 
 
 def _same(pair: Pair, axes: Axes) -> Pair:
-    """What the first device has, on every device.
+    """The first device's value, on every device.
 
     Offsets from poles are far smaller than rounding, so all devices must have the same bits of the
     poles; LAPACK and products do not promise that, for bits can depend on where memory lies.

@@ -153,7 +153,7 @@ def _eigh(
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """What is asked for, and where: all that a compiled program depends on."""
+    """The request and the sharding: all that a compiled program depends on."""
 
     placed: Placed
     lower: bool

@@ -31,7 +31,7 @@ from lockstep.linalg._validation import AnyMesh, Placed
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Where a matrix is, and the layout in which it is worked on."""
+    """The sharding of a matrix, and the layout in which it is processed."""
 
     placed: Placed
     layout: Layout

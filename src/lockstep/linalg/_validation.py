@@ -24,7 +24,7 @@ _DTYPES = ("float32", "float64", "complex64", "complex128")
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-    """Where an array is: a mesh, and for each dimension the mesh axes that split it."""
+    """The sharding of an array: a mesh, and for each dimension the mesh axes that split it."""
 
     mesh: AnyMesh
     dimensions: tuple[Axes, ...]
