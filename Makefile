@@ -1,6 +1,7 @@
 # make demo     install into .venv, build the engine, train on the digits over lockstep and gloo
-# make test     the whole test suite, against the working tree
-# make check    lint, types, tests (with the examples): what CI runs
+# make test     the tests that a change needs, against the working tree
+# make check    lint, types, make test: what CI runs
+# make full     every test but the slow ones
 # make help     the rest
 
 PYTHON ?= python3
@@ -20,6 +21,8 @@ ifneq ($(OTHER),)
 endif
 VENV ?= .venv
 ARCH ?= x86_64 aarch64
+# Of make test, each with a file of tests at a time: they wait for half of their time.
+WORKERS ?= 3
 BIN  := $(VENV)/bin
 
 # Everything that ends up in the installed package. Directories are in the list so that a removed
@@ -28,15 +31,16 @@ SOURCES := pyproject.toml README.md LICENSE $(shell find src native -name __pyca
 	-not -name '*.pyc' -not -name '*.so' -not -path 'native/tests*' -print)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test examples check lint types format docs slow versions versions-corners wheel clean
+.PHONY: help demo test full examples check lint types format docs slow versions versions-corners wheel clean
 
 help:
 	@echo 'make demo      install into $(VENV), build the engine, run the main job over lockstep and gloo'
-	@echo 'make test      the whole test suite against the working tree'
+	@echo 'make test      the tests that a change needs, against the working tree'
 	@echo 'make check     lint, types and test: what CI runs'
+	@echo 'make full      every test but the slow ones: before a release (half an hour)'
 	@echo 'make lint      ruff, clang-format, the table of MPI names, and actionlint if it is installed'
 	@echo 'make types     pyright'
-	@echo 'make examples  the examples alone (they are part of make test)'
+	@echo 'make examples  the examples alone (make test has 3 of them)'
 	@echo 'make slow      sanitizer builds, fuzzing, large benchmarks (many minutes)'
 	@echo 'make versions  a part of the tests under every supported Python and jax (docs/versions.md)'
 	@echo 'make wheel     manylinux wheels into dist/, built by zig, for each of ARCH'
@@ -44,17 +48,20 @@ help:
 	@echo 'make docs      build the documentation site into site/'
 	@echo 'make clean     remove everything that make made'
 	@echo 'Variables: PYTHON=python3 (3.11 or later), VENV=.venv, CXX=the C++ compiler,'
-	@echo '           ARCH="x86_64 aarch64" (the wheels)'
+	@echo '           ARCH="x86_64 aarch64" (the wheels), WORKERS=3 (tests at the same time)'
 	@echo 'With PYTHON=python3.12 beside a .venv of another version, VENV is .venv-3.12'
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/python scripts/demo.py
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+full: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m 'not slow'
 
 examples: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest tests/examples
+	$(BIN)/python -m pytest -m 'not slow' tests/examples
 
 check: lint types test
 

@@ -102,6 +102,7 @@ def test_the_other_operations_on_several_devices_and_json_on_stdout() -> None:
         check_result(entry["results"]["lockstep"], blocks=1)
 
 
+@pytest.mark.full
 def test_an_implementation_that_cannot_start_is_told_and_the_other_goes_on(tmp_path: Path) -> None:
     missing = str(tmp_path / "liblockstep.so")
     status, out, err = bench(
@@ -115,6 +116,7 @@ def test_an_implementation_that_cannot_start_is_told_and_the_other_goes_on(tmp_p
     assert "[1/1] permute 1 KiB: gloo" in err
 
 
+@pytest.mark.full
 def test_interrupt_stops_all_and_shows_what_there_is() -> None:
     running = Bench("--sizes", "1KiB:64MiB", "--repeats", "3", "--collectives", "gloo")
     assert running.process.stderr is not None

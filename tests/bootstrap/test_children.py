@@ -7,6 +7,7 @@ import textwrap
 
 import pytest
 
+from lanes import sample
 from lockstep import ImportOrderError, _jax_compat
 from lockstep.bootstrap import plugin
 from processes import Ended, python
@@ -36,7 +37,7 @@ def computed(ended: Ended) -> str:
     return "\n".join(line for line in ended.stdout.splitlines() if "Gloo" not in line)
 
 
-@pytest.mark.parametrize("imported", BEGINNINGS)
+@sample("imported", BEGINNINGS, 1)
 def test_a_child_by_subprocess_gets_stock_jax(imported: str) -> None:
     ended = python(
         f"""
@@ -64,7 +65,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("imports", ["import lockstep", "import jax, lockstep"])
-@pytest.mark.parametrize("how", ["spawn", "forkserver"])
+@sample("how", ["spawn", "forkserver"], 0)
 def test_a_child_by_multiprocessing(how: str, imports: str) -> None:
     """It imports its parent's program again: Lockstep with the engine, or after jax without."""
     program = SPAWNING.format(imports=imports, stock=STOCK, how=how)
@@ -106,7 +107,7 @@ def test_a_child_by_fork_of_a_program_that_has_not_used_jax() -> None:
     assert computed(ended) == "mpi 2.0", ended  # lockstep is imported there, too, and works
 
 
-@pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
+@sample("collectives", ["lockstep", "gloo"], 0)
 def test_children_of_a_process_of_a_job(collectives: str) -> None:
     program = f"""
         import subprocess, sys

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import lockstep
+from lanes import sample
 from lockstep.bootstrap import service_loss
 from lockstep.job import current_job
 from of_this_jax import VERSION
@@ -74,12 +75,13 @@ def test_a_port_that_is_taken_is_an_error_that_names_its_holder() -> None:
     assert f"cannot listen on {address}: the port is taken by process {os.getpid()}" in last, ended
 
 
-@pytest.mark.parametrize(
+@sample(
     ("present", "words"),
     [
         (0, ["process 1, process 2 did not join the job of 3 processes within 2 s"]),
         (1, ["process 0 did not start JAX's coordination service", "Connection refused"]),
     ],
+    0,
 )
 def test_processes_that_never_start_are_named(present: int, words: list[str]) -> None:
     address = f"127.0.0.1:{free_port()}"
@@ -144,6 +146,7 @@ def test_a_service_that_is_killed_is_an_exception_in_every_process() -> None:
         assert lines[-2:] == ["no barrier", "saved 10.0"], result
 
 
+@pytest.mark.full
 def test_a_wait_for_a_service_that_is_killed_ends() -> None:
     program = """
 import os, pathlib, time

@@ -14,6 +14,7 @@ import jax
 import pytest
 
 import lockstep
+from lanes import sample
 from lockstep.engine import bindings
 from processes import Ended, assert_all_well, free_port, python, run_processes
 from support import run_lockstep
@@ -166,6 +167,7 @@ def test_under_lockstep_run_the_place_is_found(call: str) -> None:
         }
 
 
+@pytest.mark.full
 def test_inside_a_slurm_allocation_the_launchers_place_wins() -> None:
     # An interactive allocation of 8 tasks, in which somebody types `lockstep run -n 2`.
     allocation = {
@@ -206,9 +208,7 @@ DISAGREEMENTS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("theirs", "columns"), DISAGREEMENTS, ids=["+".join(c) for _, c in DISAGREEMENTS]
-)
+@sample(("theirs", "columns"), DISAGREEMENTS, *(0, 7), ids=["+".join(c) for _, c in DISAGREEMENTS])
 def test_a_disagreement_is_shown_as_a_table_on_every_process(
     theirs: dict[str, str], columns: dict[str, tuple[str, str]]
 ) -> None:
@@ -234,6 +234,7 @@ def test_a_disagreement_is_shown_as_a_table_on_every_process(
         assert "Usual causes" in ended.stderr
 
 
+@pytest.mark.full
 def test_random_hashes_of_strings_are_a_warning_of_process_0() -> None:
     program = """
         import lockstep, sys
@@ -301,6 +302,7 @@ assert jax.config.jax_cpu_collectives_implementation == "gloo"
     assert said[0] in ended[0].stderr
 
 
+@pytest.mark.full
 def test_a_program_may_choose_gloo_itself() -> None:
     program = f"""
 import lockstep

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lanes import sample
 from support import Result, run_lockstep
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -34,7 +35,7 @@ def run(name: str, n: int, d: int) -> Result:
     return result
 
 
-@pytest.mark.parametrize(("n", "d"), [(2, 2), (1, 4), (3, 1)])
+@sample(("n", "d"), [(2, 2), (1, 4), (3, 1)], 0)
 def test_every_collective_of_every_dtype(n: int, d: int) -> None:
     result = run("collectives.py", n, d)
     digests = {
@@ -58,7 +59,7 @@ def test_sums_have_the_same_bits_in_every_run() -> None:
     assert len({line for run in runs for lines in run.values() for line in lines}) == 1
 
 
-@pytest.mark.parametrize(("n", "d"), [(2, 4), (4, 1)])
+@sample(("n", "d"), [(2, 4), (4, 1)], 0)
 def test_groups_that_look_alike_are_told_apart(n: int, d: int) -> None:
     run("meshes.py", n, d)
 
@@ -71,6 +72,7 @@ def test_the_ways_to_write_a_program() -> None:
     run("ways.py", 2, 2)
 
 
+@pytest.mark.full
 def test_more_processes_than_cores_make_progress() -> None:
     program = """
         import jax, jax.numpy as jnp, numpy as np

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
+from lanes import sample
 from support import run_lockstep
 
 PROGRAM = Path(__file__).parent / "programs" / "waiting.py"
@@ -27,7 +26,7 @@ def errors(case: str, n: int, d: int, timeout: str = "2") -> dict[int, str]:
     return caught
 
 
-@pytest.mark.parametrize(
+@sample(
     ("case", "words"),
     [
         ("psum", "all-reduce (sum) of 8 x f32"),
@@ -36,6 +35,7 @@ def errors(case: str, n: int, d: int, timeout: str = "2") -> dict[int, str]:
         ("all_to_all", "all-to-all of"),
         ("ppermute", "collective-permute of 32 bytes"),
     ],
+    0,
 )
 def test_the_deadline_names_the_operation_and_who_is_missing(case: str, words: str) -> None:
     caught = errors(case, n=3 if case == "psum" else 2, d=2)
@@ -51,7 +51,7 @@ def test_the_deadline_names_the_operation_and_who_is_missing(case: str, words: s
         )
 
 
-@pytest.mark.parametrize(
+@sample(
     ("case", "ours", "theirs"),
     [
         ("length", "all-reduce (sum) of 8 x f32", "all-reduce (sum) of 9 x f32"),
@@ -60,6 +60,7 @@ def test_the_deadline_names_the_operation_and_who_is_missing(case: str, words: s
         ("operation", "all-reduce (sum) of 8 x f32", "all-gather of 8 x f32"),
         ("order", "all-reduce (sum) of 8 x f32", "all-gather of 8 x f32"),
     ],
+    4,
 )
 def test_different_collectives_raise_on_all_with_both_descriptions(
     case: str, ours: str, theirs: str

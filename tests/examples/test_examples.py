@@ -16,11 +16,14 @@ import sys
 
 import pytest
 
+from lanes import sample
 from support import start_lockstep
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 WITH_ARGUMENTS = {"train_digits.py", "checkpoint_restart.py"}
 """Examples with tests of their own."""
+IN_MAKE_TEST = ("host_replicated_solve.py", "psum_all_devices.py")
+"""They and `checkpoint_restart.py` run with every change, the others in ``make full``."""
 PROCESSES = 2
 TIMEOUT_SECONDS = 150
 
@@ -81,6 +84,7 @@ LINES = {
     ],
     "train_digits.py": ["718 training images, 4 of 8 devices"],
 }
+EXAMPLES_ALONE = sorted(set(LINES) - WITH_ARGUMENTS)
 
 
 def run(example: str, *arguments: str, collectives: str = "lockstep") -> str:
@@ -104,13 +108,14 @@ def test_every_example_is_tested() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(LINES)
 
 
-@pytest.mark.parametrize("example", sorted(set(LINES) - WITH_ARGUMENTS))
+@sample("example", EXAMPLES_ALONE, *map(EXAMPLES_ALONE.index, IN_MAKE_TEST))
 def test_example_prints_what_it_shows(example: str) -> None:
     output = run(example)
     for line in LINES[example]:
         assert output.count(line) == PROCESSES, f"{line!r} not printed by every process:\n{output}"
 
 
+@pytest.mark.full
 def test_each_process_holds_its_own_columns_then_all_of_them() -> None:
     output = run("host_replicated.py")
     before = {f"columns {c}:{c + 1} =" for c in range(8)}
@@ -150,6 +155,7 @@ def test_a_training_that_is_killed_ends_with_the_numbers_of_an_undisturbed_one(
         assert {lines[-1]} == weights, (result, undisturbed)
 
 
+@pytest.mark.full
 def test_digits_train_alike_over_both_collectives(tmp_path: pathlib.Path) -> None:
     numbers = {}
     for collectives in ("lockstep", "gloo"):

@@ -66,6 +66,7 @@ def run_with_disk(
 
 
 @needs_namespaces
+@pytest.mark.full
 def test_a_job_goes_on_where_the_disk_is_full(tmp_path: Path) -> None:
     done = run_with_disk("size=40k", tmp_path, LOOP.format(remove=False))
     assert done.returncode == 0, done
@@ -75,6 +76,7 @@ def test_a_job_goes_on_where_the_disk_is_full(tmp_path: Path) -> None:
 
 
 @needs_namespaces
+@pytest.mark.full
 def test_a_job_goes_on_where_the_records_of_one_process_are_read_only(tmp_path: Path) -> None:
     mount = """
 import os, subprocess

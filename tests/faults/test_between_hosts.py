@@ -16,6 +16,7 @@ import pytest
 
 from faults.harness import PROGRAMS
 from faults.hosts import NAMES, Hosts, possible, two_hosts
+from lanes import full, sample
 from support import marked, wait_until
 from system.test_exit_status import kernel_tells
 
@@ -95,6 +96,7 @@ def assert_nothing_left(hosts: Hosts) -> None:
     wait_until(lambda: not marked(hosts.mark), "a process is left behind")
 
 
+@pytest.mark.full
 def test_every_collective_is_right(hosts: Hosts) -> None:
     assert run(hosts, "none") == [0, 0], hosts.said(0) + hosts.said(1)
     for host in range(2):
@@ -114,7 +116,7 @@ def test_every_collective_of_several_processes_a_host_is_right(hosts: Hosts) -> 
 
 @pytest.mark.parametrize(
     "kept",
-    [False, pytest.param(True, marks=pytest.mark.slow)],
+    [full(False), pytest.param(True, marks=pytest.mark.slow)],
     ids=["plain", "programs from a compilation cache in one process only"],
 )
 def test_a_correct_program_raises_nothing(hosts: Hosts, tmp_path: Path, kept: bool) -> None:
@@ -133,7 +135,7 @@ def test_a_correct_program_raises_nothing(hosts: Hosts, tmp_path: Path, kept: bo
 @pytest.mark.parametrize(
     ("fault", "record", "status", "words"),
     [
-        ("exit", "1", 0, "process 1 (pid {pid} on hosta) ended after 20 collectives"),
+        full("exit", "1", 0, "process 1 (pid {pid} on hosta) ended after 20 collectives"),
         pytest.param(
             "exit",
             "0",
@@ -141,7 +143,7 @@ def test_a_correct_program_raises_nothing(hosts: Hosts, tmp_path: Path, kept: bo
             "waits for process 1 (pid {pid} on hosta), whose program has ended",
             marks=pytest.mark.slow,
         ),
-        (
+        full(
             "kill",
             "1",
             -9,
@@ -164,6 +166,7 @@ def test_a_fault_of_a_process_of_the_same_host_raises(
 
 
 @pytest.mark.parametrize(("first", "how"), [(0, "later"), (1, "later"), (1, "longer")])
+@pytest.mark.full
 def test_a_program_that_drops_its_result_lets_the_others_have_theirs(
     hosts: Hosts, first: int, how: str
 ) -> None:
@@ -176,7 +179,7 @@ def test_a_program_that_drops_its_result_lets_the_others_have_theirs(
     assert_nothing_left(hosts)
 
 
-@pytest.mark.parametrize(
+@sample(
     ("fault", "words"),
     [
         ("kill", "{who} was killed by SIGKILL (signal 9) after 24 collectives; process 0 waits"),
@@ -189,6 +192,7 @@ def test_a_program_that_drops_its_result_lets_the_others_have_theirs(
             "{who} called all-gather of 1 x f32, _lambda (first used at between_hosts.py:{moved})",
         ),
     ],
+    *(0, 3),
 )
 def test_a_fault_of_one_host_raises_on_the_other(hosts: Hosts, fault: str, words: str) -> None:
     assert_raised(hosts, fault, words)
@@ -201,8 +205,8 @@ def test_a_fault_of_one_host_raises_on_the_other(hosts: Hosts, fault: str, words
 @pytest.mark.parametrize(
     "fault",
     [
-        "exit",
-        "kill",
+        full("exit"),
+        full("kill"),
         pytest.param("dtype", marks=pytest.mark.slow),
         pytest.param("raise", marks=pytest.mark.slow),
     ],
@@ -217,6 +221,7 @@ def test_a_fault_without_records_raises_all_the_same(hosts: Hosts, fault: str) -
     assert_raised(hosts, fault, words[fault], LOCKSTEP_RECORD="0")
 
 
+@pytest.mark.full
 def test_a_second_job_in_the_same_processes_is_as_the_first(hosts: Hosts) -> None:
     program = PROGRAMS / "second_job.py"
     statuses = end([hosts.start(host, program) for host in range(2)], hosts)
@@ -255,6 +260,7 @@ def assert_died(hosts: Hosts, how: str) -> None:
         assert f"(pid {hosts.pid(0, 1)} on hosta) {how}; processes 0, 2, 3 wait" in said, said
 
 
+@pytest.mark.full
 def test_without_agents_who_died_alone_on_its_host_is_gone(hosts: Hosts) -> None:
     statuses = end([hosts.start(host, PROGRAM, "kill", kept=False) for host in range(2)], hosts)
     assert statuses == [3, -9], hosts.said(0)
@@ -262,6 +268,7 @@ def test_without_agents_who_died_alone_on_its_host_is_gone(hosts: Hosts) -> None
     assert f"{who} is gone: it has ended, or its host cannot be reached" in hosts.said(0)
 
 
+@pytest.mark.full
 def test_a_program_outlives_its_agent(hosts: Hosts) -> None:
     processes = [hosts.start(host, PROGRAM, "forever") for host in range(2)]
     wait_until(lambda: bool(hosts.lines(0, "step")), "a step", TIMEOUT)
@@ -309,8 +316,8 @@ def report_on(pid: int) -> str:
 @pytest.mark.parametrize(
     ("fault", "kept", "words"),
     [
-        ("stopped", True, "it is stopped, by a signal (kill -STOP"),
-        ("stuck", True, "in be_stuck"),
+        full("stopped", True, "it is stopped, by a signal (kill -STOP"),
+        full("stuck", True, "in be_stuck"),
         pytest.param(
             "stopped",
             False,
@@ -332,12 +339,14 @@ def test_a_stall_of_who_is_alone_on_its_host_is_told(
     assert hosts.said(0).count(lines) == (2 if kept else 1), hosts.said(0)
 
 
+@pytest.mark.full
 def test_a_child_that_was_forked_does_not_hide_the_death_of_its_parent(hosts: Hosts) -> None:
     assert_raised(hosts, "fork and kill", "{who} was killed by SIGKILL (signal 9) after 24")
     [child] = hosts.lines(1, "child")
     assert int(child[1]) in marked(hosts.mark)
 
 
+@pytest.mark.full
 def test_another_line_is_told_between_hosts_too(hosts: Hosts) -> None:
     call = "all-reduce (sum) of 1 x f32, between_hosts.py:{total} in _lambda, called from"
     words = "{who} called " + call + " between_hosts.py:{other}:"
@@ -369,6 +378,7 @@ def line_of(text: str) -> int:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.full
 def test_an_engine_that_does_not_start_is_told_at_once(hosts: Hosts, when: str) -> None:
     statuses = end(start_four(hosts, PROGRAMS / "fails_to_start.py", when), hosts)
     said = everything(hosts, 4)
@@ -379,6 +389,7 @@ def test_an_engine_that_does_not_start_is_told_at_once(hosts: Hosts, when: str) 
         assert float(raised[1]) < RAISED_WITHIN, said
 
 
+@pytest.mark.full
 def test_other_keys_are_an_error_on_both(hosts: Hosts) -> None:
     hosts.write_key(1, "another key " * 4)
     assert 0 not in run(hosts, "none")

@@ -31,11 +31,12 @@ class Row:
     """What the launcher says of the first failure."""
 
 
-def row(fault: str, *words: str, slow: bool = False, by_number: bool = False, **more) -> object:
+def row(fault: str, *words: str, lane: str = "", by_number: bool = False, **more) -> object:
     """``by_number``: nothing but the numbers of executions shows this fault."""
     built = Row(fault, words, **more)
     name = f"{fault}, {built.n}x{built.d}, process {built.culprit}"
-    marks = [pytest.mark.slow] * slow + [needs_numbers] * by_number
+    marks = [getattr(pytest.mark, lane)] if lane else []
+    marks += [needs_numbers] * by_number
     return pytest.param(built, id=name, marks=marks)
 
 
@@ -64,19 +65,19 @@ SIGKILL = "killed by SIGKILL (signal 9)"
 CIRCLE = r"a circle of waits|these must be the same"
 
 DEATHS = [
-    row("kill", KILLED.format(0), culprit=0, status=-9, first=SIGKILL, slow=True),
+    row("kill", KILLED.format(0), culprit=0, status=-9, first=SIGKILL, lane="slow"),
     row("kill", KILLED.format(1), "after 3 collectives", n=3, d=2, status=-9, first=SIGKILL),
-    row("kill", KILLED.format(2), n=4, culprit=2, status=-9, first=SIGKILL, slow=True),
+    row("kill", KILLED.format(2), n=4, culprit=2, status=-9, first=SIGKILL, lane="slow"),
     row(
         "exception",
         r"process 1 \(pid \d+ on .*failed: FileNotFoundError: no such file: data.npz",
         status=1,
         first="FileNotFoundError: no such file: data.npz",
     ),
-    row("exception", r"process 0 \(.*failed: FileNotFoundError", culprit=0, status=1, slow=True),
+    row("exception", r"process 0 \(.*failed: FileNotFoundError", culprit=0, status=1, lane="slow"),
     row("exit", r"process 1 \(.*ended.* after 3 collectives", TOTAL, status=0),
-    row("exit", r"process 0 \(.*ended.* after 3 collectives", culprit=0, status=0, slow=True),
-    row("exit in the compiler", r"process 1 \(.*failed with exit code 7", status=7),
+    row("exit", r"process 0 \(.*ended.* after 3 collectives", culprit=0, status=0, lane="slow"),
+    row("exit in the compiler", r"process 1 \(.*failed with exit code 7", status=7, lane="full"),
     row("out of memory", r"process 1 \(.*Unable to allocate 32", status=1),
     row(
         "shorter loop",
@@ -86,7 +87,7 @@ DEATHS = [
         n=3,
         status=0,
     ),
-    row("shorter loop", r"process 0 \(.*ended", TOTAL, d=2, culprit=0, status=0, slow=True),
+    row("shorter loop", r"process 0 \(.*ended", TOTAL, d=2, culprit=0, status=0, lane="slow"),
 ]
 DIVERGENCES = [
     row(
@@ -98,25 +99,26 @@ DIVERGENCES = [
         n=3,
         diverges=True,
     ),
-    row("shape", "of 1001 x f32", "of 1000 x f32", TOTAL, d=2, diverges=True, slow=True),
+    row("shape", "of 1001 x f32", "of 1000 x f32", TOTAL, d=2, diverges=True, lane="slow"),
     row(
         "dtype",
         rf"process 1 \(.*\) called all-reduce \(sum\) of 1000 x s32{TOTAL}",
         "Likely: different dtypes",
         diverges=True,
+        lane="full",
     ),
     row(
         "reduction",
         rf"process 0 \(.*\) called all-reduce \(sum\) of 1000 x f32{TOTAL}",
         rf"process 1 \(.*\) called all-reduce \(max\) of 1000 x f32{LARGEST}",
         diverges=True,
-        slow=True,
+        lane="slow",
     ),
     row(
         "operation",
         rf"process 1 \(.*\) called all-gather of \d+ x f32{GATHERED}",
         diverges=True,
-        slow=True,
+        lane="slow",
     ),
     row(
         "argument",
@@ -130,6 +132,7 @@ DIVERGENCES = [
         rf"process 0 \(.*\) called all-gather of 1000 x f32{MOVE}",
         rf"process 1 \(.*\) called all-gather of 1001 x f32{where_numbered(', moved')}{GIVEN}: as",
         diverges=True,
+        lane="full",
     ),
     row(
         "gathered data",
@@ -137,10 +140,11 @@ DIVERGENCES = [
         rf"process 1 \(.*\) called all-gather of 1000 x f32{ALL}",
         d=2,
         diverges=True,
+        lane="full",
     ),
     row("permutation", rf"process 1 \(.*collective-permute.*{BACK}", RING, n=3, diverges=True),
-    row("axis", at("along_x"), at("along_y"), d=2, diverges=True, slow=True),
-    row("axis", at("along_y"), n=4, diverges=True, slow=True),
+    row("axis", at("along_x"), at("along_y"), d=2, diverges=True, lane="slow"),
+    row("axis", at("along_y"), n=4, diverges=True, lane="slow"),
     row(
         "swapped",
         rf"process 0 \(.*\) called all-reduce \(sum\) of 1000 x f32{TOTAL}",
@@ -163,10 +167,10 @@ DIVERGENCES = [
         culprit=0,
         diverges=True,
         by_number=True,
-        slow=True,
+        lane="slow",
     ),
     row("crossing cliques", CIRCLE, at("along_x"), at("along_y"), d=2, diverges=True),
-    row("circle of cliques", CIRCLE, at("along_x"), n=4, diverges=True),
+    row("circle of cliques", CIRCLE, at("along_x"), n=4, diverges=True, lane="full"),
     row(
         "one-sided program",
         OTHER,

@@ -14,6 +14,7 @@ import pytest
 
 from faults.harness import PROGRAMS
 from faults.hosts import NAMES, Hosts, possible, two_hosts
+from lanes import full
 from lockstep.watchdog.host_reachability import LIMIT
 from support import marked, wait_until
 
@@ -57,7 +58,7 @@ def wait_for_steps(hosts: Hosts, more: int = 5) -> None:
         raise AssertionError(f"{error}\n{hosts.said(0)}\n{hosts.said(1)}") from None
 
 
-@pytest.fixture(params=["gloo", "engine"])
+@pytest.fixture(params=[full("gloo"), "engine"])
 def carrier(request: pytest.FixtureRequest, hosts: Hosts) -> str:
     """What the collectives between the hosts run on."""
     if request.param == "engine":
@@ -89,6 +90,7 @@ def test_both_sides_of_a_cut_raise_compute_and_end_as_they_like(hosts: Hosts, ca
     wait_until(lambda: not marked(hosts.mark), "a process is left behind", 45)
 
 
+@pytest.mark.full
 def test_a_process_that_is_stopped_is_not_cut_off(hosts: Hosts, carrier: str) -> None:
     processes = start(hosts)
     os.kill(hosts.pid(1), signal.SIGSTOP)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from faults.harness import PROGRAMS, TIMEOUT, line
 from of_this_jax import needs_numbers
 from support import Result, start_lockstep
@@ -57,6 +59,7 @@ def test_a_call_on_one_side_is_told_once_with_the_stack_of_that_side() -> None:
     assert re.search(r"\.\.\. \d frames? of jax \(shown with --full-tracebacks\)", shown), result
 
 
+@pytest.mark.full
 def test_a_collective_in_an_exit_handler_is_none_of_the_program() -> None:
     result = report_of("at_exit")
     said = result.said_by_launcher
@@ -67,6 +70,7 @@ def test_a_collective_in_an_exit_handler_is_none_of_the_program() -> None:
 
 
 @needs_numbers
+@pytest.mark.full
 def test_errors_after_one_that_was_caught_say_that_they_are_not_new() -> None:
     result = report_of("caught")
     for process in range(2):

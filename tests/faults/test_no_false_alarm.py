@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from faults.harness import PROGRAMS
+from lanes import full
 from support import run_lockstep
 
 SOUND = PROGRAMS / "sound.py"
@@ -17,10 +18,10 @@ SOUND = PROGRAMS / "sound.py"
     ("n", "d", "options"),
     [
         (2, 2, []),
-        (4, 1, []),
+        full(4, 1, []),
         pytest.param(3, 1, [], marks=pytest.mark.slow),
         pytest.param(4, 2, [], marks=pytest.mark.slow),
-        (2, 2, ["--strict"]),
+        full(2, 2, ["--strict"]),
         pytest.param(2, 1, ["--strict"], marks=pytest.mark.slow),
     ],
 )
@@ -31,6 +32,7 @@ def test_a_correct_program_raises_nothing(n: int, d: int, options: list[str]) ->
     assert "lockstep" not in result.stderr, result
 
 
+@pytest.mark.full
 def test_a_compilation_cache_that_is_warm_on_one_process_only(tmp_path: Path) -> None:
     # Programs from the cache carry the numbers of the run that compiled them.
     for _ in range(2):

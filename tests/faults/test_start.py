@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from faults.harness import PROGRAMS, RAISED_WITHIN
+from lanes import sample
 from support import run_lockstep
 
 
-@pytest.mark.parametrize(
+@sample(
     ("moment", "culprit"),
     [
         ("before its first word", 1),
@@ -18,6 +17,7 @@ from support import run_lockstep
         ("before it watches", 0),
         ("as it watches", 1),
     ],
+    *(0, 2),
 )
 def test_who_dies_at_the_start_is_not_waited_for(moment: str, culprit: int) -> None:
     # The launcher leaves the others alone for half of the grace.

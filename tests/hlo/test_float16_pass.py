@@ -86,6 +86,7 @@ def test_the_pass_is_registered_for_cpu_devices_of_a_job_alone(
     assert bool(done) == registered
 
 
+@pytest.mark.full
 def test_single_process_programs_compute_the_same_through_the_pass() -> None:
     environ = {
         **os.environ,

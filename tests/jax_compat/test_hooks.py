@@ -11,6 +11,7 @@ import textwrap
 import jax
 import pytest
 
+from lanes import sample
 from lockstep import _jax_compat
 from processes import python
 from support import Result, run_lockstep
@@ -82,7 +83,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("hook", CASES)
+@sample("hook", CASES, 0, 1, 5)
 def test_a_hook_that_does_not_fit_is_left_out(hook: str) -> None:
     breaks, lost, collectives = CASES[hook]
     # Without cluster detection, only ours knows the place.
@@ -96,9 +97,10 @@ def test_a_hook_that_does_not_fit_is_left_out(hook: str) -> None:
     assert _jax_compat.pin() in line
 
 
-@pytest.mark.parametrize(
+@sample(
     "breaks",
     ["hide(xla_bridge, '_backend_factories')", "del distributed.State.coordinator_address"],
+    0,
 )
 def test_where_the_engine_cannot_be_offered_the_run_goes_on_gloo(breaks: str) -> None:
     result = run(breaks)
@@ -125,6 +127,7 @@ def test_with_a_key_nothing_goes_over_gloo(
     assert "sum" not in result.stdout
 
 
+@pytest.mark.full
 def test_float16_is_lost_where_the_pass_cannot_be_registered() -> None:
     if not _jax_compat.has_passes():
         pytest.skip("this jax has no place for a pass: tests/hlo/test_float16_pass.py")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lanes import sample
 from support import run_lockstep
 
 SUM = """
@@ -49,7 +50,7 @@ for round in range(5):
     ],
     ids=["jax", "lockstep", "auto-init"],
 )
-@pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
+@sample("collectives", ["lockstep", "gloo"], 0)
 def test_every_way_to_begin(collectives: str, options: list[str], beginning: str) -> None:
     options = ["--collectives", collectives, *options]
     result = run_lockstep(options, beginning + SUM, d=2, timeout=120)
@@ -58,6 +59,7 @@ def test_every_way_to_begin(collectives: str, options: list[str], beginning: str
         assert any("sum 2 2 [10, 11]" in line for line in result.by_process[process]), result
 
 
+@pytest.mark.full
 def test_sums_in_the_order_of_a_set_of_strings_are_right() -> None:
     run_lockstep([], OVER_SETS, timeout=120, env={"PYTHONHASHSEED": ""})
 
@@ -85,15 +87,16 @@ def test_processes_that_never_join_are_told_so() -> None:
     assert run_lockstep([], left).said_by_launcher == ""
 
 
-@pytest.mark.parametrize(
+@sample(
     ("failure", "status", "headline"),
     [
         ("raise ValueError('no data')", 1, "ValueError: no data (exit code 1)"),
         ("sys.exit(3)", 3, "sys.exit(3) (exit code 3)"),
         ("os.kill(os.getpid(), 9)", 137, "killed by SIGKILL (signal 9)"),
     ],
+    0,
 )
-@pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
+@sample("collectives", ["lockstep", "gloo"], 1)
 def test_the_first_failure_ends_a_job_that_waits_for_it(
     collectives: str, failure: str, status: int, headline: str
 ) -> None:
@@ -117,6 +120,7 @@ if jax.process_index() == 1:
     assert "process 1 of 2 failed first: ValueError: late" in result.said_by_launcher
 
 
+@pytest.mark.full
 def test_two_jax_jobs_at_once() -> None:
     import concurrent.futures
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lanes import sample
 from lockstep._config import Config
 from lockstep.launch.options import run_parser
 from lockstep.launch.run_command import warn, warn_of_collectives
@@ -193,7 +194,7 @@ raise ConnectionError("a consequence")
     assert "later: ConnectionError: a consequence (exit code 1)" in said
 
 
-@pytest.mark.parametrize(
+@sample(
     ("ending", "status", "words"),
     [
         ("sys.exit(3)", 3, "failed first: sys.exit(3) (exit code 3)"),
@@ -204,6 +205,7 @@ raise ConnectionError("a consequence")
         ("1 +", 1, "failed first: SyntaxError: invalid syntax"),
         ("raise KeyboardInterrupt", 130, "failed first: KeyboardInterrupt"),
     ],
+    *(1, 2, 3),
 )
 def test_the_status_is_that_of_the_first_failure(ending: str, status: int, words: str) -> None:
     program = I + f"if i == 1:\n    print('last words', file=sys.stderr)\n    {ending}\n"

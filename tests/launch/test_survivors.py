@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lanes import sample
 from lockstep.bootstrap.coordination_service import clients
 from processes import free_port, python, run_processes
 from support import Result, run_lockstep, wait_until
@@ -49,8 +50,8 @@ def assert_survived(result: Result, victim: int) -> None:
     assert headline in result.said_by_launcher
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
+@sample("victim", [0, 1], 0)
+@sample("collectives", ["lockstep", "gloo"], 0)
 def test_survivors_catch_the_error_save_and_end_as_they_like(collectives: str, victim: int) -> None:
     options = ["--collectives", collectives, "--collective-timeout", "2", "--grace", "60"]
     program = LOOP.format(victim=victim)
@@ -58,6 +59,7 @@ def test_survivors_catch_the_error_save_and_end_as_they_like(collectives: str, v
     assert_survived(result, victim)
 
 
+@pytest.mark.full
 def test_survivors_of_process_0_without_the_launcher() -> None:
     address = f"127.0.0.1:{free_port()}"
     environs = [
@@ -116,6 +118,7 @@ print(_jax_compat.distributed_client())
     assert run_lockstep([], program, timeout=60).by_process == {0: ["None"], 1: ["None"]}
 
 
+@pytest.mark.full
 def test_a_second_job_waits_for_who_comes_late() -> None:
     """By then the service of the first has ended by itself, and that of the second serves."""
     program = """
@@ -134,6 +137,7 @@ print("both jobs")
     assert result.by_process == {0: ["both jobs"], 1: ["both jobs"]}
 
 
+@pytest.mark.full
 def test_the_service_is_in_process_0_when_the_user_wants_no_recoverability() -> None:
     program = """
 import jax

@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
+from lanes import sample
 from linalg.matrices import assert_close, full, mesh, positive, put
 
 N = 12
@@ -53,7 +54,7 @@ def of_hermitian(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda a, b: function((a + a.conj().T) / 2, b)
 
 
-@pytest.mark.parametrize(
+@sample(
     ("name", "dtype"),
     [
         ("potrs", np.complex128),
@@ -61,6 +62,7 @@ def of_hermitian(function: Callable[..., Any]) -> Callable[..., Any]:
         ("cholesky", np.complex128),
         ("cho_solve", np.float64),
     ],
+    *(0, 1),
 )
 def test_gradients_and_tangents(name: str, dtype: Any) -> None:
     ours, alone = map(of_hermitian, functions()[name])
@@ -79,6 +81,7 @@ def test_gradients_and_tangents(name: str, dtype: Any) -> None:
     np.testing.assert_allclose(tangent, difference, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.full
 def test_second_derivatives() -> None:
     a, b = positive(N, np.float64), full((N,), np.float64)
     ours, alone = functions()["potrs"]

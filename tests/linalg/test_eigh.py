@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
+from lanes import sample
 from linalg.matrices import assert_close, eps, full, hermitian, mesh, put, with_spectrum
 from lockstep.linalg import _cpu_kernels, _tridiagonalize
 
@@ -65,7 +66,7 @@ def test_accuracy(name: str, decompose: Any) -> None:
     assert_decomposed(a, *decompose(a))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.complex64, np.complex128])
+@sample("dtype", [np.float32, np.complex64, np.complex128], 1)
 def test_dtypes(dtype: Any, decompose: Any) -> None:
     for a in (hermitian(64, dtype), with_spectrum(np.repeat([1.0, 2, 3, 4], 16), dtype)):
         values, vectors = decompose(a)
@@ -73,9 +74,10 @@ def test_dtypes(dtype: Any, decompose: Any) -> None:
         assert (values.dtype, vectors.dtype) == (np.real(a).dtype, dtype)
 
 
-@pytest.mark.parametrize(
+@sample(
     ("shape", "spec", "n"),
     [((3,), P(), 1), ((4,), P(), 37), ((2, 2), P("y", "x"), 70), ((2, 2), P(None, "x"), 64)],
+    2,
 )
 def test_shardings_and_sizes(shape: tuple[int, ...], spec: P, n: int) -> None:
     a, over = hermitian(n, np.float64), mesh(shape)
@@ -149,6 +151,7 @@ def test_errors() -> None:
         jax.grad(lambda a: la.eigh(a, subset_by_index=(0, 1))[1].sum())(jnp.asarray(a))
 
 
+@pytest.mark.full
 def test_memory_is_a_few_shares() -> None:
     """The compiled program's own figure for one of four devices: a few shares of the matrix."""
     n, over = 1024, mesh((4,))

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
+from lanes import sample
 from linalg.matrices import assert_close, full, hermitian, mesh, positive, put
 
 EYE: Any = np.eye(8)
@@ -75,9 +76,10 @@ def test_eigenvalues_and_vectors() -> None:
     assert_close(values, np.linalg.eigvalsh(a))
 
 
-@pytest.mark.parametrize(
+@sample(
     ("spec", "b_spec", "lower"),
     [(P("x", "y"), P("y"), None), (P(None, ("x", "y")), P("x", None), True), (P("y"), P(), False)],
+    1,
 )
 def test_other_splits_and_one_triangle(spec: P, b_spec: P, lower: bool | None) -> None:
     over, n = mesh((2, 2)), 20
@@ -129,6 +131,7 @@ def test_status_of_a_matrix_that_is_not_positive_definite() -> None:
     assert np.isnan(np.asarray(x)).all()
 
 
+@pytest.mark.full
 def test_gradient() -> None:
     over, n = mesh((2,)), 8
     a, b = positive(n, np.float64), full((n,), np.float64)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lanes import sample
 from linalg.matrices import DTYPES, TWO_DTYPES, eps, full, hermitian, positive
 from lockstep.linalg import _cholesky, _cpu_kernels, _inverse, _secular, _tiles, _tridiagonalize
 from lockstep.linalg._layout import Layout
@@ -42,7 +43,7 @@ def _close(got: Any, wanted: Any, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
+@sample("shape", SHAPES, 3)
 def test_hemv_reads_one_triangle(shape: tuple[int, int, int], dtype: Any) -> None:
     layout, order = _layout(shape)
     devices, rows, n = layout.devices, layout.rows, layout.n
@@ -60,7 +61,7 @@ def test_hemv_reads_one_triangle(shape: tuple[int, int, int], dtype: Any) -> Non
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
+@sample("shape", SHAPES, 3)
 def test_a_column_of_a_panel(shape: tuple[int, int, int], dtype: Any) -> None:
     layout, order = _layout(shape)
     width, slots = layout.devices * layout.tile, (layout.devices, layout.rows)
@@ -105,8 +106,10 @@ def test_solve_right(m: int, width: int, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("shape", "columns"), [*((shape, 3) for shape in SHAPES), ((2, 3, 4), 0), ((2, 3, 4), 1)]
+@sample(
+    ("shape", "columns"),
+    [*((shape, 3) for shape in SHAPES), ((2, 3, 4), 0), ((2, 3, 4), 1)],
+    3,
 )
 def test_products_of_cholesky_where_they_lie(
     shape: tuple[int, int, int], columns: int, dtype: Any
@@ -128,7 +131,7 @@ def test_products_of_cholesky_where_they_lie(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("width", "columns"), [(1, 1), (64, 3), (130, 17), (20, 0), (0, 2)])
+@sample(("width", "columns"), [(1, 1), (64, 3), (130, 17), (20, 0), (0, 2)], 2)
 @pytest.mark.parametrize("adjoint", [False, True])
 def test_rows_of_a_sweep(width: int, columns: int, adjoint: bool, dtype: Any) -> None:
     b = jnp.asarray(full((width, columns), dtype))
@@ -139,7 +142,7 @@ def test_rows_of_a_sweep(width: int, columns: int, adjoint: bool, dtype: Any) ->
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", [1, 5, 64, 130])
+@sample("n", [1, 5, 64, 130], 3)
 def test_factor_of_a_block(n: int, dtype: Any) -> None:
     block = jnp.asarray(positive(n, dtype) + np.triu(full((n, n), dtype), 1), dtype)
     _assert_equal(_tiles.potrf, _cholesky._potrf_by_kernel, (block,), (), {}, dtype)
@@ -150,7 +153,7 @@ def test_factor_of_a_block(n: int, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", TWO_DTYPES)
-@pytest.mark.parametrize("shape", [(2, 1, 2), (3, 7, 2), (2, 128, 2), (2, 130, 6)])
+@sample("shape", [(2, 1, 2), (3, 7, 2), (2, 128, 2), (2, 130, 6)], 1)
 def test_panels_of_cholesky_where_they_lie(shape: tuple[int, int, int], dtype: Any) -> None:
     layout, _ = _layout(shape)
     devices, tile, rows = layout.devices, layout.tile, layout.rows
@@ -167,7 +170,7 @@ def test_panels_of_cholesky_where_they_lie(shape: tuple[int, int, int], dtype: A
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("devices", "height", "first"), [(2, 1, 0), (2, 4, 8), (3, 5, 25)])
+@sample(("devices", "height", "first"), [(2, 1, 0), (2, 4, 8), (3, 5, 25)], 2)
 def test_strips_of_a_diagonal_block(devices: int, height: int, first: int, dtype: Any) -> None:
     width, top = 2 * devices * height, 7
     strip = jnp.asarray(full((height, width), dtype, 3))
@@ -222,7 +225,7 @@ def _assert_equal(
 
 
 @pytest.mark.parametrize("dtype", TWO_DTYPES)
-@pytest.mark.parametrize("shape", [*SHAPES, (2, 2, 9)])
+@sample("shape", [*SHAPES, (2, 2, 9)], 3)
 def test_products_of_the_inverse_where_they_lie(shape: tuple[int, int, int], dtype: Any) -> None:
     layout, _ = _layout(shape)
     devices, tile, rows = layout.devices, layout.tile, layout.rows

@@ -13,6 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
+from lanes import sample
 from linalg.matrices import (
     DTYPES,
     TWO_DTYPES,
@@ -39,7 +40,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "spec", "b_spec", "n"), CASES)
+@sample(("shape", "spec", "b_spec", "n"), CASES, 4)
 def test_solve_inverse_and_determinant(shape: tuple[int, ...], spec: P, b_spec: P, n: int) -> None:
     a, b, over = positive(n, np.float64), full((n, 4), np.float64), mesh(shape)
     sharded, rhs = put(a, over, spec), put(b, over, b_spec)
@@ -54,7 +55,7 @@ def test_solve_inverse_and_determinant(shape: tuple[int, ...], spec: P, b_spec: 
     assert inverse.sharding.is_equivalent_to(sharded.sharding, 2)
 
 
-@pytest.mark.parametrize("dtype", TWO_DTYPES)
+@sample("dtype", TWO_DTYPES, 0)
 @pytest.mark.parametrize("kernels", [True, False])
 def test_inverse_by_many_supersteps(
     kernels: bool, dtype: Any, monkeypatch: pytest.MonkeyPatch
@@ -67,9 +68,7 @@ def test_inverse_by_many_supersteps(
     assert_close(la.potri(put(a, over, P("x")), 3), np.linalg.inv(a))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "lower"), [*zip(DTYPES, [True, False, False, True], strict=True)]
-)
+@sample(("dtype", "lower"), [*zip(DTYPES, [True, False, False, True], strict=True)], 1)
 def test_factor_of_one_triangle(dtype: Any, lower: bool) -> None:
     """Only the triangle that is named is read: the other one holds rubbish."""
     n = 45
@@ -116,7 +115,7 @@ def test_jaxmg_calls_as_they_are() -> None:
     assert_close(inverse, np.linalg.inv(a))
 
 
-@pytest.mark.parametrize(("order", "devices"), [(1, 4), (7, 1), (40, 4)])
+@sample(("order", "devices"), [(1, 4), (7, 1), (40, 4)], 2)
 def test_not_positive_definite(order: int, devices: int) -> None:
     a = positive(40, np.float64)
     a[order - 1, order - 1] = -1
@@ -176,7 +175,7 @@ def test_more_right_hand_sides_than_fit_at_once() -> None:
 
 
 @pytest.mark.parametrize("kernels", [True, False])
-@pytest.mark.parametrize(("columns", "dealt"), [(15, False), (16, True), (21, True), (45, True)])
+@sample(("columns", "dealt"), [(15, False), (16, True), (21, True), (45, True)], 2)
 def test_columns_are_dealt_where_there_are_many(
     columns: int, dealt: bool, kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,7 +204,7 @@ def test_columns_are_dealt_where_there_are_many(
     assert called == (both if dealt else set())
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+@sample("dtype", [np.float64, np.complex128], 1)
 def test_derivatives_of_columns_that_are_dealt(dtype: Any) -> None:
     columns = 4 * _cholesky.DEALT + 5
     a, b = positive(256, dtype), full((256, columns), dtype)

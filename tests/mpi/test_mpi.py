@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lanes import sample
 from of_this_jax import FLOAT16_PASS
 from support import MARK, marked, run_lockstep
 
@@ -19,7 +20,7 @@ CHECKS = 5 * (6 if FLOAT16_PASS else 5) + 1
 """What `FIVE` checks: five collectives of each of its types, and a sum over pairs."""
 
 
-@pytest.mark.parametrize("n", [2, 4])
+@sample("n", [2, 4], 0)
 def test_the_five_collectives(n: int) -> None:
     result = run_lockstep(["--collectives", "mpi"], FIVE, n=n, d=1, timeout=120)
     for process in range(n):
@@ -78,6 +79,7 @@ def test_an_mpi_that_knows_of_fewer_processes_is_refused() -> None:
         assert "mpiexec -n N lockstep worker --collectives mpi" in said
 
 
+@pytest.mark.full
 def test_processes_that_ask_for_different_groups_hear_of_it() -> None:
     program = """\
         import jax, numpy as np
@@ -105,6 +107,7 @@ def test_processes_that_ask_for_different_groups_hear_of_it() -> None:
 @pytest.mark.parametrize(
     ("end", "status"), [("raise ValueError('boom')", 1), ("os.kill(os.getpid(), 9)", 137)]
 )
+@pytest.mark.full
 def test_a_process_that_fails_ends_the_job_and_leaves_no_shared_memory(
     end: str, status: int
 ) -> None:

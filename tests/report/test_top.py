@@ -15,6 +15,8 @@ import termios
 import threading
 from collections.abc import Iterator
 
+import pytest
+
 from of_this_jax import where_numbered
 from support import Run, start_lockstep, wait_until
 
@@ -141,6 +143,7 @@ def test_a_live_job_is_shown_and_top_ends_with_it() -> None:
         assert "process 0 waits in its" in terminal.plain.replace("\n", " ")
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_top_and_not_the_job() -> None:
     with watched() as (run, terminal, top):
         os.write(terminal.own, b"\x03")
@@ -161,6 +164,7 @@ def test_top_says_how_a_job_failed() -> None:
         assert_sane(terminal)
 
 
+@pytest.mark.full
 def test_a_narrow_terminal_is_enough() -> None:
     with watched(width=72) as (run, terminal, top):
         end_of_job(run)

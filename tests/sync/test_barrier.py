@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import lockstep
+from lanes import sample
 from support import run_lockstep
 
 START = """
@@ -60,6 +61,7 @@ def test_a_barrier_says_who_is_missing_and_where_that_process_is() -> None:
         assert "in busy_elsewhere" in text
 
 
+@pytest.mark.full
 def test_who_comes_after_the_others_gave_up_is_told_so() -> None:
     late = f'{WAIT}\n        lockstep.barrier("checkpoint", timeout=5)'
     program = START + MISSING.format(elsewhere=late, timeout=1)
@@ -68,13 +70,14 @@ def test_who_comes_after_the_others_gave_up_is_told_so() -> None:
     assert "process 1 of 3 failed first" in result.said_by_launcher
 
 
-@pytest.mark.parametrize(
+@sample(
     ("end", "manner"),
     [
         ("os.kill(os.getpid(), 9)", "was killed by SIGKILL (signal 9)"),
         ("os._exit(3)", "failed with exit code 3"),
         ("sys.exit(0)", "ended (exit code 0)"),
     ],
+    0,
 )
 def test_a_barrier_ends_as_soon_as_a_missing_process_has_ended(end: str, manner: str) -> None:
     program = START + MISSING.format(elsewhere=end, timeout=200)
