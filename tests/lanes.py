@@ -1,7 +1,8 @@
-"""Which cases of a test run in ``make test``; the others are marked `full`, for ``make full``."""
+"""Which tests run where: in ``make test`` or in ``make full``, and on which systems."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -35,3 +36,13 @@ def _in_full(case: Any, one_name: bool) -> Any:
     if hasattr(case, "marks"):  # a `pytest.param`
         return pytest.param(*case.values, id=case.id, marks=[*case.marks, pytest.mark.full])
     return full(case) if one_name else full(*case)
+
+
+def needs(there: bool, reason: str) -> pytest.MarkDecorator:
+    """Skips a test where the system lacks something; in CI as root it must be there."""
+    return pytest.mark.skipif(not there and not must_run(), reason=reason)
+
+
+def must_run() -> bool:
+    """Whether a test that finds its system unfit has to fail: in CI, whose root may do it all."""
+    return bool(os.environ.get("CI")) and os.getuid() == 0

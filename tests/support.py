@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import re
 import signal
@@ -15,6 +16,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+import lockstep
 
 MARK = "TEST_RUN_MARK"
 """A variable with a value of its own in every run: it finds the run's processes, whoever started
@@ -54,6 +57,17 @@ def _unprefixed(text: str) -> dict[int, list[str]]:
     for process, line in re.findall(r"^\[ *(\d+)\] ?(.*)$", text, re.MULTILINE):
         lines.setdefault(int(process), []).append(line)
     return lines
+
+
+@functools.cache
+def _sources() -> str:
+    return "".join(path.read_text() for path in Path(lockstep.__file__).parent.rglob("*.py"))
+
+
+def assert_unsaid(words: str, text: object) -> None:
+    """That ``text`` does not have these words, which stand in a source: they could be there."""
+    assert words in _sources(), f"no source has {words!r}, so no text could have it"
+    assert words not in str(text), text
 
 
 def marked(mark: str) -> set[int]:

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from lockstep.bootstrap import xla_thread_pool
+from processes import python
 
 FORCED = "--xla_force_host_platform_device_count"
 
@@ -51,3 +52,26 @@ def test_the_pool_has_two_threads_a_device(
     with xla_thread_pool.enough():
         assert os.environ.get("NPROC") == within
     assert os.environ.get("NPROC") == before, "programs that are started later have it"
+
+
+def threads_of_jax(before: str) -> int:
+    """How many threads a process has that has made four devices on one core."""
+    ended = python(
+        f"""
+        import os
+        {before}
+        os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
+        import lockstep, jax
+        assert len(jax.devices()) == 4
+        print(len(os.listdir("/proc/self/task")))
+        """,
+        env={"JAX_NUM_CPU_DEVICES": "4"},
+    )
+    assert ended.status == 0, ended
+    return int(ended.stdout)
+
+
+def test_jaxlib_has_more_threads_than_it_would_make_by_itself() -> None:
+    """By itself it has one for each device, and so it has where the user decides on one."""
+    alone = threads_of_jax("os.environ['NPROC'] = '1'")
+    assert threads_of_jax("os.environ.pop('NPROC', None)") >= alone + 4

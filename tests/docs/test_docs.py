@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import pathlib
 import re
 import tomllib
+
+import pytest
 
 import lockstep
 from lockstep._config import Config
@@ -45,14 +48,23 @@ def test_every_extra_is_explained() -> None:
     assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.M)) == sorted(extras)
 
 
-def test_every_option_of_the_launcher_is_on_its_page() -> None:
-    page = (DOCS / "launch.md").read_text()
-    for action in options.run_parser()._actions:
-        assert any(f"`{name}" in page for name in action.option_strings) or action.dest == "help"
+@pytest.mark.parametrize(
+    ("command", "parser"), [("run", options.run_parser()), ("worker", options.worker_parser())]
+)
+def test_the_table_of_options_has_those_of_the_command_and_no_other(
+    command: str, parser: argparse.ArgumentParser
+) -> None:
+    rows = re.findall(r"^\| `(-[\w-]+)[^`]*` \| (\w+) \|", (DOCS / "launch.md").read_text(), re.M)
+    listed = {name for name, of in rows if of in (command, "both")}
+    known = [set(action.option_strings) - {"-h", "--help"} for action in parser._actions]
+    assert [names for names in known if names and not names & listed] == []
+    assert listed <= set.union(*known)
 
 
 def test_the_layout_names_every_folder_of_the_package() -> None:
     layout = (ROOT / "CONTRIBUTING.md").read_text()
     package = pathlib.Path(lockstep.__file__).parent
-    for folder in (path.parent.name for path in package.glob("*/__init__.py")):
+    folders = [path.parent.name for path in package.glob("*/__init__.py")]
+    assert "linalg" in folders
+    for folder in folders:
         assert re.search(rf"^      .*\b{folder}/", layout, re.M), folder

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from faults.harness import PROGRAMS
+from lanes import needs
 from processes import clean_environ
 from support import run_lockstep
 
@@ -40,9 +41,7 @@ def namespaces() -> bool:
     return subprocess.run(["unshare", "-Urm", "true"], capture_output=True).returncode == 0
 
 
-needs_namespaces = pytest.mark.skipif(
-    not namespaces(), reason="no user namespaces: no disk of our own to mount"
-)
+needs_namespaces = needs(namespaces(), "no user namespaces: no disk of our own to mount")
 
 
 def run_with_disk(

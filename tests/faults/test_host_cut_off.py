@@ -14,9 +14,9 @@ import pytest
 
 from faults.harness import PROGRAMS
 from faults.hosts import NAMES, Hosts, possible, two_hosts
-from lanes import full
+from lanes import full, needs
 from lockstep.watchdog.host_reachability import LIMIT
-from support import marked, wait_until
+from support import assert_unsaid, marked, wait_until
 
 HEARTBEAT = 30
 LIMIT_SECONDS = LIMIT * HEARTBEAT
@@ -25,9 +25,7 @@ ABORT_SECONDS = HEARTBEAT / 2
 OWN_STATUS = (3, 0)
 """Of each process. With 0 a program goes the whole way out, JAX's handlers at exit included."""
 
-pytestmark = pytest.mark.skipif(
-    not possible(), reason="no network namespaces, or no ip or nsenter: no second host"
-)
+pytestmark = needs(possible(), "no network namespaces, or no ip or nsenter: no second host")
 
 
 @pytest.fixture
@@ -83,7 +81,7 @@ def test_both_sides_of_a_cut_raise_compute_and_end_as_they_like(hosts: Hosts, ca
         assert said.count(words) == (2 if carrier == "engine" else 1), said
         assert ("JAX will abort it" in said) == (host == 1), said
         [raised] = hosts.lines(host, "raised")
-        assert LIMIT_SECONDS - 2 < float(raised[1]) - cut < ABORT_SECONDS, said
+        assert float(raised[1]) < cut + ABORT_SECONDS, said  # JAX's deadline
         assert ("Gloo all-reduce failed" in said) == (carrier == "gloo"), said
         assert hosts.lines(host, "saved") == [["saved", "10.0"]], said
     # JAX's service had a client on the other side.
@@ -99,4 +97,4 @@ def test_a_process_that_is_stopped_is_not_cut_off(hosts: Hosts, carrier: str) ->
     wait_for_steps(hosts)
     for host in range(2):
         assert processes[host].poll() is None, hosts.said(host)
-        assert "cut off" not in hosts.said(host)
+        assert_unsaid("cut off from ", hosts.said(host))

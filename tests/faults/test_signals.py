@@ -14,6 +14,7 @@ import pytest
 from faults.harness import PROGRAMS, TIMEOUT, ended_with, told_by
 from lanes import sample
 from lockstep._run_files import COORDINATION_PID
+from lockstep.launch import child_main
 from support import Run, marked, start_lockstep, wait_until
 
 TRAINING = PROGRAMS / "training.py"
@@ -31,7 +32,10 @@ def pid_of(run: Run, process: int) -> int:
     }
     for pid in marked(run.mark) - servers:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if b"child_main" in command and wanted in Path(f"/proc/{pid}/environ").read_bytes():
+        if (
+            child_main.__name__.encode() in command
+            and wanted in Path(f"/proc/{pid}/environ").read_bytes()
+        ):
             return pid
     raise AssertionError(f"no process {process}")
 

@@ -13,6 +13,7 @@ import pytest
 
 from lanes import sample
 from lockstep._config import Config
+from lockstep.launch import child_main
 from lockstep.launch.options import run_parser
 from lockstep.launch.run_command import warn, warn_of_collectives
 from support import run_lockstep, start_lockstep
@@ -168,7 +169,7 @@ time.sleep(60)
     assert "The above exception was the direct cause" in said
     assert "in step" in said
     for text in (said, "\n".join(result.stderr_by_process[1])):
-        assert "child_main.py" not in text
+        assert Path(child_main.__file__).name not in text
         assert "runpy" not in text
 
 

@@ -16,22 +16,113 @@ me = jax.process_index()
 total = jax.pmap(lambda x: jax.lax.psum(x, "device"), axis_name="device")
 """
 
-
-def test_a_barrier_holds_everybody_until_the_last_has_come() -> None:
-    program = """
-late = 2
-if me == late:
+CHECKS = {
+    "late": """
+if me == 2:
     time.sleep(1)
-    print("coming", time.monotonic(), flush=True)
+    open(os.environ["TMPDIR"] + "/last", "x").close()
 for again in range(3):
     lockstep.barrier("all here")
-    if again == 0:
-        print("through", time.monotonic(), flush=True)
-"""
-    result = run_lockstep([], START + program, n=3, timeout=60)
-    came = float(result.by_process[2][0].split()[1])
-    for process in range(3):
-        assert float(result.by_process[process][-1].split()[1]) > came
+    print(os.path.exists(os.environ["TMPDIR"] + "/last"))
+""",
+    "equal": """
+from jax.sharding import NamedSharding, PartitionSpec
+mesh = lockstep.process_mesh()
+replicated = jax.device_put(jnp.arange(4.0), NamedSharding(mesh, PartitionSpec()))
+for step in range(3):
+    lockstep.assert_same({"step": step, "w": replicated, "rng": jax.random.key(1)}, "state")
+    lockstep.assert_same(np.arange(3) + step, "batch")
+lockstep.assert_same(frozenset({"a", "b", "c"}), "names")
+from lockstep import _jax_compat
+left = _jax_compat.distributed_client().key_value_dir_get("lockstep/same/state/")
+print("left", len(left), len({key.split("/")[3] for key, _ in left}))
+""",
+    "different": """
+try:
+    lockstep.assert_same({"lr": 0.1 if me != 1 else 0.5, "w": np.zeros(3)}, "config")
+except lockstep.DifferenceError as error:
+    print(error)
+""",
+    "spread": """
+spread = jax.make_array_from_process_local_data(
+    NamedSharding(mesh, PartitionSpec("process")), np.ones(1))
+try:
+    lockstep.assert_same([spread], "x")
+except ValueError as error:
+    print(error)
+""",
+    "for one": """
+@lockstep.only_on(1)
+def told():
+    return f"only here: {float(jnp.ones(3).sum())}"
+print(told())
+with lockstep.only_on(1) as here:
+    print("here", here, float(jnp.ones(2).sum()))
+with lockstep.only_on(0), lockstep.only_on(1):
+    pass
+for step in range(20):
+    pending = total(jnp.ones(jax.local_device_count()))  # still runs when the block begins
+    with lockstep.only_on(0):
+        pass
+print("sum", float(pending[0]))
+""",
+    "no such process": """
+try:
+    lockstep.only_on(3)(print)()
+except ValueError as error:
+    print(error)
+""",
+}
+"""What each of three processes runs, one after the other: a job costs seconds, a check nothing."""
+
+
+@pytest.fixture(scope="module")
+def printed() -> dict[str, list[list[str]]]:
+    """Check -> what each process printed in it."""
+    program = "".join(f"print('CHECK {name}', flush=True){text}" for name, text in CHECKS.items())
+    result = run_lockstep([], START + program, n=3, timeout=90)
+    of_process = ["\n".join(result.by_process[i]).split("CHECK ")[1:] for i in range(3)]
+    checks = [dict(text.split("\n", 1) for text in texts) for texts in of_process]
+    return {name: [check[name].splitlines() for check in checks] for name in CHECKS}
+
+
+def test_a_barrier_holds_everybody_until_the_last_has_come(
+    printed: dict[str, list[list[str]]],
+) -> None:
+    assert printed["late"] == [["True"] * 3] * 3
+
+
+def test_equal_values_pass_again_and_again(printed: dict[str, list[list[str]]]) -> None:
+    # The values of earlier checks do not pile up in the service.
+    assert printed["equal"] == [["left 3 1"]] * 3
+
+
+def test_who_differs_is_told_on_every_process_with_the_values(
+    printed: dict[str, list[list[str]]],
+) -> None:
+    for first, place, *rest in printed["different"]:
+        assert first == "assert_same(..., 'config'): the processes differ"
+        assert place == "at ['lr']:"
+        assert rest[0] == "  processes 0, 2: 0.1"
+        assert rest[1].startswith("  process 1 (pid ")
+        assert rest[1].endswith("): 0.5 <- differs")
+
+
+def test_an_array_that_no_process_has_whole_is_refused(printed: dict[str, list[list[str]]]) -> None:
+    for [said] in printed["spread"]:
+        assert "the array at [0] is spread over processes" in said
+
+
+def test_code_for_one_process_runs_there_and_collectives_go_on_after_it(
+    printed: dict[str, list[list[str]]],
+) -> None:
+    elsewhere = ["None", "here False 2.0", "sum 3.0"]
+    here = ["only here: 3.0", "here True 2.0", "sum 3.0"]
+    assert printed["for one"] == [elsewhere, here, elsewhere]
+
+
+def test_a_process_that_is_not_there(printed: dict[str, list[list[str]]]) -> None:
+    assert printed["no such process"] == [["only_on(3): the job has 3 processes: 0-2."]] * 3
 
 
 MISSING = """
@@ -100,56 +191,6 @@ except lockstep.MissingProcessError as error:
     assert "last seen in barrier('even')" in "\n".join(result.by_process[1])
 
 
-def test_equal_values_pass_again_and_again() -> None:
-    program = """
-from jax.sharding import NamedSharding, PartitionSpec
-mesh = lockstep.process_mesh()
-replicated = jax.device_put(jnp.arange(4.0), NamedSharding(mesh, PartitionSpec()))
-for step in range(3):
-    lockstep.assert_same({"step": step, "w": replicated, "rng": jax.random.key(1)}, "state")
-    lockstep.assert_same(np.arange(3) + step, "batch")
-lockstep.assert_same(frozenset({"a", "b", "c"}), "names")
-from lockstep import _jax_compat
-left = _jax_compat.distributed_client().key_value_dir_get("lockstep/same/state/")
-print("left", len(left), len({key.split("/")[3] for key, _ in left}))
-"""
-    result = run_lockstep([], START + program, d=2, timeout=60)
-    # The values of earlier checks do not pile up in the service.
-    assert result.by_process[0][-1] == "left 2 1"
-
-
-def test_who_differs_is_told_on_every_process_with_the_values() -> None:
-    program = """
-try:
-    lockstep.assert_same({"lr": 0.1 if me != 1 else 0.5, "w": np.zeros(3)}, "config")
-except lockstep.DifferenceError as error:
-    print(error)
-"""
-    result = run_lockstep([], START + program, n=3, timeout=60)
-    for process in range(3):
-        first, place, *rest = result.by_process[process]
-        assert first == "assert_same(..., 'config'): the processes differ"
-        assert place == "at ['lr']:"
-        assert rest[0] == "  processes 0, 2: 0.1"
-        assert rest[1].startswith("  process 1 (pid ")
-        assert rest[1].endswith("): 0.5 <- differs")
-
-
-def test_an_array_that_no_process_has_whole_is_refused() -> None:
-    program = """
-from jax.sharding import NamedSharding, PartitionSpec
-mesh = lockstep.process_mesh()
-spread = jax.make_array_from_process_local_data(
-    NamedSharding(mesh, PartitionSpec("process")), np.ones(1))
-try:
-    lockstep.assert_same([spread], "x")
-except ValueError as error:
-    print(error)
-"""
-    result = run_lockstep([], START + program, timeout=60)
-    assert "the array at [0] is spread over processes" in result.by_process[0][0]
-
-
 def test_alone_there_is_nobody_to_wait_for() -> None:
     lockstep.barrier("alone")
     lockstep.assert_same(1, "alone")
@@ -190,35 +231,3 @@ try_it(block)
         assert "process 0 started a collective inside lockstep.only_on(0)" in line
         assert "Move the collective out of it" in line
     assert "program.py:" in first
-
-
-def test_code_for_one_process_runs_there_and_collectives_go_on_after_it() -> None:
-    program = """
-@lockstep.only_on(1)
-def told():
-    return f"only here: {float(jnp.ones(3).sum())}"
-print(told())
-with lockstep.only_on(1) as here:
-    print("here", here, float(jnp.ones(2).sum()))
-with lockstep.only_on(0), lockstep.only_on(1):
-    pass
-for step in range(20):
-    pending = total(jnp.ones(jax.local_device_count()))  # still runs when the block begins
-    with lockstep.only_on(0):
-        pass
-print("sum", float(pending[0]))
-"""
-    result = run_lockstep([], START + ONLY_ON + program, timeout=60)
-    assert result.by_process[0] == ["None", "here False 2.0", "sum 2.0"]
-    assert result.by_process[1] == ["only here: 3.0", "here True 2.0", "sum 2.0"]
-
-
-def test_a_process_that_is_not_there() -> None:
-    program = """
-try:
-    lockstep.only_on(2)(print)()
-except ValueError as error:
-    print(error)
-"""
-    result = run_lockstep([], START + program, timeout=60)
-    assert result.by_process[0] == ["only_on(2): the job has 2 processes: 0-1."]

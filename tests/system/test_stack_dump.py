@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from lockstep.launch import user_program
 from lockstep.system import stack_dump
+from lockstep.watchdog import watchdog
 from processes import clean_environ
 from support import run_lockstep, wait_until
 
@@ -110,24 +111,20 @@ while True: time.monotonic()
 """
     path = tmp_path / stack_dump.FILE
     with running(INSTALL + program, path) as pid:
-        started = time.monotonic()
-        text = stack_dump.ask(pid, path, 0.3)
-        assert "did not answer within 0.3 s" in text
-        assert time.monotonic() - started >= 0.3
+        assert "did not answer within 0.3 s" in stack_dump.ask(pid, path, 0.3)
 
 
 def test_a_deep_recursion_is_cut_and_our_own_frames_are_left_out() -> None:
-    package = Path(stack_dump.__file__).parent.parent
-    ours = f'  File "{package}/launch/user_program.py", line 5 in run'
+    ours = f'  File "{user_program.__file__}", line 5 in run'
     deep = "\n".join(f'  File "train.py", line {i} in f' for i in range(100))
     text = stack_dump.shortened(
         f"Thread 0x1 (most recent call first):\n{deep}\n{ours}\n\nThread 0x2:\n"
     )
     assert text.count("in f") == stack_dump.MAX_FRAMES - 1
-    watcher = f'Thread 0x3:\n  File "{package}/watchdog/watchdog.py", line 9 in run'
+    watcher = f'Thread 0x3:\n  File "{watchdog.__file__}", line 9 in run'
     assert "0x3" not in stack_dump.shortened(f"{watcher}\n\nThread 0x4:\n  File")
     assert "  ... more frames\n\nThread 0x2:" in text
-    assert "program.py" not in text
+    assert user_program.__file__ not in text
 
 
 def test_the_processes_of_a_run_can_be_asked() -> None:
@@ -145,4 +142,4 @@ the_line_that_waits()
     for process in range(2):
         text = "\n".join(result.by_process[process])
         assert "in the_line_that_waits" in text
-        assert "launch/user_program.py" not in text
+        assert user_program.__file__ not in text
