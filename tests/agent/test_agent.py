@@ -384,6 +384,7 @@ except KeyboardInterrupt:
     wait_until(lambda: not marked(looping.mark), "a process is left behind")
 
 
+@pytest.mark.full
 def test_a_job_goes_on_when_an_agent_is_killed(looping: Workers) -> None:
     code = "print('steps', flush=True); time.sleep(3)"
     processes = [looping.start(rank, code) for rank in range(2)]
@@ -426,6 +427,7 @@ def test_the_records_of_a_failed_job_are_kept_for_the_report(looping: Workers) -
     assert called in report.stdout, report.stdout
 
 
+@pytest.mark.full
 def test_a_live_job_is_shown_by_the_pid_of_a_agent(looping: Workers) -> None:
     """As `lockstep report` and `lockstep top` find it."""
     code = "time.sleep(60)"

@@ -138,8 +138,8 @@ def test_a_process_that_nobody_launched_is_told_how_to_launch_it() -> None:
         assert words in last
 
 
-@pytest.mark.parametrize(
-    "call", ["lockstep.initialize(address, n, i)", "jax.distributed.initialize(address, n, i)"]
+@sample(
+    "call", ["lockstep.initialize(address, n, i)", "jax.distributed.initialize(address, n, i)"], 1
 )
 def test_a_program_that_starts_its_own_processes_uses_the_engine(call: str) -> None:
     program = f"""

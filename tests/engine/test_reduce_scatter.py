@@ -20,6 +20,7 @@ def run(n: int, d: int, timeout: float, *args: str) -> None:
 
 
 @pytest.mark.parametrize(("n", "d"), [(2, 1), (4, 1), (2, 2)])
+@pytest.mark.full
 def test_no_result_is_wrong(n: int, d: int) -> None:
     run(n, d, 200, "--mib", "4", "32", "--executions", "50")
 

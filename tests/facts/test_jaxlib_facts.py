@@ -93,6 +93,7 @@ WIDENED = {
 }
 
 
+@pytest.mark.full
 def test_xla_widens_every_narrow_type_but_float16_itself() -> None:
     done = python(ARRIVES.format(names=list(WIDENED)), JAX_NUM_CPU_DEVICES="2")
     assert done.returncode == 0, done.stderr
@@ -173,6 +174,7 @@ REFUSED = """
 
 
 @pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
+@pytest.mark.full
 def test_xla_refuses_float16_of_the_plug_unless_the_pass_is_there(collectives: str) -> None:
     """When this fails for lockstep, XLA takes float16 and the pass can go."""
     result = run_lockstep(["--collectives", collectives], REFUSED, n=2)
@@ -218,6 +220,7 @@ for ring in read_record(folder / "recorder.bin").rings:
 """
 
 
+@pytest.mark.full
 def test_every_collective_knows_its_program_and_its_place_in_it(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(NUMBERS)
@@ -258,6 +261,7 @@ for chosen in (devices, devices[::-1], [devices[0], devices[-1]]):
 """
 
 
+@pytest.mark.full
 def test_a_programs_first_number_is_a_hash_of_it_and_its_devices(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(HASHES)

@@ -137,6 +137,7 @@ def test_float16_is_lost_where_the_pass_cannot_be_registered() -> None:
     assert 'the hook "float16 pass"' in line
 
 
+@pytest.mark.full
 def test_strict_runs_where_executions_cannot_be_noted() -> None:
     breaks = "pxla = importlib.import_module('jax._src.interpreters.pxla')\n"
     result = run(breaks + "hide(pxla, 'ExecuteReplicated')", "-d", "2", "--strict")
@@ -225,6 +226,7 @@ def test_a_jax_that_is_too_new_is_named_once_and_used() -> None:
     assert _jax_compat.pin() in line
 
 
+@pytest.mark.full
 def test_an_error_of_our_hooks_names_a_jax_that_is_too_new() -> None:
     breaks = f"{NEW}\nfrom lockstep.job import topology\ntopology.this_process = None"
     result = run(breaks, status=1)

@@ -56,7 +56,7 @@ def test_solve_inverse_and_determinant(shape: tuple[int, ...], spec: P, b_spec: 
 
 
 @sample("dtype", TWO_DTYPES, 0)
-@pytest.mark.parametrize("kernels", [True, False])
+@sample("kernels", [True, False], 0)
 def test_inverse_by_many_supersteps(
     kernels: bool, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,7 +204,8 @@ def test_columns_are_dealt_where_there_are_many(
     assert called == (both if dealt else set())
 
 
-@sample("dtype", [np.float64, np.complex128], 1)
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
 def test_derivatives_of_columns_that_are_dealt(dtype: Any) -> None:
     columns = 4 * _cholesky.DEALT + 5
     a, b = positive(256, dtype), full((256, columns), dtype)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,6 +93,8 @@ FED = threading.Event()
 
 def fill() -> None:
     for step in range(50):
+        if ME == 1 and step == 5:
+            time.sleep(0.5)  # so that the two processes never keep the same order by luck
         jax.device_put(np.full((8, 8), step, np.float32), WHOLE)  # LINE fill
         FED.set()
 
