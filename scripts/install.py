@@ -28,6 +28,9 @@ POLL_SECONDS = 0.1
 RAW_PROGRESS_SINCE = (24, 1)
 """The first pip with ``--progress-bar raw``, which writes bytes as lines of text."""
 SPINNER = "|/-\\"
+TOOLS = ("cmake", "ninja")
+INSTALLED = ".installed-dependencies"
+"""In an environment: what `needs` was when it was installed, a line each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +175,20 @@ def requirements(extras: list[str]) -> list[str]:
     return project["dependencies"] + [item for extra in extras for item in optional[extra]]
 
 
+def needs(extras: list[str]) -> set[str]:
+    """Everything but the package itself, and the versions that pip is held to."""
+    built_by = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    files = map(pathlib.Path, os.environ.get("PIP_CONSTRAINT", "").split())
+    held = [line for file in files if file.is_file() for line in file.read_text().splitlines()]
+    return {*built_by, *TOOLS, *requirements(extras), *(f"held to {line}" for line in held)}
+
+
+def has_dependencies(environment: pathlib.Path, extras: list[str]) -> bool:
+    """Whether an earlier run has installed all of them; pip takes seconds to find that out."""
+    file = environment / INSTALLED
+    return file.exists() and needs(extras) <= set(file.read_text().splitlines())
+
+
 def steps(environment: pathlib.Path, extras: list[str]) -> list[Step]:
     """The package is installed, not linked: what the tests import is what a user gets."""
     pip = pip_install(environment)
@@ -179,10 +196,15 @@ def steps(environment: pathlib.Path, extras: list[str]) -> list[Step]:
     # scikit-build-core empties a build directory that another environment has used.
     own = f"--config-settings=build-dir=build/{environment.name}"
     engine = [*pip, "--verbose", "--no-build-isolation", "--no-deps", "."]
+    package = Step(
+        "the engine", engine if environment.name == ".venv" else [*engine[:-1], own, "."]
+    )
+    if has_dependencies(environment, extras):
+        return [package]
     return [
-        Step("build tools", [*pip, *built_by, "cmake", "ninja"]),
+        Step("build tools", [*pip, *built_by, *TOOLS]),
         Step("dependencies", [*pip, *requirements(extras)]),
-        Step("the engine", engine if environment.name == ".venv" else [*engine[:-1], own, "."]),
+        package,
     ]
 
 
@@ -213,6 +235,8 @@ def main() -> int:
                 return status if status > 0 else 128 - status
     except KeyboardInterrupt:
         return 130
+    if not has_dependencies(environment, extras):
+        (environment / INSTALLED).write_text("\n".join(sorted(needs(extras))))
     return 0
 
 

@@ -82,6 +82,31 @@ def test_a_failed_step_shows_its_whole_output_and_fails_make(tree: Callable[[str
     assert not (here / ".venv" / ".installed-demo").exists()
 
 
+def test_dependencies_are_installed_once_for_what_they_are(
+    tree: Callable[[str], Path], tmp_path: Path
+) -> None:
+    here = tree("echo Collecting jax")
+    held = tmp_path / "constraints.txt"
+
+    def titles(extras: str, *more: str) -> list[str]:
+        held.write_text("\n".join(more))
+        command = [sys.executable, INSTALL, "--venv", here / ".venv", "--extras", extras]
+        environment = os.environ | {"PIP_CONSTRAINT": str(held)}
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=DEADLINE_SECONDS
+        )
+        assert done.returncode == 0, done.stderr
+        return [line.split("]")[1].split("  ")[0].strip() for line in done.stdout.splitlines()[1:]]
+
+    every = ["build tools", "dependencies", "the engine"]
+    assert titles("dev,bench") == every
+    assert titles("dev,bench") == titles("bench") == ["the engine"]
+    assert titles("dev,bench,docs") == every
+    assert titles("dev,bench,docs", "jax==0.8.0") == every
+    assert titles("dev,bench,docs", "jax==0.8.0") == ["the engine"]
+    assert titles("dev,bench,docs", "jax==0.9.0") == every
+
+
 def until_released(words: str) -> str:
     """A pip that writes the words, and ends when the file `release` is there."""
     return f"echo {words}; until [ -e {{release}} ]; do sleep 0.05; done"
