@@ -55,7 +55,7 @@ demo: $(VENV)/.installed-demo
 	$(BIN)/python scripts/demo.py
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 full: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m 'not slow'

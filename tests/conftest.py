@@ -1,6 +1,9 @@
 """For every test: lockstep is imported before any test module can import jax."""
 
 import signal
+from pathlib import Path
+
+import pytest
 
 import lockstep  # noqa: F401
 
@@ -10,3 +13,11 @@ for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(
             number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         )
+
+LONG = ("native", "faults", "linalg")
+"""Folders with long files. They come first, so that no worker of xdist is left alone with one."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tests = Path(__file__).parent
+    items.sort(key=lambda item: item.path.relative_to(tests).parts[0] not in LONG)

@@ -62,7 +62,10 @@ NOT_EMULATED = {
     "progress_threads.the_key_is_wiped_from_memory",
 }
 
-FUZZ_SECONDS = {"LOCKSTEP_FUZZ_FRAMES": "1e12", "LOCKSTEP_FUZZ_SECONDS": "30"}
+FUZZ_SECONDS = {
+    "LOCKSTEP_FUZZ_FRAMES": "1e12",
+    "LOCKSTEP_FUZZ_SECONDS": "30" if os.environ.get("CI") else "5",
+}
 FUZZ_FRAMES = {"LOCKSTEP_FUZZ_FRAMES": "1e6", "LOCKSTEP_FUZZ_SECONDS": "600"}
 """How many changed frames the group `frame_parsers` tries: in `make test`, and in `make slow`."""
 
