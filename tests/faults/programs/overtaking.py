@@ -46,7 +46,7 @@ def at_once(x):
 def main() -> None:
     one, ten = full(ALL, (2, 2), 1), full(PAIR, (2,), 10)
     try:
-        for _ in range(2):
+        for _ in range(10):
             both = after_work(one), at_once(ten)
             numbers = [[float(s.data.ravel()[0]) for s in a.addressable_shards] for a in both]
             print(json.dumps(numbers), flush=True)
