@@ -20,7 +20,7 @@ import pytest
 from of_this_jax import where_numbered
 from support import Run, start_lockstep, wait_until
 
-WIDTH, HEIGHT = 130, 60
+WIDTH, HEIGHT = 170, 60
 TRAINING = """
 import os, sys, time, jax, jax.numpy as jnp
 from pathlib import Path
