@@ -2,6 +2,7 @@
 #include "core/clique.h"
 #include "core/error.h"
 #include "core/job.h"
+#include "recorder/tsc_clock.h"
 
 namespace lockstep {
 
@@ -20,7 +21,7 @@ CollectiveContext::CollectiveContext(Clique& clique, std::span<const Call* const
 
 void CollectiveContext::record_arrival() {
   if (calls_[0]->record.entry == nullptr) return;  // no device of this process has a recorder
-  const auto now = Clock::now();
+  const auto now = QuickClock::now();
   for (const Call* call : calls_) Recorder::arrived(call->record, now);
 }
 

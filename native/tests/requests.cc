@@ -1,4 +1,5 @@
-// Requests of ranks to the watcher: numbers, times, and what becomes of a response that does not come.
+// Requests of ranks to the watcher: numbers, times, and what becomes of a response that does not
+// come.
 #include "control/requests.h"
 
 #include <future>

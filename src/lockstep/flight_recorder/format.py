@@ -31,7 +31,7 @@ ENTRIES = 1024
 LISTED_TARGETS = 8
 """How many targets of a permute an entry lists; it counts all of them."""
 TIME_ERROR_NS = 2_000
-"""How far off an entry's times may be: no clock is read at the end of a small collective."""
+"""How far off its clock an entry's times may be (``native/recorder/tsc_clock.h``)."""
 
 RINGS_AT = HEADER_BYTES + CLIQUE_BYTES
 
