@@ -76,13 +76,20 @@ def add_parser(subparsers: Any) -> None:
         "bench", help="measure the collectives on this machine", description=_DESCRIPTION
     )
     add = parser.add_argument
-    add("-n", "--processes", type=checked(positive), default=2, metavar="N", help="default: 2")
     add(
-        "-d",
-        "--devices",
+        "-n",
+        "--processes",
+        type=checked(positive),
         default=2,
         metavar="N",
         help="number of processes; default: 2",
+    )
+    add(
+        "-d",
+        "--devices",
+        type=checked(positive),
+        default=1,
+        metavar="D",
         help="per process; default: 1",
     )
     add(
@@ -123,7 +130,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="S",
         help="seconds one step may take",
     )
-    add("--bind", choices=("none", "cores"), help="handed on to lockstep run")
+    add("--bind", choices=("none", "cores"), help="passed on to lockstep run")
     add(
         "--json",
         type=_json_file,

@@ -112,10 +112,10 @@ def parse(fingerprint: bytes, text: str) -> CompiledProgram:
     for line in text.splitlines():
         if found := _COLLECTIVE.search(line):
             origin = _with_place(line, named)
-            said = {name: m[1] for name, at in _METADATA.items() if (m := at.search(origin))}
-            at = place(frames.chain(int(said.get("frame", 0))))
-            if not at.file and "file" in said:
-                at = SourceLine(said["file"], int(said.get("line", 0)))
+            fields = {name: m[1] for name, at in _METADATA.items() if (m := at.search(origin))}
+            at = place(frames.chain(int(fields.get("frame", 0))))
+            if not at.file and "file" in fields:
+                at = SourceLine(fields["file"], int(fields.get("line", 0)))
             collectives.append(
                 Collective(
                     found["op"],

@@ -297,7 +297,7 @@ class NoMoreMessages(Exception):
 
 
 def next_message(timeout: float) -> tuple[int, bytes] | None:
-    """The sender of the next message, and the message; None when none came in ``timeout`` seconds."""
+    """The next message and its sender; None when none came in ``timeout`` seconds."""
     data, count = ctypes.c_void_p(), ctypes.c_uint64()
     process = _library().lockstep_next_message(timeout, ctypes.byref(data), ctypes.byref(count))
     if process == -2:

@@ -131,7 +131,14 @@ def run_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("-n", "--processes", type=checked(positive), default=1, metavar="N", help="default: 1")
+    add(
+        "-n",
+        "--processes",
+        type=checked(positive),
+        default=1,
+        metavar="N",
+        help="number of processes; default: 1",
+    )
     _add_shared(parser)
     add(
         "--bind",

@@ -358,7 +358,7 @@ class Supervisor:
     def _culprits(self) -> Sequence[int]:
         return failed_runs.culprits(self._job.run_dir, self._job.config.attempt)
 
-    def _say_more(self, first: EndedProcess) -> None:
+    def _report_details(self, first: EndedProcess) -> None:
         """Prints the diagnosis, and the next step for the user."""
         attempt = self._job.config.attempt
         table = failed_runs.diagnosis(self._job.run_dir, attempt)

@@ -30,7 +30,7 @@ _FILES = {
     "stacks": stack_dump.FILE,
 }
 MEMORY_NAMES = tuple(f"lockstep-{name}" for name in ("recorder", *list(_FILES)[1:]))
-"""Of the memory files: the first as native/recorder.cc calls it."""
+"""Of the memory files: the first as native/recorder/recorder.cc calls it."""
 _DESCRIPTOR = re.compile(r"/proc/(\d+)/fd/(\d+)")
 
 
