@@ -70,7 +70,7 @@ VirtualTables own_tables() {
 
 // Asks as process 0 of two processes with two devices each: 0, 1, 2048, 2049. Where the table of
 // the key's class is known, and where it is not.
-void with_world(const std::function<void(World&)>& body) {
+void with_job(const std::function<void(Job&)>& body) {
   for (const VirtualTables& tables : {own_tables(), VirtualTables{}}) {
     set_virtual_tables(tables);
     run_healthy(layout("2x2"), {}, [&](Rank& rank) {
@@ -85,13 +85,12 @@ void keep(const void* variable) { asm volatile("" : : "g"(variable) : "memory");
 // A key in the caller's frame, as XLA's is. The words come inverted and everything is wiped out
 // afterwards, so that the next scan of the same test finds no copy.
 template <typename Key>
-[[gnu::noinline]] Lists scan_with_words(const World& world, std::uintptr_t begin,
-                                        std::uintptr_t end, std::uintptr_t last, int color, int key,
-                                        int id_bytes) {
+[[gnu::noinline]] Lists scan_with_words(const Job& job, std::uintptr_t begin, std::uintptr_t end,
+                                        std::uintptr_t last, int color, int key, int id_bytes) {
   alignas(Key) std::byte frame[sizeof(Key)];
   auto* planted = new (frame) Key(~begin, ~end, ~last);
   keep(planted);
-  Lists seen = keys_on_stack(world, color, key, id_bytes);
+  Lists seen = keys_on_stack(job, color, key, id_bytes);
   planted->~Key();
   std::memset(frame, 0, sizeof(frame));
   keep(frame);
@@ -99,30 +98,30 @@ template <typename Key>
 }
 
 template <typename Key = CpuCliqueKey, typename Id>
-Lists scan_with(const World& world, int color, int key, const std::vector<Id>& ids) {
+Lists scan_with(const Job& job, int color, int key, const std::vector<Id>& ids) {
   const auto at = ~reinterpret_cast<std::uintptr_t>(ids.data());
   const std::uintptr_t bytes = ids.size() * sizeof(Id);
-  return scan_with_words<Key>(world, at, at - bytes, at - bytes, color, key, sizeof(Id));
+  return scan_with_words<Key>(job, at, at - bytes, at - bytes, color, key, sizeof(Id));
 }
 
 using Narrow = std::vector<std::int32_t>;
 using Wide = std::vector<std::int64_t>;
 
 TEST(keys_in_a_frame) {
-  with_world([](World& world) {
-    CHECK((scan_with(world, 0, 1, Narrow{0, 1, 2048}) == Lists{{0, 1, 2048}}));
-    CHECK((scan_with(world, 0, 3, Wide{0, 2048, 2049, 1}) == Lists{{0, 2048, 2049, 1}}));
-    CHECK((scan_with(world, 1, 0, Wide{1}) == Lists{{1}}));
+  with_job([](Job& job) {
+    CHECK((scan_with(job, 0, 1, Narrow{0, 1, 2048}) == Lists{{0, 1, 2048}}));
+    CHECK((scan_with(job, 0, 3, Wide{0, 2048, 2049, 1}) == Lists{{0, 2048, 2049, 1}}));
+    CHECK((scan_with(job, 1, 0, Wide{1}) == Lists{{1}}));
   });
 }
 
 TEST(no_key_is_read_where_the_width_of_an_id_is_not_known) {
-  with_world([](World& world) {
+  with_job([](Job& job) {
     static const std::int32_t ids[] = {0, 1, 2048};
     const auto at = ~reinterpret_cast<std::uintptr_t>(ids);
-    CHECK((scan_with_words<CpuCliqueKey>(world, at, at - 12, at - 12, 0, 1, 4) ==
-           Lists{{0, 1, 2048}}));
-    CHECK(scan_with_words<CpuCliqueKey>(world, at, at - 12, at - 12, 0, 1, 0).empty());
+    CHECK(
+        (scan_with_words<CpuCliqueKey>(job, at, at - 12, at - 12, 0, 1, 4) == Lists{{0, 1, 2048}}));
+    CHECK(scan_with_words<CpuCliqueKey>(job, at, at - 12, at - 12, 0, 1, 0).empty());
   });
 }
 
@@ -138,7 +137,7 @@ TEST(the_table_of_a_class_is_found) {
 
 // Only where the table is known: what is pointed to would have to be taken for a key by its looks.
 TEST(a_key_on_the_heap_to_which_a_frame_points) {
-  with_world([](World& world) {
+  with_job([](Job& job) {
     static const std::int32_t ids[] = {0, 1, 2048}, others[] = {0, 2049};
     const auto words = [](const auto& list) {
       const auto at = reinterpret_cast<std::uintptr_t>(list);
@@ -149,10 +148,10 @@ TEST(a_key_on_the_heap_to_which_a_frame_points) {
     const CpuCliqueKey* volatile pointer = held.get();
     keep(const_cast<const CpuCliqueKey**>(&pointer));
     const bool known = virtual_tables().clique_key != 0;
-    CHECK((keys_on_stack(world, 0, 1, 4) == (known ? Lists{{0, 1, 2048}} : Lists{})));
+    CHECK((keys_on_stack(job, 0, 1, 4) == (known ? Lists{{0, 1, 2048}} : Lists{})));
     // One in a frame is the live one.
     const auto [other, other_end, other_last] = words(others);
-    CHECK((scan_with_words<CpuCliqueKey>(world, ~other, ~other_end, ~other_last, 0, 0, 4) ==
+    CHECK((scan_with_words<CpuCliqueKey>(job, ~other, ~other_end, ~other_last, 0, 0, 4) ==
            Lists{{0, 2049}}));
     pointer = nullptr;
     keep(const_cast<const CpuCliqueKey**>(&pointer));
@@ -160,36 +159,36 @@ TEST(a_key_on_the_heap_to_which_a_frame_points) {
 }
 
 TEST(what_is_not_a_key) {
-  with_world([](World& world) {
+  with_job([](Job& job) {
     const Narrow list = {0, 1, 2048};
     keep(&list);
-    CHECK(scan_with<xla::cpu::CpuCliqueKeys>(world, 0, 1, list).empty());
-    CHECK(keys_on_stack(world, 0, 1, 4).empty());
+    CHECK(scan_with<xla::cpu::CpuCliqueKeys>(job, 0, 1, list).empty());
+    CHECK(keys_on_stack(job, 0, 1, 4).empty());
   });
 }
 
 TEST(keys_that_cannot_be_the_clique) {
-  with_world([](World& world) {
+  with_job([](Job& job) {
     // Another first device; too short for the position; a device of the other process at the
     // position; a device twice; a device that nobody has; ids that are no ids; nothing.
     for (const Wide& ids : {Wide{1, 0}, Wide{0}, Wide{0, 2048}, Wide{0, 1, 1}, Wide{0, 1, 77},
                             Wide{0, 1, -1}, Wide{0, 1, std::int64_t{1} << 40}, Wide{}})
-      CHECK(scan_with(world, 0, 1, ids).empty());
-    CHECK(scan_with(world, 0, -1, Wide{0, 1}).empty());
-    CHECK(scan_with(world, -1, 0, Wide{0, 1}).empty());
+      CHECK(scan_with(job, 0, 1, ids).empty());
+    CHECK(scan_with(job, 0, -1, Wide{0, 1}).empty());
+    CHECK(scan_with(job, -1, 0, Wide{0, 1}).empty());
   });
 }
 
 // The memory of a key that is left over may be gone or used for something else.
 TEST(words_that_point_nowhere) {
-  with_world([](World& world) {
+  with_job([](Job& job) {
     void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(page != MAP_FAILED);
     const std::int64_t ids[] = {0, 1, 2048};
     std::memcpy(page, ids, sizeof(ids));
     const auto at = ~reinterpret_cast<std::uintptr_t>(page);  // inverted: at - 24 is 24 bytes on
     const auto scan = [&](std::uintptr_t begin, std::uintptr_t end, std::uintptr_t last) {
-      return scan_with_words<CpuCliqueKey>(world, begin, end, last, 0, 0, 8);
+      return scan_with_words<CpuCliqueKey>(job, begin, end, last, 0, 0, 8);
     };
     CHECK((scan(at, at - 24, at - 24) == Lists{{0, 1, 2048}}));
     CHECK(scan(at - 1, at - 25, at - 25).empty());
@@ -203,25 +202,25 @@ TEST(words_that_point_nowhere) {
 
 // A first word that leads to no type: unmapped memory, the last word of an address space, text.
 TEST(tables_that_point_nowhere) {
-  with_world([](World& world) {
+  with_job([](Job& job) {
     static const std::int64_t ids[] = {0, 1};
     const auto at = reinterpret_cast<std::uintptr_t>(ids);
     for (const std::uintptr_t table : {std::uintptr_t{8192}, ~std::uintptr_t{7},
                                        reinterpret_cast<std::uintptr_t>("xla::cpu"), at, at + 8}) {
       const std::uintptr_t frame[] = {table, at, at + 16, at + 16};
       keep(frame);
-      CHECK(keys_on_stack(world, 0, 1, 8).empty());
+      CHECK(keys_on_stack(job, 0, 1, 8).empty());
     }
   });
 }
 
 TEST(a_key_left_behind_by_an_earlier_call) {
-  with_world([](World& world) {
+  with_job([](Job& job) {
     static const std::int64_t old_ids[] = {0, 2048, 1};
     const auto at = reinterpret_cast<std::uintptr_t>(old_ids);
     const CpuCliqueKey stale(at, at + 24, at + 24);
     keep(&stale);
-    const Lists seen = scan_with(world, 0, 0, Wide{0, 1});
+    const Lists seen = scan_with(job, 0, 0, Wide{0, 1});
     keep(&stale);
     CHECK((seen == Lists{{0, 1}, {0, 2048, 1}}));
     CHECK_CONTAINS(ERROR_OF(decide_members(seen, kNobody, 0, 0, kAdvice)), "{0,1}, {0,2048,1}");

@@ -33,13 +33,13 @@ DeviceList read_list(const std::uintptr_t* vector) {
 }
 
 // What any list must satisfy to be the clique asked for.
-bool plausible(const World& world, const DeviceList& devices, int color, int key) {
+bool plausible(const Job& job, const DeviceList& devices, int color, int key) {
   if (key < 0 || static_cast<std::size_t>(key) >= devices.size() || devices[0] != color)
     return false;
-  if (world.process_of(devices[static_cast<std::size_t>(key)]) != world.process()) return false;
+  if (job.process_of(devices[static_cast<std::size_t>(key)]) != job.process()) return false;
   const std::unordered_set<int> distinct(devices.begin(), devices.end());
   return distinct.size() == devices.size() &&
-         std::ranges::all_of(devices, [&](int id) { return world.process_of(id) >= 0; });
+         std::ranges::all_of(devices, [&](int id) { return job.process_of(id) >= 0; });
 }
 
 std::string text_of(const std::vector<DeviceList>& lists) {
@@ -55,8 +55,8 @@ std::string text_of(const std::vector<DeviceList>& lists) {
 // The lists that are found, each once.
 class Keys {
  public:
-  Keys(const World& world, int color, int key, int id_bytes)
-      : world_(world), color_(color), key_(key), id_bytes_(id_bytes) {}
+  Keys(const Job& job, int color, int key, int id_bytes)
+      : world_(job), color_(color), key_(key), id_bytes_(id_bytes) {}
 
   // Whether it is a key, if perhaps not of the clique that is asked for.
   bool take(const std::uintptr_t (&object)[kKeyWords]) {
@@ -77,7 +77,7 @@ class Keys {
            object[3] >= object[2] && is_table_of(object[0], kCliqueKeyType);
   }
 
-  const World& world_;
+  const Job& world_;
   const int color_, key_, id_bytes_;
   const std::uintptr_t table_ = virtual_tables().clique_key;
 };
@@ -87,8 +87,8 @@ class Keys {
 #if defined(__GNUC__)
 __attribute__((no_sanitize("address")))
 #endif
-std::vector<DeviceList> keys_on_stack(const World& world, int color, int key, int id_bytes) {
-  Keys keys(world, color, key, id_bytes);
+std::vector<DeviceList> keys_on_stack(const Job& job, int color, int key, int id_bytes) {
+  Keys keys(job, color, key, id_bytes);
   if (id_bytes == 0) return {};
   const auto* const words = static_cast<const std::uintptr_t*>(__builtin_frame_address(0));
   const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(words), end = end_of_stack();

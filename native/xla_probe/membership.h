@@ -23,14 +23,13 @@
 namespace lockstep {
 
 class Job;
-using World = Job;
 
 using DeviceList = std::vector<int>;
 
 // The lists of the clique keys in the calling thread's frames that could be the clique asked for,
 // each once. `id_bytes` is the width of a device id in this jaxlib: 4 or 8, or 0 when it is not
 // known: then no list can be read.
-std::vector<DeviceList> keys_on_stack(const World& world, int color, int key, int id_bytes);
+std::vector<DeviceList> keys_on_stack(const Job& job, int color, int key, int id_bytes);
 
 // The clique that (color, key) requests. `taken` tells the lists whose position `key` has its
 // communicator. Throws an Error that ends with `advice` unless exactly one candidate is not taken.

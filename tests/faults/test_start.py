@@ -36,4 +36,4 @@ def test_who_dies_at_the_start_is_not_waited_for(moment: str, culprit: int) -> N
         assert f"process {culprit} " in text, result
         assert "was killed by SIGKILL" in text, result
         assert float(when) - planted < RAISED_WITHIN, result
-    assert_unsaid("they did not end by themselves", result.stderr)
+    assert_unsaid("killed because they did not end", result.stderr)

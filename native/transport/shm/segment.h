@@ -50,7 +50,7 @@ struct ArenaHeader {
 
 class Arena {
  public:
-  static constexpr std::size_t kSize = std::size_t{16} << 30;
+  static constexpr std::size_t kSize = std::size_t{LOCKSTEP_SEGMENT_GIB} << 30;
 
   // Makes the file and returns its descriptor; the caller owns it. Throws Error.
   static int create(std::uint64_t nonce);
