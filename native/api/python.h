@@ -32,12 +32,11 @@ struct lockstep_options {
   int process;
   int num_processes;
   // An agent is a member of the network between hosts that owns no device and is in no collective:
-  // it answers the control messages of watchers of other hosts when the processes of its own
-  // cannot. Agents
-  // are numbered behind the processes, and a `process` from num_processes on is one. It has an
-  // arena of its own; losing it does not fail the job, and it cannot fail the job.
+  // it answers the control messages of watchdogs of other hosts when the processes of its own
+  // cannot. Agents are numbered behind the processes: a `process` from num_processes on is one. An
+  // agent has an arena of its own; losing it does not fail the job, and it cannot fail the job.
   int num_agents;
-  // What there is "one per process" of, there is one per agent of behind them.
+  // Arrays with one entry per process have one entry per agent behind those.
   const char* const* labels;  // one per process: "process 1 (pid 7 on host a)"
   int arena_fd;
   std::uint64_t nonce;
@@ -96,16 +95,16 @@ int lockstep_recorder_fd();
 const char* lockstep_recorder_problem();
 // Readable once a rank has waited long, or has a request.
 int lockstep_wake_up_fd();
-// Whether a watcher reads the wake-up descriptor and answers requests. Then, where there are
+// Whether a watchdog reads the wake-up descriptor and answers requests. Then, where there are
 // several hosts, it is notified too when a process is lost, and the job fails 0.6 s later unless a
-// watcher has aborted it before with a better reason.
+// watchdog has aborted it before with a better reason.
 void lockstep_set_watched(int watched);
 // The next request of a rank of this process; "" and number 0 when there is none. "programs" and
 // five numbers: may look-alike collectives of different programs meet; "deadline" and a text: what
 // a rank is about to fail the job with, because it has waited too long; anything else: a
 // divergence, or that a rank waits for a process whose program has ended. Of the last two the
-// watcher may publish more, by lockstep_abort, before it responds. The same request is returned
-// until the watcher has responded to its number, or no rank wants the response any more.
+// watchdog may publish more, by lockstep_abort, before it responds. The same request is returned
+// until the watchdog has responded to its number, or no rank wants the response any more.
 const char* lockstep_request(std::uint64_t* number);
 // 1: yes, 0: no, -1: not known, so that the rank goes on and asks again later.
 void lockstep_respond(std::uint64_t number, int response);
@@ -115,10 +114,10 @@ void lockstep_respond(std::uint64_t number, int response);
 // the connections to it.
 const char* lockstep_listens_at();
 
-// Control messages between the watchers of different hosts, of up to 16 MiB. Any thread may send or
-// wait. Both end when the process exits, and in a forked child. 0 when it is on its way, -1 when it
-// cannot be sent: that process is of this host, or lost, or has not taken it in time. It may still
-// be dropped there, if too much is waiting.
+// Control messages between the watchdogs of different hosts, of up to 16 MiB. Any thread may send
+// or wait. Both end when the process exits, and in a forked child. 0 when it is on its way, -1 when
+// it cannot be sent: that process is of this host, or lost, or has not taken it in time. It may
+// still be dropped there, if too much is waiting.
 int lockstep_send_message(int process, const void* bytes, std::uint64_t count,
                           double timeout_seconds);
 // The process that sent the next message, -1 when none came in time, -2 when none will come

@@ -21,7 +21,7 @@ Deadline deadline_in(double seconds) {
 
 }  // namespace
 
-// A process whose program has ended still takes messages: its watcher answers while it waits for
+// A process whose program has ended still takes messages: its watchdog answers while it waits for
 // others. A forked child sends none: threads that it does not have may hold the locks.
 bool Endpoint::takes_control(int process) const {
   const bool known = process >= 0 && static_cast<std::size_t>(process) < connections_.size();

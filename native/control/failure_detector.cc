@@ -19,7 +19,7 @@ void DeferredAbort::pass(const std::string& text, Arena& arena) {
     text_ = text;
     due_ = Clock::now() + kGrace;
   }
-  if (const WakeUp* watcher = watcher_.load(std::memory_order_acquire)) watcher->notify();
+  if (const WakeUp* watchdog = watchdog_.load(std::memory_order_acquire)) watchdog->notify();
 }
 
 void DeferredAbort::abort_when_due(Arena& arena) {
@@ -77,7 +77,7 @@ void FailureDetector::lose(int process, const std::string& why) {
                          " has lost its connection (" + why + "). Its own output may tell why.");
 }
 
-// The flag comes first: the watcher checks for lost processes as soon as it is notified.
+// The flag comes first: the watchdog checks for lost processes as soon as it is notified.
 void FailureDetector::mark_lost(int process, const std::string& text) {
   at(lost_, process).store(true, std::memory_order_release);
   if (process < first_agent_ && process_ < first_agent_) deferred_abort_.pass(text, arena_);

@@ -14,16 +14,18 @@
 
 namespace lockstep {
 
-// Fails the job after a grace period in which the watchers, of this process and of other hosts, may
-// abort it with a better reason. Without a watcher the job fails at once.
+// Fails the job after a grace period in which the watchdogs, of this process and of other hosts,
+// may abort it with a better reason. Without a watchdog the job fails at once.
 class DeferredAbort {
  public:
   static constexpr std::chrono::milliseconds kGrace{600};
 
-  // The wake-up of this process's watcher; null: there is none.
-  void set_watcher(const WakeUp* watcher) { watcher_.store(watcher, std::memory_order_release); }
-  bool is_watched() const { return watcher_.load(std::memory_order_acquire) != nullptr; }
-  // The program here has ended, and its watcher perhaps too: those of others may know more.
+  // The wake-up of this process's watchdog; null: there is none.
+  void set_watchdog(const WakeUp* watchdog) {
+    watchdog_.store(watchdog, std::memory_order_release);
+  }
+  bool is_watched() const { return watchdog_.load(std::memory_order_acquire) != nullptr; }
+  // The program here has ended, and its watchdog perhaps too: those of others may know more.
   void set_left() { left_.store(true, std::memory_order_release); }
 
   // The rest is for the progress thread. Aborts the job with the text, by `abort_when_due` if it is
@@ -36,7 +38,7 @@ class DeferredAbort {
  private:
   bool waits() const { return is_watched() || left_.load(std::memory_order_acquire); }
 
-  std::atomic<const WakeUp*> watcher_{nullptr};
+  std::atomic<const WakeUp*> watchdog_{nullptr};
   std::atomic<bool> left_{false};
   Clock::time_point due_;
   std::optional<std::string> text_;

@@ -1,4 +1,4 @@
-// Control messages: what the watchers of different hosts write to each other. They are sent in
+// Control messages: what the watchdogs of different hosts write to each other. They are sent in
 // parts, so that the messages of ranks and an abort go out between two parts of a long one.
 #pragma once
 
@@ -24,7 +24,7 @@ class ControlMessages {
  public:
   static constexpr std::size_t kMaxLength = std::size_t{16} << 20;
   static constexpr std::size_t kPart = std::size_t{256} << 10;
-  // Limit for all messages that are here or coming. What does not fit is dropped; a watcher that
+  // Limit for all messages that are here or coming. What does not fit is dropped; a watchdog that
   // gets no response may send its request again.
   static constexpr std::size_t kMaxBytes = std::size_t{64} << 20;
   static constexpr std::size_t kMaxCount = 10000;  // that are here: empty ones need room too

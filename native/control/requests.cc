@@ -5,7 +5,7 @@
 namespace lockstep {
 namespace {
 
-// How often programs of which the watcher knows too little are compared again, at most.
+// How often programs of which the watchdog knows too little are compared again, at most.
 constexpr std::chrono::milliseconds kCompareAgain{100};
 // How often a wait checks whether the job has failed.
 constexpr std::chrono::milliseconds kPollInterval{50};
@@ -22,7 +22,7 @@ Requests::Shared Requests::post(const std::string& text) {
   return open_.emplace_back(std::make_shared<Open>(Open{{++last_, text}, Clock::now(), false, {}}));
 }
 
-// What the watcher gets next: the oldest that a rank waits for, then the oldest of the others.
+// What the watchdog gets next: the oldest that a rank waits for, then the oldest of the others.
 const Requests::Open* Requests::first() const {
   const auto waited_for =
       std::ranges::find_if(open_, [](const Shared& open) { return !open->overdue; });

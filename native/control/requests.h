@@ -1,7 +1,7 @@
-// Requests of the ranks of this process to its watcher (a thread of Python's), and its responses.
+// Requests of the ranks of this process to its watchdog (a thread of Python's), and its responses.
 //
 // Requests are numbered, and a response names the request that it is for: one that comes late is
-// never taken for the response to another request. The watcher gets them one at a time, in order.
+// never taken for the response to another request. The watchdog gets them one at a time, in order.
 // Each request has its own time, which begins when those before it have had theirs.
 #pragma once
 
@@ -25,12 +25,12 @@ class Requests {
  public:
   enum class Response { kUnknown, kYes, kNo };  // unknown: also that none came
 
-  // `wake_up` notifies the watcher; `abort`: not 0 once the job has failed, which ends all waits
+  // `wake_up` notifies the watchdog; `abort`: not 0 once the job has failed, which ends all waits
   // here. Both must outlive this.
   Requests(const WakeUp& wake_up, const std::atomic<std::uint32_t>& abort)
       : wake_up_(wake_up), abort_(abort) {}
 
-  // Without a watcher every request is answered at once: unknown.
+  // Without a watchdog every request is answered at once: unknown.
   void set_watched(bool watched);
 
   // Withdraws the request when no response has come in time.
@@ -38,13 +38,13 @@ class Requests {
 
   // Requests whether two programs are one: `pair` is the peer, and what its number of an execution
   // is more than ours. Yes and no are kept. A request that was not answered in time stays open, and
-  // later calls find its response without waiting for it; after the watcher's "unknown" the
+  // later calls find its response without waiting for it; after the watchdog's "unknown" the
   // request is made again.
   using Pair = std::pair<int, std::int64_t>;
   Response compare(const Pair& pair, const std::function<std::string()>& text,
                    std::chrono::milliseconds timeout);
 
-  // The watcher's side. The next request, the same one until it is answered or withdrawn; number 0
+  // The watchdog's side. The next request, the same one until it is answered or withdrawn; number 0
   // when there is none. A response to a request that is not open any more is dropped.
   struct Request {
     std::uint64_t number = 0;

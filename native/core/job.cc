@@ -130,7 +130,7 @@ bool Job::has_raised_before(const Origin& origin) {
 
 void Job::set_watched(bool watched) {
   requests_.set_watched(watched);
-  if (endpoint_) endpoint_->set_watcher(watched ? &wake_up_ : nullptr);
+  if (endpoint_) endpoint_->set_watchdog(watched ? &wake_up_ : nullptr);
 }
 
 std::string Job::diverged(const std::string& text) {

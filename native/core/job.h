@@ -33,7 +33,7 @@ struct JobOptions {
   int cores = 1;                // this process's share of the host's cores
   bool oversubscribed = false;  // more processes than cores on this host
   int device_id_bytes = 4;      // in this jaxlib's lists of devices; 0: not known
-  bool single_copy = true;      // large messages by PeerMemory, where the system permits it
+  bool single_copy = true;      // large messages by CrossMemoryReader, where the system permits it
   // From how many bytes on, from one process to another; the same in all processes. Below, two
   // copies in the cache cost less than a system call that looks up every page.
   std::size_t single_copy_from = 512 << 10;
@@ -72,18 +72,18 @@ class Job {
   // this process. False where executions are not numbered.
   bool has_raised_before(const Origin& origin);
 
-  // Two members of a clique are in different collectives. Aborts the job, after giving the watcher
-  // (if there is one) time to abort it with a table of who called what; returns what all raise.
+  // Two members of a clique are in different collectives. Aborts the job, after giving the watchdog
+  // (if there is one) time to abort it with a table of all calls; returns what all raise.
   std::string diverged(const std::string& text);
   // The same for a wait that has met its deadline.
   std::string timed_out(const std::string& text);
   // Whether two look-alike collectives with different numbers may meet: one program may carry two
   // numbers, because it was compiled from other lines, or comes from a compilation cache. Asks the
-  // watcher, because only Python can compare programs. Without an answer they may meet this time,
+  // watchdog, because only Python can compare programs. Without an answer they may meet this time,
   // and the next call looks for it again.
   bool may_meet(const Origin& mine, int peer, const Origin& theirs);
   void set_watched(bool watched);
-  // For the watcher. The text of a request is "programs" and five numbers (execution and channel
+  // For the watchdog. The text of a request is "programs" and five numbers (execution and channel
   // here, the peer, execution and channel there), "deadline" and a text, or that of a divergence.
   Requests& requests() { return requests_; }
 
@@ -94,9 +94,9 @@ class Job {
     return endpoint_ && endpoint_->reaches(process) ? static_cast<Transport&>(*tcp_) : shm_;
   }
   // Not 0 once that process's program has ended, where there are several hosts. Null on one host:
-  // there the watcher detects it, and can say more.
+  // there the watchdog detects it, and can say more.
   const std::atomic<std::uint32_t>* has_left(int process);
-  // Whether that process has died or is cut off. Known where there are several hosts.
+  // Whether that process has died or is unreachable. Known where there are several hosts.
   bool is_lost(int process) const {
     return endpoint_ && process >= 0 && process < num_members() && endpoint_->is_lost(process);
   }

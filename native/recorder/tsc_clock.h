@@ -72,8 +72,8 @@ class QuickClock {
   enum class Trust { kUnknown, kYes, kNo };
   std::atomic<Trust> trust_{Trust::kUnknown};
 
-  std::mutex mutex_;               // guards what is no atomic, and the writing of what is
-  Moment base_;                    // the slope is that from here
+  std::mutex mutex_;  // guards the fields that are not atomic, and writers of the others
+  Moment base_;       // the slope is that from here
   std::uint64_t known_slope_ = 0;  // 0: not known
   std::uint64_t least_spread_ = ~std::uint64_t{0};
 

@@ -1,4 +1,4 @@
-// What the watcher may tell when a process is missing, and what the engine says without it.
+// What the watchdog may tell when a process is missing, and what the engine says without it.
 #include <poll.h>
 #include <unistd.h>
 
@@ -15,14 +15,14 @@
 namespace lockstep::testing {
 namespace {
 
-const std::string kWord = "lockstep: what the watcher knows.";
+const std::string kWord = "lockstep: what the watchdog knows.";
 
 bool rung(const WakeUp& wake_up) {
   pollfd asked{wake_up.fd(), POLLIN, 0};
   return poll(&asked, 1, 0) == 1;
 }
 
-// Ends process 1, and returns how long it takes until the job has failed, if no watcher says more.
+// Ends process 1, and returns how long it takes until the job has failed, if no watchdog says more.
 Clock::duration until_aborted(Impostor& one) {
   const auto start = Clock::now();
   one.to = Descriptor();
@@ -33,7 +33,7 @@ Clock::duration until_aborted(Impostor& one) {
   return Clock::now() - start;
 }
 
-TEST(without_a_watcher_a_loss_fails_the_job_at_once) {
+TEST(without_a_watchdog_a_loss_fails_the_job_at_once) {
   auto least = Clock::duration::max();
   for (int i = 0; i < 5 && least >= DeferredAbort::kGrace; ++i) {
     Impostor one;
@@ -42,19 +42,19 @@ TEST(without_a_watcher_a_loss_fails_the_job_at_once) {
   CHECK(least < DeferredAbort::kGrace);
 }
 
-TEST(a_loss_of_which_no_watcher_says_more) {
+TEST(a_loss_of_which_no_watchdog_says_more) {
   const WakeUp wake_up;
   Impostor one;
-  one.host.endpoint->set_watcher(&wake_up);
+  one.host.endpoint->set_watchdog(&wake_up);
   CHECK(!rung(wake_up));
   CHECK(until_aborted(one) >= DeferredAbort::kGrace);
   CHECK(rung(wake_up));
 }
 
-TEST(a_loss_of_which_the_watcher_says_more) {
+TEST(a_loss_of_which_the_watchdog_says_more) {
   const WakeUp wake_up;
   Impostor one;
-  one.host.endpoint->set_watcher(&wake_up);
+  one.host.endpoint->set_watchdog(&wake_up);
   one.to = Descriptor();
   eventually([&] { return rung(wake_up); }, "the wake-up");
   CHECK(one.host.endpoint->is_lost(1));
@@ -62,42 +62,42 @@ TEST(a_loss_of_which_the_watcher_says_more) {
   CHECK_EQUAL(one.host.arena->abort_text(), kWord);
 }
 
-TEST(a_watcher_that_goes_away_is_not_waited_for) {
+TEST(a_watchdog_that_goes_away_is_not_waited_for) {
   auto least = Clock::duration::max();
   for (int i = 0; i < 5 && least >= DeferredAbort::kGrace; ++i) {
     const WakeUp wake_up;
     Impostor one;
-    one.host.endpoint->set_watcher(&wake_up);
-    one.host.endpoint->set_watcher(nullptr);
+    one.host.endpoint->set_watchdog(&wake_up);
+    one.host.endpoint->set_watchdog(nullptr);
     least = std::min(least, until_aborted(one));
     CHECK(!rung(wake_up));
   }
   CHECK(least < DeferredAbort::kGrace);
 }
 
-TEST(a_watcher_that_goes_away_meanwhile_is_not_waited_for) {
+TEST(a_watchdog_that_goes_away_meanwhile_is_not_waited_for) {
   auto least = Clock::duration::max();
   for (int i = 0; i < 5 && least >= DeferredAbort::kGrace; ++i) {
     const WakeUp wake_up;
     Impostor one;
-    one.host.endpoint->set_watcher(&wake_up);
+    one.host.endpoint->set_watchdog(&wake_up);
     const auto start = Clock::now();
     one.to = Descriptor();
     eventually([&] { return rung(wake_up); }, "the wake-up");
-    one.host.endpoint->set_watcher(nullptr);
+    one.host.endpoint->set_watchdog(nullptr);
     eventually([&] { return one.host.arena->aborted(); }, "an error");
     least = std::min(least, Clock::now() - start);
   }
   CHECK(least < DeferredAbort::kGrace);
 }
 
-// Its own watcher has ended with its program, but others are told by it what it has seen.
+// Its own watchdog has ended with its program, but others are told by it what it has seen.
 TEST(who_has_left_itself_lets_others_speak_first) {
   const WakeUp wake_up;
   Impostor one;
-  one.host.endpoint->set_watcher(&wake_up);
+  one.host.endpoint->set_watchdog(&wake_up);
   one.host.endpoint->leave();
-  one.host.endpoint->set_watcher(nullptr);
+  one.host.endpoint->set_watchdog(nullptr);
   CHECK(until_aborted(one) >= DeferredAbort::kGrace);
   CHECK(!rung(wake_up));
 }
@@ -105,7 +105,7 @@ TEST(who_has_left_itself_lets_others_speak_first) {
 TEST(who_has_left_is_not_lost) {
   const WakeUp wake_up;
   Impostor one;
-  one.host.endpoint->set_watcher(&wake_up);
+  one.host.endpoint->set_watchdog(&wake_up);
   one.send({.kind = Frame::kLeave});
   one.to = Descriptor();
   eventually([&] { return one.host.endpoint->has_left(1).load() != 0; }, "word that it left");
@@ -130,20 +130,20 @@ std::vector<Outcome> killed(bool tells) {
   });
 }
 
-TEST(a_killed_process_of_which_a_watcher_of_its_host_says_more) {
+TEST(a_killed_process_of_which_a_watchdog_of_its_host_says_more) {
   const auto outcomes = killed(true);
   for (const int rank : {0, 1, 2})
     CHECK_EQUAL(outcomes[static_cast<std::size_t>(rank)].error, kWord);
 }
 
-TEST(a_killed_process_of_which_no_watcher_says_more) {
+TEST(a_killed_process_of_which_no_watchdog_says_more) {
   const auto outcomes = killed(false);
   for (const int rank : {0, 1, 2})
     CHECK_CONTAINS(outcomes[static_cast<std::size_t>(rank)].error, "lockstep: process 3 ",
                    "Its own output may tell why.");
 }
 
-// A rank that waits for a program that has ended; `answers`: its watcher, which says more.
+// A rank that waits for a program that has ended; `answers`: its watchdog, which says more.
 std::vector<Outcome> ended(Harness harness, bool permute, bool answers) {
   return run_job(layout("4x1"), {.harness = harness}, [&](Rank& rank) {
     const auto end = rank.all();
@@ -168,7 +168,7 @@ std::vector<Outcome> ended(Harness harness, bool permute, bool answers) {
   });
 }
 
-TEST(a_program_that_has_ended_of_which_the_watcher_says_more) {
+TEST(a_program_that_has_ended_of_which_the_watchdog_says_more) {
   for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts})
     for (const bool permute : {false, true}) {
       const auto outcomes = ended(harness, permute, true);
@@ -178,7 +178,7 @@ TEST(a_program_that_has_ended_of_which_the_watcher_says_more) {
     }
 }
 
-TEST(a_program_that_has_ended_and_a_watcher_that_is_silent) {
+TEST(a_program_that_has_ended_and_a_watchdog_that_is_silent) {
   const auto outcomes = ended(Harness::kHosts, false, false);
   CHECK_CONTAINS(outcomes[0].error, "waits for process 3, whose program has ended");
 }

@@ -104,7 +104,7 @@ TEST(a_device_that_never_comes) {
     }
 }
 
-// While a silent watcher may still add to the text of the deadline, which takes it a second.
+// While a silent watchdog may still add to the text of the deadline, which takes it a second.
 TEST(a_device_that_comes_when_another_has_given_up) {
   const Layout three{"1x3", {0, 0, 0}};
   const auto outcomes = run_job(three, {.timeout_seconds = kSoon}, [](Rank& rank) {

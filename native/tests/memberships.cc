@@ -1,4 +1,4 @@
-// Who is in a clique: the decision as a function of what was seen, and the scan of frames that hold
+// The members of a clique: the decision as a function of what was seen, and the scan of frames that hold
 // planted keys.
 #include <sys/mman.h>
 
@@ -170,7 +170,7 @@ TEST(what_is_not_a_key) {
 TEST(keys_that_cannot_be_the_clique) {
   with_job([](Job& job) {
     // Another first device; too short for the position; a device of the other process at the
-    // position; a device twice; a device that nobody has; ids that are no ids; nothing.
+    // position; a device twice; a device that no process has; ids that are no ids; nothing.
     for (const Wide& ids : {Wide{1, 0}, Wide{0}, Wide{0, 2048}, Wide{0, 1, 1}, Wide{0, 1, 77},
                             Wide{0, 1, -1}, Wide{0, 1, std::int64_t{1} << 40}, Wide{}})
       CHECK(scan_with(job, 0, 1, ids).empty());

@@ -128,9 +128,9 @@ TEST(a_permute_names_its_ends) {
 }
 
 // Answers this process's questions until the body is done; counts them.
-class Watcher {
+class Watchdog {
  public:
-  Watcher(Job& job, bool yes, bool knows_more = true) : job_(job) {
+  Watchdog(Job& job, bool yes, bool knows_more = true) : job_(job) {
     job.set_watched(true);
     thread_ = std::thread([this, yes, knows_more] {
       while (!done_) {
@@ -147,7 +147,7 @@ class Watcher {
       }
     });
   }
-  ~Watcher() {
+  ~Watchdog() {
     done_ = true;
     thread_.join();
   }
@@ -167,7 +167,7 @@ TEST(look_alikes_of_different_programs) {
         const auto outcomes =
             run_job(layout(where), {.harness = harness, .timeout_seconds = 20}, [&](Rank& rank) {
               const auto end = rank.all();
-              Watcher watcher(rank.job, false, false);
+              Watchdog watchdog(rank.job, false, false);
               std::vector<float> in, out;
               Call call = call_of({.count = 10}, in, out);
               call.origin = rank.index == rank.size() - 1 ? odd : Origin{77, 3, 8};
@@ -182,7 +182,7 @@ TEST(permutes_of_different_programs) {
   for (const char* where : {"1x4", "2x1"}) {
     const auto outcomes = run_job(layout(where), {.timeout_seconds = 20}, [](Rank& rank) {
       const auto end = rank.all();
-      Watcher watcher(rank.job, false, false);
+      Watchdog watchdog(rank.job, false, false);
       std::uint64_t value = 7;
       const Origin origin{77 + rank.index, 3, 0};
       if (rank.index == 0)
@@ -208,10 +208,10 @@ TEST(an_unknown_origin_agrees_with_all) {
     });
 }
 
-TEST(a_watcher_may_let_look_alikes_meet) {
+TEST(a_watchdog_may_let_look_alikes_meet) {
   run_healthy(layout("2x1"), {.timeout_seconds = 20}, [](Rank& rank) {
     const auto end = rank.all();
-    Watcher watcher(rank.job, true);
+    Watchdog watchdog(rank.job, true);
     std::vector<float> in, out;
     Call call = call_of({.count = 10}, in, out);
     for (int execution = 0; execution < 3; ++execution) {
@@ -219,14 +219,14 @@ TEST(a_watcher_may_let_look_alikes_meet) {
       end->run(call);
       CHECK_EQUAL(out[0], 2.0f);
     }
-    CHECK_EQUAL(watcher.asked.load(), 1);  // the other executions lie as far apart
+    CHECK_EQUAL(watchdog.asked.load(), 1);  // the other executions lie as far apart
   });
 }
 
-TEST(a_watcher_may_tell_look_alikes_apart) {
+TEST(a_watchdog_may_tell_look_alikes_apart) {
   const auto outcomes = run_job(layout("2x1"), {.timeout_seconds = 20}, [](Rank& rank) {
     const auto end = rank.all();
-    Watcher watcher(rank.job, false);
+    Watchdog watchdog(rank.job, false);
     std::vector<float> in, out;
     Call call = call_of({.count = 10}, in, out);
     call.origin = {70 + 100 * rank.index, 3, 0};
@@ -235,10 +235,10 @@ TEST(a_watcher_may_tell_look_alikes_apart) {
   for (const Outcome& outcome : outcomes) CHECK_EQUAL(outcome.error, "a table of who called what");
 }
 
-TEST(a_watcher_describes_a_divergence) {
+TEST(a_watchdog_describes_a_divergence) {
   const auto outcomes = run_job(layout("2x1"), {.timeout_seconds = 20}, [](Rank& rank) {
     const auto end = rank.all();
-    Watcher watcher(rank.job, true);
+    Watchdog watchdog(rank.job, true);
     std::vector<float> in, out;
     end->run(call_of({.count = 10 + std::size_t(rank.index)}, in, out));
   });

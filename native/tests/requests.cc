@@ -1,4 +1,4 @@
-// Requests of ranks to the watcher: numbers, times, and what becomes of a response that does not
+// Requests of ranks to the watchdog: numbers, times, and what becomes of a response that does not
 // come.
 #include "control/requests.h"
 
@@ -79,7 +79,7 @@ TEST(a_comparison_that_was_not_answered_is_looked_for_again) {
   }
 }
 
-TEST(a_comparison_of_which_the_watcher_knows_nothing_is_asked_again) {
+TEST(a_comparison_of_which_the_watchdog_knows_nothing_is_asked_again) {
   Watched watched;
   auto first = std::async(std::launch::async, [&] { return watched.compare(kLong); });
   const std::uint64_t number = watched.number_of("programs");
@@ -95,7 +95,7 @@ TEST(a_comparison_of_which_the_watcher_knows_nothing_is_asked_again) {
   CHECK(watched.compare(kLong) == Response::kNo);
 }
 
-TEST(no_request_waits_for_a_watcher_that_is_not_there) {
+TEST(no_request_waits_for_a_watchdog_that_is_not_there) {
   Watched watched;
   auto asked = watched.request("question", kLong);
   watched.number_of("question");
@@ -115,12 +115,12 @@ TEST(a_failed_job_waits_for_no_response) {
   CHECK(second.get() == Response::kUnknown);
 }
 
-// Look-alikes of two programs: the watcher learns only after some calls that these are not one.
+// Look-alikes of two programs: the watchdog learns only after some calls that these are not one.
 TEST(a_difference_that_is_found_late_fails_the_job) {
   const auto outcomes = run_job(layout("2x1"), {.timeout_seconds = 20}, [](Rank& rank) {
     rank.job.set_watched(true);
     std::atomic<bool> done{false};
-    std::thread watcher([&] {
+    std::thread watchdog([&] {
       for (int responses = 0; !done; std::this_thread::sleep_for(1ms)) {
         const auto request = rank.job.requests().next();
         if (request.number == 0) continue;
@@ -150,7 +150,7 @@ TEST(a_difference_that_is_found_late_fails_the_job) {
       std::this_thread::sleep_for(1ms);
     }
     done = true;
-    watcher.join();
+    watchdog.join();
     if (!error.empty()) throw Error(error);
   });
   for (const Outcome& outcome : outcomes) CHECK_CONTAINS(outcome.error, "different collectives");

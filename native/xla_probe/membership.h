@@ -1,4 +1,4 @@
-// Who is in a clique.
+// The members of a clique.
 //
 // XLA asks for a communicator with two numbers: the clique's first device (color) and the caller's
 // position (key). Its size and its other members do not cross the MPI interface, and several

@@ -7,7 +7,7 @@
 #include "xla_probe/stack.h"
 #include "xla_probe/vtables.h"
 
-// What lies on the stack between variables is nobody's, and AddressSanitizer says so.
+// Words of the stack between variables belong to no object, which AddressSanitizer reports.
 #define NOT_SANITIZED __attribute__((no_sanitize("address")))
 
 namespace lockstep {

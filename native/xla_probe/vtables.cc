@@ -110,7 +110,7 @@ bool holds_tables(const Segment& segment) {
   return (segment.flags & PF_W) != 0 && (segment.flags & PF_X) == 0 && segment.bytes != 0;
 }
 
-// What lies between variables is nobody's, and AddressSanitizer says so.
+// Words between variables belong to no object, which AddressSanitizer reports.
 __attribute__((no_sanitize("address", "thread"))) std::uintptr_t load(const std::uintptr_t* word) {
   return *word;
 }

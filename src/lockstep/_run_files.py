@@ -1,10 +1,12 @@
 """The files that a process and its launcher exchange in the private directory of a run.
 
-RUN_DIR/doorbell                            a FIFO: a byte says that an error was recorded
+RUN_DIR/wake_up                             a FIFO: a byte says that an error was recorded
 RUN_DIR/secret                              the key of this run's processes on this host
 RUN_DIR/stopping                            exists as soon as the launcher has sent a signal
 RUN_DIR/attempt_0/coordination.pid          the process that serves JAX's key-value store
-RUN_DIR/attempt_0/coordination.log          what it says
+RUN_DIR/attempt_0/coordination.log          its output
+RUN_DIR/attempt_0/process_1/recorder.bin    its collectives (`flight_recorder.format`)
+RUN_DIR/attempt_0/process_1/sites.jsonl     their lines; also perhaps.jsonl and callers.jsonl
 RUN_DIR/attempt_0/process_1/error.json      the error that ended process 1
 RUN_DIR/attempt_0/process_1/interrupted     exists if the launcher's SIGINT has reached it
 RUN_DIR/attempt_0/process_1/stacks.txt      its Python stacks, once per request (`stack_dump`)
@@ -26,7 +28,7 @@ from pathlib import Path
 
 from lockstep._words import signal_name
 
-DOORBELL = "doorbell"
+WAKE_UP = "wake_up"
 SECRET = "secret"
 STOPPING = "stopping"
 ERROR = "error.json"
@@ -185,7 +187,7 @@ def none_joined(attempt: Path) -> bool:
 def ring(run_dir: Path) -> None:
     """Tells the launcher that there is a record to read. It may be gone."""
     with contextlib.suppress(OSError):
-        bell = os.open(run_dir / DOORBELL, os.O_WRONLY | os.O_NONBLOCK)
+        bell = os.open(run_dir / WAKE_UP, os.O_WRONLY | os.O_NONBLOCK)
         try:
             os.write(bell, b"!")
         finally:

@@ -103,8 +103,8 @@ def test_agents_are_numbered_behind_the_processes(listener: socket.socket) -> No
     pids = (77, 0, 78, 79)
     shared, peers = Store(Client()), [peer(process, agent=pids[process]) for process in range(4)]
     first, second = topology.agents(peers)
-    assert (first.process, first.keeps, first.pid, first.host_id) == (4, 0, 77, "id of a")
-    assert (second.process, second.keeps, second.pid, second.host_id) == (5, 3, 79, "id of b")
+    assert (first.process, first.agent_of, first.pid, first.host_id) == (4, 0, 77, "id of a")
+    assert (second.process, second.agent_of, second.pid, second.host_id) == (5, 3, 79, "id of b")
     assert second.label == "the agent of process 3 (pid 79 on b)"
     for process in (1, 2, 3):
         said = [f"10.0.0.{process}:1", f"10.0.0.{process}:2"]

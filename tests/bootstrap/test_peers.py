@@ -165,7 +165,14 @@ def test_what_is_no_record_is_an_error(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("pid", "../1"), ("pid", -1), ("pid", True), ("cpus", "0"), ("cpus", ["0"]), ("keeps", 1.5)],
+    [
+        ("pid", "../1"),
+        ("pid", -1),
+        ("pid", True),
+        ("cpus", "0"),
+        ("cpus", ["0"]),
+        ("agent_of", 1.5),
+    ],
 )
 def test_a_peer_with_a_field_of_another_type_is_an_error(name: str, value: object) -> None:
     fields = {**dataclasses.asdict(peer(1)), name: value}

@@ -1,7 +1,7 @@
 """A fault in one process becomes an exception in the others, in time, that names the culprit.
 
 That the death of the launcher leaves nothing behind: tests/launch/test_stop.py. That survivors of
-process 0 live on: tests/launch/test_survivors.py. Waits of the application: tests/runtime.
+process 0 live on: tests/launch/test_survivors.py. Waits of the application: tests/sync.
 """
 
 from __future__ import annotations

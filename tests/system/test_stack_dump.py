@@ -121,8 +121,8 @@ def test_a_deep_recursion_is_cut_and_our_own_frames_are_left_out() -> None:
         f"Thread 0x1 (most recent call first):\n{deep}\n{ours}\n\nThread 0x2:\n"
     )
     assert text.count("in f") == stack_dump.MAX_FRAMES - 1
-    watcher = f'Thread 0x3:\n  File "{watchdog.__file__}", line 9 in run'
-    assert "0x3" not in stack_dump.shortened(f"{watcher}\n\nThread 0x4:\n  File")
+    thread = f'Thread 0x3:\n  File "{watchdog.__file__}", line 9 in run'
+    assert "0x3" not in stack_dump.shortened(f"{thread}\n\nThread 0x4:\n  File")
     assert "  ... more frames\n\nThread 0x2:" in text
     assert user_program.__file__ not in text
 

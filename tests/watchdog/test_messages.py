@@ -1,4 +1,4 @@
-"""What watchers write to each other is read as it was meant, and what is damaged is told."""
+"""What watchdogs write to each other is read as it was meant, and what is damaged is told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines of this process's collectives, as the watcher finds them and writes them down."""
+"""The lines of this process's collectives, as the watchdog finds them and writes them down."""
 
 from __future__ import annotations
 

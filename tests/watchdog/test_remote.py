@@ -1,4 +1,4 @@
-"""Watchers of several hosts ask each other, over a post that is none."""
+"""Watchdogs of several hosts ask each other, over a post that is none."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_answers_that_cannot_be_read_count_as_none(
 
 def test_a_agent_is_asked_before_the_processes_of_its_host(job: Job) -> None:
     """Process 3 plays it."""
-    agent = dataclasses.replace(job.peers[3], keeps=1)
+    agent = dataclasses.replace(job.peers[3], agent_of=1)
     asking = RemoteHosts([*job.peers[:3], agent], 0, job.local(0), job.post.of(0))
     job.answers[0].stop()
     asking.start()
@@ -211,7 +211,7 @@ def test_stacks_are_taken_by_a_neighbour_or_by_itself(job: Job) -> None:
     assert "neither it nor another process of b answers" in asked(1)
 
 
-def test_watchers_that_ask_each_other_at_once_all_hear(job: Job) -> None:
+def test_watchdogs_that_ask_each_other_at_once_all_hear(job: Job) -> None:
     heard: dict[int, dict] = {}
 
     def ask(process: int) -> Callable[[], None]:

@@ -114,10 +114,8 @@ std::size_t checked(int count) {
   if (count < 0)
     throw Error(
         "lockstep: one collective moves more than 2^31 - 1 elements (bytes, for all but "
-        "reductions) "
-        "of one device, which jaxlib's MPI interface cannot express. Use more devices, or split "
-        "the "
-        "array.");
+        "reductions) of one device, which jaxlib's MPI interface cannot express. Use more devices, "
+        "or split the array.");
   return static_cast<std::size_t>(count);
 }
 

@@ -50,7 +50,7 @@ Clock::duration bounded(double seconds);
 
 enum class WaitResult { kReached, kDeadline, kAborted, kLeft };
 
-// Notifies the watcher of this process (a thread of Python's), for example of a long wait.
+// Notifies the watchdog of this process (a thread of Python's), for example of a long wait.
 class WakeUp {
  public:
   WakeUp();  // throws Error
@@ -65,7 +65,7 @@ class WakeUp {
   int fd_;
 };
 
-// A wait from which on the watcher checks what the others are doing.
+// A wait from which on the watchdog checks what the others are doing.
 inline constexpr std::chrono::milliseconds kLongWait{100};
 
 // What a wait watches besides its counter, and how long it may spin.

@@ -22,7 +22,8 @@ constexpr std::size_t kRecord = 16 << 10;
 // How long one write waits before it checks the job again.
 constexpr std::chrono::milliseconds kPollInterval{50};
 constexpr std::chrono::microseconds kRetryInterval{20};
-// When the job has failed, what is being sent may take this long to go out; then it is cut off.
+// When the job has failed, what is being sent may take this long to go out; then the connection is
+// closed.
 constexpr std::chrono::milliseconds kSendGrace{1000};
 
 using Result = Session::Result;

@@ -11,7 +11,7 @@
 // message. So the progress thread always has room, never waits, and no channel holds up another
 // one.
 //
-// Control messages, of one watcher to another, belong to no channel: beyond a bound they are
+// Control messages, of one watchdog to another, belong to no channel: beyond a bound they are
 // dropped.
 //
 // Agents are members of the endpoint's network and not of the job: each host has one that takes and
@@ -69,7 +69,7 @@ class Endpoint {
   // `labels` name the processes in errors and must outlive this.
   Endpoint(const EndpointOptions& options, int process, std::uint64_t nonce,
            const std::vector<std::string>& labels, std::shared_ptr<Arena> arena);
-  ~Endpoint();  // takes leave
+  ~Endpoint();  // announces the end
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
@@ -93,8 +93,8 @@ class Endpoint {
   ControlMessage next_control(double timeout_seconds);
   // No control messages are sent or taken any more.
   void end_control();
-  // The wake-up of the watcher of this process, which outlives this; null: there is none.
-  void set_watcher(const WakeUp* watcher) { progress_.deferred_abort().set_watcher(watcher); }
+  // The wake-up of the watchdog of this process, which outlives this; null: there is none.
+  void set_watchdog(const WakeUp* watchdog) { progress_.deferred_abort().set_watchdog(watchdog); }
   // Whether the process, if it is on another host, has lost its connection, or, if it is on this
   // one, has died. A process that has left is not lost.
   bool is_lost(int process) const { return progress_.is_lost(process); }

@@ -1,6 +1,8 @@
 """All uses of private JAX, and all code that depends on the version of JAX.
 
-Only this folder has to be checked for a new jax. No module here imports jax at import time, because
+For a new jax, check this folder for Python's names, and for jaxlib's internals `callsites`
+(farmhash, highwayhash), `hlo.proto`, native/xla_probe and native/api/mpitrampoline; tests/facts
+holds what they rely on. No module here imports jax at import time, because
 `import lockstep` must come before jaxlib is loaded and must be fast. Hooks fail soft (`hooks`): if
 a jax lacks a name that a hook needs, the hook is left out, and one line names the lost feature.
 """

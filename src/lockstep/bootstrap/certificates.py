@@ -1,10 +1,10 @@
 """Certificates for JAX's coordination service, made from the job's key (jax 0.11.2 and later).
 
-With them the service and its clients speak TLS, and each proves to be of the job: the key-value
-store and the heartbeats are encrypted and authenticated. The authority's private key is derived
-from the job's key, so every process makes the same authority by itself, and no certificate travels.
-Each process signs one for itself. Its files are in memory, gone with the process; jaxlib reads them
-again from time to time.
+With them the service and its clients speak TLS, and each proves that it belongs to the job:
+the key-value store and the heartbeats are encrypted and authenticated. The authority's private key
+is derived from the job's key, so every process makes the same authority by itself, and no
+certificate travels. Each process signs one for itself. Its files are in memory, gone with the
+process; jaxlib reads them again from time to time.
 
 The dates are far apart: a host's clock may be wrong, and what ends a certificate is the job's end,
 with which its private key is gone.

@@ -4,8 +4,8 @@ JAX starts the service inside process 0. When that process dies, the client in e
 the connection closed and aborts its process, before Python can raise an error. So process 0 forks
 right when JAX asks for the service, and the child serves. It is not a child of process 0: it leaves
 the session, its parent ends at once, and under ``lockstep run`` the supervisor becomes its parent
-and ends it with the job. Elsewhere it ends by itself, when process 0 is gone and no client is
-connected.
+and ends it with the job. Without that supervisor it ends by itself, when process 0 is gone and
+no client is connected.
 
 A fork and no new program: jaxlib is loaded by then, and what another process would spend on loading
 it (0.2 s of a core) is missing when all cores are busy starting the job. It is safe at this point:
@@ -125,8 +125,8 @@ def log() -> str:
 def replace(address: str, earlier: Sequence[str]) -> str:
     """Where the service of another job is, which was to be at ``address``.
 
-    Under ``lockstep run`` the service of the earlier job is ended, and leaves its place. Elsewhere
-    it is not known when all have left it, and it serves until then: the next one takes another
+    Under ``lockstep run`` the service of the earlier job is ended, and leaves its place. Without
+    it, the end of all clients is not known, and it serves until then: the next one takes another
     port, which all processes know that were in the ``earlier`` jobs. Raises `InitializationError`
     when a process does not come.
     """

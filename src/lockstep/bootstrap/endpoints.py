@@ -139,7 +139,7 @@ def meet(
     # Those of this host are received too: what one process raises, all are to raise.
     found = store.all_gather(prefix, process, len(peers), own, receive)
     at = {i: addresses[0] for i, addresses in enumerate(found)}
-    return at | {agent.process: found[agent.keeps or 0][1] for agent in topology.agents(peers)}
+    return at | {agent.process: found[agent.agent_of or 0][1] for agent in topology.agents(peers)}
 
 
 def _addresses(published: Any, peer: Peer) -> list[str]:
@@ -184,9 +184,9 @@ def options(
 def _is_sibling(own: Peer, peer: Peer) -> bool:
     """Whether the engine watches for the end of that process."""
     is_other = peer.host_id == own.host_id and peer.process != own.process
-    return is_other and own.keeps is None and peer.keeps is None
+    return is_other and own.agent_of is None and peer.agent_of is None
 
 
 def _is_met(own: Peer, peer: Peer) -> bool:
     """Whether there is a connection: agents do not talk to each other."""
-    return peer.host_id != own.host_id and (own.keeps is None or peer.keeps is None)
+    return peer.host_id != own.host_id and (own.agent_of is None or peer.agent_of is None)

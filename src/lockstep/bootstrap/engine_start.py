@@ -79,7 +79,7 @@ class _Roster:
     @property
     def agent(self) -> topology.Peer | None:
         """This process's, if that is one of them."""
-        return next((agent for agent in self.agents if agent.keeps == self.process), None)
+        return next((agent for agent in self.agents if agent.agent_of == self.process), None)
 
 
 class _Start(current_job.Part):
@@ -102,7 +102,7 @@ def _roster() -> _Roster:
         process, count = _jax_compat.distributed_place()
         config = _config.current()
         engine = f"{lockstep.__version__}/{bindings.interface()}"
-        agent = os.getppid() if agent_network.is_kept() else 0
+        agent = os.getppid() if agent_network.has_agent() else 0
         own = topology.this_process(process, config.host_id, engine, agent)
         key = job_key.own(count)
         own = endpoints.describe(own, key.key, _jax_compat.coordinator_address())
@@ -118,7 +118,7 @@ def labels(count: int) -> list[str]:
 
 
 def local_pid(process: int) -> int | None:
-    """The pid of a process of this host; None when it is elsewhere, or not known."""
+    """The pid of a process of this host; None when it runs on another host, or is not known."""
     roster = current_job.part(_Start).roster
     if roster is None or roster.peers[process].host_id != roster.peers[roster.process].host_id:
         return None
@@ -211,9 +211,8 @@ def after_cpu_client(client: Any) -> None:
 def start_engine() -> None:
     """Called by the engine when jaxlib starts its collectives."""
     roster = _roster()
-    if (
-        len(roster.hosts) > 1 and roster.key is None
-    ):  # not fallen back: this is not the way JAX goes
+    # JAX's way here, `before_cpu_client`, has fallen back to gloo before.
+    if len(roster.hosts) > 1 and roster.key is None:
         raise InitializationError(
             "the processes sit on several hosts and have no key, so the engine cannot be used. "
             f"Set {job_key.VARIABLE}, or use --collectives gloo."
@@ -318,7 +317,7 @@ def _watch_the_job(roster: _Roster, published: Sequence[artifacts.Artifacts]) ->
 def _options(roster: _Roster, fd: int, nonce: int, way: Network | None) -> Options:
     config = _config.current()
     cores, oversubscribed = topology.share_of_cores(roster.peers, roster.process)
-    # Comparing the numbers of programs takes a watcher, and a jaxlib that numbers them.
+    # Comparing the numbers of programs takes a watchdog, and a jaxlib that numbers them.
     by_program = config.record and _jax_compat.numbers_programs()
     return Options(
         process=roster.process,

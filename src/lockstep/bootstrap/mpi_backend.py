@@ -1,9 +1,9 @@
 """``--collectives mpi``: finding a real MPI, and standing it behind jaxlib's plug.
 
 jaxlib speaks MPItrampoline's interface, MPI libraries speak their own. Between them stands
-``liblockstep_mpi.so`` (``native/mpi``), which needs an MPI with the standard ABI of MPI 5: a
-``libmpi_abi.so``. Where the user has set ``MPITRAMPOLINE_LIB``, it is a wrapped MPI already; then
-nothing here is used.
+``liblockstep_mpi.so`` (``native/mpi_passthrough``), which needs an MPI with the standard ABI
+of MPI 5: a ``libmpi_abi.so``. Where the user has set ``MPITRAMPOLINE_LIB``, it is a wrapped MPI
+already; then nothing here is used.
 """
 
 from __future__ import annotations

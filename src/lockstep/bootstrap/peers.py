@@ -3,7 +3,7 @@ same key.
 
 Every process publishes its record (`topology.Peer`) with a random number in it. Once it has those
 of all others, everything that follows is authenticated with a key that is bound to these records
-(`store.Store.bound_to`). So a record of an earlier job with the same key is refused.
+(`kv_store.Store.bound_to`). So a record of an earlier job with the same key is refused.
 A process never reads its own record back: another client may have changed it in the store.
 """
 

@@ -1,7 +1,7 @@
 """Detects peers that exit during start-up.
 
-Of this host, from the system, and from the launcher. Of another host nothing is known before the
-engines have met: there a start waits for as long as it may.
+Peers on this host: from the kernel and the launcher. Peers on other hosts: nothing is known until
+the engines have connected, so a start waits for them until its deadline.
 """
 
 from __future__ import annotations

@@ -252,7 +252,7 @@ def alarm_fd() -> int:
 
 
 def set_watched(watched: bool) -> None:
-    """Says whether a watcher reads the alarm and responds to requests."""
+    """Says whether a watchdog reads the alarm and responds to requests."""
     _library().lockstep_set_watched(watched)
 
 

@@ -38,13 +38,13 @@ class Peer:
     """Processes that agree in it reach each other by loopback addresses."""
     agent: int = 0
     """The pid of its agent, 0 without one: see `lockstep.agent.agent`."""
-    keeps: int | None = None
-    """This is no process of the job but the agent of one: of which."""
+    agent_of: int | None = None
+    """For an agent: the process whose agent it is. None for a process."""
 
     @property
     def label(self) -> str:
-        if self.keeps is not None:
-            return f"the agent of process {self.keeps} (pid {self.pid} on {self.host_name})"
+        if self.agent_of is not None:
+            return f"the agent of process {self.agent_of} (pid {self.pid} on {self.host_name})"
         return f"process {self.process} (pid {self.pid} on {self.host_name})"
 
     def to_json(self) -> str:
@@ -121,7 +121,7 @@ def agents(peers: Sequence[Peer]) -> list[Peer]:
         if peer.agent:
             first.setdefault(peer.host_id, peer)
     return [
-        dataclasses.replace(peer, process=len(peers) + i, pid=peer.agent, keeps=peer.process)
+        dataclasses.replace(peer, process=len(peers) + i, pid=peer.agent, agent_of=peer.process)
         for i, peer in enumerate(first.values())
     ]
 

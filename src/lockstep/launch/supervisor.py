@@ -1,13 +1,13 @@
 """Starting the processes of a job, watching them, and stopping them.
 
 One thread runs one loop over one selector. Every event is a readable descriptor: output, a signal
-(by the wake-up descriptor), the end of a process (SIGCHLD), a recorded error (the doorbell FIFO),
+(by the wake-up descriptor), the end of a process (SIGCHLD), a recorded error (the wake-up FIFO),
 the end of the guard (the lifeline). Each descriptor is registered with the function to call; none
 of these functions waits. Timers are the timeout of the selector. No state is shared with other
 threads, so there are no locks.
 
 Rejected: a thread for each pipe (2n threads for n processes, and signals reach only one of them),
-asyncio (slow to import, and its child watcher does not see adopted orphans), polling (it notices
+asyncio (slow to import, and its child watchdog does not see adopted orphans), polling (it notices
 events late, and is never idle).
 
 **Stopping.** After a failure the other processes first get time: each raises the error in its next
@@ -131,7 +131,7 @@ class Supervisor:
         self._selector.close()
         for fd in self._own_fds:
             os.close(fd)
-        for name in (_run_files.DOORBELL, _run_files.STOPPING):
+        for name in (_run_files.WAKE_UP, _run_files.STOPPING):
             (self._job.run_dir / name).unlink(missing_ok=True)
 
     # Listening
@@ -149,10 +149,10 @@ class Supervisor:
             signal.signal(number, lambda number, frame: None)
         self._watch(wake, lambda: [self._on_signal(n) for n in os.read(wake, 512)])
         self._watch(self._lifeline, self._on_lifeline)
-        path = self._job.run_dir / _run_files.DOORBELL
+        path = self._job.run_dir / _run_files.WAKE_UP
         os.mkfifo(path, 0o600)
         bell = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-        self._watch(bell, lambda: self._on_doorbell(bell))
+        self._watch(bell, lambda: self._on_recorded_error(bell))
         self._own_fds = [wake, woken, bell]
         signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
 
@@ -217,7 +217,7 @@ class Supervisor:
         if self._cause is None:
             self._stop(_NO_OUTPUT_LEFT)
 
-    def _on_doorbell(self, bell: int) -> None:
+    def _on_recorded_error(self, bell: int) -> None:
         os.read(bell, 4096)
         self._collect()  # a death that caused this error has happened by now
         if self._cause is None:

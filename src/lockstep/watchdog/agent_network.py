@@ -1,6 +1,6 @@
-"""An agent in the network between hosts, which responds to the watchers of other hosts.
+"""An agent in the network between hosts, which responds to the watchdogs of other hosts.
 
-Each process that ``lockstep worker`` started has an agent (`launch.agent`). Where there are several
+Each process that ``lockstep worker`` started has an agent (`agent.agent`). Where there are several
 hosts, that of the first such process of each becomes a member of the engine's network, behind the
 processes, without a device. It answers for its host as a process would (`remote`), and goes on when
 the processes cannot. Its program, which has met the others, sends it their addresses over an
@@ -50,7 +50,7 @@ def _line() -> socket.socket | None:
     return line
 
 
-def is_kept() -> bool:
+def has_agent() -> bool:
     """Whether this process has an agent."""
     return _line() is not None
 
@@ -96,7 +96,7 @@ def _send(values: dict[str, Any], handed: Sequence[int] = ()) -> None:
 
 
 class AgentNetwork:
-    """What the agent does for the watchers of other hosts, in threads of its own."""
+    """What the agent does for the watchdogs of other hosts, in threads of its own."""
 
     def __init__(self, line: socket.socket, folder: Path) -> None:
         """``folder`` is the private directory of this host's processes."""
@@ -165,7 +165,7 @@ class AgentNetwork:
     def _answer(self, values: dict[str, Any]) -> None:
         members = [Peer.from_json(text) for text in values["peers"]]
         own = members[values["process"]]
-        peers = [peer for peer in members if peer.keeps is None]
+        peers = [peer for peer in members if peer.agent_of is None]
         artifacts = {
             int(process): Artifacts(**published)
             for process, published in values["artifacts"].items()

@@ -1,4 +1,4 @@
-"""What the watchers of different hosts write to each other: a head in JSON, then bytes. Pure.
+"""What the watchdogs of different hosts write to each other: a head in JSON, then bytes. Pure.
 
 Clocks: the client notes when it asked and when it received; the server, when it was asked and when
 it answered. So the one clock's lead over the other lies between two bounds, however the hosts'

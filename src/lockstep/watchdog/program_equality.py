@@ -21,7 +21,7 @@ from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
 
 TIMEOUT_SECONDS = 5.0
-"""How long the other process may take to publish; its watcher publishes every second."""
+"""How long the other process may take to publish; its watchdog publishes every second."""
 _POLL_SECONDS = 0.02
 _FIRST_EXECUTIONS = 1 << 12
 """Programs meet at their first executions; the next program's first number is far away."""

@@ -1,4 +1,4 @@
-"""What the watcher reads: the records of all processes, and the lines behind this one's calls."""
+"""What the watchdog reads: the records of all processes, and the lines behind this one's calls."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Records:
         artifacts = self._artifacts.get(process)
         if artifacts and artifacts.record:
             return model.read_record(artifacts.record, latest, after)
-        peer = self._peers[process]  # it keeps none, or elsewhere
+        peer = self._peers[process]  # it keeps none, or keeps it in another place
         return format.ProcessRecord(process, len(self._peers), peer.pid, peer.host_name, peer.label)
 
     def ending(self, process: int) -> Exit | None:

@@ -1,8 +1,8 @@
-"""Asking the watchers of other hosts, and answering them: what is in the records there.
+"""Asking the watchdogs of other hosts, and answering them: what is in the records there.
 
 The engine carries the notes, between processes that have the job's key. One process of each host
 answers for all of it, the dead ones too, whose records it has opened: where there is one, an agent
-(`agent_network`), which is neither at work nor stopped with the others. A thread of its own
+(`agent_network`), which is neither busy nor stopped with the program. A thread of its own
 answers: the watchdog may be asking a process that is asking it.
 """
 
@@ -24,13 +24,12 @@ from lockstep.watchdog import messages
 
 TIMEOUT_SECONDS = 0.35
 """For an answer; a process that gives none is not asked first again, and another one of its host is
-asked. Both together are less than the engine gives the watcher for an answer of its own."""
+asked. Both together are less than the engine gives the watchdog for an answer of its own."""
 _STACKS_TIMEOUT = 3.0
 _POLL_SECONDS = 1.0
 _SEND_SECONDS = 0.5
 _FRESH_TIMES = 10
-"""What was read is sent again for so many times as long as that took, when many ask at a time:
-records may be read at any moment, each at its own."""
+"""A scan's result is sent to further requesters for this many times as long as the scan took."""
 _MAX_AT_ONCE = 1000
 
 _Packed = tuple[list[dict[str, Any]], bytes]
@@ -72,7 +71,7 @@ class LocalHost:
     stacks: Callable[[int], str]
     """The Python stacks of one of them."""
     hurry: Callable[[], None]
-    """Has the watcher look for the lines of what its process has met."""
+    """Has the watchdog look for the lines of what its process has met."""
 
 
 class RemoteHosts(threading.Thread):
@@ -141,7 +140,7 @@ class RemoteHosts(threading.Thread):
         """The Python stacks of a process of another host; what is known without an answer."""
         # Best by another one of its host: it may be unable to answer.
         others = [p for p in self._hosts[peer.host_id] if p.process != peer.process]
-        others.sort(key=lambda p: p.keeps is None)
+        others.sort(key=lambda p: p.agent_of is None)
         requested = [p.process for p in (*others, peer)]
         able = [process for process in requested if not self._post.is_lost(process)]
         responsive = [process for process in able if process not in self._silent]
@@ -159,7 +158,7 @@ class RemoteHosts(threading.Thread):
     def hurry(self) -> None:
         """Has the others write down the lines of what they have met."""
         for peer in itertools.chain.from_iterable(self._hosts.values()):
-            if peer.keeps is None:
+            if peer.agent_of is None:
                 self._send(peer.process, {"kind": "hurry"})
 
     def _speaker(self, peers: Sequence[Peer], tried: set[int]) -> int | None:
@@ -167,7 +166,7 @@ class RemoteHosts(threading.Thread):
         able = [p.process for p in peers if not self._post.is_lost(p.process)]
         able = [process for process in able if process not in tried]
         responsive = [process for process in able if process not in self._silent] or able
-        agents = [p.process for p in peers if p.keeps is not None and p.process in responsive]
+        agents = [p.process for p in peers if p.agent_of is not None and p.process in responsive]
         best = agents or responsive
         return best[self._own_index % len(best)] if best else None
 

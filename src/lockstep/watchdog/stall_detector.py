@@ -14,7 +14,7 @@ from lockstep.watchdog.record_reader import Records
 from lockstep.watchdog.remote import RemoteHosts
 
 _MAX_STACKS = 4
-"""Each may take a second, in which the watcher does nothing else."""
+"""Each may take a second, in which the watchdog does nothing else."""
 
 
 class Stalls:

@@ -1,12 +1,12 @@
-"""The watcher: a thread in each process that finds out why a collective does not come to its end.
+"""The watchdog: a thread in each process that finds out why a collective does not come to its end.
 
-The engine compares what it can see in passing (native/core/clique.cc) and knows nothing else: not
-that a peer has died, nor what it does instead, nor the lines of the user's program. All that is in
+The engine compares what it can see in passing (native/core/collective_context.cc). It does not know
+that a peer has died, what the peer does instead, or the lines of the user's program. All that is in
 the records that the processes keep (native/recorder/recorder.h), and the records of one host can be
 read by all. So the engine notifies when a rank waits long or finds a difference, and this thread
 reads all records, draws the conclusion (`lockstep.flight_recorder`), and fails the job with it.
 Peers' deaths come from the system (a pidfd each), not from a heartbeat. What happens on other hosts
-their watchers report (`lockstep.watchdog.remote`), and the engine that a connection is lost.
+their watchdogs report (`lockstep.watchdog.remote`), and the engine that a connection is lost.
 
 Why a thread and not a process: it needs this process's compiled programs for the lines, and must
 not outlive it. It sleeps in poll(); its calls into JAX are the list of live executables, no more. A
@@ -47,20 +47,20 @@ _POLL_SECONDS = 1.0
 _MAX_PAUSE = 1.0
 _FIRST_PAUSE = 0.1
 _STOP_TIMEOUT = 10.0
-"""Seconds that the end of the program waits for the watcher, which may be asking for stacks."""
+"""Seconds that the end of the program waits for the watchdog, which may be asking for stacks."""
 _QUICK_SCAN = 64
 """Entries of each device that a quick scan reads: nearly always they show that nothing is wrong."""
 _FULL_SCAN_EVERY = 4
 """Scans; a device may have run more than a quick scan reads since another began to wait."""
 _BACKOFF = 4.0
-"""Pause after a scan, as a multiple of its duration: large jobs have many watchers on few cores."""
+"""Pause after a scan, as a multiple of its duration: a large job has many watchdogs."""
 _HOST_REPORT_TIMEOUT = 0.25
 """Seconds for the processes of a lost process's host to report how it died."""
 _LINES_TIMEOUT = 0.5
 """Seconds the others may take to write down the lines of a call that they have just met."""
 
 
-class Watcher(threading.Thread):
+class Watchdog(threading.Thread):
     """Watches one process's side of the job until the process ends."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Watcher(threading.Thread):
         remote: RemoteHosts | None,
         store: Store,
     ) -> None:
-        super().__init__(name="lockstep-watcher", daemon=True)
+        super().__init__(name="lockstep-watchdog", daemon=True)
         self._peers = peers
         self._process = records.own
         self._records = records
@@ -124,7 +124,7 @@ class Watcher(threading.Thread):
         self._has_devices = True
 
     def hold(self, program: Any) -> None:
-        # The compilation has succeeded, and goes on. A forked child has no watcher thread.
+        # The compilation has succeeded, and goes on. A forked child has no watchdog thread.
         with contextlib.suppress(Exception):
             if self.is_alive():
                 self._sites.hold(program)
@@ -135,9 +135,9 @@ class Watcher(threading.Thread):
             try:
                 self._poll_once()
             except Exception as error:
-                # A watcher that stumbles must not take the program with it: the engine's own errors
-                # and its deadline remain.
-                print(f"lockstep: the watcher failed: {error!r}", file=sys.stderr)
+                # An error here must not end the program: the engine's own errors and its deadline
+                # remain.
+                print(f"lockstep: the watchdog failed: {error!r}", file=sys.stderr)
                 break
         bindings.set_watched(False)
         self._sites.close()
@@ -348,19 +348,19 @@ class Watcher(threading.Thread):
         self._blame(peer, ending, how)
 
 
-class _Watchers(current_job.Part):
-    """The watchers of this process in its job: one for each start of jaxlib's collectives."""
+class _Watchdogs(current_job.Part):
+    """The watchdogs of this process in its job: one for each start of jaxlib's collectives."""
 
     def __init__(self) -> None:
-        self.all: list[Watcher] = []
+        self.all: list[Watchdog] = []
 
     def stop(self) -> None:
-        """Stops them; the process goes on answering the watchers of other hosts.
+        """Stops them; the process goes on answering the watchdogs of other hosts.
 
         They may send requests while its end waits for theirs.
         """
-        for watcher in self.all:
-            watcher.stop()
+        for watchdog in self.all:
+            watchdog.stop()
 
     def close(self) -> None:
         self.stop()
@@ -375,7 +375,7 @@ def start(
     received: Sequence[Artifacts],
     agents: Sequence[Peer] = (),
 ) -> None:
-    """Starts the watcher of this process, and where there are several hosts what answers for it.
+    """Starts the watchdog of this process, and where there are several hosts what answers for it.
 
     ``store`` is that of the job; ``received`` are the artifacts of all processes;
     ``agents`` are those in the network between hosts.
@@ -384,32 +384,32 @@ def start(
     frames.keep_in(received[process].callers)
     sites = SiteWriter(records, received[process], _jax_compat.live_executables)
     several = any(peer.host_id != peers[process].host_id for peer in peers)
-    watchers = current_job.part(_Watchers)
-    for earlier in watchers.all:
+    watchdogs = current_job.part(_Watchdogs)
+    for earlier in watchdogs.all:
         earlier.stop_responding()  # or it would answer with the records of then
     remote = None
     if several:
         local = LocalHost(
             lambda latest: records.of_host(sites.found, latest),
             records.stacks,
-            lambda: watcher.hurry(),
+            lambda: watchdog.hurry(),
         )
         remote = RemoteHosts([*peers, *agents], process, local)
     compared = Comparison(store, peers, process)
-    watcher = Watcher(peers, records, sites, compared, remote, store)
+    watchdog = Watchdog(peers, records, sites, compared, remote, store)
     if remote:
         remote.start()
-    watcher.start()
-    watchers.all.append(watcher)
-    mark_the_end(peers[process].label, watchers.stop, to_hosts=several)
+    watchdog.start()
+    watchdogs.all.append(watchdog)
+    mark_the_end(peers[process].label, watchdogs.stop, to_hosts=several)
 
 
 def hold(program: Any) -> None:
-    """Keeps a program that was just made until the watcher has read it. Raises nothing."""
-    for watcher in current_job.part(_Watchers).all:
-        watcher.hold(program)
+    """Keeps a program that was just made until the watchdog has read it. Raises nothing."""
+    for watchdog in current_job.part(_Watchdogs).all:
+        watchdog.hold(program)
 
 
 def note_devices() -> None:
-    for watcher in current_job.part(_Watchers).all:
-        watcher.note_devices()
+    for watchdog in current_job.part(_Watchdogs).all:
+        watchdog.note_devices()

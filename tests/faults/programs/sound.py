@@ -167,7 +167,7 @@ def many_under_way() -> None:
 
 
 def slow_process() -> None:
-    """The others wait, long enough for the watcher to look more than once."""
+    """The others wait, long enough for the watchdog to look more than once."""
     total = over(ALL, lambda x: lax.psum(x, "all"))
     for late in range(RANKS // LOCAL):
         if late == ME:
