@@ -1,5 +1,5 @@
-// The members of a clique: the decision as a function of what was seen, and the scan of frames that hold
-// planted keys.
+// The members of a clique: the decision as a function of what was seen, and the scan of frames that
+// hold planted keys.
 #include <sys/mman.h>
 
 #include <algorithm>
