@@ -20,7 +20,7 @@ import pytest
 from of_this_jax import where_numbered
 from support import Run, start_lockstep, wait_until
 
-WIDTH, HEIGHT = 170, 60
+WIDTH, HEIGHT = 130, 60
 TRAINING = """
 import os, sys, time, jax, jax.numpy as jnp
 from pathlib import Path
@@ -92,12 +92,14 @@ def watched(
         wait_until(lambda: len(list(run.folder.glob(sites))) == 2, "collectives", 60)
         terminal = Terminal(width)
         command = ["top", "--pid", str(run.process.pid), "--interval", "0.2"]
+        # These two, which pytest-xdist sets, would hide the terminal's size from the command.
+        environ = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
         top = subprocess.Popen(
             [sys.executable, "-m", "lockstep", *command],
             stdin=terminal.other,
             stdout=terminal.other,
             stderr=terminal.other,
-            env={**os.environ, "TERM": "xterm-256color"},
+            env={**environ, "TERM": "xterm-256color"},
             # The terminal's Ctrl-C goes to the processes of its session.
             preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
         )
