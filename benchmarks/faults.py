@@ -43,6 +43,7 @@ FAULTS = {
     "stop": (2, 1, "SIGSTOP (never continued)"),
     "exception": (2, 1, "an exception"),
     "exit": (2, 1, "`sys.exit(0)`"),
+    "hard exit": (2, 1, "`os._exit(0)`"),
     "exit in the compiler": (2, 1, "`os._exit(7)` while it compiles"),
     "out of memory": (2, 1, "MemoryError"),
     "shorter loop": (2, 1, "a shorter loop"),
@@ -57,6 +58,9 @@ FAULTS = {
     "swapped data": (2, 1, "one program on two arrays, swapped"),
     "circle of cliques": (4, 1, "mesh axes in opposite order, 2 x 2 processes"),
     "one-sided program": (2, 1, "one program more"),
+    "last batch": (2, 1, "a last batch of 96 rows, the others' of 100"),
+    "threads": (2, 1, "two threads that dispatch, in opposite order"),
+    "service": (2, 1, "`kill -9` of JAX's coordination service"),
 }
 DIVERGENCE = set(list(FAULTS)[list(FAULTS).index("shape") :])
 """The faults in which the process with the fault is to raise too."""
@@ -188,6 +192,7 @@ def cell(outcome: Outcome) -> str:
         return text
     kind = outcome.kind.replace("exit code 143 / no exception", "aborted, no exception")
     text = kind.replace("wrong number", "**wrong number**").replace("hang", "**hang**")
+    text = text.replace("finished", "goes on to its end")
     if outcome.ended_seconds is not None and "killed" in outcome.kind:
         text += f" after {outcome.ended_seconds:.1f} s"
     return text

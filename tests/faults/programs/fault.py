@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -200,6 +201,42 @@ def exit_in_the_compiler() -> None:
     other_total(rows()).block_until_ready()
 
 
+@jax.jit
+def mean(x):
+    return x.mean(0)
+
+
+def batch_mean(local: int) -> jax.Array:
+    """The mean over a batch of which this process has ``local`` rows."""
+    batch = np.ones((local, WIDTH), np.float32)
+    return mean(jax.make_array_from_process_local_data(NamedSharding(ALL, P("all")), batch))
+
+
+def in_two_threads(late: str) -> None:
+    """Two threads dispatch a collective each, the thread ``late`` after the other one."""
+
+    def call(name: str, function: Callable[[Any], jax.Array]) -> None:
+        time.sleep(0.5 if name == late else 0)
+        must_fail(lambda: function(rows()))
+
+    with concurrent.futures.ThreadPoolExecutor(1, "prefetch") as pool:
+        added = pool.submit(call, "prefetch", total)
+        call("main", gathered)
+        added.result()
+
+
+def lose_the_service() -> None:
+    run = Path(os.environ["LOCKSTEP_RUN_DIR"], "attempt_0")
+    os.kill(int((run / "coordination.pid").read_text()), signal.SIGKILL)
+    steps_for_a_while()
+
+
+def steps_for_a_while() -> None:
+    for _ in range(200):  # as many on each process
+        usual()
+        time.sleep(0.05)
+
+
 def raise_error() -> None:
     raise FileNotFoundError("no such file: data.npz")
 
@@ -212,6 +249,7 @@ FAULTS: dict[str, tuple[Step, Step]] = {
     "stop": (lambda: os.kill(os.getpid(), signal.SIGSTOP), usual),
     "exception": (raise_error, usual),
     "exit": (lambda: sys.exit(0), usual),
+    "hard exit": (lambda: os._exit(0), usual),
     "exit in the compiler": (exit_in_the_compiler, lambda: must_fail(lambda: other_total(rows()))),
     "out of memory": (out_of_memory, usual),
     "shorter loop": (lambda: "leave", usual),
@@ -267,6 +305,12 @@ FAULTS: dict[str, tuple[Step, Step]] = {
         lambda: must_fail(lambda: other_total(rows(factor=5)), lambda: total(rows())),
         lambda: must_fail(lambda: total(rows()), lambda: total(rows())),
     ),
+    "last batch": (
+        lambda: must_fail(lambda: batch_mean(96)),
+        lambda: must_fail(lambda: batch_mean(100)),
+    ),
+    "threads": (lambda: in_two_threads("main"), lambda: in_two_threads("prefetch")),
+    "service": (lose_the_service, steps_for_a_while),
 }
 
 
