@@ -281,26 +281,29 @@ std::vector<int> Layout::ranks_of(int process) const {
   return own;
 }
 
-const std::vector<Layout>& all_layouts() {
-  static const std::vector<Layout> layouts = {
-      {"1x1", {0}},
-      {"1x4", {0, 0, 0, 0}},
-      {"2x1", {0, 1}},
-      {"2x2", {0, 0, 1, 1}},
-      {"2x4", {0, 0, 0, 0, 1, 1, 1, 1}},
-      {"3x2", {0, 0, 1, 1, 2, 2}},
-      {"4x1", {0, 1, 2, 3}},
-      {"3+1", {0, 0, 0, 1}},
-      {"interleaved", {0, 1, 0, 1}},
-      {"backwards", {2, 1, 1, 0, 2}},
-  };
-  return layouts;
-}
+namespace {
+
+const std::vector<Layout> kLayouts = {
+    {"2x2", {0, 0, 1, 1}},
+    {"3+1", {0, 0, 0, 1}},
+    {"backwards", {2, 1, 1, 0, 2}},
+    {"1x4", {0, 0, 0, 0}},
+    {"2x1", {0, 1}},
+    {"1x1", {0}},
+    {"2x4", {0, 0, 0, 0, 1, 1, 1, 1}},
+    {"3x2", {0, 0, 1, 1, 2, 2}},
+    {"4x1", {0, 1, 2, 3}},
+    {"interleaved", {0, 1, 0, 1}},
+};
+
+}  // namespace
+
+std::vector<Layout> all_layouts() { return sample(kLayouts, 5); }
 
 const Layout& layout(const char* name) {
   const auto found = std::ranges::find_if(
-      all_layouts(), [&](const Layout& one) { return std::strcmp(one.name, name) == 0; });
-  if (found == all_layouts().end()) throw CheckFailed(std::string("no layout ") + name);
+      kLayouts, [&](const Layout& one) { return std::strcmp(one.name, name) == 0; });
+  if (found == kLayouts.end()) throw CheckFailed(std::string("no layout ") + name);
   return *found;
 }
 

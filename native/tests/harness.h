@@ -7,7 +7,9 @@
 // one.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -18,6 +20,18 @@
 #include "transport/tcp/sockets.h"
 
 namespace lockstep::testing {
+
+// Cases that repeat what the first ones test: `few` of them where LOCKSTEP_TEST_SAMPLE is set.
+template <typename T>
+std::vector<T> sample(std::vector<T> all, std::size_t few) {
+  if (std::getenv("LOCKSTEP_TEST_SAMPLE") != nullptr && all.size() > few)
+    all.erase(all.begin() + static_cast<std::ptrdiff_t>(few), all.end());
+  return all;
+}
+// How often a test is repeated, likewise.
+inline int rounds(int all, int few) {
+  return std::getenv("LOCKSTEP_TEST_SAMPLE") != nullptr ? few : all;
+}
 
 enum class Harness { kThreads, kForked, kHosts, kForkedHosts };
 inline constexpr Harness kBoth[] = {Harness::kThreads, Harness::kForked};
@@ -43,8 +57,9 @@ struct Layout {
 };
 inline constexpr int kDeviceStride = 2048;
 
-// 1x1 to 4x1, processes of unequal size, and ranks that alternate between processes.
-const std::vector<Layout>& all_layouts();
+// 1x1 to 4x1, processes of unequal size, and ranks that alternate between processes. Under
+// LOCKSTEP_TEST_SAMPLE five of them: one process, one rank each, several, unequal, another order.
+std::vector<Layout> all_layouts();
 const Layout& layout(const char* name);
 
 // A listening socket of this machine, and its address.

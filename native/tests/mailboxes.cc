@@ -93,7 +93,7 @@ TEST(messages_of_a_pair_stay_in_order) {
     for (const char* name : {"2x1", "1x4"})
       for (const std::size_t bytes : {100, 200'000})
         for (const bool backwards : {false, true})
-          for (int repeat = 0; repeat < 10; ++repeat)
+          for (int repeat = 0; repeat < rounds(10, 2); ++repeat)
             run_healthy(layout(name), {.harness = harness},
                         [&](Rank& rank) { check_order(rank, bytes, backwards); });
 }

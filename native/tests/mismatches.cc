@@ -85,13 +85,13 @@ void check_pairs(const Layout& where, Harness harness, const std::function<bool(
 
 TEST(between_processes) {
   for (const Harness harness : kAll)
-    for (const char* name : {"2x1", "2x2", "3+1", "interleaved", "4x1"})
+    for (const char* name : sample<const char*>({"2x1", "interleaved", "2x2", "3+1", "4x1"}, 2))
       check_pairs(layout(name), harness, [](Rank& rank) { return rank.process() == 1; });
 }
 
 TEST(between_devices_of_one_process) {
   for (const Harness harness : kAll)
-    for (const char* name : {"1x4", "2x2", "2x4"})
+    for (const char* name : sample<const char*>({"1x4", "2x2", "2x4"}, 2))
       check_pairs(layout(name), harness, [](Rank& rank) { return rank.index == 1; });
 }
 

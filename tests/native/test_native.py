@@ -30,9 +30,8 @@ MOSTLY_WAIT = ("failures", "endpoints", "lost_processes")
 """Groups that wait for deadlines for most of their time: they run beside the others."""
 
 BUILD_SECONDS = 900
-GROUP_SECONDS = {"": 120, "thread": 900, "address": 900, "aarch64": 900}
-"""How long one group may run, by sanitizer or emulator: a bound for hangs, not a claim about speed.
-"""
+GROUP_SECONDS = {"sample": 120, "": 300, "thread": 900, "address": 900, "aarch64": 900}
+"""How long one group may run: a bound for hangs, not a claim about speed."""
 
 SANITIZERS = {
     "thread": ("-fsanitize=thread", "libtsan2"),
@@ -63,15 +62,24 @@ NOT_EMULATED = {
     "progress_threads.the_key_is_wiped_from_memory",
 }
 
-FUZZ_SECONDS = {
+REPEATS = re.compile(r"sample<|rounds\(|all_layouts|FUZZ")
+SAMPLED = [
+    group for group in GROUPS if REPEATS.search((NATIVE / "tests" / f"{group}.cc").read_text())
+]
+"""Groups of which `make test` has the first layouts and rounds, and `make full` all."""
+
+SAMPLE = {
+    "LOCKSTEP_TEST_SAMPLE": "1",
     "LOCKSTEP_FUZZ_FRAMES": "1e12",
-    "LOCKSTEP_FUZZ_SECONDS": "30" if os.environ.get("CI") else "5",
+    "LOCKSTEP_FUZZ_SECONDS": "2",
 }
+FUZZ_SECONDS = {"LOCKSTEP_FUZZ_FRAMES": "1e12", "LOCKSTEP_FUZZ_SECONDS": "30"}
 FUZZ_FRAMES = {"LOCKSTEP_FUZZ_FRAMES": "1e6", "LOCKSTEP_FUZZ_SECONDS": "600"}
-"""How many changed frames the group `frame_parsers` tries: in `make test`, and in `make slow`."""
+"""How many changed frames the group `frame_parsers` tries in `make full`, and in `make slow`."""
 
 ENVIRONMENT = {
     "": FUZZ_SECONDS,
+    "sample": SAMPLE,
     "thread": FUZZ_FRAMES | {"TSAN_OPTIONS": "halt_on_error=1 second_deadlock_stack=1"},
     "address": FUZZ_FRAMES
     | {
@@ -163,8 +171,8 @@ def _loads_openssl(emulator: str, folder: Path) -> bool:
     return _run([emulator, program], 60).returncode == 0
 
 
-def _run_group(program: Path, group: str, sanitizer: str) -> subprocess.CompletedProcess[str]:
-    return _run([str(program), group], GROUP_SECONDS[sanitizer], **ENVIRONMENT[sanitizer])
+def _run_group(program: Path, group: str, how: str) -> subprocess.CompletedProcess[str]:
+    return _run([str(program), group], GROUP_SECONDS[how], **ENVIRONMENT[how])
 
 
 def _check(done: subprocess.CompletedProcess[str]) -> None:
@@ -185,14 +193,20 @@ def started(
     chosen = {item.name for item in request.session.items}
     groups = [group for group in MOSTLY_WAIT if f"test_native[{group}]" in chosen]
     with ThreadPoolExecutor(len(MOSTLY_WAIT)) as pool:
-        yield {group: pool.submit(_run_group, program, group, "") for group in groups}
+        yield {group: pool.submit(_run_group, program, group, "sample") for group in groups}
 
 
 @pytest.mark.parametrize("group", sorted(GROUPS, key=MOSTLY_WAIT.__contains__))
 def test_native(
     program: Path, started: dict[str, Future[subprocess.CompletedProcess[str]]], group: str
 ) -> None:
-    _check(started[group].result() if group in started else _run_group(program, group, ""))
+    _check(started[group].result() if group in started else _run_group(program, group, "sample"))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("group", SAMPLED)
+def test_native_with_every_layout_and_round(program: Path, group: str) -> None:
+    _check(_run_group(program, group, ""))
 
 
 @pytest.mark.slow
