@@ -1,103 +1,34 @@
-"""The engine between two hosts: right numbers, which peers are accepted, and reports of faults."""
+"""The engine between two hosts: right numbers, and reports of faults."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from faults.harness import PROGRAMS
-from faults.hosts import NAMES, Hosts, possible, two_hosts
+from faults.host_jobs import (
+    PROGRAM,
+    RAISED_WITHIN,
+    TIMEOUT,
+    assert_nothing_left,
+    end,
+    everything,
+    line_of,
+    run,
+    start_four,
+)
+from faults.hosts import Hosts, possible
 from lanes import full, needs, sample
-from lockstep.watchdog import remote
 from support import marked, wait_until
 from system.test_exit_status import kernel_tells
 
-PROGRAM = PROGRAMS / "between_hosts.py"
-TIMEOUT = 90
 TWO_DEVICES = "--xla_force_host_platform_device_count=2"
-RAISED_WITHIN = 10.0
-"""Seconds; what is measured stands in docs/faults.md."""
 
 pytestmark = needs(possible(), "no network namespaces, or no ip or nsenter: no second host")
-
-UNAUTHENTICATED = """
-import os, socket, sys, time
-own, seconds, job_port = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
-idle, end = [], time.monotonic() + 40
-while time.monotonic() < end:
-    before = len(idle)
-    for row in open("/proc/net/tcp").read().splitlines()[1:]:
-        port, state = int(row.split()[1].rpartition(":")[2], 16), row.split()[3]
-        if state == "0A" and port != job_port:
-            for _ in range(40):
-                idle.append(socket.socket())
-                idle[-1].setblocking(False)
-                idle[-1].connect_ex((own, port))
-    if idle and not before:
-        end = time.monotonic() + seconds
-    time.sleep(0.001)
-    while len(idle) > 600 and time.monotonic() < end: time.sleep(0.1)
-print(len(idle))
-"""
-"""Connects to each port of its host, but for that of JAX's service, and sends nothing.
-
-It ends some seconds after the first connection, since a job may take long to start.
-"""
-
-
-@pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    with two_hosts(tmp_path) as hosts:
-        for host in range(2):
-            hosts.write_key(host)
-        yield hosts
-
-
-def run(hosts: Hosts, fault: str) -> list[int]:
-    """Runs the program on both hosts to its end; returns how its processes ended."""
-    return end([hosts.start(host, PROGRAM, fault) for host in range(2)], hosts)
-
-
-def end(
-    processes: list[subprocess.Popen[bytes]], hosts: Hosts, timeout: float = TIMEOUT
-) -> list[int]:
-    """How the processes end; ``timeout`` is for all of them."""
-    deadline = time.monotonic() + timeout
-    try:
-        return [process.wait(max(0.0, deadline - time.monotonic())) for process in processes]
-    except subprocess.TimeoutExpired:
-        raise AssertionError(f"hangs\n{everything(hosts, len(processes))}") from None
-
-
-def everything(hosts: Hosts, processes: int) -> str:
-    """What the processes have said, one after another."""
-    per_host = processes // 2
-    said = [hosts.said(host, local) for host in range(2) for local in range(per_host)]
-    return "\n".join(f"--- process {process}\n{text}" for process, text in enumerate(said))
-
-
-def start_four(
-    hosts: Hosts, program: Path, *args: str, agent: bool = True, **env: str
-) -> list[subprocess.Popen[bytes]]:
-    """Two processes on each host: 0 and 1, 2 and 3."""
-    return [
-        hosts.start(host, program, *args, local=local, per_host=2, env=env, agent=agent)
-        for host in range(2)
-        for local in range(2)
-    ]
-
-
-def assert_nothing_left(hosts: Hosts) -> None:
-    wait_until(lambda: not marked(hosts.mark), "a process is left behind")
 
 
 @pytest.mark.full
@@ -290,63 +221,6 @@ def test_a_program_outlives_its_agent(hosts: Hosts) -> None:
     assert_nothing_left(hosts)
 
 
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        ("stuck", ["in be_stuck"]),
-        pytest.param("stopped", ["it is stopped, by a signal (kill -STOP"], marks=pytest.mark.slow),
-    ],
-)
-def test_a_stall_is_reported_with_what_another_host_does(
-    hosts: Hosts, fault: str, words: list[str]
-) -> None:
-    processes = start_four(hosts, PROGRAM, fault, LOCKSTEP_STALL_WARNING="2")
-    wait_until(lambda: "does meanwhile" in everything(hosts, 4), "a report", TIMEOUT)
-    wait_until(lambda: all(w in everything(hosts, 4) for w in words), "what it does", TIMEOUT)
-    said = everything(hosts, 4)
-    process = f"process 1 (pid {hosts.pid(0, 1)} on hosta)"
-    assert f"{process} has not arrived yet; processes 0, 2, 3 wait" in said
-    assert f"{process} does meanwhile" in said
-    assert said.count("does meanwhile") == 1, said
-    assert Path(remote.__file__).name not in said
-    report = report_on(processes[2].pid)
-    assert f"{process} has not arrived yet; processes 0, 2, 3 wait" in report, report
-    assert report.count("20 x all-reduce") == 4, report
-
-
-def report_on(pid: int) -> str:
-    """The report on the running job that a process or agent belongs to."""
-    words = [sys.executable, "-m", "lockstep", "report", "--pid", str(pid)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-    return done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(
-    ("fault", "agent", "words"),
-    [
-        full("stopped", True, "it is stopped, by a signal (kill -STOP"),
-        full("stuck", True, "in be_stuck"),
-        pytest.param(
-            "stopped",
-            False,
-            "It is stopped, or stuck in code that holds Python's lock",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_a_stall_of_the_only_process_of_a_host_is_reported(
-    hosts: Hosts, fault: str, agent: bool, words: str
-) -> None:
-    limit = {"LOCKSTEP_STALL_WARNING": "2"}
-    for host in range(2):
-        hosts.start(host, PROGRAM, fault, env=limit, agent=agent)
-    wait_until(lambda: words in hosts.said(0), "a report", TIMEOUT)
-    process = f"process 1 (pid {hosts.pid(1)} on hostb)"
-    assert f"{process} has not arrived yet" in hosts.said(0), hosts.said(0)
-    lines = f"20 x all-reduce (sum) of 1 x f32, {PROGRAM}:{line_of('total = over_all')} in"
-    assert hosts.said(0).count(lines) == (2 if agent else 1), hosts.said(0)
-
-
 @pytest.mark.full
 def test_a_child_that_was_forked_does_not_hide_the_death_of_its_parent(hosts: Hosts) -> None:
     assert_raised(hosts, "fork and kill", "{process} was killed by SIGKILL (signal 9) after 24")
@@ -379,12 +253,6 @@ def assert_raised(hosts: Hosts, fault: str, words: str, **env: str) -> None:
     assert words.format(process=process, **{n: line_of(t) for n, t in lines.items()}) in said, said
 
 
-def line_of(text: str) -> int:
-    """Of the program: the first line with that text, from the faults on."""
-    whole = PROGRAM.read_text()
-    return whole.count("\n", 0, whole.index(text, whole.index("total = over_all"))) + 1
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.full
 def test_an_engine_that_does_not_start_is_reported_at_once(hosts: Hosts, when: str) -> None:
@@ -395,35 +263,3 @@ def test_an_engine_that_does_not_start_is_reported_at_once(hosts: Hosts, when: s
     for host, local in ((0, 0), (0, 1), (1, 0), (1, 1)):
         [raised] = hosts.lines(host, "raised", local)
         assert float(raised[1]) < RAISED_WITHIN, said
-
-
-@pytest.mark.full
-def test_other_keys_are_an_error_on_both(hosts: Hosts) -> None:
-    hosts.write_key(1, "another key " * 4)
-    assert 0 not in run(hosts, "none")
-    for host in range(2):
-        assert "hold different keys" in hosts.said(host)
-
-
-def test_a_host_without_a_key_is_an_error_on_both(hosts: Hosts) -> None:
-    hosts.key(1).unlink()
-    assert 0 not in run(hosts, "none")
-    for host in range(2):
-        assert "without it: process 1 (pid" in hosts.said(host)
-        assert NAMES[1] in hosts.said(host)
-
-
-def test_unauthenticated_peers_hold_up_no_process_and_find_no_port_once_all_are_connected(
-    hosts: Hosts,
-) -> None:
-    # More idle connections than there are places, while the processes meet.
-    with ThreadPoolExecutor(2) as pool:
-        floods = [pool.submit(hosts.flood, host, UNAUTHENTICATED) for host in range(2)]
-        processes = [hosts.start(host, PROGRAM, "forever") for host in range(2)]
-        wait_until(lambda: bool(hosts.lines(0, "step")), "a step", TIMEOUT)
-        assert any(flood.result() for flood in floods)
-    for host in range(2):
-        wait_until(lambda h=host: not hosts.listening(h), "the end of the ports", TIMEOUT)
-    before = len(hosts.lines(0, "step"))
-    wait_until(lambda: len(hosts.lines(0, "step")) > before + 5, "more steps", TIMEOUT)
-    assert [process.poll() for process in processes] == [None, None]

@@ -1,0 +1,18 @@
+"""Two hosts that share a key, so that their processes run on the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from faults.hosts import Hosts, two_hosts
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    with two_hosts(tmp_path) as hosts:
+        for host in range(2):
+            hosts.write_key(host)
+        yield hosts

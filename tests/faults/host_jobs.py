@@ -1,0 +1,60 @@
+"""Jobs on two hosts: how they are started and waited for, and what they said."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+from faults.harness import PROGRAMS
+from faults.hosts import Hosts
+from support import marked, wait_until
+
+PROGRAM = PROGRAMS / "between_hosts.py"
+TIMEOUT = 90
+RAISED_WITHIN = 10.0
+"""Seconds; what is measured stands in docs/faults.md."""
+
+
+def run(hosts: Hosts, fault: str, **env: str) -> list[int]:
+    """Runs the program on both hosts to its end; returns how its processes ended."""
+    return end([hosts.start(host, PROGRAM, fault, env=env) for host in range(2)], hosts)
+
+
+def end(
+    processes: list[subprocess.Popen[bytes]], hosts: Hosts, timeout: float = TIMEOUT
+) -> list[int]:
+    """How the processes end; ``timeout`` is for all of them."""
+    deadline = time.monotonic() + timeout
+    try:
+        return [process.wait(max(0.0, deadline - time.monotonic())) for process in processes]
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"hangs\n{everything(hosts, len(processes))}") from None
+
+
+def everything(hosts: Hosts, processes: int) -> str:
+    """What the processes have said, one after another."""
+    per_host = processes // 2
+    said = [hosts.said(host, local) for host in range(2) for local in range(per_host)]
+    return "\n".join(f"--- process {process}\n{text}" for process, text in enumerate(said))
+
+
+def start_four(
+    hosts: Hosts, program: Path, *args: str, agent: bool = True, **env: str
+) -> list[subprocess.Popen[bytes]]:
+    """Two processes on each host: 0 and 1, 2 and 3."""
+    return [
+        hosts.start(host, program, *args, local=local, per_host=2, env=env, agent=agent)
+        for host in range(2)
+        for local in range(2)
+    ]
+
+
+def assert_nothing_left(hosts: Hosts) -> None:
+    wait_until(lambda: not marked(hosts.mark), "a process is left behind")
+
+
+def line_of(text: str) -> int:
+    """Of the program: the first line with that text, from the faults on."""
+    whole = PROGRAM.read_text()
+    return whole.count("\n", 0, whole.index(text, whole.index("total = over_all"))) + 1
