@@ -3,6 +3,7 @@
 import signal
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import lockstep  # noqa: F401
@@ -13,6 +14,8 @@ for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(
             number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         )
+
+hypothesis.settings.register_profile("quick", max_examples=25, deadline=None)  # in `make test`
 
 LONG = ("native", "faults", "linalg")
 """Folders with long files. They come first, so that no worker of xdist is left alone with one."""

@@ -72,13 +72,13 @@ def records(draw: st.DrawFn) -> ProcessRecord:
     )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(deadline=None)
 @given(records())
 def test_what_is_written_is_read(record: ProcessRecord) -> None:
     assert parse(encode(record, entries=8)) == record
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(st.data(), st.integers(0, 20), st.integers(0, 10))
 def test_the_latest_entries_are_those_at_the_end(
     data: st.DataObject, written: int, latest: int
@@ -193,7 +193,7 @@ def test_a_process_without_devices_yet_is_read() -> None:
     assert parse(encode(young)[: format.HEADER_BYTES]) == young
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(st.data())
 def test_damage_is_an_error_or_less_history_and_never_a_crash(data: st.DataObject) -> None:
     file = bytearray(encode(record(10), entries=8))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from flight_recorder.files import write_run
+from flight_recorder.jobs import job, steps
 from flight_recorder.simulate import site
-from flight_recorder.test_diagnose import job, steps
 from lockstep import RecordError
 from lockstep._run_files import CALLERS, SITES, ErrorRecord, Exit
 from lockstep.flight_recorder.diagnose import Kind, diagnose

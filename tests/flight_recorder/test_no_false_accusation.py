@@ -20,7 +20,7 @@ def job_of(schedule: Schedule, **more) -> Job:
     return Job(schedule.cliques, schedule.plan, identified=schedule.identified, **more)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(schedules(), st.integers(0, 1 << 32), st.booleans(), st.sampled_from([2, 4, 64]))
 def test_every_process_read_at_another_moment(
     schedule: Schedule, seed: int, buffered: bool, ring: int
@@ -39,7 +39,7 @@ def test_every_process_read_at_another_moment(
     assert found.kind in HARMLESS, found
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(schedules(), st.integers(0, 1 << 32), st.booleans())
 def test_a_whole_correct_run_has_nothing_wrong(
     schedule: Schedule, seed: int, buffered: bool
@@ -52,7 +52,7 @@ def test_a_whole_correct_run_has_nothing_wrong(
     assert not found.culprits
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(schedules(), st.integers(0, 1 << 32), st.data())
 def test_a_straggler_is_named_and_not_accused(
     schedule: Schedule, seed: int, data: st.DataObject

@@ -83,7 +83,7 @@ def assert_blamed(job: Job, process: int, found: Diagnosis) -> None:
     assert process in found.culprits
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(schedules(permutes=False), st.data())
 def test_another_shape_dtype_or_reduction(schedule: Schedule, data: st.DataObject) -> None:
     change = data.draw(
@@ -117,7 +117,7 @@ def test_another_shape_dtype_or_reduction(schedule: Schedule, data: st.DataObjec
         assert found.culprits == (process,)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(schedules(), st.data())
 def test_a_process_that_ends_early(schedule: Schedule, data: st.DataObject) -> None:
     kept = data.draw(st.integers(0, 11), label="kept")
@@ -135,7 +135,7 @@ def test_a_process_that_ends_early(schedule: Schedule, data: st.DataObject) -> N
         assert found.kind is Kind.NOTHING
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(schedules(), st.data())
 def test_a_process_that_is_killed(schedule: Schedule, data: st.DataObject) -> None:
     job = Job(schedule.cliques, schedule.plan, identified=schedule.identified)
@@ -159,7 +159,7 @@ def test_a_process_that_is_killed(schedule: Schedule, data: st.DataObject) -> No
     assert_same_afterwards(job, run, found)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(schedules(identified=True), st.data())
 def test_two_calls_swapped(schedule: Schedule, data: st.DataObject) -> None:
     """On one clique, look-alike or not, and on two that cross."""
@@ -179,7 +179,7 @@ def test_two_calls_swapped(schedule: Schedule, data: st.DataObject) -> None:
         assert place(found) in first_differences(job, process, correct)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(schedules(identified=True), st.data())
 def test_a_call_left_out(schedule: Schedule, data: st.DataObject) -> None:
     calls = sorted({s.call for steps in schedule.plan.values() for s in steps})

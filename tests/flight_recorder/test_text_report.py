@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import random
 import re
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from flight_recorder.jobs import FAR, STEP, altered, job, permute, steps
 from flight_recorder.simulate import STRIDE, Job, Step, raised, site
-from flight_recorder.test_diagnose import FAR, STEP, altered, job, permute, steps
 from lockstep._run_files import ErrorRecord, Exit
 from lockstep.flight_recorder.diagnose import Diagnosis, diagnose
 from lockstep.flight_recorder.format import Op, State
@@ -287,113 +284,6 @@ def test_a_process_of_which_nothing_is_known() -> None:
     assert headline(diagnose(altered(over, 1, **nothing))) == (
         "there is no record of process 1; no other process waits in a collective"
     )
-
-
-@functools.cache
-def last_left(processes: int) -> Diagnosis:
-    plans = [steps(9)] * (processes - 1) + [steps(5)]
-    return diagnose(job(*plans).snapshot({processes - 1: Exit(exit_code=0)}))
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.sampled_from([2, 3, 7, 20]), st.integers(150, 3000))
-def test_the_limit_is_kept_and_no_row_is_cut(processes: int, limit: int) -> None:
-    found = last_left(processes)
-    text = short(found, limit)
-    assert len(text.encode()) <= limit
-    first, *rows = text.splitlines()
-    if limit >= 1000:
-        assert first == headline(found)
-        assert rows[0].startswith(f"  process {processes - 1} (pid")
-        shown = [row for row in rows if row.startswith("  process")]
-        assert all("in step" in row or "after 5" in row for row in shown)
-        rest = processes - len(shown)
-        assert (f"  and {rest} process{'es' if rest > 1 else ''} more" in rows) is (rest > 0)
-
-
-def test_many_processes_that_do_the_same_are_one_row_of_the_table() -> None:
-    found = last_left(20)
-    lines = table(found).splitlines()
-    assert lines[2].startswith("> process 19 (pid 119 on host a): ended (exit code 0)")
-    assert "  19 processes: waits for process 19 in all-reduce (sum) of 1024 x f32" in table(found)
-    assert sum(line.strip().startswith("process ") for line in lines[3:]) == 19
-
-
-def test_the_table_shows_whole_paths_and_all_likely_causes() -> None:
-    text = table(ended())
-    assert "/home/u/train.py:41 in step" in text
-    assert text.endswith("a stop condition computed from local data.")
-
-
-def test_several_lines_that_fit_are_all_named() -> None:
-    sites = [site(1, line=n, name="step") for n in (3, 5, 7, 9, 11)]
-    assert place_in_program(sites[:2]) == "train.py:3 or train.py:5 in step"
-    assert place_in_program(sites) == "train.py:3 or train.py:5 or train.py:7 or 2 more in step"
-
-
-def used(line: int, name: str = "step", program: int = 1000, **more) -> Site:
-    """A collective that has no line, of a program that was first used at this one."""
-    first = {"used_file": "/home/u/main.py" if line else "", "used_line": line}
-    return site(program, name=name, **({"file": "", "line": 0} | first | more))
-
-
-def test_without_a_line_it_is_reported_where_the_program_was_first_used() -> None:
-    assert place_in_program([used(3)]) == "step (first used at main.py:3)"
-    assert place_in_program([used(3)], full=True) == "step (first used at /home/u/main.py:3)"
-    assert place_in_program([used(0)]) == "step"
-    several = [used(n) for n in (3, 5, 3)]
-    assert place_in_program(several) == "step (first used at main.py:3 or main.py:5)"
-
-
-@given(st.permutations([site(1, line=41, name="a"), used(0, "b"), used(7, "c")]))
-def test_a_first_use_is_reported_of_the_function_that_it_is_of(sites: list[Site]) -> None:
-    assert place_in_program(sites) == "train.py:41 in a or b or c (first used at main.py:7)"
-
-
-def test_a_fault_in_what_has_no_line_names_the_first_use_on_both_sides() -> None:
-    sites = {p: (used(3), used(9, "other", FAR)) for p in range(2)}
-    text = short(diagnose(job(steps(5), [*steps(3), Step(0, FAR)], sites=sites).snapshot()))
-    assert "called all-reduce (sum) of 1024 x f32, step (first used at main.py:3)" in text
-    assert "called all-reduce (sum) of 4 x f32, other (first used at main.py:9): as" in text
-    assert "before: 3 x step (first used at main.py:3)" in text
-
-
-def test_both_lines_are_reported_where_either_may_have_been_the_first_use() -> None:
-    sites = {p: (used(3), used(7)) for p in range(2)}
-    text = headline(diagnose(job(steps(5), steps(3), sites=sites).snapshot()))
-    assert text.endswith("x f32, step (first used at main.py:3 or main.py:7)")
-
-
-def test_another_process_does_not_show_where_this_one_used_a_program_first() -> None:
-    run = job(steps(5), steps(3), sites={0: (used(3),), 1: ()}).snapshot()
-    ours, theirs = diagnose(run).rows
-    assert ours.call is not None
-    assert theirs.call is not None
-    assert (ours.call.sites, theirs.call.sites) == ((used(3),), (used(0),))
-
-
-def test_lines_are_awaited_from_processes_that_have_not_written_them() -> None:
-    def awaited(*own: Site) -> bool:
-        made = job([*steps(5)], steps(3), sites={0: own, 1: (used(3), site(FAR, line=9))})
-        return diagnose(made.snapshot()).rows[0].awaits_lines
-
-    assert awaited()
-    assert not awaited(used(0))
-    assert not awaited(used(5))
-    made = job(steps(5), steps(3), sites={0: (), 1: (site(1000, line=41),)})
-    assert [row.awaits_lines for row in diagnose(made.snapshot()).rows] == [False, False]
-
-
-@given(st.integers(0, 9), st.integers(0, 9))
-def test_where_programs_were_first_used_changes_no_finding(mine: int, theirs: int) -> None:
-    def found(mine: int, theirs: int) -> Diagnosis:
-        sites = {0: (used(mine, "<lambda>"),), 1: (used(theirs, "<lambda>", FAR),)}
-        wider = [*steps(3), Step(0, FAR, elements=1000)]
-        return diagnose(job(steps(5), wider, sites=sites).snapshot())
-
-    with_lines, without = found(mine, theirs), found(0, 0)
-    assert (with_lines.kind, with_lines.groups) == (without.kind, without.groups)
-    assert with_lines.causes == without.causes
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flight_recorder.jobs import FAR, job, permute, steps
 from flight_recorder.simulate import SECOND, STRIDE, site
-from flight_recorder.test_diagnose import FAR, job, permute, steps
 from lockstep.flight_recorder.chrome_trace import MOVING, WAITING, trace
 from lockstep.flight_recorder.format import Entry, Op, ProcessRecord, Ring, State
 from lockstep.flight_recorder.model import Process, Run
@@ -94,7 +94,7 @@ def test_a_wrapped_ring_says_how_much_of_the_run_is_in_the_sums() -> None:
     assert (found.recorded, found.written) == (16, 200)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(deadline=None)
 @given(st.lists(st.tuples(*[st.integers(0, 90)] * 3), min_size=1, max_size=4))
 def test_waiting_and_moving_are_the_whole_time_whatever_the_clocks_say(
     times: list[tuple[int, int, int]],

@@ -15,8 +15,8 @@ import pytest
 from rich.console import Console
 
 from flight_recorder.files import write_run
+from flight_recorder.jobs import job, steps
 from flight_recorder.simulate import site
-from flight_recorder.test_diagnose import job, steps
 from lockstep import RecordError
 from lockstep.cli import main
 from lockstep.flight_recorder.diagnose import diagnose

@@ -33,7 +33,7 @@ def through(processes: list[Process]) -> list[Process]:
     return messages.unpack_processes(head["processes"], arrived)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(deadline=None)
 @given(st.lists(records(), max_size=3))
 def test_what_is_sent_is_read(told: list) -> None:
     processes = [
@@ -45,7 +45,7 @@ def test_what_is_sent_is_read(told: list) -> None:
     assert through(processes) == processes
 
 
-@settings(max_examples=50, deadline=None)
+@settings(deadline=None)
 @given(st.data(), st.sets(st.integers(0, 40), min_size=1))
 def test_rings_with_entries_missing_are_read(data: st.DataObject, lacking: set[int]) -> None:
     there = tuple(data.draw(entries(n)) for n in range(60, 101) if n - 60 not in lacking)

@@ -1,0 +1,247 @@
+"""What `diagnose` makes of calls that differ: look-alikes, permutes, rows of a report."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flight_recorder.jobs import FAR, STEP, job, patterns, permute, steps
+from flight_recorder.simulate import Step, site
+from lockstep._run_files import Exit
+from lockstep.flight_recorder import format
+from lockstep.flight_recorder.argument_shapes import Differing
+from lockstep.flight_recorder.calls import Call, rounds
+from lockstep.flight_recorder.causes import Pattern
+from lockstep.flight_recorder.diagnose import Kind, diagnose
+from lockstep.flight_recorder.format import Op
+from lockstep.flight_recorder.model import Site
+from lockstep.flight_recorder.text_report import short
+
+
+@pytest.mark.parametrize("processes", [2, 5])
+def test_look_alikes_in_opposite_order_differ_by_their_program(processes: int) -> None:
+    one, two = Step(0, FAR, elements=4), Step(0, 2 * FAR, elements=4)
+    sites = {p: (site(FAR, name="norm"), site(2 * FAR, name="loss")) for p in range(processes)}
+    plans = [[*steps(3), one, two]] * (processes - 1) + [[*steps(3), two, one]]
+    found = diagnose(job(*plans, sites=sites).snapshot())
+    assert found.kind is Kind.MISMATCH
+    assert found.place is not None
+    assert found.place.sequence == 3
+    assert found.culprits == ((0, 1) if processes == 2 else (processes - 1,))
+    assert patterns(found)[0] is Pattern.OPPOSITE_ORDER
+
+
+def test_a_program_that_one_side_only_has() -> None:
+    base = site(1000, line=41, name="step")
+    sites = {0: (base,), 1: (base, site(FAR, line=60, name="evaluate"))}
+    found = diagnose(job(steps(9), [*steps(4), Step(0, FAR)], sites=sites).snapshot())
+    assert found.kind is Kind.ONE_SIDED
+    assert patterns(found) == [Pattern.ONE_SIDED, Pattern.SHORTER_LOOP]
+    assert [cause.processes for cause in found.causes] == [(1,), (1,)]
+    assert found.culprits == (1,)
+
+
+def test_a_program_that_all_but_one_have_blames_the_one() -> None:
+    base, other = site(1000, line=41, name="step"), site(FAR, line=60, name="evaluate")
+    sites = {0: (base, other), 1: (base,), 2: (base, other)}
+    more = [*steps(4), Step(0, FAR)]
+    found = diagnose(job(more, steps(9), more, sites=sites).snapshot())
+    assert (found.kind, found.culprits) == (Kind.ONE_SIDED, (1,))
+    assert found.causes[0].processes == (0, 2)
+
+
+def taking(program: int, *arguments: str, **more) -> Site:
+    return site(program, **({"line": 41, "name": "step"} | more), arguments=arguments)
+
+
+def test_one_line_with_arguments_of_another_shape() -> None:
+    mine = taking(1000, "w: f32[8]", "x: f32[100,8]")
+    theirs = taking(FAR, "w: f32[8]", "x: f32[96,8]")
+    sites = {0: (mine,), 1: (mine, theirs)}
+    found = diagnose(
+        job(steps(9), [*steps(4), Step(0, FAR, elements=1024)], sites=sites).snapshot()
+    )
+    assert patterns(found) == [Pattern.SHAPES]
+    assert found.causes[0].arguments == (Differing("x", "f32[100,8]", "f32[96,8]"),)
+    assert found.causes[0].processes == (0, 1)
+
+
+def test_a_small_function_of_jax_on_two_lines_is_no_last_batch() -> None:
+    mine = taking(1000, "a: f32[100]", name="_reduce_sum")
+    theirs = taking(FAR, "a: f32[96]", name="_reduce_sum", line=60)
+    sites = {0: (mine,), 1: (theirs,)}
+    found = diagnose(job([Step(0, 1000)], [Step(0, FAR)], sites=sites).snapshot())
+    assert Pattern.SHAPES not in patterns(found)
+
+
+THREADS = {
+    p: (
+        site(1000, line=41, name="step", thread="MainThread"),
+        site(FAR, line=60, name="_identity_fn", thread="prefetch"),
+    )
+    for p in range(2)
+}
+
+
+def test_calls_that_two_threads_have_dispatched() -> None:
+    mine, theirs = [*steps(4)], [*steps(2), Step(0, FAR), *steps(4)[2:]]
+    found = diagnose(job(mine, theirs, sites=THREADS).snapshot())
+    assert (found.kind, patterns(found)) == (Kind.MISMATCH, [Pattern.THREADS])
+    assert found.causes[0].threads == ("MainThread", "prefetch")
+    text = short(found)
+    assert "Likely: several threads dispatch collectives (step: MainThread, _identity_fn: " in text
+    assert "jax.make_array_from_process_local_data does without it." in text
+
+
+def test_processes_with_one_thread_each_of_another_name_have_another_fault() -> None:
+    found = diagnose(job(steps(4), [Step(0, FAR)], sites=THREADS).snapshot())
+    assert Pattern.THREADS not in patterns(found)
+
+
+def test_permutes_of_different_programs() -> None:
+    ring = [permute(1, 1), permute(0, 0)]
+    wrong = [permute(-1, 0, program=FAR)]
+    found = diagnose(job([*ring[:1]], wrong).snapshot())
+    assert found.kind is Kind.PERMUTE
+    assert found.culprits == (0, 1)
+    assert Pattern.PERMUTATION in patterns(found)
+
+
+def test_a_member_that_is_rightly_ahead_does_not_outvote_the_other_two() -> None:
+    """Process 1 has left out a receive; process 2 is in the later permute, as it should be."""
+    later = permute(2, execution=1)
+    sent = permute(-1, 1, execution=0)
+    wrong = permute(0, execution=1)
+    found = diagnose(job([sent, later], [wrong], [permute(-1, 0, execution=1)]).snapshot())
+    assert (found.kind, found.culprits) == (Kind.PERMUTE, (0, 1))
+
+
+def test_permutes_of_different_length() -> None:
+    found = diagnose(job([permute(-1, 1, elements=8)], [permute(0, elements=4)]).snapshot())
+    assert found.kind is Kind.PERMUTE
+    assert patterns(found) == [Pattern.SHAPES]
+
+
+def test_a_permute_that_no_device_sends() -> None:
+    made = job([permute(1)], [])
+    found = diagnose(made.snapshot({1: Exit(exit_code=0)}))
+    assert (found.kind, found.culprits) == (Kind.ENDED, (1,))
+
+
+def test_permutes_match_although_the_rings_have_wrapped() -> None:
+    there = [permute(-1, 1, execution=i) for i in range(50)]
+    back = [permute(0, execution=i) for i in range(49)]
+    made = job(there, back, ring=8)
+    found = diagnose(made.snapshot({1: Exit(exit_code=0)}))
+    assert (found.kind, found.culprits) == (Kind.ENDED, (1,))
+
+
+def test_a_sum_on_one_side_and_a_permute_on_the_other() -> None:
+    found = diagnose(job(steps(1), [permute(0, 0)]).snapshot())
+    assert found.kind is Kind.MISMATCH
+    assert found.culprits == (0, 1)
+
+
+def test_one_function_compiled_differently() -> None:
+    sites = {0: (site(1000, name="step"),), 1: (site(FAR, name="step"),)}
+    found = diagnose(job([Step(0, 1000)], [Step(0, FAR)], sites=sites).snapshot())
+    assert patterns(found) == [Pattern.RETRACED]
+
+
+def test_two_lambdas_are_not_one_function() -> None:
+    mine, theirs = site(1000, line=3, name="_lambda"), site(FAR, line=9, name="_lambda")
+    sites = {0: (mine, theirs), 1: (mine, theirs)}
+    found = diagnose(job([Step(0, 1000)], [Step(0, FAR)], sites=sites).snapshot())
+    assert Pattern.RETRACED not in patterns(found)
+    assert Pattern.OPPOSITE_ORDER in patterns(found)
+    sites = {0: (mine,), 1: (dataclasses.replace(mine, program=FAR, fingerprint="other"),)}
+    found = diagnose(job([Step(0, 1000)], [Step(0, FAR)], sites=sites).snapshot())
+    assert patterns(found) == [Pattern.RETRACED]
+
+
+def test_a_step_more_or_less_of_one_program() -> None:
+    plans = (steps(9), [*steps(9)[:3], *steps(9)[4:]])
+    found = diagnose(job(*plans).snapshot())
+    assert found.kind is Kind.MISMATCH
+    assert [(c.pattern, c.processes) for c in found.causes] == [(Pattern.EXECUTIONS, (0,))]
+
+
+def test_a_branch_inside_one_program() -> None:
+    sites = {p: (site(1000, 1, name="step"), site(1000, 2, name="step")) for p in (0, 1)}
+    found = diagnose(job([Step(0, 1000, 1)], [Step(0, 1000, 2)], sites=sites).snapshot())
+    assert patterns(found) == [Pattern.BRANCH_INSIDE]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "pattern"), [("s32[4]", Pattern.DTYPES), ("f32[2,2]", Pattern.SHAPES)]
+)
+def test_what_travels_as_bytes_is_compared_by_the_program_s_shapes(
+    theirs: str, pattern: Pattern
+) -> None:
+    for op, call in ((Op.ALL_TO_ALL, Step(0, 1000, op=Op.ALL_TO_ALL)), (Op.PERMUTE, permute(1, 1))):
+        name = format.OPS[op]
+        other = dataclasses.replace(call, program=FAR)
+        if op == Op.PERMUTE:
+            other = permute(0, 0, program=FAR)
+        sites = {
+            0: (site(call.program, op=name, name="step"),),
+            1: (site(FAR, op=name, name="step", shape=theirs),),
+        }
+        found = diagnose(job([call], [other], sites=sites).snapshot())
+        assert patterns(found) == [pattern]
+        shapes = [row.call.shape for row in found.rows if row.call]
+        assert shapes == ["f32[4]", theirs]
+
+
+def test_one_call_from_two_lines() -> None:
+    """What only --strict can see."""
+    ours, theirs = (dataclasses.replace(STEP, site=line) for line in (5, 7))
+    found = diagnose(job([*steps(3), ours], [*steps(3), theirs]).snapshot())
+    assert (found.kind, found.groups) == (Kind.MISMATCH, ((0,), (1,)))
+    made = job([*steps(3), ours], [*steps(3), dataclasses.replace(STEP, site=0)])
+    assert diagnose(made.snapshot()).kind is Kind.NOTHING
+
+
+def test_a_row_shows_the_call_its_line_and_the_calls_before() -> None:
+    found = diagnose(job(steps(9), steps(5)).snapshot({1: Exit(exit_code=0)}))
+    row = found.rows[0]
+    assert row.call is not None
+    assert [s.line for s in row.call.sites] == [41]
+    assert [(r.times, r.calls[0].entry.sequence) for r in row.recent] == [(5, 4)]
+    assert row.waits_for == (1,)
+    assert (row.ran, found.rows[1].ran) == (5, 5)
+
+
+def test_lines_of_programs_whose_ids_lie_near_each_other_are_distinguished_by_their_count() -> None:
+    """A process that has run 5 collectives has executed no program 1000 times."""
+    sites = {p: (site(0, line=3, name="old"), site(1000, line=41, name="step")) for p in (0, 1)}
+    found = diagnose(job(steps(9), steps(5), sites=sites).snapshot())
+    assert found.rows[0].call is not None
+    assert [s.line for s in found.rows[0].call.sites] == [41]
+
+
+def test_a_loop_of_several_calls_is_one_round() -> None:
+    loop = [s for one in steps(9) for s in (one, dataclasses.replace(one, channel=2))]
+    sites = {p: (site(1000, 1, 41, "step"), site(1000, 2, 44, "step")) for p in (0, 1)}
+    first = Step(0, FAR)
+    found = diagnose(job([first, *loop], [first, *loop[:11]], sites=sites).snapshot())
+    rounds = found.rows[1].latest
+    shape = [(r.times, [s.line for c in r.calls for s in c.sites]) for r in rounds]
+    assert shape == [(1, []), (1, [41]), (5, [44, 41])]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 3), max_size=30), st.integers(1, 6))
+def test_rounds_are_the_last_calls_in_their_order(programs: list[int], most: int) -> None:
+    calls = [Call(site_entry(p), 0) for p in programs]
+    found = rounds(calls, most)
+    told = [c.entry.elements for r in found for _ in range(r.times) for c in r.calls]
+    assert told == programs[len(programs) - len(told) :]
+    assert len(told) == len(programs) or sum(len(r.calls) for r in found) >= most
+
+
+def site_entry(elements: int) -> format.Entry:
+    return format.Entry(1, 5, 0, 0, elements, 4, 0, 0, 9, 1, 2, 1, 0, 2)
