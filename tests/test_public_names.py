@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 import lockstep
+from lanes import sample
 from processes import python
 
 PUBLIC = {
@@ -95,7 +94,7 @@ def test_importing_prepares_the_engine_and_nothing_else() -> None:
     assert (ended.stdout, ended.stderr) == ("", "")
 
 
-@pytest.mark.parametrize("choice", ["lockstep", "gloo", "mpi"])
+@sample("choice", ["lockstep", "gloo", "mpi"], 0, 1)
 def test_jax_is_imported_with_the_implementation_that_is_chosen(choice: str) -> None:
     ended = python(
         "import lockstep, jax; print(jax.config.jax_cpu_collectives_implementation)",

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from lanes import sample
+
 WORKER = [sys.executable, "-m", "lockstep", "worker"]
 PLACE = r"""
 import os, sys
@@ -96,7 +98,7 @@ def test_mpich_through_a_shell(place_program: str) -> None:
     assert len({line.split()[4] for line in done.stdout.splitlines()}) == 1
 
 
-@pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
+@sample("collectives", ["lockstep", "gloo"], 0)
 def test_mpich_starts_a_jax_program(collectives: str, tmp_path: Path) -> None:
     (tmp_path / "sum.py").write_text(SUM)
     options = ["-d", "2", "--collectives", collectives]

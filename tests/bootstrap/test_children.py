@@ -64,7 +64,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("imports", ["import lockstep", "import jax, lockstep"])
+@sample("imports", ["import lockstep", "import jax, lockstep"], 0)
 @sample("how", ["spawn", "forkserver"], 0)
 def test_a_child_by_multiprocessing(how: str, imports: str) -> None:
     """It imports its parent's program again: Lockstep with the engine, or after jax without."""

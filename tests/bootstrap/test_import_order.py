@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
+from lanes import sample
 from processes import Ended, free_port, python
 
 AFTER_JAX = "lockstep was imported after jax"
@@ -15,7 +14,7 @@ def well(source: str, **env: str) -> Ended:
     return ended
 
 
-@pytest.mark.parametrize("earlier", ["import jax", "from jaxlib import xla_client"])
+@sample("earlier", ["import jax", "from jaxlib import xla_client"], 1)
 def test_importing_after_jax_is_an_error_that_says_what_to_do(earlier: str) -> None:
     ended = python(
         f"""
@@ -56,9 +55,10 @@ def test_with_gloo_the_order_does_not_matter() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@sample(
     "statement",
     ["import jax", "import jax.numpy as jnp", "from jax import lax", "import jaxlib, jax"],
+    2,
 )
 def test_the_hook_leaves_no_trace_in_jax(statement: str) -> None:
     well(
@@ -106,42 +106,24 @@ def test_a_choice_that_the_program_makes_before_it_imports_jax_is_respected() ->
     )
 
 
-def test_finding_jax_without_importing_it_does_not_spend_the_hook() -> None:
+def test_finding_jax_and_importing_either_again_changes_nothing() -> None:
     well(
         """
-        import importlib.util, sys
+        import importlib, importlib.util, sys
         import lockstep
         assert importlib.util.find_spec("jax") is not None
         assert "jax" not in sys.modules
-        import jax
+        import jax  # finding it has not spent the hook
         from jax._src import clusters
-        assert clusters.ClusterEnv._cluster_types[0].name == "lockstep"
-        """
-    )
-
-
-def test_reloading_jax_changes_nothing() -> None:
-    well(
-        """
-        import importlib
-        import lockstep, jax
-        importlib.reload(jax)
-        from jax._src import clusters
-        names = [c.name for c in clusters.ClusterEnv._cluster_types]
-        assert names[0] == "lockstep" and names.count("lockstep") == 1
-        assert float(jax.numpy.ones(3).sum()) == 3
-        """
-    )
-
-
-def test_importing_lockstep_again_changes_nothing() -> None:
-    well(
-        """
-        import sys
-        import lockstep, jax
+        def names():
+            return [c.name for c in clusters.ClusterEnv._cluster_types]
+        assert names()[0] == "lockstep" and names().count("lockstep") == 1
         path = list(sys.meta_path)
         import lockstep
         assert sys.meta_path == path
+        importlib.reload(jax)
+        assert names()[0] == "lockstep" and names().count("lockstep") == 1
+        assert float(jax.numpy.ones(3).sum()) == 3
         """
     )
 

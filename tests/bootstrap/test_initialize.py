@@ -153,7 +153,7 @@ address, n, i = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     assert said == [{"place": [i, 2], "devices": 4, "sum": 4.0, "calls": 2} for i in range(2)]
 
 
-@pytest.mark.parametrize("call", ["jax.distributed.initialize()", "lockstep.initialize()"])
+@sample("call", ["jax.distributed.initialize()", "lockstep.initialize()"], 1)
 def test_under_lockstep_run_the_place_is_found(call: str) -> None:
     program = f"import jax, lockstep\n{call}\n{REPORT}"
     result = run_lockstep([], program, n=2, d=2)
@@ -208,7 +208,7 @@ DISAGREEMENTS = [
 ]
 
 
-@sample(("theirs", "columns"), DISAGREEMENTS, *(0, 7), ids=["+".join(c) for _, c in DISAGREEMENTS])
+@sample(("theirs", "columns"), DISAGREEMENTS, 7, ids=["+".join(c) for _, c in DISAGREEMENTS])
 def test_a_disagreement_is_shown_as_a_table_on_every_process(
     theirs: dict[str, str], columns: dict[str, tuple[str, str]]
 ) -> None:
@@ -338,6 +338,7 @@ def test_a_process_mesh_has_two_axes() -> None:
         lockstep.process_mesh(("x",))  # type: ignore[arg-type]
 
 
+@pytest.mark.full  # every test in tests/faults looks too
 def test_nothing_is_left_in_shared_memory() -> None:
     before = set(Path("/dev/shm").iterdir())
     run_lockstep([], f"import jax\njax.distributed.initialize()\n{REPORT}", n=2, d=1)

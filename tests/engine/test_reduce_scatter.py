@@ -25,9 +25,9 @@ def test_no_result_is_wrong(n: int, d: int) -> None:
     run(n, d, 200, "--mib", "4", "32", "--executions", "50")
 
 
-@sample("n", [2, 4], 0)
-def test_no_result_inside_a_scan_is_wrong(n: int) -> None:
-    run(n, 1, 200, "--mib", "8", "--executions", "100", "--scan", "10")
+@sample(("n", "executions"), [(2, 30), (2, 100), (4, 100)], 0)
+def test_no_result_inside_a_scan_is_wrong(n: int, executions: int) -> None:
+    run(n, 1, 200, "--mib", "8", "--executions", str(executions), "--scan", "10")
 
 
 @pytest.mark.slow

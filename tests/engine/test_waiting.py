@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from lanes import sample
 from support import run_lockstep
 
@@ -72,6 +74,7 @@ def test_different_collectives_raise_on_all_with_both_descriptions(
         assert re.search(rf"process 1 \(pid \d+ on \S+\) called {re.escape(theirs)}", text), text
 
 
+@pytest.mark.full
 def test_a_permute_of_different_lengths_raises_on_all() -> None:
     for text in errors("permuted length", n=2, d=1, timeout="30").values():
         assert "collective-permute" in text, text

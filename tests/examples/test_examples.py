@@ -140,6 +140,7 @@ def test_each_process_holds_its_own_columns_then_all_of_them() -> None:
     assert all(output.count(line) == PROCESSES for line in after), output
 
 
+@pytest.mark.full
 def test_a_training_that_is_killed_ends_with_the_numbers_of_an_undisturbed_one(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -79,7 +79,7 @@ DEATHS = [
     row("exit", r"process 1 \(.*ended.* after 3 collectives", TOTAL, status=0, lane="full"),
     row("exit", r"process 0 \(.*ended.* after 3 collectives", culprit=0, status=0, lane="slow"),
     row("exit in the compiler", r"process 1 \(.*failed with exit code 7", status=7, lane="full"),
-    row("out of memory", r"process 1 \(.*Unable to allocate 32", status=1),
+    row("out of memory", r"process 1 \(.*Unable to allocate 32", status=1, lane="full"),
     row(
         "shorter loop",
         r"process 1 \(.*ended.* after 3 collectives",

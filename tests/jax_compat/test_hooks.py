@@ -83,7 +83,7 @@ CASES = {
 }
 
 
-@sample("hook", CASES, 0, 1, 5)
+@sample("hook", CASES, 0, 5)
 def test_a_hook_that_does_not_fit_is_left_out(hook: str) -> None:
     breaks, lost, collectives = CASES[hook]
     # Without cluster detection, only ours knows the place.
@@ -97,10 +97,10 @@ def test_a_hook_that_does_not_fit_is_left_out(hook: str) -> None:
     assert _jax_compat.pin() in line
 
 
-@sample(
+@pytest.mark.full
+@pytest.mark.parametrize(
     "breaks",
     ["hide(xla_bridge, '_backend_factories')", "del distributed.State.coordinator_address"],
-    0,
 )
 def test_where_the_engine_cannot_be_offered_the_run_goes_on_gloo(breaks: str) -> None:
     result = run(breaks)
@@ -110,7 +110,7 @@ def test_where_the_engine_cannot_be_offered_the_run_goes_on_gloo(breaks: str) ->
     assert "Lost: the engine; collectives run on gloo." in line
 
 
-@pytest.mark.parametrize("also", ["", "hide(xla_bridge, 'backends')"])
+@sample("also", ["", "hide(xla_bridge, 'backends')"], 0)
 def test_with_a_key_nothing_goes_over_gloo(
     tmp_path_factory: pytest.TempPathFactory, also: str
 ) -> None:
@@ -155,7 +155,7 @@ def test_a_call_with_unknown_arguments_goes_to_jax_itself() -> None:
     assert seen == [(("here",), {"node": 1})]
 
 
-@pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
+@sample("collectives", ["lockstep", "gloo"], 0)
 def test_a_program_of_one_process_needs_no_distributed_state(collectives: str) -> None:
     ended = python(
         """

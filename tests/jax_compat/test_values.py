@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
+from lanes import sample
 from processes import python
 
 REMOVED = """
@@ -32,7 +31,7 @@ def test_the_hook_is_left_out_where_jax_has_changed() -> None:
     assert "Lost: the note of lockstep.gather" in line
 
 
-@pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
+@sample("collectives", ["lockstep", "gloo"], 0)
 def test_other_errors_and_values_are_as_they_were(collectives: str) -> None:
     ended = python(
         """

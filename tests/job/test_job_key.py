@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from lanes import full
 from lockstep._config import Config
 from lockstep.engine.options import Network
 from lockstep.job import job_key
@@ -194,7 +195,7 @@ jax.devices()
     ("mode", "words"),
     [
         (None, ["without it: process 1 (pid "] * 2),
-        (0o644, ["chmod 600", "by others (mode 0644)."]),
+        full(0o644, ["chmod 600", "by others (mode 0644)."]),
     ],
     ids=["none", "readable"],
 )

@@ -41,13 +41,14 @@ for round in range(5):
 """
 
 
-@pytest.mark.parametrize(
+@sample(
     ("options", "beginning"),
     [
         ([], "import jax\njax.distributed.initialize()"),
         ([], "import lockstep, jax\nlockstep.initialize()"),
         (["--auto-init"], "import jax"),
     ],
+    *(0, 2),
     ids=["jax", "lockstep", "auto-init"],
 )
 @sample("collectives", ["lockstep", "gloo"], 0)

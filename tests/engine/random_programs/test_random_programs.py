@@ -36,9 +36,11 @@ def run(n: int, d: int, first: int, count: int, timeout: float) -> None:
     assert result.stdout.count(" 0 wrong") == n, result
 
 
-@sample(("n", "d"), [(1, 4), (2, 1), (2, 4), (3, 2), (4, 1)], 2)
-def test_every_step_is_exact(n: int, d: int) -> None:
-    run(n, d, first=100 * (10 * n + d), count=40, timeout=200)
+@sample(
+    ("n", "d", "count"), [(2, 4, 15), (1, 4, 40), (2, 1, 40), (2, 4, 40), (3, 2, 40), (4, 1, 40)], 0
+)
+def test_every_step_is_exact(n: int, d: int, count: int) -> None:
+    run(n, d, first=100 * (10 * n + d), count=count, timeout=200)
 
 
 @pytest.mark.slow
