@@ -55,7 +55,8 @@ demo: $(VENV)/.installed-demo
 	$(BIN)/python scripts/demo.py
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	  --hypothesis-profile=quick
 
 full: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m 'not slow'
