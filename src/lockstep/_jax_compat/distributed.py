@@ -46,6 +46,9 @@ class Survival(NamedTuple):
     certificates: Callable[[int], dict[str, str]]
     """Takes the number of processes; returns jaxlib's arguments for mutual TLS, {} for a job
     without. Not called if the user has passed some."""
+    before_connecting: Callable[[str, dict[str, str], float], float]
+    """Takes the service's address, the result of `certificates`, and the seconds for the start;
+    returns the seconds that are left, or raises where the service will not accept this process."""
     on_lost_service: Callable[[], None]
     """Runs on a thread of jaxlib when the service has ended, or cannot be reached any more."""
 
@@ -116,7 +119,10 @@ def survive_dead_peers(calls: Survival) -> None:
         joined = True
         if not alone:  # the others know nothing of that job
             earlier.append(address)
+        is_ours = not any(options.get(name) for name in _TLS)
         options = _with_certificates(options, calls, distributed.global_state.num_processes)
+        if is_ours and distributed.global_state.process_id != 0:
+            options = _once_accepted(address, options, calls)
         if callback := lost_service.callback(calls.on_lost_service):
             options.setdefault("missed_heartbeat_callback", callback)
         return connect(address, *args, **options)
@@ -139,6 +145,15 @@ def _with_certificates(options: dict[str, Any], calls: Survival, processes: int)
     if _TLS[0] not in options or any(options.get(name) for name in _TLS):
         return options
     return options | calls.certificates(processes)
+
+
+def _once_accepted(address: str, options: dict[str, Any], calls: Survival) -> dict[str, Any]:
+    """``options`` with what is left of the time to connect, once the service has been found."""
+    if _TLS[0] not in options or "init_timeout" not in options:
+        return options
+    files = {name: options[name] for name in _TLS if options.get(name)}
+    left = calls.before_connecting(address, files, options["init_timeout"])
+    return options | {"init_timeout": max(1, int(left))}
 
 
 def _naming_who_is_missing(original: Callable[..., None], calls: Survival) -> Callable[..., None]:

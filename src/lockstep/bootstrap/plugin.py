@@ -262,6 +262,7 @@ def _survive() -> None:
         certificates,
         coordination_service,
         coordinator_port,
+        service_handshake,
         service_loss,
         start_timeout,
     )
@@ -284,6 +285,7 @@ def _survive() -> None:
         start_seconds=start_timeout.seconds,
         not_started=start_timeout.not_started,
         certificates=certificates.arguments,
+        before_connecting=service_handshake.check,
         on_lost_service=service_loss.react,
     )
     _jax_compat.survive_dead_peers(calls)
