@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+MAX_RUNS = 6
+"""How many runs of numbers are listed before the rest is counted."""
 
 
 def format_size(size: float) -> str:
@@ -19,6 +22,24 @@ def counted(number: int, what: str) -> str:
     """``"1 device"``, ``"2 devices"``, ``"2 processes"``."""
     plural = "es" if what.endswith("s") else "s"
     return f"{number} {what}{'' if number == 1 else plural}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """``0-2, 5`` for 0, 1, 2, 5, in the order given; the first few of many."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    shown = (f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:MAX_RUNS])
+    rest = [f"... ({len(numbers)} in all)"] if len(runs) > MAX_RUNS else []
+    return ", ".join([*shown, *rest])
+
+
+def processes(indices: Sequence[int]) -> str:
+    """``process 1``, ``processes 0-2, 5``."""
+    return f"process{'es' * (len(indices) > 1)} {ranges(indices)}"
 
 
 def unit_of_time(seconds: float) -> tuple[float, str]:

@@ -23,7 +23,8 @@ ME, COUNT, DEVICES = jax.process_index(), jax.process_count(), jax.device_count(
 GRID = jax.make_mesh((DEVICES // 2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
 SPECS = [P(), P("a"), P("b"), P(("b", "a")), P(None, "a"), P("b", "a"), P(None, ("a", "b"))]
 DTYPES: list[Any] = [np.float32, np.int8, np.bool_, np.complex64, np.float16]
-DTYPES += [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn]
+DTYPES += [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu]
+DTYPES += [ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.int2, ml_dtypes.float4_e2m1fn]
 
 
 def values(dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
@@ -51,7 +52,8 @@ def check_there_and_back() -> None:
     for piece in (64 << 20, 200):
         _pieces.PIECE_BYTES = piece
         for spec in SPECS:
-            for dtype in DTYPES if spec in (P("a"), P("b", "a")) else DTYPES[:1]:
+            small = piece == 200  # all types once whole and once in pieces
+            for dtype in DTYPES if spec == (P("a") if small else P("b", "a")) else DTYPES[:1]:
                 want = values(dtype, (2 * DEVICES, 3 * DEVICES))
                 x = lockstep.scatter(want if last == ME else None, NamedSharding(GRID, spec), last)
                 assert x.sharding == NamedSharding(GRID, spec)
@@ -80,11 +82,38 @@ def check_trees() -> None:
     assert got.shape == (jax.local_device_count(), 3)  # its own: jax.pmap's results are local
 
 
+def check_empty_arrays_and_numbers() -> None:
+    for dtype in (np.float32, np.bool_, ml_dtypes.int4, ml_dtypes.float8_e4m3fn):
+        for spec, shape in ((P("a"), (0, 3)), (P(None, "a"), (DEVICES, 0)), (P(), ()), (P(), (0,))):
+            want = np.ones(shape, dtype)
+            x = lockstep.scatter(want if ME == 0 else None, NamedSharding(GRID, spec))
+            same(lockstep.gather(x, to=None), want)
+    found = lockstep.gather(lockstep.broadcast([True, 3, 2.5, 1j] if ME == 0 else None), to=None)
+    assert [x.item() for x in found] == [True, 3, 2.5, 1j]
+
+
+def check_random_keys() -> None:
+    """Keys arrive as keys, of their kind, and give the numbers that they give elsewhere."""
+    for kind in ("threefry2x32", "rbg"):
+        keys = jax.random.split(jax.random.key(7, impl=kind), DEVICES)
+        spread = NamedSharding(GRID, P(("a", "b")))
+        got = lockstep.scatter({"k": keys} if ME == 0 else None, spread)["k"]
+        assert (got.shape, got.dtype) == (keys.shape, keys.dtype)
+        data = lockstep.gather(jax.random.key_data(got), to=None)
+        same(data, np.asarray(jax.random.key_data(keys)))
+        one = lockstep.broadcast(keys[0] if ME == 0 else None)
+        numbers = jax.jit(lambda key: jax.random.normal(key, (3,)))
+        same(lockstep.gather(numbers(one), to=None), np.asarray(numbers(keys[0])))
+
+
 def check_errors() -> None:
     assert f"there is no process {COUNT}" in str(raised(lambda: lockstep.gather(1, to=COUNT)))
     assert "key_data" in str(raised(lambda: lockstep.gather(jax.random.key(0))))
     said = str(raised(lambda: lockstep.broadcast({"name": "x"} if ME == 0 else None)))
     assert "process 0: ['name'] has dtype <U1" in said
+    pairs = np.zeros(2, [("a", np.int32), ("b", np.int32)])
+    said = str(raised(lambda: lockstep.broadcast(pairs if ME == 0 else None)))
+    assert "which no device holds" in said
     odd = NamedSharding(GRID, P(("a", "b")))
     said = str(raised(lambda: lockstep.scatter(np.ones(DEVICES + 1), odd)))
     assert f"an array of shape ({DEVICES + 1},) cannot be divided by NamedSharding" in said

@@ -32,12 +32,12 @@ def test_a_stall_is_reported_with_what_another_host_does(
     wait_until(lambda: all(w in everything(hosts, 4) for w in words), "what it does", TIMEOUT)
     said = everything(hosts, 4)
     process = f"process 1 (pid {hosts.pid(0, 1)} on hosta)"
-    assert f"{process} has not arrived yet; processes 0, 2, 3 wait" in said
+    assert f"{process} has not arrived yet; processes 0, 2-3 wait" in said
     assert f"{process} does meanwhile" in said
     assert said.count("does meanwhile") == 1, said
     assert Path(remote.__file__).name not in said
     report = report_on(processes[2].pid)
-    assert f"{process} has not arrived yet; processes 0, 2, 3 wait" in report, report
+    assert f"{process} has not arrived yet; processes 0, 2-3 wait" in report, report
     assert report.count("20 x all-reduce") == 4, report
 
 

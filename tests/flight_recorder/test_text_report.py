@@ -116,7 +116,7 @@ def test_one_process_with_another_shape() -> None:
     text = short(diagnose(job(steps(50), steps(50), odd, steps(50), sites=sites).snapshot()))
     assert text.startswith(
         "process 2 (pid 102 on host a) called all-reduce (sum) of 1000 x f32, train.py:41 in step, "
-        "where processes 0, 1, 3 called all-reduce (sum) of 1024 x f32, train.py:41 in step: as "
+        "where processes 0-1, 3 called all-reduce (sum) of 1024 x f32, train.py:41 in step: as "
         "the 38th collective on 4 devices (0, 2048, 4096, 6144) these must be the same\n"
         "  process 2 (pid 102 on host a): called"
     )
@@ -279,7 +279,7 @@ def test_a_process_of_which_nothing_is_known() -> None:
     text = short(diagnose(run))
     assert "  process 1: unknown: there is no recorder file" in text
     neither = headline(diagnose(altered(run, 0, **nothing)))
-    assert neither == "nothing is known: there is no record of processes 0, 1"
+    assert neither == "nothing is known: there is no record of processes 0-1"
     over = job(steps(3), steps(3)).snapshot({0: Exit(exit_code=0)})
     assert headline(diagnose(altered(over, 1, **nothing))) == (
         "there is no record of process 1; no other process waits in a collective"

@@ -150,7 +150,7 @@ def test_a_second_ctrl_c_kills_at_once() -> None:
     assert result.status == 130
     assert result.said_by_launcher.splitlines() == [
         "lockstep: stopped by SIGINT",
-        "lockstep: killed because they did not end within --grace: process 0, 1",
+        "lockstep: killed because they did not end within --grace: processes 0-1",
     ]
 
 
@@ -162,7 +162,7 @@ def test_a_failure_stops_even_those_that_ignore_every_request() -> None:
     )
     result = run_lockstep([], program, n=3, timeout=30, expect_status=1)
     assert "process 1 of 3 failed first: ValueError: stop" in result.said_by_launcher
-    assert "killed because they did not end within --grace: process 0, 2" in result.stderr
+    assert "killed because they did not end within --grace: processes 0, 2" in result.stderr
 
 
 def test_a_job_that_is_stopped_while_python_starts_prints_no_traceback() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lockstep.sync.value_digest import MAX_LEAVES, Leaf, differences, of_array, of_object, ranges
+from lockstep.sync.value_digest import MAX_LEAVES, Leaf, differences, of_array, of_object
 
 LABELS = ["process 0", "process 1", "process 2", "process 3"]
 
@@ -74,7 +74,3 @@ def test_a_set_has_no_order_and_long_texts_are_cut() -> None:
     a, b = of_object("x" * 1000 + "a"), of_object("x" * 1000 + "b")
     assert a.digest != b.digest
     assert len(a.text) < 300
-
-
-def test_ranges() -> None:
-    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"

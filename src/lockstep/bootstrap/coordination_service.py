@@ -37,6 +37,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from lockstep import _config, _jax_compat, _run_files
 from lockstep._errors import InitializationError
+from lockstep._words import processes
 from lockstep.bootstrap import certificates
 from lockstep.system import fd_limit, tcp_info
 
@@ -171,7 +172,7 @@ def _end_earlier_service() -> None:
                 os.kill(pid, signal.SIGKILL)
             if time.monotonic() > end:
                 # No process stays, so process 0 has come so far and died.
-                names = f"process {', '.join(map(str, stay))}" if stay else "process 0"
+                names = processes(stay or [0])
                 raise InitializationError(
                     f"after {LEAVE_SECONDS:g} s {names} has not left the earlier job: to join "
                     "another one, every process must call jax.distributed.shutdown() and then "

@@ -9,9 +9,10 @@ import jax
 import numpy as np
 
 from lockstep._errors import DataError
+from lockstep._words import processes
 from lockstep.data import _layout, _sources, _spec
 from lockstep.data._equalize import Stop, agreed
-from lockstep.data._exchange import named, require_same
+from lockstep.data._exchange import require_same
 from lockstep.data._sources import WORDS, Indexed, Stream
 
 Last = Literal["pad", "drop", "error"]
@@ -89,7 +90,7 @@ def batches(
         return _IndexedBatches(found, layout, last)
     if layout.held_twice and jax.process_count() > 1:
         raise DataError(
-            f"{WORDS}: {named(layout.held_twice)} hold the same rows of a batch "
+            f"{WORDS}: {processes(layout.held_twice)} hold the same rows of a batch "
             f"({layout.rows_sharding.spec} divides the rows into "
             f"{_layout.row_parts(layout.rows_sharding)} parts), but each would read its own from a "
             "source of local rows. Use a source that every process can index (an array, a Grain "

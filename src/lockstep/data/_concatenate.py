@@ -10,9 +10,10 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from lockstep._errors import DataError
+from lockstep._words import processes
 from lockstep.bootstrap.initialize import process_mesh
 from lockstep.data import _layout, _spec
-from lockstep.data._exchange import exchange, named
+from lockstep.data._exchange import exchange
 
 WORDS = "lockstep.data.concatenate_rows"
 
@@ -71,11 +72,11 @@ def concatenate_rows(local: Any, sharding: NamedSharding | None = None) -> Rows:
     problem, block, count = _checked(local)
     found = exchange(WORDS, [problem, count, problem or _spec.spec_of(_row(block))])
     if wrong := [process for process, (problem, _, _) in enumerate(found) if problem]:
-        raise DataError(f"{WORDS}: {named(wrong)}: {found[wrong[0]][0]}")
+        raise DataError(f"{WORDS}: {processes(wrong)}: {found[wrong[0]][0]}")
     specs = [spec for _, _, spec in found]
     if other := [process for process, spec in enumerate(specs) if spec != specs[0]]:
         raise DataError(
-            f"{WORDS}: the rows of {named(other)} differ from those of process 0:\n"
+            f"{WORDS}: the rows of {processes(other)} differ from those of process 0:\n"
             f"  process 0: {_spec.text(specs[0])}\n"
             f"  process {other[0]}: {_spec.text(specs[other[0]])}"
         )
@@ -109,8 +110,8 @@ def _layout_for(counts: tuple[int, ...], sharding: NamedSharding) -> _layout.Lay
     one = _layout.layout(WORDS, parts, sharding)
     if one.held_twice and jax.process_count() > 1:
         raise DataError(
-            f"{WORDS}: {named(one.held_twice)} hold the same rows under {sharding.spec}, but each "
-            "brings its own. Divide the first axis over all processes."
+            f"{WORDS}: {processes(one.held_twice)} hold the same rows under {sharding.spec}, but "
+            "each brings its own. Divide the first axis over all processes."
         )
     on_each = _layout.parts_of_processes(WORDS, sharding)
     of_part = max(-(-count // own) for count, own in zip(counts, on_each, strict=True))

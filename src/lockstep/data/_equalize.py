@@ -17,8 +17,9 @@ import jax
 import numpy as np
 
 from lockstep._errors import DataError
+from lockstep._words import processes
 from lockstep.data import _exchange, _spec
-from lockstep.data._exchange import Counts, named
+from lockstep.data._exchange import Counts
 
 Stop = Literal["first", "last", "all"]
 """When the loops end: with the first that has run out, with the last, or all must at once."""
@@ -145,8 +146,8 @@ def _steps(counts: list[int], stop: Stop, words: str, done: int) -> int:
         out = [process for process, n in enumerate(counts) if n == fewest]
         rest = [process for process, n in enumerate(counts) if n > fewest]
         raise DataError(
-            f"{words}: {named(out)} has no rows "
-            f"left after {done + fewest} batches, and {named(rest)} "
+            f"{words}: {processes(out)} has no rows "
+            f"left after {done + fewest} batches, and {processes(rest)} "
             "has. Give last='pad' to go on with masked rows, or last='drop' to end here."
         )
     return most if stop == "last" else fewest

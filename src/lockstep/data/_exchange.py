@@ -8,8 +8,7 @@ program's own step.
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,9 +17,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lockstep import _jax_compat
 from lockstep._errors import DataError
+from lockstep._words import processes
 from lockstep.job import current_job, kv_store
 from lockstep.sync.barrier import barrier
-from lockstep.sync.value_digest import ranges
 
 FAILED = -1
 """Published in place of a count by a process whose source has raised an error."""
@@ -62,7 +61,7 @@ def require_same(words: str, what: str, value: Any) -> None:
     """Raises `DataError` on every process if ``value`` is not the same on all."""
     found = exchange(words, value)
     if any(other != found[0] for other in found):
-        lines = [f"  {named(same)}: {json_text}" for json_text, same in _groups(found).items()]
+        lines = [f"  {processes(same)}: {json_text}" for json_text, same in _groups(found).items()]
         raise DataError(f"{words}: the processes differ in {what}:\n" + "\n".join(lines))
 
 
@@ -73,32 +72,44 @@ def _groups(values: Sequence[Any]) -> dict[str, list[int]]:
     return groups
 
 
-def named(processes: Sequence[int]) -> str:
-    """``process 1`` or ``processes 0-2, 5``."""
-    return f"process{'es' * (len(processes) > 1)} {ranges(processes)}"
+class _Gathers(current_job.Part):
+    """The all-gather of a number of each device, and its inputs, each of which is made once.
 
+    To put a number on a device takes longer than to gather it, and most steps agree on the same
+    one. All devices take part: a program over one device of each process could overtake the
+    program's own.
+    """
 
-@functools.cache
-def _all_devices() -> tuple[Any, Callable[[jax.Array], jax.Array]]:
-    # All devices: a program over one device of each process could overtake the program's own.
-    mesh = Mesh(np.array(jax.devices()), ("all",), axis_types=(AxisType.Auto,))
-    gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))
-    return NamedSharding(mesh, PartitionSpec("all")), gather
+    def __init__(self) -> None:
+        mesh = Mesh(np.array(jax.devices()), ("all",), axis_types=(AxisType.Auto,))
+        self.devices: Any = mesh.devices
+        self._sharding = NamedSharding(mesh, PartitionSpec("all"))
+        self._inputs: dict[int, jax.Array] = {}
+        self.gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+    def input(self, value: int) -> jax.Array:
+        """int[devices], ``value`` on those of this process."""
+        if value not in self._inputs:
+            own = np.array([value], np.int32)
+            local = jax.local_devices()
+            parts = [jax.device_put(own, device) for device in local]
+            shape = (self._sharding.mesh.size,)
+            self._inputs[value] = jax.make_array_from_single_device_arrays(
+                shape, self._sharding, parts
+            )
+        return self._inputs[value]
 
 
 class Counts:
-    """One number of each process: dispatched when it is made, waited for in `read`.
+    """One number of each process, of a few: dispatched when it is made, waited for in `read`.
 
     Only the main thread makes one: JAX does not order what several threads dispatch.
     """
 
     def __init__(self, value: int) -> None:
-        sharding, gather = _all_devices()
-        own = np.array([value], np.int32)
-        parts = [jax.device_put(own, device) for device in sharding.mesh.local_devices]
-        shape = (sharding.mesh.size,)
-        self._devices = sharding.mesh.devices
-        self._found = gather(jax.make_array_from_single_device_arrays(shape, sharding, parts))
+        gathers = current_job.part(_Gathers)
+        self._devices = gathers.devices
+        self._found = gathers.gather(gathers.input(value))
 
     def read(self) -> list[int]:
         """The numbers by the index of the process."""
@@ -124,6 +135,6 @@ def failure(words: str, failed: Sequence[int]) -> DataError:
         reasons = store.values(f"{_FOLDER}/failed")
     lines = [f"  process {p}: {reasons.get(str(p), 'see its own output')}" for p in failed]
     return DataError(
-        f"{words}: the source of {named(failed)} raised an error, so no "
+        f"{words}: the source of {processes(failed)} raised an error, so no "
         f"process gets another batch:\n" + "\n".join(lines)
     )

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from lockstep._words import processes
 from lockstep.data import _pieces
-from lockstep.data._exchange import named
 from lockstep.data._pieces import Index, check_process
 
 
@@ -59,8 +59,8 @@ def _check_leaf(x: Any, to: int | None) -> None:
     wanting = set(range(jax.process_count())) if to is None else {to}
     if not x.is_fully_addressable and (without := sorted(wanting - holders)):
         raise ValueError(
-            f"lockstep.gather: {named(without)} has no device of the array ({x.sharding}), so it "
-            f"cannot receive it. Gather to one of {sorted(holders)}."
+            f"lockstep.gather: {processes(without)} has no device of the array ({x.sharding}), so "
+            f"it cannot receive it. Gather to one of {sorted(holders)}."
         )
 
 
@@ -105,7 +105,7 @@ def _pieces_of_shards(x: jax.Array, wanted: bool) -> Iterator[tuple[Index, int, 
         if wanted:
             block = np.asarray(found.addressable_data(0))
             for index, row in zip(indices, block, strict=True):
-                yield index, start, row.view(x.dtype)
+                yield index, start, _of_bits(row, x.dtype)
         else:
             found.block_until_ready()  # so that no more pieces are in flight than one
 
@@ -146,12 +146,26 @@ def _all_gather(
 
 
 def _bits(x: jax.Array) -> jax.Array:
-    """Small types as unsigned integers, which every implementation of the collectives has."""
-    if x.dtype == bool:
-        return x.astype(np.uint8)
+    """Small types as integers of whole bytes, which every implementation of the collectives has."""
+    if x.dtype == bool or _is_part_of_a_byte(x.dtype, jnp.integer):
+        return x.astype(np.uint8 if x.dtype == bool else np.int8)
+    if _is_part_of_a_byte(x.dtype, jnp.floating):
+        return jax.lax.bitcast_convert_type(x, jnp.uint4).astype(np.uint8)
     if x.dtype.itemsize > 2:
         return x
     return jax.lax.bitcast_convert_type(x, np.dtype(f"u{x.dtype.itemsize}"))
+
+
+def _of_bits(row: np.ndarray, dtype: Any) -> np.ndarray:
+    """What `_bits` was made of: NumPy holds an int4 in a byte, with its sign."""
+    return row.astype(dtype) if _is_part_of_a_byte(dtype, jnp.integer) else row.view(dtype)
+
+
+def _is_part_of_a_byte(dtype: Any, kind: Any) -> bool:
+    """Whether ``dtype`` is an integer (a float, by ``kind``) of less than 8 bits: int4."""
+    if not jnp.issubdtype(dtype, kind):
+        return False
+    return (jnp.iinfo if kind is jnp.integer else jnp.finfo)(dtype).bits < 8
 
 
 def _write(out: np.ndarray, index: Index, start: int, piece: np.ndarray) -> None:

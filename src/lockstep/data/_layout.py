@@ -4,6 +4,7 @@ nothing here communicates, so any thread may do it."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from lockstep._errors import DataError
-from lockstep.data._exchange import named
+from lockstep._words import processes
 
 Tree = Any
 """A pytree of arrays whose first axis is that of the rows."""
@@ -114,9 +115,9 @@ def _rows_by_process(words: str, size: int, sharding: NamedSharding) -> list[np.
         intervals[device.process_index].add((start, stop))
     if without := [process for process, found in enumerate(intervals) if not found]:
         raise DataError(
-            f"{words}: {named(without)} has no device in the sharding's mesh, which has those of "
-            f"{len(intervals) - len(without)} of {len(intervals)} processes. Every process of the "
-            "job takes part in a batch."
+            f"{words}: {processes(without)} has no device in the sharding's mesh, which has those "
+            f"of {len(intervals) - len(without)} of {len(intervals)} processes. Every process of "
+            "the job takes part in a batch."
         )
     return [np.concatenate([np.arange(*own) for own in sorted(found)]) for found in intervals]
 
@@ -138,7 +139,7 @@ def checked(words: str, tree: Tree) -> Tree:
 
     def check(path: Any, leaf: Any) -> np.ndarray:
         array = np.asarray(leaf)
-        if array.dtype.kind in "OSUMm":
+        if not _is_held(array.dtype):
             raise DataError(
                 f"{words}: {leaf_name(path)} has dtype {array.dtype}, which no device holds. Leave "
                 "it out, or make numbers of it; rows of different lengths must be padded first."
@@ -146,3 +147,15 @@ def checked(words: str, tree: Tree) -> Tree:
         return array
 
     return jax.tree_util.tree_map_with_path(check, tree)
+
+
+@functools.cache
+def _is_held(dtype: np.dtype) -> bool:
+    """Whether a device can hold arrays of ``dtype``."""
+    if dtype.kind != "V":
+        return dtype.kind not in "OSUMm"
+    try:  # structures, and the small types of ml_dtypes, not all of which jaxlib has
+        jax.device_put(np.zeros(1, dtype), jax.local_devices()[0]).block_until_ready()
+    except Exception:
+        return False
+    return True

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -22,7 +23,8 @@ def scatter(x: Any, sharding: Any, source: int = 0) -> Any:
     """Global arrays of values that one process has; every process calls this.
 
     Args:
-      x: on process ``source`` a pytree of arrays (dicts, lists and tuples); on others anything.
+      x: on process ``source`` a pytree of arrays, numbers and random keys (`jax.random.key`) in
+        dicts, lists and tuples; on others anything.
       sharding: of the result: a sharding for all leaves, or a pytree of them that is a prefix.
       source: the index of the process that has the values.
 
@@ -36,7 +38,7 @@ def scatter(x: Any, sharding: Any, source: int = 0) -> Any:
       ValueError: the job has no such process.
     """
     check_process("scatter", source)
-    tree, specs = _announced("lockstep.scatter", x, source)
+    tree, specs, keys = _announced("lockstep.scatter", x, source)
     leaves = jax.tree.leaves(
         jax.tree.map(lambda s, part: jax.tree.map(lambda _: s, part), sharding, specs)
     )
@@ -44,8 +46,10 @@ def scatter(x: Any, sharding: Any, source: int = 0) -> Any:
     for shape, own in zip(shapes, leaves, strict=True):
         _check_divides(own, shape.shape)  # before anything moves
     values = jax.tree.leaves(tree) if tree is not None else [None] * len(shapes)
-    arrays = zip(values, shapes, leaves, strict=True)
-    return jax.tree.unflatten(structure, [_scatter_leaf(*each, source) for each in arrays])
+    arrays = [_scatter_leaf(*e, source) for e in zip(values, shapes, leaves, strict=True)]
+    for leaf, kind in keys:
+        arrays[leaf] = jax.random.wrap_key_data(arrays[leaf], impl=kind)
+    return jax.tree.unflatten(structure, arrays)
 
 
 def broadcast(x: Any, source: int = 0) -> Any:
@@ -57,20 +61,24 @@ def broadcast(x: Any, source: int = 0) -> Any:
     return scatter(x, everywhere, source)
 
 
-def _announced(words: str, x: Any, source: int) -> tuple[Any, Any]:
-    """The values on ``source``, None elsewhere, and their shapes and types on every process."""
-    problem, spec, tree = "", None, None
+def _announced(words: str, x: Any, source: int) -> tuple[Any, Any, list[tuple[int, str]]]:
+    """The values on ``source``, None elsewhere; on every process their shapes and types, and which
+    leaves are the data of random keys, of which kind."""
+    problem, spec, tree, keys = "", None, None, []
     if jax.process_index() == source:
         try:
-            tree = jax.tree.map(np.asarray, _layout.checked(words, _fetched(x)))
+            keys = [
+                (i, k) for i, leaf in enumerate(jax.tree.leaves(x)) if (k := _kind_of_key(leaf))
+            ]
+            tree = _layout.checked(words, _fetched(x))
             spec = _spec.spec_of(tree)
         except Exception as error:
             problem = str(error)
-    problem, spec = exchange(words, [problem, spec])[source]
+    problem, spec, keys = exchange(words, [problem, spec, keys])[source]
     if problem:
         raise DataError(f"{words}: process {source}: {problem.removeprefix(f'{words}: ')}")
     try:
-        return tree, _spec.shapes(spec)
+        return tree, _spec.shapes(spec), keys
     except TypeError as error:
         raise DataError(
             f"{words}: the tree of process {source} has {error}; other processes know dicts, "
@@ -78,8 +86,17 @@ def _announced(words: str, x: Any, source: int) -> tuple[Any, Any]:
         ) from None
 
 
+def _kind_of_key(leaf: Any) -> str:
+    """``threefry2x32`` for an array of random keys, "" for any other leaf."""
+    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return str(jax.random.key_impl(leaf)) if is_key else ""
+
+
 def _fetched(x: Any) -> Any:
-    return jax.tree.map(lambda leaf: np.asarray(leaf), x)
+    def fetch(leaf: Any) -> np.ndarray:
+        return np.asarray(jax.random.key_data(leaf) if _kind_of_key(leaf) else leaf)
+
+    return jax.tree.map(fetch, x)
 
 
 def _check_divides(sharding: Any, shape: tuple[int, ...]) -> None:

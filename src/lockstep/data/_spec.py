@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from lockstep._errors import DataError
-from lockstep.data._exchange import exchange, named
+from lockstep._words import processes
+from lockstep.data._exchange import exchange
 
 
 def spec_of(tree: Any) -> Any:
@@ -75,7 +76,7 @@ def agree(words: str, tree: Any, has_one: bool) -> Any:
     first = min(specs)
     if other := [process for process, spec in specs.items() if spec != specs[first]]:
         raise DataError(
-            f"{words}: the first batches of process {first} and of {named(other)} differ in "
+            f"{words}: the first batches of process {first} and of {processes(other)} differ in "
             f"structure, shape or dtype:\n  process {first}: {text(specs[first])}\n"
             f"  process {other[0]}: {text(specs[other[0]])}"
         )
@@ -88,7 +89,7 @@ def agree(words: str, tree: Any, has_one: bool) -> Any:
             return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), tree)
         missing = [process for process in range(len(found)) if process not in specs]
         raise DataError(
-            f"{words}: {named(missing)} has no batch, and those of process {first} have a node "
+            f"{words}: {processes(missing)} has no batch, and those of process {first} have a node "
             f"({error}) that is no dict, list or tuple, so that no empty batch can be made there."
         ) from None
 

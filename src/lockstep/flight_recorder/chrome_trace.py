@@ -14,7 +14,7 @@ from typing import Any
 from lockstep.flight_recorder.calls import Calls
 from lockstep.flight_recorder.format import Entry, State
 from lockstep.flight_recorder.model import Run
-from lockstep.flight_recorder.phrases import operation, place_in_program, who
+from lockstep.flight_recorder.phrases import label_of, operation, place_in_program
 from lockstep.flight_recorder.timeline import History, Track
 
 WAITING = "waiting for the slowest"
@@ -43,7 +43,7 @@ def trace(run: Run) -> dict[str, Any]:
 def _names(run: Run, history: History) -> Iterator[dict[str, Any]]:
     for process in run.processes:
         index = process.index
-        yield _event("M", "process_name", index, 0, args={"name": who(process)})
+        yield _event("M", "process_name", index, 0, args={"name": label_of(process)})
         yield _event("M", "process_sort_index", index, 0, args={"sort_index": index})
     for track in history.tracks.values():
         name = {"name": f"device {track.device}"}

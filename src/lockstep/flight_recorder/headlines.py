@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lockstep._words import counted
+from lockstep._words import counted, processes
 from lockstep.flight_recorder.calls import Call
 from lockstep.flight_recorder.causes import Pattern, alone
 from lockstep.flight_recorder.diagnose import Activity, Diagnosis, Kind, Row
@@ -15,10 +15,9 @@ from lockstep.flight_recorder.phrases import (
     described,
     devices,
     ending,
+    label_of,
     only_these,
     ordinal,
-    processes,
-    who,
 )
 
 
@@ -90,7 +89,7 @@ def _by_index(diagnosis: Diagnosis, index: int) -> Row:
 def _whom(diagnosis: Diagnosis, indices: Sequence[int]) -> str:
     """One process by its full name, several by their numbers."""
     if len(indices) == 1:
-        return who(_by_index(diagnosis, indices[0]).process)
+        return label_of(_by_index(diagnosis, indices[0]).process)
     return processes(indices)
 
 
@@ -143,7 +142,7 @@ def _dead(diagnosis: Diagnosis) -> str:
         else:
             comma = "," if row.activity is Activity.FAILED else ""
             how = ending(row.process) + count(diagnosis, row, comma + " after {}")
-        subject = f"{who(row.process)} {how}"
+        subject = f"{label_of(row.process)} {how}"
         if inside and row.call:
             subject += f", inside {described(row.call)}"
     else:
@@ -190,7 +189,9 @@ def _circle(diagnosis: Diagnosis) -> str:
         what = f" in {described(call)}{where}" if call else ""
         parts.append(f"process {process} waits for process {ahead}{what}")
     if len(around) == 1:
-        return f"{who(_by_index(diagnosis, around[0]).process)}: its devices wait for each other"
+        return (
+            f"{label_of(_by_index(diagnosis, around[0]).process)}: its devices wait for each other"
+        )
     cut = [*parts[:3], f"and {len(parts) - 3} more" if len(parts) > 3 else ""]
     return "a circle of waits: " + "; ".join(part for part in cut if part)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lockstep._words import counted, format_size
+from lockstep._words import counted, format_size, processes, ranges
 from lockstep.flight_recorder.calls import Call, Round
 from lockstep.flight_recorder.causes import Cause, Pattern
 from lockstep.flight_recorder.format import DTYPES, OPS, REDUCTIONS, Entry, Op
@@ -14,11 +14,9 @@ MAX_LINES = 3
 """At most this many lines of the program are named for one call."""
 MAX_ARGUMENTS = 2
 """At most this many of a function's differing arguments are named."""
-MAX_NAMES = 6
-"""How many processes or devices are listed before the rest is counted."""
 
 
-def who(process: Process) -> str:
+def label_of(process: Process) -> str:
     """``process 1 (pid 7 on host a)``, or as much as is known."""
     if process.record is not None:
         return process.record.label
@@ -28,18 +26,8 @@ def who(process: Process) -> str:
     return f"process {process.index}" + (f" (pid {pid})" if pid else "")
 
 
-def listed(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:MAX_NAMES]))
-    return shown if len(numbers) <= MAX_NAMES else f"{shown}, ... ({len(numbers)} in all)"
-
-
-def processes(indices: Sequence[int]) -> str:
-    """``process 1``, ``processes 1, 2``."""
-    return f"process{'es' if len(indices) > 1 else ''} {listed(indices)}"
-
-
 def devices(members: Sequence[int]) -> str:
-    return f"{counted(len(members), 'device')} ({listed(members)})" if members else "a group"
+    return f"{counted(len(members), 'device')} ({ranges(members)})" if members else "a group"
 
 
 def ordinal(number: int) -> str:
@@ -52,7 +40,7 @@ def operation(entry: Entry) -> str:
     """``all-reduce (sum) of 1024 x f32``."""
     name = OPS[entry.op]
     if entry.op == Op.PERMUTE:
-        to = f" to rank {listed(entry.targets)}" if entry.targets else ""
+        to = f" to rank {ranges(entry.targets)}" if entry.targets else ""
         source = f" from rank {entry.source}" if entry.source >= 0 else ""
         return f"{name} of {format_size(entry.bytes)}{to}{' and' if to and source else ''}{source}"
     if entry.reduction:

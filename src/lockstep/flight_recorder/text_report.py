@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from lockstep._words import counted
+from lockstep._words import counted, processes
 from lockstep.flight_recorder.calls import Round
 from lockstep.flight_recorder.diagnose import Activity, Diagnosis, Row
 from lockstep.flight_recorder.headlines import called, count, headline, raised, what_was_called
-from lockstep.flight_recorder.phrases import briefly, described, ending, likely, processes, who
+from lockstep.flight_recorder.phrases import briefly, described, ending, label_of, likely
 
 CULPRIT = "> "
 """The prefix of a culprit's row."""
@@ -57,9 +57,9 @@ def table(diagnosis: Diagnosis) -> str:
         lead = CULPRIT if rows[0].culprit else " " * len(CULPRIT)
         block = [f"{lead}{name}: {state}", *(f"{_INDENT}{line}" for line in history)]
         if many:
-            lines += [*block, *(f"{_INDENT}{who(row.process)}" for row in rows)]
+            lines += [*block, *(f"{_INDENT}{label_of(row.process)}" for row in rows)]
         else:
-            lines += [line for row in rows for line in _with_name(block, who(row.process))]
+            lines += [line for row in rows for line in _with_name(block, label_of(row.process))]
     if diagnosis.causes:
         lines += ["", "Likely causes:", *(f"  - {cause}" for cause in causes(diagnosis))]
     return "\n".join(lines)
@@ -106,7 +106,7 @@ def _ordered(rows: Sequence[Row]) -> list[Row]:
 
 
 def _row(diagnosis: Diagnosis, row: Row, recent: int) -> str:
-    text = f"  {who(row.process)}: {_state(diagnosis, row)}"
+    text = f"  {label_of(row.process)}: {_state(diagnosis, row)}"
     rounds, lead = _before(diagnosis, row)
     if rounds and recent:
         text += f"; {lead} {', '.join(briefly(round_) for round_ in rounds[-recent:])}"

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from lockstep import _run_files
 from lockstep._errors import LaunchError
-from lockstep._words import signal_name
+from lockstep._words import processes, signal_name
 from lockstep.launch import failed_runs, tracebacks
 from lockstep.launch.console import Console, Stream
 from lockstep.launch.first_failure import (
@@ -307,8 +307,8 @@ class Supervisor:
                 )
 
     def _report_killed(self) -> None:
-        killed = [str(p.process_id) for p in self._processes.members if p.was_killed]
+        killed = [p.process_id for p in self._processes.members if p.was_killed]
         if killed:
             self.console.report(
-                f"killed because they did not end within --grace: process {', '.join(killed)}"
+                f"killed because they did not end within --grace: {processes(killed)}"
             )

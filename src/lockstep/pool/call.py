@@ -7,6 +7,7 @@ import pickle
 import time
 from collections.abc import Callable
 
+from lockstep import _words
 from lockstep._errors import SpawnError
 from lockstep.pool import channel, judge
 from lockstep.pool.outcome import Failure, Kind, Outcome
@@ -161,7 +162,7 @@ def wait_until_ready(processes: Processes, timeout: float) -> None:
         if time.monotonic() > deadline:
             missing = sorted(set(range(processes.layout.processes)) - ready)
             raise SpawnError(
-                f"processes {', '.join(map(str, missing))} of {processes.layout.processes} did not "
+                f"{_words.processes(missing)} of {processes.layout.processes} did not "
                 f"start within {timeout:g} s:\n"
                 + "\n".join(processes.stacks(rank) for rank in missing[:2])
             )

@@ -10,6 +10,7 @@ from typing import Any
 
 from lockstep._errors import SpawnError, SpawnTimeoutError
 from lockstep._run_files import ErrorRecord, Exit
+from lockstep._words import processes
 from lockstep.launch import tracebacks
 from lockstep.launch.first_failure import EndedProcess, by_culprit, first_failure, headline
 
@@ -154,7 +155,7 @@ def _died(first: Outcome, outcomes: Sequence[Outcome], full: bool) -> SpawnError
 def _late(outcomes: Sequence[Outcome], diagnosis: str | None) -> SpawnError:
     late = [o for o in outcomes if o.kind is Kind.STUCK]
     error = SpawnTimeoutError(
-        f"{_processes([o.rank for o in late], len(outcomes))} did not return in time and "
+        f"{processes([o.rank for o in late])} of {len(outcomes)} did not return in time and "
         f"{'was' if len(late) == 1 else 'were'} stopped"
     )
     for note in [diagnosis, *map(_stacks, late)]:
@@ -200,9 +201,3 @@ def _has(error: BaseException, first: Outcome, diagnosis: str) -> bool:
     head = diagnosis.splitlines()[0].replace(" (exit code 0)", "")
     told = str(error) + (first.failure.record.traceback if first.failure else "")
     return any(words in told for words in (head, head.replace(" waited in ", " waits in ")))
-
-
-def _processes(ranks: Sequence[int], count: int) -> str:
-    """``process 1 of 2``, ``processes 0, 2 of 4``."""
-    plural = "es" if len(ranks) > 1 else ""
-    return f"process{plural} {', '.join(map(str, ranks))} of {count}"

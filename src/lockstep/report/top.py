@@ -11,12 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep._errors import RecordError
-from lockstep._words import format_seconds
+from lockstep._words import format_seconds, processes
 from lockstep.flight_recorder.diagnose import Activity, Diagnosis, Row, diagnose
 from lockstep.flight_recorder.format import State
 from lockstep.flight_recorder.headlines import headline
 from lockstep.flight_recorder.model import Run
-from lockstep.flight_recorder.phrases import described, processes
+from lockstep.flight_recorder.phrases import described
 from lockstep.flight_recorder.time_summary import summarize
 from lockstep.report import locate_run
 from lockstep.report.tables import summary_table

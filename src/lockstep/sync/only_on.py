@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 from lockstep import _config, _jax_compat
+from lockstep._words import ranges
 from lockstep.engine import bindings
-from lockstep.sync import value_digest
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -67,7 +67,7 @@ class only_on:
         if not 0 <= self._process < count:
             raise ValueError(
                 f"only_on({self._process}): the job has {count} process{'es' * (count > 1)}: "
-                f"{value_digest.ranges(range(count))}."
+                f"{ranges(range(count))}."
             )
         return process == self._process
 

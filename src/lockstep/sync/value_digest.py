@@ -11,6 +11,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lockstep._words import processes
+
 MAX_LEAVES = 5
 MAX_ELEMENTS = 8
 MAX_LETTERS = 200
@@ -82,22 +84,11 @@ def _paragraph(place: str, leaves: Sequence[Leaf], labels: Sequence[str]) -> str
     lines = [f"at {place}:"] if place else []
     for members in sorted(groups.values(), key=lambda members: (-len(members), members)):
         odd = " <- differs" if len(members) < largest and not several else ""
-        lines.append(f"  {_who(members, labels)}: {leaves[members[0]].text}{odd}")
+        lines.append(f"  {_label(members, labels)}: {leaves[members[0]].text}{odd}")
     return "\n".join(lines)
 
 
-def _who(members: Sequence[int], labels: Sequence[str]) -> str:
+def _label(members: Sequence[int], labels: Sequence[str]) -> str:
     if len(members) == 1:
         return labels[members[0]]
-    return f"processes {ranges(members)}"
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """``0-2, 5`` for 0, 1, 2, 5."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return processes(members)

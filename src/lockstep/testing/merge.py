@@ -19,6 +19,8 @@ from _pytest._code.code import (
     ReprTraceback,
 )
 
+from lockstep._words import ranges
+
 PHASES = ("setup", "call", "teardown")
 _ADDRESS = re.compile(r"0x[0-9a-f]+|\bpid \d+")
 _CONSEQUENCES = ("MPI error: lockstep:", "did not return and was stopped")
@@ -133,14 +135,7 @@ def sections(reports: ByRank, size: int) -> list[tuple[str, str]]:
 
 def named(ranks: Sequence[int], size: int) -> str:
     """``rank 1 of 4``, ``ranks 0-2 of 4``, ``ranks 0, 2 of 4``."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-    return f"rank{'s' if len(ranks) > 1 else ''} {text} of {size}"
+    return f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)} of {size}"
 
 
 def _chain(longrepr: Any) -> list[Any]:

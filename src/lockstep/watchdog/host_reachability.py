@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import _config, _jax_compat, _run_files
-from lockstep._words import counted
+from lockstep._words import counted, processes
 from lockstep.engine import bindings
 from lockstep.job import current_job, topology
 from lockstep.job.kv_store import Store
@@ -58,8 +58,6 @@ devices."""
 _MAX_TEXT = 980
 """What an exception has room for, in bytes, less what is put in front."""
 _MAX_HOSTS = 3
-_MAX_PROCESSES = 6
-"""So many are named; with a switch, a hundred hosts may be unreachable."""
 
 
 class Listeners:
@@ -191,10 +189,7 @@ def _has_service(hosts: Iterable[str], peers_at: Mapping[str, Sequence[Peer]]) -
 def _name(host: str, peers: Sequence[Peer]) -> str:
     if not peers:
         return f"the host with the address {host}"
-    shown = ", ".join(str(peer.process) for peer in peers[:_MAX_PROCESSES])
-    more = len(peers) - _MAX_PROCESSES
-    processes = f"{shown} and {more} more" if more > 0 else shown
-    return f"host {peers[0].host_name} (process{'es' if len(peers) > 1 else ''} {processes})"
+    return f"host {peers[0].host_name} ({processes([peer.process for peer in peers])})"
 
 
 def _names(hosts: Iterable[str], peers_at: Mapping[str, Sequence[Peer]]) -> str:
