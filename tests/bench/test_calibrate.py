@@ -18,7 +18,7 @@ def results(status: str = "ok") -> list[CaseResult]:
         for size in (1024, 4096, 16384, 65536):
             case = Case.of_size(op, size, 2, "f32")
             seconds = 1e-5 + case.bus_bytes / 1e9
-            measured = Measurement(status=status, blocks=[[seconds, seconds], []])
+            measured = Measurement(status=status, blocks=[[9 * seconds], [seconds, seconds], []])
             found.append(CaseResult(case, {"lockstep": measured}))
     return found
 

@@ -13,7 +13,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import grain
 import jax
@@ -226,6 +226,40 @@ def check_equalize() -> None:
     # With collectives of the program in the loop, on fewer devices too.
     for _, mask in data.equalize(mine, "last"):
         assert int(total_of(mask)) <= DEVICES
+
+
+class Pair(NamedTuple):
+    """A batch of a type of the program."""
+
+    id: Any
+    x: Any
+
+
+def check_named_tuples() -> None:
+    length = SIZE + 3
+    [*found] = data.batches(Pair(**table(length)), SIZE, ROWS)
+    assert all(type(batch.rows) is Pair for batch in found)
+    ids = [lockstep.gather((batch.rows.id, batch.mask), to=None) for batch in found]
+    assert [rows[mask].tolist() for rows, mask in ids] == expected(length)
+    # Uneven streams, where every process has a batch: the others' empty ones are pairs too.
+    mine = [Pair(np.int32(100 * ME + i), np.zeros(2, np.float32)) for i in range(LOCAL * (1 + ME))]
+    found = list(data.batches(iter(mine), SIZE, ROWS))
+    assert len(found) == COUNT
+    assert all(type(batch.rows) is Pair for batch in found)
+    blocks = [Pair(np.ones(2), np.ones((2, 3)))] * (1 + ME)
+    pairs = list(data.equalize(blocks, "last"))
+    assert [(type(item), item.x.shape, mask[0]) for item, mask in pairs] == [
+        (Pair, (2, 3), step <= ME) for step in range(COUNT)
+    ]
+    if COUNT == 1:
+        return
+    odd = [Pair(np.ones(2), np.ones((2, 3 + ME)))]
+    said = raised(lambda: list(data.equalize(odd, "last")))
+    assert "differ in structure, shape or dtype" in said
+    assert "Pair(float64[2], float64[2,4])" in said
+    said = raised(lambda: list(data.equalize(blocks if ME else [], "last")))
+    assert "process 0 has no batch" in said
+    assert "(a Pair) that is no dict, list or tuple" in said
 
 
 def total_of(mask: np.ndarray) -> jax.Array:

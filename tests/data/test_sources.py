@@ -79,6 +79,55 @@ def test_streams_of_rows_and_of_batches(source: Any, batched: bool | None) -> No
         _sources.recognize(source, False, None)
 
 
+class IterableDataset:
+    """As torch's: it has a length, and a ``__getitem__`` that raises."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, row: int) -> Any:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+class OwnDataset(IterableDataset):
+    """What a program makes of it."""
+
+
+def test_an_iterable_dataset_of_torch_is_a_stream(rows: NamedSharding) -> None:
+    found = _sources.recognize(OwnDataset(), None, None)
+    assert isinstance(found, _sources.Stream)
+    assert not found.batched
+    [first, second] = data.batches(OwnDataset(), 2, rows)
+    assert (first.rows.tolist(), second.rows.tolist()) == ([0, 1], [2, 3])
+
+
+@pytest.mark.full
+def test_datasets_and_loaders_of_torch(rows: NamedSharding) -> None:
+    """Needs torch, which is no dependency: ``uv pip install torch`` into the environment first."""
+    torch_data = pytest.importorskip("torch.utils.data")
+
+    class Stream(torch_data.IterableDataset):
+        def __len__(self) -> int:
+            return 5
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(5))
+
+    for source, batched in (
+        (Stream(), False),
+        (torch_data.DataLoader(Stream(), batch_size=3), True),
+        (torch_data.DataLoader(Stream(), batch_size=None), False),
+    ):
+        found = _sources.recognize(source, None, None)
+        assert isinstance(found, _sources.Stream)
+        assert found.batched is batched
+        batches = list(data.batches(source, 2, rows))
+        assert [x.rows[x.mask].tolist() for x in batches] == [[0, 1], [2, 3], [4]]
+
+
 def test_errors_name_what_does_not_fit(rows: NamedSharding) -> None:
     def fails(error: type[Exception], *arguments: Any, **options: Any) -> str:
         with pytest.raises(error) as caught:

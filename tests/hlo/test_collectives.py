@@ -18,7 +18,7 @@ HloModule jit_f, is_scheduled=true, num_partitions=4
 %slicing (p0: f32[8,4], p1: s32[]) -> f32[1,4] {
   %p0 = f32[8,4]{1,0} parameter(0)
   %p1 = s32[] parameter(1)
-  ROOT %cut = f32[1,4]{1,0} dynamic-slice(%p0, %p1), dynamic_slice_sizes={1,4}
+  ROOT %cut = f32[1,4]{1,0} dynamic-slice(%p0, %p1), dynamic_slice_sizes={1,4}, metadata={op_name="jit(f)/dynamic_slice"}
 }
 
 %inner (s: (s32[], f32[2,4], f32[8])) -> (s32[], f32[2,4], f32[8]) {

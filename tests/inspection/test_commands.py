@@ -105,17 +105,31 @@ SHARDED = textwrap.dedent("""
     def shape(sizes, *spec, on=mesh):
         return jax.ShapeDtypeStruct(sizes, jnp.float32, sharding=NamedSharding(on, P(*spec)))
 
-    # Advice: a resharding in a loop, an array gathered for slices, a copied argument, swapped axes.
-    def looped(x, w):
-        def body(i, h):
-            return jnp.tanh(h @ jax.lax.with_sharding_constraint(w, NamedSharding(mesh, P())))
-        return jax.lax.fori_loop(0, 7, body, x)
+    def whole(x, spec=P()):
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
-    report = lockstep.inspect(looped, shape((8, 512), "x"), shape((512, 512), None, "y"))
-    print(*report.advice, sep="\\n")
-    whole = lockstep.inspect(lambda w: w * 2, shape((1024, 1024)))
-    print(*whole.advice, sep="\\n")
-    assert not whole.collectives and "sends nothing" in str(whole)
+    # Advice: a resharding in a loop, an array gathered for slices, a copied argument, swapped axes.
+    # XLA moves the gather of weights out of a loop, but not out of one that recomputes its layers.
+    def recomputed(x, w):
+        layer = jax.checkpoint(lambda h, w: jnp.tanh(h @ whole(w)))
+        return jax.lax.scan(lambda h, _: (layer(h, w), None), x, None, length=5)[0].sum()
+
+    report = lockstep.inspect(jax.grad(recomputed), shape((8, 512), "x"), shape((512, 512), "y"))
+    [advice] = report.advice
+    assert "the same all-gather of 512 KiB runs 5 times in a loop" in advice, report
+    for cut in (lambda x, i: whole(x)[3:5], lambda x, i: jax.lax.dynamic_slice_in_dim(x, i, 4),
+                lambda x, i: whole(x)[i] * 2):
+        report = lockstep.inspect(cut, shape((64, 64), "x"), 3)
+        [advice] = report.advice
+        assert "gathered whole (16 KiB on each device), and only slices of it" in advice, report
+    # The partitioner gathers and slices to reshard: no slices of the program.
+    def turned(x):
+        return whole(whole(x, P("y")) * 2, P(None, "x"))
+
+    assert not lockstep.inspect(turned, shape((2, 8), "x")).advice
+    copied = lockstep.inspect(lambda w: w * 2, shape((1024, 1024)))
+    print(*copied.advice, sep="\\n")
+    assert not copied.collectives and "sends nothing" in str(copied)
 
     far = lockstep.inspect(lambda x: x.sum(0), shape((8, 64), "x"))
     assert not far.advice, far.advice

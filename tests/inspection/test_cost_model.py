@@ -39,6 +39,15 @@ def test_its_error_is_that_of_sizes_that_were_left_out() -> None:
     assert 0.4 < found < 0.7
 
 
+def test_a_time_that_falls_with_the_size_is_noise() -> None:
+    sizes = (1024, 4096, 16384)
+    times = (1e-5, 4e-5, 1e-5)
+    cases = [("all-reduce", size, seconds) for size, seconds in zip(sizes, times, strict=True)]
+    model = cost_model.fit(cases, 2, "here")
+    found = [model.seconds("all-reduce", size, 2, False) for size in sizes]
+    assert found == pytest.approx([1e-5, 2e-5, 2e-5])
+
+
 def test_above_the_largest_size_the_bandwidth_stays() -> None:
     model = cost_model.fit(measured("all-reduce"), 2, "here")
     largest = 4**11

@@ -12,13 +12,16 @@ from lockstep.data._exchange import exchange
 
 
 def spec_of(tree: Any) -> Any:
-    """The JSON of a pytree of arrays in dicts, lists and tuples; of other nodes only the name."""
+    """The JSON of a pytree of arrays in dicts, lists and tuples; of a NamedTuple its name
+    and its parts, of other nodes only the name."""
     if isinstance(tree, dict):
         return {"dict": [[key, spec_of(tree[key])] for key in sorted(tree)]}
     if isinstance(tree, list):
         return {"list": [spec_of(value) for value in tree]}
     if type(tree) is tuple:
         return {"tuple": [spec_of(value) for value in tree]}
+    if isinstance(tree, tuple):  # a NamedTuple, of which other processes know no class
+        return {"other": type(tree).__qualname__, "parts": [spec_of(value) for value in tree]}
     if tree is None:
         return {"none": True}
     if hasattr(tree, "shape") and hasattr(tree, "dtype"):
@@ -105,4 +108,6 @@ def text(spec: Any) -> str:
             return "(" + ", ".join(map(text, values)) + ")"
         case {"shape": shape, "dtype": dtype}:
             return f"{dtype}[{','.join(map(str, shape))}]"
+        case {"other": name, "parts": parts}:
+            return f"{name}({', '.join(map(text, parts))})"
     return str(spec.get("other"))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from lockstep.hlo.text import Instruction, Module
 
 _SLICES = ("slice", "dynamic-slice")
+_BY_THE_PROGRAM = re.compile(r'op_name="[^"]*/(slice|dynamic_slice|squeeze|split|gather)"')
+"""The partitioner slices too, for a resharding: its slices have the path of another operation."""
 _RENAMES = ("bitcast", "reshape", "copy", "transpose", "convert")
 _MAX_STEPS = 16
 
@@ -38,9 +41,12 @@ def is_invariant(module: Module, body: str, operand: str) -> bool:
 
 
 def is_only_sliced(module: Module, computation: str, name: str) -> bool:
-    """Whether all uses of a result take a slice of it; False for a result that is not used."""
+    """Whether all uses of a result are slices that the program takes; False without a use."""
     uses = list(_uses(module, computation, name, 0))
-    return bool(uses) and all(use.opcode in _SLICES for use in uses)
+    return bool(uses) and all(
+        use.opcode in _SLICES and bool(_BY_THE_PROGRAM.search(use.attribute("metadata")))
+        for use in uses
+    )
 
 
 def _source(around: Mapping[str, Instruction], name: str) -> Instruction | None:

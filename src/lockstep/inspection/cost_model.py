@@ -133,21 +133,36 @@ class CostModel:
 def fit(cases: Sequence[tuple[str, int, float]], group_size: int, source: str) -> CostModel:
     """A model within a host from measured cases: (operation, bytes per device, seconds).
 
-    Every second size is left out first, predicted from its neighbours, and compared: this gives the
-    error. The model then uses all of them.
+    A collective of more bytes takes no less time, so times that fall with the size are noise, and
+    are replaced by their geometric mean. Every second size is left out first, predicted from its
+    neighbours, and compared: this gives the error. The model then uses all of them.
     """
     by_op: dict[str, list[tuple[float, float]]] = {}
     for op, size, seconds in sorted(cases, key=lambda case: case[1]):
         by_op.setdefault(op, []).append((bus_bytes(op, size, group_size), seconds))
     errors = []
     for points in by_op.values():
-        used = tuple(points[::2]) if len(points) % 2 else (*points[::2], points[-1])
+        used = points[::2] if len(points) % 2 else [*points[::2], points[-1]]
         for size, seconds in points[1:-1:2]:
-            errors.append(abs(_interpolate(used, size) / seconds - 1))
+            errors.append(abs(_interpolate(_rising(used), size) / seconds - 1))
     errors.sort()
-    curves = {op: Curve(group_size, tuple(points)) for op, points in by_op.items()}
+    curves = {op: Curve(group_size, _rising(points)) for op, points in by_op.items()}
     median = errors[len(errors) // 2] if errors else None
     return CostModel(curves, {}, source, median, errors[-1] if errors else None)
+
+
+def _rising(points: Sequence[tuple[float, float]]) -> Points:
+    """The points with times that do not fall: isotonic regression of the logarithms, by pooling
+    neighbours (R. E. Barlow et al., Statistical Inference under Order Restrictions, 1972)."""
+    pools: list[tuple[float, int]] = []  # mean logarithm, number of points
+    for _, seconds in points:
+        mean, count = math.log(seconds), 1
+        while pools and pools[-1][0] > mean:
+            before, more = pools.pop()
+            mean, count = (mean * count + before * more) / (count + more), count + more
+        pools.append((mean, count))
+    times = [math.exp(mean) for mean, count in pools for _ in range(count)]
+    return tuple((size, seconds) for (size, _), seconds in zip(points, times, strict=True))
 
 
 def bus_bytes(op: str, size: float, group_size: int) -> float:
