@@ -1,9 +1,10 @@
 """Loops of different lengths that end together: one small agreement a step, beside the step.
 
 The agreement is an all-gather of one number over all devices. It is dispatched before the batch is
-handed to the program, so it runs before the program's step or beside it, and its result is there
-when the program asks for the next batch. The key-value store of JAX's coordination service would do
-it without a collective, at a similar cost with two processes (benchmarks/equalize.py); but there
+handed to the program: XLA runs it behind the step that is in flight, and its result is there when
+the program asks for the next batch. Where no step is in flight XLA runs it at once, in the thread
+that dispatches, so that processes meet there once more in a step. The key-value store of JAX's
+coordination service would do it without a collective, at a higher cost (benchmarks/equalize.py):
 each process asks one server for the numbers of all, and each request takes Python's lock.
 """
 
