@@ -123,5 +123,7 @@ def lockstep(request: pytest.FixtureRequest) -> Ranks:
 
 @pytest.fixture
 def lockstep_layout(request: pytest.FixtureRequest) -> Any:
-    """The processes and devices of a test with several layouts."""
+    """The processes and devices of a test with the mark ``lockstep``."""
+    if not hasattr(request, "param"):
+        pytest.fail("the fixture lockstep_layout needs the mark lockstep on its test", False)
     return request.param

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
+from lanes import needs
 from pytest_sessions import project, session
 
 CONFTEST = """
@@ -69,28 +74,6 @@ TESTS = """
         assert "mine" == "yours"
 
 
-    def test_one_fails_where_the_other_waits(lockstep):
-        if lockstep.rank == 1:
-            assert [1, 2] == [1, 3]
-        total()
-
-
-    def test_recovered():
-        assert total() == 6
-
-
-    def test_dies(lockstep):
-        if lockstep.rank == 1:
-            os.kill(os.getpid(), 9)
-        total()
-
-
-    @pytest.mark.lockstep(n=2, devices=2, timeout=1)
-    def test_too_slow(lockstep):
-        if lockstep.rank == 1:
-            time.sleep(100)
-
-
     @pytest.mark.xfail(strict=True)
     def test_expected_on_one_rank(lockstep):
         assert lockstep.rank == 0
@@ -118,20 +101,72 @@ TESTS = """
 
     def test_broken_fixture(broken):
         pass
+
+
+    # What ends its processes comes last: others have to start for the next test.
+
+    def test_one_fails_where_the_other_waits(lockstep):
+        if lockstep.rank == 1:
+            assert [1, 2] == [1, 3]
+        total()
+
+
+    def test_recovered():
+        assert total() == 6
+
+
+    def test_dies(lockstep):
+        if lockstep.rank == 1:
+            os.kill(os.getpid(), 9)
+        total()
+
+
+    @pytest.mark.lockstep(n=2, devices=2, timeout=1)
+    def test_too_slow(lockstep):
+        if lockstep.rank == 1:
+            time.sleep(100)
+"""
+FIRST = """
+    import pytest
+
+    @pytest.fixture(scope="module")
+    def resource():
+        yield 1
+
+    def test_plain(resource):
+        import sys
+        assert "lockstep" not in sys.modules
+
+    @pytest.mark.lockstep(n=[1, 2], devices=2)
+    def test_layouts(lockstep, lockstep_layout, resource):
+        assert lockstep.size == lockstep_layout.n == len(lockstep.devices) / 2
+
+    @pytest.mark.lockstep(n=2, devices=2)
+    def test_one_layout(lockstep_layout):
+        assert (lockstep_layout.n, lockstep_layout.devices) == (2, 2)
+
+    def test_no_layout(lockstep_layout):
+        pass
+
+    def test_plain_again(resource, lockstep):
+        import jax
+        assert (lockstep.rank, lockstep.size) == (0, 1)
+        lockstep.assert_same(3)
 """
 
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = project(tmp_path_factory.mktemp("project"), TESTS, CONFTEST)
+    (folder / "test_first.py").write_text(textwrap.dedent(FIRST))  # with the same processes
     status, text = session(folder, "-v", "--junitxml=out.xml", "--durations=0")
     assert status == 1, text
     (folder / "printed").write_text(text)
     return text
 
 
-def verdicts(text: str) -> dict[str, str]:
-    return dict(re.findall(r"^test_it\.py::(\S+) ([A-Z]+)", text, re.MULTILINE))
+def verdicts(text: str, file: str = "test_it") -> dict[str, str]:
+    return dict(re.findall(rf"^{file}\.py::(\S+) ([A-Z]+)", text, re.MULTILINE))
 
 
 def part(text: str, test: str) -> str:
@@ -157,6 +192,19 @@ def test_every_test_has_one_verdict(printed: str) -> None:
         "test_parameters[2]": "FAILED",
         "test_broken_fixture": "ERROR",
     }, printed
+
+
+def test_plain_tests_beside_it_and_lists_of_layouts(printed: str) -> None:
+    assert verdicts(printed, "test_first") == {
+        "test_plain": "PASSED",
+        "test_layouts[n1-d2]": "PASSED",
+        "test_layouts[n2-d2]": "PASSED",
+        "test_one_layout[n2-d2]": "PASSED",
+        "test_no_layout": "ERROR",
+        "test_plain_again": "PASSED",
+    }, printed
+    assert "the fixture lockstep_layout needs the mark lockstep" in part(printed, "test_no_layout")
+    assert "Do not expect" not in printed  # argparse, of an argument that it has got twice
 
 
 def test_equal_failures_are_shown_once_with_their_values_and_output(printed: str) -> None:
@@ -193,40 +241,6 @@ def test_a_death_and_a_deadline_are_told(printed: str) -> None:
     assert "_pytest" not in slow
 
 
-OTHERS = """
-    import pytest
-
-    @pytest.fixture(scope="module")
-    def resource():
-        yield 1
-
-    def test_plain(resource):
-        import sys
-        assert "lockstep" not in sys.modules
-
-    @pytest.mark.lockstep(n=[1, 2], devices=1)
-    def test_layouts(lockstep, lockstep_layout, resource):
-        assert lockstep.size == lockstep_layout.n == len(lockstep.devices)
-
-    def test_plain_again(resource, lockstep):
-        import jax
-        assert (lockstep.rank, lockstep.size) == (0, 1)
-        lockstep.assert_same(3)
-"""
-
-
-def test_plain_tests_beside_it_and_lists_of_layouts(tmp_path: Path) -> None:
-    folder = project(tmp_path, OTHERS)
-    status, text = session(folder, "-v")
-    assert verdicts(text) == {
-        "test_plain": "PASSED",
-        "test_layouts[n1-d1]": "PASSED",
-        "test_layouts[n2-d1]": "PASSED",
-        "test_plain_again": "PASSED",
-    }, text
-    assert status == 0
-
-
 def test_bad_marks_and_options_are_errors_in_words(tmp_path: Path) -> None:
     bad = "import pytest\n@pytest.mark.lockstep(n=0)\ndef test_bad(): pass"
     folder = project(tmp_path, bad)
@@ -237,6 +251,34 @@ def test_bad_marks_and_options_are_errors_in_words(tmp_path: Path) -> None:
     assert status != 0
     _, text = session(folder, "--collect-only", "--lockstep-n=two")
     assert "--lockstep-n: 'two' is not a whole number, 1 or more" in text
+
+
+def has_namespaces() -> bool:
+    try:
+        command = ["unshare", "-Urm", "true"]
+        return subprocess.run(command, capture_output=True, timeout=20).returncode == 0
+    except OSError:
+        return False
+
+
+@needs(has_namespaces(), "needs user and mount namespaces")
+def test_a_terminal_that_has_no_name_here_is_none(tmp_path: Path) -> None:
+    """As in a container that was given a terminal of its host."""
+    outer, inner = os.openpty()
+    try:
+        program = "import pytest_lockstep; print(pytest_lockstep.TTY)"
+        hide = f"mount -t tmpfs none /dev/pts && exec {sys.executable} -c '{program}'"
+        ended = subprocess.run(
+            ["unshare", "-Urm", "sh", "-c", hide],
+            stdin=inner,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    finally:
+        os.close(outer)
+        os.close(inner)
+    assert (ended.returncode, ended.stdout) == (0, "None\n"), ended
 
 
 PARTS = """

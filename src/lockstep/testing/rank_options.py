@@ -42,8 +42,10 @@ OVERRIDDEN: dict[str, Any] = {
 
 
 def of_session(config: pytest.Config) -> dict[str, Any]:
-    """The options with which a rank makes its session."""
+    """The options with which a rank makes its session; its arguments come apart from them."""
     options = {**vars(config.option), **OVERRIDDEN}
+    # The session's parser adds it, and argparse warns of one that is there already.
+    options.pop("file_or_dir", None)
     options["rootdir"] = str(config.rootpath)
     options["inifilename"] = str(config.inipath) if config.inipath else None
     options["plugins"] = [*config.option.plugins, "no:terminal"]
