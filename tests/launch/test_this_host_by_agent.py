@@ -6,6 +6,8 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,3 +86,36 @@ def test_the_end_of_the_launcher_is_the_end_of_the_agents(tmp_path: Path, number
         run.process.communicate(timeout=60)
         wait_until(lambda: not marked(run.mark), "an end of all processes")
         run.assert_nothing_left()
+
+
+def test_logs_of_a_later_process_that_cannot_be_made_end_the_job(tmp_path: Path) -> None:
+    """No host was asked to start anything then, so none reports an end."""
+    (tmp_path / "program.py").write_text("print('started')")
+    few_files = ["sh", "-c", 'ulimit -S -n 48 && exec "$@"', "sh"]
+    lockstep = [sys.executable, "-P", "-m", "lockstep", "run"]
+    options = ["--hosts", "localhost:24", "--log-dir", str(tmp_path / "logs")]
+    ended = subprocess.run(
+        [*few_files, *lockstep, *options, str(tmp_path / "program.py")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 1, ended
+    assert " of 24 could not be started: its logs: " in ended.stderr
+    assert "Too many open files" in ended.stderr
+    assert "started" not in ended.stdout
+
+
+@networked
+def test_a_job_that_cannot_start_again_says_where_its_logs_are(tmp_path: Path) -> None:
+    program = "import os, time\nif os.environ['LOCKSTEP_PROCESS_ID'] == '1':\n"
+    program += "    os.kill(os.getppid(), 9)\ntime.sleep(60)\n"
+    once = tmp_path / "once"
+    once.write_text(f'#!/bin/sh\nmkdir {tmp_path}/used || exit 255\nexec {ssh(tmp_path)} "$@"\n')
+    once.chmod(0o755)
+    logs = tmp_path / "logs"
+    options = ["--hosts", "localhost,other", "--ssh", str(once), "--max-restarts", "1"]
+    options += ["--grace", "1", "--log-dir", str(logs)]
+    said = run_lockstep(options, program, timeout=90, expect_status=None).stderr
+    assert "not started again: 1 of 2 hosts are left, and the job needs 2" in said
+    assert f"complete logs: {logs}" in said.partition("not started again")[2]
