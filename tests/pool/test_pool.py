@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import lockstep
-from lanes import sample
+from lockstep.pool import channel
 from processes import python
 from support import MARK, marked, wait_until
 
@@ -184,6 +184,29 @@ def test_what_cannot_be_sent_is_told(pool: lockstep.Pool) -> None:
         pool.run(3)  # pyright: ignore[reportArgumentType]
 
 
+class Unloadable:
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+def test_messages_that_do_not_come_through_and_a_closed_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channel, "SEND_SECONDS", 1.0)
+    with lockstep.Pool(n=1, devices=1) as pool:
+        [pid] = pool.run(os.getpid)
+        # It reads nothing, and the kernel's buffer takes a part of the message only.
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(lockstep.SpawnError, match="process 0 of 1 was lost: it did not read"):
+            pool.run(len, (bytes(1 << 24),), timeout=60)
+        with pytest.raises(lockstep.SpawnError, match=r"process 0 .* cannot be loaded here: Value"):
+            pool.run(Unloadable)
+        pool.close()
+        pool.close()
+        with pytest.raises(lockstep.SpawnError, match="the pool is closed"):
+            pool.run(os.getpid)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -196,14 +219,6 @@ def test_what_cannot_be_sent_is_told(pool: lockstep.Pool) -> None:
 def test_bad_arguments_are_refused_at_once(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(lockstep.LockstepError, match=words):
         lockstep.spawn(total, **arguments)
-
-
-def test_a_closed_pool_says_so() -> None:
-    closed = lockstep.Pool(n=1, devices=1)
-    closed.close()
-    closed.close()
-    with pytest.raises(lockstep.SpawnError, match="the pool is closed"):
-        closed.run(total)
 
 
 CALLER = """
@@ -228,7 +243,8 @@ def test_a_caller_without_jax_in_a_thread_and_killed_leaves_nothing(tmp_path: An
     wait_until(lambda: not list(tmp_path.glob("lockstep-run-*")), "its directory is left")
 
 
-@sample(("collectives", "n"), [("lockstep", 1), ("gloo", 2), ("mpi", 2)], 0)
+@pytest.mark.full
+@pytest.mark.parametrize(("collectives", "n"), [("lockstep", 1), ("gloo", 2), ("mpi", 2)])
 def test_every_kind_of_collectives(collectives: str, n: int) -> None:
     found = lockstep.spawn(total, n=n, devices=1, collectives=collectives, timeout=60)
     assert found == [3.0 * n] * n

@@ -17,6 +17,10 @@ from lockstep.launch.first_failure import EndedProcess, by_culprit, first_failur
 MAX_LETTERS = 200
 """Maximal length of a later failure in a note."""
 _INDENT = "    "
+_NOT_SEEN = Exit(
+    reason="was lost: it did not read what was sent to it. Was it stopped by SIGSTOP, or does "
+    "native code in it hold the GIL?"
+)
 
 
 class Kind(enum.Enum):
@@ -63,7 +67,9 @@ class Outcome:
     def as_ended(self) -> EndedProcess:
         """The outcome, as the launcher describes a process that has ended."""
         record = self.failure.record if self.failure else None
-        exit = self.exit or Exit(exit_code=1 if self.failure else 0)
+        exit = self.exit or _NOT_SEEN
+        if self.kind is not Kind.LOST:
+            exit = Exit(exit_code=1 if self.failure else 0)
         words = self.words if self.kind is Kind.LOST else ()
         return EndedProcess(self.rank, exit, self.ended_at, record, words)
 
@@ -145,6 +151,8 @@ def _raised(first: Outcome, count: int, full: bool) -> BaseException:
 
 def _died(first: Outcome, outcomes: Sequence[Outcome], full: bool) -> SpawnError:
     endings = [outcome.as_ended() for outcome in outcomes]
+    if first.exit is None:
+        return SpawnError(f"{_processes([first.rank], len(outcomes))} {_NOT_SEEN.reason}")
     return SpawnError(
         headline(first.as_ended(), endings, first.ended_at, full=full)[0].replace(
             " failed first: ", " died: ", 1
@@ -185,7 +193,8 @@ def _notes(first: Outcome, outcomes: Sequence[Outcome]) -> list[str]:
 
 def _what(other: Outcome, first: Outcome) -> str:
     if other.failure is None:
-        return other.as_ended().exit.cause
+        exit = other.as_ended().exit
+        return exit.cause if exit.is_seen else f"{exit.reason}"
     if first.failure and other.failure.record.summary == first.failure.record.summary:
         return "the same"
     return textwrap.shorten(other.failure.record.summary, MAX_LETTERS, placeholder=" ...")
