@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from jupyter_client.blocking.client import BlockingKernelClient
 from nbclient import NotebookClient
 
 from processes import clean_environ
@@ -47,6 +48,30 @@ class Notebook:
         stop.set()
         return text_of(cell)
 
+    def run_beside(self, source: str, words: str, beside: str) -> tuple[str, str]:
+        """What ``beside`` shows in a subshell once ``source`` has shown ``words``; then ``source``.
+
+        ``source`` is interrupted after that.
+        """
+        cell = nbformat.v4.new_code_cell(source)
+        self._client.nb.cells.append(cell)
+        shown: list[str] = []
+
+        def look() -> None:
+            deadline = time.monotonic() + _CELL_SECONDS
+            while words not in text_of(cell) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            try:
+                shown.append(in_subshell(self._client.km.connection_file, beside))  # type: ignore
+            finally:
+                os.kill(self.pid, signal.SIGINT)
+
+        thread = threading.Thread(target=look, daemon=True)
+        thread.start()
+        self._client.execute_cell(cell, len(self._client.nb.cells) - 1)
+        thread.join(_CELL_SECONDS)
+        return "\n".join(shown), text_of(cell)
+
     def _interrupt(self, cell: Any, words: str, stop: threading.Event) -> None:
         while not stop.wait(0.05):
             if words in text_of(cell):
@@ -72,6 +97,29 @@ class Notebook:
         while left := self.processes():
             assert time.monotonic() < deadline, f"still there: {left}"
             time.sleep(0.05)
+
+
+def in_subshell(connection_file: str, source: str) -> str:
+    """What ``source`` prints in a subshell of a kernel, beside what its main shell runs."""
+    client = BlockingKernelClient(connection_file=connection_file)
+    client.load_connection_file()
+    client.start_channels()
+    try:
+        client.control_channel.send(client.session.msg("create_subshell_request"))
+        reply = client.get_control_msg(timeout=_CELL_SECONDS)
+        content = {"code": source, "silent": False, "store_history": False, "allow_stdin": False}
+        message = client.session.msg("execute_request", content)
+        message["header"]["subshell_id"] = reply["content"]["subshell_id"]
+        client.shell_channel.send(message)
+        printed = ""
+        while True:
+            found = client.get_iopub_msg(timeout=_CELL_SECONDS)
+            if found["parent_header"].get("msg_id") == message["header"]["msg_id"]:
+                printed += found["content"].get("text", "")
+                if found["content"].get("execution_state") == "idle":
+                    return printed
+    finally:
+        client.stop_channels()
 
 
 def text_of(cell: Any) -> str:

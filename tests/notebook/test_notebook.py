@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("ipyparallel")
 
+from ipykernel._version import version_info
+
 from notebooks import Notebook, notebook
 
 START = "%load_ext lockstep\n%lockstep start -n 2 -d 2"
@@ -33,7 +35,7 @@ def kernel(tmp_path: Path) -> Iterator[Notebook]:
 def test_a_notebook_from_start_to_stop(kernel: Notebook) -> None:
     run = kernel.run
     assert "%lockstep start -n 2 -d 4 starts" in run("%load_ext lockstep\n%lockstep status")
-    started = run("import jax\njax.devices()\n%lockstep start -n 2 -d 2")
+    started = run("%lockstep start -n 2 -d 2")
     assert "2 processes, 4 devices (cpu), jax" in started
     assert run(SETUP) == ""
     cell = "%%lockstep\nprint('same')\nprint('I am', rank)\nint(meet())"
@@ -85,6 +87,19 @@ def test_an_interrupt_leaves_the_processes_usable(kernel: Notebook) -> None:
     assert "The processes can run no more collectives. %lockstep restart" in text
     assert "2 processes" in kernel.run("%lockstep restart")
     assert kernel.run(f"{SETUP}\nint(meet())") == "6"
+
+
+@pytest.mark.full
+@pytest.mark.skipif(version_info < (7,), reason="ipykernel before 7 has no subshells")
+def test_status_in_a_subshell_runs_beside_a_cell(kernel: Notebook) -> None:
+    kernel.run(f"import jax\njax.devices()\n{START}")
+    kernel.run(SETUP)
+    cell = "%%lockstep\nmeet()\nprint('up')\ntime.sleep(600)"
+    status, cell = kernel.run_beside(cell, "up", "%lockstep status")
+    for process in range(2):
+        assert re.search(rf"^\[{process}\] pid \d+: runs a cell$", status, re.MULTILINE), status
+    assert "in no collective" in status
+    assert cell.endswith("[0-1] KeyboardInterrupt")
 
 
 @pytest.mark.full
