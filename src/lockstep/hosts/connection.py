@@ -24,6 +24,9 @@ from lockstep.system import process_tree
 
 PING_SECONDS = 1.0
 LEASE_SECONDS = 10.0
+IDLE_LEASE_SECONDS = 30.0
+"""The lease between two attempts, when the host has no process: the launcher reports then, reaches
+lost hosts again, and may be busy for longer."""
 _ANSWERS = 64
 """So many last answers tell the clock of the host: clocks drift by some ms in this time."""
 _MAX_STDERR = 1 << 14
@@ -65,6 +68,8 @@ class Connection:
         self._exit_code: int | None = None
         self._answers: collections.deque[_Answer] = collections.deque(maxlen=_ANSWERS)
         self._pinged_at = 0.0
+        self._asked_at: float | None = None
+        """When the first sign of life was sent that is not answered yet."""
         self._selector: selectors.BaseSelector | None = None
         self._writing = False
         self._on_message: OnMessage = lambda connection, message: None
@@ -105,8 +110,10 @@ class Connection:
             return
         if now - self._pinged_at >= PING_SECONDS:
             self._pinged_at = now
+            self._asked_at = self._asked_at or now
             self.send("ping", t=time.monotonic_ns())
-        if now - self.heard_at > LEASE_SECONDS:
+        # Counted from a question: a launcher that was stopped for a while has not asked.
+        if self._asked_at is not None and now - self._asked_at > LEASE_SECONDS:
             self.lose(f"its host was lost: no answer from {self.host.name} for {LEASE_SECONDS:g} s")
 
     def _read(self) -> None:
@@ -116,6 +123,7 @@ class Connection:
             self.lose(f"the connection to {self.host.name} failed: {error}")
             return
         self.heard_at = time.monotonic()
+        self._asked_at = None
         for message in messages:
             if message.kind == "pong":
                 self._on_pong(message)

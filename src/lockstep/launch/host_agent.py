@@ -5,9 +5,10 @@ stdout (`lockstep.hosts.channel`). It has a guard (`guard`), so a kill -9 of eit
 processes leaves nothing running. It ends, with all that it has started, when its input ends or when
 the launcher has been silent for `LEASE_SECONDS`: the launcher was killed, or the network is cut.
 
-One thread runs one loop over one selector, as in the launcher's supervisor. The processes are the
-same `ChildProcess`es as on one host; what the supervisor does with them there (output, recorded
-errors, exits), the agent reports in messages, with times of its own clock.
+One thread runs one loop over one selector, as in the launcher's supervisor; each check before a
+start has a thread. The processes are the same `ChildProcess`es as on one host; what the supervisor
+does with them there (output, recorded errors, exits), the agent reports in messages, with times of
+its own clock.
 
 Messages of the launcher, and what is answered: ``ping`` (``pong``), ``reserve`` (``reserved``),
 the checks of `agent_checks`,
@@ -23,6 +24,7 @@ import platform
 import selectors
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +34,7 @@ from lockstep import __version__
 from lockstep._errors import LaunchError, LockstepError
 from lockstep.hosts import agent_checks
 from lockstep.hosts.channel import GREETING, Channel, ChannelError, Message
-from lockstep.hosts.connection import LEASE_SECONDS
+from lockstep.hosts.connection import IDLE_LEASE_SECONDS, LEASE_SECONDS
 from lockstep.launch import guard, run_dir
 from lockstep.launch.host_attempt import HostAttempt
 from lockstep.system import port_reservation, process_tree
@@ -127,7 +129,9 @@ class HostAgent:
         longest = self._attempt.longest_turn if self._attempt else 1.0
         for key, _ in self.selector.select(longest):
             key.data()
-        if time.monotonic() - self._heard_at > LEASE_SECONDS:
+        is_idle = self._attempt is not None and self._attempt.is_swept
+        lease = IDLE_LEASE_SECONDS if is_idle else LEASE_SECONDS
+        if time.monotonic() - self._heard_at > lease:
             self._end()
         if self._attempt:
             self._attempt.after_turn()
@@ -159,8 +163,6 @@ class HostAgent:
                 self._attempt.on_message(message)
             else:
                 self._answer_without_attempt(message)
-        # Records of many processes take long to collect; the launcher was not silent meanwhile.
-        self._heard_at = time.monotonic()
         if self.channel.closed:
             self._end()
 
@@ -195,8 +197,31 @@ class HostAgent:
         self.send("reserved", address=port_reservation.address(held))
 
     def _on_check(self, message: Message) -> None:
-        values = self._checks.answer(message.kind, message.head)
-        self.send(agent_checks.ANSWERS[message.kind], **values)
+        """Answers from a thread, so that the agent gives signs of life meanwhile."""
+        reads, writes = os.pipe()
+        values: dict[str, Any] = {}
+        problem: list[BaseException] = []
+
+        def check() -> None:
+            try:
+                values.update(self._checks.answer(message.kind, message.head))
+            except BaseException as error:
+                problem.append(error)
+            finally:
+                os.close(writes)
+
+        thread = threading.Thread(target=check, daemon=True)
+
+        def done() -> None:
+            self.selector.unregister(reads)
+            os.close(reads)
+            thread.join()  # there is no thread when processes are started
+            for error in problem:
+                raise error
+            self.send(agent_checks.ANSWERS[message.kind], **values)
+
+        self.watch(reads, done)
+        thread.start()
 
     def _on_start(self, message: Message) -> None:
         if self._attempt:
@@ -206,16 +231,18 @@ class HostAgent:
         try:
             self._attempt = HostAttempt(self, message.head)
         except LockstepError as error:  # a variable of this host's environment, say
-            self.send("not_started", process=message.head["first"], why=str(error))
+            attempt, process = message.head["attempt"], message.head["first"]
+            self.send("not_started", attempt=attempt, process=process, why=str(error))
             return
         self._attempt.start()
 
     def _answer_without_attempt(self, message: Message) -> None:
         """Nothing was started, so there is nothing to end and nothing to send."""
+        attempt = message.head.get("attempt")
         if message.kind == "sweep":
-            self.send("swept", killed=0, notes=[])
+            self.send("swept", attempt=attempt, killed=0, notes=[])
         elif message.kind == "collect":
-            self.send("collected", number=message.head["number"])
+            self.send("collected", attempt=attempt, number=message.head["number"])
 
 
 def facts() -> Mapping[str, Any]:

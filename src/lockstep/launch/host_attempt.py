@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import os
 import selectors
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,6 +34,7 @@ MAX_BACKLOG = 1 << 20
 """With more unsent bytes than this, the agent stops reading from its processes."""
 _CHUNK = 1 << 16
 STDOUT, STDERR = "stdout", "stderr"
+_DONE = object()
 
 
 class Agent(Protocol):
@@ -59,7 +61,12 @@ class _Output:
 
 
 class HostAttempt:
-    """Starts the processes of this host, and reports what becomes of them."""
+    """Starts the processes of this host, and reports what becomes of them.
+
+    What takes long (starting many processes, sending their records) is done step by step, one in
+    each turn of the agent's loop, so that the agent answers and obeys meanwhile. Every message
+    carries the number of the attempt.
+    """
 
     def __init__(self, agent: Agent, order: Mapping[str, Any]) -> None:
         """``order`` is the launcher's message: see `remote_processes.order`."""
@@ -76,14 +83,29 @@ class HostAttempt:
         """When the launcher's first signal came."""
         self._oom_kills = OomKills()
         self._network: host_network.HostNetwork | None = None
-        self._stdin = -1
+        self._stdin = self._stdin_there = -1
+        """Both ends of the standard input of process 0; the second until it has started."""
         self._stdin_left = b""
         self._bell = -1
         self._sweep_until: float | None = None
+        self.is_swept = False
+        """Whether nothing of it is left running."""
+        self._work: collections.deque[Iterator[None]] = collections.deque()
+        """What is being done, the first of it now."""
+
+    @property
+    def number(self) -> int:
+        """Of this attempt."""
+        return self._job.config.attempt
+
+    def _send(self, kind: str, body: bytes = b"", **values: Any) -> None:
+        self._agent.send(kind, body, attempt=self.number, **values)
 
     def close(self) -> None:
         """Makes room for the next attempt, when all processes have ended."""
+        self._work.clear()
         self._close_stdin()
+        self._close_stdin_there()
         if self._bell >= 0:
             self._agent.selector.unregister(self._bell)
             os.close(self._bell)
@@ -95,7 +117,13 @@ class HostAttempt:
     # Starting
 
     def start(self) -> None:
-        """Starts the processes; reports the first that cannot be started."""
+        """Begins to start the processes; reports the first that cannot be started."""
+        self._work.append(self._starting())
+        if self._job.first == 0:  # at once: what it reads may come before it has started
+            self._stdin_there, self._stdin = os.pipe()
+            os.set_blocking(self._stdin, False)
+
+    def _starting(self) -> Iterator[None]:
         process_id = self._job.first
         try:
             os.chdir(str(self._order["directory"]))
@@ -105,9 +133,13 @@ class HostAttempt:
             if self._order["network"]:
                 self._network = host_network.start(self._job)
             for process_id in range(self._job.first, self._job.first + self._job.processes):
+                yield
+                if self._signalled_at < float("inf"):  # the job is being stopped already
+                    self._send("not_started", process=process_id, why="")
+                    break
                 self._start(process_id)
         except (OSError, subprocess.SubprocessError) as error:
-            self._agent.send("not_started", process=process_id, why=not_started(error))
+            self._send("not_started", process=process_id, why=not_started(error))
         if self._network:
             self._network.handed_over()
 
@@ -116,22 +148,19 @@ class HostAttempt:
         if self._network and process_id == self._job.first:
             variables["LOCKSTEP_AGENT"] = str(self._network.fd)
             inherited.append(self._network.fd)
-        stdin = None
-        if process_id == 0:
-            stdin, self._stdin = os.pipe()
-            os.set_blocking(self._stdin, False)
+        stdin = self._stdin_there if process_id == 0 else None
         try:
             process = ChildProcess(self._job, process_id, variables, inherited, stdin)
         finally:
-            if stdin is not None:
-                os.close(stdin)
+            if process_id == 0:
+                self._close_stdin_there()
         self._members.append(process)
         for fd, stream in ((process.stdout_fd, STDOUT), (process.stderr_fd, STDERR)):
             output = _Output(fd, process_id, stream)
             self._outputs.append(output)
             if self._reading:
                 self._watch_output(output)
-        self._agent.send("started", process=process_id, pid=process.pid)
+        self._send("started", process=process_id, pid=process.pid)
 
     # Output
 
@@ -140,7 +169,7 @@ class HostAttempt:
 
     def _read(self, output: _Output) -> None:
         data = os.read(output.fd, _CHUNK)
-        self._agent.send("output", data, process=output.process_id, stream=output.stream)
+        self._send("output", data, process=output.process_id, stream=output.stream)
         if not data:
             self._close_output(output)
 
@@ -151,7 +180,9 @@ class HostAttempt:
         os.close(output.fd)
 
     def after_turn(self) -> None:
-        """Reads output only while the launcher takes it, and goes on sweeping."""
+        """Goes on with what takes long; reads output only while the launcher takes it."""
+        if self._work and next(self._work[0], _DONE) is _DONE:
+            self._work.popleft()
         if self._sweep_until is not None:
             self._go_on_sweeping(self._sweep_until)
         reads = not self._held and self._agent.channel.backlog <= MAX_BACKLOG
@@ -172,7 +203,7 @@ class HostAttempt:
         for process in lived:
             if not process.lives and process.exit is not None:
                 self._report_error(process)
-                self._agent.send(
+                self._send(
                     "exit",
                     process=process.process_id,
                     exit=dataclasses.asdict(process.exit),
@@ -190,7 +221,7 @@ class HostAttempt:
     def _report_error(self, process: ChildProcess) -> None:
         if process.process_id not in self._reported and (record := process.record()):
             self._reported.add(process.process_id)
-            self._agent.send(
+            self._send(
                 "error",
                 process=process.process_id,
                 record=dataclasses.asdict(record),
@@ -198,8 +229,10 @@ class HostAttempt:
             )
 
     def on_message(self, message: Message) -> None:
-        """Does what the launcher says."""
+        """Does what the launcher says of this attempt."""
         head = message.head
+        if head["attempt"] != self.number:
+            return
         match message.kind:
             case "signal":
                 self._signalled_at = min(self._signalled_at, time.monotonic())
@@ -211,7 +244,7 @@ class HostAttempt:
             case "stdin":
                 self._on_stdin(message.body)
             case "collect":
-                host_records.send(self._job, head, self._agent.send)
+                self._work.append(host_records.send(self._job, head, self._send))
             case "sweep":
                 self._begin_sweep()
 
@@ -234,11 +267,14 @@ class HostAttempt:
             return
         process_tree.end_all()
         self._sweep_until = None
-        self._agent.send("swept", killed=len(left), notes=host_records.notes(self._job))
+        self.is_swept = True
+        self._send("swept", killed=len(left), notes=host_records.notes(self._job))
 
     @property
     def longest_turn(self) -> float:
         """Seconds after which the agent's loop has to call `after_turn` again."""
+        if self._work:
+            return 0.0
         return 1.0 if self._sweep_until is None else 0.02
 
     # Standard input of process 0
@@ -261,7 +297,12 @@ class HostAttempt:
         self._stdin_left = self._stdin_left[written:]
         if not self._stdin_left:
             self._agent.selector.unregister(self._stdin)
-            self._agent.send("stdin_taken")
+            self._send("stdin_taken")
+
+    def _close_stdin_there(self) -> None:
+        if self._stdin_there >= 0:
+            os.close(self._stdin_there)
+            self._stdin_there = -1
 
     def _close_stdin(self) -> None:
         if self._stdin >= 0:

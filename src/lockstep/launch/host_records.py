@@ -24,8 +24,8 @@ MAX_FILE = 1 << 26
 _NOTES = (_run_files.ALONE, _run_files.JOINED)
 
 
-def send(job: LaunchSpec, head: Mapping[str, Any], send: Callable[..., None]) -> None:
-    """Sends the files of all processes of this host.
+def send(job: LaunchSpec, head: Mapping[str, Any], send: Callable[..., None]) -> Iterator[None]:
+    """Sends the files of all processes of this host, those of one in each step.
 
     ``head`` has ``shift``, to be added to this host's monotonic clock in nanoseconds to get the
     launcher's, and ``real``, the lead of the launcher's wall clock over its monotonic one.
@@ -33,6 +33,7 @@ def send(job: LaunchSpec, head: Mapping[str, Any], send: Callable[..., None]) ->
     shift, real = int(head["shift"]), int(head["real"])
     attempt = job.config.attempt
     for process_id in range(job.first, job.first + job.processes):
+        yield
         folder = process_dir(job.run_dir, attempt, process_id)
         for name, data in _files(folder, shift, real):
             body = zlib.compress(data, 1)

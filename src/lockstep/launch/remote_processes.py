@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import signal
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -88,6 +89,14 @@ class RemoteProcess:
         self.ended_at = at
         self.was_killed = bool(head["was_killed"])
 
+    def not_started(self, is_error: bool) -> None:
+        """It never ran; ``is_error``: it could not be started, else the job was stopped before."""
+        stopped = Exit(signal=signal.SIGINT, reason=_run_files.STOPPED)
+        self.exit = Exit(exit_code=0) if is_error else stopped
+        self.ended_at = time.monotonic()
+        self.stdout.close()
+        self.stderr.close()
+
     def lost(self, why: str, at: float) -> None:
         """Its host is lost, so its end was not seen."""
         if self.exit is None:
@@ -163,7 +172,7 @@ class RemoteProcesses:
                     return
                 self.members.append(process)
         for connection, _ in self._places:
-            connection.send("start", **self._orders[connection])
+            connection.send("start", attempt=self._job.config.attempt, **self._orders[connection])
             if connection.lost:
                 self._on_loss(connection)
         self._read_stdin(True)
@@ -180,7 +189,9 @@ class RemoteProcesses:
     def _on_message(self, connection: Connection, message: Message) -> None:
         if action := self._actions.get(message.kind):
             try:
-                action(connection, message)
+                # A host that was slow may still answer what was asked in an earlier attempt.
+                if int(message.head["attempt"]) == self._job.config.attempt:
+                    action(connection, message)
             except (
                 *(LookupError, TypeError, ValueError),
                 *(ArithmeticError, AttributeError, zlib.error),
@@ -229,14 +240,12 @@ class RemoteProcesses:
         return max(at, self._loop.stopping_at) if message.head["after_signal"] else at
 
     def _on_not_started(self, connection: Connection, message: Message) -> None:
-        first = int(message.head["process"])
+        first, why = int(message.head["process"]), message.head["why"]
         for process in self.members:
             if process.connection is connection and process.process_id >= first:
-                process.exit = Exit(exit_code=0)
-                process.stdout.close()
-                process.stderr.close()
-        why = f"on {connection.host.name}: {message.head['why']}"
-        self._loop.could_not_start(first, why)
+                process.not_started(is_error=bool(why))
+        if why:
+            self._loop.could_not_start(first, f"on {connection.host.name}: {why}")
 
     def _on_loss(self, connection: Connection) -> None:
         # What the loss has caused was seen before the loss: a silent host is noticed late.
@@ -267,7 +276,7 @@ class RemoteProcesses:
 
     def _send(self, kind: str, **values: Any) -> None:
         for connection, _ in self._places:
-            connection.send(kind, **values)
+            connection.send(kind, attempt=self._job.config.attempt, **values)
 
     def sweep(self) -> int:
         self._send("sweep")
@@ -307,7 +316,11 @@ class RemoteProcesses:
         real = time.time_ns() - time.monotonic_ns()
         for connection, _ in self._places:
             connection.send(
-                "collect", shift=connection.shift_ns, real=real, number=self._collections
+                "collect",
+                attempt=self._job.config.attempt,
+                shift=connection.shift_ns,
+                real=real,
+                number=self._collections,
             )
         return self._collections
 
@@ -345,4 +358,4 @@ class RemoteProcesses:
         except OSError:
             data = b""
         self._read_stdin(False)  # until it is taken
-        self._places[0][0].send("stdin", data)
+        self._places[0][0].send("stdin", data, attempt=self._job.config.attempt)
