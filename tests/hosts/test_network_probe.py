@@ -12,14 +12,14 @@ import pytest
 
 from lockstep.hosts import agent_checks, network_probe
 from lockstep.hosts.host_check import rounds
-from lockstep.hosts.network_probe import Listener, probe
+from lockstep.hosts.network_probe import Listener, listen, probe
 
 KEY, OTHER = bytes(32), bytes(31) + b"x"
 
 
 @pytest.fixture
 def listener() -> Iterator[Listener]:
-    listener = Listener("127.0.0.1", "b", KEY)
+    listener = Listener(listen("127.0.0.1"), "b", KEY)
     yield listener
     listener.close()
 

@@ -9,7 +9,7 @@ import pytest
 
 from hosts.states import FACTS, REQUEST, failing, state, states
 from lockstep._finding import OK, PROBLEM, WARNING, Finding
-from lockstep.hosts import network_probe, preflight
+from lockstep.hosts import network_probe, preflight, starters
 from lockstep.hosts.address_choice import Choice
 from lockstep.hosts.host_findings import other_version
 from lockstep.hosts.host_state import HostState, Request
@@ -129,6 +129,17 @@ def test_copies_go_by_the_ssh_of_the_user() -> None:
     assert state(1).copied(request, "/w/x") == "rsync -a -e 'ssh -F cfg' /w/x b:/w/x"
     here = dataclasses.replace(state(0, directory_problem="does not exist"), by_ssh=False)
     assert found([here, state(1)])["a"]["directory"].fix.startswith("--chdir DIR")
+
+
+def test_in_a_slurm_allocation_fixes_go_by_srun() -> None:
+    request = dataclasses.replace(REQUEST, ssh=starters.SRUN, srun=True)
+    versions = {**state(1).facts["versions"], "jax": "0.9.0"}
+    hosts = [state(0), state(1, versions=versions), state(2)]
+    assert found(hosts, request)["b"]["jax"].fix == (
+        "srun --overlap --nodes=1 --ntasks=1 -w b /venv/bin/python -m pip install jax==0.11.1"
+    )
+    assert state(1).copied(request, "/w/x") == "sbcast --force /w/x /w/x"
+    assert state(1).copied(request, "/w/") == ""
 
 
 def test_clock() -> None:

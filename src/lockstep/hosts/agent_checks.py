@@ -50,7 +50,8 @@ class AgentChecks:
             return {"address": "", "port": 0, "problem": f"no route to {head['towards']}"}
         key = bytes.fromhex(str(head["key"]))
         try:
-            self._listener = network_probe.Listener(address, str(head["name"]), key)
+            listener = network_probe.listen(address)
+            self._listener = network_probe.Listener(listener, str(head["name"]), key)
         except OSError as error:
             problem = error.strerror or str(error)
             return {"address": address, "port": 0, "problem": problem}

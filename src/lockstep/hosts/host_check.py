@@ -51,7 +51,12 @@ def check_hosts(fleet: Fleet, hosts: Sequence[Host], request: Request) -> Checke
     `Fleet.connect` raises.
     """
     network_of(request.interface)
-    connections = {each.label: each for each in fleet.connect(hosts)}
+    return check_agents(fleet, fleet.connect(hosts), request)
+
+
+def check_agents(fleet: Fleet, agents: Sequence[Connection], request: Request) -> Checked:
+    """The checks of `check_hosts` with agents that have been started, or could not be."""
+    connections = {each.label: each for each in agents}
     states = {label: _state(each, request) for label, each in connections.items()}
     reached = {label: each for label, each in connections.items() if not states[label].failure}
     _gather(fleet, reached, states, request)

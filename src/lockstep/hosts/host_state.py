@@ -26,6 +26,8 @@ class Request:
     python: str = "python"
     version: str = ""
     """Of this launcher's Lockstep."""
+    srun: bool = False
+    """Whether srun reaches the hosts; ``ssh`` is then its command."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +64,9 @@ class HostState:
         """What to type here, so that this host has ``path``, too; "" for this very machine."""
         if not self.by_ssh:
             return ""
+        if request.srun:  # which copies files alone, to all hosts of the allocation
+            quoted = shlex.quote(path)
+            return "" if path.endswith("/") else f"sbcast --force {quoted} {quoted}"
         ssh = "" if request.ssh == "ssh" else f" -e {shlex.quote(request.ssh)}"
         return f"rsync -a{ssh} {shlex.quote(path)} {self.name}:{shlex.quote(path)}"
 

@@ -21,7 +21,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 MAGIC = b"LOCKSTEP-PROBE-1"
@@ -63,17 +63,42 @@ def _read(peer: socket.socket, size: int) -> bytes:
     return data
 
 
+def listen(address: str, port: int = 0, backlog: int = _MAX_CLIENTS) -> socket.socket:
+    """A socket that listens there; port 0: on a free one. Raises OSError.
+
+    A reservation of this user's (`port_reservation`) does not keep it from the port.
+    """
+    [(family, _, _, _, where), *_] = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    return socket.create_server(
+        where[:2],
+        family=family,
+        backlog=backlog,
+        reuse_port=port != 0,  # type: ignore[arg-type]
+    )
+
+
 class Listener:
     """Answers the probes of other hosts until it is closed."""
 
-    def __init__(self, address: str, name: str, key: bytes) -> None:
-        """Listens on a free port of ``address``. Raises OSError."""
+    def __init__(
+        self,
+        listener: socket.socket,
+        name: str,
+        key: bytes,
+        answer: Callable[[socket.socket], None] | None = None,
+        clients: int = 0,
+    ) -> None:
+        """Takes the socket over, which listens (`listen`).
+
+        ``answer`` serves a client that has the key, in a thread of its own; None: probes. As many
+        as ``clients`` stay connected.
+        """
         self._name, self._key = name, key
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._socket = socket.create_server((address, 0), family=family, backlog=_MAX_CLIENTS)
+        self._socket = listener
         self.port: int = self._socket.getsockname()[1]
+        self._answer = answer or _answer_probes
         self._serving: list[threading.Thread] = []
-        self._free = threading.BoundedSemaphore(_MAX_CLIENTS)
+        self._free = threading.BoundedSemaphore(_MAX_CLIENTS + clients)
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
@@ -118,15 +143,16 @@ class Listener:
         given = _read(peer, _DIGEST)
         return hmac.compare_digest(given, _proof(self._key, "client", "", nonces))
 
-    def _answer(self, peer: socket.socket) -> None:
-        while request := peer.recv(1):
-            if request == _PING:
-                peer.sendall(_PING)
-            elif request == _FLOOD:
-                peer.sendall(_RESULT.pack(*_receive_flood(peer)))
-                return
-            else:
-                return
+
+def _answer_probes(peer: socket.socket) -> None:
+    while request := peer.recv(1):
+        if request == _PING:
+            peer.sendall(_PING)
+        elif request == _FLOOD:
+            peer.sendall(_RESULT.pack(*_receive_flood(peer)))
+            return
+        else:
+            return
 
 
 def _receive_flood(peer: socket.socket) -> tuple[int, float]:

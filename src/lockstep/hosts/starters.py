@@ -43,6 +43,9 @@ _SRUN_OPTIONS = (
     "--job-name=lockstep",
 )
 
+SRUN = "srun --overlap --nodes=1 --ntasks=1 -w"
+"""What a user types before the name of a host and a command, as ``ssh`` elsewhere."""
+
 Starter = Callable[[Host], list[str]]
 
 

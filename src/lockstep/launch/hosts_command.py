@@ -88,7 +88,7 @@ def _run(job: LaunchSpec, placed: Sequence[Placed], args: argparse.Namespace, li
     hosts = [each.host for each in placed]
     srun = args.ssh is starters.SSH and allocation.by_srun(hosts, os.environ)
     reach = Reach(args.ssh, args.python or sys.executable, str(job.run_dir), srun)
-    place = SeveralHosts(Fleet(reach.command, lifeline), placed, args)
+    place = SeveralHosts(Fleet(reach.command, lifeline), placed, args, srun)
     try:
         return restarts.run(place.first(job), lifeline, place)
     except Interrupted as error:
@@ -105,7 +105,10 @@ class SeveralHosts:
     be reached any more, and runs on there until the lease of its agent is over, cannot take part.
     """
 
-    def __init__(self, fleet: Fleet, placed: Sequence[Placed], args: argparse.Namespace) -> None:
+    def __init__(
+        self, fleet: Fleet, placed: Sequence[Placed], args: argparse.Namespace, srun: bool
+    ) -> None:
+        self._srun = srun
         self._fleet = fleet
         self._wanted = placed
         self._args = args
@@ -122,13 +125,13 @@ class SeveralHosts:
         hosts = [dataclasses.replace(each.host, slots=each.count) for each in self._wanted]
         with _ssh_starts():
             checked = host_check.check_hosts(self._fleet, hosts, self._request(job))
+        host_check.end_probes(self._fleet, checked)
         if checked.has_problems:
             raise LaunchError(
                 f"{preflight.headline(checked.found)}\n{preflight.table(checked.found)}"
             )
         if warnings := preflight.table(checked.found):
             complain(f"before the start:\n{warnings}")
-        host_check.end_probes(self._fleet, checked)
         self._places = list(zip(checked.connections.values(), self._wanted, strict=True))
         self._addresses = {each.name: each.address for each in checked.states.values()}
         return self._with_coordinator(job)
@@ -140,14 +143,11 @@ class SeveralHosts:
             interface=self._args.interface,
             port=self._args.coordinator_port,
             collectives=job.config.collectives,
-            ssh=shlex.join(self._args.ssh),
+            ssh=starters.SRUN if self._srun else shlex.join(self._args.ssh),
+            srun=self._srun,
             python=self._args.python or sys.executable,
             version=__version__,
         )
-
-    def _connect(self, hosts: Sequence[Host]) -> list[Connection]:
-        with _ssh_starts():
-            return self._fleet.connect(hosts)
 
     def _with_coordinator(self, job: LaunchSpec) -> LaunchSpec:
         """``job`` with a port that the host of process 0 holds for the coordination service."""
@@ -193,40 +193,49 @@ class SeveralHosts:
     # Again
 
     def again(self, job: LaunchSpec) -> LaunchSpec:
-        """Reaches lost hosts again, or goes on without them if enough are left."""
-        if lost := [c for c, _ in self._places if c.lost]:
-            self._fleet.drop(lost)
-            fresh = self._connect([each.host for each in lost])
-            back = {each.host: each for each in fresh if not each.lost}
-            self._fleet.drop([each for each in fresh if each.lost])
-            gone = [each for each in fresh if each.lost]
-            hosts = [back.get(c.host, c) for c, _ in self._places]
-            kept = [
-                (c, placed)
-                for c, (_, placed) in zip(hosts, self._places, strict=True)
-                if not c.lost
-            ]
-            self._check_enough(kept, gone)
-            self._places = _renumbered(kept)
+        """Reaches lost hosts again, checks all, and goes on with the good ones if enough are left.
+
+        A host that answers may have lost its network, its disk, or the way to another host.
+        """
+        agents = self._reconnected()
+        checked = host_check.check_agents(self._fleet, agents, self._request(job))
+        host_check.end_probes(self._fleet, checked)
+        bad = set(preflight.with_problems(checked.found))
+        kept = [
+            (agent, placed)
+            for agent, (_, placed) in zip(agents, self._places, strict=True)
+            if agent.label not in bad
+        ]
+        self._check_enough(len(kept), {k: v for k, v in checked.found.items() if k in bad})
+        self._fleet.drop([each for each in agents if each.label in bad])
+        self._addresses = {each.name: each.address for each in checked.states.values()}
+        self._places = _renumbered(kept)
         count = sum(placed.count for _, placed in self._places)
+        if bad:
+            names = ", ".join(sorted(bad))
+            complain(f"going on without {names}: {len(kept)} hosts, {count} processes")
         return self._with_coordinator(dataclasses.replace(job, processes=count))
 
-    def _check_enough(
-        self, kept: Sequence[tuple[Connection, Placed]], gone: Sequence[Connection]
-    ) -> None:
-        """Raises `LaunchError` where too few hosts are left."""
+    def _reconnected(self) -> list[Connection]:
+        """The agents of all hosts, with new ones where they were lost."""
+        lost = [c for c, _ in self._places if c.lost]
+        self._fleet.drop(lost)
+        with _ssh_starts():
+            fresh = self._fleet.connect([each.host for each in lost])
+        back = dict(zip(lost, fresh, strict=True))
+        for old, new in back.items():
+            new.label = old.label  # which is unique among all hosts
+        return [back.get(c, c) for c, _ in self._places]
+
+    def _check_enough(self, kept: int, bad: preflight.Findings) -> None:
+        """Raises `LaunchError` where too few hosts are left; ``bad`` are those with problems."""
         least = self._args.min_hosts or len(self._wanted)
-        names = ", ".join(each.host.name for each in gone)
-        if len(kept) < least:
-            why = "".join(f"\n  {each.label}: {each.lost}" for each in gone)
+        if kept < least:
             hint = "" if self._args.min_hosts else ". --min-hosts K goes on with K hosts"
             raise LaunchError(
-                f"{len(kept)} of {len(self._wanted)} hosts are left, and the job needs "
-                f"{least}{hint}. Not reached: {names}{why}"
+                f"{kept} of {len(self._wanted)} hosts are left, and the job needs {least}{hint}\n"
+                f"{preflight.table(bad)}"
             )
-        if gone:
-            count = sum(placed.count for _, placed in kept)
-            complain(f"going on without {names}: {len(kept)} hosts, {count} processes")
 
     def end(self) -> None:
         """Ends all agents."""
