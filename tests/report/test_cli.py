@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -237,10 +239,24 @@ def test_rates_are_collectives_of_one_device_a_second() -> None:
     assert now.since(before) == {0: 1.5, 1: 1.0}
 
 
-def test_a_picture_shows_how_long_a_process_waits() -> None:
+def test_a_picture_shows_how_long_a_process_waits_by_the_clock_of_its_host() -> None:
     made = job(steps(9), steps(5))
-    run = made.snapshot()
+    run, hour = made.snapshot(), 3_600_000_000_000
+    there, here = (process.record for process in run.processes)
+    assert here
+    assert there
+    records = (
+        # Its clock is an hour behind that of this machine.
+        dataclasses.replace(there, host="b", monotonic_ns=0, realtime_ns=7 + hour),
+        dataclasses.replace(here, host=platform.node(), monotonic_ns=0, realtime_ns=7),
+    )
+    pairs = zip(run.processes, records, strict=True)
+    run = dataclasses.replace(
+        run, processes=[dataclasses.replace(each, record=record) for each, record in pairs]
+    )
     console = Console(width=160, record=True, file=io.StringIO())
-    last = made.devices[0].entries[-1].entered_ns
-    console.print(top.frame(run, diagnose(run), last + 3_000_000_000, {0: 12.0, 1: 0.0}))
+    [waits] = [row.call for row in diagnose(run).rows if row.index == 0]
+    assert waits
+    began = waits.entry.entered_ns
+    console.print(top.frame(run, diagnose(run), began + hour + 3_000_000_000, {0: 12.0, 1: 0.0}))
     assert "3.00 s" in console.export_text()

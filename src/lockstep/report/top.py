@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from pathlib import Path
 
@@ -83,12 +84,27 @@ def frame(
     style = "bold red" if diagnosis.kind.is_fault else "bold"
     return Group(
         Text(headline(diagnosis), style=style),
-        _processes(diagnosis, now_ns, rates or {}),
+        _processes(diagnosis, _now_of_hosts(run, now_ns), rates or {}),
         summary_table(summarize(run), LINES),
     )
 
 
-def _processes(diagnosis: Diagnosis, now_ns: int, rates: dict[int, float]) -> Table:
+def _now_of_hosts(run: Run, now_ns: int) -> dict[str, int]:
+    """Host -> its CLOCK_MONOTONIC now, when that of this machine is ``now_ns``.
+
+    The records of other hosts have two clocks, of which the second has been made that of this host
+    (`record_reader.on_one_clock`, `launch.host_records`).
+    """
+    leads = {
+        process.record.host: process.record.realtime_ns - process.record.monotonic_ns
+        for process in run.processes
+        if process.record
+    }
+    here = leads.get(platform.node(), time.time_ns() - time.monotonic_ns())
+    return {host: now_ns + here - lead for host, lead in leads.items()} | {platform.node(): now_ns}
+
+
+def _processes(diagnosis: Diagnosis, now: dict[str, int], rates: dict[int, float]) -> Table:
     table = Table()
     for column in ("process", "host", "pid"):
         table.add_column(column)
@@ -107,7 +123,7 @@ def _processes(diagnosis: Diagnosis, now_ns: int, rates: dict[int, float]) -> Ta
             str(begun),
             f"{rates[row.index]:.0f}" if row.index in rates else "",
             _now(row),
-            _since(row, now_ns),
+            _since(row, now[record.host]) if record else "",
             described(row.call) if row.call and row.call.entry.state == State.ENTERED else "",
             style="yellow" if row.culprit else None,
         )
@@ -121,7 +137,7 @@ def _now(row: Row) -> str:
 
 
 def _since(row: Row, now_ns: int) -> str:
-    """How long the process has been in its collective, or out of one; only for this host."""
+    """How long the process has been in its collective, or out of one."""
     if row.call is None or row.activity in _OVER:
         return ""
     entry = row.call.entry
