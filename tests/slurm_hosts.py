@@ -126,9 +126,25 @@ class SlurmHosts:
         folder = folder or self.folder
         (folder / "job.sh").write_text(text)
         output = folder / "job.out"
-        command = ["sbatch", "-W", "-o", str(output), "-D", str(folder), *options]
-        done = self.run([*command, str(folder / "job.sh")], env=env, timeout=timeout, check=False)
-        return done.returncode, output.read_text() if output.exists() else done.stderr
+        command = ["sbatch", "--parsable", "-o", str(output), "-D", str(folder), *options]
+        job = self.run([*command, str(folder / "job.sh")], env=env).stdout.strip()
+        status = self.wait_for(job, timeout)
+        return status, output.read_text() if output.exists() else f"job {job} has no output"
+
+    def wait_for(self, job: str, seconds: float = 180.0) -> int:
+        """The exit status of a batch job; `sbatch -W` looks for its end at long intervals."""
+        found: list[str] = []
+
+        def has_ended() -> bool:
+            said = self.run(["scontrol", "show", "job", job]).stdout
+            [state], found[:] = (
+                re.findall(r"JobState=(\w+)", said),
+                re.findall(r"ExitCode=(\d+)", said),
+            )
+            return state not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING")
+
+        wait_until(has_ended, f"the end of job {job}", seconds)
+        return int(found[0])
 
     def pids(self, pattern: str) -> list[int]:
         """The processes whose command lines match, in the order of their start."""

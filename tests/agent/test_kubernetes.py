@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import shutil
+import signal
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import lanes
 import ssh_hosts
+from ssh_hosts import SshHosts
 
 pytestmark = [
     pytest.mark.full,
@@ -26,34 +33,74 @@ sys.stdout.write(f"sum {os.uname().nodename} {ranks.ravel().tolist()}\n")
 DOMAIN = "train.default.svc.cluster.local"
 
 
-def test_pods_of_an_indexed_job(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(SUM)
+PODS = ("train-0", "train-1")
+LOOPS = r"""
+import os, sys, time, jax
+jax.distributed.initialize()
+from jax.experimental import multihost_utils
+while True:
+    ranks = multihost_utils.process_allgather(jax.numpy.array([jax.process_index()]))
+    if os.environ["LOCKSTEP_ATTEMPT"] != "0":
+        break
+    print("up", flush=True)
+    time.sleep(0.05)
+sys.stdout.write(f"sum {os.uname().nodename} {ranks.ravel().tolist()}\n")
+"""
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[SshHosts]:
     (tmp_path / "key").write_text("k" * 64)
     (tmp_path / "key").chmod(0o400)
-    pods = ("train-0", "train-1")
-    with ssh_hosts.ssh_hosts(tmp_path, pods) as hosts:
-        for pod in pods:
+    with ssh_hosts.ssh_hosts(tmp_path, PODS) as made:
+        for pod in PODS:
             # The kubelet writes a pod's own line. The other one stands for the name server.
-            lines = [f"{hosts.address(pod)}\t{pod}.{DOMAIN}\t{pod}"]
-            lines += [f"{hosts.address(each)} {each}.{DOMAIN}" for each in pods if each != pod]
-            hosts.replace(pod, Path("/etc/hosts"), "\n".join(["127.0.0.1 localhost", *lines, ""]))
-        command = [sys.executable, "-m", "lockstep", "worker", str(tmp_path / "program.py")]
-        started = [
-            hosts.start(
-                pod,
-                command,
-                {
-                    "HOSTNAME": pod,
-                    "JOB_COMPLETION_INDEX": str(index),
-                    "JOB_COMPLETIONS": "2",
-                    "LOCKSTEP_KEY_FILE": str(tmp_path / "key"),
-                },
-            )
-            for index, pod in enumerate(pods)
-        ]
-        for pod, process in zip(pods, started, strict=True):
-            out, err = (text.decode() for text in process.communicate(timeout=120))
-            assert process.returncode == 0, (out, err)
-            assert re.findall(r"sum (\S+) (\[.*?\])", out) == [(pod, "[0, 1]")]
-            assert "gloo" not in out + err
-        hosts.assert_nothing_left()
+            lines = [f"{made.address(pod)}\t{pod}.{DOMAIN}\t{pod}"]
+            lines += [f"{made.address(each)} {each}.{DOMAIN}" for each in PODS if each != pod]
+            made.replace(pod, Path("/etc/hosts"), "\n".join(["127.0.0.1 localhost", *lines, ""]))
+        yield made
+
+
+def start(hosts: SshHosts, pod: str, source: str, *options: str) -> subprocess.Popen[bytes]:
+    program = hosts.folder / "program.py"
+    program.write_text(source)
+    variables = {
+        "HOSTNAME": pod,
+        "JOB_COMPLETION_INDEX": str(PODS.index(pod)),
+        "JOB_COMPLETIONS": "2",
+        "LOCKSTEP_KEY_FILE": str(hosts.folder / "key"),
+    }
+    worker = [sys.executable, "-m", "lockstep", "worker", *options, str(program)]
+    return hosts.start(pod, worker, variables)
+
+
+def assert_sum(pod: str, process: subprocess.Popen[bytes]) -> str:
+    """It has ended well; its stderr."""
+    out, err = (text.decode() for text in process.communicate(timeout=120))
+    assert process.returncode == 0, (out, err)
+    assert re.findall(r"sum (\S+) (\[.*?\])", out) == [(pod, "[0, 1]")]
+    assert "gloo" not in out + err
+    return err
+
+
+def test_pods_of_an_indexed_job(hosts: SshHosts) -> None:
+    for pod, process in [(pod, start(hosts, pod, SUM)) for pod in PODS]:
+        assert_sum(pod, process)
+    hosts.assert_nothing_left()
+
+
+def test_a_new_pod_in_the_place_of_one_that_was_evicted(hosts: SshHosts) -> None:
+    stays, evicted = (start(hosts, pod, LOOPS, "--max-restarts", "1") for pod in PODS)
+    assert evicted.stdout
+    assert evicted.stdout.readline() == b"up\n"
+    for pid in hosts.processes(PODS[1]):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    evicted.communicate(timeout=60)
+    shutil.rmtree(hosts.folder / PODS[1] / "tmp")
+    (hosts.folder / PODS[1] / "tmp").mkdir()
+    new = start(hosts, PODS[1], LOOPS, "--max-restarts", "1")
+    said = assert_sum(PODS[0], stays)
+    assert "attempt 0 has failed: the agent of process 1 was lost; starting again" in said
+    assert_sum(PODS[1], new)
+    hosts.assert_nothing_left()

@@ -33,7 +33,7 @@ from jax.experimental import multihost_utils
 ranks = multihost_utils.process_allgather(jax.numpy.array([jax.process_index()]))
 sys.stdout.write(f"sum {os.uname().nodename} {ranks.ravel().tolist()}\n")
 sys.stdout.flush()
-if "fail" in sys.argv and jax.process_index() == 1:
+if os.environ["LOCKSTEP_ATTEMPT"] in sys.argv and jax.process_index() == 1:
     sys.exit(7)
 try:
     multihost_utils.process_allgather(jax.numpy.array([0]))
@@ -76,7 +76,7 @@ def test_on_one_host(name: str, program: str) -> None:
     done = run()
     assert done.returncode == 0, done
     assert re.findall(r"sum \S+ (\[.*?\])", done.stdout) == ["[0, 1]"] * 2, done
-    done = run("fail")
+    done = run("0")
     assert done.returncode in FAILED_STATUS, done
     assert re.search(FAILED.format(host=os.uname().nodename), done.stdout), done
 
@@ -114,7 +114,12 @@ def test_on_two_hosts(name: str, hosts: SshHosts, program: str, tmp_path: Path) 
     sums = re.findall(r"sum (\S+) (\[.*?\])", done.stdout)
     assert sorted(sums) == [("a", "[0, 1]"), ("b", "[0, 1]")], done
     assert "gloo" not in done.stdout + done.stderr
-    done = hosts.run("a", [*command, "fail"], timeout=120, check=False)
+    done = hosts.run("a", [*command, "0"], timeout=120, check=False)
     assert done.returncode in FAILED_STATUS, done
     assert re.search(FAILED.format(host="b"), done.stdout), done
+    again = [*command[:-1], "--max-restarts", "1", program, "0"]
+    done = hosts.run("a", again, timeout=120)
+    assert re.findall(r"sum (\S+) (\[.*?\])", done.stdout).count(("b", "[0, 1]")) == 2, done
+    said = "attempt 0 has failed: process 1 on b ended with status 7; starting again"
+    assert said in done.stdout + done.stderr, done
     hosts.assert_nothing_left()

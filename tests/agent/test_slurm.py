@@ -124,6 +124,11 @@ def test_the_script_of_the_page_starts_again_after_a_failure(
     assert status == 0, output
     said = re.findall(r"^0: (step \d .*)$", output, re.M)
     assert said == [f"step {i} on 8 devices: {64 * i}" for i in range(4)], output
-    assert "task 3: Killed" in output
+    assert re.search(
+        r"^0: lockstep: attempt 0 has failed: process 3 on b was killed by SIGKILL; "
+        r"starting again \(3 restarts left\)$",
+        output,
+        re.M,
+    ), output
     assert not list(tmp_path.glob("key-*")), "the script leaves its key behind"
     slurm.assert_nothing_left()

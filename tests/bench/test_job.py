@@ -84,7 +84,7 @@ def test_a_launcher_that_ends_at_once(tmp_path: Path) -> None:
 def test_the_launcher_is_given_the_implementation() -> None:
     command = JobSpec("gloo", 2, 4, ("--bind", "none")).command(Path("/x.sock"))
     assert command[1:] == [
-        *("-m", "lockstep", "run", "--collectives", "gloo", "-n", "2", "-d", "4"),
+        *("-m", "lockstep", "run", "--this-host", "--collectives", "gloo", "-n", "2", "-d", "4"),
         *("--bind", "none", "-m", "lockstep.bench.worker", "/x.sock"),
     ]
 

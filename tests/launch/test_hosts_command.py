@@ -24,6 +24,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "words"),
     [
         ("--hosts a,b --hostfile F", "--hosts and --hostfile: give one of them"),
+        ("--hosts a --this-host", "--this-host excludes --hosts and --hostfile"),
         ("--hostfile none", "--hostfile none: No such file or directory"),
         ("--hosts a:2,b -n 4", "-n 4: the hosts have 3 slots"),
         ("--hosts a,b --min-hosts 3", "--min-hosts 3: the job has 2 hosts"),

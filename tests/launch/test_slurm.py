@@ -86,6 +86,7 @@ def test_processes_and_hosts_of_the_allocation(slurm: SlurmHosts, tmp_path: Path
     assert hosts("-n", "3", salloc=two) == ["a 3", "a 3", "b 3"]
     assert hosts("--hosts", "b:2", salloc=two) == ["b 2", "b 2"]
     assert hosts("--hosts", "localhost:2", salloc=two) == ["a 2", "a 2"]
+    assert hosts("--this-host", "-n", "2", salloc=two) == ["a 2", "a 2"]
     # One host: this one needs no agent, the other one does.
     assert hosts(salloc=("-N1", "-n2", "-w", "a")) == ["a 2", "a 2"]
     assert hosts(salloc=("-N1", "-n2", "-w", "b")) == ["b 2", "b 2"]
@@ -120,14 +121,14 @@ def test_a_signal_to_the_script_leaves_time_to_save(slurm: SlurmHosts, tmp_path:
     script, output = tmp_path / "job.sh", tmp_path / "job.out"
     script.write_text("#!/bin/sh\nexec lockstep run --grace 20 train.py\n")
     options = ["-J", "saves", "-N2", "--ntasks-per-node=1", "-D", str(tmp_path), "-o", str(output)]
-    started = slurm.start(["sbatch", "-W", *options, str(script)], env={"PATH": PATH})
+    job = slurm.run(["sbatch", "--parsable", *options, str(script)], env={"PATH": PATH}).stdout
 
     def lines(word: str) -> list[str]:
         return re.findall(rf"\] {word}$", output.read_text() if output.exists() else "", re.M)
 
     wait_until(lambda: len(lines("ready")) == 2, "the start of the processes", 60)
     slurm.run(["scancel", "--batch", "--signal=TERM", "-n", "saves"])
-    started.communicate(timeout=60)
+    slurm.wait_for(job.strip(), 60)
     assert len(lines("saved")) == 2, output.read_text()
     slurm.assert_nothing_left()
 

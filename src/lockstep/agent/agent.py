@@ -47,11 +47,12 @@ from lockstep.agent import program_guard
 from lockstep.agent.host_dir import HostDir
 from lockstep.flight_recorder import format, model
 from lockstep.launch import failed_runs
-from lockstep.launch.first_failure import not_started
+from lockstep.launch.first_failure import FAILURE_SHARES, not_started
 from lockstep.system import fd_limit, process_tree
 from lockstep.system.oom import OomKills
 
 if TYPE_CHECKING:
+    from lockstep.agent.restart_line import RestartLine
     from lockstep.watchdog.agent_network import AgentNetwork
 
 _NOT_PASSED_ON = {
@@ -72,11 +73,14 @@ _NOT_PASSED_ON = {
     signal.SIGPIPE,
 }
 _STOPS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-_GRACE = 5.0
+GRACE = 5.0
+"""Seconds in which the other programs may end after a failure, without --grace."""
 _GRACE_AFTER_SIGTERM = 25.0
 """Seconds. Slurm, and others, kill 30 s after SIGTERM."""
 _TURN_SECONDS = 0.02
 _LAST_SECONDS = 0.5
+_LINE_SECONDS = 0.2
+"""How often the agent looks whether another process has failed, in a job that may start again."""
 _SENT_BY_TERMINAL = 0x80
 """SI_KERNEL."""
 
@@ -88,8 +92,11 @@ def run(
     process: int,
     log_dir: Path | None,
     grace: float | None,
-) -> NoReturn:
+    line: RestartLine | None = None,
+) -> bool:
     """Starts the program, and ends with its status, at most ``grace`` seconds later.
+
+    Returns where ``line`` says that the job starts again; else it ends this process.
 
     ``grace`` is the value of ``--grace``. Without it the program gets 25 s after SIGTERM, since it
     may have to save something large, and the other processes get 5 s after a failure.
@@ -119,7 +126,7 @@ def run(
     if not shares_group:
         with contextlib.suppress(OSError):  # the child did it already, and runs
             os.setpgid(pid, pid)  # the group must exist before a signal is forwarded to it
-    kept_open = {ours.fileno(), host_dir.held}
+    kept_open = {ours.fileno(), host_dir.held, line.fd if line else -1}
     if guard is not None:
         guard.watch(pid)
         kept_open.add(guard.lifeline)
@@ -128,7 +135,8 @@ def run(
     from lockstep.watchdog.agent_network import AgentNetwork
 
     network = AgentNetwork(ours, host_dir.path)
-    program = _Child(pid, shares_group, host_dir.path)
+    after_failure = GRACE if grace is None else grace
+    program = _Child(pid, shares_group, host_dir.path, line, after_failure)
     after_sigterm = _GRACE_AFTER_SIGTERM if grace is None else grace
     exit_code = program.wait(handled, after_sigterm)
     if guard is not None:
@@ -137,10 +145,31 @@ def run(
     ending = _run_files.Exit.of(exit_code, pid, reason)
     if program.was_killed:
         why = f"it had not ended {after_sigterm:g} s after SIGTERM (--grace)"
+        if not program.was_stopped:
+            why = f"another has failed, and it had not ended {after_failure:g} s later (--grace)"
         print(f"lockstep: process {process} was killed: {why}", file=sys.stderr, flush=True)
-    _publish_exit(host_dir, ending, network, handled, _GRACE if grace is None else grace)
+    if line is None:
+        _publish_exit(host_dir, ending, network, handled, after_failure)
+    else:
+        with contextlib.suppress(OSError):  # a full disk
+            ending.write(host_dir.folder)
+        line.ended(exit_code, program.asked_to_end)
+        starts_again = _starts_again(line, handled)
+        network.leave()
+        if starts_again:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            return True
     _leave(host_dir, log_dir, exit_code)
     _end_as(exit_code)
+
+
+def _starts_again(line: RestartLine, handled: set[signal.Signals]) -> bool:
+    """Waits until all programs have ended; a signal that stops the job ends the wait."""
+    while (decision := line.decision(_TURN_SECONDS)) is None:
+        received = signal.sigtimedwait(handled, _TURN_SECONDS)
+        if received and received.si_signo in _STOPS:
+            return False
+    return decision
 
 
 def _publish_exit(
@@ -201,13 +230,22 @@ def _become(
 class _Child:
     """The program as a child process: forwards signals, waits for its end."""
 
-    def __init__(self, pid: int, shares_group: bool, run_dir: Path) -> None:
+    def __init__(
+        self, pid: int, shares_group: bool, run_dir: Path, line: RestartLine | None, grace: float
+    ) -> None:
+        """``grace``: how long it may take to end when ``line`` says that another has failed."""
         self._pid = pid
         self._shares_group = shares_group
         self._run_dir = run_dir
+        self._line = line
+        self._grace = grace
         self._plan: list[tuple[float, signal.Signals]] = []
         self.was_stopped = False
         """Whether SIGTERM has begun its grace period."""
+        self.asked_to_end = False
+        """Whether a signal has asked for its end."""
+        self._ends = False
+        """Whether a grace period has begun."""
         self.was_killed = False
         """Whether it had not ended when the grace period was over."""
 
@@ -218,7 +256,10 @@ class _Child:
             if ended:
                 return os.waitstatus_to_exitcode(status)
             received = self._next_signal(handled | {signal.SIGCHLD})
+            self._check_line()
             if received is None:
+                if not self._plan or self._plan[0][0] > time.monotonic():
+                    continue
                 with contextlib.suppress(OSError):  # so that the program prints where it stopped
                     (self._run_dir / _run_files.STOPPING).touch()
                 self._send(self._plan.pop(0)[1])
@@ -227,19 +268,34 @@ class _Child:
 
     def _next_signal(self, handled: set[signal.Signals]) -> signal.struct_siginfo | None:
         """Waits for a signal; None when the next signal of the plan is due."""
-        if not self._plan:
+        longest = _LINE_SECONDS if self._line else float("inf")
+        if self._plan:
+            longest = min(longest, max(0.0, self._plan[0][0] - time.monotonic()))
+        if longest == float("inf"):
             return signal.sigwaitinfo(handled)
-        return signal.sigtimedwait(handled, max(0.0, self._plan[0][0] - time.monotonic()))
+        return signal.sigtimedwait(handled, longest)
+
+    def _check_line(self) -> None:
+        """Gives the program time to end when another one has failed."""
+        if self._line and not self._ends and self._line.has_failed():
+            self._plan_end([share * self._grace for share in FAILURE_SHARES])
 
     def _pass_on(self, received: signal.struct_siginfo, grace: float) -> None:
+        self.asked_to_end |= received.si_signo in _STOPS
         if received.si_signo == signal.SIGTERM and not self.was_stopped:
             self.was_stopped = True
-            now = time.monotonic()
-            self._plan = [(now + grace / 2, signal.SIGINT), (now + grace, signal.SIGKILL)]
+            self._plan_end([grace / 2, grace])
         if not (self._shares_group and received.si_code == _SENT_BY_TERMINAL):
             self._send(signal.Signals(received.si_signo))
         if received.si_signo == signal.SIGTSTP:
             os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _plan_end(self, after: Sequence[float]) -> None:
+        """SIGINT and SIGKILL follow in so many seconds."""
+        self._ends = True
+        now = time.monotonic()
+        numbers = (signal.SIGINT, signal.SIGKILL)
+        self._plan = [(now + s, number) for s, number in zip(after, numbers, strict=True)]
 
     def _send(self, number: signal.Signals) -> None:
         self.was_killed |= number == signal.SIGKILL
@@ -294,7 +350,9 @@ def _leave(host_dir: HostDir, log_dir: Path | None, exit_code: int) -> None:
         while exit_code != 0 and host_dir.path.exists() and time.monotonic() < end:
             time.sleep(_TURN_SECONDS)
         return
-    endings = [_run_files.Exit.read(path) for path in host_dir.path.glob("attempt_*/process_*")]
+    # Earlier attempts have failed, and are kept only where the last one has too.
+    last = host_dir.folder.parent.glob("process_*")
+    endings = [_run_files.Exit.read(path) for path in last]
     if any(ending is None or ending.exit_code != 0 for ending in endings):
         if folder := failed_runs.keep(host_dir.path, log_dir):
             where = "" if log_dir else f" (on {platform.node()}, for the processes of that host)"

@@ -53,6 +53,12 @@ class HostDir:
         with contextlib.suppress(OSError):
             run_dir.sweep(top)
 
+    def take_attempt(self, attempt: int, process: int) -> None:
+        """Makes this process's folder in an attempt that is known by now."""
+        if not (folder := _run_files.process_dir(self.path, attempt, process)).exists():
+            self.folder = self._make(attempt, process)
+        self.folder = folder
+
     def share_secret(self) -> None:
         """Creates the secret of a job that runs on this host only.
 

@@ -60,20 +60,37 @@ def main(words: Sequence[str]) -> NoReturn:
     log_dir = make_log_dir(args.log_dir, run_name(before, config))
     if log_dir:  # jobs that are started by hand all have one name, also earlier ones
         failed_runs.forget(log_dir, process)
-    if is_watched(config) and (shared := _host_dir(before, config)):
-        config = dataclasses.replace(config, run_dir=str(shared.path))
+    shared = _host_dir(before, config) if is_watched(config, args.max_restarts) else None
+    line, attempt = None, None
+    if args.max_restarts:
+        # A late import: it is needed only there.
+        from lockstep.agent import restart_line
+
+        name = run_name(before, config)
+        line, attempt = restart_line.begin(config, shared, name, args.max_restarts, args.grace)
+    if shared:
+        own = dataclasses.replace(config, run_dir=str(shared.path))
+        if attempt:
+            own = dataclasses.replace(own, **attempt._asdict(), restart_line=None)
 
         def environ_with(agent: int) -> dict[str, str]:
-            return _environ(before, dataclasses.replace(config, agent=agent), args)
+            return _environ(before, dataclasses.replace(own, agent=agent), args)
 
-        agent.run(arguments, environ_with, shared, process, log_dir, args.grace)
+        agent.run(arguments, environ_with, shared, process, log_dir, args.grace, line)
+        if line:
+            from lockstep.agent import restart_line
+
+            restart_line.start_again(line, shared, before, config)
     os.execve(arguments[0], arguments, _environ(before, config, args))
 
 
-def is_watched(config: Config) -> bool:
+def is_watched(config: Config, max_restarts: int = 0) -> bool:
     """Whether the program gets an agent; under ``lockstep run`` the launcher does its work."""
+    if config.run_dir:
+        return False
     alone = (config.num_processes or 1) == 1
-    return config.collectives == "lockstep" and config.record and not alone and not config.run_dir
+    has_engine = config.collectives == "lockstep" and config.record
+    return bool(max_restarts) or (has_engine and not alone)
 
 
 def _host_dir(before: Mapping[str, str], config: Config) -> HostDir | None:

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from lockstep._config import COLLECTIVES
-from lockstep.launch.run_command import BATCH_JOBS
 
 START_SECONDS = 120.0
 MAX_REASON = 300
@@ -63,7 +62,7 @@ class JobSpec:
     def command(self, path: Path) -> list[str]:
         """The launcher's command line; its processes connect to the socket at ``path``."""
         return [
-            *(sys.executable, "-m", "lockstep", "run"),
+            *(sys.executable, "-m", "lockstep", "run", "--this-host"),
             *("--collectives", self.collectives),
             *("-n", str(self.processes), "-d", str(self.devices), *self.options),
             *("-m", "lockstep.bench.worker", str(path)),
@@ -72,9 +71,7 @@ class JobSpec:
     def environ(self, started: Mapping[str, str]) -> dict[str, str]:
         """The launcher's environment, made from the one that the benchmark was started with."""
         x64 = {"JAX_ENABLE_X64": "1"} if self.x64 else {}
-        # In a batch job `lockstep run` would use all of its hosts.
-        own = {name: value for name, value in started.items() if name not in BATCH_JOBS}
-        return {**own, **x64, **_SETTINGS.get(self.implementation, {})}
+        return {**started, **x64, **_SETTINGS.get(self.implementation, {})}
 
 
 def why(log: str) -> str:

@@ -225,6 +225,11 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
     add_reach(group)
     add = group.add_argument
     add(
+        "--this-host",
+        action="store_true",
+        help="run on this host alone, also in a batch job that has others",
+    )
+    add(
         "--chdir",
         metavar="DIR",
         help="the directory to run in, on all hosts; default: the path of this one",
@@ -281,6 +286,14 @@ def worker_parser() -> argparse.ArgumentParser:
         "how long the program may take to end after SIGTERM (default: 25; after half of it the "
         "program gets KeyboardInterrupt), and after a failure how long to wait for the other "
         "processes to end before exiting (default: 5)",
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=checked(natural),
+        default=0,
+        metavar="K",
+        help="start the programs of all processes again after a failure, at most K times, under "
+        "the same launcher; all processes need the same K; default: 0",
     )
     parser.add_argument(
         "--log-dir",

@@ -21,7 +21,7 @@ from lockstep.launch.job_spec import LaunchSpec, overridden_collectives, overrid
 from lockstep.system import oom, port_reservation
 
 MANY_PER_CORE = 8
-BATCH_JOBS = {"SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID"}
+_BATCH_JOBS = {"SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID"}
 """Variables of which each batch job has one."""
 
 
@@ -34,6 +34,8 @@ def main(words: Sequence[str]) -> int:
     own, program = options.split(words, parser)
     args = parser.parse_args(own)
     several = bool(args.hosts or args.hostfile)
+    if several and args.this_host:
+        raise ConfigError("--this-host excludes --hosts and --hostfile: give one of them.")
     check_program(program, "run", is_here=not several)
     environ = dict(os.environ)
     config = configure(args, environ)
@@ -73,7 +75,7 @@ def main(words: Sequence[str]) -> int:
 
 def _of_allocation(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[int, bool]:
     """The slots that a batch system has given to this host, and whether there are other hosts."""
-    if args.hosts or args.hostfile or not BATCH_JOBS & environ.keys():
+    if args.hosts or args.hostfile or args.this_host or not _BATCH_JOBS & environ.keys():
         return 1, False
     # Late import: it is needed only there.
     from lockstep.hosts import allocation

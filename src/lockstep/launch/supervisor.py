@@ -39,6 +39,7 @@ from lockstep._words import processes, signal_name
 from lockstep.launch import failed_runs, tracebacks
 from lockstep.launch.console import Console, Stream
 from lockstep.launch.first_failure import (
+    FAILURE_SHARES,
     EndedProcess,
     by_culprit,
     first_failure,
@@ -53,10 +54,6 @@ from lockstep.launch.job_spec import LaunchSpec
 from lockstep.launch.local_processes import LocalProcesses
 from lockstep.system import process_tree
 
-FAILURE_SHARES = (0.5, 0.9)
-"""The shares of the grace period after which the processes of a failed job get SIGINT and SIGKILL.
-Until then they can raise their errors, save their state, and end. The whole job ends within the
-grace period."""
 REPEATED_SIGNAL = 0.3
 """Seconds within which a repeated signal counts once: GNU timeout sends SIGTERM twice."""
 

@@ -17,7 +17,6 @@ from ipyparallel.cluster.launcher import (
 from traitlets import List, Unicode
 from traitlets.config import Config
 
-from lockstep.launch.run_command import BATCH_JOBS
 from lockstep.notebook import tether
 
 _OUTPUT = ("stream", "display_data", "update_display_data", "execute_result", "clear_output")
@@ -37,10 +36,8 @@ class EngineSetLauncher(LocalProcessLauncher, EngineLauncher):  # type: ignore[m
     stop_seconds_until_kill = 10
 
     def find_args(self) -> list[str]:
-        # In a batch job `lockstep run` would use all of its hosts.
-        here = ["env", *(word for name in sorted(BATCH_JOBS) for word in ("-u", name))]
-        own = [sys.executable, "-P", "-m", "lockstep", "run"]
-        run = [*here, *own, "-n", str(self.n), *self.options]
+        own = [sys.executable, "-P", "-m", "lockstep", "run", "--this-host"]
+        run = [*own, "-n", str(self.n), *self.options]
         return tether.command([*run, "--auto-init", "-m", "lockstep.notebook.engine"])
 
     def start(self, n: int) -> None:  # type: ignore[override]

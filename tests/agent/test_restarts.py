@@ -1,0 +1,235 @@
+"""``lockstep worker --max-restarts``: all processes start again together, under their launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.test_worker_command import CLEAN, WORKER, mpiexec
+from lanes import full
+from lockstep._errors import LaunchError
+from lockstep.agent.restart_line import Attempt, RestartLine
+from lockstep.agent.restart_server import Server
+from lockstep.hosts import network_probe
+from processes import free_port
+from support import MARK, marked, wait_until
+
+TIMEOUT = 120.0
+KEY = b"k" * 32
+FAILS = r"""
+import os, signal, sys, time, jax
+jax.distributed.initialize()
+from jax.experimental import multihost_utils
+attempt = int(os.environ["LOCKSTEP_ATTEMPT"])
+ranks = multihost_utils.process_allgather(jax.numpy.array([jax.process_index()]))
+if attempt < int(sys.argv[1]):
+    if jax.process_index() == 1:
+        sys.exit(7)
+    if sys.argv[2:] == ["stuck"]:
+        while True:
+            try:
+                time.sleep(100)
+            except KeyboardInterrupt:
+                pass
+multihost_utils.process_allgather(ranks)
+ports = os.environ["LOCKSTEP_COORDINATOR"]
+sys.stdout.write(f"attempt {attempt} {ranks.ravel().tolist()} at {ports}\n")
+"""
+
+
+def start(folder: Path, *words: str, source: str = FAILS) -> subprocess.Popen[str]:
+    """Two processes under MPICH's mpiexec, whose files are in ``folder``/tmp."""
+    (folder / "tmp").mkdir()
+    (folder / "program.py").write_text(source)
+    options, program = words[: words.index("--")], words[words.index("--") + 1 :]
+    return subprocess.Popen(
+        [mpiexec(), "-n", "2", *WORKER, *options, str(folder / "program.py"), *program],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**CLEAN, "TMPDIR": str(folder / "tmp"), MARK: str(folder)},
+    )
+
+
+def finish(started: subprocess.Popen[str], folder: Path) -> tuple[str, str]:
+    """The output; nothing is left."""
+    try:
+        out, err = started.communicate(timeout=TIMEOUT)
+    finally:
+        for pid in marked(str(folder)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert not list((folder / "tmp").glob("lockstep-run-*"))
+    return out, err
+
+
+@pytest.mark.parametrize(
+    "options", [[], full(["--collectives", "gloo", "--grace", "2"])], ids=["engine", "gloo"]
+)
+def test_all_start_again_after_a_failure(options: list[str], tmp_path: Path) -> None:
+    started = start(tmp_path, "--max-restarts", "2", *options, "--", "1")
+    out, err = finish(started, tmp_path)
+    assert started.returncode == 0, err
+    found = re.findall(r"attempt (\d) (\[.*?\]) at (\S+)", out)
+    assert [each[:2] for each in found] == [("1", "[0, 1]")] * 2
+    assert len({each[2] for each in found}) == 1
+    assert re.search(
+        r"^lockstep: attempt 0 has failed: process 1 on \S+ ended with status 7; starting again "
+        r"\(2 restarts left\)$",
+        err,
+        re.MULTILINE,
+    ), err
+    assert "for details" not in err
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+@pytest.mark.full
+def test_the_last_attempt_gives_status_and_records(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    options = ["--max-restarts", "1", "--log-dir", str(logs), "--grace", "4"]
+    started = start(tmp_path, *options, "--", "9")
+    out, err = finish(started, tmp_path)
+    assert started.returncode != 0
+    assert "attempt" not in out
+    assert err.count("starting again (1 restart left)") == 1
+    [run] = logs.glob("run_*")
+    assert {path.name for path in run.glob("attempt_*")} >= {"attempt_1"}
+    assert f"lockstep report {run}" in err
+
+
+@pytest.mark.full
+def test_a_process_that_does_not_end_is_killed_and_started_again(tmp_path: Path) -> None:
+    started = start(tmp_path, "--max-restarts", "1", "--grace", "2", "--", "1", "stuck")
+    out, err = finish(started, tmp_path)
+    assert started.returncode == 0, (out, err)
+    assert "process 0 was killed: another has failed, and it had not ended 2 s later" in err
+    assert out.count("attempt 1 [0, 1]") == 2
+
+
+@pytest.mark.full
+def test_a_job_that_is_stopped_does_not_start_again(tmp_path: Path) -> None:
+    source = "print('up', flush=True); import time; time.sleep(100)"
+    with start(tmp_path, "--max-restarts", "3", "--", source=source) as started:
+        assert started.stdout
+        assert [started.stdout.readline() for _ in range(2)] == ["up\n"] * 2
+        started.send_signal(signal.SIGTERM)
+        _, err = started.communicate(timeout=TIMEOUT)
+    assert "starting again" not in err
+    wait_until(lambda: not marked(str(tmp_path)), "an end of all processes")
+
+
+# The server alone
+
+
+class Job:
+    """A server of two processes, in a thread."""
+
+    def __init__(self, restarts: int = 1, timeout: float = 30.0) -> None:
+        self.port = free_port()
+        listener = network_probe.listen("127.0.0.1", self.port)
+        hosts = ("127.0.0.1", "127.0.0.1")
+        self.server = Server(listener, hosts, 2, "job", KEY, restarts, 1.0, timeout)
+        self.thread = threading.Thread(target=self.server.run)
+        self.thread.start()
+
+    def line(self, process: int, key: bytes = KEY, timeout: float = 30.0) -> RestartLine:
+        return RestartLine.connect(f"127.0.0.1:{self.port}", "job", key, process, timeout)
+
+
+@pytest.fixture
+def jobs() -> Iterator[list[Job]]:
+    made: list[Job] = []
+    yield made
+    for job in made:
+        job.thread.join(TIMEOUT)
+        assert not job.thread.is_alive()
+        job.server.close()
+
+
+def begin(lines: list[RestartLine]) -> list[Attempt]:
+    """All wait for the start at the same time."""
+    found: list[Attempt] = []
+    threads = [
+        threading.Thread(target=lambda line=line: found.append(line.wait_for_start()))
+        for line in lines
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT)
+    return found
+
+
+def test_an_agent_in_the_place_of_a_lost_one(jobs: list[Job]) -> None:
+    """As a new pod of an Indexed Job has the index of one that was evicted."""
+    jobs.append(job := Job())
+    stays, lost = job.line(0), job.line(1)
+    first, other = begin([stays, lost])
+    assert first == other
+    assert first.attempt == 0
+    assert not stays.has_failed()
+    lost.close()
+    wait_until(stays.has_failed, "the news of the loss")
+    stays.ended(1, False)
+    assert stays.decision(TIMEOUT) is True
+    new = job.line(1)
+    second, other = begin([stays, new])
+    assert second == other
+    assert second.attempt == 1
+    assert second.coordinator != first.coordinator
+    for line in (stays, new):
+        line.ended(0, False)
+    assert [line.decision(TIMEOUT) for line in (stays, new)] == [False, False]
+
+
+def test_a_failure_of_the_last_attempt_and_a_signal_end_the_job(jobs: list[Job]) -> None:
+    for restarts, stopped in ((0, False), (1, True)):
+        jobs.append(job := Job(restarts))
+        lines = [job.line(0), job.line(1)]
+        begin(lines)
+        for line in lines:
+            line.ended(3, stopped)
+        assert [line.decision(TIMEOUT) for line in lines] == [False, False]
+
+
+def test_processes_that_do_not_come_are_named(jobs: list[Job]) -> None:
+    jobs.append(job := Job(timeout=1.0))
+    with pytest.raises(
+        LaunchError, match=r"process 0 was not started: the agents of processes 1 have not come"
+    ):
+        job.line(0).wait_for_start()
+
+
+def test_another_key_is_refused(jobs: list[Job]) -> None:
+    jobs.append(job := Job(timeout=2.0))
+    with pytest.raises(LaunchError, match=r"process 1 does not reach the agent of process 0 .*key"):
+        job.line(1, b"x" * 32, 1.0)
+
+
+def test_under_lockstep_run_the_launcher_restarts(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("")
+    done = subprocess.run(
+        [*WORKER, "--max-restarts", "1", str(tmp_path / "program.py")],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+        env={
+            **CLEAN,
+            "LOCKSTEP_RUN_DIR": str(tmp_path),
+            "LOCKSTEP_PROCESS_ID": "0",
+            "LOCKSTEP_NUM_PROCESSES": "1",
+            "LOCKSTEP_COORDINATOR": f"127.0.0.1:{free_port()}",
+        },
+    )
+    assert done.returncode != 0
+    assert "--max-restarts of lockstep worker: here lockstep run owns the processes" in done.stderr
