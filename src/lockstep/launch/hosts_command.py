@@ -206,14 +206,17 @@ class SeveralHosts:
             for agent, (_, placed) in zip(agents, self._places, strict=True)
             if agent.label not in bad
         ]
-        self._check_enough(len(kept), {k: v for k, v in checked.found.items() if k in bad})
+        problems = {label: own for label, own in checked.found.items() if label in bad}
+        self._check_enough(len(kept), problems)
         self._fleet.drop([each for each in agents if each.label in bad])
         self._addresses = {each.name: each.address for each in checked.states.values()}
         self._places = _renumbered(kept)
         count = sum(placed.count for _, placed in self._places)
         if bad:
-            names = ", ".join(sorted(bad))
-            complain(f"going on without {names}: {len(kept)} hosts, {count} processes")
+            complain(
+                f"going on with {len(kept)} hosts, {count} processes, without\n"
+                f"{preflight.table(problems)}"
+            )
         return self._with_coordinator(dataclasses.replace(job, processes=count))
 
     def _reconnected(self) -> list[Connection]:
