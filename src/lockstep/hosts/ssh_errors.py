@@ -180,11 +180,12 @@ def not_started(error: str, ssh: str, python: str, by_ssh: bool) -> Failure:
     """Why the command that starts an agent could not even be started on this machine."""
     here = f"cannot be started on this machine: {_shown(error)}"
     if by_ssh:
-        fix = "install the ssh client (openssh-client), or name another with --ssh"
         tool = ssh.split()[0]
         if tool == "srun":
             fix = "put Slurm's srun into the PATH, or start the agents with ssh: --ssh ssh"
-        return Failure(tool, f"{tool} {here}", fix)
+            return Failure("srun", f"srun {here}", fix)
+        fix = "install the ssh client (openssh-client), or name another with --ssh"
+        return Failure("ssh", f"{tool} {here}", fix)
     return Failure("Python", f"{python} {here}", _NO_PYTHON.fix.format(host="this machine"))
 
 

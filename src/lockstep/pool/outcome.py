@@ -152,7 +152,7 @@ def _raised(first: Outcome, count: int, full: bool) -> BaseException:
 def _died(first: Outcome, outcomes: Sequence[Outcome], full: bool) -> SpawnError:
     endings = [outcome.as_ended() for outcome in outcomes]
     if first.exit is None:
-        return SpawnError(f"{_processes([first.rank], len(outcomes))} {_NOT_SEEN.reason}")
+        return SpawnError(f"{processes([first.rank])} of {len(outcomes)} {_NOT_SEEN.reason}")
     return SpawnError(
         headline(first.as_ended(), endings, first.ended_at, full=full)[0].replace(
             " failed first: ", " died: ", 1
