@@ -16,6 +16,7 @@ import pytest
 from agent.test_worker_command import CLEAN, WORKER, mpiexec
 from lanes import full
 from lockstep._errors import LaunchError
+from lockstep.agent import restart_server
 from lockstep.agent.restart_line import Attempt, RestartLine
 from lockstep.agent.restart_server import Server
 from lockstep.hosts import network_probe
@@ -191,6 +192,76 @@ def test_an_agent_in_the_place_of_a_lost_one(jobs: list[Job]) -> None:
     assert [line.decision(TIMEOUT) for line in (stays, new)] == [False, False]
 
 
+def test_an_agent_that_comes_early_takes_the_place_of_one_that_is_lost(jobs: list[Job]) -> None:
+    """Its host is lost: its connection has no end, and the server learns it from the new one."""
+    jobs.append(job := Job(restarts=2))
+    stays, lost = job.line(0), job.line(1)
+    begin([stays, lost])
+    started: list[Attempt] = []
+    new = job.line(1)
+    waits = threading.Thread(target=lambda: started.append(new.wait_for_start()))
+    waits.start()
+    wait_until(stays.has_failed, "the news of the loss")
+    assert waits.is_alive()
+    stays.ended(1, False)
+    assert stays.decision(TIMEOUT) is True
+    [second] = begin([stays])
+    waits.join(TIMEOUT)
+    assert started == [second]
+    assert second.attempt == 1
+    for line in (stays, new):
+        line.ended(0, False)
+    # A loss of the first attempt does not count in the second.
+    assert [line.decision(TIMEOUT) for line in (stays, new)] == [False, False]
+    lost.close()
+
+
+def test_an_agent_that_is_stopped_alone_counts_as_failed(jobs: list[Job]) -> None:
+    jobs.append(job := Job())
+    stays, evicted = job.line(0), job.line(1)
+    begin([stays, evicted])
+    evicted.ended(-15, True)
+    wait_until(stays.has_failed, "the news of the failure")
+    stays.ended(1, False)
+    assert [line.decision(TIMEOUT) for line in (stays, evicted)] == [True, True]
+    evicted.close()
+    lines = [stays, job.line(1)]
+    begin(lines)
+    for line in lines:
+        line.ended(0, False)
+    assert [line.decision(TIMEOUT) for line in lines] == [False, False]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"[]",
+        b'{"kind": "ready"}',
+        b'{"kind": "ready", "process": 1.5}',
+        b'{"kind": "ended", "process": 1}',
+        b'{"kind": "leave", "process": 1}',
+    ],
+)
+def test_what_is_no_message_ends_the_connection_alone(jobs: list[Job], message: bytes) -> None:
+    jobs.append(job := Job())
+    with network_probe.connect("127.0.0.1", job.port, "job", KEY, TIMEOUT) as other:
+        other.settimeout(TIMEOUT)
+        other.sendall(message + b"\n")
+        assert other.recv(1) == b""
+    lines = [job.line(0), job.line(1)]
+    assert len(begin(lines)) == 2
+    for line in lines:
+        line.ended(0, False)
+    assert [line.decision(TIMEOUT) for line in lines] == [False, False]
+
+
+@pytest.mark.full
+def test_two_jobs_do_not_share_a_port(jobs: list[Job]) -> None:
+    jobs.append(job := Job(timeout=15.0))  # more than the other waits for the port
+    with pytest.raises(LaunchError, match=r"the agent of process 0 cannot listen on 127\.0\.0\.1"):
+        restart_server.start(f"127.0.0.1:{job.port}", 2, "other", KEY, 1, 1.0, 1.0)
+
+
 def test_a_failure_of_the_last_attempt_and_a_signal_end_the_job(jobs: list[Job]) -> None:
     for restarts, stopped in ((0, False), (1, True)):
         jobs.append(job := Job(restarts))
@@ -204,7 +275,7 @@ def test_a_failure_of_the_last_attempt_and_a_signal_end_the_job(jobs: list[Job])
 def test_processes_that_do_not_come_are_named(jobs: list[Job]) -> None:
     jobs.append(job := Job(timeout=1.0))
     with pytest.raises(
-        LaunchError, match=r"process 0 was not started: the agents of processes 1 have not come"
+        LaunchError, match=r"process 0 was not started: the agent of process 1 did not come"
     ):
         job.line(0).wait_for_start()
 

@@ -154,7 +154,8 @@ def run(
         with contextlib.suppress(OSError):  # a full disk
             ending.write(host_dir.folder)
         line.ended(exit_code, program.asked_to_end)
-        starts_again = _starts_again(line, handled)
+        # An agent that was asked to end leaves; another may come in its place.
+        starts_again = not program.asked_to_end and _starts_again(line, handled)
         network.leave()
         if starts_again:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

@@ -12,8 +12,9 @@ the whole job (`restart_line`):
     server  failed                       another program has failed: end within the grace period
     server  again or over (why)          all have ended: be ready once more, or leave
 
-An agent that is lost (its pod was evicted) counts as failed. Another one in its place may become
-ready within the start timeout.
+An agent that is lost, or stopped alone (its pod was evicted), counts as failed. Another one in its
+place may become ready within the start timeout, also before the others have ended. A signal that
+stops the agent of process 0, or all agents, ends the job.
 
 Both sides prove that they have the job's key (`lockstep.hosts.network_probe`). A job without one is
 as open as JAX's coordination service is.
@@ -28,11 +29,11 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
 
-from lockstep._errors import LaunchError
-from lockstep._words import counted, signal_name
+from lockstep._errors import InitializationError, LaunchError
+from lockstep._words import counted, processes, signal_name
 from lockstep.bootstrap import cluster_env, coordinator_port
 from lockstep.hosts import network_probe
 from lockstep.system import fd_limit, port_reservation, process_tree
@@ -40,7 +41,12 @@ from lockstep.system import fd_limit, port_reservation, process_tree
 MAX_LINE = 1 << 12
 _LATE_SECONDS = 15.0
 """How long after the grace period an agent may take to report its end."""
-_KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
+_KEEPALIVE = {
+    "TCP_KEEPIDLE": 5,
+    "TCP_KEEPINTVL": 2,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 11_000,  # while data is not acknowledged the kernel sends no probes
+}
 """A host that is lost without a word is noticed within 11 s."""
 
 
@@ -63,8 +69,10 @@ def start(
     host, port = coordinator_port.split(address)
     bound, _ = coordinator_port.split(coordinator_port.choose(f"0.0.0.0:{port}", address))
     try:
+        # `listen` shares a port with another listener of this user; two jobs must not.
+        coordinator_port.wait_until_free(f"{cluster_env.bracketed(bound)}:{port}")
         listener = network_probe.listen(bound, port, size)
-    except OSError as error:
+    except (OSError, InitializationError) as error:
         raise LaunchError(
             f"--max-restarts: the agent of process 0 cannot listen on {address}: {error}. End the "
             "process that listens there (ss -ltnp shows it), or set LOCKSTEP_COORDINATOR=HOST:PORT "
@@ -82,8 +90,8 @@ def _serve(listener: socket.socket, make: Callable[[], Server]) -> NoReturn:
     status = 1
     try:
         process_tree.end_with_parent()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # it ends with the agent
+        # It ends with the agent, and not by what a launcher sends to the agent's process group.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         fd_limit.close_all_but({listener.fileno()})
         make().run()
         signal.pause()  # until the agent has read the last message
@@ -95,14 +103,31 @@ def _serve(listener: socket.socket, make: Callable[[], Server]) -> NoReturn:
         os._exit(status)
 
 
+class _Ending(NamedTuple):
+    """How the program of an agent has ended."""
+
+    status: int
+    """Its exit code, below 0 a signal."""
+    stopped: bool
+    """A signal to the agent has ended it."""
+    host: str
+
+
 class _Agent:
     """The connection to the agent of one process."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.is_ready = False
-        self.ended: Mapping[str, Any] | None = None
+        self.is_gone = False
+        """The connection has ended."""
+        self.ended: _Ending | None = None
         """How its program has ended in this attempt."""
+
+    @property
+    def is_lost(self) -> bool:
+        """It is gone before it has reported how its program has ended."""
+        return self.is_gone and self.ended is None
 
     def send(self, kind: str, **values: Any) -> None:
         with contextlib.suppress(OSError):  # its thread reads the end of the connection
@@ -115,7 +140,8 @@ class _Agent:
 
 
 class Server:
-    """Threads read what the agents say; the main thread decides. The condition guards all state."""
+    """A thread for each agent reads its messages; the main thread decides. The condition guards all
+    state."""
 
     def __init__(
         self,
@@ -136,8 +162,9 @@ class Server:
         self._timeout = timeout
         self._changed = threading.Condition()
         self._agents: dict[int, _Agent] = {}
-        self._lost: set[int] = set()
-        """Processes whose agents were lost in this attempt."""
+        """The last to connect for each process; its program runs, or waits for the next attempt."""
+        self._running: dict[int, _Agent] = {}
+        """Those that have started a program in this attempt."""
         self._listening = network_probe.Listener(listener, name, key, self._on_agent, size)
 
     def close(self) -> None:
@@ -147,32 +174,30 @@ class Server:
                 agent.close()
         self._listening.close()
 
-    # What agents say
+    # Messages of agents
 
     def _on_agent(self, connection: socket.socket) -> None:
         keep_alive(connection)
-        agent, process = _Agent(connection), -1
-        with connection.makefile("rb") as lines, contextlib.suppress(OSError, ValueError):
-            while line := lines.readline(MAX_LINE):
-                said = json.loads(line)
-                with self._changed:
-                    if process < 0:
-                        process = self._number(said["process"])
-                        self._agents[process] = agent
-                    agent.is_ready = said["kind"] == "ready"
-                    agent.ended = said if said["kind"] == "ended" else None
-                    self._changed.notify_all()
-        with self._changed:
-            if self._agents.get(process) is agent:
-                del self._agents[process]
-                if not agent.ended:
-                    self._lost.add(process)
+        agent = _Agent(connection)
+        try:
+            with connection.makefile("rb") as lines, contextlib.suppress(OSError, ValueError):
+                while line := lines.readline(MAX_LINE):
+                    self._take(agent, *_parsed(line, self._size))
+        finally:
+            with self._changed:
+                agent.is_gone = True
+                for process in [p for p, known in self._agents.items() if known is agent]:
+                    del self._agents[process]
                 self._changed.notify_all()
 
-    def _number(self, process: int) -> int:
-        if not 0 <= process < self._size:
-            raise ValueError(f"there is no process {process}")
-        return process
+    def _take(self, agent: _Agent, process: int, ended: _Ending | None) -> None:
+        with self._changed:
+            known = self._agents.get(process)
+            if known is not None and known is not agent:
+                known.close()  # another has its place: it is lost, whatever the network still says
+            self._agents[process] = agent
+            agent.is_ready, agent.ended = ended is None, ended
+            self._changed.notify_all()
 
     # Decisions
 
@@ -187,20 +212,21 @@ class Server:
                 self._send_all("start", attempt=attempt, coordinator=coordinator)
                 failure = self._end_of_attempt()
             if not failure:
-                self._send_all("over", why="")
-                return
+                return self._end("the job has ended")
             if self._left == 0 or self._was_stopped():
-                self._send_all("over", why="")
-                return
+                return self._end(f"the job has failed, and does not start again: {failure}")
             report(
                 f"attempt {attempt} has failed: {failure}; starting again "
                 f"({counted(self._left, 'restart')} left)"
             )
             self._left -= 1
             attempt += 1
-            with self._changed:
-                self._lost.clear()
             self._send_all("again")
+
+    def _end(self, why: str) -> None:
+        """No attempt follows: an agent that comes now finds the port closed."""
+        self._send_all("over", why=why)
+        self._listening.close()
 
     def _wait(self, done: Callable[[], bool], seconds: float | None) -> bool:
         with self._changed:
@@ -214,17 +240,16 @@ class Server:
 
         if self._wait(lambda: len(ready()) == self._size, self._timeout or None):
             with self._changed:
-                for agent in self._agents.values():
-                    agent.is_ready = False
+                self._running = dict(self._agents)
+                for agent in self._running.values():
+                    agent.is_ready, agent.ended = False, None
             return True
         with self._changed:
             missing = sorted({*range(self._size)} - {*ready()})
-        names = ", ".join(map(str, missing))
-        self._send_all(
-            "over",
-            why=f"the agents of processes {names} have not come within {self._timeout:g} s "
-            "(--start-timeout). Do they run, with the same --max-restarts and key, and can they "
-            f"reach {self._hosts[0]}?",
+        agents = f"agent{'s' * (len(missing) > 1)} of {processes(missing)}"
+        self._end(
+            f"the {agents} did not come within {self._timeout:g} s (--start-timeout). Each has to "
+            f"run with the same --max-restarts and key, and has to reach {self._hosts[0]}."
         )
         return False
 
@@ -233,12 +258,13 @@ class Server:
         first = ""
 
         def failed() -> str:
-            lost = next((f"the agent of process {p} was lost" for p in sorted(self._lost)), "")
-            endings = ((p, a.ended) for p, a in sorted(self._agents.items()) if a.ended)
-            return lost or next((_described(p, e) for p, e in endings if e["status"]), "")
+            running = sorted(self._running.items())
+            lost = (f"the agent of process {p} was lost" for p, agent in running if agent.is_lost)
+            endings = ((p, agent.ended) for p, agent in running if agent.ended)
+            return next(lost, "") or next((_described(p, e) for p, e in endings if e.status), "")
 
         def all_ended() -> bool:
-            return all(agent.ended for agent in self._agents.values())
+            return all(agent.ended or agent.is_gone for agent in self._running.values())
 
         self._wait(lambda: bool(failed()) or all_ended(), None)
         with self._changed:
@@ -251,15 +277,16 @@ class Server:
 
     def _drop_silent(self) -> None:
         with self._changed:
-            for agent in self._agents.values():
+            for agent in self._running.values():
                 if not agent.ended:
                     agent.close()
 
     def _was_stopped(self) -> bool:
-        """Whether a signal to an agent, of its launcher or the user, has ended the job."""
+        """Whether a signal to the agents, of their launcher or the user, has ended the job."""
         with self._changed:
-            endings = [agent.ended for agent in self._agents.values() if agent.ended]
-        return any(ending["stopped"] for ending in endings)
+            endings = {process: agent.ended for process, agent in self._running.items()}
+        stopped = {process for process, ending in endings.items() if ending and ending.stopped}
+        return 0 in stopped or stopped == {process for process, e in endings.items() if e} != set()
 
     def _send_all(self, kind: str, **values: Any) -> None:
         """Process 0 comes last: this server ends with its agent."""
@@ -269,10 +296,26 @@ class Server:
             agent.send(kind, **values)
 
 
-def _described(process: int, ending: Mapping[str, Any]) -> str:
-    status = int(ending["status"])
+def _parsed(line: bytes, size: int) -> tuple[int, _Ending | None]:
+    """The process that a message is of, and its end; None: it is ready. Raises ValueError."""
+    try:
+        values = json.loads(line)
+        kind, process = values["kind"], values["process"]
+        if kind == "ended":
+            ended = _Ending(int(values["status"]), bool(values["stopped"]), str(values["host"]))
+        else:
+            ended = None
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a message of an agent: {line!r}") from error
+    if kind not in ("ready", "ended") or type(process) is not int or not 0 <= process < size:
+        raise ValueError(f"not a message of an agent of {counted(size, 'process')}: {line!r}")
+    return process, ended
+
+
+def _described(process: int, ending: _Ending) -> str:
+    status = ending.status
     how = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
-    return f"process {process} on {ending['host']} {how}"
+    return f"process {process} on {ending.host} {how}"
 
 
 def report(text: str) -> None:

@@ -19,11 +19,6 @@ from lockstep.bootstrap import coordinator_port
 
 _PAUSE_SECONDS = 0.1
 _ANSWER_SECONDS = 5.0
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""What a client of HTTP/2 in the clear begins with (RFC 9113, 3.4), and its empty SETTINGS."""
-_SETTINGS = b"\0"
-"""How the answer in the clear begins: with the length of a frame. A service that expects TLS sends
-an alert, or closes the connection."""
 
 
 def check(address: str, files: Mapping[str, str], seconds: float) -> float:
@@ -34,18 +29,18 @@ def check(address: str, files: Mapping[str, str], seconds: float) -> float:
     keeps this process from the service is jaxlib's to report.
     """
     end = time.monotonic() + seconds
+    until = end - seconds / 2  # jaxlib gets the other half where nothing can be found out
     config = _config.current()
     if not config.num_processes == config.local_num_processes is not None:
         with contextlib.suppress(ValueError):  # an address that only gRPC understands
-            _check(coordinator_port.split(address), address, files, end)
+            _check(coordinator_port.split(address), address, files, until)
     return max(1.0, end - time.monotonic())
 
 
 def _check(at: tuple[str, int], address: str, files: Mapping[str, str], end: float) -> None:
     while time.monotonic() < end:
         with contextlib.suppress(OSError), socket.create_connection(at, _ANSWER_SECONDS) as peer:
-            problem = _with_key(peer, files) if files else _without_key(peer)
-            if problem:
+            if problem := _problem(_speaks_tls(peer, files), files):
                 raise InitializationError(
                     f"JAX's coordination service at {address} {problem} Give all processes of the "
                     "job the same LOCKSTEP_KEY_FILE, and the same jax."
@@ -54,31 +49,39 @@ def _check(at: tuple[str, int], address: str, files: Mapping[str, str], end: flo
         time.sleep(_PAUSE_SECONDS)
 
 
-def _without_key(peer: socket.socket) -> str:
-    peer.sendall(_PREFACE)
-    if peer.recv(1) == _SETTINGS:
-        return ""
-    return (
-        "accepts only processes that have the job's key, and this process has none: "
-        "LOCKSTEP_KEY_FILE is not set here."
-    )
-
-
-def _with_key(peer: socket.socket, files: Mapping[str, str]) -> str:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # the authority, made from the key, signs for this job alone
-    context.load_verify_locations(files["mtls_ca_file"])
-    context.load_cert_chain(files["mtls_cert_file"], files["mtls_key_file"])
-    context.set_alpn_protocols(["h2"])
-    try:
-        context.wrap_socket(peer).close()
-    except ssl.SSLCertVerificationError:
+def _problem(speaks_tls: bool | None, files: Mapping[str, str]) -> str:
+    if speaks_tls is None:
         return "has another key than this process: they hold different keys."
-    except ssl.SSLError as error:
-        if error.reason not in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
-            return ""
+    if speaks_tls and not files:
+        return (
+            "accepts only processes that have the job's key, and this process has none: "
+            "LOCKSTEP_KEY_FILE is not set here."
+        )
+    if files and not speaks_tls:
         return (
             "does not encrypt, and this process has the job's key: process 0 has no "
             "LOCKSTEP_KEY_FILE, or a jax before 0.11.2."
         )
     return ""
+
+
+def _speaks_tls(peer: socket.socket, files: Mapping[str, str]) -> bool | None:
+    """None: it does, with a certificate of another key. Raises OSError where neither is known, as
+    for a proxy that accepts connections before the service listens."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # the authority, made from the key, signs for this job alone
+    context.set_alpn_protocols(["h2"])
+    if files:
+        context.load_verify_locations(files["mtls_ca_file"])
+        context.load_cert_chain(files["mtls_cert_file"], files["mtls_key_file"])
+    else:
+        context.verify_mode = ssl.CERT_NONE
+    try:
+        context.wrap_socket(peer).close()
+    except ssl.SSLCertVerificationError:
+        return None
+    except ssl.SSLError as error:
+        if error.reason not in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+            raise
+        return False
+    return True

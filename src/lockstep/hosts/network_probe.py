@@ -121,7 +121,7 @@ class Listener:
                 peer.close()
                 continue
             thread = threading.Thread(target=self._serve, args=(peer,), daemon=True)
-            self._serving.append(thread)
+            self._serving = [*filter(threading.Thread.is_alive, self._serving), thread]
             thread.start()
 
     def _serve(self, peer: socket.socket) -> None:
