@@ -204,14 +204,25 @@ def test_a_process_that_is_gone_is_reported() -> None:
 
 def test_a_run_without_a_directory_is_read_from_the_processes_memory() -> None:
     made = job(steps(9), steps(9))
-    content = bytearray(made.file(0))
-    content[40:44] = os.getpid().to_bytes(4, "little")
-    memory = os.memfd_create("lockstep-recorder")
-    try:
-        os.write(memory, content)
-        run = locate_run.read(None, os.getpid())
-    finally:
-        os.close(memory)
+    # A process of its own: this one may hold runs of other tests.
+    holder = (
+        "import os, sys; content = bytearray(sys.stdin.buffer.read());"
+        "content[40:44] = os.getpid().to_bytes(4, 'little');"
+        "os.write(os.memfd_create('lockstep-recorder'), content);"
+        "print('ready', flush=True); import time; time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdin
+            assert process.stdout
+            process.stdin.write(made.file(0))
+            process.stdin.close()
+            assert process.stdout.readline() == b"ready\n"
+            run = locate_run.read(None, process.pid)
+        finally:
+            process.kill()
     assert run.processes[0].record is not None
     assert run.processes[0].record.rings[0].written == 9
     assert run.processes[1].problems == ("it runs on another host, or has ended",)
