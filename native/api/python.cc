@@ -139,8 +139,8 @@ std::unique_ptr<Communicator> Engine::communicator(int color, int key) {
     return no_members_;
   }();
   try {
-    const DeviceList devices = decide_members(keys_on_stack(job, color, key, job.device_id_bytes()),
-                                              taken, color, key, advice);
+    const DeviceList devices = key_chooser_.choose(
+        keys_on_stack(job, color, key, job.device_id_bytes()), taken, color, key, advice);
     auto communicator = std::make_unique<Communicator>(job.clique(devices), key);
     std::lock_guard lock(mutex_);
     requested_.insert({devices, key});

@@ -35,31 +35,57 @@ namespace {
 
 using xla::cpu::CpuCliqueKey;
 using Lists = std::vector<DeviceList>;
+using Keys = std::vector<FoundKey>;
 
 const auto kNobody = [](const DeviceList&) { return false; };
 const auto* const kAdvice = "Use another library.";
 
-TEST(one_list_is_the_answer) {
-  CHECK((decide_members({{0, 1}}, kNobody, 0, 1, kAdvice) == DeviceList{0, 1}));
+const Place kOne = {1000, 8}, kOther = {1000, 16};
+
+Lists lists_of(const Keys& keys) {
+  Lists lists;
+  for (const FoundKey& each : keys) lists.push_back(each.devices);
+  return lists;
 }
 
+DeviceList choose(const Keys& keys, const std::function<bool(const DeviceList&)>& taken = kNobody) {
+  return KeyChooser().choose(keys, taken, 4, 0, kAdvice);
+}
+
+TEST(one_list_is_the_answer) { CHECK((choose({{{4, 1}, {}}}) == DeviceList{4, 1})); }
+
 TEST(a_list_that_has_its_communicator_is_out) {
-  const auto taken = [](const DeviceList& list) { return list == DeviceList{0, 1}; };
-  CHECK((decide_members({{0, 1}, {0, 5}}, taken, 0, 0, kAdvice) == DeviceList{0, 5}));
-  CHECK((decide_members({{0, 5}, {0, 1}}, taken, 0, 0, kAdvice) == DeviceList{0, 5}));
+  const auto taken = [](const DeviceList& list) { return list == DeviceList{4, 1}; };
+  CHECK((choose({{{4, 1}, {}}, {{4, 5}, {}}}, taken) == DeviceList{4, 5}));
+  CHECK((choose({{{4, 5}, {}}, {{4, 1}, {}}}, taken) == DeviceList{4, 5}));
 }
 
 TEST(two_lists_are_an_error) {
-  CHECK_CONTAINS(ERROR_OF(decide_members({{4, 5}, {4, 6, 7}}, kNobody, 4, 0, kAdvice)),
+  CHECK_CONTAINS(ERROR_OF(choose({{{4, 5}, {kOne}}, {{4, 6, 7}, {kOther}}})),
                  "starts with device 4", "position 0", "it could be {4,5}, {4,6,7}",
                  "does not guess", kAdvice);
 }
 
 TEST(no_list_is_an_error) {
   const auto all = [](const DeviceList&) { return true; };
-  CHECK_CONTAINS(ERROR_OF(decide_members({}, kNobody, 4, 2, kAdvice)), "cannot tell which devices");
-  CHECK_CONTAINS(ERROR_OF(decide_members({{4, 5, 6}}, all, 4, 2, kAdvice)),
-                 "cannot tell which devices");
+  CHECK_CONTAINS(ERROR_OF(choose({})), "cannot tell which devices");
+  CHECK_CONTAINS(ERROR_OF(choose({{{4, 5, 6}, {}}}, all)), "cannot tell which devices");
+}
+
+TEST(of_two_lists_the_one_where_a_key_was_the_only_one) {
+  KeyChooser chooser;
+  const auto ask = [&](const Keys& keys) { return chooser.choose(keys, kNobody, 4, 0, kAdvice); };
+  const Keys two = {{{4, 5}, {kOther}}, {{4, 5, 6}, {kOne}}};
+  // Neither tells which of its places is that of the live key.
+  CHECK((ask({{{4, 1}, {kOne, kOther}}}) == DeviceList{4, 1}));
+  CHECK((ask({{{4, 1}, {Place{}}}}) == DeviceList{4, 1}));
+  CHECK_CONTAINS(ERROR_OF(ask(two)), "cannot tell which devices");
+  CHECK((ask({{{4, 1}, {kOne}}}) == DeviceList{4, 1}));
+  CHECK((ask(two) == DeviceList{4, 5, 6}));
+  CHECK((ask({{{4, 5}, {kOther, kOne}}, {{4, 6}, {kOther}}}) == DeviceList{4, 5}));
+  CHECK_CONTAINS(ERROR_OF(ask({{{4, 5}, {kOther}}, {{4, 6}, {Place{}}}})), "{4,5}, {4,6}");
+  CHECK((ask({{{4, 8}, {kOther}}}) == DeviceList{4, 8}));
+  CHECK_CONTAINS(ERROR_OF(ask(two)), "{4,5}, {4,5,6}");  // both now
 }
 
 // As jaxlib's are found, here those of this program.
@@ -85,27 +111,40 @@ void keep(const void* variable) { asm volatile("" : : "g"(variable) : "memory");
 // A key in the caller's frame, as XLA's is. The words come inverted and everything is wiped out
 // afterwards, so that the next scan of the same test finds no copy.
 template <typename Key>
-[[gnu::noinline]] Lists scan_with_words(const Job& job, std::uintptr_t begin, std::uintptr_t end,
-                                        std::uintptr_t last, int color, int key, int id_bytes) {
+[[gnu::noinline]] Keys find_with_words(const Job& job, std::uintptr_t begin, std::uintptr_t end,
+                                       std::uintptr_t last, int color, int key, int id_bytes) {
   alignas(Key) std::byte frame[sizeof(Key)];
   auto* planted = new (frame) Key(~begin, ~end, ~last);
   keep(planted);
-  Lists seen = keys_on_stack(job, color, key, id_bytes);
+  Keys seen = keys_on_stack(job, color, key, id_bytes);
   planted->~Key();
   std::memset(frame, 0, sizeof(frame));
   keep(frame);
   return seen;
 }
 
+template <typename Key>
+Lists scan_with_words(const Job& job, std::uintptr_t begin, std::uintptr_t end, std::uintptr_t last,
+                      int color, int key, int id_bytes) {
+  return lists_of(find_with_words<Key>(job, begin, end, last, color, key, id_bytes));
+}
+
 template <typename Key = CpuCliqueKey, typename Id>
-Lists scan_with(const Job& job, int color, int key, const std::vector<Id>& ids) {
+Keys find_with(const Job& job, int color, int key, const std::vector<Id>& ids) {
   const auto at = ~reinterpret_cast<std::uintptr_t>(ids.data());
   const std::uintptr_t bytes = ids.size() * sizeof(Id);
-  return scan_with_words<Key>(job, at, at - bytes, at - bytes, color, key, sizeof(Id));
+  return find_with_words<Key>(job, at, at - bytes, at - bytes, color, key, sizeof(Id));
+}
+
+template <typename Key = CpuCliqueKey, typename Id>
+Lists scan_with(const Job& job, int color, int key, const std::vector<Id>& ids) {
+  return lists_of(find_with<Key>(job, color, key, ids));
 }
 
 using Narrow = std::vector<std::int32_t>;
 using Wide = std::vector<std::int64_t>;
+
+DeviceList ids_of(const Wide& ids) { return {ids.begin(), ids.end()}; }
 
 TEST(keys_in_a_frame) {
   with_job([](Job& job) {
@@ -148,7 +187,7 @@ TEST(a_key_on_the_heap_to_which_a_frame_points) {
     const CpuCliqueKey* volatile pointer = held.get();
     keep(const_cast<const CpuCliqueKey**>(&pointer));
     const bool known = virtual_tables().clique_key != 0;
-    CHECK((keys_on_stack(job, 0, 1, 4) == (known ? Lists{{0, 1, 2048}} : Lists{})));
+    CHECK((lists_of(keys_on_stack(job, 0, 1, 4)) == (known ? Lists{{0, 1, 2048}} : Lists{})));
     // One in a frame is the live one.
     const auto [other, other_end, other_last] = words(others);
     CHECK((scan_with_words<CpuCliqueKey>(job, ~other, ~other_end, ~other_last, 0, 0, 4) ==
@@ -216,16 +255,23 @@ TEST(tables_that_point_nowhere) {
 
 TEST(a_key_left_behind_by_an_earlier_call) {
   with_job([](Job& job) {
-    static const std::int64_t old_ids[] = {0, 2048, 1};
-    const auto at = reinterpret_cast<std::uintptr_t>(old_ids);
-    const CpuCliqueKey stale(at, at + 24, at + 24);
+    // Its memory was freed and now holds the live list, of which it shows the first part.
+    const Wide ids = {0, 2048, 1};
+    const auto at = reinterpret_cast<std::uintptr_t>(ids.data());
+    const CpuCliqueKey stale(at, at + 16, at + 16);
+    const auto ask = [&](KeyChooser& chooser, int color, const Keys& keys) {
+      return chooser.choose(keys, kNobody, color, 0, kAdvice);
+    };
     keep(&stale);
-    const Lists seen = scan_with(job, 0, 0, Wide{0, 1});
+    const Keys seen = find_with(job, 0, 0, ids), only = find_with(job, 1, 0, Wide{1, 2049});
     keep(&stale);
-    CHECK((seen == Lists{{0, 1}, {0, 2048, 1}}));
-    CHECK_CONTAINS(ERROR_OF(decide_members(seen, kNobody, 0, 0, kAdvice)), "{0,1}, {0,2048,1}");
-    const auto asked_before = [](const DeviceList& list) { return list == DeviceList{0, 2048, 1}; };
-    CHECK((decide_members(seen, asked_before, 0, 0, kAdvice) == DeviceList{0, 1}));
+    CHECK((lists_of(seen) == Lists{ids_of(ids), {0, 2048}}));
+    const auto asked_before = [](const DeviceList& list) { return list == DeviceList{0, 2048}; };
+    KeyChooser chooser;
+    CHECK_CONTAINS(ERROR_OF(ask(chooser, 0, seen)), "{0,2048,1}, {0,2048}");
+    CHECK((KeyChooser().choose(seen, asked_before, 0, 0, kAdvice) == ids_of(ids)));
+    CHECK((ask(chooser, 1, only) == DeviceList{1, 2049}));
+    CHECK((ask(chooser, 0, seen) == ids_of(ids)));
   });
 }
 

@@ -3,10 +3,32 @@
 #include <pthread.h>
 #include <sys/uio.h>
 #include <unistd.h>
+#include <unwind.h>
 
 #include <cstring>
 
 namespace lockstep {
+namespace {
+
+struct Walk {
+  const std::uintptr_t address;
+  Place inside = {};  // the innermost frames that have been visited
+  Place found = {};
+};
+
+// Called for each frame, from the innermost on.
+_Unwind_Reason_Code visit(_Unwind_Context* frame, void* argument) {
+  Walk& walk = *static_cast<Walk*>(argument);
+  const std::uintptr_t lowest = _Unwind_GetCFA(frame);  // the stack pointer during its call
+  if (lowest > walk.address) {
+    walk.found = walk.inside;
+    return _URC_END_OF_STACK;
+  }
+  walk.inside = {_Unwind_GetIP(frame), walk.address - lowest};
+  return _URC_NO_REASON;
+}
+
+}  // namespace
 
 bool read_memory(std::uintptr_t address, void* to, std::size_t bytes) {
   const iovec local{to, bytes};
@@ -22,6 +44,12 @@ std::uintptr_t end_of_stack() {
   pthread_attr_getstack(&attributes, &base, &size);
   pthread_attr_destroy(&attributes);
   return reinterpret_cast<std::uintptr_t>(base) + size;
+}
+
+Place place_of(std::uintptr_t address) {
+  Walk walk{address};
+  _Unwind_Backtrace(visit, &walk);
+  return walk.found;
 }
 
 // In front of a virtual table stands a pointer to the type's description, whose second word points

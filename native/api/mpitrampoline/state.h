@@ -62,6 +62,7 @@ class Engine {
   std::vector<std::unique_ptr<Job>> jobs_;
   Job* job_ = nullptr;
   std::set<std::pair<std::vector<int>, int>> requested_;
+  KeyChooser key_chooser_;
   std::array<std::atomic<std::uint64_t>, 5> counts_{};
 };
 
