@@ -128,6 +128,39 @@ def test_a_job_that_is_stopped_does_not_start_again(tmp_path: Path) -> None:
     wait_until(lambda: not marked(str(tmp_path)), "an end of all processes")
 
 
+def test_an_agent_takes_the_place_of_one_on_the_same_host(tmp_path: Path) -> None:
+    """Without a key file: it needs the directory of the lost one, with the host's secret."""
+    (tmp_path / "tmp").mkdir()
+    # The program of the lost agent goes on, until it misses process 0.
+    goes_on = """print('up', flush=True)
+    while True:
+        multihost_utils.process_allgather(ranks)"""
+    (tmp_path / "program.py").write_text(FAILS.replace("sys.exit(7)", goes_on))
+    port = str(free_port())
+
+    def agent(process: int) -> subprocess.Popen[str]:
+        place = {"RANK": str(process), "WORLD_SIZE": "2", "LOCAL_RANK": str(process)}
+        at = {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return subprocess.Popen(
+            [*WORKER, "--max-restarts", "1", str(tmp_path / "program.py"), "1"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**CLEAN, **place, **at, "TMPDIR": str(tmp_path / "tmp"), MARK: str(tmp_path)},
+        )
+
+    with agent(0) as first, agent(1) as lost:
+        assert lost.stdout
+        assert lost.stdout.readline() == "up\n"
+        lost.kill()
+        with agent(1) as second:
+            out = second.communicate(timeout=TIMEOUT)[0]
+        lines = (out + finish(first, tmp_path)[0]).splitlines()
+    assert [first.returncode, second.returncode] == [0, 0], lines
+    assert sum(line.startswith("attempt 1 [0, 1] at") for line in lines) == 2, lines
+
+
 # The server alone
 
 
@@ -177,9 +210,9 @@ def test_an_agent_in_the_place_of_a_lost_one(jobs: list[Job]) -> None:
     first, other = begin([stays, lost])
     assert first == other
     assert first.attempt == 0
-    assert not stays.has_failed()
+    assert not stays.failure()
     lost.close()
-    wait_until(stays.has_failed, "the news of the loss")
+    wait_until(lambda: bool(stays.failure()), "the news of the loss")
     stays.ended(1, False)
     assert stays.decision(TIMEOUT) is True
     new = job.line(1)
@@ -201,7 +234,7 @@ def test_an_agent_that_comes_early_takes_the_place_of_one_that_is_lost(jobs: lis
     new = job.line(1)
     waits = threading.Thread(target=lambda: started.append(new.wait_for_start()))
     waits.start()
-    wait_until(stays.has_failed, "the news of the loss")
+    wait_until(lambda: bool(stays.failure()), "the news of the loss")
     assert waits.is_alive()
     stays.ended(1, False)
     assert stays.decision(TIMEOUT) is True
@@ -221,7 +254,7 @@ def test_an_agent_that_is_stopped_alone_counts_as_failed(jobs: list[Job]) -> Non
     stays, evicted = job.line(0), job.line(1)
     begin([stays, evicted])
     evicted.ended(-15, True)
-    wait_until(stays.has_failed, "the news of the failure")
+    wait_until(lambda: bool(stays.failure()), "the news of the failure")
     stays.ended(1, False)
     assert [line.decision(TIMEOUT) for line in (stays, evicted)] == [True, True]
     evicted.close()

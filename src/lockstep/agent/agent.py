@@ -146,7 +146,7 @@ def run(
     if program.was_killed:
         why = f"it had not ended {after_sigterm:g} s after SIGTERM (--grace)"
         if not program.was_stopped:
-            why = f"another has failed, and it had not ended {after_failure:g} s later (--grace)"
+            why = f"{program.failure}, and it had not ended {after_failure:g} s later (--grace)"
         print(f"lockstep: process {process} was killed: {why}", file=sys.stderr, flush=True)
     if line is None:
         _publish_exit(host_dir, ending, network, handled, after_failure)
@@ -234,7 +234,7 @@ class _Child:
     def __init__(
         self, pid: int, shares_group: bool, run_dir: Path, line: RestartLine | None, grace: float
     ) -> None:
-        """``grace``: how long it may take to end when ``line`` says that another has failed."""
+        """``grace``: how long it may take to end when ``line`` tells of a failure."""
         self._pid = pid
         self._shares_group = shares_group
         self._run_dir = run_dir
@@ -247,6 +247,8 @@ class _Child:
         """Whether a signal has asked for its end."""
         self._ends = False
         """Whether a grace period has begun."""
+        self.failure = ""
+        """That of another process or agent, for which this program has to end."""
         self.was_killed = False
         """Whether it had not ended when the grace period was over."""
 
@@ -278,7 +280,10 @@ class _Child:
 
     def _check_line(self) -> None:
         """Gives the program time to end when another one has failed."""
-        if self._line and not self._ends and self._line.has_failed():
+        if not self._line or self._ends:
+            return
+        if failure := self._line.failure():
+            self.failure = failure
             self._plan_end([share * self._grace for share in FAILURE_SHARES])
 
     def _pass_on(self, received: signal.struct_siginfo, grace: float) -> None:

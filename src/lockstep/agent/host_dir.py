@@ -33,31 +33,35 @@ class HostDir:
     ``names`` identify the job: equal in all its processes, and different for every other job that
     runs at the same time. If the directory cannot be shared, this process gets one of its own and
     publishes its path to the others. Raises `LaunchError` when neither can be created.
+
+    ``attempt``: None where it is not known yet; `take_attempt` makes the folder then.
     """
 
-    def __init__(self, names: Sequence[str], attempt: int, process: int) -> None:
+    def __init__(self, names: Sequence[str], attempt: int | None, process: int) -> None:
         mark = hashlib.sha256("\0".join([str(os.getuid()), *names]).encode()).hexdigest()[:16]
         top = Path(os.environ.get("TMPDIR") or "/tmp")
         self.path = top / f"{run_dir.PREFIX}{mark}"
         self.held = -1
         """The descriptor that holds the lock."""
         self._is_shared = True
+        self.folder = self.path
+        """That of this process, once its attempt is known."""
         try:
             self._join()
-            self.folder = self._make(attempt, process)
+            if attempt is not None:
+                self.folder = self._make(attempt, process)
         except OSError:  # another user's directory, or another job's process has this folder
             self._let_go()
             self._is_shared = False
             self.path, self.held = run_dir.make_locked()
-            self.folder = self._make(attempt, process)
+            if attempt is not None:
+                self.folder = self._make(attempt, process)
         with contextlib.suppress(OSError):
             run_dir.sweep(top)
 
     def take_attempt(self, attempt: int, process: int) -> None:
         """Makes this process's folder in an attempt that is known by now."""
-        if not (folder := _run_files.process_dir(self.path, attempt, process)).exists():
-            self.folder = self._make(attempt, process)
-        self.folder = folder
+        self.folder = self._make(attempt, process, exist_ok=True)
 
     def share_secret(self) -> None:
         """Creates the secret of a job that runs on this host only.
@@ -68,10 +72,10 @@ class HostDir:
         if self._is_shared:
             run_dir.share_secret(self.path)
 
-    def _make(self, attempt: int, process: int) -> Path:
+    def _make(self, attempt: int, process: int, exist_ok: bool = False) -> Path:
         """The folder of this process."""
         folder = _run_files.process_dir(self.path, attempt, process)
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=exist_ok)
         return folder
 
     def _join(self) -> None:

@@ -139,20 +139,23 @@ class RestartLine:
         """
         self._send("ready")
         while True:
-            said = self._next(None)
-            if said is None or said["kind"] == "over":
-                why = said["why"] if said else "the agent of process 0 has ended"
+            message = self._next(None)
+            if message is None or message["kind"] == "over":
+                why = message["why"] if message else "the agent of process 0 has ended"
                 raise LaunchError(f"process {self._process} was not started: {why}")
-            if said["kind"] == "start":
-                self.attempt = int(said["attempt"])
-                return Attempt(self.attempt, str(said["coordinator"]))
+            if message["kind"] == "start":
+                self.attempt = int(message["attempt"])
+                return Attempt(self.attempt, str(message["coordinator"]))
 
-    def has_failed(self) -> bool:
-        """Whether the server has said since the last call that another process has failed."""
+    def failure(self) -> str:
+        """Why the program has to end, if that has become known since the last call; else empty."""
         with contextlib.suppress(TimeoutError):
-            said = self._next(0.0)
-            return said is None or said["kind"] == "failed"
-        return False
+            message = self._next(0.0)
+            if message is None:
+                return "the agent of process 0 has ended"
+            if message["kind"] == "failed":
+                return "another has failed"
+        return ""
 
     def ended(self, status: int, stopped: bool) -> None:
         """Reports how the program has ended: its exit code, below 0 a signal."""
@@ -164,10 +167,10 @@ class RestartLine:
         end = time.monotonic() + seconds
         with contextlib.suppress(TimeoutError):
             while True:
-                said = self._next(max(0.0, end - time.monotonic()))
-                if said is None or said["kind"] == "over":
+                message = self._next(max(0.0, end - time.monotonic()))
+                if message is None or message["kind"] == "over":
                     return False
-                if said["kind"] == "again":
+                if message["kind"] == "again":
                     return True
         return None
 
@@ -193,5 +196,5 @@ class RestartLine:
                 return None
             self._received += data
         line, _, self._received = self._received.partition(b"\n")
-        said: Mapping[str, Any] = json.loads(line)
-        return said
+        message: Mapping[str, Any] = json.loads(line)
+        return message

@@ -60,7 +60,8 @@ def main(words: Sequence[str]) -> NoReturn:
     log_dir = make_log_dir(args.log_dir, run_name(before, config))
     if log_dir:  # jobs that are started by hand all have one name, also earlier ones
         failed_runs.forget(log_dir, process)
-    shared = _host_dir(before, config) if is_watched(config, args.max_restarts) else None
+    watched = is_watched(config, args.max_restarts)
+    shared = _host_dir(before, config, bool(args.max_restarts)) if watched else None
     line, attempt = None, None
     if args.max_restarts:
         # A late import: it is needed only there.
@@ -93,9 +94,11 @@ def is_watched(config: Config, max_restarts: int = 0) -> bool:
     return bool(max_restarts) or (has_engine and not alone)
 
 
-def _host_dir(before: Mapping[str, str], config: Config) -> HostDir | None:
+def _host_dir(before: Mapping[str, str], config: Config, restarts: bool) -> HostDir | None:
+    # An agent in the place of a lost one finds that one's folder in the present attempt.
+    attempt = None if restarts else config.attempt
     try:
-        shared = HostDir(_names(before, config), config.attempt, config.process_id or 0)
+        shared = HostDir(_names(before, config), attempt, config.process_id or 0)
         if config.local_num_processes == config.num_processes and config.host_id is None:
             shared.share_secret()
         return shared
