@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 # XLA has a thread for each device; one that waits in a collective must not keep others from work.
 os.environ.setdefault("NPROC", "32")
 jax.config.update("jax_num_cpu_devices", 8)
+
+# A folder for each machine: XLA compiles for its processor.
+CACHE = Path(__file__).parents[2] / "build" / "jax-cache" / platform.node()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled_before() -> Iterator[None]:
+    """XLA does not compile again what has not changed: that is most of these tests' time."""
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    jax.config.update("jax_compilation_cache_dir", str(CACHE))
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture(autouse=True)
