@@ -42,7 +42,7 @@ help:
 	@echo 'make types     pyright'
 	@echo 'make examples  the examples alone (make test has 3 of them)'
 	@echo 'make slow      sanitizer builds, fuzzing, large benchmarks (many minutes)'
-	@echo 'make versions  a part of the tests under every supported Python and jax (docs/versions.md)'
+	@echo 'make versions  a part of the tests under every supported Python and jax (docs/reference/versions.md)'
 	@echo 'make wheel     manylinux wheels into dist/, built by zig, for each of ARCH'
 	@echo 'make format    rewrite the sources as lint wants them'
 	@echo 'make docs      build the documentation site into site/'

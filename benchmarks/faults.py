@@ -5,7 +5,7 @@
 
 Runs the program of the fault suite (``tests/faults/programs/fault.py``) once for each fault and
 each implementation, with a time limit, and writes ``benchmarks/results/faults.json`` and
-the table of ``docs/faults.md`` (on stdout). ``mpi`` needs ``pip install mpich``.
+the table of ``docs/reference/faults.md`` (on stdout). ``mpi`` needs ``pip install mpich``.
 
 Seconds are counted from the moment when the process with the fault comes to it, to the moment when
 the last of the others has raised an exception. Nothing but `kill` and the like stops a process that

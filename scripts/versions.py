@@ -3,7 +3,7 @@
     python scripts/versions.py                       every cell (make versions)
     python scripts/versions.py --corners             oldest and newest, few cases (.ci/run)
     python scripts/versions.py --python 3.12 --jax 0.11.0 --groups engine faults
-    python scripts/versions.py --write               and put the table into docs/versions.md
+    python scripts/versions.py --write               also into docs/reference/versions.md
 
 What Lockstep relies on in jaxlib is not a public interface: a new release is tried here before it
 is called supported. Builds one wheel of the working tree, and installs it into an environment for
@@ -26,7 +26,7 @@ from version_matrix.cells import Ran, run_cell
 
 CORNERS_SECONDS = 1800
 """A bound for hangs, in CI; three minutes are usual."""
-PAGE = environments.ROOT / "docs" / "versions.md"
+PAGE = environments.ROOT / "docs" / "reference" / "versions.md"
 
 
 def main() -> int:

@@ -167,10 +167,10 @@ class SlurmHosts:
 
 
 def of_page(title: str) -> str:
-    """The script or program with that title in docs/slurm.md."""
-    page = (Path(__file__).resolve().parents[1] / "docs" / "slurm.md").read_text()
+    """The script or program with that title in docs/tutorials/slurm.md."""
+    page = (Path(__file__).resolve().parents[1] / "docs" / "tutorials" / "slurm.md").read_text()
     found = re.search(rf'^```\w+ title="{re.escape(title)}"\n(.*?)^```$', page, re.M | re.S)
-    assert found, f"docs/slurm.md has no {title}"
+    assert found, f"docs/tutorials/slurm.md has no {title}"
     return found[1]
 
 

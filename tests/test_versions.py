@@ -17,7 +17,7 @@ sys.path.append(str(ROOT / "scripts"))  # last: `wheel` is not to be the script 
 from version_matrix import cases, environments, table  # noqa: E402
 from version_matrix.cells import Ran, judge, read  # noqa: E402
 
-PAGE = ROOT / "docs" / "versions.md"
+PAGE = ROOT / "docs" / "reference" / "versions.md"
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.a.test_b" name="test_c[1, 2]" />
 <testcase classname="tests.a.test_b" name="test_c[3]">

@@ -102,7 +102,9 @@ _CRASH_XLA = {
         GROUPS["gloo"][1],
     )
 }
-"""What ends the compiler of this jaxlib with SIGSEGV, without Lockstep too (docs/versions.md)."""
+"""What ends the compiler of this jaxlib with SIGSEGV, without Lockstep too.
+
+See docs/reference/versions.md."""
 
 
 def numbers(version: str) -> tuple[int, ...]:

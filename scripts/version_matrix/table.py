@@ -1,4 +1,4 @@
-"""The table as Markdown, and its place in docs/versions.md."""
+"""The table as Markdown, and its place in docs/reference/versions.md."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def render(cells: Cells, groups: Sequence[str], not_run: Sequence[str]) -> str:
 
 
 def rows(text: str) -> list[list[str]]:
-    """The cells of the table's rows in docs/versions.md."""
+    """The cells of the table's rows in docs/reference/versions.md."""
     written = text[text.index(BEGIN) : text.index(END)]
     lines = re.findall(r"^\| (\d.*) \|$", written, re.M)
     return [[cell.strip() for cell in line.split("|")] for line in lines]

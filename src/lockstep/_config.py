@@ -108,7 +108,7 @@ class Config:
     start_timeout: float = _variable("LOCKSTEP_START_TIMEOUT", seconds, DEFAULT_START_TIMEOUT)
     """Seconds that the processes may take to join the job; 0 means no deadline."""
     strict: bool = _variable("LOCKSTEP_STRICT", _switch, False)
-    """Check that all members call a collective from the same line; see docs/faults.md."""
+    """Check that all members call a collective from the same line; see docs/reference/faults.md."""
     check_programs: bool = _variable("LOCKSTEP_CHECK_PROGRAMS", _switch, True)
     """Check that all members call a collective from the same program."""
     record: bool = _variable("LOCKSTEP_RECORD", _switch, True)

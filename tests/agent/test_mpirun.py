@@ -91,7 +91,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
 
 @pytest.mark.parametrize("name", ["Open MPI", "MPICH"])
 def test_on_two_hosts(name: str, hosts: SshHosts, program: str, tmp_path: Path) -> None:
-    """As docs/launch.md says: each launcher passes the key's path on in its own way."""
+    """As docs/reference/run.md says: each launcher passes the key's path on in its own way."""
     key = tmp_path / "key"
     key.write_text("k" * 64)
     key.chmod(0o600)

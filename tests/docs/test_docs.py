@@ -16,21 +16,22 @@ from lockstep.launch import options
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+REFERENCE = DOCS / "reference"
 
 
 def test_every_public_name_has_an_entry_in_the_reference() -> None:
-    documented = set(re.findall(r"^::: lockstep\.(\w+)$", (DOCS / "api.md").read_text(), re.M))
+    documented = set(re.findall(r"^::: lockstep\.(\w+)$", (REFERENCE / "api.md").read_text(), re.M))
     other_pages = {"__version__", "data", "linalg"}
     assert documented == set(dir(lockstep)) - other_pages
 
 
 def test_every_variable_is_in_the_table() -> None:
-    listed = re.findall(r"^\| `(LOCKSTEP_\w+)` \|", (DOCS / "api.md").read_text(), re.M)
+    listed = re.findall(r"^\| `(LOCKSTEP_\w+)` \|", (REFERENCE / "api.md").read_text(), re.M)
     assert sorted(listed) == sorted(f.metadata["name"] for f in dataclasses.fields(Config))
 
 
 def test_every_example_is_in_the_guide() -> None:
-    shown = re.findall(r'--8<-- "examples/(\w+\.py)"', (DOCS / "guide.md").read_text())
+    shown = re.findall(r'--8<-- "examples/(\w+\.py)"', (DOCS / "examples.md").read_text())
     assert sorted(shown) == sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 
 
@@ -54,7 +55,8 @@ def test_every_extra_is_explained() -> None:
 def test_the_table_of_options_has_those_of_the_command_and_no_other(
     command: str, parser: argparse.ArgumentParser
 ) -> None:
-    rows = re.findall(r"^\| `(-[\w-]+)[^`]*` \| (\w+) \|", (DOCS / "launch.md").read_text(), re.M)
+    page = (REFERENCE / "run.md").read_text()
+    rows = re.findall(r"^\| `(-[\w-]+)[^`]*` \| (\w+) \|", page, re.M)
     listed = {name for name, of in rows if of in (command, "both")}
     known = [set(action.option_strings) - {"-h", "--help"} for action in parser._actions]
     assert [names for names in known if names and not names & listed] == []

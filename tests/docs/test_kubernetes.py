@@ -1,4 +1,4 @@
-"""The manifests of docs/kubernetes.md: valid, consistent, and what `cluster_env` reads."""
+"""The manifests of docs/how-to/kubernetes.md: valid, consistent, and what `cluster_env` reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 
 from lockstep.bootstrap.cluster_env import detect
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "kubernetes.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "kubernetes.md").read_text()
 VERSIONS = ("1.27", kubernetes_validate.latest_version())
 """The first has the label batch.kubernetes.io/job-name."""
 JOBSET_FIELDS = {"name": str, "replicas": int, "template": dict}
@@ -21,7 +21,7 @@ ETC_HOSTS = "10.244.1.7\t{0}.train.default.svc.cluster.local\t{0}\n"
 
 def documents(title: str) -> list[dict[str, Any]]:
     found = re.search(rf'^```yaml title="{title}"\n(.*?)^```$', PAGE, re.M | re.S)
-    assert found, f"docs/kubernetes.md has no {title}"
+    assert found, f"docs/how-to/kubernetes.md has no {title}"
     return list(yaml.safe_load_all(found[1]))
 
 

@@ -18,7 +18,7 @@ TIMEOUT = 120
 DEADLINE = 60.0
 """Of a collective: an error that comes by the deadline only has come too late."""
 RAISED_WITHIN = 20.0
-"""Seconds from the fault to the exception; what is measured stands in docs/faults.md."""
+"""Seconds from the fault to the exception; what is measured stands in docs/reference/faults.md."""
 
 
 def line(name: str, program: Path = PROGRAM) -> str:

@@ -116,7 +116,7 @@ def test_nothing_outlives_the_launcher(slurm: SlurmHosts, tmp_path: Path, how: s
 
 
 def test_a_signal_to_the_script_leaves_time_to_save(slurm: SlurmHosts, tmp_path: Path) -> None:
-    """As docs/slurm.md says."""
+    """As docs/tutorials/slurm.md says."""
     program(tmp_path, SAVES)
     script, output = tmp_path / "job.sh", tmp_path / "job.out"
     script.write_text("#!/bin/sh\nexec lockstep run --grace 20 train.py\n")

@@ -1,6 +1,7 @@
 """The measurements as the document that ``--json`` writes and the table and plot show. Pure.
 
-The schema is described in docs/bench.md; `SCHEMA` changes when a field changes its meaning.
+The schema is described in docs/reference/bench.md; `SCHEMA` changes when a field changes its
+meaning.
 """
 
 from __future__ import annotations

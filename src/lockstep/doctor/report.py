@@ -17,7 +17,7 @@ _NAME_WIDTH = 18
 
 
 def document(areas: Sequence[tuple[str, Sequence[Finding]]]) -> dict[str, Any]:
-    """The report that ``--json`` prints; docs/doctor.md describes it."""
+    """The report that ``--json`` prints; docs/reference/doctor.md describes it."""
     return {
         "schema": SCHEMA,
         "status": worst(finding for _, findings in areas for finding in findings),

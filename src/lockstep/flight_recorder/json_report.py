@@ -1,4 +1,4 @@
-"""A diagnosis and a summary as JSON; docs/report.md describes it. Pure."""
+"""A diagnosis and a summary as JSON; docs/reference/report.md describes it. Pure."""
 
 from __future__ import annotations
 

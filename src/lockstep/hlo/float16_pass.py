@@ -12,8 +12,8 @@ look the same.
 - All-to-all and collective-permute travel as bytes already.
 
 Needs jax 0.10.2. With an earlier jax XLA's own error stays ("Unsupported primitive type for
-reduction: f16"), and `explain_uncaught` adds what to do; docs/low-precision.md has more, and what
-the pass costs.
+reduction: f16"), and `explain_uncaught` adds what to do; docs/reference/low-precision.md has more,
+and what the pass costs.
 """
 
 from __future__ import annotations

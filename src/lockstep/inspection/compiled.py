@@ -35,9 +35,10 @@ def inspect(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
 
     Args:
       f: a function, jitted (`jax.jit`) or to be jitted.
-      args, kwargs: the arguments that it would be called with: arrays, or
-        `jax.ShapeDtypeStruct` with a ``sharding``. A sharding over an abstract mesh is taken as one
-        over as many of this process's devices.
+      *args: the arguments that it would be called with: arrays, or `jax.ShapeDtypeStruct` with a
+        ``sharding``. A sharding over an abstract mesh is taken as one over as many of this
+        process's devices.
+      **kwargs: the same, by name.
 
     Returns:
       A `Report`. It prints as tables, shows itself in notebooks, and has ``to_dict``, ``to_json``,

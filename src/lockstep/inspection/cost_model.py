@@ -70,8 +70,9 @@ class CostModel:
         Args:
           latency: seconds of the smallest collective between 2 devices of a host.
           bandwidth: bytes per second that a device can send within a host.
-          latency_between, bandwidth_between: the same between hosts. Default: times between hosts
-            are not predicted.
+          latency_between: the latency between hosts. Default: times between hosts are not
+            predicted.
+          bandwidth_between: the bandwidth between hosts.
 
         Raises:
           ValueError: a number is not above 0.

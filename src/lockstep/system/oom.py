@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 MB_OF_PROCESS = 200
-"""Private memory of a JAX process with a small program: see docs/launch.md."""
+"""Private memory of a JAX process with a small program: see docs/reference/run.md."""
 _COUNTED = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 

@@ -70,5 +70,5 @@ def missing(environ: Environ) -> str | None:
     return (
         "this is a pod of a Kubernetes Indexed Job (JOB_COMPLETION_INDEX is set), which does not "
         "say how many pods it has: set JOB_COMPLETIONS in the manifest, to the same number as "
-        "completions. docs/kubernetes.md has a manifest."
+        "completions. docs/how-to/kubernetes.md has a manifest."
     )
