@@ -3,9 +3,10 @@
     pip install orbax-checkpoint
     lockstep run -n 2 -d 2 --max-restarts 3 examples/checkpoint_restart.py --folder /tmp/checkpoints
 
-Kill one of the processes (`kill -9 PID`; each prints its own) while it runs: the job starts again
-and goes on from the last checkpoint. The numbers it ends with are those of an undisturbed run, to
-the last bit: all that a step needs is in the checkpoint or follows from the step's number.
+Kill one of the processes (`kill -9 PID`; each prints its own), or let process 1 do it itself with
+`--kill-at STEP`: the job starts again and goes on from the last checkpoint. The numbers it ends
+with are those of an undisturbed run, to the last bit: all that a step needs is in the checkpoint or
+follows from the step's number.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import functools
 import hashlib
 import os
+import signal
 from pathlib import Path
 
 import jax
@@ -54,6 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True, help="where the checkpoints lie")
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--kill-at", type=int, metavar="STEP", help="process 1 kills itself once")
     options = parser.parse_args()
 
     jax.distributed.initialize()
@@ -77,6 +80,8 @@ def main() -> None:
             print(f"going on from the checkpoint of step {latest}", flush=True)
         loss = None
         for step in range(first, options.steps):
+            if step == options.kill_at and first == 0 and jax.process_index() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
             state, loss = train(state, *batch(step, mesh))
             print(f"step {step}: loss {float(loss):.6f}", flush=True)
             manager.save(step, args=ocp.args.StandardSave(state))

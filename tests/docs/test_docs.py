@@ -30,9 +30,12 @@ def test_every_variable_is_in_the_table() -> None:
     assert sorted(listed) == sorted(f.metadata["name"] for f in dataclasses.fields(Config))
 
 
-def test_every_example_is_in_the_guide() -> None:
-    shown = re.findall(r'--8<-- "examples/(\w+\.py)"', (DOCS / "examples.md").read_text())
-    assert sorted(shown) == sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+def test_every_example_is_shown_and_in_the_index() -> None:
+    examples = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+    text = "".join(page.read_text() for page in DOCS.rglob("*.md"))
+    assert set(examples) <= set(re.findall(r'--8<-- "examples/(\w+\.py)', text))
+    index = re.findall(r"^\| \[(\w+\.py)\]", (DOCS / "examples.md").read_text(), re.M)
+    assert sorted(index) == examples
 
 
 def test_every_page_is_in_the_navigation() -> None:

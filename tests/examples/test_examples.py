@@ -20,7 +20,7 @@ from lanes import sample
 from support import start_lockstep
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
-WITH_ARGUMENTS = {"train_digits.py", "checkpoint_restart.py"}
+WITH_ARGUMENTS = {"train_digits.py", "checkpoint_restart.py", "flax_digits.py"}
 """Examples with tests of their own."""
 IN_MAKE_TEST = ("process_local_data.py", "psum_all_devices.py", "files_per_process.py")
 """They and `checkpoint_restart.py` run with every change, the others in ``make full``."""
@@ -86,6 +86,7 @@ LINES = {
         "45 real: (21, 24)",
     ],
     "checkpoint_restart.py": ["step 19: loss"],
+    "flax_digits.py": ["going on from the checkpoint of step 19", "held-out accuracy 0."],
     "gaussian_process.py": [
         "kernel matrix 512 x 512: 64 rows on each of 8 devices",
         "the fitted process predicts held-out digits",
@@ -170,6 +171,20 @@ def test_a_training_that_is_killed_ends_with_the_numbers_of_an_undisturbed_one(
         assert "going on from the checkpoint of step 5" in lines, result
         assert any(line.startswith(LINES[example.name][0]) for line in lines), result
         assert {lines[-1]} == weights, (result, undisturbed)
+
+
+@pytest.mark.full
+def test_flax_goes_on_from_the_last_checkpoint(tmp_path: pathlib.Path) -> None:
+    example = EXAMPLES / "flax_digits.py"
+    options = ["-n", str(PROCESSES), "-d", "2", "--max-restarts", "1"]
+    arguments = ["--folder", str(tmp_path), "--steps", "40", "--kill-at", "25"]
+    with start_lockstep(options, example, arguments) as job:
+        result = job.finish(TIMEOUT_SECONDS)
+        job.assert_nothing_left()
+    assert result.status == 0, result
+    assert "process 1 of 2 failed first: killed by SIGKILL" in result.said_by_launcher
+    for line in LINES[example.name]:
+        assert result.stdout.count(line) == PROCESSES, result
 
 
 @pytest.mark.full
