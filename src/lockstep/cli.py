@@ -14,6 +14,14 @@ from lockstep import __version__
 from lockstep._errors import LockstepError
 
 _DESCRIPTION = "Runs one JAX program on many processes."
+_EXAMPLES = """\
+examples:
+  lockstep run -n 2 -d 4 train.py         two processes with four CPU devices each
+  lockstep run --hosts a:4,b:4 train.py   four processes on each of two hosts
+  lockstep report                         what every process of a job does, or did
+  lockstep doctor                         checks this machine
+lockstep COMMAND --help has the options of a command.
+"""
 _INTERRUPTED = 130
 
 
@@ -38,10 +46,17 @@ def _parser() -> argparse.ArgumentParser:
     from lockstep.inspection.cli import add_parser as add_inspect
     from lockstep.report.cli import add_parsers as add_report_and_top
 
-    parser = argparse.ArgumentParser(prog="lockstep", description=_DESCRIPTION)
+    parser = argparse.ArgumentParser(
+        prog="lockstep",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"lockstep {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    commands.add_parser("run", help="start a program on several processes of this machine")
+    commands.add_parser(
+        "run", help="start a program on several processes, of this machine or of several hosts"
+    )
     commands.add_parser("worker", help="run a program as a process of a cluster's launcher")
     add_doctor(commands)
     add_bench(commands)

@@ -15,6 +15,9 @@ from lockstep.launch import options
         ("-n2 --bind=cores a.py", "-n2 --bind=cores", "a.py"),
         ("-n 2 -m pkg.mod -d 4", "-n 2", "-m pkg.mod -d 4"),
         ("-mpkg --x", "", "-m pkg --x"),
+        ("-np 2 -c code -d 4", "-np 2", "-c code -d 4"),
+        ("-ccode --x", "", "-c code --x"),
+        ("-n 2 - --x", "-n 2", "- --x"),
         ("--auto-init --no-prefix a.py", "--auto-init --no-prefix", "a.py"),
         ("-d 4 -- --odd.py -x", "-d 4", "--odd.py -x"),
         ("a.py -- -m b", "", "a.py -- -m b"),
@@ -38,7 +41,7 @@ def test_every_option_with_a_value_takes_the_next_word() -> None:
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        ("-n 0", "argument -n/--processes: '0' is not a whole number, 1 or more"),
+        ("-n 0", "argument -n/-np/--processes: '0' is not a whole number, 1 or more"),
         ("-n two", "'two' is not a whole number, 1 or more"),
         ("-d 0", "argument -d/--devices: '0' is not a whole number, 1 or more"),
         ("--collective-timeout -1", "'-1' is not a number of seconds, 0 or more"),

@@ -13,9 +13,10 @@ import pytest
 
 from lanes import sample
 from lockstep._config import Config
+from lockstep._errors import ConfigError
 from lockstep.launch import child_main
 from lockstep.launch.options import run_parser
-from lockstep.launch.run_command import warn, warn_of_collectives
+from lockstep.launch.run_command import check_program, warn, warn_of_collectives
 from support import run_lockstep, start_lockstep
 
 I = "import os, sys, time; i = int(os.environ['LOCKSTEP_PROCESS_ID'])\n"  # noqa: E741
@@ -245,14 +246,42 @@ def test_a_module_is_run_as_python_does(tmp_path: Path) -> None:
     assert "runpy" not in done.stderr
 
 
+def test_code_is_run_from_a_word_and_from_standard_input(tmp_path: Path) -> None:
+    code = "import sys\nprint(__name__, sys.argv, repr(sys.path[0]), sys.stdin.read())"
+    done = lockstep("run", "-np", "1", "-c", code, "-x", cwd=tmp_path)
+    assert done.stdout == "[0] __main__ ['-c', '-x'] '' \n", done.stderr
+    failing = "import sys\ndef f():\n    sys.stdin.read()\n    raise ValueError('no')\nf()\n"
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep", "run", "-n", "2", "-", "y"],
+        input=failing,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    # The line of the code is shown, though no file has it.
+    assert re.search(r'"<string>", line 4, in f\n.*raise ValueError\(\'no\'\)', done.stderr)
+
+
+def test_code_that_is_too_long_for_a_command_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has 100001 bytes, and at most 100000 are possible"):
+        check_program(["-c", "#" * 100_001], "run")
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        ("run", "no program given. Usage: lockstep run [options] (script.py | -m module)"),
+        (
+            "run",
+            "no program given. Usage: lockstep run [options] (script.py | -m module | -c code | -)",
+        ),
         ("run -n 2", "no program given"),
         ("run missing.py", "no such file: missing.py"),
         ("run -n 2 .", "not a file: .. To run a package: -m NAME"),
         ("run -m", "-m needs the name of a module"),
+        ("run -c", "-c needs the code of the program"),
+        ("worker -", "- is for lockstep run"),
         ("run -m no_such_module_", "no module named 'no_such_module_'"),
         ("run --log-dir file here.py", "--log-dir file: Not a directory"),
         ("run --wrong here.py", "unrecognized arguments: --wrong"),

@@ -46,7 +46,7 @@ def gather(request: Mapping[str, Any]) -> dict[str, Any]:
         "machine": platform.machine(),
         "versions": {name: _version(package) for name, package in PACKAGES.items()},
         "directory_problem": _directory_problem(directory) if directory else "",
-        "program": _program(program, directory) if program else {},
+        "program": _program(program, directory) if program and program[0] != "-c" else {},
         "interfaces": [dataclasses.asdict(each) for each in interfaces()],
         "reached_at": _reached_at(os.environ.get("SSH_CONNECTION", "")),
         "memory": machine.available_memory(),

@@ -25,7 +25,7 @@ class LaunchSpec:
     """One run of a program: its ``processes`` on this machine, which may be a part of the job."""
 
     program: tuple[str, ...]
-    """``script.py args...`` or ``-m module args...``."""
+    """``script.py args...``, ``-m module args...`` or ``-c code args...``."""
     processes: int
     config: Config
     """The settings that all processes share; see `config_of`."""

@@ -13,16 +13,11 @@ from typing import TypeVar
 from lockstep._config import COLLECTIVES, natural, positive, seconds
 from lockstep._errors import ConfigError
 from lockstep.hosts import starters
-
-USAGE = "%(prog)s [options] (script.py | -m module) [args ...]"
-_HASH_SEED = (
-    "All processes get PYTHONHASHSEED=0 unless it is set already. So they iterate over a set of "
-    "strings in the same order, and collectives in such a loop match."
-)
+from lockstep.launch import usage
 
 
 def split(words: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
-    """Our options, and the program with its arguments: ``script.py ...`` or ``-m module ...``.
+    """Our options, and the program with its arguments, in one of the forms of `usage.FORMS`.
 
     ``parser`` has the options: those with a value take the next word.
     """
@@ -34,10 +29,10 @@ def split(words: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[s
         word = words[i]
         if word == "--":
             return list(words[:i]), list(words[i + 1 :])
-        if word == "-m" or not word.startswith("-") or word == "-":
+        if word in ("-m", "-c", "-") or not word.startswith("-"):
             return list(words[:i]), list(words[i:])
-        if word.startswith("-m") and not word.startswith("--"):
-            return list(words[:i]), ["-m", word[2:], *words[i + 1 :]]
+        if word.startswith(("-m", "-c")):
+            return list(words[:i]), [word[:2], word[2:], *words[i + 1 :]]
         i += 2 if word in with_value else 1
     return list(words), []
 
@@ -58,7 +53,7 @@ def checked(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def _add_shared(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+    add = parser.add_argument_group("devices and collectives").add_argument
     add(
         "--collectives",
         choices=COLLECTIVES,
@@ -76,6 +71,7 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
         metavar="D",
         help="CPU devices per process; default: as the program or XLA_FLAGS sets it, else 1",
     )
+    add = parser.add_argument_group("checks, waits and errors").add_argument
     add(
         "--auto-init",
         action="store_true",
@@ -117,31 +113,28 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_grace(parser: argparse.ArgumentParser, default: float | None, text: str) -> None:
-    parser.add_argument(
+def _add_grace(group: argparse._ActionsContainer, default: float | None, text: str) -> None:
+    group.add_argument(
         "--grace", type=checked(seconds), default=default, metavar="SECONDS", help=text
     )
 
 
 def run_parser() -> argparse.ArgumentParser:
     """The options of ``lockstep run``."""
-    parser = argparse.ArgumentParser(
-        prog="lockstep run",
-        usage=USAGE,
-        description="Runs a program on several processes, of this machine or of several hosts.",
-        epilog=_HASH_SEED,
-        allow_abbrev=False,
+    parser = usage.parser(
+        "run",
+        "Runs a program on several processes, of this machine or of several hosts.",
+        usage.RUN_EXAMPLES,
     )
-    add = parser.add_argument
+    add = parser.add_argument_group("processes").add_argument
     add(
         "-n",
+        "-np",
         "--processes",
         type=checked(positive),
         metavar="N",
         help="number of processes; default: 1; with --hosts, or in a batch job, one for each slot",
     )
-    _add_hosts(parser)
-    _add_shared(parser)
     add(
         "--bind",
         choices=("cores", "none"),
@@ -155,6 +148,10 @@ def run_parser() -> argparse.ArgumentParser:
         help="start more processes than the free memory can hold (200 MB for each); unlike for "
         "mpirun, more processes than cores need no option",
     )
+    _add_hosts(parser)
+    _add_shared(parser)
+    group = parser.add_argument_group("output, end and restarts")
+    add = group.add_argument
     add("--no-prefix", action="store_true", help="do not prefix lines with the process's number")
     add(
         "--log-dir",
@@ -163,7 +160,7 @@ def run_parser() -> argparse.ArgumentParser:
         "records of a failed run",
     )
     _add_grace(
-        parser,
+        group,
         5.0,
         "how long processes may take to end after Ctrl-C, SIGTERM or the failure of another "
         "process, before they are killed; default: 5",
@@ -270,24 +267,23 @@ def check_hosts_given(args: argparse.Namespace) -> None:
 
 def worker_parser() -> argparse.ArgumentParser:
     """The options of ``lockstep worker``."""
-    parser = argparse.ArgumentParser(
-        prog="lockstep worker",
-        usage=USAGE,
-        description="Runs a program as one process of a job that a cluster's launcher (srun, "
-        "mpirun, mpiexec, jsrun, blaunch, pbsdsh, torchrun, a Kubernetes Job) has started. Rank, "
-        "number of processes and coordinator come from the launcher's environment variables.",
-        epilog=_HASH_SEED,
-        allow_abbrev=False,
+    parser = usage.parser(
+        "worker",
+        "Runs a program as one process of a job that a cluster's launcher (srun, mpirun, mpiexec,\n"
+        "jsrun, blaunch, pbsdsh, torchrun, a Kubernetes Job) has started. Rank, size and\n"
+        "coordinator come from the launcher's environment variables.",
+        usage.WORKER_EXAMPLES,
     )
     _add_shared(parser)
+    group = parser.add_argument_group("output, end and restarts")
     _add_grace(
-        parser,
+        group,
         None,
         "how long the program may take to end after SIGTERM (default: 25; after half of it the "
         "program gets KeyboardInterrupt), and after a failure how long to wait for the other "
         "processes to end before exiting (default: 5)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--max-restarts",
         type=checked(natural),
         default=0,
@@ -295,7 +291,7 @@ def worker_parser() -> argparse.ArgumentParser:
         help="start the programs of all processes again after a failure, at most K times, under "
         "the same launcher; all processes need the same K; default: 0",
     )
-    parser.add_argument(
+    group.add_argument(
         "--log-dir",
         metavar="DIR",
         help="keep the records of a failed run in DIR/run_JOB, best on a disk that all hosts "

@@ -14,7 +14,7 @@ from pathlib import Path
 from lockstep._config import Config
 from lockstep._errors import ConfigError, LaunchError
 from lockstep.bootstrap import mpi_backend
-from lockstep.launch import cpu_affinity, failed_runs, options, restarts, run_dir
+from lockstep.launch import cpu_affinity, failed_runs, options, restarts, run_dir, usage
 from lockstep.launch.console import complain
 from lockstep.launch.guard import run_guarded
 from lockstep.launch.job_spec import LaunchSpec, overridden_collectives, overridden_devices
@@ -23,6 +23,9 @@ from lockstep.system import oom, port_reservation
 MANY_PER_CORE = 8
 _BATCH_JOBS = {"SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID"}
 """Variables of which each batch job has one."""
+
+MAX_CODE_BYTES = 100_000
+"""Of the code of ``-c``: Linux passes words of at most 128 KiB."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -33,6 +36,8 @@ def main(words: Sequence[str]) -> int:
     parser = options.run_parser()
     own, program = options.split(words, parser)
     args = parser.parse_args(own)
+    if program[:1] == ["-"]:
+        program = ["-c", sys.stdin.read(), *program[1:]]
     several = bool(args.hosts or args.hostfile)
     if several and args.this_host:
         raise ConfigError("--this-host excludes --hosts and --hostfile: give one of them.")
@@ -116,11 +121,14 @@ def check_program(program: Sequence[str], command: str, is_here: bool = True) ->
     ``is_here``: it will run on this host, so that it has to be found here.
     """
     if not program:
+        raise ConfigError(f"no program given. Usage: lockstep {command} [options] {usage.FORMS}")
+    if program[0] == "-":
         raise ConfigError(
-            f"no program given. Usage: lockstep {command} [options] "
-            "(script.py | -m module) [args ...]"
+            "- is for lockstep run: a cluster's launcher gives its input to one process"
         )
-    if program[0] == "-m":
+    if program[0] == "-c":
+        _check_code(program[1:])
+    elif program[0] == "-m":
         if len(program) < 2:
             raise ConfigError("-m needs the name of a module")
         if is_here:
@@ -133,6 +141,18 @@ def check_program(program: Sequence[str], command: str, is_here: bool = True) ->
         raise ConfigError(f"not a file: {program[0]}. To run a package: -m NAME")
     elif not os.access(program[0], os.R_OK):
         raise ConfigError(f"not readable: {program[0]}")
+
+
+def _check_code(words: Sequence[str]) -> None:
+    """Of ``-c``: the code is one word of the command line, whose length Linux limits."""
+    if not words:
+        raise ConfigError("-c needs the code of the program")
+    size = len(os.fsencode(words[0]))
+    if size > MAX_CODE_BYTES:
+        raise ConfigError(
+            f"the program of -c or - has {size} bytes, and at most {MAX_CODE_BYTES} are possible. "
+            "Put it into a file."
+        )
 
 
 def check_memory(processes: int, free_mb: int | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import importlib.machinery
 import io
+import linecache
 import os
 import runpy
 import sys
@@ -22,12 +23,17 @@ _LIBRARIES = (
     os.path.dirname(os.path.dirname(_OURS)) + os.sep,
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")),
 )
+_CODE = "<string>"
+"""The file name of ``-c code``, as Python calls it."""
 _MACHINERY = ("<frozen runpy>", "<frozen importlib._bootstrap>", runpy.__file__)
 
 
 def prepare(program: Sequence[str]) -> None:
-    """Sets ``sys.argv`` and ``sys.path`` for ``script.py args`` or ``-m module args``."""
-    if program[0] == "-m":
+    """Sets ``sys.argv`` and ``sys.path`` for `script.py`, ``-m module`` or ``-c code``."""
+    if program[0] == "-c":
+        sys.argv[:] = ["-c", *program[2:]]
+        first = ""  # as Python: the directory in which the program is at the time of an import
+    elif program[0] == "-m":
         sys.argv[:] = list(program[1:])
         first = os.getcwd()
     else:
@@ -53,6 +59,12 @@ def run(program: Sequence[str]) -> None:
                 raise
             # An error of runpy's own: the program has not been started.
             raise ImportError(error.code.removeprefix(f"{sys.executable}: ")) from None
+        return
+    if program[0] == "-c":
+        text = program[1]
+        # Lets tracebacks show the lines of the code.
+        linecache.cache[_CODE] = (len(text), None, text.splitlines(keepends=True), _CODE)
+        exec(compile(text, _CODE, "exec", dont_inherit=True), main.__dict__)
         return
     path = os.path.abspath(program[0])
     main.__file__ = path
