@@ -31,20 +31,21 @@ SOURCES := pyproject.toml README.md LICENSE $(shell find src native -name __pyca
 	-not -name '*.pyc' -not -name '*.so' -not -path 'native/tests*' -print)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test full examples check lint types format docs slow versions versions-corners wheel clean
+.PHONY: help demo test full examples check lint types format docs figures slow versions versions-corners wheel clean
 
 help:
 	@echo 'make demo      install into $(VENV), build the engine, run the main job over lockstep and gloo'
 	@echo 'make test      the tests that a change needs, against the working tree'
 	@echo 'make check     lint, types and test: what CI runs'
 	@echo 'make full      every test but the slow ones: before a release (half an hour)'
-	@echo 'make lint      ruff, clang-format, the table of MPI names, and actionlint if it is installed'
+	@echo 'make lint      ruff, spelling and words, clang-format, the table of MPI names, and actionlint if it is installed'
 	@echo 'make types     pyright'
 	@echo 'make examples  the examples alone (make test has 3 of them)'
 	@echo 'make slow      sanitizer builds, fuzzing, large benchmarks (many minutes)'
 	@echo 'make versions  a part of the tests under every supported Python and jax (docs/reference/versions.md)'
 	@echo 'make wheel     manylinux wheels into dist/, built by zig, for each of ARCH'
 	@echo 'make format    rewrite the sources as lint wants them'
+	@echo 'make figures   draw the figures of the documentation from benchmarks/results/'
 	@echo 'make docs      build the documentation site into site/'
 	@echo 'make clean     remove everything that make made'
 	@echo 'Variables: PYTHON=python3 (3.11 or later), VENV=.venv, CXX=the C++ compiler,'
@@ -69,6 +70,8 @@ check: lint types test
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+	$(BIN)/python scripts/prose.py
 	find native -name '*.cc' -o -name '*.h' | xargs -r $(BIN)/clang-format --dry-run -Werror
 	$(BIN)/python scripts/generate_abi.py --check
 	@if command -v actionlint >/dev/null; then actionlint; \
@@ -94,6 +97,9 @@ versions: $(VENV)/.installed-dev
 # The oldest jax on the oldest Python and the newest on the newest: what CI runs after check.
 versions-corners: $(VENV)/.installed-dev
 	$(BIN)/python scripts/versions.py --corners
+
+figures: $(VENV)/.installed-dev
+	$(BIN)/python scripts/figures.py
 
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -1,0 +1,39 @@
+"""scripts/prose.py: what it finds, and what it leaves alone."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+
+import prose  # noqa: E402
+
+PAGE = """# Title
+
+The keeper is
+under way, and `nobody` is code.
+
+    nobody
+
+```text
+nobody
+```
+
+Whoever recommends it, [link](nobody.md).
+"""
+
+
+def test_words_are_found_outside_of_listings_with_their_lines() -> None:
+    assert prose.findings(PAGE) == [
+        (3, "keeper", "agent"),
+        (4, "under way", "in flight"),
+        (12, "Whoever", "the process that, the program that"),
+    ]
+
+
+def test_the_pages_have_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert prose.main() == 0
+    assert " pages: " in capsys.readouterr().out
