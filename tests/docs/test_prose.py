@@ -9,7 +9,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 
-import prose  # noqa: E402
+import prose
 
 PAGE = """# Title
 

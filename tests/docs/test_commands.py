@@ -1,0 +1,81 @@
+"""Each command in a console block of a page is run, and prints what the page shows under it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lanes import full
+from page_commands import ROOT, Command, commands, files, missing, same_words
+
+DOCS = ROOT / "docs"
+SECONDS = 300
+ELSEWHERE = {
+    "NETKET_SHARDING=1 lockstep run -n 2 -d 2 --auto-init netket_ising.py": "NetKet, by hand",
+    "lockstep report": "tests/report/test_cli.py",
+    "lockstep doctor": "tests/doctor",
+    "mpirun -n 2 lockstep worker -d 2 loop.py": "tests/agent/test_mpirun.py",
+    "export MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2": "tests/agent",
+    "RANK=1 LOCAL_RANK=1 lockstep worker -d 2 loop.py & "
+    "RANK=0 LOCAL_RANK=0 lockstep worker -d 2 loop.py": "tests/agent",
+    "lockstep run -n 2 -d 2 --stall-warning 5 slow.py": "tests/watchdog, for it never ends",
+}
+"""Commands of console blocks that run elsewhere: in the tests that are named, or by hand."""
+PROGRAMS = {
+    name: text
+    for page in sorted(DOCS.rglob("*.md"))
+    for name, text in files(page.read_text()).items()
+}
+CASES = [
+    (str(page.relative_to(DOCS)), command)
+    for page in sorted(DOCS.rglob("*.md"))
+    for command in commands(page.read_text())
+]
+TO_RUN = [case for case in CASES if case[1].line not in ELSEWHERE]
+
+
+def start(line: str, folder: Path) -> subprocess.Popen[str]:
+    for name, text in PROGRAMS.items():
+        (folder / name).write_text(text)
+    (folder / "examples").symlink_to(ROOT / "examples")
+    line = line.replace("/tmp/", f"{folder}/")
+    environ = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return subprocess.Popen(
+        ["bash", "-c", f"exec {line}"],
+        cwd=folder,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_pages_have_console_blocks_and_every_exception_is_one() -> None:
+    assert len(TO_RUN) > 15
+    assert set(ELSEWHERE) <= {command.line for _, command in CASES}
+
+
+@pytest.mark.parametrize(
+    ("page", "command"),
+    [full(page, command, id=f"{page}: {command.line}") for page, command in TO_RUN],
+)
+def test_a_command_prints_what_its_page_shows(page: str, command: Command, tmp_path: Path) -> None:
+    with start(command.line, tmp_path) as process:
+        try:
+            output, _ = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
+    assert missing(command.shown, output) == [], f"{page}\n$ {command.line}\n{output}"
+
+
+def test_what_differs_from_run_to_run_is_left_out() -> None:
+    one = "[0] lockstep: process 1 (pid 18050 on vm) waits; /home/me/slow.py:20 in sum"
+    other = "[0] lockstep: process 1 (pid 7 on node-3) waits; /tmp/x/slow.py:20 in sum"
+    assert same_words(one) == same_words(other)
+    assert missing((one, "..."), other) == []
+    assert missing((one,), other.replace("waits", "ended")) == [one]

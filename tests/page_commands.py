@@ -1,0 +1,59 @@
+"""The listings of a page that a test can run: ```console blocks, and the files with a title."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+_BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
+_INCLUDE = re.compile(r'^--8<-- "([^":]+)(:\d+:)?"$', re.M)
+_VARIES = [
+    (re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}"), "RUN"),
+    (re.compile(r"0x[0-9a-f]+"), "ADDRESS"),
+    (re.compile(r"/\S*/"), ""),  # folders
+    (re.compile(r" on [\w.-]+\)"), " on HOST)"),
+    (re.compile(r"\d+(\.\d+)?"), "N"),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command line and the lines that the page shows under it."""
+
+    line: str
+    shown: tuple[str, ...]
+
+
+def commands(page: str) -> list[Command]:
+    """All of the console blocks of ``page``."""
+    found = []
+    for kind, _, body in _BLOCK.findall(page):
+        if kind == "console":
+            for part in re.split(r"^\$ ", body, flags=re.M)[1:]:
+                line, *shown = part.rstrip().splitlines()
+                found.append(Command(line, tuple(shown)))
+    return found
+
+
+def files(page: str) -> dict[str, str]:
+    """The programs of ``page`` by their titles."""
+
+    def included(match: re.Match[str]) -> str:
+        return (ROOT / match[1]).read_text()
+
+    return {title: _INCLUDE.sub(included, body) for _, title, body in _BLOCK.findall(page) if title}
+
+
+def same_words(line: str) -> str:
+    """``line`` without what differs from run to run: numbers, addresses, folders, hosts."""
+    for pattern, instead in _VARIES:
+        line = pattern.sub(instead, line)
+    return " ".join(line.split())
+
+
+def missing(shown: tuple[str, ...], output: str) -> list[str]:
+    """The lines of a page that ``output`` does not have, in any order."""
+    there = {same_words(line) for line in output.splitlines()}
+    return [line for line in shown if line.strip() != "..." and same_words(line) not in there]
