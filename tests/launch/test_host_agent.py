@@ -79,6 +79,7 @@ def order(folder: Path, attempt: int = 0) -> dict[str, Any]:
         "bind": "none",
         "key": "00",
         "network": False,
+        "relayed": [],
     }
 
 

@@ -80,7 +80,7 @@ def test_an_answer_of_the_attempt_before_counts_for_nothing(fleet: Fleet, tmp_pa
     )
     loop = Loop()
     places = [(connection, Placed(connection.host, 0, 1))]
-    processes = RemoteProcesses(job, loop, fleet, places, {connection: {}})
+    processes = RemoteProcesses(job, loop, fleet, places, {connection: {}}, {})
     processes.listen()
     processes.start()
     assert processes.sweep() == 7

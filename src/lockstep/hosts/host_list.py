@@ -193,6 +193,12 @@ def labels(hosts: Sequence[Host]) -> list[str]:
     ]
 
 
+def labels_of_processes(placed: Sequence[Placed]) -> tuple[str, ...]:
+    """The short name of each process's host."""
+    names = labels([each.host for each in placed])
+    return tuple(name for name, each in zip(names, placed, strict=True) for _ in range(each.count))
+
+
 def _first_label(name: str) -> str:
     is_address = ":" in name or re.fullmatch(r"[\d.]+", name)
     return name if is_address else name.partition(".")[0]

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from lockstep import _run_files
 from lockstep._config import Config
 from lockstep.hosts.channel import Channel, Message
+from lockstep.hosts.relay import KINDS, Relay
 from lockstep.launch import cpu_affinity, host_network, host_records
 from lockstep.launch.child_process import ChildProcess
 from lockstep.launch.first_failure import not_started
@@ -83,6 +84,8 @@ class HostAttempt:
         """When the launcher's first signal came."""
         self._oom_kills = OomKills()
         self._network: host_network.HostNetwork | None = None
+        self._relay = Relay(agent.selector, self._send, {})
+        self._sent: host_records.Sent = {}
         self._stdin = self._stdin_there = -1
         """Both ends of the standard input of process 0; the second until it has started."""
         self._stdin_left = b""
@@ -104,6 +107,7 @@ class HostAttempt:
     def close(self) -> None:
         """Makes room for the next attempt, when all processes have ended."""
         self._work.clear()
+        self._relay.close()
         self._close_stdin()
         self._close_stdin_there()
         if self._bell >= 0:
@@ -130,6 +134,7 @@ class HostAttempt:
             _write_key(self._job.run_dir, str(self._order["key"]))
             self._bell = make_wake_up(self._job)
             self._agent.watch(self._bell, self._on_recorded_error)
+            self._relay.listen(self._job.run_dir, map(str, self._order["relayed"]))
             if self._order["network"]:
                 self._network = host_network.start(self._job)
             for process_id in range(self._job.first, self._job.first + self._job.processes):
@@ -244,9 +249,12 @@ class HostAttempt:
             case "stdin":
                 self._on_stdin(message.body)
             case "collect":
-                self._work.append(host_records.send(self._job, head, self._send))
+                records = host_records.send(self._job, head, self._send, self._sent)
+                self._work.append(records)
             case "sweep":
                 self._begin_sweep()
+            case kind if kind in KINDS:
+                self._relay.on_message(message)
 
     def _on_lost(self, processes: Sequence[int]) -> None:
         """The launcher has lost these with their host: the processes here raise an error."""

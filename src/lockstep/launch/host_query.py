@@ -1,13 +1,14 @@
 """Lets ``lockstep report`` and ``lockstep top`` see a running job of several hosts.
 
-They read the launcher's private directory, as on one host. A client connects to a socket there; the
-launcher has all agents send the records of their processes, and answers with a byte when they are
-in the directory.
+They read the launcher's private directory, as on one host. A client connects to a socket there, and
+writes how much it needs; the launcher has all agents send the records of their processes, and
+answers with a byte when they are in the directory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import selectors
 import socket
 from pathlib import Path
@@ -16,12 +17,15 @@ from typing import Protocol
 SOCKET = "hosts.sock"
 _TIMEOUT_SECONDS = 10.0
 _DONE = b"!"
+_ALL, _LATEST = b"a", b"l"
+LATEST = 1
+"""Entries of each device in a request for the latest."""
 
 
 class Collector(Protocol):
     """The processes of the job."""
 
-    def begin_collecting(self) -> int: ...
+    def begin_collecting(self, latest: int | None = None) -> int: ...
     def has_collected(self, number: int) -> bool: ...
 
 
@@ -34,6 +38,7 @@ class QueryServer:
         """Raises OSError where there can be no socket: the path may be too long."""
         self._selector = selector
         self._collector = collector
+        self._asking: list[socket.socket] = []
         self._waiting: list[tuple[int, socket.socket]] = []
         self._path = folder / SOCKET
         self._path.unlink(missing_ok=True)
@@ -47,7 +52,16 @@ class QueryServer:
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
             connection.setblocking(False)
-            self._waiting.append((self._collector.begin_collecting(), connection))
+            self._asking.append(connection)
+            read = functools.partial(self._read, connection)
+            self._selector.register(connection, selectors.EVENT_READ, read)
+
+    def _read(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        self._asking.remove(connection)
+        with contextlib.suppress(OSError):
+            latest = LATEST if connection.recv(1) == _LATEST else None
+            self._waiting.append((self._collector.begin_collecting(latest), connection))
             self.check()
 
     def check(self) -> None:
@@ -62,15 +76,24 @@ class QueryServer:
         self._selector.unregister(self._listener)
         self._listener.close()
         self._path.unlink(missing_ok=True)
+        for connection in self._asking:
+            self._selector.unregister(connection)
+            connection.close()
         for _, connection in self._waiting:
             connection.close()
 
 
-def refresh(folder: Path) -> None:
-    """Has the launcher of the run in ``folder`` bring its records up to date. Raises nothing."""
+def refresh(folder: Path, latest: bool = False, seconds: float = _TIMEOUT_SECONDS) -> bool:
+    """Has the launcher of the run in ``folder`` bring its records up to date. Raises nothing.
+
+    Returns whether it has, within ``seconds``. ``latest``: the last entry of each device is enough;
+    then the older ones are gone from ``folder`` until the next request for all.
+    """
     if not (folder / SOCKET).exists():
-        return
+        return False
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(_TIMEOUT_SECONDS)
+        connection.settimeout(seconds)
         connection.connect(str(folder / SOCKET))
-        connection.recv(1)
+        connection.send(_LATEST if latest else _ALL)
+        return connection.recv(1) == _DONE
+    return False

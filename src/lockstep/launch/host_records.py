@@ -22,37 +22,52 @@ from lockstep.launch.job_spec import LaunchSpec
 MAX_FILE = 1 << 26
 """Bytes; a longer file is left out."""
 _NOTES = (_run_files.ALONE, _run_files.JOINED)
+Sent = dict[Path, tuple[int, int]]
+"""Files that have been sent: time of their last change, and size."""
 
 
-def send(job: LaunchSpec, head: Mapping[str, Any], send: Callable[..., None]) -> Iterator[None]:
+def send(
+    job: LaunchSpec, head: Mapping[str, Any], send: Callable[..., None], sent: Sent
+) -> Iterator[None]:
     """Sends the files of all processes of this host, those of one in each step.
 
     ``head`` has ``shift``, to be added to this host's monotonic clock in nanoseconds to get the
-    launcher's, and ``real``, the lead of the launcher's wall clock over its monotonic one.
+    launcher's, and ``real``, the lead of the launcher's wall clock over its monotonic one; and
+    ``latest``, how many entries of each device are wanted, None for all. Files other than the
+    recorder's are in ``sent``, and are sent again only when they have changed.
     """
     shift, real = int(head["shift"]), int(head["real"])
+    latest = head.get("latest")
     attempt = job.config.attempt
     for process_id in range(job.first, job.first + job.processes):
         yield
         folder = process_dir(job.run_dir, attempt, process_id)
-        for name, data in _files(folder, shift, real):
+        for name, data in _files(folder, shift, real, latest, sent):
             body = zlib.compress(data, 1)
             if len(data) <= MAX_FILE and len(body) <= MAX_FILE:
                 send("file", body, process=process_id, name=name)
     send("collected", number=head.get("number"))
 
 
-def _files(folder: Path, shift: int, real: int) -> Iterator[tuple[str, bytes]]:
+def _files(
+    folder: Path, shift: int, real: int, latest: int | None, sent: Sent
+) -> Iterator[tuple[str, bytes]]:
     for name in _run_files.OF_PROCESS:
+        path = folder / name
         with contextlib.suppress(OSError, RecordError, ValueError):
-            yield name, _contents(folder, name, shift, real)
+            if name == _run_files.RECORDER:
+                yield name, _record(path, shift, real, latest)
+                continue
+            about = path.stat()
+            state = (about.st_mtime_ns, about.st_size)
+            if sent.get(path) != state:
+                yield name, _contents(folder, name, shift)
+                sent[path] = state
 
 
-def _contents(folder: Path, name: str, shift: int, real: int) -> bytes:
+def _contents(folder: Path, name: str, shift: int) -> bytes:
     """Raises OSError or `RecordError` for a file that is not there, or cannot be read."""
     path = folder / name
-    if name == _run_files.RECORDER:
-        return _record(path, shift, real)
     if name == _run_files.ERROR and (error := ErrorRecord.read(folder)):
         time = error.time + shift / 1e9
         return json.dumps(dataclasses.asdict(dataclasses.replace(error, time=time))).encode()
@@ -63,7 +78,7 @@ def _contents(folder: Path, name: str, shift: int, real: int) -> bytes:
     return path.read_bytes()
 
 
-def _record(path: Path, shift: int, real: int) -> bytes:
+def _record(path: Path, shift: int, real: int, latest: int | None) -> bytes:
     """The recorder's file as if this host's clocks were set as the launcher's.
 
     Readers take all times by the difference of the record's two clocks (`flight_recorder.model`).
@@ -71,7 +86,7 @@ def _record(path: Path, shift: int, real: int) -> bytes:
     from lockstep.flight_recorder import model
     from lockstep.watchdog import messages
 
-    record = model.read_record(path)
+    record = model.read_record(path, latest)
     record = dataclasses.replace(record, realtime_ns=record.monotonic_ns + shift + real)
     return messages.encode_record(record)
 

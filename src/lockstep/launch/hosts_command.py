@@ -22,6 +22,7 @@ from lockstep.hosts.connection import Connection
 from lockstep.hosts.fleet import Fleet, Interrupted
 from lockstep.hosts.host_list import Host, Placed
 from lockstep.hosts.host_state import Request
+from lockstep.hosts.relay import Connect
 from lockstep.hosts.starters import Reach
 from lockstep.launch import failed_runs, restarts, run_command, run_dir
 from lockstep.launch.console import complain
@@ -30,7 +31,7 @@ from lockstep.launch.guard import run_guarded
 from lockstep.launch.job_processes import Loop
 from lockstep.launch.job_spec import LaunchSpec
 from lockstep.launch.remote_processes import RemoteProcesses
-from lockstep.system import port_reservation
+from lockstep.system import port_reservation, process_tree
 
 EXPORTED = (
     "JAX_*",
@@ -49,8 +50,24 @@ EXPORTED = (
 Python's. PATH and LD_LIBRARY_PATH are of each host, as for mpirun."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Caller:
+    """The program that has started the launcher, where that talks to the processes of the job."""
+
+    connect: Connect = dataclasses.field(default_factory=dict)
+    """Sockets in the private directories of all hosts, which lead to this machine."""
+    run_dir: Path | None = None
+    """The private directory of the run; None: a new one."""
+    lifeline: int | None = None
+    """A descriptor that is readable once the program has ended; None: the job goes on without."""
+
+
 def run(
-    args: argparse.Namespace, program: Sequence[str], config: Config, environ: Mapping[str, str]
+    args: argparse.Namespace,
+    program: Sequence[str],
+    config: Config,
+    environ: Mapping[str, str],
+    caller: Caller = Caller(),
 ) -> int:
     """Runs the job of these options; the exit status. Raises `LockstepError`."""
     if config.collectives == "mpi":
@@ -73,7 +90,7 @@ def run(
         # The key of each attempt is drawn here: see `SeveralHosts`.
         config=dataclasses.replace(config, key_file=None),
         environ=variables,
-        run_dir=run_dir.make_locked()[0],
+        run_dir=caller.run_dir or run_dir.make_locked()[0],
         devices=args.devices,
         platform=args.platform,
         log_dir=log_dir,
@@ -81,14 +98,28 @@ def run(
         grace=args.grace,
         max_restarts=args.max_restarts,
     )
-    return run_guarded(lambda lifeline: _run(job, placed, args, lifeline), job.run_dir)
+
+    def supervise(lifeline: int) -> int:
+        if caller.lifeline is None:
+            return _run(job, placed, args, caller.connect, lifeline)
+        # The pipe of the guard would do, but the supervisor watches the caller with it.
+        process_tree.end_with_parent()
+        return _run(job, placed, args, caller.connect, caller.lifeline)
+
+    return run_guarded(supervise, job.run_dir)
 
 
-def _run(job: LaunchSpec, placed: Sequence[Placed], args: argparse.Namespace, lifeline: int) -> int:
+def _run(
+    job: LaunchSpec,
+    placed: Sequence[Placed],
+    args: argparse.Namespace,
+    connect: Connect,
+    lifeline: int,
+) -> int:
     hosts = [each.host for each in placed]
     srun = args.ssh is starters.SSH and allocation.by_srun(hosts, os.environ)
     reach = Reach(args.ssh, args.python or sys.executable, str(job.run_dir), srun)
-    place = SeveralHosts(Fleet(reach.command, lifeline), placed, args, srun)
+    place = SeveralHosts(Fleet(reach.command, lifeline), placed, args, srun, connect)
     try:
         return restarts.run(place.first(job), lifeline, place)
     except Interrupted as error:
@@ -106,9 +137,15 @@ class SeveralHosts:
     """
 
     def __init__(
-        self, fleet: Fleet, placed: Sequence[Placed], args: argparse.Namespace, srun: bool
+        self,
+        fleet: Fleet,
+        placed: Sequence[Placed],
+        args: argparse.Namespace,
+        srun: bool,
+        connect: Connect,
     ) -> None:
         self._srun = srun
+        self._connect = connect
         self._fleet = fleet
         self._wanted = placed
         self._args = args
@@ -169,7 +206,7 @@ class SeveralHosts:
     def processes(self, job: LaunchSpec, loop: Loop) -> RemoteProcesses:
         key = secrets.token_hex(32)
         orders = {connection: self._order(job, placed, key) for connection, placed in self._places}
-        return RemoteProcesses(job, loop, self._fleet, self._places, orders)
+        return RemoteProcesses(job, loop, self._fleet, self._places, orders, self._connect)
 
     def _order(self, job: LaunchSpec, placed: Placed, key: str) -> dict[str, Any]:
         """The ``start`` message of one host."""
@@ -188,6 +225,7 @@ class SeveralHosts:
             "bind": self._args.bind,
             "key": key,
             "network": is_engine and len(self._places) > 1,
+            "relayed": list(self._connect),
         }
 
     # Again

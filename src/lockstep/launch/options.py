@@ -148,7 +148,7 @@ def run_parser() -> argparse.ArgumentParser:
         help="start more processes than the free memory can hold (200 MB for each); unlike for "
         "mpirun, more processes than cores need no option",
     )
-    _add_hosts(parser)
+    add_hosts(parser)
     _add_shared(parser)
     group = parser.add_argument_group("output, end and restarts")
     add = group.add_argument
@@ -217,7 +217,8 @@ def add_reach(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_hosts(parser: argparse.ArgumentParser) -> None:
+def add_hosts(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of ``lockstep run`` for several hosts."""
     group = parser.add_argument_group("several hosts (docs: Several hosts)")
     add_reach(group)
     add = group.add_argument

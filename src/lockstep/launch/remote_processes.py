@@ -10,6 +10,7 @@ processes have ended by then, or end within the lease of their agent.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import selectors
 import signal
@@ -24,6 +25,7 @@ from lockstep.hosts.channel import Message
 from lockstep.hosts.connection import PING_SECONDS, Connection
 from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_list import Placed
+from lockstep.hosts.relay import KINDS, Connect, Relay
 from lockstep.launch import console as consoles
 from lockstep.launch import host_query, host_records
 from lockstep.launch.console import Console
@@ -116,8 +118,9 @@ class RemoteProcesses:
         fleet: Fleet,
         places: Sequence[tuple[Connection, Placed]],
         orders: Mapping[Connection, Mapping[str, Any]],
+        connect: Connect,
     ) -> None:
-        """``orders`` are the ``start`` messages."""
+        """``orders`` are the ``start`` messages; ``connect`` serves the processes' streams."""
         self._job = job
         self._loop = loop
         self._fleet = fleet
@@ -130,6 +133,8 @@ class RemoteProcesses:
         self._collections = 0
         self._stdin_open = False
         self._query: host_query.QueryServer | None = None
+        self._connect = connect
+        self._relays: dict[Connection, Relay] = {}
         self._actions: dict[str, Callable[[Connection, Message], None]] = {
             "output": self._on_output,
             "error": self._on_error,
@@ -139,6 +144,7 @@ class RemoteProcesses:
             "file": self._on_file,
             "collected": self._on_collected,
             "swept": self._on_swept,
+            **dict.fromkeys(KINDS, self._on_stream),
         }
 
     def listen(self) -> None:
@@ -151,6 +157,8 @@ class RemoteProcesses:
         self._read_stdin(False)
         if self._query:
             self._query.close()
+        for relay in self._relays.values():
+            relay.close()
         for connection in self._fleet.connections:
             connection.detach()
 
@@ -226,8 +234,22 @@ class RemoteProcesses:
         process = self._process(connection, message)
         at = self._here(connection, message, int(message.head["at"]) / 1e9)
         process.on_exit(message.head, at)
+        self._write_exit(process)
         if process.exit and process.exit.status != 0:
             self._loop.failed()
+
+    def _write_exit(self, process: RemoteProcess) -> None:
+        """Leaves it for readers of a run that goes on; the agent sends the same one."""
+        with contextlib.suppress(OSError):
+            if process.exit:
+                process.exit.write(self._folder(process.process_id))
+
+    def _on_stream(self, connection: Connection, message: Message) -> None:
+        if connection not in self._relays:
+            attempt = self._job.config.attempt
+            send = functools.partial(connection.send, attempt=attempt)
+            self._relays[connection] = Relay(self._loop.selector, send, self._connect)
+        self._relays[connection].on_message(message)
 
     def _here(self, connection: Connection, message: Message, at: float) -> float:
         """A time of another host as one of this host's clock.
@@ -254,6 +276,9 @@ class RemoteProcesses:
         has_lost = any(process.lives for process in own)
         for process in own:
             process.lost(connection.lost, at)
+            self._write_exit(process)
+        if relay := self._relays.pop(connection, None):
+            relay.close()
         lost = [process.process_id for process in self.members if process.connection.lost]
         self._send("lost", processes=lost)
         if has_lost:
@@ -306,12 +331,14 @@ class RemoteProcesses:
         number = self.begin_collecting()
         self._wait(lambda c: self._collected.get(c, 0) >= number, COLLECT_SECONDS)
         for process in self.members:
-            if process.exit and not (self._folder(process.process_id) / _run_files.EXIT).exists():
-                with contextlib.suppress(OSError):
-                    process.exit.write(self._folder(process.process_id))
+            if not (self._folder(process.process_id) / _run_files.EXIT).exists():
+                self._write_exit(process)
 
-    def begin_collecting(self) -> int:
-        """Has the agents send the records of their processes; the number of this request."""
+    def begin_collecting(self, latest: int | None = None) -> int:
+        """Has the agents send the records of their processes; the number of this request.
+
+        ``latest``: so many entries of each device; None: all.
+        """
         self._collections += 1
         real = time.time_ns() - time.monotonic_ns()
         for connection, _ in self._places:
@@ -321,6 +348,7 @@ class RemoteProcesses:
                 shift=connection.shift_ns,
                 real=real,
                 number=self._collections,
+                latest=latest,
             )
         return self._collections
 
