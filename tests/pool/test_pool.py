@@ -214,6 +214,13 @@ def test_messages_that_do_not_come_through_and_a_closed_pool(
         ({"devices": 1.5}, "devices=1.5: expected a whole number"),
         ({"collectives": "glo"}, "expected one of lockstep, gloo, mpi"),
         ({"n": 100_000}, "each process takes about|there is room for|JAX process takes about"),
+        ({"hosts": "a,,b"}, "--hosts a,,b: a host's name is missing"),
+        ({"hosts": ["a:2", "b"], "n": 4}, "-n 4: the hosts have 3 slots"),
+        ({"options": "--interface eth1"}, "give the names of hosts"),
+        ({"hosts": "a", "options": "--no-such"}, "options: unrecognized arguments: --no-such"),
+        ({"hosts": "a", "options": "--ssh '"}, "No closing quotation"),
+        ({"hosts": "a", "options": "--min-hosts 1"}, "--min-hosts and --this-host are for"),
+        ({"hosts": "a", "collectives": "mpi"}, "an MPI library is started by its own launcher"),
     ],
 )
 def test_bad_arguments_are_refused_at_once(arguments: dict[str, Any], words: str) -> None:

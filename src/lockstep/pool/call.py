@@ -6,6 +6,7 @@ import dataclasses
 import pickle
 import time
 from collections.abc import Callable
+from typing import Any
 
 from lockstep import _words
 from lockstep._errors import SpawnError
@@ -56,7 +57,7 @@ class Call:
         try:
             self._wait()
         except KeyboardInterrupt:
-            self._processes.interrupt()
+            self._processes.interrupt(self._number)
             self._deadline = time.monotonic() + INTERRUPT_SECONDS
             self._wait()
             raise
@@ -83,14 +84,27 @@ class Call:
     def _collect(self) -> None:
         before = len(self._outcomes)
         messages, self._processes.messages = self._processes.messages, []
-        for rank, (kind, number, value, aborted) in messages:
-            if number == self._number:
-                self._outcomes[rank] = _outcome(rank, kind, value, aborted)
+        for rank, message in messages:
+            if message[1] == self._number:
+                self._outcomes[rank] = self._outcome(rank, message)
         for rank, when in self._processes.lost.items():
             if rank not in self._outcomes:
-                self._outcomes[rank] = Outcome(rank, Kind.LOST, ended_at=when)
+                self._outcomes[rank] = self._of(rank, Kind.LOST, ended_at=when)
         if len(self._outcomes) > before:
             self._after_news()
+
+    def _outcome(self, rank: int, message: tuple[Any, ...]) -> Outcome:
+        kind, _, value, aborted, _ = message
+        if kind == "returned":
+            return self._of(rank, Kind.RETURNED, value=value, aborted=aborted)
+        assert isinstance(value, Failure)
+        at = self._processes.here(rank, value.record.time)
+        failure = dataclasses.replace(value, record=dataclasses.replace(value.record, time=at))
+        error = _loaded(value.pickled)
+        return self._of(rank, Kind.RAISED, value=error, failure=failure, aborted=aborted)
+
+    def _of(self, rank: int, kind: Kind, **values: Any) -> Outcome:
+        return Outcome(rank, kind, host=self._processes.layout.labels[rank], **values)
 
     def _after_news(self) -> None:
         now = time.monotonic()
@@ -105,30 +119,40 @@ class Call:
     def _check(self) -> None:
         """Ends the waits of processes that wait for those that have left the function.
 
-        The verdict must hold for a while without any progress: records are read while processes
-        run, and devices of a process that has returned may be behind.
+        Records are judged after a while without any progress: they are read while processes run,
+        and devices of a process that has returned may be behind.
         """
         began = time.monotonic()
-        run_dir = self._processes.run_dir
-        progress = judge.progress(run_dir)
-        verdict = judge.waits_in_vain(run_dir, self._outcomes, self._count)
-        if verdict is None or progress != self._progress:
-            self._still_since, self._progress = began, progress
-        elif began - self._still_since >= CONFIRM_SECONDS:
-            self.verdict = verdict
-            self._processes.send(channel.dumps("abort", verdict))
+        if self._is_still(began):
+            run_dir = self._processes.run_dir
+            self.verdict = judge.waits_in_vain(run_dir, self._outcomes, self._count)
+        if self.verdict:
+            self._processes.send(channel.dumps("abort", self.verdict))
             self._deadline = min(self._deadline, time.monotonic() + FAILURE_SECONDS)
             self._check_at = float("inf")
             return
         now = time.monotonic()
-        pause = max(self._pause, _BACKOFF * (now - began))
-        self._pause = _FIRST_CHECK if verdict else min(2 * self._pause, _MAX_PAUSE)
-        self._check_at = now + pause
+        self._check_at = now + max(self._pause, _BACKOFF * (now - began))
+        self._pause = min(2 * self._pause, _MAX_PAUSE)
+
+    def _is_still(self, now: float) -> bool:
+        """Whether nothing has moved for a while; then the records are whole and up to date."""
+        processes = self._processes
+        if not processes.refresh(latest=True):
+            return False  # a host is slow
+        progress = judge.progress(processes.run_dir)
+        if progress != self._progress:
+            self._still_since, self._progress = now, progress
+            return False
+        if now - self._still_since < CONFIRM_SECONDS or not processes.refresh():
+            return False
+        return judge.progress(processes.run_dir) == progress
 
     def _give_up(self) -> None:
-        for rank in sorted(set(range(self._count)) - self._outcomes.keys()):
-            stacks = tuple(self._processes.stacks(rank).splitlines())
-            self._outcomes[rank] = Outcome(rank, Kind.STUCK, words=stacks)
+        missing = sorted(set(range(self._count)) - self._outcomes.keys())
+        for rank, stacks in self._processes.stacks(missing).items():
+            words = tuple(stacks.splitlines())
+            self._outcomes[rank] = self._of(rank, Kind.STUCK, words=words)
 
     def _wait_for_output(self) -> None:
         came_back = (Kind.RETURNED, Kind.RAISED)
@@ -163,8 +187,7 @@ def wait_until_ready(processes: Processes, timeout: float) -> None:
             missing = sorted(set(range(processes.layout.processes)) - ready)
             raise SpawnError(
                 f"{_words.processes(missing)} of {processes.layout.processes} did not "
-                f"start within {timeout:g} s:\n"
-                + "\n".join(processes.stacks(rank) for rank in missing[:2])
+                f"start within {timeout:g} s:\n" + "\n".join(processes.stacks(missing[:2]).values())
             )
 
 
@@ -186,13 +209,6 @@ def _end_of_launcher(processes: Processes) -> None:
         said.append(f"process {rank} {exit.words() if exit else 'has ended'}")
         said += processes.output.last_words[rank]
     raise SpawnError("the pool's processes did not start:\n" + "\n".join(said))
-
-
-def _outcome(rank: int, kind: str, value: object, aborted: str) -> Outcome:
-    if kind == "returned":
-        return Outcome(rank, Kind.RETURNED, value, aborted=aborted)
-    assert isinstance(value, Failure)
-    return Outcome(rank, Kind.RAISED, _loaded(value.pickled), value, aborted)
 
 
 def _loaded(pickled: bytes | None) -> BaseException | None:

@@ -1,13 +1,13 @@
 """Messages between the caller's process and a process of its pool, over a Unix socket.
 
-The socket lies in the private directory of the run, which other users cannot enter. A message is a
-tuple that `cloudpickle` has pickled, with its length in front.
+The socket lies in the private directory of the run, which other users cannot enter; on another host
+in that of the host, from where `lockstep.hosts.relay` leads here. A message is a tuple that
+`cloudpickle` has pickled, with its length in front.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import struct
 import sys
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep._errors import LaunchError, SpawnError
+from lockstep.hosts.relay import short_path
 
 SOCKET = "pool"
 SEND_SECONDS = 60.0
@@ -83,8 +84,8 @@ def listen(run_dir: Path) -> socket.socket:
     """Listens for the processes of the run; raises `LaunchError`."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with _short(run_dir) as path:
-            listener.bind(path)
+        with short_path(run_dir) as path:
+            listener.bind(f"{path}/{SOCKET}")
         listener.listen(socket.SOMAXCONN)
     except OSError as error:
         listener.close()
@@ -92,22 +93,16 @@ def listen(run_dir: Path) -> socket.socket:
     return listener
 
 
-def connect(run_dir: Path) -> Channel:
+def connect(run_dir: Path) -> socket.socket:
     """Connects to the process that listens in ``run_dir``; raises OSError."""
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with _short(run_dir) as path:
-        connected.connect(path)
-    return Channel(connected)
-
-
-@contextlib.contextmanager
-def _short(run_dir: Path) -> Iterator[str]:
-    # The path of a Unix socket has at most 107 bytes, and TMPDIR may be longer.
-    held = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        yield f"/proc/self/fd/{held}/{SOCKET}"
-    finally:
-        os.close(held)
+        with short_path(run_dir) as path:
+            connected.connect(f"{path}/{SOCKET}")
+    except OSError:
+        connected.close()
+        raise
+    return connected
 
 
 def dumps(*message: Any) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lockstep._run_files import Exit
@@ -40,14 +40,18 @@ def waits_in_vain(run_dir: Path, answered: Mapping[int, Outcome], count: int) ->
     )
 
 
-def becomes_quiet(run_dir: Path) -> bool:
+def becomes_quiet(run_dir: Path, refresh: Callable[[], bool]) -> bool:
     """Whether no process is in a collective: a later call begins with nothing in flight.
+
+    ``refresh`` brings the records up to date, and says whether they are.
 
     A function may return before all devices are done with its last collective, so a while passes
     before the answer is no.
     """
     deadline = time.monotonic() + QUIET_SECONDS
     while True:
+        if not refresh():
+            return False
         found = _diagnosed(run_dir, {})
         if found is None or found.kind is diagnose.Kind.NOTHING:
             return True

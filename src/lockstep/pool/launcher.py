@@ -12,6 +12,7 @@ death of the launcher ends the processes (see `lockstep.launch.guard`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -23,6 +24,7 @@ from lockstep._errors import LockstepError
 from lockstep.launch.guard import run_guarded
 from lockstep.launch.job_spec import LaunchSpec
 from lockstep.launch.supervisor import Supervisor
+from lockstep.pool import channel
 from lockstep.system import port_reservation, process_tree
 
 WORKER = ("-m", "lockstep.pool.worker")
@@ -35,10 +37,31 @@ def command(settings: dict[str, Any]) -> list[str]:
 
 def main() -> int:
     settings = json.loads(sys.argv[1])
-    run_dir = Path(settings["run_dir"])
     config = dataclasses.replace(
         Config.from_environ(os.environ), attempt=0, auto_init=False, **settings["config"]
     )
+    return (_on_hosts if settings["hosts"] else _here)(settings, config)
+
+
+def _on_hosts(settings: dict[str, Any], config: Config) -> int:
+    # Late import: it is needed only there.
+    from lockstep.launch import hosts_command, options
+
+    run_dir = Path(settings["run_dir"])
+    words = list(settings["hosts"])
+    for name in ("devices", "platform"):
+        if settings[name] is not None:
+            words += [f"--{name}", str(settings[name])]
+    for name in settings["exported"]:
+        words += ["--export", name]
+    args = options.run_parser().parse_args(words)
+    sockets = {channel.SOCKET: functools.partial(channel.connect, run_dir)}
+    caller = hosts_command.Caller(sockets, run_dir, settings["caller"])
+    return hosts_command.run(args, WORKER, config, dict(os.environ), caller)
+
+
+def _here(settings: dict[str, Any], config: Config) -> int:
+    run_dir = Path(settings["run_dir"])
     with port_reservation.reserve() as port:
         job = LaunchSpec(
             program=WORKER,

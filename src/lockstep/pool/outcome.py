@@ -63,6 +63,13 @@ class Outcome:
     """When the caller saw that, in ``time.monotonic()``."""
     words: tuple[str, ...] = ()
     """The last lines that a lost process wrote to stderr; the Python stacks of a stuck one."""
+    host: str = ""
+    """Where it ran, in a pool on several hosts."""
+
+    @property
+    def name(self) -> str:
+        """``process 1``, ``process 1 on b``."""
+        return f"process {self.rank}" + (f" on {self.host}" if self.host else "")
 
     def as_ended(self) -> EndedProcess:
         """The outcome, as the launcher describes a process that has ended."""
@@ -71,7 +78,7 @@ class Outcome:
         if self.kind is not Kind.LOST:
             exit = Exit(exit_code=1 if self.failure else 0)
         words = self.words if self.kind is Kind.LOST else ()
-        return EndedProcess(self.rank, exit, self.ended_at, record, words)
+        return EndedProcess(self.rank, exit, self.ended_at, record, words, self.host)
 
 
 class RemoteTraceback(Exception):
@@ -144,7 +151,8 @@ def _raised(first: Outcome, count: int, full: bool) -> BaseException:
         text = f"{found[0]}{record.summary.partition(': ')[0]}: its text is below"
     if isinstance(error, SpawnError) and record.summary.startswith("lockstep.SpawnError"):
         return error  # about the function or its result: no line of the function is to blame
-    where = f"process {first.rank} of {count}:\n" if count > 1 else ""
+    on = f" on {first.host}" if first.host else ""
+    where = f"process {first.rank} of {count}{on}:\n" if count > 1 else ""
     error.__cause__ = RemoteTraceback(f"{where}{text}\n")
     return error
 
@@ -184,10 +192,10 @@ def _notes(first: Outcome, outcomes: Sequence[Outcome]) -> list[str]:
             notes.append(_stacks(other))
             continue
         if other.aborted and first.failure and not first.aborted:
-            notes.append(f"process {other.rank} waited for it in a collective, and was aborted")
+            notes.append(f"{other.name} waited for it in a collective, and was aborted")
             continue
         seconds = max(0.0, other.as_ended().failed_at - began)
-        notes.append(f"process {other.rank} failed {seconds:.1f} s later: {_what(other, first)}")
+        notes.append(f"{other.name} failed {seconds:.1f} s later: {_what(other, first)}")
     return notes
 
 
@@ -202,7 +210,7 @@ def _what(other: Outcome, first: Outcome) -> str:
 
 def _stacks(stuck: Outcome) -> str:
     text = "\n".join(f"{_INDENT}{line}" for line in stuck.words)
-    return f"process {stuck.rank} did not return and was stopped. It was here:\n{text}"
+    return f"{stuck.name} did not return and was stopped. It was here:\n{text}"
 
 
 def _has(error: BaseException, first: Outcome, diagnosis: str) -> bool:

@@ -10,13 +10,14 @@ import collections
 import contextlib
 import re
 import sys
+from collections.abc import Sequence
 from typing import TextIO
 
 from lockstep.launch import line_merge
 from lockstep.launch.first_failure import LAST_WORDS
 
 STREAMS = ("stdout", "stderr")
-_LINE = re.compile(rb"\[ *(\d+)\] (.*)", re.DOTALL)
+_RANK = re.compile(rb"\[ *(\d+)[\]@]")
 _MARK = re.compile(rb"\0lockstep-call-(\d+)\0$")
 
 
@@ -28,8 +29,9 @@ def mark(number: int) -> bytes:
 class Output:
     """The output of all processes, shown on this process's ``sys.stdout`` and ``sys.stderr``."""
 
-    def __init__(self, processes: int) -> None:
-        self._processes = processes
+    def __init__(self, hosts: Sequence[str]) -> None:
+        """``hosts``: that of each process."""
+        self._hosts = hosts
         self.is_shown = True
         self._rest: dict[str, bytes] = dict.fromkeys(STREAMS, b"")
         self._marked: dict[tuple[str, int], int] = {}
@@ -57,10 +59,12 @@ class Output:
                 self.feed(stream, b"\n")
 
     def _line(self, stream: str, line: bytes) -> None:
-        if (found := _LINE.match(line)) is None:
+        found = _RANK.match(line)
+        rank = int(found[1]) if found else -1
+        if not 0 <= rank < len(self._hosts) or not line.startswith(self._prefix(rank, False)):
             self.said.append(line.decode("utf-8", "replace"))
             return
-        rank, text = int(found[1]), found[2]
+        text = line[len(self._prefix(rank, False)) :]
         if (marked := _MARK.search(text)) is not None:
             self._marked[stream, rank] = int(marked[1])
             text = text[: marked.start()]
@@ -71,11 +75,16 @@ class Output:
         if self.is_shown:
             self._show(getattr(sys, stream), rank, text)
 
+    def _prefix(self, rank: int, coloured: bool) -> bytes:
+        if len(set(self._hosts)) == 1:
+            return line_merge.prefix(rank, len(self._hosts), coloured)
+        return line_merge.host_prefix(rank, self._hosts, coloured)
+
     def _show(self, target: TextIO | None, rank: int, text: bytes) -> None:
         # The caller may have closed or replaced its streams.
         with contextlib.suppress(Exception):
             assert target is not None
             coloured = target.isatty() and line_merge.wants_colour(target.fileno())
-            prefix = line_merge.prefix(rank, self._processes, coloured)
+            prefix = self._prefix(rank, coloured)
             target.write((prefix + text).decode("utf-8", "replace") + "\n")
             target.flush()

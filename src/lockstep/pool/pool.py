@@ -12,23 +12,26 @@ from lockstep import _config
 from lockstep._errors import ConfigError, SpawnError
 from lockstep.bootstrap import mpi_backend
 from lockstep.launch import failed_runs, run_command, tracebacks
-from lockstep.pool import channel, judge, outcome
+from lockstep.pool import channel, hosts, judge, outcome
 from lockstep.pool.call import Call, wait_until_ready
 from lockstep.pool.outcome import Kind, Outcome
 from lockstep.pool.processes import Layout, Processes
 from lockstep.system import oom
 
 T = TypeVar("T")
+_PROCESSES = 2
 
 
 def spawn(
     fn: Callable[..., T],
-    n: int = 2,
+    n: int | None = None,
     devices: int | None = 4,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     collectives: str | None = None,
     timeout: float | None = None,
+    hosts: str | Sequence[str] = "",
+    options: str = "",
 ) -> list[T]:
     """Calls ``fn(*args, **kwargs)`` on ``n`` new processes, which have joined one job.
 
@@ -39,7 +42,7 @@ def spawn(
       fn: any function, also a lambda or one that was defined in a prompt; it and its arguments are
         sent by cloudpickle. The script of this process is not imported by the others, so it needs
         no ``if __name__ == "__main__"``.
-      n: number of processes.
+      n: number of processes. Default: 2; with ``hosts``, one for each slot.
       devices: CPU devices of each process. Default: 4. None leaves the devices to JAX, as for GPUs.
       args: positional arguments, the same for each process, which knows its rank by
         `jax.process_index`.
@@ -48,6 +51,8 @@ def spawn(
         else ``"lockstep"``.
       timeout: seconds that the call may take, without the start. Default: None, no deadline; a
         collective has its own.
+      hosts: where the processes run, as for `Pool`. Default: on this machine.
+      options: as for `Pool`.
 
     Returns:
       What each process has returned, in the order of their ranks. Arrays of JAX become NumPy's.
@@ -63,7 +68,7 @@ def spawn(
       ConfigError: an argument has a bad value.
       LaunchError: there is no memory for so many processes, or no launcher can be started.
     """
-    with Pool(n, devices, collectives=collectives) as pool:
+    with Pool(n, devices, collectives=collectives, hosts=hosts, options=options) as pool:
         return pool.run(fn, args, kwargs, timeout)
 
 
@@ -78,11 +83,16 @@ class Pool:
     collective has broken. Otherwise the next call starts new ones. No process outlives this one.
 
     Args:
-      n: number of processes.
+      n: number of processes. Default: 2; with ``hosts``, one for each slot.
       devices: CPU devices of each process. Default: 4. None leaves the devices to JAX, as for GPUs.
       collectives: ``"lockstep"``, ``"gloo"`` or ``"mpi"``. Default: as LOCKSTEP_COLLECTIVES says,
         else ``"lockstep"``.
       env: variables to set in the processes.
+      hosts: where the processes run: ``"a:4,b:4"`` or ``["a:4", "b:4"]``, names and slots as for
+        ``lockstep run --hosts``. Default: on this machine. Each host is reached by ssh, and has the
+        same directory, Python and packages.
+      options: further options of ``lockstep run`` for hosts, such as ``"--interface eth1"``,
+        ``"--ssh 'ssh -F FILE'"``, ``"--hostfile FILE"`` (instead of ``hosts``).
 
     Raises:
       ConfigError: an argument has a bad value.
@@ -91,14 +101,17 @@ class Pool:
 
     def __init__(
         self,
-        n: int = 2,
+        n: int | None = None,
         devices: int | None = 4,
         *,
         collectives: str | None = None,
         env: Mapping[str, str] | None = None,
+        hosts: str | Sequence[str] = "",
+        options: str = "",
     ) -> None:
-        self._layout = _layout(n, devices, collectives, env or {})
-        run_command.check_memory(n, oom.free_mb())
+        self._layout = _layout(n, devices, collectives, env or {}, hosts, options)
+        if not self._layout.hosts:
+            run_command.check_memory(self._layout.processes, oom.free_mb())
         self._lock = threading.Lock()
         self._calls = 0
         self._is_closed = False
@@ -191,6 +204,7 @@ class Pool:
         assert self._processes is not None
         if all(outcome.kind is Kind.RETURNED for outcome in outcomes):
             return None, ()
+        self._processes.refresh()
         run_dir = self._processes.run_dir
         broken = any(o.kind is Kind.LOST or o.aborted for o in outcomes)
         if call.verdict or not broken:
@@ -212,7 +226,7 @@ class Pool:
             return False  # there are no records that show a collective in flight
         if any(o.failure.is_jax for o in outcomes if o.failure):
             return False
-        return judge.becomes_quiet(self._processes.run_dir)
+        return judge.becomes_quiet(self._processes.run_dir, self._processes.refresh)
 
     # The processes
 
@@ -248,9 +262,16 @@ class Pool:
             processes.close(at_once or not self._is_ready)
 
 
-def _layout(n: int, devices: int | None, collectives: str | None, env: Mapping[str, str]) -> Layout:
+def _layout(
+    n: int | None,
+    devices: int | None,
+    collectives: str | None,
+    env: Mapping[str, str],
+    names: str | Sequence[str],
+    options: str,
+) -> Layout:
     for name, value in (("n", n), ("devices", devices)):
-        if value is None and name == "devices":
+        if value is None:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"{name}={value!r}: expected a whole number, 1 or more.")
@@ -259,11 +280,17 @@ def _layout(n: int, devices: int | None, collectives: str | None, env: Mapping[s
         raise ConfigError(f"collectives={collectives!r}: expected one of {known}.")
     environ = {**os.environ, **env}
     chosen = collectives or _config.Config.from_environ(environ).collectives
+    if chosen == "mpi" and (names or options):
+        raise ConfigError(
+            "collectives='mpi' on several hosts: an MPI library is started by its own launcher."
+        )
     if chosen == "mpi":  # one error here instead of one from each process
         mpi_backend.check_devices(devices or 1)
         mpi_backend.find(environ)
     platform = None if devices is None or environ.get("JAX_PLATFORMS") else "cpu"
-    return Layout(n, devices, platform, {"collectives": chosen}, dict(env))
+    found = hosts.parse(names, options, n) if names or options else None
+    count = len(found.labels) if found else n or _PROCESSES
+    return Layout(count, devices, platform, {"collectives": chosen}, dict(env), found)
 
 
 def _payload(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:

@@ -13,19 +13,24 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from lockstep import _run_files
 from lockstep._errors import LaunchError, SpawnError
-from lockstep.launch import run_dir
+from lockstep.launch import host_query, run_dir
 from lockstep.pool import channel, launcher
+from lockstep.pool.hosts import Hosts
 from lockstep.pool.output import Output
 from lockstep.system import stack_dump
 
 STOP_SECONDS = 10.0
 """Seconds that the launcher may take to end all processes, before it is killed itself."""
+STACK_SECONDS = 3.0
+"""Seconds for the stacks of processes on other hosts to come."""
+RECORD_SECONDS = 3.0
+"""Seconds for the records of other hosts to come."""
 _ATTEMPT = 0
 
 
@@ -40,6 +45,13 @@ class Layout:
     """Fields of `lockstep._config.Config` that differ from the environment."""
     environ: Mapping[str, str]
     """Variables that are set in the processes."""
+    hosts: Hosts | None = None
+    """None: this machine."""
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """The host of each process; "": this machine."""
+        return self.hosts.labels if self.hosts else [""] * self.processes
 
 
 class Processes:
@@ -49,18 +61,22 @@ class Processes:
         """Starts them and does not wait. Raises `LaunchError`."""
         self.layout = layout
         self._owner = os.getpid()
-        self.output = Output(layout.processes)
+        self.output = Output(layout.labels)
         self.messages: list[tuple[int, tuple[Any, ...]]] = []
         """What has come: (rank, message)."""
         self.pids: dict[int, int] = {}
         self.lost: dict[int, float] = {}
         """Processes whose connection has ended, and when."""
         self._ended: set[str] = set()
+        self._stacks: dict[int, str] = {}
+        self._leads: dict[int, float] = {}
+        """How far the clock of this process is ahead of that of each, at most, in seconds."""
         self._channels: dict[int, channel.Channel] = {}
         self._selector = selectors.DefaultSelector()
         self.run_dir, self._lock = run_dir.make_locked()
         try:
-            run_dir.share_secret(self.run_dir)
+            if not layout.hosts:  # there each attempt has a key, of the launcher
+                run_dir.share_secret(self.run_dir)
             self._listener = channel.listen(self.run_dir)
             self._launcher = self._launch()
         except BaseException:
@@ -78,6 +94,9 @@ class Processes:
             "devices": self.layout.devices,
             "platform": self.layout.platform,
             "config": dict(self.layout.config),
+            "hosts": self.layout.hosts.words if self.layout.hosts else (),
+            # Settings of Lockstep are among those of the job.
+            "exported": [n for n in self.layout.environ if not n.startswith("LOCKSTEP_")],
         }
         caller = os.pidfd_open(os.getpid())
         try:
@@ -132,8 +151,13 @@ class Processes:
                 if message[0] == "hello":
                     _, rank, pid = message
                     self.pids[rank], self._channels[rank] = pid, other
-                    other.send(channel.dumps("start", sys.path))
-                elif rank is not None:
+                    other.send(channel.dumps("start", sys.path, self.layout.hosts is not None))
+                elif rank is None:
+                    continue
+                elif message[0] == "stacks":
+                    self._stacks[rank] = message[1]
+                else:
+                    self._compare_clocks(rank, message)
                     self.messages.append((rank, message))
             if other.closed:
                 self._selector.unregister(other)
@@ -143,6 +167,15 @@ class Processes:
                     del self._channels[rank]
 
         self._selector.register(other, selectors.EVENT_READ, read)
+
+    def _compare_clocks(self, rank: int, message: tuple[Any, ...]) -> None:
+        if self.layout.hosts and message[0] in ("returned", "raised"):
+            lead = time.monotonic() - message[-1]
+            self._leads[rank] = min(lead, self._leads.get(rank, lead))
+
+    def here(self, rank: int, at: float) -> float:
+        """A time of a process's clock as one of this process's, within some milliseconds."""
+        return at + self._leads.get(rank, 0.0)
 
     # What the caller does
 
@@ -155,17 +188,41 @@ class Processes:
                 except OSError:  # its end is an event of its own, also where it did not read
                     to.break_off()
 
-    def interrupt(self) -> None:
-        """Raises KeyboardInterrupt in the functions."""
-        for pid in self.pids.values():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGINT)
+    def interrupt(self, number: int) -> None:
+        """Raises KeyboardInterrupt in the function of call ``number``."""
+        self.send(channel.dumps("interrupt", number))
 
-    def stacks(self, rank: int) -> str:
-        """The Python stacks of one process."""
-        if rank not in self.pids:
-            return "it has not started yet"
-        return stack_dump.request(self.pids[rank], self._folder(rank) / stack_dump.FILE)
+    def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
+        """The Python stacks of processes."""
+        found = dict.fromkeys(ranks, "it has not started yet")
+        started = {rank for rank in ranks if rank in self.pids}
+        if self.layout.hosts:
+            return found | self._stacks_elsewhere(started)
+        for rank in started:
+            file = self._folder(rank) / stack_dump.FILE
+            found[rank] = stack_dump.request(self.pids[rank], file)
+        return found
+
+    def _stacks_elsewhere(self, ranks: set[int]) -> dict[int, str]:
+        self._stacks.clear()
+        self.send(channel.dumps("stacks"), ranks)
+        end = time.monotonic() + STACK_SECONDS
+        while ranks - self._stacks.keys() and not self.is_over and time.monotonic() < end:
+            self.turn(end - time.monotonic())
+        none = (
+            f"No Python stacks: it did not answer within {STACK_SECONDS:g} s. Is it stopped, or "
+            "does native code in it hold the GIL?"
+        )
+        return dict.fromkeys(ranks, none) | self._stacks
+
+    def refresh(self, latest: bool = False) -> bool:
+        """Brings the records of other hosts up to date; whether they are now.
+
+        ``latest``: only how far each device is.
+        """
+        if self.layout.hosts is None:
+            return True
+        return host_query.refresh(self.run_dir, latest, RECORD_SECONDS)
 
     def exit_of(self, rank: int, seconds: float) -> _run_files.Exit | None:
         """How a lost process ended; None where that is not known after ``seconds``."""

@@ -10,6 +10,7 @@ import contextlib
 import os
 import pickle
 import queue
+import signal
 import sys
 import threading
 import time
@@ -17,19 +18,26 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from lockstep import _config
+from lockstep import _config, _run_files
 from lockstep._errors import SpawnError
 from lockstep._run_files import ErrorRecord
 from lockstep.pool import channel
 from lockstep.pool.outcome import Failure
 from lockstep.pool.output import mark
+from lockstep.system import stack_dump
 
 
 class _Worker:
     def __init__(self, config: _config.Config) -> None:
         self._rank = config.process_id or 0
         self._engine = config.collectives == "lockstep"
-        self._channel = channel.connect(Path(config.run_dir or ""))
+        self._channel = channel.Channel(channel.connect(Path(config.run_dir or "")))
+        self._stacks = _run_files.process_dir(
+            Path(config.run_dir or ""), config.attempt, self._rank
+        )
+        self._sending = threading.Lock()
+        self._running: int | None = None
+        """The call in the main thread."""
         self._calls: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         # A function may redirect the descriptors 1 and 2, as pytest does.
         self._streams = (os.dup(1), os.dup(2))
@@ -52,8 +60,18 @@ class _Worker:
         kind, *values = pickle.loads(message)
         if kind == "abort":
             self._abort(*values)
+        elif kind == "interrupt":
+            self._interrupt(*values)
+        elif kind == "stacks":
+            text = stack_dump.request(os.getpid(), self._stacks / stack_dump.FILE)
+            self._send(channel.dumps("stacks", text))
         else:
             self._calls.put((kind, *values))
+
+    def _interrupt(self, number: int) -> None:
+        """Raises KeyboardInterrupt in the function of call ``number``."""
+        if self._running == number:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def _abort(self, text: str) -> None:
         if self._engine and "jax" in sys.modules:
@@ -61,22 +79,26 @@ class _Worker:
 
             bindings.abort(text)
 
-    def _start(self, path: list[str]) -> bytes:
+    def _start(self, path: list[str], is_elsewhere: bool) -> bytes:
         try:
             import lockstep
 
-            sys.path[:] = path
+            # On another host Python may lie somewhere else.
+            own = sys.path if is_elsewhere else []
+            sys.path[:] = [*path, *(each for each in own if each not in path)]
             lockstep.initialize()
             return channel.dumps("ready")
         except Exception as error:
-            return channel.dumps("raised", 0, self._failure(error), "")
+            return channel.dumps("raised", 0, self._failure(error), "", time.monotonic())
 
     def _call(self, number: int, payload: bytes) -> bytes:
         try:
-            value = self._value(payload)
-            reply = channel.dumps_result("returned", number, value, self._abort_text())
+            value = self._value(number, payload)
+            state = (self._abort_text(), time.monotonic())
+            reply = channel.dumps_result("returned", number, value, *state)
         except BaseException as error:  # also sys.exit: the process lives on
-            reply = channel.dumps("raised", number, self._failure(error), self._abort_text())
+            state = (self._abort_text(), time.monotonic())
+            reply = channel.dumps("raised", number, self._failure(error), *state)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
@@ -85,7 +107,7 @@ class _Worker:
                 os.write(fd, mark(number))
         return reply
 
-    def _value(self, payload: bytes) -> Any:
+    def _value(self, number: int, payload: bytes) -> Any:
         try:
             function, args, kwargs = pickle.loads(payload)
         except Exception as error:
@@ -95,10 +117,14 @@ class _Worker:
                 "program's sys.path: put the module there, or call "
                 "cloudpickle.register_pickle_by_value(module) before"
             ) from error
+        self._running = number
         try:
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                _finish_computations()
         finally:
-            _finish_computations()
+            self._running = None
 
     def _failure(self, error: BaseException) -> Failure:
         happened = time.monotonic()
@@ -122,7 +148,8 @@ class _Worker:
 
     def _send(self, message: bytes) -> None:
         try:
-            self._channel.send(message)
+            with self._sending:
+                self._channel.send(message)
         except OSError:
             # The caller has gone, or did not read: after a part of a message nothing else can come.
             os._exit(1)

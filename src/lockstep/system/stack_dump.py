@@ -42,7 +42,12 @@ _OURS = (
 )
 _WATCHERS = tuple(
     f'File "{_PACKAGE / name}"'
-    for name in ("watchdog/watchdog.py", "watchdog/remote.py", "pool/channel.py")
+    for name in (
+        "watchdog/watchdog.py",
+        "watchdog/remote.py",
+        "watchdog/host_reachability.py",
+        "pool/channel.py",
+    )
 )
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STATES = {
