@@ -11,14 +11,16 @@ from lockstep.notebook.errors import NotebookError
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("", (1, [])),
-        ("-n 2 -d 4", (2, ["-d", "4"])),
-        ("-n2 --collectives gloo", (2, ["--collectives", "gloo"])),
-        ("--processes=3 --strict", (3, ["--strict"])),
-        ("--processes 3 -d4", (3, ["-d4"])),
+        ("", (1, [], ())),
+        ("-n 2 -d 4", (2, ["-d", "4"], ())),
+        ("-n2 --collectives gloo", (2, ["--collectives", "gloo"], ())),
+        ("--processes=3 --strict", (3, ["--strict"], ())),
+        ("--processes 3 -d4", (3, ["-d4"], ())),
+        ("--hosts a.org:2,b.org", (3, ["--hosts", "a.org:2,b.org"], ("a", "a", "b"))),
+        ("-n 2 --hosts=a:2,b", (2, ["--hosts=a:2,b"], ("a", "a"))),
     ],
 )
-def test_the_options_of_start(line: str, found: tuple[int, list[str]]) -> None:
+def test_the_options_of_start(line: str, found: tuple[int, list[str], tuple[str, ...]]) -> None:
     assert options.start(line) == found
 
 
@@ -29,9 +31,10 @@ def test_the_options_of_start(line: str, found: tuple[int, list[str]]) -> None:
         ("--collectives nccl", "invalid choice: 'nccl'"),
         ("--bogus", "unrecognized arguments: --bogus"),
         ("-n 2 train.py", "what is 'train.py'? It takes options only"),
-        ("--hosts a,b", "on its own machine only. What works: more processes here (-n)"),
-        ("--hosts=a,b", "with lockstep run --hosts in a terminal"),
-        ("--hostfile f", "on its own machine only"),
+        ("--hosts a,,b", "%lockstep start: --hosts a,,b: a host's name is missing"),
+        ("--hosts=a -n 2", "%lockstep start: -n 2: the hosts have 1 slots (a:1)"),
+        ("--hostfile f", "%lockstep start: --hostfile f: No such file or directory"),
+        ("--hosts a --min-hosts 1", "%lockstep start --hosts names the hosts that are left"),
         ("--ssh 'ssh -v'", "%lockstep start: --ssh is for --hosts or --hostfile"),
         ("--max-restarts 3", "%lockstep restart starts the processes again"),
         ("--platform 'cpu", "No closing quotation"),

@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import _config, _jax_compat
+from lockstep._errors import LaunchError
 from lockstep._words import counted
 from lockstep.engine import bindings
+from lockstep.notebook import hosts_launcher
 
 _CONTROLLER_SECONDS = 120.0
 _POLL = 0.05
+_MAX_SOCKET_PATH = 107
 
 
 def main() -> None:
@@ -42,8 +45,12 @@ def _connection() -> str:
     """The controller's file for engines, once it is complete.
 
     The controller and this process start at the same time, and JAX has been imported by now, so
-    there is rarely anything to wait for.
+    there is rarely anything to wait for. On several hosts the launcher brings the file.
     """
+    info = os.environ.get(hosts_launcher.INFO)
+    run_dir = _config.current().run_dir or ""
+    if info and Path(run_dir, hosts_launcher.socket_name(hosts_launcher.ports(info)[0])).exists():
+        return _through_agent(info, run_dir)
     name = f"ipcontroller-{os.environ['IPP_CLUSTER_ID']}-engine.json"
     path = Path(os.environ["IPP_PROFILE_DIR"], "security", name)
     deadline = time.monotonic() + _CONTROLLER_SECONDS
@@ -59,6 +66,24 @@ def _connection() -> str:
         time.sleep(_POLL)
 
 
+def _through_agent(info: str, run_dir: str) -> str:
+    """``info`` with the agent's sockets in place of the controller's ports.
+
+    Raises `LaunchError` where the directory's name is too long for them.
+    """
+    longest = max(len(hosts_launcher.socket_name(port)) for port in hosts_launcher.ports(info))
+    if len(run_dir) + 1 + longest > _MAX_SOCKET_PATH:
+        raise LaunchError(
+            f"the private directory of this run, {run_dir}, has a name too long for sockets in it: "
+            f"{_MAX_SOCKET_PATH} bytes with theirs. Set a shorter TMPDIR on this host."
+        )
+    profile = Path(run_dir, "ipython")
+    profile.mkdir(exist_ok=True)  # another process of this host may have made it
+    os.environ["IPP_PROFILE_DIR"] = str(profile)
+    interface = hosts_launcher.socket_name(0).partition(":")[0]
+    return json.dumps({**json.loads(info), "interface": f"ipc://{run_dir}/{interface}"})
+
+
 def prepare() -> dict[str, Any]:
     """Gives cells the names that the notebook shows; returns where this process runs."""
     from IPython.core.getipython import get_ipython
@@ -68,8 +93,7 @@ def prepare() -> dict[str, Any]:
     # ipykernel's names have the process's id in them. The lines of a cell, which the recorder and
     # the errors name, would differ between the processes.
     shell.compile.get_code_name = lambda raw, code, number: f"In[{number}]"
-    config = _config.current()
-    return {"pid": os.getpid(), "run_dir": config.run_dir, "attempt": config.attempt}
+    return {"pid": os.getpid(), "run_dir": _config.current().run_dir}
 
 
 def begin(number: int) -> None:

@@ -16,8 +16,9 @@ from ipyparallel.error import RemoteError
 from lockstep._errors import LockstepError
 from lockstep.flight_recorder.diagnose import Diagnosis, diagnose
 from lockstep.launch import run_dir
-from lockstep.notebook import engine, launcher
+from lockstep.notebook import engine, hosts_launcher, launcher
 from lockstep.notebook.errors import RESTART, NotebookError
+from lockstep.notebook.options import Start
 from lockstep.report import locate_run
 
 _START_SECONDS = 600.0
@@ -30,15 +31,19 @@ _POLL = 0.05
 class Job:
     """Processes that run the cells of a notebook. Made by `start`."""
 
-    def __init__(self, processes: int, options: Sequence[str]) -> None:
-        self.processes = processes
-        self.options = tuple(options)
+    def __init__(self, given: Start) -> None:
+        self.processes = given.processes
+        self.hosts = given.hosts
         self.problem = ""
         """Why the processes can run no collectives any more; "" while they can."""
+        self.pids: list[int] = []
+        """Of the processes that have started."""
         self._pidfds: list[int] = []
         self._death_is_told = False
         self._folder, self._lock = run_dir.make_locked()
-        self._cluster = launcher.cluster(processes, options, str(self._folder))
+        self._cluster = launcher.cluster(
+            given.processes, given.options, str(self._folder), bool(given.hosts)
+        )
 
     def start(self) -> None:
         """Starts controller and processes, and waits until all of them have joined the job.
@@ -84,13 +89,17 @@ class Job:
             time.sleep(_POLL)
         facts = self._call(engine.prepare, range(self.processes), self._in_time(deadline))
         self.pids = [fact["pid"] for fact in facts]
-        self._pidfds = [os.pidfd_open(pid) for pid in self.pids]
-        self._run_dir, self._attempt = Path(facts[0]["run_dir"]), facts[0]["attempt"]
+        self._run_dir = Path(facts[0]["run_dir"])
+        if self.hosts:
+            self._run_dir = Path((self._folder / hosts_launcher.RUN_DIR).read_text())
+        else:
+            self._pidfds = [os.pidfd_open(pid) for pid in self.pids]
 
     def _in_time(self, deadline: float) -> Callable[[], bool]:
         return lambda: self.lives and time.monotonic() < deadline
 
     def _end_processes(self) -> None:
+        self.pids = []
         while self._pidfds:
             os.close(self._pidfds.pop())
         self._cluster.stop_engines_sync()
@@ -104,10 +113,12 @@ class Job:
         engines: Any = self._cluster.engine_set
         if engines is None or engines.process is None or not engines.process.is_running():
             return False
-        return not any(self.ended(process) for process in range(len(self._pidfds)))
+        return not any(self.ended(process) for process in range(len(self.pids)))
 
     def ended(self, process: int) -> bool:
         """Whether a process has ended."""
+        if self.hosts:  # ipyparallel's monitor beside each process tells the controller
+            return process not in self.client.ids
         try:
             signal.pidfd_send_signal(self._pidfds[process], 0)
         except (ProcessLookupError, OSError, IndexError):
@@ -137,6 +148,9 @@ class Job:
 
     def interrupt(self, processes: Sequence[int]) -> None:
         """Sends SIGINT to some of the processes."""
+        if self.hosts:  # ipyparallel's monitor beside each process sends it
+            self.client.send_signal(int(signal.SIGINT), list(processes), block=False)
+            return
         for process in processes:
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self._pidfds[process], signal.SIGINT)
@@ -145,11 +159,17 @@ class Job:
 
     def execute(self, source: str, process: int) -> Any:
         """Sends a cell to a process; returns ipyparallel's AsyncResult."""
-        return self.client[process].execute(source, silent=False, block=False)
+        return self._view(process).execute(source, silent=False, block=False)
 
     def call(self, function: Callable[..., Any], process: int, *args: Any) -> Any:
         """Sends a call of a function of `lockstep.notebook.engine`; returns the AsyncResult."""
-        return self.client[process].apply_async(function, *args)
+        return self._view(process).apply_async(function, *args)
+
+    def _view(self, process: int) -> Any:
+        try:
+            return self.client[process]
+        except IndexError:
+            raise NotebookError(self.death() or f"process {process} has ended.") from None
 
     def results(self, function: Callable[..., Any], processes: Sequence[int], *args: Any) -> list:
         """The results of a call in some processes. Raises `NotebookError` if one has died."""

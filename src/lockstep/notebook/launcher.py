@@ -14,10 +14,10 @@ from ipyparallel.cluster.launcher import (
     LocalControllerLauncher,
     LocalProcessLauncher,
 )
-from traitlets import List, Unicode
+from traitlets import Bool, List, Unicode
 from traitlets.config import Config
 
-from lockstep.notebook import tether
+from lockstep.notebook import hosts_launcher, tether
 
 _OUTPUT = ("stream", "display_data", "update_display_data", "execute_result", "clear_output")
 
@@ -33,9 +33,13 @@ class EngineSetLauncher(LocalProcessLauncher, EngineLauncher):  # type: ignore[m
     """All engines of a job, started by one ``lockstep run``, as MPI's are by ``mpiexec``."""
 
     options = List(Unicode(), help="options of lockstep run").tag(config=True)
+    on_hosts = Bool(False, help="whether the options name hosts").tag(config=True)
     stop_seconds_until_kill = 10
 
     def find_args(self) -> list[str]:
+        if self.on_hosts:
+            own = [sys.executable, "-P", "-m", hosts_launcher.__name__, self.profile_dir]
+            return tether.command([*own, "-n", str(self.n), *self.options])
         own = [sys.executable, "-P", "-m", "lockstep", "run", "--this-host"]
         run = [*own, "-n", str(self.n), *self.options]
         return tether.command([*run, "--auto-init", "-m", "lockstep.notebook.engine"])
@@ -72,8 +76,11 @@ class Cluster(ipyparallel.Cluster):
         return Client(info["client"], cluster=self, profile_dir=self.profile_dir, **options)
 
 
-def cluster(processes: int, options: Sequence[str], folder: str) -> Cluster:
-    """A cluster that is not started yet; its files are in ``folder``."""
+def cluster(processes: int, options: Sequence[str], folder: str, on_hosts: bool) -> Cluster:
+    """A cluster that is not started yet; its files are in ``folder``.
+
+    ``on_hosts``: the options name hosts.
+    """
     log = logging.getLogger("lockstep.notebook")
     log.setLevel(logging.CRITICAL)  # what the user has to know is said by the commands
     return Cluster(
@@ -85,7 +92,8 @@ def cluster(processes: int, options: Sequence[str], folder: str) -> Cluster:
         delay=0,
         load_profile=False,
         shutdown_atexit=False,
-        send_engines_connection_env=False,  # the processes start at the same time: see engine.main
-        config=Config({"EngineSetLauncher": {"options": list(options)}}),
+        # Here the processes start at the same time as the controller: see engine.main.
+        send_engines_connection_env=on_hosts,
+        config=Config({"EngineSetLauncher": {"options": list(options), "on_hosts": on_hosts}}),
         log=log,
     )

@@ -83,12 +83,12 @@ class LockstepMagics(Magics):
     # Commands
 
     def _start(self, line: str) -> None:
-        processes, given = options.start(line)
+        given = options.start(line)
         if self._job is not None:
             raise NotebookError(
                 f"{self._job.processes} processes run already. {RESTART} %lockstep stop ends them."
             )
-        job = Job(processes, given)
+        job = Job(given)
         job.start()
         self._job = job
         self._say_what_runs()
@@ -96,7 +96,9 @@ class LockstepMagics(Magics):
     def _say_what_runs(self) -> None:
         assert self._job is not None
         results = self._job.results(engine.devices, [0])
-        print(f"{counted(self._job.processes, 'process')}, {results[0]}")
+        hosts = len(set(self._job.hosts))
+        on = f" on {counted(hosts, 'host')}" if hosts else ""
+        print(f"{counted(self._job.processes, 'process')}{on}, {results[0]}")
 
     def _restart(self, line: str) -> None:
         if self._job is None:
@@ -122,7 +124,8 @@ class LockstepMagics(Magics):
         busy = self._last.running if self._last is not None else []
         for process, pid in enumerate(job.pids):
             state = "runs a cell" if process in busy else "idle"
-            print(f"[{process}] pid {pid}: {'ended' if job.ended(process) else state}")
+            on = f" on {job.hosts[process]}" if job.hosts else ""
+            print(f"[{process}] pid {pid}{on}: {'ended' if job.ended(process) else state}")
         if job.problem:
             print(f"collectives fail: {job.problem}. {RESTART}")
         if not job.lives:

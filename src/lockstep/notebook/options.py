@@ -5,19 +5,15 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from lockstep._errors import ConfigError
-from lockstep.launch import options
+from lockstep.hosts import host_list
+from lockstep.launch import hosts_command, options
 from lockstep.notebook.errors import NotebookError
 
-_NO_HOSTS = (
-    "--hosts: a notebook starts processes on its own machine only. What works: more processes "
-    "here (-n), or a program on several hosts with lockstep run --hosts in a terminal."
-)
 _NOT_HERE = {
-    "--hosts": _NO_HOSTS,
-    "--hostfile": _NO_HOSTS,
+    "--min-hosts": "--min-hosts: here, %lockstep start --hosts names the hosts that are left.",
     "--max-restarts": "--max-restarts: here, %lockstep restart starts the processes again.",
 }
 _COMMANDS = ("start", "status", "restart", "stop", "push", "pull")
@@ -28,8 +24,18 @@ class _Parser(argparse.ArgumentParser):
         raise NotebookError(f"{self.prog}: {message}")
 
 
-def start(line: str) -> tuple[int, list[str]]:
-    """The number of processes, and the other options of `lockstep run`, of ``%lockstep start``.
+class Start(NamedTuple):
+    """What ``%lockstep start`` has been given."""
+
+    processes: int
+    options: list[str]
+    """Those of `lockstep run`, without the number of processes."""
+    hosts: tuple[str, ...]
+    """The host of each process; empty: this machine."""
+
+
+def start(line: str) -> Start:
+    """The words of ``%lockstep start``.
 
     Raises `NotebookError` for an option that is wrong or does not serve in a notebook.
     """
@@ -46,11 +52,19 @@ def start(line: str) -> tuple[int, list[str]]:
         raise NotebookError(f"%lockstep start: what is {program[0]!r}? It takes options only.")
     args = parser.parse_args(words)
     try:
-        options.check_hosts_given(args)
+        labels = _hosts(args)
     except ConfigError as error:
         raise NotebookError(f"%lockstep start: {error}") from None
     count = options.run_parser()._option_string_actions["-n"]
-    return args.processes or 1, _without(words, count.option_strings)
+    return Start(len(labels) or args.processes or 1, _without(words, count.option_strings), labels)
+
+
+def _hosts(args: argparse.Namespace) -> tuple[str, ...]:
+    if not (args.hosts or args.hostfile):
+        options.check_hosts_given(args)
+        return ()
+    placed = host_list.place(hosts_command.hosts_of(args), args.processes)
+    return host_list.labels_of_processes(placed)
 
 
 def _without(words: list[str], names: Sequence[str]) -> list[str]:

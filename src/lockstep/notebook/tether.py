@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
+from lockstep.launch import run_dir
 from lockstep.system import process_tree
 
 GRACE = 3.0
@@ -49,7 +52,9 @@ def main(pid: int, words: Sequence[str]) -> int:
             if fd == held:
                 child.terminate()
                 poll.unregister(held)
-                return _end(child)
+                status = _end(child)
+                _remove_folder()
+                return status
             for number in os.read(wake, 512):
                 if number != signal.SIGCHLD:
                     process_tree.kill({child.pid}, number)
@@ -58,6 +63,13 @@ def main(pid: int, words: Sequence[str]) -> int:
                 child.returncode = code
                 process_tree.end_all()
                 return code if code >= 0 else 128 - code
+
+
+def _remove_folder() -> None:
+    """Removes the notebook's private directory, which its kernel cannot do any more."""
+    folder = Path(os.environ.get("IPP_PROFILE_DIR", ""))
+    if folder.name.startswith(run_dir.PREFIX):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end(child: subprocess.Popen[bytes]) -> int:
