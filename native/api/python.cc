@@ -216,6 +216,7 @@ int lockstep_start(const lockstep_options* given) {
       options.endpoint.listener = given->listener;
       options.endpoint.key.assign(key, key + given->key_bytes);
       options.endpoint.tls_library = given->tls_library;
+      options.endpoint.encrypt = given->encrypt != 0;
     }
     Engine::instance().start(std::move(options));
   });

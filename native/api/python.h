@@ -61,6 +61,7 @@ struct lockstep_options {
   const char* key;               // bytes that only the processes of the job have
   int key_bytes;
   const char* tls_library;  // OpenSSL's libssl, for dlopen
+  int encrypt;              // also what follows the greeting; the same in all processes
 };
 // Returns when this process has met all processes and agents of other hosts. An agent may start
 // again: its earlier start has then taken leave.

@@ -68,12 +68,12 @@ bool Endpoint::send_part(Connection& connection, Frame frame, std::span<const st
 
 Endpoint::WriteResult Endpoint::write_unsent(Connection& connection, const Watch& watch) {
   std::vector<std::byte>& unsent = connection.unsent;
-  std::span<const std::byte> left = unsent;
-  const WriteResult how = write(connection, left, watch);
-  if (left.empty())
+  if (unsent.empty()) return WriteResult::kAll;
+  const auto [how, bytes] = write(connection, unsent, {}, watch);
+  if (bytes == unsent.size())
     std::vector<std::byte>().swap(unsent);
   else
-    unsent.erase(unsent.begin(), unsent.end() - static_cast<std::ptrdiff_t>(left.size()));
+    unsent.erase(unsent.begin(), unsent.begin() + static_cast<std::ptrdiff_t>(bytes));
   return how;
 }
 

@@ -9,10 +9,9 @@
 namespace lockstep {
 namespace {
 
-// A message of this size stays in the second-level cache between its writer and its readers.
-constexpr std::size_t kMaxMessage = 256 << 10;
 constexpr std::size_t kMinMessage = 64 << 10;
-constexpr std::size_t kRingBudget = 16 << 20;  // for all broadcast rings of one clique
+// For all broadcast rings of one clique, as a multiple of the largest message.
+constexpr std::size_t kRingBudget = 64;
 
 std::uint64_t hash(const std::vector<int>& devices) {
   std::uint64_t value = 0xcbf29ce484222325;  // FNV-1a
@@ -30,9 +29,9 @@ std::string join(const std::vector<int>& numbers) {
   return numbers.size() > kShown ? text + ", ..." : text;
 }
 
-std::size_t ring_capacity(std::size_t processes) {
-  const std::size_t share = kRingBudget / (2 * BroadcastRing::kDepth * processes);
-  return std::clamp(share, kMinMessage, kMaxMessage) / 4096 * 4096;
+std::size_t ring_capacity(std::size_t processes, std::size_t largest) {
+  const std::size_t share = kRingBudget * largest / (2 * BroadcastRing::kDepth * processes);
+  return std::clamp(share, kMinMessage, largest) / 4096 * 4096;
 }
 
 }  // namespace
@@ -149,31 +148,51 @@ Clique::Clique(Job& job, std::vector<int> devices, const std::vector<int>& proce
   for (const int rank : self->ranks) own.push_back(devices_[static_cast<std::size_t>(rank)]);
   local_group_ = std::make_unique<LocalGroup>(job, std::move(own));
 
-  const int count = static_cast<int>(groups_.size());
-  capacity_ = ring_capacity(groups_.size());
-  const std::size_t ring = (BroadcastRing::footprint(count, capacity_) + 63) / 64 * 64;
-  const std::size_t rings = count > 1 ? 2 * groups_.size() * ring : 0;
-  std::byte* memory = shared_memory(rings + Mailbox::footprint(devices_.size()));
-  for (int group = 0; count > 1 && group < count; ++group)
-    add_rings(group, memory + 2 * static_cast<std::size_t>(group) * ring);
-  mailbox_ = std::make_unique<Mailbox>(*this, memory + rings);
+  make_rings();
   job.recorder().add_clique(id_, devices_);
 }
 
-void Clique::add_rings(int group, std::byte* shared) {
+// Memory that the processes of this host share holds their own rings, in the order of the groups,
+// and the mailbox. The rings of other hosts are copies.
+void Clique::make_rings() {
+  const std::size_t count = groups_.size() > 1 ? groups_.size() : 0;
+  std::size_t largest = 0;
+  for (const Group& group : groups_)
+    largest = std::max(largest, job_.transport(group.process).message_bytes());
+  capacity_ = ring_capacity(groups_.size(), largest);
+  const std::size_t ring = ring_bytes();
+  std::vector<std::byte*> memory(count);
+  std::size_t shared = 0;
+  for (std::size_t group = 0; group < count; ++group) {
+    const bool is_self = static_cast<int>(group) == self_;
+    if (!is_self) memory[group] = job_.transport(groups_[group].process).allocate_copy(2 * ring);
+    if (memory[group] == nullptr) ++shared;
+  }
+  std::byte* next = shared_memory(2 * shared * ring + Mailbox::footprint(devices_.size()));
+  for (std::size_t group = 0; group < count; ++group) {
+    const bool is_copy = memory[group] != nullptr;
+    add_rings(static_cast<int>(group), is_copy ? memory[group] : next);
+    if (!is_copy) next += 2 * ring;
+  }
+  mailbox_ = std::make_unique<Mailbox>(*this, next);
+}
+
+std::size_t Clique::ring_bytes() const {
+  return (BroadcastRing::footprint(static_cast<int>(groups_.size()), capacity_) + 63) / 64 * 64;
+}
+
+void Clique::add_rings(int group, std::byte* memory) {
   const int count = static_cast<int>(groups_.size());
-  const std::size_t bytes = (BroadcastRing::footprint(count, capacity_) + 63) / 64 * 64;
-  const int writer = groups_[static_cast<std::size_t>(group)].process;
-  std::byte* copy = group == self_ ? nullptr : job_.transport(writer).allocate_copy(2 * bytes);
-  std::byte* memory = copy != nullptr ? copy : shared;
   auto number = 2 * static_cast<std::uint32_t>(group);
   for (auto* rings : {&partials_, &results_}) {
     BroadcastRing& made = rings->emplace_back(memory, count, capacity_, group, self_);
-    for (int index = 0; index < count; ++index) {
+    // Each process sends to the next one first, so that not all send to the same one.
+    for (int step = 1; step < count; ++step) {
+      const int index = (self_ + step) % count;
       const int process = groups_[static_cast<std::size_t>(index)].process;
-      if (index != self_) made.connect(job_.transport(process), {id_, number, process}, index);
+      made.connect(job_.transport(process), {id_, number, process}, index);
     }
-    memory += bytes;
+    memory += ring_bytes();
     ++number;
   }
 }

@@ -95,7 +95,9 @@ class Clique {
 
  private:
   std::byte* shared_memory(std::size_t bytes);
-  void add_rings(int group, std::byte* shared);
+  void make_rings();
+  void add_rings(int group, std::byte* memory);
+  std::size_t ring_bytes() const;
 
   Job& job_;
   std::vector<int> devices_;

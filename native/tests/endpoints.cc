@@ -56,6 +56,22 @@ TEST(messages_and_their_releases) {
   CHECK(two.healthy());
 }
 
+// It costs no frame of its own.
+TEST(a_release_goes_with_the_next_frame) {
+  Ring from, to;
+  Two two;
+  Host &first = two.hosts[0], &second = two.hosts[1];
+  first.endpoint->channels().open(ChannelId{1, 0, 1}, from.send_ring());
+  second.endpoint->channels().open(ChannelId{1, 0, 0}, to.receive_ring());
+  first.endpoint->send({1, 0, 1}, 0, from.message(0, 0, 1), first.watch());
+  eventually([&] { return to.written.reached(1); }, "a message");
+  to.read.advance();
+  second.endpoint->release({1, 0, 0}, 0, second.watch(), false);
+  two.exchange(2);  // its release takes the other one along
+  CHECK(from.read.reached(1));
+  CHECK(two.healthy());
+}
+
 TEST(messages_before_their_stream_is_open) {
   Ring from, to;
   Two two;

@@ -94,6 +94,7 @@ struct TestJob {
     made.listener = listeners[static_cast<std::size_t>(process)].fd.get();
     made.key.assign(32, std::byte{7});
     made.tls_library = "libssl.so.3";
+    made.encrypt = options.encrypt;
     return made;
   }
 

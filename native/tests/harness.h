@@ -75,6 +75,7 @@ struct Options {
   bool oversubscribed = false;
   int cores = 2;
   bool single_copy = true;
+  bool encrypt = true;  // between hosts
   int unreadable = -1;  // a process that takes no part in single copies
   std::size_t single_copy_from = JobOptions{}.single_copy_from;
 };

@@ -41,7 +41,8 @@ struct Host {
   Listener listener = listen_anywhere();
   std::shared_ptr<Arena> arena;
   std::unique_ptr<Endpoint> endpoint;
-  bool stays_open = false;  // set before it joins
+  bool stays_open = false;  // set before it joins, and so is the next
+  bool encrypt = true;
   std::chrono::milliseconds greeting_timeout = ProgressThread::kGreetingTimeout;
 
   Host() {
@@ -55,6 +56,7 @@ struct Host {
     options.listener = listener.fd.get();
     options.key = key(7);
     options.tls_library = "libssl.so.3";
+    options.encrypt = encrypt;
     options.connect_timeout_seconds = 20;
     options.greeting_timeout = greeting_timeout;
     return options;
@@ -113,8 +115,8 @@ inline void exchange(std::deque<Ring>& rings, Host& first, Host& second, std::ui
 struct Two {
   std::deque<Ring> rings;
   Host hosts[2];
-  explicit Two(bool stays_open = false) {
-    for (Host& host : hosts) host.stays_open = stays_open;
+  explicit Two(bool stays_open = false, bool encrypt = true) {
+    for (Host& host : hosts) host.stays_open = stays_open, host.encrypt = encrypt;
     std::thread other([&] { hosts[1].join(1, hosts[0].listener.address); });
     hosts[0].join(0, hosts[1].listener.address);
     other.join();
@@ -238,6 +240,7 @@ struct Given {
     options.key = secret.data();
     options.key_bytes = static_cast<int>(secret.size());
     options.tls_library = "libssl.so.3";
+    options.encrypt = 1;
   }
   Given(const Given&) = delete;
   Given& operator=(const Given&) = delete;

@@ -99,14 +99,30 @@ TEST(much_with_many_new_keys) {
   check_transfer(loopback_wire(), 2);
 }
 
-TEST(a_write_takes_what_fits_one_record) {
+TEST(a_write_takes_what_goes_out_at_once) {
   Pair pair;
   pair.shake();
   const Bytes bytes = random_bytes(100000, 4);
   std::size_t moved = 0;
   CHECK(pair.client.write(bytes, moved) == Result::kDone);
-  CHECK_EQUAL(moved, 16384U);
+  CHECK_EQUAL(moved, Tls::Session::kBatch);
   CHECK(heard(pair.server) == shown(std::span(bytes).first(moved)));
+}
+
+TEST(a_head_and_a_body_of_any_sizes) {
+  Pair pair;
+  pair.shake();
+  for (const std::size_t head : {0, 1, 100, 16383, 16384, 16385, 40000})
+    for (const std::size_t body : {0, 1, 16284, 16384, 33000}) {
+      const Bytes bytes = random_bytes(head + body, head + body);
+      std::size_t done = 0, moved = 0;
+      for (; done < bytes.size(); done += moved) {
+        const auto left = std::span(bytes).subspan(done);
+        const auto first = left.first(done < head ? head - done : 0);
+        CHECK(pair.client.write(first, left.subspan(first.size()), moved) == Result::kDone);
+      }
+      CHECK(heard(pair.server) == shown(bytes));
+    }
 }
 
 // A message about a new key that does not fit would keep its sender from reading. With one per

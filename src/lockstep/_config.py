@@ -117,6 +117,8 @@ class Config:
     """Show the frames of libraries in tracebacks."""
     single_copy: bool = _variable("LOCKSTEP_SINGLE_COPY", _switch, True)
     """Read large messages straight from other processes' memory, where the system permits it."""
+    encryption: bool = _variable("LOCKSTEP_ENCRYPTION", _switch, True)
+    """Encrypt what the engine sends between hosts; the same in all processes of a job."""
     run_dir: str | None = _variable("LOCKSTEP_RUN_DIR", _text)
     """The private directory of this run (logs, error files)."""
     agent: int | None = _variable("LOCKSTEP_AGENT", natural)

@@ -175,5 +175,8 @@ def test_several_hosts_have_addresses_and_a_key() -> None:
     assert [given.addresses[i] for i in range(2)] == [b"10.0.0.1:1", b""]
     assert [given.pids[i] for i in range(2)] == [0, 41]
     assert (given.listener, given.key_bytes, given.tls_library) == (7, 32, b"/lib/libssl.so.3")
+    assert given.encrypt
+    unencrypted = dataclasses.replace(OPTIONS, network=dataclasses.replace(way, encrypt=False))
+    assert not unencrypted.to_c().encrypt
     pointer = ctypes.c_char_p.from_buffer(given, type(given).key.offset)
     assert ctypes.string_at(ctypes.cast(pointer, ctypes.c_void_p).value or 0, 32) == key

@@ -14,7 +14,7 @@ namespace lockstep {
 
 class Channels {
  public:
-  static constexpr std::size_t kMaxMessage = 512 << 10;
+  static constexpr std::size_t kMaxMessage = kSlotHeader + (512 << 10);
   // Limit for the messages of one process that came before their channels were opened here. A
   // process that keeps to the protocol is ahead by a few messages in each of its collectives, some
   // MiB in all.

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "transport/tcp/endpoint.h"
+#include "transport/tcp/unencrypted.h"
 
 namespace lockstep {
 namespace {
@@ -44,12 +45,13 @@ void Endpoint::meet(const EndpointOptions& options, std::uint64_t nonce, bool ag
 // Unauthenticated peers may push a connection out before it has shown that it has the key.
 void Endpoint::connect(int process, const std::string& address, std::uint64_t nonce,
                        Clock::time_point end) {
-  const NoBrokenPipe quiet;
   const std::string peer = labels_[static_cast<std::size_t>(process)] + " at " + address;
   for (auto pause = kFirstPause;; pause = std::min(2 * pause, kMaxPause)) {
     try {
       auto made = try_to_connect(peer, address, end);
       greet(*made, peer, process, nonce, end);
+      if (!security_->encrypts())
+        made->session = std::make_unique<UnencryptedSession>(made->fd.get());
       connections_[static_cast<std::size_t>(process)] = std::move(made);
       return;
     } catch (const Dropped&) {
@@ -94,15 +96,16 @@ void Endpoint::greet(Connection& connection, const std::string& peer, int proces
                      std::uint64_t nonce, Clock::time_point end) {
   const auto own = static_cast<std::uint32_t>(process_),
              other = static_cast<std::uint32_t>(process);
-  const Frame greeting{.kind = Frame::kGreeting,
-                       .index = own,
-                       .clique = nonce,
-                       .number = Frame::kVersion,
-                       .to = other};
-  auto bytes = std::as_bytes(std::span(&greeting, 1));
+  const Frame greeting{
+      .kind = Frame::kGreeting,
+      .index = own,
+      .clique = nonce,
+      .number = Frame::kVersion | (security_->encrypts() ? 0 : Frame::kUnencrypted),
+      .to = other};
+  const auto bytes = std::as_bytes(std::span(&greeting, 1));
   const double left = std::chrono::duration<double>(end - Clock::now()).count();
   const Watch watch{&arena_->header().abort_state, Deadline(std::max(left, 1e-9)), {}};
-  if (write(connection, bytes, watch) != WriteResult::kAll)
+  if (write(connection, {}, bytes, watch).how != WriteResult::kAll)
     throw Dropped(cannot_reach(peer, "it has closed the connection"));
   Frame answer;
   read_all(connection, peer, std::as_writable_bytes(std::span(&answer, 1)), end);

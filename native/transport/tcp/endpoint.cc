@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <set>
@@ -17,8 +16,6 @@
 namespace lockstep {
 namespace {
 
-// Of one TLS record: a frame and as much of what follows go out as one.
-constexpr std::size_t kRecord = 16 << 10;
 // How long one write waits before it checks the job again.
 constexpr std::chrono::milliseconds kPollInterval{50};
 constexpr std::chrono::microseconds kRetryInterval{20};
@@ -41,7 +38,12 @@ std::vector<bool> remote_flags(const std::vector<std::string>& addresses) {
 
 // The one place that chooses how connections are secured.
 std::unique_ptr<const Security> security_of(const EndpointOptions& options) {
-  return std::make_unique<Tls>(options.tls_library, options.key);
+  if (options.encrypt) return std::make_unique<Tls>(options.tls_library, options.key);
+  return std::make_unique<TlsGreetingOnly>(options.tls_library, options.key);
+}
+
+void append(std::vector<std::byte>& to, std::span<const std::byte> bytes) {
+  to.insert(to.end(), bytes.begin(), bytes.end());
 }
 
 }  // namespace
@@ -119,11 +121,15 @@ void Endpoint::send(const ChannelId& channel, std::uint32_t number, const Messag
              message.header, message.rest, watch);
 }
 
-void Endpoint::release(const ChannelId& channel, std::uint32_t number, const Watch& watch) {
-  send_frame(
-      channel.process,
-      {.kind = Frame::kRelease, .index = channel.ring, .clique = channel.clique, .number = number},
-      {}, {}, watch);
+void Endpoint::release(const ChannelId& channel, std::uint32_t number, const Watch& watch,
+                       bool at_once) {
+  const Frame frame{
+      .kind = Frame::kRelease, .index = channel.ring, .clique = channel.clique, .number = number};
+  if (at_once) return send_frame(channel.process, frame, {}, {}, watch);
+  Connection& connection = *connections_[static_cast<std::size_t>(channel.process)];
+  std::unique_lock send_lock(connection.send_lock, std::defer_lock);
+  if (!lock(send_lock, watch.deadline)) return give_up(channel.process, WriteResult::kLate, watch);
+  append(connection.head, std::as_bytes(std::span(&frame, 1)));
 }
 
 void Endpoint::send_frame(int process, const Frame& frame, std::span<const std::byte> header,
@@ -136,19 +142,17 @@ Endpoint::WriteResult Endpoint::try_frame(int process, Frame frame,
                                           std::span<const std::byte> header,
                                           std::span<const std::byte> rest, const Watch& watch) {
   frame.bytes = static_cast<std::uint32_t>(header.size() + rest.size());
-  std::array<std::byte, kRecord> first;
-  const std::size_t with = std::min(rest.size(), kRecord - sizeof(frame) - header.size());
-  std::byte* end = first.data();
-  for (const auto part : {std::as_bytes(std::span(&frame, 1)), header, rest.first(with)})
-    end = std::ranges::copy(part, end).out;
   Connection& connection = *connections_[static_cast<std::size_t>(process)];
   std::unique_lock send_lock(connection.send_lock, std::defer_lock);
   if (!lock(send_lock, watch.deadline)) return WriteResult::kLate;
   if (connection.broken) return WriteResult::kBroken;
   WriteResult how = write_unsent(connection, watch);
-  std::span<const std::byte> parts[] = {{first.data(), end}, rest.subspan(with)};
-  for (auto& part : parts)
-    if (how == WriteResult::kAll) how = write(connection, part, watch);
+  if (how == WriteResult::kAll) {
+    append(connection.head, std::as_bytes(std::span(&frame, 1)));
+    append(connection.head, header);
+    how = write(connection, connection.head, rest, watch).how;
+    connection.head.clear();
+  }
   // Half a frame may have gone out: nothing can follow it.
   if (how != WriteResult::kAll) break_connection(connection);
   return how;
@@ -159,26 +163,30 @@ void Endpoint::break_connection(Connection& connection) {
   shutdown(connection.fd.get(), SHUT_RDWR);
 }
 
-// `bytes` is then what has not gone out.
-Endpoint::WriteResult Endpoint::write(Connection& connection, std::span<const std::byte>& bytes,
-                                      const Watch& watch) {
-  const NoBrokenPipe quiet;
+Endpoint::Written Endpoint::write(Connection& connection, std::span<const std::byte> head,
+                                  std::span<const std::byte> body, const Watch& watch) {
   const auto start = Clock::now();
   auto cut = Clock::time_point::max();
-  while (!bytes.empty()) {
+  std::size_t written = 0;
+  const std::size_t all = head.size() + body.size();
+  while (written < all) {
     std::size_t moved = 0;
-    const Result result = connection.session->write(bytes, moved);
-    bytes = bytes.subspan(moved);
+    const Result result = connection.session->write(head, body, moved);
+    written += moved;
+    const std::size_t of_head = std::min(moved, head.size());
+    head = head.subspan(of_head);
+    body = body.subspan(moved - of_head);
     if (result == Result::kDone) continue;
-    if (result != Result::kWantsRead && result != Result::kWantsWrite) return WriteResult::kBroken;
+    if (result != Result::kWantsRead && result != Result::kWantsWrite)
+      return {WriteResult::kBroken, written};
     const auto now = Clock::now();
     if (watch.abort->load(std::memory_order_acquire) != 0) cut = std::min(cut, now + kSendGrace);
-    if (watch.deadline.passed() || now >= cut) return WriteResult::kLate;
-    if (watch.stop != nullptr && watch.stop->load() != 0) return WriteResult::kLate;
+    if (watch.deadline.passed() || now >= cut) return {WriteResult::kLate, written};
+    if (watch.stop != nullptr && watch.stop->load() != 0) return {WriteResult::kLate, written};
     if (watch.wake_up != nullptr && now >= start + kLongWait) watch.wake_up->notify();
     wait_for(connection.fd.get(), result == Result::kWantsWrite, now + kPollInterval);
   }
-  return WriteResult::kAll;
+  return {WriteResult::kAll, written};
 }
 
 // Returns if the process has left: it needs nothing any more. The frame that says so, or why it has

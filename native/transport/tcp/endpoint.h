@@ -57,6 +57,7 @@ struct EndpointOptions {
   int listener = -1;                    // a listening socket of this process; duplicated
   SecretBytes key;                      // that all processes of the job have
   std::string tls_library;              // OpenSSL's libssl, for dlopen
+  bool encrypt = true;                  // also what follows the greeting; the same in all processes
   double connect_timeout_seconds = 60;  // until all have met
   double agent_connect_timeout_seconds = 10;  // for agents after that: then it goes on without them
   std::chrono::milliseconds greeting_timeout = ProgressThread::kGreetingTimeout;
@@ -83,8 +84,10 @@ class Endpoint {
   // left; throws Error when it cannot be sent.
   void send(const ChannelId& channel, std::uint32_t number, const Message& message,
             const Watch& watch);
-  // Reports that message `number` of the channel has been released.
-  void release(const ChannelId& channel, std::uint32_t number, const Watch& watch);
+  // Reports that message `number` of the channel has been released: `at_once`, or with the next
+  // frame to that process. The sender can wait for the latter forever.
+  void release(const ChannelId& channel, std::uint32_t number, const Watch& watch,
+               bool at_once = true);
 
   // Sends a control message to a process of another host. False when that is not possible: the
   // process is lost, there is no time left, or the message is longer than
@@ -118,6 +121,7 @@ class Endpoint {
     bool broken = false;
     std::mutex message_lock;  // held while a control message is sent; taken before `send_lock`
     std::vector<std::byte> unsent;  // of a late control message: goes out before anything else
+    std::vector<std::byte> head;    // of the next frame: releases that wait for it
   };
   enum class WriteResult { kAll, kBroken, kLate };
   struct Open;
@@ -139,7 +143,12 @@ class Endpoint {
                         std::span<const std::byte> rest, const Watch& watch);
   static bool lock(std::unique_lock<std::mutex>& send_lock, const Deadline& deadline);
   static void break_connection(Connection& connection);
-  WriteResult write(Connection& connection, std::span<const std::byte>& bytes, const Watch& watch);
+  struct Written {
+    WriteResult how;
+    std::size_t bytes;  // of head and body together, that have gone out
+  };
+  Written write(Connection& connection, std::span<const std::byte> head,
+                std::span<const std::byte> body, const Watch& watch);
   WriteResult write_unsent(Connection& connection, const Watch& watch);
   bool send_part(Connection& connection, Frame frame, std::span<const std::byte> part,
                  const Deadline& deadline);

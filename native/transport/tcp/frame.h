@@ -17,7 +17,9 @@ struct Frame {
     kWelcome,       // accepts a greeting: from process `index` to process `to`
     kRefusal,       // refuses a greeting; the reason follows
   };
-  static constexpr std::uint32_t kVersion = 2;
+  static constexpr std::uint32_t kVersion = 3;
+  // In the number of a greeting, with the version: what follows the answer is not encrypted.
+  static constexpr std::uint32_t kUnencrypted = 1u << 31;
 
   std::uint32_t kind = 0;
   std::uint32_t index = 0;  // of the channel's ring

@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <string>
 
-struct ssl_st;  // OpenSSL's SSL and SSL_CTX
+struct ssl_st;  // OpenSSL's SSL, SSL_CTX, BIO and BIO_METHOD
 struct ssl_ctx_st;
+struct bio_st;
+struct bio_method_st;
 
 namespace lockstep {
 namespace openssl {
@@ -19,6 +21,7 @@ constexpr long kPartialWrite = 1, kMovingWriteBuffer = 2;
 constexpr unsigned long kIgnoreUnexpectedEof = 0x80, kAllowNoDhe = 0x400;
 constexpr int kVerifyPeer = 1;
 constexpr int kUpdateNotRequested = 0;
+constexpr int kBioFlush = 11, kBioOfOurs = 0x0400 | 100;  // a source or sink, its number
 constexpr int kErrorWantRead = 2, kErrorWantWrite = 3, kErrorZeroReturn = 6;
 constexpr unsigned long kLibrarySsl = 20;
 constexpr unsigned long kBinderDoesNotVerify = 253, kUnexpectedEof = 294;
@@ -26,6 +29,8 @@ constexpr unsigned long kAlertIllegalParameter = 1047, kAlertDecryptError = 1051
 
 using Ssl = ssl_st;
 using Context = ssl_ctx_st;
+using Bio = bio_st;
+using BioMethod = bio_method_st;
 
 // Called for the key of a handshake, by the client and by the server.
 using ClientKey = unsigned (*)(Ssl*, const char*, char*, unsigned, unsigned char*, unsigned);
@@ -83,7 +88,16 @@ struct OpenSsl {
       library, "SSL_CTX_set_psk_server_callback"};
   openssl::Function<openssl::Ssl*(openssl::Context*)> new_session{library, "SSL_new"};
   openssl::Function<void(openssl::Ssl*)> free_session{library, "SSL_free"};
-  openssl::Function<int(openssl::Ssl*, int)> set_fd{library, "SSL_set_fd"};
+  openssl::Function<int(openssl::Ssl*, int)> set_read_fd{library, "SSL_set_rfd"};
+  openssl::Function<void(openssl::Ssl*, openssl::Bio*)> set_write_bio{library, "SSL_set0_wbio"};
+  openssl::Function<openssl::BioMethod*(int, const char*)> new_bio_method{library, "BIO_meth_new"};
+  openssl::Function<void(openssl::BioMethod*)> free_bio_method{library, "BIO_meth_free"};
+  openssl::Function<int(openssl::BioMethod*, int (*)(openssl::Bio*, const char*, int))>
+      set_bio_write{library, "BIO_meth_set_write"};
+  openssl::Function<int(openssl::BioMethod*, long (*)(openssl::Bio*, int, long, void*))>
+      set_bio_control{library, "BIO_meth_set_ctrl"};
+  openssl::Function<openssl::Bio*(const openssl::BioMethod*)> new_bio{library, "BIO_new"};
+  openssl::Function<void(openssl::Bio*, int)> set_bio_ready{library, "BIO_set_init"};
   openssl::Function<void(openssl::Ssl*, int, void*)> set_verify{library, "SSL_set_verify"};
   openssl::Function<void(openssl::Ssl*)> be_client{library, "SSL_set_connect_state"};
   openssl::Function<void(openssl::Ssl*)> be_server{library, "SSL_set_accept_state"};

@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "transport/tcp/unencrypted.h"
 
 namespace lockstep {
 namespace {
@@ -38,7 +39,7 @@ ProgressThread::ProgressThread(int listener, const std::vector<int>& pids,
       arena_(arena),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       acceptor_(listener, epoll_.get()),
-      roster_(std::move(is_remote), num_agents, process, nonce, labels, arena),
+      roster_(std::move(is_remote), num_agents, process, nonce, labels, arena, security.encrypts()),
       failures_(process, roster_.num_members(), roster_.first_agent(), labels, arena) {
   if (!watch_input(epoll_.get(), wake_.fd(), nullptr))
     throw Error(std::string("lockstep: cannot watch for other hosts: ") + std::strerror(errno) +
@@ -171,7 +172,7 @@ bool ProgressThread::read_some(Incoming& incoming) {
   if (result == Result::kWantsRead || result == Result::kWantsWrite) return false;
   if (result != Result::kDone) throw Error(incoming.session->problem());
   incoming.frames.take(moved);
-  if (greets && incoming.frames.process() >= 0) answer(incoming, Frame::kWelcome, {});
+  if (greets && incoming.frames.process() >= 0) welcome(incoming);
   return true;
 }
 
@@ -183,9 +184,15 @@ bool ProgressThread::may_send(int process, std::uint32_t kind) const {
   return !of_channel || !(is_agent(process) || is_agent(process_));
 }
 
+void ProgressThread::welcome(Incoming& incoming) {
+  answer(incoming, Frame::kWelcome, {});
+  // The other end sends nothing before it has the answer.
+  if (!security_.encrypts())
+    incoming.session = std::make_unique<UnencryptedSession>(incoming.fd.get());
+}
+
 // A frame and a short text: a connection on which nothing was sent before has room for them.
 void ProgressThread::answer(Incoming& incoming, std::uint32_t kind, std::string_view text) {
-  const NoBrokenPipe quiet;
   const Frame frame{.kind = kind,
                     .index = static_cast<std::uint32_t>(process_),
                     .clique = nonce_,

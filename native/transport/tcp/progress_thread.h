@@ -92,6 +92,7 @@ class ProgressThread : FrameParser::Owner {
   bool may_send(int process, std::uint32_t kind) const override;
   int greet(const Frame& frame) override { return roster_.admit(frame); }
   void left(int process) override { failures_.set_left(process); }
+  void welcome(Incoming& incoming);
   void answer(Incoming& incoming, std::uint32_t kind, std::string_view text);
   void end(Incoming& incoming, const std::string& why);
   void refuse(Incoming& incoming, const std::string& why);

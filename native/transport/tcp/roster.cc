@@ -8,19 +8,25 @@
 namespace lockstep {
 
 Roster::Roster(std::vector<bool> is_remote, int num_agents, int process, std::uint64_t nonce,
-               const std::vector<std::string>& labels, const Arena& arena)
+               const std::vector<std::string>& labels, const Arena& arena, bool encrypts)
     : is_remote_(std::move(is_remote)),
       first_agent_(static_cast<int>(is_remote_.size()) - num_agents),
       process_(process),
       nonce_(nonce),
       labels_(labels),
       arena_(arena),
+      encrypts_(encrypts),
       has_connected_(is_remote_.size()) {}
 
 std::ptrdiff_t Roster::num_remote() const { return std::ranges::count(is_remote_, true); }
 
 int Roster::admit(const Frame& greeting) {
-  if (greeting.number != Frame::kVersion) throw Error("it runs another version of Lockstep");
+  if ((greeting.number & ~Frame::kUnencrypted) != Frame::kVersion)
+    throw Error("it runs another version of Lockstep");
+  if (((greeting.number & Frame::kUnencrypted) == 0) != encrypts_)
+    throw Error(std::string("it ") + (encrypts_ ? "does not encrypt" : "encrypts") +
+                " what it sends, and this process " + (encrypts_ ? "does" : "does not") +
+                ": LOCKSTEP_ENCRYPTION has to be the same for all processes");
   if (greeting.clique != nonce_) throw Error("it belongs to another job");
   // A host in between could redirect a connection to another process than it was made for.
   if (greeting.to != static_cast<std::uint32_t>(process_))

@@ -20,7 +20,7 @@ class Roster {
   // `is_remote`: for each process, whether it is on another host. The last `num_agents` are agents.
   // The references outlive this.
   Roster(std::vector<bool> is_remote, int num_agents, int process, std::uint64_t nonce,
-         const std::vector<std::string>& labels, const Arena& arena);
+         const std::vector<std::string>& labels, const Arena& arena, bool encrypts);
 
   bool is_agent(int process) const { return process >= first_agent_; }
   int first_agent() const { return first_agent_; }
@@ -45,6 +45,7 @@ class Roster {
   const std::uint64_t nonce_;
   const std::vector<std::string>& labels_;
   const Arena& arena_;
+  const bool encrypts_;
 
   std::mutex mutex_;  // guards `has_connected_`
   std::condition_variable changed_;

@@ -22,9 +22,14 @@ class Session {
   virtual Result handshake() = 0;
   // `moved`: how many bytes were; with kDone more than 0 (unless the span is empty), else 0.
   virtual Result read(std::span<std::byte> to, std::size_t& moved) = 0;
-  // Likewise; takes a part of `from`. After kWantsRead or kWantsWrite the same bytes have to be
-  // offered again, perhaps at another address and with more behind them.
-  virtual Result write(std::span<const std::byte> from, std::size_t& moved) = 0;
+  // Likewise; takes a part of `head` and of the `body` that follows it. After kWantsRead or
+  // kWantsWrite the same bytes have to be offered again, perhaps at another address and with more
+  // behind them.
+  virtual Result write(std::span<const std::byte> head, std::span<const std::byte> body,
+                       std::size_t& moved) = 0;
+  Result write(std::span<const std::byte> from, std::size_t& moved) {
+    return write({}, from, moved);
+  }
   // Says that nothing follows: the other end reads an orderly kClosed. Not with a write unfinished.
   virtual Result close() = 0;
   // Why a call returned kFailed or kClosed: the part of a sentence.
@@ -38,6 +43,9 @@ class Security {
 
   virtual ~Security() = default;
   virtual std::unique_ptr<Session> open(int fd, Side side) const = 0;  // throws Error
+  // Whether what follows the greeting and its answer is encrypted, too. If not, `unencrypted` then
+  // takes the place of the session.
+  virtual bool encrypts() const { return true; }
   // Wipes the key from memory: no handshake is completed any more. No other thread is in one.
   virtual void forget_key() const = 0;
 };

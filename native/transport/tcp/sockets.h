@@ -37,8 +37,8 @@ std::string address_of(int fd);
 // The address of the other end.
 std::string name_of_peer(int fd);
 
-// While it lives, a write to a connection that the other end has closed is an error and no signal:
-// OpenSSL writes with write(2), which cannot be told so.
+// While it lives, a write(2) to a pipe or connection that the other end has closed is an error and
+// no signal.
 class NoBrokenPipe {
  public:
   NoBrokenPipe();

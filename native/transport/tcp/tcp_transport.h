@@ -19,6 +19,7 @@ class TcpTransport : public Transport {
       : endpoint_(endpoint), abort_(abort), timeout_seconds_(timeout_seconds), wake_up_(wake_up) {}
 
   std::byte* allocate_copy(std::size_t bytes) override;
+  std::size_t message_bytes() const override { return 512 << 10; }
   std::unique_ptr<SendChannel> open(const ChannelId& id, const SendRing& ring) override;
   std::unique_ptr<ReceiveChannel> open(const ChannelId& id, const ReceiveRing& ring) override;
   const std::atomic<std::uint32_t>* has_left(int process) const override {

@@ -18,6 +18,9 @@ constexpr std::size_t kReadBuffer = std::size_t{256} << 10;  // one read(2) brin
 // `handshake`, on its thread, so that is where the key is offered.
 constinit thread_local std::span<const std::byte> offered;
 
+// Where the records go that OpenSSL writes in a call on this thread.
+constinit thread_local std::vector<std::byte>* sink = nullptr;
+
 unsigned copy_key(unsigned char* to, unsigned room) {
   if (offered.size() > room) return 0;
   std::ranges::copy(offered, reinterpret_cast<std::byte*>(to));
@@ -61,7 +64,8 @@ Tls::Tls(const std::string& library, std::span<const std::byte> key)
       // Threads may be in a session while the process exits, so nothing is cleaned up then.
       context_(
           api_->init(kInitNoAtexit, nullptr) == 1 ? api_->new_context(api_->method()) : nullptr,
-          api_->free_context.pointer()) {
+          api_->free_context.pointer()),
+      sink_(new_sink(*api_), api_->free_bio_method.pointer()) {
   if (!context_ || !configure())
     throw Error("lockstep: " + library + " cannot do TLS 1.3 with AES-128-GCM: " +
                 api_->text_of(api_->take_error()) + ". Encrypted connections need it.");
@@ -69,9 +73,28 @@ Tls::Tls(const std::string& library, std::span<const std::byte> key)
 
 Tls::~Tls() = default;
 
+// OpenSSL writes as if there were always room; `Session::flush` sends what has come together.
+BioMethod* Tls::new_sink(const OpenSsl& api) {
+  const auto write = [](Bio*, const char* bytes, int count) {
+    const auto* first = reinterpret_cast<const std::byte*>(bytes);
+    sink->insert(sink->end(), first, first + count);
+    return count;
+  };
+  const auto control = [](Bio*, int command, long, void*) -> long { return command == kBioFlush; };
+  BioMethod* made = api.new_bio_method(kBioOfOurs, kIdentity);
+  if (made == nullptr || api.set_bio_write(made, write) != 1 ||
+      api.set_bio_control(made, control) != 1)
+    throw Error("lockstep: OpenSSL has no memory for encrypted connections.");
+  return made;
+}
+
 Tls::Offer::Offer(const Tls& tls) { offered = tls.key_.bytes(); }
 
 Tls::Offer::~Offer() { offered = {}; }
+
+Tls::Sink::Sink(std::vector<std::byte>& records) { sink = &records; }
+
+Tls::Sink::~Sink() { sink = nullptr; }
 
 // Whatever the system's openssl.cnf says is in the new context already: what matters is set here.
 bool Tls::configure() const {

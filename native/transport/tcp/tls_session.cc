@@ -1,6 +1,7 @@
 // A session of TLS (see tls.h).
-#include <poll.h>
+#include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <system_error>
@@ -14,6 +15,8 @@ namespace lockstep {
 namespace {
 
 using namespace openssl;
+
+constexpr std::size_t kRecord = std::size_t{16} << 10;  // the most that one holds
 
 // A server sees it in the client's first message. The client is told: OpenSSL calls the parameter
 // illegal, and RFC 8446 speaks of decryption.
@@ -30,9 +33,12 @@ Tls::Session::Session(const Tls& tls, int fd, Side side, std::uint32_t records_p
       fd_(fd),
       records_per_key_(records_per_key) {
   const OpenSsl& api = *tls_.api_;
-  if (!ssl_ || api.set_fd(ssl_.get(), fd) != 1)
+  Bio* sink = ssl_ ? api.new_bio(tls_.sink_.get()) : nullptr;
+  if (sink == nullptr || api.set_read_fd(ssl_.get(), fd) != 1)
     throw Error("lockstep: OpenSSL cannot begin an encrypted connection: " +
                 api.text_of(api.take_error()) + ".");
+  api.set_bio_ready(sink, 1);
+  api.set_write_bio(ssl_.get(), sink);  // and owns it
   if (side == Side::kServer) {
     api.be_server(ssl_.get());
     return;
@@ -49,6 +55,10 @@ Tls::Result Tls::Session::handshake() {
   if (open_) return Result::kDone;
   const Offer offer(tls_);
   const Result result = attempt([&] { return tls_.api_->handshake(ssl_.get()); });
+  // What the other end is to read, or why this end gives up.
+  const Result sent = flush();
+  if (result != Result::kDone && result != Result::kWantsRead) return result;
+  if (sent != Result::kDone) return sent;
   return result == Result::kDone ? verified() : result;
 }
 
@@ -77,28 +87,70 @@ Tls::Result Tls::Session::read(std::span<std::byte> to, std::size_t& moved) {
   const Result result =
       attempt([&] { return tls_.api_->read(ssl_.get(), to.data(), to.size(), &bytes); });
   if (result == Result::kDone) moved = bytes;
+  // The other end may ask for a new key: the answer goes out when it can.
+  if (accepted_ == 0 && !sealed_.empty()) flush();
   return result;
 }
 
-Tls::Result Tls::Session::write(std::span<const std::byte> from, std::size_t& moved) {
+Tls::Result Tls::Session::write(std::span<const std::byte> head, std::span<const std::byte> body,
+                                std::size_t& moved) {
   moved = 0;
-  if (!ready() || !renew_key()) return *ended_;
-  if (from.empty()) return Result::kDone;
-  std::size_t bytes = 0;
-  const Result result =
-      attempt([&] { return tls_.api_->write(ssl_.get(), from.data(), from.size(), &bytes); });
-  unfinished_ = result == Result::kWantsRead || result == Result::kWantsWrite;
-  if (result != Result::kDone) return result;
-  moved = bytes;
-  ++records_;  // a partial write is one record
+  if (!ready()) return *ended_;
+  if (accepted_ == 0) {
+    const Result result = seal(head, body);
+    if (result != Result::kDone) return result;
+  }
+  const Result result = flush();
+  if (result == Result::kDone) moved = std::exchange(accepted_, 0);
   return result;
 }
 
-// OpenSSL reads nothing while it has not got rid of a message about a new key. Two ends that both
-// wait with one, for room that only the other's reading makes, would wait forever. So such a
-// message is made only where there is room for it. False when the session has ended.
+// Encrypts as much as goes out at once. The head and what fits of the body share a record.
+Tls::Result Tls::Session::seal(std::span<const std::byte> head, std::span<const std::byte> body) {
+  while (accepted_ < kBatch && !(head.empty() && body.empty())) {
+    std::array<std::byte, kRecord> joined;
+    std::span<const std::byte> record = body.first(std::min(body.size(), kRecord));
+    if (!head.empty()) {
+      const auto first = head.first(std::min(head.size(), kRecord));
+      const auto second = body.first(std::min(body.size(), kRecord - first.size()));
+      std::ranges::copy(second, std::ranges::copy(first, joined.begin()).out);
+      record = std::span(joined).first(first.size() + second.size());
+      head = head.subspan(first.size());
+      body = body.subspan(second.size());
+    } else {
+      body = body.subspan(record.size());
+    }
+    std::size_t bytes = 0;
+    if (!renew_key()) return *ended_;
+    const Result result =
+        attempt([&] { return tls_.api_->write(ssl_.get(), record.data(), record.size(), &bytes); });
+    if (result != Result::kDone) return result;
+    accepted_ += bytes;
+    ++records_;
+  }
+  return Result::kDone;
+}
+
+// Sends the records that OpenSSL has written.
+Tls::Result Tls::Session::flush() {
+  while (sent_ < sealed_.size()) {
+    const ssize_t n =
+        send(fd_, sealed_.data() + sent_, sealed_.size() - sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n >= 0) {
+      sent_ += static_cast<std::size_t>(n);
+    } else if (errno != EINTR) {
+      const int error = errno;
+      if (error == EAGAIN) return Result::kWantsWrite;
+      return ended_ ? *ended_ : broken(error, 0);
+    }
+  }
+  sealed_.clear();
+  sent_ = 0;
+  return Result::kDone;
+}
+
 bool Tls::Session::renew_key() {
-  if (records_ < records_per_key_ || unfinished_ || !has_room()) return true;
+  if (records_ < records_per_key_) return true;
   records_ = 0;
   attempt([&] {
     if (tls_.api_->update_key(ssl_.get(), kUpdateNotRequested) != 1) return 0;
@@ -107,15 +159,11 @@ bool Tls::Session::renew_key() {
   return !ended_;
 }
 
-bool Tls::Session::has_room() const {
-  pollfd descriptor{fd_, POLLOUT, 0};
-  return poll(&descriptor, 1, 0) == 1 && descriptor.revents == POLLOUT;
-}
-
 Tls::Result Tls::Session::close() {
   if (!ready()) return *ended_;
   // 0: sent, and the other end has not answered. It need not.
-  return attempt([&] { return tls_.api_->shutdown(ssl_.get()) < 0 ? -1 : 1; });
+  const Result result = attempt([&] { return tls_.api_->shutdown(ssl_.get()) < 0 ? -1 : 1; });
+  return result == Result::kDone ? flush() : result;
 }
 
 bool Tls::Session::ready() {
@@ -125,6 +173,7 @@ bool Tls::Session::ready() {
 
 template <typename Call>
 Tls::Result Tls::Session::attempt(Call call) {
+  const Sink sink(sealed_);
   tls_.api_->clear_errors();
   errno = 0;
   const int returned = call();
@@ -141,13 +190,12 @@ Tls::Result Tls::Session::classify(int returned, int error) {
     case kErrorZeroReturn:
       return end(Result::kClosed, "the other end closed the connection");
     default:
-      return broken(error);
+      return broken(error, tls_.api_->take_error());
   }
 }
 
 // That the bytes ended is an error of the system's without a number in 1.1.1.
-Tls::Result Tls::Session::broken(int error) {
-  const unsigned long first = tls_.api_->take_error();
+Tls::Result Tls::Session::broken(int error, unsigned long first) {
   if (is(first, kUnexpectedEof) || (first == 0 && error == 0))
     return end(Result::kClosed, "the connection ended without TLS's closing message");
   const bool closed = error == ECONNRESET || error == EPIPE;

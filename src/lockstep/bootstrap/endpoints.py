@@ -1,6 +1,7 @@
 """What the engine needs to reach other hosts: a key, OpenSSL, and the addresses of all processes.
 
-Between hosts the engine speaks TLS 1.3, and only to processes that have the job's key (`job_key`).
+Between hosts the engine speaks TLS 1.3, and only to processes that have the job's key (`job_key`);
+with ``--no-encryption`` only until both ends have proved that.
 
 Each process listens on one address: that by which it reaches JAX's coordination service. So the
 network is the one that the user has chosen for the coordinator.
@@ -178,7 +179,7 @@ def options(
     members = [*peers, *topology.agents(peers)]
     pids = [peer.pid if _is_sibling(own, peer) else 0 for peer in members]
     at = [addresses[peer.process] if _is_met(own, peer) else "" for peer in members]
-    return Network(at, pids, listener.fileno(), key, openssl.find())
+    return Network(at, pids, listener.fileno(), key, openssl.find(), own.encryption)
 
 
 def _is_sibling(own: Peer, peer: Peer) -> bool:

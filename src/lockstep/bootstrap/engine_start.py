@@ -106,6 +106,7 @@ def _roster() -> _Roster:
         own = topology.this_process(process, config.host_id, engine, agent)
         key = job_key.own(count)
         own = endpoints.describe(own, key.key, _jax_compat.coordinator_address())
+        own = dataclasses.replace(own, encryption=config.encryption)
         start.roster = _Roster(client, peers.exchange(client, own, key, count), process)
     return start.roster
 
@@ -162,8 +163,13 @@ def _stay_or_fall_back() -> None:
         if roster.process == 0:
             print(endpoints.gloo_notice(roster.hosts), file=sys.stderr)
         return
-    engines = [{"engine": peer.engine} for peer in roster.peers]
-    config_check.check([str(peer.process) for peer in roster.peers], engines)
+    config_check.check(
+        [str(peer.process) for peer in roster.peers],
+        [
+            {"engine": peer.engine, "LOCKSTEP_ENCRYPTION": str(int(peer.encryption))}
+            for peer in roster.peers
+        ],
+    )
     # The line that makes a collective can be seen only while the caller waits for it.
     if _config.current().strict:
         import jax

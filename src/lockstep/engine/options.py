@@ -38,6 +38,7 @@ class COptions(ctypes.Structure):
         ("key", ctypes.c_char_p),
         ("key_bytes", ctypes.c_int),
         ("tls_library", ctypes.c_char_p),
+        ("encrypt", ctypes.c_int),
     ]
 
 
@@ -55,6 +56,8 @@ class Network:
     """The processes that have it belong to the job; it must not be printed."""
     tls_library: str
     """OpenSSL's libssl, for dlopen."""
+    encrypt: bool = True
+    """Without it, TLS only proves that both ends have the key. The same in all processes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +123,7 @@ class Options:
             network.key if network else None,
             len(network.key) if network else 0,
             network.tls_library.encode() if network else None,
+            network.encrypt if network else True,
         )
 
 

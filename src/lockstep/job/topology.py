@@ -28,6 +28,8 @@ class Peer:
     cpus: tuple[int, ...]
     engine: str = "not said"
     """Its version and functions: those that use it together have to have the same."""
+    encryption: bool = True
+    """Whether it encrypts what it sends to other hosts: all have to, or none."""
     random: str = ""
     """Drawn for each job, so that no record of another job is like this one."""
     key_problem: str = ""
@@ -70,7 +72,7 @@ class Peer:
         for name, kind in expected.items():
             kind = tuple if name == "cpus" else kind
             value = values[name]
-            if not isinstance(value, kind) or isinstance(value, bool):
+            if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
                 raise InitializationError(f"the record of a process has {name}={value!r:.100}.")
             if isinstance(value, int) and not 0 <= value < 1 << 31:
                 raise InitializationError(f"the record of a process has {name}={value}.")

@@ -100,6 +100,14 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
         "have not; 0: forever; default: 120",
     )
     add(
+        "--no-encryption",
+        dest="encryption",
+        action="store_false",
+        default=None,
+        help="between hosts, only prove that the processes have the job's key, and send data as it "
+        "is: faster, for networks that you trust",
+    )
+    add(
         "--strict",
         action="store_true",
         default=None,

@@ -103,6 +103,7 @@ def configure(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
         "collective_timeout": args.collective_timeout,
         "stall_warning": args.stall_warning,
         "start_timeout": args.start_timeout,
+        "encryption": args.encryption,
         "strict": args.strict,
         "full_tracebacks": args.full_tracebacks,
     }

@@ -67,6 +67,7 @@ def hand_over(peers: Sequence[Peer], agent: Peer, nonce: int, network: Network) 
         "addresses": network.addresses,
         "key": network.key.hex(),
         "tls_library": network.tls_library,
+        "encrypt": network.encrypt,
     }
     _send(values, [network.listener])
 
@@ -151,6 +152,7 @@ class AgentNetwork:
             listener,
             bytes.fromhex(values["key"]),
             values["tls_library"],
+            values["encrypt"],
         )
         try:
             fd_limit.make_room_in_agent(len(values["labels"]))

@@ -1,0 +1,120 @@
+// Between hosts without encryption: the key is still proved, and everything else is as with it.
+#include "transport/tcp/unencrypted.h"
+
+#include <sys/socket.h>
+
+#include <string>
+#include <thread>
+
+#include "check.h"
+#include "harness.h"
+#include "hosts.h"
+#include "model.h"
+#include "tls_wires.h"
+
+namespace lockstep::testing {
+namespace {
+
+std::string received(Session& session, std::size_t most) {
+  std::string text;
+  Bytes part(most);
+  std::size_t moved = 0;
+  while (session.read(part, moved) == Result::kDone) text += shown({part.data(), moved});
+  return text;
+}
+
+TEST(parts_of_any_size_come_out_in_order) {
+  const Wire wire = local_wire();
+  UnencryptedSession from(wire.a->fd()), to(wire.b->fd());
+  CHECK(from.handshake() == Result::kDone);
+  for (const std::size_t head : {0, 1, 32, 9000})
+    for (const std::size_t body : {0, 1, 8191, 8192, 8193, 60000})
+      for (const std::size_t most : {1, 31, 8192, 100000}) {
+        const Bytes bytes = random_bytes(head + body, head + body);
+        std::size_t moved = 0;
+        CHECK(from.write(std::span(bytes).first(head), std::span(bytes).subspan(head), moved) ==
+              Result::kDone);
+        CHECK_EQUAL(moved, bytes.size());
+        CHECK(received(to, most) == shown(bytes));
+      }
+}
+
+TEST(a_full_connection_takes_the_rest_later) {
+  const Wire wire = local_wire(4096);
+  UnencryptedSession from(wire.a->fd()), to(wire.b->fd());
+  const Bytes bytes = random_bytes(1 << 20, 1);
+  std::string seen;
+  bool was_full = false;
+  for (std::size_t done = 0, moved = 0; done < bytes.size(); done += moved) {
+    const Result result = from.write(std::span(bytes).subspan(done), moved);
+    CHECK(result == Result::kDone || (result == Result::kWantsWrite && moved == 0));
+    was_full = was_full || result == Result::kWantsWrite;
+    if (result == Result::kWantsWrite) seen += received(to, 1000);
+  }
+  seen += received(to, 1000);
+  CHECK(was_full);
+  CHECK(seen == shown(bytes));
+}
+
+TEST(how_it_ends) {
+  Wire wire = loopback_wire();
+  UnencryptedSession from(wire.a->fd()), to(wire.b->fd());
+  std::size_t moved = 0;
+  CHECK(from.write(bytes_of("last"), moved) == Result::kDone);
+  CHECK(from.close() == Result::kDone);
+  std::string seen;
+  eventually([&] { return (seen += received(to, 100)) == "last"; }, "the last bytes");
+  Bytes room(1);
+  eventually([&] { return to.read(room, moved) == Result::kClosed; }, "the end");
+  CHECK_CONTAINS(to.problem(), "the other end closed the connection");
+  CHECK(to.write(bytes_of("more"), moved) == Result::kClosed);
+  wire.b.reset();
+  eventually([&] { return over(from.read(room, moved)); }, "the end of the other");
+}
+
+TEST(messages_and_releases) {
+  Two two(false, false);
+  for (std::uint64_t clique = 0; clique < 20; ++clique) two.exchange(clique);
+  CHECK(two.healthy());
+}
+
+TEST(the_key_has_to_be_the_same) {
+  Host hosts[2];
+  for (Host& host : hosts) host.encrypt = false;
+  std::string errors[2];
+  std::thread other([&] { errors[1] = ERROR_OF(hosts[1].join(1, hosts[0].listener.address, 8)); });
+  errors[0] = ERROR_OF(hosts[0].join(0, hosts[1].listener.address, 7));
+  other.join();
+  for (const std::string& error : errors) CHECK_CONTAINS(error, "same key", "LOCKSTEP_KEY_FILE");
+}
+
+TEST(all_processes_encrypt_or_none_does) {
+  Host hosts[2];
+  hosts[1].encrypt = false;
+  std::string errors[2];
+  std::thread other(
+      [&] { errors[1] = ERROR_OF(hosts[1].join(1, hosts[0].listener.address, 7, kNonce, 4)); });
+  errors[0] = ERROR_OF(hosts[0].join(0, hosts[1].listener.address, 7, kNonce, 4));
+  other.join();
+  // The one that is refused first does not stay to answer the other.
+  CHECK_CONTAINS(errors[0] + errors[1], "has refused the connection of process",
+                 "what it sends, and this process", "LOCKSTEP_ENCRYPTION");
+}
+
+TEST(collectives_and_permutes) {
+  for (const char* name : {"2x1", "3x2", "4x1"})
+    for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts})
+      run_healthy(layout(name), {.harness = harness, .encrypt = false}, [](Rank& rank) {
+        const auto end = rank.all();
+        const int next = 1 % rank.size();
+        std::uint32_t seed = 0;
+        for (const std::size_t count : {0, 1, 1000, 20'000, 500'000}) {
+          for (const Op op : {Op::kAllReduce, Op::kAllGather, Op::kReduceScatter, Op::kAllToAll})
+            run_case(*end, {op, DType::kF32, reductions_of(op, DType::kF32)[0], count, ++seed});
+          run_permute(*end, {{0, next}, {next, 0}}, count, ++seed);
+        }
+      });
+}
+
+}  // namespace
+}  // namespace lockstep::testing
