@@ -1,4 +1,7 @@
-"""Two hosts of one machine: namespaces with a network, a name and an /etc/hosts of their own."""
+"""Hosts of one machine: namespaces with a network, a name and an /etc/hosts of their own.
+
+Two of them, with a cable between, for tests; a benchmark takes more, on a switch.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from processes import clean_environ
 from support import MARK, marked
 
 NAMES = ("hosta", "hostb")
-_ADDRESSES = ("10.9.0.1", "10.9.0.2")
+_ADDRESSES = tuple(f"10.9.0.{host + 1}" for host in range(26))
 _PORT = "29500"
 _DEVICE = "eth0"
 _PAIR = ("link", "add", _DEVICE, "type", "veth", "peer", "name", _DEVICE)
@@ -40,10 +43,10 @@ def possible() -> bool:
     return subprocess.run(probe, capture_output=True, timeout=TIMEOUT).returncode == 0
 
 
-def _place(host: int, local: int, per_host: int) -> dict[str, str]:
+def _place(hosts: int, host: int, local: int, per_host: int) -> dict[str, str]:
     return {
         "RANK": str(host * per_host + local),
-        "WORLD_SIZE": str(len(NAMES) * per_host),
+        "WORLD_SIZE": str(hosts * per_host),
         "LOCAL_RANK": str(local),
         "LOCAL_WORLD_SIZE": str(per_host),
         "MASTER_ADDR": _ADDRESSES[0],
@@ -52,29 +55,45 @@ def _place(host: int, local: int, per_host: int) -> dict[str, str]:
 
 
 class Hosts:
-    """Two hosts with a cable between them. `two_hosts` makes them and looks after them."""
+    """Hosts on one network. `two_hosts` and `some_hosts` make them and look after them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, count: int = len(NAMES)) -> None:
         self.mark = uuid.uuid4().hex
+        self._names = [f"host{chr(ord('a') + host)}" for host in range(count)]
         self._folder = folder
         self._started: list[subprocess.Popen[bytes]] = []
         self._hosts: list[subprocess.Popen[bytes]] = []
 
     def make(self) -> None:
         self._host(["unshare", "-Urnmu"])
-        self._host([*self._enter(0, "-U"), "unshare", "-nmu"])
-        self._ip(0, *_PAIR, "netns", str(self._hosts[1].pid))
-        for host, address in enumerate(_ADDRESSES):
-            self._ip(host, "address", "add", f"{address}/24", "dev", _DEVICE)
+        for _ in self._names[1:]:
+            self._host([*self._enter(0, "-U"), "unshare", "-nmu"])
+        if len(self._names) == 2:
+            self._ip(0, *_PAIR, "netns", str(self._hosts[1].pid))
+        else:
+            self._connect_to_switch()
+        for host in range(len(self._names)):
+            self._ip(host, "address", "add", f"{_ADDRESSES[host]}/24", "dev", _DEVICE)
             self._ip(host, "link", "set", _DEVICE, "up")
             self._ip(host, "link", "set", "lo", "up")
 
+    def _connect_to_switch(self) -> None:
+        """A namespace of its own, behind the hosts in the list of them."""
+        switch = len(self._names)
+        self._host([*self._enter(0, "-U"), "unshare", "-nmu"])
+        self._ip(switch, "link", "add", "br0", "type", "bridge")
+        self._ip(switch, "link", "set", "br0", "up")
+        for host, name in enumerate(self._names):
+            there = ("peer", "name", name, "netns", str(self._hosts[switch].pid))
+            self._ip(host, "link", "add", _DEVICE, "type", "veth", *there)
+            self._ip(switch, "link", "set", "dev", name, "master", "br0", "up")
+
     def _host(self, new: Sequence[str]) -> None:
         names = self._folder / "hosts"
-        lines = [f"{a} {n}" for a, n in zip(_ADDRESSES, NAMES, strict=True)]
+        lines = [f"{a} {n}" for a, n in zip(_ADDRESSES, self._names, strict=False)]
         names.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
         made = subprocess.Popen(
-            [*new, "sh", "-c", _BE, "sh", NAMES[len(self._hosts)], str(names)],
+            [*new, "sh", "-c", _BE, "sh", [*self._names, "switch"][len(self._hosts)], str(names)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -97,7 +116,7 @@ class Hosts:
         path.chmod(0o600)
 
     def key(self, host: int) -> Path:
-        return self._folder / f"{NAMES[host]}.key"
+        return self._folder / f"{self._names[host]}.key"
 
     def start(
         self,
@@ -113,16 +132,12 @@ class Hosts:
 
         ``agent``: by ``lockstep worker``, whose agent is what is returned.
         """
-        # The namespaces of processes are the same: by them they would be on one host.
-        identity = {"LOCKSTEP_HOST_ID": NAMES[host], **_place(host, local, per_host)}
-        environ = clean_environ(**identity, **(env or {}))
-        if self.key(host).exists():
-            environ["LOCKSTEP_KEY_FILE"] = str(self.key(host))
+        environ = self.environ(host, local, per_host) | clean_environ(**(env or {}))
         how = ["-m", "lockstep", "worker"] if agent else ["-c", _WITHOUT_AGENT]
         worker = [sys.executable, *how, str(program), *args]
         with self._output(host, local).open("wb") as output:
             process = subprocess.Popen(
-                [*self._enter(host, "-U", "-n", "-m", "-u"), *worker],
+                [*self.enter(host), *worker],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -131,8 +146,21 @@ class Hosts:
         self._started.append(process)
         return process
 
+    def enter(self, host: int) -> list[str]:
+        """What to put before a command to run it on that host."""
+        return self._enter(host, "-U", "-n", "-m", "-u")
+
+    def environ(self, host: int, local: int = 0, per_host: int = 1) -> dict[str, str]:
+        """The variables of one of a host's processes."""
+        # The namespaces of processes are the same: by them they would be on one host.
+        place = _place(len(self._names), host, local, per_host)
+        environ = clean_environ(LOCKSTEP_HOST_ID=self._names[host], **place)
+        if self.key(host).exists():
+            environ["LOCKSTEP_KEY_FILE"] = str(self.key(host))
+        return environ
+
     def _output(self, host: int, local: int) -> Path:
-        return self._folder / f"{NAMES[host]}.{local}.txt"
+        return self._folder / f"{self._names[host]}.{local}.txt"
 
     def said(self, host: int, local: int = 0) -> str:
         """What that process of that host has printed so far, stderr too."""
@@ -158,7 +186,7 @@ class Hosts:
     def run(self, host: int, code: str, *args: str) -> str:
         """What a Python program that somebody runs on that host prints."""
         command = [*self._enter(host, "-U", "-n"), sys.executable, "-c", code, *args]
-        done = subprocess.run(command, check=True, capture_output=True, timeout=60)
+        done = subprocess.run(command, check=True, capture_output=True, timeout=120)
         return done.stdout.decode()
 
     def flood(self, host: int, code: str) -> int:
@@ -184,10 +212,15 @@ class Hosts:
             process.communicate()
 
 
-@contextlib.contextmanager
-def two_hosts(folder: Path) -> Iterator[Hosts]:
+def two_hosts(folder: Path) -> contextlib.AbstractContextManager[Hosts]:
     """Two hosts, of which nothing outlives the block."""
-    hosts = Hosts(folder)
+    return some_hosts(folder, len(NAMES))
+
+
+@contextlib.contextmanager
+def some_hosts(folder: Path, count: int) -> Iterator[Hosts]:
+    """Up to 26 hosts, of which nothing outlives the block."""
+    hosts = Hosts(folder, count)
     try:
         hosts.make()
         yield hosts
