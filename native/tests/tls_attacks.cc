@@ -172,6 +172,20 @@ TEST(a_repeated_message_is_refused) {
   CHECK(!tapped.server.problem().empty());
 }
 
+// A man in the middle cannot strip the encryption once the ends have met.
+TEST(plain_text_after_the_handshake_is_refused) {
+  for (const bool to_server : {true, false}) {
+    Tapped tapped;
+    tapped.shake();
+    CHECK(tapped.at_client == Result::kDone && tapped.at_server == Result::kDone);
+    Tls::Session& victim = to_server ? tapped.server : tapped.client;
+    (to_server ? *tapped.far.a : *tapped.near.b).put(Bytes(4096, std::byte{1}));
+    CHECK_EQUAL(heard(victim), "");
+    CHECK(victim.handshake() == Result::kFailed);
+    CHECK(!victim.problem().empty());
+  }
+}
+
 constexpr void* kNone = nullptr;
 
 // The same OpenSSL, used as by an attacker without the key.

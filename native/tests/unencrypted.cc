@@ -72,6 +72,19 @@ TEST(how_it_ends) {
   eventually([&] { return over(from.read(room, moved)); }, "the end of the other");
 }
 
+// What docs/security.md says is lost.
+TEST(a_man_in_the_middle_reads_and_changes_what_passes) {
+  const Wire near = local_wire(), far = local_wire();
+  UnencryptedSession from(near.a->fd()), to(far.b->fd());
+  std::size_t moved = 0;
+  CHECK(from.write(bytes_of("pay 10"), moved) == Result::kDone);
+  Bytes seen = near.b->take();
+  CHECK_EQUAL(shown(seen), "pay 10");
+  seen[4] = std::byte{'9'};
+  far.a->put(seen);
+  CHECK_EQUAL(received(to, 100), "pay 90");
+}
+
 TEST(messages_and_releases) {
   Two two(false, false);
   for (std::uint64_t clique = 0; clique < 20; ++clique) two.exchange(clique);

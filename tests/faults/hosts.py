@@ -109,6 +109,10 @@ class Hosts:
         command = [*self._enter(host, "-U", "-n"), "ip", *words]
         subprocess.run(command, check=True, timeout=TIMEOUT)
 
+    @staticmethod
+    def address(host: int) -> str:
+        return _ADDRESSES[host]
+
     def write_key(self, host: int, key: str = "k" * 64) -> None:
         """Gives the process of that host a key, and so the engine in place of gloo."""
         path = self.key(host)
