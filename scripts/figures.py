@@ -106,7 +106,7 @@ def solvers() -> None:
 
 def draw(figure: Callable[[], None], mode: str) -> None:
     ink = INK[mode]
-    style = {
+    style: dict[Any, Any] = {  # matplotlib's type of names is not public
         **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), ink),
         **dict.fromkeys(("xtick.color", "ytick.color"), ink),
         **dict.fromkeys(("figure.facecolor", "axes.facecolor"), GROUND[mode]),
