@@ -16,9 +16,8 @@ from lockstep import _jax_compat
 from processes import python
 from support import Result, run_lockstep
 
-BREAKING = """
+HIDE = """
 import importlib, sys, types
-import lockstep
 
 def hide(module, name):
     "Takes a name from Lockstep, which asks for it as an attribute; jax itself goes on using it."
@@ -27,6 +26,9 @@ def hide(module, name):
             raise AttributeError(f"no {name} here")
         return vars(self)[name]
     module.__class__ = type("Hiding", (types.ModuleType,), {name: property(look_up)})
+"""
+BREAKING = f"""{HIDE}
+import lockstep
 
 finder = next(f for f in sys.meta_path if type(f).__module__ == "lockstep._jax_compat.importing")
 put_in = finder._callback
@@ -80,14 +82,16 @@ CASES = {
         "mpi",
     ),
     "collectives": ("del jaxlib._jax.make_mpi_collectives", "collectives run on gloo", "gloo"),
+    "after the import of jax": ("lockstep._jax_compat.report_version = None", "on gloo", "gloo"),
 }
+NEEDS_OURS = ("cluster detection", "after the import of jax")
+"""Without these, only `lockstep.initialize` knows the process's place."""
 
 
 @sample("hook", CASES, 0, 5)
 def test_a_hook_that_does_not_fit_is_left_out(hook: str) -> None:
     breaks, lost, collectives = CASES[hook]
-    # Without cluster detection, only ours knows the place.
-    initialize = "lockstep.initialize()" if hook == "cluster detection" else BARE
+    initialize = "lockstep.initialize()" if hook in NEEDS_OURS else BARE
     result = run(breaks, initialize=initialize)
     assert all(f"sum 2.0 {collectives}" in result.by_process[i] for i in (0, 1)), result
     [line] = hooks_reported(result)
@@ -110,7 +114,78 @@ def test_where_the_engine_cannot_be_offered_the_run_goes_on_gloo(breaks: str) ->
     assert "Lost: the engine; collectives run on gloo." in line
 
 
-@sample("also", ["", "hide(xla_bridge, 'backends')"], 0)
+@pytest.mark.full
+def test_gloo_runs_without_what_looks_after_its_hosts() -> None:
+    result = run("hide(xla_bridge, '_backend_factories')", "--collectives", "gloo")
+    assert all("sum 2.0 gloo" in result.by_process[i] for i in (0, 1)), result
+    [line] = hooks_reported(result)
+    assert 'the hook "CPU client" does not fit' in line
+
+
+RENAMED = """
+state = distributed.State
+of_jax = state.initialize
+def initialize(self, *args, initialization_timeout=300, **more):
+    of_jax(self, *args, **more)
+state.initialize = initialize
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("hook", "breaks"),
+    [
+        ("coordination service", RENAMED),
+        ("backends", "from lockstep.bootstrap import plugin\nplugin._register_pass = None"),
+        (
+            "loss of the coordination service",
+            "from lockstep._jax_compat import lost_service\nlost_service._LIBRARY = 'no such file'",
+        ),
+    ],
+)
+def test_what_fails_later_than_at_the_import_is_one_line_too(hook: str, breaks: str) -> None:
+    result = run(breaks)
+    assert all("sum 2.0 mpi" in result.by_process[i] for i in (0, 1)), result
+    [line] = hooks_reported(result)
+    assert f'the hook "{hook}" does not fit' in line
+
+
+@pytest.mark.full
+def test_a_jax_that_passes_more_arguments_is_served() -> None:
+    further = """
+from jax._src import clusters, xla_bridge
+assert xla_bridge.backends() is not None
+[ours] = [kind for kind in clusters.ClusterEnv._cluster_types if kind.name == "lockstep"]
+assert ours.is_env_present(new=1)
+assert ours.get_process_id(new=1) == jax.process_index()
+assert ours.get_process_count(new=1) == 2
+assert ours.get_coordinator_address(60, None, new=1)
+assert xla_bridge.backends(new=1)["cpu"].process_index() == jax.process_index()
+"""
+    breaks = "make = xla_bridge.backends\nxla_bridge.backends = lambda *_, **__: make()"
+    result = run(breaks, initialize=BARE + further)
+    assert all("sum 2.0 mpi" in result.by_process[i] for i in (0, 1)), result
+    assert hooks_reported(result) == []
+
+
+@pytest.mark.full
+def test_errors_that_wait_for_jax_s_devices_are_lost_with_a_line() -> None:
+    """Of a wrong setting, and of an import that came too late in a child."""
+    late = "sys.modules['__mp_main__'] = types.ModuleType('__mp_main__')"
+    hides = "from jax._src import xla_bridge\nhide(xla_bridge, 'backends')"
+    wrong = BREAKING.replace("__BREAKS__", textwrap.indent(hides, "    ")) + "import jax\n"
+    too_late = f"{HIDE}\n{late}\nimport jax\n{hides}\nimport lockstep\n"
+    for source, env in ((wrong, {"LOCKSTEP_COLLECTIVES": "nccl"}), (too_late, {})):
+        ended = python(f"{source}print(jax.devices()[0].platform)", env=env)
+        assert (ended.status, ended.stdout) == (0, "cpu\n"), ended
+        assert 'lockstep: the hook "backends" does not fit jax' in ended.stderr
+
+
+NO_BACKENDS = "hide(xla_bridge, 'backends')"
+NO_REPORT = "lockstep._jax_compat.report_version = None"
+
+
+@sample("also", ["", NO_BACKENDS, NO_REPORT], 0)
 def test_with_a_key_nothing_goes_over_gloo(
     tmp_path_factory: pytest.TempPathFactory, also: str
 ) -> None:
@@ -119,10 +194,10 @@ def test_with_a_key_nothing_goes_over_gloo(
     key.chmod(0o600)
     breaks = f"del jaxlib._jax.make_mpi_collectives\n{also}"
     result = run(breaks, status=1, LOCKSTEP_KEY_FILE=str(key))
-    if also:  # what would have said so is missing too
+    if also == NO_BACKENDS:  # what would have said so is missing too
         assert "sum" not in result.stdout, result
         return
-    assert "InitializationError: the engine does not fit this jax (AttributeError:" in result.stderr
+    assert "InitializationError: the engine does not fit this jax (" in result.stderr
     assert "LOCKSTEP_KEY_FILE is set, so the data must not go over gloo" in result.stderr
     assert "sum" not in result.stdout
 

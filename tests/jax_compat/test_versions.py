@@ -49,6 +49,20 @@ def test_the_note_names_both_versions_and_the_pin(monkeypatch: pytest.MonkeyPatc
     assert note.endswith(_jax_compat.pin())
 
 
+def test_a_known_problem_is_named_with_its_fix_until_that_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("JAX_USE_SHARDY_PARTITIONER", raising=False)
+    monkeypatch.setattr(versions, "jaxlib_version_on_disk", lambda: "0.11.2")
+    assert versions.known_problem().startswith("jaxlib 0.11.2: XLA crashes in programs with an")
+    assert "pip install 'jax!=0.11.2'" in versions.known_problem()
+    monkeypatch.setenv("JAX_USE_SHARDY_PARTITIONER", "0")
+    assert versions.known_problem() == ""
+    monkeypatch.delenv("JAX_USE_SHARDY_PARTITIONER")
+    monkeypatch.setattr(versions, "jaxlib_version_on_disk", lambda: "0.12.0.1")
+    assert versions.known_problem() == ""
+
+
 def elf(strings: bytes, flags: int = 0x32) -> bytes:
     """A 64-bit file with one section of constant strings, and one that holds code."""
     names = b"\0MPIABI_In_code\0"

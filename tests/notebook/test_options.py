@@ -27,7 +27,10 @@ def test_the_options_of_start(line: str, found: tuple[int, list[str], tuple[str,
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("-n 0", "%lockstep start: argument -n/-np/--processes: '0' is not a whole number, 1 or more"),
+        (
+            "-n 0",
+            "start: argument -n/-np/--processes: '0' is not a whole number, 1 or more",
+        ),
         ("--collectives nccl", "invalid choice: 'nccl'"),
         ("--bogus", "unrecognized arguments: --bogus"),
         ("-n 2 train.py", "what is 'train.py'? It takes options only"),

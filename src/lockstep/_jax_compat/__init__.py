@@ -39,7 +39,7 @@ from lockstep._jax_compat.distributed import survive_dead_peers as survive_dead_
 from lockstep._jax_compat.hooks import install as install
 from lockstep._jax_compat.hooks import is_in as is_in
 from lockstep._jax_compat.hooks import report as report
-from lockstep._jax_compat.hooks import report_untested as report_untested
+from lockstep._jax_compat.hooks import report_version as report_version
 from lockstep._jax_compat.importing import after_jax_import as after_jax_import
 from lockstep._jax_compat.importing import jaxlib_is_loaded as jaxlib_is_loaded
 from lockstep._jax_compat.planning import plan_devices as plan_devices

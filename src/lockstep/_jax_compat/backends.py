@@ -78,11 +78,12 @@ def around_backends(
     make_backends = xla_bridge.backends
     done = False
 
-    def backends() -> Any:
+    def backends(*args: Any, **options: Any) -> Any:
         nonlocal done
-        before()
+        with hooks.blaming():
+            before()
         try:
-            made = make_backends()
+            made = make_backends(*args, **options)
         except AssertionError:
             if words := _missing_gpu():
                 raise RuntimeError(words) from None

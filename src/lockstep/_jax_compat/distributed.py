@@ -78,6 +78,7 @@ def survive_dead_peers(calls: Survival) -> None:
     serve_inside = module.get_distributed_runtime_service
     connect = module.get_distributed_runtime_client
     state: Any = distributed.State
+    initialize = _naming_who_is_missing(state.initialize, calls)
     setting("jax_enable_recoverability")
     if "JAX_ENABLE_RECOVERABILITY" not in os.environ:
         jax.config.update("jax_enable_recoverability", True)
@@ -134,7 +135,7 @@ def survive_dead_peers(calls: Survival) -> None:
         get_distributed_runtime_service=_or(serve_inside, service),
         get_distributed_runtime_client=_or(connect, client),
     )
-    state.initialize = _naming_who_is_missing(state.initialize, calls)
+    state.initialize = initialize
 
 
 _TLS = ("mtls_cert_file", "mtls_key_file", "mtls_ca_file", "mtls_peer_uri_prefix")
@@ -160,6 +161,7 @@ def _naming_who_is_missing(original: Callable[..., None], calls: Survival) -> Ca
     """``State.initialize`` of JAX, with Lockstep's deadline, and an error for missing processes."""
     signature = inspect.signature(original)
     ours = signature.parameters["initialization_timeout"].default
+    signature.parameters["coordinator_bind_address"]  # raises where a new jax has none
 
     @functools.wraps(original)
     def initialize(state: Any, *args: Any, **options: Any) -> None:

@@ -58,9 +58,9 @@ def is_in(hook: str) -> bool:
     return hook in _in
 
 
-def report_untested() -> None:
-    """Prints one line if jax is newer than every tested version."""
-    if note := versions.untested_note():
+def report_version() -> None:
+    """Prints one line if jax is newer than every tested version, or has a known problem."""
+    if note := versions.untested_note() or versions.known_problem():
         _print(f"lockstep: {note}.")
 
 

@@ -50,7 +50,7 @@ def _run(callback: Callable[[], None]) -> None:
     try:
         callback()
     except Exception as error:  # whatever it is, `import jax` has succeeded
-        hooks.report("after the import of jax", "the engine; collectives run on gloo.", error)
+        hooks.report("after the import of jax", "what Lockstep does there.", error)
 
 
 _lock = threading.Lock()

@@ -25,6 +25,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from lockstep._jax_compat import hooks
+
 _LIBRARY = "libstdc++.so.6"
 _SET_TERMINATE = "_ZSt13set_terminatePFvvE"
 _BAD_CAST = "_ZTISt8bad_cast"
@@ -45,6 +47,11 @@ def callback(react: Callable[[], None]) -> Callable[..., None] | None:
     """A ``missed_heartbeat_callback`` that calls ``react``; None: keep JAX's default."""
     global _react
     if not _take_over_terminate():
+        hooks.report(
+            "loss of the coordination service",
+            "when JAX's coordination service ends before the job, JAX aborts the processes.",
+            "jaxlib does not use the system's C++ library",
+        )
         return None
     _react = react
     _lost.clear()  # the process may have left an earlier job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import sys
 from pathlib import Path
@@ -55,6 +56,14 @@ def untested_note() -> str:
         f"jax {jax_version()} is newer than {dotted(NEWEST_TESTED_JAX)}, the newest that this "
         f"Lockstep was tested with. To go back: {pin()}"
     )
+
+
+def known_problem() -> str:
+    """The known problem of this jaxlib with its fix, unless that has been applied; "": none."""
+    if os.environ.get("JAX_USE_SHARDY_PARTITIONER", "").lower() in ("0", "false"):
+        return ""  # the fix of the only one there is
+    what, fix = KNOWN_PROBLEMS.get(jaxlib_version_on_disk(), ("", ""))
+    return f"jaxlib {jaxlib_version_on_disk()}: {what}. To avoid it: {fix}" if what else ""
 
 
 def jaxlib_version_on_disk() -> str:

@@ -220,7 +220,16 @@ def _raise_when_used(error: LockstepError) -> None:
 def _hook_jax() -> None:
     global _hooked
     _hooked = True
-    _jax_compat.report_untested()
+    try:
+        _put_in_hooks()
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        if _without_engine("after the import of jax", why) is _refuse:
+            _raise_when_used(InitializationError(_unfit.strip()))
+
+
+def _put_in_hooks() -> None:
+    _jax_compat.report_version()
     _jax_compat.install(
         CLUSTER,
         "a bare jax.distributed.initialize() does not find its place in the job. "
@@ -305,14 +314,20 @@ def _offer_engine(choice: str) -> Callable[[], None]:
             return _nothing
     except Exception as error:
         _unfit = f"{type(error).__name__}: {error}"
-    lost = "the engine" if choice == "lockstep" else "the MPI"
+    return _without_engine("collectives", _unfit)
+
+
+def _without_engine(hook: str, why: str) -> Callable[[], None]:
+    """Has JAX use gloo, or with a key nothing; returns what `_offer_engine` returns."""
+    global _unfit
+    lost = "the MPI" if _config.current().collectives == "mpi" else "the engine"
     if not _config.current().key_file:
-        _jax_compat.report("collectives", f"{lost}; collectives run on gloo.", _unfit)
+        _jax_compat.report(hook, f"{lost}; collectives run on gloo.", why)
         with contextlib.suppress(Exception):  # a jax without the setting has no other collectives
             _jax_compat.choose_collectives("gloo")
         return _nothing
     _unfit = (
-        f"{lost} does not fit this jax ({_unfit}), and LOCKSTEP_KEY_FILE is set, so the data must "
+        f"{lost} does not fit this jax ({why}), and LOCKSTEP_KEY_FILE is set, so the data must "
         f"not go over gloo, which does not encrypt. {_jax_compat.untested_note()}"
     )
     return _refuse

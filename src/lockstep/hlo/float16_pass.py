@@ -11,9 +11,8 @@ look the same.
 - An all-gather moves bits: they are renamed to unsigned integers and back, which costs nothing.
 - All-to-all and collective-permute travel as bytes already.
 
-Needs jax 0.10.2. With an earlier jax XLA's own error stays ("Unsupported primitive type for
-reduction: f16"), and `explain_uncaught` adds what to do; docs/reference/low-precision.md has more,
-and what the pass costs.
+Needs jax 0.10.2. With an earlier jax XLA's own error for these types stays, and `explain_uncaught`
+adds what to do; docs/reference/low-precision.md has more, and what the pass costs.
 """
 
 from __future__ import annotations

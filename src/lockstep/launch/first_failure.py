@@ -14,6 +14,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
+from lockstep._jax_compat import texts
 from lockstep._run_files import OUT_OF_MEMORY, STOPPED, ErrorRecord, Exit
 from lockstep.launch import tracebacks
 
@@ -21,8 +22,8 @@ MAX_CONSEQUENCES = 8
 MAX_LETTERS = 200
 """Maximal length of a consequence, since the first failure is shown in full."""
 
-_OURS = re.compile(r"^\S+: [A-Z_]+: MPI error: lockstep: (?P<again>earlier failure: )?")
-"""The prefix that JAX adds to an error of the engine, whose text is a whole diagnosis."""
+_OURS = re.compile(rf"^\S+: {texts.ENGINE_ERROR}")
+"""What stands before the text of an engine's error, which is a whole diagnosis."""
 
 _AGAIN = (
     "This process had raised the error before, and caught it or raised it in another thread. Here "

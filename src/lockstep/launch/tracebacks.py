@@ -11,17 +11,16 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
+from lockstep._jax_compat import texts
+
 _FRAME = re.compile(r'  File "(?P<file>.*)", line \d+, in ')
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/(?P<package>[^/]+?)(?:\.py)?(?:/|$)")
 _OWN_NAME = "lockstep"
 _OURS = f"{Path(__file__).parents[1]}/"
 _PYTHONS_OWN = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
 _HINT = " (shown with --full-tracebacks)"
-_NOTE_OF_JAX = re.compile(
-    r"^-{20}\nFor simplicity, JAX has removed its internal frames .*\n?", re.MULTILINE
-)
-_ENGINE = re.compile(r"^\S+: [A-Z_]+: MPI error: lockstep: (?:earlier failure: )?", re.MULTILINE)
-"""The beginning of an error of the engine, as XLA and JAX pass it on."""
+_ENGINE = re.compile(rf"^\S+: {texts.ENGINE_ERROR}", re.MULTILINE)
+"""The type of the exception, and the beginning of its message."""
 _CHAINED = re.compile(r"^(?:During handling of the above|The above) exception", re.MULTILINE)
 
 
@@ -34,7 +33,7 @@ def folded(text: str, full: bool = False) -> str:
     """``text`` with the frames of libraries folded; unchanged if ``full``."""
     if full:
         return text
-    text = _NOTE_OF_JAX.sub("", text)
+    text = texts.NOTE_OF_FRAMES.sub("", text)
     frames = [frame for line in text.split("\n") if (frame := _FRAME.match(line))]
     if all(_package(frame["file"]) is not None for frame in frames):
         return text  # the program itself is an installed package: show its lines
@@ -82,6 +81,6 @@ def _package(file: str) -> str | None:
 
 def parts(text: str) -> tuple[str, str] | None:
     """The stack and the message of an engine's error; None if there are other errors too."""
-    text = _NOTE_OF_JAX.sub("", text)
+    text = texts.NOTE_OF_FRAMES.sub("", text)
     found = None if _CHAINED.search(text) else _ENGINE.search(text)
     return (text[: found.start()], text[found.end() :]) if found else None

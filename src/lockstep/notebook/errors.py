@@ -8,10 +8,10 @@ import textwrap
 from collections.abc import Sequence
 
 from lockstep._errors import LockstepError
+from lockstep._jax_compat import texts
 from lockstep.notebook.fold import label
 
-_ENGINES = re.compile(r"^[A-Z_]+: MPI error: lockstep: (?:earlier failure: )?")
-"""The beginning of an error of the engine, as XLA and JAX pass it on."""
+_ENGINES = re.compile(rf"^{texts.ENGINE_ERROR}")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _MAX_LINE = 160
 RESTART = "%lockstep restart starts the processes again, without their variables."

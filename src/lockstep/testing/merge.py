@@ -19,11 +19,12 @@ from _pytest._code.code import (
     ReprTraceback,
 )
 
+from lockstep._jax_compat import texts
 from lockstep._words import ranges
 
 PHASES = ("setup", "call", "teardown")
 _ADDRESS = re.compile(r"0x[0-9a-f]+|\bpid \d+")
-_CONSEQUENCES = ("MPI error: lockstep:", "did not return and was stopped")
+_CONSEQUENCES = (texts.OF_THE_ENGINE, "did not return and was stopped")
 """In the text of what another rank may have caused: the engine raises its errors in every rank."""
 _XPASS = "[XPASS(strict)]"
 

@@ -1,0 +1,13 @@
+"""What jaxlib and JAX put around the texts of errors."""
+
+from __future__ import annotations
+
+import re
+
+OF_THE_ENGINE = "MPI error: lockstep: "
+"""Before the engine's own text: jaxlib takes the engine for an MPI."""
+ENGINE_ERROR = rf"[A-Z_]+: {OF_THE_ENGINE}(?P<again>earlier failure: )?"
+"""A pattern: how the message of an engine's error begins, as XLA and JAX pass it on."""
+NOTE_OF_FRAMES = re.compile(
+    r"^-{20}\nFor simplicity, JAX has removed its internal frames .*\n?", re.MULTILINE
+)
