@@ -128,6 +128,7 @@ def test_a_job_that_is_stopped_does_not_start_again(tmp_path: Path) -> None:
     wait_until(lambda: not marked(str(tmp_path)), "an end of all processes")
 
 
+@pytest.mark.full
 def test_an_agent_takes_the_place_of_one_on_the_same_host(tmp_path: Path) -> None:
     """Without a key file: it needs the directory of the lost one, with the host's secret."""
     (tmp_path / "tmp").mkdir()

@@ -106,6 +106,7 @@ def test_mpich_starts_a_jax_program(collectives: str, tmp_path: Path) -> None:
     assert sums(done.stdout) == ["sum 0 2 [10, 11]", "sum 1 2 [10, 11]"]
 
 
+@pytest.mark.full
 def test_mpich_starts_a_program_that_joins_a_second_job(tmp_path: Path) -> None:
     """At the same address: the service of the first job may serve for as long as it likes."""
     leave = "jax.distributed.shutdown()\nimport jax.extend\njax.extend.backend.clear_backends()\n"

@@ -58,6 +58,7 @@ def check_result(result: dict[str, Any], blocks: int) -> None:
     assert result["bus_bytes_per_second"] > 0
 
 
+@pytest.mark.full
 def test_two_implementations_side_by_side(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
     status, out, err = bench(
@@ -87,7 +88,6 @@ def test_two_implementations_side_by_side(tmp_path: Path) -> None:
     assert "[4/4] permute 1 MiB: lockstep" in err
 
 
-@pytest.mark.full
 def test_the_other_operations_on_several_devices_and_json_on_stdout() -> None:
     status, out, err = bench(
         *("-n", "2", "-d", "2", "--sizes", "4KiB", "--repeats", "1", "--collectives", "lockstep"),

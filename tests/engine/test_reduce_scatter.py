@@ -25,6 +25,7 @@ def test_no_result_is_wrong(n: int, d: int) -> None:
     run(n, d, 200, "--mib", "4", "32", "--executions", "50")
 
 
+@pytest.mark.full
 @sample(("n", "executions"), [(2, 30), (2, 100), (4, 100)], 0)
 def test_no_result_inside_a_scan_is_wrong(n: int, executions: int) -> None:
     run(n, 1, 200, "--mib", "8", "--executions", str(executions), "--scan", "10")
@@ -38,6 +39,7 @@ def test_no_result_of_many_large_ones_is_wrong(n: int) -> None:
     run(n, 1, 1200, "--mib", "32", "--executions", "200", "--scan", "10")
 
 
+@pytest.mark.full
 def test_a_wrong_result_would_be_counted() -> None:
     """The program's own check, on a result that has one element off."""
     result = run_lockstep(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import jaxlib.version
+import pytest
 
 from lanes import sample
 from lockstep import _jax_compat
@@ -24,6 +25,7 @@ def test_every_collective_is_an_error_that_names_a_way_out(n: int, d: int) -> No
         assert _jax_compat.pin() in text
 
 
+@pytest.mark.full
 def test_gloo_works_all_the_same() -> None:
     result = run_lockstep(["--collectives", "gloo"], PROGRAM, n=2, d=1, timeout=150)
     assert [lines[-1] for lines in result.by_process.values()] == ["no error"] * 2, result

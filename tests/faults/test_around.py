@@ -103,6 +103,7 @@ def test_a_read_only_disk_is_reported_before_anything_starts(tmp_path: Path) -> 
     assert not done.stdout, done
 
 
+@pytest.mark.full
 def test_a_process_that_was_busy_until_the_launcher_stopped_it_is_not_the_culprit() -> None:
     program = """
 import os, signal, time, jax, jax.numpy as jnp
@@ -141,6 +142,7 @@ print("sum", float(total(ones)[0]))
     assert result.by_process == {0: ["sum 2.0"], 1: ["sum 2.0"]}, result
 
 
+@pytest.mark.full
 def test_a_collective_in_a_forked_child_is_an_error_and_the_parent_goes_on() -> None:
     result = run_lockstep([], PROGRAMS / "forked.py", timeout=90)
     assert result.by_process[0] == ["before 2.0", "after 2.0"], result

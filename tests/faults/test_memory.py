@@ -53,6 +53,7 @@ def memory_group() -> Iterator[Path | None]:
     yield None
 
 
+@pytest.mark.full
 def test_a_process_that_the_kernel_kills_for_memory_is_reported_by_that_name(
     tmp_path: Path,
 ) -> None:

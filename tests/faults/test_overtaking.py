@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from faults.harness import PROGRAMS, TIMEOUT
 from support import run_lockstep
 
@@ -12,6 +14,7 @@ ROUNDS = 10
 """Of the program. JAX 0.10 overtakes in the second one."""
 
 
+@pytest.mark.full
 def test_a_program_that_overtakes_another_raises_or_gives_the_right_numbers() -> None:
     program = PROGRAMS / "overtaking.py"
     result = run_lockstep([], program, d=2, timeout=TIMEOUT)

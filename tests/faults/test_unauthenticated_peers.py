@@ -65,6 +65,7 @@ def test_a_peer_without_a_key_on_another_host_cannot_make_a_job_use_gloo(tmp_pat
         intruder.kill()
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.getuid() != 0, reason="to be another user takes root")
 @pytest.mark.timeout(TIMEOUT + 30)
 def test_another_user_of_this_machine_cannot_join(tmp_path: Path) -> None:

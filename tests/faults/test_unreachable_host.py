@@ -65,6 +65,7 @@ def carrier(request: pytest.FixtureRequest, hosts: Hosts) -> str:
     return request.param
 
 
+@pytest.mark.full
 def test_both_sides_of_a_cut_raise_compute_and_end_as_they_like(hosts: Hosts, carrier: str) -> None:
     processes = start(hosts)
     cut = time.monotonic()

@@ -225,6 +225,7 @@ def test_a_problem_is_told_with_host_and_fix(tmp_path: Path, name: str) -> None:
         assert fix in text.partition(" FIX ")[2]
 
 
+@pytest.mark.full
 def test_a_machine_without_ssh_or_with_one_host_left(tmp_path: Path) -> None:
     with ssh_hosts(tmp_path, "ab") as hosts:
         planted = Planted(hosts, make_work(tmp_path))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from support import assert_unsaid, run_lockstep, start_lockstep, wait_until
 
 START = """
@@ -49,6 +51,7 @@ def test_a_job_that_is_stopped_does_not_start_again() -> None:
     assert_unsaid("starting again", result.stderr)
 
 
+@pytest.mark.full
 def test_ctrl_c_while_a_failed_attempt_stops_is_the_end() -> None:
     # Process 0 ignores what it is told, so the attempt takes its grace period to stop.
     program = (

@@ -88,6 +88,7 @@ def mentioning(text: str) -> list[Path]:
     return found
 
 
+@pytest.mark.full
 def test_processes_that_end_at_different_times_end_well() -> None:
     # Process 0 goes first, and takes nothing that the others need.
     program = """

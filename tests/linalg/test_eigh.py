@@ -89,6 +89,7 @@ def test_shardings_and_sizes(shape: tuple[int, ...], spec: P, n: int) -> None:
     assert values.sharding.is_fully_replicated
 
 
+@pytest.mark.full
 def test_upper_triangle_values_only_and_subset() -> None:
     a, over = hermitian(80, np.float64), mesh((4,))
     sharded = put(np.where(np.tri(80, dtype=bool).T, a, 1e6), over, P("x"))

@@ -48,6 +48,7 @@ def run(hosts: SshHosts, folder: Path, cells: Cells) -> list[str]:
     return json.loads(found.stdout.splitlines()[-1])
 
 
+@pytest.mark.full
 def test_a_notebook_on_two_hosts(hosts: SshHosts, tmp_path: Path) -> None:
     shown = run(
         hosts,

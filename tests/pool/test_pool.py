@@ -241,6 +241,7 @@ os.kill(os.getpid(), 9)
 """
 
 
+@pytest.mark.full
 def test_a_caller_without_jax_in_a_thread_and_killed_leaves_nothing(tmp_path: Any) -> None:
     mark = uuid.uuid4().hex
     ended = python(CALLER, env={MARK: mark, "TMPDIR": str(tmp_path)}, timeout=120)

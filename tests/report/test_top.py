@@ -155,6 +155,7 @@ def test_ctrl_c_ends_top_and_not_the_job() -> None:
         end_of_job(run)
 
 
+@pytest.mark.full
 def test_top_says_how_a_job_failed() -> None:
     with watched("fail") as (run, terminal, top):
         (run.folder / "stop").touch()
