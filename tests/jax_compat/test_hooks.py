@@ -155,7 +155,7 @@ def test_a_jax_that_passes_more_arguments_is_served() -> None:
     further = """
 from jax._src import clusters, xla_bridge
 assert xla_bridge.backends() is not None
-[ours] = [kind for kind in clusters.ClusterEnv._cluster_types if kind.name == "lockstep"]
+ours = clusters.ClusterEnv._cluster_types[0]
 assert ours.is_env_present(new=1)
 assert ours.get_process_id(new=1) == jax.process_index()
 assert ours.get_process_count(new=1) == 2
