@@ -54,7 +54,7 @@ def test_a_known_problem_is_named_with_its_fix_until_that_is_there(
 ) -> None:
     monkeypatch.delenv("JAX_USE_SHARDY_PARTITIONER", raising=False)
     monkeypatch.setattr(versions, "jaxlib_version_on_disk", lambda: "0.11.2")
-    assert versions.known_problem().startswith("jaxlib 0.11.2: XLA crashes in programs with an")
+    assert versions.known_problem().startswith("jaxlib 0.11.2: XLA crashes where an input")
     assert "pip install 'jax!=0.11.2'" in versions.known_problem()
     monkeypatch.setenv("JAX_USE_SHARDY_PARTITIONER", "0")
     assert versions.known_problem() == ""

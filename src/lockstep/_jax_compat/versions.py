@@ -14,8 +14,7 @@ NEWEST_TESTED_JAX = (0, 12)
 
 KNOWN_PROBLEMS = {
     "0.11.2": (
-        "XLA crashes in programs with an unused input, lockstep.linalg's solve and inverse among "
-        "them",
+        "XLA crashes where an input of jax.shard_map turns out to be unused",
         "pip install 'jax!=0.11.2', or set JAX_USE_SHARDY_PARTITIONER=0",
     ),
 }

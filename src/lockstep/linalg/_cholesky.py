@@ -132,9 +132,9 @@ def _factor_panel(
             left = a[end:, :, :top].reshape(below.shape[0], -1)
             below = below - gemm(left, adjoint(rows[:, :, :top].reshape(size, -1)))
         below = _tiles.solve_right(below, l_block).reshape(-1, devices, end - top)
-        a = a.at[end:, :, top:end].set(below)
+        a = _tiles.put(a, below, end, 0, top)
     mine = lax.dynamic_slice_in_dim(l_block, me * (end - top), end - top)
-    return a.at[top:end, :, top:end].set(mine.reshape(end - top, devices, -1))
+    return _tiles.put(a, mine.reshape(end - top, devices, -1), top, 0, top)
 
 
 @_cpu_kernels.with_derivatives_of(_factor_panel)
@@ -257,7 +257,8 @@ def _leave_rows(
 ) -> jax.Array:
     """``left_over``, (k, P, R), without what ``own``, (k, T), leaves to the rows before ``top``."""
     change = gemm(own, _left_of(low, top, own.shape[1], width))
-    return left_over.at[:, :, :width].add(-change.reshape(*left_over.shape[:2], width))
+    left = left_over[:, :, :width] - change.reshape(*left_over.shape[:2], width)
+    return _tiles.put(left_over, left, 0, 0, 0)
 
 
 @_cpu_kernels.with_derivatives_of(_leave_rows)

@@ -52,7 +52,7 @@ def _triangle(low: jax.Array, layout: Layout, axes: Axes, kernels: bool) -> jax.
         if s:
             part = leave(part, solved[:top], low, tile=tile)
         done = lax.psum_scatter(part, axes, scatter_dimension=0, tiled=True)
-        low = low.at[top:end, :, :end].set(done)
+        low = _tiles.put(low, done, top, 0, 0)
     return low
 
 
@@ -73,7 +73,8 @@ def _leave_products(part: jax.Array, left: jax.Array, low: jax.Array, tile: int)
         step = jnp.arange(right.shape[0]) // tile
         right = jnp.where(step[:, None, None] >= step[: right.shape[2]], right, 0)
         change = gemm(adjoint(left[columns.start :]), right.reshape(right.shape[0], -1))
-        part = part.at[:, :, columns].add(-change.reshape(-1, *right.shape[1:]))
+        left_over = part[:, :, columns] - change.reshape(-1, *right.shape[1:])
+        part = _tiles.put(part, left_over, 0, 0, columns.start)
     return part
 
 
@@ -114,9 +115,9 @@ def _adjoint_times_self(y: jax.Array, layout: Layout, axes: Axes, kernels: bool)
         rows = lax.psum_scatter(part, axes, scatter_dimension=0, tiled=True)
         mirrored = lax.all_to_all(rows, axes, 1, 0, tiled=True)[:, 0, :]
         mirrored = adjoint(mirrored).reshape(end, layout.devices, tile)
-        rows = rows.at[:, :, top:].set(jnp.where(above, mirrored[top:], rows[:, :, top:]))
-        y = y.at[top:end, :, :end].set(rows)
-        y = y.at[:top, :, top:end].set(mirrored[:top])
+        rows = _tiles.put(rows, jnp.where(above, mirrored[top:], rows[:, :, top:]), 0, 0, top)
+        y = _tiles.put(y, rows, top, 0, 0)
+        y = _tiles.put(y, mirrored[:top], 0, 0, top)
     return y
 
 

@@ -21,6 +21,15 @@ def adjoint(x: jax.Array) -> jax.Array:
     return x.conj().swapaxes(-1, -2)
 
 
+def put(x: jax.Array, part: jax.Array, *starts: int) -> jax.Array:
+    """``x`` with ``part`` in place of what begins at ``starts``.
+
+    ``x.at[slices].set(part)`` gives the compiler an index array, which has no entries where the
+    slices are whole: an unused input of `jax.shard_map`, with which jaxlib 0.11.2 crashes.
+    """
+    return lax.dynamic_update_slice(x, part, starts)
+
+
 def potrf(a: jax.Array) -> jax.Array:
     """The lower Cholesky factor of ``a``, NaN if there is none. Only the lower triangle is read."""
     return lax.linalg.cholesky(a, symmetrize_input=False)
