@@ -50,10 +50,19 @@ def parents() -> dict[int, int]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):
-                state, parent = stat(int(name))[:2]
-                if state not in "ZX":
-                    found[int(name)] = int(parent)
+                fields = stat(int(name))
+                if not _has_ended(fields):
+                    found[int(name)] = int(fields[1])
     return found
+
+
+def _has_ended(fields: list[str]) -> bool:
+    """Whether all threads have ended: the state is the main thread's, the other number their count.
+
+    A process that is killed may lose its main thread first, and its children stay its own until its
+    last thread has ended.
+    """
+    return fields[0] in "ZX" and int(fields[17]) <= 1
 
 
 def below(ancestor: int, parent_of: dict[int, int]) -> set[int]:
@@ -72,11 +81,17 @@ def below(ancestor: int, parent_of: dict[int, int]) -> set[int]:
 
 def descendants() -> set[int]:
     """The living processes that descend from this one, which has adopted its orphans."""
+    if not _has_children():
+        return set()  # saves reading /proc, which may have thousands of processes
+    return below(os.getpid(), parents())
+
+
+def _has_children() -> bool:
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
-        return set()  # saves reading /proc, which may have thousands of processes
-    return below(os.getpid(), parents())
+        return False
+    return True
 
 
 def kill(pids: set[int], number: int = signal.SIGKILL) -> None:
@@ -102,10 +117,13 @@ def reap() -> list[tuple[int, int]]:
 
 
 def end_all() -> None:
-    """Kills and reaps every descendant, except those that it may not kill (another user's)."""
+    """Kills and reaps every descendant, except those that it may not kill (another user's).
+
+    It ends when this process has no child left, not when it sees no descendant: a process that ends
+    while /proc is read hides its own children, which become this one's a moment later.
+    """
     deadline = time.monotonic() + REAP_SECONDS
-    while (left := descendants()) and time.monotonic() < deadline:
-        kill(left)
+    while _has_children() and time.monotonic() < deadline:
+        kill(descendants())
         reap()
         time.sleep(0.005)
-    reap()
