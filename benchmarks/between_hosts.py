@@ -69,14 +69,12 @@ def body_of(op: str, count: int) -> Callable[[Any], Any]:
     }[op]
 
 
-def serve(devices: int) -> None:
+def serve() -> None:
     """Inside a process of a job: runs the cell that each line names, and prints what it took."""
     import lockstep
 
     lockstep.initialize()
     import jax
-
-    jax.config.update("jax_num_cpu_devices", devices)
     import jax.numpy as jnp
     from jax.sharding import PartitionSpec as P
 
@@ -109,11 +107,14 @@ def serve(devices: int) -> None:
 @contextlib.contextmanager
 def job(hosts: Any, options: argparse.Namespace, number: int, name: str, log: Any) -> Iterator[Any]:
     """The processes of one job, one on each host."""
-    inner = ["--inner", "--devices", str(options.devices)]
+    script = [sys.executable, str(Path(__file__).resolve()), "--inner"]
+    # As a launcher sets them: after `initialize`, JAX takes no number of devices any more.
+    given = {"JAX_NUM_CPU_DEVICES": str(options.devices), "PYTHONHASHSEED": "0"}
+    given["MASTER_PORT"] = str(29500 + number)
     processes = [
         subprocess.Popen(
-            [*hosts.enter(host), sys.executable, str(Path(__file__).resolve()), *inner],
-            env=hosts.environ(host) | {"MASTER_PORT": str(29500 + number), **JOBS[name]},
+            [*hosts.enter(host), *script],
+            env=hosts.environ(host) | given | JOBS[name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -197,7 +198,7 @@ def main() -> None:
     parser.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inner:
-        return serve(options.devices)
+        return serve()
     print(f"{'us a call':<25}" + "".join(f"{name:>11}" for name in JOBS), end="")
     print(f"{'gloo/tls':>10}{'/plain':>6}   sent: " + " ".join(JOBS))
     rows = measure(options)
