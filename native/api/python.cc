@@ -1,6 +1,7 @@
 #include "api/python.h"
 
 #include "api/mpitrampoline/state.h"
+#include "collectives/collectives.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "transport/shm/segment.h"
@@ -209,6 +210,8 @@ int lockstep_start(const lockstep_options* given) {
     options.recorder.attempt = given->attempt;
     Engine::instance().set_checks(given->check_programs != 0, given->strict != 0);
     options.single_copy = given->single_copy != 0;
+    options.algorithms =
+        lockstep::prescribed_algorithms(given->algorithms == nullptr ? "" : given->algorithms);
     if (given->addresses != nullptr) {
       const auto* key = reinterpret_cast<const std::byte*>(given->key);
       options.endpoint.addresses.assign(given->addresses, given->addresses + members);
@@ -217,6 +220,7 @@ int lockstep_start(const lockstep_options* given) {
       options.endpoint.key.assign(key, key + given->key_bytes);
       options.endpoint.tls_library = given->tls_library;
       options.endpoint.encrypt = given->encrypt != 0;
+      options.hosts.assign(given->hosts, given->hosts + members);
     }
     Engine::instance().start(std::move(options));
   });

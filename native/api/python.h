@@ -62,6 +62,10 @@ struct lockstep_options {
   int key_bytes;
   const char* tls_library;  // OpenSSL's libssl, for dlopen
   int encrypt;              // also what follows the greeting; the same in all processes
+  const int* hosts;         // one per process: a number of its host, the same in all processes
+  // The algorithms of collectives between hosts in place of the engine's choice, "all-reduce=ring";
+  // the same in all processes. Null or "": none.
+  const char* algorithms;
 };
 // Returns when this process has met all processes and agents of other hosts. An agent may start
 // again: its earlier start has then taken leave.

@@ -1,6 +1,7 @@
 #include "collectives/collectives.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "core/error.h"
 
@@ -10,8 +11,14 @@ namespace {
 
 // Above this, adding up the same numbers in every process costs more than a second round.
 constexpr std::size_t kOneRoundBytes = 32 << 10;
+// With more hosts, slices of one member become short, and messages many.
+constexpr std::size_t kMaxDirectHosts = 16;
+// Below, a ring of so many messages for each host takes longer than doubling with all bytes.
+constexpr std::size_t kMinRingSlice = 16 << 10;
 
-bool in_one_process(CollectiveContext& context, Calls) { return context.peers() == 1; }
+using Condition = bool (*)(CollectiveContext&, Calls);
+
+bool in_one_process(CollectiveContext& context, Calls) { return context.locals() == 1; }
 bool is_small(CollectiveContext&, Calls calls) { return calls[0]->bytes() <= kOneRoundBytes; }
 bool always(CollectiveContext&, Calls) { return true; }
 
@@ -19,10 +26,10 @@ bool always(CollectiveContext&, Calls) { return true; }
 // same value in every process of the clique.
 struct Algorithm {
   Op op;
-  bool (*condition)(CollectiveContext&, Calls);
+  Condition condition;
   void (*run)(CollectiveContext&, Calls);
 };
-constexpr Algorithm kAlgorithms[] = {
+constexpr Algorithm kWithinHost[] = {
     {Op::kAllReduce, in_one_process, all_reduce_local},
     {Op::kAllReduce, is_small, all_reduce_one_round},
     {Op::kAllReduce, always, all_reduce_two_rounds},
@@ -35,11 +42,102 @@ constexpr Algorithm kAlgorithms[] = {
     {Op::kAllToAll, always, all_to_all_direct},
 };
 
+std::size_t num_hosts(CollectiveContext& context) { return context.clique().hosts().size(); }
+bool parts_are_small(CollectiveContext& context, Calls calls) {
+  return calls[0]->bytes() * static_cast<std::size_t>(context.clique().size()) <=
+         kSmallBetweenHosts;
+}
+bool blocks_are_small(CollectiveContext& context, Calls calls) {
+  return all_to_all_is_small(context.clique(), calls[0]->bytes());
+}
+bool is_power_of_two(CollectiveContext& context, Calls) {
+  return std::has_single_bit(num_hosts(context));
+}
+// Between two hosts, recursive doubling sends no more bytes than the others do.
+bool latency_decides(CollectiveContext& context, Calls calls) {
+  return calls[0]->bytes() <= kSmallBetweenHosts || num_hosts(context) == 2;
+}
+bool hosts_are_few(CollectiveContext& context, Calls) {
+  return num_hosts(context) <= kMaxDirectHosts;
+}
+bool has_long_slices(CollectiveContext& context, Calls calls) {
+  return calls[0]->bytes() >= kMinRingSlice * num_hosts(context);
+}
+
+// Likewise between hosts; a job may prescribe another row, if that is `possible`.
+struct CrossingAlgorithm {
+  Op op;
+  const char* name;
+  Condition possible;
+  Condition preferred;
+  void (*run)(CollectiveContext&, Calls);
+};
+constexpr CrossingAlgorithm kBetweenHosts[] = {
+    {Op::kAllReduce, "recursive-doubling", always, latency_decides, all_reduce_recursive_doubling},
+    {Op::kAllReduce, "halving-doubling", is_power_of_two, always, all_reduce_halving_doubling},
+    {Op::kAllReduce, "direct", always, hosts_are_few, all_reduce_direct},
+    {Op::kAllReduce, "ring", always, has_long_slices, all_reduce_ring},
+    {Op::kAllReduce, "recursive-doubling", always, always, all_reduce_recursive_doubling},
+    {Op::kAllGather, "bruck", parts_are_small, always, all_gather_bruck},
+    {Op::kAllGather, "pairwise", always, always, all_gather_pairwise},
+    {Op::kReduceScatter, "recursive-doubling", parts_are_small, always,
+     reduce_scatter_recursive_doubling},
+    {Op::kReduceScatter, "pairwise", always, always, reduce_scatter_pairwise},
+    {Op::kAllToAll, "bruck", blocks_are_small, always, all_to_all_bruck},
+    {Op::kAllToAll, "pairwise", always, always, all_to_all_pairwise},
+};
+
+std::string names_of(Op op) {
+  std::string names;
+  for (const CrossingAlgorithm& algorithm : kBetweenHosts)
+    if (algorithm.op == op && names.find(algorithm.name) == std::string::npos)
+      names += (names.empty() ? "" : ", ") + std::string(algorithm.name);
+  return names;
+}
+
+Prescribed prescribed(const std::string& text) {
+  constexpr Op kOps[] = {Op::kAllReduce, Op::kAllGather, Op::kReduceScatter, Op::kAllToAll};
+  const std::size_t equals = std::min(text.find('='), text.size());
+  const std::string op = text.substr(0, equals);
+  const std::string name = text.substr(std::min(equals + 1, text.size()));
+  for (const CrossingAlgorithm& row : kBetweenHosts)
+    if (op == name_of(row.op) && name == row.name) return {row.op, name};
+  std::string all;
+  for (const Op each : kOps)
+    all += (all.empty() ? "" : "; ") + std::string(name_of(each)) + "=" + names_of(each);
+  throw Error("lockstep: LOCKSTEP_ALGORITHMS has \"" + text + "\". There is " + all + ".");
+}
+
+const CrossingAlgorithm& choose_between_hosts(CollectiveContext& context, Calls calls) {
+  const Op op = calls[0]->op;
+  for (const Prescribed& wanted : context.clique().job().algorithms())
+    for (const CrossingAlgorithm& algorithm : kBetweenHosts)
+      if (wanted.op == op && algorithm.op == op && wanted.algorithm == algorithm.name &&
+          algorithm.possible(context, calls))
+        return algorithm;
+  for (const CrossingAlgorithm& algorithm : kBetweenHosts)
+    if (algorithm.op == op && algorithm.possible(context, calls) &&
+        algorithm.preferred(context, calls))
+      return algorithm;
+  throw Error("lockstep: not a collective of the whole group.");
+}
+
 }  // namespace
+
+std::vector<Prescribed> prescribed_algorithms(const std::string& text) {
+  std::vector<Prescribed> found;
+  for (std::size_t start = 0; start < text.size();) {
+    const std::size_t end = std::min(text.find(',', start), text.size());
+    found.push_back(prescribed(text.substr(start, end - start)));
+    start = end + 1;
+  }
+  return found;
+}
 
 void run_collective(Clique& clique, Calls calls, std::uint32_t sequence) {
   CollectiveContext context(clique, calls, sequence);
-  for (const Algorithm& algorithm : kAlgorithms)
+  if (clique.hosts().size() > 1) return choose_between_hosts(context, calls).run(context, calls);
+  for (const Algorithm& algorithm : kWithinHost)
     if (algorithm.op == calls[0]->op && algorithm.condition(context, calls))
       return algorithm.run(context, calls);
   throw Error("lockstep: not a collective of the whole group.");

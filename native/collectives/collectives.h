@@ -1,6 +1,7 @@
 // The collectives, each run by one thread a process: the leader, with the calls of all ranks of its
-// process (in rank order). Ranks of other processes are reached through the clique's broadcast
-// rings.
+// process (in rank order). Within a host (within_host/) processes exchange messages by broadcast
+// rings in shared memory; between hosts (between_hosts/) by links, in two levels: what the
+// processes of a host have in common crosses once.
 //
 // Shape shared by all: the buffers are cut into chunks that fit one message; chunk c is sent while
 // chunk c - 1 is being received, so that no process waits for a message which is not already on
@@ -10,8 +11,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <span>
+#include <string>
+#include <vector>
 
-#include "core/clique.h"
+#include "core/collective_context.h"
+#include "core/job.h"
 #include "core/types.h"
 
 namespace lockstep {
@@ -21,8 +25,12 @@ using Calls = std::span<const Call* const>;
 // Runs the algorithm that the table in collectives.cc chooses.
 void run_collective(Clique& clique, Calls calls, std::uint32_t sequence);
 
-// The algorithms. `local`: all ranks are in this process; `direct`: every process sends to all
-// others; the rest is described where they are defined.
+// What a job prescribes: reads "all-reduce=ring,all-gather=bruck". Throws Error naming what there
+// is.
+std::vector<Prescribed> prescribed_algorithms(const std::string& text);
+
+// The algorithms of one host. `local`: all ranks are in this process; `direct`: every process sends
+// to all others; the rest is described where they are defined.
 void all_reduce_local(CollectiveContext& context, Calls calls);
 void all_reduce_one_round(CollectiveContext& context, Calls calls);
 void all_reduce_two_rounds(CollectiveContext& context, Calls calls);
@@ -36,6 +44,22 @@ void all_to_all_direct(CollectiveContext& context, Calls calls);
 // Whether `all_to_all_single_copy` is possible and worth it. The first time, the processes try it
 // and compare the results.
 bool all_to_all_can_read(CollectiveContext& context, Calls calls);
+
+// The algorithms of several hosts. The bytes of what one process has to send, or of all parts that
+// a host gets, up to which latency decides; messages of shared memory have room for them.
+inline constexpr std::size_t kSmallBetweenHosts = 32 << 10;
+void all_reduce_recursive_doubling(CollectiveContext& context, Calls calls);
+void all_reduce_halving_doubling(CollectiveContext& context, Calls calls);
+void all_reduce_direct(CollectiveContext& context, Calls calls);
+void all_reduce_ring(CollectiveContext& context, Calls calls);
+void all_gather_bruck(CollectiveContext& context, Calls calls);
+void all_gather_pairwise(CollectiveContext& context, Calls calls);
+void reduce_scatter_recursive_doubling(CollectiveContext& context, Calls calls);
+void reduce_scatter_pairwise(CollectiveContext& context, Calls calls);
+void all_to_all_bruck(CollectiveContext& context, Calls calls);
+void all_to_all_pairwise(CollectiveContext& context, Calls calls);
+// Whether the blocks of a host, of `bytes` bytes each, are few enough for `all_to_all_bruck`.
+bool all_to_all_is_small(const Clique& clique, std::size_t bytes);
 
 // How many elements of `width` bytes each of `parts` gets in one message, a multiple of a cache
 // line; throws Error when not even one fits.

@@ -10,8 +10,14 @@ namespace lockstep {
 namespace {
 
 constexpr std::size_t kMinMessage = 64 << 10;
-// For all broadcast rings of one clique, as a multiple of the largest message.
+// It stays in the second-level cache between its writer and its readers.
+constexpr std::size_t kHostMessage = 256 << 10;
+// For all broadcast rings of one clique and host, as a multiple of the largest message.
 constexpr std::size_t kRingBudget = 64;
+// Bytes for what the other hosts send to one process in one clique, while none of it is released.
+constexpr std::size_t kLinkBudget = std::size_t{256} << 20;
+// A chunk that crosses hosts is larger than one that stays in the caches of a host.
+constexpr std::size_t kCrossingMessage = 512 << 10;
 
 std::uint64_t hash(const std::vector<int>& devices) {
   std::uint64_t value = 0xcbf29ce484222325;  // FNV-1a
@@ -134,7 +140,7 @@ Clique::Clique(Job& job, std::vector<int> devices, const std::vector<int>& proce
   for (int rank = 0; rank < size(); ++rank) {
     const int process = processes[static_cast<std::size_t>(rank)];
     auto group = std::ranges::find(groups_, process, &Group::process);
-    if (group == groups_.end()) group = groups_.insert(groups_.end(), Group{process, {}});
+    if (group == groups_.end()) group = groups_.insert(groups_.end(), Group{process, 0, {}});
     member_of_.push_back(static_cast<int>(group->ranks.size()));
     group->ranks.push_back(rank);
     max_local_ = std::max(max_local_, group->ranks.size());
@@ -148,53 +154,72 @@ Clique::Clique(Job& job, std::vector<int> devices, const std::vector<int>& proce
   for (const int rank : self->ranks) own.push_back(devices_[static_cast<std::size_t>(rank)]);
   local_group_ = std::make_unique<LocalGroup>(job, std::move(own));
 
+  find_hosts();
   make_rings();
   job.recorder().add_clique(id_, devices_);
 }
 
-// Memory that the processes of this host share holds their own rings, in the order of the groups,
-// and the mailbox. The rings of other hosts are copies.
+void Clique::find_hosts() {
+  std::vector<int> found;  // the job's number of each host
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    const int host = job_.host_of(groups_[i].process);
+    const auto at = std::ranges::find(found, host) - found.begin();
+    if (at == std::ssize(found)) {
+      found.push_back(host);
+      hosts_.emplace_back();
+    }
+    groups_[i].host = static_cast<int>(at);
+    hosts_[static_cast<std::size_t>(at)].push_back(static_cast<int>(i));
+  }
+  local_self_ = static_cast<int>(std::ranges::find(locals(), self_) - locals().begin());
+}
+
+// Memory that the processes of this host share holds their rings, in the order of the groups, and
+// the mailbox. The sizes of messages are the same in all processes of the clique.
 void Clique::make_rings() {
-  const std::size_t count = groups_.size() > 1 ? groups_.size() : 0;
-  std::size_t largest = 0;
-  for (const Group& group : groups_)
-    largest = std::max(largest, job_.transport(group.process).message_bytes());
-  capacity_ = ring_capacity(groups_.size(), largest);
-  const std::size_t ring = ring_bytes();
-  std::vector<std::byte*> memory(count);
-  std::size_t shared = 0;
-  for (std::size_t group = 0; group < count; ++group) {
-    const bool is_self = static_cast<int>(group) == self_;
-    if (!is_self) memory[group] = job_.transport(groups_[group].process).allocate_copy(2 * ring);
-    if (memory[group] == nullptr) ++shared;
-  }
-  std::byte* next = shared_memory(2 * shared * ring + Mailbox::footprint(devices_.size()));
-  for (std::size_t group = 0; group < count; ++group) {
-    const bool is_copy = memory[group] != nullptr;
-    add_rings(static_cast<int>(group), is_copy ? memory[group] : next);
-    if (!is_copy) next += 2 * ring;
-  }
+  const auto by_size = [](const auto& a, const auto& b) { return a.size() < b.size(); };
+  const std::size_t most = std::ranges::max_element(hosts_, by_size)->size();
+  const bool crosses = hosts_.size() > 1;
+  capacity_ = ring_capacity(most, crosses ? kCrossingMessage : kHostMessage);
+  link_capacity_ =
+      std::clamp(kLinkBudget / (Link::kDepth * groups_.size()), kMinMessage, kCrossingMessage) /
+      4096 * 4096;
+  // What comes from another host may be handed on in one message of shared memory.
+  if (most > 1) link_capacity_ = std::min(link_capacity_, capacity_);
+  links_.resize(groups_.size());
+  std::size_t ranks = 0;
+  for (const int group : locals()) ranks += this->group(group).ranks.size();
+  const std::size_t count = locals().size() > 1 ? locals().size() : 0;
+  std::byte* next = shared_memory(2 * count * ring_bytes() + Mailbox::footprint(ranks));
+  for (std::size_t local = 0; local < count; ++local)
+    for (auto* rings : {&partials_, &results_}) {
+      rings->emplace_back(next, static_cast<int>(count), capacity_, static_cast<int>(local),
+                          local_self_);
+      next += ring_bytes();
+    }
   mailbox_ = std::make_unique<Mailbox>(*this, next);
 }
 
 std::size_t Clique::ring_bytes() const {
-  return (BroadcastRing::footprint(static_cast<int>(groups_.size()), capacity_) + 63) / 64 * 64;
+  return (BroadcastRing::footprint(static_cast<int>(locals().size()), capacity_) + 63) / 64 * 64;
 }
 
-void Clique::add_rings(int group, std::byte* memory) {
-  const int count = static_cast<int>(groups_.size());
-  auto number = 2 * static_cast<std::uint32_t>(group);
-  for (auto* rings : {&partials_, &results_}) {
-    BroadcastRing& made = rings->emplace_back(memory, count, capacity_, group, self_);
-    // Each process sends to the next one first, so that not all send to the same one.
-    for (int step = 1; step < count; ++step) {
-      const int index = (self_ + step) % count;
-      const int process = groups_[static_cast<std::size_t>(index)].process;
-      made.connect(job_.transport(process), {id_, number, process}, index);
-    }
-    memory += ring_bytes();
-    ++number;
+Link& Clique::link(int index) {
+  auto& link = links_[static_cast<std::size_t>(index)];
+  if (!link) {
+    const int process = group(index).process;
+    link =
+        std::make_unique<Link>(job_.transport(process), ChannelId{id_, 0, process}, link_capacity_);
   }
+  return *link;
+}
+
+std::byte* Clique::scratch(std::size_t bytes) {
+  if (bytes > scratch_bytes_) {
+    scratch_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+    scratch_bytes_ = bytes;
+  }
+  return scratch_.get();
 }
 
 std::string Clique::describe() const {
@@ -205,7 +230,7 @@ std::string Clique::describe() const {
 // then come their ids: two groups whose hashes collide must not share memory.
 std::byte* Clique::shared_memory(std::size_t bytes) {
   const std::size_t preamble = (sizeof(std::int32_t) * (devices_.size() + 1) + 63) / 64 * 64;
-  if (groups_.size() == 1) {
+  if (locals().size() == 1) {
     private_memory_.resize(bytes + 64);
     auto* raw = private_memory_.data();
     return raw + (64 - reinterpret_cast<std::uintptr_t>(raw) % 64) % 64;

@@ -5,6 +5,9 @@
 // of the whole process, the others sleep until it is done. So there is one thread a process in
 // every exchange between processes, bytes between processes do not grow with the devices of a
 // process, and a process with more devices than cores switches threads once a collective.
+//
+// Processes of one host exchange messages by broadcast rings in shared memory. Processes of
+// different hosts have a link, which is made when it is first used.
 #pragma once
 
 #include <atomic>
@@ -19,6 +22,7 @@
 #include "core/futex_wait.h"
 #include "core/types.h"
 #include "p2p/mailbox.h"
+#include "transport/link.h"
 #include "transport/shm/broadcast_ring.h"
 
 namespace lockstep {
@@ -28,6 +32,7 @@ class Job;
 // The ranks of one process, ascending.
 struct Group {
   int process;
+  int host;  // its index in Clique::hosts
   std::vector<int> ranks;
 };
 
@@ -72,17 +77,31 @@ class Clique {
   int size() const { return static_cast<int>(devices_.size()); }
   const std::vector<int>& devices() const { return devices_; }
   const std::vector<Group>& groups() const { return groups_; }
+  const Group& group(int index) const { return groups_[static_cast<std::size_t>(index)]; }
   int self() const { return self_; }  // index of this process's group; -1 when it has no rank here
-  std::size_t max_local() const { return max_local_; }
-  std::size_t capacity() const { return capacity_; }
+  // The groups of each host, by index, ascending; the hosts in the order of their first groups.
+  const std::vector<std::vector<int>>& hosts() const { return hosts_; }
+  int self_host() const { return group(self_).host; }
+  // The groups of this host. What follows counts them from 0: `local` is an index in this list.
+  const std::vector<int>& locals() const { return hosts_[static_cast<std::size_t>(self_host())]; }
+  int local_self() const { return local_self_; }
+
+  std::size_t max_local() const { return max_local_; }  // the most ranks of a process
+  std::size_t capacity() const { return capacity_; }    // of a message between processes of a host
+  std::size_t link_capacity() const { return link_capacity_; }
   Job& job() const { return job_; }
   LocalGroup& local_group() { return *local_group_; }
   Mailbox& mailbox() { return *mailbox_; }
 
-  // The broadcast rings of the group with this index. Every collective sends its first message of a
-  // chunk on the partials ring; all-reduce sends what it has reduced on the results ring.
-  BroadcastRing& partials(int group) { return partials_[static_cast<std::size_t>(group)]; }
-  BroadcastRing& results(int group) { return results_[static_cast<std::size_t>(group)]; }
+  // The broadcast rings of a process of this host. Every collective sends its first message of a
+  // chunk on the partials ring, and what it has computed or received for others on the results
+  // ring. Not where this process is alone on its host.
+  BroadcastRing& partials(int local) { return partials_[static_cast<std::size_t>(local)]; }
+  BroadcastRing& results(int local) { return results_[static_cast<std::size_t>(local)]; }
+  // To and from the process of this group, of another host.
+  Link& link(int group);
+  // Memory for the leader, until its next call. Its content is anything.
+  std::byte* scratch(std::size_t bytes);
 
   // "8 devices: 0, 1, 2048, ..." for errors.
   std::string describe() const;
@@ -94,9 +113,9 @@ class Clique {
   std::optional<bool>& single_copy() { return single_copy_; }
 
  private:
+  void find_hosts();
   std::byte* shared_memory(std::size_t bytes);
   void make_rings();
-  void add_rings(int group, std::byte* memory);
   std::size_t ring_bytes() const;
 
   Job& job_;
@@ -104,65 +123,21 @@ class Clique {
   std::uint64_t id_;  // a hash of the devices
   std::vector<Group> groups_;
   std::vector<int> member_of_;  // rank -> index in its group
+  std::vector<std::vector<int>> hosts_;
   int self_ = -1;
+  int local_self_ = 0;
   std::size_t max_local_ = 0;
   std::size_t capacity_ = 0;
+  std::size_t link_capacity_ = 0;
   std::optional<bool> single_copy_;
   std::vector<std::byte> private_memory_;
   std::vector<BroadcastRing> partials_;
   std::vector<BroadcastRing> results_;
+  std::unique_ptr<std::byte[]> scratch_;
+  std::size_t scratch_bytes_ = 0;
+  std::vector<std::unique_ptr<Link>> links_;  // by group; null before the first use
   std::unique_ptr<LocalGroup> local_group_;
   std::unique_ptr<Mailbox> mailbox_;
-};
-
-// One collective of one process, as its leader sees it: waits with the collective's deadline, and
-// the checks of what the peers send.
-class CollectiveContext {
- public:
-  CollectiveContext(Clique& clique, std::span<const Call* const> calls, std::uint32_t sequence);
-
-  Clique& clique() { return clique_; }
-  int peers() const { return static_cast<int>(clique_.groups().size()); }
-  int self() const { return clique_.self(); }
-
-  // A free slot of one of this process's rings; nothing is sent before `publish`.
-  std::byte* acquire(BroadcastRing& ring);
-  // `part_for` maps a group that does not share memory to the part of the payload that it needs.
-  template <typename PartFor>
-  void publish(BroadcastRing& ring, const PartFor& part_for) {
-    ring.publish(signature_, part_for, watch_);
-  }
-  void release(BroadcastRing& ring) { ring.release(watch_); }
-  // The next message of a peer's ring. Throws when the peer is in another collective.
-  const std::byte* await(BroadcastRing& ring);
-
-  // Whether this collective, in which so many bytes go from one process to another, moves them in
-  // one copy. The same answer in every process: the first time, they try it and exchange the
-  // results.
-  bool single_copy(std::size_t bytes);
-  // Copies from the memory of the group with this index.
-  void read(int group, std::span<const MemoryPiece> pieces);
-  // Returns when every peer has released all messages of this process's ring: none of them reads a
-  // buffer any more whose address was in one.
-  void drain(BroadcastRing& ring);
-
- private:
-  bool agree_on_single_copy();
-  // Sends the byte to all peers and hands each of theirs to `take`.
-  template <typename Take>
-  void broadcast(std::byte mine, Take take);
-  void wait(Counter& counter, std::uint32_t target, int peer);
-  void check(const Signature& theirs, int peer);
-  void record_arrival();
-  [[noreturn]] void give_up(int peer);
-  [[noreturn]] void give_up_on(int peer);
-
-  Clique& clique_;
-  std::span<const Call* const> calls_;
-  Signature signature_;
-  Watch watch_;
-  std::uint32_t first_;  // the number of this collective's first message on the partials rings
-  int arrived_ = 0;      // peers whose first message is there
 };
 
 }  // namespace lockstep

@@ -1,5 +1,8 @@
-// One collective of one process (see clique.h).
-#include "core/clique.h"
+// One collective of one process (see collective_context.h).
+#include "core/collective_context.h"
+
+#include <algorithm>
+
 #include "core/error.h"
 #include "core/job.h"
 #include "recorder/tsc_clock.h"
@@ -14,12 +17,17 @@ CollectiveContext::CollectiveContext(Clique& clique, std::span<const Call* const
       watch_{&clique.job().arena().header().abort_state,
              Deadline(clique.job().timeout_seconds(), calls[0]->entered),
              clique.job().process_spin(), &clique.job().wake_up()},
-      first_(clique.groups().size() > 1 ? clique.partials(clique.self()).next() : 0) {
+      first_(clique.locals().size() > 1 ? clique.partials(clique.local_self()).next() : 0) {
   if (clique.job().arena().aborted()) throw Error(clique.job().arena().abort_text());
-  if (calls.size() > 1) record_arrival();  // of the siblings; that of the peers may follow
+  // Of the siblings; that of the peers may follow.
+  if (calls.size() > 1 && calls[0]->record.entry != nullptr) {
+    const auto now = TscClock::now();
+    for (const Call* call : calls) Recorder::arrived(call->record, now);
+  }
 }
 
-void CollectiveContext::record_arrival() {
+void CollectiveContext::all_arrived() {
+  if (std::exchange(all_arrived_, true)) return;
   if (calls_[0]->record.entry == nullptr) return;  // no device of this process has a recorder
   const auto now = TscClock::now();
   for (const Call* call : calls_) Recorder::arrived(call->record, now);
@@ -27,23 +35,41 @@ void CollectiveContext::record_arrival() {
 
 std::byte* CollectiveContext::acquire(BroadcastRing& ring) {
   while (Counter* reader = ring.blocked_by())
-    wait(*reader, ring.free_target(), ring.index_of(reader));
+    wait(*reader, ring.free_target(), peer_of(ring.index_of(reader)));
   return ring.payload();
 }
 
 const std::byte* CollectiveContext::await(BroadcastRing& ring) {
   const bool waits = !ring.written().reached(ring.next() + 1);
-  wait(ring.written(), ring.next() + 1, ring.writer());
-  check(ring.signature(), ring.writer());
-  // The first messages of a collective are its first awaits, one for each peer.
-  if (arrived_ < peers() - 1 && ++arrived_ == peers() - 1 && waits) record_arrival();
+  const int peer = peer_of(ring.writer());
+  wait(ring.written(), ring.next() + 1, peer);
+  check(ring.signature(), peer);
+  // The first messages of a collective are its first awaits, one for each local peer.
+  if (arrived_ < locals() - 1 && ++arrived_ == locals() - 1 && waits && clique_.hosts().size() == 1)
+    all_arrived();
   return ring.payload();
 }
+
+void CollectiveContext::send(int peer, std::span<const std::byte> payload) {
+  Link& link = clique_.link(peer);
+  wait(link.released(), link.free_target(), peer);
+  link.send(signature_, payload, watch_);
+}
+
+const std::byte* CollectiveContext::receive(int peer) {
+  Link& link = clique_.link(peer);
+  wait(link.written(), link.next() + 1, peer);
+  check(link.signature(), peer);
+  if (!has_heard(peer)) heard_.push_back(peer);
+  return link.payload();
+}
+
+void CollectiveContext::release(int peer) { clique_.link(peer).release(watch_); }
 
 void CollectiveContext::check(const Signature& theirs, int peer) {
   if (theirs.agrees(signature_)) return;
   Job& job = clique_.job();
-  const int process = clique_.groups()[static_cast<std::size_t>(peer)].process;
+  const int process = clique_.group(peer).process;
   if (theirs.same_call(signature_) && job.may_meet(signature_.origin, process, theirs.origin))
     return;
   throw Divergence("lockstep: the processes are in different collectives on " + clique_.describe() +
@@ -63,38 +89,42 @@ bool CollectiveContext::agree_on_single_copy() {
   // A process that is here has started, and can be read if that is permitted.
   broadcast(std::byte{0}, [](std::byte) {});
   bool all = true;
-  for (const Group& group : clique_.groups())
-    all = clique_.job().transport(group.process).can_read(group.process) && all;
+  for (const int peer : clique_.locals()) {
+    const int process = clique_.group(peer).process;
+    all = clique_.job().transport(process).can_read(process) && all;
+  }
   broadcast(std::byte{all}, [&](std::byte theirs) { all = theirs != std::byte{0} && all; });
   return all;
 }
 
 template <typename Take>
 void CollectiveContext::broadcast(std::byte mine, Take take) {
-  BroadcastRing& own = clique_.partials(self());
+  BroadcastRing& own = clique_.partials(local_self());
   *acquire(own) = mine;
-  publish(own, [](int) { return BroadcastRing::Part{0, 1}; });
-  for (int group = 0; group < peers(); ++group) {
-    if (group == self()) continue;
-    take(*await(clique_.partials(group)));
-    release(clique_.partials(group));
+  publish(own);
+  for (int local = 0; local < locals(); ++local) {
+    if (local == local_self()) continue;
+    take(*await(clique_.partials(local)));
+    clique_.partials(local).release();
   }
 }
 
-void CollectiveContext::read(int group, std::span<const MemoryPiece> pieces) {
-  const int process = clique_.groups()[static_cast<std::size_t>(group)].process;
+void CollectiveContext::read(int local, std::span<const MemoryPiece> pieces) {
+  const int process = clique_.group(peer_of(local)).process;
   clique_.job().transport(process).read(process, pieces);
 }
 
 void CollectiveContext::drain(BroadcastRing& ring) {
   while (Counter* reader = ring.unread_by())
-    wait(*reader, ring.read_target(), ring.index_of(reader));
+    wait(*reader, ring.read_target(), peer_of(ring.index_of(reader)));
 }
 
 void CollectiveContext::wait(Counter& counter, std::uint32_t target, int peer) {
+  if (counter.reached(target)) return;
   Job& job = clique_.job();
-  watch_.left = job.has_left(clique_.groups()[static_cast<std::size_t>(peer)].process);
-  switch (wait_until(counter, target, watch_)) {
+  const int process = clique_.group(peer).process;
+  watch_.left = job.has_left(process);
+  switch (job.transport(process).wait(counter, target, watch_, calls_[0]->bytes())) {
     case WaitResult::kReached:
       return;
     case WaitResult::kAborted:
@@ -108,28 +138,46 @@ void CollectiveContext::wait(Counter& counter, std::uint32_t target, int peer) {
 
 void CollectiveContext::give_up_on(int peer) {
   Job& job = clique_.job();
-  throw Error(job.has_ended(clique_.groups()[static_cast<std::size_t>(peer)].process,
+  throw Error(job.has_ended(clique_.group(peer).process,
                             lockstep::describe(signature_) + " on " + clique_.describe()));
+}
+
+// Whether a process of another host has sent something; true of one of this host.
+bool CollectiveContext::has_heard(int peer) const {
+  return clique_.group(peer).host == clique_.self_host() ||
+         std::ranges::find(heard_, peer) != heard_.end();
+}
+
+// The peers that are known to have sent nothing in this collective. A process of another host may
+// itself wait for a third one before it sends, so only where there is no third one it is known.
+std::string CollectiveContext::not_arrived(int peer) const {
+  const Job& job = clique_.job();
+  constexpr int kNamed = 8;  // the text has to fit into an exception
+  std::string missing;
+  int count = 0;
+  const auto add = [&](int one) {
+    if (++count <= kNamed)
+      missing += (missing.empty() ? "" : ", ") + job.label(clique_.group(one).process);
+  };
+  for (int local = 0; local < locals(); ++local)
+    if (local != local_self() && !clique_.partials(local).written().reached(first_ + 1))
+      add(peer_of(local));
+  if (clique_.groups().size() == 2 && !has_heard(peer)) add(peer);
+  return count > kNamed ? missing + " and " + std::to_string(count - kNamed) + " more" : missing;
 }
 
 void CollectiveContext::give_up(int peer) {
   Job& job = clique_.job();
-  constexpr int kNamed = 8;  // the text has to fit into an exception
-  std::string missing;
-  int count = 0;
-  for (int group = 0; group < peers(); ++group)
-    if (group != self() && !clique_.partials(group).written().reached(first_ + 1) &&
-        ++count <= kNamed)
-      missing += (missing.empty() ? "" : ", ") +
-                 job.label(clique_.groups()[static_cast<std::size_t>(group)].process);
-  if (count > kNamed) missing += " and " + std::to_string(count - kNamed) + " more";
+  const std::string missing = not_arrived(peer);
   std::string text = "lockstep: " + lockstep::describe(signature_) + " on " + clique_.describe() +
                      ": " + job.label(job.process()) + " waited " + job.timeout_text() + ". ";
   if (!missing.empty())
     text += "Not arrived: " + missing + ".";
+  else if (!has_heard(peer))
+    text += "Nothing has come from " + job.label(clique_.group(peer).process) +
+            ": it has not arrived, or waits for another process.";
   else
-    text += job.label(clique_.groups()[static_cast<std::size_t>(peer)].process) +
-            " arrived but stopped in the middle of it.";
+    text += job.label(clique_.group(peer).process) + " arrived but stopped in the middle of it.";
   throw Error(job.timed_out(
       text + " --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; 0 means none."));
 }

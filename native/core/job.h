@@ -25,6 +25,12 @@ namespace lockstep {
 
 class Clique;
 
+// The algorithm that a job prescribes for an operation between hosts: see collectives.cc.
+struct Prescribed {
+  Op op;
+  std::string algorithm;
+};
+
 struct JobOptions {
   int process = 0;
   int arena_fd = -1;
@@ -40,9 +46,11 @@ struct JobOptions {
   // For Jobs of one process that share one mapping, in place of arena_fd and nonce. ThreadSanitizer
   // knows memory by its address: it sees what two Jobs do to the arena only where they share it.
   std::shared_ptr<Arena> arena;
-  std::vector<std::string> labels;  // how errors name each process, and behind them each agent
-  RecorderOptions recorder;         // its path, host and attempt; the rest is filled in here
-  EndpointOptions endpoint;         // to the other hosts
+  std::vector<std::string> labels;     // how errors name each process, and behind them each agent
+  std::vector<int> hosts;              // a number of the host of each process; empty: one host
+  std::vector<Prescribed> algorithms;  // between hosts, in place of the table's choice
+  RecorderOptions recorder;            // its path, host and attempt; the rest is filled in here
+  EndpointOptions endpoint;            // to the other hosts
 };
 
 class Job {
@@ -58,6 +66,8 @@ class Job {
   double timeout_seconds() const { return options_.timeout_seconds; }
   std::string timeout_text() const;  // "0.5 s"
   const std::string& label(int process) const { return options_.labels.at(process); }
+  const std::vector<Prescribed>& algorithms() const { return options_.algorithms; }
+  int host_of(int process) const { return options_.hosts.empty() ? 0 : options_.hosts.at(process); }
   Arena& arena() { return *arena_; }
   Recorder& recorder() { return recorder_; }
   const WakeUp& wake_up() const { return wake_up_; }

@@ -1,5 +1,6 @@
 #include "p2p/mailbox.h"
 
+#include <algorithm>
 #include <string>
 
 #include "core/clique.h"
@@ -20,18 +21,21 @@ std::size_t Mailbox::footprint(std::size_t ranks) {
 
 Mailbox::Mailbox(Clique& clique, std::byte* memory)
     : clique_(clique),
+      ranks_(0),
       wake_ups_(reinterpret_cast<Counter*>(memory)),
-      offsets_(reinterpret_cast<std::atomic<std::uint64_t>*>(wake_ups_ + clique.size())),
-      group_of_(static_cast<std::size_t>(clique.size())) {
+      group_of_(static_cast<std::size_t>(clique.size())),
+      local_of_(group_of_.size(), kElsewhere) {
   const auto& groups = clique.groups();
   for (std::size_t group = 0; group < groups.size(); ++group)
     for (const int rank : groups[group].ranks)
       group_of_[static_cast<std::size_t>(rank)] = static_cast<int>(group);
-  queues_.resize(group_of_.size() * group_of_.size());
-  rings_.resize(queues_.size());
-  const auto& own = groups[static_cast<std::size_t>(clique.self())].ranks;
-  for (const int source : own)
-    for (const int target : own) queues_[pair(source, target)] = std::make_unique<LocalQueue>();
+  for (const int group : clique.locals())
+    for (const int rank : clique.group(group).ranks)
+      local_of_[static_cast<std::size_t>(rank)] = static_cast<int>(ranks_++);
+  offsets_ = reinterpret_cast<std::atomic<std::uint64_t>*>(wake_ups_ + ranks_);
+  const std::size_t own = clique.group(clique.self()).ranks.size();
+  for (std::size_t i = 0; i < own * own; ++i) queues_.push_back(std::make_unique<LocalQueue>());
+  rings_.resize(own * group_of_.size() * 2);
 }
 
 bool Mailbox::same_process(int a, int b) const {
@@ -39,41 +43,50 @@ bool Mailbox::same_process(int a, int b) const {
 }
 
 int Mailbox::process_of(int rank) const {
-  return clique_.groups()[static_cast<std::size_t>(group_of_[static_cast<std::size_t>(rank)])]
-      .process;
-}
-
-std::size_t Mailbox::pair(int source, int target) const {
-  return static_cast<std::size_t>(source) * group_of_.size() + static_cast<std::size_t>(target);
+  return clique_.group(group_of_[static_cast<std::size_t>(rank)]).process;
 }
 
 LocalQueue& Mailbox::local_queue(int self, const Request& request) {
-  return *(request.kind == Request::kSend ? queues_[pair(self, request.peer)]
-                                          : queues_[pair(request.peer, self)]);
+  const bool sends = request.kind == Request::kSend;
+  const int source = clique_.member_of(sends ? self : request.peer);
+  const int target = clique_.member_of(sends ? request.peer : self);
+  const std::size_t own = clique_.group(clique_.self()).ranks.size();
+  return *queues_[static_cast<std::size_t>(source) * own + static_cast<std::size_t>(target)];
 }
 
 PairRing* Mailbox::pair_ring(int self, const Request& request) {
-  const bool sends = request.kind == Request::kSend;
-  const std::size_t index = sends ? pair(self, request.peer) : pair(request.peer, self);
-  auto& ring = rings_[index];
-  if (ring != nullptr) return ring.get();
-  const int process = process_of(request.peer);
-  Transport& transport = clique_.job().transport(process);
-  std::byte* memory = transport.allocate_copy(PairRing::footprint());
-  if (memory == nullptr) memory = shared_memory(index, sends);
-  if (memory == nullptr) return nullptr;
-  const ChannelId id{clique_.id(), kFirstChannel + static_cast<std::uint32_t>(index), process};
-  ring = std::make_unique<PairRing>(request.kind, memory, transport, id, wake_up(self),
-                                    wake_up(request.peer));
+  const auto member = static_cast<std::size_t>(clique_.member_of(self));
+  const std::size_t row = member * group_of_.size() + static_cast<std::size_t>(request.peer);
+  auto& ring = rings_[2 * row + (request.kind == Request::kSend ? 1 : 0)];
+  if (ring == nullptr) ring = make_ring(self, request);
   return ring.get();
 }
 
-std::byte* Mailbox::shared_memory(std::size_t pair, bool make) {
+std::unique_ptr<PairRing> Mailbox::make_ring(int self, const Request& request) {
+  const bool sends = request.kind == Request::kSend;
+  const int source = sends ? self : request.peer, target = sends ? request.peer : self;
+  const int process = process_of(request.peer);
+  Transport& transport = clique_.job().transport(process);
+  const bool shared = is_local(request.peer);
+  const std::size_t slot =
+      shared ? PairRing::kSharedSlot : std::min(PairRing::kRemoteSlot, clique_.link_capacity());
+  std::byte* memory = shared ? shared_memory(source, target, sends)
+                             : transport.allocate_copy(PairRing::footprint(slot));
+  if (memory == nullptr) return nullptr;
+  const auto pair = static_cast<std::uint32_t>(source * clique_.size() + target);
+  return std::make_unique<PairRing>(request.kind, PairRing::Ring{memory, slot, shared}, transport,
+                                    ChannelId{clique_.id(), kFirstChannel + pair, process},
+                                    wake_up(self), shared ? &wake_up(request.peer) : nullptr);
+}
+
+std::byte* Mailbox::shared_memory(int source, int target, bool make) {
   Arena& arena = clique_.job().arena();
-  std::uint64_t found = offsets_[pair].load(std::memory_order_acquire);
+  auto& offset = offsets_[static_cast<std::size_t>(local(source)) * ranks_ +
+                          static_cast<std::size_t>(local(target))];
+  std::uint64_t found = offset.load(std::memory_order_acquire);
   if (found == 0 && make) {
-    found = arena.allocate(PairRing::footprint());
-    offsets_[pair].store(found, std::memory_order_release);
+    found = arena.allocate(PairRing::footprint(PairRing::kSharedSlot));
+    offset.store(found, std::memory_order_release);
   }
   return found == 0 ? nullptr : arena.at(found);
 }

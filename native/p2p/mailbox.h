@@ -25,11 +25,13 @@ class Clique;
 
 class Mailbox {
  public:
+  // `ranks`: how many ranks of the clique are on this host.
   static std::size_t footprint(std::size_t ranks);
   // `memory` starts as zeros and is the same for all processes of the clique on this host.
   Mailbox(Clique& clique, std::byte* memory);
 
-  Counter& wake_up(int rank) { return wake_ups_[rank]; }
+  // Of a rank of this host.
+  Counter& wake_up(int rank) { return wake_ups_[local(rank)]; }
   int process_of(int rank) const;
   // Moves what can be moved without waiting.
   void progress(int self, Request& request);
@@ -39,20 +41,28 @@ class Mailbox {
   void check(int self, const Request& request, std::size_t bytes, const Origin& origin);
 
  private:
+  static constexpr int kElsewhere = -1;
+
   bool same_process(int a, int b) const;
-  std::size_t pair(int source, int target) const;
+  bool is_local(int rank) const { return local(rank) != kElsewhere; }
+  int local(int rank) const { return local_of_[static_cast<std::size_t>(rank)]; }
   LocalQueue& local_queue(int self, const Request& request);
   // Null while the sender has not made it.
   PairRing* pair_ring(int self, const Request& request);
-  std::byte* shared_memory(std::size_t pair, bool make);
+  std::unique_ptr<PairRing> make_ring(int self, const Request& request);
+  std::byte* shared_memory(int source, int target, bool make);
 
   Clique& clique_;
+  std::size_t ranks_;  // of this host
   Counter* wake_ups_;
-  std::atomic<std::uint64_t>* offsets_;  // [source][target], into the arena
+  // [source][target], both of this host, into the arena.
+  std::atomic<std::uint64_t>* offsets_;
   std::vector<int> group_of_;
-  // [source][target]. Each has this process's end of the route, one of the two and the other null.
+  std::vector<int> local_of_;  // rank -> its number among those of this host, or kElsewhere
+  // [member][member] of this process.
   std::vector<std::unique_ptr<LocalQueue>> queues_;
-  std::vector<std::unique_ptr<PairRing>> rings_;  // made when they are used
+  // [member of this process][rank][whether the member sends]; made when they are used.
+  std::vector<std::unique_ptr<PairRing>> rings_;
 };
 
 }  // namespace lockstep

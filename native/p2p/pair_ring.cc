@@ -10,41 +10,55 @@ namespace lockstep {
 namespace {
 
 constexpr std::uint32_t kSlots = 4;
-constexpr std::size_t kSlotBytes = 64 << 10;
-
-struct Slot {
-  std::uint64_t message_bytes;  // of the whole message; the receiver compares it
-  std::uint64_t address;        // of the whole message in the sender's memory; 0: it is in `data`
-  std::int64_t execution;       // of the sender's Origin
-  std::int64_t channel;
-  std::byte padding[32];
-  std::byte data[kSlotBytes];
-};
-static_assert(offsetof(Slot, data) == kSlotHeader);
 
 }  // namespace
 
+// At the start of each slot; a part of the message follows.
+struct PairRing::Header {
+  std::uint64_t message_bytes;  // of the whole message; the receiver compares it
+  std::uint64_t address;        // of the whole message in the sender's memory; 0: the part follows
+  std::int64_t execution;       // of the sender's Origin
+  std::int64_t channel;
+  std::byte padding[kSlotHeader - 32];
+};
+
+// The slots follow.
 struct PairRing::Memory {
   Counter written;
   Counter read;
   // Whether the receiver can read the sender's memory. The receiver writes it once, before its
-  // first message; a copy of the ring at the sender stays kUnknown.
+  // first message; where the memory is not shared it stays kUnknown at the sender.
   enum : std::uint32_t { kUnknown, kYes, kNo };
   alignas(64) std::atomic<std::uint32_t> readable;
-  Slot slots[kSlots];
 };
 
-std::size_t PairRing::footprint() { return sizeof(Memory); }
+std::size_t PairRing::footprint(std::size_t slot_bytes) {
+  return sizeof(Memory) + kSlots * (kSlotHeader + slot_bytes);
+}
 
-PairRing::PairRing(Request::Kind end, std::byte* memory, Transport& transport, const ChannelId& id,
-                   Counter& wake_up, Counter& peer_wake_up)
-    : memory_(*reinterpret_cast<Memory*>(memory)), transport_(transport), process_(id.process) {
+PairRing::PairRing(Request::Kind end, const Ring& ring, Transport& transport, const ChannelId& id,
+                   Counter& wake_up, Counter* peer_wake_up)
+    : memory_(*reinterpret_cast<Memory*>(ring.memory)),
+      slot_bytes_(ring.slot_bytes),
+      shared_(ring.shared),
+      transport_(transport),
+      process_(id.process) {
+  static_assert(sizeof(Header) == kSlotHeader && sizeof(Memory) % 64 == 0);
   if (end == Request::kSend)
-    to_reader_ = transport.open(id, SendRing{&memory_.read, &wake_up, &peer_wake_up});
+    to_reader_ = transport.open(id, SendRing{&memory_.read, &wake_up, peer_wake_up});
   else
-    from_writer_ = transport.open(
-        id, ReceiveRing{reinterpret_cast<std::byte*>(memory_.slots), kSlots, sizeof(Slot),
-                        &memory_.written, &memory_.read, &wake_up, &peer_wake_up});
+    from_writer_ =
+        transport.open(id, ReceiveRing{slot(0), kSlots, kSlotHeader + slot_bytes_, &memory_.written,
+                                       &memory_.read, &wake_up, peer_wake_up});
+}
+
+std::byte* PairRing::slot(std::uint32_t number) const {
+  return reinterpret_cast<std::byte*>(&memory_ + 1) + number % kSlots * (kSlotHeader + slot_bytes_);
+}
+
+bool PairRing::may_send_address(const Request& request, std::size_t by_address_from) const {
+  return request.moved == 0 && request.bytes != 0 && request.bytes >= by_address_from &&
+         memory_.readable.load(std::memory_order_acquire) == Memory::kYes;
 }
 
 void PairRing::send(Request& request, std::size_t by_address_from) {
@@ -53,33 +67,38 @@ void PairRing::send(Request& request, std::size_t by_address_from) {
       request.complete.store(true, std::memory_order_relaxed);
     return;
   }
-  const bool by_address = request.moved == 0 && request.bytes != 0 &&
-                          request.bytes >= by_address_from &&
-                          memory_.readable.load(std::memory_order_acquire) == Memory::kYes;
+  const bool by_address = may_send_address(request, by_address_from);
   while (!request.complete.load(std::memory_order_relaxed) && !request.started) {
     const std::uint32_t next = memory_.written.load();
     if (!memory_.read.reached(next + 1 - kSlots)) return;
-    Slot& slot = memory_.slots[next % kSlots];
-    slot.message_bytes = request.bytes;
-    slot.execution = request.origin.execution;
-    slot.channel = request.origin.channel;
-    slot.address = by_address ? reinterpret_cast<std::uint64_t>(request.from) : 0;
-    std::size_t n = 0;
-    if (by_address) {
-      request.started = true;
-      request.offered = next;
-    } else {
-      n = std::min(kSlotBytes, request.bytes - request.moved);
-      std::memcpy(slot.data, request.from + request.moved, n);
-      request.moved += n;
-      if (request.moved == request.bytes) request.complete.store(true, std::memory_order_relaxed);
-    }
-    memory_.written.advance();
-    const auto* header = reinterpret_cast<const std::byte*>(&slot);
-    to_reader_->post_send(
-        next, {std::span<const std::byte, kSlotHeader>(header, kSlotHeader), 0, {slot.data, n}},
-        nullptr);
+    send_part(request, next, by_address);
   }
+}
+
+// Sends what one slot holds.
+void PairRing::send_part(Request& request, std::uint32_t number, bool by_address) {
+  Header own{};
+  Header& header = shared_ ? *reinterpret_cast<Header*>(slot(number)) : own;
+  header.message_bytes = request.bytes;
+  header.execution = request.origin.execution;
+  header.channel = request.origin.channel;
+  header.address = by_address ? reinterpret_cast<std::uint64_t>(request.from) : 0;
+  std::span<const std::byte> part;
+  if (by_address) {
+    request.started = true;
+    request.offered = number;
+  } else {
+    part = {request.from + request.moved, std::min(slot_bytes_, request.bytes - request.moved)};
+    if (shared_) std::memcpy(slot(number) + kSlotHeader, part.data(), part.size());
+    request.moved += part.size();
+  }
+  memory_.written.advance();
+  const auto* bytes = reinterpret_cast<const std::byte*>(&header);
+  to_reader_->post_send(
+      number, {std::span<const std::byte, kSlotHeader>(bytes, kSlotHeader), 0, part}, nullptr);
+  // Its buffer may be used again from here on.
+  if (!by_address && request.moved == request.bytes)
+    request.complete.store(true, std::memory_order_relaxed);
 }
 
 void PairRing::receive(int self, Request& request, Mailbox& mailbox) {
@@ -90,16 +109,17 @@ void PairRing::receive(int self, Request& request, Mailbox& mailbox) {
   while (!request.complete.load(std::memory_order_relaxed)) {
     const std::uint32_t next = memory_.read.load();
     if (!memory_.written.reached(next + 1)) return;
-    const Slot& slot = memory_.slots[next % kSlots];
+    const std::byte* message = slot(next);
+    const auto& header = *reinterpret_cast<const Header*>(message);
     if (request.moved == 0)
-      mailbox.check(self, request, slot.message_bytes, {slot.execution, slot.channel, 0});
-    if (slot.address != 0 && can_read) {
-      const MemoryPiece whole{slot.address, request.to, request.bytes};
+      mailbox.check(self, request, header.message_bytes, {header.execution, header.channel, 0});
+    if (header.address != 0 && can_read) {
+      const MemoryPiece whole{header.address, request.to, request.bytes};
       transport_.read(process_, {&whole, 1});
       request.moved = request.bytes;
     } else {
-      const std::size_t n = std::min(kSlotBytes, request.bytes - request.moved);
-      OutputCopy(request.bytes)(request.to + request.moved, slot.data, n);
+      const std::size_t n = std::min(slot_bytes_, request.bytes - request.moved);
+      OutputCopy(request.bytes)(request.to + request.moved, message + kSlotHeader, n);
       request.moved += n;
     }
     if (request.moved == request.bytes) request.complete.store(true, std::memory_order_relaxed);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "core/futex_wait.h"
@@ -17,12 +18,24 @@ class Mailbox;
 
 class PairRing {
  public:
-  static std::size_t footprint();
+  // The bytes of a slot in memory that both processes map.
+  static constexpr std::size_t kSharedSlot = 64 << 10;
+  // Likewise where it is not shared; less where the clique has many processes. Four of them may
+  // arrive before the receiver has opened the ring: see Channels::kMaxEarlyBytes.
+  static constexpr std::size_t kRemoteSlot = 256 << 10;
+  static std::size_t footprint(std::size_t slot_bytes);
 
-  // `memory` starts as zeros. `wake_up` is that of this end's rank, `peer_wake_up` that of the
-  // other end's, where both processes map it.
-  PairRing(Request::Kind end, std::byte* memory, Transport& transport, const ChannelId& id,
-           Counter& wake_up, Counter& peer_wake_up);
+  // Memory that starts as zeros. Where it is not shared, each end has its own, and the sender's
+  // slots are not used: messages go from the buffer of the request.
+  struct Ring {
+    std::byte* memory;
+    std::size_t slot_bytes;
+    bool shared;
+  };
+  // `wake_up` is that of this end's rank, `peer_wake_up` that of the other end's, where the memory
+  // is shared.
+  PairRing(Request::Kind end, const Ring& ring, Transport& transport, const ChannelId& id,
+           Counter& wake_up, Counter* peer_wake_up);
 
   // Both move what can be moved without waiting. A message of at least `by_address_from` bytes goes
   // by its address where that is possible. `receive` throws Divergence unless the message is the
@@ -32,8 +45,15 @@ class PairRing {
 
  private:
   struct Memory;
+  struct Header;
+
+  std::byte* slot(std::uint32_t number) const;
+  bool may_send_address(const Request& request, std::size_t by_address_from) const;
+  void send_part(Request& request, std::uint32_t number, bool by_address);
 
   Memory& memory_;
+  const std::size_t slot_bytes_;
+  const bool shared_;
   Transport& transport_;
   const int process_;  // the peer's
   std::unique_ptr<SendChannel> to_reader_;

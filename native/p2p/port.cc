@@ -55,7 +55,7 @@ void Port::wait(Request* request) {
       for (std::size_t i = 0; i < pending_.size(); ++i)
         if (!behind_another(i)) clique_.mailbox().progress(rank_, *pending_[i]);
       if (request->complete.load(std::memory_order_acquire)) return;
-      const WaitResult result = wait_until(wake_up, seen + 1, watch);
+      const WaitResult result = job.transport(peer).wait(wake_up, seen + 1, watch, request->bytes);
       if (result == WaitResult::kAborted) throw Error(job.arena().abort_text());
       if (result == WaitResult::kDeadline) give_up(*request);
       if (result == WaitResult::kLeft)

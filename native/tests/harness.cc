@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "check.h"
+#include "collectives/collectives.h"
 #include "transport/tcp/sockets.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -74,13 +75,19 @@ struct TestJob {
       : layout(where), options(how), body(what), board(where.ranks()) {
     for (int process = 0; process < layout.processes(); ++process) {
       if (host_of(process) == arenas.size()) arenas.emplace_back(Arena::create(kNonce));
-      if (processes_of_host(options.harness) != 0) listeners.push_back(listen_anywhere());
+      if (has_several_hosts()) listeners.push_back(listen_anywhere());
     }
   }
 
   std::size_t host_of(int process) const {
+    if (!options.hosts.empty())
+      return static_cast<std::size_t>(options.hosts[static_cast<std::size_t>(process)]);
     const int together = processes_of_host(options.harness);
     return static_cast<std::size_t>(together == 0 ? 0 : process / together);
+  }
+
+  bool has_several_hosts() const {
+    return !options.hosts.empty() || processes_of_host(options.harness) != 0;
   }
 
   EndpointOptions endpoint(int process) {
@@ -126,8 +133,11 @@ struct TestJob {
     made.single_copy = options.single_copy && process != options.unreadable;
     made.single_copy_from = options.single_copy_from;
     made.arena = std::move(mapping);
-    for (int i = 0; i < layout.processes(); ++i)
+    for (int i = 0; i < layout.processes(); ++i) {
       made.labels.push_back("process " + std::to_string(i));
+      made.hosts.push_back(static_cast<int>(host_of(i)));
+    }
+    made.algorithms = prescribed_algorithms(options.algorithms);
     auto job = std::make_unique<Job>(std::move(made));
     job->set_devices(layout.devices(), layout.process_of);
     return job;

@@ -75,7 +75,10 @@ struct Options {
   bool oversubscribed = false;
   int cores = 2;
   bool single_copy = true;
-  bool encrypt = true;  // between hosts
+  bool encrypt = true;          // between hosts
+  std::string algorithms = {};  // likewise: see collectives.h
+  // The host of each process, from 0 on, each new one the next number; empty: as the harness says.
+  std::vector<int> hosts = {};
   int unreadable = -1;  // a process that takes no part in single copies
   std::size_t single_copy_from = JobOptions{}.single_copy_from;
 };

@@ -34,7 +34,8 @@ struct ChannelId {
 // Every slot begins with a header, which is always sent; of the rest, only what the reader needs.
 inline constexpr std::size_t kSlotHeader = 64;
 
-// A written slot: its header, and `rest`, which begins `at` bytes behind the header.
+// A written slot: its header, and `rest`, which begins `at` bytes behind the header. Neither has to
+// be in a ring of the sender's.
 struct Message {
   std::span<const std::byte, kSlotHeader> header;
   std::size_t at;
@@ -62,9 +63,9 @@ struct ReceiveRing {
 class SendChannel {
  public:
   virtual ~SendChannel() = default;
-  // Slot `number` has been written and `written` advanced. Returns when the message is on its way
-  // or the peer has left; throws Error when it cannot be sent. `watch` limits the wait for room;
-  // null: the job's timeout, from now on.
+  // Sends message `number`. Returns when its memory may be used again, or the peer has left; throws
+  // Error when it cannot be sent. `watch` limits the wait for room; null: the job's timeout, from
+  // now on.
   virtual void post_send(std::uint32_t number, const Message& message, const Watch* watch) = 0;
 };
 
@@ -91,7 +92,7 @@ class Transport {
   virtual std::byte* allocate_copy(std::size_t bytes) = 0;
 
   // Of a message that crosses at the best rate: what a message costs besides its bytes is little
-  // then, and the next ones are under way meanwhile.
+  // then, and the next ones are in flight meanwhile.
   virtual std::size_t message_bytes() const = 0;
 
   // Before the first message is sent or expected. Null: there is nothing to do after a slot has
@@ -104,6 +105,13 @@ class Transport {
   // Throws Error when the process has ended or forbids it, and when the job has failed by the end
   // of the copy: the bytes may then be anything.
   virtual void read(int, std::span<const MemoryPiece>) const {}
+
+  // `wait_until`, for a counter that something of this transport advances. `bytes`: of the
+  // collective, which says whether it pays that the caller receives messages itself meanwhile.
+  virtual WaitResult wait(Counter& counter, std::uint32_t target, const Watch& watch,
+                          [[maybe_unused]] std::size_t bytes) {
+    return wait_until(counter, target, watch);
+  }
 
   // Not 0 once the program of that process has ended; null where that is not recorded.
   virtual const std::atomic<std::uint32_t>* has_left(int process) const = 0;

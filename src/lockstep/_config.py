@@ -119,6 +119,9 @@ class Config:
     """Read large messages straight from other processes' memory, where the system permits it."""
     encryption: bool = _variable("LOCKSTEP_ENCRYPTION", _switch, True)
     """Encrypt what the engine sends between hosts; the same in all processes of a job."""
+    algorithms: str = _variable("LOCKSTEP_ALGORITHMS", _text, "")
+    """Algorithms of the engine between hosts, ``all-reduce=ring,all-gather=bruck``, in place of its
+    choice by size and number of hosts; the same in all processes of a job."""
     run_dir: str | None = _variable("LOCKSTEP_RUN_DIR", _text)
     """The private directory of this run (logs, error files)."""
     agent: int | None = _variable("LOCKSTEP_AGENT", natural)

@@ -170,10 +170,11 @@ def test_the_agents_are_counted_apart_from_the_processes() -> None:
 
 def test_several_hosts_have_addresses_and_a_key() -> None:
     key = b"\0" * 16 + b"x" * 16
-    way = Network(["10.0.0.1:1", ""], [0, 41], 7, key, "/lib/libssl.so.3")
+    way = Network(["10.0.0.1:1", ""], [0, 41], [0, 1], 7, key, "/lib/libssl.so.3")
     given = dataclasses.replace(OPTIONS, network=way).to_c()
     assert [given.addresses[i] for i in range(2)] == [b"10.0.0.1:1", b""]
     assert [given.pids[i] for i in range(2)] == [0, 41]
+    assert [given.hosts[i] for i in range(2)] == [0, 1]
     assert (given.listener, given.key_bytes, given.tls_library) == (7, 32, b"/lib/libssl.so.3")
     assert given.encrypt
     unencrypted = dataclasses.replace(OPTIONS, network=dataclasses.replace(way, encrypt=False))

@@ -29,33 +29,15 @@ Counter* BroadcastRing::behind(std::uint32_t target) {
   return nullptr;
 }
 
-void BroadcastRing::connect(Transport& transport, const ChannelId& id, int index) {
-  if (self_ == writer_) {
-    if (auto channel = transport.open(id, SendRing{&read_[index]}))
-      readers_.emplace_back(index, std::move(channel));
-  } else if (index == writer_) {
-    from_writer_ = transport.open(
-        id, ReceiveRing{slots_, kDepth, kHeader + capacity_, written_, &read_[self_]});
-  }
-}
-
-std::uint32_t BroadcastRing::publish_here(const Signature& signature) {
+void BroadcastRing::publish(const Signature& signature) {
   std::memcpy(slot(next_), &signature, sizeof(signature));
   written_->advance();
-  return next_++;
+  ++next_;
 }
 
-Message BroadcastRing::message(std::uint32_t number, const Part& part) const {
-  const std::byte* header = slot(number);
-  return {std::span<const std::byte, kSlotHeader>(header, kSlotHeader),
-          part.at,
-          {header + kHeader + part.at, part.bytes}};
-}
-
-void BroadcastRing::release(const Watch& watch) {
-  const std::uint32_t number = next_++;
+void BroadcastRing::release() {
+  ++next_;
   read_[self_].advance();
-  if (from_writer_) from_writer_->post_release(number, &watch);
 }
 
 }  // namespace lockstep

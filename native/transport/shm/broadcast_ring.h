@@ -1,6 +1,5 @@
-// A broadcast ring carries messages from one process to all others of its clique: a ring of slots
-// that one process writes and the others read in place. Processes of one host share the memory;
-// a reader that does not has a copy of its own, which the transport fills: see transport.h.
+// A broadcast ring carries messages from one process to all others of its clique that share its
+// host: a ring of slots in shared memory that one process writes and the others read in place.
 //
 // Invariants: only the writer touches `written` and the slots between `acquire` and `publish`; each
 // reader advances only its own `read`. A slot is written again once every reader has released it,
@@ -12,10 +11,6 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
-#include <memory>
-#include <utility>
-#include <vector>
 
 #include "core/futex_wait.h"
 #include "core/types.h"
@@ -31,11 +26,9 @@ class BroadcastRing {
   // The bytes of memory that a ring of this capacity with this many processes takes.
   static std::size_t footprint(int processes, std::size_t capacity);
 
-  // `memory` starts as zeros, and is the same for all processes that share memory with the writer.
-  // `writer` and `self` index the clique's processes.
+  // `memory` starts as zeros, and is the same for all. `writer` and `self` index the clique's
+  // processes of this host.
   BroadcastRing(std::byte* memory, int processes, std::size_t capacity, int writer, int self);
-  // Joins this end with that of the process with this index, by a channel that `id` names.
-  void connect(Transport& transport, const ChannelId& id, int index);
 
   // The writer's side. The payload has `capacity` bytes; the wait is for the slowest reader.
   Counter* blocked_by();  // the reader that still holds the next slot, or null
@@ -43,31 +36,19 @@ class BroadcastRing {
   Counter* unread_by();  // a reader that has not released every message, or null
   std::uint32_t read_target() const { return next_; }
   std::byte* payload() const { return slot(next_) + kHeader; }
-  // The part of the payload that a reader needs. Readers that share the memory find all of it.
-  struct Part {
-    std::size_t at, bytes;
-  };
-  // `part_for` maps the index of a reader to its Part.
-  template <typename PartFor>
-  void publish(const Signature& signature, const PartFor& part_for, const Watch& watch) {
-    const std::uint32_t number = publish_here(signature);
-    for (const auto& [reader, channel] : readers_)
-      channel->post_send(number, message(number, part_for(reader)), &watch);
-  }
+  void publish(const Signature& signature);
 
   // A reader's side.
   Counter& written() const { return *written_; }
   std::uint32_t next() const { return next_; }
   const Signature& signature() const { return *reinterpret_cast<const Signature*>(slot(next_)); }
-  void release(const Watch& watch);
+  void release();
 
   int writer() const { return writer_; }
   // The index of a reader that `blocked_by` or `unread_by` has returned.
   int index_of(const Counter* reader) const { return static_cast<int>(reader - read_); }
 
  private:
-  std::uint32_t publish_here(const Signature& signature);
-  Message message(std::uint32_t number, const Part& part) const;
   Counter* behind(std::uint32_t target);
   std::byte* slot(std::uint32_t index) const {
     return slots_ + (index % kDepth) * (kHeader + capacity_);
@@ -81,9 +62,6 @@ class BroadcastRing {
   int writer_;
   int self_;
   std::uint32_t next_ = 0;  // the slot to write (writer) or to read (reader) next
-  // The readers, by index, and the writer that do not share this memory.
-  std::vector<std::pair<int, std::unique_ptr<SendChannel>>> readers_;
-  std::unique_ptr<ReceiveChannel> from_writer_;
 };
 
 }  // namespace lockstep

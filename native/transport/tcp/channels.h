@@ -18,7 +18,7 @@ class Channels {
   // Limit for the messages of one process that came before their channels were opened here. A
   // process that keeps to the protocol is ahead by a few messages in each of its collectives, some
   // MiB in all.
-  static constexpr std::size_t kMaxEarlyBytes = std::size_t{64} << 20;
+  static constexpr std::size_t kMaxEarlyBytes = std::size_t{128} << 20;
 
   // Called before the first message is sent or expected. What the rings point to stays valid.
   void open(const ChannelId& channel, const ReceiveRing& receive_ring);

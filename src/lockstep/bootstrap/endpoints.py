@@ -179,7 +179,8 @@ def options(
     members = [*peers, *topology.agents(peers)]
     pids = [peer.pid if _is_sibling(own, peer) else 0 for peer in members]
     at = [addresses[peer.process] if _is_met(own, peer) else "" for peer in members]
-    return Network(at, pids, listener.fileno(), key, openssl.find(), own.encryption)
+    hosts = topology.host_numbers(members)
+    return Network(at, pids, hosts, listener.fileno(), key, openssl.find(), own.encryption)
 
 
 def _is_sibling(own: Peer, peer: Peer) -> bool:

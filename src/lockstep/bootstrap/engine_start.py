@@ -106,7 +106,9 @@ def _roster() -> _Roster:
         own = topology.this_process(process, config.host_id, engine, agent)
         key = job_key.own(count)
         own = endpoints.describe(own, key.key, _jax_compat.coordinator_address())
-        own = dataclasses.replace(own, encryption=config.encryption)
+        own = dataclasses.replace(
+            own, encryption=config.encryption, algorithms=config.algorithms
+        )
         start.roster = _Roster(client, peers.exchange(client, own, key, count), process)
     return start.roster
 
@@ -166,7 +168,11 @@ def _stay_or_fall_back() -> None:
     config_check.check(
         [str(peer.process) for peer in roster.peers],
         [
-            {"engine": peer.engine, "LOCKSTEP_ENCRYPTION": str(int(peer.encryption))}
+            {
+                "engine": peer.engine,
+                "LOCKSTEP_ENCRYPTION": str(int(peer.encryption)),
+                "LOCKSTEP_ALGORITHMS": peer.algorithms,
+            }
             for peer in roster.peers
         ],
     )
@@ -344,6 +350,7 @@ def _options(roster: _Roster, fd: int, nonce: int, network: Network | None) -> O
         attempt=config.attempt,
         single_copy=config.single_copy,
         network=network,
+        algorithms=config.algorithms,
     )
 
 

@@ -39,6 +39,8 @@ class COptions(ctypes.Structure):
         ("key_bytes", ctypes.c_int),
         ("tls_library", ctypes.c_char_p),
         ("encrypt", ctypes.c_int),
+        ("hosts", _Ids),
+        ("algorithms", ctypes.c_char_p),
     ]
 
 
@@ -50,6 +52,8 @@ class Network:
     """Where each process listens, ``10.0.0.1:4411`` or ``[fd00::1]:4411``; "" on this host."""
     pids: Sequence[int]
     """Of the other processes of this host; 0 for this one and for those of other hosts."""
+    hosts: Sequence[int]
+    """A number of the host of each process; the same in all processes."""
     listener: int
     """A listening socket of this process, which the engine duplicates."""
     key: bytes = dataclasses.field(repr=False)
@@ -91,6 +95,8 @@ class Options:
     """Large messages straight from the memory of other processes, where the system permits it."""
     network: Network | None
     """None where all processes are on one host."""
+    algorithms: str = ""
+    """``LOCKSTEP_ALGORITHMS``."""
     agents: int = 0
     """How many agents the job has: they are numbered behind the processes, and `process`, the
     addresses and the pids count them too."""
@@ -124,6 +130,8 @@ class Options:
             len(network.key) if network else 0,
             network.tls_library.encode() if network else None,
             network.encrypt if network else True,
+            _numbers(network.hosts) if network else None,
+            self.algorithms.encode(),
         )
 
 

@@ -30,6 +30,8 @@ class Peer:
     """Its version and functions: those that use it together have to have the same."""
     encryption: bool = True
     """Whether it encrypts what it sends to other hosts: all have to, or none."""
+    algorithms: str = ""
+    """Which algorithms it prescribes between hosts: all have to prescribe the same."""
     random: str = ""
     """Drawn for each job, so that no record of another job is like this one."""
     key_problem: str = ""
@@ -113,6 +115,12 @@ def host_names(peers: Sequence[Peer]) -> list[str]:
     for peer in peers:
         first.setdefault(peer.host_id, peer.host_name)
     return list(first.values())
+
+
+def host_numbers(peers: Sequence[Peer]) -> list[int]:
+    """A number of the host of each process, in order of the first process on each."""
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(peer.host_id, len(numbers)) for peer in peers]
 
 
 def agents(peers: Sequence[Peer]) -> list[Peer]:

@@ -149,6 +149,7 @@ class AgentNetwork:
         network = Network(
             addresses,
             [0] * len(addresses),
+            [0] * len(addresses),  # it is in no collective
             listener,
             bytes.fromhex(values["key"]),
             values["tls_library"],

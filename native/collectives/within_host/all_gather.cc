@@ -1,5 +1,5 @@
-// All-gather: every process sends the parts of its ranks once, and every other process reads them
-// in place, once for each of its own ranks.
+// All-gather among the processes of a host: every process sends the parts of its ranks once, and
+// every other process reads them in place, once for each of its own ranks.
 #include <algorithm>
 #include <cstring>
 
@@ -17,9 +17,7 @@ struct AllGather {
   const std::size_t tile;   // bytes of each part in one message
   const OutputCopy copy;
 
-  std::span<const int> ranks(int group) const {
-    return clique.groups()[static_cast<std::size_t>(group)].ranks;
-  }
+  std::span<const int> ranks(int local) const { return context.local_ranks(local); }
 
   void give_to_ranks(const std::byte* part, int rank, std::size_t at, std::size_t n) {
     for (const Call* call : calls)
@@ -27,28 +25,27 @@ struct AllGather {
   }
 
   void send(std::size_t at, std::size_t n) {
-    BroadcastRing& own = clique.partials(context.self());
+    BroadcastRing& own = clique.partials(context.local_self());
     std::byte* message = context.acquire(own);
     const std::size_t stride = stride_of(n, tile);
     for (std::size_t i = 0; i < calls.size(); ++i)
       std::memcpy(message + i * stride, calls[i]->in + at, n);
-    context.publish(own,
-                    [&](int) { return BroadcastRing::Part{0, (calls.size() - 1) * stride + n}; });
+    context.publish(own);
   }
 
   void copy_own(std::size_t at, std::size_t n) {
-    const auto own = ranks(context.self());
+    const auto own = ranks(context.local_self());
     for (std::size_t i = 0; i < calls.size(); ++i) give_to_ranks(calls[i]->in + at, own[i], at, n);
   }
 
   void receive(std::size_t at, std::size_t n) {
-    for (int group = 0; group < context.peers(); ++group) {
-      if (group == context.self()) continue;
-      const std::byte* message = context.await(clique.partials(group));
-      const auto theirs = ranks(group);
+    for (int local = 0; local < context.locals(); ++local) {
+      if (local == context.local_self()) continue;
+      const std::byte* message = context.await(clique.partials(local));
+      const auto theirs = ranks(local);
       for (std::size_t i = 0; i < theirs.size(); ++i)
         give_to_ranks(message + i * stride_of(n, tile), theirs[i], at, n);
-      context.release(clique.partials(group));
+      clique.partials(local).release();
     }
   }
 };

@@ -1,7 +1,7 @@
-// All-to-all: one message of a process holds, for each of its ranks, the blocks for all ranks
-// of other processes; every other process picks out what is for its own ranks. Large blocks are
-// read straight from the memory of their process, where that is possible. XLA copies the block that
-// a rank keeps for itself.
+// All-to-all among the processes of a host: one message of a process holds, for each of its ranks,
+// the blocks for all ranks of other processes; every other process picks out what is for its own
+// ranks. Large blocks are read straight from the memory of their process, where that is possible.
+// XLA copies the block that a rank keeps for itself.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -24,42 +24,39 @@ struct AllToAll {
   const std::size_t tile;   // bytes of each block in one message
   const OutputCopy copy;
 
-  std::span<const int> ranks(int group) const {
-    return clique.groups()[static_cast<std::size_t>(group)].ranks;
-  }
-  // Of n bytes of each block.
-  std::size_t in_message(std::size_t member, int target, std::size_t n) const {
-    return (static_cast<std::size_t>(target) * clique.max_local() + member) * stride_of(n, tile);
+  std::span<const int> ranks(int local) const { return context.local_ranks(local); }
+  // Where n bytes of each block for the rank with this index in a local peer begin.
+  std::size_t in_message(std::size_t member, int local, std::size_t index, std::size_t n) const {
+    std::size_t target = index;
+    for (int lower = 0; lower < local; ++lower) target += ranks(lower).size();
+    return (target * clique.max_local() + member) * stride_of(n, tile);
   }
 
   void send(std::size_t at, std::size_t n) {
-    BroadcastRing& own = clique.partials(context.self());
+    BroadcastRing& own = clique.partials(context.local_self());
     std::byte* message = context.acquire(own);
-    for (int group = 0; group < context.peers(); ++group) {
-      if (group == context.self()) continue;
-      for (const int target : ranks(group))
+    for (int local = 0; local < context.locals(); ++local) {
+      if (local == context.local_self()) continue;
+      const auto theirs = ranks(local);
+      for (std::size_t k = 0; k < theirs.size(); ++k)
         for (std::size_t i = 0; i < calls.size(); ++i)
-          std::memcpy(message + in_message(i, target, n),
-                      calls[i]->ins[static_cast<std::size_t>(target)] + at, n);
+          std::memcpy(message + in_message(i, local, k, n),
+                      calls[i]->ins[static_cast<std::size_t>(theirs[k])] + at, n);
     }
-    context.publish(own, [&](int group) {
-      const auto [first, last] = std::ranges::minmax(ranks(group));
-      const std::size_t start = in_message(0, first, n);
-      return BroadcastRing::Part{start, in_message(calls.size() - 1, last, n) + n - start};
-    });
+    context.publish(own);
   }
 
   void receive(std::size_t at, std::size_t n) {
-    const auto own = ranks(context.self());
-    for (int group = 0; group < context.peers(); ++group) {
-      if (group == context.self()) continue;
-      const std::byte* message = context.await(clique.partials(group));
-      const auto theirs = ranks(group);
+    const auto own = ranks(context.local_self());
+    for (int local = 0; local < context.locals(); ++local) {
+      if (local == context.local_self()) continue;
+      const std::byte* message = context.await(clique.partials(local));
+      const auto theirs = ranks(local);
       for (std::size_t i = 0; i < theirs.size(); ++i)
         for (std::size_t k = 0; k < own.size(); ++k)
           copy(calls[k]->outs[static_cast<std::size_t>(theirs[i])] + at,
-               message + in_message(i, own[k], n), n);
-      context.release(clique.partials(group));
+               message + in_message(i, context.local_self(), k, n), n);
+      clique.partials(local).release();
     }
   }
 
@@ -74,40 +71,39 @@ struct AllToAll {
   }
 
   void send_addresses() {
-    BroadcastRing& own = clique.partials(context.self());
+    BroadcastRing& own = clique.partials(context.local_self());
     auto* table = reinterpret_cast<std::uint64_t*>(context.acquire(own));
     for (std::size_t i = 0; i < calls.size(); ++i)
       for (int target = 0; target < clique.size(); ++target)
         table[in_table(i, target)] =
             reinterpret_cast<std::uint64_t>(calls[i]->ins[static_cast<std::size_t>(target)]);
-    // Addresses are of no use on other hosts.
-    context.publish(own, [](int) { return BroadcastRing::Part{}; });
+    context.publish(own);
   }
 
-  void read_blocks(int group) {
+  void read_blocks(int local) {
     const auto* table =
-        reinterpret_cast<const std::uint64_t*>(context.await(clique.partials(group)));
-    const auto own = ranks(context.self()), theirs = ranks(group);
+        reinterpret_cast<const std::uint64_t*>(context.await(clique.partials(local)));
+    const auto own = ranks(context.local_self()), theirs = ranks(local);
     std::vector<MemoryPiece> pieces;
     for (std::size_t i = 0; i < theirs.size(); ++i)
       for (std::size_t k = 0; k < own.size(); ++k)
         pieces.push_back({table[in_table(i, own[k])],
                           calls[k]->outs[static_cast<std::size_t>(theirs[i])], bytes});
-    context.read(group, pieces);
-    context.release(clique.partials(group));
+    context.read(local, pieces);
+    clique.partials(local).release();
   }
 
   // Every process publishes where its blocks are, and reads those that are for it.
   void by_reading() {
     send_addresses();
     within_process();
-    for (int step = 1; step < context.peers(); ++step)
-      read_blocks((context.self() + step) % context.peers());
-    context.drain(clique.partials(context.self()));
+    for (int step = 1; step < context.locals(); ++step)
+      read_blocks((context.local_self() + step) % context.locals());
+    context.drain(clique.partials(context.local_self()));
   }
 
   void within_process() {
-    const auto own = ranks(context.self());
+    const auto own = ranks(context.local_self());
     for (std::size_t i = 0; i < own.size(); ++i)
       for (std::size_t k = 0; k < own.size(); ++k)
         if (i != k)
@@ -119,7 +115,9 @@ struct AllToAll {
 AllToAll make(CollectiveContext& context, Calls calls) {
   Clique& clique = context.clique();
   const std::size_t bytes = calls[0]->bytes();
-  const std::size_t parts = clique.max_local() * static_cast<std::size_t>(clique.size());
+  std::size_t ranks = 0;
+  for (int local = 0; local < context.locals(); ++local) ranks += context.local_ranks(local).size();
+  const std::size_t parts = clique.max_local() * ranks;
   return {context,
           clique,
           calls,

@@ -1,8 +1,8 @@
-// All-reduce. Small messages: every process sends its partial sum to all, and all add up the same
-// partials in the same order, which takes one round. Large messages: each process owns a slice of
-// every chunk, adds up the slices it gets (round one, partials rings) and sends the result to all
-// (round two, results rings); every byte crosses between processes twice, however many there are
-// (Rabenseifner, "Optimization of Collective Reduction Operations", 2004).
+// All-reduce among the processes of a host. Small messages: every process sends its partial sum to
+// all, and all add up the same partials in the same order, which takes one round. Large messages:
+// each process owns a slice of every chunk, adds up the slices it gets (round one, partials rings)
+// and sends the result to all (round two, results rings); every byte crosses between processes
+// twice, however many there are.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -58,16 +58,17 @@ struct AllReduce {
   }
 
   void in_one_round(std::size_t count) {
-    BroadcastRing& own = clique.partials(context.self());
+    BroadcastRing& own = clique.partials(context.local_self());
     std::byte* partial = context.acquire(own);
     add_local(partial, 0, count);
-    context.publish(own, [&](int) { return BroadcastRing::Part{0, count * width}; });
+    context.publish(own);
     std::vector<const std::byte*> partials;
-    for (int group = 0; group < context.peers(); ++group)
-      partials.push_back(group == context.self() ? partial : context.await(clique.partials(group)));
+    for (int local = 0; local < context.locals(); ++local)
+      partials.push_back(local == context.local_self() ? partial
+                                                       : context.await(clique.partials(local)));
     reduce(calls[0]->out, partials, count, dtype, reduction);
-    for (int group = 0; group < context.peers(); ++group)
-      if (group != context.self()) context.release(clique.partials(group));
+    for (int local = 0; local < context.locals(); ++local)
+      if (local != context.local_self()) clique.partials(local).release();
     give_to_ranks(calls[0]->out, 0, count);
   }
 
@@ -75,66 +76,63 @@ struct AllReduce {
   struct Slice {
     std::size_t first, count;
   };
-  Slice slice(int group, std::size_t n) const {
+  Slice slice(int local, std::size_t n) const {
     const std::size_t line = std::max<std::size_t>(1, 64 / width);
-    const auto parts = static_cast<std::size_t>(context.peers());
+    const auto parts = static_cast<std::size_t>(context.locals());
     const std::size_t each = ((n + parts - 1) / parts + line - 1) / line * line;
-    const std::size_t first = std::min(n, static_cast<std::size_t>(group) * each);
+    const std::size_t first = std::min(n, static_cast<std::size_t>(local) * each);
     return {first, std::min(each, n - first)};
   }
 
   // With one rank there is nothing to add up yet: its own slice is read from its input later.
   std::byte* send_partials(std::size_t first, std::size_t n) {
-    BroadcastRing& own = clique.partials(context.self());
+    BroadcastRing& own = clique.partials(context.local_self());
     std::byte* message = context.acquire(own);
     if (calls.size() > 1) {
       add_local(message, first, n);
     } else {
-      const Slice mine = slice(context.self(), n);
+      const Slice mine = slice(context.local_self(), n);
       const std::size_t after = mine.first + mine.count;
       const std::byte* in = calls[0]->in + first * width;
       std::memcpy(message, in, mine.first * width);
       std::memcpy(message + after * width, in + after * width, (n - after) * width);
     }
-    context.publish(own, [&](int group) {
-      const Slice theirs = slice(group, n);
-      return BroadcastRing::Part{theirs.first * width, theirs.count * width};
-    });
+    context.publish(own);
     return message;
   }
 
   void reduce_own_slice(const std::byte* message, std::size_t first, std::size_t n) {
-    const Slice mine = slice(context.self(), n);
+    const Slice mine = slice(context.local_self(), n);
     std::vector<const std::byte*> partials;
-    for (int group = 0; group < context.peers(); ++group) {
-      if (group != context.self())
-        partials.push_back(context.await(clique.partials(group)) + mine.first * width);
+    for (int local = 0; local < context.locals(); ++local) {
+      if (local != context.local_self())
+        partials.push_back(context.await(clique.partials(local)) + mine.first * width);
       else if (calls.size() > 1)
         partials.push_back(message + mine.first * width);
       else
         partials.push_back(calls[0]->in + (first + mine.first) * width);
     }
-    BroadcastRing& own = clique.results(context.self());
+    BroadcastRing& own = clique.results(context.local_self());
     std::byte* result = context.acquire(own);
     reduce(result, partials, mine.count, dtype, reduction);
-    for (int group = 0; group < context.peers(); ++group)
-      if (group != context.self()) context.release(clique.partials(group));
-    context.publish(own, [&](int) { return BroadcastRing::Part{0, mine.count * width}; });
+    for (int local = 0; local < context.locals(); ++local)
+      if (local != context.local_self()) clique.partials(local).release();
+    context.publish(own);
     give_to_ranks(result, first + mine.first, mine.count);
   }
 
   void collect_results(std::size_t first, std::size_t n) {
-    for (int group = 0; group < context.peers(); ++group) {
-      if (group == context.self()) continue;
-      const Slice theirs = slice(group, n);
-      const std::byte* result = context.await(clique.results(group));
+    for (int local = 0; local < context.locals(); ++local) {
+      if (local == context.local_self()) continue;
+      const Slice theirs = slice(local, n);
+      const std::byte* result = context.await(clique.results(local));
       give_to_ranks(result, first + theirs.first, theirs.count);
-      context.release(clique.results(group));
+      clique.results(local).release();
     }
   }
 
   void in_two_rounds(std::size_t count) {
-    const auto parts = static_cast<std::size_t>(context.peers());
+    const auto parts = static_cast<std::size_t>(context.locals());
     const std::size_t chunk = parts * elements_per_part(clique, parts, width);
     const std::size_t chunks = (count + chunk - 1) / chunk;
     const auto size = [&](std::size_t c) { return std::min(chunk, count - c * chunk); };

@@ -1,4 +1,5 @@
-// Reduce-scatter: every process adds up, for each rank of other processes, what its own ranks have
+// Reduce-scatter among the processes of a host: every process adds up, for each rank of other
+// processes, what its own ranks have
 // for it and sends these partial sums in one message; the owner adds up the partials of all
 // processes.
 #include <algorithm>
@@ -22,9 +23,7 @@ struct ReduceScatter {
   const std::size_t tile;   // elements of each result in one message
   std::vector<const std::byte*> sources;
 
-  std::span<const int> ranks(int group) const {
-    return clique.groups()[static_cast<std::size_t>(group)].ranks;
-  }
+  std::span<const int> ranks(int local) const { return context.local_ranks(local); }
   // Of n elements for each rank.
   std::size_t in_message(int rank, std::size_t n) const {
     return static_cast<std::size_t>(rank) * stride_of(n * width, tile * width);
@@ -39,41 +38,37 @@ struct ReduceScatter {
 
   // A process with one rank reads its own contribution from the input instead.
   std::byte* send(std::size_t at, std::size_t n) {
-    BroadcastRing& own = clique.partials(context.self());
+    BroadcastRing& own = clique.partials(context.local_self());
     std::byte* message = context.acquire(own);
-    for (int group = 0; group < context.peers(); ++group) {
-      if (group == context.self() && calls.size() == 1) continue;
-      for (const int rank : ranks(group)) add_local(message + in_message(rank, n), rank, at, n);
+    for (int local = 0; local < context.locals(); ++local) {
+      if (local == context.local_self() && calls.size() == 1) continue;
+      for (const int rank : ranks(local)) add_local(message + in_message(rank, n), rank, at, n);
     }
-    context.publish(own, [&](int group) {
-      const auto [first, last] = std::ranges::minmax(ranks(group));
-      return BroadcastRing::Part{in_message(first, n),
-                                 in_message(last, n) - in_message(first, n) + n * width};
-    });
+    context.publish(own);
     return message;
   }
 
   void receive(const std::byte* own_message, std::size_t at, std::size_t n) {
     std::vector<const std::byte*> messages;
-    for (int group = 0; group < context.peers(); ++group)
-      messages.push_back(group == context.self() ? own_message
-                                                 : context.await(clique.partials(group)));
-    const auto own = ranks(context.self());
+    for (int local = 0; local < context.locals(); ++local)
+      messages.push_back(local == context.local_self() ? own_message
+                                                       : context.await(clique.partials(local)));
+    const auto own = ranks(context.local_self());
     for (std::size_t i = 0; i < own.size(); ++i) {
       sources.clear();
-      for (int group = 0; group < context.peers(); ++group)
-        sources.push_back(group == context.self() && calls.size() == 1
+      for (int local = 0; local < context.locals(); ++local)
+        sources.push_back(local == context.local_self() && calls.size() == 1
                               ? calls[0]->in +
                                     (static_cast<std::size_t>(own[0]) * count + at) * width
-                              : messages[static_cast<std::size_t>(group)] + in_message(own[i], n));
+                              : messages[static_cast<std::size_t>(local)] + in_message(own[i], n));
       reduce(calls[i]->out + at * width, sources, n, dtype, reduction);
     }
-    for (int group = 0; group < context.peers(); ++group)
-      if (group != context.self()) context.release(clique.partials(group));
+    for (int local = 0; local < context.locals(); ++local)
+      if (local != context.local_self()) clique.partials(local).release();
   }
 
   void within_process() {
-    const auto own = ranks(context.self());
+    const auto own = ranks(context.local_self());
     for (std::size_t i = 0; i < own.size(); ++i) add_local(calls[i]->out, own[i], 0, count);
   }
 };

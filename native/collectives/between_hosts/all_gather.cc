@@ -1,0 +1,217 @@
+// All-gather on several hosts. Every part crosses once to each host: a process sends those of its
+// ranks to one process of each other host, which hands them on in shared memory. Small parts go by
+// Bruck's algorithm between the first processes of the hosts, in log2 H messages (Bruck, Ho,
+// Kipnis, Upfal, Weathersby, "Efficient Algorithms for All-to-All Communications in Multiport
+// Message-Passing Systems", 1997).
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "collectives/between_hosts/blocks.h"
+#include "collectives/copy.h"
+
+namespace lockstep {
+namespace {
+
+struct HostAllGather {
+  CollectiveContext& context;
+  Clique& clique;
+  Calls calls;
+  const std::size_t bytes;  // of one rank's part
+  const int hosts;
+  const OutputCopy copy;
+
+  HostAllGather(CollectiveContext& x, Calls c)
+      : context(x),
+        clique(x.clique()),
+        calls(c),
+        bytes(c[0]->bytes()),
+        hosts(static_cast<int>(clique.hosts().size())),
+        copy(bytes * static_cast<std::size_t>(clique.size()) * c.size()) {}
+
+  const std::vector<int>& groups_of(int host) const {
+    return clique.hosts()[static_cast<std::size_t>(host)];
+  }
+  // The host that comes `step` behind this one; before it if negative.
+  int host_behind(int step) const { return ((clique.self_host() + step) % hosts + hosts) % hosts; }
+  Blocks blocks_of(int group) const {
+    return Blocks(clique, clique.group(group).ranks.size(), bytes);
+  }
+
+  void give_to_ranks(const std::byte* part, int rank, std::size_t at, std::size_t n) {
+    for (const Call* call : calls)
+      copy(call->out + static_cast<std::size_t>(rank) * bytes + at, part, n);
+  }
+  void give_message(int group, std::size_t message, const std::byte* data) {
+    blocks_of(group).for_each(
+        message, [&](std::size_t part, std::size_t at, std::size_t n, std::size_t offset) {
+          give_to_ranks(data + offset, clique.group(group).ranks[part], at, n);
+        });
+  }
+
+  // The processes of a host whose parts come to the local peer with this index.
+  std::vector<int> sources(int host, int local) const {
+    std::vector<int> found;
+    const auto& theirs = groups_of(host);
+    for (std::size_t i = static_cast<std::size_t>(local); i < theirs.size();
+         i += clique.locals().size())
+      found.push_back(theirs[i]);
+    return found;
+  }
+
+  void send(std::size_t message) {
+    const Blocks blocks = blocks_of(clique.self());
+    if (message >= blocks.messages()) return;
+    std::byte* scratch = clique.scratch(Blocks::kTogether);
+    const auto data =
+        blocks.gather(message, scratch, [&](std::size_t part) { return calls[part]->in; });
+    const auto index = static_cast<std::size_t>(clique.local_self());
+    for (int step = 1; step < hosts; ++step) {
+      const auto& theirs = groups_of(host_behind(step));
+      context.send(theirs[index % theirs.size()], data);
+    }
+  }
+
+  // Takes the message of a process of another host, and hands it on to the local peers.
+  void receive(int group, std::size_t message) {
+    const std::byte* data = context.receive(group);
+    if (context.locals() > 1) {
+      BroadcastRing& own = clique.results(context.local_self());
+      std::byte* slot = context.acquire(own);
+      std::memcpy(slot, data, blocks_of(group).size(message));
+      context.publish(own);
+    }
+    give_message(group, message, data);
+    context.release(group);
+  }
+
+  // Every local peer hands on one message before any hands on the next: each finds room, since the
+  // others have taken the one before.
+  void receive_from(int host, std::size_t message) {
+    std::size_t most = 0;
+    for (int local = 0; local < context.locals(); ++local)
+      most = std::max(most, sources(host, local).size());
+    for (std::size_t i = 0; i < most; ++i)
+      for (int step = 0; step < context.locals(); ++step) {
+        const int local = (context.local_self() + step) % context.locals();
+        const auto theirs = sources(host, local);
+        if (i >= theirs.size() || message >= blocks_of(theirs[i]).messages()) continue;
+        if (step == 0) {
+          receive(theirs[i], message);
+          continue;
+        }
+        give_message(theirs[i], message, context.await(clique.results(local)));
+        clique.results(local).release();
+      }
+  }
+
+  void run() {
+    context.locals() == 1 ? all_gather_local(context, calls) : all_gather_direct(context, calls);
+    std::size_t messages = 0, sent = 0;
+    for (int group = 0; group < static_cast<int>(clique.groups().size()); ++group)
+      messages = std::max(messages, blocks_of(group).messages());
+    for (std::size_t message = 0; message < messages; ++message) {
+      while (sent < std::min(messages, message + 2)) send(sent++);
+      for (int step = 1; step < hosts; ++step) receive_from(host_behind(-step), message);
+      context.all_arrived();
+    }
+  }
+
+  // What follows is for small parts: all of them together are one message.
+  std::size_t host_bytes(int host) const {
+    std::size_t ranks = 0;
+    for (const int group : groups_of(host)) ranks += clique.group(group).ranks.size();
+    return ranks * bytes;
+  }
+  void pack_own(std::byte* to) const {
+    for (std::size_t i = 0; i < calls.size() && bytes != 0; ++i)
+      std::memcpy(to + i * bytes, calls[i]->in, bytes);
+  }
+
+  // The first process of the host: the parts of the host, process by process, at `to`.
+  void collect_host(std::byte* to) {
+    pack_own(to);
+    to += calls.size() * bytes;
+    for (int local = 1; local < context.locals(); ++local) {
+      const std::size_t theirs = context.local_ranks(local).size() * bytes;
+      const std::byte* parts = context.await(clique.partials(local));
+      if (theirs != 0) std::memcpy(to, parts, theirs);
+      clique.partials(local).release();
+      to += theirs;
+    }
+  }
+
+  // The parts of all hosts at `all`, which begins with this host's, in a ring. A step doubles them.
+  void cross(std::byte* all) {
+    std::vector<std::size_t> start{0};
+    for (int step = 0; step < hosts; ++step)
+      start.push_back(start.back() + host_bytes(host_behind(step)));
+    const Team team = team_of(clique, 0);
+    for (int distance = 1; distance < hosts; distance *= 2) {
+      const int count = std::min(distance, hosts - distance);
+      const auto at = [&](int step) { return start[static_cast<std::size_t>(step)]; };
+      std::byte* to = all + at(distance);
+      // What the member before this one lacks are the blocks from its `distance` on: the first
+      // here.
+      std::size_t outgoing = 0;
+      for (int step = 0; step < count; ++step) outgoing += host_bytes(host_behind(step));
+      exchange(context, team.peer(team.behind(-distance)), {all, outgoing},
+               team.peer(team.behind(distance)), at(distance + count) - at(distance),
+               [&](const std::byte* piece, std::size_t first, std::size_t n) {
+                 if (n != 0) std::memcpy(to + first, piece, n);
+               });
+    }
+    context.all_arrived();
+  }
+
+  // `all` begins with the parts of this host.
+  void give_all(const std::byte* all) {
+    for (int step = 0; step < hosts; ++step)
+      for (const int group : groups_of(host_behind(step)))
+        for (const int rank : clique.group(group).ranks) {
+          give_to_ranks(all, rank, 0, bytes);
+          all += bytes;
+        }
+  }
+
+  void run_small() {
+    const bool leads = context.local_self() == 0;
+    if (context.locals() == 1) {
+      std::byte* all = clique.scratch(static_cast<std::size_t>(clique.size()) * bytes);
+      pack_own(all);
+      cross(all);
+      return give_all(all);
+    }
+    BroadcastRing& own = clique.partials(context.local_self());
+    pack_own(context.acquire(own));
+    context.publish(own);
+    BroadcastRing& results = clique.results(0);
+    if (leads) {
+      std::byte* all = context.acquire(results);
+      collect_host(all);
+      cross(all);
+      context.publish(results);
+      return give_all(all);
+    }
+    for (int local = 0; local < context.locals(); ++local) {
+      if (local == context.local_self()) continue;
+      context.await(clique.partials(local));
+      clique.partials(local).release();
+    }
+    give_all(context.await(results));
+    results.release();
+    context.all_arrived();
+  }
+};
+
+}  // namespace
+
+void all_gather_pairwise(CollectiveContext& context, Calls calls) {
+  HostAllGather(context, calls).run();
+}
+
+void all_gather_bruck(CollectiveContext& context, Calls calls) {
+  HostAllGather(context, calls).run_small();
+}
+
+}  // namespace lockstep

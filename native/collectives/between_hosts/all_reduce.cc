@@ -1,0 +1,175 @@
+// All-reduce on several hosts, in two levels: the processes of a host add up in shared memory, and
+// one process of each host takes the sum, or a slice of it, to the other hosts. So the bytes
+// between hosts do not grow with the processes and devices of a host.
+//
+// The vector goes in chunks, so that a host adds up one while another one crosses; where every host
+// has one process it goes as a whole. `columns` processes of each host cross, with a slice each.
+#include <algorithm>
+#include <vector>
+
+#include "collectives/between_hosts/team_all_reduce.h"
+#include "collectives/copy.h"
+#include "collectives/reduce.h"
+
+namespace lockstep {
+namespace {
+
+using TeamAllReduce = void (*)(CollectiveContext&, const Team&, const Vector&);
+
+struct HostAllReduce {
+  CollectiveContext& context;
+  Clique& clique;
+  Calls calls;
+  const TeamAllReduce between;
+  const int columns;
+  const Call& first;
+  const std::size_t width;
+  const OutputCopy copy;
+  const bool alone;  // on its host
+  std::vector<const std::byte*> sources;
+
+  HostAllReduce(CollectiveContext& x, Calls c, TeamAllReduce crossing, int how_many)
+      : context(x),
+        clique(x.clique()),
+        calls(c),
+        between(crossing),
+        columns(how_many),
+        first(*c[0]),
+        width(size_of(first.dtype)),
+        copy(first.bytes() * c.size()),
+        alone(x.locals() == 1) {}
+
+  // The part of a chunk of n elements with which one column crosses.
+  struct Slice {
+    std::size_t first, count;
+  };
+  Slice slice(int column, std::size_t n) const {
+    const std::size_t line = std::max<std::size_t>(1, 64 / width);
+    const auto parts = static_cast<std::size_t>(columns);
+    const std::size_t each = ((n + parts - 1) / parts + line - 1) / line * line;
+    const std::size_t start = std::min(n, static_cast<std::size_t>(column) * each);
+    return {start, std::min(each, n - start)};
+  }
+
+  // out[0 .. n) = the sum over this process's ranks of the elements from `at` on.
+  void add_own(std::byte* out, std::size_t at, std::size_t n) {
+    sources.clear();
+    for (const Call* call : calls) sources.push_back(call->in + at * width);
+    reduce(out, sources, n, first.dtype, first.reduction);
+  }
+
+  void give_to_ranks(const std::byte* result, std::size_t at, std::size_t n) {
+    for (const Call* call : calls) {
+      std::byte* out = call->out + at * width;
+      if (out != result) copy(out, result, n * width);
+    }
+  }
+
+  void cross(int column, const std::byte* in, std::byte* out, std::size_t n) {
+    between(context, team_of(clique, column), {in, out, n, first.dtype, first.reduction});
+  }
+
+  void cross_alone(std::size_t at, std::size_t n) {
+    std::byte* out = first.out + at * width;
+    const std::byte* in = first.in + at * width;
+    if (calls.size() > 1) {
+      add_own(out, at, n);
+      in = out;
+    }
+    cross(0, in, out, n);
+    give_to_ranks(out, at, n);
+  }
+
+  std::byte* send_partials(std::size_t at, std::size_t n) {
+    BroadcastRing& own = clique.partials(context.local_self());
+    std::byte* message = context.acquire(own);
+    add_own(message, at, n);
+    context.publish(own);
+    return message;
+  }
+
+  // Adds up this process's slice of all processes of the host, and crosses with it.
+  void cross_slice(const std::byte* own, std::size_t at, std::size_t n) {
+    const bool crosses = context.local_self() < columns;
+    const Slice mine = crosses ? slice(context.local_self(), n) : Slice{0, 0};
+    sources.clear();
+    for (int local = 0; local < context.locals(); ++local)
+      sources.push_back(
+          (local == context.local_self() ? own : context.await(clique.partials(local))) +
+          mine.first * width);
+    BroadcastRing& results = clique.results(context.local_self());
+    std::byte* result = crosses ? context.acquire(results) : nullptr;
+    if (crosses) reduce(result, sources, mine.count, first.dtype, first.reduction);
+    for (int local = 0; local < context.locals(); ++local)
+      if (local != context.local_self()) clique.partials(local).release();
+    if (!crosses) return;
+    cross(context.local_self(), result, result, mine.count);
+    context.publish(results);
+    give_to_ranks(result, at + mine.first, mine.count);
+  }
+
+  void collect_results(std::size_t at, std::size_t n) {
+    for (int column = 0; column < columns; ++column) {
+      if (column == context.local_self()) continue;
+      const Slice theirs = slice(column, n);
+      const std::byte* result = context.await(clique.results(column));
+      give_to_ranks(result, at + theirs.first, theirs.count);
+      clique.results(column).release();
+    }
+    context.all_arrived();
+  }
+
+  void run(std::size_t chunk) {
+    const std::size_t count = first.count;
+    const std::size_t chunks = std::max<std::size_t>(1, (count + chunk - 1) / chunk);
+    const auto size = [&](std::size_t c) { return std::min(chunk, count - c * chunk); };
+    if (alone) {
+      for (std::size_t c = 0; c < chunks; ++c) cross_alone(c * chunk, size(c));
+      return;
+    }
+    std::byte* messages[2] = {};
+    for (std::size_t c = 0; c < chunks + 2; ++c) {
+      if (c < chunks) messages[c % 2] = send_partials(c * chunk, size(c));
+      if (c >= 1 && c - 1 < chunks)
+        cross_slice(messages[(c - 1) % 2], (c - 1) * chunk, size(c - 1));
+      if (c >= 2) collect_results((c - 2) * chunk, size(c - 2));
+    }
+  }
+};
+
+// The fewest and the most processes of a host.
+std::pair<std::size_t, std::size_t> processes_of_hosts(const Clique& clique) {
+  const auto [least, most] =
+      std::ranges::minmax(clique.hosts(), {}, [](const auto& host) { return host.size(); });
+  return {least.size(), most.size()};
+}
+
+// `small`: one process of each host crosses with all of it.
+void run(CollectiveContext& context, Calls calls, TeamAllReduce between, bool small) {
+  const auto [least, most] = processes_of_hosts(context.clique());
+  HostAllReduce all_reduce(context, calls, between, small ? 1 : static_cast<int>(least));
+  const std::size_t most_elements = context.clique().capacity() / 64 * 64 / all_reduce.width;
+  all_reduce.run(most == 1 ? std::max<std::size_t>(1, calls[0]->count) : most_elements);
+}
+
+}  // namespace
+
+void all_reduce_recursive_doubling(CollectiveContext& context, Calls calls) {
+  // Between two hosts it sends no more than the other algorithms do, so it is not for small vectors
+  // alone.
+  run(context, calls, recursive_doubling, calls[0]->bytes() <= kSmallBetweenHosts);
+}
+
+void all_reduce_halving_doubling(CollectiveContext& context, Calls calls) {
+  run(context, calls, halving_doubling, false);
+}
+
+void all_reduce_direct(CollectiveContext& context, Calls calls) {
+  run(context, calls, direct_slices, false);
+}
+
+void all_reduce_ring(CollectiveContext& context, Calls calls) {
+  run(context, calls, ring_slices, false);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,244 @@
+// All-to-all on several hosts. Large blocks go from each process straight to each process of other
+// hosts. Small ones are put together: the first process of a host has all blocks of its host, and
+// exchanges them with those of other hosts by Bruck's algorithm, in log2 H messages (Bruck et al.,
+// 1997: see all_gather.cc).
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "collectives/between_hosts/blocks.h"
+#include "collectives/copy.h"
+
+namespace lockstep {
+namespace {
+
+struct HostAllToAll {
+  CollectiveContext& context;
+  Clique& clique;
+  Calls calls;
+  const std::size_t bytes;  // of one block
+  const int hosts;
+  const OutputCopy copy;
+
+  HostAllToAll(CollectiveContext& x, Calls c)
+      : context(x),
+        clique(x.clique()),
+        calls(c),
+        bytes(c[0]->bytes()),
+        hosts(static_cast<int>(clique.hosts().size())),
+        copy(bytes * static_cast<std::size_t>(clique.size()) * c.size()) {}
+
+  const std::vector<int>& groups_of(int host) const {
+    return clique.hosts()[static_cast<std::size_t>(host)];
+  }
+  // The host that comes `step` behind this one; before it if negative.
+  int host_behind(int step) const { return ((clique.self_host() + step) % hosts + hosts) % hosts; }
+  const std::vector<int>& ranks(int group) const { return clique.group(group).ranks; }
+  // A part for each pair of a rank of one process and a rank of the other one: the sender's rank
+  // is the row.
+  Blocks blocks_with(int group) const {
+    return Blocks(clique, calls.size() * ranks(group).size(), bytes);
+  }
+  const std::byte* block_for(std::size_t member, int rank) const {
+    return calls[member]->ins[static_cast<std::size_t>(rank)];
+  }
+  std::byte* block_of(std::size_t member, int rank) const {
+    return calls[member]->outs[static_cast<std::size_t>(rank)];
+  }
+
+  void within_host() {
+    context.locals() == 1 ? all_to_all_local(context, calls) : all_to_all_direct(context, calls);
+  }
+
+  void send(int group, std::size_t message) {
+    const Blocks blocks = blocks_with(group);
+    if (message >= blocks.messages()) return;
+    const auto& theirs = ranks(group);
+    const auto data =
+        blocks.gather(message, clique.scratch(Blocks::kTogether), [&](std::size_t part) {
+          return block_for(part / theirs.size(), theirs[part % theirs.size()]);
+        });
+    context.send(group, data);
+  }
+
+  void receive(int group, std::size_t message) {
+    const Blocks blocks = blocks_with(group);
+    if (message >= blocks.messages()) return;
+    const std::byte* data = context.receive(group);
+    blocks.for_each(
+        message, [&](std::size_t part, std::size_t at, std::size_t n, std::size_t offset) {
+          const std::size_t member = part % calls.size();
+          copy(block_of(member, ranks(group)[part / calls.size()]) + at, data + offset, n);
+        });
+    context.release(group);
+  }
+
+  void run() {
+    within_host();
+    std::size_t messages = 0, sent = 0;
+    for (int step = 1; step < hosts; ++step)
+      for (const int group : groups_of(host_behind(step)))
+        messages = std::max(messages, blocks_with(group).messages());
+    for (std::size_t message = 0; message < messages; ++message) {
+      for (; sent < std::min(messages, message + 2); ++sent)
+        for (int step = 1; step < hosts; ++step)
+          for (const int group : groups_of(host_behind(step))) send(group, sent);
+      for (int step = 1; step < hosts; ++step)
+        for (const int group : groups_of(host_behind(-step))) receive(group, message);
+      context.all_arrived();
+    }
+  }
+
+  // What follows is for small blocks. Between two hosts they are ordered by source process, target
+  // process, source rank, target rank.
+  std::size_t ranks_of(int host) const {
+    std::size_t count = 0;
+    for (const int group : groups_of(host)) count += ranks(group).size();
+    return count;
+  }
+  std::size_t between(int source, int target) const {
+    return ranks_of(source) * ranks_of(target) * bytes;
+  }
+
+  // This process's blocks for other hosts, host after host. Returns the end.
+  std::byte* pack_own(std::byte* to) const {
+    for (int step = 1; step < hosts; ++step)
+      for (const int group : groups_of(host_behind(step)))
+        for (std::size_t member = 0; member < calls.size(); ++member)
+          for (const int rank : ranks(group)) {
+            if (bytes != 0) std::memcpy(to, block_for(member, rank), bytes);
+            to += bytes;
+          }
+    return to;
+  }
+
+  // The blocks that one member holds, each for another host: at index i those which go i hosts on.
+  struct Held {
+    std::vector<std::vector<std::byte>> blocks;
+  };
+
+  // Puts together what the processes of this host have packed.
+  Held collect(const std::vector<const std::byte*>& packed) const {
+    Held held{std::vector<std::vector<std::byte>>(static_cast<std::size_t>(hosts))};
+    for (std::size_t local = 0; local < packed.size(); ++local) {
+      const std::size_t rows = context.local_ranks(static_cast<int>(local)).size();
+      const std::byte* from = packed[local];
+      for (int step = 1; step < hosts; ++step) {
+        const std::size_t n = rows * ranks_of(host_behind(step)) * bytes;
+        auto& block = held.blocks[static_cast<std::size_t>(step)];
+        block.insert(block.end(), from, from + n);
+        from += n;
+      }
+    }
+    return held;
+  }
+
+  // A block moves by the powers of two in its index, the lowest first.
+  void cross(Held& held) {
+    const Team team = team_of(clique, 0);
+    for (int distance = 1; distance < hosts; distance *= 2) {
+      std::vector<std::byte> outgoing;
+      std::size_t expected = 0;
+      const auto size_of_incoming = [&](int index) {
+        const int source = host_behind(-distance - (index & (distance - 1)));
+        return between(source, (source + index) % hosts);
+      };
+      for (int index = distance; index < hosts; ++index) {
+        if ((index & distance) == 0) continue;
+        const auto& block = held.blocks[static_cast<std::size_t>(index)];
+        outgoing.insert(outgoing.end(), block.begin(), block.end());
+        expected += size_of_incoming(index);
+      }
+      std::vector<std::byte> incoming(expected);
+      exchange(context, team.peer(team.behind(distance)), outgoing,
+               team.peer(team.behind(-distance)), expected,
+               [&](const std::byte* piece, std::size_t first, std::size_t n) {
+                 if (n != 0) std::memcpy(incoming.data() + first, piece, n);
+               });
+      auto from = incoming.begin();
+      for (int index = distance; index < hosts; ++index) {
+        if ((index & distance) == 0) continue;
+        const auto end = from + static_cast<std::ptrdiff_t>(size_of_incoming(index));
+        held.blocks[static_cast<std::size_t>(index)].assign(from, end);
+        from = end;
+      }
+    }
+    context.all_arrived();
+  }
+
+  // Takes this process's blocks out of those from the host `step` before this one.
+  void unpack(int step, const std::byte* from) {
+    for (const int source : groups_of(host_behind(-step)))
+      for (const int target : clique.locals())
+        for (const int row : ranks(source))
+          for (std::size_t member = 0; member < ranks(target).size(); ++member, from += bytes)
+            if (target == clique.self()) copy(block_of(member, row), from, bytes);
+  }
+
+  void run_small() {
+    within_host();
+    std::size_t own_bytes = 0;
+    for (int step = 1; step < hosts; ++step)
+      own_bytes += calls.size() * ranks_of(host_behind(step)) * bytes;
+    if (context.locals() == 1) {
+      std::byte* packed = clique.scratch(own_bytes);
+      pack_own(packed);
+      Held held = collect({packed});
+      cross(held);
+      for (int step = 1; step < hosts; ++step)
+        unpack(step, held.blocks[static_cast<std::size_t>(step)].data());
+      return;
+    }
+    BroadcastRing& own = clique.partials(context.local_self());
+    std::byte* slot = context.acquire(own);
+    pack_own(slot);
+    context.publish(own);
+    std::vector<const std::byte*> packed;
+    for (int local = 0; local < context.locals(); ++local)
+      packed.push_back(local == context.local_self() ? slot
+                                                     : context.await(clique.partials(local)));
+    BroadcastRing& results = clique.results(0);
+    const bool leads = context.local_self() == 0;
+    Held held = leads ? collect(packed) : Held{};
+    for (int local = 0; local < context.locals(); ++local)
+      if (local != context.local_self()) clique.partials(local).release();
+    if (leads) {
+      cross(held);
+      std::byte* all = context.acquire(results);
+      for (const auto& block : held.blocks) all = std::ranges::copy(block, all).out;
+      context.publish(results);
+      for (int step = 1; step < hosts; ++step)
+        unpack(step, held.blocks[static_cast<std::size_t>(step)].data());
+      return;
+    }
+    const std::byte* all = context.await(results);
+    for (int step = 1; step < hosts; ++step) {
+      unpack(step, all);
+      all += between(host_behind(-step), clique.self_host());
+    }
+    results.release();
+    context.all_arrived();
+  }
+};
+
+}  // namespace
+
+void all_to_all_pairwise(CollectiveContext& context, Calls calls) {
+  HostAllToAll(context, calls).run();
+}
+
+void all_to_all_bruck(CollectiveContext& context, Calls calls) {
+  HostAllToAll(context, calls).run_small();
+}
+
+bool all_to_all_is_small(const Clique& clique, std::size_t bytes) {
+  std::size_t most = 0;
+  for (const auto& host : clique.hosts()) {
+    std::size_t ranks = 0;
+    for (const int group : host) ranks += clique.group(group).ranks.size();
+    most = std::max(most, ranks);
+  }
+  return most * static_cast<std::size_t>(clique.size()) * bytes <= kSmallBetweenHosts;
+}
+
+}  // namespace lockstep

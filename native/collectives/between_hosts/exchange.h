@@ -1,0 +1,112 @@
+// Messages between processes of different hosts: what is longer than a message goes in pieces, and
+// a process receives one piece while the next ones are on their way.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "collectives/collectives.h"
+
+namespace lockstep {
+
+// How both ends cut `bytes` bytes. An empty message is one piece, so that its receiver learns that
+// the sender is in the same collective. Pieces begin at multiples of 4096.
+class Pieces {
+ public:
+  Pieces(const Clique& clique, std::size_t bytes)
+      : bytes_(bytes),
+        piece_(std::clamp((bytes / 4 + 4095) / 4096 * 4096, kLeast, clique.link_capacity())),
+        count_(std::max<std::size_t>(1, (bytes + piece_ - 1) / piece_)) {}
+
+  std::size_t count() const { return count_; }
+  std::size_t at(std::size_t index) const { return index * piece_; }
+  std::size_t size(std::size_t index) const { return std::min(piece_, bytes_ - at(index)); }
+
+ private:
+  // Below, a piece costs more than the overlap with the others saves.
+  static constexpr std::size_t kLeast = 64 << 10;
+
+  std::size_t bytes_;
+  std::size_t piece_;
+  std::size_t count_;
+};
+
+// One process of each host, by the indices of their groups, in the order of the hosts.
+struct Team {
+  std::vector<int> peers;
+  int self;
+
+  int size() const { return static_cast<int>(peers.size()); }
+  int peer(int member) const { return peers[static_cast<std::size_t>(member)]; }
+  // The member that comes `step` behind this one; before it if negative. At most once around.
+  int behind(int step) const { return (self + step + size()) % size(); }
+};
+
+// The processes with this index on their hosts, which all have one.
+Team team_of(const Clique& clique, int column);
+
+// Sends `out` to one peer and receives `bytes` from another one (or the same), at the same time.
+// take(piece, at, bytes) gets what comes; what it overwrites of `out` has been sent before.
+template <typename Take>
+void exchange(CollectiveContext& context, int to, std::span<const std::byte> out, int from,
+              std::size_t bytes, Take take) {
+  const Pieces outgoing(context.clique(), out.size()), incoming(context.clique(), bytes);
+  std::size_t sent = 0;
+  const auto send_until = [&](std::size_t end) {
+    for (; sent < std::min(end, outgoing.count()); ++sent)
+      context.send(to, out.subspan(outgoing.at(sent), outgoing.size(sent)));
+  };
+  for (std::size_t i = 0; i < incoming.count(); ++i) {
+    send_until(i + 2);  // of four that may be on their way
+    take(context.receive(from), incoming.at(i), incoming.size(i));
+    context.release(from);
+  }
+  send_until(outgoing.count());
+}
+
+// `exchange` without what comes, and without what is sent.
+void send_all(CollectiveContext& context, int to, std::span<const std::byte> out);
+template <typename Take>
+void receive_all(CollectiveContext& context, int from, std::size_t bytes, Take take) {
+  const Pieces pieces(context.clique(), bytes);
+  for (std::size_t i = 0; i < pieces.count(); ++i) {
+    take(context.receive(from), pieces.at(i), pieces.size(i));
+    context.release(from);
+  }
+}
+
+// With all other members at once: out(member) goes to each, and in_bytes(member) come from each.
+// Every member begins with another one. take(member, step, piece, at, bytes): `step` counts the
+// members from 1 on.
+template <typename Out, typename InBytes, typename Take>
+void exchange_with_team(CollectiveContext& context, const Team& team, Out out, InBytes in_bytes,
+                        Take take) {
+  std::size_t sent = 0, all = 0;
+  for (int step = 1; step < team.size(); ++step)
+    all = std::max({all, Pieces(context.clique(), out(team.behind(step)).size()).count(),
+                    Pieces(context.clique(), in_bytes(team.behind(step))).count()});
+  const auto send_until = [&](std::size_t end) {
+    for (; sent < std::min(end, all); ++sent)
+      for (int step = 1; step < team.size(); ++step) {
+        const std::span<const std::byte> bytes = out(team.behind(step));
+        const Pieces pieces(context.clique(), bytes.size());
+        if (sent < pieces.count())
+          context.send(team.peer(team.behind(step)),
+                       bytes.subspan(pieces.at(sent), pieces.size(sent)));
+      }
+  };
+  for (std::size_t i = 0; i < all; ++i) {
+    send_until(i + 2);
+    for (int step = 1; step < team.size(); ++step) {
+      const int member = team.behind(-step);
+      const Pieces pieces(context.clique(), in_bytes(member));
+      if (i >= pieces.count()) continue;
+      take(member, step, context.receive(team.peer(member)), pieces.at(i), pieces.size(i));
+      context.release(team.peer(member));
+    }
+  }
+}
+
+}  // namespace lockstep

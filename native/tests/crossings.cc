@@ -1,0 +1,179 @@
+// Collectives on several hosts: every algorithm on hosts of different sizes, against the model, and
+// the same bits on all ranks.
+#include <algorithm>
+
+#include "check.h"
+#include "collectives/collectives.h"
+#include "core/clique.h"
+#include "core/error.h"
+#include "harness.h"
+#include "model.h"
+
+namespace lockstep::testing {
+namespace {
+
+constexpr Op kOps[] = {Op::kAllReduce, Op::kAllGather, Op::kReduceScatter, Op::kAllToAll};
+
+struct Hosts {
+  const char* name;
+  std::vector<int> process_of;  // of each rank
+  std::vector<int> host_of;     // of each process
+};
+
+// Hosts with one process and several, of equal and unequal size, with ranks in order and not.
+std::vector<Hosts> all_hosts() {
+  return {
+      {"2 hosts", {0, 1}, {0, 1}},
+      {"2 and 1 processes", {0, 1, 2}, {0, 0, 1}},
+      {"2 x 2, devices apart", {0, 1, 2, 3, 0, 1, 2, 3}, {0, 0, 1, 1}},
+      {"3 hosts", {0, 1, 2}, {0, 1, 2}},
+      {"unequal", {0, 0, 1, 2, 2, 2, 3, 4, 5}, {0, 1, 1, 1, 2, 2}},
+      {"hosts apart", {3, 2, 1, 0, 4}, {0, 1, 0, 1, 0}},
+      {"4 hosts", {0, 1, 2, 3}, {0, 1, 2, 3}},
+      {"5 hosts, 2 devices", {0, 0, 1, 1, 2, 2, 3, 3, 4, 4}, {0, 1, 2, 3, 4}},
+      {"4 x 2", {0, 1, 2, 3, 4, 5, 6, 7}, {0, 0, 1, 1, 2, 2, 3, 3}},
+      {"7 hosts", {0, 1, 2, 3, 4, 5, 6}, {0, 1, 2, 3, 4, 5, 6}},
+      {"8 hosts", {0, 1, 2, 3, 4, 5, 6, 7}, {0, 1, 2, 3, 4, 5, 6, 7}},
+  };
+}
+
+std::vector<std::uint64_t> run_on(const Hosts& hosts, const std::string& algorithms,
+                                  const std::function<void(Rank&)>& body) {
+  return run_healthy(Layout{hosts.name, hosts.process_of},
+                     {.oversubscribed = true,
+                      .cores = 1,
+                      .encrypt = false,
+                      .algorithms = algorithms,
+                      .hosts = hosts.host_of},
+                     body);
+}
+
+void run_sizes(Rank& rank, Op op, const std::vector<std::size_t>& counts) {
+  const auto end = rank.all();
+  std::uint32_t seed = 0;
+  for (const std::size_t count : counts)
+    for (const DType dtype : {DType::kF64, DType::kI8, DType::kC128})
+      for (const Reduction reduction : reductions_of(op, dtype))
+        run_case(*end, {op, dtype, reduction, count, ++seed});
+}
+
+TEST(every_algorithm) {
+  constexpr struct {
+    Op op;
+    const char* text;
+  } kAlgorithms[] = {
+      {Op::kAllReduce, "all-reduce=recursive-doubling"},
+      {Op::kAllReduce, "all-reduce=halving-doubling"},
+      {Op::kAllReduce, "all-reduce=direct"},
+      {Op::kAllReduce, "all-reduce=ring"},
+      {Op::kAllGather, "all-gather=bruck"},
+      {Op::kAllGather, "all-gather=pairwise"},
+      {Op::kReduceScatter, "reduce-scatter=recursive-doubling"},
+      {Op::kReduceScatter, "reduce-scatter=pairwise"},
+      {Op::kAllToAll, "all-to-all=bruck"},
+      {Op::kAllToAll, "all-to-all=pairwise"},
+  };
+  for (const Hosts& hosts : sample(all_hosts(), 5))
+    for (const auto& [op, text] : kAlgorithms)
+      run_on(hosts, text,
+             [&, op = op](Rank& rank) { run_sizes(rank, op, {0, 1, 7, 130, 1000, 4099}); });
+}
+
+// Messages in one piece, in a few, and more than may be on their way.
+TEST(pieces) {
+  for (const Hosts& hosts : sample(all_hosts(), 4))
+    for (const char* text : {"", "all-reduce=ring", "all-reduce=direct"})
+      run_on(hosts, text, [&](Rank& rank) {
+        const auto end = rank.all();
+        const auto size = static_cast<std::size_t>(rank.size());
+        std::uint32_t seed = 100;
+        for (const Op op : kOps)
+          for (const std::size_t bytes :
+               {std::size_t{64 << 10}, std::size_t{(300 << 10) + 8}, std::size_t{(5 << 20) + 16}}) {
+            if (*text != 0 && op != Op::kAllReduce) continue;
+            const bool whole = op == Op::kAllReduce;
+            const std::size_t count = std::max<std::size_t>(1, bytes / 8 / (whole ? 1 : size));
+            run_case(*end, {op, DType::kF64, reductions_of(op, DType::kF64)[0], count, ++seed});
+          }
+      });
+}
+
+TEST(in_place) {
+  for (const Hosts& hosts : sample(all_hosts(), 4))
+    for (const char* text : {"", "all-reduce=halving-doubling", "all-reduce=direct",
+                             "all-reduce=ring", "all-reduce=recursive-doubling"})
+      run_on(hosts, text, [](Rank& rank) {
+        const auto end = rank.all();
+        for (const std::size_t count : {0, 1, 1001, 8193, 200'003})
+          run_case(*end, {Op::kAllReduce, DType::kI32, Reduction::kSum, count, 7, true});
+      });
+}
+
+// Of sums that depend on their order. Min and max of zeros of both signs as well: which of two
+// equal operands they return depends on the order too.
+TEST(the_same_bits_on_all_ranks_and_in_every_run) {
+  for (const Hosts& hosts : sample(all_hosts(), 5))
+    for (const char* text : {"", "all-reduce=halving-doubling", "all-reduce=direct",
+                             "all-reduce=ring", "all-reduce=recursive-doubling"}) {
+      const auto body = [](Rank& rank) {
+        const auto end = rank.all();
+        for (const std::size_t count : {5, 3000, 50'001})
+          for (const DType dtype : {DType::kF32, DType::kC128}) {
+            Case what{Op::kAllReduce, dtype, Reduction::kSum, count, 5};
+            what.values = Values::kRough;
+            Buffer out = run_case(*end, what);
+            rank.mix(out.data(), out.bytes());
+          }
+        std::vector<float> zeros(777), result(777);
+        for (std::size_t i = 0; i < zeros.size(); ++i)
+          zeros[i] = (i + static_cast<std::size_t>(rank.index)) % 3 == 0 ? -0.0F : 0.0F;
+        for (const Reduction reduction : {Reduction::kMin, Reduction::kMax}) {
+          Call call;
+          call.op = Op::kAllReduce;
+          call.dtype = DType::kF32;
+          call.reduction = reduction;
+          call.count = zeros.size();
+          call.in = reinterpret_cast<const std::byte*>(zeros.data());
+          call.out = reinterpret_cast<std::byte*>(result.data());
+          end->run(call);
+          rank.mix(result.data(), result.size() * sizeof(float));
+        }
+      };
+      const auto digests = run_on(hosts, text, body);
+      CHECK_EQUAL(std::ranges::count(digests, digests[0]), std::ssize(digests));
+      CHECK(run_on(hosts, text, body) == digests);
+    }
+}
+
+TEST(groups_of_some_hosts) {
+  const Hosts hosts{"4 x 2", {0, 1, 2, 3, 4, 5, 6, 7}, {0, 0, 1, 1, 2, 2, 3, 3}};
+  run_on(hosts, "", [](Rank& rank) {
+    const std::vector<std::vector<int>> groups = {{0, 1},          {2, 4},       {7, 0, 3},
+                                                  {6, 5, 4, 3, 2}, {1, 3, 5, 7}, {0, 2, 4, 6, 1}};
+    for (const auto& group : groups) {
+      if (std::ranges::find(group, rank.index) == group.end()) continue;
+      const auto end = rank.end(group);
+      for (const Op op : kOps)
+        for (const std::size_t count : {5, 30'000})
+          run_case(*end, {op, DType::kI32, reductions_of(op, DType::kI32)[0], count, 3});
+    }
+  });
+}
+
+TEST(an_algorithm_that_does_not_exist) {
+  for (const char* text : {"all-reduce=fast", "all-gather=ring", "reduce", "=", "all-to-all="}) {
+    std::string error;
+    try {
+      prescribed_algorithms(text);
+    } catch (const Error& raised) {
+      error = raised.what();
+    }
+    CHECK_CONTAINS(error, text, "all-reduce=recursive-doubling, halving-doubling, direct, ring",
+                   "all-to-all=bruck, pairwise");
+  }
+  CHECK_EQUAL(prescribed_algorithms("").size(), 0U);
+  CHECK_EQUAL(prescribed_algorithms("all-reduce=ring,all-gather=bruck").size(), 2U);
+}
+
+}  // namespace
+}  // namespace lockstep::testing

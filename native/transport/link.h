@@ -1,0 +1,57 @@
+// A link carries messages between this process and one of another host, in both directions, for one
+// clique. Messages arrive in the order in which they are sent. A sender needs no memory of its own:
+// a message may be anywhere, and its memory is free again when `send` returns. The receiver has a
+// ring of slots, and reads each message in its slot.
+//
+// Invariant: at most `kDepth` messages of a direction have not been released. The signature at the
+// start of a message lets the receiver find out, before it uses a byte, that the sender is in
+// another collective.
+//
+// A Link object is used by one thread at a time (the clique's leader).
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "core/futex_wait.h"
+#include "core/types.h"
+#include "transport/transport.h"
+
+namespace lockstep {
+
+class Link {
+ public:
+  static constexpr std::uint32_t kDepth = 4;
+
+  // The longest message has `capacity` bytes; both ends have the same.
+  Link(Transport& transport, const ChannelId& id, std::size_t capacity);
+
+  // The sender's side. There is room for a message once `released` has reached `free_target`.
+  Counter& released() { return released_; }
+  std::uint32_t free_target() const { return sent_ + 1 - kDepth; }
+  void send(const Signature& signature, std::span<const std::byte> payload, const Watch& watch);
+
+  // The receiver's side. A message is there once `written` has reached `next` + 1.
+  Counter& written() { return written_; }
+  std::uint32_t next() const { return next_; }
+  const Signature& signature() const { return *reinterpret_cast<const Signature*>(slot()); }
+  const std::byte* payload() const { return slot() + kSlotHeader; }
+  void release(const Watch& watch);
+
+ private:
+  std::byte* slot() const { return slots_ + next_ % kDepth * (kSlotHeader + capacity_); }
+
+  const std::size_t capacity_;
+  std::byte* const slots_;
+  std::uint32_t sent_ = 0;
+  std::uint32_t next_ = 0;
+  Counter released_;  // messages that the peer has released
+  Counter written_;   // messages that have arrived
+  Counter read_;      // and those of them that have been released
+  // Behind what they advance, so that they go first.
+  std::unique_ptr<SendChannel> to_peer_;
+  std::unique_ptr<ReceiveChannel> from_peer_;
+};
+
+}  // namespace lockstep
