@@ -85,6 +85,7 @@ class Host {
       options.labels.push_back("process " + std::to_string(other));
       options.endpoint.addresses.push_back(other == process ? "" : ports[i].address);
       devices_.push_back(other);
+      options.hosts.push_back(other);
     }
     options.endpoint.listener = ports[static_cast<std::size_t>(process)].fd.get();
     options.endpoint.key = SecretBytes(32, std::byte{7});

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "collectives/copy.h"
 #include "core/error.h"
 
 namespace lockstep {
@@ -134,8 +135,17 @@ std::vector<Prescribed> prescribed_algorithms(const std::string& text) {
   return found;
 }
 
+// Of the results of one rank.
+void prepare_results(const Clique& clique, const Call& call) {
+  const std::size_t parts = call.op == Op::kAllGather ? static_cast<std::size_t>(clique.size()) : 1;
+  if (call.out != nullptr) ask_for_huge_pages(call.out, parts * call.bytes());
+  for (std::byte* out : call.outs)
+    if (out != nullptr) ask_for_huge_pages(out, call.bytes());
+}
+
 void run_collective(Clique& clique, Calls calls, std::uint32_t sequence) {
   CollectiveContext context(clique, calls, sequence);
+  for (const Call* call : calls) prepare_results(clique, *call);
   if (clique.hosts().size() > 1) return choose_between_hosts(context, calls).run(context, calls);
   for (const Algorithm& algorithm : kWithinHost)
     if (algorithm.op == calls[0]->op && algorithm.condition(context, calls))

@@ -1,5 +1,7 @@
 #include "collectives/copy.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -9,6 +11,16 @@
 #endif
 
 namespace lockstep {
+
+void ask_for_huge_pages(std::byte* to, std::size_t bytes) {
+  constexpr std::size_t kHuge = std::size_t{2} << 20;
+  if (bytes < 2 * kHuge) return;
+  const auto start = reinterpret_cast<std::uintptr_t>(to);
+  const std::uintptr_t first = (start + kHuge - 1) / kHuge * kHuge;
+  const std::uintptr_t end = (start + bytes) / kHuge * kHuge;
+  // Where the system has none, it says so, and nothing is lost.
+  madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+}
 
 #if defined(__SSE2__)
 void stream_copy(std::byte* to, const std::byte* from, std::size_t bytes) {

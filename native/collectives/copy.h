@@ -10,6 +10,10 @@ namespace lockstep {
 // ordinary stores would first read every line that they are about to overwrite.
 inline constexpr std::size_t kStreamBytes = std::size_t{8} << 20;
 
+// Asks for huge pages for a result of some MiB: the first touch of fresh memory is then one fault
+// in place of 512, which otherwise take longer than the collective. Memory in use stays as it is.
+void ask_for_huge_pages(std::byte* to, std::size_t bytes);
+
 // memcpy whose stores bypass the caches. A thread that synchronises with this one after
 // the call sees the data, as with memcpy.
 void stream_copy(std::byte* to, const std::byte* from, std::size_t bytes);

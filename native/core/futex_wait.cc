@@ -63,7 +63,8 @@ void Counter::advance() {
     syscall(SYS_futex, &value, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-WaitResult wait_until(Counter& counter, std::uint32_t target, const Watch& watch) {
+WaitResult wait_until(Counter& counter, std::uint32_t target, const Watch& watch,
+                      WaitingWork* work) {
   if (counter.reached(target)) return WaitResult::kReached;
   const auto aborted = [&] { return watch.abort->load(std::memory_order_acquire) != 0; };
   // The one that is waited for may sit on this very core, so a spin gives the core away between
@@ -74,6 +75,7 @@ WaitResult wait_until(Counter& counter, std::uint32_t target, const Watch& watch
   }
   const auto spin_end = Clock::now() + watch.spin;
   do {
+    if (work != nullptr) work->poll();
     sched_yield();
     for (int i = 0; i < kSpinPolls; ++i) {
       if (counter.reached(target)) return WaitResult::kReached;
@@ -92,6 +94,10 @@ WaitResult wait_until(Counter& counter, std::uint32_t target, const Watch& watch
     Clock::duration most = kMaxSleep;
     if (!watch.deadline.never())
       most = std::clamp<Clock::duration>(watch.deadline.left(), std::chrono::microseconds(1), most);
+    if (work != nullptr && work->wait(most)) {
+      if (counter.reached(target)) return WaitResult::kReached;
+      continue;
+    }
     counter.sleepers.fetch_add(1, std::memory_order_seq_cst);
     const std::uint32_t seen = counter.value.load(std::memory_order_seq_cst);
     const bool arrived = static_cast<std::int32_t>(seen - target) >= 0;

@@ -80,8 +80,23 @@ struct Watch {
   const std::atomic<std::uint32_t>* stop = nullptr;
 };
 
+// What a thread does while it waits: for one that receives, itself, what it waits for.
+class WaitingWork {
+ public:
+  // Does what can be done at once.
+  virtual void poll() = 0;
+  // Waits, for `most` time, until there is something to do, and does it. False: it cannot, and the
+  // thread is to sleep until the counter advances.
+  virtual bool wait(Clock::duration most) = 0;
+
+ protected:
+  ~WaitingWork() = default;
+};
+
 // Returns once the counter has reached the target, the deadline has passed, the job is aborted, or
-// the one that is waited for has left without it.
-WaitResult wait_until(Counter& counter, std::uint32_t target, const Watch& watch);
+// the one that is waited for has left without it. `work` advances the counter, or nothing does
+// but by `Counter::advance`.
+WaitResult wait_until(Counter& counter, std::uint32_t target, const Watch& watch,
+                      WaitingWork* work = nullptr);
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "collectives/copy.h"
 #include "core/clique.h"
 #include "core/error.h"
 #include "core/job.h"
@@ -16,6 +17,7 @@ Request* Port::add(Request::Kind kind, int peer, const std::byte* from, std::byt
   request->peer = peer;
   request->from = from;
   request->to = to;
+  if (to != nullptr) ask_for_huge_pages(to, bytes);
   request->bytes = bytes;
   request->origin = origin;
   Request* added = pending_.emplace_back(std::move(request)).get();
@@ -55,7 +57,8 @@ void Port::wait(Request* request) {
       for (std::size_t i = 0; i < pending_.size(); ++i)
         if (!behind_another(i)) clique_.mailbox().progress(rank_, *pending_[i]);
       if (request->complete.load(std::memory_order_acquire)) return;
-      const WaitResult result = job.transport(peer).wait(wake_up, seen + 1, watch, request->bytes);
+      const WaitResult result =
+          job.transport(peer).wait(wake_up, seen + 1, watch, Transport::kAlsoOthers);
       if (result == WaitResult::kAborted) throw Error(job.arena().abort_text());
       if (result == WaitResult::kDeadline) give_up(*request);
       if (result == WaitResult::kLeft)

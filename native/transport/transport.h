@@ -107,7 +107,9 @@ class Transport {
   virtual void read(int, std::span<const MemoryPiece>) const {}
 
   // `wait_until`, for a counter that something of this transport advances. `bytes`: of the
-  // collective, which says whether it pays that the caller receives messages itself meanwhile.
+  // collective, which says whether it pays that the caller receives messages itself meanwhile;
+  // kAlsoOthers where something else advances the counter too.
+  static constexpr std::size_t kAlsoOthers = ~std::size_t{0};
   virtual WaitResult wait(Counter& counter, std::uint32_t target, const Watch& watch,
                           [[maybe_unused]] std::size_t bytes) {
     return wait_until(counter, target, watch);

@@ -84,6 +84,10 @@ class Endpoint {
   // left; throws Error when it cannot be sent.
   void send(const ChannelId& channel, std::uint32_t number, const Message& message,
             const Watch& watch);
+  // See ProgressThread::wait.
+  WaitResult wait(Counter& counter, std::uint32_t target, const Watch& watch, bool receives) {
+    return progress_.wait(counter, target, watch, receives);
+  }
   // Reports that message `number` of the channel has been released: `at_once`, or with the next
   // frame to that process. The sender can wait for the latter forever.
   void release(const ChannelId& channel, std::uint32_t number, const Watch& watch,

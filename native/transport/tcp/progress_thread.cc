@@ -18,6 +18,10 @@ namespace {
 
 // The interval of checks that no event triggers.
 constexpr std::chrono::milliseconds kPollInterval{200};
+// How long the progress thread leaves the reading to the ranks after one has read.
+constexpr std::chrono::milliseconds kStandBack{1};
+// And while one reads: a rank that has slept over it resumes the thread.
+constexpr std::chrono::milliseconds kMaxStandBack{5};
 constexpr std::size_t kReason = 200;  // bytes of an exception's text
 constexpr std::size_t kMaxComplaints = 20;
 
@@ -62,7 +66,9 @@ void ProgressThread::stop() {
   over_ = true;
   control_.close();
   wake_.notify();
+  resume_.advance();
   if (thread_.joinable()) thread_.join();
+  std::lock_guard lock(polling_);  // no rank reads any more
 }
 
 void ProgressThread::run() {
@@ -71,7 +77,16 @@ void ProgressThread::run() {
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
   try {
-    while (!over_) poll_once();
+    while (!over_) {
+      if (!stands_back()) {
+        poll_until(kPollInterval);
+        continue;
+      }
+      static const std::atomic<std::uint32_t> kNever{0};
+      const auto most = a_receiver_reads_ ? kMaxStandBack : kStandBack;
+      const double seconds = std::chrono::duration<double>(most).count();
+      wait_until(resume_, resume_.load() + 1, Watch{&kNever, Deadline(seconds), {}});
+    }
   } catch (const std::exception& error) {
     fail(error.what());
   } catch (...) {
@@ -83,9 +98,88 @@ void ProgressThread::wait_for_agents(Clock::time_point end) {
   for (const int agent : roster_.wait_for_agents(end)) failures_.mark_lost(agent, {});
 }
 
-void ProgressThread::poll_once() {
+// A rank reads, or has done so a moment ago and perhaps soon will again.
+bool ProgressThread::stands_back() const {
+  if (a_receiver_reads_.load(std::memory_order_acquire)) return true;
+  if (receivers_.load(std::memory_order_acquire) != 0) return false;
+  const auto idle = Clock::now().time_since_epoch().count() - last_read_.load();
+  return Clock::duration(idle) < kStandBack;
+}
+
+// Waits without the lock, so that a rank may take over meanwhile.
+void ProgressThread::poll_until(std::chrono::milliseconds timeout) {
+  {
+    std::lock_guard lock(polling_);
+    timeout = failures_.deferred_abort().poll_timeout(timeout);
+  }
+  epoll_event event;
+  epoll_wait(epoll_.get(), &event, 1, static_cast<int>(timeout.count()));
+  std::lock_guard lock(polling_);
+  if (!a_receiver_reads_) poll(std::chrono::milliseconds(0));
+}
+
+// Reads as a rank does while it waits. The lock is held while it reads, and kept between.
+class ProgressThread::Receiver : public WaitingWork {
+ public:
+  explicit Receiver(ProgressThread& owner) : owner_(owner), lock_(owner.polling_, std::defer_lock) {
+    owner_.receivers_.fetch_add(1, std::memory_order_acq_rel);
+  }
+  ~Receiver() {
+    if (lock_.owns_lock()) {
+      owner_.last_read_.store(Clock::now().time_since_epoch().count());
+      owner_.a_receiver_reads_.store(false, std::memory_order_release);
+      lock_.unlock();
+    }
+    // Others that wait have left the reading to this one.
+    if (owner_.receivers_.fetch_sub(1, std::memory_order_acq_rel) > 1 || waited_)
+      owner_.resume_.advance();
+  }
+  void poll() override { read(std::chrono::milliseconds(0)); }
+  bool wait(Clock::duration most) override {
+    waited_ = true;
+    return read(
+        std::max(std::chrono::ceil<std::chrono::milliseconds>(most), std::chrono::milliseconds(1)));
+  }
+
+ private:
+  bool read(std::chrono::milliseconds timeout) {
+    if (owner_.over_) return false;
+    if (!lock_.owns_lock()) {
+      if (!lock_.try_lock()) return false;
+      owner_.a_receiver_reads_.store(true, std::memory_order_release);
+    }
+    try {
+      owner_.poll(timeout);
+    } catch (const std::exception& error) {
+      owner_.fail(error.what());
+    }
+    if (owner_.over_) give_up();
+    return lock_.owns_lock();
+  }
+  // `stop` waits for the lock.
+  void give_up() {
+    owner_.a_receiver_reads_.store(false, std::memory_order_release);
+    lock_.unlock();
+  }
+
+  ProgressThread& owner_;
+  std::unique_lock<std::mutex> lock_;
+  bool waited_ = false;  // long enough for the progress thread to stand back for a while
+};
+
+WaitResult ProgressThread::wait(Counter& counter, std::uint32_t target, const Watch& watch,
+                                bool receives) {
+  if (receives) {
+    Receiver receiver(*this);
+    return wait_until(counter, target, watch, &receiver);
+  }
+  if (last_read_.exchange(0) != 0) resume_.advance();
+  return wait_until(counter, target, watch);
+}
+
+void ProgressThread::poll(std::chrono::milliseconds most) {
   epoll_event events[16];
-  const auto timeout = failures_.deferred_abort().poll_timeout(kPollInterval);
+  const auto timeout = failures_.deferred_abort().poll_timeout(most);
   const int count = epoll_wait(epoll_.get(), events, 16, static_cast<int>(timeout.count()));
   bool others = false;
   for (int i = 0; i < count; ++i)

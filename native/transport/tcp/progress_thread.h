@@ -1,6 +1,11 @@
 // The thread that takes the connections of other hosts' processes and reads everything that comes:
 // it gives each frame to its channel, to the control messages or to the failure detector. It never
 // waits for a rank. See endpoint.h.
+//
+// A rank that waits for a small message receives it itself, which saves the wake-up of two threads:
+// whichever thread holds `polling_` reads, and the progress thread stands back while a rank does
+// and shortly afterwards. Large messages are left to it, so that a process sends and receives at
+// the same time.
 #pragma once
 
 #include <atomic>
@@ -8,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -53,6 +59,9 @@ class ProgressThread : FrameParser::Owner {
 
   // Returns when all processes of other hosts have connected. Throws Error naming those missing.
   void wait_for_processes(Clock::time_point end) { roster_.wait_for_processes(end); }
+  // `wait_until`, for a counter that a message from another host advances. `receives`: this thread
+  // reads from the connections meanwhile.
+  WaitResult wait(Counter& counter, std::uint32_t target, const Watch& watch, bool receives);
   // An agent that has not connected by then is lost, and the job goes on.
   void wait_for_agents(Clock::time_point end);
   // From now on the port is closed, and the key wiped from memory, as soon as all have connected.
@@ -81,8 +90,12 @@ class ProgressThread : FrameParser::Owner {
     FrameParser frames;
   };
 
+  class Receiver;
+
   void run();
-  void poll_once();
+  bool stands_back() const;
+  void poll_until(std::chrono::milliseconds timeout);
+  void poll(std::chrono::milliseconds timeout);  // the rest needs `polling_`
   void fail(const char* what) noexcept;
   void accept_some();
   void evict_oldest_unauthenticated();
@@ -97,6 +110,12 @@ class ProgressThread : FrameParser::Owner {
   void end(Incoming& incoming, const std::string& why);
   void refuse(Incoming& incoming, const std::string& why);
   void drop_late();
+
+  std::mutex polling_;             // held by the thread that reads
+  std::atomic<int> receivers_{0};  // ranks that wait in `wait` and may read
+  std::atomic<bool> a_receiver_reads_{false};
+  std::atomic<Clock::rep> last_read_{0};  // when a receiver has stopped to read
+  Counter resume_;                        // advanced when the progress thread is needed
 
   const int process_;
   const std::chrono::milliseconds greeting_timeout_;

@@ -22,11 +22,18 @@ class TcpTransport : public Transport {
   std::size_t message_bytes() const override { return 512 << 10; }
   std::unique_ptr<SendChannel> open(const ChannelId& id, const SendRing& ring) override;
   std::unique_ptr<ReceiveChannel> open(const ChannelId& id, const ReceiveRing& ring) override;
+  WaitResult wait(Counter& counter, std::uint32_t target, const Watch& watch,
+                  std::size_t bytes) override {
+    return endpoint_.wait(counter, target, watch, bytes <= kReceivesItself);
+  }
   const std::atomic<std::uint32_t>* has_left(int process) const override {
     return &endpoint_.has_left(process);
   }
 
  private:
+  // Of the collective: above, a process sends and receives at the same time.
+  static constexpr std::size_t kReceivesItself = 64 << 10;
+
   class Channel;
   Watch watch() const { return {&abort_, Deadline(timeout_seconds_), {}, &wake_up_}; }
 
