@@ -29,6 +29,7 @@ GOOD = [
     ("LOCKSTEP_SINGLE_COPY", "1", True),
     ("LOCKSTEP_SINGLE_COPY", "0", False),
     ("LOCKSTEP_ENCRYPTION", "0", False),
+    ("LOCKSTEP_ALGORITHMS", "all-reduce=ring", "all-reduce=ring"),
     ("LOCKSTEP_COLLECTIVE_TIMEOUT", "0", 0.0),
     ("LOCKSTEP_COLLECTIVE_TIMEOUT", "2.5", 2.5),
     ("LOCKSTEP_STALL_WARNING", "0", 0.0),

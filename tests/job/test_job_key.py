@@ -96,7 +96,9 @@ def test_without_the_variable_there_is_no_key_and_no_problem(path: str | None) -
 
 def test_the_key_is_not_printed() -> None:
     key = hashlib.sha256(SECRET.encode()).digest()
-    shown = repr(KeyFile(key)) + repr(Network(["", "10.0.0.2:1"], [0, 0], [0, 1], 3, key, "libssl.so.3"))
+    shown = repr(KeyFile(key)) + repr(
+        Network(["", "10.0.0.2:1"], [0, 0], [0, 1], 3, key, "libssl.so.3")
+    )
     assert "10.0.0.2" in shown
     assert "key=" not in shown
     assert repr(key) not in shown

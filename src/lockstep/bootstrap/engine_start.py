@@ -106,9 +106,7 @@ def _roster() -> _Roster:
         own = topology.this_process(process, config.host_id, engine, agent)
         key = job_key.own(count)
         own = endpoints.describe(own, key.key, _jax_compat.coordinator_address())
-        own = dataclasses.replace(
-            own, encryption=config.encryption, algorithms=config.algorithms
-        )
+        own = dataclasses.replace(own, encryption=config.encryption, algorithms=config.algorithms)
         start.roster = _Roster(client, peers.exchange(client, own, key, count), process)
     return start.roster
 
