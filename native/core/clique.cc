@@ -214,6 +214,12 @@ Link& Clique::link(int index) {
   return *link;
 }
 
+std::size_t Clique::messages_sent() const {
+  std::size_t sent = 0;
+  for (const auto& link : links_) sent += link ? link->sent() : 0;
+  return sent;
+}
+
 std::byte* Clique::scratch(std::size_t bytes) {
   if (bytes > scratch_bytes_) {
     scratch_ = std::make_unique_for_overwrite<std::byte[]>(bytes);

@@ -100,6 +100,8 @@ class Clique {
   BroadcastRing& results(int local) { return results_[static_cast<std::size_t>(local)]; }
   // To and from the process of this group, of another host.
   Link& link(int group);
+  // Messages sent to other hosts so far. Between two collectives.
+  std::size_t messages_sent() const;
   // Memory for the leader, until its next call. Its content is anything.
   std::byte* scratch(std::size_t bytes);
 

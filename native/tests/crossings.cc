@@ -1,6 +1,8 @@
 // Collectives on several hosts: every algorithm on hosts of different sizes, against the model, and
 // the same bits on all ranks.
 #include <algorithm>
+#include <atomic>
+#include <bit>
 
 #include "check.h"
 #include "collectives/collectives.h"
@@ -143,6 +145,50 @@ TEST(the_same_bits_on_all_ranks_and_in_every_run) {
       CHECK_EQUAL(std::ranges::count(digests, digests[0]), std::ssize(digests));
       CHECK(run_on(hosts, text, body) == digests);
     }
+}
+
+// Of a process with one rank on each of H hosts.
+TEST(messages_of_a_small_collective_grow_with_the_logarithm_of_the_hosts) {
+  for (int hosts = 2; hosts <= rounds(13, 6); ++hosts) {
+    Hosts each{"each on a host", {}, {}};
+    for (int process = 0; process < hosts; ++process) {
+      each.process_of.push_back(process);
+      each.host_of.push_back(process);
+    }
+    const auto log2 = static_cast<std::size_t>(std::bit_width(static_cast<unsigned>(hosts - 1)));
+    run_on(each, "", [&](Rank& rank) {
+      const auto end = rank.all();
+      const Clique& clique = rank.job.clique(rank.layout.devices());
+      for (const Op op : kOps) {
+        const std::size_t before = clique.messages_sent();
+        run_case(*end, {op, DType::kF64, reductions_of(op, DType::kF64)[0], 16, 1});
+        const std::size_t sent = clique.messages_sent() - before;
+        const bool reduces = op == Op::kAllReduce || op == Op::kReduceScatter;
+        // Where H is no power of two, recursive doubling takes two more for log2 H rounded down.
+        if (reduces)
+          CHECK(sent <= log2 + (std::has_single_bit(static_cast<unsigned>(hosts)) ? 0 : 1));
+        else
+          CHECK_EQUAL(sent, log2);
+      }
+    });
+  }
+}
+
+// A host's processes and devices change nothing about what it sends.
+TEST(messages_of_a_host_do_not_depend_on_its_processes) {
+  const Hosts alone{"one process", {0, 1}, {0, 1}};
+  const Hosts devices{"4 devices", {0, 0, 0, 0, 1, 1, 1, 1}, {0, 1}};
+  const Hosts processes{"4 processes", {0, 1, 2, 3, 4, 5, 6, 7}, {0, 0, 0, 0, 1, 1, 1, 1}};
+  for (const Hosts& hosts : {alone, devices, processes}) {
+    std::atomic<std::size_t> sent{0};
+    run_on(hosts, "", [&](Rank& rank) {
+      const auto end = rank.all();
+      run_case(*end, {Op::kAllReduce, DType::kF32, Reduction::kSum, 1000, 1});
+      if (rank.layout.ranks_of(rank.process()).front() == rank.index)
+        sent += rank.job.clique(rank.layout.devices()).messages_sent();
+    });
+    CHECK_EQUAL(sent.load(), 2U);
+  }
 }
 
 TEST(groups_of_some_hosts) {

@@ -32,6 +32,8 @@ class Link {
   std::uint32_t free_target() const { return sent_ + 1 - kDepth; }
   void send(const Signature& signature, std::span<const std::byte> payload, const Watch& watch);
 
+  std::uint32_t sent() const { return sent_; }
+
   // The receiver's side. A message is there once `written` has reached `next` + 1.
   Counter& written() { return written_; }
   std::uint32_t next() const { return next_; }
