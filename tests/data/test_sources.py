@@ -37,6 +37,12 @@ class Table:
         return row, [row / 2]
 
 
+def real(values: jax.Array, mask: jax.Array | None) -> list[Any]:
+    """The values of the rows that are no padding."""
+    assert mask is not None
+    return np.asarray(values)[np.asarray(mask)].tolist()
+
+
 @pytest.fixture
 def rows() -> NamedSharding:
     return NamedSharding(jax.make_mesh((1,), ("data",)), P("data"))
@@ -125,7 +131,56 @@ def test_datasets_and_loaders_of_torch(rows: NamedSharding) -> None:
         assert isinstance(found, _sources.Stream)
         assert found.batched is batched
         batches = list(data.batches(source, 2, rows))
-        assert [x.rows[x.mask].tolist() for x in batches] == [[0, 1], [2, 3], [4]]
+        assert [real(x.rows, x.mask) for x in batches] == [[0, 1], [2, 3], [4]]
+
+    torch = pytest.importorskip("torch")
+    halves = torch.arange(6.0).to(torch.bfloat16)
+    for source in (halves, torch_data.DataLoader(halves, batch_size=4)):
+        [first, *_] = data.batches(source, 4, rows)
+        assert (first.rows.dtype, first.rows.tolist()) == ("bfloat16", [0, 1, 2, 3])
+
+
+@pytest.mark.full
+def test_datasets_of_hugging_face(rows: NamedSharding) -> None:
+    """Needs ``datasets``, which is no dependency: ``uv pip install datasets`` first."""
+    hugging = pytest.importorskip("datasets")
+    table = hugging.Dataset.from_dict({"x": np.arange(10).reshape(5, 2), "y": np.arange(5)})
+    for source in (table, table.with_format("torch"), table.to_iterable_dataset(num_shards=2)):
+        found = list(data.batches(source, 2, rows))
+        assert [real(x.rows["y"], x.mask) for x in found] == [[0, 1], [2, 3], [4]]
+        assert found[1].rows["x"].tolist() == [[4, 5], [6, 7]]
+    made = data.batches(table.to_iterable_dataset(num_shards=2), 2, rows)
+    next(made)
+    resumed = data.batches(table.to_iterable_dataset(num_shards=2), 2, rows)
+    resumed.set_state(made.get_state())
+    assert next(resumed).rows["y"].tolist() == [2, 3]
+    with pytest.raises(TypeError, match=r"several datasets: pass one, \['train'\]"):
+        data.batches(hugging.DatasetDict({"train": table}), 2, rows)
+
+
+def test_a_list_of_rows_is_one_source_for_all(rows: NamedSharding) -> None:
+    found = list(data.batches([{"id": i, "x": [i, i]} for i in range(3)], 2, rows))
+    assert [real(x.rows["id"], x.mask) for x in found] == [[0, 1], [2]]
+    assert isinstance(_sources.recognize([1, 2], None, None), _sources.Indexed)
+    assert isinstance(_sources.recognize([1, 2], True, None), _sources.Stream)
+
+
+@pytest.mark.parametrize("make", [list, iter])
+def test_rows_of_different_shapes_are_refused(rows: NamedSharding, make: Any) -> None:
+    """Each process would believe another shape of the same global array."""
+    source = [{"id": i, "x": np.zeros(size)} for i, size in enumerate((2, 2, 3))]
+    batches = data.batches(make(source), 1, rows)
+    assert next(batches).rows["x"].shape == (1, 2)
+    with pytest.raises(lockstep.DataError, match=r"float64\[2\].*float64\[3\]}\. Pad rows"):
+        list(batches)
+    with pytest.raises(lockstep.DataError, match=r"rows .* differ in structure or shape"):
+        list(data.batches(make(source), 3, rows))
+
+
+def test_text_in_a_batch_is_named(rows: NamedSharding) -> None:
+    batch = {"id": np.zeros(2), "text": ["a", "b"]}
+    with pytest.raises(lockstep.DataError, match=r"\['text'\]\[0\] of a batch has no axis.*'a'"):
+        list(data.batches(iter([batch]), 2, rows, batched=True))
 
 
 def test_errors_name_what_does_not_fit(rows: NamedSharding) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -128,6 +130,20 @@ def _without_trailing_axes(sharding: NamedSharding, rank: int) -> NamedSharding:
     if len(spec) <= rank or any(axes is not None for axes in spec[rank:]):
         return sharding  # where it does not fit, JAX says so
     return NamedSharding(sharding.mesh, PartitionSpec(*spec[:rank]))
+
+
+def as_numpy(x: Any) -> np.ndarray:
+    """A copy as NumPy, also of a torch tensor of a type that NumPy lacks: bfloat16, float8."""
+    try:
+        return np.array(np.asarray(x))  # torch has no copying conversion
+    except TypeError:
+        torch = sys.modules.get("torch")
+        name = str(getattr(x, "dtype", "")).removeprefix("torch.")
+        if torch is None or not hasattr(ml_dtypes, name):
+            raise
+        kind = np.dtype(getattr(ml_dtypes, name))
+        bits = x.detach().contiguous().view(torch.int16 if kind.itemsize == 2 else torch.int8)
+        return np.array(np.asarray(bits)).view(kind)
 
 
 def leaf_name(path: Any) -> str:

@@ -16,8 +16,9 @@ import numpy as np
 from grain.experimental import RebatchIterDataset, ThreadPrefetchIterDataset
 
 from lockstep._errors import DataError
-from lockstep.data._layout import Layout, checked
-from lockstep.data._sources import WORDS, Indexed, Stream
+from lockstep.data import _spec
+from lockstep.data._layout import Layout, as_numpy, checked, leaf_name
+from lockstep.data._sources import WORDS, Indexed, Stream, stacked
 
 AHEAD = 2
 """Batches that are prepared while the program computes; each holds memory."""
@@ -30,12 +31,15 @@ def of_indexed(
     source: Indexed, layout: Layout, first_row: int, count: int, place: Place
 ) -> Iterator[Any]:
     """``count`` batches from the row ``first_row`` on."""
+    # The same row on every process: what all of them hold their rows against.
+    alike = _Alike("row 0", checked(WORDS, source.read(np.arange(1))) if count else None)
 
     def batch(number: int) -> Any:
         rows = first_row + number * layout.size + layout.rows
         real = rows[rows < source.length]
         # A process without a row of the last batch reads one, for structure and types.
         block = checked(WORDS, source.read(real if len(real) else np.array([source.length - 1])))
+        alike.check(f"from row {rows[0]} on", block)
         return place(_padded(block, len(real), len(rows)), len(real))
 
     dataset = grain.MapDataset.range(count).map(batch)
@@ -52,13 +56,18 @@ def of_stream(source: Stream, layout: Layout, last: str, place: Place) -> Any:
     if not isinstance(rows, grain.IterDataset):
         rows = _Items(rows, source.batched)
     drop = last == "drop"
+    alike = _Alike(f"the first ones of process {jax.process_index()}")
     if source.batched:
         batched: Any = RebatchIterDataset(rows.map(_block), local, drop_remainder=drop)
     else:
-        batched = rows.batch(local, drop_remainder=drop)
+        words = f"rows of a batch of process {jax.process_index()}"
+        batched = rows.batch(
+            local, drop_remainder=drop, batch_fn=lambda found: stacked(found, words)
+        )
 
     def finish(block: Any) -> Any:
         block = checked(WORDS, block)
+        alike.check("later", block)
         count = len(jax.tree.leaves(block)[0])
         if count < local and last == "error":
             raise DataError(
@@ -70,9 +79,47 @@ def of_stream(source: Stream, layout: Layout, last: str, place: Place) -> Any:
     return iter(ThreadPrefetchIterDataset(batched.map(finish), prefetch_buffer_size=AHEAD))
 
 
+class _Alike:
+    """Holds blocks of rows against the first one: in structure, shape and dtype of a row.
+
+    Without it, processes with rows of another shape would make arrays of which each believes
+    another shape.
+    """
+
+    def __init__(self, words: str, first: Any = None) -> None:
+        self._words = words
+        self._first = None if first is None else _row_type(first)
+
+    def check(self, words: str, block: Any) -> None:
+        found = _row_type(block)
+        if self._first is None:
+            self._first = found
+        if found != self._first:
+            first, other = (_spec.text(_spec.spec_of(each)) for each in (self._first, found))
+            raise DataError(
+                f"{WORDS}: the rows of the source differ in structure, shape or dtype: "
+                f"{self._words} {first}, {words} {other}. Pad rows of different lengths first."
+            )
+
+
+def _row_type(block: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), block)
+
+
 def _block(item: Any) -> Any:
     """The arrays of a batch, copied: many loaders write the next batch into the same memory."""
-    return jax.tree.map(np.array, item)
+
+    def copied(path: Any, leaf: Any) -> np.ndarray:
+        array = as_numpy(leaf)
+        if not array.ndim:
+            raise DataError(
+                f"{WORDS}: {leaf_name(path)} of a batch has no axis of rows: it is {leaf!r:.60}. A "
+                "batch has arrays alone. A torch DataLoader makes lists of texts: leave them out, "
+                "or give it a collate_fn that makes numbers of them."
+            )
+        return array
+
+    return jax.tree_util.tree_map_with_path(copied, item)
 
 
 def _padded(block: Any, count: int, local: int) -> Any:
@@ -117,7 +164,7 @@ class _ItemsIterator(grain.DatasetIterator):
     def __next__(self) -> Any:
         item = next(self._started())
         self._done += 1
-        return item if self._batched else jax.tree.map(np.array, item)
+        return item if self._batched else jax.tree.map(as_numpy, item)
 
     def _started(self) -> Iterator[Any]:
         if self._iterator is None:

@@ -6,13 +6,13 @@ Torch and Hugging Face are recognized by their methods, and are not imported.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from lockstep._errors import DataError
-from lockstep.data._layout import leaf_name
+from lockstep.data._layout import as_numpy, leaf_name
 
 WORDS = "lockstep.data.batches"
 _BLOCK = 256
@@ -50,6 +50,8 @@ def recognize(source: Any, local: bool | None, batched: bool | None) -> Indexed 
     if indexed is not None:
         return Stream(_blocks_of(indexed), True)
     if hasattr(source, "__iter__") and not isinstance(source, str | bytes | dict | type):
+        if _is_hugging_face(source):
+            source = source.with_format("numpy")  # else a column of lists is a list of columns
         return Stream(source, _is_batched(source) if batched is None else batched)
     raise TypeError(
         f"{WORDS}: {_name(source)} is no source of rows. Expected an array, a pytree of arrays "
@@ -87,7 +89,11 @@ def _is_batched(source: Any) -> bool:
 
 
 def _indexed(source: Any) -> Indexed | None:
-    if hasattr(source, "column_names") and hasattr(source, "with_format"):  # Hugging Face
+    if _is_hugging_face(source):
+        if isinstance(source, dict):
+            raise TypeError(
+                f"{WORDS}: {_name(source)} has several datasets: pass one, {list(source)}."
+            )
         return _of_columns(source) if hasattr(source, "__len__") else None
     if type(source).__module__.partition(".")[0] == "grain":
         is_map = hasattr(source, "__getitem__") and hasattr(source, "__len__")
@@ -96,10 +102,14 @@ def _indexed(source: Any) -> Indexed | None:
         return _of_arrays(source)
     if any(each.__name__ == "IterableDataset" for each in type(source).__mro__):
         return None  # torch's has a __getitem__, which raises
-    is_container = isinstance(source, dict | list | tuple | str | bytes)
-    if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not is_container:
+    is_no_table = isinstance(source, dict | str | bytes)
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not is_no_table:
         return Indexed(len(source), _reader_by_row(source))
     return None
+
+
+def _is_hugging_face(source: Any) -> bool:
+    return hasattr(source, "column_names") and hasattr(source, "with_format")
 
 
 def _is_tree_of_arrays(source: Any) -> bool:
@@ -141,8 +151,8 @@ def _of_arrays(source: Any) -> Indexed:
 def _read_array(leaf: Any, rows: np.ndarray) -> np.ndarray:
     if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
         # A slice: a file's array (HDF5, zarr) reads it at once. Copied, as the program may write.
-        return np.array(leaf[int(rows[0]) : int(rows[-1]) + 1])
-    return np.asarray(leaf[rows])
+        return as_numpy(leaf[int(rows[0]) : int(rows[-1]) + 1])
+    return as_numpy(leaf[rows])
 
 
 def _of_columns(dataset: Any) -> Indexed:
@@ -150,16 +160,27 @@ def _of_columns(dataset: Any) -> Indexed:
     return Indexed(len(dataset), lambda rows: dict(dataset[rows.tolist()]))
 
 
+def stacked(rows: Sequence[Any], words: str) -> Any:
+    """The arrays of several rows; ``words`` names them in the `DataError` if they do not fit."""
+    import jax
+
+    try:
+        return jax.tree.map(lambda *xs: np.stack([as_numpy(x) for x in xs]), *rows)
+    except ValueError as error:
+        raise DataError(
+            f"{WORDS}: {words} differ in structure or shape ({error}). Pad rows of different "
+            "lengths first."
+        ) from None
+
+
 def _reader_by_row(source: Any) -> Callable[[np.ndarray], Any]:
     def read(rows: np.ndarray) -> Any:
-        import jax
-
         found = [source[int(row)] for row in rows]
         if missing := [int(row) for row, x in zip(rows, found, strict=True) if x is None]:
             raise DataError(
                 f"{WORDS}: the source has no row {missing[0]}. A Grain MapDataset that was "
                 "filtered has holes: pass dataset.to_iter_dataset(), of this process's rows."
             )
-        return jax.tree.map(lambda *xs: np.stack([np.asarray(x) for x in xs]), *found)
+        return stacked(found, f"rows {rows[0]} to {rows[-1]} of the source")
 
     return read
