@@ -18,6 +18,14 @@ def format_size(size: float) -> str:
     return f"{size:.4g} B"
 
 
+def format_count(number: float) -> str:
+    """``32.0 G``: ``number`` with three digits and a decimal prefix."""
+    for prefix, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= factor:
+            return f"{three_digits(number / factor)} {prefix}"
+    return f"{number:.0f}"
+
+
 def counted(number: int, what: str) -> str:
     """``"1 device"``, ``"2 devices"``, ``"2 processes"``."""
     plural = "es" if what.endswith("s") else "s"

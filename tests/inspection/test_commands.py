@@ -117,6 +117,33 @@ SHARDED = textwrap.dedent("""
     report = lockstep.inspect(jax.grad(recomputed), shape((8, 512), "x"), shape((512, 512), "y"))
     [advice] = report.advice
     assert "the same all-gather of 512 KiB runs 5 times in a loop" in advice, report
+    # A loop whose body gives its state in another sharding than it takes it.
+    def turns(x):
+        def body(h, _):
+            h = whole(jnp.tanh(h), P("y", None))
+            return whole(jnp.sin(h), P(None, "y")), None
+
+        return jax.lax.scan(body, x, None, length=7)[0]
+
+    report = lockstep.inspect(turns, shape((64, 64), None, "y"))
+    [advice] = report.advice
+    assert "what the loop carries is resharded at the end of every iteration" in advice, report
+    assert "(all-to-all of 8 KiB, 7 times)" in advice
+    [carried] = [row for row in report.collectives if row.carried]
+    [loop] = report.to_dict()["collectives"][report.collectives.index(carried)]["loops"]
+    assert loop["trips"] == 7 and loop["line"] == carried.line > 0
+    # Alike rows are one; in 80 columns no operation and no type is broken.
+    def alike(x):
+        for _ in range(2):
+            x = jnp.tanh(jax.lax.psum(x, "x"))
+        return x
+
+    mapped = jax.shard_map(alike, mesh=mesh, in_specs=P("x"), out_specs=P(), check_vma=False)
+    print(lockstep.inspect(mapped, shape((64, 64), "x")))
+    print(lockstep.inspect(lambda x, w: x @ w, shape((64, 32), "x"), shape((32, 64))))
+    from rich.console import Console
+    from lockstep.inspection import tables
+    Console(width=80).print(*tables.parts(report, is_narrow=True))
     for cut in (lambda x, i: whole(x)[3:5], lambda x, i: jax.lax.dynamic_slice_in_dim(x, i, 4),
                 lambda x, i: whole(x)[i] * 2):
         report = lockstep.inspect(cut, shape((64, 64), "x"), 3)
@@ -162,6 +189,9 @@ SHARDED = textwrap.dedent("""
         return x
     print("when it is compiled:")
     traced(jax.device_put(np.ones((8, 8), np.float32), NamedSharding(mesh, P("z", None))))
+    print("with the mapped axis:")
+    jax.jit(jax.vmap(lambda row: (lockstep.show_sharding(row), row)[1]))(
+        jax.device_put(np.ones((8, 4), np.float32), NamedSharding(mesh, P("z"))))
     explicit = jax.make_mesh((8,), ("e",), axis_types=(AxisType.Explicit,))
     with jax.set_mesh(explicit):
         def typed(x):
@@ -203,8 +233,13 @@ def test_reports_advice_and_drawings_in_one_process(tmp_path: Path) -> None:
         "axis x runs between hosts and moves 256 B of each device, axis y stays within a host",
         "the mesh {'a': 64} has 64 devices, and this process sees 8",
         "when it is compiled:\nfloat32[8,8]  P('z', None)",
+        "with the mapped axis:\nfloat32[8,4]  P('z', None)",
         "got a ndarray of shape (3,) without a sharding",
         "got a dict",
+        "│ 2 x all-reduce │",
+        "flops of a device: 131 k in matrix products",
+        "│ all-to-all       │  8 KiB │ y                │",
+        "│ 2 x f32[1,32,32] │    x 7 │ 4 of 2           │",
         "'b.gif' must end in .png or .svg",
     ):
         assert words in done.stdout, (words, done.stdout)

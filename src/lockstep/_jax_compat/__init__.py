@@ -57,6 +57,7 @@ from lockstep._jax_compat.tracing import current_mesh as current_mesh
 from lockstep._jax_compat.tracing import is_tracer as is_tracer
 from lockstep._jax_compat.tracing import meshes_in as meshes_in
 from lockstep._jax_compat.tracing import ordered_devices as ordered_devices
+from lockstep._jax_compat.tracing import unmapped as unmapped
 from lockstep._jax_compat.versions import KNOWN_PROBLEMS as KNOWN_PROBLEMS
 from lockstep._jax_compat.versions import NEWEST_TESTED_JAX as NEWEST_TESTED_JAX
 from lockstep._jax_compat.versions import OLDEST_JAX as OLDEST_JAX

@@ -53,3 +53,10 @@ def is_tracer(array: Any) -> bool:
     from jax.core import Tracer
 
     return isinstance(array, Tracer)
+
+
+def unmapped(array: Any) -> Any:
+    """The array with the axes that `jax.vmap` maps; ``array`` itself outside of it."""
+    while type(array).__name__ == "BatchTracer" and getattr(array, "val", None) is not None:
+        array = array.val
+    return array

@@ -84,6 +84,8 @@ class Collective:
     """Whether it moves the same data in every iteration of the loop that it stands in."""
     only_sliced: bool
     """Whether the program takes nothing but slices of the result."""
+    carried: bool = False
+    """Whether the result goes into the next iteration of its loop, and nothing else uses it."""
 
     @property
     def bytes(self) -> int:
@@ -119,6 +121,12 @@ def find(program: str) -> tuple[Collective, ...]:
     return tuple(_Reader(program).walk())
 
 
+def trips(loop: Instruction) -> int | None:
+    """How often the body of a ``while`` runs; None: XLA does not know."""
+    found = _TRIPS.search(loop.attribute("backend_config")) or _TRIPS.search(loop.attributes)
+    return int(found[1]) if found else None
+
+
 class _Reader:
     def __init__(self, program: str) -> None:
         self.module = text.parse(program)
@@ -151,10 +159,8 @@ class _Reader:
                     yield from self._computation(callee, loops, conditional, depth + 1)
 
     def _loop(self, instruction: Instruction) -> Loop:
-        trips = _TRIPS.search(instruction.attribute("backend_config"))
-        trips = trips or _TRIPS.search(instruction.attributes)
         op_name, at = self._origin(instruction)
-        return Loop(int(trips[1]) if trips else None, op_name, at)
+        return Loop(trips(instruction), op_name, at)
 
     def _collective(
         self,
@@ -197,6 +203,7 @@ class _Reader:
             invariant=bool(loops)
             and all(usage.is_invariant(self.module, computation, o) for o in instruction.operands),
             only_sliced=usage.is_only_sliced(self.module, computation, instruction.name),
+            carried=bool(loops) and usage.is_carried(self.module, computation, instruction.name),
         )
 
     def _reduction(self, instruction: Instruction) -> str:

@@ -49,6 +49,29 @@ def is_only_sliced(module: Module, computation: str, name: str) -> bool:
     )
 
 
+def is_carried(module: Module, body: str, name: str) -> bool:
+    """Whether a result goes into the next iteration of the loop as it is.
+
+    On the way to the state that the body gives, nothing of the program may use it: only moves of
+    elements, which have no path of an operation.
+    """
+    for _ in range(_MAX_STEPS):
+        users = {each.name: each for each in module.users(body, name)}
+        if len({each.opcode == "get-tuple-element" for each in users.values()}) != 1:
+            return False
+        if all(each.opcode == "get-tuple-element" for each in users.values()):
+            # The pieces of an all-to-all, which one instruction puts together.
+            users = {user.name: user for each in users for user in module.users(body, each)}
+        if len(users) != 1:
+            return False
+        [(name, user)] = users.items()
+        if name == module.roots.get(body):
+            return user.opcode == "tuple"
+        if "op_name=" in user.attribute("metadata"):
+            return False
+    return False
+
+
 def _source(around: Mapping[str, Instruction], name: str) -> Instruction | None:
     each = around.get(name)
     for _ in range(_MAX_STEPS):

@@ -32,8 +32,16 @@ def where(row: Collective) -> str:
 
 def _loops(report: Report) -> Iterator[str]:
     for row in report.collectives:
-        if row.invariant and row.cause.kind == Kind.RESHARDING:
-            times = f"{row.executions} times" if row.executions else "in every iteration"
+        if row.cause.kind != Kind.RESHARDING:
+            continue
+        times = f"{row.executions} times" if row.executions else "in every iteration"
+        if row.carried:
+            yield (
+                f"{where(row)}: what the loop carries is resharded at the end of every iteration "
+                f"({row.op} of {format_size(row.bytes)}, {times}): the loop gives it in another "
+                "sharding than it takes it. Where the computation permits, keep one in the loop."
+            )
+        if row.invariant:
             yield (
                 f"{where(row)}: the same {row.op} of {format_size(row.bytes)} runs {times} in a "
                 "loop that does not change the array. Reshard it once before the loop "

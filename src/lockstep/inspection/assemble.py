@@ -9,7 +9,7 @@ from lockstep.hlo import collectives as hlo
 from lockstep.inspection import advice, causes, mesh_axes
 from lockstep.inspection.cost_model import CostModel
 from lockstep.inspection.mesh_axes import MeshShape
-from lockstep.inspection.report import Collective, Placement, Reach, Report
+from lockstep.inspection.report import Collective, Loop, Placement, Reach, Report
 
 
 def collectives(
@@ -73,6 +73,8 @@ def _row(each: hlo.Collective, meshes: Sequence[MeshShape], placement: Placement
         mesh_axes.of_pairs(pairs, meshes) if permute else mesh_axes.of_groups(each.groups, meshes)
     )
     at = each.at if each.at.file else each.user_at
+    if not at.file and each.carried:
+        at = each.loops[-1].at
     return Collective(
         op=each.op,
         reduction=each.reduction,
@@ -80,7 +82,7 @@ def _row(each: hlo.Collective, meshes: Sequence[MeshShape], placement: Placement
         bytes=each.bytes,
         result_bytes=each.result_bytes,
         executions=each.executions,
-        trips=tuple(loop.trips for loop in each.loops),
+        loops=tuple(Loop(loop.trips, loop.at.file, loop.at.line) for loop in each.loops),
         conditional=each.conditional,
         axes=axes,
         groups=each.groups,
@@ -93,6 +95,7 @@ def _row(each: hlo.Collective, meshes: Sequence[MeshShape], placement: Placement
         cause=causes.of(each),
         invariant=each.invariant,
         only_sliced=each.only_sliced,
+        carried=each.carried,
     )
 
 

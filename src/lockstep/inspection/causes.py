@@ -32,6 +32,8 @@ class Kind(enum.StrEnum):
     """A product whose contracted dimension is sharded."""
     REDUCTION = "reduction"
     """A sum, or another reduction, over a sharded dimension."""
+    LOOKUP = "lookup"
+    """Rows of a sharded dimension are looked up; each device adds those that it has."""
     RESHARDING = "resharding"
     """An array is needed in another layout than it has."""
     UNKNOWN = "unknown"
@@ -45,8 +47,16 @@ class Cause:
 
 
 def of(collective: Collective) -> Cause:
-    """The cause of a collective; what is not known is said to be unknown."""
-    last = primitive(collective.op_name)
+    """The cause of a collective; what is not known is said to be unknown.
+
+    Of one that XLA has combined of several, the texts of all, and the kind of the first.
+    """
+    found = {(each := _of(collective, name)).text: each for name in parts(collective.op_name)}
+    return Cause(next(iter(found.values())).kind, "; ".join(found))
+
+
+def _of(collective: Collective, op_name: str) -> Cause:
+    last = primitive(op_name)
     if not collective.generated and _LAX.get(_SUFFIX.sub("", last)) == collective.op:
         return Cause(Kind.EXPLICIT, f"lax.{_public(_SUFFIX.sub('', last))}")
     if collective.op in ("all-reduce", "reduce-scatter"):
@@ -54,16 +64,41 @@ def of(collective: Collective) -> Cause:
             return Cause(Kind.CONTRACTION, f"contraction in {last}")
         if last.startswith(("reduce", "arg", "cum", "log")):
             return Cause(Kind.REDUCTION, f"{last} of a sharded dimension")
+        if last.startswith("scatter"):
+            return Cause(Kind.REDUCTION, f"{last} over a sharded dimension")
+        if last in ("gather", "dynamic_slice"):
+            return Cause(Kind.LOOKUP, f"{last} in a sharded dimension")
     if last in _RESHARDINGS:
         return Cause(Kind.RESHARDING, f"resharding by {last}")
-    if argument := _argument(collective.op_name):
+    if argument := _argument(op_name):
         user = primitive(collective.user_op)
         return Cause(
             Kind.RESHARDING, f"argument {argument} resharded{f' for {user}' if user else ''}"
         )
     if last or (last := primitive(collective.user_op)):
         return Cause(Kind.RESHARDING, f"resharding for {last}")
+    if collective.carried:
+        return Cause(Kind.RESHARDING, "resharding of what the loop carries")
     return Cause(Kind.UNKNOWN, "unknown: the compiler wrote nothing beside it")
+
+
+def parts(op_name: str) -> list[str]:
+    """The paths in ``jit(f)/(a/dot_general:b/reduce_sum)``, which stands at a combined collective.
+
+    A path that stands there several times is given once; any other name is its only part.
+    """
+    head, opened, rest = op_name.partition("/(")
+    if not opened or not rest.endswith(")"):
+        return [op_name]
+    found, depth, start = [], 0, 0
+    for at, char in enumerate(rest):
+        depth += (char in "([{") - (char in ")]}")
+        if depth < 0 and at < len(rest) - 1:
+            return [op_name]  # `jit(f)/(a "b")/dot_general (c)`: a scope with brackets of its own
+        if (char == ":" and depth == 0) or depth < 0:
+            found.append(f"{head}/{rest[start:at]}")
+            start = at + 1
+    return list(dict.fromkeys(found)) if len(found) > 1 else [op_name]
 
 
 def primitive(op_name: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from lockstep import _config, _jax_compat
 from lockstep._errors import InspectError
 from lockstep.hlo import collectives as hlo
+from lockstep.hlo import products
 from lockstep.inspection import assemble, cost_model
 from lockstep.inspection.mesh_axes import MeshShape
 from lockstep.inspection.report import ArrayInfo, Memory, Placement, Report
@@ -97,6 +98,7 @@ def _report(
         collectives=assemble.collectives(found, shapes, placement),
         memory=_memory(compiled),
         flops=_flops(compiled),
+        product_flops=products.flops(text),
         warnings=tuple(dict.fromkeys(output)),
     )
 

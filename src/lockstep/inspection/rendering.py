@@ -11,6 +11,16 @@ WIDTH_WITHOUT_TERMINAL = 140
 _HTML = '<pre style="line-height:1.2;font-family:monospace">{code}</pre>'
 
 
+NARROW = 120
+"""Below so many columns the wide table of collectives folds in the middle of words."""
+
+
+def is_narrow() -> bool:
+    """Whether the terminal has too few columns for wide tables; False where there is none."""
+    console = Console()
+    return console.is_terminal and console.width < NARROW
+
+
 def show(parts: Iterable[RenderableType]) -> None:
     """Prints the parts."""
     console = Console(highlight=False)

@@ -45,6 +45,17 @@ class ArrayInfo:
 
 
 @dataclass(frozen=True)
+class Loop:
+    """A loop around a collective."""
+
+    trips: int | None
+    """How often its body runs; None: XLA does not know."""
+    file: str
+    line: int
+    """Of the program; "" and 0: not known."""
+
+
+@dataclass(frozen=True)
 class Collective:
     """One collective that the compiled program runs."""
 
@@ -60,8 +71,8 @@ class Collective:
     """What one device gets, each time."""
     executions: int | None
     """How often it runs in one execution of the program; None: not known."""
-    trips: tuple[int | None, ...]
-    """Of each loop around it, from the outermost."""
+    loops: tuple[Loop, ...]
+    """Around it, from the outermost."""
     conditional: bool
     """Whether it stands in a branch of a `lax.cond`."""
     axes: Axes
@@ -81,8 +92,15 @@ class Collective:
     """Whether it moves the same data in every iteration of its loop."""
     only_sliced: bool = False
     """Whether the program uses nothing but slices of its result."""
+    carried: bool = False
+    """Whether its result goes into the next iteration of its loop, and nothing else uses it."""
     seconds: float | None = None
     """Predicted for one run of it; None without a cost model."""
+
+    @property
+    def trips(self) -> tuple[int | None, ...]:
+        """Of each loop around it, from the outermost."""
+        return tuple(loop.trips for loop in self.loops)
 
     @property
     def dtype(self) -> str:
@@ -157,6 +175,9 @@ class Report:
     """None where XLA gives no account."""
     flops: float | None
     """Of one device in one execution. XLA counts the body of a loop once."""
+    product_flops: float = 0.0
+    """Of these, matrix products and convolutions, in loops as often as they run; once where XLA
+    does not know how often."""
     warnings: tuple[str, ...] = ()
     """What XLA's partitioner complained about: "full rematerialization"."""
     advice: tuple[str, ...] = ()
@@ -211,6 +232,7 @@ class Report:
             row["axes_exact"] = each.axes.exact
             row["shift"] = each.axes.shift
             row["group_size"], row["dtype"] = each.group_size, each.dtype
+            row["trips"] = list(each.trips)
         values["seconds"] = self.seconds
         return {"schema": SCHEMA, **values}
 
@@ -222,7 +244,7 @@ class Report:
         """Prints the tables, with colours on a terminal."""
         from lockstep.inspection import rendering, tables
 
-        rendering.show(tables.parts(self))
+        rendering.show(tables.parts(self, is_narrow=rendering.is_narrow()))
 
     def __str__(self) -> str:
         from lockstep.inspection import rendering, tables

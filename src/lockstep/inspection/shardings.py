@@ -59,7 +59,8 @@ def show_sharding(x: Any, /) -> ShardingView | None:
     Args:
       x: a `jax.Array`, a `jax.ShapeDtypeStruct` with a sharding, or a traced array inside
         `jax.jit`. Under a mesh of automatic axes the compiler decides on the sharding of a traced
-        array: it is then printed when the program is compiled.
+        array: it is then printed when the program is compiled. Inside `jax.vmap` the array is
+        shown with the axis that is mapped.
 
     Returns:
       A `ShardingView` with ``print``, ``save("x.png")`` or ``"x.svg"``, and ``str``. None for a
@@ -68,6 +69,7 @@ def show_sharding(x: Any, /) -> ShardingView | None:
     Raises:
       InspectError: ``x`` is no array, or has no sharding.
     """
+    x = _jax_compat.unmapped(x)
     if _jax_compat.is_tracer(x):
         return _show_traced(x)
     sharding = getattr(x, "sharding", None)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lockstep._words import counted, format_seconds, format_size
+from lockstep._words import counted, format_count, format_seconds, format_size
 from lockstep.inspection.report import ArrayInfo, Collective, Reach, Report
 
 MAX_ROWS = 40
@@ -17,13 +18,13 @@ MAX_OPERANDS = 3
 _COLOURS = {Reach.PROCESS: "green", Reach.HOST: "", Reach.HOSTS: "yellow"}
 
 
-def parts(report: Report) -> Iterator[RenderableType]:
+def parts(report: Report, *, is_narrow: bool = False) -> Iterator[RenderableType]:
     yield Text(_headline(report), style="bold")
     yield Text("mesh: " + ("; ".join(map(str, report.meshes)) if report.meshes else "none"))
     yield _arrays("arguments", report.inputs)
     yield _arrays("results", report.outputs)
     if report.collectives:
-        yield _collectives(report)
+        yield _narrow_collectives(report) if is_narrow else _collectives(report)
     else:
         yield Text("no collectives: the program sends nothing between devices", style="green")
     yield Text(_sums(report))
@@ -66,8 +67,9 @@ def _arrays(title: str, arrays: tuple[ArrayInfo, ...]) -> Table:
 
 
 def _collectives(report: Report) -> Table:
+    """A row for each collective; for several that are alike in all that is shown, one."""
     table = Table(title="collectives", title_justify="left", title_style="bold", show_lines=False)
-    table.add_column("operation", overflow="fold")
+    table.add_column("operation", no_wrap=True)
     table.add_column("of each device", overflow="fold")
     table.add_column("bytes", justify="right")
     table.add_column("runs", justify="right")
@@ -78,20 +80,56 @@ def _collectives(report: Report) -> Table:
         table.add_column("predicted", justify="right")
     table.add_column("line", overflow="fold")
     table.add_column("why", overflow="fold")
-    for row in report.collectives:
-        cells: list[str | Text] = [
-            row.op + (f" ({row.reduction})" if row.reduction else ""),
-            _operands(row),
-            format_size(row.bytes),
-            runs(row),
-            str(row.axes),
-            _groups(row),
-            Text(row.reach, style=_COLOURS[row.reach]),
-        ]
-        if report.model is not None:
-            cells.append("?" if row.seconds is None else format_seconds(row.seconds))
-        table.add_row(*cells, line(row), row.cause.text)
+    for cells, reach in _rows(report):
+        operation, operands, size, times, axes, groups, *rest = cells
+        table.add_row(
+            operation,
+            operands,
+            size,
+            times,
+            axes,
+            groups,
+            Text(reach, style=_COLOURS[reach]),
+            *rest,
+        )
     return table
+
+
+def _narrow_collectives(report: Report) -> Table:
+    """The same in 80 columns: what belongs together lies in one cell."""
+    table = Table(title="collectives", title_justify="left", title_style="bold", show_lines=True)
+    table.add_column("operation,\nof each device", overflow="fold")
+    predicted = ",\npredicted" if report.model is not None else ""
+    table.add_column(f"bytes,\nruns{predicted}", justify="right", no_wrap=True)
+    table.add_column("axes,\ngroups, reach", overflow="fold")
+    table.add_column("line, why", overflow="fold")
+    for cells, reach in _rows(report):
+        operation, operands, size, times, axes, groups, *seconds, at, why = cells
+        where = Text.assemble(f"{axes}\n{groups}\n", (reach, _COLOURS[reach]))
+        cost = "\n".join([size, f"x {times}", *seconds])
+        table.add_row(f"{operation}\n{operands}", cost, where, f"{at}\n{why}")
+    return table
+
+
+def _rows(report: Report) -> Iterator[tuple[list[str], Reach]]:
+    """The cells of the rows but the reach, which has a colour. Alike rows are one, and counted."""
+    counts = Counter((tuple(_cells(row, report)), row.reach) for row in report.collectives)
+    for (cells, reach), count in counts.items():
+        operation = f"{count} x {cells[0]}" if count > 1 else cells[0]
+        yield [operation, *cells[1:]], reach
+
+
+def _cells(row: Collective, report: Report) -> Iterator[str]:
+    yield row.op + (f"\n({row.reduction})" if row.reduction else "")
+    yield _operands(row)
+    yield format_size(row.bytes)
+    yield runs(row)
+    yield str(row.axes)
+    yield _groups(row)
+    if report.model is not None:
+        yield "?" if row.seconds is None else format_seconds(row.seconds)
+    yield line(row) + loop_lines(row)
+    yield row.cause.text
 
 
 def _operands(row: Collective) -> str:
@@ -108,6 +146,12 @@ def line(row: Collective) -> str:
         return "-"
     function = row.function.rsplit(".", 1)[-1]
     return f"{row.file.rsplit('/', 1)[-1]}:{row.line}" + (f" in {function}" if function else "")
+
+
+def loop_lines(row: Collective) -> str:
+    """The lines of the loops around it, each below the other, the outermost first."""
+    known = [loop for loop in row.loops if loop.file]
+    return "".join(f"\nloop: {loop.file.rsplit('/', 1)[-1]}:{loop.line}" for loop in known)
 
 
 def runs(row: Collective) -> str:
@@ -136,11 +180,15 @@ def _sums(report: Report) -> str:
         text.append(
             f"memory of a device: {format_size(memory.total)} (arguments "
             f"{format_size(memory.arguments)}, results {format_size(memory.outputs)}, temporaries "
-            f"{format_size(memory.temporaries)}, in donated arguments "
-            f"{format_size(memory.aliased)})"
+            f"{format_size(memory.temporaries)}"
+            + (f"; {format_size(memory.aliased)} in donated arguments)" if memory.aliased else ")")
         )
     if report.flops is not None:
-        text.append(f"{report.flops:.4g} flops of a device, the body of a loop counted once")
+        text.append(
+            f"flops of a device: {format_count(report.product_flops)} in matrix products and "
+            f"convolutions; XLA's account of everything, the body of a loop once: "
+            f"{format_count(report.flops)}"
+        )
     return "\n".join(text)
 
 
