@@ -32,7 +32,7 @@ def of_indexed(
 ) -> Iterator[Any]:
     """``count`` batches from the row ``first_row`` on."""
     # The same row on every process: what all of them hold their rows against.
-    alike = _Alike("row 0", checked(WORDS, source.read(np.arange(1))) if count else None)
+    alike = _Alike("row 0", lambda: checked(WORDS, source.read(np.arange(1))))
 
     def batch(number: int) -> Any:
         rows = first_row + number * layout.size + layout.rows
@@ -86,14 +86,17 @@ class _Alike:
     another shape.
     """
 
-    def __init__(self, words: str, first: Any = None) -> None:
+    def __init__(self, words: str, first: Callable[[], Any] | None = None) -> None:
+        """``first`` reads rows to hold the others against, when there is a block; by default the
+        first block is such."""
         self._words = words
-        self._first = None if first is None else _row_type(first)
+        self._read_first = first
+        self._first: Any = None
 
     def check(self, words: str, block: Any) -> None:
         found = _row_type(block)
         if self._first is None:
-            self._first = found
+            self._first = _row_type(self._read_first()) if self._read_first else found
         if found != self._first:
             first, other = (_spec.text(_spec.spec_of(each)) for each in (self._first, found))
             raise DataError(
