@@ -151,7 +151,8 @@ def line(row: Collective) -> str:
 def loop_lines(row: Collective) -> str:
     """The lines of the loops around it, each below the other, the outermost first."""
     known = [loop for loop in row.loops if loop.file]
-    return "".join(f"\nloop: {loop.file.rsplit('/', 1)[-1]}:{loop.line}" for loop in known)
+    files = ("" if loop.file == row.file else loop.file.rsplit("/", 1)[-1] + ":" for loop in known)
+    return "".join(f"\nloop at {file}{loop.line}" for file, loop in zip(files, known, strict=True))
 
 
 def runs(row: Collective) -> str:
