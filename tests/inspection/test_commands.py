@@ -81,6 +81,21 @@ def test_bad_input_is_named(
         args.func(args)
 
 
+def test_an_error_of_the_program_names_the_number_of_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "small_mesh.py").write_text("raise ValueError('Number of devices 4 must be >= 64')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", [*sys.argv])
+    monkeypatch.setattr(plan._jax_compat, "plan_devices", lambda *_: None)
+    monkeypatch.setattr(plan, "_stand_in", lambda *_: None)
+    with pytest.raises(ValueError, match="must be >= 64") as done:
+        plan.plan("small_mesh.py:f", None, 2, 2)
+    [note] = done.value.__notes__
+    assert "the plan is for -n 2 x -d 2 = 4 devices" in note
+
+
 @pytest.mark.parametrize("link", ["20us", "1,2", "0us,1GB/s", "1us,0GB/s", "x,y"])
 def test_a_link_that_cannot_be_read_is_refused(link: str) -> None:
     with pytest.raises(cli.argparse.ArgumentTypeError) as done:

@@ -175,7 +175,8 @@ def _made(mesh: Any) -> Any:
 
 
 def _name(f: Any) -> str:
-    return str(getattr(f, "__name__", "") or type(f).__name__)
+    named = getattr(f, "func", f)  # of a functools.partial
+    return str(getattr(named, "__name__", "") or type(f).__name__)
 
 
 def _parameters(f: Any) -> tuple[str, ...]:

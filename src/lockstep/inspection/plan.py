@@ -30,9 +30,17 @@ def plan(target: str, arguments: str | None, processes: int, devices: int) -> Re
     """
     _jax_compat.plan_devices(processes, devices)
     _stand_in(processes, devices)
-    module, name = _load(target)
-    function = _member(module, name, "function to inspect")
-    positional, by_name = _arguments(module, function, arguments)
+    try:
+        module, name = _load(target)
+        function = _member(module, name, "function to inspect")
+        positional, by_name = _arguments(module, function, arguments)
+    except Exception as error:
+        if not isinstance(error, InspectError):  # such as a mesh of another number of devices
+            error.add_note(
+                f"lockstep inspect: the plan is for -n {processes} x -d {devices} = "
+                f"{processes * devices} devices."
+            )
+        raise
     from lockstep.inspection.compiled import inspect
 
     return inspect(function, *positional, **by_name).on(devices_per_process=devices)
