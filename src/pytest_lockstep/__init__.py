@@ -24,8 +24,6 @@ def _terminal() -> str | None:
 
 TTY = _terminal()
 """The terminal, found before pytest captures descriptor 0; for ``--pdb``."""
-LAYOUT = "lockstep_layout"
-"""The name of the parameter of a test that runs in several layouts."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -103,11 +101,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     from pytest_lockstep import layouts
 
-    several = layouts.of_mark(mark, metafunc.config)
-    if len(several) > 1 or LAYOUT in metafunc.fixturenames:
-        if LAYOUT not in metafunc.fixturenames:
-            metafunc.fixturenames.append(LAYOUT)
-        metafunc.parametrize(LAYOUT, several, ids=[layouts.name(each) for each in several])
+    several, name = layouts.of_mark(mark, metafunc.config), layouts.PARAMETER
+    if len(several) > 1 or name in metafunc.fixturenames:
+        if name not in metafunc.fixturenames:
+            metafunc.fixturenames.append(name)
+        metafunc.parametrize(name, several, ids=[layouts.name(each) for each in several])
 
 
 @pytest.fixture
@@ -124,6 +122,10 @@ def lockstep(request: pytest.FixtureRequest) -> Ranks:
 @pytest.fixture
 def lockstep_layout(request: pytest.FixtureRequest) -> Any:
     """The processes and devices of a test with the mark ``lockstep``."""
-    if not hasattr(request, "param"):
+    if hasattr(request, "param"):
+        return request.param
+    if request.node.get_closest_marker("lockstep") is None:
         pytest.fail("the fixture lockstep_layout needs the mark lockstep on its test", False)
-    return request.param
+    from pytest_lockstep import layouts
+
+    return layouts.of_item(request.node)

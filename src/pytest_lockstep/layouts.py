@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+PARAMETER = "lockstep_layout"
+"""The parameter of a test that runs in several layouts, and the fixture that gives its layout."""
 _DEFAULTS: dict[str, Any] = {"n": 2, "devices": 4, "collectives": None}
 _OPTIONS = {"n": "lockstep_n", "devices": "lockstep_devices", "collectives": "lockstep_collectives"}
 
@@ -31,6 +33,21 @@ def of_mark(mark: pytest.Mark, config: pytest.Config) -> list[Layout]:
         )
     choices = [_choices(name, mark, config) for name in _DEFAULTS]
     return [Layout(*values) for values in itertools.product(*choices)]
+
+
+def of_item(item: Any) -> Layout:
+    """The layout of a test with the mark ``lockstep``. Raises `pytest.Collector.CollectError`."""
+    callspec = getattr(item, "callspec", None)
+    if callspec and isinstance(found := callspec.params.get(PARAMETER), Layout):
+        return found
+    several = of_mark(item.get_closest_marker("lockstep"), item.config)
+    if len(several) > 1:  # the function has no mark, which would make a test for each
+        raise pytest.Collector.CollectError(
+            f"pytest.mark.lockstep of one parameter asks for {len(several)} layouts "
+            f"({', '.join(map(name, several))}), and a parameter is one test. Mark the function, "
+            "or give a parameter for each"
+        )
+    return several[0]
 
 
 def name(layout: Layout) -> str:

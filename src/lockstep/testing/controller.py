@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-import pytest_lockstep
 from lockstep._errors import LockstepError
 from lockstep.pool import outcome
 from lockstep.pool.outcome import Kind, Outcome
@@ -85,19 +84,16 @@ class Controller:
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> Iterator[pytest.TestReport]:
         try:
-            layout = layout_of(item)
+            layout = layouts.of_item(item)
             outcomes = self._run(layout, item, nextitem)
         except (LockstepError, pytest.Collector.CollectError, pytest.fail.Exception) as error:
             yield merge.failed_report(item, "setup", f"{type(error).__name__}: {error}")
             return
-        by_phase: dict[str, dict[int, pytest.TestReport]] = {p: {} for p in merge.PHASES}
+        by_rank: dict[int, list[pytest.TestReport]] = {}
         problems: dict[int, str] = {}
         for each in outcomes:
-            self._read(each, by_phase, problems)
-        for phase in merge.PHASES:
-            own = problems if phase == "call" else {}
-            if by_phase[phase] or own:
-                yield merge.merged(item, phase, by_phase[phase], layout.n, own)
+            by_rank[each.rank] = self._read(each, problems)
+        yield from merge.verdicts(item, by_rank, layout.n, problems)
 
     def _run(
         self, layout: Layout, item: pytest.Item, nextitem: pytest.Item | None
@@ -137,13 +133,10 @@ class Controller:
             self._prepared[layout] = (pool.pids, {*known, path})
         return failed
 
-    def _read(
-        self,
-        each: Outcome,
-        by_phase: Mapping[str, dict[int, pytest.TestReport]],
-        problems: dict[int, str],
-    ) -> None:
+    def _read(self, each: Outcome, problems: dict[int, str]) -> list[pytest.TestReport]:
+        """The reports of one rank; adds to ``problems`` why there are none."""
         found: list[dict[str, Any]] = []
+        reports: list[pytest.TestReport] = []
         if each.kind is Kind.RETURNED:
             found = each.value
         elif isinstance(each.value, remote.TestFailed):
@@ -158,8 +151,10 @@ class Controller:
                     self._warn(values)
             else:
                 hook = self._config.hook
-                report = hook.pytest_report_from_serializable(config=self._config, data=values)
-                by_phase[report.when][each.rank] = report
+                reports.append(
+                    hook.pytest_report_from_serializable(config=self._config, data=values)
+                )
+        return reports
 
     def _warn(self, values: Mapping[str, Any]) -> None:
         category = getattr(builtins, values["category"], None) or type(
@@ -221,23 +216,18 @@ def _without_pytest(text: str) -> str:
     return "\n".join(lines[: next(below, len(lines))])
 
 
-def layout_of(item: pytest.Item) -> Layout:
-    """The layout of a test with the mark ``lockstep``."""
-    callspec = getattr(item, "callspec", None)
-    if callspec and isinstance(found := callspec.params.get(pytest_lockstep.LAYOUT), Layout):
-        return found
-    mark = item.get_closest_marker("lockstep")
-    assert mark is not None
-    return layouts.of_mark(mark, item.config)[0]
-
-
 def _next_of(layout: Layout, item: pytest.Item, nextitem: pytest.Item | None) -> pytest.Item | None:
     """The next test in this layout. A guess, if another test comes before it."""
-    if nextitem is not None and nextitem.get_closest_marker("lockstep"):
-        if layout_of(nextitem) == layout:
-            return nextitem
+    if nextitem is not None and _has_layout(nextitem, layout):
+        return nextitem
     items = item.session.items
     rest = items[items.index(item) + 1 :] if item in items else []
-    return next(
-        (i for i in rest if i.get_closest_marker("lockstep") and layout_of(i) == layout), None
-    )
+    return next((i for i in rest if _has_layout(i, layout)), None)
+
+
+def _has_layout(item: pytest.Item, layout: Layout) -> bool:
+    if item.get_closest_marker("lockstep") is None:
+        return False
+    with contextlib.suppress(pytest.Collector.CollectError):  # an error of its own
+        return layouts.of_item(item) == layout
+    return False

@@ -20,7 +20,7 @@ import pytest
 from lockstep import _config
 from lockstep._run_files import process_dir
 from lockstep.testing import merge
-from lockstep.testing.controller import layout_of
+from pytest_lockstep import layouts
 
 FILE = "pytest.json"
 WAIT_SECONDS = 30.0
@@ -65,7 +65,7 @@ class InJob:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         if item.get_closest_marker("lockstep") is None:
             return
-        layout = layout_of(item)
+        layout = layouts.of_item(item)
         if layout.n != self._size:
             pytest.skip(f"the test is for {layout.n} processes, and this job has {self._size}")
 

@@ -6,8 +6,9 @@ if all ranks skip it, and has passed otherwise. Failures with the same text are 
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -29,6 +30,48 @@ _CONSEQUENCES = (texts.OF_THE_ENGINE, "did not return and was stopped")
 _XPASS = "[XPASS(strict)]"
 
 ByRank = Mapping[int, pytest.TestReport]
+
+
+def verdicts(
+    item: pytest.Item,
+    by_rank: Mapping[int, Sequence[pytest.TestReport]],
+    size: int,
+    problems: Mapping[int, str],
+) -> Iterator[pytest.TestReport]:
+    """The reports of a test, from those of each rank: its phases, and its subtests.
+
+    ``problems``: what became of ranks that could not report.
+    """
+    found: dict[tuple[str, int, str], dict[int, pytest.TestReport]] = {}
+    for rank, reports in by_rank.items():
+        seen: dict[tuple[str, str], int] = {}
+        for report in reports:
+            key = report.when or "call", _subtest(report)
+            seen[key] = seen.get(key, 0) + 1
+            # Reports without a subtest, of plug-ins that run a test again: the last one counts.
+            number = seen[key] if key[1] else 0
+            found.setdefault((key[0], number, key[1]), {})[rank] = report
+    for phase in PHASES:
+        for (when, _, name), reports in found.items():
+            if when == phase and name:
+                yield _as_subtest(merged(item, phase, reports, size), reports)
+        reports, own = found.get((phase, 0, ""), {}), problems if phase == "call" else {}
+        if reports or own:
+            yield merged(item, phase, reports, size, own)
+
+
+def _subtest(report: pytest.TestReport) -> str:
+    """Which subtest of a test it is about; "": the test itself. pytest has them from 9.0 on, and
+    for earlier versions pytest-subtests."""
+    context: Any = getattr(report, "context", None)
+    return "" if context is None else f"{context.msg!r} {context.kwargs!r}"
+
+
+def _as_subtest(report: pytest.TestReport, reports: ByRank) -> pytest.TestReport:
+    found = copy.copy(next(iter(reports.values())))
+    for name in ("outcome", "longrepr", "sections", "duration", "start", "stop"):
+        setattr(found, name, getattr(report, name))
+    return found
 
 
 def merged(

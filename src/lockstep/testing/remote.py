@@ -164,6 +164,8 @@ class _RankSession:
 
     @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        # The hook, which a terminal calls otherwise, fails a test whose subtests have failed.
+        self._config.hook.pytest_report_teststatus(report=report, config=self._config)
         self._reports.append(self._serialized(report))
 
     @pytest.hookimpl
