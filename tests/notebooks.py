@@ -48,6 +48,10 @@ class Notebook:
         stop.set()
         return text_of(cell)
 
+    def outputs(self) -> list[Any]:
+        """What the last cell sent, as the front end gets it."""
+        return list(self._client.nb.cells[-1].outputs)
+
     def run_beside(self, source: str, words: str, beside: str) -> tuple[str, str]:
         """What ``beside`` shows in a subshell once ``source`` has shown ``words``; then ``source``.
 

@@ -41,6 +41,13 @@ def test_a_notebook_from_start_to_stop(kernel: Notebook) -> None:
     cell = "%%lockstep\nprint('same')\nprint('I am', rank)\nint(meet())"
     assert run(cell) == "[0-1] same\n[0] I am 0\n[1] I am 1\n6"
     assert run("%%lockstep\nrank") == "[0] 0\n[1] 1"
+    rich = (
+        "%%lockstep\nclass Table:\n    def _repr_html_(self): return '<b>1</b>'\n"
+        "    def __repr__(self): return 'one'\nTable()"
+    )
+    assert run(rich) == "one"
+    # A front end chooses; VS Code, Colab and JupyterLab take the HTML.
+    assert kernel.outputs()[0].data == {"text/plain": "one", "text/html": "<b>1</b>"}
     plot = (
         "%%lockstep\nfrom IPython.display import display\nprint('before')\n"
         "display({'image/png': 'iVBORw0KGgo=', 'text/plain': f'of {rank}'}, raw=True)\n"
@@ -97,7 +104,8 @@ def test_status_in_a_subshell_runs_beside_a_cell(kernel: Notebook) -> None:
     cell = "%%lockstep\nmeet()\nprint('up')\ntime.sleep(600)"
     status, cell = kernel.run_beside(cell, "up", "%lockstep status")
     for process in range(2):
-        assert re.search(rf"^\[{process}\] pid \d+: runs a cell$", status, re.MULTILINE), status
+        line = rf"^\[{process}\] pid \d+: runs a cell: In\[\d+\]:[34]\b"
+        assert re.search(line, status, re.MULTILINE), status
     assert "in no collective" in status
     assert cell.endswith("[0-1] KeyboardInterrupt")
 
@@ -142,6 +150,7 @@ def test_over_gloo_a_wait_in_vain_needs_a_restart(kernel: Notebook) -> None:
     cell = "%%lockstep\nif rank == 1:\n    raise ValueError('boom')\nmeet()"
     text = kernel.run(cell, interrupt_after="[1] ValueError: boom; [0] still runs")
     assert "[1] failed:" in text
+    assert re.search(r"\[0\] still runs at In\[\d+\]:\d+ in meet, which calls \w+ \(", text), text
     assert "[0] did not react to the interrupt" in text
     assert "[0] still runs the cell before" in kernel.run("%%lockstep\n1")
     assert "2 processes" in kernel.run("%lockstep restart")

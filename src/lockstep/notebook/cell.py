@@ -23,6 +23,7 @@ from lockstep.notebook.errors import RESTART, Failure, NotebookError, cell_error
 from lockstep.notebook.fold import label
 from lockstep.notebook.job import Job
 from lockstep.notebook.output import Output, Value
+from lockstep.notebook.places import still_running
 
 _POLL = 0.05
 _SCAN_SECONDS = 1.0
@@ -152,7 +153,8 @@ class Cell:
         failures = self._failures()
         if failures and self.running and self._scans == _SCANS_UNTIL_TOLD:
             text = "; ".join(f"[{f.process}] {f.summary}" for f in failures[:3])
-            print(f"lockstep: {text}; {label(self.running)} still runs", file=sys.stderr)
+            where = still_running(self._job.places(self.running))
+            print(f"lockstep: {text}; {where}", file=sys.stderr)
 
     def _why_gone(self, process: int) -> str:
         failure = next((f for f in self._failures() if f.process == process), None)
@@ -192,7 +194,8 @@ class Cell:
         self._output.show(all_of_it=True)
         note = (
             f"{label(self.running)} did not react to the interrupt: compiled code runs, or a "
-            f"collective waits. The next cell can run once it has come back. {RESTART}"
+            f"collective waits ({still_running(self._job.places(self.running))}). The next cell "
+            f"can run once it has come back. {RESTART}"
         )
         failures = self._failures()
         raise cell_error(failures, (), note) if failures else NotebookError(note)

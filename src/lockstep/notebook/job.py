@@ -13,13 +13,15 @@ from typing import Any
 
 from ipyparallel.error import RemoteError
 
+from lockstep import _run_files
 from lockstep._errors import LockstepError
 from lockstep.flight_recorder.diagnose import Diagnosis, diagnose
 from lockstep.launch import run_dir
-from lockstep.notebook import engine, hosts_launcher, launcher
+from lockstep.notebook import engine, hosts_launcher, launcher, places
 from lockstep.notebook.errors import RESTART, NotebookError
 from lockstep.notebook.options import Start
 from lockstep.report import locate_run
+from lockstep.system import stack_dump
 
 _START_SECONDS = 600.0
 """At most; --start-timeout ends a start that hangs."""
@@ -192,7 +194,17 @@ class Job:
         except RemoteError as error:
             raise NotebookError(f"{error.ename}: {error.evalue}") from None
 
-    # Records
+    # What the processes do
+
+    def places(self, processes: Sequence[int]) -> dict[int, str]:
+        """Where each process is in its cell; "" where that is not known, as on other hosts."""
+        if self.hosts:
+            return dict.fromkeys(processes, "")
+        folders = {p: _run_files.process_dir(self._run_dir, 0, p) for p in processes}
+        return {
+            p: places.place(stack_dump.request(self.pids[p], folder / stack_dump.FILE))
+            for p, folder in folders.items()
+        }
 
     def diagnosis(self) -> Diagnosis | None:
         """What the records show; None where there are none (gloo, MPI)."""

@@ -122,8 +122,10 @@ class LockstepMagics(Magics):
             raise NotebookError(_START)
         job = self._job
         busy = self._last.running if self._last is not None else []
+        places = job.places([p for p in busy if not job.ended(p)])
         for process, pid in enumerate(job.pids):
             state = "runs a cell" if process in busy else "idle"
+            state += f": {places[process]}" if places.get(process) else ""
             on = f" on {job.hosts[process]}" if job.hosts else ""
             print(f"[{process}] pid {pid}{on}: {'ended' if job.ended(process) else state}")
         if job.problem:
