@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 import lockstep
-from lockstep.pool import channel
+from lockstep.pool import call, channel
 from processes import python
 from support import MARK, marked, wait_until
 
@@ -256,6 +257,19 @@ def test_a_caller_without_jax_in_a_thread_and_killed_leaves_nothing(tmp_path: An
 def test_every_kind_of_collectives(collectives: str, n: int) -> None:
     found = lockstep.spawn(total, n=n, devices=1, collectives=collectives, timeout=60)
     assert found == [3.0 * n] * n
+
+
+@pytest.mark.full
+def test_over_gloo_a_wait_in_vain_is_told_with_the_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call, "NOTICE_SECONDS", 1.0)
+    with pytest.raises(lockstep.SpawnTimeoutError) as caught:
+        lockstep.spawn(leave_early, devices=1, collectives="gloo", timeout=15)
+    assert "process 1 had returned by then" in notes(caught.value)
+    said = capsys.readouterr().err
+    assert "lockstep: process 1 left the function 1 s ago. Still in it, perhaps in a" in said
+    assert re.search(r"process 0 at \S*test_pool\.py:\d+ in total", said), said
 
 
 TYPED = """import lockstep

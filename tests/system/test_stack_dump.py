@@ -114,6 +114,17 @@ while True: time.monotonic()
         assert "did not answer within 0.3 s" in stack_dump.request(pid, path, 0.3)
 
 
+def test_the_line_of_the_user_is_found_below_libraries() -> None:
+    library = '  File "/usr/lib/python3/site-packages/jax/array.py", line 9 in _value\n'
+    user = '  File "/home/me/train.py", line 12 in step\n'
+    other = 'Thread 0x1 (most recent call first):\n  File "/home/me/other.py", line 1 in f\n\n'
+    head = "Current thread 0x2 (most recent call first):\n"
+    found = stack_dump.outside_libraries(other + head + library + user)
+    assert found == "/home/me/train.py:12 in step"
+    assert stack_dump.outside_libraries(head + library).endswith("jax/array.py:9 in _value")
+    assert stack_dump.outside_libraries("No Python stacks.") == "No Python stacks."
+
+
 def test_a_deep_recursion_is_cut_and_our_own_frames_are_left_out() -> None:
     ours = f'  File "{user_program.__file__}", line 5 in run'
     deep = "\n".join(f'  File "train.py", line {i} in f' for i in range(100))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pickle
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +15,7 @@ from lockstep._errors import SpawnError
 from lockstep.pool import channel, judge
 from lockstep.pool.outcome import Failure, Kind, Outcome
 from lockstep.pool.processes import Processes
+from lockstep.system import stack_dump
 
 FAILURE_SECONDS = 5.0
 """Seconds for the other processes to come back once one has raised, like ``--grace``."""
@@ -26,8 +29,11 @@ EXIT_SECONDS = 2.0
 """Seconds for the launcher to write how a process has died."""
 CONFIRM_SECONDS = 0.5
 """Seconds for which processes must wait in vain before their collectives are aborted."""
+NOTICE_SECONDS = 10.0
+"""Seconds after which the caller is told who is still in the function, where no records are."""
 _FIRST_CHECK = 0.1
 _MAX_PAUSE = 1.0
+_MAX_PLACES = 8
 _BACKOFF = 4.0
 """Pause after a check of the records, as a multiple of its duration."""
 
@@ -48,6 +54,7 @@ class Call:
         self._pause = _FIRST_CHECK
         self._progress: tuple[int, ...] | None = None
         self._still_since = float("inf")
+        self._notice_at = float("inf")
         self.verdict: str | None = None
         """What the records show, where processes wait in vain."""
 
@@ -78,6 +85,8 @@ class Call:
                 return
             if now >= self._check_at:
                 self._check()
+            if now >= self._notice_at:
+                self._tell_who_is_left()
             self._processes.turn(min(self._check_at, self._deadline, now + 1.0) - now)
             self._collect()
 
@@ -112,6 +121,8 @@ class Call:
         if failed and not self._patient:
             limit = DEATH_SECONDS if self._processes.lost else FAILURE_SECONDS
             self._deadline = min(self._deadline, now + limit)
+        if len(self._outcomes) == 1 and not self._processes.has_records:
+            self._notice_at = now + NOTICE_SECONDS
         # A process that has died is the watchdog's affair.
         if self.verdict is None and not self._processes.lost:
             self._pause, self._check_at = _FIRST_CHECK, now + _FIRST_CHECK
@@ -148,8 +159,28 @@ class Call:
             return False
         return judge.progress(processes.run_dir) == progress
 
+    def _tell_who_is_left(self) -> None:
+        """Once: over gloo or an MPI nothing shows whether the others wait in vain."""
+        self._notice_at = float("inf")
+        back, missing = sorted(self._outcomes), self._missing
+        text = (
+            f"lockstep: {_words.processes(back)} left the function {NOTICE_SECONDS:g} s ago. Still "
+            f"in it, perhaps in a collective that waits for {'it' if len(back) == 1 else 'them'}: "
+        )
+        places = [f"process {r} at {at}" for r, at in self._places(missing).items()]
+        with contextlib.suppress(Exception):  # the caller may have closed its stream
+            print(text + "; ".join(places), file=sys.stderr, flush=True)
+
+    def _places(self, ranks: list[int]) -> dict[int, str]:
+        stacks = self._processes.stacks(ranks[:_MAX_PLACES])
+        return {rank: stack_dump.outside_libraries(text) for rank, text in stacks.items()}
+
+    @property
+    def _missing(self) -> list[int]:
+        return sorted(set(range(self._count)) - self._outcomes.keys())
+
     def _give_up(self) -> None:
-        missing = sorted(set(range(self._count)) - self._outcomes.keys())
+        missing = self._missing
         for rank, stacks in self._processes.stacks(missing).items():
             words = tuple(stacks.splitlines())
             self._outcomes[rank] = self._of(rank, Kind.STUCK, words=words)

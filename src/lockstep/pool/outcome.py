@@ -174,7 +174,10 @@ def _late(outcomes: Sequence[Outcome], diagnosis: str | None) -> SpawnError:
         f"{processes([o.rank for o in late])} of {len(outcomes)} did not return in time and "
         f"{'was' if len(late) == 1 else 'were'} stopped"
     )
-    for note in [diagnosis, *map(_stacks, late)]:
+    back = [o.rank for o in outcomes if o.kind is Kind.RETURNED]
+    # Where there are no records, it is all that is known of what the late ones wait for.
+    gone = f"{processes(back)} had returned by then" if back and not diagnosis else ""
+    for note in [diagnosis, gone, *map(_stacks, late)]:
         if note:
             error.add_note(note)
     return error

@@ -222,7 +222,7 @@ class Pool:
             return True
         if any(outcome.kind in (Kind.LOST, Kind.STUCK) for outcome in outcomes):
             return False
-        if self._layout.processes > 1 and self._layout.config["collectives"] != "lockstep":
+        if self._layout.processes > 1 and not self._processes.has_records:
             return False  # there are no records that show a collective in flight
         if any(o.failure.is_jax for o in outcomes if o.failure):
             return False

@@ -115,6 +115,11 @@ class Processes:
             os.close(caller)
 
     @property
+    def has_records(self) -> bool:
+        """Whether records show what each process does: those of the engine."""
+        return self.layout.config.get("collectives") == "lockstep"
+
+    @property
     def is_over(self) -> bool:
         """Whether the launcher and all processes have ended."""
         return len(self._ended) == 2

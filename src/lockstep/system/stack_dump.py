@@ -15,7 +15,9 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import re
 import signal
+import sysconfig
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +51,8 @@ _WATCHERS = tuple(
         "pool/channel.py",
     )
 )
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+_LIBRARIES = (sysconfig.get_path("stdlib"), "site-packages", "dist-packages", "<frozen ")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STATES = {
     "R": "it runs",
@@ -100,6 +104,17 @@ def _answer(path: Path, before: int, deadline: float) -> str:
     with path.open("rb") as file:
         file.seek(before)
         return file.read().decode("utf-8", "replace")
+
+
+def outside_libraries(text: str) -> str:
+    """``/home/me/train.py:12 in step``: the innermost line of the main thread outside libraries.
+
+    Else the innermost one. Without any frame, ``text`` itself.
+    """
+    frames = _FRAME.findall(text.split("\n\n")[-1])  # faulthandler writes the main thread last
+    own = (frame for frame in frames if not any(part in frame[0] for part in _LIBRARIES))
+    found = next(own, frames[0] if frames else None)
+    return f"{found[0]}:{found[1]} in {found[2]}" if found else text
 
 
 def shortened(text: str) -> str:
