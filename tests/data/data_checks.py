@@ -1,9 +1,6 @@
 """The checks of `lockstep.data` that every implementation of the collectives has to pass.
 
-    lockstep run -n 2 -d 2 tests/data/data_job.py
-
-Each prints its name on every process once its assertions hold. The file is long because a job costs
-seconds and a check nothing.
+`test_data` runs them on the processes of a job, which they find when they are imported.
 """
 
 from __future__ import annotations
@@ -25,7 +22,6 @@ from jax.sharding import PartitionSpec as P
 import lockstep
 from lockstep import data
 
-jax.distributed.initialize()
 ME, COUNT, DEVICES = jax.process_index(), jax.process_count(), jax.device_count()
 MESH = jax.make_mesh((DEVICES,), ("data",), axis_types=(AxisType.Auto,))
 ROWS = NamedSharding(MESH, P("data"))
@@ -346,10 +342,3 @@ def check_state() -> None:
     state["processes"] += 1
     said = raised(lambda: data.batches(local_rows(1), SIZE, ROWS).set_state(state))
     assert f"of {COUNT + 1}, and this is process {ME} of {COUNT}" in said
-
-
-CHECKS = {name: value for name, value in globals().items() if name.startswith("check_")}
-if __name__ == "__main__":
-    for name, check in CHECKS.items():
-        check()
-        print("passed", name, flush=True)

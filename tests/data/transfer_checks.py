@@ -1,6 +1,6 @@
 """The checks of `lockstep.gather`, `scatter` and `broadcast` for every kind of collectives.
 
-lockstep run -n 2 -d 2 tests/data/transfer_job.py
+`test_data` runs them on the processes of a job, which they find when they are imported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from jax.sharding import PartitionSpec as P
 import lockstep
 from lockstep.data import _pieces
 
-jax.distributed.initialize()
 ME, COUNT, DEVICES = jax.process_index(), jax.process_count(), jax.device_count()
 GRID = jax.make_mesh((DEVICES // 2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
 SPECS = [P(), P("a"), P("b"), P(("b", "a")), P(None, "a"), P("b", "a"), P(None, ("a", "b"))]
@@ -153,10 +152,3 @@ def check_memory() -> None:
     size = x.nbytes if ME == 0 else 0
     assert most < size + (4 << 20), (most, size)
     assert got is None or float(got.sum()) == got.size
-
-
-CHECKS = {name: value for name, value in globals().items() if name.startswith("check_")}
-if __name__ == "__main__":
-    for name, check in CHECKS.items():
-        check()
-        print("passed", name, flush=True)
