@@ -31,6 +31,11 @@ def of_mark(mark: pytest.Mark, config: pytest.Config) -> list[Layout]:
             f"pytest.mark.lockstep takes n, devices, collectives and timeout by name, not "
             f"{', '.join(sorted(unknown)) or mark.args}"
         )
+    seconds = mark.kwargs.get("timeout")
+    if seconds is not None and not (_is_number(seconds) and seconds >= 0):
+        raise pytest.Collector.CollectError(
+            f"pytest.mark.lockstep(timeout=...): {seconds!r} is not a number of seconds"
+        )
     choices = [_choices(name, mark, config) for name in _DEFAULTS]
     return [Layout(*values) for values in itertools.product(*choices)]
 
@@ -67,14 +72,20 @@ def _choices(key: str, mark: pytest.Mark, config: pytest.Config) -> list[Any]:
         value = mark.kwargs.get(key, _DEFAULTS[key])
         values = list(value) if isinstance(value, list | tuple) else [value]
         where = f"pytest.mark.lockstep({key}=...)"
+    if not values:
+        raise pytest.Collector.CollectError(f"{where}: the list is empty")
     for value in values:
         if key == "collectives":
             fits = value in (None, "lockstep", "gloo", "mpi")
             expected = "lockstep, gloo or mpi"
         else:
-            is_number = isinstance(value, int) and not isinstance(value, bool) and value > 0
-            fits = is_number or (value is None and key == "devices")
+            is_count = _is_number(value) and isinstance(value, int) and value > 0
+            fits = is_count or (value is None and key == "devices")
             expected = "a whole number, 1 or more"
         if not fits:
             raise pytest.Collector.CollectError(f"{where}: {value!r} is not {expected}")
     return values
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -251,6 +251,13 @@ def test_bad_marks_and_options_are_errors_in_words(tmp_path: Path) -> None:
     assert status != 0
     _, text = session(folder, "--collect-only", "--lockstep-n=two")
     assert "--lockstep-n: 'two' is not a whole number, 1 or more" in text
+    bad = "import pytest\n@pytest.mark.lockstep({})\ndef test_bad(): pass"
+    for words, said in (
+        ("n=[]", "pytest.mark.lockstep(n=...): the list is empty"),
+        ("timeout='soon'", "pytest.mark.lockstep(timeout=...): 'soon' is not a number of seconds"),
+    ):
+        _, text = session(project(tmp_path, bad.format(words)), "--collect-only")
+        assert said in text
 
 
 def has_namespaces() -> bool:

@@ -76,3 +76,22 @@ def test_a_rank_that_fails_offers_a_debugger_on_the_terminal(tmp_path: Path) -> 
 def test_without_a_terminal_the_debugger_is_refused_in_words(tmp_path: Path) -> None:
     _, text = session(subject(tmp_path), "--pdb", "-k", "one", stdin=subprocess.DEVNULL)
     assert "--pdb with pytest.mark.lockstep needs a terminal" in text
+
+
+EXAMPLES = """
+    import hypothesis
+    import pytest
+    from hypothesis import strategies as st
+
+    @pytest.mark.lockstep(n=2, devices=1)
+    @hypothesis.settings(deadline=None, max_examples=20, database=None)
+    @hypothesis.given(number=st.integers(0, 10**9))
+    def test_ranks_draw_the_same(number):
+        import lockstep
+        lockstep.assert_same(number, "number")
+"""
+
+
+def test_hypothesis_gives_all_ranks_the_same_examples(tmp_path: Path) -> None:
+    status, text = session(project(tmp_path, EXAMPLES))
+    assert status == 0, text

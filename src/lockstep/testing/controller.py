@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import os
+import random
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -200,7 +201,7 @@ class Controller:
             factory = self._config._tmp_path_factory  # pyright: ignore[reportAttributeAccessIssue]
             folder = factory.mktemp(f"lockstep-{layouts.name(layout)}-", numbered=True)
             self._specs[layout] = remote.Spec(
-                rank_options.of_session(self._config),
+                rank_options.of_session(self._config, random.getrandbits(32)),
                 list(self._config.args),
                 str(folder),
                 rank_options.coverage_of(self._config),

@@ -39,11 +39,17 @@ OVERRIDDEN: dict[str, Any] = {
     "tx": [],
     "lockstep_is_rank": True,
 }
+_SEED = "hypothesis_seed"
 
 
-def of_session(config: pytest.Config) -> dict[str, Any]:
-    """The options with which a rank makes its session; its arguments come apart from them."""
+def of_session(config: pytest.Config, seed: int) -> dict[str, Any]:
+    """The options with which a rank makes its session; its arguments come apart from them.
+
+    ``seed`` is that of hypothesis, unless the session has one: all ranks are to draw the same.
+    """
     options = {**vars(config.option), **OVERRIDDEN}
+    if options.get(_SEED, "") is None:
+        options[_SEED] = str(seed)
     # The session's parser adds it, and argparse warns of one that is there already.
     options.pop("file_or_dir", None)
     options["rootdir"] = str(config.rootpath)
