@@ -82,3 +82,22 @@ def test_a_case_that_needs_too_much_memory_says_how_much() -> None:
 def test_sizes_that_round_to_the_same_are_measured_once() -> None:
     planned = cases.plan(("permute",), (1, 2, 4, 8), 4, "f32")
     assert [case.bytes for case in planned] == [16]
+
+
+@pytest.mark.parametrize(
+    ("op", "bytes_"),
+    [
+        ("all_reduce", KIB),
+        ("all_gather", 4 * KIB),
+        ("reduce_scatter", KIB // 2),
+        ("all_to_all", 2 * KIB),
+        ("permute", KIB),
+    ],
+)
+def test_what_has_to_cross_a_link_between_two_hosts_of_four_ranks(op: str, bytes_: int) -> None:
+    assert Case.of_size(op, KIB, 8, "f32").crossing_bytes(2) == bytes_
+
+
+@pytest.mark.parametrize("op", cases.OPS)
+def test_nothing_has_to_leave_the_only_host(op: str) -> None:
+    assert Case.of_size(op, KIB, 8, "f32").crossing_bytes(1) == 0

@@ -110,6 +110,23 @@ class Case:
         once. What passes from rank to rank is taken to stay in the caches."""
         return self.ranks * (self.bytes + self.result_bytes)
 
+    def crossing_bytes(self, hosts: int) -> float:
+        """The bytes that a host's link has to carry in one direction, whatever the algorithm.
+
+        Ranks are numbered host by host, equally many on each, and a host sends what its ranks have
+        in common once: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009, for
+        hosts in place of processes.
+        """
+        size, share = self.bytes, (hosts - 1) / hosts
+        on_host = self.ranks / hosts
+        return {
+            "all_reduce": 2 * share * size,
+            "all_gather": (self.ranks - on_host) * size,
+            "reduce_scatter": share * size,
+            "all_to_all": on_host * share * size,
+            "permute": float(size) if hosts > 1 else 0.0,
+        }[self.op]
+
     def memory_needed(self, implementations: int) -> int:
         """Bytes that measuring this case takes on one host.
 

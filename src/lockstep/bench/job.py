@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from lockstep._config import COLLECTIVES
 
@@ -42,6 +42,24 @@ _SETTINGS = {UNRECORDED: {"LOCKSTEP_RECORD": "0"}, STRICT: {"LOCKSTEP_STRICT": "
 
 class JobFailed(Exception):
     """The job cannot go on; the text is one line that says why."""
+
+
+class Startable(Protocol):
+    """A job that `BenchJob` can start."""
+
+    @property
+    def implementation(self) -> str: ...
+
+    @property
+    def processes(self) -> int: ...
+
+    def command(self, path: Path) -> list[str]:
+        """The launcher's command line; its processes connect to the socket at ``path``."""
+        ...
+
+    def environ(self, started: Mapping[str, str]) -> dict[str, str]:
+        """The launcher's environment, made from the one that the benchmark was started with."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +124,7 @@ class _Line:
 class BenchJob:
     """A running job. Use it as a context manager, or `close` it: it leaves no process behind."""
 
-    def __init__(self, spec: JobSpec, folder: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, spec: Startable, folder: Path, environ: Mapping[str, str]) -> None:
         """Starts the job and waits until every process has connected.
 
         Raises `JobFailed` when the launcher ends, or after `START_SECONDS`.

@@ -115,7 +115,8 @@ class Runner:
     """Runs cases one by one; see the module's text for the order.
 
     ``blocks`` is how often each implementation gets its turn in a case, ``timeout`` the seconds
-    that one step of a job may take, ``available`` the bytes of memory that are free.
+    that one step of a job may take, ``available`` the bytes of memory that are free, ``copies``
+    whether the machine's copy rate is measured too.
     """
 
     def __init__(
@@ -125,12 +126,14 @@ class Runner:
         blocks: int,
         timeout: float,
         available: int,
+        copies: bool = True,
     ) -> None:
         self._jobs = jobs
         self._implementations = tuple(implementations)
         self._blocks = blocks
         self._timeout = timeout
         self._available = available
+        self._copies = copies
 
     def run(self, case: Case) -> CaseResult:
         """Measures ``case``. What fails is in the result; nothing is raised for it."""
@@ -146,7 +149,7 @@ class Runner:
         for block in range(self._blocks):
             for turn in turns if block % 2 == 0 else reversed(turns):
                 self._guarded(turn, lambda job, turn=turn: self._block(job, turn))
-            if case.op == "all_reduce" and case.bytes >= LARGE:
+            if self._copies and case.op == "all_reduce" and case.bytes >= LARGE:
                 self._copy(turns, result)
         for turn in turns:
             self._guarded(turn, lambda job: job.request("release", self._timeout))
