@@ -4,7 +4,7 @@ A model has, for collectives within a host and for those between hosts, one curv
 operation: seconds by the bytes that each device has to send in the best algorithm over links
 (`bus_bytes`, as nccl-tests and `lockstep bench` count). Between two measured sizes it interpolates
 in logarithms, above the largest it keeps the last bandwidth. For groups of another size than the
-measured one, the time at the smallest size is scaled with the number of rounds, log2 of the size.
+measured one, the time at the smallest size is scaled with the number of rounds (`algorithms`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep._errors import ConfigError
+from lockstep.inspection import algorithms
 
 SCHEMA = "lockstep.costs/1"
 FILE = "costs.json"
@@ -35,10 +36,10 @@ class Curve:
     group_size: int
     points: Points
 
-    def seconds(self, size: float, group_size: int) -> float:
+    def seconds(self, op: str, size: float, group_size: int) -> float:
         """Of ``size`` bus bytes, in groups of another size."""
         seconds = _interpolate(self.points, size)
-        rounds = math.log2(max(2, group_size)) / math.log2(max(2, self.group_size))
+        rounds = algorithms.rounds(op, group_size) / algorithms.rounds(op, self.group_size)
         return seconds + (rounds - 1) * self.points[0][1]
 
 
@@ -91,7 +92,7 @@ class CostModel:
         """Of one collective into which each device puts ``size`` bytes; None: not known."""
         curves = self.between if between_hosts else self.within
         curve = curves.get(op)
-        return curve.seconds(bus_bytes(op, size, group_size), group_size) if curve else None
+        return curve.seconds(op, bus_bytes(op, size, group_size), group_size) if curve else None
 
     def to_dict(self) -> dict[str, Any]:
         def curves(of: Mapping[str, Curve]) -> dict[str, Any]:

@@ -1,0 +1,98 @@
+"""The schedules of the collectives between hosts: right results, and the counts of the model."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import schedules
+from lockstep.inspection import algorithms
+from lockstep.inspection.algorithms import Counts, Link
+
+HOSTS = st.integers(2, 40)
+EVERY = sorted(schedules.SCHEDULES)
+
+
+def carried_out(op: str, name: str, hosts: int) -> schedules.Schedule:
+    schedule = schedules.SCHEDULES[op, name](hosts)
+    blocks = schedules.blocks_of_vector(schedule)
+    memory = schedules.start(op, hosts, blocks)
+    schedules.carry_out(schedule, memory)
+    schedules.check(op, hosts, blocks, memory)
+    return schedule
+
+
+def test_every_algorithm_of_the_model_has_a_schedule() -> None:
+    assert schedules.SCHEDULES.keys() == algorithms.ALGORITHMS.keys()
+
+
+@pytest.mark.parametrize(("op", "name"), EVERY)
+@settings(deadline=None, max_examples=25)
+@given(hosts=HOSTS)
+def test_a_schedule_delivers_what_the_collective_promises_and_has_the_counts_of_the_model(
+    op: str, name: str, hosts: int
+) -> None:
+    if name not in algorithms.possible(op, hosts):
+        hosts = 1 << hosts.bit_length() - 1
+    found = schedules.tally(carried_out(op, name, hosts))
+    slices = op in ("all-reduce", "reduce-scatter") and name != "recursive-doubling"
+    block = 64.0
+    whole = {"all-to-all": block * hosts}.get(op, block * hosts if slices else block)
+    assert algorithms.counts(op, hosts, whole, name) == Counts(
+        found.rounds, found.messages, found.blocks * block, found.added * block
+    )
+
+
+@settings(deadline=None, max_examples=60)
+@given(hosts=st.integers(2, 1024))
+def test_a_small_all_reduce_takes_at_most_2_log2_messages_of_a_host(hosts: int) -> None:
+    schedule = carried_out("all-reduce", "recursive-doubling", hosts)
+    assert schedules.tally(schedule).most_messages <= 2 * math.log2(hosts)
+    assert algorithms.choose("all-reduce", hosts, 1024) == "recursive-doubling"
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        ("all-reduce", "recursive-doubling"),
+        ("all-reduce", "halving-doubling"),
+        ("all-gather", "bruck"),
+    ],
+)
+def test_the_algorithms_of_log_rounds_are_right_on_1024_hosts(op: str, name: str) -> None:
+    found = schedules.tally(carried_out(op, name, 1024))
+    assert found.rounds in (10, 20)
+    assert found.most_messages == found.rounds
+    assert found.most_peers <= 20
+
+
+def test_a_schedule_that_adds_twice_is_seen() -> None:
+    wrong = [*schedules.recursive_doubling(4), [schedules.Message(0, 1, [0], True)]]
+    with pytest.raises(AssertionError, match="added twice"):
+        schedules.carry_out(wrong, schedules.start("all-reduce", 4, 1))
+
+
+def test_a_schedule_that_lacks_a_message_is_seen() -> None:
+    short = schedules.recursive_doubling(4)[:-1]
+    memory = schedules.start("all-reduce", 4, 1)
+    schedules.carry_out(short, memory)
+    with pytest.raises(AssertionError):
+        schedules.check("all-reduce", 4, 1, memory)
+
+
+def test_large_vectors_leave_doubling_for_slices() -> None:
+    assert algorithms.choose("all-reduce", 8, 1 << 20) == "halving-doubling"
+    assert algorithms.choose("all-reduce", 6, 1 << 20) == "direct"
+    assert algorithms.choose("all-reduce", 24, 1 << 20) == "ring"
+    assert algorithms.choose("all-reduce", 24, 64 << 10) == "recursive-doubling"
+    link = Link(latency=30e-6, per_byte=1e-9, overhead=3e-6)
+    assert algorithms.best("all-reduce", 8, 1024, link)[0] in ("recursive-doubling", "direct")
+    assert algorithms.best("all-reduce", 8, 1 << 24, link)[0] != "recursive-doubling"
+
+
+def test_processes_of_a_host_add_their_shared_memory() -> None:
+    assert algorithms.Host().seconds(1 << 20) == 0
+    assert algorithms.Host(4, 5e-6, 1e-10).seconds(1e6) == pytest.approx(2.1e-4)
