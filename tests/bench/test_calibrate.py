@@ -39,6 +39,17 @@ def test_each_measured_case_is_predicted(
         assert predicted == pytest.approx(1e-5 + case.bus_bytes / 1e9)
 
 
+def test_costs_between_hosts_and_within_one_are_kept_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for between in (True, False, True):
+        assert calibrate.write(results(), "lockstep", between)
+    model = cost_model.load()
+    assert model is not None
+    assert model.within.keys() == model.between.keys() == set(cost_model.OPS)
+
+
 def test_nothing_measured_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -125,6 +125,32 @@ def test_nothing_measured_still_shows() -> None:
     assert "2 processes" in shown(summary.document([], NAMES, FACTS))
 
 
+def between_hosts(**changed: Any) -> dict[str, Any]:
+    hosts = {
+        "processes": {"a": 1, "b": 1},
+        "even": True,
+        "line": {"bytes_per_second": 1.25e8, "source": "given"},
+        "pairs": [{"from": "a", "to": "b", "latency": 4e-5, "bandwidth": 1e8}],
+    }
+    return summary.document(results(), NAMES, {**FACTS, "hosts": {**hosts, **changed}})
+
+
+def test_between_hosts_the_share_of_the_line_is_shown() -> None:
+    found = between_hosts()
+    assert found["cases"][1]["crossing_bytes"] == MIB
+    assert found["cases"][1]["share_of_line"]["gloo"] == pytest.approx(MIB / 2e-3 / 1.25e8)
+    assert found["cases"][2]["share_of_line"]["gloo"] is None
+    text = shown(found)
+    for words in ("2 hosts (a, b)", "lockstep of line", "line: 1.00 Gbit/s, as given", "40.0 µs"):
+        assert words in text
+
+
+def test_without_a_known_rate_or_even_hosts_there_is_no_share() -> None:
+    assert between_hosts(line=None)["cases"][1]["share_of_line"]["gloo"] is None
+    assert between_hosts(even=False)["cases"][1]["crossing_bytes"] is None
+    assert "of line" not in shown(between_hosts(line=None))
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(7.04e-6, "7.04 µs"), (3.5e-4, "350 µs"), (0.0123, "12.3 ms"), (2.5, "2.50 s")],
@@ -148,8 +174,8 @@ def test_progress_off_a_terminal_is_a_line_a_case() -> None:
 
 def publish(capfd: pytest.CaptureFixture[str], **given: str) -> tuple[bool, str, str]:
     args = argparse.Namespace(**{"json": None, "plot": None, **given})
-    facts = SimpleNamespace(document=lambda: FACTS)
-    done = session.publish(args, NAMES, cast(session.Facts, facts), results())
+    part = SimpleNamespace(results=results(), document=lambda links: report())
+    done = session.publish(args, [cast(session.Part, part)], None)
     out, err = capfd.readouterr()
     return done, out, err
 
@@ -185,8 +211,8 @@ def test_an_output_that_is_full_is_reported_once(tmp_path: Path) -> None:
     program = (
         "import sys, test_report as t; from lockstep.bench import session\n"
         "args = t.argparse.Namespace(json=sys.argv[1], plot=None)\n"
-        "facts = t.SimpleNamespace(document=lambda: t.FACTS)\n"
-        "sys.exit(0 if session.publish(args, t.NAMES, facts, t.results()) else 1)\n"
+        "part = t.SimpleNamespace(results=t.results(), document=lambda links: t.report())\n"
+        "sys.exit(0 if session.publish(args, [part], None) else 1)\n"
     )
     with open("/dev/full", "w") as full:
         ended = subprocess.run(

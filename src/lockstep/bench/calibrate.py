@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 import statistics
 import sys
 from collections.abc import Sequence
 
+from lockstep._errors import ConfigError
 from lockstep.bench.runner import CaseResult
 from lockstep.inspection import cost_model
 
@@ -19,8 +21,11 @@ HLO_NAMES = {
 }
 
 
-def write(results: Sequence[CaseResult], implementation: str) -> bool:
-    """Writes the user's file and prints where it is; False if there is nothing to write."""
+def write(results: Sequence[CaseResult], implementation: str, between: bool = False) -> bool:
+    """Writes the user's file and prints where it is; False if there is nothing to write.
+
+    ``between``: the costs are those between hosts, and the file keeps those within a host.
+    """
     cases = [
         (HLO_NAMES[result.case.op], result.case.bytes, seconds)
         for result in results
@@ -32,6 +37,16 @@ def write(results: Sequence[CaseResult], implementation: str) -> bool:
     ranks = results[0].case.ranks
     source = f"{implementation} on {platform.node()}, groups of {ranks} devices"
     model = cost_model.fit(cases, ranks, source)
+    try:
+        known = cost_model.load()
+    except ConfigError:  # an unreadable file is replaced
+        known = None
+    if between:
+        model = dataclasses.replace(
+            model, within=known.within if known else {}, between=model.within
+        )
+    elif known:
+        model = dataclasses.replace(model, between=known.between)
     try:
         path = cost_model.save(model)
     except OSError as error:

@@ -12,19 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep._config import positive
+from lockstep._errors import ConfigError
 from lockstep.bench.cases import DTYPES, OPS, parse_sizes
-from lockstep.bench.job import IMPLEMENTATIONS
+from lockstep.bench.job import IMPLEMENTATIONS, PLAIN
 from lockstep.bootstrap import mpi_backend
+from lockstep.launch import options
 from lockstep.launch.options import checked
 
 if TYPE_CHECKING:
-    from lockstep.bench.runner import CaseResult
+    from lockstep.bench.hosts import Hosts
 
 INTERRUPTED = 128 + signal.SIGINT
 
 _DESCRIPTION = """\
 Measures all_reduce, all_gather, reduce_scatter, all_to_all and permute over all devices of a job,
-for several implementations in one run, and the machine's copy rate for comparison.
+for several implementations in one run, and the machine's copy rate for comparison. With --hosts,
+between hosts, as lockstep run starts processes there, and their links' rates for comparison.
 """
 
 
@@ -73,16 +76,18 @@ def _json_file(text: str) -> str:
 def add_parser(subparsers: Any) -> None:
     """Adds ``bench`` to the subcommands of ``lockstep``."""
     parser = subparsers.add_parser(
-        "bench", help="measure the collectives on this machine", description=_DESCRIPTION
+        "bench",
+        help="measure the collectives on this machine or between hosts",
+        description=_DESCRIPTION,
+        allow_abbrev=False,
     )
     add = parser.add_argument
     add(
         "-n",
         "--processes",
         type=checked(positive),
-        default=2,
         metavar="N",
-        help="number of processes; default: 2",
+        help="number of processes; default: 2; with --hosts, one for each slot",
     )
     add(
         "-d",
@@ -97,7 +102,8 @@ def add_parser(subparsers: Any) -> None:
         type=_listed(IMPLEMENTATIONS, "an implementation"),
         metavar="LIST",
         help="implementations; the first is compared with the others; default: lockstep,gloo, "
-        "and mpi if there is an MPI and D is 1; other choices: unrecorded (lockstep without its "
+        "and mpi if there is an MPI and D is 1; with --hosts: lockstep,plain,gloo; other choices: "
+        "plain (lockstep --no-encryption, between hosts), unrecorded (lockstep without its "
         "recorder) and strict (lockstep --strict)",
     )
     add(
@@ -110,10 +116,9 @@ def add_parser(subparsers: Any) -> None:
     add(
         "--sizes",
         type=_sizes,
-        default="1KiB:64MiB",
         metavar="SIZES",
         help="input bytes per device: SMALLEST:LARGEST in steps of 4, or a list; "
-        "default: 1KiB:64MiB",
+        "default: 1KiB:64MiB; with --hosts 1KiB:16MiB",
     )
     add("--dtype", choices=tuple(DTYPES), default="f32", help="default: f32")
     add(
@@ -144,7 +149,35 @@ def add_parser(subparsers: Any) -> None:
         "measures lockstep alone, unless --collectives names others",
     )
     add("--plot", type=_plot_file, metavar="FILE", help="time against size, as .png or .svg")
+    group = parser.add_argument_group("several hosts")
+    options.add_reach(group)
+    add = group.add_argument
+    add(
+        "--host-counts",
+        type=_host_counts,
+        metavar="LIST",
+        help="also measure on the first K of the hosts, such as 2,4; default: all hosts alone",
+    )
+    add(
+        "--gbit",
+        type=checked(positive_number),
+        metavar="G",
+        help="the rate of a host's link in Gbit/s, for the share of it that is used; default: the "
+        "slowest pair's rate over one TCP connection, which is measured first",
+    )
     parser.set_defaults(func=main)
+
+
+def positive_number(text: str) -> float:
+    """Raises ValueError."""
+    number = float(text) if text.replace(".", "", 1).isdigit() else 0.0
+    if not number > 0:
+        raise ValueError("a number above 0")
+    return number
+
+
+def _host_counts(text: str) -> tuple[int, ...]:
+    return tuple(checked(positive)(part) for part in text.split(","))
 
 
 @contextlib.contextmanager
@@ -166,9 +199,26 @@ def _implementations(args: argparse.Namespace) -> tuple[str, ...]:
         return args.collectives
     if args.calibrate:
         return ("lockstep",)
+    if args.hosts or args.hostfile:
+        return ("lockstep", PLAIN, "gloo")
     # A real MPI takes one device per process.
     with_mpi = args.devices == 1 and mpi_backend.available(os.environ)
     return ("lockstep", "gloo", "mpi") if with_mpi else ("lockstep", "gloo")
+
+
+def _unusable(args: argparse.Namespace, hosts: Hosts | None) -> str | None:
+    """Why the command cannot be carried out."""
+    if args.processes * args.devices < 2:
+        return "a collective needs at least 2 devices; use -n or -d"
+    if hosts is None and PLAIN in (args.collectives or ()):
+        return f"{PLAIN} is for --hosts: on one host nothing is encrypted"
+    if hosts is not None and "mpi" in (args.collectives or ()):
+        return "mpi is for one host: an MPI library is started by its own launcher"
+    if args.plot:
+        from lockstep.bench.plot import missing
+
+        return missing()
+    return None
 
 
 def main(args: argparse.Namespace) -> int:
@@ -177,32 +227,39 @@ def main(args: argparse.Namespace) -> int:
     Returns 0 when the first implementation measured everything, 1 when it failed somewhere, 2 for
     a command that cannot be carried out, 130 after Ctrl-C (what was measured is still reported).
     """
-    if args.processes * args.devices < 2:
-        print(
-            "lockstep bench: a collective needs at least 2 devices; use -n or -d", file=sys.stderr
-        )
-        return 2
-    if args.plot:
-        from lockstep.bench.plot import missing
+    from lockstep.bench import hosts as bench_hosts
 
-        if (text := missing()) is not None:
-            print(f"lockstep bench: {text}", file=sys.stderr)
-            return 2
+    try:
+        hosts = bench_hosts.of(args)
+    except ConfigError as error:
+        print(f"lockstep bench: {error}", file=sys.stderr)
+        return 2
+    args.processes = hosts.processes if hosts else args.processes or 2
+    args.sizes = args.sizes or parse_sizes("1KiB:16MiB" if hosts else "1KiB:64MiB")
+    if (text := _unusable(args, hosts)) is not None:
+        print(f"lockstep bench: {text}", file=sys.stderr)
+        return 2
     from lockstep.bench import session
 
+    links = session.Links.of(args, hosts) if hosts else None
+    if hosts and links is None:
+        return 2
     implementations = _implementations(args)
-    results: list[CaseResult] = []
-    facts = session.Facts(args, sys.argv)
+    parts: list[session.Part] = []
     interrupted = False
     with _terminate_like_interrupt():
         try:
-            session.measure(args, implementations, facts, results)
+            for count in bench_hosts.counts(args, hosts) if hosts else (1,):
+                parts.append(
+                    session.Part(args, implementations, hosts.first(count) if hosts else None)
+                )
+                parts[-1].measure()
         except KeyboardInterrupt:
             interrupted = True
             print("lockstep bench: interrupted; this is what was measured", file=sys.stderr)
-    ok = session.publish(args, implementations, facts, results)
+    ok = session.publish(args, parts, links)
     if args.calibrate and not interrupted:
         from lockstep.bench import calibrate
 
-        ok = calibrate.write(results, implementations[0]) and ok
+        ok = calibrate.write(parts[-1].results, implementations[0], hosts is not None) and ok
     return INTERRUPTED if interrupted else 0 if ok else 1

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lockstep._config import COLLECTIVES
+from lockstep.bench import hosts_launcher
 
 START_SECONDS = 120.0
 MAX_REASON = 300
@@ -34,10 +35,16 @@ _TELLING = (
 
 UNRECORDED = "unrecorded"
 """The engine without its recorder: what recording costs."""
+PLAIN = "plain"
+"""The engine with ``--no-encryption``, between hosts."""
 STRICT = "strict"
 """The engine with ``--strict``: what comparing lines costs."""
-IMPLEMENTATIONS = (*COLLECTIVES, UNRECORDED, STRICT)
-_SETTINGS = {UNRECORDED: {"LOCKSTEP_RECORD": "0"}, STRICT: {"LOCKSTEP_STRICT": "1"}}
+IMPLEMENTATIONS = (*COLLECTIVES, PLAIN, UNRECORDED, STRICT)
+_SETTINGS = {
+    PLAIN: {"LOCKSTEP_ENCRYPTION": "0"},
+    UNRECORDED: {"LOCKSTEP_RECORD": "0"},
+    STRICT: {"LOCKSTEP_STRICT": "1"},
+}
 
 
 class JobFailed(Exception):
@@ -72,6 +79,8 @@ class JobSpec:
     options: tuple[str, ...] = ()
     """Further options of ``lockstep run``."""
     x64: bool = False
+    hosts: tuple[str, ...] = ()
+    """The options of ``lockstep run`` that name hosts; none: this machine."""
 
     @property
     def collectives(self) -> str:
@@ -79,11 +88,15 @@ class JobSpec:
 
     def command(self, path: Path) -> list[str]:
         """The launcher's command line; its processes connect to the socket at ``path``."""
-        return [
-            *(sys.executable, "-m", "lockstep", "run", "--this-host"),
+        words = [
             *("--collectives", self.collectives),
             *("-n", str(self.processes), "-d", str(self.devices), *self.options),
-            *("-m", "lockstep.bench.worker", str(path)),
+        ]
+        if self.hosts:
+            return hosts_launcher.command(path, [*self.hosts, *words])
+        return [
+            *(sys.executable, "-m", "lockstep", "run", "--this-host", *words),
+            *(*hosts_launcher.WORKER, str(path)),
         ]
 
     def environ(self, started: Mapping[str, str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ STYLES = {
     "lockstep": ("#0b6e4f", "o"),
     "gloo": ("#c8553d", "s"),
     "mpi": ("#3d5a80", "^"),
+    "plain": ("#e9a23b", "P"),
     "unrecorded": ("#8ab17d", "D"),
     "strict": ("#6d597a", "v"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import functools
 import json
@@ -17,46 +18,117 @@ from typing import Any
 
 from rich.console import Console
 
+from lockstep._words import counted
+from lockstep.bench import hosts as bench_hosts
 from lockstep.bench import plot, summary, table
 from lockstep.bench.cases import plan
 from lockstep.bench.job import BenchJob, JobSpec
 from lockstep.bench.progress import Reporter
 from lockstep.bench.runner import CaseResult, Jobs, Runner
+from lockstep.doctor import hosts as doctor_hosts
 from lockstep.system import machine
 
 WIDTH_WITHOUT_TERMINAL = 140
 _STDOUT = "standard output"
 
 
-class Facts:
-    """The part of the report about the run itself."""
+@dataclasses.dataclass(frozen=True)
+class Links:
+    """The links between the hosts of a run."""
 
-    def __init__(self, args: argparse.Namespace, command: Sequence[str]) -> None:
+    pairs: list[dict[str, Any]]
+    """As `lockstep doctor --hosts --json` has them."""
+    line: dict[str, Any] | None
+    """The rate of a host's link, and where it is from."""
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, hosts: bench_hosts.Hosts) -> Links | None:
+        """Measures them; None, with the reasons shown, where a host cannot be used.
+
+        Raises `LockstepError`.
+        """
+        measured = bench_hosts.measure_links(args, Console(stderr=True, highlight=False))
+        if measured is None:
+            return None
+        pairs = doctor_hosts.pairs_document(measured)
+        return cls(pairs, bench_hosts.line(args.gbit, pairs))
+
+
+class Part:
+    """The measurements on one number of hosts, or on this machine."""
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        implementations: Sequence[str],
+        hosts: bench_hosts.Hosts | None,
+    ) -> None:
+        self.results: list[CaseResult] = []
         self._args = args
-        self._command = shlex.join(["lockstep", *command[1:]])
+        self._implementations = implementations
+        self._hosts = hosts
+        self._processes: int = hosts.processes if hosts else args.processes
         self._started = datetime.datetime.now(datetime.UTC)
         self._clock = time.monotonic()
-        self._machine = machine.describe()
         self._hello: dict[str, dict[str, Any]] = {}
 
-    def met(self, implementation: str, hello: Sequence[dict[str, Any]]) -> None:
-        """Keeps the facts that process 0 of a job sent."""
-        self._hello[implementation] = next(h for h in hello if h["process"] == 0)
+    def measure(self) -> None:
+        """Appends a result for every case to `results`; stops all jobs however it ends."""
+        args, hosts = self._args, self._hosts
+        cases = plan(args.ops, args.sizes, self._processes * args.devices, args.dtype)
+        # This machine's memory stands for that of each host.
+        available = machine.available_memory() * (hosts.count if hosts else 1)
+        with (
+            tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder,
+            Reporter(len(cases), sys.stderr) as reporter,
+        ):
+            jobs = Jobs(functools.partial(self._start, Path(folder), reporter))
+            runner = Runner(
+                jobs,
+                self._implementations,
+                args.repeats,
+                args.timeout,
+                available,
+                copies=hosts is None,
+            )
+            try:
+                for case in cases:
+                    reporter.begin(case)
+                    self.results.append(runner.run(case))
+                    reporter.end(self.results[-1])
+            finally:
+                jobs.close()
 
-    def document(self) -> dict[str, Any]:
-        """The facts as the report holds them."""
-        args = self._args
+    def _start(self, folder: Path, reporter: Reporter, implementation: str) -> BenchJob:
+        args, hosts = self._args, self._hosts
+        where = f" on {counted(hosts.count, 'host')}" if hosts else ""
+        reporter.note(f"starting {implementation}{where}")
+        spec = JobSpec(
+            implementation,
+            self._processes,
+            args.devices,
+            ("--bind", args.bind) if args.bind else (),
+            x64=args.dtype == "f64",
+            hosts=hosts.words if hosts else (),
+        )
+        job = BenchJob(spec, folder, os.environ)
+        self._hello[implementation] = next(h for h in job.hello if h["process"] == 0)
+        return job
+
+    def document(self, links: Links | None) -> dict[str, Any]:
+        """The report."""
+        args, hosts = self._args, self._hosts
         said = next(iter(self._hello.values()), {})
-        return {
-            "command": self._command,
+        facts: dict[str, Any] = {
+            "command": shlex.join(["lockstep", *sys.argv[1:]]),
             "time": self._started.isoformat(timespec="seconds"),
             "seconds": round(time.monotonic() - self._clock, 1),
             "versions": said.get("versions", {}),
-            "machine": self._machine,
+            "machine": said.get("machine") or machine.describe(),
             "job": {
-                "processes": args.processes,
+                "processes": self._processes,
                 "devices": args.devices,
-                "ranks": args.processes * args.devices,
+                "ranks": self._processes * args.devices,
                 "dtype": args.dtype,
                 "repeats": args.repeats,
                 "bind": args.bind,
@@ -65,56 +137,27 @@ class Facts:
                 "glibc_tunables": said.get("glibc_tunables"),
             },
         }
+        if hosts and links:
+            facts["hosts"] = {
+                "processes": dict(
+                    zip(hosts.labels(), (each.count for each in hosts.placed), strict=True)
+                ),
+                "even": hosts.even,
+                "line": links.line,
+                "pairs": links.pairs,
+            }
+        return summary.document(self.results, self._implementations, facts)
 
 
-def measure(
-    args: argparse.Namespace,
-    implementations: Sequence[str],
-    facts: Facts,
-    results: list[CaseResult],
-) -> None:
-    """Appends a result for every case to ``results``; stops all jobs however it ends."""
-    options = ("--bind", args.bind) if args.bind else ()
-    cases = plan(args.ops, args.sizes, args.processes * args.devices, args.dtype)
-    with (
-        tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder,
-        Reporter(len(cases), sys.stderr) as reporter,
-    ):
-
-        def start(implementation: str) -> BenchJob:
-            reporter.note(f"starting {implementation}")
-            spec = JobSpec(
-                implementation, args.processes, args.devices, options, x64=args.dtype == "f64"
-            )
-            job = BenchJob(spec, Path(folder), os.environ)
-            facts.met(implementation, job.hello)
-            return job
-
-        jobs = Jobs(start)
-        runner = Runner(
-            jobs, implementations, args.repeats, args.timeout, machine.available_memory()
-        )
-        try:
-            for case in cases:
-                reporter.begin(case)
-                results.append(runner.run(case))
-                reporter.end(results[-1])
-        finally:
-            jobs.close()
-
-
-def publish(
-    args: argparse.Namespace,
-    implementations: Sequence[str],
-    facts: Facts,
-    results: Sequence[CaseResult],
-) -> bool:
+def publish(args: argparse.Namespace, parts: Sequence[Part], links: Links | None) -> bool:
     """Shows and writes the report; True if the first implementation measured everything.
 
     If one output cannot be written, prints a line and writes the others, since measuring again
     would take minutes.
     """
-    report = summary.document(results, implementations, facts.document())
+    *fewer, report = [part.document(links) for part in parts]
+    if fewer:
+        report["fewer_hosts"] = fewer
     text = json.dumps(report, indent=1) + "\n"
     outputs: list[tuple[str, Callable[[], object]]] = []
     if args.json not in (None, "-"):
@@ -126,7 +169,8 @@ def publish(
     show = functools.partial(_print, text) if args.json == "-" else functools.partial(_show, report)
     outputs.append((_STDOUT, show))
     written = [_written(name, write) for name, write in outputs]
-    return all(written) and bool(results) and summary.succeeded(report)
+    complete = all(bool(part.results) for part in parts)
+    return all(written) and complete and all(map(summary.succeeded, [*fewer, report]))
 
 
 def _print(text: str) -> None:
@@ -136,7 +180,8 @@ def _print(text: str) -> None:
 
 def _show(report: dict[str, Any]) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH_WITHOUT_TERMINAL)
-    table.show(report, console)
+    for each in [*report.get("fewer_hosts", ()), report]:
+        table.show(each, console)
     sys.stdout.flush()
 
 

@@ -66,6 +66,20 @@ def case_entry(result: CaseResult, implementations: Sequence[str]) -> dict[str, 
     }
 
 
+def _line_entry(case: Case, results: Mapping[str, Any], hosts: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a case between hosts: what has to cross a link, and the share of its rate that takes."""
+    if not hosts["even"]:
+        return {"crossing_bytes": None, "share_of_line": dict.fromkeys(results)}
+    crossing = case.crossing_bytes(len(hosts["processes"]))
+    shares = {}
+    for name, result in results.items():
+        seconds, line = result["seconds"], hosts["line"]
+        shares[name] = None
+        if seconds and line:
+            shares[name] = crossing / seconds["median"] / line["bytes_per_second"]
+    return {"crossing_bytes": crossing, "share_of_line": shares}
+
+
 def _in_range(entry: Mapping[str, Any], name: str) -> bool:
     size = entry["bytes"]
     return {"all": True, "small": size <= SMALL, "large": size >= LARGE}[name]
@@ -94,8 +108,12 @@ def geometric_means(
 def document(
     results: Sequence[CaseResult], implementations: Sequence[str], facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The whole report. ``facts`` (command, time, machine, versions, job) go in as they are."""
+    """The whole report. ``facts`` (command, time, machine, versions, job, and hosts if there are
+    several) go in as they are."""
     entries = [case_entry(result, implementations) for result in results]
+    if hosts := facts.get("hosts"):
+        for result, entry in zip(results, entries, strict=True):
+            entry |= _line_entry(result.case, entry["results"], hosts)
     return {
         "schema": SCHEMA,
         **facts,

@@ -40,6 +40,7 @@ def _op_table(report: Mapping[str, Any], op: str) -> Table:
     first, *others = report["implementations"]
     entries = [entry for entry in report["cases"] if entry["op"] == op]
     with_share = any(any(entry["share_of_limit"].values()) for entry in entries)
+    with_line = any(any(entry.get("share_of_line", {}).values()) for entry in entries)
     table = Table(title=op, title_justify="left", title_style="bold")
     table.add_column("per device", justify="right")
     for name in report["implementations"]:
@@ -49,6 +50,9 @@ def _op_table(report: Mapping[str, Any], op: str) -> Table:
         table.add_column(f"{other} / {first}", justify="right")
     if with_share:
         table.add_column("of limit", justify="right")
+    if with_line:
+        for name in report["implementations"]:
+            table.add_column(f"{name} of line", justify="right")
     for entry in entries:
         cells = [format_size(entry["bytes"])]
         for name in report["implementations"]:
@@ -58,6 +62,9 @@ def _op_table(report: Mapping[str, Any], op: str) -> Table:
         share = entry["share_of_limit"][first]
         if with_share:
             cells.append(f"{share['median']:.0%}" if share else "")
+        if with_line:
+            lines = entry["share_of_line"].values()
+            cells += ["" if line is None else f"{line:.0%}" for line in lines]
         table.add_row(*cells)
     return table
 
@@ -114,12 +121,34 @@ def _problems(report: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _line_text(hosts: Mapping[str, Any]) -> str:
+    """What the shares of the line are shares of."""
+    rate = f"{three_digits(hosts['line']['bytes_per_second'] * 8 / 1e9)} Gbit/s"
+    where = {
+        "given": "as given",
+        "measured": "the slowest pair's over one TCP connection",
+    }[hosts["line"]["source"]]
+    latencies = [pair["latency"] for pair in hosts["pairs"] if pair["latency"]]
+    ends = [format_seconds(seconds) for seconds in sorted(latencies)]
+    trips = f" Round trips between hosts: {' to '.join({ends[0]: 0, ends[-1]: 0})}." if ends else ""
+    return (
+        f"line: {rate}, {where}. 'of line': the bytes that have to cross a host's link, over time "
+        f"and rate.{trips}"
+    )
+
+
 def heading(report: Mapping[str, Any]) -> str:
     """The line above the tables: job, machine, versions."""
     job, machine, versions = report["job"], report["machine"], report["versions"]
     memory = f", {format_size(machine['memory'])}" if machine["memory"] else ""
+    hosts = report.get("hosts")
+    where = (
+        f"{counted(len(hosts['processes']), 'host')} ({', '.join(hosts['processes'])}), "
+        if hosts
+        else ""
+    )
     return (
-        f"{counted(job['processes'], 'process')} x {counted(job['devices'], 'device')}, "
+        f"{where}{counted(job['processes'], 'process')} x {counted(job['devices'], 'device')}, "
         f"{job['dtype']}, {machine['cpu']}, {counted(machine['usable_cores'], 'core')}{memory}; "
         f"jax {versions.get('jax', '?')}, jaxlib {versions.get('jaxlib', '?')}, "
         f"lockstep {versions.get('lockstep', '?')}"
@@ -146,6 +175,8 @@ def show(report: Mapping[str, Any], console: Console) -> None:
                 "through memory once, against that."
             )
         )
+    if (hosts := report.get("hosts")) and hosts["line"]:
+        console.print(Text(_line_text(hosts)))
     console.print(Text("times: median (quartiles) of one collective; GB/s: bus bandwidth."))
     for line in _problems(report):
         console.print(Text(line, style="yellow"), soft_wrap=True)

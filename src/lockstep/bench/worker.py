@@ -1,6 +1,7 @@
-"""One process of a benchmark job: ``python -m lockstep.bench.worker SOCKET``.
+"""One process of a benchmark job: ``python -m lockstep.bench.worker [SOCKET]``.
 
-The benchmark listens on a Unix socket. Every process of the job connects, sends its facts, and then
+The benchmark listens on a Unix socket; on other hosts one in the run's private directory leads to
+it (`hosts_launcher`). Every process of the job connects, sends its facts, and then
 carries out orders, one JSON line at a time. Between orders it sleeps in ``recv``, so that it does
 not disturb the job that is being measured. It ends when the socket is closed.
 """
@@ -16,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,8 +25,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 import lockstep
+from lockstep._config import Config
 from lockstep.bench import programs
 from lockstep.bench.cases import Case
+from lockstep.bench.hosts_launcher import SOCKET
+from lockstep.hosts.relay import short_path
+from lockstep.system import machine
 
 COPY_BUFFER = 64 << 20
 COPY_PIECE = 4 << 20
@@ -136,6 +142,7 @@ def _hello() -> dict[str, Any]:
         "platform": jax.default_backend(),
         "cores": len(os.sched_getaffinity(0)),
         "glibc_tunables": os.environ.get("GLIBC_TUNABLES", ""),
+        "machine": machine.describe(),
         "versions": {
             "lockstep": lockstep.__version__,
             "jax": jax.__version__,
@@ -146,14 +153,15 @@ def _hello() -> dict[str, Any]:
     }
 
 
-def serve(path: str) -> None:
+def serve(path: Path) -> None:
     """Follows the orders that come from the socket at ``path`` until it closes.
 
     An order that raises is answered with ``{"error": text}``; the benchmark decides what then.
     """
     worker = Worker()
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(path)
+        with short_path(path.parent) as folder:
+            connection.connect(f"{folder}/{path.name}")
         with connection.makefile("rw", encoding="utf-8") as lines:
 
             def reply(answer: dict[str, Any]) -> None:
@@ -172,7 +180,9 @@ def serve(path: str) -> None:
 def main() -> None:
     """The entry point of ``python -m lockstep.bench.worker``."""
     lockstep.initialize()
-    serve(sys.argv[1])
+    given = sys.argv[1:]
+    run_dir = Config.from_environ(os.environ).run_dir or ""
+    serve(Path(given[0]) if given else Path(run_dir, SOCKET))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def main(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.text import Text
 
-    areas, measured = _ask(args)
+    areas, measured = examine(args)
     if args.json:
         print(json.dumps(report.document(areas) | {"pairs": pairs_document(measured)}, indent=1))
     else:
@@ -47,8 +47,11 @@ def main(args: argparse.Namespace) -> int:
     return 1 if worst(f for _, findings in areas for f in findings) == PROBLEM else 0
 
 
-def _ask(args: argparse.Namespace) -> tuple[list[tuple[str, list[Finding]]], Measured]:
-    """The findings of each host, and what was measured between those that reach each other."""
+def examine(args: argparse.Namespace) -> tuple[list[tuple[str, list[Finding]]], Measured]:
+    """The findings of each host, and what was measured between those that reach each other.
+
+    Raises `LockstepError`.
+    """
     python = args.python or sys.executable
     request = Request(
         interface=args.interface, ssh=shlex.join(args.ssh), python=python, version=__version__

@@ -1,0 +1,57 @@
+"""``lockstep bench --hosts`` on hosts with a real sshd."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from lanes import needs
+from lockstep import cli
+from ssh_hosts import possible, ssh_hosts
+
+
+@needs(possible(), "needs root, openssh-server and namespaces: .ci/tools installs them")
+def test_the_collectives_are_measured_between_hosts(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    with ssh_hosts(tmp_path, "abc") as hosts:
+        for name in hosts.names:
+            hosts.shape(name, "400mbit")
+        words = [sys.executable, "-m", "lockstep", "bench", "--ssh", hosts.ssh()]
+        words += ["--hosts", "a,b,c", "--host-counts", "2", "--sizes", "256KiB", "--repeats", "1"]
+        words += ["--ops", "all_reduce,permute", "--interface", "10.9.0.0/24", "--json", str(file)]
+        done = hosts.run("a", words, timeout=240)
+        hosts.assert_nothing_left()
+    assert "3 hosts (a, b, c), 3 processes x 1 device" in done.stdout
+    report = json.loads(file.read_text())
+    [fewer] = report["fewer_hosts"]
+    assert list(fewer["hosts"]["processes"]) == ["a", "b"]
+    assert report["hosts"]["line"]["source"] == "measured"
+    assert {(pair["from"], pair["to"]) for pair in report["hosts"]["pairs"]} >= {("a", "b")}
+    for entry in (*fewer["cases"], *report["cases"]):
+        assert entry["results"].keys() == {"lockstep", "plain", "gloo"}
+        for name, result in entry["results"].items():
+            assert result["status"] == "ok", result["reason"]
+            # More than the line: the processes were not on different hosts.
+            assert 0 < entry["share_of_line"][name] < 1.5
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--gbit", "10"], "--gbit is for --hosts"),
+        (["--host-counts", "2"], "--host-counts is for --hosts"),
+        (["--hosts", "a,b", "--host-counts", "3"], "there are 2 to 2 hosts"),
+        (["--hosts", "a,b", "-n", "3"], "the hosts have 2 slots"),
+        (["--hosts", "a"], "at least 2 devices"),
+        (["--hosts", "a,b", "--collectives", "mpi"], "mpi is for one host"),
+        (["--collectives", "lockstep,plain"], "plain is for --hosts"),
+    ],
+)
+def test_what_cannot_be_measured_is_an_error(
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", *words]) == 2
+    assert text in capsys.readouterr().err
