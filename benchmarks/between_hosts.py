@@ -303,9 +303,12 @@ def heading(layout: Layout, options: argparse.Namespace) -> None:
     print(line + ("  of the line: the same" if options.gbit else ""), flush=True)
 
 
-def measure(layout: Layout, options: argparse.Namespace) -> dict[str, Any]:
+def measure(layout: Layout, options: argparse.Namespace, document: dict[str, Any]) -> None:
+    """Adds the layout to the document, and writes that after each case."""
     heading(layout, options)
-    entries = []
+    entries: list[dict[str, Any]] = []
+    found: dict[str, Any] = {**dataclasses.asdict(layout), "cases": entries}
+    document["layouts"].append(found)
     with on_hosts(layout, options) as layouts:
         runner = Runner(
             layouts.jobs,
@@ -318,6 +321,7 @@ def measure(layout: Layout, options: argparse.Namespace) -> dict[str, Any]:
         for case in plan(options.collectives, options.sizes, layout.ranks, "f32"):
             entries.append(entry_of(runner.run(case), layouts, options))
             show(entries[-1])
+            save(document, options.json)
     means = {}
     for name in options.jobs:
         each = [e["times_as_fast_as_gloo"].get(name) for e in entries]
@@ -329,11 +333,13 @@ def measure(layout: Layout, options: argparse.Namespace) -> dict[str, Any]:
                     name, **means[name]
                 )
             )
-    return {
-        **dataclasses.asdict(layout),
-        "cases": entries,
-        "times_as_fast_as_gloo": means,
-    }
+    found["times_as_fast_as_gloo"] = means
+    save(document, options.json)
+
+
+def save(document: dict[str, Any], file: Path | None) -> None:
+    if file:
+        file.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def _list_of(choices: Sequence[str], text: str) -> tuple[str, ...]:
@@ -377,9 +383,7 @@ def main() -> int:
         "layouts": [],
     }
     for layout in options.hosts:
-        document["layouts"].append(measure(layout, options))
-        if options.json:
-            options.json.write_text(json.dumps(document, indent=1) + "\n")
+        measure(layout, options, document)
     return 0
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -96,3 +98,19 @@ def test_large_vectors_leave_doubling_for_slices() -> None:
 def test_processes_of_a_host_add_their_shared_memory() -> None:
     assert algorithms.Host().seconds(1 << 20) == 0
     assert algorithms.Host(4, 5e-6, 1e-10).seconds(1e6) == pytest.approx(2.1e-4)
+
+
+def test_the_engine_chooses_by_the_same_table() -> None:
+    folder = Path(__file__).parents[2] / "native" / "collectives"
+    source = (folder / "collectives.cc").read_text() + (folder / "collectives.h").read_text()
+    for name, value in (
+        ("kSmallBetweenHosts", algorithms.SMALL_BYTES),
+        ("kMaxDirectHosts", algorithms.MAX_DIRECT_HOSTS),
+        ("kMinRingSlice", algorithms.MIN_RING_SLICE),
+    ):
+        [number, shift] = re.findall(rf"{name} = (\d+)(?: << (\d+))?;", source)[0]
+        assert int(number) << int(shift or 0) == value, name
+    rows = re.findall(r"\{Op::k(\w+), \"([\w-]+)\"", source)
+    names = {(re.sub(r"(?<!^)(?=[A-Z])", "-", op).lower(), name) for op, name in rows}
+    known = {key for key in algorithms.ALGORITHMS if key[0] != "collective-permute"}
+    assert names == known
