@@ -106,3 +106,44 @@ def test_a_service_that_has_gone_is_not_waited_for() -> None:
 
     with pytest.raises(InitializationError, match=r"^process 3 cannot be received; .*UNAVAIL"):
         Store(Gone()).record("k", "process 3")
+
+
+class Counting(Client):
+    """Counts the calls of the store."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folders, self.single = 0, 0
+
+    def key_value_dir_get(self, prefix: str) -> list[tuple[str, str]]:
+        self.folders += 1
+        return super().key_value_dir_get(prefix)
+
+    def blocking_key_value_get(self, key: str, milliseconds: int) -> str:
+        self.single += 1
+        return super().blocking_key_value_get(key, milliseconds)
+
+
+def test_records_that_are_there_are_read_with_one_call() -> None:
+    client = Counting()
+    shared = Store(client)
+    for process in range(1, 50):
+        shared.put(f"place/{process}", process * 10)
+    found = shared.all_gather("place", 0, 50, 0, lambda other, name: shared.get(name, str(other)))
+    assert found == [process * 10 for process in range(50)]
+    assert (client.folders, client.single) == (1, 0)
+
+
+def test_records_that_come_one_by_one_are_waited_for() -> None:
+    client = Counting()
+    shared = Store(client)
+
+    def receive(other: int, name: str) -> int:
+        if other > 1:  # the first is there, each of the others comes when it is asked for
+            shared.put(name, other)
+        return shared.get(name, str(other))
+
+    shared.put("place/1", 1)
+    assert shared.all_gather("place", 0, 30, 0, receive) == list(range(30))
+    assert client.single == 28
+    assert client.folders <= 10

@@ -29,6 +29,8 @@ WAIT_SECONDS = 300
 _TRIES = 10
 _PAUSE_SECONDS = 0.1
 _SLICE_SECONDS = 0.5
+_MAX_READINGS = 8
+"""Of a whole folder: more would cost more than they save where processes come one by one."""
 _AUTHENTICATED = re.compile(r"([0-9a-f]{64}) (.*)", re.DOTALL)
 
 Check = Callable[[], None]
@@ -76,6 +78,8 @@ class Store:
     def __init__(self, client: Any, key: bytes | None = None) -> None:
         self.client = client
         self._key = None if key is None else job_key.derive(key, "lockstep records")
+        self._ahead: dict[str, str] = {}
+        """Records that `gather` has read before they were asked for."""
 
     def bound_to(self, texts: Sequence[str]) -> Store:
         """The same store for the processes that have agreed on ``texts``, which no other job has.
@@ -125,6 +129,8 @@ class Store:
         return Record(Proof.VALID if is_valid else Proof.WRONG, found[2])
 
     def _blocking_get(self, name: str, seconds: float) -> str:
+        if (record := self._ahead.pop(name, None)) is not None:
+            return record
         return self.client.blocking_key_value_get(name, max(1, int(seconds * 1000)))
 
     def record(
@@ -186,10 +192,23 @@ class Store:
         self, folder: str, process: int, count: int, value: Any, receive: Callable[[int, str], Any]
     ) -> list[Any]:
         """As `all_gather`, of a ``value`` that this process has published already."""
-        return [
-            value if other == process else receive(other, f"{folder}/{other}")
-            for other in range(count)
-        ]
+        found, readings = [], 0
+        for other in range(count):
+            name = f"{folder}/{other}"
+            if other == process:
+                found.append(value)
+                continue
+            if name not in self._ahead and readings < _MAX_READINGS:
+                # One call for all that is there by now, in place of one for each process.
+                self._read_ahead(folder)
+                readings += 1
+            found.append(receive(other, name))
+        self._ahead.pop(f"{folder}/{process}", None)
+        return found
+
+    def _read_ahead(self, folder: str) -> None:
+        with contextlib.suppress(Exception):  # then each record is read for itself
+            self._ahead.update(self.client.key_value_dir_get(f"{folder}/"))
 
     def errors(self, folder: str) -> dict[str, str]:
         """The errors that are published under ``folder`` now, by the names below it."""
