@@ -92,8 +92,9 @@ TEST(another_key_on_one_host) {
   Host hosts[2];
   std::string errors[2];
   const Stderr said;
-  std::thread other([&] { errors[1] = ERROR_OF(hosts[1].join(1, hosts[0].listener.address, 8)); });
-  errors[0] = ERROR_OF(hosts[0].join(0, hosts[1].listener.address, 7));
+  std::thread other(
+      [&] { errors[1] = ERROR_OF(hosts[1].join(1, hosts[0].listener.address, 8, kNonce, kSoon)); });
+  errors[0] = ERROR_OF(hosts[0].join(0, hosts[1].listener.address, 7, kNonce, kSoon));
   other.join();
   for (const std::string& error : errors)
     CHECK_CONTAINS(error, "has no encrypted connection to process", "same key",

@@ -29,7 +29,7 @@ std::string name(Op op) { return name_of(op); }
 
 TEST(a_process_that_never_comes) {
   for (const Harness harness : kAll)
-    for (const char* where : {"2x2", "3x2", "4x1"})
+    for (const char* where : sample<const char*>({"3x2", "2x2", "4x1"}, 1))
       for (const Op op : {Op::kAllReduce, Op::kAllGather, Op::kReduceScatter, Op::kAllToAll}) {
         const auto outcomes =
             run_job(layout(where), {.harness = harness, .timeout_seconds = kSoon}, [&](Rank& rank) {

@@ -15,6 +15,9 @@
 namespace lockstep::testing {
 namespace {
 
+// What a process waits for one that refuses it, in seconds.
+constexpr double kSoon = 4;
+
 std::string received(Session& session, std::size_t most) {
   std::string text;
   Bytes part(most);
@@ -95,8 +98,9 @@ TEST(the_key_has_to_be_the_same) {
   Host hosts[2];
   for (Host& host : hosts) host.encrypt = false;
   std::string errors[2];
-  std::thread other([&] { errors[1] = ERROR_OF(hosts[1].join(1, hosts[0].listener.address, 8)); });
-  errors[0] = ERROR_OF(hosts[0].join(0, hosts[1].listener.address, 7));
+  std::thread other(
+      [&] { errors[1] = ERROR_OF(hosts[1].join(1, hosts[0].listener.address, 8, kNonce, kSoon)); });
+  errors[0] = ERROR_OF(hosts[0].join(0, hosts[1].listener.address, 7, kNonce, kSoon));
   other.join();
   for (const std::string& error : errors) CHECK_CONTAINS(error, "same key", "LOCKSTEP_KEY_FILE");
 }
@@ -106,8 +110,8 @@ TEST(all_processes_encrypt_or_none_does) {
   hosts[1].encrypt = false;
   std::string errors[2];
   std::thread other(
-      [&] { errors[1] = ERROR_OF(hosts[1].join(1, hosts[0].listener.address, 7, kNonce, 4)); });
-  errors[0] = ERROR_OF(hosts[0].join(0, hosts[1].listener.address, 7, kNonce, 4));
+      [&] { errors[1] = ERROR_OF(hosts[1].join(1, hosts[0].listener.address, 7, kNonce, kSoon)); });
+  errors[0] = ERROR_OF(hosts[0].join(0, hosts[1].listener.address, 7, kNonce, kSoon));
   other.join();
   // The one that is refused first does not stay to answer the other.
   CHECK_CONTAINS(errors[0] + errors[1], "has refused the connection of process",

@@ -26,7 +26,14 @@ GROUPS = sorted(
     path.stem for path in (NATIVE / "tests").glob("*.cc") if "\nTEST(" in path.read_text()
 )
 
-MOSTLY_WAIT = ("failures", "endpoints", "lost_processes")
+MOSTLY_WAIT = (
+    "failures",
+    "endpoints",
+    "lost_processes",
+    "failure_detectors",
+    "messages",
+    "agents",
+)
 """Groups that wait for deadlines for most of their time: they run beside the others."""
 
 BUILD_SECONDS = 900
