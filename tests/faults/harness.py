@@ -16,9 +16,8 @@ PROGRAMS = Path(__file__).parent / "programs"
 PROGRAM = PROGRAMS / "fault.py"
 TIMEOUT = 120
 DEADLINE = 60.0
-"""Of a collective: an error that comes by the deadline only has come too late."""
-RAISED_WITHIN = 20.0
-"""Seconds from the fault to the exception; what is measured stands in docs/reference/faults.md."""
+"""Of a collective: an error that comes by the deadline only has come too late. How long an error
+takes is measured by benchmarks/faults.py and stands in docs/reference/faults.md."""
 
 
 def line(name: str, program: Path = PROGRAM) -> str:
@@ -48,13 +47,12 @@ class Outcome:
     processes: list[Told]
 
     def assert_raised(self, process: int, culprit: int, words: Sequence[str]) -> None:
-        """That a process raised in time, with these words, has no number, and lived on."""
+        """That a process raised before the deadline, with these words, and lived on."""
         told = self.processes[process]
         text = told.raised()
         for word in words:
             assert re.search(word, text), f"process {process}: no {word!r} in {text}"
-        late = told.said["at"] - self.processes[culprit].said["planted"]
-        assert late < RAISED_WITHIN, f"process {process} raised after {late:.1f} s: {text}"
+        assert "planted" in self.processes[culprit].said, self.result
         assert "waited 60 s" not in text, text
         assert told.said["saved"] == 10.0
         assert not {"number", "wrong", "going", "finished"} & told.said.keys(), self.result

@@ -12,8 +12,6 @@ from support import marked, wait_until
 
 PROGRAM = PROGRAMS / "between_hosts.py"
 TIMEOUT = 90
-RAISED_WITHIN = 10.0
-"""Seconds; what is measured stands in docs/reference/faults.md."""
 
 
 def run(hosts: Hosts, fault: str, **env: str) -> list[int]:

