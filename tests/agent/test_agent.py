@@ -1,26 +1,21 @@
-"""The agent of ``lockstep worker``: to the launcher it is the program, to others its memory."""
+"""The agent of ``lockstep worker`` and its program: signals, ends, and what is left behind."""
 
 from __future__ import annotations
 
 import os
 import pty
-import re
 import signal
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from agent.test_worker_command import CLEAN, WORKER, mpiexec
-from of_this_jax import where_numbered
-from processes import free_port
-from support import MARK, marked, wait_until
+from agent.test_worker_command import WORKER
+from agent.workers import TIMEOUT, Workers, pids, rest
+from support import marked, wait_until
 
-TIMEOUT = 90
 SAY = """
 import os, signal, sys, time
 def tell(number, frame):
@@ -31,68 +26,6 @@ print("pid", os.getpid(), os.getppid(), os.getpgrp(), flush=True)
 print("open", sorted(os.listdir("/proc/self/fd")), "KEEPER" in str(dict(os.environ)), flush=True)
 exec(sys.argv[1])
 """
-LOOP = """
-import os, sys, time, jax, numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
-jax.distributed.initialize()
-rows = NamedSharding(jax.make_mesh((2,), ("x",)), PartitionSpec("x"))
-total = jax.jit(lambda x: x.sum())
-try:
-    for step in range(20):
-        if step == 10 and jax.process_index() == 1:
-            exec(sys.argv[1])
-        ones = jax.make_array_from_process_local_data(rows, np.ones(1, np.float32))
-        float(total(ones))
-except Exception as error:
-    sys.stdout.write(f"raised {error}\\n")
-    sys.stdout.flush()
-    time.sleep(1)
-    sys.stdout.write("saved\\n")
-    raise SystemExit(3)
-"""
-
-
-class Workers:
-    """Some of the processes of a job of two, as torchrun would start them."""
-
-    def __init__(self, folder: Path, program: str) -> None:
-        self.folder = folder
-        (folder / "tmp").mkdir()
-        (folder / "program.py").write_text(program)
-        self.mark = f"agent-{os.urandom(8).hex()}"
-        self.port = str(free_port())
-        self.started: list[subprocess.Popen[str]] = []
-
-    @property
-    def left(self) -> list[Path]:
-        """Private directories of runs."""
-        return list((self.folder / "tmp").glob("lockstep-run-*"))
-
-    @property
-    def environ(self) -> dict[str, str]:
-        return {**CLEAN, MARK: self.mark, "TMPDIR": str(self.folder / "tmp")}
-
-    def start(
-        self, rank: int, *args: str, prefix: Sequence[str] = (), options: Sequence[str] = ()
-    ) -> subprocess.Popen[str]:
-        place = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
-        where = {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port}
-        process = subprocess.Popen(
-            [*prefix, *WORKER, *options, str(self.folder / "program.py"), *args],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**self.environ, **place, **where},
-        )
-        self.started.append(process)
-        return process
-
-    def end(self) -> None:
-        for pid in marked(self.mark):
-            os.kill(pid, signal.SIGKILL)
-        for process in self.started:
-            process.communicate(timeout=TIMEOUT)
 
 
 @pytest.fixture
@@ -100,36 +33,6 @@ def saying(tmp_path: Path) -> Iterator[Workers]:
     made = Workers(tmp_path, SAY)
     yield made
     made.end()
-
-
-def pids(process: subprocess.Popen[str]) -> tuple[int, int, int]:
-    """Of the program, of its parent, and its process group."""
-    assert process.stdout is not None
-    _, *words = process.stdout.readline().split()
-    pid, parent, group = map(int, words)
-    return pid, parent, group
-
-
-def rest(process: subprocess.Popen[str]) -> str:
-    """What is still to be read of its lines."""
-    assert process.stdout is not None
-    with Deadline(process):
-        said = process.stdout.read()
-        process.wait()
-    return said
-
-
-class Deadline(threading.Timer):
-    """Kills a process that does not end in time."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        super().__init__(TIMEOUT, process.kill)
-
-    def __enter__(self) -> None:
-        self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.cancel()
 
 
 def test_the_agent_is_the_parent_and_the_program_has_a_group_of_its_own(saying: Workers) -> None:
@@ -321,126 +224,3 @@ def test_a_program_that_cannot_be_started_is_an_error(saying: Workers) -> None:
     said, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode not in (0, None)
     assert said.strip()
-
-
-@pytest.fixture
-def looping(tmp_path: Path) -> Iterator[Workers]:
-    made = Workers(tmp_path, LOOP)
-    yield made
-    made.end()
-
-
-def mpirun(job: Workers, code: str) -> subprocess.CompletedProcess[str]:
-    worker = [*WORKER, "--log-dir", str(job.folder / "logs"), str(job.folder / "program.py"), code]
-    return subprocess.run(
-        [mpiexec(), "-n", "2", *worker],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        env=job.environ,
-        check=False,
-    )
-
-
-def test_under_mpiexec_the_others_raise_and_save_before_all_is_killed(looping: Workers) -> None:
-    done = mpirun(looping, "os.kill(os.getpid(), 9)")
-    assert done.returncode != 0
-    told = r"raised .*process 1 \(pid \d+ on .*\) was killed by SIGKILL \(signal 9\) after 10"
-    assert re.search(told, done.stdout), done
-    assert "saved" in done.stdout, done
-    wait_until(lambda: not marked(looping.mark), "a process is left behind")
-    assert not looping.left
-
-
-def test_sigterm_to_one_agent_stops_its_program_and_the_other_raises(looping: Workers) -> None:
-    """JAX's preemption notifier swallows the signal itself."""
-    code = """
-print("steps", flush=True)
-try:
-    time.sleep(60)
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
-    raise
-"""
-    options = ["--grace", "4", "--log-dir", str(looping.folder / "logs")]
-    processes = [looping.start(rank, code, options=options) for rank in range(2)]
-    said = ""
-    while "steps" not in said:
-        assert processes[1].stdout is not None
-        line = processes[1].stdout.readline()
-        assert line, said
-        said += line
-    processes[1].send_signal(signal.SIGTERM)
-    said += rest(processes[1])
-    assert "interrupted\n" in said
-    assert "stopped at" in said
-    assert processes[1].returncode == -signal.SIGINT
-    other = rest(processes[0])
-    assert re.search(r"raised .*process 1 \(pid \d+ on .*\)", other), other
-    assert processes[0].returncode == 3
-    [run] = (looping.folder / "logs").iterdir()
-    assert (run / "attempt_0/process_1/recorder.bin").exists()
-    wait_until(lambda: not marked(looping.mark), "a process is left behind")
-
-
-@pytest.mark.full
-def test_a_job_goes_on_when_an_agent_is_killed(looping: Workers) -> None:
-    code = "print('steps', flush=True); time.sleep(3)"
-    processes = [looping.start(rank, code) for rank in range(2)]
-    assert processes[1].stdout is not None
-    while "steps" not in (line := processes[1].stdout.readline()):
-        assert line
-    processes[1].kill()
-    said = rest(processes[0])
-    assert processes[0].returncode == 0, said
-    assert "raised" not in said
-    wait_until(lambda: not marked(looping.mark), "a process is left behind", 30)
-
-
-def test_a_program_that_ends_well_in_its_own_way_is_not_held_back(looping: Workers) -> None:
-    """With another one that goes on: `os._exit(0)` is a habit of programs with slow ends."""
-    processes = [looping.start(rank, "os._exit(0)") for rank in range(2)]
-    processes[1].wait(TIMEOUT)
-    # Process 0 raises when process 1 has gone, and saves for a second.
-    assert (processes[0].poll(), processes[1].returncode) == (None, 0)
-    assert "its last: 10 x program.py:" in rest(processes[0])
-    looping.end()
-
-
-def test_the_records_of_a_failed_job_are_kept_for_the_report(looping: Workers) -> None:
-    done = mpirun(looping, "sys.exit(4)")
-    where = looping.folder / "logs"
-    [run] = where.iterdir()
-    assert f"lockstep: for details: lockstep report {run}" in done.stderr, done
-    report = subprocess.run(
-        [sys.executable, "-m", "lockstep", "report", str(where)],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        env=looping.environ,
-        check=False,
-    )
-    assert report.returncode == 1, report
-    assert re.search(r"process 1 .* failed after 10 collectives: sys\.exit\(4\)", report.stdout)
-    called = "10 x all-reduce (sum) of 1 x f32" + where_numbered(", ")
-    assert called in report.stdout, report.stdout
-
-
-@pytest.mark.full
-def test_a_live_job_is_shown_by_the_pid_of_a_agent(looping: Workers) -> None:
-    """As `lockstep report` and `lockstep top` find it."""
-    code = "time.sleep(60)"
-    started = [looping.start(rank, code) for rank in range(2)]
-    try:
-        words = [sys.executable, "-m", "lockstep", "report", "--pid", str(started[0].pid)]
-        end = time.monotonic() + TIMEOUT
-        said = ""
-        while "10 x all-reduce" not in said and time.monotonic() < end:
-            time.sleep(0.5)
-            done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT)
-            said = done.stdout
-        assert "process 1" in said
-        assert said.count("10 x all-reduce") == 2, said
-    finally:
-        looping.end()

@@ -1,0 +1,89 @@
+"""Processes that are started by ``lockstep worker``, and what a test reads of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from agent.test_worker_command import CLEAN, WORKER
+from processes import free_port
+from support import MARK, marked
+
+TIMEOUT = 90
+
+
+class Workers:
+    """Some of the processes of a job of two, as torchrun would start them."""
+
+    def __init__(self, folder: Path, program: str) -> None:
+        self.folder = folder
+        (folder / "tmp").mkdir()
+        (folder / "program.py").write_text(program)
+        self.mark = f"agent-{os.urandom(8).hex()}"
+        self.port = str(free_port())
+        self.started: list[subprocess.Popen[str]] = []
+
+    @property
+    def left(self) -> list[Path]:
+        """Private directories of runs."""
+        return list((self.folder / "tmp").glob("lockstep-run-*"))
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {**CLEAN, MARK: self.mark, "TMPDIR": str(self.folder / "tmp")}
+
+    def start(
+        self, rank: int, *args: str, prefix: Sequence[str] = (), options: Sequence[str] = ()
+    ) -> subprocess.Popen[str]:
+        place = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+        where = {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port}
+        process = subprocess.Popen(
+            [*prefix, *WORKER, *options, str(self.folder / "program.py"), *args],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**self.environ, **place, **where},
+        )
+        self.started.append(process)
+        return process
+
+    def end(self) -> None:
+        for pid in marked(self.mark):
+            os.kill(pid, signal.SIGKILL)
+        for process in self.started:
+            process.communicate(timeout=TIMEOUT)
+
+
+def pids(process: subprocess.Popen[str]) -> tuple[int, int, int]:
+    """Of the program, of its parent, and its process group."""
+    assert process.stdout is not None
+    _, *words = process.stdout.readline().split()
+    pid, parent, group = map(int, words)
+    return pid, parent, group
+
+
+def rest(process: subprocess.Popen[str]) -> str:
+    """What is still to be read of its lines."""
+    assert process.stdout is not None
+    with Deadline(process):
+        said = process.stdout.read()
+        process.wait()
+    return said
+
+
+class Deadline(threading.Timer):
+    """Kills a process that does not end in time."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        super().__init__(TIMEOUT, process.kill)
+
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
