@@ -9,6 +9,11 @@ from typing import Any
 import pytest
 
 
+def is_make_test(config: pytest.Config) -> bool:
+    """Whether the tests marked ``full`` are left out, as by default."""
+    return "not full" in config.option.markexpr
+
+
 def full(*values: Any, id: str | None = None) -> Any:
     """A case of `pytest.mark.parametrize` that runs in ``make full`` only."""
     return pytest.param(*values, id=id, marks=pytest.mark.full)

@@ -11,6 +11,8 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from lanes import is_make_test
+
 # XLA has a thread for each device; one that waits in a collective must not keep others from work.
 os.environ.setdefault("NPROC", "32")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -20,13 +22,18 @@ CACHE = Path(__file__).parents[2] / "build" / "jax-cache" / platform.node()
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _compiled_before() -> Iterator[None]:
-    """XLA does not compile again what has not changed: that is most of these tests' time."""
+def _compiled_before(request: pytest.FixtureRequest) -> Iterator[None]:
+    """XLA does not compile again what has not changed: that is most of these tests' time.
+
+    And in ``make test`` it optimizes no loops, which is most of the rest.
+    """
+    jax.config.update("jax_disable_most_optimizations", is_make_test(request.config))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     jax.config.update("jax_compilation_cache_dir", str(CACHE))
     compilation_cache.reset_cache()
     yield
+    jax.config.update("jax_disable_most_optimizations", False)
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
 

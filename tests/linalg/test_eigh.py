@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
+from lanes import full as in_full
 from lanes import sample
 from linalg.matrices import assert_close, eps, full, hermitian, mesh, put, with_spectrum
 from lockstep.linalg import _cpu_kernels, _tridiagonalize
@@ -43,7 +44,7 @@ def assert_decomposed(a: np.ndarray, values: Any, vectors: Any, factor: float = 
     assert (np.diff(values) >= 0).all()
 
 
-@pytest.fixture(scope="module", params=["kernels", "plain"])
+@pytest.fixture(scope="module", params=["kernels", in_full("plain")])
 def decompose(request: Any) -> Any:
     """With the engine's kernels, and in plain JAX; several chunks and blocks of everything."""
     over = mesh((2,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import sys
 
 import jax
 import numpy as np
@@ -51,8 +52,9 @@ def five(dtype: str) -> None:
     check(f"ppermute {dtype}", run(shift, x)[0], x[me - 1] if me else np.zeros_like(x[0]))
 
 
-TYPES = ["float32", "int32", "uint8", "complex64", "bfloat16"]
-if importlib.util.find_spec("jax.extend.xla"):  # since jax 0.10.2
+# All types, or those that are given.
+TYPES = sys.argv[1:] or ["float32", "int32", "uint8", "complex64", "bfloat16"]
+if not sys.argv[1:] and importlib.util.find_spec("jax.extend.xla"):  # since jax 0.10.2
     TYPES.append("float16")
 for dtype in TYPES:
     five(dtype)
