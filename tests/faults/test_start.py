@@ -17,7 +17,7 @@ from support import assert_unsaid, run_lockstep
         ("before it watches", 0),
         ("as it watches", 1),
     ],
-    *(0, 2),
+    2,
 )
 def test_a_process_that_dies_at_the_start_is_not_waited_for(moment: str, culprit: int) -> None:
     # The launcher leaves the others alone for half of the grace.

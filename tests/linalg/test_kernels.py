@@ -224,7 +224,7 @@ def _assert_equal(
         _close(got, want, dtype)
 
 
-@pytest.mark.parametrize("dtype", TWO_DTYPES)
+@sample("dtype", TWO_DTYPES, 1)
 @sample("shape", [*SHAPES, (2, 2, 9)], 3)
 def test_products_of_the_inverse_where_they_lie(shape: tuple[int, int, int], dtype: Any) -> None:
     layout, _ = _layout(shape)
