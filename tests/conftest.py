@@ -8,7 +8,7 @@ import pytest
 
 import lockstep  # noqa: F401
 
-# Who starts the tests in the background may have had these ignored, and lockstep keeps to that.
+# A shell that starts the tests in the background ignores these, and lockstep keeps to that.
 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(

@@ -173,7 +173,7 @@ TEST(an_agent_answers_when_the_process_of_its_host_was_killed) {
 }
 
 // Process 1 and the agent, 2, hear of it in no other way than by each other.
-TEST(a_process_that_is_lost_to_a_agent) {
+TEST(a_process_that_is_lost_to_an_agent) {
   Cluster job({0, 0, 1}, 1, {0});
   CHECK(!job[2].is_lost(0));
   job.kill(0);

@@ -143,7 +143,7 @@ def test_the_records_of_a_failed_job_are_kept_for_the_report(looping: Workers) -
 
 
 @pytest.mark.full
-def test_a_live_job_is_shown_by_the_pid_of_a_agent(looping: Workers) -> None:
+def test_a_live_job_is_shown_by_the_pid_of_an_agent(looping: Workers) -> None:
     """As `lockstep report` and `lockstep top` find it."""
     code = "time.sleep(60)"
     started = [looping.start(rank, code) for rank in range(2)]

@@ -60,7 +60,7 @@ def test_a_job_that_still_runs_keeps_what_is_its_own() -> None:
 
 
 @pytest.mark.parametrize("what", ["a link", "open to all", "a file"])
-def test_what_somebody_else_has_put_there_is_not_used(what: str, top: Path) -> None:
+def test_what_another_user_has_put_there_is_not_used(what: str, top: Path) -> None:
     expected = HostDir(["job 1"], 0, 0)
     expected.folder.rmdir()
     expected.folder.parent.rmdir()

@@ -122,7 +122,7 @@ def test_a_failure_ends_the_process_with_its_status(tmp_path: Path) -> None:
     )
 
 
-def test_who_fails_before_it_computes_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_process_that_fails_before_it_computes_is_not_waited_for(tmp_path: Path) -> None:
     fails = """
 import os, sys, jax
 jax.distributed.initialize()

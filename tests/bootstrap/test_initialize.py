@@ -128,7 +128,7 @@ import jax
     assert "report" not in refused.stdout
 
 
-def test_a_process_that_nobody_launched_is_told_how_to_launch_it() -> None:
+def test_a_process_without_a_launcher_is_told_how_to_launch_it() -> None:
     ended = python("import lockstep; lockstep.initialize()")
     assert ended.status == 1
     last = ended.stderr.strip().splitlines()[-1]

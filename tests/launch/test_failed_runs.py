@@ -119,7 +119,7 @@ def test_a_place_that_others_can_enter_is_not_used(
     assert failed_runs.keep(make_run(tmp_path), None) is None
 
 
-def test_a_link_that_somebody_put_there_is_not_followed(
+def test_a_link_in_its_place_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))

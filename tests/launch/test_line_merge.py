@@ -42,14 +42,14 @@ def test_every_line_gets_its_prefix() -> None:
     assert merger.put("b", B, b"three\n") == b"[1] three\n"
 
 
-def test_an_unfinished_line_goes_on_when_nobody_else_wrote() -> None:
+def test_an_unfinished_line_goes_on_when_no_other_process_wrote() -> None:
     merger = Merger()
     assert merger.put("a", A, b"name? ") == b"[0] name? "
     assert merger.put("a", A, b"Ada\n") == b"Ada\n"
     assert merger.put("a", A, b"next\n") == b"[0] next\n"
 
 
-def test_an_unfinished_line_is_ended_when_somebody_else_writes() -> None:
+def test_an_unfinished_line_is_ended_when_another_process_writes() -> None:
     merger = Merger()
     merger.put("a", A, b"half")
     assert merger.put("b", B, b"whole\n") == b"\n[1] whole\n"

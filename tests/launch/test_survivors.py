@@ -120,7 +120,7 @@ print(_jax_compat.distributed_client())
 
 
 @pytest.mark.full
-def test_a_second_job_waits_for_who_comes_late() -> None:
+def test_a_second_job_waits_for_processes_that_come_late() -> None:
     """By then the service of the first has ended by itself, and that of the second serves."""
     program = """
 import os, time

@@ -22,7 +22,7 @@ def shared() -> Path:
 
 
 @of_three
-def test_a_barrier_holds_everybody_until_the_last_has_come(lockstep: Ranks) -> None:
+def test_a_barrier_holds_all_until_the_last_has_come(lockstep: Ranks) -> None:
     if lockstep.rank == 2:
         time.sleep(1)
         (shared() / "last").touch()
@@ -53,7 +53,7 @@ def test_equal_values_pass_again_and_again() -> None:
 
 
 @of_three
-def test_who_differs_is_told_on_every_process_with_the_values(lockstep: Ranks) -> None:
+def test_a_difference_is_told_on_every_process_with_the_values(lockstep: Ranks) -> None:
     import numpy as np
 
     with pytest.raises(ls.DifferenceError) as caught:
@@ -112,7 +112,7 @@ def test_a_process_that_is_not_there() -> None:
 
 
 @of_three
-def test_a_barrier_says_who_is_missing_and_where_that_process_is(lockstep: Ranks) -> None:
+def test_a_barrier_names_the_missing_process_and_where_it_is(lockstep: Ranks) -> None:
     def busy_elsewhere() -> None:
         while len(list(shared().glob("told_*"))) < 2:
             time.sleep(0.1)
@@ -159,7 +159,7 @@ WAIT = 'while str(os.listdir(os.environ["TMPDIR"])).count("told") < 2: time.slee
 
 
 @pytest.mark.full
-def test_who_comes_after_the_others_gave_up_is_told_so() -> None:
+def test_a_process_that_comes_after_the_others_gave_up_is_told_so() -> None:
     late = f'{WAIT}\n        lockstep.barrier("checkpoint", timeout=5)'
     program = START + MISSING.format(elsewhere=late, timeout=1)
     result = run_lockstep([], program, n=3, timeout=60, expect_status=1)
@@ -185,7 +185,7 @@ def test_a_barrier_ends_as_soon_as_a_missing_process_has_ended(end: str, manner:
         assert manner in text, result
 
 
-def test_alone_there_is_nobody_to_wait_for() -> None:
+def test_a_single_process_waits_for_no_other() -> None:
     ls.barrier("alone")
     ls.assert_same(1, "alone")
     with ls.only_on(0) as here:

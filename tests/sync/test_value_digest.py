@@ -24,7 +24,7 @@ def test_the_odd_one_is_marked_and_the_others_are_named_together() -> None:
     assert text == "  processes 0-1, 3: 0.1\n  process 2: 0.5 <- differs"
 
 
-def test_of_two_nobody_is_the_odd_one() -> None:
+def test_of_two_neither_is_the_odd_one() -> None:
     assert differences(said("a", "b"), LABELS) == "  process 0: 'a'\n  process 1: 'b'"
 
 

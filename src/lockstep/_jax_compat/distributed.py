@@ -78,7 +78,7 @@ def survive_dead_peers(calls: Survival) -> None:
     serve_inside = module.get_distributed_runtime_service
     connect = module.get_distributed_runtime_client
     state: Any = distributed.State
-    initialize = _naming_who_is_missing(state.initialize, calls)
+    initialize = _naming_missing_processes(state.initialize, calls)
     setting("jax_enable_recoverability")
     if "JAX_ENABLE_RECOVERABILITY" not in os.environ:
         jax.config.update("jax_enable_recoverability", True)
@@ -157,7 +157,9 @@ def _once_accepted(address: str, options: dict[str, Any], calls: Survival) -> di
     return options | {"init_timeout": max(1, int(left))}
 
 
-def _naming_who_is_missing(original: Callable[..., None], calls: Survival) -> Callable[..., None]:
+def _naming_missing_processes(
+    original: Callable[..., None], calls: Survival
+) -> Callable[..., None]:
     """``State.initialize`` of JAX, with Lockstep's deadline, and an error for missing processes."""
     signature = inspect.signature(original)
     ours = signature.parameters["initialization_timeout"].default

@@ -167,7 +167,7 @@ def _end_earlier_service() -> None:
         (folder / _left(_job, config.process_id)).touch()
         end = time.monotonic() + LEAVE_SECONDS
         while not select.select([service], [], [], POLL_SECONDS)[0]:
-            stay = _who_stays(folder, config.num_processes or 0)
+            stay = _staying_processes(folder, config.num_processes or 0)
             if not stay and config.process_id == 0:
                 os.kill(pid, signal.SIGKILL)
             if time.monotonic() > end:
@@ -182,7 +182,7 @@ def _end_earlier_service() -> None:
         os.close(service)
 
 
-def _who_stays(folder: Path, count: int) -> list[int]:
+def _staying_processes(folder: Path, count: int) -> list[int]:
     return [i for i in range(count) if not (folder / _left(_job, i)).exists()]
 
 
@@ -315,12 +315,12 @@ def _serve(given: _Service) -> None:
     alone = 0
     while alone < ALONE_POLLS:
         time.sleep(POLL_SECONDS)
-        _forget_who_is_out_of_reach()
+        _forget_unreachable_processes()
         alone = 0 if clients(port) else alone + 1
     del service
 
 
-def _forget_who_is_out_of_reach() -> None:
+def _forget_unreachable_processes() -> None:
     """Has the kernel end connections to unreachable hosts; all of this process are JAX's."""
     with contextlib.suppress(OSError):  # no descriptor left to read /proc with
         for each in tcp_info.tcp_sockets():

@@ -74,13 +74,13 @@ def cell_error(
     alike = [f for f in ordered if (f.kind, f.message) == (first.kind, first.message)]
     if not first.is_engines and not first.is_interrupt:
         alike = [f for f in alike if _plain(f.traceback) == _plain(first.traceback)]
-    who = label([f.process for f in alike])
-    lines = [f"{who} {first.summary}" if first.is_interrupt else f"{who} failed:"]
+    where = label([f.process for f in alike])
+    lines = [f"{where} {first.summary}" if first.is_interrupt else f"{where} failed:"]
     if not first.is_interrupt:
         lines.append(first.traceback or first.summary)
     lines += _in_short([f for f in ordered if f not in alike])
     lines += [note] if note else []
-    return CellError(f"{who} {first.summary}", "\n".join(lines), ordered)
+    return CellError(f"{where} {first.summary}", "\n".join(lines), ordered)
 
 
 def _rank(failure: Failure, culprits: Sequence[int]) -> tuple[int, bool]:

@@ -1,7 +1,7 @@
 """Whether a process of a pool waits in vain: for others that have left the function.
 
 Between two calls a process of a pool lives on, so the watchdog does not count it as ended. The
-caller knows who has left the function, and reads the records that the processes keep.
+caller knows which processes have left the function, and reads the records that the processes keep.
 """
 
 from __future__ import annotations
