@@ -38,6 +38,20 @@ RecorderOptions complete(const JobOptions& options) {
   return recorder;
 }
 
+std::unique_ptr<UcxTransport> make_ucx(const JobOptions& options, Arena& arena) {
+  const bool is_agent =
+      options.process >= static_cast<int>(options.labels.size()) - options.endpoint.num_agents;
+  if (options.ucx_libraries.empty() || options.endpoint.addresses.empty() || is_agent)
+    return nullptr;
+  return std::make_unique<UcxTransport>(options.ucx_libraries, options.process, options.labels,
+                                        arena);
+}
+
+EndpointOptions with_companion(EndpointOptions options, Companion* companion) {
+  options.companion = companion;
+  return options;
+}
+
 }  // namespace
 
 Job::Job(JobOptions options)
@@ -47,18 +61,23 @@ Job::Job(JobOptions options)
       recorder_(complete(options_)),
       requests_(wake_up_, arena_->header().abort_state),
       shm_(*arena_, options_.process, options_.labels, options_.single_copy && !is_agent()),
+      ucx_(make_ucx(options_, *arena_)),
       endpoint_(options.endpoint.addresses.empty()
                     ? nullptr
-                    : std::make_unique<Endpoint>(options.endpoint, options_.process, options_.nonce,
-                                                 options_.labels, arena_)),
+                    : std::make_unique<Endpoint>(with_companion(options.endpoint, ucx_.get()),
+                                                 options_.process, options_.nonce, options_.labels,
+                                                 arena_)),
       tcp_(endpoint_ ? std::make_unique<TcpTransport>(*endpoint_, arena_->header().abort_state,
                                                       options_.timeout_seconds, wake_up_)
-                     : nullptr) {}
+                     : nullptr) {
+  if (ucx_) ucx_->start(*endpoint_, *tcp_);
+}
 
 Job::~Job() {
   mark_left();
-  // Its progress thread writes into the rings of the cliques.
+  // Their progress threads write into the rings of the cliques.
   endpoint_.reset();
+  ucx_.reset();
 }
 
 std::string Job::timeout_text() const {

@@ -20,6 +20,7 @@
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/endpoint.h"
 #include "transport/tcp/tcp_transport.h"
+#include "transport/ucx/ucx_transport.h"
 
 namespace lockstep {
 
@@ -51,6 +52,8 @@ struct JobOptions {
   std::vector<Prescribed> algorithms;  // between hosts, in place of the table's choice
   RecorderOptions recorder;            // its path, host and attempt; the rest is filled in here
   EndpointOptions endpoint;            // to the other hosts
+  // Where to look for UCX, which then carries the messages between hosts. Empty: TCP does.
+  std::vector<std::string> ucx_libraries;
 };
 
 class Job {
@@ -101,7 +104,8 @@ class Job {
   Endpoint* endpoint() const { return endpoint_.get(); }
   // How this process exchanges data with another one.
   Transport& transport(int process) {
-    return endpoint_ && endpoint_->reaches(process) ? static_cast<Transport&>(*tcp_) : shm_;
+    if (!endpoint_ || !endpoint_->reaches(process)) return shm_;
+    return ucx_ ? static_cast<Transport&>(*ucx_) : *tcp_;
   }
   // Not 0 once that process's program has ended, where there are several hosts. Null on one host:
   // there the watchdog detects it, and can say more.
@@ -174,6 +178,7 @@ class Job {
   void drain_collectives();
 
   ShmTransport shm_;
+  std::unique_ptr<UcxTransport> ucx_;  // the companion of the endpoint
   std::unique_ptr<Endpoint> endpoint_;
   std::unique_ptr<TcpTransport> tcp_;
   std::atomic<std::uint64_t> begun_{0}, ended_{0};  // calls

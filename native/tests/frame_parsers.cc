@@ -87,12 +87,12 @@ class Target : FrameParser::Owner {
   }
 
  private:
-  int greet(const Frame& frame) override {
+  int greet(const Frame& frame, std::span<const std::byte>) override {
     if (frame.number != Frame::kVersion || frame.index != 1) throw Error("not accepted");
     return 1;
   }
   bool may_send(int, std::uint32_t) const override { return true; }
-  void left(int process) override { CHECK_EQUAL(process, 1); }
+  void left(int process, std::uint64_t) override { CHECK_EQUAL(process, 1); }
 
   Arena& arena_;
   std::array<Walled, kOpenStreams> rings_;

@@ -63,6 +63,12 @@ class Board {
   Slot* slots_;
 };
 
+// In all tests of this run UCX carries the messages between hosts, from the library of this name.
+std::vector<std::string> ucx_libraries() {
+  const char* name = std::getenv("LOCKSTEP_TEST_UCX");
+  return name == nullptr ? std::vector<std::string>() : std::vector<std::string>{name};
+}
+
 struct TestJob {
   const Layout& layout;
   const Options& options;
@@ -126,6 +132,7 @@ struct TestJob {
     made.process = process;
     made.arena_fd = arenas[host_of(process)].get();
     made.endpoint = endpoint(process);
+    made.ucx_libraries = ucx_libraries();
     made.nonce = kNonce;
     made.timeout_seconds = options.timeout_seconds;
     made.cores = options.cores;

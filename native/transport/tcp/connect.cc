@@ -96,16 +96,19 @@ void Endpoint::greet(Connection& connection, const std::string& peer, int proces
                      std::uint64_t nonce, Clock::time_point end) {
   const auto own = static_cast<std::uint32_t>(process_),
              other = static_cast<std::uint32_t>(process);
+  const std::span<const std::byte> rest =
+      progress_.is_agent(process) ? std::span<const std::byte>() : companion_greeting_;
   const Frame greeting{
       .kind = Frame::kGreeting,
       .index = own,
       .clique = nonce,
       .number = Frame::kVersion | (security_->encrypts() ? 0 : Frame::kUnencrypted),
+      .bytes = static_cast<std::uint32_t>(rest.size()),
       .to = other};
   const auto bytes = std::as_bytes(std::span(&greeting, 1));
   const double left = std::chrono::duration<double>(end - Clock::now()).count();
   const Watch watch{&arena_->header().abort_state, Deadline(std::max(left, 1e-9)), {}};
-  if (write(connection, {}, bytes, watch).how != WriteResult::kAll)
+  if (write(connection, bytes, rest, watch).how != WriteResult::kAll)
     throw Dropped(cannot_reach(peer, "it has closed the connection"));
   Frame answer;
   read_all(connection, peer, std::as_writable_bytes(std::span(&answer, 1)), end);

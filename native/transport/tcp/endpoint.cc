@@ -81,9 +81,11 @@ Endpoint::Endpoint(const EndpointOptions& options, int process, std::uint64_t no
       labels_(labels),
       arena_(std::move(arena)),
       security_(security_of(options)),
+      companion_(options.companion),
+      companion_greeting_(companion_ == nullptr ? std::vector<std::byte>() : companion_->greeting()),
       progress_(options.listener, options.pids, remote_flags(options.addresses), process, nonce,
                 labels, *security_, channels_, *arena_, options.num_agents,
-                options.greeting_timeout),
+                options.greeting_timeout, companion_),
       connections_(options.addresses.size()) {
   meet(options, nonce, false, after(options.connect_timeout_seconds));
   meet(options, nonce, true, after(options.agent_connect_timeout_seconds));
@@ -108,6 +110,7 @@ Endpoint::~Endpoint() {
   if (abort_listener_ != 0) arena_->remove_abort_listener(abort_listener_);
   end_control();
   leave();
+  if (companion_ != nullptr) companion_->stop();
 }
 
 void Endpoint::send(const ChannelId& channel, std::uint32_t number, const Message& message,
@@ -211,6 +214,12 @@ void Endpoint::give_up(int process, WriteResult how, const Watch& watch) {
               "cannot be reached.");
 }
 
+std::uint64_t Endpoint::of_companion(std::uint32_t kind, std::size_t process) const {
+  return companion_ == nullptr || kind != Frame::kLeave
+             ? 0
+             : companion_->sent_to(static_cast<int>(process));
+}
+
 // Best effort: an unreachable peer detects the failure itself.
 void Endpoint::broadcast(std::uint32_t kind, std::span<const std::byte> body) {
   if (abandoned_) return;
@@ -218,7 +227,9 @@ void Endpoint::broadcast(std::uint32_t kind, std::span<const std::byte> body) {
                     Deadline(std::chrono::duration<double>(kSendGrace).count()),
                     {}};
   for (std::size_t i = 0; i < connections_.size(); ++i)
-    if (connections_[i]) try_frame(static_cast<int>(i), {.kind = kind}, {}, body, watch);
+    if (connections_[i])
+      try_frame(static_cast<int>(i), {.kind = kind, .clique = of_companion(kind, i)}, {}, body,
+                watch);
 }
 
 void Endpoint::leave() {
@@ -229,11 +240,13 @@ void Endpoint::leave() {
     const std::string text = arena_->abort_text();
     broadcast(Frame::kAbort, std::as_bytes(std::span(text)));
   }
+  if (companion_ != nullptr && !is_forked()) companion_->flush();
   broadcast(Frame::kLeave, {});
 }
 
 void Endpoint::stop() {
   if (is_forked()) return;  // the threads are its parent's
+  if (companion_ != nullptr) companion_->stop();
   stopped_.store(1);
   end_control();
   progress_.stop();

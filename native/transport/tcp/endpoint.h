@@ -42,6 +42,7 @@
 #include "core/secret.h"
 #include "transport/shm/segment.h"
 #include "transport/tcp/channels.h"
+#include "transport/tcp/companion.h"
 #include "transport/tcp/frame.h"
 #include "transport/tcp/progress_thread.h"
 #include "transport/tcp/session.h"
@@ -58,6 +59,7 @@ struct EndpointOptions {
   SecretBytes key;                      // that all processes of the job have
   std::string tls_library;              // OpenSSL's libssl, for dlopen
   bool encrypt = true;                  // also what follows the greeting; the same in all processes
+  Companion* companion = nullptr;       // carries the messages of channels; outlives the endpoint
   double connect_timeout_seconds = 60;  // until all have met
   double agent_connect_timeout_seconds = 10;  // for agents after that: then it goes on without them
   std::chrono::milliseconds greeting_timeout = ProgressThread::kGreetingTimeout;
@@ -158,6 +160,7 @@ class Endpoint {
                  const Deadline& deadline);
   bool takes_control(int process) const;
   bool is_forked() const { return abandoned_ || getpid() != owner_; }  // and is the child
+  std::uint64_t of_companion(std::uint32_t kind, std::size_t process) const;
   void broadcast(std::uint32_t kind, std::span<const std::byte> body);
   void give_up(int process, WriteResult how, const Watch& watch);
 
@@ -167,6 +170,8 @@ class Endpoint {
   const std::shared_ptr<Arena> arena_;
   const std::unique_ptr<const Security> security_;
   Channels channels_;
+  Companion* const companion_;
+  const std::vector<std::byte> companion_greeting_;  // of this process
   ProgressThread progress_;
   std::vector<std::unique_ptr<Connection>> connections_;  // null for processes of this host
   std::size_t abort_listener_ = 0;

@@ -8,11 +8,13 @@ namespace lockstep {
 
 struct Frame {
   enum Kind : std::uint32_t {
-    kGreeting = 1,  // the first: process `index` speaks to `to`; the job's nonce is in `clique`
+    kGreeting = 1,  // the first: process `index` speaks to `to`; the job's nonce is in `clique`;
+                    // the companion's greeting follows, if there is one
     kMessage,       // of a channel: a slot's header, and what is in the slot from `at` on
     kRelease,       // message `number` of a channel has been read
     kAbort,         // the job has failed; the text follows
-    kLeave,         // the process's program has ended
+    kLeave,         // the process's program has ended; how many messages the companion has sent is
+                    // in `clique`
     kControl,       // the part of a control message of `clique` bytes that begins at `number`
     kWelcome,       // accepts a greeting: from process `index` to process `to`
     kRefusal,       // refuses a greeting; the reason follows

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "transport/tcp/companion.h"
 
 namespace lockstep {
 namespace {
@@ -11,6 +12,7 @@ namespace {
 // What may follow a frame that is no message.
 std::size_t longest(std::uint32_t kind) {
   if (kind == Frame::kAbort) return kAbortText;
+  if (kind == Frame::kGreeting) return Companion::kMaxGreeting;
   return kind == Frame::kControl ? ControlMessages::kPart : 0;
 }
 
@@ -58,7 +60,7 @@ void FrameParser::finish() {
   const ChannelId channel{frame_.clique, frame_.index, process_};
   switch (frame_.kind) {
     case Frame::kGreeting:
-      process_ = owner_.greet(frame_);
+      process_ = owner_.greet(frame_, {at_, frame_.bytes});
       return;
     case Frame::kMessage:
       if (at_ == body_.data()) return channels_.keep(channel, frame_.number, std::move(body_));
@@ -68,7 +70,7 @@ void FrameParser::finish() {
     case Frame::kAbort:
       return arena_.abort({reinterpret_cast<const char*>(at_), frame_.bytes});
     case Frame::kLeave:
-      return owner_.left(process_);
+      return owner_.left(process_, frame_.clique);
     case Frame::kControl:
       return control_.take(process_, frame_.clique, frame_.number, {at_, frame_.bytes});
     default:

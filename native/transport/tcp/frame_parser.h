@@ -20,10 +20,10 @@ class FrameParser {
   class Owner {
    public:
     // The process that greets. Throws Error when the greeting is not accepted.
-    virtual int greet(const Frame& greeting) = 0;
+    virtual int greet(const Frame& greeting, std::span<const std::byte> rest) = 0;
     virtual bool may_send(int process, std::uint32_t kind) const = 0;
-    // Its program has ended.
-    virtual void left(int process) = 0;
+    // Its program has ended, after so many messages of the companion.
+    virtual void left(int process, std::uint64_t sent) = 0;
 
    protected:
     ~Owner() = default;

@@ -33,7 +33,7 @@ ProgressThread::ProgressThread(int listener, const std::vector<int>& pids,
                                std::vector<bool> is_remote, int process, std::uint64_t nonce,
                                const std::vector<std::string>& labels, const Security& security,
                                Channels& channels, Arena& arena, int num_agents,
-                               std::chrono::milliseconds greeting_timeout)
+                               std::chrono::milliseconds greeting_timeout, Companion* companion)
     : process_(process),
       greeting_timeout_(greeting_timeout),
       nonce_(nonce),
@@ -41,6 +41,7 @@ ProgressThread::ProgressThread(int listener, const std::vector<int>& pids,
       security_(security),
       channels_(channels),
       arena_(arena),
+      companion_(companion),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       acceptor_(listener, epoll_.get()),
       roster_(std::move(is_remote), num_agents, process, nonce, labels, arena, security.encrypts()),
@@ -268,6 +269,22 @@ bool ProgressThread::read_some(Incoming& incoming) {
   incoming.frames.take(moved);
   if (greets && incoming.frames.process() >= 0) welcome(incoming);
   return true;
+}
+
+int ProgressThread::greet(const Frame& frame, std::span<const std::byte> rest) {
+  return roster_.admit(frame, [&](int process) {
+    if (is_agent(process) || is_agent(process_)) return;
+    if (companion_ != nullptr) return companion_->greeted(process, rest);
+    if (!rest.empty())
+      throw Error(
+          "it sends over UCX what this process sends over TCP: LOCKSTEP_TRANSPORT has to be the "
+          "same for all processes");
+  });
+}
+
+void ProgressThread::left(int process, std::uint64_t sent) {
+  failures_.set_left(process);
+  if (companion_ != nullptr && !is_agent(process)) companion_->left(process, sent);
 }
 
 // An agent takes no part in collectives and cannot fail the job: the processes detect failures

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -26,6 +27,7 @@
 #include "transport/shm/segment.h"
 #include "transport/tcp/acceptor.h"
 #include "transport/tcp/channels.h"
+#include "transport/tcp/companion.h"
 #include "transport/tcp/frame_parser.h"
 #include "transport/tcp/roster.h"
 #include "transport/tcp/session.h"
@@ -42,7 +44,8 @@ class ProgressThread : FrameParser::Owner {
   ProgressThread(int listener, const std::vector<int>& pids, std::vector<bool> is_remote,
                  int process, std::uint64_t nonce, const std::vector<std::string>& labels,
                  const Security& security, Channels& channels, Arena& arena, int num_agents = 0,
-                 std::chrono::milliseconds greeting_timeout = kGreetingTimeout);
+                 std::chrono::milliseconds greeting_timeout = kGreetingTimeout,
+                 Companion* companion = nullptr);
   virtual ~ProgressThread();
   ProgressThread(const ProgressThread&) = delete;
   ProgressThread& operator=(const ProgressThread&) = delete;
@@ -103,8 +106,8 @@ class ProgressThread : FrameParser::Owner {
   bool authenticate(Incoming& incoming);
   bool read_some(Incoming& incoming);
   bool may_send(int process, std::uint32_t kind) const override;
-  int greet(const Frame& frame) override { return roster_.admit(frame); }
-  void left(int process) override { failures_.set_left(process); }
+  int greet(const Frame& frame, std::span<const std::byte> rest) override;
+  void left(int process, std::uint64_t sent) override;
   void welcome(Incoming& incoming);
   void answer(Incoming& incoming, std::uint32_t kind, std::string_view text);
   void end(Incoming& incoming, const std::string& why);
@@ -124,6 +127,7 @@ class ProgressThread : FrameParser::Owner {
   const Security& security_;
   Channels& channels_;
   Arena& arena_;
+  Companion* const companion_;  // null: there is none
   Descriptor epoll_;
   Acceptor acceptor_;
   Roster roster_;

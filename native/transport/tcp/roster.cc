@@ -20,7 +20,7 @@ Roster::Roster(std::vector<bool> is_remote, int num_agents, int process, std::ui
 
 std::ptrdiff_t Roster::num_remote() const { return std::ranges::count(is_remote_, true); }
 
-int Roster::admit(const Frame& greeting) {
+int Roster::admit(const Frame& greeting, const std::function<void(int)>& accept) {
   if ((greeting.number & ~Frame::kUnencrypted) != Frame::kVersion)
     throw Error("it runs another version of Lockstep");
   if (((greeting.number & Frame::kUnencrypted) == 0) != encrypts_)
@@ -36,6 +36,7 @@ int Roster::admit(const Frame& greeting) {
   std::lock_guard lock(mutex_);
   if (has_connected_[greeting.index])
     throw Error("it says to be a process that has connected already");
+  if (accept) accept(static_cast<int>(greeting.index));
   has_connected_[greeting.index] = true;
   changed_.notify_all();
   return static_cast<int>(greeting.index);

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -28,7 +29,8 @@ class Roster {
   std::ptrdiff_t num_remote() const;
 
   // The process that greets. Throws Error unless it may connect and has not connected before.
-  int admit(const Frame& greeting);
+  // `accept` is called before it counts as connected, and may throw Error as well.
+  int admit(const Frame& greeting, const std::function<void(int)>& accept = {});
   bool is_complete();
 
   // Returns when all processes have connected. Throws Error naming those that have not by `end`.

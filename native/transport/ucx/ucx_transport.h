@@ -1,0 +1,147 @@
+// The transport to processes of other hosts over UCX: InfiniBand, RoCE, TCP.
+//
+// The messages of the channels are UCX's active messages: small ones come with their header, of
+// large ones UCX fetches the bytes into the slot (rendezvous). Connections of UCX are made when the
+// first message goes to a process. The endpoint (transport/tcp) authenticates the processes and
+// carries everything else; what each process needs to reach the others goes with its greeting: the
+// address of its worker, and a secret, without which it takes no message. UCX does not encrypt.
+//
+// UCX and the endpoint keep no order between them. So a process that leaves says over the endpoint
+// how many messages it has sent, and counts here as left when all of them are there. It closes its
+// connections when the others have said that they have them.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "transport/shm/segment.h"
+#include "transport/tcp/companion.h"
+#include "transport/tcp/endpoint.h"
+#include "transport/tcp/tcp_transport.h"
+#include "transport/transport.h"
+#include "transport/ucx/library.h"
+#include "transport/ucx/ucx_channels.h"
+#include "transport/ucx/worker.h"
+
+namespace lockstep {
+
+class UcxTransport : public Transport, public Companion {
+ public:
+  // `libraries`: see ucp::Library; `labels`: of the processes. The references outlive this.
+  UcxTransport(const std::vector<std::string>& libraries, int process,
+               const std::vector<std::string>& labels, Arena& arena);
+  ~UcxTransport();
+
+  // The endpoint has met all processes. `tcp` allocates the memory.
+  void start(Endpoint& endpoint, TcpTransport& tcp);
+
+  std::byte* allocate_copy(std::size_t bytes) override { return tcp_->allocate_copy(bytes); }
+  std::size_t message_bytes() const override { return 512 << 10; }
+  std::unique_ptr<SendChannel> open(const ChannelId& id, const SendRing& ring) override;
+  std::unique_ptr<ReceiveChannel> open(const ChannelId& id, const ReceiveRing& ring) override;
+  const std::atomic<std::uint32_t>* has_left(int process) const override {
+    return &peer(process).left;
+  }
+
+  std::vector<std::byte> greeting() override;
+  void greeted(int process, std::span<const std::byte> greeting) override;
+  void flush() override;
+  std::uint64_t sent_to(int process) override;
+  void left(int process, std::uint64_t sent) override;
+  void stop() override;
+
+ private:
+  class Channel;
+  struct Incoming;
+  struct Secret {
+    std::uint64_t words[2] = {};
+    bool operator==(const Secret&) const = default;
+  };
+  enum Kind : std::uint32_t { kMessage = 1, kRelease, kAllReceived };
+  struct Header {
+    Secret secret{};  // of the receiver
+    std::uint32_t kind = 0;
+    std::uint32_t process = 0;  // the sender
+    std::uint64_t clique = 0;
+    std::uint32_t ring = 0;
+    std::uint32_t number = 0;
+    std::uint32_t at = 0;
+    std::uint32_t bytes = 0;  // that follow the slot's header
+  };
+  // A header that UCX may still read, and behind it the slot's.
+  struct Outgoing {
+    Header header;
+    std::byte slot_header[kSlotHeader];
+    UcxTransport* owner;
+    int process;
+  };
+  struct Peer {
+    UcxTransport* owner = nullptr;
+    int process = -1;
+    std::vector<std::byte> address;
+    Secret secret{};
+    ucp::Ep* ep = nullptr;
+    std::uint64_t sent = 0, received = 0;
+    std::optional<std::uint64_t> sent_in_all;  // by it, when it has left
+    bool has_all = false;                      // of what this process has sent, when it has left
+    ucp::Status broken = ucp::kOk;             // why nothing can be sent any more
+    Clock::time_point broken_since;
+    std::atomic<std::uint32_t> left{0};
+  };
+
+  Peer& peer(int process) { return peers_[static_cast<std::size_t>(process)]; }
+  const Peer& peer(int process) const { return peers_[static_cast<std::size_t>(process)]; }
+
+  void post(const ChannelId& id, Kind kind, std::uint32_t number, const Message* message);
+  // The rest is under the worker's lock.
+  void send(Peer& peer, const Header& header, const Message* message);
+  ucp::Ep* connect(Peer& peer);
+  void break_off(Peer& peer, ucp::Status status);
+  ucp::Status take(const std::byte* header, std::size_t header_bytes, void* data,
+                   std::size_t bytes, bool is_rendezvous);
+  ucp::Status take_message(Peer& peer, const Header& header, const std::byte* slot_header,
+                           void* data, bool is_rendezvous);
+  ucp::Status fetch(std::unique_ptr<Incoming> incoming, void* data, std::byte* to,
+                    std::size_t bytes);
+  void finish(Incoming& incoming);
+  void fail(const Peer& from, const std::exception& error);
+  void count(Peer& peer);
+  void see_whether_it_has_left(Peer& peer);
+
+  void give_up(Peer& peer);
+  std::string broken_text(const Peer& peer) const;
+  void check();
+  bool all_is_received();
+
+  static void on_sent(void* request, ucp::Status status, void* outgoing);
+  static void on_fetched(void* request, ucp::Status status, std::size_t bytes, void* incoming);
+  static void on_error(void* peer, ucp::Ep* ep, ucp::Status status);
+  static ucp::Status on_message(void* self, const void* header, std::size_t header_bytes,
+                                void* data, std::size_t bytes, const ucp::ReceiveParam* param);
+
+  const pid_t owner_ = getpid();
+  const int process_;
+  const std::vector<std::string>& labels_;
+  Arena& arena_;
+  const ucp::Library library_;
+  Endpoint* endpoint_ = nullptr;
+  TcpTransport* tcp_ = nullptr;
+  Secret secret_;
+  std::deque<Peer> peers_;
+  UcxChannels channels_;
+  std::vector<Outgoing*> free_;
+  std::string failure_;  // a peer has broken the rules
+  std::size_t refused_ = 0;
+  bool stopped_ = false;
+  UcxWorker worker_;
+};
+
+}  // namespace lockstep
