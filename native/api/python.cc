@@ -221,6 +221,8 @@ int lockstep_start(const lockstep_options* given) {
       options.endpoint.tls_library = given->tls_library;
       options.endpoint.encrypt = given->encrypt != 0;
       options.hosts.assign(given->hosts, given->hosts + members);
+      options.ucx_libraries.assign(given->ucx_libraries,
+                                   given->ucx_libraries + given->num_ucx_libraries);
     }
     Engine::instance().start(std::move(options));
   });

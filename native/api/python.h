@@ -66,6 +66,10 @@ struct lockstep_options {
   // The algorithms of collectives between hosts in place of the engine's choice, "all-reduce=ring";
   // the same in all processes. Null or "": none.
   const char* algorithms;
+  // Where to look for UCX's libucp, for dlopen: the first that there is carries the data between
+  // hosts, unencrypted, in all processes of the job. Null and 0: TCP does.
+  const char* const* ucx_libraries;
+  int num_ucx_libraries;
 };
 // Returns when this process has met all processes and agents of other hosts. An agent may start
 // again: its earlier start has then taken leave.

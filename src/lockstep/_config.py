@@ -16,6 +16,7 @@ from typing import Any
 from lockstep._errors import ConfigError
 
 COLLECTIVES = ("lockstep", "gloo", "mpi")
+TRANSPORTS = ("tcp", "ucx")
 DEFAULT_COLLECTIVE_TIMEOUT = 600.0
 DEFAULT_STALL_WARNING = 30.0
 DEFAULT_START_TIMEOUT = 120.0
@@ -122,6 +123,10 @@ class Config:
     algorithms: str = _variable("LOCKSTEP_ALGORITHMS", _text, "")
     """Algorithms of the engine between hosts, ``all-reduce=ring,all-gather=bruck``, in place of its
     choice by size and number of hosts; the same in all processes of a job."""
+    transport: str = _variable("LOCKSTEP_TRANSPORT", _one_of(*TRANSPORTS), "tcp")
+    """What carries the engine's messages between hosts; the same in all processes of a job."""
+    ucx_library: str | None = _variable("LOCKSTEP_UCX_LIBRARY", _path)
+    """Path of the ``libucp.so.0`` that ``--transport ucx`` uses instead of the one it finds."""
     run_dir: str | None = _variable("LOCKSTEP_RUN_DIR", _text)
     """The private directory of this run (logs, error files)."""
     agent: int | None = _variable("LOCKSTEP_AGENT", natural)
@@ -159,6 +164,15 @@ class Config:
         config = cls(**values)
         config._check_place()
         return config
+
+    def check_transport(self) -> None:
+        """Raises `ConfigError` unless the user has agreed to what the transport does not do."""
+        if self.transport == "ucx" and self.encryption:
+            raise ConfigError(
+                "--transport ucx (LOCKSTEP_TRANSPORT) sends data without encryption, because UCX "
+                "has none. If you trust the network between the hosts, add --no-encryption "
+                "(LOCKSTEP_ENCRYPTION=0); else use --transport tcp, the default, which encrypts."
+            )
 
     def _check_place(self) -> None:
         if self.process_id is not None and self.num_processes is not None:

@@ -18,13 +18,14 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lockstep import _config
 from lockstep._errors import InitializationError
 from lockstep.bootstrap import startup_liveness
 from lockstep.engine.options import Network
 from lockstep.job import job_key, topology
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
-from lockstep.system import openssl
+from lockstep.system import openssl, ucx
 
 _GRPC_PREFIX = re.compile(r"(dns|ipv4|ipv6):(//[^/]*/)?")
 """Before the host of an address: jax.distributed.initialize() takes whatever gRPC does."""
@@ -160,7 +161,11 @@ def _name(listener: socket.socket) -> str:
 
 
 def prepare() -> None:
-    """Raises `InitializationError` for what this process lacks to reach other hosts."""
+    """Raises `InitializationError` for what this process lacks to reach other hosts.
+
+    `ConfigError` for a transport that would not encrypt, where that is wanted.
+    """
+    _config.current().check_transport()
     if problem := openssl.problem():
         raise InitializationError(
             f"the engine needs OpenSSL between hosts: {problem}. Install the system's, "
@@ -179,8 +184,18 @@ def options(
     members = [*peers, *topology.agents(peers)]
     pids = [peer.pid if _is_sibling(own, peer) else 0 for peer in members]
     at = [addresses[peer.process] if _is_met(own, peer) else "" for peer in members]
-    hosts = topology.host_numbers(members)
-    return Network(at, pids, hosts, listener.fileno(), key, openssl.find(), own.encryption)
+    # Data goes to no agent.
+    over_ucx = own.transport == "ucx" and own.agent_of is None
+    return Network(
+        at,
+        pids,
+        topology.host_numbers(members),
+        listener.fileno(),
+        key,
+        openssl.find(),
+        own.encryption,
+        ucx.candidates(_config.current().ucx_library) if over_ucx else (),
+    )
 
 
 def _is_sibling(own: Peer, peer: Peer) -> bool:

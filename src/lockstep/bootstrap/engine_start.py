@@ -106,7 +106,12 @@ def _roster() -> _Roster:
         own = topology.this_process(process, config.host_id, engine, agent)
         key = job_key.own(count)
         own = endpoints.describe(own, key.key, _jax_compat.coordinator_address())
-        own = dataclasses.replace(own, encryption=config.encryption, algorithms=config.algorithms)
+        own = dataclasses.replace(
+            own,
+            encryption=config.encryption,
+            algorithms=config.algorithms,
+            transport=config.transport,
+        )
         start.roster = _Roster(client, peers.exchange(client, own, key, count), process)
     return start.roster
 
@@ -170,6 +175,7 @@ def _stay_or_fall_back() -> None:
                 "engine": peer.engine,
                 "LOCKSTEP_ENCRYPTION": str(int(peer.encryption)),
                 "LOCKSTEP_ALGORITHMS": peer.algorithms,
+                "LOCKSTEP_TRANSPORT": peer.transport,
             }
             for peer in roster.peers
         ],

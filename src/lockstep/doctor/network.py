@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lockstep._finding import Finding, ok, problem, warning
 from lockstep.job import job_key
-from lockstep.system import openssl
+from lockstep.system import openssl, ucx
 from lockstep.system.interfaces import is_loopback
 from lockstep.system.names import resolve
 
@@ -154,6 +154,23 @@ def check_key(path: str, file: job_key.KeyFile, libssl_problem: str) -> Finding:
     return ok("key file", f"{path} can be used between hosts; OpenSSL loads")
 
 
+def check_ucx(found: tuple[str, tuple[int, int, int]] | None, wanted: bool) -> Finding:
+    """`--transport ucx` needs UCX; without it, its absence is no problem."""
+    name = "UCX"
+    if found is None:
+        absent = "not found"
+        if wanted:
+            return problem(name, f"{absent}, and LOCKSTEP_TRANSPORT=ucx needs it", ucx.INSTALL)
+        return ok(name, f"{absent} (only --transport ucx needs it)")
+    library, version = found
+    text = f"{'.'.join(map(str, version))} in {library}"
+    if version[:2] < ucx.MIN_VERSION or version[0] != ucx.MIN_VERSION[0]:
+        least = ".".join(map(str, ucx.MIN_VERSION))
+        old = f"{text}: --transport ucx needs {least} or newer, of version 1"
+        return (problem if wanted else warning)(name, old, ucx.INSTALL)
+    return ok(name, f"{text}, for --transport ucx")
+
+
 def findings() -> list[Finding]:
     facts, environ = probe(), os.environ
     key_file = environ.get(job_key.VARIABLE, "")
@@ -163,4 +180,8 @@ def findings() -> list[Finding]:
         check_ports(facts),
         check_proxies(environ, facts.hostname),
         check_key(key_file, job_key.read_key(key_file), openssl.problem()),
+        check_ucx(
+            ucx.found(environ.get("LOCKSTEP_UCX_LIBRARY")),
+            environ.get("LOCKSTEP_TRANSPORT") == "ucx",
+        ),
     ]

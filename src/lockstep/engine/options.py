@@ -41,6 +41,8 @@ class COptions(ctypes.Structure):
         ("encrypt", ctypes.c_int),
         ("hosts", _Ids),
         ("algorithms", ctypes.c_char_p),
+        ("ucx_libraries", _Texts),
+        ("num_ucx_libraries", ctypes.c_int),
     ]
 
 
@@ -62,6 +64,8 @@ class Network:
     """OpenSSL's libssl, for dlopen."""
     encrypt: bool = True
     """Without it, TLS only proves that both ends have the key. The same in all processes."""
+    ucx_libraries: Sequence[str] = ()
+    """Where to look for UCX, which then carries the data. Empty: TCP does."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +136,8 @@ class Options:
             network.encrypt if network else True,
             _numbers(network.hosts) if network else None,
             self.algorithms.encode(),
+            _texts(network.ucx_libraries) if network else None,
+            len(network.ucx_libraries) if network else 0,
         )
 
 

@@ -32,6 +32,8 @@ class Peer:
     """Whether it encrypts what it sends to other hosts: all have to, or none."""
     algorithms: str = ""
     """Which algorithms it prescribes between hosts: all have to prescribe the same."""
+    transport: str = "tcp"
+    """What carries its data to other hosts: the same in all."""
     random: str = ""
     """Drawn for each job, so that no record of another job is like this one."""
     key_problem: str = ""

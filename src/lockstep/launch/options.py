@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from lockstep._config import COLLECTIVES, natural, positive, seconds
+from lockstep._config import COLLECTIVES, TRANSPORTS, natural, positive, seconds
 from lockstep._errors import ConfigError
 from lockstep.hosts import starters
 from lockstep.launch import usage
@@ -106,6 +106,12 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="between hosts, only prove that the processes have the job's key, and send data as it "
         "is: faster, for networks that you trust",
+    )
+    add(
+        "--transport",
+        choices=TRANSPORTS,
+        help="what carries the data between hosts: tcp, or ucx, for InfiniBand and RoCE, which "
+        "takes UCX and --no-encryption; default: tcp",
     )
     add(
         "--strict",

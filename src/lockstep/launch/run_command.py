@@ -104,11 +104,13 @@ def configure(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
         "stall_warning": args.stall_warning,
         "start_timeout": args.start_timeout,
         "encryption": args.encryption,
+        "transport": args.transport,
         "strict": args.strict,
         "full_tracebacks": args.full_tracebacks,
     }
     config = Config.from_environ(environ)
     config = dataclasses.replace(config, **{k: v for k, v in given.items() if v is not None})
+    config.check_transport()
     if config.collectives == "mpi":
         # One error here instead of one from each process.
         mpi_backend.check_devices(args.devices or 1)
