@@ -43,6 +43,7 @@ struct Host {
   std::unique_ptr<Endpoint> endpoint;
   bool stays_open = false;  // set before it joins, and so is the next
   bool encrypt = true;
+  Companion* companion = nullptr;
   std::chrono::milliseconds greeting_timeout = ProgressThread::kGreetingTimeout;
 
   Host() {
@@ -57,6 +58,7 @@ struct Host {
     options.key = key(7);
     options.tls_library = "libssl.so.3";
     options.encrypt = encrypt;
+    options.companion = companion;
     options.connect_timeout_seconds = 20;
     options.greeting_timeout = greeting_timeout;
     return options;

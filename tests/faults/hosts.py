@@ -59,6 +59,8 @@ class Hosts:
 
     def __init__(self, folder: Path, count: int = len(NAMES)) -> None:
         self.mark = uuid.uuid4().hex
+        self.variables: dict[str, str] = {}
+        """Of all processes of these hosts, besides their places."""
         self._names = [f"host{chr(ord('a') + host)}" for host in range(count)]
         self._folder = folder
         self._started: list[subprocess.Popen[bytes]] = []
@@ -161,7 +163,7 @@ class Hosts:
         environ = clean_environ(LOCKSTEP_HOST_ID=self._names[host], **place)
         if self.key(host).exists():
             environ["LOCKSTEP_KEY_FILE"] = str(self.key(host))
-        return environ
+        return environ | self.variables
 
     def _output(self, host: int, local: int) -> Path:
         return self._folder / f"{self._names[host]}.{local}.txt"

@@ -13,8 +13,9 @@ namespace {
 
 // For as long as this lives, what UCX reads of the environment when it is loaded: no handlers of
 // its own for signals, since a crash belongs to Python's faulthandler and JAX's handlers; no
-// patches in the C library's mmap and its relatives, which other threads are calling. What the user
-// has set stays as it is. UCX has no other way to set these.
+// patches in the C library's mmap and its relatives, which other threads are calling; no warnings
+// in the program's output. What the user has set stays as it is. UCX reads these in constructors,
+// so it has no other way to set them.
 class LoadEnvironment {
  public:
   LoadEnvironment() {
@@ -37,7 +38,8 @@ class LoadEnvironment {
     const char *name, *value;
   };
   static constexpr Value kValues[] = {
-      {"UCX_HANDLE_ERRORS", "none"}, {"UCX_ERROR_SIGNALS", ""}, {"UCX_MEM_EVENTS", "no"}};
+      {"UCX_HANDLE_ERRORS", "none"}, {"UCX_ERROR_SIGNALS", ""}, {"UCX_MEM_EVENTS", "no"},
+      {"UCX_LOG_FILE", "stderr"}};
   std::vector<const char*> set_;
   std::array<struct sigaction, 31> handlers_{};  // of the standard signals
 };

@@ -19,6 +19,7 @@ constexpr std::chrono::seconds kReceiveTime{2};
 // How long the endpoint may take to tell why a connection of UCX is broken.
 constexpr std::chrono::milliseconds kBrokenGrace{2000};
 constexpr std::chrono::milliseconds kPollInterval{1};
+constexpr int kClosingProgress = 100;
 
 }  // namespace
 
@@ -77,20 +78,30 @@ UcxTransport::UcxTransport(const std::vector<std::string>& libraries, int proces
 UcxTransport::~UcxTransport() {
   stop();
   if (getpid() != owner_) return;
-  {
-    const UcxWorker::Lock lock(worker_);
-    ucp::RequestParam force{};
-    force.op_attr_mask = ucp::RequestParam::kFlags;
-    force.flags = ucp::RequestParam::kForce;
-    for (Peer& peer : peers_) {
-      if (peer.ep == nullptr) continue;
-      const ucp::StatusPointer request = library_.ep_close(peer.ep, &force);
-      if (request != nullptr && !ucp::is_error(request)) library_.request_free(request);
-      peer.ep = nullptr;
-    }
-    for (int i = 0; i < 100; ++i) library_.worker_progress(worker_.get());
-  }
+  close();
   for (Outgoing* outgoing : free_) delete outgoing;
+}
+
+void UcxTransport::close() {
+  const UcxWorker::Lock lock(worker_);
+  for (Peer& peer : peers_) close(peer);
+  // Sends and receives that were under way end here.
+  for (int i = 0; i < kClosingProgress; ++i) library_.worker_progress(worker_.get());
+}
+
+void UcxTransport::close(Peer& to) {
+  if (to.ep == nullptr) return;
+  ucp::RequestParam force{};
+  force.op_attr_mask = ucp::RequestParam::kFlags;
+  force.flags = ucp::RequestParam::kForce;
+  const ucp::StatusPointer request = library_.ep_close(to.ep, &force);
+  if (request != nullptr && !ucp::is_error(request)) library_.request_free(request);
+  to.ep = nullptr;
+}
+
+std::size_t UcxTransport::refused() {
+  const UcxWorker::Lock lock(worker_);
+  return refused_;
 }
 
 void UcxTransport::start(Endpoint& endpoint, TcpTransport& tcp) {
@@ -219,13 +230,7 @@ void UcxTransport::on_error(void* argument, ucp::Ep* ep, ucp::Status status) {
   Peer& from = *static_cast<Peer*>(argument);
   UcxTransport& self = *from.owner;
   self.break_off(from, status);
-  if (from.ep != ep) return;
-  from.ep = nullptr;
-  ucp::RequestParam force{};
-  force.op_attr_mask = ucp::RequestParam::kFlags;
-  force.flags = ucp::RequestParam::kForce;
-  const ucp::StatusPointer request = self.library_.ep_close(ep, &force);
-  if (request != nullptr && !ucp::is_error(request)) self.library_.request_free(request);
+  if (from.ep == ep) self.close(from);
 }
 
 // Returns if the process has left: it needs nothing any more. The endpoint learns of that, or of

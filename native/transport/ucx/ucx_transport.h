@@ -58,6 +58,11 @@ class UcxTransport : public Transport, public Companion {
   void left(int process, std::uint64_t sent) override;
   void stop() override;
 
+  // Closes the connections; nothing may be sent after it.
+  void close();
+  // How many messages were dropped because they came from no process of the job.
+  std::size_t refused();
+
  private:
   class Channel;
   struct Incoming;
@@ -105,6 +110,7 @@ class UcxTransport : public Transport, public Companion {
   void send(Peer& peer, const Header& header, const Message* message);
   ucp::Ep* connect(Peer& peer);
   void break_off(Peer& peer, ucp::Status status);
+  void close(Peer& peer);
   ucp::Status take(const std::byte* header, std::size_t header_bytes, void* data,
                    std::size_t bytes, bool is_rendezvous);
   ucp::Status take_message(Peer& peer, const Header& header, const std::byte* slot_header,

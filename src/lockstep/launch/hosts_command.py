@@ -39,6 +39,7 @@ EXPORTED = (
     "LIBTPU_*",
     "TF_*",
     "NCCL_*",
+    "UCX_*",
     "OMP_*",
     "OPENBLAS_*",
     "GOTO_*",
@@ -46,8 +47,8 @@ EXPORTED = (
     "PYTHON*",
     "GLIBC_TUNABLES",
 )
-"""Variables that all hosts get from here: those that change what JAX, XLA and BLAS compute, and
-Python's. PATH and LD_LIBRARY_PATH are of each host, as for mpirun."""
+"""Variables that all hosts get from here: those that change what JAX, XLA and BLAS compute, of
+the networks, and Python's. PATH and LD_LIBRARY_PATH are of each host, as for mpirun."""
 
 
 @dataclasses.dataclass(frozen=True)

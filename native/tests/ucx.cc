@@ -1,0 +1,291 @@
+// What is particular to UCX: the order of its messages, and what comes from others. Where
+// LOCKSTEP_TEST_UCX names no library, the tests that need UCX do nothing. The engine's other tests
+// run over UCX as well, with the same variable.
+#include <dlfcn.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+
+#include "core/error.h"
+#include "hosts.h"
+#include "transport/ucx/ucx_transport.h"
+
+namespace lockstep::testing {
+namespace {
+
+const ChannelId kChannel{7, 2, 1};
+
+std::vector<std::string> ucx_libraries() {
+  const char* name = std::getenv("LOCKSTEP_TEST_UCX");
+  return name == nullptr ? std::vector<std::string>() : std::vector<std::string>{name};
+}
+
+void arrive(UcxChannels& channels, std::uint32_t number) {
+  std::byte* to = channels.room(kChannel, number, kSlotHeader);
+  CHECK(to != nullptr);
+  channels.arrived(kChannel, number);
+}
+
+TEST(messages_in_any_order) {
+  UcxChannels channels;
+  Ring ring;
+  channels.open(kChannel, ring.receive_ring());
+  arrive(channels, 2);
+  arrive(channels, 1);
+  CHECK_EQUAL(ring.written.load(), 0u);
+  arrive(channels, 0);
+  CHECK_EQUAL(ring.written.load(), 3u);
+  // One that got its room first, and its bytes last.
+  CHECK(channels.room(kChannel, 3, kSlotHeader) == &ring.slots[3 * Ring::kBytes]);
+  ring.read.advance();
+  arrive(channels, 4);
+  CHECK_EQUAL(ring.written.load(), 3u);
+  channels.arrived(kChannel, 3);
+  CHECK_EQUAL(ring.written.load(), 5u);
+}
+
+TEST(messages_before_their_channel_in_any_order) {
+  UcxChannels channels;
+  Ring ring;
+  for (const std::uint32_t number : {1u, 0u, 3u}) {
+    CHECK(channels.room(kChannel, number, kSlotHeader) == nullptr);
+    channels.keep(kChannel, number, std::vector<std::byte>(kSlotHeader, std::byte(number + 1)));
+  }
+  channels.open(kChannel, ring.receive_ring());
+  CHECK_EQUAL(ring.written.load(), 2u);
+  // Fetched while the channel was opened.
+  channels.keep(kChannel, 2, std::vector<std::byte>(kSlotHeader, std::byte{3}));
+  CHECK_EQUAL(ring.written.load(), 4u);
+  for (std::uint32_t slot = 0; slot < 4; ++slot)
+    CHECK(ring.slots[slot * Ring::kBytes] == std::byte(slot + 1));
+}
+
+TEST(releases_in_any_order) {
+  UcxChannels channels;
+  Ring ring;
+  channels.open(kChannel, ring.send_ring());
+  channels.released(kChannel, 3);
+  CHECK_EQUAL(ring.read.load(), 4u);
+  channels.released(kChannel, 1);
+  CHECK_EQUAL(ring.read.load(), 4u);
+}
+
+TEST(messages_that_break_the_rules) {
+  UcxChannels channels;
+  Ring ring, other;
+  channels.open(kChannel, ring.receive_ring());
+  channels.open(kChannel, other.send_ring());
+  arrive(channels, 0);
+  const auto room = [&](std::uint32_t number, std::size_t bytes) {
+    return ERROR_OF(channels.room(kChannel, number, bytes));
+  };
+  CHECK_CONTAINS(room(0, kSlotHeader), "out of turn");  // the same again
+  CHECK_CONTAINS(room(-1u, kSlotHeader), "out of turn");
+  CHECK_CONTAINS(room(9, kSlotHeader), "out of turn");
+  CHECK_CONTAINS(room(4, kSlotHeader), "without room");  // number 0 has not been released
+  CHECK_CONTAINS(room(1, Ring::kBytes + 1), "too long");
+  CHECK_CONTAINS(room(1, UcxChannels::kMaxMessage + 1), "too long");
+  CHECK_CONTAINS(ERROR_OF(channels.released(kChannel, 1000)), "not sent");
+  CHECK_CONTAINS(ERROR_OF(channels.released({8, 2, 1}, 0)), "not sent");
+  const ChannelId unknown{9, 2, 1};
+  const auto keep = [&](std::uint32_t number, std::size_t bytes) {
+    return ERROR_OF(channels.keep(unknown, number, std::vector<std::byte>(bytes)));
+  };
+  CHECK_CONTAINS(keep(4, kSlotHeader), "more messages");
+  CHECK_CONTAINS(keep(0, UcxChannels::kMaxEarlyBytes), "more messages");
+  channels.keep(unknown, 0, std::vector<std::byte>(kSlotHeader));
+  CHECK_CONTAINS(keep(0, kSlotHeader), "out of turn");
+}
+
+TEST(no_library) {
+  CHECK_CONTAINS(ERROR_OF(ucp::Library({"/a/libucp.so.0", "/b/libucp.so.0"})),
+                 "--transport ucx needs UCX", "/a/libucp.so.0: cannot open", "; /b/libucp.so.0",
+                 "apt install libucx0", "pip install libucx-cu12", "--transport tcp");
+  CHECK_CONTAINS(ERROR_OF(ucp::Library({"libm.so.6"})), "has no ucp_get_version");
+}
+
+// The handlers of all signals, and how the functions begin that UCX may patch.
+std::vector<std::byte> what_ucx_may_change() {
+  std::vector<std::byte> found;
+  for (int number = 1; number < 32; ++number) {
+    struct sigaction action;
+    if (sigaction(number, nullptr, &action) != 0) continue;
+    const auto* handler = reinterpret_cast<const std::byte*>(&action.sa_handler);
+    found.insert(found.end(), handler, handler + sizeof(action.sa_handler));
+  }
+  for (const char* name : {"mmap", "munmap", "mremap", "madvise", "brk", "shmat"}) {
+    const auto* code = static_cast<const std::byte*>(dlsym(RTLD_DEFAULT, name));
+    found.insert(found.end(), code, code + 16);
+  }
+  return found;
+}
+
+// In a child, where it has not been loaded before.
+TEST(loading_leaves_signals_and_the_c_library_alone) {
+  if (ucx_libraries().empty()) return;
+  const pid_t child = fork();
+  if (child == 0) {
+    const auto before = what_ucx_may_change();
+    const ucp::Library library(ucx_libraries());
+    const UcxWorker worker(library, 2);
+    const bool same = what_ucx_may_change() == before;
+    _exit(same && getenv("UCX_HANDLE_ERRORS") == nullptr ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  CHECK_EQUAL(status, 0);
+}
+
+// Two hosts whose messages go over UCX.
+struct TwoOverUcx {
+  std::deque<Ring> rings;
+  Host hosts[2];
+  std::unique_ptr<UcxTransport> ucx[2];
+  std::atomic<std::uint32_t> abort{0};
+  WakeUp wake_up;
+  std::unique_ptr<TcpTransport> tcp[2];
+
+  TwoOverUcx() {
+    for (int i = 0; i < 2; ++i) {
+      ucx[i] = std::make_unique<UcxTransport>(ucx_libraries(), i, kLabels, *hosts[i].arena);
+      hosts[i].companion = ucx[i].get();
+    }
+    std::thread other([&] { hosts[1].join(1, hosts[0].listener.address); });
+    hosts[0].join(0, hosts[1].listener.address);
+    other.join();
+    for (int i = 0; i < 2; ++i) {
+      tcp[i] = std::make_unique<TcpTransport>(*hosts[i].endpoint, abort, 20, wake_up);
+      ucx[i]->start(*hosts[i].endpoint, *tcp[i]);
+    }
+  }
+  ~TwoOverUcx() {
+    for (Host& host : hosts) host.endpoint.reset();
+  }
+  bool healthy() const { return !hosts[0].arena->aborted() && !hosts[1].arena->aborted(); }
+};
+
+// The ends of one channel, from process 0 to process 1.
+struct Ends {
+  Ring &from, &to;
+  std::unique_ptr<SendChannel> send;
+  std::unique_ptr<ReceiveChannel> receive;
+  explicit Ends(TwoOverUcx& two, std::uint64_t clique)
+      : from(two.rings.emplace_back()),
+        to(two.rings.emplace_back()),
+        send(two.ucx[0]->open({clique, 3, 1}, from.send_ring())),
+        receive(two.ucx[1]->open({clique, 3, 0}, to.receive_ring())) {}
+  void exchange(std::uint32_t number) {
+    from.slots[number % Ring::kCount * Ring::kBytes + kSlotHeader + 5] = std::byte(number);
+    send->post_send(number, from.message(number, 5, 1), nullptr);
+    eventually([&] { return to.written.reached(number + 1); }, "a message");
+    CHECK(to.slots[number % Ring::kCount * Ring::kBytes + kSlotHeader + 5] == std::byte(number));
+    to.read.advance();
+    receive->post_release(number, nullptr);
+  }
+};
+
+TEST(messages_and_releases) {
+  if (ucx_libraries().empty()) return;
+  TwoOverUcx two;
+  Ends ends(two, 7);
+  for (std::uint32_t number = 0; number < 10; ++number) ends.exchange(number);
+  eventually([&] { return ends.from.read.reached(10); }, "the releases");
+  CHECK(two.healthy());
+}
+
+TEST(a_process_has_left_when_its_messages_are_there) {
+  if (ucx_libraries().empty()) return;
+  TwoOverUcx two;
+  Ring& from = two.rings.emplace_back();
+  const auto send = two.ucx[0]->open({5, 3, 1}, from.send_ring());
+  for (std::uint32_t number = 0; number < 3; ++number)
+    send->post_send(number, from.message(number, 0, 900), nullptr);
+  two.hosts[0].endpoint.reset();
+  const auto& left = *two.ucx[1]->has_left(0);
+  eventually([&] { return left.load() != 0; }, "word that it has left");
+  Ring& to = two.rings.emplace_back();
+  const auto receive = two.ucx[1]->open({5, 3, 0}, to.receive_ring());
+  CHECK_EQUAL(to.written.load(), 3u);
+  // It needs nothing any more.
+  receive->post_release(1, nullptr);
+  CHECK(!two.hosts[1].arena->aborted());
+}
+
+// Whose messages are over may still send some by its other transport, or be broken.
+TEST(a_count_that_is_not_reached_is_no_leave) {
+  if (ucx_libraries().empty()) return;
+  TwoOverUcx two;
+  two.ucx[1]->left(0, 1);
+  CHECK_EQUAL(two.ucx[1]->has_left(0)->load(), 0u);
+  Ends(two, 7).exchange(0);
+  eventually([&] { return two.ucx[1]->has_left(0)->load() != 0; }, "word that it has left");
+}
+
+TEST(a_message_without_the_secret_is_dropped) {
+  if (ucx_libraries().empty()) return;
+  TwoOverUcx two;
+  // A stranger that knows where process 1 listens.
+  std::vector<std::byte> greeting = two.ucx[1]->greeting();
+  const std::vector<std::byte> address(greeting.begin() + 16, greeting.end());
+  const ucp::Library library(ucx_libraries());
+  UcxWorker stranger(library, 2);
+  stranger.start([] {});
+  ucp::Ep* ep = nullptr;
+  std::array<std::byte, 48 + kSlotHeader> header{};
+  {
+    const UcxWorker::Lock lock(stranger);
+    ucp::EpParams param{};
+    param.field_mask = ucp::EpParams::kAddress;
+    param.address = address.data();
+    library.check(library.ep_create(stranger.get(), &param, &ep), "connect");
+    const ucp::RequestParam plain{};
+    for (const std::size_t bytes : {header.size(), std::size_t{48}, std::size_t{8}})
+      library.send(ep, 0, header.data(), bytes, nullptr, 0, &plain);
+  }
+  stranger.flush(Clock::now() + std::chrono::seconds(5), two.abort);
+  Ends ends(two, 7);
+  ends.exchange(0);
+  eventually([&] { return two.ucx[1]->refused() == 3; }, "three messages");
+  ends.exchange(1);
+  CHECK(two.healthy());
+}
+
+TEST(a_connection_that_only_ucx_has_lost) {
+  if (ucx_libraries().empty()) return;
+  TwoOverUcx two;
+  Ends ends(two, 7);
+  ends.exchange(0);
+  two.ucx[1]->stop();
+  ends.receive.reset();
+  two.hosts[1].endpoint->set_watchdog(nullptr);
+  two.ucx[1]->close();
+  std::string error;
+  eventually(
+      [&] {
+        error = ERROR_OF(ends.send->post_send(1, ends.from.message(1, 5, 1), nullptr));
+        return !error.empty();
+      },
+      "an error");
+  CHECK_CONTAINS(error, "the UCX connection from process 0 to process 1 is broken: ",
+                 "UCX_NET_DEVICES", "--transport tcp");
+  eventually([&] { return two.hosts[0].arena->aborted(); }, "the end of the job");
+}
+
+TEST(a_process_that_sends_over_tcp) {
+  if (ucx_libraries().empty()) return;
+  Host hosts[2];
+  UcxTransport ucx(ucx_libraries(), 0, kLabels, *hosts[0].arena);
+  hosts[0].companion = &ucx;
+  std::string errors[2];
+  std::thread other([&] { errors[1] = ERROR_OF(hosts[1].join(1, hosts[0].listener.address, 7, kNonce, 3)); });
+  errors[0] = ERROR_OF(hosts[0].join(0, hosts[1].listener.address, 7, kNonce, 3));
+  other.join();
+  CHECK_CONTAINS(errors[0], "it sends over UCX what this process sends over TCP");
+  CHECK_CONTAINS(errors[1], "it sends over TCP what this process sends over UCX");
+}
+
+}  // namespace
+}  // namespace lockstep::testing
