@@ -38,13 +38,14 @@ RecorderOptions complete(const JobOptions& options) {
   return recorder;
 }
 
-std::unique_ptr<UcxTransport> make_ucx(const JobOptions& options, Arena& arena) {
+std::unique_ptr<UcxTransport> make_ucx(const JobOptions& options, Arena& arena,
+                                       const WakeUp& wake_up) {
   const bool is_agent =
       options.process >= static_cast<int>(options.labels.size()) - options.endpoint.num_agents;
   if (options.ucx_libraries.empty() || options.endpoint.addresses.empty() || is_agent)
     return nullptr;
   return std::make_unique<UcxTransport>(options.ucx_libraries, options.process, options.labels,
-                                        arena);
+                                        arena, options.timeout_seconds, wake_up);
 }
 
 EndpointOptions with_companion(EndpointOptions options, Companion* companion) {
@@ -61,7 +62,7 @@ Job::Job(JobOptions options)
       recorder_(complete(options_)),
       requests_(wake_up_, arena_->header().abort_state),
       shm_(*arena_, options_.process, options_.labels, options_.single_copy && !is_agent()),
-      ucx_(make_ucx(options_, *arena_)),
+      ucx_(make_ucx(options_, *arena_, wake_up_)),
       endpoint_(options.endpoint.addresses.empty()
                     ? nullptr
                     : std::make_unique<Endpoint>(with_companion(options.endpoint, ucx_.get()),

@@ -143,14 +143,15 @@ TEST(loading_leaves_signals_and_the_c_library_alone) {
 struct TwoOverUcx {
   std::deque<Ring> rings;
   Host hosts[2];
-  std::unique_ptr<UcxTransport> ucx[2];
   std::atomic<std::uint32_t> abort{0};
   WakeUp wake_up;
+  std::unique_ptr<UcxTransport> ucx[2];
   std::unique_ptr<TcpTransport> tcp[2];
 
   TwoOverUcx() {
     for (int i = 0; i < 2; ++i) {
-      ucx[i] = std::make_unique<UcxTransport>(ucx_libraries(), i, kLabels, *hosts[i].arena);
+      ucx[i] =
+          std::make_unique<UcxTransport>(ucx_libraries(), i, kLabels, *hosts[i].arena, 20, wake_up);
       hosts[i].companion = ucx[i].get();
     }
     std::thread other([&] { hosts[1].join(1, hosts[0].listener.address); });
@@ -269,18 +270,21 @@ TEST(a_connection_that_only_ucx_has_lost) {
         return !error.empty();
       },
       "an error");
-  CHECK_CONTAINS(error, "the UCX connection from process 0 to process 1 is broken: ",
-                 "UCX_NET_DEVICES", "--transport tcp");
+  CHECK_CONTAINS(error,
+                 "the UCX connection from process 0 to process 1 is broken: ", "UCX_NET_DEVICES",
+                 "--transport tcp");
   eventually([&] { return two.hosts[0].arena->aborted(); }, "the end of the job");
 }
 
 TEST(a_process_that_sends_over_tcp) {
   if (ucx_libraries().empty()) return;
   Host hosts[2];
-  UcxTransport ucx(ucx_libraries(), 0, kLabels, *hosts[0].arena);
+  const WakeUp wake_up;
+  UcxTransport ucx(ucx_libraries(), 0, kLabels, *hosts[0].arena, 20, wake_up);
   hosts[0].companion = &ucx;
   std::string errors[2];
-  std::thread other([&] { errors[1] = ERROR_OF(hosts[1].join(1, hosts[0].listener.address, 7, kNonce, 3)); });
+  std::thread other(
+      [&] { errors[1] = ERROR_OF(hosts[1].join(1, hosts[0].listener.address, 7, kNonce, 3)); });
   errors[0] = ERROR_OF(hosts[0].join(0, hosts[1].listener.address, 7, kNonce, 3));
   other.join();
   CHECK_CONTAINS(errors[0], "it sends over UCX what this process sends over TCP");

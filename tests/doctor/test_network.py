@@ -114,3 +114,21 @@ def test_loopback_is_reached() -> None:
 def test_a_port_that_cannot_be_opened_gives_the_reason() -> None:
     # 192.0.2.0/24 is reserved for documentation: no machine has such an address.
     assert "assign" in network.probe_loopback(socket.AF_INET, "192.0.2.1")
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "status", "words"),
+    [
+        (None, False, "ok", "not found (only --transport ucx needs it)"),
+        (None, True, "problem", "not found, and LOCKSTEP_TRANSPORT=ucx needs it"),
+        (("libucp.so.0", (1, 13, 1)), True, "ok", "1.13.1 in libucp.so.0, for --transport ucx"),
+        (("libucp.so.0", (1, 9, 0)), False, "warning", "1.9.0 in libucp.so.0: --transport ucx"),
+        (("libucp.so.0", (2, 0, 0)), True, "problem", "needs 1.12 or newer, of version 1"),
+    ],
+)
+def test_ucx(
+    found: tuple[str, tuple[int, int, int]] | None, wanted: bool, status: str, words: str
+) -> None:
+    finding = network.check_ucx(found, wanted)
+    assert words in finding.found
+    assert finding.status == status

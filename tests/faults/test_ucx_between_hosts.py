@@ -18,7 +18,6 @@ NOT_UCX = str(Path(lockstep.__file__).parent / "liblockstep_linalg.so")
 needs_ucx = needs(ucx.is_here(), ucx.WHY)
 
 
-
 @needs_ucx
 def test_collectives_over_ucx_are_right(hosts: Hosts) -> None:
     env = ucx.OVER_UCX | {"UCX_LOG_LEVEL": "info"}

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+import ucx
+from lanes import needs, sample
 from wheel_script import script
 
 REPOSITORY = Path(__file__).parents[2]
@@ -35,6 +37,12 @@ MOSTLY_WAIT = (
     "agents",
 )
 """Groups that wait for deadlines for most of their time: they run beside the others."""
+
+OVER_UCX = (
+    *("collectives", "crossings", "failures", "lost_processes", "mailboxes", "mismatches"),
+    *("recorders", "schedules", "ucx"),
+)
+"""Groups whose jobs on several hosts are tried with UCX as well."""
 
 BUILD_SECONDS = 900
 GROUP_SECONDS = {"sample": 120, "": 300, "thread": 900, "address": 900, "aarch64": 900}
@@ -208,6 +216,22 @@ def test_native(
     program: Path, started: dict[str, Future[subprocess.CompletedProcess[str]]], group: str
 ) -> None:
     _check(started[group].result() if group in started else _run_group(program, group, "sample"))
+
+
+@needs(ucx.is_here(), ucx.WHY)
+@sample("group", OVER_UCX, OVER_UCX.index("ucx"), OVER_UCX.index("collectives"))
+def test_native_over_ucx(program: Path, group: str) -> None:
+    more = SAMPLE | {"LOCKSTEP_TEST_UCX": ucx.library(), "UCX_TLS": "tcp"}
+    _check(_run([str(program), group], GROUP_SECONDS["sample"], **more))
+
+
+@pytest.mark.full
+@needs(ucx.is_here(), ucx.WHY)
+@pytest.mark.parametrize("group", ["collectives", "mailboxes", "schedules"])
+def test_native_over_ucx_with_rendezvous_for_all(program: Path, group: str) -> None:
+    rendezvous = {"UCX_TLS": "tcp", "UCX_RNDV_THRESH": "1"}
+    more = SAMPLE | rendezvous | {"LOCKSTEP_TEST_UCX": ucx.library()}
+    _check(_run([str(program), group], GROUP_SECONDS["sample"], **more))
 
 
 @pytest.mark.full

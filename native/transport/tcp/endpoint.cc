@@ -82,7 +82,8 @@ Endpoint::Endpoint(const EndpointOptions& options, int process, std::uint64_t no
       arena_(std::move(arena)),
       security_(security_of(options)),
       companion_(options.companion),
-      companion_greeting_(companion_ == nullptr ? std::vector<std::byte>() : companion_->greeting()),
+      companion_greeting_(companion_ == nullptr ? std::vector<std::byte>()
+                                                : companion_->greeting()),
       progress_(options.listener, options.pids, remote_flags(options.addresses), process, nonce,
                 labels, *security_, channels_, *arena_, options.num_agents,
                 options.greeting_timeout, companion_),

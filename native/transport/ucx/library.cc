@@ -37,9 +37,10 @@ class LoadEnvironment {
   struct Value {
     const char *name, *value;
   };
-  static constexpr Value kValues[] = {
-      {"UCX_HANDLE_ERRORS", "none"}, {"UCX_ERROR_SIGNALS", ""}, {"UCX_MEM_EVENTS", "no"},
-      {"UCX_LOG_FILE", "stderr"}};
+  static constexpr Value kValues[] = {{"UCX_HANDLE_ERRORS", "none"},
+                                      {"UCX_ERROR_SIGNALS", ""},
+                                      {"UCX_MEM_EVENTS", "no"},
+                                      {"UCX_LOG_FILE", "stderr"}};
   std::vector<const char*> set_;
   std::array<struct sigaction, 31> handlers_{};  // of the standard signals
 };
@@ -86,7 +87,8 @@ void* Library::symbol(const char* name) const {
 void Library::check(Status status, const char* what) const {
   if (status == kOk) return;
   throw Error(std::string("lockstep: UCX ") + version_ + " could not " + what + ": " +
-              text_of(status) + ". UCX_LOG_LEVEL=info shows more; --transport tcp does without it.");
+              text_of(status) +
+              ". UCX_LOG_LEVEL=info shows more; --transport tcp does without it.");
 }
 
 }  // namespace lockstep::ucp

@@ -135,8 +135,7 @@ void UcxTransport::see_whether_it_has_left(Peer& from) {
   if (!from.sent_in_all || from.received < *from.sent_in_all || from.left.load() != 0) return;
   from.left.store(1, std::memory_order_release);
   if (*from.sent_in_all == 0 || from.broken != ucp::kOk || stopped_) return;
-  send(from,
-       {.kind = kAllReceived, .process = static_cast<std::uint32_t>(process_)}, nullptr);
+  send(from, {.kind = kAllReceived, .process = static_cast<std::uint32_t>(process_)}, nullptr);
 }
 
 }  // namespace lockstep

@@ -131,7 +131,8 @@ struct ReceiveParam {
 };
 
 struct HandlerParam {
-  static constexpr std::uint64_t kId = 1 << 0, kFlags = 1 << 1, kCallback = 1 << 2, kArgument = 1 << 3;
+  static constexpr std::uint64_t kId = 1 << 0, kFlags = 1 << 1, kCallback = 1 << 2,
+                                 kArgument = 1 << 3;
   static constexpr std::uint32_t kWholeMessage = 1;  // flags
 
   std::uint64_t field_mask;

@@ -36,7 +36,7 @@ class UcxChannels {
  private:
   struct Open {
     ReceiveRing ring;
-    std::uint32_t next = 0;     // the first that is not there
+    std::uint32_t next = 0;      // the first that is not there
     std::uint64_t expected = 0;  // bit i: message `next + i` has got its room
     std::uint64_t there = 0;     // bit i: and its bytes
   };

@@ -1,7 +1,9 @@
 #include "transport/ucx/ucx_transport.h"
 
+#include <sched.h>
 #include <sys/random.h>
 
+#include <algorithm>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -19,6 +21,10 @@ constexpr std::chrono::seconds kReceiveTime{2};
 // How long the endpoint may take to tell why a connection of UCX is broken.
 constexpr std::chrono::milliseconds kBrokenGrace{2000};
 constexpr std::chrono::milliseconds kPollInterval{1};
+// When the job has failed, what is being sent may take this long to go out.
+constexpr std::chrono::milliseconds kSendGrace{1000};
+// A sender makes UCX progress all the time at first, and then now and then.
+constexpr std::chrono::microseconds kSendSpin{200}, kSendInterval{50};
 constexpr int kClosingProgress = 100;
 
 }  // namespace
@@ -28,14 +34,14 @@ class UcxTransport::Channel : public SendChannel, public ReceiveChannel {
  public:
   Channel(UcxTransport& transport, const ChannelId& id) : transport_(transport), id_(id) {}
 
-  void post_send(std::uint32_t number, const Message& message, const Watch*) override {
-    transport_.post(id_, kMessage, number, &message);
+  void post_send(std::uint32_t number, const Message& message, const Watch* watch) override {
+    transport_.post(id_, kMessage, number, &message, watch);
   }
-  void post_release(std::uint32_t number, const Watch*) override {
+  void post_release(std::uint32_t number, const Watch* watch) override {
     // The writer fills the rest of its slots meanwhile.
     if (++unreported_ < kReportEvery) return;
     unreported_ = 0;
-    transport_.post(id_, kRelease, number, nullptr);
+    transport_.post(id_, kRelease, number, nullptr, watch);
   }
 
  private:
@@ -48,10 +54,13 @@ class UcxTransport::Channel : public SendChannel, public ReceiveChannel {
 };
 
 UcxTransport::UcxTransport(const std::vector<std::string>& libraries, int process,
-                           const std::vector<std::string>& labels, Arena& arena)
+                           const std::vector<std::string>& labels, Arena& arena,
+                           double timeout_seconds, const WakeUp& wake_up)
     : process_(process),
       labels_(labels),
       arena_(arena),
+      timeout_seconds_(timeout_seconds),
+      wake_up_(wake_up),
       library_(libraries),
       peers_(labels.size()),
       worker_(library_, labels.size()) {
@@ -120,6 +129,23 @@ std::unique_ptr<ReceiveChannel> UcxTransport::open(const ChannelId& id, const Re
   return std::make_unique<Channel>(*this, id);
 }
 
+class UcxTransport::Receiver : public WaitingWork {
+ public:
+  explicit Receiver(UcxWorker& worker) : worker_(worker) {}
+  void poll() override { worker_.try_progress(); }
+  bool wait(Clock::duration) override { return false; }
+
+ private:
+  UcxWorker& worker_;
+};
+
+WaitResult UcxTransport::wait(Counter& counter, std::uint32_t target, const Watch& watch,
+                              std::size_t bytes) {
+  if (bytes > kReceivesItself || getpid() != owner_) return wait_until(counter, target, watch);
+  Receiver receiver(worker_);
+  return wait_until(counter, target, watch, &receiver);
+}
+
 std::vector<std::byte> UcxTransport::greeting() {
   const UcxWorker::Lock lock(worker_);
   const auto secret = std::as_bytes(std::span(&secret_, 1));
@@ -143,14 +169,13 @@ void UcxTransport::greeted(int process, std::span<const std::byte> greeting) {
   peer(process).address.assign(address.begin(), address.end());
 }
 
-// A message that cannot be sent at once is sent by the progress thread: it stays in its slot until
-// the reader has released it.
 void UcxTransport::post(const ChannelId& id, Kind kind, std::uint32_t number,
-                        const Message* message) {
+                        const Message* message, const Watch* watch) {
   if (getpid() != owner_)
     throw Error("lockstep: a forked child cannot take part in the collectives of its parent.");
   Peer& to = peer(id.process);
   if (to.left.load(std::memory_order_acquire) != 0) return;
+  Outgoing* outgoing = nullptr;
   {
     const UcxWorker::Lock lock(worker_);
     if (stopped_) throw Error("lockstep: the job has ended in this process.");
@@ -159,15 +184,50 @@ void UcxTransport::post(const ChannelId& id, Kind kind, std::uint32_t number,
                   .clique = id.clique,
                   .ring = id.ring,
                   .number = number};
-    if (to.broken == ucp::kOk) send(to, header, message);
-    if (to.broken == ucp::kOk) return;
+    if (to.broken == ucp::kOk) outgoing = send(to, header, message);
+    if (to.broken == ucp::kOk && outgoing == nullptr) return;
   }
+  if (outgoing != nullptr) return await(to, outgoing, watch == nullptr ? own_watch() : *watch);
   give_up(to);
 }
 
-void UcxTransport::send(Peer& to, const Header& header, const Message* message) {
+// Returns when the memory of the message may be used again. When that takes too long, UCX has to
+// close the connection for it, as TCP does.
+void UcxTransport::await(Peer& to, Outgoing* outgoing, const Watch& watch) {
+  const auto start = Clock::now();
+  auto cut = Clock::time_point::max();
+  bool late = false;
+  for (;;) {
+    const auto now = Clock::now();
+    if (watch.abort->load(std::memory_order_acquire) != 0) cut = std::min(cut, now + kSendGrace);
+    {
+      const UcxWorker::Lock lock(worker_);
+      worker_.progress();
+      if (!outgoing->is_done && (watch.deadline.passed() || now >= cut)) {
+        late = to.broken == ucp::kOk;
+        close(to);
+        break_off(to, ucp::kCanceled);
+        for (int i = 0; i < kClosingProgress && !outgoing->is_done; ++i) worker_.progress();
+      }
+      if (outgoing->is_done) {
+        free_.push_back(outgoing);
+        if (to.broken == ucp::kOk) return;
+        break;
+      }
+    }
+    if (watch.wake_up != nullptr && now >= start + kLongWait) watch.wake_up->notify();
+    if (now < start + kSendSpin)
+      sched_yield();
+    else
+      std::this_thread::sleep_for(kSendInterval);
+  }
+  if (late && !arena_.aborted()) throw Error(late_text(to));
+  give_up(to);
+}
+
+UcxTransport::Outgoing* UcxTransport::send(Peer& to, const Header& header, const Message* message) {
   ucp::Ep* ep = connect(to);
-  if (ep == nullptr) return;
+  if (ep == nullptr) return nullptr;
   if (free_.empty()) free_.push_back(new Outgoing);
   Outgoing* outgoing = free_.back();
   free_.pop_back();
@@ -175,6 +235,8 @@ void UcxTransport::send(Peer& to, const Header& header, const Message* message) 
   outgoing->header.secret = to.secret;
   outgoing->owner = this;
   outgoing->process = to.process;
+  outgoing->is_awaited = message != nullptr;
+  outgoing->is_done = false;
   std::size_t header_bytes = sizeof(Header);
   std::span<const std::byte> rest;
   if (message != nullptr) {
@@ -189,12 +251,15 @@ void UcxTransport::send(Peer& to, const Header& header, const Message* message) 
   param.callback.sent = on_sent;
   param.user_data = outgoing;
   if (header.kind != kAllReceived) ++to.sent;
-  const ucp::StatusPointer request =
-      library_.send(ep, kActiveMessage, &outgoing->header, header_bytes, rest.data(), rest.size(),
-                    &param);
-  if (request != nullptr && !ucp::is_error(request)) return worker_.wake();
+  const ucp::StatusPointer request = library_.send(ep, kActiveMessage, &outgoing->header,
+                                                   header_bytes, rest.data(), rest.size(), &param);
+  if (request != nullptr && !ucp::is_error(request)) {
+    worker_.wake();
+    return outgoing->is_awaited ? outgoing : nullptr;
+  }
   free_.push_back(outgoing);
   if (request != nullptr) break_off(to, ucp::error_of(request));
+  return nullptr;
 }
 
 ucp::Ep* UcxTransport::connect(Peer& to) {
@@ -222,7 +287,8 @@ void UcxTransport::on_sent(void* request, ucp::Status status, void* argument) {
   auto* outgoing = static_cast<Outgoing*>(argument);
   UcxTransport& self = *outgoing->owner;
   if (status != ucp::kOk) self.break_off(self.peer(outgoing->process), status);
-  self.free_.push_back(outgoing);
+  outgoing->is_done = true;
+  if (!outgoing->is_awaited) self.free_.push_back(outgoing);
   self.library_.request_free(request);
 }
 
@@ -246,10 +312,17 @@ void UcxTransport::give_up(Peer& to) {
   throw Error(broken_text(to));
 }
 
+std::string UcxTransport::late_text(const Peer& to) const {
+  return "lockstep: " + labels_[static_cast<std::size_t>(to.process)] +
+         " has not taken all of what " + labels_[static_cast<std::size_t>(process_)] +
+         " sent until the deadline. --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the "
+         "limit; 0 means none.";
+}
+
 std::string UcxTransport::broken_text(const Peer& from) const {
   return "lockstep: the UCX connection from " + labels_[static_cast<std::size_t>(process_)] +
-         " to " + labels_[static_cast<std::size_t>(from.process)] + " is broken: " +
-         library_.text_of(from.broken) +
+         " to " + labels_[static_cast<std::size_t>(from.process)] +
+         " is broken: " + library_.text_of(from.broken) +
          ". The process has ended, or the network between the hosts that UCX uses is down "
          "(UCX_NET_DEVICES and UCX_TLS choose it); --transport tcp does without UCX.";
 }

@@ -35,9 +35,12 @@ namespace lockstep {
 
 class UcxTransport : public Transport, public Companion {
  public:
-  // `libraries`: see ucp::Library; `labels`: of the processes. The references outlive this.
+  // `libraries`: see ucp::Library; `labels`: of the processes. A send without a watch of its own
+  // waits `timeout_seconds`, and notifies `wake_up` when that takes long. The references outlive
+  // this.
   UcxTransport(const std::vector<std::string>& libraries, int process,
-               const std::vector<std::string>& labels, Arena& arena);
+               const std::vector<std::string>& labels, Arena& arena, double timeout_seconds,
+               const WakeUp& wake_up);
   ~UcxTransport();
 
   // The endpoint has met all processes. `tcp` allocates the memory.
@@ -47,6 +50,8 @@ class UcxTransport : public Transport, public Companion {
   std::size_t message_bytes() const override { return 512 << 10; }
   std::unique_ptr<SendChannel> open(const ChannelId& id, const SendRing& ring) override;
   std::unique_ptr<ReceiveChannel> open(const ChannelId& id, const ReceiveRing& ring) override;
+  WaitResult wait(Counter& counter, std::uint32_t target, const Watch& watch,
+                  std::size_t bytes) override;
   const std::atomic<std::uint32_t>* has_left(int process) const override {
     return &peer(process).left;
   }
@@ -64,7 +69,12 @@ class UcxTransport : public Transport, public Companion {
   std::size_t refused();
 
  private:
+  // Of the collective: a rank that waits for smaller messages receives them itself, which saves the
+  // wake-up of two threads. Above, a process sends and receives at the same time.
+  static constexpr std::size_t kReceivesItself = 64 << 10;
+
   class Channel;
+  class Receiver;
   struct Incoming;
   struct Secret {
     std::uint64_t words[2] = {};
@@ -81,12 +91,14 @@ class UcxTransport : public Transport, public Companion {
     std::uint32_t at = 0;
     std::uint32_t bytes = 0;  // that follow the slot's header
   };
-  // A header that UCX may still read, and behind it the slot's.
+  // A header that UCX may still read, and behind it the slot's. A sender waits until its message
+  // is `done`; a release goes by itself.
   struct Outgoing {
     Header header;
     std::byte slot_header[kSlotHeader];
     UcxTransport* owner;
     int process;
+    bool is_awaited, is_done;
   };
   struct Peer {
     UcxTransport* owner = nullptr;
@@ -105,14 +117,20 @@ class UcxTransport : public Transport, public Companion {
   Peer& peer(int process) { return peers_[static_cast<std::size_t>(process)]; }
   const Peer& peer(int process) const { return peers_[static_cast<std::size_t>(process)]; }
 
-  void post(const ChannelId& id, Kind kind, std::uint32_t number, const Message* message);
+  void post(const ChannelId& id, Kind kind, std::uint32_t number, const Message* message,
+            const Watch* watch);
+  void await(Peer& peer, Outgoing* outgoing, const Watch& watch);
+  Watch own_watch() const {
+    return {&arena_.header().abort_state, Deadline(timeout_seconds_), {}, &wake_up_};
+  }
   // The rest is under the worker's lock.
-  void send(Peer& peer, const Header& header, const Message* message);
+  // What is not done yet; null: it is done, or the connection is broken.
+  Outgoing* send(Peer& peer, const Header& header, const Message* message);
   ucp::Ep* connect(Peer& peer);
   void break_off(Peer& peer, ucp::Status status);
   void close(Peer& peer);
-  ucp::Status take(const std::byte* header, std::size_t header_bytes, void* data,
-                   std::size_t bytes, bool is_rendezvous);
+  ucp::Status take(const std::byte* header, std::size_t header_bytes, void* data, std::size_t bytes,
+                   bool is_rendezvous);
   ucp::Status take_message(Peer& peer, const Header& header, const std::byte* slot_header,
                            void* data, bool is_rendezvous);
   ucp::Status fetch(std::unique_ptr<Incoming> incoming, void* data, std::byte* to,
@@ -123,6 +141,7 @@ class UcxTransport : public Transport, public Companion {
   void see_whether_it_has_left(Peer& peer);
 
   void give_up(Peer& peer);
+  std::string late_text(const Peer& peer) const;
   std::string broken_text(const Peer& peer) const;
   void check();
   bool all_is_received();
@@ -137,6 +156,8 @@ class UcxTransport : public Transport, public Companion {
   const int process_;
   const std::vector<std::string>& labels_;
   Arena& arena_;
+  const double timeout_seconds_;
+  const WakeUp& wake_up_;
   const ucp::Library library_;
   Endpoint* endpoint_ = nullptr;
   TcpTransport* tcp_ = nullptr;

@@ -125,6 +125,12 @@ void UcxWorker::progress() {
   }
 }
 
+void UcxWorker::try_progress() {
+  if (!mutex_.try_lock()) return;
+  progress();
+  mutex_.unlock();
+}
+
 void UcxWorker::flush(Clock::time_point end, const std::atomic<std::uint32_t>& abort) {
   const ucp::RequestParam param{};
   ucp::StatusPointer request = nullptr;

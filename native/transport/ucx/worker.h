@@ -53,6 +53,8 @@ class UcxWorker {
   void stop();
   // Under the lock: moves what can be moved now.
   void progress();
+  // The same without the lock, unless another thread has it.
+  void try_progress();
   // Under the lock: something waits that takes the progress thread.
   void wake() { library_.worker_signal(worker_); }
   // Without the lock. Returns when all that was sent has left this process, or by `end`, or when

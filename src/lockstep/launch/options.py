@@ -259,8 +259,8 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="VAR[=VALUE]",
         help="a variable that all processes get; without VALUE that of here; NAME* for all that "
-        "begin so. JAX_*, XLA_*, LIBTPU_*, TF_*, NCCL_*, UCX_*, OMP_*, OPENBLAS_*, GOTO_*, MKL_*, PYTHON* "
-        "and GLIBC_TUNABLES are passed anyway. Repeat it for more",
+        "begin so. JAX_*, XLA_*, LIBTPU_*, TF_*, NCCL_*, UCX_*, OMP_*, OPENBLAS_*, GOTO_*, MKL_*, "
+        "PYTHON* and GLIBC_TUNABLES are passed anyway. Repeat it for more",
     )
     add(
         "--min-hosts",
