@@ -235,6 +235,7 @@ TEST(a_message_without_the_secret_is_dropped) {
   UcxWorker stranger(library, 2);
   stranger.start([] {});
   ucp::Ep* ep = nullptr;
+  std::vector<ucp::StatusPointer> requests;
   std::array<std::byte, 48 + kSlotHeader> header{};
   {
     const UcxWorker::Lock lock(stranger);
@@ -244,9 +245,11 @@ TEST(a_message_without_the_secret_is_dropped) {
     library.check(library.ep_create(stranger.get(), &param, &ep), "connect");
     const ucp::RequestParam plain{};
     for (const std::size_t bytes : {header.size(), std::size_t{48}, std::size_t{8}})
-      library.send(ep, 0, header.data(), bytes, nullptr, 0, &plain);
+      requests.push_back(library.send(ep, 0, header.data(), bytes, nullptr, 0, &plain));
   }
   stranger.flush(Clock::now() + std::chrono::seconds(5), two.abort);
+  for (const ucp::StatusPointer request : requests)
+    if (request != nullptr && !ucp::is_error(request)) library.request_free(request);
   Ends ends(two, 7);
   ends.exchange(0);
   eventually([&] { return two.ucx[1]->refused() == 3; }, "three messages");
