@@ -257,18 +257,19 @@ TEST(a_message_without_the_secret_is_dropped) {
   CHECK(two.healthy());
 }
 
-TEST(a_connection_that_only_ucx_has_lost) {
+TEST(a_connection_that_ucx_alone_does_not_have) {
   if (ucx_libraries().empty()) return;
   TwoOverUcx two;
-  Ends ends(two, 7);
-  ends.exchange(0);
-  two.ucx[1]->stop();
-  ends.receive.reset();
-  two.ucx[1]->close();
+  const auto gone = std::make_unique<UcxTransport>(ucx_libraries(), 1, kLabels, *two.hosts[1].arena,
+                                                   20, two.wake_up)
+                        ->greeting();
+  two.ucx[0]->greeted(1, gone);
+  Ring& from = two.rings.emplace_back();
+  const auto send = two.ucx[0]->open({7, 3, 1}, from.send_ring());
   std::string error;
   const auto fails = [&] {
     try {
-      ends.send->post_send(1, ends.from.message(1, 5, 1), nullptr);
+      send->post_send(0, from.message(0, 5, 1), nullptr);
     } catch (const Error& thrown) {
       error = thrown.what();
     }
@@ -289,8 +290,8 @@ TEST(a_process_that_sends_over_tcp) {
   hosts[0].companion = &ucx;
   std::string errors[2];
   std::thread other(
-      [&] { errors[1] = ERROR_OF(hosts[1].join(1, hosts[0].listener.address, 7, kNonce, 3)); });
-  errors[0] = ERROR_OF(hosts[0].join(0, hosts[1].listener.address, 7, kNonce, 3));
+      [&] { errors[1] = ERROR_OF(hosts[1].join(1, hosts[0].listener.address, 7, kNonce, 20)); });
+  errors[0] = ERROR_OF(hosts[0].join(0, hosts[1].listener.address, 7, kNonce, 20));
   other.join();
   CHECK_CONTAINS(errors[0], "it sends over UCX what this process sends over TCP");
   CHECK_CONTAINS(errors[1], "it sends over TCP what this process sends over UCX");

@@ -87,11 +87,11 @@ UcxTransport::UcxTransport(const std::vector<std::string>& libraries, int proces
 UcxTransport::~UcxTransport() {
   stop();
   if (getpid() != owner_) return;
-  close();
+  close_all();
   for (Outgoing* outgoing : free_) delete outgoing;
 }
 
-void UcxTransport::close() {
+void UcxTransport::close_all() {
   const UcxWorker::Lock lock(worker_);
   for (Peer& peer : peers_) close(peer);
   // Sends and receives that were under way end here.

@@ -63,8 +63,6 @@ class UcxTransport : public Transport, public Companion {
   void left(int process, std::uint64_t sent) override;
   void stop() override;
 
-  // Closes the connections; nothing may be sent after it.
-  void close();
   // How many messages were dropped because they came from no process of the job.
   std::size_t refused();
 
@@ -140,6 +138,7 @@ class UcxTransport : public Transport, public Companion {
   void count(Peer& peer);
   void see_whether_it_has_left(Peer& peer);
 
+  void close_all();
   void give_up(Peer& peer);
   std::string late_text(const Peer& peer) const;
   std::string broken_text(const Peer& peer) const;
