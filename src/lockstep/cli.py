@@ -16,10 +16,14 @@ from lockstep._errors import LockstepError
 _DESCRIPTION = "Runs one JAX program on many processes."
 _EXAMPLES = """\
 examples:
-  lockstep run -n 2 -d 4 train.py         two processes with four CPU devices each
-  lockstep run --hosts a:4,b:4 train.py   four processes on each of two hosts
-  lockstep report                         what every process of a job does, or did
-  lockstep doctor                         checks this machine
+  lockstep run -n 2 -d 4 train.py               two processes with four CPU devices each
+  lockstep run --hosts a:4,b:4 train.py         four processes on each of two hosts
+  srun -n 12 lockstep worker train.py           processes that Slurm has started
+  lockstep doctor                               checks this machine
+  lockstep bench -n 2 -d 4                      speed of the collectives, beside gloo's
+  lockstep inspect -n 16 -d 4 train.py:step     the collectives of a step on 64 devices
+  lockstep report DIR                           what every process of a job does, or did
+  lockstep top                                  the same every second
 lockstep COMMAND --help has the options of a command.
 """
 _INTERRUPTED = 130
@@ -71,6 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if words and (command := _WITH_PROGRAM.get(words[0])):
             return command(words[1:])
+        if not words:
+            _parser().print_help(sys.stderr)
+            return 2
         args = _parser().parse_args(words)
         return args.func(args)
     except LockstepError as error:

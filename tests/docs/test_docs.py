@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import pathlib
 import re
 import tomllib
@@ -11,6 +12,7 @@ import tomllib
 import pytest
 
 import lockstep
+from lockstep import cli
 from lockstep._config import Config
 from lockstep.launch import options
 
@@ -19,10 +21,26 @@ DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
 
 
-def test_every_public_name_has_an_entry_in_the_reference() -> None:
-    documented = set(re.findall(r"^::: lockstep\.(\w+)$", (REFERENCE / "api.md").read_text(), re.M))
-    other_pages = {"__version__", "data", "linalg"}
-    assert documented == set(dir(lockstep)) - other_pages
+def public_names() -> set[str]:
+    """Of lockstep and its packages for users; the modules of linalg are private by their names."""
+    found = {f"lockstep.{name}" for name in set(dir(lockstep)) - {"__version__", "data", "linalg"}}
+    found |= {f"lockstep.data.{name}" for name in lockstep.data.__all__}
+    solvers = vars(importlib.import_module("lockstep.linalg")).items()
+    return found | {f"lockstep.linalg.{name}" for name, each in solvers if callable(each)}
+
+
+def test_every_public_name_has_an_entry_in_the_one_page_of_the_api() -> None:
+    entries = {
+        str(page.relative_to(REFERENCE)): re.findall(
+            r"^::: (lockstep[\w.]+)$", page.read_text(), re.M
+        )
+        for page in REFERENCE.rglob("*.md")
+    }
+    documented = entries.pop("api.md")
+    results = {name for name in documented if name.startswith("lockstep.inspection.")}
+    assert set(documented) - results == public_names()
+    assert len(documented) == len(set(documented))
+    assert not any(entries.values()), "the functions stand in one place, api.md"
 
 
 def test_every_variable_is_in_the_table() -> None:
@@ -52,18 +70,54 @@ def test_every_extra_is_explained() -> None:
     assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.M)) == sorted(extras)
 
 
-@pytest.mark.parametrize(
-    ("command", "parser"), [("run", options.run_parser()), ("worker", options.worker_parser())]
-)
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command."""
+    [commands] = [a.choices for a in cli._parser()._actions if isinstance(a.choices, dict)]
+    of_a_program = {"run": options.run_parser(), "worker": options.worker_parser()}
+    return {**commands, **of_a_program}
+
+
+PAGES = {"worker": "run", "top": "report"}
+
+
+@pytest.mark.parametrize(("command", "parser"), parsers().items())
 def test_the_table_of_options_has_those_of_the_command_and_no_other(
     command: str, parser: argparse.ArgumentParser
 ) -> None:
-    page = (REFERENCE / "run.md").read_text()
-    rows = re.findall(r"^\| `(-[\w-]+)[^`]*` \| (\w+) \|", page, re.M)
-    listed = {name for name, of in rows if of in (command, "both")}
+    page = (REFERENCE / f"{PAGES.get(command, command)}.md").read_text()
+    with_of = "| option | of |" in page
+    listed: set[str] = set()
+    table = re.search(r"^\| option \|.*?^$", page, re.M | re.S)
+    assert table
+    for row in table[0].splitlines():
+        _, names, of, *_ = (cell.strip() for cell in row.split("|"))
+        if not with_of or of in (command, "both"):
+            listed.update(re.findall(r"`(-[\w-]+)", names))
     known = [set(action.option_strings) - {"-h", "--help"} for action in parser._actions]
     assert [names for names in known if names and not names & listed] == []
     assert listed <= set.union(*known)
+
+
+def groups(parser: argparse.ArgumentParser) -> list[str]:
+    return [group.title or "" for group in parser._action_groups if group._group_actions]
+
+
+@pytest.mark.parametrize(("command", "parser"), parsers().items())
+def test_the_help_has_groups_examples_and_a_word_on_each_argument(
+    command: str, parser: argparse.ArgumentParser
+) -> None:
+    text = parser.format_help()
+    assert len(groups(parser)) > 2, "options of one kind stand together"
+    assert "examples:" in text
+    assert f"lockstep {command} " in text.partition("examples:")[2]
+    assert [action.dest for action in parser._actions if not action.help] == []
+
+
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    shown = capsys.readouterr().err
+    assert "examples:" in shown
+    assert [command for command in parsers() if f"lockstep {command} " not in shown] == []
 
 
 def test_the_layout_names_every_folder_of_the_package() -> None:

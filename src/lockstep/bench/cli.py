@@ -29,6 +29,12 @@ Measures all_reduce, all_gather, reduce_scatter, all_to_all and permute over all
 for several implementations in one run, and the machine's copy rate for comparison. With --hosts,
 between hosts, as lockstep run starts processes there, and their links' rates for comparison.
 """
+_EXAMPLES = """\
+examples:
+  lockstep bench                                              2 processes of 1 device
+  lockstep bench -n 2 -d 4 --plot bench.png
+  lockstep bench --ops all_reduce --sizes 1KiB,1MiB --json bench.json
+"""
 
 
 def _listed(choices: tuple[str, ...], what: str) -> Callable[[str], tuple[str, ...]]:
@@ -79,15 +85,25 @@ def add_parser(subparsers: Any) -> None:
         "bench",
         help="measure the collectives on this machine or between hosts",
         description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add = parser.add_argument
+    _add_job(parser)
+    _add_cases(parser)
+    _add_output(parser)
+    _add_hosts(parser)
+    parser.set_defaults(func=main)
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("job").add_argument
     add(
         "-n",
         "--processes",
         type=checked(positive),
         metavar="N",
-        help="number of processes; default: 2; with --hosts, one for each slot",
+        help="processes; default: 2; with --hosts, one for each slot",
     )
     add(
         "-d",
@@ -106,12 +122,24 @@ def add_parser(subparsers: Any) -> None:
         "plain (lockstep --no-encryption, between hosts), unrecorded (lockstep without its "
         "recorder) and strict (lockstep --strict)",
     )
+    add("--bind", choices=("none", "cores"), help="passed on to lockstep run; default: as there")
+    add(
+        "--timeout",
+        type=checked(positive),
+        default=120,
+        metavar="S",
+        help="seconds that one step of a job may take; default: 120",
+    )
+
+
+def _add_cases(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("cases").add_argument
     add(
         "--ops",
         type=_listed(OPS, "a collective"),
         default=OPS,
         metavar="LIST",
-        help=f"default: {','.join(OPS)}",
+        help=f"some of {', '.join(OPS)}; default: all",
     )
     add(
         "--sizes",
@@ -128,14 +156,10 @@ def add_parser(subparsers: Any) -> None:
         metavar="B",
         help="blocks: how often each implementation is measured in a case; default: 5",
     )
-    add(
-        "--timeout",
-        type=checked(positive),
-        default=120,
-        metavar="S",
-        help="seconds one step may take",
-    )
-    add("--bind", choices=("none", "cores"), help="passed on to lockstep run")
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("output").add_argument
     add(
         "--json",
         type=_json_file,
@@ -149,6 +173,9 @@ def add_parser(subparsers: Any) -> None:
         "measures lockstep alone, unless --collectives names others",
     )
     add("--plot", type=_plot_file, metavar="FILE", help="time against size, as .png or .svg")
+
+
+def _add_hosts(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("several hosts")
     options.add_reach(group)
     add = group.add_argument
@@ -165,7 +192,6 @@ def add_parser(subparsers: Any) -> None:
         help="the rate of a host's link in Gbit/s, for the share of it that is used; default: the "
         "slowest pair's rate over one TCP connection, which is measured first",
     )
-    parser.set_defaults(func=main)
 
 
 def positive_number(text: str) -> float:

@@ -18,6 +18,15 @@ AREAS = {
     "network": "lockstep.doctor.network",
     "also here": "lockstep.doctor.peers",
 }
+_DESCRIPTION = """\
+Checks this machine, one line each: ok, warning or problem, what was found, and how to fix it. The
+exit status is 1 when there is a problem.
+"""
+_EXAMPLES = """\
+examples:
+  lockstep doctor                            this machine
+  lockstep doctor --hosts node1:4,node2:4    several hosts, and the network between them
+"""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -25,15 +34,17 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "doctor",
         help="what is installed, what would go wrong, how to fix it",
-        description="Checks this machine, one line each: ok, warning or problem, what was found, "
-        "and how to fix it. The exit status is 1 when there is a problem.",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print the report as JSON")
     group = parser.add_argument_group(
         "several hosts",
-        "With --hosts or --hostfile: what lockstep run --hosts checks before it starts, and the "
-        "latency and bandwidth between all hosts.",
+        "With --hosts or --hostfile: what lockstep run --hosts checks before it starts,\n"
+        "and the latency and bandwidth between all hosts.",
     )
     options.add_reach(group)
     parser.set_defaults(func=main)

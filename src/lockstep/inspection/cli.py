@@ -22,6 +22,12 @@ Shows every collective that the compiler put in, with its bytes, mesh axes, loop
 and the memory of a device. The program is imported, and its function example_args() makes the
 arguments.
 """
+_EXAMPLES = """\
+examples:
+  lockstep inspect -n 2 -d 4 train.py:step                 for 2 processes of 4 devices
+  lockstep inspect -n 16 -d 4 --processes-per-host 4 --link 20us,10GB/s \\
+      --link-between 50us,1GB/s train.py:step              with the predicted time of 64 devices
+"""
 _LINK = re.compile(r"([\d.]+)(ns|us|ms|s),([\d.]+)(B|KiB|MiB|GiB|KB|MB|GB)/s")
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _BYTES = {**UNITS, "KB": 1e3, "MB": 1e6, "GB": 1e9}
@@ -33,17 +39,24 @@ def add_parser(subparsers: Any) -> None:
         "inspect",
         help="what the compiler makes of a function, for any number of devices",
         description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
-    add("-n", "--processes", type=_number, default=1, metavar="N", help="default: 1")
-    add("-d", "--devices", type=_number, default=1, metavar="D", help="per process; default: 1")
-    add("program", metavar="PROGRAM.py:FUNCTION", help="or MODULE:FUNCTION")
-    add(
+    program = parser.add_argument_group("program").add_argument
+    program(
+        "program",
+        metavar="PROGRAM.py:FUNCTION",
+        help="the file and the function in it to compile; or MODULE:FUNCTION",
+    )
+    program(
         "--args",
         dest="arguments",
         metavar="NAME",
         help="the function of the program that returns the arguments; default: example_args",
     )
+    add = parser.add_argument_group("job").add_argument
+    add("-n", "--processes", type=_number, default=1, metavar="N", help="default: 1")
+    add("-d", "--devices", type=_number, default=1, metavar="D", help="per process; default: 1")
     add(
         "--processes-per-host",
         type=_number,
@@ -65,7 +78,9 @@ def add_parser(subparsers: Any) -> None:
     costs.add_argument(
         "--link-between", type=_link, metavar="LATENCY,BANDWIDTH", help="the same between hosts"
     )
-    add("--json", metavar="FILE", help="write the report as JSON to FILE, or - for stdout")
+    parser.add_argument_group("output").add_argument(
+        "--json", metavar="FILE", help="write the report as JSON to FILE, or - for stdout"
+    )
     parser.set_defaults(func=main)
 
 

@@ -17,7 +17,7 @@ from lockstep.launch import usage
 
 
 def split(words: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
-    """Our options, and the program with its arguments, in one of the forms of `usage.FORMS`.
+    """Our options, and the program with its arguments, in one of the forms of `usage.forms`.
 
     ``parser`` has the options: those with a value take the next word.
     """

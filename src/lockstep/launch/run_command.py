@@ -124,7 +124,9 @@ def check_program(program: Sequence[str], command: str, is_here: bool = True) ->
     ``is_here``: it will run on this host, so that it has to be found here.
     """
     if not program:
-        raise ConfigError(f"no program given. Usage: lockstep {command} [options] {usage.FORMS}")
+        raise ConfigError(
+            f"no program given. Usage: lockstep {command} [options] {usage.forms(command)}"
+        )
     if program[0] == "-":
         raise ConfigError(
             "- is for lockstep run: a cluster's launcher gives its input to one process"

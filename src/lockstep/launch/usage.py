@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import argparse
 
-FORMS = "(script.py | -m module | -c code | -) [args ...]"
-_USAGE = f"%(prog)s [options] {FORMS}"
 _FORMS = """\
   script.py [args ...]   a file; what stands behind it is passed to it
   -m module [args ...]   a module or a package, as for python -m
   -c code [args ...]     the code itself
-  - [args ...]           the code is read from standard input (lockstep run only)
+"""
+_STDIN = """\
+  - [args ...]           the code is read from standard input
 """
 RUN_EXAMPLES = """\
 examples:
-  lockstep run -n 2 -d 4 train.py --lr 0.1
-  lockstep run --hosts a:4,b:4 --max-restarts 3 train.py
-  lockstep run -n 2 --auto-init -m pytest tests/
-  lockstep run -n 2 --auto-init -c 'import jax; print(jax.devices())'
+  lockstep run -n 2 -d 4 train.py --lr 0.1                2 processes of 4 CPU devices each
+  lockstep run -np 2 --auto-init -c 'import jax; print(jax.devices())'
+  lockstep run -n 2 --auto-init -m pytest tests/          a whole suite of tests
+  lockstep run --hosts a:4,b:4 train.py                   several hosts
+  lockstep run -n 2 --collectives gloo train.py           devices and collectives
+  lockstep run -n 2 --strict --stall-warning 10 train.py  checks, waits and errors
+  lockstep run -n 2 --max-restarts 3 --log-dir logs train.py   output, end and restarts
 """
 WORKER_EXAMPLES = """\
 examples:
   srun -n 12 lockstep worker train.py
   mpirun -n 4 lockstep worker -d 2 --grace 60 train.py
+  mpiexec -n 4 lockstep worker --strict --stall-warning 10 train.py
 """
 _HASH_SEED = (
     "All processes get PYTHONHASHSEED=0 unless it is set already. So they iterate over a set of\n"
@@ -30,15 +34,21 @@ _HASH_SEED = (
 )
 
 
+def forms(command: str) -> str:
+    """The forms of a program that ``command`` takes: agents of `worker` have no common input."""
+    stdin = " | -" if command == "run" else ""
+    return f"(script.py | -m module | -c code{stdin}) [args ...]"
+
+
 def parser(command: str, description: str, examples: str) -> argparse.ArgumentParser:
     """A parser without options, whose help describes the program and ends with ``examples``."""
     made = argparse.ArgumentParser(
         prog=f"lockstep {command}",
-        usage=_USAGE,
+        usage=f"%(prog)s [options] {forms(command)}",
         description=description,
         epilog=f"{examples}\n{_HASH_SEED}",
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument_group("program", _FORMS)
+    made.add_argument_group("program", _FORMS + (_STDIN if command == "run" else ""))
     return made

@@ -10,6 +10,27 @@ from typing import Any
 from lockstep._errors import RecordError
 
 FAULT = 1
+_REPORT = """\
+Matches the records of all processes of a run, running or ended, and shows where they diverged,
+which processes wait for which, and likely causes. The exit status is 1 when there is a fault,
+else 0.
+"""
+_REPORT_EXAMPLES = """\
+examples:
+  lockstep report                             your running job, else your last failed run
+  lockstep report DIR --summary               a failed run, with the time spent in collectives
+  lockstep report --pid 4711 --trace t.json   a running job, as a trace for Perfetto
+"""
+_TOP = """\
+Shows, while a job runs, what each process is doing, which processes the others wait for, and the
+time spent in collectives. Ends with Ctrl-C, or with the job.
+"""
+_TOP_EXAMPLES = """\
+examples:
+  lockstep top                your running job, updated every second
+  lockstep top --pid 4711     one of several jobs
+  lockstep top --once         print the tables once, for a script
+"""
 
 
 def add_parsers(subparsers: Any) -> None:
@@ -17,39 +38,43 @@ def add_parsers(subparsers: Any) -> None:
     report = subparsers.add_parser(
         "report",
         help="what every process was doing when a run stopped",
-        description="Matches the records of all processes of a run, running or ended, and shows "
-        "where they diverged, which processes wait for which, and likely causes. The exit status "
-        "is 1 when there is a fault, else 0.",
+        description=_REPORT,
+        epilog=_REPORT_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_run(report)
-    report.add_argument("--json", action="store_true", help="print the report as JSON")
-    report.add_argument(
+    output = report.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print the report as JSON")
+    output.add_argument(
         "--trace", metavar="FILE", help="write a trace to open at https://ui.perfetto.dev"
     )
-    report.add_argument(
+    output.add_argument(
         "--summary", action="store_true", help="add the time spent in collectives, by program line"
     )
     report.set_defaults(func=main)
     top = subparsers.add_parser(
         "top",
         help="what every process is doing now",
-        description="Shows, while a job runs, what each process is doing, which processes the "
-        "others wait for, and the time spent in collectives. Ends with Ctrl-C, or with the job.",
+        description=_TOP,
+        epilog=_TOP_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_run(top)
-    top.add_argument(
+    output = top.add_argument_group("output")
+    output.add_argument(
         "--interval",
         type=float,
         default=1.0,
         metavar="SECONDS",
         help="time between two updates (1)",
     )
-    top.add_argument("--once", action="store_true", help="print the tables once and exit")
+    output.add_argument("--once", action="store_true", help="print the tables once and exit")
     top.set_defaults(func=_top)
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    which = parser.add_mutually_exclusive_group()
+    group = parser.add_argument_group("which run")
+    which = group.add_mutually_exclusive_group()
     which.add_argument(
         "directory",
         nargs="?",
@@ -60,7 +85,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--pid", type=int, help="instead of DIR: the pid of a running job's launcher or process"
     )
-    parser.add_argument(
+    group.add_argument(
         "--attempt",
         type=int,
         metavar="A",
