@@ -31,7 +31,7 @@ SOURCES := pyproject.toml README.md LICENSE $(shell find src native -name __pyca
 	-not -name '*.pyc' -not -name '*.so' -not -path 'native/tests*' -print)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test full examples check lint types format docs figures slow versions versions-corners wheel clean
+.PHONY: help demo test full examples check lint types format docs browse figures slow versions versions-corners wheel clean
 
 help:
 	@echo 'make demo      install into $(VENV), build the engine, run the main job over lockstep and gloo'
@@ -47,6 +47,7 @@ help:
 	@echo 'make format    rewrite the sources as lint wants them'
 	@echo 'make figures   draw the figures of the documentation from benchmarks/results/'
 	@echo 'make docs      build the documentation site into site/'
+	@echo 'make browse    open its pages in headless Chromium, on a desktop and a phone, light and dark'
 	@echo 'make clean     remove everything that make made'
 	@echo 'Variables: PYTHON=python3 (3.11 or later), VENV=.venv, CXX=the C++ compiler,'
 	@echo '           ARCH="x86_64 aarch64" (the wheels), WORKERS=3 (tests at the same time)'
@@ -103,6 +104,9 @@ figures: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+browse: docs
+	$(BIN)/python scripts/browse.py
 
 clean:
 	rm -rf $(VENV) .venv-3.* build dist site .pytest_cache .ruff_cache .hypothesis

@@ -37,6 +37,17 @@ def commands(page: str) -> list[Command]:
     return found
 
 
+def listed_lines(page: str) -> list[str]:
+    """The lines of the other listings, without a prompt; continued lines are one."""
+    text = re.sub(r"^```(?:console|python|yaml)\b.*?^```$", "", page, flags=re.M | re.S)
+    fenced = re.findall(r"^```\w*[^\n]*\n(.*?)^```$", text, re.M | re.S)
+    indented = re.findall(
+        r"^ {4,}(.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.M
+    )
+    lines = "\n".join([*fenced, *indented])
+    return [line.strip().removeprefix("$ ") for line in re.sub(r"\\\n\s*", "", lines).splitlines()]
+
+
 def files(page: str) -> dict[str, str]:
     """The programs of ``page`` by their titles."""
 

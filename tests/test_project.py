@@ -68,10 +68,3 @@ def test_every_address_is_that_of_the_project() -> None:
     text = "".join(path.read_text() for path in [*places, *(ROOT / ".github").rglob("*.yml")])
     addresses = re.findall(r"https://(?:github\.com/[\w-]+|[\w-]+\.github\.io)/lockstep\b", text)
     assert set(addresses) == {urls["Homepage"], urls["Documentation"]}
-
-
-@pytest.mark.parametrize("page", ["README.md", "SECURITY.md"])
-def test_every_link_to_a_file_leads_somewhere(page: str) -> None:
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text())
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []

@@ -105,6 +105,18 @@ def test_the_other_operations_on_several_devices_and_json_on_stdout() -> None:
 
 
 @pytest.mark.full
+def test_xla_by_itself_has_all_devices_in_one_process(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    status, _, err = bench(
+        *("--sizes", "1KiB", "--ops", "permute", "--repeats", "1"),
+        *("--collectives", "xla,lockstep", "--json", str(path)),
+    )
+    assert status == 0, err
+    for name in ("xla", "lockstep"):
+        check_result(json.loads(path.read_text())["cases"][0]["results"][name], blocks=1)
+
+
+@pytest.mark.full
 def test_an_implementation_that_cannot_start_is_reported_and_the_other_goes_on(
     tmp_path: Path,
 ) -> None:

@@ -31,8 +31,8 @@ PROGRAMS = {
     for name, text in files(page.read_text()).items()
 }
 CASES = [
-    (str(page.relative_to(DOCS)), command)
-    for page in sorted(DOCS.rglob("*.md"))
+    (str(page.relative_to(ROOT)), command)
+    for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
     for command in commands(page.read_text())
 ]
 TO_RUN = [case for case in CASES if case[1].line not in ELSEWHERE]

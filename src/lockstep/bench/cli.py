@@ -119,7 +119,8 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="implementations; the first is compared with the others; default: lockstep,gloo, "
         "and mpi if there is an MPI and D is 1; with --hosts: lockstep,plain,gloo; other choices: "
-        "plain (lockstep --no-encryption, between hosts), unrecorded (lockstep without its "
+        "plain (lockstep --no-encryption, between hosts), xla (all devices in one process, without "
+        "a library), unrecorded (lockstep without its "
         "recorder) and strict (lockstep --strict)",
     )
     add("--bind", choices=("none", "cores"), help="passed on to lockstep run; default: as there")

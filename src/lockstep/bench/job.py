@@ -39,7 +39,9 @@ PLAIN = "plain"
 """The engine with ``--no-encryption``, between hosts."""
 STRICT = "strict"
 """The engine with ``--strict``: what comparing lines costs."""
-IMPLEMENTATIONS = (*COLLECTIVES, PLAIN, UNRECORDED, STRICT)
+XLA = "xla"
+"""XLA's own exchange: all devices in one process that joins no job, so no library is called."""
+IMPLEMENTATIONS = (*COLLECTIVES, PLAIN, XLA, UNRECORDED, STRICT)
 _SETTINGS = {
     PLAIN: {"LOCKSTEP_ENCRYPTION": "0"},
     UNRECORDED: {"LOCKSTEP_RECORD": "0"},
@@ -83,20 +85,33 @@ class JobSpec:
     """The options of ``lockstep run`` that name hosts; none: this machine."""
 
     @property
+    def is_one_process(self) -> bool:
+        return self.implementation == XLA
+
+    @property
+    def launched(self) -> int:
+        """How many processes there are."""
+        return 1 if self.is_one_process else self.processes
+
+    @property
     def collectives(self) -> str:
+        if self.is_one_process:
+            return "gloo"  # not used without a job; the engine is not loaded
         return "lockstep" if self.implementation in _SETTINGS else self.implementation
 
     def command(self, path: Path) -> list[str]:
         """The launcher's command line; its processes connect to the socket at ``path``."""
         words = [
             *("--collectives", self.collectives),
-            *("-n", str(self.processes), "-d", str(self.devices), *self.options),
+            *("-n", str(self.launched)),
+            *("-d", str(self.devices * self.processes // self.launched), *self.options),
         ]
         if self.hosts:
             return hosts_launcher.command(path, [*self.hosts, *words])
         return [
             *(sys.executable, "-m", "lockstep", "run", "--this-host", *words),
             *(*hosts_launcher.WORKER, str(path)),
+            *(["alone"] if self.is_one_process else []),
         ]
 
     def environ(self, started: Mapping[str, str]) -> dict[str, str]:
@@ -150,7 +165,7 @@ class BenchJob:
         self.hello: list[dict[str, Any]] = []
         with socket.socket(socket.AF_UNIX) as listener, self._log_path.open("wb") as log:
             listener.bind(str(path))
-            listener.listen(spec.processes)
+            listener.listen(spec.launched)
             listener.settimeout(0.1)
             # A session of its own: Ctrl-C reaches the benchmark only, which then stops its jobs.
             self._process = subprocess.Popen(
@@ -169,7 +184,7 @@ class BenchJob:
 
     def _gather(self, listener: socket.socket) -> None:
         deadline = time.monotonic() + START_SECONDS
-        while len(self._lines) < self.spec.processes:
+        while len(self._lines) < self.spec.launched:
             try:
                 connection, _ = listener.accept()
             except TimeoutError:

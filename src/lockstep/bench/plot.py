@@ -14,6 +14,7 @@ STYLES = {
     "gloo": ("#c8553d", "s"),
     "mpi": ("#3d5a80", "^"),
     "plain": ("#e9a23b", "P"),
+    "xla": ("#b08900", "X"),
     "unrecorded": ("#8ab17d", "D"),
     "strict": ("#6d597a", "v"),
 }

@@ -179,8 +179,9 @@ def serve(path: Path) -> None:
 
 def main() -> None:
     """The entry point of ``python -m lockstep.bench.worker``."""
-    lockstep.initialize()
     given = sys.argv[1:]
+    if "alone" not in given:
+        lockstep.initialize()
     run_dir = Config.from_environ(os.environ).run_dir or ""
     serve(Path(given[0]) if given else Path(run_dir, SOCKET))
 
