@@ -2,14 +2,17 @@
 
     python scripts/prose.py        (make lint calls it, beside codespell)
 
-Listings and inline code are left out: they show what a program prints. docs/reference/glossary.md
-has the words that are used.
+It reads the pages, and the docstrings of the package, which the API reference shows. Listings and
+inline code are left out: they show what a program prints. docs/reference/glossary.md has the words
+that are used.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -50,15 +53,33 @@ def _instead(word: str) -> str:
     return next(new for old, new in INSTEAD.items() if re.fullmatch(old, word, re.IGNORECASE))
 
 
+def docstrings(source: str) -> list[tuple[int, str]]:
+    """The docstrings of a module, with the lines at which they begin."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            if text := ast.get_docstring(node):
+                found.append((node.body[0].lineno, text))
+    return found
+
+
+def texts() -> Iterator[tuple[Path, int, str]]:
+    """All that is read: file, first line, text."""
+    for page in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]):
+        yield page, 1, page.read_text()
+    for module in sorted((ROOT / "src").rglob("*.py")):
+        for line, text in docstrings(module.read_text()):
+            yield module, line, text
+
+
 def main() -> int:
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    lines = [
-        f"{page.relative_to(ROOT)}:{line}: {word!r}: write {instead}"
-        for page in sorted(pages)
-        for line, word, instead in findings(page.read_text())
-    ]
-    print("\n".join(lines) or f"{len(pages)} pages: no word that is not to be used")
-    return bool(lines)
+    found, read = [], 0
+    for path, first, text in texts():
+        read += 1
+        for line, word, instead in findings(text):
+            found.append(f"{path.relative_to(ROOT)}:{first + line - 1}: {word!r}: write {instead}")
+    print("\n".join(found) or f"{read} pages and docstrings: no word that is not to be used")
+    return bool(found)
 
 
 if __name__ == "__main__":

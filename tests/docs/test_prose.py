@@ -34,6 +34,11 @@ def test_words_are_found_outside_of_listings_with_their_lines() -> None:
     ]
 
 
+def test_docstrings_are_read_too() -> None:
+    source = '"""A keeper."""\n\n\ndef run():\n    """Runs."""\n'
+    assert prose.docstrings(source) == [(1, "A keeper."), (5, "Runs.")]
+
+
 def test_the_pages_have_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert prose.main() == 0
-    assert " pages: " in capsys.readouterr().out
+    assert " pages and docstrings: " in capsys.readouterr().out
