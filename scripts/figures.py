@@ -51,7 +51,8 @@ ANSI = {
     ],
 }
 """The eight colours of a terminal."""
-MAX_COLUMNS = 132
+MAX_COLUMNS = {"inspect": 132}
+"""Of a screen; lines are folded at 104 otherwise."""
 INK = {"light": "#1f2933", "dark": "#d5dae1"}
 COLOURS = {
     "lockstep": "#2f9e67",
@@ -239,7 +240,7 @@ def _rgb(colour: str) -> tuple[int, int, int]:
 def screen(name: str, mode: str) -> None:
     """What a command has printed, as a terminal shows it."""
     text = Text.from_ansi((RESULTS / "screens" / f"{name}.ansi").read_text().rstrip())
-    width = min(MAX_COLUMNS, max(len(line) for line in text.plain.splitlines()))
+    width = min(MAX_COLUMNS.get(name, 104), max(len(line) for line in text.plain.splitlines()))
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
     console.print(text, end="")
     bright = [_rgb(colour) for colour in ANSI[mode]]
