@@ -44,9 +44,12 @@ const std::byte* CollectiveContext::await(BroadcastRing& ring) {
   const int peer = peer_of(ring.writer());
   wait(ring.written(), ring.next() + 1, peer);
   check(ring.signature(), peer);
-  // The first messages of a collective are its first awaits, one for each local peer.
-  if (arrived_ < locals() - 1 && ++arrived_ == locals() - 1 && waits && clique_.hosts().size() == 1)
-    all_arrived();
+  // The first messages of a collective are its first awaits, one for each local peer. The last of
+  // them to be awaited may be there already, though an earlier one was waited for.
+  if (arrived_ < locals() - 1) {
+    waited_ |= waits;
+    if (++arrived_ == locals() - 1 && waited_ && clique_.hosts().size() == 1) all_arrived();
+  }
   return ring.payload();
 }
 

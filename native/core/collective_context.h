@@ -70,6 +70,7 @@ class CollectiveContext {
   Watch watch_;
   std::uint32_t first_;     // the number of this collective's first message on the partials rings
   int arrived_ = 0;         // local peers whose first message is there
+  bool waited_ = false;     // for at least one of them
   std::vector<int> heard_;  // peers of other hosts whose first message is there
   bool all_arrived_ = false;
 };

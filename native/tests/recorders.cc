@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <barrier>
+#include <chrono>
 #include <cstring>
 #include <thread>
 
@@ -90,6 +91,22 @@ TEST(every_call_leaves_an_entry) {
     // The clique area names the members.
     CHECK_EQUAL(reader.at<std::uint32_t>(4096 + 8), 4u);
     CHECK_EQUAL(reader.at<std::int32_t>(4096 + 12 + 8), kDeviceStride);
+  });
+}
+
+// The one that comes last is in the middle of the order in which the others await their peers.
+TEST(a_wait_for_any_peer_is_recorded_as_one) {
+  run_healthy(layout("4x1"), {}, [](Rank& rank) {
+    const auto end = rank.all();
+    std::vector<float> in, out;
+    const Call call = call_of({.count = 1}, in, out);
+    end->run(call);  // all are ready
+    if (rank.index == 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    end->run(call);
+    if (rank.index == 1) return;
+    Reader reader(rank.job.recorder());
+    const std::size_t entry = reader.entry(0, 2);
+    CHECK(reader.at<std::int64_t>(entry + 56) < reader.at<std::int64_t>(entry + 64));
   });
 }
 
