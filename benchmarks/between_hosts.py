@@ -83,7 +83,7 @@ class Spec:
     """One job on the hosts, as `BenchJob` starts it."""
 
     implementation: str
-    processes: int
+    launched: int
     launches: Path
     """A file with the words to put before the command of each process, and its environment."""
 

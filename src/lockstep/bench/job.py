@@ -60,7 +60,9 @@ class Startable(Protocol):
     def implementation(self) -> str: ...
 
     @property
-    def processes(self) -> int: ...
+    def launched(self) -> int:
+        """How many processes connect."""
+        ...
 
     def command(self, path: Path) -> list[str]:
         """The launcher's command line; its processes connect to the socket at ``path``."""
