@@ -99,6 +99,8 @@ def test_every_variable_is_tried_below() -> None:
         "LOCKSTEP_KEY_FILE",
         "LOCKSTEP_ENGINE",
         "LOCKSTEP_MPI_LIBRARY",
+        "LOCKSTEP_UCX_LIBRARY",
+        "LOCKSTEP_ALGORITHMS",
     }
 
 

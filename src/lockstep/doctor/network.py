@@ -181,7 +181,7 @@ def findings() -> list[Finding]:
         check_proxies(environ, facts.hostname),
         check_key(key_file, job_key.read_key(key_file), openssl.problem()),
         check_ucx(
-            ucx.found(environ.get("LOCKSTEP_UCX_LIBRARY")),
-            environ.get("LOCKSTEP_TRANSPORT") == "ucx",
+            ucx.found(environ.get(ucx.LIBRARY_VARIABLE)),
+            environ.get(ucx.TRANSPORT_VARIABLE) == "ucx",
         ),
     ]

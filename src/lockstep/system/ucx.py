@@ -12,6 +12,8 @@ from pathlib import Path
 
 from lockstep.system.subprocess_output import said_by
 
+LIBRARY_VARIABLE = "LOCKSTEP_UCX_LIBRARY"
+TRANSPORT_VARIABLE = "LOCKSTEP_TRANSPORT"
 INSTALL = "sudo apt install libucx0 (Debian, Ubuntu), or pip install libucx-cu12"
 MIN_VERSION = (1, 12)
 """Of the interface in ``native/transport/ucx/ucp.h``."""
