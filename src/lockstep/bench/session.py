@@ -31,6 +31,14 @@ from lockstep.system import machine
 WIDTH_WITHOUT_TERMINAL = 140
 _STDOUT = "standard output"
 
+_MAX_FOLDER = 64
+"""Bytes of a folder's path, so that a socket in one below it has a path that is short enough."""
+
+
+def _short() -> str | None:
+    """Where the socket of a job goes: its path has room for 107 bytes. None: where files go."""
+    return "/tmp" if len(os.fsencode(tempfile.gettempdir())) > _MAX_FOLDER else None
+
 
 @dataclasses.dataclass(frozen=True)
 class Links:
@@ -79,7 +87,7 @@ class Part:
         # This machine's memory stands for that of each host.
         available = machine.available_memory() * (hosts.count if hosts else 1)
         with (
-            tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder,
+            tempfile.TemporaryDirectory(prefix="lockstep-bench-", dir=_short()) as folder,
             Reporter(len(cases), sys.stderr) as reporter,
         ):
             jobs = Jobs(functools.partial(self._start, Path(folder), reporter))
