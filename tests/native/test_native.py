@@ -219,7 +219,7 @@ def test_native(
 
 
 @needs(ucx.is_here(), ucx.WHY)
-@sample("group", OVER_UCX, OVER_UCX.index("ucx"), OVER_UCX.index("collectives"))
+@sample("group", OVER_UCX, OVER_UCX.index("collectives"))
 def test_native_over_ucx(program: Path, group: str) -> None:
     more = SAMPLE | {"LOCKSTEP_TEST_UCX": ucx.library(), "UCX_TLS": "tcp"}
     _check(_run([str(program), group], GROUP_SECONDS["sample"], **more))
