@@ -4,6 +4,7 @@
     python benchmarks/between_hosts.py --hosts 4 --collectives all_reduce --sizes 1KiB,1MiB
     python benchmarks/between_hosts.py --hosts 2,2x4 --gbit 1 --json benchmarks/results/FILE
     python benchmarks/between_hosts.py --hosts 8 --set LOCKSTEP_ALGORITHMS=all-reduce=ring
+    python benchmarks/between_hosts.py --hosts 2 --jobs plain,ucx,gloo
 
 The hosts are network namespaces of this machine (as in ``tests/faults/hosts.py``). ``--hosts``
 lists layouts: hosts, processes of a host, devices of a process. Each layout has three jobs at the
@@ -49,8 +50,15 @@ GLOO = "gloo"
 JOBS: dict[str, dict[str, str]] = {
     "tls": {},
     "plain": {"LOCKSTEP_ENCRYPTION": "0"},
+    "ucx": {
+        "LOCKSTEP_ENCRYPTION": "0",
+        "LOCKSTEP_TRANSPORT": "ucx",
+        "UCX_TLS": "tcp",
+        "UCX_NET_DEVICES": "eth0",
+    },
     GLOO: {"LOCKSTEP_COLLECTIVES": "gloo"},
 }
+DEFAULT_JOBS = ("tls", "plain", GLOO)
 COUNTERS = {"received": 0, "packets_received": 1, "sent": 8, "packets_sent": 9}
 """Columns of /proc/net/dev."""
 
@@ -362,7 +370,7 @@ def main() -> int:
     )
     add("--collectives", type=lambda text: _list_of(OPS, text), default=OPS)
     add("--sizes", type=parse_sizes, default="1KiB,64KiB,1MiB,16MiB")
-    add("--jobs", type=lambda text: _list_of(tuple(JOBS), text), default=tuple(JOBS))
+    add("--jobs", type=lambda text: _list_of(tuple(JOBS), text), default=DEFAULT_JOBS)
     add("--rounds", type=int, default=5)
     add("--gbit", type=float, default=0, help="of each host's link; 0: as it is")
     add("--timeout", type=float, default=60, help="seconds that one step may take")
