@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from processes import clean_environ
-from support import MARK, marked
+from support import MARK, marked, wait_until
 
 NAMES = ("hosta", "hostb")
 _ADDRESSES = tuple(f"10.9.0.{host + 1}" for host in range(26))
@@ -78,6 +78,14 @@ class Hosts:
             self._ip(host, "address", "add", f"{_ADDRESSES[host]}/24", "dev", _DEVICE)
             self._ip(host, "link", "set", _DEVICE, "up")
             self._ip(host, "link", "set", "lo", "up")
+        for host in range(len(self._names)):
+            wait_until(lambda host=host: self._is_up(host), "a host's network is not up")
+
+    def _is_up(self, host: int) -> bool:
+        """The kernel says so up to some seconds later, and UCX uses no device before that."""
+        command = [*self._enter(host, "-U", "-n"), "ip", "-oneline", "link", "show", _DEVICE]
+        shown = subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT)
+        return b" state UP " in shown.stdout
 
     def _connect_to_switch(self) -> None:
         """A namespace of its own, behind the hosts in the list of them."""
