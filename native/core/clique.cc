@@ -172,20 +172,23 @@ void Clique::find_hosts() {
     hosts_[static_cast<std::size_t>(at)].push_back(static_cast<int>(i));
   }
   local_self_ = static_cast<int>(std::ranges::find(locals(), self_) - locals().begin());
+  fewest_of_a_host_ = most_of_a_host_ = hosts_[0].size();
+  for (const auto& host : hosts_) {
+    fewest_of_a_host_ = std::min(fewest_of_a_host_, host.size());
+    most_of_a_host_ = std::max(most_of_a_host_, host.size());
+  }
 }
 
 // Memory that the processes of this host share holds their rings, in the order of the groups, and
 // the mailbox. The sizes of messages are the same in all processes of the clique.
 void Clique::make_rings() {
-  const auto by_size = [](const auto& a, const auto& b) { return a.size() < b.size(); };
-  const std::size_t most = std::ranges::max_element(hosts_, by_size)->size();
   const bool crosses = hosts_.size() > 1;
-  capacity_ = ring_capacity(most, crosses ? kCrossingMessage : kHostMessage);
+  capacity_ = ring_capacity(most_of_a_host_, crosses ? kCrossingMessage : kHostMessage);
   link_capacity_ =
       std::clamp(kLinkBudget / (Link::kDepth * groups_.size()), kMinMessage, kCrossingMessage) /
       4096 * 4096;
   // What comes from another host may be handed on in one message of shared memory.
-  if (most > 1) link_capacity_ = std::min(link_capacity_, capacity_);
+  if (most_of_a_host_ > 1) link_capacity_ = std::min(link_capacity_, capacity_);
   links_.resize(groups_.size());
   std::size_t ranks = 0;
   for (const int group : locals()) ranks += this->group(group).ranks.size();

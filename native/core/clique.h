@@ -82,6 +82,9 @@ class Clique {
   // The groups of each host, by index, ascending; the hosts in the order of their first groups.
   const std::vector<std::vector<int>>& hosts() const { return hosts_; }
   int self_host() const { return group(self_).host; }
+  // Processes of a host.
+  std::size_t fewest_of_a_host() const { return fewest_of_a_host_; }
+  std::size_t most_of_a_host() const { return most_of_a_host_; }
   // The groups of this host. What follows counts them from 0: `local` is an index in this list.
   const std::vector<int>& locals() const { return hosts_[static_cast<std::size_t>(self_host())]; }
   int local_self() const { return local_self_; }
@@ -128,6 +131,8 @@ class Clique {
   std::vector<std::vector<int>> hosts_;
   int self_ = -1;
   int local_self_ = 0;
+  std::size_t fewest_of_a_host_ = 0;
+  std::size_t most_of_a_host_ = 0;
   std::size_t max_local_ = 0;
   std::size_t capacity_ = 0;
   std::size_t link_capacity_ = 0;

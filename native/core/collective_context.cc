@@ -63,7 +63,7 @@ const std::byte* CollectiveContext::receive(int peer) {
   Link& link = clique_.link(peer);
   wait(link.written(), link.next() + 1, peer);
   check(link.signature(), peer);
-  if (!has_heard(peer)) heard_.push_back(peer);
+  link.note_heard(signature_.sequence);
   return link.payload();
 }
 
@@ -148,7 +148,7 @@ void CollectiveContext::give_up_on(int peer) {
 // Whether a process of another host has sent something; true of one of this host.
 bool CollectiveContext::has_heard(int peer) const {
   return clique_.group(peer).host == clique_.self_host() ||
-         std::ranges::find(heard_, peer) != heard_.end();
+         clique_.link(peer).has_heard(signature_.sequence);
 }
 
 // The peers that are known to have sent nothing in this collective. A process of another host may

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 #include <span>
-#include <vector>
+#include <string>
 
 #include "core/clique.h"
 
@@ -68,10 +68,9 @@ class CollectiveContext {
   std::span<const Call* const> calls_;
   Signature signature_;
   Watch watch_;
-  std::uint32_t first_;     // the number of this collective's first message on the partials rings
-  int arrived_ = 0;         // local peers whose first message is there
-  bool waited_ = false;     // for at least one of them
-  std::vector<int> heard_;  // peers of other hosts whose first message is there
+  std::uint32_t first_;  // the number of this collective's first message on the partials rings
+  int arrived_ = 0;      // local peers whose first message is there
+  bool waited_ = false;  // for at least one of them
   bool all_arrived_ = false;
 };
 

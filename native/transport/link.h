@@ -40,6 +40,9 @@ class Link {
   const Signature& signature() const { return *reinterpret_cast<const Signature*>(slot()); }
   const std::byte* payload() const { return slot() + kSlotHeader; }
   void release(const Watch& watch);
+  // Whether a message of the collective with this number has been awaited here.
+  bool has_heard(std::uint32_t sequence) const { return heard_ == sequence + 1; }
+  void note_heard(std::uint32_t sequence) { heard_ = sequence + 1; }
 
  private:
   std::byte* slot() const { return slots_ + next_ % kDepth * (kSlotHeader + capacity_); }
@@ -48,9 +51,10 @@ class Link {
   std::byte* const slots_;
   std::uint32_t sent_ = 0;
   std::uint32_t next_ = 0;
-  Counter released_;  // messages that the peer has released
-  Counter written_;   // messages that have arrived
-  Counter read_;      // and those of them that have been released
+  std::uint32_t heard_ = 0;  // the last collective's number, and 1
+  Counter released_;         // messages that the peer has released
+  Counter written_;          // messages that have arrived
+  Counter read_;             // and those of them that have been released
   // Behind what they advance, so that they go first.
   std::unique_ptr<SendChannel> to_peer_;
   std::unique_ptr<ReceiveChannel> from_peer_;

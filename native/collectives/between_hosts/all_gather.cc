@@ -8,32 +8,21 @@
 #include <vector>
 
 #include "collectives/between_hosts/blocks.h"
+#include "collectives/between_hosts/host_collective.h"
 #include "collectives/copy.h"
 
 namespace lockstep {
 namespace {
 
-struct HostAllGather {
-  CollectiveContext& context;
-  Clique& clique;
-  Calls calls;
+struct HostAllGather : HostCollective {
   const std::size_t bytes;  // of one rank's part
-  const int hosts;
   const OutputCopy copy;
 
   HostAllGather(CollectiveContext& x, Calls c)
-      : context(x),
-        clique(x.clique()),
-        calls(c),
+      : HostCollective(x, c),
         bytes(c[0]->bytes()),
-        hosts(static_cast<int>(clique.hosts().size())),
         copy(bytes * static_cast<std::size_t>(clique.size()) * c.size()) {}
 
-  const std::vector<int>& groups_of(int host) const {
-    return clique.hosts()[static_cast<std::size_t>(host)];
-  }
-  // The host that comes `step` behind this one; before it if negative.
-  int host_behind(int step) const { return ((clique.self_host() + step) % hosts + hosts) % hosts; }
   Blocks blocks_of(int group) const {
     return Blocks(clique, clique.group(group).ranks.size(), bytes);
   }
@@ -75,7 +64,7 @@ struct HostAllGather {
   // Takes the message of a process of another host, and hands it on to the local peers.
   void receive(int group, std::size_t message) {
     const std::byte* data = context.receive(group);
-    if (context.locals() > 1) {
+    if (!is_alone()) {
       BroadcastRing& own = clique.results(context.local_self());
       std::byte* slot = context.acquire(own);
       std::memcpy(slot, data, blocks_of(group).size(message));
@@ -106,7 +95,7 @@ struct HostAllGather {
   }
 
   void run() {
-    context.locals() == 1 ? all_gather_local(context, calls) : all_gather_direct(context, calls);
+    is_alone() ? all_gather_local(context, calls) : all_gather_direct(context, calls);
     std::size_t messages = 0, sent = 0;
     for (int group = 0; group < static_cast<int>(clique.groups().size()); ++group)
       messages = std::max(messages, blocks_of(group).messages());
@@ -118,11 +107,7 @@ struct HostAllGather {
   }
 
   // What follows is for small parts: all of them together are one message.
-  std::size_t host_bytes(int host) const {
-    std::size_t ranks = 0;
-    for (const int group : groups_of(host)) ranks += clique.group(group).ranks.size();
-    return ranks * bytes;
-  }
+  std::size_t host_bytes(int host) const { return ranks_of(host) * bytes; }
   void pack_own(std::byte* to) const {
     for (std::size_t i = 0; i < calls.size() && bytes != 0; ++i)
       std::memcpy(to + i * bytes, calls[i]->in, bytes);
@@ -176,7 +161,7 @@ struct HostAllGather {
 
   void run_small() {
     const bool leads = context.local_self() == 0;
-    if (context.locals() == 1) {
+    if (is_alone()) {
       std::byte* all = clique.scratch(static_cast<std::size_t>(clique.size()) * bytes);
       pack_own(all);
       cross(all);

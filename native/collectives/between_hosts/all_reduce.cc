@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "collectives/between_hosts/host_collective.h"
 #include "collectives/between_hosts/team_all_reduce.h"
 #include "collectives/copy.h"
 #include "collectives/reduce.h"
@@ -16,28 +17,21 @@ namespace {
 
 using TeamAllReduce = void (*)(CollectiveContext&, const Team&, const Vector&);
 
-struct HostAllReduce {
-  CollectiveContext& context;
-  Clique& clique;
-  Calls calls;
+struct HostAllReduce : HostCollective {
   const TeamAllReduce between;
   const int columns;
   const Call& first;
   const std::size_t width;
   const OutputCopy copy;
-  const bool alone;  // on its host
   std::vector<const std::byte*> sources;
 
   HostAllReduce(CollectiveContext& x, Calls c, TeamAllReduce crossing, int how_many)
-      : context(x),
-        clique(x.clique()),
-        calls(c),
+      : HostCollective(x, c),
         between(crossing),
         columns(how_many),
         first(*c[0]),
         width(size_of(first.dtype)),
-        copy(first.bytes() * c.size()),
-        alone(x.locals() == 1) {}
+        copy(first.bytes() * c.size()) {}
 
   // The part of a chunk of n elements with which one column crosses.
   struct Slice {
@@ -123,7 +117,7 @@ struct HostAllReduce {
     const std::size_t count = first.count;
     const std::size_t chunks = std::max<std::size_t>(1, (count + chunk - 1) / chunk);
     const auto size = [&](std::size_t c) { return std::min(chunk, count - c * chunk); };
-    if (alone) {
+    if (is_alone()) {
       for (std::size_t c = 0; c < chunks; ++c) cross_alone(c * chunk, size(c));
       return;
     }
@@ -137,19 +131,14 @@ struct HostAllReduce {
   }
 };
 
-// The fewest and the most processes of a host.
-std::pair<std::size_t, std::size_t> processes_of_hosts(const Clique& clique) {
-  const auto [least, most] =
-      std::ranges::minmax(clique.hosts(), {}, [](const auto& host) { return host.size(); });
-  return {least.size(), most.size()};
-}
-
 // `small`: one process of each host crosses with all of it.
 void run(CollectiveContext& context, Calls calls, TeamAllReduce between, bool small) {
-  const auto [least, most] = processes_of_hosts(context.clique());
-  HostAllReduce all_reduce(context, calls, between, small ? 1 : static_cast<int>(least));
-  const std::size_t most_elements = context.clique().capacity() / 64 * 64 / all_reduce.width;
-  all_reduce.run(most == 1 ? std::max<std::size_t>(1, calls[0]->count) : most_elements);
+  const Clique& clique = context.clique();
+  const int columns = small ? 1 : static_cast<int>(clique.fewest_of_a_host());
+  HostAllReduce all_reduce(context, calls, between, columns);
+  const std::size_t most_elements = clique.capacity() / 64 * 64 / all_reduce.width;
+  all_reduce.run(clique.most_of_a_host() == 1 ? std::max<std::size_t>(1, calls[0]->count)
+                                              : most_elements);
 }
 
 }  // namespace

@@ -7,32 +7,21 @@
 #include <vector>
 
 #include "collectives/between_hosts/blocks.h"
+#include "collectives/between_hosts/host_collective.h"
 #include "collectives/copy.h"
 
 namespace lockstep {
 namespace {
 
-struct HostAllToAll {
-  CollectiveContext& context;
-  Clique& clique;
-  Calls calls;
+struct HostAllToAll : HostCollective {
   const std::size_t bytes;  // of one block
-  const int hosts;
   const OutputCopy copy;
 
   HostAllToAll(CollectiveContext& x, Calls c)
-      : context(x),
-        clique(x.clique()),
-        calls(c),
+      : HostCollective(x, c),
         bytes(c[0]->bytes()),
-        hosts(static_cast<int>(clique.hosts().size())),
         copy(bytes * static_cast<std::size_t>(clique.size()) * c.size()) {}
 
-  const std::vector<int>& groups_of(int host) const {
-    return clique.hosts()[static_cast<std::size_t>(host)];
-  }
-  // The host that comes `step` behind this one; before it if negative.
-  int host_behind(int step) const { return ((clique.self_host() + step) % hosts + hosts) % hosts; }
   const std::vector<int>& ranks(int group) const { return clique.group(group).ranks; }
   // A part for each pair of a rank of one process and a rank of the other one: the sender's rank
   // is the row.
@@ -47,7 +36,7 @@ struct HostAllToAll {
   }
 
   void within_host() {
-    context.locals() == 1 ? all_to_all_local(context, calls) : all_to_all_direct(context, calls);
+    is_alone() ? all_to_all_local(context, calls) : all_to_all_direct(context, calls);
   }
 
   void send(int group, std::size_t message) {
@@ -91,11 +80,6 @@ struct HostAllToAll {
 
   // What follows is for small blocks. Between two hosts they are ordered by source process, target
   // process, source rank, target rank.
-  std::size_t ranks_of(int host) const {
-    std::size_t count = 0;
-    for (const int group : groups_of(host)) count += ranks(group).size();
-    return count;
-  }
   std::size_t between(int source, int target) const {
     return ranks_of(source) * ranks_of(target) * bytes;
   }
@@ -180,7 +164,7 @@ struct HostAllToAll {
     std::size_t own_bytes = 0;
     for (int step = 1; step < hosts; ++step)
       own_bytes += calls.size() * ranks_of(host_behind(step)) * bytes;
-    if (context.locals() == 1) {
+    if (is_alone()) {
       std::byte* packed = clique.scratch(own_bytes);
       pack_own(packed);
       Held held = collect({packed});

@@ -7,33 +7,20 @@
 #include <vector>
 
 #include "collectives/between_hosts/blocks.h"
+#include "collectives/between_hosts/host_collective.h"
 #include "collectives/reduce.h"
 
 namespace lockstep {
 namespace {
 
-struct HostReduceScatter {
-  CollectiveContext& context;
-  Clique& clique;
-  Calls calls;
+struct HostReduceScatter : HostCollective {
   const Call& first;
   const std::size_t width;
-  const int hosts;
   std::vector<const std::byte*> sources;
 
   HostReduceScatter(CollectiveContext& x, Calls c)
-      : context(x),
-        clique(x.clique()),
-        calls(c),
-        first(*c[0]),
-        width(size_of(first.dtype)),
-        hosts(static_cast<int>(clique.hosts().size())) {}
+      : HostCollective(x, c), first(*c[0]), width(size_of(first.dtype)) {}
 
-  const std::vector<int>& groups_of(int host) const {
-    return clique.hosts()[static_cast<std::size_t>(host)];
-  }
-  // The host that comes `step` behind this one; before it if negative.
-  int host_behind(int step) const { return ((clique.self_host() + step) % hosts + hosts) % hosts; }
   Blocks blocks_of(int group) const {
     return Blocks(clique, clique.group(group).ranks.size(), first.bytes());
   }
@@ -110,7 +97,7 @@ struct HostReduceScatter {
     for (std::size_t i = 0; i < theirs.size(); ++i) {
       if (message >= blocks_of(theirs[i]).messages()) continue;
       const bool is_responsible = i % clique.locals().size() == self;
-      if (context.locals() > 1)
+      if (!is_alone())
         publish_for(theirs[i], message, is_responsible);
       else if (theirs[i] != clique.self())
         context.send(theirs[i], sum_for(theirs[i], message));

@@ -1,6 +1,6 @@
 // Another transport that carries the messages of the channels between hosts, while the endpoint
 // keeps what only it does: it authenticates the processes, carries control messages and aborts, and
-// detects who has left or is lost.
+// detects which processes have left or are lost.
 #pragma once
 
 #include <cstddef>

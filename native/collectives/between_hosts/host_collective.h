@@ -1,0 +1,33 @@
+// What the collectives between hosts have in common: the hosts of the clique, counted from this
+// one.
+#pragma once
+
+#include <vector>
+
+#include "collectives/collectives.h"
+
+namespace lockstep {
+
+struct HostCollective {
+  CollectiveContext& context;
+  Clique& clique;
+  Calls calls;
+  const int hosts;
+
+  HostCollective(CollectiveContext& x, Calls c)
+      : context(x), clique(x.clique()), calls(c), hosts(static_cast<int>(clique.hosts().size())) {}
+
+  bool is_alone() const { return context.locals() == 1; }  // on its host
+  const std::vector<int>& groups_of(int host) const {
+    return clique.hosts()[static_cast<std::size_t>(host)];
+  }
+  // The host that comes `step` behind this one; before it if negative.
+  int host_behind(int step) const { return ((clique.self_host() + step) % hosts + hosts) % hosts; }
+  std::size_t ranks_of(int host) const {
+    std::size_t count = 0;
+    for (const int group : groups_of(host)) count += clique.group(group).ranks.size();
+    return count;
+  }
+};
+
+}  // namespace lockstep
