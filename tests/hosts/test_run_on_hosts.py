@@ -114,7 +114,7 @@ def test_a_job_runs_on_all_slots_of_all_hosts(hosts: SshHosts, tmp_path: Path) -
 
 
 FAILS = """
-import os, sys
+import os, sys, time
 import jax, lockstep
 import jax.numpy as jnp
 from jax.experimental import multihost_utils
@@ -123,6 +123,7 @@ lockstep.initialize()
 process, attempt = jax.process_index(), int(os.environ["LOCKSTEP_ATTEMPT"])
 multihost_utils.process_allgather(jnp.array([process]))
 if process == 2 and attempt == 0:
+    time.sleep(1)  # the others are to wait by then
     raise ValueError("no such thing")
 multihost_utils.process_allgather(jnp.array([process]))
 print("attempt", attempt)
