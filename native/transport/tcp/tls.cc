@@ -12,7 +12,7 @@ namespace {
 using namespace openssl;
 
 constexpr char kIdentity[] = "lockstep";
-constexpr std::size_t kReadBuffer = std::size_t{256} << 10;  // one read(2) brings several records
+constexpr std::size_t kReadBuffer = std::size_t{64} << 10;  // one read(2) brings several records
 
 // OpenSSL asks for the key in callbacks that are given nothing of ours. It asks during a call of
 // `handshake`, on its thread, so that is where the key is offered.

@@ -102,8 +102,8 @@ class Tls::Session : public lockstep::Session {
   // new key for what it writes soon after this many.
   static constexpr std::uint32_t kRecordsPerKey = 1U << 22;
   // So much is encrypted before it goes out as one: a system call for each record, and a packet,
-  // would cost as much as the cipher.
-  static constexpr std::size_t kBatch = std::size_t{64} << 10;
+  // would cost as much as the cipher. More leaves the cache before the kernel copies it.
+  static constexpr std::size_t kBatch = std::size_t{32} << 10;
 
   Session(const Tls& tls, int fd, Side side,
           std::uint32_t records_per_key = kRecordsPerKey);  // throws Error
