@@ -1,9 +1,15 @@
 // The connections that an endpoint opens: see endpoint.h.
 #include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "core/error.h"
+#include "core/signals.h"
 #include "transport/tcp/endpoint.h"
 #include "transport/tcp/unencrypted.h"
 
@@ -12,6 +18,7 @@ namespace {
 
 // How long one wait lasts before it checks for an abort.
 constexpr std::chrono::milliseconds kPollInterval{50};
+constexpr std::size_t kConcurrentConnects = 16;
 // Between two tries to connect.
 constexpr std::chrono::milliseconds kFirstPause{10}, kMaxPause{500};
 
@@ -23,22 +30,58 @@ class Dropped : public Error {
   using Error::Error;
 };
 
+// Calls step(i) for each i below `count` on a few threads. Throws what the first step to fail has
+// thrown; no further step starts then.
+template <typename Step>
+void at_the_same_time(std::size_t count, const Step& step) {
+  std::atomic<std::size_t> next{0};
+  std::mutex mutex;
+  std::exception_ptr failure;
+  const auto some = [&] {
+    for (std::size_t i; (i = next.fetch_add(1)) < count;) {
+      try {
+        step(i);
+      } catch (...) {
+        std::lock_guard lock(mutex);
+        if (failure == nullptr) failure = std::current_exception();
+        next.store(count);
+      }
+    }
+  };
+  std::vector<std::thread> helpers;
+  try {
+    while (helpers.size() + 1 < std::min(count, kConcurrentConnects))
+      helpers.emplace_back([&some] {
+        block_signals();
+        some();
+      });
+  } catch (const std::system_error&) {  // too many threads: those that have started do it all
+  }
+  some();
+  for (std::thread& helper : helpers) helper.join();
+  if (failure != nullptr) std::rethrow_exception(failure);
+}
+
 }  // namespace
 
+// Several at the same time: a handshake is a few round trips of the network, one after the other.
 void Endpoint::meet(const EndpointOptions& options, std::uint64_t nonce, bool agents,
                     Clock::time_point end) {
   const std::size_t count = options.addresses.size();
+  std::vector<std::size_t> others;
   for (std::size_t step = 1; step < count; ++step) {  // so that not all run to the same one
     const std::size_t other = (static_cast<std::size_t>(process_) + step) % count;
-    const int number = static_cast<int>(other);
-    if (options.addresses[other].empty() || progress_.is_agent(number) != agents) continue;
+    if (!options.addresses[other].empty() && progress_.is_agent(static_cast<int>(other)) == agents)
+      others.push_back(other);
+  }
+  at_the_same_time(others.size(), [&](std::size_t i) {
     try {
-      connect(number, options.addresses[other], nonce, end);
+      connect(static_cast<int>(others[i]), options.addresses[others[i]], nonce, end);
     } catch (const Error&) {
       if (!agents) throw;
-      connections_[other].reset();
+      connections_[others[i]].reset();
     }
-  }
+  });
   agents ? progress_.wait_for_agents(end) : progress_.wait_for_processes(end);
 }
 

@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "core/signals.h"
 #include "transport/tcp/unencrypted.h"
 
 namespace lockstep {
@@ -73,10 +74,7 @@ void ProgressThread::stop() {
 }
 
 void ProgressThread::run() {
-  // Signals are for threads that know what to do with them.
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  block_signals();
   try {
     while (!over_) {
       if (!stands_back()) {

@@ -2,10 +2,11 @@
 
 #include <poll.h>
 #include <sched.h>
-#include <signal.h>
 
 #include <cstdlib>
 #include <memory>
+
+#include "core/signals.h"
 
 namespace lockstep {
 namespace {
@@ -95,10 +96,7 @@ void UcxWorker::stop() {
 }
 
 void UcxWorker::run() {
-  // Signals are for threads that know what to do with them.
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  block_signals();
   auto checked = Clock::now();
   while (!over_) {
     const bool sleeps = progress_and_arm();
