@@ -25,7 +25,7 @@ class OutputCopy {
   void operator()(std::byte* to, const std::byte* from, std::size_t bytes) const {
     if (stream_)
       stream_copy(to, from, bytes);
-    else
+    else if (bytes != 0)  // of nothing there may be no address
       std::memcpy(to, from, bytes);
   }
 
