@@ -69,6 +69,15 @@ const std::byte* CollectiveContext::receive(int peer) {
 
 void CollectiveContext::release(int peer) { clique_.link(peer).release(watch_); }
 
+bool CollectiveContext::post_receive(int peer, std::span<std::byte> to) {
+  if (std::ranges::find(posted_, peer) == posted_.end()) posted_.push_back(peer);
+  return clique_.link(peer).post_receive(to);
+}
+
+CollectiveContext::~CollectiveContext() {
+  for (const int peer : posted_) clique_.link(peer).withdraw();
+}
+
 void CollectiveContext::check(const Signature& theirs, int peer) {
   if (theirs.agrees(signature_)) return;
   Job& job = clique_.job();

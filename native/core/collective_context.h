@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/clique.h"
 
@@ -14,6 +15,10 @@ namespace lockstep {
 class CollectiveContext {
  public:
   CollectiveContext(Clique& clique, std::span<const Call* const> calls, std::uint32_t sequence);
+  // Nothing goes to the memory of a `post_receive` any more.
+  ~CollectiveContext();
+  CollectiveContext(const CollectiveContext&) = delete;
+  CollectiveContext& operator=(const CollectiveContext&) = delete;
 
   Clique& clique() { return clique_; }
   int locals() const { return static_cast<int>(clique_.locals().size()); }
@@ -37,6 +42,11 @@ class CollectiveContext {
   // collective.
   const std::byte* receive(int peer);
   void release(int peer);
+  // Where the payload of the peer's first message for which this was not said yet should go; empty:
+  // nowhere. If it does, `receive` returns that place, and nothing is left to copy. Best effort;
+  // false when this was said for all that can be on their way. What is there may be overwritten
+  // from now on.
+  bool post_receive(int peer, std::span<std::byte> to);
 
   // All members of the clique have arrived in this collective: recorded once.
   void all_arrived();
@@ -72,6 +82,7 @@ class CollectiveContext {
   int arrived_ = 0;      // local peers whose first message is there
   bool waited_ = false;  // for at least one of them
   bool all_arrived_ = false;
+  std::vector<int> posted_;  // peers of a `post_receive`
 };
 
 }  // namespace lockstep

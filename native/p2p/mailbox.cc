@@ -70,8 +70,9 @@ std::unique_ptr<PairRing> Mailbox::make_ring(int self, const Request& request) {
   const bool shared = is_local(request.peer);
   const std::size_t slot =
       shared ? PairRing::kSharedSlot : std::min(PairRing::kRemoteSlot, clique_.link_capacity());
-  std::byte* memory = shared ? shared_memory(source, target, sends)
-                             : transport.allocate_copy(PairRing::footprint(slot));
+  std::byte* memory =
+      shared ? shared_memory(source, target, sends)
+             : transport.allocate_copy(PairRing::footprint(PairRing::kRemoteSlots, slot));
   if (memory == nullptr) return nullptr;
   const auto pair = static_cast<std::uint32_t>(source * clique_.size() + target);
   return std::make_unique<PairRing>(request.kind, PairRing::Ring{memory, slot, shared}, transport,
@@ -85,7 +86,7 @@ std::byte* Mailbox::shared_memory(int source, int target, bool make) {
                           static_cast<std::size_t>(local(target))];
   std::uint64_t found = offset.load(std::memory_order_acquire);
   if (found == 0 && make) {
-    found = arena.allocate(PairRing::footprint(PairRing::kSharedSlot));
+    found = arena.allocate(PairRing::footprint(PairRing::kSharedSlots, PairRing::kSharedSlot));
     offset.store(found, std::memory_order_release);
   }
   return found == 0 ? nullptr : arena.at(found);
@@ -105,6 +106,7 @@ void Mailbox::progress(int self, Request& request) {
 }
 
 void Mailbox::withdraw(int self, Request& request) {
+  if (request.posted != 0) return pair_ring(self, request)->withdraw();
   if (request.kind != Request::kSend || !request.started) return;
   if (same_process(self, request.peer)) return local_queue(self, request).withdraw(request);
   // The receiver reads the buffer or is about to, and trusts its bytes while the job is healthy.

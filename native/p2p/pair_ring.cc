@@ -7,11 +7,6 @@
 #include "p2p/mailbox.h"
 
 namespace lockstep {
-namespace {
-
-constexpr std::uint32_t kSlots = 4;
-
-}  // namespace
 
 // At the start of each slot; a part of the message follows.
 struct PairRing::Header {
@@ -32,8 +27,8 @@ struct PairRing::Memory {
   alignas(64) std::atomic<std::uint32_t> readable;
 };
 
-std::size_t PairRing::footprint(std::size_t slot_bytes) {
-  return sizeof(Memory) + kSlots * (kSlotHeader + slot_bytes);
+std::size_t PairRing::footprint(std::uint32_t slots, std::size_t slot_bytes) {
+  return sizeof(Memory) + slots * (kSlotHeader + slot_bytes);
 }
 
 PairRing::PairRing(Request::Kind end, const Ring& ring, Transport& transport, const ChannelId& id,
@@ -41,6 +36,7 @@ PairRing::PairRing(Request::Kind end, const Ring& ring, Transport& transport, co
     : memory_(*reinterpret_cast<Memory*>(ring.memory)),
       slot_bytes_(ring.slot_bytes),
       shared_(ring.shared),
+      slots_(shared_ ? kSharedSlots : kRemoteSlots),
       transport_(transport),
       process_(id.process) {
   static_assert(sizeof(Header) == kSlotHeader && sizeof(Memory) % 64 == 0);
@@ -48,12 +44,12 @@ PairRing::PairRing(Request::Kind end, const Ring& ring, Transport& transport, co
     to_reader_ = transport.open(id, SendRing{&memory_.read, &wake_up, peer_wake_up});
   else
     from_writer_ =
-        transport.open(id, ReceiveRing{slot(0), kSlots, kSlotHeader + slot_bytes_, &memory_.written,
+        transport.open(id, ReceiveRing{slot(0), slots_, kSlotHeader + slot_bytes_, &memory_.written,
                                        &memory_.read, &wake_up, peer_wake_up});
 }
 
 std::byte* PairRing::slot(std::uint32_t number) const {
-  return reinterpret_cast<std::byte*>(&memory_ + 1) + number % kSlots * (kSlotHeader + slot_bytes_);
+  return reinterpret_cast<std::byte*>(&memory_ + 1) + number % slots_ * (kSlotHeader + slot_bytes_);
 }
 
 bool PairRing::may_send_address(const Request& request, std::size_t by_address_from) const {
@@ -70,7 +66,7 @@ void PairRing::send(Request& request, std::size_t by_address_from) {
   const bool by_address = may_send_address(request, by_address_from);
   while (!request.complete.load(std::memory_order_relaxed) && !request.started) {
     const std::uint32_t next = memory_.written.load();
-    if (!memory_.read.reached(next + 1 - kSlots)) return;
+    if (!memory_.read.reached(next + 1 - slots_)) return;
     send_part(request, next, by_address);
   }
 }
@@ -101,6 +97,22 @@ void PairRing::send_part(Request& request, std::uint32_t number, bool by_address
     request.complete.store(true, std::memory_order_relaxed);
 }
 
+std::span<std::byte> PairRing::next_part(const Request& request, std::size_t at) const {
+  return {request.to + at, std::min(slot_bytes_, request.bytes - at)};
+}
+
+// Those that may be on their way. A message of one part is small: its copy costs little.
+void PairRing::post_parts(Request& request) {
+  if (shared_ || request.bytes <= slot_bytes_) return;
+  for (; request.posted < std::min(request.bytes, request.moved + slots_ * slot_bytes_);
+       request.posted += slot_bytes_) {
+    const auto ahead = static_cast<std::uint32_t>((request.posted - request.moved) / slot_bytes_);
+    from_writer_->post_receive(memory_.read.load() + ahead, next_part(request, request.posted));
+  }
+}
+
+void PairRing::withdraw() { from_writer_->withdraw(); }
+
 void PairRing::receive(int self, Request& request, Mailbox& mailbox) {
   if (memory_.readable.load(std::memory_order_relaxed) == Memory::kUnknown)
     memory_.readable.store(transport_.can_read(process_) ? Memory::kYes : Memory::kNo,
@@ -108,6 +120,7 @@ void PairRing::receive(int self, Request& request, Mailbox& mailbox) {
   const bool can_read = memory_.readable.load(std::memory_order_relaxed) == Memory::kYes;
   while (!request.complete.load(std::memory_order_relaxed)) {
     const std::uint32_t next = memory_.read.load();
+    post_parts(request);
     if (!memory_.written.reached(next + 1)) return;
     const std::byte* message = slot(next);
     const auto& header = *reinterpret_cast<const Header*>(message);
@@ -118,9 +131,10 @@ void PairRing::receive(int self, Request& request, Mailbox& mailbox) {
       transport_.read(process_, {&whole, 1});
       request.moved = request.bytes;
     } else {
-      const std::size_t n = std::min(slot_bytes_, request.bytes - request.moved);
-      OutputCopy(request.bytes)(request.to + request.moved, message + kSlotHeader, n);
-      request.moved += n;
+      const auto part = next_part(request, request.moved);
+      if (request.posted == 0 || !from_writer_->take_placed(next))
+        OutputCopy(request.bytes)(part.data(), message + kSlotHeader, part.size());
+      request.moved += part.size();
     }
     if (request.moved == request.bytes) request.complete.store(true, std::memory_order_relaxed);
     memory_.read.advance();

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "core/futex_wait.h"
 #include "p2p/request.h"
@@ -20,10 +21,13 @@ class PairRing {
  public:
   // The bytes of a slot in memory that both processes map.
   static constexpr std::size_t kSharedSlot = 64 << 10;
-  // Likewise where it is not shared; less where the clique has many processes. Four of them may
-  // arrive before the receiver has opened the ring: see Channels::kMaxEarlyBytes.
+  // Likewise where it is not shared; less where the clique has many processes.
   static constexpr std::size_t kRemoteSlot = 256 << 10;
-  static std::size_t footprint(std::size_t slot_bytes);
+  // The slots of a ring. Between hosts a sender needs more of them not to wait for a receiver that
+  // has not run for a while. All may arrive before the receiver has opened the ring: see
+  // Channels::kMaxEarlyBytes.
+  static constexpr std::uint32_t kSharedSlots = 4, kRemoteSlots = kMaxSlots;
+  static std::size_t footprint(std::uint32_t slots, std::size_t slot_bytes);
 
   // Memory that starts as zeros. Where it is not shared, each end has its own, and the sender's
   // slots are not used: messages go from the buffer of the request.
@@ -42,6 +46,8 @@ class PairRing {
   // one expected.
   void send(Request& request, std::size_t by_address_from);
   void receive(int self, Request& request, Mailbox& mailbox);
+  // Nothing goes to the memory of a receive any more.
+  void withdraw();
 
  private:
   struct Memory;
@@ -49,11 +55,14 @@ class PairRing {
 
   std::byte* slot(std::uint32_t number) const;
   bool may_send_address(const Request& request, std::size_t by_address_from) const;
+  std::span<std::byte> next_part(const Request& request, std::size_t at) const;
+  void post_parts(Request& request);
   void send_part(Request& request, std::uint32_t number, bool by_address);
 
   Memory& memory_;
   const std::size_t slot_bytes_;
   const bool shared_;
+  const std::uint32_t slots_;
   Transport& transport_;
   const int process_;  // the peer's
   std::unique_ptr<SendChannel> to_reader_;

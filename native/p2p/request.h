@@ -17,6 +17,7 @@ struct Request {
   std::size_t bytes = 0;
   Origin origin;
   std::size_t moved = 0;
+  std::size_t posted = 0;  // bytes of a receive whose place the transport has been told
   bool started = false;
   std::uint32_t offered = 0;  // the slot that holds the address of a started send between processes
   // Within a process the receiver completes the sender's request.

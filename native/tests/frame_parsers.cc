@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 #include <vector>
@@ -35,17 +36,22 @@ double setting(const char* name, double otherwise) {
   return text == nullptr ? otherwise : std::strtod(text, nullptr);
 }
 
-// A ring between two walls, which no frame may touch.
+// A ring and a place for posted receives, with walls around, which no frame may touch.
 struct Walled {
   static constexpr std::size_t kWall = 4096;
   static constexpr std::byte kFill{0xa5};
-  Bytes memory = Bytes(2 * kWall + kSlots * kSlot, kFill);
+  Bytes memory = Bytes(3 * kWall + kSlots * kSlot + kSlot, kFill);
   Counter written, read, sent;
 
   ReceiveRing receive_ring() { return {memory.data() + kWall, kSlots, kSlot, &written, &read}; }
+  std::span<std::byte> place(std::size_t bytes) {
+    return std::span(memory).subspan(2 * kWall + kSlots * kSlot, bytes);
+  }
   void check() const {
     const auto wall = [](std::byte byte) { return byte == kFill; };
     CHECK(std::all_of(memory.begin(), memory.begin() + kWall, wall));
+    const auto between = memory.begin() + kWall + kSlots * kSlot;
+    CHECK(std::all_of(between, between + kWall, wall));
     CHECK(std::all_of(memory.end() - kWall, memory.end(), wall));
   }
 };
@@ -64,15 +70,27 @@ class Target : FrameParser::Owner {
   bool feed(std::span<const std::byte> bytes, Random& random) {
     try {
       while (!bytes.empty()) {
-        const auto room = parser_.room();
+        std::unique_lock<std::mutex> lock;
+        const auto room = parser_.room(lock);
         CHECK(!room.empty());
         std::size_t n = std::min(room.size(), bytes.size());
         if (random() % 4 == 0) n = 1 + random() % n;
         std::ranges::copy(bytes.first(n), room.begin());
         bytes = bytes.subspan(n);
+        if (lock.owns_lock()) lock.unlock();
         parser_.take(n);
-        for (Walled& ring : rings_)
-          if (random() % 4 == 0 && ring.written.load() != ring.read.load()) ring.read.advance();
+        for (int i = 0; i < kOpenStreams; ++i) {
+          Walled& ring = rings_[i];
+          const ChannelId channel{kCliques[i], 0, 1};
+          if (random() % 4 == 0 && ring.written.load() != ring.read.load()) {
+            channels_.take_placed(channel, ring.read.load());
+            ring.read.advance();
+          }
+          const auto number = static_cast<std::uint32_t>(ring.read.load() + random() % kSlots);
+          if (random() % 4 == 0)
+            channels_.post_receive(channel, number, ring.place(random() % 301));
+          if (random() % 16 == 0) channels_.withdraw(channel);
+        }
       }
       return true;
     } catch (const Error&) {

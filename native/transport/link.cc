@@ -1,7 +1,9 @@
 #include "transport/link.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 namespace lockstep {
 
@@ -17,6 +19,26 @@ void Link::send(const Signature& signature, std::span<const std::byte> payload,
   alignas(64) std::array<std::byte, kSlotHeader> header{};
   std::memcpy(header.data(), &signature, sizeof(signature));
   to_peer_->post_send(sent_++, {header, 0, payload}, &watch);
+}
+
+bool Link::post_receive(std::span<std::byte> to) {
+  if (static_cast<std::int32_t>(posted_ - next_) < 0) posted_ = next_;
+  if (posted_ - next_ == kDepth) return false;
+  if (!to.empty()) from_peer_->post_receive(posted_, to);
+  wanted_[posted_++ % kDepth] = to.data();
+  return true;
+}
+
+const std::byte* Link::payload() {
+  std::byte* const wanted = std::exchange(wanted_[next_ % kDepth], nullptr);
+  if (wanted != nullptr && from_peer_->take_placed(next_)) return wanted;
+  return slot() + kSlotHeader;
+}
+
+void Link::withdraw() {
+  if (std::ranges::all_of(wanted_, [](const std::byte* to) { return to == nullptr; })) return;
+  from_peer_->withdraw();
+  wanted_.fill(nullptr);
 }
 
 void Link::release(const Watch& watch) {

@@ -10,6 +10,7 @@
 // A Link object is used by one thread at a time (the clique's leader).
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -23,6 +24,7 @@ namespace lockstep {
 class Link {
  public:
   static constexpr std::uint32_t kDepth = 4;
+  static_assert(kDepth <= kMaxSlots);
 
   // The longest message has `capacity` bytes; both ends have the same.
   Link(Transport& transport, const ChannelId& id, std::size_t capacity);
@@ -38,8 +40,16 @@ class Link {
   Counter& written() { return written_; }
   std::uint32_t next() const { return next_; }
   const Signature& signature() const { return *reinterpret_cast<const Signature*>(slot()); }
-  const std::byte* payload() const { return slot() + kSlotHeader; }
+  // Where the next message's payload is: where `post_receive` wanted it, or in its slot. Called
+  // once for each message.
+  const std::byte* payload();
   void release(const Watch& watch);
+  // Wants the payload of the first message for which this was not said yet in `to`, which has its
+  // length: see ReceiveChannel. Empty: in its slot. False when as much was said for all messages
+  // that can be on their way.
+  bool post_receive(std::span<std::byte> to);
+  // Nothing goes to such memory any more once this has returned.
+  void withdraw();
   // Whether a message of the collective with this number has been awaited here.
   bool has_heard(std::uint32_t sequence) const { return heard_ == sequence + 1; }
   void note_heard(std::uint32_t sequence) { heard_ = sequence + 1; }
@@ -51,10 +61,12 @@ class Link {
   std::byte* const slots_;
   std::uint32_t sent_ = 0;
   std::uint32_t next_ = 0;
-  std::uint32_t heard_ = 0;  // the last collective's number, and 1
-  Counter released_;         // messages that the peer has released
-  Counter written_;          // messages that have arrived
-  Counter read_;             // and those of them that have been released
+  std::uint32_t heard_ = 0;   // the last collective's number, and 1
+  std::uint32_t posted_ = 0;  // the first message for which nothing is posted; at least next_
+  std::array<std::byte*, kDepth> wanted_{};
+  Counter released_;  // messages that the peer has released
+  Counter written_;   // messages that have arrived
+  Counter read_;      // and those of them that have been released
   // Behind what they advance, so that they go first.
   std::unique_ptr<SendChannel> to_peer_;
   std::unique_ptr<ReceiveChannel> from_peer_;

@@ -34,6 +34,9 @@ struct ChannelId {
 // Every slot begins with a header, which is always sent; of the rest, only what the reader needs.
 inline constexpr std::size_t kSlotHeader = 64;
 
+// The most slots that a ring has between hosts, and so the most messages of it on their way.
+inline constexpr std::uint32_t kMaxSlots = 8;
+
 // A written slot: its header, and `rest`, which begins `at` bytes behind the header. Neither has to
 // be in a ring of the sender's.
 struct Message {
@@ -74,6 +77,16 @@ class ReceiveChannel {
   virtual ~ReceiveChannel() = default;
   // Slot `number` has been read and `read` advanced: the writer may use it again. As `post_send`.
   virtual void post_release(std::uint32_t number, const Watch* watch) = 0;
+
+  // Where the payload of message `number`, one of the next `count`, should go in place of its slot,
+  // which saves a copy. Best effort: it goes into the slot if it is already on its way, has another
+  // length, or the transport places none. The memory must stay until `take_placed`, or `withdraw`.
+  virtual void post_receive(std::uint32_t, std::span<std::byte>) {}
+  // Once message `number` has arrived: whether its payload is where `post_receive` said.
+  virtual bool take_placed(std::uint32_t) { return false; }
+  // Nothing goes to the memory of a `post_receive` any more once this has returned. For a
+  // collective that has failed.
+  virtual void withdraw() {}
 };
 
 // A contiguous part of another process's memory, and where a copy of it goes.

@@ -17,19 +17,23 @@ namespace {
 struct HostAllGather : HostCollective {
   const std::size_t bytes;  // of one rank's part
   const OutputCopy copy;
+  std::vector<std::size_t> posted;  // messages, by the group they come from
 
   HostAllGather(CollectiveContext& x, Calls c)
       : HostCollective(x, c),
         bytes(c[0]->bytes()),
-        copy(bytes * static_cast<std::size_t>(clique.size()) * c.size()) {}
+        copy(bytes * static_cast<std::size_t>(clique.size()) * c.size()),
+        posted(clique.groups().size()) {}
 
   Blocks blocks_of(int group) const {
     return Blocks(clique, clique.group(group).ranks.size(), bytes);
   }
 
   void give_to_ranks(const std::byte* part, int rank, std::size_t at, std::size_t n) {
-    for (const Call* call : calls)
-      copy(call->out + static_cast<std::size_t>(rank) * bytes + at, part, n);
+    for (const Call* call : calls) {
+      std::byte* const to = call->out + static_cast<std::size_t>(rank) * bytes + at;
+      if (to != part) copy(to, part, n);
+    }
   }
   void give_message(int group, std::size_t message, const std::byte* data) {
     blocks_of(group).for_each(
@@ -61,6 +65,16 @@ struct HostAllGather : HostCollective {
     }
   }
 
+  // Where a message is needed, in the first result; nowhere if it has several parts.
+  std::span<std::byte> place_of(const Blocks& blocks, int group, std::size_t message) const {
+    std::span<std::byte> place;
+    blocks.for_each(message, [&](std::size_t part, std::size_t at, std::size_t n, std::size_t) {
+      const auto rank = static_cast<std::size_t>(clique.group(group).ranks[part]);
+      if (n == blocks.size(message)) place = {calls[0]->out + rank * bytes + at, n};
+    });
+    return place;
+  }
+
   // Takes the message of a process of another host, and hands it on to the local peers.
   void receive(int group, std::size_t message) {
     const std::byte* data = context.receive(group);
@@ -72,6 +86,16 @@ struct HostAllGather : HostCollective {
     }
     give_message(group, message, data);
     context.release(group);
+    post(group);
+  }
+
+  // Of a process whose parts come to this one.
+  void post(int group) {
+    const Blocks blocks = blocks_of(group);
+    post_receives(
+        context, group, blocks.messages(),
+        [&](std::size_t message) { return place_of(blocks, group, message); },
+        posted[static_cast<std::size_t>(group)]);
   }
 
   // Every local peer hands on one message before any hands on the next: each finds room, since the
@@ -95,6 +119,8 @@ struct HostAllGather : HostCollective {
   }
 
   void run() {
+    for (int step = 1; step < hosts; ++step)
+      for (const int group : sources(host_behind(-step), context.local_self())) post(group);
     is_alone() ? all_gather_local(context, calls) : all_gather_direct(context, calls);
     std::size_t messages = 0, sent = 0;
     for (int group = 0; group < static_cast<int>(clique.groups().size()); ++group)

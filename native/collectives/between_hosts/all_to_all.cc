@@ -16,11 +16,14 @@ namespace {
 struct HostAllToAll : HostCollective {
   const std::size_t bytes;  // of one block
   const OutputCopy copy;
+  const bool is_in_place = some_result_is_an_input();
+  std::vector<std::size_t> posted;  // messages, by the group they come from
 
   HostAllToAll(CollectiveContext& x, Calls c)
       : HostCollective(x, c),
         bytes(c[0]->bytes()),
-        copy(bytes * static_cast<std::size_t>(clique.size()) * c.size()) {}
+        copy(bytes * static_cast<std::size_t>(clique.size()) * c.size()),
+        posted(clique.groups().size()) {}
 
   const std::vector<int>& ranks(int group) const { return clique.group(group).ranks; }
   // A part for each pair of a rank of one process and a rank of the other one: the sender's rank
@@ -54,15 +57,48 @@ struct HostAllToAll : HostCollective {
     const Blocks blocks = blocks_with(group);
     if (message >= blocks.messages()) return;
     const std::byte* data = context.receive(group);
-    blocks.for_each(
-        message, [&](std::size_t part, std::size_t at, std::size_t n, std::size_t offset) {
-          const std::size_t member = part % calls.size();
-          copy(block_of(member, ranks(group)[part / calls.size()]) + at, data + offset, n);
-        });
+    blocks.for_each(message,
+                    [&](std::size_t part, std::size_t at, std::size_t n, std::size_t offset) {
+                      std::byte* const to = target_of(group, part) + at;
+                      if (to != data + offset) copy(to, data + offset, n);
+                    });
     context.release(group);
+    post(group);
+  }
+  std::byte* target_of(int group, std::size_t part) const {
+    return block_of(part % calls.size(), ranks(group)[part / calls.size()]);
+  }
+
+  // Where a message is needed; nowhere if it has several parts.
+  std::span<std::byte> place_of(const Blocks& blocks, int group, std::size_t message) const {
+    std::span<std::byte> place;
+    blocks.for_each(message, [&](std::size_t part, std::size_t at, std::size_t n, std::size_t) {
+      if (n == blocks.size(message)) place = {target_of(group, part) + at, n};
+    });
+    return place;
+  }
+  void post(int group) {
+    if (is_in_place) return;
+    const Blocks blocks = blocks_with(group);
+    post_receives(
+        context, group, blocks.messages(),
+        [&](std::size_t message) { return place_of(blocks, group, message); },
+        posted[static_cast<std::size_t>(group)]);
+  }
+  // What comes may then overwrite what is yet to be sent, unless it waits in its slot.
+  bool some_result_is_an_input() const {
+    std::vector<const std::byte*> inputs;
+    for (const Call* call : calls) inputs.insert(inputs.end(), call->ins.begin(), call->ins.end());
+    std::ranges::sort(inputs);
+    return std::ranges::any_of(calls, [&](const Call* call) {
+      return std::ranges::any_of(
+          call->outs, [&](std::byte* out) { return std::ranges::binary_search(inputs, out); });
+    });
   }
 
   void run() {
+    for (int step = 1; step < hosts; ++step)
+      for (const int group : groups_of(host_behind(-step))) post(group);
     within_host();
     std::size_t messages = 0, sent = 0;
     for (int step = 1; step < hosts; ++step)

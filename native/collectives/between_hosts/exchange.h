@@ -33,6 +33,30 @@ class Pieces {
   std::size_t count_;
 };
 
+// A shorter payload costs more to place than to copy.
+inline constexpr std::size_t kPlacedFrom = 64 << 10;
+
+// Wants the next messages of a peer at place(message), from number `posted` on, as far as is
+// possible now.
+template <typename Place>
+void post_receives(CollectiveContext& context, int from, std::size_t messages, Place place,
+                   std::size_t& posted) {
+  for (; posted < messages; ++posted) {
+    std::span<std::byte> to = place(posted);
+    if (to.size() < kPlacedFrom) to = {};
+    if (!context.post_receive(from, to)) return;
+  }
+}
+// The same for pieces, if `take` knows where it would copy them: take.place(at, bytes).
+template <typename Take>
+void post_pieces(CollectiveContext& context, int from, const Pieces& pieces, const Take& take,
+                 std::size_t& posted) {
+  if constexpr (requires { take.place(std::size_t{}, std::size_t{}); })
+    post_receives(
+        context, from, pieces.count(),
+        [&](std::size_t i) { return take.place(pieces.at(i), pieces.size(i)); }, posted);
+}
+
 // One process of each host, by the indices of their groups, in the order of the hosts.
 struct Team {
   std::vector<int> peers;
@@ -48,17 +72,19 @@ struct Team {
 Team team_of(const Clique& clique, int column);
 
 // Sends `out` to one peer and receives `bytes` from another one (or the same), at the same time.
-// take(piece, at, bytes) gets what comes; what it overwrites of `out` has been sent before.
+// take(piece, at, bytes) gets what comes; what it overwrites of `out` has been sent before. A
+// `take` with a place overwrites nothing of `out`.
 template <typename Take>
 void exchange(CollectiveContext& context, int to, std::span<const std::byte> out, int from,
               std::size_t bytes, Take take) {
   const Pieces outgoing(context.clique(), out.size()), incoming(context.clique(), bytes);
-  std::size_t sent = 0;
+  std::size_t sent = 0, posted = 0;
   const auto send_until = [&](std::size_t end) {
     for (; sent < std::min(end, outgoing.count()); ++sent)
       context.send(to, out.subspan(outgoing.at(sent), outgoing.size(sent)));
   };
   for (std::size_t i = 0; i < incoming.count(); ++i) {
+    post_pieces(context, from, incoming, take, posted);
     send_until(i + 2);  // of four that may be on their way
     take(context.receive(from), incoming.at(i), incoming.size(i));
     context.release(from);
@@ -71,7 +97,9 @@ void send_all(CollectiveContext& context, int to, std::span<const std::byte> out
 template <typename Take>
 void receive_all(CollectiveContext& context, int from, std::size_t bytes, Take take) {
   const Pieces pieces(context.clique(), bytes);
+  std::size_t posted = 0;
   for (std::size_t i = 0; i < pieces.count(); ++i) {
+    post_pieces(context, from, pieces, take, posted);
     take(context.receive(from), pieces.at(i), pieces.size(i));
     context.release(from);
   }

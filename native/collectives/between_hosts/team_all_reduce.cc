@@ -65,8 +65,11 @@ class Keep {
  public:
   Keep(const Vector& vector, Range range) : out_(at(vector, vector.out, range)) {}
 
+  std::span<std::byte> place(std::size_t first, std::size_t bytes) const {
+    return {out_ + first, bytes};
+  }
   void operator()(const std::byte* piece, std::size_t first, std::size_t bytes) const {
-    if (bytes != 0) std::memcpy(out_ + first, piece, bytes);
+    if (bytes != 0 && piece != out_ + first) std::memcpy(out_ + first, piece, bytes);
   }
 
  private:

@@ -8,8 +8,6 @@
 namespace lockstep {
 namespace {
 
-// Limit for the messages of a channel before it is open: as many as a ring has slots.
-constexpr std::size_t kMaxEarly = 4;
 // What keeping one takes besides its bytes.
 constexpr std::size_t kEntry = 512;
 // Groups are told apart by a hash of 64 bits.
@@ -47,21 +45,64 @@ std::byte* Channels::slot(const Open& open, std::uint32_t number, std::size_t by
 }
 
 void Channels::advance(Open& open) {
-  ++open.next;
+  open.begun = ++open.next;
   open.receive_ring.written->advance();
   if (open.receive_ring.wake_up != nullptr) open.receive_ring.wake_up->advance();
 }
 
-std::byte* Channels::room(const ChannelId& channel, std::uint32_t number, std::size_t bytes) {
+void Channels::post_receive(const ChannelId& channel, std::uint32_t number,
+                            std::span<std::byte> to) {
+  std::lock_guard lock(mutex_);
+  Open& open = receive_rings_.at(channel);
+  const bool is_ahead = static_cast<std::int32_t>(number - open.begun) >= 0;
+  if (is_ahead) open.at(number) = {Posted::kWaits, number, to};
+}
+
+bool Channels::take_placed(const ChannelId& channel, std::uint32_t number) {
+  std::lock_guard lock(mutex_);
+  Posted& posted = receive_rings_.at(channel).at(number);
+  if (posted.number != number) return false;
+  return std::exchange(posted, {}).state == Posted::kFilled;
+}
+
+void Channels::withdraw(const ChannelId& channel) {
+  std::scoped_lock lock(posted_in_use_, mutex_);
+  receive_rings_.at(channel).posted.fill({});
+}
+
+Channels::Room Channels::room(const ChannelId& channel, std::uint32_t number, std::size_t bytes) {
   if (bytes > kMaxMessage) throw Error("a message that is too long");
   std::lock_guard lock(mutex_);
   const auto found = receive_rings_.find(channel);
-  return found == receive_rings_.end() ? nullptr : slot(found->second, number, bytes);
+  if (found == receive_rings_.end()) return {};
+  Open& open = found->second;
+  std::byte* const header = slot(open, number, bytes);
+  open.begun = number + 1;
+  Posted& posted = open.at(number);
+  const bool fits = posted.state == Posted::kWaits && posted.number == number &&
+                    bytes == kSlotHeader + posted.to.size();
+  if (!fits) return {header, header + kSlotHeader};
+  posted.state = Posted::kFills;
+  return {header, posted.to.data(), true};
+}
+
+std::byte* Channels::posted_room(const ChannelId& channel, std::unique_lock<std::mutex>& lock) {
+  lock = std::unique_lock(posted_in_use_);
+  std::lock_guard guard(mutex_);
+  Open& open = receive_rings_.at(channel);
+  const Posted& posted = open.at(open.next);
+  if (posted.state == Posted::kFills) return posted.to.data();
+  return open.receive_ring.slots +
+         open.next % open.receive_ring.count * open.receive_ring.slot_bytes +
+         kSlotHeader;  // withdrawn: what comes is of no use
 }
 
 void Channels::arrived(const ChannelId& channel) {
   std::lock_guard lock(mutex_);
-  advance(receive_rings_.at(channel));
+  Open& open = receive_rings_.at(channel);
+  Posted& posted = open.at(open.next);
+  if (posted.state == Posted::kFills) posted.state = Posted::kFilled;
+  advance(open);
 }
 
 void Channels::keep(const ChannelId& channel, std::uint32_t number,
@@ -75,7 +116,7 @@ void Channels::keep(const ChannelId& channel, std::uint32_t number,
   }
   auto& early = early_[channel];
   if (number != early.size()) throw Error("a message out of turn");
-  if (early.size() == kMaxEarly) throw Error("more messages than there is room for");
+  if (early.size() == kMaxSlots) throw Error("more messages than there is room for");
   std::size_t& bytes = early_bytes_[channel.process];
   if (message.size() + kEntry > kMaxEarlyBytes - bytes)
     throw Error("more messages than there is room for, of groups that are not known here yet");

@@ -18,14 +18,17 @@ std::size_t longest(std::uint32_t kind) {
 
 }  // namespace
 
-std::span<std::byte> FrameParser::room() {
+std::span<std::byte> FrameParser::room(std::unique_lock<std::mutex>& lock) {
   if (have_ < sizeof(Frame))
     return {reinterpret_cast<std::byte*>(&frame_) + have_, sizeof(Frame) - have_};
   const std::size_t done = have_ - sizeof(Frame);
   const std::size_t header = std::min<std::size_t>(kSlotHeader, frame_.bytes);
-  if (done < header) return {at_ + done, header - done};
-  return {at_ + frame_.at + done, frame_.bytes - done};
+  if (done < header) return {at_.header + done, header - done};
+  if (at_.posted) at_.rest = channels_.posted_room(channel(), lock);
+  return {at_.rest + frame_.at + done - header, frame_.bytes - done};
 }
+
+ChannelId FrameParser::channel() const { return {frame_.clique, frame_.index, process_}; }
 
 void FrameParser::take(std::size_t bytes) {
   have_ += bytes;
@@ -42,37 +45,37 @@ void FrameParser::begin() {
   const bool greets = frame_.kind == Frame::kGreeting;
   if (greets != (process_ < 0)) throw Error("it does not speak as Lockstep does");
   if (!owner_.may_send(process_, frame_.kind)) throw Error("agents do not exchange such frames");
-  at_ = nullptr;
+  at_ = {};
   static_assert(sizeof(std::size_t) == 8);
   const std::size_t bytes = std::size_t{frame_.at} + frame_.bytes;
   if (frame_.kind == Frame::kMessage && frame_.bytes < kSlotHeader)
     throw Error("a message without a header");
   if (frame_.kind == Frame::kMessage)
-    at_ = channels_.room({frame_.clique, frame_.index, process_}, frame_.number, bytes);
+    at_ = channels_.room(channel(), frame_.number, bytes);
   else if (bytes > longest(frame_.kind) || frame_.at != 0)
     throw Error("a frame that is too long");
-  if (at_ != nullptr) return;
+  if (at_.header != nullptr) return;
   body_.resize(bytes);
-  at_ = body_.data();
+  at_ = {body_.data(), body_.data() + std::min<std::size_t>(kSlotHeader, frame_.bytes)};
 }
 
 void FrameParser::finish() {
-  const ChannelId channel{frame_.clique, frame_.index, process_};
   switch (frame_.kind) {
     case Frame::kGreeting:
-      process_ = owner_.greet(frame_, {at_, frame_.bytes});
+      process_ = owner_.greet(frame_, {at_.header, frame_.bytes});
       return;
     case Frame::kMessage:
-      if (at_ == body_.data()) return channels_.keep(channel, frame_.number, std::move(body_));
-      return channels_.arrived(channel);
+      if (at_.header == body_.data())
+        return channels_.keep(channel(), frame_.number, std::move(body_));
+      return channels_.arrived(channel());
     case Frame::kRelease:
-      return channels_.released(channel, frame_.number);
+      return channels_.released(channel(), frame_.number);
     case Frame::kAbort:
-      return arena_.abort({reinterpret_cast<const char*>(at_), frame_.bytes});
+      return arena_.abort({reinterpret_cast<const char*>(at_.header), frame_.bytes});
     case Frame::kLeave:
       return owner_.left(process_, frame_.clique);
     case Frame::kControl:
-      return control_.take(process_, frame_.clique, frame_.number, {at_, frame_.bytes});
+      return control_.take(process_, frame_.clique, frame_.number, {at_.header, frame_.bytes});
     default:
       throw Error("a frame of a kind that is not known");
   }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -36,14 +37,16 @@ class FrameParser {
   // The process at the other end; -1 before it has greeted.
   int process() const { return process_; }
 
-  // Where the next bytes go; never empty.
-  std::span<std::byte> room();
+  // Where the next bytes go; never empty. Memory of a rank that waits for them stays while `lock`
+  // is held.
+  std::span<std::byte> room(std::unique_lock<std::mutex>& lock);
   // So many of them are there now.
   void take(std::size_t bytes);
 
  private:
   void begin();
   void finish();
+  ChannelId channel() const;
 
   Owner& owner_;
   Channels& channels_;
@@ -52,7 +55,7 @@ class FrameParser {
   int process_ = -1;
   Frame frame_;
   std::size_t have_ = 0;         // bytes of the frame and of what follows it
-  std::byte* at_ = nullptr;      // where the latter goes: into a slot, or
+  Channels::Room at_;            // where the latter goes: into a slot, posted memory, or
   std::vector<std::byte> body_;  // here
 };
 

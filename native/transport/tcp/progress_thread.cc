@@ -1,6 +1,5 @@
 #include "transport/tcp/progress_thread.h"
 
-#include <signal.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -173,7 +172,10 @@ WaitResult ProgressThread::wait(Counter& counter, std::uint32_t target, const Wa
     return wait_until(counter, target, watch, &receiver);
   }
   if (last_read_.exchange(0) != 0) resume_.advance();
-  return wait_until(counter, target, watch);
+  // A spin would take a core from the threads that send and receive: they are two for a process.
+  Watch sleeps = watch;
+  sleeps.spin = {};
+  return wait_until(counter, target, sleeps);
 }
 
 void ProgressThread::poll(std::chrono::milliseconds most) {
@@ -261,7 +263,9 @@ bool ProgressThread::authenticate(Incoming& incoming) {
 bool ProgressThread::read_some(Incoming& incoming) {
   std::size_t moved = 0;
   const bool greets = incoming.frames.process() < 0;
-  const Result result = incoming.session->read(incoming.frames.room(), moved);
+  std::unique_lock<std::mutex> lock;
+  const Result result = incoming.session->read(incoming.frames.room(lock), moved);
+  if (lock.owns_lock()) lock.unlock();
   if (result == Result::kWantsRead || result == Result::kWantsWrite) return false;
   if (result != Result::kDone) throw Error(incoming.session->problem());
   incoming.frames.take(moved);

@@ -8,8 +8,6 @@
 namespace lockstep {
 namespace {
 
-// Limit for the messages of a channel before it is open: as many as a ring has slots.
-constexpr std::uint32_t kMaxEarly = 4;
 // What keeping one takes besides its bytes.
 constexpr std::size_t kEntry = 512;
 // Groups are told apart by a hash of 64 bits.
@@ -81,7 +79,7 @@ void UcxChannels::keep(const ChannelId& channel, std::uint32_t number,
     advance(found->second, number);
     return;
   }
-  if (number >= kMaxEarly) throw Error("more messages than there is room for");
+  if (number >= kMaxSlots) throw Error("more messages than there is room for");
   std::size_t& bytes = early_bytes_[channel.process];
   if (message.size() + kEntry > kMaxEarlyBytes - bytes)
     throw Error("more messages than there is room for, of groups that are not known here yet");

@@ -1,0 +1,167 @@
+// Payloads that go straight to where a rank wants them, and those that do not.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "hosts.h"
+#include "transport/tcp/frame_parser.h"
+
+namespace lockstep::testing {
+namespace {
+
+constexpr std::size_t kPayload = 1000;
+constexpr std::uint32_t kSlots = 4;
+constexpr std::size_t kSlot = kSlotHeader + kPayload;
+const ChannelId kChannel{7, 0, 1};
+constexpr std::byte kUntouched{0xa5};
+
+// A ring of process 0, to which process 1 sends.
+class Receiver : FrameParser::Owner {
+ public:
+  explicit Receiver(Arena& arena) : parser_(*this, channels, control_, arena) {
+    channels.open(kChannel, ReceiveRing{slots.data(), kSlots, kSlot, &written, &read});
+    const Frame greeting{.kind = Frame::kGreeting, .index = 1, .number = Frame::kVersion};
+    feed(std::as_bytes(std::span(&greeting, 1)));
+  }
+  // The next message, whose payload is all `fill`; only so many of its bytes.
+  void send(std::byte fill, std::size_t payload = kPayload, std::size_t bytes = ~std::size_t{0}) {
+    const Frame frame{.kind = Frame::kMessage,
+                      .index = kChannel.ring,
+                      .clique = kChannel.clique,
+                      .number = number_++,
+                      .bytes = static_cast<std::uint32_t>(kSlotHeader + payload)};
+    message_.assign(sizeof(frame) + kSlotHeader + payload, fill);
+    std::memcpy(message_.data(), &frame, sizeof(frame));
+    unsent_ = message_;
+    send_rest(bytes);
+  }
+  void send_rest(std::size_t bytes = ~std::size_t{0}) {
+    const auto now = unsent_.first(std::min(bytes, unsent_.size()));
+    unsent_ = unsent_.subspan(now.size());
+    feed(now);
+  }
+  bool slot_is(std::uint32_t number, std::byte fill) const {
+    const auto payload = slots.begin() + number % kSlots * kSlot + kSlotHeader;
+    return std::all_of(payload, payload + kPayload, [&](std::byte byte) { return byte == fill; });
+  }
+  void release() { read.advance(); }
+
+  std::vector<std::byte> slots = std::vector<std::byte>(kSlots * kSlot, kUntouched);
+  Counter written, read;
+  Channels channels;
+
+ private:
+  void feed(std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      std::unique_lock<std::mutex> lock;
+      const auto room = parser_.room(lock);
+      const std::size_t n = std::min(room.size(), bytes.size());
+      std::ranges::copy(bytes.first(n), room.begin());
+      bytes = bytes.subspan(n);
+      if (lock.owns_lock()) lock.unlock();
+      parser_.take(n);
+    }
+  }
+  int greet(const Frame&, std::span<const std::byte>) override { return 1; }
+  bool may_send(int, std::uint32_t) const override { return true; }
+  void left(int, std::uint64_t) override {}
+
+  ControlMessages control_;
+  FrameParser parser_;
+  std::uint32_t number_ = 0;
+  std::vector<std::byte> message_;
+  std::span<const std::byte> unsent_;
+};
+
+struct Fixture {
+  Descriptor fd{Arena::create(kNonce)};
+  Arena arena{fd.get(), kNonce};
+  Receiver receiver{arena};
+  std::vector<std::byte> place = std::vector<std::byte>(kPayload, kUntouched);
+
+  bool place_is(std::byte fill) const {
+    return std::ranges::all_of(place, [&](std::byte byte) { return byte == fill; });
+  }
+};
+
+TEST(a_payload_goes_where_it_is_wanted) {
+  Fixture f;
+  f.receiver.channels.post_receive(kChannel, 0, f.place);
+  f.receiver.send(std::byte{1});
+  CHECK(f.receiver.written.reached(1));
+  CHECK(f.receiver.channels.take_placed(kChannel, 0));
+  CHECK(f.place_is(std::byte{1}));
+  CHECK(f.receiver.slot_is(0, kUntouched));
+  // The next one is wanted nowhere.
+  f.receiver.release();
+  f.receiver.send(std::byte{2});
+  CHECK(!f.receiver.channels.take_placed(kChannel, 1));
+  CHECK(f.receiver.slot_is(1, std::byte{2}));
+  CHECK(f.place_is(std::byte{1}));
+}
+
+TEST(a_message_that_has_arrived_or_begun_stays_in_its_slot) {
+  Fixture f;
+  f.receiver.send(std::byte{1});
+  f.receiver.channels.post_receive(kChannel, 0, f.place);
+  CHECK(!f.receiver.channels.take_placed(kChannel, 0));
+  CHECK(f.receiver.slot_is(0, std::byte{1}));
+  f.receiver.send(std::byte{2}, kPayload, sizeof(Frame) + 1);
+  f.receiver.channels.post_receive(kChannel, 1, f.place);
+  f.receiver.send_rest();
+  CHECK(!f.receiver.channels.take_placed(kChannel, 1));
+  CHECK(f.receiver.slot_is(1, std::byte{2}));
+  CHECK(f.place_is(kUntouched));
+}
+
+TEST(a_message_of_another_length_stays_in_its_slot) {
+  Fixture f;
+  f.receiver.channels.post_receive(kChannel, 0, std::span(f.place).first(kPayload - 1));
+  f.receiver.channels.post_receive(kChannel, 1, f.place);
+  f.receiver.send(std::byte{1});
+  f.receiver.send(std::byte{2}, kPayload - 1);
+  for (std::uint32_t number = 0; number < 2; ++number)
+    CHECK(!f.receiver.channels.take_placed(kChannel, number));
+  CHECK(f.place_is(kUntouched));
+}
+
+TEST(nothing_goes_to_a_place_that_was_withdrawn) {
+  Fixture f;
+  f.receiver.channels.post_receive(kChannel, 0, f.place);
+  const std::size_t half = kPayload / 2;
+  f.receiver.send(std::byte{1}, kPayload, sizeof(Frame) + kSlotHeader + half);
+  f.receiver.channels.withdraw(kChannel);
+  std::ranges::fill(f.place, kUntouched);
+  f.receiver.send_rest();
+  CHECK(f.receiver.written.reached(1));
+  CHECK(!f.receiver.channels.take_placed(kChannel, 0));
+  CHECK(f.place_is(kUntouched));
+}
+
+// As a rank that gives up while the progress thread reads: the memory is freed at once.
+TEST(withdrawing_waits_for_bytes_that_are_being_written) {
+  Fixture f;
+  for (std::uint32_t number = 0; number < 300; ++number) {
+    auto place = std::make_unique<std::vector<std::byte>>(kPayload);
+    f.receiver.channels.post_receive(kChannel, number, *place);
+    std::thread progress([&] {
+      f.receiver.send(std::byte{3}, kPayload, sizeof(Frame) + kSlotHeader);
+      for (std::size_t sent = 0; sent < kPayload; sent += 10) f.receiver.send_rest(10);
+    });
+    for (std::uint32_t spin = 0; spin < number * 20; ++spin)
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+    f.receiver.channels.withdraw(kChannel);
+    place.reset();
+    progress.join();
+    f.receiver.channels.take_placed(kChannel, number);
+    f.receiver.release();
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::testing
