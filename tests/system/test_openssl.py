@@ -19,6 +19,18 @@ def test_python_s_own_openssl_is_found_and_loads() -> None:
     assert openssl.problem() == ""
 
 
+def test_its_version_is_that_of_python_s_own() -> None:
+    ssl = pytest.importorskip("ssl")
+    assert openssl.version() == ssl.OPENSSL_VERSION
+
+
+def test_what_does_not_load_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openssl, "find", lambda: "libno.so.7")
+    assert openssl.version() == ""
+    monkeypatch.setattr(openssl, "find", lambda: "libc.so.6")
+    assert openssl.version() == ""
+
+
 def mapped(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """Lets Python's functions lie in that file."""
     pytest.importorskip("_ssl")

@@ -151,7 +151,7 @@ def check_key(path: str, file: job_key.KeyFile, libssl_problem: str) -> Finding:
             f"{path} can be used, but the engine needs OpenSSL between hosts: {libssl_problem}",
             openssl.INSTALL,
         )
-    return ok("key file", f"{path} can be used between hosts; OpenSSL loads")
+    return ok("key file", f"{path} can be used between hosts; {openssl.version()} loads")
 
 
 def check_ucx(found: tuple[str, tuple[int, int, int]] | None, wanted: bool) -> Finding:

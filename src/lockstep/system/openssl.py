@@ -51,6 +51,16 @@ def _mapped_at(address: int, line: str) -> str:
     return words[5] if first <= address < last and len(words) > 5 else ""
 
 
+def version() -> str:
+    """What `find` finds calls itself, as "OpenSSL 3.0.19 27 Jan 2026"; "" if it does not load."""
+    try:
+        function = ctypes.CDLL(find()).OpenSSL_version  # of libcrypto, which libssl brings along
+    except (OSError, AttributeError):
+        return ""
+    function.restype = ctypes.c_char_p
+    return (function(0) or b"").decode(errors="replace")
+
+
 def problem() -> str:
     """Why the engine cannot use OpenSSL; empty when it can."""
     path = find()
