@@ -1,6 +1,7 @@
 """Runs JAX's own multi-process tests over several collectives implementations, side by side.
 
     python scripts/jax_multiprocess_tests.py JAX_CHECKOUT [-n 2 -n 4] [-d 4] [--files array ...]
+    python scripts/jax_multiprocess_tests.py JAX_CHECKOUT --collectives gloo --collectives tls
 
 The checkout is jax-ml/jax at the tag of the installed jax (``git checkout jax-v0.11.0``). The tests
 are not edited: a ``sitecustomize`` on the path of their processes imports lockstep before jax; over
@@ -16,15 +17,31 @@ import collections
 import os
 import pathlib
 import re
+import secrets
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 
-IMPLEMENTATIONS = ("gloo", "lockstep")
+BETWEEN_HOSTS: Mapping[str, Mapping[str, str]] = {
+    "tls": {},
+    "plain": {"LOCKSTEP_ENCRYPTION": "0"},
+    "ucx": {
+        "LOCKSTEP_ENCRYPTION": "0",
+        "LOCKSTEP_TRANSPORT": "ucx",
+        "UCX_TLS": "tcp",
+        "UCX_NET_DEVICES": "lo",
+    },
+}
+"""The engine between hosts: each process takes itself for alone on its host."""
+IMPLEMENTATIONS = ("gloo", "lockstep", *BETWEEN_HOSTS)
 _OUTCOME = re.compile(r"^\[ +(OK|FAILED|SKIPPED) +\] (\S+)", re.MULTILINE)
 _SITECUSTOMIZE = "import lockstep\n"
+_ON_ITS_OWN_HOST = f"""
+import os
+os.environ["LOCKSTEP_HOST_ID"] = str(os.getpid())
+{_SITECUSTOMIZE}"""
 
 Outcomes = dict[str, str]
 
@@ -53,10 +70,18 @@ def count(outcomes: Mapping[str, str], crashed: bool) -> str:
 def _environment(implementation: str, devices: int, scratch: pathlib.Path) -> dict[str, str]:
     hook = scratch / "hook"
     hook.mkdir(exist_ok=True)
-    (hook / "sitecustomize.py").write_text("" if implementation == "gloo" else _SITECUSTOMIZE)
+    between_hosts = {}
+    if implementation in BETWEEN_HOSTS:
+        key = scratch / "key"
+        key.touch(0o600)
+        key.write_text(secrets.token_hex(32))
+        between_hosts = {**BETWEEN_HOSTS[implementation], "LOCKSTEP_KEY_FILE": str(key)}
+    program = _ON_ITS_OWN_HOST if between_hosts else _SITECUSTOMIZE
+    (hook / "sitecustomize.py").write_text("" if implementation == "gloo" else program)
     path = [str(hook), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
+        **between_hosts,
         "PYTHONPATH": os.pathsep.join(path),
         "TEST_UNDECLARED_OUTPUTS_DIR": str(scratch),
         "JAX_PLATFORMS": "cpu",
@@ -105,7 +130,7 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds per file")
     parser.add_argument("--logs", type=pathlib.Path, help="keep the logs here")
     arguments = parser.parse_args()
-    implementations = arguments.collectives or IMPLEMENTATIONS
+    implementations = arguments.collectives or IMPLEMENTATIONS[:2]
     tests = sorted((arguments.checkout / "tests" / "multiprocess").glob("*_test.py"))
     if not tests:
         parser.error(f"{arguments.checkout} has no tests/multiprocess: is it a checkout of jax?")
