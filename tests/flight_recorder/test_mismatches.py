@@ -17,6 +17,7 @@ from lockstep.flight_recorder.calls import Call, rounds
 from lockstep.flight_recorder.causes import Pattern
 from lockstep.flight_recorder.diagnose import Kind, diagnose
 from lockstep.flight_recorder.format import Op
+from lockstep.flight_recorder.headlines import headline
 from lockstep.flight_recorder.model import Site
 from lockstep.flight_recorder.text_report import short
 
@@ -203,6 +204,37 @@ def test_one_call_from_two_lines() -> None:
     assert (found.kind, found.groups) == (Kind.MISMATCH, ((0,), (1,)))
     made = job([*steps(3), ours], [*steps(3), dataclasses.replace(STEP, site=0)])
     assert diagnose(made.snapshot()).kind is Kind.NOTHING
+
+
+def test_a_call_under_an_if_is_no_exchange_of_order() -> None:
+    """Of the lines of one call, process 0 is on one where no process has been before."""
+    looped = [dataclasses.replace(step, site=7) for step in steps(3)]
+    skipped, again = (dataclasses.replace(STEP, site=line) for line in (5, 7))
+    found = diagnose(job([*looped, skipped], [*looped, again]).snapshot())
+    assert patterns(found) == [Pattern.BRANCH, Pattern.OTHER_PLACE]
+    both = [*looped, dataclasses.replace(STEP, site=5)]
+    found = diagnose(job([*both, skipped], [*both, again]).snapshot())
+    assert patterns(found)[0] is Pattern.OPPOSITE_ORDER
+
+
+def test_two_functions_that_one_line_has_made() -> None:
+    """As by `jax.jit(jax.shard_map(lambda ...))` in a helper: the lines of their calls differ."""
+    train = site(1000, line=12, name="_lambda", first_line="main.py:19")
+    norm = site(FAR, line=12, name="_lambda", first_line="main.py:21")
+    sites = {0: (train, norm), 1: (train,)}
+    found = diagnose(
+        job([*steps(3), dataclasses.replace(STEP, program=FAR)], steps(4), sites=sites).snapshot()
+    )
+    assert patterns(found)[0] is Pattern.ONE_SIDED
+    assert "main.py:21" in headline(found)
+    # One function that was compiled again, below the same line.
+    again = dataclasses.replace(norm, first_line=train.first_line)
+    sites = {0: (train, again), 1: (train,)}
+    found = diagnose(
+        job([*steps(3), dataclasses.replace(STEP, program=FAR)], steps(4), sites=sites).snapshot()
+    )
+    assert patterns(found) == [Pattern.RETRACED]
+    assert "first called" not in headline(found)
 
 
 def test_a_row_shows_the_call_its_line_and_the_calls_before() -> None:

@@ -32,7 +32,8 @@ def test_a_process_that_left_early() -> None:
         "  process 0 (pid 100 on host a): waits for process 1 in all-reduce (sum) of 1024 x f32, "
         "train.py:41 in step; before: 37 x train.py:41 in step",
         "Likely: a loop with fewer steps on process 1: a last batch that only some processes "
-        "have, or a stop condition computed from local data.",
+        "have, or a stop condition computed from local data; or it skipped an earlier call under "
+        "an `if`, which --strict finds.",
     ]
 
 

@@ -53,6 +53,12 @@ class Call:
         return frozenset((site.file, site.line) for site in self.sites if site.file)
 
     @property
+    def first_line(self) -> str:
+        """The line that first called its program; empty: not known, or several programs fit."""
+        found = {site.first_line for site in self.sites}
+        return found.pop() if len(found) == 1 else ""
+
+    @property
     def fingerprints(self) -> frozenset[str]:
         return frozenset(site.fingerprint for site in self.sites)
 
@@ -123,8 +129,9 @@ class Sites:
                     self._arguments[site.fingerprint] = site.arguments
                 own.setdefault(site.channel, []).append(site)
                 # Another process may have first used the program on another line.
-                shared = dataclasses.replace(site, used_file="", used_line=0)
-                self._all.setdefault(site.channel, []).append(shared if site.used_file else site)
+                shared = dataclasses.replace(site, used_file="", used_line=0, first_line="")
+                here = site.used_file or site.first_line
+                self._all.setdefault(site.channel, []).append(shared if here else site)
             if process.sites:
                 late = _programs_of(process.sites, history.removed.get(process.index, ()))
                 kept = (e for track in history.of_process(process.index) for e in track.entries)

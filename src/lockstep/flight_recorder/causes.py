@@ -60,8 +60,10 @@ def of_mismatch(
     (_, a), (_, b) = first
     mine, theirs = (_call(history, calls, *called) for called in first)
     if a.signature == b.signature and a.other_line(b) and _one_program(mine, theirs):
-        return (Cause(Pattern.OPPOSITE_ORDER), Cause(Pattern.OTHER_PLACE, (), mine.modules))
-    same_function = bool(mine.functions & theirs.functions) or _one_program(mine, theirs)
+        again = [_from_there_before(history, *called) for called in first]
+        likeliest = Pattern.OPPOSITE_ORDER if again[0] == again[1] else Pattern.BRANCH
+        return (Cause(likeliest), Cause(Pattern.OTHER_PLACE, (), mine.modules))
+    same_function = _same_function(mine, theirs) or _one_program(mine, theirs)
     if threads := _of_threads(history, calls, first, mine, theirs):
         return (threads,)
     if changed := _of_arguments(first, mine, theirs, same_function):
@@ -73,6 +75,12 @@ def of_mismatch(
         return tuple(found)
     found += _of_programs(history, calls, first, mine, theirs)
     return tuple(found) or (Cause(Pattern.BRANCH),)
+
+
+def _from_there_before(history: History, process: int, entry: Entry) -> bool:
+    """Whether the process has called from the line of this call before; with ``--strict``."""
+    entries = _track(history, process, entry).entries
+    return any(e.site == entry.site for e in entries if e.number < entry.number)
 
 
 def _of_threads(
@@ -148,7 +156,7 @@ def _of_programs(
             return [Cause(Pattern.BRANCH_INSIDE, (), mine.modules)]
         behind = p if (mine.execution or 0) < (theirs.execution or 0) else q
         return [Cause(Pattern.EXECUTIONS, (behind,), mine.modules)]
-    if mine.functions & theirs.functions:
+    if _same_function(mine, theirs):
         return [Cause(Pattern.RETRACED, (), mine.modules)]
     found = _of_loops(history, calls, first, mine, theirs)
     programs = calls.sites.programs
@@ -160,6 +168,12 @@ def _of_programs(
     if len(only) == 1:
         return only + found
     return (found or [Cause(Pattern.OPPOSITE_ORDER), Cause(Pattern.BRANCH)]) + only
+
+
+def _same_function(mine: Call, theirs: Call) -> bool:
+    """By name; one line may make several functions, which different lines of the program call."""
+    a, b = mine.first_line, theirs.first_line
+    return bool(mine.functions & theirs.functions) and not (a and b and a != b)
 
 
 def alone(why: Sequence[Cause]) -> tuple[int, ...]:

@@ -55,10 +55,18 @@ def what_was_called(diagnosis: Diagnosis, call: Call) -> str:
         if one
     ]
     if len(chains) < 2 or not all(chains):
-        return described(call) + given
+        return described(call) + given + _first_called(call, calls)
     # From the innermost line outwards to the first on which they differ.
     apart = (i for i, lines in enumerate(zip(*chains, strict=False)) if len(set(lines)) > 1)
     return f"{described(call)}{given}, {called_from(call.callers[: next(apart, 0) + 1])}"
+
+
+def _first_called(call: Call, calls: Sequence[Call | None]) -> str:
+    """``, first called at train.py:30``, where nothing else tells two calls apart."""
+    known = [one for one in calls if one and one.first_line]
+    if len({described(one) for one in known}) != 1 or len({c.first_line for c in known}) < 2:
+        return ""
+    return f", first called at {call.first_line}" if call.first_line else ""
 
 
 def given_to(diagnosis: Diagnosis, call: Call) -> str:

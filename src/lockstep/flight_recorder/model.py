@@ -63,6 +63,8 @@ class Site:
     """The program's arguments, ``x: f32[100,8]``; only with the first collective of a program."""
     thread: str = ""
     """The name of the thread that first called the program; "": not known."""
+    first_line: str = ""
+    """Of a collective that has a line: that which first called its program, ``main.py:7``."""
 
     def execution(self, run_id: int) -> int | None:
         """The number (from 0) of the execution with ``run_id``; None: of another program."""
@@ -261,4 +263,5 @@ def site_of(values: dict[str, Any]) -> Site:
         through_line=int(values.get("through_line") or 0),
         arguments=tuple(map(str, values.get("arguments") or ())),
         thread=str(values.get("thread") or ""),
+        first_line=str(values.get("first_line") or ""),
     )

@@ -186,7 +186,8 @@ _WORDS = {
     Pattern.DTYPES: "different dtypes: a weak type, jax_enable_x64 on one process only, or input "
     "read with another dtype",
     Pattern.SHORTER_LOOP: "a loop with fewer steps on {process}: a last batch that only some "
-    "processes have, or a stop condition computed from local data",
+    "processes have, or a stop condition computed from local data; or it skipped an earlier call "
+    "under an `if`, which --strict finds",
     Pattern.OPPOSITE_ORDER: "the same calls in opposite order: iteration over a set, over a dict "
     "filled in another order, over os.listdir(), threads, or a program on one device of a "
     "process beside one on several, which JAX does not order",

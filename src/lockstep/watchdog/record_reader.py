@@ -219,11 +219,14 @@ class SiteWriter:
 
     def _sites(self, execution: int, program: CompiledProgram) -> Iterator[model.Site]:
         used = self._uses.of(program.fingerprint)
+        thread = self._uses.thread(program.fingerprint)
+        first = f"{used[0].file.rpartition('/')[2]}:{used[0].line}" if used else ""
         for collective in program.collectives:
             for line in (used if not collective.file else ()) or (None,):
                 site = _site(execution, program, collective, line)
-                thread = self._uses.thread(program.fingerprint)
-                yield dataclasses.replace(site, thread=thread) if thread else site
+                yield dataclasses.replace(
+                    site, thread=thread, first_line=first if collective.file else ""
+                )
 
     def _add(self, sites: Sequence[model.Site]) -> None:
         self._certain += sites
