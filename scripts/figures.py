@@ -80,10 +80,11 @@ def _between_hosts(gbit: float | None) -> dict[Any, list[dict[str, Any]]]:
 
     Each has ``op``, ``bytes``, and seconds (median and quartiles) of each of `HOST_JOBS`.
     """
-    found = _before_layouts() if gbit else {}
+    found: dict[Any, list[dict[str, Any]]] = {}
     for path in sorted(RESULTS.glob("between_hosts*.json")):
         document = json.loads(path.read_text())
-        if "layouts" in document and document["gbit"] == gbit:
+        is_one = "layouts" in document and document["gbit"] == gbit
+        if is_one and "openssl" not in path.stem:  # a figure shows the OpenSSL of the system
             for layout in document["layouts"]:
                 key = (layout["hosts"], layout["processes"], layout["devices"])
                 found.setdefault(key, [])[:] = [_seconds(case) for case in layout["cases"]]
@@ -93,22 +94,6 @@ def _between_hosts(gbit: float | None) -> dict[Any, list[dict[str, Any]]]:
 def _seconds(case: dict[str, Any]) -> dict[str, Any]:
     measured = {job: result["seconds"] for job, result in case["results"].items()}
     return {"op": case["op"], "bytes": case["bytes"], **measured}
-
-
-def _before_layouts() -> dict[Any, list[dict[str, Any]]]:
-    """Files of one layout each, with the least seconds of the engine and of gloo."""
-    found = {}
-    for key in ((2, 1, 1), (2, 1, 4)):
-        kept = results(f"between_hosts_1gbit_{key[0]}x{key[2]}")
-        found[key] = [
-            {"op": ours["op"].replace("-", "_"), "bytes": ours["bytes"]}
-            | {
-                job: dict.fromkeys(("median", "q1", "q3"), row["seconds"])
-                for job, row in (("tls", ours), ("gloo", its))
-            }
-            for ours, its in zip(kept["engine"], kept["gloo"], strict=True)
-        ]
-    return found
 
 
 def _line(panel: Any, job: str, xs: list[int], spreads: list[dict[str, float]]) -> None:

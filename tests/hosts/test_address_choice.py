@@ -38,7 +38,11 @@ def test_the_address_that_ssh_reached_or_one_of_the_interface(interface: str, ad
 
 @pytest.mark.parametrize(
     ("interface", "words"),
-    [("eth7", "no interface eth7"), ("lo", "no interface lo"), ("10.2.0.0/16", "no address in")],
+    [
+        ("eth7", "no interface eth7"),
+        ("lo", "lo has loopback addresses alone"),
+        ("10.2.0.0/16", "no address in"),
+    ],
 )
 def test_a_host_without_the_interface_is_told_with_what_it_has(interface: str, words: str) -> None:
     problem = choose(FACTS, interface).problem

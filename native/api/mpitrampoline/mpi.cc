@@ -1,5 +1,8 @@
-// The MPI functions that XLA calls, in the terms of the engine. An error becomes a return code
-// here, and XLA asks MPI_Error_string for its text on the same thread at once.
+// The MPI functions that XLA calls, in the terms of the engine: Init_thread, Finalize, Initialized,
+// Finalized, Is_thread_main, Get_library_version, Comm_rank, Comm_size, Comm_split, Comm_free,
+// Allreduce, Allgather, Reduce_scatter, Isend, Irecv, Wait, Sendrecv and Error_string. jaxlib
+// resolves all names of surface.inc, and calls no other one. An error becomes a return code here,
+// and XLA asks MPI_Error_string for its text on the same thread at once.
 #include <cstdint>
 #include <cstring>
 #include <string>

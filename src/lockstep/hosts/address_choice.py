@@ -46,7 +46,7 @@ def choose(
     """
     own = [each for each in facts["interfaces"] if not is_loopback(each["address"])]
     if interface:
-        return _on_interface(own, interface)
+        return _on_interface(facts["interfaces"], own, interface)
     here = [each["address"] for each in own]
     if given:
         if known := next((each for each in given if each in here), ""):
@@ -57,12 +57,16 @@ def choose(
     return Choice(reached if reached in here else "")
 
 
-def _on_interface(own: Sequence[Mapping[str, Any]], interface: str) -> Choice:
+def _on_interface(
+    there: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]], interface: str
+) -> Choice:
     network = network_of(interface)
     for each in own:
         if each["name"] == interface if network is None else _is_in(each["address"], network):
             return Choice(each["address"])
     what = f"no interface {interface}" if network is None else f"no address in {interface}"
+    if any(each["name"] == interface for each in there):
+        what = f"{interface} has loopback addresses alone, where no other host reaches it"
     return Choice("", f"{what}: it has {_listed(own)}")
 
 

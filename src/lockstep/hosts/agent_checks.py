@@ -47,7 +47,11 @@ class AgentChecks:
         self.close()
         address = str(head["address"]) or route_to(str(head["towards"]))
         if not address:
-            return {"address": "", "port": 0, "problem": f"no route to {head['towards']}"}
+            why = (
+                "ssh does not show by which of its addresses others reach it, and it has no route "
+                f"to the name {head['towards']}"
+            )
+            return {"address": "", "port": 0, "problem": why}
         key = bytes.fromhex(str(head["key"]))
         try:
             listener = network_probe.listen(address)

@@ -11,7 +11,7 @@ from lockstep._finding import OK, PROBLEM, STATUSES, Finding, problem
 from lockstep._words import counted
 from lockstep.hosts import host_findings as each_host
 from lockstep.hosts.host_state import HostState, Request
-from lockstep.hosts.reachability import check_network
+from lockstep.hosts.network_findings import check_network
 
 Findings = Mapping[str, Sequence[Finding]]
 """Label of a host -> its findings."""

@@ -1,4 +1,4 @@
-"""Dense linear algebra on sharded matrices, in pure JAX: one process or many, CPU or GPU.
+"""Dense linear algebra on sharded matrices, in JAX: one process or many, CPU or GPU.
 
 Layers; each imports only those above it:
 
