@@ -166,9 +166,10 @@ class Hosts:
 
     def environ(self, host: int, local: int = 0, per_host: int = 1) -> dict[str, str]:
         """The variables of one of a host's processes."""
-        # The namespaces of processes are the same: by them they would be on one host.
+        # The namespaces of processes are the same: by them they would be on one host. Another test's
+        # job has the same addresses at the same time, and is told apart by its hosts.
         place = _place(len(self._names), host, local, per_host)
-        environ = clean_environ(LOCKSTEP_HOST_ID=self._names[host], **place)
+        environ = clean_environ(LOCKSTEP_HOST_ID=f"{self._names[host]}-{self.mark}", **place)
         if self.key(host).exists():
             environ["LOCKSTEP_KEY_FILE"] = str(self.key(host))
         return environ | self.variables
