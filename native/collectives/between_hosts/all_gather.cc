@@ -65,16 +65,6 @@ struct HostAllGather : HostCollective {
     }
   }
 
-  // Where a message is needed, in the first result; nowhere if it has several parts.
-  std::span<std::byte> place_of(const Blocks& blocks, int group, std::size_t message) const {
-    std::span<std::byte> place;
-    blocks.for_each(message, [&](std::size_t part, std::size_t at, std::size_t n, std::size_t) {
-      const auto rank = static_cast<std::size_t>(clique.group(group).ranks[part]);
-      if (n == blocks.size(message)) place = {calls[0]->out + rank * bytes + at, n};
-    });
-    return place;
-  }
-
   // Takes the message of a process of another host, and hands it on to the local peers.
   void receive(int group, std::size_t message) {
     const std::byte* data = context.receive(group);
@@ -94,7 +84,12 @@ struct HostAllGather : HostCollective {
     const Blocks blocks = blocks_of(group);
     post_receives(
         context, group, blocks.messages(),
-        [&](std::size_t message) { return place_of(blocks, group, message); },
+        [&](std::size_t message) {
+          return blocks.place(message, [&](std::size_t part) {
+            const auto rank = static_cast<std::size_t>(clique.group(group).ranks[part]);
+            return calls[0]->out + rank * bytes;
+          });
+        },
         posted[static_cast<std::size_t>(group)]);
   }
 

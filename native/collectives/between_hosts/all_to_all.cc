@@ -69,20 +69,14 @@ struct HostAllToAll : HostCollective {
     return block_of(part % calls.size(), ranks(group)[part / calls.size()]);
   }
 
-  // Where a message is needed; nowhere if it has several parts.
-  std::span<std::byte> place_of(const Blocks& blocks, int group, std::size_t message) const {
-    std::span<std::byte> place;
-    blocks.for_each(message, [&](std::size_t part, std::size_t at, std::size_t n, std::size_t) {
-      if (n == blocks.size(message)) place = {target_of(group, part) + at, n};
-    });
-    return place;
-  }
   void post(int group) {
     if (is_in_place) return;
     const Blocks blocks = blocks_with(group);
     post_receives(
         context, group, blocks.messages(),
-        [&](std::size_t message) { return place_of(blocks, group, message); },
+        [&](std::size_t message) {
+          return blocks.place(message, [&](std::size_t part) { return target_of(group, part); });
+        },
         posted[static_cast<std::size_t>(group)]);
   }
   // What comes may then overwrite what is yet to be sent, unless it waits in its slot.

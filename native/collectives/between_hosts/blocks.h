@@ -37,6 +37,18 @@ class Blocks {
     for (std::size_t part = 0; part < parts_; ++part) take(part, 0, bytes_, part * bytes_);
   }
 
+  // Where a message that holds one part, or a piece of it, is needed; nowhere if it holds several.
+  // to(part) is where a part goes.
+  template <typename To>
+  std::span<std::byte> place(std::size_t message, To to) const {
+    std::span<std::byte> place;
+    if (together_ && parts_ != 1) return place;
+    for_each(message, [&](std::size_t part, std::size_t at, std::size_t bytes, std::size_t) {
+      place = {to(part) + at, bytes};
+    });
+    return place;
+  }
+
   // A message to send: where it is, or put together in `scratch`. from(part) is where a part is.
   template <typename From>
   std::span<const std::byte> gather(std::size_t message, std::byte* scratch, From from) const {

@@ -54,6 +54,7 @@ void FrameParser::begin() {
     at_ = channels_.room(channel(), frame_.number, bytes);
   else if (bytes > longest(frame_.kind) || frame_.at != 0)
     throw Error("a frame that is too long");
+  if (at_.posted && frame_.at != 0) throw Error("a message that leaves a gap");
   if (at_.header != nullptr) return;
   body_.resize(bytes);
   at_ = {body_.data(), body_.data() + std::min<std::size_t>(kSlotHeader, frame_.bytes)};

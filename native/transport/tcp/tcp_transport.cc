@@ -30,7 +30,8 @@ class TcpTransport::Channel : public SendChannel, public ReceiveChannel {
       transport_.endpoint_.channels().post_receive(id_, number, to);
   }
   bool take_placed(std::uint32_t number) override {
-    return transport_.endpoint_.channels().take_placed(id_, number);
+    return !transport_.endpoint_.encrypts() &&
+           transport_.endpoint_.channels().take_placed(id_, number);
   }
   void withdraw() override { transport_.endpoint_.channels().withdraw(id_); }
 
