@@ -83,8 +83,7 @@ def _between_hosts(gbit: float | None) -> dict[Any, list[dict[str, Any]]]:
     found: dict[Any, list[dict[str, Any]]] = {}
     for path in sorted(RESULTS.glob("between_hosts*.json")):
         document = json.loads(path.read_text())
-        is_one = "layouts" in document and document["gbit"] == gbit
-        if is_one and "openssl" not in path.stem:  # a figure shows the OpenSSL of the system
+        if "layouts" in document and document["gbit"] == gbit:
             for layout in document["layouts"]:
                 key = (layout["hosts"], layout["processes"], layout["devices"])
                 found.setdefault(key, [])[:] = [_seconds(case) for case in layout["cases"]]

@@ -93,7 +93,7 @@ def test_the_mend_for_proxies_names_this_host() -> None:
     ("path", "file", "libssl", "status", "found", "fix"),
     [
         ("", KeyFile(), "", "ok", "not set", ""),
-        ("/k", KeyFile(b"x" * 32), "", "ok", "/k can be used", ""),
+        ("/k", KeyFile(b"x" * 32), "", "ok", "OpenSSL 3.5.0 loads", ""),
         ("/k", KeyFile(None, "bad mode.", "chmod 600 /k"), "", "warning", "bad mode", "chmod"),
         ("/k", KeyFile(b"x" * 32), "no libssl.so.3", "warning", "no libssl.so.3", "openssl"),
     ],
@@ -101,7 +101,7 @@ def test_the_mend_for_proxies_names_this_host() -> None:
 def test_the_key_for_other_hosts(
     path: str, file: KeyFile, libssl: str, status: str, found: str, fix: str
 ) -> None:
-    finding = network.check_key(path, file, libssl)
+    finding = network.check_key(path, file, libssl, "OpenSSL 3.5.0")
     assert finding.status == status
     assert found in finding.found
     assert fix in finding.fix

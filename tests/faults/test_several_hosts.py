@@ -27,15 +27,17 @@ pytestmark = [
     pytest.mark.full,
     pytest.mark.timeout(TIMEOUT + 60),
     needs(possible(), "no network namespaces, or no ip or nsenter: no second host"),
-    pytest.mark.parametrize("transport", TRANSPORTS, indirect=True),
+    pytest.mark.parametrize(
+        "transport",
+        ["tls", "plain", pytest.param("ucx", marks=needs(ucx.is_here(), ucx.WHY))],
+        indirect=True,
+    ),
     pytest.mark.parametrize("count", [3, 4, 8]),
 ]
 
 
 @pytest.fixture
 def transport(request: pytest.FixtureRequest) -> dict[str, str]:
-    if request.param == "ucx" and not ucx.is_here():
-        pytest.skip(ucx.WHY)
     return TRANSPORTS[request.param]
 
 

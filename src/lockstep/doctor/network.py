@@ -139,7 +139,7 @@ def check_proxies(environ: Mapping[str, str], hostname: str) -> Finding:
     return ok("proxies", f"{', '.join(proxies)} set; no_proxy excludes this host")
 
 
-def check_key(path: str, file: job_key.KeyFile, libssl_problem: str) -> Finding:
+def check_key(path: str, file: job_key.KeyFile, libssl_problem: str, libssl: str) -> Finding:
     """Between hosts the engine needs a key and OpenSSL."""
     if not path:
         return ok("key file", f"{job_key.VARIABLE} not set: between hosts gloo is used")
@@ -151,7 +151,7 @@ def check_key(path: str, file: job_key.KeyFile, libssl_problem: str) -> Finding:
             f"{path} can be used, but the engine needs OpenSSL between hosts: {libssl_problem}",
             openssl.INSTALL,
         )
-    return ok("key file", f"{path} can be used between hosts; {openssl.version()} loads")
+    return ok("key file", f"{path} can be used between hosts; {libssl} loads")
 
 
 def check_ucx(found: tuple[str, tuple[int, int, int]] | None, wanted: bool) -> Finding:
@@ -179,7 +179,7 @@ def findings() -> list[Finding]:
         check_localhost(facts),
         check_ports(facts),
         check_proxies(environ, facts.hostname),
-        check_key(key_file, job_key.read_key(key_file), openssl.problem()),
+        check_key(key_file, job_key.read_key(key_file), openssl.problem(), openssl.version()),
         check_ucx(
             ucx.found(environ.get(ucx.LIBRARY_VARIABLE)),
             environ.get(ucx.TRANSPORT_VARIABLE) == "ucx",
