@@ -166,8 +166,8 @@ class Hosts:
 
     def environ(self, host: int, local: int = 0, per_host: int = 1) -> dict[str, str]:
         """The variables of one of a host's processes."""
-        # The namespaces of processes are the same: by them they would be on one host. Another test's
-        # job has the same addresses at the same time, and is told apart by its hosts.
+        # The namespaces of processes are the same: by them they would be on one host. A job of
+        # another test has the same addresses, and is told apart by its hosts.
         place = _place(len(self._names), host, local, per_host)
         environ = clean_environ(LOCKSTEP_HOST_ID=f"{self._names[host]}-{self.mark}", **place)
         if self.key(host).exists():
