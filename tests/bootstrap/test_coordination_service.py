@@ -146,6 +146,34 @@ def test_a_service_that_is_killed_is_an_exception_in_every_process() -> None:
         assert lines[-2:] == ["no barrier", "saved 10.0"], result
 
 
+def test_a_service_that_process_0_has_left_takes_no_process_of_the_next_job() -> None:
+    """It goes on serving those that are connected."""
+    program = """
+import os, time
+import lockstep, jax
+from lockstep import _jax_compat
+from lockstep.bootstrap.coordinator_port import _listeners
+jax.distributed.initialize()
+port = int(os.environ["LOCKSTEP_COORDINATOR"].rpartition(":")[2])
+lockstep.barrier("all have met")
+print("listens", bool(list(_listeners(port))))
+lockstep.barrier("all have looked")
+if jax.process_index() == 0:
+    jax.distributed.shutdown()
+    raise SystemExit
+end = time.monotonic() + 20
+while list(_listeners(port)) and time.monotonic() < end:
+    time.sleep(0.05)
+print("listens", bool(list(_listeners(port))))
+client = _jax_compat.distributed_client()
+client.key_value_set("left", "behind")
+print(client.blocking_key_value_get("left", 10_000))
+"""
+    result = run_lockstep([], program, timeout=60)
+    assert result.by_process[0] == ["listens True"], result
+    assert result.by_process[1] == ["listens True", "listens False", "behind"], result
+
+
 @pytest.mark.full
 def test_a_wait_for_a_service_that_is_killed_ends() -> None:
     program = """

@@ -5,7 +5,7 @@ the connection closed and aborts its process, before Python can raise an error. 
 right when JAX asks for the service, and the child serves. It is not a child of process 0: it leaves
 the session, its parent ends at once, and under ``lockstep run`` the supervisor becomes its parent
 and ends it with the job. Without that supervisor it ends by itself, when process 0 is gone and
-no client is connected.
+no client is connected; once process 0 has left the job, it takes no new client.
 
 A fork and no new program: jaxlib is loaded by then, and what another process would spend on loading
 it (0.2 s of a core) is missing when all cores are busy starting the job. It is safe at this point:
@@ -310,7 +310,9 @@ def _serve(given: _Service) -> None:
     _sign(given.job)
     os.write(given.report_to, _READY)
     os.close(given.report_to)
-    select.select([given.process_0, finish], [], [])
+    ended = select.select([given.process_0, finish], [], [])[0]
+    if finish in ended:
+        _stop_listening()
     port = _port(given.address)
     alone = 0
     while alone < ALONE_POLLS:
@@ -318,6 +320,15 @@ def _serve(given: _Service) -> None:
         _forget_unreachable_processes()
         alone = 0 if clients(port) else alone + 1
     del service
+
+
+def _stop_listening() -> None:
+    """All have met and process 0 leaves: what connects from now on is of the next job at this
+    address, and must not meet the service of this one."""
+    for each in tcp_info.tcp_sockets():
+        with contextlib.suppress(OSError):
+            if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                each.shutdown(socket.SHUT_RDWR)
 
 
 def _forget_unreachable_processes() -> None:
