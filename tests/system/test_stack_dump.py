@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from lockstep.launch import user_program
@@ -54,6 +55,25 @@ main_loop()
             text = stack_dump.request(pid, path, 10)
             assert text.count("in main_loop") == 1
             assert text.count("in waits_for_data") == 1
+
+
+def test_each_of_several_requests_at_once_is_answered_whole(tmp_path: Path) -> None:
+    program = """
+def innermost():
+    ready()
+    while True: pass
+def outer(depth):
+    outer(depth - 1) if depth else innermost()
+threading.Thread(target=time.sleep, args=(100,), daemon=True).start()
+outer(30)
+"""
+    path = tmp_path / stack_dump.FILE
+    with running(INSTALL + program, path) as pid, ThreadPoolExecutor(2) as pool:
+        for _ in range(20):
+            requests = [pool.submit(stack_dump.request, pid, path, 10) for _ in range(2)]
+            for text in (request.result() for request in requests):
+                assert text.count("in innermost") == 1
+                assert text.count(" (most recent call first)") == 2
 
 
 def test_native_code_that_holds_the_interpreter_s_lock_is_no_obstacle(tmp_path: Path) -> None:

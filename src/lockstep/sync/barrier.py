@@ -213,7 +213,7 @@ def _stack(process: int) -> str | None:
     if config.run_dir is None or pid is None:
         return None
     folder = _run_files.process_dir(Path(config.run_dir), config.attempt, process)
-    return stack_dump.request(pid, folder / stack_dump.FILE)
+    return stack_dump.main_thread(stack_dump.request(pid, folder / stack_dump.FILE))
 
 
 def _leaves(value: Any) -> dict[str, value_digest.Leaf]:

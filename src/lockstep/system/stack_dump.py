@@ -34,7 +34,7 @@ MAX_FRAMES = 40
 """Lines of one thread that are kept, since a recursion may have a thousand."""
 
 _POLL_SECONDS = 0.01
-_QUIET_POLLS = 5
+_QUIET_POLLS = 10
 """The answer is complete when the file has not grown for this many polls."""
 _PACKAGE = Path(__file__).parent.parent
 _OURS = (
@@ -52,6 +52,8 @@ _WATCHERS = tuple(
     )
 )
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+_FIRST_THREAD = re.compile(r"^(?<!\n\n)(?:Current thread|Thread) 0x", re.MULTILINE)
+"""The first line of a dump: faulthandler puts an empty line before the other threads."""
 _LIBRARIES = (sysconfig.get_path("stdlib"), "site-packages", "dist-packages", "<frozen ")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STATES = {
@@ -86,24 +88,52 @@ def request(pid: int, path: Path, timeout: float = 1.0) -> str:
     if state in "TtZX" or not _catches(pid):
         return describe(pid)
     try:
-        before = path.stat().st_size
-        os.kill(pid, SIGNAL)
-        text = _answer(path, before, time.monotonic() + timeout)
+        text = _answer(pid, path, time.monotonic() + timeout)
     except OSError:  # it has ended, perhaps with the file, which may be its memory
         return describe(pid)
     return shortened(text) if text else describe(pid, timeout)
 
 
-def _answer(path: Path, before: int, deadline: float) -> str:
-    size, quiet = before, 0
-    while time.monotonic() < deadline and (size == before or quiet < _QUIET_POLLS):
+def _answer(pid: int, path: Path, deadline: float) -> str:
+    """The last dump that began after this call.
+
+    faulthandler drops a signal that comes while it answers another one, so the signal is repeated
+    when all that came was the rest of another request's dump.
+    """
+    text = ""
+    while not text and time.monotonic() < deadline:
+        before = path.stat().st_size
+        context = _read(path, max(0, before - 2))[:2]  # for the look behind of _FIRST_THREAD
+        os.kill(pid, SIGNAL)
+        text = _last_dump(context + _grown(path, before, deadline), len(context))
+    return text
+
+
+def _grown(path: Path, start: int, deadline: float) -> str:
+    """What is written from ``start`` on until a line is whole and nothing follows it."""
+    text, quiet = "", 0
+    while time.monotonic() < deadline and not (text.endswith("\n") and quiet >= _QUIET_POLLS):
         time.sleep(_POLL_SECONDS)
-        now = path.stat().st_size
-        quiet = quiet + 1 if now == size else 0
-        size = now
+        now = _read(path, start)
+        quiet = quiet + 1 if now == text else 0
+        text = now
+    return text
+
+
+def _read(path: Path, start: int) -> str:
     with path.open("rb") as file:
-        file.seek(before)
+        file.seek(start)
         return file.read().decode("utf-8", "replace")
+
+
+def _last_dump(text: str, start: int) -> str:
+    starts = [found.start() for found in _FIRST_THREAD.finditer(text, start)]
+    return text[starts[-1] :] if starts else ""
+
+
+def main_thread(text: str) -> str:
+    """The main thread's part of ``text``: faulthandler writes it last."""
+    return text.split("\n\n")[-1]
 
 
 def outside_libraries(text: str) -> str:
@@ -111,7 +141,7 @@ def outside_libraries(text: str) -> str:
 
     Else the innermost one. Without any frame, ``text`` itself.
     """
-    frames = _FRAME.findall(text.split("\n\n")[-1])  # faulthandler writes the main thread last
+    frames = _FRAME.findall(main_thread(text))
     own = (frame for frame in frames if not any(part in frame[0] for part in _LIBRARIES))
     found = next(own, frames[0] if frames else None)
     return f"{found[0]}:{found[1]} in {found[2]}" if found else text
