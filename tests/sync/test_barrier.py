@@ -114,14 +114,17 @@ def test_a_process_that_is_not_there() -> None:
 
 @of_three
 def test_a_barrier_names_the_missing_process_and_where_it_is(lockstep: Ranks) -> None:
+    over = threading.Event()
+
     def busy_elsewhere() -> None:
         for _ in range(10):  # threads of the program do not push the main one out of the text
-            threading.Thread(target=time.sleep, args=(10,), daemon=True).start()
+            threading.Thread(target=over.wait, args=(30,), daemon=True).start()
         while len(list(shared().glob("told_*"))) < 2:
             time.sleep(0.1)
 
     if lockstep.rank == 1:
         busy_elsewhere()
+        over.set()
         return
     with pytest.raises(ls.MissingProcessError) as caught:
         ls.barrier("never reached by 1", timeout=1)

@@ -2,9 +2,9 @@
 
 The other process calls `install` beforehand: then a real-time signal makes faulthandler write the
 stacks of all threads into a file. That handler is C and needs neither the interpreter's lock nor
-memory, so it also works while native code holds both. `ask` sends the signal and reads the file. A
-process that cannot answer, because it is stopped or stuck in the kernel, is described from /proc
-instead.
+memory, so it also works while native code holds both. `request` sends the signal and reads the
+file. A process that cannot answer, because it is stopped or stuck in the kernel, is described from
+/proc instead.
 
 It is a real-time signal because programs and libraries use the others. Its default action ends a
 process, so it is sent only to a process that catches it according to /proc.
