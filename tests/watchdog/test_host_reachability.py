@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from lockstep.job.topology import Peer
-from lockstep.watchdog.host_reachability import Listeners, Watch, unreachable_words
+from lockstep.watchdog.host_reachability import HostMonitor, Listeners, unreachable_words
 from support import assert_unsaid
 
 
@@ -70,7 +70,7 @@ def test_connections_end_also_when_they_are_not_read(monkeypatch: pytest.MonkeyP
         listeners = Listeners(0, [(peer(0, "a"), here), (peer(1, "b"), there)])
         monkeypatch.setattr(listeners, "silence", lambda limit: {"127.0.0.1": 31.0})
         monkeypatch.setattr(sys, "stderr", closed)  # not open for writing
-        Watch(listeners, peer(0, "a"), "key", 100.0)._scan()
+        HostMonitor(listeners, peer(0, "a"), "key", 100.0)._scan()
         one.settimeout(10.0)
         assert one.recv(1) == b""
 
@@ -94,7 +94,7 @@ def test_the_engine_is_failed_with_the_words_before_its_connections_end(
                 one.recv(1)  # still open
             failed.append(words)
 
-        Watch(listeners, peer(0, "a"), "key", 100.0, fail)._scan()
+        HostMonitor(listeners, peer(0, "a"), "key", 100.0, fail)._scan()
         one.settimeout(10.0)
         assert one.recv(1) == b""
     [words] = failed

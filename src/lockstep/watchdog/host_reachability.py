@@ -99,7 +99,7 @@ class Listeners:
         return found
 
 
-class Watch(threading.Thread):
+class HostMonitor(threading.Thread):
     """Watches the connections to other hosts until the process ends.
 
     ``fail`` makes every collective that waits, or is called later, raise the text that it is given.
@@ -151,7 +151,7 @@ class Watch(threading.Thread):
         """JAX's handlers at exit come next, and would wait for the service.
 
         It may be out of reach without our knowing: for a short time, or our connections are
-        closed already. They may also wait for a collective, so the watch goes on.
+        closed already. They may also wait for a collective, so the monitor goes on.
         """
         seconds = min(_EXIT * self._heartbeat, _MAX_EXIT)
         if os.getpid() == self._owner and not _jax_compat.service_answers(self._key, seconds):
@@ -229,32 +229,32 @@ def unreachable_words(
     )
 
 
-class _Watches(current_job.Part):
-    """The watch of this process in its job."""
+class _Monitors(current_job.Part):
+    """The monitor of this process in its job."""
 
     before: set[Address] | None = None
     """What was open before JAX made its CPU client; None where that is not known."""
-    watch: Watch | None = None
+    monitor: HostMonitor | None = None
     starts = 0
 
     def close(self) -> None:
-        watch, self.watch = self.watch, None
-        if watch is not None:
-            watch.stop()
+        monitor, self.monitor = self.monitor, None
+        if monitor is not None:
+            monitor.stop()
 
 
 def before_cpu_client() -> None:
     """Notes what is open, so that it differs from what is opened next. Raises nothing."""
-    watches = current_job.part(_Watches)
-    watches.before = None
+    monitors = current_job.part(_Monitors)
+    monitors.before = None
     with contextlib.suppress(OSError):  # no /proc, or no descriptor left
-        watches.before = tcp_info.listening()
+        monitors.before = tcp_info.listening()
 
 
 def after_cpu_client(store: Store, fail: Callable[[str], None] | None = None) -> None:
-    """Starts the watch (`Watch`), where there are several hosts. Raises nothing."""
+    """Starts the monitor (`HostMonitor`), where there are several hosts. Raises nothing."""
     try:
-        current_job.part(_Watches).close()
+        current_job.part(_Monitors).close()
         _start(store, fail)
     except Exception as error:
         # For example with `import lockstep` in some of the processes only.
@@ -262,35 +262,35 @@ def after_cpu_client(store: Store, fail: Callable[[str], None] | None = None) ->
 
 
 def _start(store: Store, fail: Callable[[str], None] | None) -> None:
-    watches = current_job.part(_Watches)
+    monitors = current_job.part(_Monitors)
     # Ours is at one address, so what listens at all of them is not ours.
-    own = set() if watches.before is None else tcp_info.listening() - watches.before
+    own = set() if monitors.before is None else tcp_info.listening() - monitors.before
     # The engine's port: closed, as all processes have met, and still one end of their connections.
     if fail is not None and (address := bindings.listens_at()) is not None:
         host, port = address
         own.add((host.partition("%")[0], port))
     listeners, peer, key = _exchange(store, {each for each in own if each[0] not in _EVERYWHERE})
     if listeners.peers_at:
-        watch = Watch(listeners, peer, key, _jax_compat.heartbeat_seconds(), fail)
-        watch.start()
-        watches.watch = watch
+        monitor = HostMonitor(listeners, peer, key, _jax_compat.heartbeat_seconds(), fail)
+        monitor.start()
+        monitors.monitor = monitor
         # Registered behind JAX's handlers, so run before them.
         atexit.unregister(_before_exit)
         atexit.register(_before_exit)
 
 
 def _before_exit() -> None:
-    if (watch := current_job.part(_Watches).watch) is not None:
-        watch.before_exit()
+    if (monitor := current_job.part(_Monitors).monitor) is not None:
+        monitor.before_exit()
 
 
 def _exchange(store: Store, addresses: set[Address]) -> tuple[Listeners, Peer, str]:
     """Also the key under which this process has published."""
     process, count = _jax_compat.distributed_place()
     own = topology.this_process(process, _config.current().host_id, "")
-    watches = current_job.part(_Watches)
-    prefix = f"lockstep/listeners/{watches.starts}"
-    watches.starts += 1
+    monitors = current_job.part(_Monitors)
+    prefix = f"lockstep/listeners/{monitors.starts}"
+    monitors.starts += 1
 
     def receive(other: int, name: str) -> Any:
         return store.once(name, f"process {other}", _EXCHANGE_SECONDS)
