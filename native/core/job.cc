@@ -4,6 +4,7 @@
 #include <iomanip>
 #include <sstream>
 #include <thread>
+#include <utility>
 
 #include "core/clique.h"
 #include "core/error.h"
@@ -32,25 +33,10 @@ JobOptions kept(const JobOptions& options) {
 RecorderOptions complete(const JobOptions& options) {
   RecorderOptions recorder = options.recorder;
   recorder.process = options.process;
-  recorder.num_processes = static_cast<int>(options.labels.size()) - options.endpoint.num_agents;
+  recorder.num_processes = options.num_processes();
   recorder.nonce = options.nonce;
   recorder.label = options.labels.at(static_cast<std::size_t>(options.process));
   return recorder;
-}
-
-std::unique_ptr<UcxTransport> make_ucx(const JobOptions& options, Arena& arena,
-                                       const WakeUp& wake_up) {
-  const bool is_agent =
-      options.process >= static_cast<int>(options.labels.size()) - options.endpoint.num_agents;
-  if (options.ucx_libraries.empty() || options.endpoint.addresses.empty() || is_agent)
-    return nullptr;
-  return std::make_unique<UcxTransport>(options.ucx_libraries, options.process, options.labels,
-                                        arena, options.timeout_seconds, wake_up);
-}
-
-EndpointOptions with_companion(EndpointOptions options, Companion* companion) {
-  options.companion = companion;
-  return options;
 }
 
 }  // namespace
@@ -61,24 +47,11 @@ Job::Job(JobOptions options)
                             : std::make_shared<Arena>(options_.arena_fd, options_.nonce)),
       recorder_(complete(options_)),
       requests_(wake_up_, arena_->header().abort_state),
-      shm_(*arena_, options_.process, options_.labels, options_.single_copy && !is_agent()),
-      ucx_(make_ucx(options_, *arena_, wake_up_)),
-      endpoint_(options.endpoint.addresses.empty()
-                    ? nullptr
-                    : std::make_unique<Endpoint>(with_companion(options.endpoint, ucx_.get()),
-                                                 options_.process, options_.nonce, options_.labels,
-                                                 arena_)),
-      tcp_(endpoint_ ? std::make_unique<TcpTransport>(*endpoint_, arena_->header().abort_state,
-                                                      options_.timeout_seconds, wake_up_)
-                     : nullptr) {
-  if (ucx_) ucx_->start(*endpoint_, *tcp_);
-}
+      transports_(options_, std::move(options.endpoint), arena_, wake_up_) {}
 
 Job::~Job() {
   mark_left();
-  // Their progress threads write into the rings of the cliques.
-  endpoint_.reset();
-  ucx_.reset();
+  transports_.stop();  // before the cliques, whose rings they write into
 }
 
 std::string Job::timeout_text() const {
@@ -150,7 +123,7 @@ bool Job::has_raised_before(const Origin& origin) {
 
 void Job::set_watched(bool watched) {
   requests_.set_watched(watched);
-  if (endpoint_) endpoint_->set_watchdog(watched ? &wake_up_ : nullptr);
+  if (endpoint() != nullptr) endpoint()->set_watchdog(watched ? &wake_up_ : nullptr);
 }
 
 std::string Job::diverged(const std::string& text) {
@@ -173,7 +146,7 @@ std::string Job::has_ended(int process, const std::string& what) {
 }
 
 const std::atomic<std::uint32_t>* Job::has_left(int process) {
-  return endpoint_ ? transport(process).has_left(process) : nullptr;
+  return endpoint() != nullptr ? transport(process).has_left(process) : nullptr;
 }
 
 void Job::mark_left() {
@@ -195,18 +168,18 @@ void Job::drain_collectives() {
 }
 
 void Job::leave(Recorder::State state) {
-  if (endpoint_ && state == Recorder::kEnded && !is_agent()) drain_collectives();
+  if (endpoint() != nullptr && state == Recorder::kEnded && !is_agent()) drain_collectives();
   recorder_.set_state(state);
   // A process that has failed says more in its abort.
   if (state != Recorder::kEnded) return;
   mark_left();
-  if (endpoint_) endpoint_->leave();
+  if (endpoint() != nullptr) endpoint()->leave();
 }
 
 void Job::retire() {
-  if (!endpoint_) return;
-  endpoint_->leave();
-  endpoint_->stop();
+  if (endpoint() == nullptr) return;
+  endpoint()->leave();
+  endpoint()->stop();
 }
 
 bool Job::may_meet(const Origin& mine, int peer, const Origin& theirs) {

@@ -14,13 +14,12 @@
 
 #include "control/requests.h"
 #include "core/futex_wait.h"
+#include "core/transports.h"
 #include "core/types.h"
 #include "recorder/recorder.h"
 #include "transport/shm/segment.h"
-#include "transport/shm/shm_transport.h"
 #include "transport/tcp/endpoint.h"
-#include "transport/tcp/tcp_transport.h"
-#include "transport/ucx/ucx_transport.h"
+#include "transport/transport.h"
 
 namespace lockstep {
 
@@ -54,6 +53,10 @@ struct JobOptions {
   EndpointOptions endpoint;            // to the other hosts
   // Where to look for UCX, which then carries the messages between hosts. Empty: TCP does.
   std::vector<std::string> ucx_libraries;
+
+  // `labels` has the processes, and behind them the agents.
+  int num_processes() const { return static_cast<int>(labels.size()) - endpoint.num_agents; }
+  bool is_agent() const { return process >= num_processes(); }
 };
 
 class Job {
@@ -62,8 +65,8 @@ class Job {
   ~Job();
 
   int process() const { return options_.process; }
-  int num_processes() const { return num_members() - options_.endpoint.num_agents; }
-  bool is_agent() const { return process() >= num_processes(); }
+  int num_processes() const { return options_.num_processes(); }
+  bool is_agent() const { return options_.is_agent(); }
   int cores() const { return options_.cores; }
   int device_id_bytes() const { return options_.device_id_bytes; }
   double timeout_seconds() const { return options_.timeout_seconds; }
@@ -101,18 +104,16 @@ class Job {
   Requests& requests() { return requests_; }
 
   // The connections to other hosts; null where there are none.
-  Endpoint* endpoint() const { return endpoint_.get(); }
+  Endpoint* endpoint() const { return transports_.endpoint(); }
   // How this process exchanges data with another one.
-  Transport& transport(int process) {
-    if (!endpoint_ || !endpoint_->reaches(process)) return shm_;
-    return ucx_ ? static_cast<Transport&>(*ucx_) : *tcp_;
-  }
+  Transport& transport(int process) { return transports_.to(process); }
   // Not 0 once that process's program has ended, where there are several hosts. Null on one host:
   // there the watchdog detects it, and can say more.
   const std::atomic<std::uint32_t>* has_left(int process);
   // Whether that process has died or is unreachable. Known where there are several hosts.
   bool is_lost(int process) const {
-    return endpoint_ && process >= 0 && process < num_members() && endpoint_->is_lost(process);
+    return endpoint() != nullptr && process >= 0 && process < num_members() &&
+           endpoint()->is_lost(process);
   }
   // A rank waits, in `what`, for a process that has left: that is a divergence.
   std::string has_ended(int process, const std::string& what);
@@ -123,7 +124,7 @@ class Job {
   // A collective of this process, while it lives: `leave` waits for those in flight.
   class Call {
    public:
-    explicit Call(Job& job) : job_(job.endpoint_ ? &job : nullptr) {
+    explicit Call(Job& job) : job_(job.endpoint() != nullptr ? &job : nullptr) {
       if (job_ != nullptr) job_->begun_.fetch_add(1);
     }
     ~Call() {
@@ -177,10 +178,7 @@ class Job {
   void mark_left();
   void drain_collectives();
 
-  ShmTransport shm_;
-  std::unique_ptr<UcxTransport> ucx_;  // the companion of the endpoint
-  std::unique_ptr<Endpoint> endpoint_;
-  std::unique_ptr<TcpTransport> tcp_;
+  Transports transports_;
   std::atomic<std::uint64_t> begun_{0}, ended_{0};  // calls
   mutable std::mutex mutex_;
   std::unordered_map<int, int> process_of_;
