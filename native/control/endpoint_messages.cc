@@ -51,25 +51,25 @@ bool Endpoint::send_part(Connection& connection, Frame frame, std::span<const st
                          const Deadline& deadline) {
   // An agent's messages are about the failed job; a process ends and does not wait for them.
   const auto& abort = progress_.is_agent(process_) ? kNever : arena_->header().abort_state;
-  const Watch watch{&abort, deadline, {}, nullptr, nullptr, &stopped_};
+  const WaitLimits limits{&abort, deadline, {}, nullptr, nullptr, &stopped_};
   std::unique_lock send_lock(connection.send_lock, std::defer_lock);
   if (!lock(send_lock, deadline) || connection.broken) return false;
-  WriteResult how = write_unsent(connection, watch);
+  WriteResult how = write_unsent(connection, limits);
   if (how == WriteResult::kAll) {
     const auto head = std::as_bytes(std::span(&frame, 1));
     connection.unsent.reserve(head.size() + part.size());
     connection.unsent.assign(head.begin(), head.end());
     connection.unsent.insert(connection.unsent.end(), part.begin(), part.end());
-    how = write_unsent(connection, watch);
+    how = write_unsent(connection, limits);
   }
   if (how == WriteResult::kBroken) break_connection(connection);
   return how == WriteResult::kAll;
 }
 
-Endpoint::WriteResult Endpoint::write_unsent(Connection& connection, const Watch& watch) {
+Endpoint::WriteResult Endpoint::write_unsent(Connection& connection, const WaitLimits& limits) {
   std::vector<std::byte>& unsent = connection.unsent;
   if (unsent.empty()) return WriteResult::kAll;
-  const auto [how, bytes] = write(connection, unsent, {}, watch);
+  const auto [how, bytes] = write(connection, unsent, {}, limits);
   if (bytes == unsent.size())
     std::vector<std::byte>().swap(unsent);
   else

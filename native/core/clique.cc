@@ -105,8 +105,8 @@ void LocalGroup::wait_for_leader(Round& round, int member, std::uint32_t sequenc
   Deadline deadline(job_.timeout_seconds(), call.entered);
   const auto spin = job_.sibling_spin(static_cast<int>(devices_.size()));
   for (;;) {
-    Watch watch{&job_.arena().header().abort_state, deadline, spin, &job_.wake_up()};
-    if (wait_until(done_, sequence + 1, watch) == WaitResult::kReached) return;
+    WaitLimits limits{&job_.arena().header().abort_state, deadline, spin, &job_.wake_up()};
+    if (wait_until(done_, sequence + 1, limits) == WaitResult::kReached) return;
     // The text first: a member that comes later finds it with the abandoned round.
     const bool gathers = round.state.load() == Round::kGathering;
     if (gathers && deadline.passed() && !job_.arena().aborted())
@@ -121,7 +121,7 @@ void LocalGroup::wait_for_leader(Round& round, int member, std::uint32_t sequenc
     if (!round.state.compare_exchange_strong(gathering, Round::kAbandoned) &&
         gathering == Round::kRunning) {
       // The leader has the deadline and the abort flag before it, and ends.
-      wait_until(done_, sequence + 1, Watch{&kNever, Deadline(0), spin});
+      wait_until(done_, sequence + 1, WaitLimits{&kNever, Deadline(0), spin});
       return;
     }
     throw Error(job_.arena().abort_text());

@@ -63,17 +63,17 @@ void Counter::advance() {
     syscall(SYS_futex, &value, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-WaitResult wait_until(Counter& counter, std::uint32_t target, const Watch& watch,
+WaitResult wait_until(Counter& counter, std::uint32_t target, const WaitLimits& limits,
                       WaitingWork* work) {
   if (counter.reached(target)) return WaitResult::kReached;
-  const auto aborted = [&] { return watch.abort->load(std::memory_order_acquire) != 0; };
+  const auto aborted = [&] { return limits.abort->load(std::memory_order_acquire) != 0; };
   // The one that is waited for may sit on this very core, so a spin gives the core away between
   // polls. On an idle core a yield costs less than a microsecond.
   for (int i = 0; i < kSpinPolls; ++i) {
     if (counter.reached(target)) return WaitResult::kReached;
     pause();
   }
-  const auto spin_end = Clock::now() + watch.spin;
+  const auto spin_end = Clock::now() + limits.spin;
   do {
     if (work != nullptr) work->poll();
     sched_yield();
@@ -86,14 +86,15 @@ WaitResult wait_until(Counter& counter, std::uint32_t target, const Watch& watch
   int polls_at_left = 0;
   for (;;) {
     if (aborted()) return WaitResult::kAborted;
-    if (watch.left != nullptr && watch.left->load(std::memory_order_acquire) != 0 &&
+    if (limits.left != nullptr && limits.left->load(std::memory_order_acquire) != 0 &&
         ++polls_at_left > kPollsAtLeft)
       return counter.reached(target) ? WaitResult::kReached : WaitResult::kLeft;
-    if (watch.deadline.passed()) return WaitResult::kDeadline;
-    if (watch.wake_up != nullptr && Clock::now() >= start + kLongWait) watch.wake_up->notify();
+    if (limits.deadline.passed()) return WaitResult::kDeadline;
+    if (limits.wake_up != nullptr && Clock::now() >= start + kLongWait) limits.wake_up->notify();
     Clock::duration most = kMaxSleep;
-    if (!watch.deadline.never())
-      most = std::clamp<Clock::duration>(watch.deadline.left(), std::chrono::microseconds(1), most);
+    if (!limits.deadline.never())
+      most =
+          std::clamp<Clock::duration>(limits.deadline.left(), std::chrono::microseconds(1), most);
     if (work != nullptr && work->wait(most)) {
       if (counter.reached(target)) return WaitResult::kReached;
       continue;

@@ -69,7 +69,7 @@ class WakeUp {
 inline constexpr std::chrono::milliseconds kLongWait{100};
 
 // What a wait watches besides its counter, and how long it may spin.
-struct Watch {
+struct WaitLimits {
   const std::atomic<std::uint32_t>* abort;  // non-zero once the job has failed
   Deadline deadline;
   std::chrono::nanoseconds spin;    // before sleeping; zero where ranks outnumber cores
@@ -96,7 +96,7 @@ class WaitingWork {
 // Returns once the counter has reached the target, the deadline has passed, the job is aborted, or
 // the one that is waited for has left without it. `work` advances the counter, or nothing does
 // but by `Counter::advance`.
-WaitResult wait_until(Counter& counter, std::uint32_t target, const Watch& watch,
+WaitResult wait_until(Counter& counter, std::uint32_t target, const WaitLimits& limits,
                       WaitingWork* work = nullptr);
 
 }  // namespace lockstep

@@ -90,8 +90,8 @@ void PairRing::send_part(Request& request, std::uint32_t number, bool by_address
   }
   memory_.written.advance();
   const auto* bytes = reinterpret_cast<const std::byte*>(&header);
-  to_reader_->post_send(
-      number, {std::span<const std::byte, kSlotHeader>(bytes, kSlotHeader), 0, part}, nullptr);
+  to_reader_->post_send(number, {std::span<const std::byte, kSlotHeader>(bytes, kSlotHeader), part},
+                        nullptr);
   // Its buffer may be used again from here on.
   if (!by_address && request.moved == request.bytes)
     request.complete.store(true, std::memory_order_relaxed);

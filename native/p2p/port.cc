@@ -44,21 +44,21 @@ Request* Port::receive(int source, std::byte* data, std::size_t bytes, const Ori
 void Port::wait(Request* request) {
   Job& job = clique_.job();
   Counter& wake_up = clique_.mailbox().wake_up(rank_);
-  Watch watch{&job.arena().header().abort_state, Deadline(job.timeout_seconds()),
-              job.process_spin(), &job.wake_up()};
+  WaitLimits limits{&job.arena().header().abort_state, Deadline(job.timeout_seconds()),
+                    job.process_spin(), &job.wake_up()};
   guarded([&] {
     // A failure ended all requests of this rank, this one too.
     if (std::ranges::find(pending_, request, &std::unique_ptr<Request>::get) == pending_.end())
       throw Error(job.arena().abort_text());
     const int peer = clique_.mailbox().process_of(request->peer);
-    watch.left = job.has_left(peer);
+    limits.left = job.has_left(peer);
     for (;;) {
       const std::uint32_t seen = wake_up.load();
       for (std::size_t i = 0; i < pending_.size(); ++i)
         if (!behind_another(i)) clique_.mailbox().progress(rank_, *pending_[i]);
       if (request->complete.load(std::memory_order_acquire)) return;
       const WaitResult result =
-          job.transport(peer).wait(wake_up, seen + 1, watch, Transport::kAlsoOthers);
+          job.transport(peer).wait(wake_up, seen + 1, limits, Transport::kAlsoOthers);
       if (result == WaitResult::kAborted) throw Error(job.arena().abort_text());
       if (result == WaitResult::kDeadline) give_up(*request);
       if (result == WaitResult::kLeft)

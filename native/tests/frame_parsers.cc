@@ -168,10 +168,7 @@ struct Conversation {
           add({.kind = Frame::kAbort}, rest);
           break;
         default:
-          add({.kind = Frame::kMessage,
-               .clique = kCliques[clique],
-               .number = next[clique]++,
-               .at = static_cast<std::uint32_t>(300 - rest)},
+          add({.kind = Frame::kMessage, .clique = kCliques[clique], .number = next[clique]++},
               kSlotHeader + rest);
       }
     }

@@ -79,7 +79,7 @@ struct Host {
                                           arena);
   }
 
-  Watch watch() const { return {&arena->header().abort_state, Deadline(20), {}}; }
+  WaitLimits limits() const { return {&arena->header().abort_state, Deadline(20), {}}; }
 };
 
 // A channel's end in memory of its own, which outlives the endpoint.
@@ -91,11 +91,10 @@ struct Ring {
 
   ReceiveRing receive_ring() { return {slots.data(), kCount, kBytes, &written, &read}; }
   SendRing send_ring() { return {&read}; }
-  Message message(std::uint32_t number, std::size_t at, std::size_t bytes) {
+  Message message(std::uint32_t number, std::size_t bytes) {
     const std::byte* slot = &slots[number % kCount * kBytes];
     return {std::span<const std::byte, kSlotHeader>(slot, kSlotHeader),
-            at,
-            {slot + kSlotHeader + at, bytes}};
+            {slot + kSlotHeader, bytes}};
   }
 };
 
@@ -106,11 +105,11 @@ inline void exchange(std::deque<Ring>& rings, Host& first, Host& second, std::ui
   first.endpoint->channels().open(there, from.send_ring());
   second.endpoint->channels().open(back, to.receive_ring());
   from.slots[kSlotHeader + 5] = std::byte{42};
-  first.endpoint->send(there, 0, from.message(0, 5, 1), first.watch());
+  first.endpoint->send(there, 0, from.message(0, 6), first.limits());
   eventually([&] { return to.written.reached(1); }, "a message");
   CHECK(to.slots[kSlotHeader + 5] == std::byte{42});
   to.read.advance();
-  second.endpoint->release(back, 0, second.watch());
+  second.endpoint->release(back, 0, second.limits());
   eventually([&] { return from.read.reached(1); }, "word that it was read");
 }
 

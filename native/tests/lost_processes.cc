@@ -156,12 +156,12 @@ TEST(a_killed_process_of_another_host) {
 TEST(a_send_goes_on_while_another_process_has_left) {
   Impostor one;  // which reads nothing
   const std::atomic<std::uint32_t> left{1};
-  Watch watch = one.host.watch();
-  watch.left = &left;
-  watch.deadline = Deadline(1);
+  WaitLimits limits = one.host.limits();
+  limits.left = &left;
+  limits.deadline = Deadline(1);
   const auto start = Clock::now();
   const auto send = [&] {
-    for (std::uint32_t i = 0;; ++i) one.host.endpoint->release({77, 1, 1}, i, watch);
+    for (std::uint32_t i = 0;; ++i) one.host.endpoint->release({77, 1, 1}, i, limits);
   };
   const std::string error = ERROR_OF(send());
   CHECK_CONTAINS(error, "until the deadline");

@@ -259,7 +259,7 @@ TEST(a_late_one_costs_nothing) {
   CHECK(!one.host.arena->aborted());
   CHECK(!endpoint.is_lost(1));
   auto again = std::async(std::launch::async, [&] {
-    endpoint.release({77, 1, 1}, 5, one.host.watch());
+    endpoint.release({77, 1, 1}, 5, one.host.limits());
     return endpoint.send_control(1, text("again"), kLong);
   });
   std::size_t have = 0;

@@ -180,7 +180,7 @@ struct Ends {
         receive(two.ucx[1]->open({clique, 3, 0}, to.receive_ring())) {}
   void exchange(std::uint32_t number) {
     from.slots[number % Ring::kCount * Ring::kBytes + kSlotHeader + 5] = std::byte(number);
-    send->post_send(number, from.message(number, 5, 1), nullptr);
+    send->post_send(number, from.message(number, 6), nullptr);
     eventually([&] { return to.written.reached(number + 1); }, "a message");
     CHECK(to.slots[number % Ring::kCount * Ring::kBytes + kSlotHeader + 5] == std::byte(number));
     to.read.advance();
@@ -203,7 +203,7 @@ TEST(a_process_has_left_when_its_messages_are_there) {
   Ring& from = two.rings.emplace_back();
   const auto send = two.ucx[0]->open({5, 3, 1}, from.send_ring());
   for (std::uint32_t number = 0; number < 3; ++number)
-    send->post_send(number, from.message(number, 0, 900), nullptr);
+    send->post_send(number, from.message(number, 900), nullptr);
   two.hosts[0].endpoint.reset();
   const auto& left = *two.ucx[1]->has_left(0);
   eventually([&] { return left.load() != 0; }, "word that it has left");
@@ -269,7 +269,7 @@ TEST(a_connection_that_ucx_alone_does_not_have) {
   std::string error;
   const auto fails = [&] {
     try {
-      send->post_send(0, from.message(0, 5, 1), nullptr);
+      send->post_send(0, from.message(0, 6), nullptr);
     } catch (const Error& thrown) {
       error = thrown.what();
     }

@@ -15,10 +15,10 @@ Link::Link(Transport& transport, const ChannelId& id, std::size_t capacity)
           id, ReceiveRing{slots_, kDepth, kSlotHeader + capacity, &written_, &read_})) {}
 
 void Link::send(const Signature& signature, std::span<const std::byte> payload,
-                const Watch& watch) {
+                const WaitLimits& limits) {
   alignas(64) std::array<std::byte, kSlotHeader> header{};
   std::memcpy(header.data(), &signature, sizeof(signature));
-  to_peer_->post_send(sent_++, {header, 0, payload}, &watch);
+  to_peer_->post_send(sent_++, {header, payload}, &limits);
 }
 
 bool Link::post_receive(std::span<std::byte> to) {
@@ -41,10 +41,10 @@ void Link::withdraw() {
   wanted_.fill(nullptr);
 }
 
-void Link::release(const Watch& watch) {
+void Link::release(const WaitLimits& limits) {
   const std::uint32_t number = next_++;
   read_.advance();
-  from_peer_->post_release(number, &watch);
+  from_peer_->post_release(number, &limits);
 }
 
 }  // namespace lockstep

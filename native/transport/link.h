@@ -32,7 +32,8 @@ class Link {
   // The sender's side. There is room for a message once `released` has reached `free_target`.
   Counter& released() { return released_; }
   std::uint32_t free_target() const { return sent_ + 1 - kDepth; }
-  void send(const Signature& signature, std::span<const std::byte> payload, const Watch& watch);
+  void send(const Signature& signature, std::span<const std::byte> payload,
+            const WaitLimits& limits);
 
   std::uint32_t sent() const { return sent_; }
 
@@ -43,7 +44,7 @@ class Link {
   // Where the next message's payload is: where `post_receive` wanted it, or in its slot. Called
   // once for each message.
   const std::byte* payload();
-  void release(const Watch& watch);
+  void release(const WaitLimits& limits);
   // Wants the payload of the first message for which this was not said yet in `to`, which has its
   // length: see ReceiveChannel. Empty: in its slot. False when as much was said for all messages
   // that can be on their way.

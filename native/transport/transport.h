@@ -37,11 +37,10 @@ inline constexpr std::size_t kSlotHeader = 64;
 // The most slots that a ring has between hosts, and so the most messages of it on their way.
 inline constexpr std::uint32_t kMaxSlots = 8;
 
-// A written slot: its header, and `rest`, which begins `at` bytes behind the header. Neither has to
-// be in a ring of the sender's.
+// A written slot: its header, and `rest`, which follows the header in the reader's slot. Neither
+// has to be in a ring of the sender's.
 struct Message {
   std::span<const std::byte, kSlotHeader> header;
-  std::size_t at;
   std::span<const std::byte> rest;
 };
 
@@ -67,16 +66,17 @@ class SendChannel {
  public:
   virtual ~SendChannel() = default;
   // Sends message `number`. Returns when its memory may be used again, or the peer has left; throws
-  // Error when it cannot be sent. `watch` limits the wait for room; null: the job's timeout, from
-  // now on.
-  virtual void post_send(std::uint32_t number, const Message& message, const Watch* watch) = 0;
+  // Error when it cannot be sent. `limits` are those of the wait for room; null: the job's timeout,
+  // from now on.
+  virtual void post_send(std::uint32_t number, const Message& message,
+                         const WaitLimits* limits) = 0;
 };
 
 class ReceiveChannel {
  public:
   virtual ~ReceiveChannel() = default;
   // Slot `number` has been read and `read` advanced: the writer may use it again. As `post_send`.
-  virtual void post_release(std::uint32_t number, const Watch* watch) = 0;
+  virtual void post_release(std::uint32_t number, const WaitLimits* limits) = 0;
 
   // Where the payload of message `number`, one of the next `count`, should go in place of its slot,
   // which saves a copy. Best effort: it goes into the slot if it is already on its way, has another
@@ -123,9 +123,9 @@ class Transport {
   // collective, which says whether it pays that the caller receives messages itself meanwhile;
   // kAlsoOthers where something else advances the counter too.
   static constexpr std::size_t kAlsoOthers = ~std::size_t{0};
-  virtual WaitResult wait(Counter& counter, std::uint32_t target, const Watch& watch,
+  virtual WaitResult wait(Counter& counter, std::uint32_t target, const WaitLimits& limits,
                           [[maybe_unused]] std::size_t bytes) {
-    return wait_until(counter, target, watch);
+    return wait_until(counter, target, limits);
   }
 
   // Not 0 once the program of that process has ended; null where that is not recorded.

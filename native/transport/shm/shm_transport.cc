@@ -7,8 +7,8 @@ namespace {
 class WakePeer : public SendChannel, public ReceiveChannel {
  public:
   explicit WakePeer(Counter& wake_up) : wake_up_(wake_up) {}
-  void post_send(std::uint32_t, const Message&, const Watch*) override { wake_up_.advance(); }
-  void post_release(std::uint32_t, const Watch*) override { wake_up_.advance(); }
+  void post_send(std::uint32_t, const Message&, const WaitLimits*) override { wake_up_.advance(); }
+  void post_release(std::uint32_t, const WaitLimits*) override { wake_up_.advance(); }
 
  private:
   Counter& wake_up_;

@@ -150,8 +150,8 @@ void Endpoint::greet(Connection& connection, const std::string& peer, int proces
       .to = other};
   const auto bytes = std::as_bytes(std::span(&greeting, 1));
   const double left = std::chrono::duration<double>(end - Clock::now()).count();
-  const Watch watch{&arena_->header().abort_state, Deadline(std::max(left, 1e-9)), {}};
-  if (write(connection, bytes, rest, watch).how != WriteResult::kAll)
+  const WaitLimits limits{&arena_->header().abort_state, Deadline(std::max(left, 1e-9)), {}};
+  if (write(connection, bytes, rest, limits).how != WriteResult::kAll)
     throw Dropped(cannot_reach(peer, "it has closed the connection"));
   Frame answer;
   read_all(connection, peer, std::as_writable_bytes(std::span(&answer, 1)), end);

@@ -115,46 +115,45 @@ Endpoint::~Endpoint() {
 }
 
 void Endpoint::send(const ChannelId& channel, std::uint32_t number, const Message& message,
-                    const Watch& watch) {
-  send_frame(channel.process,
-             {.kind = Frame::kMessage,
-              .index = channel.ring,
-              .clique = channel.clique,
-              .number = number,
-              .at = static_cast<std::uint32_t>(message.at)},
-             message.header, message.rest, watch);
+                    const WaitLimits& limits) {
+  send_frame(
+      channel.process,
+      {.kind = Frame::kMessage, .index = channel.ring, .clique = channel.clique, .number = number},
+      message.header, message.rest, limits);
 }
 
-void Endpoint::release(const ChannelId& channel, std::uint32_t number, const Watch& watch,
+void Endpoint::release(const ChannelId& channel, std::uint32_t number, const WaitLimits& limits,
                        bool at_once) {
   const Frame frame{
       .kind = Frame::kRelease, .index = channel.ring, .clique = channel.clique, .number = number};
-  if (at_once) return send_frame(channel.process, frame, {}, {}, watch);
+  if (at_once) return send_frame(channel.process, frame, {}, {}, limits);
   Connection& connection = *connections_[static_cast<std::size_t>(channel.process)];
   std::unique_lock send_lock(connection.send_lock, std::defer_lock);
-  if (!lock(send_lock, watch.deadline)) return give_up(channel.process, WriteResult::kLate, watch);
+  if (!lock(send_lock, limits.deadline))
+    return give_up(channel.process, WriteResult::kLate, limits);
   append(connection.head, std::as_bytes(std::span(&frame, 1)));
 }
 
 void Endpoint::send_frame(int process, const Frame& frame, std::span<const std::byte> header,
-                          std::span<const std::byte> rest, const Watch& watch) {
-  const WriteResult how = try_frame(process, frame, header, rest, watch);
-  if (how != WriteResult::kAll) give_up(process, how, watch);
+                          std::span<const std::byte> rest, const WaitLimits& limits) {
+  const WriteResult how = try_frame(process, frame, header, rest, limits);
+  if (how != WriteResult::kAll) give_up(process, how, limits);
 }
 
 Endpoint::WriteResult Endpoint::try_frame(int process, Frame frame,
                                           std::span<const std::byte> header,
-                                          std::span<const std::byte> rest, const Watch& watch) {
+                                          std::span<const std::byte> rest,
+                                          const WaitLimits& limits) {
   frame.bytes = static_cast<std::uint32_t>(header.size() + rest.size());
   Connection& connection = *connections_[static_cast<std::size_t>(process)];
   std::unique_lock send_lock(connection.send_lock, std::defer_lock);
-  if (!lock(send_lock, watch.deadline)) return WriteResult::kLate;
+  if (!lock(send_lock, limits.deadline)) return WriteResult::kLate;
   if (connection.broken) return WriteResult::kBroken;
-  WriteResult how = write_unsent(connection, watch);
+  WriteResult how = write_unsent(connection, limits);
   if (how == WriteResult::kAll) {
     append(connection.head, std::as_bytes(std::span(&frame, 1)));
     append(connection.head, header);
-    how = write(connection, connection.head, rest, watch).how;
+    how = write(connection, connection.head, rest, limits).how;
     connection.head.clear();
   }
   // Half a frame may have gone out: nothing can follow it.
@@ -168,7 +167,7 @@ void Endpoint::break_connection(Connection& connection) {
 }
 
 Endpoint::Written Endpoint::write(Connection& connection, std::span<const std::byte> head,
-                                  std::span<const std::byte> body, const Watch& watch) {
+                                  std::span<const std::byte> body, const WaitLimits& limits) {
   const auto start = Clock::now();
   auto cut = Clock::time_point::max();
   std::size_t written = 0;
@@ -184,10 +183,10 @@ Endpoint::Written Endpoint::write(Connection& connection, std::span<const std::b
     if (result != Result::kWantsRead && result != Result::kWantsWrite)
       return {WriteResult::kBroken, written};
     const auto now = Clock::now();
-    if (watch.abort->load(std::memory_order_acquire) != 0) cut = std::min(cut, now + kSendGrace);
-    if (watch.deadline.passed() || now >= cut) return {WriteResult::kLate, written};
-    if (watch.stop != nullptr && watch.stop->load() != 0) return {WriteResult::kLate, written};
-    if (watch.wake_up != nullptr && now >= start + kLongWait) watch.wake_up->notify();
+    if (limits.abort->load(std::memory_order_acquire) != 0) cut = std::min(cut, now + kSendGrace);
+    if (limits.deadline.passed() || now >= cut) return {WriteResult::kLate, written};
+    if (limits.stop != nullptr && limits.stop->load() != 0) return {WriteResult::kLate, written};
+    if (limits.wake_up != nullptr && now >= start + kLongWait) limits.wake_up->notify();
     wait_for(connection.fd.get(), result == Result::kWantsWrite, now + kPollInterval);
   }
   return {WriteResult::kAll, written};
@@ -195,14 +194,14 @@ Endpoint::Written Endpoint::write(Connection& connection, std::span<const std::b
 
 // Returns if the process has left: it needs nothing any more. The frame that says so, or why it has
 // ended, comes by the other direction, perhaps a moment later.
-void Endpoint::give_up(int process, WriteResult how, const Watch& watch) {
+void Endpoint::give_up(int process, WriteResult how, const WaitLimits& limits) {
   const std::string& peer = labels_[static_cast<std::size_t>(process)];
   const bool watched = progress_.deferred_abort().is_watched();
   const auto end =
       Clock::now() + kSendGrace + (watched ? DeferredAbort::kGrace : Clock::duration(0));
   while (how == WriteResult::kBroken && Clock::now() < end) {
     if (has_left(process).load(std::memory_order_acquire) != 0) return;
-    if (watch.abort->load(std::memory_order_acquire) != 0) break;
+    if (limits.abort->load(std::memory_order_acquire) != 0) break;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   if (arena_->aborted()) throw Error(arena_->abort_text());
@@ -224,13 +223,13 @@ std::uint64_t Endpoint::of_companion(std::uint32_t kind, std::size_t process) co
 // Best effort: an unreachable peer detects the failure itself.
 void Endpoint::broadcast(std::uint32_t kind, std::span<const std::byte> body) {
   if (abandoned_) return;
-  const Watch watch{&arena_->header().abort_state,
-                    Deadline(std::chrono::duration<double>(kSendGrace).count()),
-                    {}};
+  const WaitLimits limits{&arena_->header().abort_state,
+                          Deadline(std::chrono::duration<double>(kSendGrace).count()),
+                          {}};
   for (std::size_t i = 0; i < connections_.size(); ++i)
     if (connections_[i])
       try_frame(static_cast<int>(i), {.kind = kind, .clique = of_companion(kind, i)}, {}, body,
-                watch);
+                limits);
 }
 
 void Endpoint::leave() {

@@ -86,14 +86,14 @@ class Endpoint {
   // Sends message `number` of the channel. Returns when it is on its way, or the other process has
   // left; throws Error when it cannot be sent.
   void send(const ChannelId& channel, std::uint32_t number, const Message& message,
-            const Watch& watch);
+            const WaitLimits& limits);
   // See ProgressThread::wait.
-  WaitResult wait(Counter& counter, std::uint32_t target, const Watch& watch, bool receives) {
-    return progress_.wait(counter, target, watch, receives);
+  WaitResult wait(Counter& counter, std::uint32_t target, const WaitLimits& limits, bool receives) {
+    return progress_.wait(counter, target, limits, receives);
   }
   // Reports that message `number` of the channel has been released: `at_once`, or with the next
   // frame to that process. The sender can wait for the latter forever.
-  void release(const ChannelId& channel, std::uint32_t number, const Watch& watch,
+  void release(const ChannelId& channel, std::uint32_t number, const WaitLimits& limits,
                bool at_once = true);
 
   // Sends a control message to a process of another host. False when that is not possible: the
@@ -144,10 +144,10 @@ class Endpoint {
                 Clock::time_point end);
   std::string cannot_reach(const std::string& peer, const std::string& why) const;
   void send_frame(int process, const Frame& frame, std::span<const std::byte> header,
-                  std::span<const std::byte> rest, const Watch& watch);
+                  std::span<const std::byte> rest, const WaitLimits& limits);
   // Without waiting for why it could not be sent.
   WriteResult try_frame(int process, Frame frame, std::span<const std::byte> header,
-                        std::span<const std::byte> rest, const Watch& watch);
+                        std::span<const std::byte> rest, const WaitLimits& limits);
   static bool lock(std::unique_lock<std::mutex>& send_lock, const Deadline& deadline);
   static void break_connection(Connection& connection);
   struct Written {
@@ -155,15 +155,15 @@ class Endpoint {
     std::size_t bytes;  // of head and body together, that have gone out
   };
   Written write(Connection& connection, std::span<const std::byte> head,
-                std::span<const std::byte> body, const Watch& watch);
-  WriteResult write_unsent(Connection& connection, const Watch& watch);
+                std::span<const std::byte> body, const WaitLimits& limits);
+  WriteResult write_unsent(Connection& connection, const WaitLimits& limits);
   bool send_part(Connection& connection, Frame frame, std::span<const std::byte> part,
                  const Deadline& deadline);
   bool takes_control(int process) const;
   bool is_forked() const { return abandoned_ || getpid() != owner_; }  // and is the child
   std::uint64_t of_companion(std::uint32_t kind, std::size_t process) const;
   void broadcast(std::uint32_t kind, std::span<const std::byte> body);
-  void give_up(int process, WriteResult how, const Watch& watch);
+  void give_up(int process, WriteResult how, const WaitLimits& limits);
 
   const pid_t owner_ = getpid();
   const int process_;

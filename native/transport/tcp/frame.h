@@ -10,7 +10,7 @@ struct Frame {
   enum Kind : std::uint32_t {
     kGreeting = 1,  // the first: process `index` speaks to `to`; the job's nonce is in `clique`;
                     // the companion's greeting follows, if there is one
-    kMessage,       // of a channel: a slot's header, and what is in the slot from `at` on
+    kMessage,       // of a channel: a slot's header, and what follows it in the slot
     kRelease,       // message `number` of a channel has been read
     kAbort,         // the job has failed; the text follows
     kLeave,         // the process's program has ended; how many messages the companion has sent is
@@ -28,8 +28,8 @@ struct Frame {
   std::uint64_t clique = 0;
   std::uint32_t number = 0;
   std::uint32_t bytes = 0;  // that follow, a header included
-  std::uint32_t at = 0;
   std::uint32_t to = 0;
+  std::uint32_t unused = 0;  // no byte that was not set goes to another host
 };
 static_assert(sizeof(Frame) == 32);
 

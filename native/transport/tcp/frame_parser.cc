@@ -25,7 +25,7 @@ std::span<std::byte> FrameParser::room(std::unique_lock<std::mutex>& lock) {
   const std::size_t header = std::min<std::size_t>(kSlotHeader, frame_.bytes);
   if (done < header) return {at_.header + done, header - done};
   if (at_.posted) at_.rest = channels_.posted_room(channel(), lock);
-  return {at_.rest + frame_.at + done - header, frame_.bytes - done};
+  return {at_.rest + done - header, frame_.bytes - done};
 }
 
 ChannelId FrameParser::channel() const { return {frame_.clique, frame_.index, process_}; }
@@ -46,17 +46,14 @@ void FrameParser::begin() {
   if (greets != (process_ < 0)) throw Error("it does not speak as Lockstep does");
   if (!owner_.may_send(process_, frame_.kind)) throw Error("agents do not exchange such frames");
   at_ = {};
-  static_assert(sizeof(std::size_t) == 8);
-  const std::size_t bytes = std::size_t{frame_.at} + frame_.bytes;
   if (frame_.kind == Frame::kMessage && frame_.bytes < kSlotHeader)
     throw Error("a message without a header");
   if (frame_.kind == Frame::kMessage)
-    at_ = channels_.room(channel(), frame_.number, bytes);
-  else if (bytes > longest(frame_.kind) || frame_.at != 0)
+    at_ = channels_.room(channel(), frame_.number, frame_.bytes);
+  else if (frame_.bytes > longest(frame_.kind))
     throw Error("a frame that is too long");
-  if (at_.posted && frame_.at != 0) throw Error("a message that leaves a gap");
   if (at_.header != nullptr) return;
-  body_.resize(bytes);
+  body_.resize(frame_.bytes);
   at_ = {body_.data(), body_.data() + std::min<std::size_t>(kSlotHeader, frame_.bytes)};
 }
 

@@ -83,7 +83,7 @@ void ProgressThread::run() {
       static const std::atomic<std::uint32_t> kNever{0};
       const auto most = a_receiver_reads_ ? kMaxStandBack : kStandBack;
       const double seconds = std::chrono::duration<double>(most).count();
-      wait_until(resume_, resume_.load() + 1, Watch{&kNever, Deadline(seconds), {}});
+      wait_until(resume_, resume_.load() + 1, WaitLimits{&kNever, Deadline(seconds), {}});
     }
   } catch (const std::exception& error) {
     fail(error.what());
@@ -165,15 +165,15 @@ class ProgressThread::Receiver : public WaitingWork {
   bool waited_ = false;  // long enough for the progress thread to stand back for a while
 };
 
-WaitResult ProgressThread::wait(Counter& counter, std::uint32_t target, const Watch& watch,
+WaitResult ProgressThread::wait(Counter& counter, std::uint32_t target, const WaitLimits& limits,
                                 bool receives) {
   if (receives) {
     Receiver receiver(*this);
-    return wait_until(counter, target, watch, &receiver);
+    return wait_until(counter, target, limits, &receiver);
   }
   if (last_read_.exchange(0) != 0) resume_.advance();
   // A spin would take a core from the threads that send and receive: they are two for a process.
-  Watch sleeps = watch;
+  WaitLimits sleeps = limits;
   sleeps.spin = {};
   return wait_until(counter, target, sleeps);
 }

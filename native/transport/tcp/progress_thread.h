@@ -64,7 +64,7 @@ class ProgressThread : FrameParser::Owner {
   void wait_for_processes(Clock::time_point end) { roster_.wait_for_processes(end); }
   // `wait_until`, for a counter that a message from another host advances. `receives`: this thread
   // reads from the connections meanwhile.
-  WaitResult wait(Counter& counter, std::uint32_t target, const Watch& watch, bool receives);
+  WaitResult wait(Counter& counter, std::uint32_t target, const WaitLimits& limits, bool receives);
   // An agent that has not connected by then is lost, and the job goes on.
   void wait_for_agents(Clock::time_point end);
   // From now on the port is closed, and the key wiped from memory, as soon as all have connected.

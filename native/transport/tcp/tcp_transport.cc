@@ -14,14 +14,14 @@ class TcpTransport::Channel : public SendChannel, public ReceiveChannel {
  public:
   Channel(const TcpTransport& transport, const ChannelId& id) : transport_(transport), id_(id) {}
 
-  void post_send(std::uint32_t number, const Message& message, const Watch* watch) override {
-    transport_.endpoint_.send(id_, number, message, watch ? *watch : transport_.watch());
+  void post_send(std::uint32_t number, const Message& message, const WaitLimits* limits) override {
+    transport_.endpoint_.send(id_, number, message, limits ? *limits : transport_.limits());
   }
-  void post_release(std::uint32_t number, const Watch* watch) override {
+  void post_release(std::uint32_t number, const WaitLimits* limits) override {
     // The writer fills the rest of its slots meanwhile.
     const bool at_once = ++unreported_ == kReportEvery;
     if (at_once) unreported_ = 0;
-    transport_.endpoint_.release(id_, number, watch ? *watch : transport_.watch(), at_once);
+    transport_.endpoint_.release(id_, number, limits ? *limits : transport_.limits(), at_once);
   }
   // Not with TLS: OpenSSL copies what it has decrypted, and the progress thread, which is the one
   // that all wait for, copies into a slot faster, since the slot is in a cache.

@@ -12,7 +12,7 @@ namespace lockstep {
 
 class TcpTransport : public Transport {
  public:
-  // A send without a watch of its own waits `timeout_seconds`, notifies `wake_up` when that takes
+  // A send without limits of its own waits `timeout_seconds`, notifies `wake_up` when that takes
   // long, and ends when `abort` is set. The references outlive this.
   TcpTransport(Endpoint& endpoint, const std::atomic<std::uint32_t>& abort, double timeout_seconds,
                const WakeUp& wake_up)
@@ -22,9 +22,9 @@ class TcpTransport : public Transport {
   std::size_t message_bytes() const override { return 512 << 10; }
   std::unique_ptr<SendChannel> open(const ChannelId& id, const SendRing& ring) override;
   std::unique_ptr<ReceiveChannel> open(const ChannelId& id, const ReceiveRing& ring) override;
-  WaitResult wait(Counter& counter, std::uint32_t target, const Watch& watch,
+  WaitResult wait(Counter& counter, std::uint32_t target, const WaitLimits& limits,
                   std::size_t bytes) override {
-    return endpoint_.wait(counter, target, watch, bytes <= kReceivesItself);
+    return endpoint_.wait(counter, target, limits, bytes <= kReceivesItself);
   }
   const std::atomic<std::uint32_t>* has_left(int process) const override {
     return &endpoint_.has_left(process);
@@ -35,7 +35,7 @@ class TcpTransport : public Transport {
   static constexpr std::size_t kReceivesItself = 64 << 10;
 
   class Channel;
-  Watch watch() const { return {&abort_, Deadline(timeout_seconds_), {}, &wake_up_}; }
+  WaitLimits limits() const { return {&abort_, Deadline(timeout_seconds_), {}, &wake_up_}; }
 
   Endpoint& endpoint_;
   const std::atomic<std::uint32_t>& abort_;

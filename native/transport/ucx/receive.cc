@@ -75,7 +75,7 @@ ucp::Status UcxTransport::take_message(Peer& from, const Header& header,
                                        bool is_rendezvous) {
   const ChannelId channel{header.clique, header.ring, from.process};
   static_assert(sizeof(std::size_t) == 8);
-  const std::size_t all = kSlotHeader + header.at + std::size_t{header.bytes};
+  const std::size_t all = kSlotHeader + std::size_t{header.bytes};
   std::byte* to = channels_.room(channel, header.number, all);
   auto incoming = std::make_unique<Incoming>(Incoming{this, channel, header.number, {}});
   if (to == nullptr) {
@@ -83,7 +83,7 @@ ucp::Status UcxTransport::take_message(Peer& from, const Header& header,
     to = incoming->early.data();
   }
   std::memcpy(to, slot_header, kSlotHeader);
-  to += kSlotHeader + header.at;
+  to += kSlotHeader;
   if (is_rendezvous) return fetch(std::move(incoming), data, to, header.bytes);
   if (header.bytes != 0) std::memcpy(to, data, header.bytes);
   finish(*incoming);

@@ -34,14 +34,14 @@ class UcxTransport::Channel : public SendChannel, public ReceiveChannel {
  public:
   Channel(UcxTransport& transport, const ChannelId& id) : transport_(transport), id_(id) {}
 
-  void post_send(std::uint32_t number, const Message& message, const Watch* watch) override {
-    transport_.post(id_, kMessage, number, &message, watch);
+  void post_send(std::uint32_t number, const Message& message, const WaitLimits* limits) override {
+    transport_.post(id_, kMessage, number, &message, limits);
   }
-  void post_release(std::uint32_t number, const Watch* watch) override {
+  void post_release(std::uint32_t number, const WaitLimits* limits) override {
     // The writer fills the rest of its slots meanwhile.
     if (++unreported_ < kReportEvery) return;
     unreported_ = 0;
-    transport_.post(id_, kRelease, number, nullptr, watch);
+    transport_.post(id_, kRelease, number, nullptr, limits);
   }
 
  private:
@@ -139,11 +139,11 @@ class UcxTransport::Receiver : public WaitingWork {
   UcxWorker& worker_;
 };
 
-WaitResult UcxTransport::wait(Counter& counter, std::uint32_t target, const Watch& watch,
+WaitResult UcxTransport::wait(Counter& counter, std::uint32_t target, const WaitLimits& limits,
                               std::size_t bytes) {
-  if (bytes > kReceivesItself || getpid() != owner_) return wait_until(counter, target, watch);
+  if (bytes > kReceivesItself || getpid() != owner_) return wait_until(counter, target, limits);
   Receiver receiver(worker_);
-  return wait_until(counter, target, watch, &receiver);
+  return wait_until(counter, target, limits, &receiver);
 }
 
 std::vector<std::byte> UcxTransport::greeting() {
@@ -170,7 +170,7 @@ void UcxTransport::greeted(int process, std::span<const std::byte> greeting) {
 }
 
 void UcxTransport::post(const ChannelId& id, Kind kind, std::uint32_t number,
-                        const Message* message, const Watch* watch) {
+                        const Message* message, const WaitLimits* limits) {
   if (getpid() != owner_)
     throw Error("lockstep: a forked child cannot take part in the collectives of its parent.");
   Peer& to = peer(id.process);
@@ -187,23 +187,23 @@ void UcxTransport::post(const ChannelId& id, Kind kind, std::uint32_t number,
     if (to.broken == ucp::kOk) outgoing = send(to, header, message);
     if (to.broken == ucp::kOk && outgoing == nullptr) return;
   }
-  if (outgoing != nullptr) return await(to, outgoing, watch == nullptr ? own_watch() : *watch);
+  if (outgoing != nullptr) return await(to, outgoing, limits == nullptr ? own_limits() : *limits);
   give_up(to);
 }
 
 // Returns when the memory of the message may be used again. When that takes too long, UCX has to
 // close the connection for it, as TCP does.
-void UcxTransport::await(Peer& to, Outgoing* outgoing, const Watch& watch) {
+void UcxTransport::await(Peer& to, Outgoing* outgoing, const WaitLimits& limits) {
   const auto start = Clock::now();
   auto cut = Clock::time_point::max();
   bool late = false;
   for (;;) {
     const auto now = Clock::now();
-    if (watch.abort->load(std::memory_order_acquire) != 0) cut = std::min(cut, now + kSendGrace);
+    if (limits.abort->load(std::memory_order_acquire) != 0) cut = std::min(cut, now + kSendGrace);
     {
       const UcxWorker::Lock lock(worker_);
       worker_.progress();
-      if (!outgoing->is_done && (watch.deadline.passed() || now >= cut)) {
+      if (!outgoing->is_done && (limits.deadline.passed() || now >= cut)) {
         late = to.broken == ucp::kOk;
         close(to);
         break_off(to, ucp::kCanceled);
@@ -215,7 +215,7 @@ void UcxTransport::await(Peer& to, Outgoing* outgoing, const Watch& watch) {
         break;
       }
     }
-    if (watch.wake_up != nullptr && now >= start + kLongWait) watch.wake_up->notify();
+    if (limits.wake_up != nullptr && now >= start + kLongWait) limits.wake_up->notify();
     if (now < start + kSendSpin)
       sched_yield();
     else
@@ -241,7 +241,6 @@ UcxTransport::Outgoing* UcxTransport::send(Peer& to, const Header& header, const
   std::span<const std::byte> rest;
   if (message != nullptr) {
     rest = message->rest;
-    outgoing->header.at = static_cast<std::uint32_t>(message->at);
     outgoing->header.bytes = static_cast<std::uint32_t>(rest.size());
     std::memcpy(outgoing->slot_header, message->header.data(), kSlotHeader);
     header_bytes = offsetof(Outgoing, slot_header) + kSlotHeader;

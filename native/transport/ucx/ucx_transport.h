@@ -35,7 +35,7 @@ namespace lockstep {
 
 class UcxTransport : public Transport, public Companion {
  public:
-  // `libraries`: see ucp::Library; `labels`: of the processes. A send without a watch of its own
+  // `libraries`: see ucp::Library; `labels`: of the processes. A send without limits of its own
   // waits `timeout_seconds`, and notifies `wake_up` when that takes long. The references outlive
   // this.
   UcxTransport(const std::vector<std::string>& libraries, int process,
@@ -50,7 +50,7 @@ class UcxTransport : public Transport, public Companion {
   std::size_t message_bytes() const override { return 512 << 10; }
   std::unique_ptr<SendChannel> open(const ChannelId& id, const SendRing& ring) override;
   std::unique_ptr<ReceiveChannel> open(const ChannelId& id, const ReceiveRing& ring) override;
-  WaitResult wait(Counter& counter, std::uint32_t target, const Watch& watch,
+  WaitResult wait(Counter& counter, std::uint32_t target, const WaitLimits& limits,
                   std::size_t bytes) override;
   const std::atomic<std::uint32_t>* has_left(int process) const override {
     return &peer(process).left;
@@ -86,8 +86,8 @@ class UcxTransport : public Transport, public Companion {
     std::uint64_t clique = 0;
     std::uint32_t ring = 0;
     std::uint32_t number = 0;
-    std::uint32_t at = 0;
     std::uint32_t bytes = 0;  // that follow the slot's header
+    std::uint32_t unused = 0;
   };
   // A header that UCX may still read, and behind it the slot's. A sender waits until its message
   // is `done`; a release goes by itself.
@@ -116,9 +116,9 @@ class UcxTransport : public Transport, public Companion {
   const Peer& peer(int process) const { return peers_[static_cast<std::size_t>(process)]; }
 
   void post(const ChannelId& id, Kind kind, std::uint32_t number, const Message* message,
-            const Watch* watch);
-  void await(Peer& peer, Outgoing* outgoing, const Watch& watch);
-  Watch own_watch() const {
+            const WaitLimits* limits);
+  void await(Peer& peer, Outgoing* outgoing, const WaitLimits& limits);
+  WaitLimits own_limits() const {
     return {&arena_.header().abort_state, Deadline(timeout_seconds_), {}, &wake_up_};
   }
   // The rest is under the worker's lock.
