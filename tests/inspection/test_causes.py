@@ -6,18 +6,24 @@ import pytest
 
 from lockstep.callsites.hlo_text import SourceLine
 from lockstep.hlo.collectives import Collective
+from lockstep.hlo.text import Array
 from lockstep.inspection import causes
 
 
 def collective(
-    op: str, op_name: str, user_op: str = "", generated: bool = False, carried: bool = False
+    op: str,
+    op_name: str,
+    user_op: str = "",
+    generated: bool = False,
+    carried: bool = False,
+    inputs: tuple[Array, ...] = (),
 ) -> Collective:
     return Collective(
         name="c",
         op=op,
         channel=1,
         reduction="",
-        inputs=(),
+        inputs=inputs,
         results=(),
         groups=((0, 1),),
         pairs=(),
@@ -84,4 +90,12 @@ def test_what_a_loop_carries_from_one_iteration_to_the_next() -> None:
 
 def test_what_the_partitioner_put_in_is_not_the_programs() -> None:
     found = causes.of(collective("all-gather", "jit(f)/x/all_gather", generated=True))
+    assert found.kind == causes.Kind.RESHARDING
+
+
+def test_parts_of_a_reduction_are_gathered_and_an_array_is_resharded() -> None:
+    part, shard = Array("f32", (1, 4)), Array("f32", (8, 4))
+    found = causes.of(collective("all-gather", "jit(argmax)/reduce", inputs=(part, part)))
+    assert found == causes.Cause(causes.Kind.REDUCTION, "reduce of a sharded dimension")
+    found = causes.of(collective("all-gather", "jit(argmax)/reduce", inputs=(part, shard)))
     assert found.kind == causes.Kind.RESHARDING

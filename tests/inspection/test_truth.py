@@ -40,8 +40,8 @@ def job() -> dict[str, Any]:
     """The reports of a job. The program compares each with the recorder of its process, and fails
     if they differ."""
     found, output = reports(JOB, {})
-    assert len(found) == 15
-    assert len(re.findall(r"^\[[01]\] \w+: \d+ collectives of a device$", output, re.M)) == 30
+    assert len(found) == 16
+    assert len(re.findall(r"^\[[01]\] \w+: \d+ collectives of a device$", output, re.M)) == 32
     return found
 
 
@@ -63,3 +63,4 @@ def test_reports_equal_what_ran(job: dict[str, Any]) -> None:
     assert rows["tensor_parallel"][0]["axes"] == ["y"]
     assert rows["pipeline"][0]["shift"] == "+1"
     assert rows["unknown_length"][0]["executions"] is None
+    assert {row["cause"]["text"] for row in rows["largest"]} == {"reduce of a sharded dimension"}

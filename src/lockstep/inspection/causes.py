@@ -68,6 +68,8 @@ def _of(collective: Collective, op_name: str) -> Cause:
             return Cause(Kind.REDUCTION, f"{last} over a sharded dimension")
         if last in ("gather", "dynamic_slice"):
             return Cause(Kind.LOOKUP, f"{last} in a sharded dimension")
+    if last == "reduce" and _is_of_partial_results(collective):
+        return Cause(Kind.REDUCTION, f"{last} of a sharded dimension")
     if last in _RESHARDINGS:
         return Cause(Kind.RESHARDING, f"resharding by {last}")
     if argument := _argument(op_name):
@@ -80,6 +82,15 @@ def _of(collective: Collective, op_name: str) -> Cause:
     if collective.carried:
         return Cause(Kind.RESHARDING, "resharding of what the loop carries")
     return Cause(Kind.UNKNOWN, "unknown: the compiler wrote nothing beside it")
+
+
+def _is_of_partial_results(collective: Collective) -> bool:
+    """Whether each device puts in its part of a reduction: one row, in front of the other axes.
+
+    XLA has no all-reduce of several arrays with a function of its own, such as an argmax's.
+    """
+    gathers = collective.op == "all-gather" and collective.inputs
+    return bool(gathers) and all(x.shape[:1] == (1,) for x in collective.inputs)
 
 
 def parts(op_name: str) -> list[str]:

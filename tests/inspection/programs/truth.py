@@ -191,6 +191,13 @@ def unknown_length(on: Mesh) -> Program:
     return grow, (place(numbers(8, 8), P("x", "y"), on), np.int32(TURNS))
 
 
+def largest(on: Mesh) -> Program:
+    def rows(x: jax.Array) -> jax.Array:
+        return jnp.argmax(x, axis=0)
+
+    return rows, (place(numbers(16, 4), P("x", None), on),)
+
+
 def solve(on: Mesh) -> Program:
     flat = jax.make_mesh((4,), ("i",), axis_types=(AxisType.Auto,))
     root = numbers(32, 32)
@@ -220,6 +227,7 @@ PROGRAMS = (
     nested_loops,
     several_types,
     unknown_length,
+    largest,
     solve,
 )
 
