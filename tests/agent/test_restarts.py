@@ -26,13 +26,15 @@ from support import MARK, marked, wait_until
 TIMEOUT = 120.0
 KEY = b"k" * 32
 FAILS = r"""
-import os, signal, sys, time, jax
+import os, signal, sys, threading, time, jax
 jax.distributed.initialize()
 from jax.experimental import multihost_utils
 attempt = int(os.environ["LOCKSTEP_ATTEMPT"])
 ranks = multihost_utils.process_allgather(jax.numpy.array([jax.process_index()]))
 if attempt < int(sys.argv[1]):
     if jax.process_index() == 1:
+        # The other one ends before it, and is not the one to be named.
+        threading.Thread(target=time.sleep, args=[1]).start()
         sys.exit(7)
     if sys.argv[2:] == ["stuck"]:
         while True:
@@ -266,6 +268,20 @@ def test_an_agent_that_is_stopped_alone_counts_as_failed(jobs: list[Job]) -> Non
     assert [line.decision(TIMEOUT) for line in lines] == [False, False]
 
 
+def test_the_failure_that_came_first_is_named(
+    jobs: list[Job], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Not the program that has ended first: it had the news of the other one's failure."""
+    jobs.append(job := Job())
+    victim, culprit = job.line(0), job.line(1)
+    begin([victim, culprit])
+    victim.ended(1, False, consequence=True)
+    wait_until(lambda: bool(culprit.failure()), "the news of the failure")
+    culprit.ended(7, False)
+    assert [line.decision(TIMEOUT) for line in (victim, culprit)] == [True, True]
+    assert re.search("has failed: process 1 on .* ended with status 7", capfd.readouterr().err)
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -273,6 +289,7 @@ def test_an_agent_that_is_stopped_alone_counts_as_failed(jobs: list[Job]) -> Non
         b'{"kind": "ready"}',
         b'{"kind": "ready", "process": 1.5}',
         b'{"kind": "ended", "process": 1}',
+        b'{"kind": "ended", "process": 1, "status": 1, "stopped": false, "host": "a"}',
         b'{"kind": "leave", "process": 1}',
     ],
 )

@@ -47,7 +47,7 @@ from lockstep.agent import program_guard
 from lockstep.agent.host_dir import HostDir
 from lockstep.flight_recorder import format, model
 from lockstep.launch import failed_runs
-from lockstep.launch.first_failure import FAILURE_SHARES, not_started
+from lockstep.launch.first_failure import FAILURE_SHARES, is_engines, not_started
 from lockstep.system import fd_limit, process_tree
 from lockstep.system.oom import OomKills
 
@@ -153,7 +153,7 @@ def run(
     else:
         with contextlib.suppress(OSError):  # a full disk
             ending.write(host_dir.folder)
-        line.ended(exit_code, program.asked_to_end)
+        line.ended(exit_code, program.asked_to_end, _is_consequence(host_dir.folder, program))
         # An agent that was asked to end leaves; another may come in its place.
         starts_again = not program.asked_to_end and _starts_again(line, handled)
         network.leave()
@@ -249,6 +249,8 @@ class _Child:
         """Whether a grace period has begun."""
         self.failure = ""
         """That of another process or agent, for which this program has to end."""
+        self.failed_at = float("inf")
+        """When it became known, on ``time.monotonic()``."""
         self.was_killed = False
         """Whether it had not ended when the grace period was over."""
 
@@ -283,7 +285,7 @@ class _Child:
         if not self._line or self._ends:
             return
         if failure := self._line.failure():
-            self.failure = failure
+            self.failure, self.failed_at = failure, time.monotonic()
             self._plan_end([share * self._grace for share in FAILURE_SHARES])
 
     def _pass_on(self, received: signal.struct_siginfo, grace: float) -> None:
@@ -313,6 +315,15 @@ def _reason(program: _Child, exit_code: int, ooms: OomKills) -> str | None:
     if program.was_stopped and exit_code != 0:
         return _run_files.STOPPED
     return _run_files.OUT_OF_MEMORY if exit_code == -signal.SIGKILL and ooms.new() else None
+
+
+def _is_consequence(folder: Path, program: _Child) -> bool:
+    """Whether another program's failure has ended this one: by the engine's error, or by what its
+    agent did when it learnt of it."""
+    record = _run_files.ErrorRecord.read(folder)
+    if record is None or record.time > program.failed_at:
+        return bool(program.failure)
+    return is_engines(record)
 
 
 def _has_left(folder: Path) -> bool:

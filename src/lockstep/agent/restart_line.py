@@ -157,10 +157,11 @@ class RestartLine:
                 return "another has failed"
         return ""
 
-    def ended(self, status: int, stopped: bool) -> None:
-        """Reports how the program has ended: its exit code, below 0 a signal."""
+    def ended(self, status: int, stopped: bool, consequence: bool = False) -> None:
+        """Reports how the program has ended: its exit code, below 0 a signal; whether a signal to
+        the agent, or another program's failure, has ended it."""
         host = platform.node()
-        self._send("ended", status=status, stopped=stopped, host=host)
+        self._send("ended", status=status, stopped=stopped, consequence=consequence, host=host)
 
     def decision(self, seconds: float) -> bool | None:
         """Whether the job starts again; None: not decided within ``seconds``."""

@@ -8,7 +8,8 @@ the whole job (`restart_line`):
 
     agent   ready (process)              it can start its program
     server  start (attempt, coordinator) all agents are ready
-    agent   ended (status, stopped)      how its program has ended
+    agent   ended (status, stopped,      how its program has ended, and whether it has done so
+                   consequence)          because another has failed
     server  failed                       another program has failed: end within the grace period
     server  again or over (why)          all have ended: be ready once more, or leave
 
@@ -110,6 +111,8 @@ class _Ending(NamedTuple):
     """Its exit code, below 0 a signal."""
     stopped: bool
     """A signal to the agent has ended it."""
+    consequence: bool
+    """Another program's failure has ended it."""
     host: str
 
 
@@ -254,26 +257,38 @@ class Server:
         return False
 
     def _end_of_attempt(self) -> str:
-        """Waits for the end of all programs; how the first has failed, "" where none has."""
-        first = ""
+        """Waits for the end of all programs; how the first has failed, "" where none has.
 
-        def failed() -> str:
-            running = sorted(self._running.items())
-            lost = (f"the agent of process {p} was lost" for p, agent in running if agent.is_lost)
-            endings = ((p, agent.ended) for p, agent in running if agent.ended)
-            return next(lost, "") or next((_described(p, e) for p, e in endings if e.status), "")
+        A program that another's failure has ended may be the first to be gone: it is named only
+        where no other has failed by itself.
+        """
+
+        def lost() -> str:
+            gone = (p for p, agent in sorted(self._running.items()) if agent.is_lost)
+            return next((f"the agent of process {p} was lost" for p in gone), "")
+
+        def failed() -> list[tuple[int, _Ending]]:
+            endings = [(p, agent.ended) for p, agent in self._running.items()]
+            found = [(p, ended) for p, ended in endings if ended and ended.status]
+            return sorted(found, key=lambda each: (each[1].consequence, each[0]))
 
         def all_ended() -> bool:
             return all(agent.ended or agent.is_gone for agent in self._running.values())
 
-        self._wait(lambda: bool(failed()) or all_ended(), None)
+        self._wait(lambda: bool(lost() or failed()) or all_ended(), None)
         with self._changed:
-            first = failed()
-        if first:
-            self._send_all("failed")
-            if not self._wait(all_ended, self._grace + _LATE_SECONDS):
-                self._drop_silent()
-        return first
+            first_lost, first = lost(), failed()
+        if not first_lost and not first:
+            return ""
+        self._send_all("failed")
+        if not self._wait(all_ended, self._grace + _LATE_SECONDS):
+            self._drop_silent()
+        if first_lost:
+            return first_lost
+        if first[0][1].consequence:
+            with self._changed:
+                first = failed()
+        return _described(*first[0])
 
     def _drop_silent(self) -> None:
         with self._changed:
@@ -302,7 +317,8 @@ def _parsed(line: bytes, size: int) -> tuple[int, _Ending | None]:
         values = json.loads(line)
         kind, process = values["kind"], values["process"]
         if kind == "ended":
-            ended = _Ending(int(values["status"]), bool(values["stopped"]), str(values["host"]))
+            stopped, consequence = bool(values["stopped"]), bool(values["consequence"])
+            ended = _Ending(int(values["status"]), stopped, consequence, str(values["host"]))
         else:
             ended = None
     except (KeyError, TypeError) as error:

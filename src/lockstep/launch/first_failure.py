@@ -149,15 +149,15 @@ def by_culprit(
     All processes raise the engine's error at the same time. Which one is noticed first is
     accidental, and only the stack of the process that caused the error explains it.
     """
-    if not is_engines(first):
+    if not is_engines(first.record):
         return first
-    alike = [e for e in endings if is_engines(e) and manner(e) == manner(first)]
+    alike = [e for e in endings if is_engines(e.record) and manner(e) == manner(first)]
     return next((e for e in alike if e.process_id in culprits), first)
 
 
-def is_engines(ending: EndedProcess) -> bool:
-    """Whether the process ended by an error that the engine raised in all processes."""
-    return ending.record is not None and bool(_OURS.match(ending.record.summary))
+def is_engines(record: ErrorRecord | None) -> bool:
+    """Whether a process ended by an error that the engine raised in all processes."""
+    return record is not None and bool(_OURS.match(record.summary))
 
 
 def not_started(error: Exception) -> str:

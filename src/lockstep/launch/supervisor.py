@@ -252,7 +252,7 @@ class Supervisor:
             return 0
         if first and (first.failed_at < self.stopping_at or self._cause == FAILURE):
             full = self._job.config.full_tracebacks or tracebacks.jax_shows_all(os.environ)
-            if is_engines(first):
+            if is_engines(first.record):
                 first = by_culprit(first, endings, self._culprits())
             report = headline(first, endings, self.stopping_at, self._job.job_processes, full)
             for i, text in enumerate(report):
