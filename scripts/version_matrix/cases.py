@@ -29,6 +29,10 @@ _NO_FRAMES = (
 )
 _LOOKALIKES = _FAULT.format("swapped look-alikes, 2x2")
 _FLOAT16 = "tests/hlo/test_float16_pass.py::test_narrow_types_over_the_engine"
+_DATA = "tests/data/test_data.py::test_a_check_passes_on_every_process[2x2-lockstep-{}]"
+_POOL = "tests/pool/test_pool.py::test_{}"
+_PLUGIN = "tests/testing/test_plugin.py::test_{}"
+_NOTEBOOK = "tests/notebook/test_notebook.py::test_a_notebook_from_start_to_stop"
 _NO_FLOAT16 = (
     "tests/hlo/test_float16_pass.py::test_where_the_pass_has_no_place_the_error_says_what_to_do"
 )
@@ -70,6 +74,23 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/agent/test_agents_of_a_job.py::test_the_records_of_a_failed_job_are_kept_for_the_report",
         "tests/report/test_top.py::test_a_live_job_is_shown_and_top_ends_with_it",
     ),
+    "inspect, data": (
+        "tests/inspection/test_truth.py::test_reports_equal_what_ran",
+        _DATA.format("data_checks-check_indexed"),
+        _DATA.format("data_checks-check_streams"),
+        _DATA.format("data_checks-check_equalize"),
+        _DATA.format("data_checks-check_state"),
+        _DATA.format("transfer_checks-check_there_and_back"),
+        _DATA.format("transfer_checks-check_errors_of_jax_name_gather"),
+    ),
+    "pool, pytest, notebook": (
+        _POOL.format("results_come_back_by_rank_and_output_with_the_rank"),
+        _POOL.format("a_process_that_returns_early_is_named_with_the_line"),
+        _POOL.format("a_death_is_told_by_signal_and_new_processes_start"),
+        _PLUGIN.format("every_test_has_one_verdict"),
+        _PLUGIN.format("equal_failures_are_shown_once_with_their_values_and_output"),
+        _NOTEBOOK,
+    ),
     "gloo": (
         "tests/launch/test_jax.py::test_every_way_to_begin[gloo-jax]",
         "tests/linalg/test_processes.py::test_two_processes[gloo-1]",
@@ -89,6 +110,8 @@ _CORNERS = {
     *GROUPS["float16"],
     GROUPS["linalg"][1],
     *GROUPS["report, top"],
+    *GROUPS["inspect, data"],
+    *GROUPS["pool, pytest, notebook"],
     GROUPS["gloo"][0],
     *GROUPS["MPI"],
 }

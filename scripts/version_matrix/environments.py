@@ -17,8 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "versions"
 INSTALL_SECONDS = 900
 KILLED_SECONDS = 5
-NEEDS = ("pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "mpich>=5")
+NEEDS = ("pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "nbclient>=0.10")
 """What the cases need beside Lockstep and jax; the rest comes with Lockstep's wheel."""
+EXTRAS = "[data,mpi,notebook,test]"
 
 
 class Failed(Exception):
@@ -145,7 +146,7 @@ def environment(interpreter: Path, python: str, jax: str, wheel: Path) -> Path:
             must([tool, "venv", "--quiet", "--python", interpreter, home])
         else:
             must([interpreter, "-m", "venv", home])
-        _install(tool, own, wheel, f"jax=={jax}", f"jaxlib=={jax}", *NEEDS)
+        _install(tool, own, f"{wheel}{EXTRAS}", f"jax=={jax}", f"jaxlib=={jax}", *NEEDS)
         ready.touch()
     else:
         again = ["--reinstall" if tool else "--force-reinstall", "--no-deps"]
