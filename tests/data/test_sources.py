@@ -60,6 +60,17 @@ def test_arrays_and_tables_are_read_by_row_number() -> None:
     assert half[0].tolist() == [1.0, 0.0]
 
 
+def test_a_list_of_pytrees_has_a_row_in_each() -> None:
+    images = [{"image": np.full((4, 4), i), "label": np.int32(i)} for i in range(3)]
+    for source in (images, [(row["image"], row["label"]) for row in images]):
+        found = _sources.recognize(source, None, None)
+        assert isinstance(found, _sources.Indexed)
+        assert found.length == 3
+        image, label = jax.tree.leaves(found.read(np.array([2, 0])))
+        assert image.shape == (2, 4, 4)
+        assert label.tolist() == [2, 0]
+
+
 def test_what_is_read_is_no_view_of_the_source() -> None:
     source = np.zeros(4)
     found = _sources.recognize(source, None, None)

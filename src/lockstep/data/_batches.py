@@ -45,13 +45,16 @@ def batches(
     computes; these threads start no collective.
 
     A source that every process can read by row number (an array, a pytree of arrays with the same
-    first axis, a Grain `MapDataset`, a Hugging Face `Dataset`, any object with a length and rows)
-    is *one* source: batch k has its rows ``k * batch_size`` and following, on any number of
-    processes, and each process reads only those that its devices hold. No communication is needed.
+    first axis, a list of rows that are pytrees, a Grain `MapDataset`, a Hugging Face `Dataset`, any
+    object with a length and rows) is *one* source: batch k has its rows ``k * batch_size`` and
+    following, on any number of processes, and each process reads only those that its devices hold.
+    No communication is needed: an error in a row is raised by the process that reads it, and the
+    others fail with its end.
 
     Any other source (a Grain `IterDataset` or `DataLoader`, a torch `DataLoader`, an iterator) has
     rows of this process alone. Processes may have different numbers of them; they agree on each
-    step while the step before computes, as in `equalize`.
+    step while the step before computes, as in `equalize`. An error of one process's source is
+    raised on all.
 
     Args:
       source: where the rows come from.

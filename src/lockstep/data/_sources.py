@@ -118,6 +118,8 @@ def _is_tree_of_arrays(source: Any) -> bool:
     is_array = hasattr(source, "shape")
     if not (is_array or isinstance(source, dict | list | tuple) or not hasattr(source, "__iter__")):
         return False  # an iterator is no pytree
+    if isinstance(source, list) and any(isinstance(row, dict | list | tuple) for row in source):
+        return False  # a list of rows, each of which is a pytree
     leaves = jax.tree.leaves(source)
     return bool(leaves) and all(
         hasattr(leaf, "shape") and hasattr(leaf, "dtype") and hasattr(leaf, "__getitem__")
