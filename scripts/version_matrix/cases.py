@@ -51,7 +51,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "faults": (
         _FAULT.format("kill, 3x2"),
-        _FAULT.format("shorter loop, 3x1"),
+        _FAULT.format("shorter loop, 2x1"),
         _FAULT.format("shape, 3x1"),
         _FAULT.format("operation, 2x1"),
         _FAULT.format("swapped, 2x1"),
