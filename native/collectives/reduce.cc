@@ -107,23 +107,28 @@ Kernel kernel_for(DType dtype, Reduction reduction) {
 
 }  // namespace
 
-void reduce(std::byte* out, std::span<const std::byte* const> in, std::size_t count, DType dtype,
-            Reduction reduction) {
-  const std::size_t width = size_of(dtype);
-  if (in.size() == 1) {
-    if (out != in[0]) std::memcpy(out, in[0], count * width);
-    return;
-  }
-  const Kernel kernel = kernel_for(dtype, reduction);
-  if (kernel == nullptr)
+void check_reduction(DType dtype, Reduction reduction) {
+  if (kernel_for(dtype, reduction) == nullptr)
     throw Error(std::string("lockstep: no reduction ") + name_of(reduction) + " for " +
                 name_of(dtype) + ".");
+}
+
+void reduce(std::byte* out, std::span<const std::byte* const> in, std::size_t count, DType dtype,
+            Reduction reduction, std::size_t first) {
+  const std::size_t width = size_of(dtype);
+  const auto from = [&](std::size_t i, std::size_t at) { return in[i] + (first + at) * width; };
+  if (in.size() == 1) {
+    if (out != from(0, 0)) std::memcpy(out, from(0, 0), count * width);
+    return;
+  }
+  check_reduction(dtype, reduction);
+  const Kernel kernel = kernel_for(dtype, reduction);
   const std::size_t block = kBlockBytes / width;
   for (std::size_t at = 0; at < count; at += block) {
     const std::size_t n = std::min(block, count - at);
     std::byte* to = out + at * width;
-    kernel(to, in[0] + at * width, in[1] + at * width, n);
-    for (std::size_t i = 2; i < in.size(); ++i) kernel(to, to, in[i] + at * width, n);
+    kernel(to, from(0, at), from(1, at), n);
+    for (std::size_t i = 2; i < in.size(); ++i) kernel(to, to, from(i, at), n);
   }
 }
 

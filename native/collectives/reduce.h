@@ -8,10 +8,14 @@
 
 namespace lockstep {
 
-// out[i] = ((in[0][i] op in[1][i]) op in[2][i]) ... for i < count. `out` may be in[0], and nothing
-// else may overlap it. The order of the inputs is the order of the arithmetic: callers pass
-// rank order, which is what makes results the same on every rank and in every run.
+// out[i] = ((in[0][j] op in[1][j]) op in[2][j]) ... for i < count and j = first + i. `out` may be
+// where in[0] has its element `first`, and nothing else may overlap it. The order of the inputs is
+// the order of the arithmetic: callers pass rank order, which is what makes results the same on
+// every rank and in every run. Throws Error where `check_reduction` does.
 void reduce(std::byte* out, std::span<const std::byte* const> in, std::size_t count, DType dtype,
-            Reduction reduction);
+            Reduction reduction, std::size_t first = 0);
+
+// Throws Error unless values of this type can be reduced in this way.
+void check_reduction(DType dtype, Reduction reduction);
 
 }  // namespace lockstep

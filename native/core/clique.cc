@@ -43,7 +43,10 @@ std::size_t ring_capacity(std::size_t processes, std::size_t largest) {
 }  // namespace
 
 LocalGroup::LocalGroup(Job& job, std::vector<int> devices)
-    : job_(job), devices_(std::move(devices)) {
+    : job_(job),
+      devices_(std::move(devices)),
+      crew_(devices_.size() > 1 ? job.sibling_spin(static_cast<int>(devices_.size()))
+                                : std::chrono::nanoseconds(0)) {
   for (Round& round : rounds_) {
     round.calls.resize(devices_.size());
     round.present = std::vector<std::atomic<bool>>(devices_.size());
@@ -84,6 +87,7 @@ void LocalGroup::lead(Round& round, std::uint32_t sequence, const Work& work) {
   round.arrived.store(0, std::memory_order_relaxed);
   round.state.store(Round::kGathering, std::memory_order_relaxed);
   done_.advance();
+  crew_.release();
 }
 
 void LocalGroup::check_same(std::span<const Call* const> calls, std::uint32_t sequence) const {
@@ -106,7 +110,8 @@ void LocalGroup::wait_for_leader(Round& round, int member, std::uint32_t sequenc
   const auto spin = job_.sibling_spin(static_cast<int>(devices_.size()));
   for (;;) {
     WaitLimits limits{&job_.arena().header().abort_state, deadline, spin, &job_.wake_up()};
-    if (wait_until(done_, sequence + 1, limits) == WaitResult::kReached) return;
+    Crew::Helper helper(crew_, done_, sequence + 1, limits);
+    if (wait_until(done_, sequence + 1, limits, &helper) == WaitResult::kReached) return;
     // The text first: a member that comes later finds it with the abandoned round.
     const bool gathers = round.state.load() == Round::kGathering;
     if (gathers && deadline.passed() && !job_.arena().aborted())

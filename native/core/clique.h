@@ -2,9 +2,10 @@
 //
 // A rank is a device; its calls come from one of XLA's threads. The ranks of one process meet in
 // `LocalGroup`: each hands in its call, the last one to arrive becomes the leader and does the work
-// of the whole process, the others sleep until it is done. So there is one thread a process in
-// every exchange between processes, bytes between processes do not grow with the devices of a
-// process, and a process with more devices than cores switches threads once a collective.
+// of the whole process; the others wait until it is done, and where they have cores of their own
+// they share its arithmetic and copies (`Crew`). So there is one thread a process in every exchange
+// between processes, bytes between processes do not grow with the devices of a process, and a
+// process with more devices than cores switches threads once a collective.
 //
 // Processes of one host exchange messages by broadcast rings in shared memory. Processes of
 // different hosts have a link, which is made when it is first used.
@@ -19,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "core/crew.h"
 #include "core/futex_wait.h"
 #include "core/types.h"
 #include "p2p/mailbox.h"
@@ -47,6 +49,9 @@ class LocalGroup {
   using Work = std::function<void(std::span<const Call* const>, std::uint32_t sequence)>;
   void run(int member, std::uint32_t sequence, const Call& call, const Work& work);
 
+  // The members that wait; for the leader.
+  Crew& crew() { return crew_; }
+
  private:
   // Two rounds are enough: no rank enters round n + 2 before all have left round n.
   struct Round {
@@ -68,6 +73,7 @@ class LocalGroup {
   std::vector<int> devices_;
   Round rounds_[2];
   Counter done_;
+  Crew crew_;
 };
 
 class Clique {

@@ -241,6 +241,7 @@ def test_native_with_every_layout_and_round(program: Path, group: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(BUILD_SECONDS + GROUP_SECONDS["thread"])
 @pytest.mark.parametrize("group", GROUPS)
 def test_native_sanitized(sanitized: tuple[str, Path], group: str) -> None:
     sanitizer, program = sanitized
@@ -248,6 +249,7 @@ def test_native_sanitized(sanitized: tuple[str, Path], group: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(BUILD_SECONDS + GROUP_SECONDS["aarch64"])
 @pytest.mark.parametrize("group", [group for group in GROUPS if group not in NEED_PROCESS_VM_READV])
 def test_native_emulated(emulated: list[str], group: str) -> None:
     done = _run([*emulated, group], GROUP_SECONDS["aarch64"])

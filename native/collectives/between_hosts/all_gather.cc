@@ -10,6 +10,7 @@
 #include "collectives/between_hosts/blocks.h"
 #include "collectives/between_hosts/host_collective.h"
 #include "collectives/copy.h"
+#include "collectives/shared_work.h"
 
 namespace lockstep {
 namespace {
@@ -30,10 +31,10 @@ struct HostAllGather : HostCollective {
   }
 
   void give_to_ranks(const std::byte* part, int rank, std::size_t at, std::size_t n) {
-    for (const Call* call : calls) {
-      std::byte* const to = call->out + static_cast<std::size_t>(rank) * bytes + at;
+    share_each(context, calls.size(), 2 * n, [&](std::size_t i) {
+      std::byte* const to = calls[i]->out + static_cast<std::size_t>(rank) * bytes + at;
       if (to != part) copy(to, part, n);
-    }
+    });
   }
   void give_message(int group, std::size_t message, const std::byte* data) {
     blocks_of(group).for_each(

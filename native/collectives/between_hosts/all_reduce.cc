@@ -11,6 +11,7 @@
 #include "collectives/between_hosts/team_all_reduce.h"
 #include "collectives/copy.h"
 #include "collectives/reduce.h"
+#include "collectives/shared_work.h"
 
 namespace lockstep {
 namespace {
@@ -49,14 +50,17 @@ struct HostAllReduce : HostCollective {
   void add_own(std::byte* out, std::size_t at, std::size_t n) {
     sources.clear();
     for (const Call* call : calls) sources.push_back(call->in + at * width);
-    reduce(out, sources, n, first.dtype, first.reduction);
+    share_reduce(context, out, sources, n, first.dtype, first.reduction);
   }
 
   void give_to_ranks(const std::byte* result, std::size_t at, std::size_t n) {
-    for (const Call* call : calls) {
-      std::byte* out = call->out + at * width;
-      if (out != result) copy(out, result, n * width);
-    }
+    share(context, n, width * (calls.size() + 1), kShareStep,
+          [&](std::size_t from, std::size_t count) {
+            for (const Call* call : calls) {
+              std::byte* out = call->out + (at + from) * width;
+              if (out != result + from * width) copy(out, result + from * width, count * width);
+            }
+          });
   }
 
   void cross(int column, const std::byte* in, std::byte* out, std::size_t n) {
@@ -93,7 +97,7 @@ struct HostAllReduce : HostCollective {
           mine.first * width);
     BroadcastRing& results = clique.results(context.local_self());
     std::byte* result = crosses ? context.acquire(results) : nullptr;
-    if (crosses) reduce(result, sources, mine.count, first.dtype, first.reduction);
+    if (crosses) share_reduce(context, result, sources, mine.count, first.dtype, first.reduction);
     for (int local = 0; local < context.locals(); ++local)
       if (local != context.local_self()) clique.partials(local).release();
     if (!crosses) return;

@@ -9,6 +9,7 @@
 #include "collectives/between_hosts/blocks.h"
 #include "collectives/between_hosts/host_collective.h"
 #include "collectives/reduce.h"
+#include "collectives/shared_work.h"
 
 namespace lockstep {
 namespace {
@@ -25,7 +26,7 @@ struct HostReduceScatter : HostCollective {
     return Blocks(clique, clique.group(group).ranks.size(), first.bytes());
   }
   void add(std::byte* out, std::size_t bytes) {
-    reduce(out, sources, bytes / width, first.dtype, first.reduction);
+    share_reduce(context, out, sources, bytes / width, first.dtype, first.reduction);
   }
 
   // What this process's ranks have for a message to the process of this group, added up at `out`.

@@ -5,6 +5,7 @@
 
 #include "collectives/collectives.h"
 #include "collectives/copy.h"
+#include "collectives/shared_work.h"
 
 namespace lockstep {
 namespace {
@@ -19,32 +20,36 @@ struct AllGather {
 
   std::span<const int> ranks(int local) const { return context.local_ranks(local); }
 
-  void give_to_ranks(const std::byte* part, int rank, std::size_t at, std::size_t n) {
-    for (const Call* call : calls)
-      copy(call->out + static_cast<std::size_t>(rank) * bytes + at, part, n);
+  // The parts of these ranks, part_of(i) for ranks[i], to each rank of this process.
+  template <typename PartOf>
+  void give_to_ranks(std::span<const int> ranks, std::size_t at, std::size_t n, PartOf part_of) {
+    share_each(context, ranks.size() * calls.size(), 2 * n, [&](std::size_t i) {
+      const std::size_t part = i / calls.size();
+      const auto rank = static_cast<std::size_t>(ranks[part]);
+      copy(calls[i % calls.size()]->out + rank * bytes + at, part_of(part), n);
+    });
   }
 
   void send(std::size_t at, std::size_t n) {
     BroadcastRing& own = clique.partials(context.local_self());
     std::byte* message = context.acquire(own);
     const std::size_t stride = stride_of(n, tile);
-    for (std::size_t i = 0; i < calls.size(); ++i)
-      std::memcpy(message + i * stride, calls[i]->in + at, n);
+    share_each(context, calls.size(), 2 * n,
+               [&](std::size_t i) { std::memcpy(message + i * stride, calls[i]->in + at, n); });
     context.publish(own);
   }
 
   void copy_own(std::size_t at, std::size_t n) {
-    const auto own = ranks(context.local_self());
-    for (std::size_t i = 0; i < calls.size(); ++i) give_to_ranks(calls[i]->in + at, own[i], at, n);
+    give_to_ranks(ranks(context.local_self()), at, n,
+                  [&](std::size_t i) { return calls[i]->in + at; });
   }
 
   void receive(std::size_t at, std::size_t n) {
     for (int local = 0; local < context.locals(); ++local) {
       if (local == context.local_self()) continue;
       const std::byte* message = context.await(clique.partials(local));
-      const auto theirs = ranks(local);
-      for (std::size_t i = 0; i < theirs.size(); ++i)
-        give_to_ranks(message + i * stride_of(n, tile), theirs[i], at, n);
+      give_to_ranks(ranks(local), at, n,
+                    [&](std::size_t i) { return message + i * stride_of(n, tile); });
       clique.partials(local).release();
     }
   }

@@ -10,6 +10,7 @@
 #include "collectives/collectives.h"
 #include "collectives/copy.h"
 #include "collectives/reduce.h"
+#include "collectives/shared_work.h"
 
 namespace lockstep {
 namespace {
@@ -37,24 +38,34 @@ struct AllReduce {
   void add_local(std::byte* out, std::size_t first, std::size_t count) {
     sources.clear();
     for (const Call* call : calls) sources.push_back(call->in + first * width);
-    reduce(out, sources, count, dtype, reduction);
+    share_reduce(context, out, sources, count, dtype, reduction);
   }
 
   void give_to_ranks(const std::byte* result, std::size_t first, std::size_t count) {
+    share(context, count, width * (calls.size() + 1), kShareStep,
+          [&](std::size_t at, std::size_t n) { give(result + at * width, first + at, n); });
+  }
+  void give(const std::byte* result, std::size_t first, std::size_t count) const {
     for (const Call* call : calls) {
       std::byte* out = call->out + first * width;
       if (out != result) copy(out, result, count * width);
     }
   }
 
+  // A sum is still in the cache when it is copied.
   void within_process(std::size_t count) {
+    check_reduction(dtype, reduction);
+    for (const Call* call : calls) sources.push_back(call->in);
     const std::size_t block = (64 << 10) / width;
-    for (std::size_t at = 0; at < count; at += block) {
-      const std::size_t n = std::min(block, count - at);
-      std::byte* first = calls[0]->out + at * width;
-      add_local(first, at, n);
-      give_to_ranks(first, at, n);
-    }
+    const auto work = [&](std::size_t first, std::size_t all) {
+      for (std::size_t at = first; at < first + all; at += block) {
+        const std::size_t n = std::min(block, first + all - at);
+        std::byte* sum = calls[0]->out + at * width;
+        reduce(sum, sources, n, dtype, reduction, at);
+        give(sum, at, n);
+      }
+    };
+    share(context, count, width * 2 * calls.size(), kShareStep, work);
   }
 
   void in_one_round(std::size_t count) {
@@ -66,7 +77,7 @@ struct AllReduce {
     for (int local = 0; local < context.locals(); ++local)
       partials.push_back(local == context.local_self() ? partial
                                                        : context.await(clique.partials(local)));
-    reduce(calls[0]->out, partials, count, dtype, reduction);
+    share_reduce(context, calls[0]->out, partials, count, dtype, reduction);
     for (int local = 0; local < context.locals(); ++local)
       if (local != context.local_self()) clique.partials(local).release();
     give_to_ranks(calls[0]->out, 0, count);
@@ -114,7 +125,7 @@ struct AllReduce {
     }
     BroadcastRing& own = clique.results(context.local_self());
     std::byte* result = context.acquire(own);
-    reduce(result, partials, mine.count, dtype, reduction);
+    share_reduce(context, result, partials, mine.count, dtype, reduction);
     for (int local = 0; local < context.locals(); ++local)
       if (local != context.local_self()) clique.partials(local).release();
     context.publish(own);

@@ -9,6 +9,7 @@
 
 #include "collectives/collectives.h"
 #include "collectives/copy.h"
+#include "collectives/shared_work.h"
 #include "core/job.h"
 
 namespace lockstep {
@@ -38,10 +39,11 @@ struct AllToAll {
     for (int local = 0; local < context.locals(); ++local) {
       if (local == context.local_self()) continue;
       const auto theirs = ranks(local);
-      for (std::size_t k = 0; k < theirs.size(); ++k)
-        for (std::size_t i = 0; i < calls.size(); ++i)
-          std::memcpy(message + in_message(i, local, k, n),
-                      calls[i]->ins[static_cast<std::size_t>(theirs[k])] + at, n);
+      share_each(context, theirs.size() * calls.size(), 2 * n, [&](std::size_t pair) {
+        const std::size_t k = pair / calls.size(), i = pair % calls.size();
+        std::memcpy(message + in_message(i, local, k, n),
+                    calls[i]->ins[static_cast<std::size_t>(theirs[k])] + at, n);
+      });
     }
     context.publish(own);
   }
@@ -52,10 +54,11 @@ struct AllToAll {
       if (local == context.local_self()) continue;
       const std::byte* message = context.await(clique.partials(local));
       const auto theirs = ranks(local);
-      for (std::size_t i = 0; i < theirs.size(); ++i)
-        for (std::size_t k = 0; k < own.size(); ++k)
-          copy(calls[k]->outs[static_cast<std::size_t>(theirs[i])] + at,
-               message + in_message(i, context.local_self(), k, n), n);
+      share_each(context, theirs.size() * own.size(), 2 * n, [&](std::size_t pair) {
+        const std::size_t i = pair / own.size(), k = pair % own.size();
+        copy(calls[k]->outs[static_cast<std::size_t>(theirs[i])] + at,
+             message + in_message(i, context.local_self(), k, n), n);
+      });
       clique.partials(local).release();
     }
   }
@@ -104,11 +107,12 @@ struct AllToAll {
 
   void within_process() {
     const auto own = ranks(context.local_self());
-    for (std::size_t i = 0; i < own.size(); ++i)
-      for (std::size_t k = 0; k < own.size(); ++k)
-        if (i != k)
-          copy(calls[k]->outs[static_cast<std::size_t>(own[i])],
-               calls[i]->ins[static_cast<std::size_t>(own[k])], bytes);
+    share_each(context, own.size() * own.size(), 2 * bytes, [&](std::size_t pair) {
+      const std::size_t i = pair / own.size(), k = pair % own.size();
+      if (i != k)
+        copy(calls[k]->outs[static_cast<std::size_t>(own[i])],
+             calls[i]->ins[static_cast<std::size_t>(own[k])], bytes);
+    });
   }
 };
 

@@ -8,6 +8,7 @@
 
 #include "collectives/collectives.h"
 #include "collectives/reduce.h"
+#include "collectives/shared_work.h"
 
 namespace lockstep {
 namespace {
@@ -21,7 +22,7 @@ struct ReduceScatter {
   const std::size_t width;
   const std::size_t count;  // elements of one rank's result
   const std::size_t tile;   // elements of each result in one message
-  std::vector<const std::byte*> sources;
+  std::vector<const std::byte*> inputs;
 
   std::span<const int> ranks(int local) const { return context.local_ranks(local); }
   // Of n elements for each rank.
@@ -29,11 +30,12 @@ struct ReduceScatter {
     return static_cast<std::size_t>(rank) * stride_of(n * width, tile * width);
   }
 
-  void add_local(std::byte* out, int rank, std::size_t at, std::size_t n) {
-    sources.clear();
-    for (const Call* call : calls)
-      sources.push_back(call->in + (static_cast<std::size_t>(rank) * count + at) * width);
-    reduce(out, sources, n, dtype, reduction);
+  // What this process's ranks have for each of `to`, added up at out_of(i) for to[i].
+  template <typename OutOf>
+  void add_local(std::span<const int> to, std::size_t at, std::size_t n, OutOf out_of) {
+    share_each(context, to.size(), n * width * (calls.size() + 1), [&](std::size_t i) {
+      reduce(out_of(i), inputs, n, dtype, reduction, static_cast<std::size_t>(to[i]) * count + at);
+    });
   }
 
   // A process with one rank reads its own contribution from the input instead.
@@ -42,7 +44,8 @@ struct ReduceScatter {
     std::byte* message = context.acquire(own);
     for (int local = 0; local < context.locals(); ++local) {
       if (local == context.local_self() && calls.size() == 1) continue;
-      for (const int rank : ranks(local)) add_local(message + in_message(rank, n), rank, at, n);
+      const auto theirs = ranks(local);
+      add_local(theirs, at, n, [&](std::size_t i) { return message + in_message(theirs[i], n); });
     }
     context.publish(own);
     return message;
@@ -54,22 +57,23 @@ struct ReduceScatter {
       messages.push_back(local == context.local_self() ? own_message
                                                        : context.await(clique.partials(local)));
     const auto own = ranks(context.local_self());
-    for (std::size_t i = 0; i < own.size(); ++i) {
-      sources.clear();
-      for (int local = 0; local < context.locals(); ++local)
-        sources.push_back(local == context.local_self() && calls.size() == 1
-                              ? calls[0]->in +
-                                    (static_cast<std::size_t>(own[0]) * count + at) * width
-                              : messages[static_cast<std::size_t>(local)] + in_message(own[i], n));
-      reduce(calls[i]->out + at * width, sources, n, dtype, reduction);
+    if (calls.size() == 1) {
+      for (const std::byte*& message : messages) message += in_message(own[0], n);
+      messages[static_cast<std::size_t>(context.local_self())] =
+          inputs[0] + (static_cast<std::size_t>(own[0]) * count + at) * width;
+      reduce(calls[0]->out + at * width, messages, n, dtype, reduction);
+    } else {
+      share_each(context, own.size(), n * width * (messages.size() + 1), [&](std::size_t i) {
+        reduce(calls[i]->out + at * width, messages, n, dtype, reduction,
+               in_message(own[i], n) / width);
+      });
     }
     for (int local = 0; local < context.locals(); ++local)
       if (local != context.local_self()) clique.partials(local).release();
   }
 
   void within_process() {
-    const auto own = ranks(context.local_self());
-    for (std::size_t i = 0; i < own.size(); ++i) add_local(calls[i]->out, own[i], 0, count);
+    add_local(ranks(context.local_self()), 0, count, [&](std::size_t i) { return calls[i]->out; });
   }
 };
 
@@ -77,6 +81,9 @@ ReduceScatter make(CollectiveContext& context, Calls calls) {
   Clique& clique = context.clique();
   const Call& call = *calls[0];
   const std::size_t width = size_of(call.dtype);
+  check_reduction(call.dtype, call.reduction);
+  std::vector<const std::byte*> inputs;
+  for (const Call* each : calls) inputs.push_back(each->in);
   return {context,
           clique,
           calls,
@@ -85,7 +92,7 @@ ReduceScatter make(CollectiveContext& context, Calls calls) {
           width,
           call.count,
           elements_per_part(clique, static_cast<std::size_t>(clique.size()), width),
-          {}};
+          std::move(inputs)};
 }
 
 }  // namespace
