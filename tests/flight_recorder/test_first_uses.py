@@ -77,3 +77,15 @@ def test_where_programs_were_first_used_changes_no_finding(mine: int, theirs: in
     with_lines, without = found(mine, theirs), found(0, 0)
     assert (with_lines.kind, with_lines.groups) == (without.kind, without.groups)
     assert with_lines.causes == without.causes
+
+
+def test_a_program_without_lines_yet_is_not_taken_for_one_with_a_number_before_its_own() -> None:
+    """Of jax 0.9.0: `total` and `along_x` have first numbers that are 13 688 444 apart."""
+
+    def lines(ahead: int) -> list[tuple[int, ...]]:
+        made = job(steps(5), [*steps(3), Step(0, 1000 + ahead)], sites={1: (site(1000, line=41),)})
+        rows = diagnose(made.snapshot()).rows
+        return [tuple(each.line for each in row.call.sites) for row in rows if row.call]
+
+    assert lines(13_688_444) == [(41,), ()]
+    assert lines(60_000) == [(41,), (41,)]  # in a conditional that was false until now

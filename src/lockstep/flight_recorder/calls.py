@@ -162,6 +162,11 @@ def _programs_of(sites: Sequence[Site], entries: Iterable[Entry]) -> set[str]:
     return {site.fingerprint for entry in entries for site in _fitting(sites, entry)}
 
 
+UNSEEN_EXECUTIONS = 1 << 17
+"""How many executions of a program may have left no entry. The first number of a program is a hash,
+so with more of them another program, whose lines are not known yet, would often be taken for it."""
+
+
 def _fitting(sites: Sequence[Site], entry: Entry) -> tuple[Site, ...]:
     fitting = {
         (s.module, s.fingerprint, s.file, s.line, s.through_line, s.used_file, s.used_line): s
@@ -171,11 +176,10 @@ def _fitting(sites: Sequence[Site], entry: Entry) -> tuple[Site, ...]:
         and s.op.startswith(OPS[entry.op])
     }
     # The id ranges of two programs may overlap. Each earlier execution left an entry, so the number
-    # of the execution must be below that of the entry.
-    likely = [
-        site for site in fitting.values() if (site.execution(entry.run_id) or 0) < entry.number
-    ]
-    return tuple(likely or fitting.values())
+    # of the execution is below that of the entry, unless the collective stands in a conditional.
+    number = {site: site.execution(entry.run_id) or 0 for site in fitting.values()}
+    likely = tuple(site for site in number if number[site] < entry.number)
+    return likely or tuple(site for site in number if number[site] < UNSEEN_EXECUTIONS)
 
 
 class Calls:
