@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import psutil
 from jupyter_client.blocking.client import BlockingKernelClient
 from nbclient import NotebookClient
 
@@ -33,16 +34,17 @@ class Notebook:
         self._mark = mark
         self.cells: list[Any] = []
 
-    def run(self, source: str, interrupt_after: str | None = None) -> str:
+    def run(self, source: str, interrupt_after: str | None = None, below: bool = False) -> str:
         """What a cell shows: output, values, figures by their type, errors.
 
-        ``interrupt_after`` is text of stdout after which the kernel is interrupted.
+        ``interrupt_after`` is text of stdout after which the kernel is interrupted; ``below``: as
+        VS Code does it, and all processes below the kernel before.
         """
         cell = nbformat.v4.new_code_cell(source)
         self._client.nb.cells.append(cell)
         stop = threading.Event()
         if interrupt_after is not None:
-            words = (cell, interrupt_after, stop)
+            words = (cell, interrupt_after, stop, below)
             threading.Thread(target=self._interrupt, args=words, daemon=True).start()
         self._client.execute_cell(cell, len(self._client.nb.cells) - 1)
         stop.set()
@@ -76,9 +78,12 @@ class Notebook:
         thread.join(_CELL_SECONDS)
         return "\n".join(shown), text_of(cell)
 
-    def _interrupt(self, cell: Any, words: str, stop: threading.Event) -> None:
+    def _interrupt(self, cell: Any, words: str, stop: threading.Event, below: bool) -> None:
         while not stop.wait(0.05):
             if words in text_of(cell):
+                for process in psutil.Process(self.pid).children(recursive=True) if below else ():
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.send_signal(signal.SIGINT)
                 os.kill(self.pid, signal.SIGINT)
                 return
 

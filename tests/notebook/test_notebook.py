@@ -41,6 +41,7 @@ def test_a_notebook_from_start_to_stop(kernel: Notebook) -> None:
     cell = "%%lockstep\nprint('same')\nprint('I am', rank)\nint(meet())"
     assert run(cell) == "[0-1] same\n[0] I am 0\n[1] I am 1\n6"
     assert run("%%lockstep\nrank") == "[0] 0\n[1] 1"
+    assert run("%%lockstep\nimport asyncio; await asyncio.sleep(0.01); 'awaited'") == "'awaited'"
     rich = (
         "%%lockstep\nclass Table:\n    def _repr_html_(self): return '<b>1</b>'\n"
         "    def __repr__(self): return 'one'\nTable()"
@@ -89,11 +90,26 @@ def test_an_interrupt_leaves_the_processes_usable(kernel: Notebook) -> None:
     text = kernel.run("%%lockstep\nprint('up')\ntime.sleep(600)", interrupt_after="up")
     assert text.endswith("[0-1] KeyboardInterrupt")
     assert kernel.run("%%lockstep\nint(meet())") == "6"
+    awaits = "%%lockstep\nimport asyncio\nprint('up')\nawait asyncio.sleep(600)"
+    assert kernel.run(awaits, interrupt_after="up").endswith("CancelledError: ")
     one = "%%lockstep\nprint('up')\nif rank == 1:\n    time.sleep(600)\nmeet()"
     assert "[0-1] KeyboardInterrupt" in (text := kernel.run(one, interrupt_after="up"))
     assert "The processes can run no more collectives. %lockstep restart" in text
     assert "2 processes" in kernel.run("%lockstep restart")
     assert kernel.run(f"{SETUP}\nint(meet())") == "6"
+
+
+def test_vs_codes_interrupt_leaves_the_processes_usable(kernel: Notebook) -> None:
+    kernel.run(START)
+    kernel.run(SETUP)
+    cell = "%%lockstep\nprint('up')\ntime.sleep(600)"
+    text = kernel.run(cell, interrupt_after="up", below=True)
+    assert text.endswith("[0-1] KeyboardInterrupt")
+    assert kernel.run("%%lockstep\nint(meet())") == "6"
+    # Nor does an interrupt end anything while no process runs a cell.
+    kernel.run("import time; print('up'); time.sleep(600)", interrupt_after="up", below=True)
+    assert kernel.run("%%lockstep\nint(meet())") == "6"
+    assert "2 processes" in kernel.run("%lockstep restart")
 
 
 @pytest.mark.full

@@ -105,7 +105,9 @@ class ChildProcess:
 def _prepare(cores: frozenset[int] | None) -> None:
     # Runs between fork and exec. `child_main` handles SIGINT once it is ready. Until then SIGINT is
     # ignored: a process that is stopped while Python starts would print a traceback of Python's.
+    # The launcher of a notebook has it blocked.
     process_tree.end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if cores is not None:
         os.sched_setaffinity(0, cores)

@@ -180,7 +180,8 @@ class Cell:
     # Interrupts
 
     def _interrupt(self) -> None:
-        running = self.running
+        if not (running := self.running):
+            return
         if self._interrupted_at is not None:
             self._give_up_after(0)
         self._interrupted_at = time.monotonic()

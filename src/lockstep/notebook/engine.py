@@ -6,10 +6,13 @@ number is the process's.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from lockstep.notebook import hosts_launcher
 
 _CONTROLLER_SECONDS = 120.0
 _POLL = 0.05
+_SAME_INTERRUPT_SECONDS = 1.0
 _MAX_SOCKET_PATH = 107
 
 
@@ -93,7 +97,56 @@ def prepare() -> dict[str, Any]:
     # ipykernel's names have the process's id in them. The lines of a cell, which the recorder and
     # the errors name, would differ between the processes.
     shell.compile.get_code_name = lambda raw, code, number: f"In[{number}]"
+    shell.events.register("pre_run_cell", _take_one_interrupt)
+    _allow_await(shell.kernel)
     return {"pid": os.getpid(), "run_dir": _config.current().run_dir}
+
+
+class _NoShellThread:
+    """In place of ipykernel's thread of the shell channel, which an engine does not have."""
+
+    parent_thread = threading.main_thread()
+
+
+def _allow_await(kernel: Any) -> None:
+    """Lets cells with ``await`` end.
+
+    For such a cell ipykernel 7 reads an attribute of its thread of the shell channel. An engine of
+    ipyparallel 9.2 has None there: an error in the log, and no answer to the cell.
+    """
+    if getattr(kernel, "shell_channel_thread", kernel) is not None:
+        return
+    execute = kernel.do_execute
+
+    async def do_execute(*args: Any, **options: Any) -> Any:
+        kernel.shell_channel_thread = _NoShellThread
+        try:
+            return await execute(*args, **options)
+        finally:
+            kernel.shell_channel_thread = None
+
+    kernel.do_execute = do_execute
+
+
+def _take_one_interrupt(*_: Any) -> None:
+    """In this cell several SIGINTs of about the same time are one.
+
+    VS Code sends one to this process, and the notebook another. A second KeyboardInterrupt could
+    come while IPython handles the first, and the cell would get no answer.
+    """
+    handle: Any = signal.getsignal(signal.SIGINT)  # ipykernel's, of this cell
+    loop = asyncio.get_running_loop()
+    taken_at = float("-inf")
+
+    def once(number: int, frame: Any) -> None:
+        nonlocal taken_at
+        if time.monotonic() >= taken_at + _SAME_INTERRUPT_SECONDS:
+            taken_at = time.monotonic()
+            handle(number, frame)
+            # In a cell with await it is left to the event loop, which may sleep.
+            loop.call_soon_threadsafe(int)
+
+    signal.signal(signal.SIGINT, once)
 
 
 def begin(number: int) -> None:

@@ -4,6 +4,10 @@ The controller and the launcher of a notebook's job have sessions of their own, 
 not reach them, and would outlive a notebook's kernel that is killed. A parent-death signal does not
 serve here: it comes when the *thread* ends that started the process, and ipyparallel starts
 processes on threads of its own.
+
+VS Code interrupts a kernel by SIGINT to all processes below it, and the controller and the launcher
+would end. So the command starts with SIGINT ignored, as under nohup, which the launcher respects,
+and blocked, since the controller sets a handler.
 """
 
 from __future__ import annotations
@@ -33,11 +37,13 @@ def command(words: Sequence[str]) -> list[str]:
 
 def main(pid: int, words: Sequence[str]) -> int:
     """Runs ``words`` until it ends, or process ``pid`` does; the exit status as of a shell."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     process_tree.adopt_orphans()
     wake, woken = os.pipe()
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: None)
     try:
         held = os.pidfd_open(pid)
