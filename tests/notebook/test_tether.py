@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.notebook import tether
+
 TETHER = [sys.executable, "-P", "-m", "lockstep.notebook.tether"]
 SLOW_CHILD = """
 import os, subprocess, sys, time
@@ -80,3 +82,22 @@ def test_nothing_starts_for_a_process_that_is_gone() -> None:
         [*TETHER, str(other.pid), "--", "echo", "x"], capture_output=True, timeout=30
     )
     assert (ended.returncode, ended.stdout) == (1, b"")
+
+
+def test_the_folders_of_a_command_that_must_be_killed_are_removed(tmp_path: Path) -> None:
+    notebook, run = (tmp_path / f"lockstep-run-{name}" for name in ("notebook", "hosts"))
+    for folder in (notebook, run):
+        folder.mkdir()
+    (notebook / tether.RUN_DIR).write_text(str(run))
+    with subprocess.Popen(["sleep", "600"]) as other:
+        words = [str(other.pid), "--", "sh", "-c", "trap '' TERM; echo up; sleep 600"]
+        with subprocess.Popen(
+            [*TETHER, *words],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "IPP_PROFILE_DIR": str(notebook)},
+        ) as tethered:
+            assert tethered.stdout is not None
+            assert tethered.stdout.readline() == b"up\n"
+            other.kill()
+            assert tethered.wait(30) == 1
+    assert list(tmp_path.iterdir()) == []

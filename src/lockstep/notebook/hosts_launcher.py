@@ -18,11 +18,10 @@ from pathlib import Path
 
 from lockstep._errors import LockstepError
 from lockstep.launch import hosts_command, options, run_command, run_dir
+from lockstep.notebook import tether
 
 INFO = "IPP_CONNECTION_INFO"
 """ipyparallel's variable with the contents of the controller's file for engines."""
-RUN_DIR = "run_dir"
-"""A file in the notebook's folder with the private directory of the run."""
 
 
 def socket_name(port: int) -> str:
@@ -54,7 +53,7 @@ def main() -> int:
     program = ("-m", "lockstep.notebook.engine")
     own = run_dir.make_locked()[0]
     try:
-        Path(folder, RUN_DIR).write_text(str(own))
+        Path(folder, tether.RUN_DIR).write_text(str(own))
         config = run_command.configure(args, environ)
         caller = hosts_command.Caller(_connects(environ[INFO]), own)
         return hosts_command.run(args, program, config, environ, caller)

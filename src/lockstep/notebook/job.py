@@ -17,7 +17,7 @@ from lockstep import _run_files
 from lockstep._errors import LockstepError
 from lockstep.flight_recorder.diagnose import Diagnosis, diagnose
 from lockstep.launch import run_dir
-from lockstep.notebook import engine, hosts_launcher, launcher, places
+from lockstep.notebook import engine, launcher, places, tether
 from lockstep.notebook.errors import RESTART, NotebookError
 from lockstep.notebook.options import Start
 from lockstep.report import locate_run
@@ -93,7 +93,7 @@ class Job:
         self.pids = [fact["pid"] for fact in facts]
         self._run_dir = Path(facts[0]["run_dir"])
         if self.hosts:
-            self._run_dir = Path((self._folder / hosts_launcher.RUN_DIR).read_text())
+            self._run_dir = Path((self._folder / tether.RUN_DIR).read_text())
         else:
             self._pidfds = [os.pidfd_open(pid) for pid in self.pids]
 

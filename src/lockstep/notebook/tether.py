@@ -12,6 +12,7 @@ and blocked, since the controller sets a handler.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
@@ -27,6 +28,8 @@ from lockstep.system import process_tree
 
 GRACE = 3.0
 """Seconds for the command to end by itself, with what it has started, once PID has ended."""
+RUN_DIR = "run_dir"
+"""A file in the notebook's folder with the private directory of the run on several hosts."""
 
 
 def command(words: Sequence[str]) -> list[str]:
@@ -56,10 +59,12 @@ def main(pid: int, words: Sequence[str]) -> int:
     while True:
         for fd, _ in poll.poll():
             if fd == held:
+                folders = _folders()
                 child.terminate()
                 poll.unregister(held)
                 status = _end(child)
-                _remove_folder()
+                for folder in folders:
+                    shutil.rmtree(folder, ignore_errors=True)
                 return status
             for number in os.read(wake, 512):
                 if number != signal.SIGCHLD:
@@ -71,11 +76,15 @@ def main(pid: int, words: Sequence[str]) -> int:
                 return code if code >= 0 else 128 - code
 
 
-def _remove_folder() -> None:
-    """Removes the notebook's private directory, which its kernel cannot do any more."""
+def _folders() -> list[Path]:
+    """The notebook's private directory, which its kernel cannot remove any more, and that of the
+    run on several hosts, which its launcher cannot when it is killed at the end of `GRACE`."""
     folder = Path(os.environ.get("IPP_PROFILE_DIR", ""))
-    if folder.name.startswith(run_dir.PREFIX):
-        shutil.rmtree(folder, ignore_errors=True)
+    if not folder.name.startswith(run_dir.PREFIX):
+        return []
+    with contextlib.suppress(OSError):
+        return [folder, Path((folder / RUN_DIR).read_text())]
+    return [folder]
 
 
 def _end(child: subprocess.Popen[bytes]) -> int:
