@@ -38,13 +38,13 @@ help:
 	@echo 'make test      the tests that a change needs, against the working tree'
 	@echo 'make check     lint, types and test: what CI runs'
 	@echo 'make full      every test but the slow ones: before a release (half an hour)'
-	@echo 'make lint      ruff, spelling and words, clang-format, the table of MPI names, and actionlint if it is installed'
+	@echo 'make lint      ruff, spelling and words, the listings of pages, clang-format, the table of MPI names, and actionlint if it is installed'
 	@echo 'make types     pyright'
 	@echo 'make examples  the examples alone (make test has 3 of them)'
 	@echo 'make slow      sanitizer builds, fuzzing, large benchmarks (many minutes)'
 	@echo 'make versions  a part of the tests under every supported Python and jax (docs/reference/versions.md)'
 	@echo 'make wheel     manylinux wheels into dist/, built by zig, for each of ARCH'
-	@echo 'make format    rewrite the sources as lint wants them'
+	@echo 'make format    rewrite the sources, and the listings of pages, as lint wants them'
 	@echo 'make figures   draw the figures of the documentation from benchmarks/results/'
 	@echo 'make docs      build the documentation site into site/'
 	@echo 'make browse    open its pages in headless Chromium, on a desktop and a phone, light and dark'
@@ -73,6 +73,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
 	$(BIN)/python scripts/prose.py
+	$(BIN)/python scripts/listings.py --check
 	find native -name '*.cc' -o -name '*.h' | xargs -r $(BIN)/clang-format --dry-run -Werror
 	$(BIN)/python scripts/generate_abi.py --check
 	@if command -v actionlint >/dev/null; then actionlint; \
@@ -84,6 +85,7 @@ types: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python scripts/listings.py
 	find native -name '*.cc' -o -name '*.h' | xargs -r $(BIN)/clang-format -i
 
 slow: $(VENV)/.installed-dev $(VENV)/.installed-wheel

@@ -8,7 +8,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 _BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
-_INCLUDE = re.compile(r'^--8<-- "([^":]+)(:\d+:)?"$', re.M)
 _VARIES = [
     (re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}"), "RUN"),
     (re.compile(r"0x[0-9a-f]+"), "ADDRESS"),
@@ -50,11 +49,7 @@ def listed_lines(page: str) -> list[str]:
 
 def files(page: str) -> dict[str, str]:
     """The programs of ``page`` by their titles."""
-
-    def included(match: re.Match[str]) -> str:
-        return (ROOT / match[1]).read_text()
-
-    return {title: _INCLUDE.sub(included, body) for _, title, body in _BLOCK.findall(page) if title}
+    return {title: body for _, title, body in _BLOCK.findall(page) if title}
 
 
 def same_words(line: str) -> str:

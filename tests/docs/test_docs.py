@@ -51,7 +51,7 @@ def test_every_variable_is_in_the_table() -> None:
 def test_every_example_is_shown_and_in_the_index() -> None:
     examples = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
     text = "".join(page.read_text() for page in DOCS.rglob("*.md"))
-    assert set(examples) <= set(re.findall(r'--8<-- "examples/(\w+\.py)', text))
+    assert set(examples) <= set(re.findall(r"<!-- listing: examples/(\w+\.py)", text))
     index = re.findall(r"^\| \[(\w+\.py)\]", (DOCS / "examples.md").read_text(), re.M)
     assert sorted(index) == examples
 
