@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,10 @@ def command(settings: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
+    # VS Code interrupts a notebook by SIGINT to all processes below its kernel. The caller passes it
+    # to those that run a function. SIGHUP is the caller's second signal, also under nohup.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     settings = json.loads(sys.argv[1])
     config = dataclasses.replace(
         Config.from_environ(os.environ), attempt=0, auto_init=False, **settings["config"]

@@ -255,7 +255,7 @@ class Processes:
         if at_once:
             self.output.is_shown = False  # of what ends by a signal: its last words are known
             # The second signal, which differs, makes the supervisor kill.
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGHUP):
                 self._launcher.send_signal(number)
         for each in list(self._channels.values()):
             with contextlib.suppress(OSError):

@@ -26,6 +26,8 @@ from lockstep.pool.outcome import Failure
 from lockstep.pool.output import mark
 from lockstep.system import stack_dump
 
+_SAME_INTERRUPT_SECONDS = 1.0
+
 
 class _Worker:
     def __init__(self, config: _config.Config) -> None:
@@ -38,12 +40,15 @@ class _Worker:
         self._sending = threading.Lock()
         self._running: int | None = None
         """The call in the main thread."""
+        self._interrupted_at = float("-inf")
+        self._stopping = Path(config.run_dir or "", _run_files.STOPPING)
         self._calls: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         # A function may redirect the descriptors 1 and 2, as pytest does.
         self._streams = (os.dup(1), os.dup(2))
 
     def serve(self) -> None:
         """Serves the caller until it closes the connection."""
+        signal.signal(signal.SIGINT, self._on_interrupt)
         threading.Thread(
             target=channel.receive_into,
             args=(self._channel, self._on_message, lambda: self._calls.put(None)),
@@ -72,6 +77,18 @@ class _Worker:
         """Raises KeyboardInterrupt in the function of call ``number``."""
         if self._running == number:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def _on_interrupt(self, *_: Any) -> None:
+        """VS Code's interrupt of a notebook comes to every process, and then from the caller.
+
+        Both are one interrupt, of the function alone. A launcher that stops the job uses SIGINT
+        too.
+        """
+        now = time.monotonic()
+        is_first = now >= self._interrupted_at + _SAME_INTERRUPT_SECONDS
+        if is_first and (self._running is not None or self._stopping.exists()):
+            self._interrupted_at = now
+            raise KeyboardInterrupt
 
     def _abort(self, text: str) -> None:
         if self._engine and "jax" in sys.modules:
