@@ -6,6 +6,7 @@ RUN_DIR/stopping                            exists as soon as the launcher has s
 RUN_DIR/attempt_0/lost                      processes of hosts that the launcher has lost, in JSON
 RUN_DIR/attempt_0/coordination.pid          the process that serves JAX's key-value store
 RUN_DIR/attempt_0/coordination.log          its output
+RUN_DIR/attempt_0/traceback_2f6b...         a link to the number of the process that prints it
 RUN_DIR/attempt_0/process_1/recorder.bin    its collectives (`flight_recorder.format`)
 RUN_DIR/attempt_0/process_1/sites.jsonl     their lines; also possible_sites.jsonl and callers.jsonl
 RUN_DIR/attempt_0/process_1/error.json      the error that ended process 1
@@ -53,6 +54,7 @@ INTERRUPTED = "interrupted"
 JOINED = "joined"
 STAYS = "stays"
 ALONE = "alone"
+TRACEBACK = "traceback_"
 _MAX_TRACEBACK = 1 << 18
 _MAX_SUMMARY = 1 << 16
 

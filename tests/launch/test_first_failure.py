@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import signal
 import sys
@@ -9,14 +10,13 @@ import sys
 import pytest
 
 from lockstep._run_files import STOPPED, ErrorRecord, Exit
+from lockstep.launch.failure_report import headline, told_already
 from lockstep.launch.first_failure import (
     EndedProcess,
     by_culprit,
     first_failure,
-    headline,
     last_words,
     not_started,
-    told_already,
 )
 
 
@@ -192,5 +192,49 @@ def test_a_table_is_not_news_when_the_first_failure_says_the_same() -> None:
 
 def test_many_consequences_are_counted() -> None:
     first = ended(0, 1, 1.0, record(1.0))
-    others = [ended(i, 1, 2.0, record(2.0)) for i in range(1, 20)]
+    others = [ended(i, 1, 2.0, record(2.0, f"KeyError: {i}")) for i in range(1, 20)]
     assert headline(first, [first, *others], 5.0)[-1] == "11 more failed later"
+
+
+AT = '  File "/u/train.py", line 3, in <module>\n    f()\n  File "/u/a.py", line 7, in f\n    g()\n'
+
+
+def raised(process_id: int, at: float, what: str = "ValueError: x") -> EndedProcess:
+    text = f"Traceback (most recent call last):\n{AT}{what}\n"
+    return ended(process_id, 1, at + 0.5, ErrorRecord(at, 1, what, text))
+
+
+def test_an_error_of_several_processes_is_told_once_with_their_numbers_and_its_line() -> None:
+    endings = [raised(0, 2.1), raised(1, 2.0), raised(2, 2.2)]
+    [told] = headline(endings[1], endings, 3.0)
+    assert told.startswith(
+        "processes 0-2 of 3 failed: ValueError: x (exit code 1), a.py:7 in f\n    Traceback"
+    )
+    other = raised(3, 2.5, "KeyError: 1")
+    first, later = headline(endings[1], [*endings, other], 3.0)
+    assert first.startswith("processes 0-2 of 4 failed first: ValueError: x (exit code 1), a.py:7")
+    assert later == "process 3 failed 0.5 s later: KeyError: 1 (exit code 1)"
+
+
+def test_a_traceback_that_is_in_view_is_not_repeated() -> None:
+    one, two = raised(0, 2.0), raised(1, 2.1)
+    lines = ("a warning", *one.record.traceback.splitlines()) if one.record else ()
+    seen = dataclasses.replace(one, on_screen=lines)
+    line = "processes 0-1 of 2 failed: ValueError: x (exit code 1), a.py:7 in f (traceback above)"
+    assert headline(seen, [seen, two], 3.0) == [line]
+    # Process 0 has printed it for both.
+    assert headline(two, [seen, two], 3.0) == [line]
+    cut = dataclasses.replace(one, on_screen=lines[2:])
+    assert "Traceback (most" in headline(cut, [cut, two], 3.0)[0]
+
+
+def test_the_stack_of_an_engines_error_that_is_in_view_is_not_repeated() -> None:
+    said = "jax.errors.JaxRuntimeError: UNKNOWN: MPI error: lockstep: process 1 ended"
+    stack = f"Traceback (most recent call last):\n{AT}"
+    failed = ended(0, 1, 3.0, ErrorRecord(2.0, 1, said, f"{stack}{said}\n  process 1: ended\n"))
+    seen = dataclasses.replace(
+        failed, on_screen=(*stack.splitlines(), "lockstep: process 1 ended (whole text: ...)")
+    )
+    assert headline(seen, [seen], 3.0) == [
+        "process 0 of 1 failed first: process 1 ended (exit code 1)\n      process 1: ended"
+    ]

@@ -165,13 +165,54 @@ time.sleep(60)
     result = run_lockstep([], program, expect_status=1)
     said = result.said_by_launcher
     first = "lockstep: process 1 of 2 failed first: RuntimeError: no weights (exit code 1)"
-    assert said.splitlines()[0] == first
-    assert "KeyError: 'weights'" in said
-    assert "The above exception was the direct cause" in said
-    assert "in step" in said
-    for text in (said, "\n".join(result.stderr_by_process[1])):
+    assert said.splitlines()[0] == f"{first}, program.py:7 in step (traceback above)"
+    shown = "\n".join(result.stderr_by_process[1])
+    assert "KeyError: 'weights'" in shown
+    assert "The above exception was the direct cause" in shown
+    assert "in step" in shown
+    for text in (said, shown):
         assert Path(child_main.__file__).name not in text
         assert "runpy" not in text
+
+
+RAISES = """
+def load():
+    raise ValueError("no data")
+
+load()
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--full-tracebacks"]], ids=["", "full"])
+def test_an_error_of_all_processes_is_shown_once(options: list[str]) -> None:
+    result = run_lockstep(options, RAISES, n=3, expect_status=1)
+    assert result.stderr.count("Traceback (most recent call last)") == 1, result
+    assert result.stderr.count('raise ValueError("no data")') == 1, result
+    [whole] = [i for i, lines in result.stderr_by_process.items() if len(lines) > 1]
+    line = f"ValueError: no data, program.py:3 in load (traceback as on process {whole})"
+    for process in {0, 1, 2} - {whole}:
+        assert result.stderr_by_process[process] == [line]
+    assert result.said_by_launcher.splitlines()[0] == (
+        "lockstep: processes 0-2 of 3 failed: ValueError: no data (exit code 1), "
+        "program.py:3 in load (traceback above)"
+    )
+
+
+def test_a_traceback_far_above_is_repeated_in_the_report() -> None:
+    program = (
+        I
+        + """
+if i == 1:
+    raise ValueError("no data")
+time.sleep(0.5)
+for line in range(80):
+    print("saving", line)
+"""
+    )
+    said = run_lockstep([], program, expect_status=1).said_by_launcher
+    assert "failed first: ValueError: no data (exit code 1), program.py:" in said
+    assert '    raise ValueError("no data")' in said
+    assert "(traceback above)" not in said
 
 
 def test_the_headline_is_the_cause_though_its_process_ends_last() -> None:

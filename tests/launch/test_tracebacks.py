@@ -8,7 +8,7 @@ import traceback
 import pytest
 
 from lockstep.launch import child_main
-from lockstep.launch.tracebacks import folded, jax_shows_all, parts
+from lockstep.launch.tracebacks import folded, jax_shows_all, parts, place
 
 JAX = """  File "/v/lib/python3.11/site-packages/jax/_src/array.py", line 300, in __float__
     return self._value.__float__()
@@ -86,6 +86,13 @@ def test_the_parts_of_an_engines_error() -> None:
     assert parts(HEAD + OWN + ERROR) is None
     during = "\nDuring handling of the above exception, another exception occurred:\n\n"
     assert parts(HEAD + OWN + error + during + HEAD + OWN + ERROR) is None
+
+
+def test_the_line_of_an_error_is_the_innermost_of_the_users_program() -> None:
+    top = '  File "/home/u/train.py", line 9, in <module>\n    main()\n'
+    assert place(HEAD + top + OWN + JAX + ERROR) == "train.py:3 in main"
+    assert place(HEAD + top + JAX + ERROR) == "train.py:9"
+    assert place(HEAD + JAX + ERROR) == ""
 
 
 def test_jax_is_asked_for_all_frames() -> None:

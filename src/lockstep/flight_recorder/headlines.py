@@ -156,7 +156,8 @@ def _dead(diagnosis: Diagnosis) -> str:
     else:
         first = _by_index(diagnosis, diagnosis.culprits[0])
         subject = f"{processes(diagnosis.culprits)} {first.activity.value}"
-        subject += f" (the first: {ending(first.process)})"
+        how = ending(first.process).removeprefix(f"{first.activity.value}: ")
+        subject += f" (the first: {how})"
     return subject + _waiters(diagnosis)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from lockstep._words import counted, processes
 from lockstep.flight_recorder.calls import Round
-from lockstep.flight_recorder.diagnose import Activity, Diagnosis, Row
+from lockstep.flight_recorder.diagnose import Activity, Diagnosis, Kind, Row
 from lockstep.flight_recorder.headlines import called, count, headline, raised, what_was_called
 from lockstep.flight_recorder.phrases import briefly, described, ending, label_of, likely
 
@@ -43,6 +43,13 @@ def short(diagnosis: Diagnosis, limit: int = 1000) -> str:
 
 def _size(lines: Sequence[str]) -> int:
     return len("\n".join(lines).encode())
+
+
+def is_news(diagnosis: Diagnosis, failed: Iterable[int]) -> bool:
+    """Whether it says more than that the processes ``failed`` have failed."""
+    only_that = diagnosis.kind is Kind.FAILED and set(diagnosis.culprits) <= set(failed)
+    idle = (Activity.FAILED, Activity.BUSY, Activity.ENDED)
+    return not only_that or any(row.activity not in idle for row in diagnosis.rows)
 
 
 def table(diagnosis: Diagnosis) -> str:

@@ -17,6 +17,7 @@ import atexit
 import contextlib
 import faulthandler
 import functools
+import hashlib
 import os
 import signal
 import sys
@@ -55,8 +56,7 @@ def main() -> None:
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     user_program.prepare(command)
-    if not (config.full_tracebacks or tracebacks.jax_shows_all(os.environ)):
-        sys.excepthook = functools.partial(_show, config)
+    sys.excepthook = functools.partial(_show, config)
     try:
         if config.auto_init:
             import lockstep
@@ -167,17 +167,43 @@ def _show(
 ) -> None:
     """Prints an error without the frames of libraries.
 
-    Under ``lockstep run`` an engine's error is shortened here, because the launcher prints the
-    whole text once for all processes.
+    Under ``lockstep run`` a traceback that processes of this host have in common is printed by the
+    first of them, at once, and the others print one line. An engine's error is shortened here,
+    because the launcher prints the whole text once for all processes.
     """
-    text = tracebacks.folded("".join(traceback.format_exception(kind, error, trace)))
+    full = config.full_tracebacks or tracebacks.jax_shows_all(os.environ)
+    text = tracebacks.folded("".join(traceback.format_exception(kind, error, trace)), full)
     # Under `lockstep worker` there is no launcher of ours, and so no FIFO to it.
-    is_reported = config.run_dir is not None and Path(config.run_dir, _run_files.WAKE_UP).exists()
-    if is_reported and (found := tracebacks.parts(text)):
-        stack, message = found
-        what = textwrap.shorten(message.partition("\n")[0], _MAX_SHOWN, placeholder=" ...")
-        text = f"{stack}lockstep: {what} (whole text: see the launcher's report)\n"
+    if config.run_dir is not None and Path(config.run_dir, _run_files.WAKE_UP).exists():
+        if not full and (found := tracebacks.parts(text)):
+            stack, message = found
+            line = f"lockstep: {_shortened(message)} (whole text: see the launcher's report)\n"
+            text = line if _shown_by_another(config, stack) is not None else stack + line
+        elif (other := _shown_by_another(config, text)) is not None:
+            where = ", ".join(
+                filter(None, (_shortened(_summary(error)).rstrip("."), tracebacks.place(text)))
+            )
+            text = f"{where} (traceback as on process {other})\n"
     sys.stderr.write(text)
+
+
+def _shortened(message: str) -> str:
+    return textwrap.shorten(message.partition("\n")[0], _MAX_SHOWN, placeholder=" ...")
+
+
+def _shown_by_another(config: Config, traceback: str) -> int | None:
+    """The process of this host that prints the same traceback; None: this one has to print it."""
+    digest = hashlib.sha256(traceback.encode("utf-8", "replace")).hexdigest()
+    claim = _folder(config).parent / f"{_run_files.TRACEBACK}{digest[:16]}"
+    try:
+        # A link has its content as soon as it exists, and only one process can make it.
+        claim.symlink_to(str(config.process_id))
+    except FileExistsError:
+        with contextlib.suppress(OSError, ValueError):
+            return int(os.readlink(claim))
+    except OSError:
+        pass
+    return None
 
 
 def _interrupted(config: Config, error: KeyboardInterrupt) -> NoReturn:

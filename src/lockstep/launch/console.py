@@ -28,6 +28,9 @@ UNFINISHED_SECONDS = 0.1
 MAX_BACKLOG = 1 << 20
 """With more unwritten bytes than this, the launcher stops reading from the processes."""
 
+SCREEN = 50
+"""What was shown this many lines ago is taken as read: the launcher's report does not repeat it."""
+
 _BOLD_RED = "\x1b[1;31m"
 _PLAIN = "\x1b[0m"
 _TAIL = 1 << 16
@@ -60,8 +63,11 @@ class Console:
         )
         self._waiting: set[int] = set()
         self._abandoned = False
+        self.lines = 0
+        """How many lines of processes have been put on the console."""
 
     def put(self, outlet: Outlet, source: object, prefix: bytes, text: bytes) -> None:
+        self.lines += text.count(b"\n")
         outlet.sink.put(outlet.merger.put(source, prefix, text))
         self._serve(outlet.sink)
 
@@ -144,6 +150,7 @@ class Stream:
         self._log = log
         self._tail = b""
         self._show_at = float("inf")
+        self._shown_at = 0
 
     def read(self) -> None:
         """Reads what is available; call it when ``fd`` is readable."""
@@ -164,6 +171,8 @@ class Stream:
 
     def _show(self, text: bytes) -> None:
         self._console.put(self._outlet, self, self._prefix, text)
+        if text:
+            self._shown_at = self._console.lines
 
     def _keep(self, data: bytes) -> None:
         if self._log is None:
@@ -187,6 +196,11 @@ class Stream:
     def tail(self) -> list[str]:
         """The last lines, also those that were shown long ago."""
         return self._tail.decode("utf-8", "replace").splitlines()
+
+    @property
+    def on_screen(self) -> list[str]:
+        """The last lines; none if others have written a screen of lines since."""
+        return self.tail if self._console.lines - self._shown_at <= SCREEN else []
 
     def close(self) -> None:
         if not self.closed:

@@ -13,6 +13,7 @@ import os
 import shutil
 import stat
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,9 +33,10 @@ RUN_PREFIX = "run_"
 MAX_LINES = 60
 
 
-def diagnosis(run_dir: Path, attempt: int) -> str | None:
-    """The report from the records of all processes; None when there are none.
+def diagnosis(run_dir: Path, attempt: int, told: Sequence[int] = ()) -> str | None:
+    """The report from the records of all processes.
 
+    None when there are none, or when they say only that the processes ``told`` have failed.
     Never raises: an error here must not hide how the run failed.
     """
     if not any(run_dir.glob(f"attempt_{attempt}/process_*/{_run_files.RECORDER}")):
@@ -42,7 +44,10 @@ def diagnosis(run_dir: Path, attempt: int) -> str | None:
     try:
         from lockstep.flight_recorder import text_report
 
-        lines = text_report.table(_diagnosed(run_dir, attempt)).splitlines()
+        found = _diagnosed(run_dir, attempt)
+        if told and not text_report.is_news(found, told):
+            return None
+        lines = text_report.table(found).splitlines()
     except Exception as error:
         return f"the records could not be read: {type(error).__name__}: {error}"
     if len(lines) > MAX_LINES:

@@ -1,4 +1,4 @@
-"""Finds the process that failed first, and makes the report of it. Pure.
+"""Finds the process that failed first. Pure.
 
 When one process of a job fails, the others fail too: their collectives break, JAX aborts them, the
 launcher stops them. The user needs the error that came before all of those.
@@ -11,24 +11,13 @@ import errno
 import re
 import signal
 import sys
-import textwrap
 from collections.abc import Sequence
 
 from lockstep._jax_compat import texts
 from lockstep._run_files import OUT_OF_MEMORY, STOPPED, ErrorRecord, Exit
-from lockstep.launch import tracebacks
 
-MAX_CONSEQUENCES = 8
-MAX_LETTERS = 200
-"""Maximal length of a consequence, since the first failure is shown in full."""
-
-_OURS = re.compile(rf"^\S+: {texts.ENGINE_ERROR}")
+OURS = re.compile(rf"^\S+: {texts.ENGINE_ERROR}")
 """What stands before the text of an engine's error, which is a whole diagnosis."""
-
-_AGAIN = (
-    "This process had raised the error before, and caught it or raised it in another thread. Here "
-    "it was raised again:"
-)
 
 NOTICED_SECONDS = 1.0
 """On an oversubscribed machine the end of a process may be seen this long after its cause."""
@@ -54,23 +43,6 @@ _NO_CONSEQUENCES = {
     signal.SIGFPE,
     signal.SIGXCPU,
 }
-_NO_MEMORY = (
-    "The kernel killed it because memory ran out: that of the machine, or the limit of the "
-    "container or the batch job. Use fewer processes, smaller arrays, or more memory."
-)
-_LOST = (
-    "Is the machine up, and the network? Was the agent there killed? The agent of a lost host ends "
-    "its processes, and itself."
-)
-_CAUSES: dict[int, str] = {
-    signal.SIGKILL: "Likely a kill -9, or the kernel ran out of memory (see dmesg, and the memory "
-    "limit of the container or of the batch job).",
-    signal.SIGSEGV: "Native code accessed memory that it does not own.",
-    signal.SIGBUS: "Mapped memory could not be provided: is /dev/shm or the disk full?",
-    signal.SIGABRT: "Native code aborted; the reason is on stderr.",
-    signal.SIGILL: "The program uses instructions that this processor does not have.",
-    signal.SIGXCPU: "The limit on processor time was reached (ulimit -t).",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +57,8 @@ class EndedProcess:
     """The last lines that it wrote to stderr."""
     host: str = ""
     """Where it ran, in a job on several hosts."""
+    on_screen: tuple[str, ...] = ()
+    """Lines of its stderr that the user still has in view."""
 
     @property
     def was_lost(self) -> bool:
@@ -157,7 +131,7 @@ def by_culprit(
 
 def is_engines(record: ErrorRecord | None) -> bool:
     """Whether a process ended by an error that the engine raised in all processes."""
-    return record is not None and bool(_OURS.match(record.summary))
+    return record is not None and bool(OURS.match(record.summary))
 
 
 def not_started(error: Exception) -> str:
@@ -200,86 +174,18 @@ def last_words(stderr: Sequence[str], exit_code: int) -> tuple[str, ...]:
 def manner(ending: EndedProcess) -> str:
     """How a process failed, in a few words."""
     if ending.record is not None:
-        return f"{_OURS.sub('', ending.record.summary)} (exit code {ending.status})"
+        return f"{OURS.sub('', ending.record.summary)} (exit code {ending.status})"
     if ending.was_lost:
         return f"{ending.exit.reason}"
     return ending.exit.cause + (f": {OUT_OF_MEMORY}" if ending.out_of_memory else "")
 
 
-def _cause(ending: EndedProcess) -> str | None:
-    if ending.out_of_memory:
-        return _NO_MEMORY
-    if ending.was_lost:
-        return _LOST
-    return _CAUSES.get(ending.exit.signal or 0)
+def alike(first: EndedProcess, endings: Sequence[EndedProcess]) -> list[EndedProcess]:
+    """The processes that failed by the same error at the same lines of the program as ``first``.
 
-
-def _indented(text: str) -> str:
-    return textwrap.indent(text.rstrip("\n"), "    ", lambda _: True)
-
-
-def told_already(table: str, first: EndedProcess) -> bool:
-    """Whether the first failure's own text has the headline of ``table`` already."""
-    if first.record is None:
-        return False
-    # The records may be newer than the error: waits are over by now, and exit codes are known.
-    head = table.splitlines()[0].replace(" (exit code 0)", "").replace(" waited in ", " waits in ")
-    return head in first.record.traceback
-
-
-def _told(record: ErrorRecord, full: bool) -> str:
-    """The text below the headline, which has the first line of an engine's error already."""
-    text = tracebacks.folded(record.traceback.rstrip("\n"), full)
-    if full or (found := tracebacks.parts(text)) is None:
-        return text
-    stack, message = found
-    ours = _OURS.match(record.summary)
-    again = [_AGAIN] if ours and ours["again"] else []
-    return "\n".join([*message.rstrip().split("\n")[1:], *again, stack.rstrip()])
-
-
-def _on(ending: EndedProcess) -> str:
-    return f" on {ending.host}" if ending.host else ""
-
-
-def headline(
-    first: EndedProcess,
-    endings: Sequence[EndedProcess],
-    stopping_at: float,
-    processes: int | None = None,
-    full: bool = False,
-) -> list[str]:
-    """The report of a job that failed: paragraphs, the first failure on top.
-
-    ``processes`` is the job's number of processes, if not all of them have been started. A signal
-    that ended a process after ``stopping_at`` was sent by the launcher. ``full`` keeps the frames
-    of libraries in tracebacks.
+    None but ``first`` for an engine's error: one process has caused it, in all of them.
     """
-    count = processes or len(endings)
-    report = [f"process {first.process_id} of {count}{_on(first)} failed first: {manner(first)}"]
-    if first.record is None and (cause := _cause(first)):
-        report[0] += f". {cause}"
-    if first.record is not None and first.record.traceback:
-        report[0] += "\n" + _indented(_told(first.record, full))
-    elif first.record is None and first.last_words:
-        report[0] += "\nIts last lines on stderr:\n" + _indented("\n".join(first.last_words))
-    later = [
-        e
-        for e in sorted(endings, key=lambda e: e.failed_at)
-        if e is not first
-        and e.failed
-        and (e.record is not None or e.ended_at <= stopping_at or e.died_by_itself)
-    ]
-    report += [
-        f"process {e.process_id}{_on(e)} failed {max(0.0, e.failed_at - first.failed_at):.1f} s "
-        "later: "
-        + (
-            "the same"
-            if (e.record is not None or e.was_lost) and manner(e) == manner(first)
-            else textwrap.shorten(manner(e), MAX_LETTERS, placeholder=" ...")
-        )
-        for e in later[:MAX_CONSEQUENCES]
-    ]
-    if len(later) > MAX_CONSEQUENCES:
-        report.append(f"{len(later) - MAX_CONSEQUENCES} more failed later")
-    return report
+    if first.record is None or is_engines(first.record):
+        return [first]
+    what = dataclasses.replace(first.record, time=0.0)
+    return [e for e in endings if e.record and dataclasses.replace(e.record, time=0.0) == what]

@@ -147,7 +147,8 @@ def ended_process(
             record.write(output.logs)
     exit = exit or Exit(exit_code=0)
     words = last_words(stderr.tail, exit.status)
-    return EndedProcess(process_id, exit, ended_at, record, words, host)
+    on_screen = tuple(stderr.on_screen) if record else ()
+    return EndedProcess(process_id, exit, ended_at, record, words, host, on_screen)
 
 
 Prefixes = Callable[[Outlet], Sequence[bytes]]

@@ -38,15 +38,14 @@ from lockstep._errors import LaunchError
 from lockstep._words import processes, signal_name
 from lockstep.launch import failed_runs, tracebacks
 from lockstep.launch.console import Console, Stream
+from lockstep.launch.failure_report import headline, told_already
 from lockstep.launch.first_failure import (
     FAILURE_SHARES,
     EndedProcess,
     by_culprit,
     first_failure,
-    headline,
     is_engines,
     not_started,
-    told_already,
 )
 from lockstep.launch.guard import PASSED_ON
 from lockstep.launch.job_processes import Loop, Processes
@@ -258,7 +257,7 @@ class Supervisor:
             for i, text in enumerate(report):
                 self.console.report(text, highlight=i == 0)
             self._report_killed()
-            self._report_details(first)
+            self._report_details(first, [e.process_id for e in endings if e.failed])
             return first.status
         if self._cause in PASSED_ON:
             self.console.report(f"stopped by {signal_name(self._cause)}")
@@ -269,10 +268,13 @@ class Supervisor:
     def _culprits(self) -> Sequence[int]:
         return failed_runs.culprits(self._job.run_dir, self._job.config.attempt)
 
-    def _report_details(self, first: EndedProcess) -> None:
-        """Prints the diagnosis, and the next step for the user."""
+    def _report_details(self, first: EndedProcess, told: Sequence[int]) -> None:
+        """Prints the diagnosis, and the next step for the user.
+
+        ``told``: the processes whose failure was reported.
+        """
         attempt = self._job.config.attempt
-        table = failed_runs.diagnosis(self._job.run_dir, attempt)
+        table = failed_runs.diagnosis(self._job.run_dir, attempt, told)
         if table and not told_already(table, first):
             self.console.report(table)
         if self._restarts_left and self.may_restart:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lockstep._jax_compat import texts
 
-_FRAME = re.compile(r'  File "(?P<file>.*)", line \d+, in ')
+_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+), in ')
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/(?P<package>[^/]+?)(?:\.py)?(?:/|$)")
 _OWN_NAME = "lockstep"
 _OURS = f"{Path(__file__).parents[1]}/"
@@ -77,6 +77,21 @@ def _package(file: str) -> str | None:
     if file.startswith("<frozen ") or file.startswith(_PYTHONS_OWN):
         return "Python"
     return None
+
+
+def place(text: str) -> str:
+    """``train.py:14 in step``, the innermost line of the user's program in a traceback.
+
+    Empty: there is none, as in a program that is an installed package.
+    """
+    found = ""
+    for line in text.split("\n"):
+        frame = _FRAME.match(line)
+        if frame and _package(frame["file"]) is None:
+            function = line[frame.end() :]
+            within = "" if function == "<module>" else f" in {function}"
+            found = f"{Path(frame['file']).name}:{frame['line']}{within}"
+    return found
 
 
 def parts(text: str) -> tuple[str, str] | None:

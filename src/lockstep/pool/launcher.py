@@ -37,8 +37,8 @@ def command(settings: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    # VS Code interrupts a notebook by SIGINT to all processes below its kernel. The caller passes it
-    # to those that run a function. SIGHUP is the caller's second signal, also under nohup.
+    # VS Code interrupts a notebook by SIGINT to all processes below its kernel. The caller passes
+    # it to those that run a function. SIGHUP is the caller's second signal, also under nohup.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     settings = json.loads(sys.argv[1])

@@ -12,7 +12,8 @@ from lockstep._errors import SpawnError, SpawnTimeoutError
 from lockstep._run_files import ErrorRecord, Exit
 from lockstep._words import processes
 from lockstep.launch import tracebacks
-from lockstep.launch.first_failure import EndedProcess, by_culprit, first_failure, headline
+from lockstep.launch.failure_report import headline
+from lockstep.launch.first_failure import EndedProcess, by_culprit, first_failure
 
 MAX_LETTERS = 200
 """Maximal length of a later failure in a note."""

@@ -1,0 +1,149 @@
+"""The launcher's report of a job that failed: the first failure, then its consequences. Pure.
+
+Each process has printed its traceback at once, because the job may take long to end after an error,
+and the launcher may be killed until then. What is still in view is not repeated here.
+"""
+
+from __future__ import annotations
+
+import signal
+import textwrap
+from collections.abc import Sequence
+
+from lockstep import _words
+from lockstep._run_files import ErrorRecord
+from lockstep.launch import tracebacks
+from lockstep.launch.first_failure import OURS, EndedProcess, alike, is_engines, manner
+
+MAX_CONSEQUENCES = 8
+MAX_LETTERS = 200
+"""Maximal length of a consequence, since the first failure is shown in full."""
+
+_AGAIN = (
+    "This process had raised the error before, and caught it or raised it in another thread. Here "
+    "it was raised again:"
+)
+
+_NO_MEMORY = (
+    "The kernel killed it because memory ran out: that of the machine, or the limit of the "
+    "container or the batch job. Use fewer processes, smaller arrays, or more memory."
+)
+_LOST = (
+    "Is the machine up, and the network? Was the agent there killed? The agent of a lost host ends "
+    "its processes, and itself."
+)
+_CAUSES: dict[int, str] = {
+    signal.SIGKILL: "Likely a kill -9, or the kernel ran out of memory (see dmesg, and the memory "
+    "limit of the container or of the batch job).",
+    signal.SIGSEGV: "Native code accessed memory that it does not own.",
+    signal.SIGBUS: "Mapped memory could not be provided: is /dev/shm or the disk full?",
+    signal.SIGABRT: "Native code aborted; the reason is on stderr.",
+    signal.SIGILL: "The program uses instructions that this processor does not have.",
+    signal.SIGXCPU: "The limit on processor time was reached (ulimit -t).",
+}
+
+
+def _cause(ending: EndedProcess) -> str | None:
+    if ending.out_of_memory:
+        return _NO_MEMORY
+    if ending.was_lost:
+        return _LOST
+    return _CAUSES.get(ending.exit.signal or 0)
+
+
+def _indented(text: str) -> str:
+    return textwrap.indent(text.rstrip("\n"), "    ", lambda _: True)
+
+
+def told_already(table: str, first: EndedProcess) -> bool:
+    """Whether the first failure's own text has the headline of ``table`` already."""
+    if first.record is None:
+        return False
+    # The records may be newer than the error: waits are over by now, and exit codes are known.
+    head = table.splitlines()[0].replace(" (exit code 0)", "").replace(" waited in ", " waits in ")
+    return head in first.record.traceback.replace(" (exit code 0)", "")
+
+
+def _told(record: ErrorRecord, full: bool, on_screen: str) -> list[str]:
+    """The lines below the headline, which has the first line of an engine's error already.
+
+    A traceback that is ``on_screen`` is not repeated. The processes print theirs at once, because
+    the job may take long to end after an error, and the launcher may be killed until then.
+    """
+    text = tracebacks.folded(record.traceback, full).rstrip("\n")
+    if not text:
+        return []
+    if full or (found := tracebacks.parts(text)) is None:
+        return [] if f"\n{text}\n" in on_screen else text.split("\n")
+    stack, message = found
+    ours = OURS.match(record.summary)
+    again = [_AGAIN] if ours and ours["again"] else []
+    shown = f"\n{stack}" in on_screen and not again
+    return [*message.rstrip().split("\n")[1:], *([] if shown else [*again, stack.rstrip()])]
+
+
+def _on(ending: EndedProcess) -> str:
+    return f" on {ending.host}" if ending.host else ""
+
+
+def headline(
+    first: EndedProcess,
+    endings: Sequence[EndedProcess],
+    stopping_at: float,
+    processes: int | None = None,
+    full: bool = False,
+) -> list[str]:
+    """The report of a job that failed: paragraphs, the first failure on top.
+
+    ``processes`` is the job's number of processes, if not all of them have been started. A signal
+    that ended a process after ``stopping_at`` was sent by the launcher. ``full`` keeps the frames
+    of libraries in tracebacks.
+    """
+    same = alike(first, endings)
+    count = processes or len(endings)
+    report = [_first(first, same, count) + _details(first, endings, full)]
+    numbers = {e.process_id for e in same}
+    later = [
+        e
+        for e in sorted(endings, key=lambda e: e.failed_at)
+        if e.process_id not in numbers
+        and e.failed
+        and (e.record is not None or e.ended_at <= stopping_at or e.died_by_itself)
+    ]
+    report += [_later(e, first) for e in later[:MAX_CONSEQUENCES]]
+    if len(later) > MAX_CONSEQUENCES:
+        report.append(f"{len(later) - MAX_CONSEQUENCES} more failed later")
+    return report
+
+
+def _first(first: EndedProcess, same: Sequence[EndedProcess], count: int) -> str:
+    """``process 1 of 2 failed first: ValueError: no data (exit code 1), train.py:14 in step``."""
+    failed = f"{_words.processes(sorted(e.process_id for e in same))} of {count}"
+    failed += _on(first) if len(same) == 1 else ""
+    failed += " failed" if 1 < len(same) == count else " failed first"
+    text = f"{failed}: {manner(first)}"
+    if first.record is None:
+        cause = _cause(first)
+        return text + (f". {cause}" if cause else "")
+    place = "" if is_engines(first.record) else tracebacks.place(first.record.traceback)
+    return text + (f", {place}" if place else "")
+
+
+def _details(first: EndedProcess, endings: Sequence[EndedProcess], full: bool) -> str:
+    """What follows the headline of the first failure."""
+    if first.record is None:
+        words = "\n".join(first.last_words)
+        return f"\nIts last lines on stderr:\n{_indented(words)}" if words else ""
+    on_screen = "".join("\n".join(["", *e.on_screen, ""]) for e in endings)
+    if told := _told(first.record, full, on_screen):
+        return "\n" + _indented("\n".join(told))
+    return "" if is_engines(first.record) else " (traceback above)"
+
+
+def _later(ending: EndedProcess, first: EndedProcess) -> str:
+    seconds = max(0.0, ending.failed_at - first.failed_at)
+    how = manner(ending)
+    if how == manner(first) and (ending.record is not None or ending.was_lost):
+        how = "the same"
+    how = textwrap.shorten(how, MAX_LETTERS, placeholder=" ...")
+    return f"process {ending.process_id}{_on(ending)} failed {seconds:.1f} s later: {how}"
