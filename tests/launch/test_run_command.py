@@ -245,7 +245,7 @@ raise ConnectionError("a consequence")
         ("os._exit(7)", 7, "failed first: exit code 7"),
         ("os.kill(os.getpid(), 9)", 137, "failed first: killed by SIGKILL (signal 9)"),
         ("os.abort()", 134, "failed first: killed by SIGABRT (signal 6)"),
-        ("1 +", 1, "failed first: SyntaxError: invalid syntax"),
+        ("1 +", 1, "SyntaxError: invalid syntax (exit code 1)"),
         ("raise KeyboardInterrupt", 130, "failed first: KeyboardInterrupt"),
     ],
     *(1, 2, 3),

@@ -7,6 +7,7 @@ holds what they rely on. No module here imports jax at import time, because
 a jax lacks a name that a hook needs, the hook is left out, and one line names the lost feature.
 """
 
+from lockstep._jax_compat.arrays import note_ambiguous_shardings as note_ambiguous_shardings
 from lockstep._jax_compat.arrays import note_unreadable_values as note_unreadable_values
 from lockstep._jax_compat.arrays import under_derivatives as under_derivatives
 from lockstep._jax_compat.arrays import varying_axes as varying_axes

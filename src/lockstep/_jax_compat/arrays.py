@@ -1,4 +1,4 @@
-"""Private properties of arrays that the solvers need, and the error for values elsewhere."""
+"""Private properties of arrays that the solvers need, and notes in JAX's errors about arrays."""
 
 from __future__ import annotations
 
@@ -45,3 +45,19 @@ def note_unreadable_values(note: str) -> None:
             raise
 
     arrays.ArrayImpl._value = property(value)
+
+
+def note_ambiguous_shardings(note: str) -> None:
+    """Adds ``note`` to the errors about shardings in the types of arrays, of Explicit axes.
+
+    About fifty places of JAX raise this exception, so the note is added where it is made.
+    """
+    core: Any = importlib.import_module("jax._src.core")
+    made = core.ShardingTypeError.__init__
+
+    @functools.wraps(made)
+    def init(self: Any, *args: Any, **more: Any) -> None:
+        made(self, *args, **more)
+        self.add_note(note)
+
+    core.ShardingTypeError.__init__ = init

@@ -37,9 +37,15 @@ CLUSTER = "cluster detection"
 CPU_CLIENT = "CPU client"
 BACKENDS = "backends"
 VALUES = "values of arrays"
+SHARDINGS = "types with shardings"
 _GATHER = (
     "lockstep.gather(x) gives the values to process 0, lockstep.gather(x, to=None) to all; every "
     "process calls it. x.addressable_shards has the part of this process."
+)
+_EXPLICIT = (
+    "lockstep: meshes with axes of type Explicit raise this; jax.make_mesh makes such axes since "
+    "jax 0.9. For the compiler to decide, give it axis_types=(jax.sharding.AxisType.Auto,) * "
+    "number_of_axes. To decide here, use out_sharding=, or jax.sharding.reshard on an operand."
 )
 
 _LOST_HOSTS = "gloo's collectives with a host that is out of reach hang."
@@ -253,6 +259,11 @@ def _put_in_hooks() -> None:
         VALUES,
         "the note of lockstep.gather in the error for np.asarray of an array that spans processes.",
         lambda: _jax_compat.note_unreadable_values(_GATHER),
+    )
+    _jax_compat.install(
+        SHARDINGS,
+        "the note of axis types in errors about shardings that are ambiguous.",
+        lambda: _jax_compat.note_ambiguous_shardings(_EXPLICIT),
     )
 
 

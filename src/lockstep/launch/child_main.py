@@ -180,9 +180,7 @@ def _show(
             line = f"lockstep: {_shortened(message)} (whole text: see the launcher's report)\n"
             text = line if _shown_by_another(config, stack) is not None else stack + line
         elif (other := _shown_by_another(config, text)) is not None:
-            where = ", ".join(
-                filter(None, (_shortened(_summary(error)).rstrip("."), tracebacks.place(text)))
-            )
+            where = ", ".join(filter(None, (_shortened(_summary(error)), tracebacks.place(text))))
             text = f"{where} (traceback as on process {other})\n"
     sys.stderr.write(text)
 
