@@ -131,7 +131,7 @@ def _eigh(
     in_specs: Specs,
     method: str | None,
 ) -> Any:
-    a = _validation.square(function, a)
+    a = _validation.square(function, a, mesh)
     [spec] = _validation.specs(function, in_specs, ("a",))
     placed = _validation.place(function, a, mesh, spec)
     n = a.shape[0]

@@ -65,7 +65,7 @@ def potrs(
       numpy.linalg.LinAlgError: with ``check``, when ``a`` is not positive definite.
     """
     _validation.ignore_pad("potrs", unused)
-    a = _validation.square("potrs", a)
+    a = _validation.square("potrs", a, mesh)
     b = _validation.right_hand_side("potrs", b, a.shape[0], a.dtype)
     placed, b_placed = _validation.place_both("potrs", a, b, mesh, in_specs)
     if a.shape[0] == 0:
@@ -177,7 +177,7 @@ def _inverse(
     check: bool,
     donate: bool,
 ) -> Any:
-    a = _validation.square(function, a)
+    a = _validation.square(function, a, mesh)
     [spec] = _validation.specs(function, in_specs, ("a",))
     placed = _validation.place(function, a, mesh, spec)
     if a.shape[0] == 0:

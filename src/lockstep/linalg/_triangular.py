@@ -53,7 +53,7 @@ def cholesky(
       TypeError: an unsupported dtype.
       numpy.linalg.LinAlgError: with ``check``, when the matrix is not positive definite.
     """
-    a = _validation.square("cholesky", a)
+    a = _validation.square("cholesky", a, mesh)
     [spec] = _validation.specs("cholesky", in_specs, ("a",))
     placed = _validation.place("cholesky", a, mesh, spec)
     if a.shape[0] == 0:
@@ -163,7 +163,7 @@ def solve_triangular(
         arrays, or dimensions that cannot be split evenly.
       TypeError: an unsupported dtype, or different dtypes.
     """
-    a = _validation.square("solve_triangular", a)
+    a = _validation.square("solve_triangular", a, mesh)
     b = _validation.right_hand_side("solve_triangular", b, a.shape[0], a.dtype)
     placed, b_placed = _validation.place_both("solve_triangular", a, b, mesh, in_specs)
     if b.size == 0:

@@ -47,9 +47,11 @@ class Placed:
         return NamedSharding(self.mesh, self.spec)
 
 
-def square(function: str, a: Any, name: str = "a") -> jax.Array:
+def square(function: str, a: Any, mesh: AnyMesh | None, name: str = "a") -> jax.Array:
     """``a`` as a square matrix of a supported type; an error otherwise."""
-    a = a if isinstance(a, jax.Array) else jnp.asarray(a)
+    if not isinstance(a, jax.Array):
+        _check_is_placed(function, a, mesh, name)
+        a = jnp.asarray(a)
     if a.ndim != 2 or a.shape[0] != a.shape[1]:
         raise ValueError(
             f"{function}: {name} has shape {a.shape}; expected one square matrix, shape (n, n). "
@@ -57,6 +59,20 @@ def square(function: str, a: Any, name: str = "a") -> jax.Array:
         )
     check_dtype(function, a, name)
     return a
+
+
+def _check_is_placed(function: str, a: Any, mesh: AnyMesh | None, name: str) -> None:
+    """An array that is not JAX's has no sharding. Each process would solve it by itself, silently,
+    or take its own rows for the whole matrix."""
+    if mesh is None and _context_mesh() is None and jax.process_count() > 1:
+        raise ValueError(
+            f"{function}: {name} is a {type(a).__module__}.{type(a).__name__}, which has no "
+            f"sharding, in a job of {jax.process_count()} processes. If every process has the "
+            "whole matrix, give mesh= (and in_specs=), or distribute it with jax.device_put(a, "
+            "NamedSharding(mesh, spec)). If a process has its own rows, join them with "
+            "jax.make_array_from_process_local_data. To solve it on each process alone, give "
+            "jnp.asarray(a)."
+        )
 
 
 def right_hand_side(function: str, b: Any, n: int, dtype: Any) -> jax.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -24,9 +25,23 @@ def assert_shards(got: jax.Array, wanted: np.ndarray) -> None:
         np.testing.assert_allclose(shard.data, wanted[shard.index], rtol=0, atol=1e-11)
 
 
+def check_numpy(mesh: jax.sharding.Mesh) -> None:
+    """Without a mesh each process would solve it alone; with one it is distributed."""
+    calls = (lambda: la.potrs(A, B), lambda: la.inv(A), lambda: la.eigh(A), lambda: la.cholesky(A))
+    for call in calls:
+        with pytest.raises(ValueError, match=r"a is a numpy\.ndarray, which has no sharding"):
+            call()
+    x = la.potrs(A, B, mesh=mesh, in_specs=(P("x"), P()))
+    assert len(x.sharding.device_set) == jax.device_count()
+    assert_shards(x, np.linalg.solve(A, B))
+    [device] = la.potrs(jax.numpy.asarray(A), B).devices()  # of this process alone
+    assert device.process_index == jax.process_index()
+
+
 def main() -> None:
     count = jax.device_count()
     mesh = jax.make_mesh((2, count // 2), ("x", "y"), (AxisType.Auto,) * 2)
+    check_numpy(mesh)
     for spec, b_spec in ((P(("x", "y")), P()), (P("y", "x"), P("x"))):
         a = jax.device_put(A, NamedSharding(mesh, spec))
         b = jax.device_put(B, NamedSharding(mesh, b_spec))
