@@ -14,12 +14,18 @@ _VARIES = [
     (re.compile(r"/\S*/"), ""),  # folders
     (re.compile(r" on [\w.-]+\)"), " on HOST)"),
     (re.compile(r"\d+(\.\d+)?"), "N"),
+    (re.compile(r"\bN [µm]?s\b"), "N SECONDS"),
+    (re.compile("━+"), "━"),  # tables are as wide as their numbers
+    (re.compile("─+"), "─"),
 ]
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command line and the lines that the page shows under it."""
+    """A command and the lines that the page shows under it.
+
+    Several lines of commands above one output are one command.
+    """
 
     line: str
     shown: tuple[str, ...]
@@ -30,9 +36,15 @@ def commands(page: str) -> list[Command]:
     found = []
     for kind, _, body in _BLOCK.findall(page):
         if kind == "console":
+            above = ""
             for part in re.split(r"^\$ ", body, flags=re.M)[1:]:
                 line, *shown = part.rstrip().splitlines()
-                found.append(Command(line, tuple(shown)))
+                above += line
+                if shown:
+                    found.append(Command(above, tuple(shown)))
+                above = "" if shown else f"{above}\n"
+            if above:
+                found.append(Command(above.rstrip(), ()))
     return found
 
 

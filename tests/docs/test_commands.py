@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,10 +20,6 @@ ELSEWHERE = {
     "NETKET_SHARDING=1 lockstep run -n 2 -d 2 --auto-init netket_ising.py": "NetKet, by hand",
     "lockstep report": "tests/report/test_cli.py",
     "lockstep doctor": "tests/doctor",
-    "mpirun -n 2 lockstep worker -d 2 loop.py": "tests/agent/test_mpirun.py",
-    "export MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2": "tests/agent",
-    "RANK=1 LOCAL_RANK=1 lockstep worker -d 2 loop.py & "
-    "RANK=0 LOCAL_RANK=0 lockstep worker -d 2 loop.py": "tests/agent",
     "lockstep run -n 2 -d 2 --stall-warning 5 slow.py": "tests/watchdog, for it never ends",
 }
 """Commands of console blocks that run elsewhere: in the tests that are named, or by hand."""
@@ -45,13 +43,14 @@ def start(line: str, folder: Path) -> subprocess.Popen[str]:
     line = line.replace("/tmp/", f"{folder}/")
     environ = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     return subprocess.Popen(
-        ["bash", "-c", f"exec {line}"],
+        ["bash", "-c", line],
         cwd=folder,
         env=environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,  # a line may start several processes
     )
 
 
@@ -69,7 +68,8 @@ def test_a_command_prints_what_its_page_shows(page: str, command: Command, tmp_p
         try:
             output, _ = process.communicate(timeout=SECONDS)
         finally:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     assert missing(command.shown, output) == [], f"{page}\n$ {command.line}\n{output}"
 
 

@@ -16,7 +16,7 @@ from lockstep.flight_recorder.format import Op, State
 from lockstep.flight_recorder.headlines import headline
 from lockstep.flight_recorder.model import Caller, Site
 from lockstep.flight_recorder.phrases import ordinal, place_in_program
-from lockstep.flight_recorder.text_report import short, table
+from lockstep.flight_recorder.text_report import is_news, short, table
 
 
 def ended() -> Diagnosis:
@@ -45,6 +45,23 @@ def test_a_process_that_was_killed() -> None:
         "processes 0, 2 wait in their 6th: all-reduce (sum) of 1024 x f32, train.py:41 in step\n"
     )
     assert "Likely: a kill -9, or the kernel ran out of memory" in text
+
+
+def test_a_failure_that_the_reader_knows_is_no_news_unless_others_wait() -> None:
+    error = ErrorRecord(0.0, 1, "ValueError: no data", "")
+
+    def failed(made: Job) -> Diagnosis:
+        run = made.snapshot({1: Exit(exit_code=1)})
+        zero, one = run.processes
+        return diagnose(
+            dataclasses.replace(run, processes=(zero, dataclasses.replace(one, error=error)))
+        )
+
+    alone = failed(job(steps(5), steps(5)))
+    assert not is_news(alone, [1])
+    assert is_news(alone, [0]), "of another process"
+    assert is_news(failed(job(steps(9), steps(5))), [1]), "process 0 waits"
+    assert is_news(ended(), [1])
 
 
 def at_exit(after: int) -> Diagnosis:
