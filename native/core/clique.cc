@@ -45,8 +45,7 @@ std::size_t ring_capacity(std::size_t processes, std::size_t largest) {
 LocalGroup::LocalGroup(Job& job, std::vector<int> devices)
     : job_(job),
       devices_(std::move(devices)),
-      crew_(devices_.size() > 1 ? job.sibling_spin(static_cast<int>(devices_.size()))
-                                : std::chrono::nanoseconds(0)) {
+      crew_(devices_.size() > 1 ? job.sharing_spin() : std::chrono::nanoseconds(0)) {
   for (Round& round : rounds_) {
     round.calls.resize(devices_.size());
     round.present = std::vector<std::atomic<bool>>(devices_.size());

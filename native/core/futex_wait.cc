@@ -82,7 +82,7 @@ WaitResult wait_until(Counter& counter, std::uint32_t target, const WaitLimits& 
       pause();
     }
   } while (Clock::now() < spin_end);
-  const auto start = Clock::now();
+  auto notify_at = Clock::now() + kLongWait;
   int polls_at_left = 0;
   for (;;) {
     if (aborted()) return WaitResult::kAborted;
@@ -90,7 +90,11 @@ WaitResult wait_until(Counter& counter, std::uint32_t target, const WaitLimits& 
         ++polls_at_left > kPollsAtLeft)
       return counter.reached(target) ? WaitResult::kReached : WaitResult::kLeft;
     if (limits.deadline.passed()) return WaitResult::kDeadline;
-    if (limits.wake_up != nullptr && Clock::now() >= start + kLongWait) limits.wake_up->notify();
+    // As often as a sleep without work would.
+    if (limits.wake_up != nullptr && Clock::now() >= notify_at) {
+      limits.wake_up->notify();
+      notify_at = Clock::now() + kMaxSleep;
+    }
     Clock::duration most = kMaxSleep;
     if (!limits.deadline.never())
       most =

@@ -71,6 +71,7 @@ void Job::set_devices(const std::vector<int>& ids, const std::vector<int>& proce
     process_of_.emplace(ids[i], processes[i]);
     if (processes[i] == process()) own.push_back(ids[i]);
   }
+  own_devices_ = static_cast<int>(own.size());
   recorder_.set_devices(own);
 }
 
@@ -202,6 +203,10 @@ std::chrono::nanoseconds Job::process_spin() const {
 std::chrono::nanoseconds Job::sibling_spin(int siblings) const {
   return siblings <= cores() && !options_.oversubscribed ? std::chrono::nanoseconds(kSpin)
                                                          : std::chrono::nanoseconds(0);
+}
+
+std::chrono::nanoseconds Job::sharing_spin() const {
+  return sibling_spin(own_devices_ + (endpoint() != nullptr ? 1 : 0));
 }
 
 }  // namespace lockstep

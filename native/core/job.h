@@ -159,6 +159,9 @@ class Job {
   // How long a leader may spin for another process, and a device's thread for its siblings.
   std::chrono::nanoseconds process_spin() const;
   std::chrono::nanoseconds sibling_spin(int siblings) const;
+  // How long a device's thread that shares its leader's work may spin for more of it; zero where
+  // it is not to share. With other hosts, a thread that reads from the network needs a core too.
+  std::chrono::nanoseconds sharing_spin() const;
 
  private:
   const JobOptions options_;
@@ -182,6 +185,7 @@ class Job {
   std::atomic<std::uint64_t> begun_{0}, ended_{0};  // calls
   mutable std::mutex mutex_;
   std::unordered_map<int, int> process_of_;
+  int own_devices_ = 0;
   std::map<std::vector<int>, std::unique_ptr<Clique>> cliques_;
 };
 

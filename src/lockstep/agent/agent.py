@@ -43,11 +43,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from lockstep import _run_files
 from lockstep._errors import LaunchError, RecordError
+from lockstep._jax_compat import texts
 from lockstep.agent import program_guard
 from lockstep.agent.host_dir import HostDir
 from lockstep.flight_recorder import format, model
 from lockstep.launch import failed_runs
-from lockstep.launch.first_failure import FAILURE_SHARES, is_engines, not_started
+from lockstep.launch.first_failure import FAILURE_SHARES, not_started
 from lockstep.system import fd_limit, process_tree
 from lockstep.system.oom import OomKills
 
@@ -153,7 +154,8 @@ def run(
     else:
         with contextlib.suppress(OSError):  # a full disk
             ending.write(host_dir.folder)
-        line.ended(exit_code, program.asked_to_end, _is_consequence(host_dir.folder, program))
+        consequence = _is_consequence(host_dir.folder, program, exit_code)
+        line.ended(exit_code, program.asked_to_end, consequence)
         # An agent that was asked to end leaves; another may come in its place.
         starts_again = not program.asked_to_end and _starts_again(line, handled)
         network.leave()
@@ -317,13 +319,14 @@ def _reason(program: _Child, exit_code: int, ooms: OomKills) -> str | None:
     return _run_files.OUT_OF_MEMORY if exit_code == -signal.SIGKILL and ooms.new() else None
 
 
-def _is_consequence(folder: Path, program: _Child) -> bool:
+def _is_consequence(folder: Path, program: _Child, exit_code: int) -> bool:
     """Whether another program's failure has ended this one: by the engine's error, or by what its
     agent did when it learnt of it."""
     record = _run_files.ErrorRecord.read(folder)
-    if record is None or record.time > program.failed_at:
-        return bool(program.failure)
-    return is_engines(record)
+    if record is None:  # JAX aborts a process that has lost the others
+        return bool(program.failure) or exit_code == -signal.SIGABRT
+    # The program may have wrapped the engine's error.
+    return record.time > program.failed_at or texts.OF_THE_ENGINE in record.traceback
 
 
 def _has_left(folder: Path) -> bool:

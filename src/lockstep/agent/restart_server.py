@@ -281,13 +281,19 @@ class Server:
         if not first_lost and not first:
             return ""
         self._send_all("failed")
-        if not self._wait(all_ended, self._grace + _LATE_SECONDS):
+        all_there = self._wait(all_ended, self._grace + _LATE_SECONDS)
+        with self._changed:
+            late_lost = lost()
+        if not all_there:
             self._drop_silent()
         if first_lost:
             return first_lost
         if first[0][1].consequence:
             with self._changed:
                 first = failed()
+            # Silence of a lost host is noticed later than the errors that it causes.
+            if first[0][1].consequence and late_lost:
+                return late_lost
         return _described(*first[0])
 
     def _drop_silent(self) -> None:

@@ -200,7 +200,7 @@ class Stream:
     @property
     def on_screen(self) -> list[str]:
         """The last lines; none if others have written a screen of lines since."""
-        return self.tail if self._console.lines - self._shown_at <= SCREEN else []
+        return self.tail[-SCREEN:] if self._console.lines - self._shown_at <= SCREEN else []
 
     def close(self) -> None:
         if not self.closed:

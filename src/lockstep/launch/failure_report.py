@@ -137,7 +137,8 @@ def _details(first: EndedProcess, endings: Sequence[EndedProcess], full: bool) -
     on_screen = "".join("\n".join(["", *e.on_screen, ""]) for e in endings)
     if told := _told(first.record, full, on_screen):
         return "\n" + _indented("\n".join(told))
-    return "" if is_engines(first.record) else " (traceback above)"
+    is_above = first.record.traceback and not is_engines(first.record)
+    return " (traceback above)" if is_above else ""
 
 
 def _later(ending: EndedProcess, first: EndedProcess) -> str:
