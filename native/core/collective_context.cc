@@ -14,9 +14,9 @@ CollectiveContext::CollectiveContext(Clique& clique, std::span<const Call* const
     : clique_(clique),
       calls_(calls),
       signature_(signature_of(*calls[0], sequence)),
-      watch_{&clique.job().arena().header().abort_state,
-             Deadline(clique.job().timeout_seconds(), calls[0]->entered),
-             clique.job().process_spin(), &clique.job().wake_up()},
+      limits_{&clique.job().arena().header().abort_state,
+              Deadline(clique.job().timeout_seconds(), calls[0]->entered),
+              clique.job().process_spin(), &clique.job().wake_up()},
       first_(clique.locals().size() > 1 ? clique.partials(clique.local_self()).next() : 0) {
   if (clique.job().arena().aborted()) throw Error(clique.job().arena().abort_text());
   // Of the siblings; that of the peers may follow.
@@ -56,7 +56,7 @@ const std::byte* CollectiveContext::await(BroadcastRing& ring) {
 void CollectiveContext::send(int peer, std::span<const std::byte> payload) {
   Link& link = clique_.link(peer);
   wait(link.released(), link.free_target(), peer);
-  link.send(signature_, payload, watch_);
+  link.send(signature_, payload, limits_);
 }
 
 const std::byte* CollectiveContext::receive(int peer) {
@@ -67,7 +67,7 @@ const std::byte* CollectiveContext::receive(int peer) {
   return link.payload();
 }
 
-void CollectiveContext::release(int peer) { clique_.link(peer).release(watch_); }
+void CollectiveContext::release(int peer) { clique_.link(peer).release(limits_); }
 
 bool CollectiveContext::post_receive(int peer, std::span<std::byte> to) {
   if (std::ranges::find(posted_, peer) == posted_.end()) posted_.push_back(peer);
@@ -135,8 +135,8 @@ void CollectiveContext::wait(Counter& counter, std::uint32_t target, int peer) {
   if (counter.reached(target)) return;
   Job& job = clique_.job();
   const int process = clique_.group(peer).process;
-  watch_.left = job.has_left(process);
-  switch (job.transport(process).wait(counter, target, watch_, calls_[0]->bytes())) {
+  limits_.left = job.has_left(process);
+  switch (job.transport(process).wait(counter, target, limits_, calls_[0]->bytes())) {
     case WaitResult::kReached:
       return;
     case WaitResult::kAborted:

@@ -77,7 +77,7 @@ class CollectiveContext {
   Clique& clique_;
   std::span<const Call* const> calls_;
   Signature signature_;
-  WaitLimits watch_;
+  WaitLimits limits_;
   std::uint32_t first_;  // the number of this collective's first message on the partials rings
   int arrived_ = 0;      // local peers whose first message is there
   bool waited_ = false;  // for at least one of them

@@ -280,6 +280,29 @@ def test_the_failure_that_came_first_is_named(
     culprit.ended(7, False)
     assert [line.decision(TIMEOUT) for line in (victim, culprit)] == [True, True]
     assert re.search("has failed: process 1 on .* ended with status 7", capfd.readouterr().err)
+    begin([victim, culprit])
+    for line in (victim, culprit):
+        line.ended(0, False)
+    assert [line.decision(TIMEOUT) for line in (victim, culprit)] == [False, False]
+
+
+def test_a_lost_agent_is_named_before_those_that_fail_because_of_it(
+    jobs: list[Job], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The silence of its host is noticed later than the errors of the others."""
+    jobs.append(job := Job())
+    victim, lost = job.line(0), job.line(1)
+    begin([victim, lost])
+    victim.ended(1, False, consequence=True)
+    wait_until(lambda: bool(lost.failure()), "the news of the failure")
+    lost.close()
+    assert victim.decision(TIMEOUT) is True
+    assert "has failed: the agent of process 1 was lost; starting again" in capfd.readouterr().err
+    lines = [victim, job.line(1)]
+    begin(lines)
+    for line in lines:
+        line.ended(0, False)
+    assert [line.decision(TIMEOUT) for line in lines] == [False, False]
 
 
 @pytest.mark.parametrize(

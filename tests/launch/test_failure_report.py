@@ -1,0 +1,50 @@
+"""What a job that failed prints: a traceback of several processes once, and its line."""
+
+from __future__ import annotations
+
+import pytest
+
+from support import run_lockstep
+
+RAISES = """
+def load():
+    raise ValueError("no data")
+
+import os, pathlib, time
+meet = pathlib.Path(__file__).parent / "meet"
+meet.mkdir(exist_ok=True)
+(meet / os.environ["LOCKSTEP_PROCESS_ID"]).touch()
+while len(list(meet.iterdir())) < 3:  # the launcher stops a process that has not started
+    time.sleep(0.01)
+load()
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--full-tracebacks"]], ids=["", "full"])
+def test_an_error_of_all_processes_is_shown_once(options: list[str]) -> None:
+    result = run_lockstep(options, RAISES, n=3, expect_status=1)
+    assert result.stderr.count("Traceback (most recent call last)") == 1, result
+    assert result.stderr.count('raise ValueError("no data")') == 1, result
+    [whole] = [i for i, lines in result.stderr_by_process.items() if len(lines) > 1]
+    line = f"ValueError: no data, program.py:3 in load (traceback as on process {whole})"
+    for process in {0, 1, 2} - {whole}:
+        assert result.stderr_by_process[process] == [line]
+    assert result.said_by_launcher.splitlines()[0] == (
+        "lockstep: processes 0-2 of 3 failed: ValueError: no data (exit code 1), "
+        "program.py:3 in load (traceback above)"
+    )
+
+
+def test_a_traceback_far_above_is_repeated_in_the_report() -> None:
+    program = """
+import os, time
+if os.environ["LOCKSTEP_PROCESS_ID"] == "1":
+    raise ValueError("no data")
+time.sleep(0.5)
+for line in range(80):
+    print("saving", line)
+"""
+    said = run_lockstep([], program, expect_status=1).said_by_launcher
+    assert "failed first: ValueError: no data (exit code 1), program.py:" in said
+    assert '    raise ValueError("no data")' in said
+    assert "(traceback above)" not in said
