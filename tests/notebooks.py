@@ -132,10 +132,20 @@ def in_subshell(connection_file: str, source: str) -> str:
 
 
 def text_of(cell: Any) -> str:
-    parts = []
+    """A cell's outputs as a front end shows them.
+
+    The kernel sends what a stream holds every 0.2 s, also in the middle of a line, so messages of
+    the same stream in a row are one text.
+    """
+    parts: list[str] = []
+    stream = None
     for output in list(cell.get("outputs", [])):
+        previous, stream = stream, output.get("name")
         if output.output_type == "stream":
-            parts.append(output.text)
+            if stream == previous:
+                parts[-1] += output.text
+            else:
+                parts.append(output.text)
         elif output.output_type == "error":
             parts.append("\n".join(output.traceback))
         elif "image/png" in output.data:
