@@ -21,7 +21,17 @@ import time
 from pathlib import Path
 
 from version_matrix import environments, table
-from version_matrix.cases import GROUPS, JAX, PYTHON, cases, choose, numbers, supports
+from version_matrix.cases import (
+    EXTRAS,
+    GROUPS,
+    JAX,
+    NEEDS,
+    PYTHON,
+    cases,
+    choose,
+    numbers,
+    supports,
+)
 from version_matrix.cells import Ran, run_cell
 
 CORNERS_SECONDS = 1800
@@ -90,8 +100,10 @@ def _cell(
 ) -> dict[str, Ran]:
     began = time.monotonic()
     try:
-        own = environments.environment(interpreter, python, jax, wheel)
-        ran = run_cell(own, f"python-{python}-jax-{jax}", groups)
+        name = f"python-{python}-jax-{jax}"
+        packages = (f"jax=={jax}", f"jaxlib=={jax}", *NEEDS)
+        own = environments.environment(name, interpreter, f"{wheel}{EXTRAS}", *packages)
+        ran = run_cell(own, name, groups)
     except (environments.Failed, OSError) as error:
         ran = {group: Ran(0, (f"no environment: {error}",)) for group in groups}
     said = ", ".join(f"{group} {table.word(of_group)}" for group, of_group in ran.items())

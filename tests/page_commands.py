@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,6 +51,35 @@ def commands(page: str) -> list[Command]:
             if above:
                 found.append(Command(above.rstrip(), ()))
     return found
+
+
+def output_of(
+    line: str, folder: Path, seconds: float, bin: Path = Path(sys.executable).parent
+) -> str:
+    """What a line prints in ``folder``, which gets the programs of all pages and the examples.
+
+    ``bin`` is the folder of the environment's commands. Nothing of the line outlives the call.
+    """
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        for name, text in files(page.read_text()).items():
+            (folder / name).write_text(text)
+    (folder / "examples").symlink_to(ROOT / "examples")
+    process = subprocess.Popen(
+        ["bash", "-c", line.replace("/tmp/", f"{folder}/")],
+        cwd=folder,
+        env=os.environ | {"PATH": f"{bin}:{os.environ['PATH']}"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,  # a line may start several processes
+    )
+    try:
+        return process.communicate(timeout=seconds)[0]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def listed_lines(page: str) -> list[str]:

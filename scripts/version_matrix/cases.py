@@ -20,6 +20,10 @@ PYTHON = ("3.11", "3.12", "3.13", "3.14")
 FIRST_PYTHON = {(0, 11): "3.12"}
 """From a minor release of jax on: the oldest Python that it has wheels for."""
 
+NEEDS = ("pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "nbclient>=0.10")
+"""What the cases need beside Lockstep and jax; the rest comes with Lockstep's wheel."""
+EXTRAS = "[data,mpi,notebook,test]"
+
 _FAULT = "tests/faults/test_faults.py::test_all_survivors_raise_and_name_the_culprit[{}, process 1]"
 _SOUND = "tests/faults/test_no_false_alarm.py::test_a_correct_program_raises_nothing[{}]"
 _PROGRAM = "tests/engine/test_programs.py::test_{}"

@@ -17,9 +17,6 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "versions"
 INSTALL_SECONDS = 900
 KILLED_SECONDS = 5
-NEEDS = ("pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "nbclient>=0.10")
-"""What the cases need beside Lockstep and jax; the rest comes with Lockstep's wheel."""
-EXTRAS = "[data,mpi,notebook,test]"
 
 
 class Failed(Exception):
@@ -135,9 +132,12 @@ def build_wheel() -> Path:
     return wheel
 
 
-def environment(interpreter: Path, python: str, jax: str, wheel: Path) -> Path:
-    """The interpreter of an environment with this jax and the wheel; it stays for the next run."""
-    home = FOLDER / f"python-{python}-jax-{jax}"
+def environment(name: str, interpreter: Path, wheel: str, *packages: str) -> Path:
+    """The interpreter of an environment with these packages and the wheel, with its extras if any.
+
+    The environment stays for the next run, which installs the wheel alone.
+    """
+    home = FOLDER / name
     own, ready = home / "bin" / "python", home / "ready"
     tool = uv()
     if not ready.exists():
@@ -146,7 +146,7 @@ def environment(interpreter: Path, python: str, jax: str, wheel: Path) -> Path:
             must([tool, "venv", "--quiet", "--python", interpreter, home])
         else:
             must([interpreter, "-m", "venv", home])
-        _install(tool, own, f"{wheel}{EXTRAS}", f"jax=={jax}", f"jaxlib=={jax}", *NEEDS)
+        _install(tool, own, *packages, wheel)
         ready.touch()
     else:
         again = ["--reinstall" if tool else "--force-reinstall", "--no-deps"]

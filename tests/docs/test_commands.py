@@ -2,56 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from lanes import full
-from page_commands import ROOT, Command, commands, files, missing, same_words
+from page_commands import ROOT, Command, commands, missing, output_of, same_words
 
 DOCS = ROOT / "docs"
 SECONDS = 300
 ELSEWHERE = {
-    "NETKET_SHARDING=1 lockstep run -n 2 -d 2 --auto-init netket_ising.py": "NetKet, by hand",
+    "NETKET_SHARDING=1 lockstep run -n 2 -d 2 --auto-init netket_ising.py": "test_netket.py",
     "lockstep report": "tests/report/test_cli.py",
     "lockstep doctor": "tests/doctor",
     "lockstep run -n 2 -d 2 --stall-warning 5 slow.py": "tests/watchdog, for it never ends",
 }
-"""Commands of console blocks that run elsewhere: in the tests that are named, or by hand."""
-PROGRAMS = {
-    name: text
-    for page in sorted(DOCS.rglob("*.md"))
-    for name, text in files(page.read_text()).items()
-}
+"""Commands of console blocks that run elsewhere: in the tests that are named."""
 CASES = [
     (str(page.relative_to(ROOT)), command)
     for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
     for command in commands(page.read_text())
 ]
 TO_RUN = [case for case in CASES if case[1].line not in ELSEWHERE]
-
-
-def start(line: str, folder: Path) -> subprocess.Popen[str]:
-    for name, text in PROGRAMS.items():
-        (folder / name).write_text(text)
-    (folder / "examples").symlink_to(ROOT / "examples")
-    line = line.replace("/tmp/", f"{folder}/")
-    environ = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    return subprocess.Popen(
-        ["bash", "-c", line],
-        cwd=folder,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,  # a line may start several processes
-    )
 
 
 def test_pages_have_console_blocks_and_every_exception_is_one() -> None:
@@ -64,12 +36,7 @@ def test_pages_have_console_blocks_and_every_exception_is_one() -> None:
     [full(page, command, id=f"{page}: {command.line}") for page, command in TO_RUN],
 )
 def test_a_command_prints_what_its_page_shows(page: str, command: Command, tmp_path: Path) -> None:
-    with start(command.line, tmp_path) as process:
-        try:
-            output, _ = process.communicate(timeout=SECONDS)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+    output = output_of(command.line, tmp_path, SECONDS)
     assert missing(command.shown, output) == [], f"{page}\n$ {command.line}\n{output}"
 
 
