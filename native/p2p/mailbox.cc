@@ -68,8 +68,7 @@ std::unique_ptr<PairRing> Mailbox::make_ring(int self, const Request& request) {
   const int process = process_of(request.peer);
   Transport& transport = clique_.job().transport(process);
   const bool shared = is_local(request.peer);
-  const std::size_t slot =
-      shared ? PairRing::kSharedSlot : std::min(PairRing::kRemoteSlot, clique_.link_capacity());
+  const std::size_t slot = shared ? PairRing::kSharedSlot : clique_.link_capacity();
   std::byte* memory =
       shared ? shared_memory(source, target, sends)
              : transport.allocate_copy(PairRing::footprint(PairRing::kRemoteSlots, slot));

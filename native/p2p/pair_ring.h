@@ -19,10 +19,8 @@ class Mailbox;
 
 class PairRing {
  public:
-  // The bytes of a slot in memory that both processes map.
+  // The bytes of a slot in memory that both processes map. Elsewhere: Clique::link_capacity.
   static constexpr std::size_t kSharedSlot = 64 << 10;
-  // Likewise where it is not shared; less where the clique has many processes.
-  static constexpr std::size_t kRemoteSlot = 256 << 10;
   // The slots of a ring. Between hosts a sender needs more of them not to wait for a receiver that
   // has not run for a while. All may arrive before the receiver has opened the ring: see
   // Channels::kMaxEarlyBytes.

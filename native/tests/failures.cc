@@ -130,12 +130,12 @@ TEST(a_permute_whose_other_end_never_comes) {
           run_job(layout("2x1"), {.harness = harness, .timeout_seconds = kSoon}, [&](Rank& rank) {
             const auto end = rank.all();
             if (rank.index == 0) return stay_away(rank);
-            Buffer data(4 << 20);  // more than the slots of a ring
+            Buffer data(8 << 20);  // more than the slots of a ring
             end->wait(sends ? end->send(0, data.data(), data.bytes())
                             : end->receive(0, data.data(), data.bytes()));
           });
       CHECK_EQUAL(outcomes[0].error, "");
-      CHECK_CONTAINS(outcomes[1].error, "collective-permute of 4194304 bytes",
+      CHECK_CONTAINS(outcomes[1].error, "collective-permute of 8388608 bytes",
                      "device 2048 of process 1", "waited 0.5 s", sends ? "to receive" : "to send",
                      "Not arrived: device 0 of process 0");
     }

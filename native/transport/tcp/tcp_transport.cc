@@ -12,14 +12,17 @@ namespace lockstep {
 
 class TcpTransport::Channel : public SendChannel, public ReceiveChannel {
  public:
-  Channel(const TcpTransport& transport, const ChannelId& id) : transport_(transport), id_(id) {}
+  // `count`: the slots of a ring that is read.
+  Channel(const TcpTransport& transport, const ChannelId& id, std::uint32_t count = 0)
+      : transport_(transport), id_(id), report_every_(count / 2) {}
 
   void post_send(std::uint32_t number, const Message& message, const WaitLimits* limits) override {
     transport_.endpoint_.send(id_, number, message, limits ? *limits : transport_.limits());
   }
   void post_release(std::uint32_t number, const WaitLimits* limits) override {
-    // The writer fills the rest of its slots meanwhile.
-    const bool at_once = ++unreported_ == kReportEvery;
+    // A report has a system call and a wake-up of its own, unless a frame takes it along. The
+    // writer fills the other half of its slots meanwhile.
+    const bool at_once = ++unreported_ == report_every_;
     if (at_once) unreported_ = 0;
     transport_.endpoint_.release(id_, number, limits ? *limits : transport_.limits(), at_once);
   }
@@ -36,12 +39,9 @@ class TcpTransport::Channel : public SendChannel, public ReceiveChannel {
   void withdraw() override { transport_.endpoint_.channels().withdraw(id_); }
 
  private:
-  // Of the releases of a ring, which have a system call and a wake-up of their own only when no
-  // frame takes them along. Less than a ring has slots, so that its writer always gets one.
-  static constexpr std::uint32_t kReportEvery = 2;
-
   const TcpTransport& transport_;
   const ChannelId id_;
+  const std::uint32_t report_every_;  // of the releases
   std::uint32_t unreported_ = 0;
 };
 
@@ -65,7 +65,7 @@ std::unique_ptr<SendChannel> TcpTransport::open(const ChannelId& id, const SendR
 
 std::unique_ptr<ReceiveChannel> TcpTransport::open(const ChannelId& id, const ReceiveRing& ring) {
   endpoint_.channels().open(id, ring);
-  return std::make_unique<Channel>(*this, id);
+  return std::make_unique<Channel>(*this, id, ring.count);
 }
 
 }  // namespace lockstep
