@@ -241,6 +241,8 @@ int lockstep_virtual_tables() {
 
 void lockstep_counts(std::uint64_t counts[5]) { Engine::instance().read_counts(counts); }
 
+std::uint64_t lockstep_failed_calls() { return Engine::instance().failures(); }
+
 void lockstep_abort(const char* text) {
   if (auto* job = Engine::instance().started()) job->arena().abort(text);
 }
@@ -252,6 +254,10 @@ const char* lockstep_abort_text() {
 }
 
 void lockstep_forbid(const char* text) { Engine::instance().forbid(text == nullptr ? "" : text); }
+
+void lockstep_finish() {
+  if (auto* job = Engine::instance().started()) job->finish();
+}
 
 void lockstep_leave(int state) {
   if (auto* job = Engine::instance().started())

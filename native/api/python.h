@@ -85,6 +85,8 @@ int lockstep_virtual_tables();
 
 // How many calls of each kind jaxlib has made, by lockstep::Op.
 void lockstep_counts(std::uint64_t counts[5]);
+// How many calls of jaxlib's have returned an error.
+std::uint64_t lockstep_failed_calls();
 
 // What follows needs lockstep_start, and does nothing (or answers -1 or "") before it, save
 // lockstep_forbid, which is remembered.
@@ -95,9 +97,9 @@ void lockstep_abort(const char* text);
 const char* lockstep_abort_text();
 // Every collective of this process raises the text at once; null or "" lifts it.
 void lockstep_forbid(const char* text);
+// Waits until no collective is left of what the program has dispatched.
+void lockstep_finish();
 // The state of this process in its record from now on: 1 its program has ended, 2 it has failed.
-// Where there are several hosts 1 waits until no collective is left of what the program has
-// dispatched; in an agent there is none.
 void lockstep_leave(int state);
 // In a forked child: lets go of the connections to other hosts, which are its parent's.
 void lockstep_forked();

@@ -19,6 +19,8 @@ constexpr std::chrono::microseconds kSpin{200};
 constexpr std::chrono::milliseconds kRequestTimeout{1000};
 // After so many polls without a collective a program that has ended is believed to have none left.
 constexpr int kQuietPolls = 60;
+// The watchdog of another process of this host sees what comes later than that.
+constexpr int kQuietPollsOfHost = 4;
 constexpr std::chrono::milliseconds kQuietInterval{5};
 // Longer: without an answer two programs count as one, for that call.
 constexpr std::chrono::milliseconds kComparisonTimeout{20000};
@@ -156,11 +158,11 @@ void Job::mark_left() {
   if (index < all.size()) all[index].left.store(1, std::memory_order_release);
 }
 
-// The program has ended, but what it has dispatched and forgotten may still be running.
-void Job::drain_collectives() {
+void Job::finish() {
   std::uint64_t seen = begun_.load();
   // Looks are counted, not time: when this thread has stood still, so have the others.
-  for (int quiet = 0; quiet < kQuietPolls && !arena_->aborted();) {
+  const int polls = endpoint() != nullptr ? kQuietPolls : kQuietPollsOfHost;
+  for (int quiet = 0; quiet < polls;) {
     std::this_thread::sleep_for(kQuietInterval);
     const std::uint64_t begun = begun_.load();
     quiet = begun == seen && begun == ended_.load() ? quiet + 1 : 0;
@@ -169,7 +171,6 @@ void Job::drain_collectives() {
 }
 
 void Job::leave(Recorder::State state) {
-  if (endpoint() != nullptr && state == Recorder::kEnded && !is_agent()) drain_collectives();
   recorder_.set_state(state);
   // A process that has failed says more in its abort.
   if (state != Recorder::kEnded) return;

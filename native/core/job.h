@@ -117,24 +117,23 @@ class Job {
   }
   // A rank waits, in `what`, for a process that has left: that is a divergence.
   std::string has_ended(int process, const std::string& what);
+  // Returns when no collective of this process is running or about to: its program has ended, but
+  // what it has dispatched, and perhaps forgotten, may be.
+  void finish();
   // This process's program has ended; `state` is for its record.
   void leave(Recorder::State state);
   // Another job takes its place in this agent. This one stays, as calls may be in flight.
   void retire();
-  // A collective of this process, while it lives: `leave` waits for those in flight.
+  // A collective of this process, while it lives: `finish` waits for those in flight.
   class Call {
    public:
-    explicit Call(Job& job) : job_(job.endpoint() != nullptr ? &job : nullptr) {
-      if (job_ != nullptr) job_->begun_.fetch_add(1);
-    }
-    ~Call() {
-      if (job_ != nullptr) job_->ended_.fetch_add(1);
-    }
+    explicit Call(Job& job) : job_(job) { job_.begun_.fetch_add(1); }
+    ~Call() { job_.ended_.fetch_add(1); }
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
 
    private:
-    Job* const job_;  // null on one host, where it is not needed
+    Job& job_;
   };
   std::size_t single_copy_from() const { return options_.single_copy_from; }
 
@@ -179,7 +178,6 @@ class Job {
   // Of the network: processes and agents.
   int num_members() const { return static_cast<int>(options_.labels.size()); }
   void mark_left();
-  void drain_collectives();
 
   Transports transports_;
   std::atomic<std::uint64_t> begun_{0}, ended_{0};  // calls

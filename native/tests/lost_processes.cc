@@ -68,7 +68,10 @@ TEST(a_program_that_has_ended_before_its_collectives) {
           run_case(*end, {.count = 10, .seed = i});
         }
       });
-      if (rank.process() != 0) rank.job.leave(Recorder::kEnded);
+      if (rank.process() != 0) {
+        rank.job.finish();
+        rank.job.leave(Recorder::kEnded);
+      }
       dispatched.join();
     });
 }

@@ -51,6 +51,7 @@ int guarded(Body body) {
     return kSuccess;
   } catch (const std::exception& error) {
     error_text = error.what();
+    lockstep::Engine::instance().count_failure();
     return kFailure;
   }
 }

@@ -40,6 +40,8 @@ class Engine {
   void note_origin(bool known);
 
   void count(Op op);
+  void count_failure() { failures_.fetch_add(1, std::memory_order_relaxed); }
+  std::uint64_t failures() const { return failures_.load(std::memory_order_relaxed); }
   void read_counts(std::uint64_t* counts) const {
     for (const auto& value : counts_) *counts++ = value.load(std::memory_order_relaxed);
   }
@@ -64,6 +66,7 @@ class Engine {
   std::set<std::pair<std::vector<int>, int>> requested_;
   KeyChooser key_chooser_;
   std::array<std::atomic<std::uint64_t>, 5> counts_{};
+  std::atomic<std::uint64_t> failures_{0};
 };
 
 }  // namespace lockstep

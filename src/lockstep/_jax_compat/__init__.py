@@ -7,10 +7,12 @@ holds what they rely on. No module here imports jax at import time, because
 a jax lacks a name that a hook needs, the hook is left out, and one line names the lost feature.
 """
 
+from lockstep._jax_compat.arrays import failure as failure
 from lockstep._jax_compat.arrays import note_ambiguous_shardings as note_ambiguous_shardings
 from lockstep._jax_compat.arrays import note_unreadable_values as note_unreadable_values
 from lockstep._jax_compat.arrays import under_derivatives as under_derivatives
 from lockstep._jax_compat.arrays import varying_axes as varying_axes
+from lockstep._jax_compat.arrays import watch_failures as watch_failures
 from lockstep._jax_compat.backends import around_backends as around_backends
 from lockstep._jax_compat.backends import around_cpu_client as around_cpu_client
 from lockstep._jax_compat.backends import check_collectives as check_collectives

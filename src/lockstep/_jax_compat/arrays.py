@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable
 from typing import Any
+
+from lockstep._jax_compat.texts import OF_THE_ENGINE
 
 
 def under_derivatives(array: Any) -> Any:
@@ -61,3 +64,25 @@ def note_ambiguous_shardings(note: str) -> None:
         self.add_note(note)
 
     core.ShardingTypeError.__init__ = init
+
+
+def watch_failures(raised: Callable[[], None]) -> None:
+    """Calls ``raised`` whenever jaxlib raises an error of the engine, for it makes it then."""
+    import jax
+
+    kind: Any = jax.errors.JaxRuntimeError
+    made = kind.__init__
+
+    def init(self: Any, *args: Any, **more: Any) -> None:
+        made(self, *args, **more)
+        if any(OF_THE_ENGINE in str(text) for text in args):
+            raised()
+
+    kind.__init__ = init
+
+
+def failure(text: str) -> Exception:
+    """The exception that jaxlib would raise for the engine's ``text``."""
+    import jax
+
+    return jax.errors.JaxRuntimeError(f"UNKNOWN: MPI error: {text}")

@@ -327,7 +327,7 @@ def _watch_the_job(roster: _Roster, published: Sequence[artifacts.Artifacts]) ->
             agent_network.publish_artifacts(roster.peers, agent, published)
     elif len(roster.hosts) > 1:
         # Without records, other hosts do not see what this process is doing.
-        shutdown_hook.mark_the_end(roster.peers[roster.process].label, lambda: None, to_hosts=True)
+        shutdown_hook.mark_the_end(roster.peers[roster.process].label, lambda: None)
 
 
 def _options(roster: _Roster, fd: int, nonce: int, network: Network | None) -> Options:

@@ -101,7 +101,9 @@ def _library() -> ctypes.CDLL:
     library.lockstep_set_devices.argtypes = [ctypes.c_int, _Ids, _Ids]
     library.lockstep_counts.argtypes = [ctypes.POINTER(ctypes.c_uint64)]
     library.lockstep_counts.restype = None
-    library.lockstep_forked.restype = None
+    library.lockstep_failed_calls.restype = ctypes.c_uint64
+    for name in ("finish", "forked"):
+        getattr(library, f"lockstep_{name}").restype = None
     for name in ("abort_text", "recorder_problem", "request", "listens_at"):
         getattr(library, f"lockstep_{name}").restype = ctypes.c_char_p
     for name in ("abort", "forbid"):
@@ -204,6 +206,11 @@ def counts() -> dict[str, int]:
     return dict(zip(names, values, strict=True))
 
 
+def failed_calls() -> int:
+    """How many calls of jaxlib's to this process's engine have returned an error."""
+    return _library().lockstep_failed_calls()
+
+
 def abort(text: str) -> None:
     """Fails the job: every rank that waits, and every later collective, raises ``text``."""
     _library().lockstep_abort(text.encode())
@@ -224,6 +231,11 @@ class Leaving(enum.IntEnum):
 
     ENDED = 1
     FAILED = 2
+
+
+def finish() -> None:
+    """Waits until no collective is left of what the program has dispatched."""
+    _library().lockstep_finish()
 
 
 def leave(state: Leaving) -> None:

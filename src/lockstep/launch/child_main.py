@@ -26,7 +26,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -63,7 +63,7 @@ def main() -> None:
 
             lockstep.initialize()
         try:
-            user_program.run(command)
+            _run(command)
         finally:
             if os.getpid() == process:
                 _note_if_alone(config)
@@ -81,6 +81,24 @@ def main() -> None:
         _record(config, 1, error)
         _print(error)
         _end(1)
+
+
+def _run(command: Sequence[str]) -> None:
+    """Runs the program and what it has dispatched; raises what either fails with."""
+    ended = None
+    try:
+        user_program.run(command)
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+        ended = error
+    if hook := sys.modules.get("lockstep.watchdog.shutdown_hook"):
+        try:
+            hook.finish()
+        except Exception as error:
+            raise error.with_traceback(None)  # noqa: B904 (no line of it is the program's)
+    if ended is not None:
+        raise ended
 
 
 def _stopping(config: Config) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import os
 import sys
@@ -14,14 +13,19 @@ from lockstep import _jax_compat
 from lockstep.engine import bindings
 from lockstep.job import current_job
 
+RAISED = "errors of collectives"
+
 
 class _ProgramEnd(current_job.Part):
     """What is to happen when the program ends."""
 
     label = ""
     """The name of this process; "" where the job has no engine."""
-    to_hosts = False
     has_failed = False
+    raised = False
+    """Whether the program has been told that a collective failed."""
+    failed_before = 0
+    """How many calls had failed before this job."""
     owner = 0
     """The process that is in the job: a child that it has forked is not."""
 
@@ -32,16 +36,13 @@ class _ProgramEnd(current_job.Part):
         return self.label != "" and os.getpid() == self.owner
 
 
-def mark_the_end(label: str, afterwards: Callable[[], None], to_hosts: bool = False) -> None:
-    """Lets this process's record say how its program ended; ``afterwards`` is called then.
-
-    ``to_hosts``: there are other hosts, which cannot see what this process is still doing.
-    """
+def mark_the_end(label: str, afterwards: Callable[[], None]) -> None:
+    """Lets this process's record say how its program ended; ``afterwards`` is called then."""
     ending = current_job.part(_ProgramEnd)
     if ending.label:  # JAX has made its devices again
         return
-    ending.label, ending.afterwards, ending.to_hosts = label, afterwards, to_hosts
-    ending.owner = os.getpid()
+    ending.label, ending.afterwards = label, afterwards
+    ending.owner, ending.failed_before = os.getpid(), bindings.failed_calls()
     _install_hooks()
     # Behind jax's own handlers in registration, so before them in execution: they wait for the
     # other processes, which may wait for this one. JAX registers its own once more in each job.
@@ -63,16 +64,47 @@ def _install_hooks() -> None:
             bindings.abort(f"lockstep: {ending.label} failed: {text}")
         show(kind, error, trace)
 
+    def on_failure() -> None:
+        current_job.part(_ProgramEnd).raised = True
+
     sys.excepthook = on_exception
+    _jax_compat.install(
+        RAISED,
+        "a program that ends without reading a result that failed ends with status 0.",
+        lambda: _jax_compat.watch_failures(on_failure),
+    )
     os.register_at_fork(after_in_child=_on_fork)
+
+
+def finish() -> None:
+    """Waits for what the program has dispatched: its collectives are still to come.
+
+    Raises what they failed with if the program has not been told: JAX raises where a result is
+    read, and it has read none of those.
+    """
+    ending = current_job.part(_ProgramEnd)
+    if not ending.is_ours() or ending.has_failed:
+        return
+    was_told = ending.raised or not _jax_compat.is_in(RAISED)
+    failures = _failures_of_what_runs()
+    if bindings.failed_calls() == ending.failed_before or was_told:
+        return
+    text = bindings.abort_text() or "lockstep: a collective failed."
+    error = next((e for e in failures if text in str(e)), _jax_compat.failure(text))
+    error.add_note("The program had ended: none of its lines reads the result that failed.")
+    ending.raised = True
+    raise error
 
 
 def _on_exit() -> None:
     ending = current_job.part(_ProgramEnd)
     if not ending.is_ours():
         return
+    try:
+        finish()
+    except Exception as error:  # under `lockstep run`, of a thread: child_main has called it before
+        sys.excepthook(type(error), error, None)
     if not ending.has_failed:
-        _finish_what_runs(ending.to_hosts)
         bindings.leave(bindings.Leaving.ENDED)
     ending.afterwards()
 
@@ -90,11 +122,16 @@ def _on_fork() -> None:
     )
 
 
-def _finish_what_runs(to_hosts: bool) -> None:
-    """Waits for what the program has dispatched: its collectives are still to come."""
+def _failures_of_what_runs() -> list[Exception]:
+    failures = []
     for array in _jax_compat.live_arrays():
-        with contextlib.suppress(Exception):
+        try:
             array.block_until_ready()
-    if to_hosts:  # results that it has dropped, too
-        with contextlib.suppress(Exception):
-            _jax_compat.wait_for_dispatched()
+        except Exception as error:
+            failures.append(error)
+    try:
+        _jax_compat.wait_for_dispatched()  # results that it has dropped, too
+    except Exception as error:
+        failures.append(error)
+    bindings.finish()
+    return failures

@@ -71,7 +71,7 @@ def start(
         remote.start()
     watchdog.start()
     watchdogs.all.append(watchdog)
-    mark_the_end(peers[process].label, watchdogs.stop, to_hosts=several)
+    mark_the_end(peers[process].label, watchdogs.stop)
 
 
 def hold(program: Any) -> None:

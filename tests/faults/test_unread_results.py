@@ -1,0 +1,68 @@
+"""A collective that fails and whose result no line reads: the job fails all the same, and says why.
+
+With several devices a process JAX raises nothing where such a program is called.
+"""
+
+from __future__ import annotations
+
+from lanes import sample
+from support import run_lockstep
+
+PROGRAM = """
+import time
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+def main():
+    jax.distributed.initialize()
+    rows = NamedSharding(jax.make_mesh((jax.device_count(),), ("rows",)), P("rows"))
+    local = np.ones(jax.local_device_count(), np.float32)
+    x = jax.make_array_from_process_local_data(rows, local)
+    total = jax.jit(jnp.sum)
+    for step in range(10 + (jax.process_index() == 0)):
+        t = total(x)
+    time.sleep({pause})
+    return {kept}
+
+t = main()
+"""
+CAUGHT = """
+try:
+    t.block_until_ready()
+except jax.errors.JaxRuntimeError as error:
+    print("caught")
+"""
+ENDED = "ended after 10 collectives; process 0 waits in its 11th: all-reduce (sum) of 1 x f32"
+NOTE = "The program had ended: none of its lines reads the result that failed."
+SECONDS = 60
+"""Far less than JAX's own wait at the end, which hides a failure of a collective there."""
+
+
+@sample(
+    ("pause", "kept"),
+    [(0, "t"), (0, "None"), (2, "t"), (2, "None")],
+    1,
+    2,
+    ids=["kept", "dropped", "kept, failed before the end", "dropped, failed before the end"],
+)
+def test_the_job_fails_and_names_the_line(pause: int, kept: str) -> None:
+    program = PROGRAM.format(pause=pause, kept=kept)
+    result = run_lockstep([], program, n=2, d=2, timeout=SECONDS, expect_status=1)
+    assert "process 0 of 2 failed first" in result.said_by_launcher, result
+    assert ENDED in result.said_by_launcher
+    line = program.splitlines().index("        t = total(x)") + 1
+    assert f"program.py:{line} in sum" in result.said_by_launcher
+    assert NOTE in result.said_by_launcher
+    assert not result.stderr_by_process.get(1), result
+
+
+def test_a_program_that_has_caught_the_error_ends_as_it_likes() -> None:
+    program = PROGRAM.format(pause=0, kept="t") + CAUGHT
+    result = run_lockstep([], program, n=2, d=2, timeout=SECONDS)
+    assert result.by_process[0] == ["caught"], result
+
+
+def test_what_is_dispatched_last_is_done_before_a_process_leaves() -> None:
+    program = PROGRAM.replace("(jax.process_index() == 0)", "0").format(pause=0, kept="None")
+    result = run_lockstep([], program, n=2, d=2, timeout=SECONDS)
+    assert not result.stderr, result
