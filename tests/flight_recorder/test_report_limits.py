@@ -49,7 +49,7 @@ def test_many_processes_that_do_the_same_are_one_row_of_the_table() -> None:
 def test_the_table_shows_whole_paths_and_all_likely_causes() -> None:
     text = table(diagnose(job(steps(50), steps(37)).snapshot({1: Exit(exit_code=0)})))
     assert "/home/u/train.py:41 in step" in text
-    assert text.endswith("skipped an earlier call under an `if`, which --strict finds.")
+    assert text.endswith("under an `if` (--strict finds one on another line).")
 
 
 def test_several_lines_that_fit_are_all_named() -> None:

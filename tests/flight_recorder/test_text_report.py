@@ -33,7 +33,7 @@ def test_a_process_that_left_early() -> None:
         "train.py:41 in step; before: 37 x train.py:41 in step",
         "Likely: a loop with fewer steps on process 1: a last batch that only some processes "
         "have, or a stop condition computed from local data; or it skipped an earlier call under "
-        "an `if`, which --strict finds.",
+        "an `if` (--strict finds one on another line).",
     ]
 
 

@@ -283,6 +283,16 @@ def records(tmp_path: Path, job: Job) -> Iterator[record_reader.Records]:
     made.close()
 
 
+def test_a_process_whose_records_are_gone_is_known_by_what_it_published(
+    job: Job, records: record_reader.Records, tmp_path: Path
+) -> None:
+    """Two agents of one machine: the one that ends removes what the other's watchdog reads."""
+    (tmp_path / "2.bin").unlink()
+    known = records.record(2)
+    assert (known.process, known.pid) == (2, job.peers[2].pid)
+    assert not known.rings
+
+
 def test_what_is_known_of_all(job: Job, records: record_reader.Records) -> None:
     whole = records.read([], vary=False, remote=job.answers[0])
     assert [process.index for process in whole.processes] == [0, 1, 2, 3]

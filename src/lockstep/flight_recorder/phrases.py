@@ -187,7 +187,7 @@ _WORDS = {
     "read with another dtype",
     Pattern.SHORTER_LOOP: "a loop with fewer steps on {process}: a last batch that only some "
     "processes have, or a stop condition computed from local data; or it skipped an earlier call "
-    "under an `if`, which --strict finds",
+    "under an `if` (--strict finds one on another line)",
     Pattern.OPPOSITE_ORDER: "the same calls in opposite order: iteration over a set, over a dict "
     "filled in another order, over os.listdir(), threads, or a program on one device of a "
     "process beside one on several, which JAX does not order",
