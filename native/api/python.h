@@ -85,7 +85,7 @@ int lockstep_virtual_tables();
 
 // How many calls of each kind jaxlib has made, by lockstep::Op.
 void lockstep_counts(std::uint64_t counts[5]);
-// How many calls of jaxlib's have returned an error.
+// How many calls on threads of XLA's own have returned an error.
 std::uint64_t lockstep_failed_calls();
 
 // What follows needs lockstep_start, and does nothing (or answers -1 or "") before it, save

@@ -26,6 +26,7 @@ EXTRAS = "[data,mpi,notebook,test]"
 
 _FAULT = "tests/faults/test_faults.py::test_all_survivors_raise_and_name_the_culprit[{}, process 1]"
 _SOUND = "tests/faults/test_no_false_alarm.py::test_a_correct_program_raises_nothing[{}]"
+_UNREAD = "tests/faults/test_unread_results.py::test_{}"
 _PROGRAM = "tests/engine/test_programs.py::test_{}"
 _NO_FRAMES = (
     "tests/engine/test_without_frames.py"
@@ -62,6 +63,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
         _FAULT.format("permutation, 3x1"),
         _FAULT.format("crossing cliques, 2x2"),
         _LOOKALIKES,
+        _UNREAD.format("the_job_fails_and_names_the_line"),
+        _UNREAD.format("a_program_that_has_caught_the_error_ends_as_it_likes"),
     ),
     "--strict": (
         "tests/faults/test_faults.py::test_strict_compares_the_lines_that_make_a_call[2]",
@@ -110,6 +113,8 @@ _CORNERS = {
     _FAULT.format("kill, 3x2"),
     _FAULT.format("shape, 3x1"),
     _LOOKALIKES,
+    _UNREAD.format("the_job_fails_and_names_the_line"),
+    _UNREAD.format("a_program_that_has_caught_the_error_ends_as_it_likes"),
     GROUPS["--strict"][0],
     *GROUPS["float16"],
     GROUPS["linalg"][1],

@@ -27,9 +27,19 @@ def main():
 t = main()
 """
 CAUGHT = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+jax.distributed.initialize()
+rows = NamedSharding(jax.make_mesh((jax.device_count(),), ("rows",)), P("rows"))
+local = np.ones((jax.local_device_count(), {size}), np.float32)
+x = jax.make_array_from_process_local_data(rows, local)
+total = jax.jit(lambda x: x.sum(0))
 try:
+    for step in range(10 + 3 * (jax.process_index() == 0)):
+        t = total(x)
     t.block_until_ready()
-except jax.errors.JaxRuntimeError as error:
+except (ValueError, jax.errors.JaxRuntimeError):
     print("caught")
 """
 ENDED = "ended after 10 collectives; process 0 waits in its 11th: all-reduce (sum) of 1 x f32"
@@ -56,10 +66,12 @@ def test_the_job_fails_and_names_the_line(pause: int, kept: str) -> None:
     assert not result.stderr_by_process.get(1), result
 
 
-def test_a_program_that_has_caught_the_error_ends_as_it_likes() -> None:
-    program = PROGRAM.format(pause=0, kept="t") + CAUGHT
-    result = run_lockstep([], program, n=2, d=2, timeout=SECONDS)
-    assert result.by_process[0] == ["caught"], result
+@sample(("devices", "size"), [(1, 1), (1, 100_000), (2, 1), (2, 100_000)], 0, 2)
+def test_a_program_that_has_caught_the_error_ends_as_it_likes(devices: int, size: int) -> None:
+    """JAX raises at the call, or where the result is read: by the devices and the size."""
+    program = CAUGHT.format(size=size)
+    result = run_lockstep([], program, n=2, d=devices, timeout=SECONDS)
+    assert result.by_process == {0: ["caught"]}, result
 
 
 def test_what_is_dispatched_last_is_done_before_a_process_leaves() -> None:

@@ -3,6 +3,8 @@
 // Allreduce, Allgather, Reduce_scatter, Isend, Irecv, Wait, Sendrecv and Error_string. jaxlib
 // resolves all names of surface.inc, and calls no other one. An error becomes a return code here,
 // and XLA asks MPI_Error_string for its text on the same thread at once.
+#include <dlfcn.h>
+
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -44,6 +46,13 @@ struct RequestHandle {
   lockstep::Request* request;
 };
 
+// Whether this thread runs Python below XLA: JAX raises there what a call fails with, at once.
+bool is_of_python() {
+  static const auto state =
+      reinterpret_cast<void* (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_GetThisThreadState"));
+  return state != nullptr && state() != nullptr;
+}
+
 template <typename Body>
 int guarded(Body body) {
   try {
@@ -51,7 +60,7 @@ int guarded(Body body) {
     return kSuccess;
   } catch (const std::exception& error) {
     error_text = error.what();
-    lockstep::Engine::instance().count_failure();
+    if (!is_of_python()) lockstep::Engine::instance().count_failure();
     return kFailure;
   }
 }

@@ -40,6 +40,7 @@ class Engine {
   void note_origin(bool known);
 
   void count(Op op);
+  // Of a call on a thread of XLA's own: the program is told where it reads the result.
   void count_failure() { failures_.fetch_add(1, std::memory_order_relaxed); }
   std::uint64_t failures() const { return failures_.load(std::memory_order_relaxed); }
   void read_counts(std::uint64_t* counts) const {

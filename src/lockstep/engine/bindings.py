@@ -207,7 +207,10 @@ def counts() -> dict[str, int]:
 
 
 def failed_calls() -> int:
-    """How many calls of jaxlib's to this process's engine have returned an error."""
+    """How many calls of jaxlib's to this process's engine have failed in threads of XLA's own.
+
+    In a thread of Python's, JAX raises the error at once.
+    """
     return _library().lockstep_failed_calls()
 
 
