@@ -30,9 +30,20 @@ def show(parts: Iterable[RenderableType]) -> None:
         console.print(part)
 
 
+def _to_memory() -> Console:
+    # Told that it is in no notebook: there rich would display what is only to be returned.
+    return Console(
+        file=io.StringIO(),
+        record=True,
+        highlight=False,
+        width=WIDTH_WITHOUT_TERMINAL,
+        force_jupyter=False,
+    )
+
+
 def as_text(parts: Iterable[RenderableType]) -> str:
     """The parts without colours."""
-    console = Console(file=io.StringIO(), highlight=False, width=WIDTH_WITHOUT_TERMINAL)
+    console = _to_memory()
     with console.capture() as captured:
         for part in parts:
             console.print(part)
@@ -41,9 +52,7 @@ def as_text(parts: Iterable[RenderableType]) -> str:
 
 def as_html(parts: Iterable[RenderableType]) -> str:
     """The parts with colours, for a notebook."""
-    console = Console(
-        file=io.StringIO(), record=True, highlight=False, width=WIDTH_WITHOUT_TERMINAL
-    )
+    console = _to_memory()
     for part in parts:
         console.print(part)
     return console.export_html(code_format=_HTML, inline_styles=True)
