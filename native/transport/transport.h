@@ -2,10 +2,10 @@
 //
 // Two processes exchange data through rings: one of them writes slots in order, the other reads
 // them and releases each. Where both map the same memory (transport/shm), a ring exists once and
-// there is nothing to send. Otherwise (transport/tcp) each end has a copy of the ring: a transport
-// moves every written slot into the reader's copy and every release back to the writer, and
-// advances the counters there as the peer would have done. So what reads and writes rings does not
-// know which transport it uses.
+// there is nothing to send. Otherwise (transport/tcp, transport/ucx) each end has a copy of the
+// ring: a transport moves every written slot into the reader's copy and every release back to the
+// writer, and advances the counters there as the peer would have done. So what reads and writes
+// rings does not know which transport it uses.
 //
 // `Job::transport` chooses the transport of a peer. A transport makes progress by itself: shared
 // memory needs none, TCP has a thread. `post_send` and `post_release` are called once for each

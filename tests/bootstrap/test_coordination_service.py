@@ -152,7 +152,7 @@ def test_a_service_that_process_0_has_left_takes_no_process_of_the_next_job() ->
 import os, time
 import lockstep, jax
 from lockstep import _jax_compat
-from lockstep.bootstrap.coordinator_port import _listeners
+from lockstep.bootstrap.coordinator_address import _listeners
 jax.distributed.initialize()
 port = int(os.environ["LOCKSTEP_COORDINATOR"].rpartition(":")[2])
 lockstep.barrier("all have met")

@@ -20,7 +20,7 @@ from lockstep._errors import ConfigError, LaunchError
 from lockstep.agent import agent, restart_server
 from lockstep.agent.host_dir import HostDir
 from lockstep.agent.restart_server import MAX_LINE, keep_alive
-from lockstep.bootstrap import coordinator_port
+from lockstep.bootstrap import coordinator_address
 from lockstep.hosts import network_probe
 from lockstep.job import job_key
 from lockstep.system import fd_limit
@@ -117,7 +117,7 @@ class RestartLine:
 
         ``timeout``: after so many seconds it raises `LaunchError`; 0: never.
         """
-        host, port = coordinator_port.split(address)
+        host, port = coordinator_address.split(address)
         end = time.monotonic() + (timeout or float("inf"))
         while True:
             try:

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from lockstep._errors import InitializationError, LaunchError
 from lockstep._words import counted, processes, signal_name
-from lockstep.bootstrap import cluster_env, coordinator_port
+from lockstep.bootstrap import cluster_env, coordinator_address
 from lockstep.hosts import network_probe
 from lockstep.system import fd_limit, port_reservation, process_tree
 
@@ -67,11 +67,11 @@ def start(
     ``timeout``: seconds that the agents may take to become ready; 0: no limit. Raises `LaunchError`
     where it cannot listen on ``address``.
     """
-    host, port = coordinator_port.split(address)
-    bound, _ = coordinator_port.split(coordinator_port.choose(f"0.0.0.0:{port}", address))
+    host, port = coordinator_address.split(address)
+    bound, _ = coordinator_address.split(coordinator_address.choose(f"0.0.0.0:{port}", address))
     try:
         # `listen` shares a port with another listener of this user; two jobs must not.
-        coordinator_port.wait_until_free(f"{cluster_env.bracketed(bound)}:{port}")
+        coordinator_address.wait_until_free(f"{cluster_env.bracketed(bound)}:{port}")
         listener = network_probe.listen(bound, port, size)
     except (OSError, InitializationError) as error:
         raise LaunchError(

@@ -281,7 +281,7 @@ def _survive() -> None:
     from lockstep.bootstrap import (
         certificates,
         coordination_service,
-        coordinator_port,
+        coordinator_address,
         service_handshake,
         service_loss,
         start_timeout,
@@ -293,8 +293,8 @@ def _survive() -> None:
         return coordination_service.replace(address, earlier)
 
     def listen_at(address: str, coordinator: str, is_chosen: bool) -> str:
-        address = address if is_chosen else coordinator_port.choose(address, coordinator)
-        coordinator_port.wait_until_free(address)
+        address = address if is_chosen else coordinator_address.choose(address, coordinator)
+        coordinator_address.wait_until_free(address)
         return address
 
     calls = _jax_compat.Survival(

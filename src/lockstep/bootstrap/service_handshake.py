@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from lockstep import _config
 from lockstep._errors import InitializationError
-from lockstep.bootstrap import coordinator_port
+from lockstep.bootstrap import coordinator_address
 
 _PAUSE_SECONDS = 0.1
 _ANSWER_SECONDS = 5.0
@@ -33,7 +33,7 @@ def check(address: str, files: Mapping[str, str], seconds: float) -> float:
     config = _config.current()
     if not config.num_processes == config.local_num_processes is not None:
         with contextlib.suppress(ValueError):  # an address that only gRPC understands
-            _check(coordinator_port.split(address), address, files, until)
+            _check(coordinator_address.split(address), address, files, until)
     return max(1.0, end - time.monotonic())
 
 

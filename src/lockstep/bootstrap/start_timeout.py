@@ -17,7 +17,7 @@ from lockstep._words import counted
 from lockstep.bootstrap import (
     certificates,
     coordination_service,
-    coordinator_port,
+    coordinator_address,
     startup_liveness,
 )
 
@@ -86,7 +86,7 @@ def _with_ending(process: int) -> str:
 def _out_of_reach(coordinator: str) -> str:
     """Why no connection to the service can be made; "" where one can."""
     try:
-        host, port = coordinator_port.split(coordinator)
+        host, port = coordinator_address.split(coordinator)
         with socket.create_connection((host, port), _PROBE_SECONDS):
             return ""
     except (OSError, ValueError) as error:

@@ -16,7 +16,7 @@ AREAS = {
     "engine": "lockstep.doctor.engine",
     "machine": "lockstep.doctor.resources",
     "network": "lockstep.doctor.network",
-    "also here": "lockstep.doctor.peers",
+    "optional": "lockstep.doctor.optional",
 }
 _DESCRIPTION = """\
 Checks this machine, one line each: ok, warning or problem, what was found, and how to fix it. The

@@ -10,7 +10,7 @@ import dataclasses
 import shlex
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from lockstep.hosts.host_list import Host
 
@@ -45,8 +45,6 @@ _SRUN_OPTIONS = (
 
 SRUN = "srun --overlap --nodes=1 --ntasks=1 -w"
 """What a user types before the name of a host and a command, as ``ssh`` elsewhere."""
-
-Starter = Callable[[Host], list[str]]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import selectors
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from lockstep import _run_files
 from lockstep._run_files import ErrorRecord, Exit
-from lockstep.launch.console import Console, Outlet, Stream, open_log
+from lockstep.launch.console import Console, Stream, open_log
 from lockstep.launch.first_failure import EndedProcess, last_words
 from lockstep.launch.job_spec import LaunchSpec
 
@@ -149,7 +149,3 @@ def ended_process(
     words = last_words(stderr.tail, exit.status)
     on_screen = tuple(stderr.on_screen) if record else ()
     return EndedProcess(process_id, exit, ended_at, record, words, host, on_screen)
-
-
-Prefixes = Callable[[Outlet], Sequence[bytes]]
-"""The prefix of each process's lines on an outlet."""

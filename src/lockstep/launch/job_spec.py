@@ -22,7 +22,10 @@ _FORCED_DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
 @dataclasses.dataclass(frozen=True)
 class LaunchSpec:
-    """One run of a program: its ``processes`` on this machine, which may be a part of the job."""
+    """One run of a program.
+
+    ``processes``: those of the job on one machine, or, before they are spread over hosts, all.
+    """
 
     program: tuple[str, ...]
     """``script.py args...``, ``-m module args...`` or ``-c code args...``."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lockstep._run_files import Exit
+from lockstep._words import processes
 from lockstep.flight_recorder import diagnose, model, text_report
 from lockstep.pool.outcome import Kind, Outcome
 
@@ -34,8 +35,9 @@ def waits_in_vain(run_dir: Path, answered: Mapping[int, Outcome], count: int) ->
         row.activity is not diagnose.Activity.WAITS for row in waiting
     ):
         return None
-    left = ", ".join(str(rank) for rank in sorted(answered))
-    return f"lockstep: process {left} left the function; the others wait for it.\n" + (
+    left = sorted(answered)
+    them = "them" if len(left) > 1 else "it"
+    return f"lockstep: {processes(left)} left the function; the others wait for {them}.\n" + (
         text_report.short(found, MAX_TEXT).replace(" ended (exit code 0)", " returned")
     )
 

@@ -43,11 +43,13 @@ from lockstep.system.tcp_info import Address
 LIMIT = 0.3
 """As a part of JAX's ``heartbeat_timeout_seconds`` (100)."""
 _ABORT = 0.5, 1.0
-"""When JAX aborts a process that does not reach its service, likewise: there is to be time to save
-before."""
+"""The earliest and the latest abort by JAX of a process that does not reach its service, as parts
+of the same: `LIMIT` leaves time to save before. The launcher has a limit of its own for a host,
+`hosts.connection.LEASE_SECONDS`."""
 _EXIT = 0.1
 _MAX_EXIT = 10.0
-"""How long the service may take to answer when the process ends: likewise, and in seconds."""
+"""How long the service may take to answer when the process ends: a part of the same, and at most
+so many seconds."""
 _POLL_SECONDS = 1.0
 _STOP_SECONDS = 10.0
 """For a scan that is in flight; it may be printing to a pipe without a reader."""

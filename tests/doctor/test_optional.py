@@ -6,21 +6,21 @@ import dataclasses
 
 import pytest
 
-from lockstep.doctor import peers
+from lockstep.doctor import optional
 from lockstep.system.subprocess_output import said_by
 
-NOTHING = peers.PeerFacts((), None, "", (), {}, "0.10.2")
+NOTHING = optional.OptionalFacts((), None, "", (), {}, "0.10.2")
 
 
-def changed(**values: object) -> peers.PeerFacts:
+def changed(**values: object) -> optional.OptionalFacts:
     return dataclasses.replace(NOTHING, **values)  # type: ignore[arg-type]
 
 
 def test_nothing_of_it_is_needed() -> None:
-    assert peers.check_mpi(NOTHING).status == "ok"
-    assert peers.check_gpus(NOTHING).status == "ok"
-    assert peers.check_cluster({}).status == "ok"
-    assert peers.check_trampoline({}, exists=False).status == "ok"
+    assert optional.check_mpi(NOTHING).status == "ok"
+    assert optional.check_gpus(NOTHING).status == "ok"
+    assert optional.check_cluster({}).status == "ok"
+    assert optional.check_trampoline({}, exists=False).status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -39,16 +39,16 @@ def test_nothing_of_it_is_needed() -> None:
     ],
 )
 def test_kind_of_mpiexec(says: str, kind: str) -> None:
-    assert peers.mpiexec_kind(says) == kind
+    assert optional.mpiexec_kind(says) == kind
 
 
 def test_a_trampoline_that_is_not_there_is_a_warning() -> None:
     environ = {"MPITRAMPOLINE_LIB": "/opt/libmpiwrapper.so"}
-    finding = peers.check_trampoline(environ, exists=False)
+    finding = optional.check_trampoline(environ, exists=False)
     assert finding.status == "warning"
     assert "/opt/libmpiwrapper.so does not exist" in finding.found
     assert "unset MPITRAMPOLINE_LIB" in finding.fix
-    assert peers.check_trampoline(environ, exists=True).status == "ok"
+    assert optional.check_trampoline(environ, exists=True).status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_trampoline_that_is_not_there_is_a_warning() -> None:
     ],
 )
 def test_the_launcher_that_started_this_process(environ: dict[str, str], name: str) -> None:
-    finding = peers.check_cluster(environ)
+    finding = optional.check_cluster(environ)
     assert finding.status == "ok"
     assert name in finding.found
     assert next(iter(environ)) in finding.found
@@ -72,41 +72,41 @@ def test_the_launcher_that_started_this_process(environ: dict[str, str], name: s
 
 
 def test_variables_that_the_worker_refuses_are_no_good_here_either() -> None:
-    half = peers.check_cluster({"PMI_RANK": "0"})
+    half = optional.check_cluster({"PMI_RANK": "0"})
     assert half.status == "warning"
     assert "PMI_SIZE is not" in half.found
-    half = peers.check_cluster({"RANK": "0", "WORLD_SIZE": "2"})
+    half = optional.check_cluster({"RANK": "0", "WORLD_SIZE": "2"})
     assert half.status == "warning"
     assert "MASTER_ADDR is not" in half.found
 
 
 def test_an_allocation_places_no_process() -> None:
-    finding = peers.check_cluster({"SLURM_JOB_ID": "3"})
+    finding = optional.check_cluster({"SLURM_JOB_ID": "3"})
     assert finding.status == "ok"
     assert "Slurm (SLURM_JOB_ID), without a rank of this process: use srun" in finding.found
 
 
 def test_gpus_without_a_plug_in() -> None:
-    finding = peers.check_gpus(changed(gpus=("NVIDIA H200", "NVIDIA H200")))
+    finding = optional.check_gpus(changed(gpus=("NVIDIA H200", "NVIDIA H200")))
     assert finding.status == "warning"
     assert "2 x NVIDIA H200" in finding.found
     assert "pip install --upgrade 'jax[cuda" in finding.fix
 
 
 def test_an_amd_gpu_wants_the_rocm_plug_in() -> None:
-    assert "jax[rocm]" in peers.check_gpus(changed(gpus=("/dev/kfd",))).fix
+    assert "jax[rocm]" in optional.check_gpus(changed(gpus=("/dev/kfd",))).fix
 
 
 def test_a_plug_in_of_another_version_than_jaxlib() -> None:
     facts = changed(gpus=("NVIDIA H200",), plugins={"jax-cuda12-plugin": "0.9.0"})
-    finding = peers.check_gpus(facts)
+    finding = optional.check_gpus(facts)
     assert finding.status == "warning"
     assert finding.fix == "pip install jax-cuda12-plugin==0.10.2"
 
 
 def test_gpus_that_jax_can_use() -> None:
     facts = changed(gpus=("NVIDIA H200",), plugins={"jax-cuda13-plugin": "0.10.2"})
-    finding = peers.check_gpus(facts)
+    finding = optional.check_gpus(facts)
     assert finding.status == "ok"
     assert "NVIDIA H200" in finding.found
 
@@ -118,7 +118,7 @@ def test_which_distributions_are_plug_ins() -> None:
         ("libtpu", "3"),
         ("jax-cuda12-pjrt", "4"),
     ]
-    assert peers.accelerator_plugins(installed) == {"jax-cuda12-plugin": "2", "libtpu": "3"}
+    assert optional.accelerator_plugins(installed) == {"jax-cuda12-plugin": "2", "libtpu": "3"}
 
 
 def test_a_command_that_fails_says_nothing() -> None:

@@ -30,7 +30,7 @@ _CLUSTER_FIX = (
 
 
 @dataclasses.dataclass(frozen=True)
-class PeerFacts:
+class OptionalFacts:
     mpi_libraries: tuple[str, ...]
     mpiexec: str | None
     mpiexec_says: str
@@ -55,7 +55,7 @@ def accelerator_plugins(installed: Iterable[tuple[str, str]]) -> dict[str, str]:
     return {name: version for name, version in installed if pattern.fullmatch(name)}
 
 
-def probe() -> PeerFacts:
+def probe() -> OptionalFacts:
     folders = os.pathsep.join([os.environ.get("PATH", os.defpath), f"{sys.prefix}/bin"])
     mpiexec = shutil.which("mpiexec", path=folders) or shutil.which("mpirun", path=folders)
     installed = [
@@ -63,7 +63,7 @@ def probe() -> PeerFacts:
         for d in importlib.metadata.distributions()
         if d.metadata["Name"]
     ]
-    return PeerFacts(
+    return OptionalFacts(
         mpi_libraries=tuple(dict.fromkeys(mpi_backend.libraries(os.environ))),
         mpiexec=mpiexec,
         mpiexec_says=said_by(mpiexec, "--version") if mpiexec else "",
@@ -87,7 +87,7 @@ def mpiexec_kind(says: str) -> str:
     return says.strip().splitlines()[0] if says.strip() else "says no version"
 
 
-def check_mpi(facts: PeerFacts) -> Finding:
+def check_mpi(facts: OptionalFacts) -> Finding:
     parts = list(facts.mpi_libraries)
     if facts.mpiexec:
         parts.append(f"{facts.mpiexec} ({mpiexec_kind(facts.mpiexec_says)})")
@@ -136,7 +136,7 @@ def check_cluster(environ: Mapping[str, str]) -> Finding:
     return ok("cluster", f"{', '.join(present)}, without a rank of this process: use srun")
 
 
-def check_gpus(facts: PeerFacts) -> Finding:
+def check_gpus(facts: OptionalFacts) -> Finding:
     names = ", ".join(
         f"{facts.gpus.count(name)} x {name}" if facts.gpus.count(name) > 1 else name
         for name in dict.fromkeys(facts.gpus)
