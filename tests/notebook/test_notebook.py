@@ -55,7 +55,7 @@ def test_a_notebook_from_start_to_stop(kernel: Notebook) -> None:
         "print('after')"
     )
     assert run(plot) == "[0-1] before\nimage/png\n[0-1] after"
-    run("%%lockstep\nlockstep.show_sharding(jnp.ones(3))")
+    run("%%lockstep\nimport lockstep; lockstep.show_sharding(jnp.ones(3))")
     assert [output.output_type for output in kernel.outputs()] == ["execute_result"]
     assert "only [0] runs this cell" in run("%%lockstep --on 0\nrank")
     run("x = {'a': 1}\n%lockstep push x")
