@@ -87,9 +87,9 @@ def finish() -> None:
         return
     was_told = ending.raised or not _jax_compat.is_in(RAISED)
     failures = _failures_of_what_runs()
-    if bindings.failed_calls() == ending.failed_before or was_told:
+    text = bindings.abort_text()  # none where one process's call was forbidden: the job is well
+    if not text or bindings.failed_calls() == ending.failed_before or was_told:
         return
-    text = bindings.abort_text() or "lockstep: a collective failed."
     error = next((e for e in failures if text in str(e)), _jax_compat.failure(text))
     error.add_note("The program had ended: none of its lines reads the result that failed.")
     ending.raised = True
