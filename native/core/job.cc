@@ -22,6 +22,8 @@ constexpr int kQuietPolls = 60;
 // The watchdog of another process of this host sees what comes later than that.
 constexpr int kQuietPollsOfHost = 4;
 constexpr std::chrono::milliseconds kQuietInterval{5};
+// A job that has failed ends its calls at once; one that does not end is not waited for longer.
+constexpr int kPollsOfFailed = 200;
 // Longer: without an answer two programs count as one, for that call.
 constexpr std::chrono::milliseconds kComparisonTimeout{20000};
 
@@ -162,8 +164,9 @@ void Job::finish() {
   std::uint64_t seen = begun_.load();
   // Looks are counted, not time: when this thread has stood still, so have the others.
   const int polls = endpoint() != nullptr ? kQuietPolls : kQuietPollsOfHost;
-  for (int quiet = 0; quiet < polls;) {
+  for (int quiet = 0, failed = 0; quiet < polls && failed < kPollsOfFailed;) {
     std::this_thread::sleep_for(kQuietInterval);
+    if (arena_->aborted()) ++failed;
     const std::uint64_t begun = begun_.load();
     quiet = begun == seen && begun == ended_.load() ? quiet + 1 : 0;
     seen = begun;

@@ -128,9 +128,10 @@ def live_arrays() -> list[Any]:
 
 
 def wait_for_dispatched() -> None:
-    """Waits until all that this thread has dispatched to this process's CPU devices has run.
+    """Waits until all that this thread has dispatched to this process's CPU devices has begun.
 
-    A thread's programs run in order on a device, so it waits for one more program on each.
+    A thread's programs begin in order on a device, so it waits for one more program on each. Their
+    collectives may still be running then.
     """
     import jax
 

@@ -92,11 +92,12 @@ def _run(command: Sequence[str]) -> None:
         if error.code not in (None, 0):
             raise
         ended = error
-    if hook := sys.modules.get("lockstep.watchdog.shutdown_hook"):
+    if hook := sys.modules.get("lockstep.watchdog.shutdown_hook"):  # else it has joined no job
         try:
             hook.finish()
         except Exception as error:
-            raise error.with_traceback(None)  # noqa: B904 (no line of it is the program's)
+            error.__traceback__ = None  # no line of it is the program's
+            raise error
     if ended is not None:
         raise ended
 

@@ -24,6 +24,8 @@ class _ProgramEnd(current_job.Part):
     has_failed = False
     raised = False
     """Whether the program has been told that a collective failed."""
+    finished: dict[str, int] | None = None
+    """The calls that there had been when `finish` had waited for the last of them."""
     failed_before = 0
     """How many calls had failed before this job."""
     owner = 0
@@ -87,6 +89,7 @@ def finish() -> None:
         return
     was_told = ending.raised or not _jax_compat.is_in(RAISED)
     failures = _failures_of_what_runs()
+    ending.finished = bindings.counts()
     text = bindings.abort_text()  # none where one process's call was forbidden: the job is well
     if not text or bindings.failed_calls() == ending.failed_before or was_told:
         return
@@ -100,10 +103,12 @@ def _on_exit() -> None:
     ending = current_job.part(_ProgramEnd)
     if not ending.is_ours():
         return
-    try:
-        finish()
-    except Exception as error:  # under `lockstep run`, of a thread: child_main has called it before
-        sys.excepthook(type(error), error, None)
+    # child_main has called it before, and threads of the program may have gone on since.
+    if ending.finished != bindings.counts():
+        try:
+            finish()
+        except Exception as error:
+            sys.excepthook(type(error), error, None)
     if not ending.has_failed:
         bindings.leave(bindings.Leaving.ENDED)
     ending.afterwards()
