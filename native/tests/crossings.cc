@@ -1,7 +1,6 @@
 // Collectives on several hosts: every algorithm on hosts of different sizes, against the model, and
 // the same bits on all ranks.
 #include <algorithm>
-#include <atomic>
 #include <bit>
 
 #include "check.h"
@@ -180,14 +179,14 @@ TEST(messages_of_a_host_do_not_depend_on_its_processes) {
   const Hosts devices{"4 devices", {0, 0, 0, 0, 1, 1, 1, 1}, {0, 1}};
   const Hosts processes{"4 processes", {0, 1, 2, 3, 4, 5, 6, 7}, {0, 0, 0, 0, 1, 1, 1, 1}};
   for (const Hosts& hosts : {alone, devices, processes}) {
-    std::atomic<std::size_t> sent{0};
+    SharedCount sent;
     run_on(hosts, "", [&](Rank& rank) {
       const auto end = rank.all();
       run_case(*end, {Op::kAllReduce, DType::kF32, Reduction::kSum, 1000, 1});
       if (rank.layout.ranks_of(rank.process()).front() == rank.index)
-        sent += rank.job.clique(rank.layout.devices()).messages_sent();
+        sent.add(rank.job.clique(rank.layout.devices()).messages_sent());
     });
-    CHECK_EQUAL(sent.load(), 2U);
+    CHECK_EQUAL(sent.get(), 2U);
   }
 }
 

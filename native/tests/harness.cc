@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -45,12 +44,16 @@ struct Slot {
   char error[1400];
 };
 
+void* shared_memory(std::size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw CheckFailed("no memory for what a job shares with its test");
+  return memory;
+}
+
 class Board {
  public:
   explicit Board(int ranks) : bytes_(sizeof(Slot) * static_cast<std::size_t>(ranks)) {
-    void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) throw CheckFailed("no memory for the outcomes of a job");
-    slots_ = static_cast<Slot*>(memory);
+    slots_ = static_cast<Slot*>(shared_memory(bytes_));
   }
   ~Board() { munmap(slots_, bytes_); }
   Board(const Board&) = delete;
@@ -92,6 +95,12 @@ struct TestJob {
     return static_cast<std::size_t>(together == 0 ? 0 : process / together);
   }
 
+  // A process of a job has one context of UCX, and UCX 1.13 has crashed with one for each of 16
+  // threads.
+  bool is_forked() const {
+    return testing::is_forked(options.harness) || (has_several_hosts() && !ucx_libraries().empty());
+  }
+
   bool has_several_hosts() const {
     return !options.hosts.empty() || processes_of_host(options.harness) != 0;
   }
@@ -119,8 +128,7 @@ struct TestJob {
   std::vector<int> pids_of_host(int process) {
     std::vector<int> pids(static_cast<std::size_t>(layout.processes()));
     for (int other = 0; other < layout.processes(); ++other) {
-      if (!is_forked(options.harness) || other == process || host_of(other) != host_of(process))
-        continue;
+      if (!is_forked() || other == process || host_of(other) != host_of(process)) continue;
       while (pid_of(other) == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       pids[static_cast<std::size_t>(other)] = pid_of(other);
     }
@@ -349,10 +357,14 @@ void Rank::mix(const void* data, std::size_t bytes) {
   }
 }
 
+SharedCount::SharedCount() : count_(new (shared_memory(sizeof *count_)) std::atomic<std::size_t>) {}
+
+SharedCount::~SharedCount() { munmap(count_, sizeof *count_); }
+
 std::vector<Outcome> run_job(const Layout& layout, const Options& options,
                              const std::function<void(Rank&)>& body) {
   TestJob job(layout, options, body);
-  is_forked(options.harness) ? job.run_forked() : job.run_threads();
+  job.is_forked() ? job.run_forked() : job.run_threads();
   return job.outcomes();
 }
 

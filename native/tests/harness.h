@@ -4,9 +4,10 @@
 // the arena (under ThreadSanitizer they share one: see JobOptions::arena). kForked: every process
 // is a forked child, which may be killed. Each rank is a thread in both. The same with several
 // hosts: kHosts, every process of kThreads is alone on its host; kForkedHosts, two of kForked share
-// one.
+// one. With UCX between hosts all processes are forked.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -104,6 +105,21 @@ class Rank {
 
  private:
   std::uint64_t digest_ = 0xcbf29ce484222325;
+};
+
+// A number that the test has in common with the processes of its job, forked or not.
+class SharedCount {
+ public:
+  SharedCount();
+  ~SharedCount();
+  SharedCount(const SharedCount&) = delete;
+  SharedCount& operator=(const SharedCount&) = delete;
+
+  void add(std::size_t more) { count_->fetch_add(more); }
+  std::size_t get() const { return count_->load(); }
+
+ private:
+  std::atomic<std::size_t>* count_;
 };
 
 struct Outcome {

@@ -1,6 +1,7 @@
 // The test program: no argument runs everything, an argument one group, `--list` names the groups.
 //
 // It is single-threaded between tests: the forked harness needs that.
+#include <execinfo.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -45,6 +46,28 @@ void hung(int) {
   _exit(3);
 }
 
+// Prints where; a sanitizer has handlers of its own, which stay. The first call of `backtrace`
+// allocates, so it is made before.
+void crashed(int signal) {
+  void* frames[64];
+  const int count = backtrace(frames, 64);
+  constexpr char kTitle[] = "CRASHED\n";
+  (void)!write(STDOUT_FILENO, kTitle, sizeof(kTitle) - 1);
+  backtrace_symbols_fd(frames, count, STDOUT_FILENO);
+  raise(signal);
+}
+
+void report_crashes() {
+  void* frame = nullptr;
+  backtrace(&frame, 1);
+  struct sigaction wanted{}, before{};
+  wanted.sa_handler = crashed;
+  wanted.sa_flags = SA_RESETHAND | SA_NODEFER;
+  for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT})
+    if (sigaction(signal, nullptr, &before) == 0 && before.sa_handler == SIG_DFL)
+      sigaction(signal, &wanted, nullptr);
+}
+
 bool run(const Test& test) {
   running = test.group + "." + test.name;
   hung_text = "HUNG " + running + "\n";
@@ -68,6 +91,7 @@ int main_of(int argc, char** argv) {
   }
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   std::signal(SIGALRM, hung);
+  report_crashes();
   int done = 0, failed = 0;
   for (const Test& test : tests()) {
     if (argc > 1 && test.group != argv[1]) continue;
