@@ -7,6 +7,7 @@ neither `lockstep` nor jax before a test needs them, so sessions without such te
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -94,6 +95,21 @@ class _Starter:
             manager.register(controller, "lockstep-controller")
         controller.run(item, nextitem)
         return True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[Any]) -> None:
+    """Ends the traceback of an error of Lockstep at the line of the test that called it."""
+    errors: Any = sys.modules.get("lockstep._errors")
+    found = call.excinfo
+    if found is None or errors is None or not isinstance(found.value, errors.LockstepError):
+        return
+    for entry in reversed(found.traceback):
+        module = entry.frame.f_globals.get("__name__", "")
+        # A context manager as a decorator is called in a frame of contextlib.
+        if not module.startswith("lockstep.") and module != "contextlib":
+            break
+        entry.frame.f_locals["__tracebackhide__"] = True
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -7,10 +7,8 @@ import pytest
 from lockstep.hosts.ssh_errors import Failure, explain
 
 
-def told(code: int | None, text: str) -> Failure:
-    return explain(
-        "user@b", code, text, "no answer in time", "ssh -F cfg", "/venv/bin/python", "1.2.0"
-    )
+def told(code: int | None, text: str, ssh: str = "ssh -F cfg") -> Failure:
+    return explain("user@b", code, text, "no answer in time", ssh, "/venv/bin/python", "1.2.0")
 
 
 @pytest.mark.parametrize(
@@ -40,7 +38,7 @@ def told(code: int | None, text: str) -> Failure:
         (
             "ssh: connect to host b port 22: Connection refused\r\n",
             "b refuses connections to port 22: no sshd listens there",
-            "systemctl start ssh",
+            "(sudo systemctl start ssh), or set its Port in cfg",
         ),
         (
             "ssh: Could not resolve hostname bb: Name or service not known\r\n",
@@ -107,6 +105,10 @@ def test_errors_of_ssh(text: str, found: str, fix: str) -> None:
     assert failure.name == "ssh"
     assert found in failure.found
     assert fix in failure.fix
+
+
+def test_the_file_is_that_of_ssh_without_an_f() -> None:
+    assert "in ~/.ssh/config" in told(255, "Permission denied (publickey).", "ssh").fix
 
 
 @pytest.mark.parametrize(

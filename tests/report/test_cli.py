@@ -7,6 +7,7 @@ import io
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -183,8 +184,8 @@ def test_without_arguments_the_one_live_job_is_taken_and_several_are_listed(
         assert main(["report"]) == 2
     said = capsys.readouterr().err
     assert "2 jobs of yours run on this machine; choose one:" in said
-    assert f"--pid {one}  {broken}\n" in said
-    assert f"--pid {another}  {other}\n" in said
+    for pid, folder in ((one, broken), (another, other)):
+        assert re.search(rf"--pid {pid}  started \d\d:\d\d:\d\d, \S*python.*, {folder}\n", said)
 
 
 def test_a_process_of_no_run_is_reported() -> None:

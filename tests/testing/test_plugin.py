@@ -70,6 +70,10 @@ TESTS = """
         assert {"rank": lockstep.rank} == {"rank": 5}
 
 
+    def test_not_the_same(lockstep):
+        lockstep.assert_same(lockstep.rank)
+
+
     def test_explained():
         assert "mine" == "yours"
 
@@ -180,6 +184,7 @@ def test_every_test_has_one_verdict(printed: str) -> None:
         "test_the_processes_are_those_of_the_test_before": "PASSED",
         "test_equal": "FAILED",
         "test_unequal": "FAILED",
+        "test_not_the_same": "FAILED",
         "test_explained": "FAILED",
         "test_one_fails_where_the_other_waits": "FAILED",
         "test_recovered": "PASSED",
@@ -223,6 +228,15 @@ def test_unequal_failures_and_their_output_are_shown_by_rank(printed: str) -> No
         assert f"Captured stdout call (rank {rank} of 2)" in shown
         assert f"\nsaid by {rank}" in shown
     assert "explained by conftest" in part(printed, "test_explained")
+
+
+def test_an_error_of_lockstep_is_shown_at_the_line_of_the_test(printed: str) -> None:
+    shown = part(printed, "test_not_the_same").split("ranks 0-1 of 2:")[1]
+    said = shown.split(
+        ">       lockstep.assert_same(lockstep.rank)\nE       lockstep.DifferenceError: "
+    )
+    assert "barrier.py" not in shown
+    assert re.search(r"E +process 1 \(pid \d+ on \S+\): 1\n\ntest_it.py:\d+: Diff", said[1]), shown
 
 
 def test_the_rank_that_fails_comes_first_and_the_one_that_waits_is_short(printed: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -87,7 +88,9 @@ def _check_keys(own: Peer, key: job_key.JobKey, records: dict[int, Record]) -> N
         raise DisagreementError(
             f"{own.label} and {_names(wrong)} have different secrets, although one launcher has "
             "started all of them on this host: they do not share the directory that TMPDIR names "
-            f"(/tmp). Give all of them the same one, or a key file ({job_key.VARIABLE})."
+            f"(here {os.environ.get('TMPDIR') or '/tmp'}). Give all of them the same one. "
+            f"Containers without a common one need a key file ({job_key.VARIABLE}), and a "
+            "LOCKSTEP_HOST_ID each."
         )
     if wrong:
         raise DisagreementError(

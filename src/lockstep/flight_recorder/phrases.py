@@ -145,10 +145,10 @@ def likely(cause: Cause) -> str:
 
 
 def only_these(cause: Cause) -> str:
-    """``only process 0 calls norm``, of a program on one side only."""
+    """``so far only process 0 has called norm``, of a program on one side only."""
     names = " or ".join(function(name) for name in cause.what)
-    verb = "calls" if len(cause.processes) == 1 else "call"
-    return f"only {processes(cause.processes)} {verb} {names or 'the program'}"
+    verb = "has" if len(cause.processes) == 1 else "have"
+    return f"so far only {processes(cause.processes)} {verb} called {names or 'the program'}"
 
 
 def _threads(cause: Cause) -> str:

@@ -22,7 +22,7 @@ class Failure(NamedTuple):
 class _Row(NamedTuple):
     """A regular expression of what ssh says, and what to show for it.
 
-    ``{host}``, ``{ssh}`` and the groups of the expression are filled in.
+    ``{host}``, ``{ssh}``, ``{config}`` and the groups of the expression are filled in.
     """
 
     said: str
@@ -54,26 +54,25 @@ _SSH = (
     _Row(
         r"Too many authentication failures",
         "{host} has refused the connection after too many keys",
-        "name the right one in ~/.ssh/config, below Host {host}: IdentityFile FILE and "
+        "name the right one in {config}, below Host {host}: IdentityFile FILE and "
         "IdentitiesOnly yes",
     ),
     _Row(
         r"(?P<user>\S+)@\S+: Permission denied|Permission denied",
         "{host} does not accept the ssh key{as_user}",
         "ssh-copy-id {host} gives it your key; check User and IdentityFile of {host} in "
-        "~/.ssh/config; a key with a passphrase needs ssh-add first. It works when {ssh} {host} "
+        "{config}; a key with a passphrase needs ssh-add first. It works when {ssh} {host} "
         "asks nothing",
     ),
     _Row(
         r"Could not resolve hostname (?P<name>[^\s:]+)",
         "the name {name} is not known",
-        "check the spelling; or give the address in ~/.ssh/config: Host {name} with HostName "
-        "ADDRESS",
+        "check the spelling; or give the address in {config}: Host {name} with HostName ADDRESS",
     ),
     _Row(
         r"connect to host (?P<address>\S+) port (?P<port>\d+): Connection refused",
         "{address} refuses connections to port {port}: no sshd listens there",
-        "start it on {host} (sudo systemctl start ssh), or set its Port in ~/.ssh/config",
+        "start it on {host} (sudo systemctl start ssh), or set its Port in {config}",
     ),
     _Row(
         r"timed out during banner exchange",
@@ -91,7 +90,7 @@ _SSH = (
     _Row(
         r"stdio forwarding failed|UNKNOWN port 65535",
         "the jump host does not reach it",
-        "check ProxyJump of {host} in ~/.ssh/config, and from the jump host that {host} runs",
+        "check ProxyJump of {host} in {config}, and from the jump host that {host} runs",
     ),
     _Row(
         r"kex_exchange_identification|Connection (?:closed|reset) by",
@@ -152,6 +151,7 @@ def explain(
         "host": shlex.quote(host),
         "name": shlex.quote(host.rpartition("@")[2]),
         "ssh": ssh,
+        "config": _config_of(ssh),
         "python": shlex.quote(python),
         "version": version,
     }
@@ -187,6 +187,12 @@ def not_started(error: str, ssh: str, python: str, by_ssh: bool) -> Failure:
         fix = "install the ssh client (openssh-client), or name another with --ssh"
         return Failure("ssh", f"{tool} {here}", fix)
     return Failure("Python", f"{python} {here}", _NO_PYTHON.fix.format(host="this machine"))
+
+
+def _config_of(ssh: str) -> str:
+    """The file that ``ssh`` reads: the one of its ``-F``."""
+    chosen = re.search(r" -F ?(\S+)", ssh)
+    return chosen[1] if chosen else "~/.ssh/config"
 
 
 def _is_of_ssh(text: str) -> bool:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shlex
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep._errors import RecordError
+from lockstep._words import printable
 from lockstep.flight_recorder.format import MAGIC, TIME_ERROR_NS, ProcessRecord
 from lockstep.flight_recorder.model import Process, Run, read_record, read_run
 from lockstep.launch import failed_runs, host_query
 from lockstep.launch.console import complain
 from lockstep.launch.run_dir import PREFIX
+from lockstep.system import process_tree
 from lockstep.system.process_tree import below, parents
 from lockstep.watchdog.query_server import complete
 
 _MEMORY_FILE = "/memfd:lockstep"
+_MAX_COMMAND = 80
 
 
 def read(directory: Path | None, pid: int | None, attempt: int | None = None) -> Run:
@@ -46,8 +52,8 @@ def choose() -> tuple[Path | None, int | None]:
         [(folder, pid)] = jobs.values()
         return (folder, None) if folder else (None, pid)
     if jobs:
-        lines = [f"  --pid {pid}  {job}" for job, (_, pid) in jobs.items()]
-        named = "\n".join(sorted(lines))
+        lines = [f"  --pid {pid}  {_about(pid)}{job}" for job, (_, pid) in jobs.items()]
+        named = "\n".join(lines)
         raise RecordError(f"{len(jobs)} jobs of yours run on this machine; choose one:\n{named}")
     failed = failed_runs.failed_runs()
     if not failed:
@@ -70,6 +76,24 @@ def _live_jobs() -> dict[str, tuple[Path | None, int]]:
                 elif record := next(_recorders(pid), None):
                     found.setdefault(f"job {record.nonce:x}, without a directory", (None, pid))
     return found
+
+
+def _about(pid: int) -> str:
+    """``started 14:02:11, lockstep run -n 2 train.py, ``; empty: the process has just ended."""
+    with contextlib.suppress(OSError):
+        since = time.localtime(process_tree.started(pid))
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        command = shlex.join(os.fsdecode(word) for word in words)
+        day = "" if since[:3] == time.localtime()[:3] else "%d %b "
+        return f"started {time.strftime(day + '%H:%M:%S', since)}, {_short(command)}, "
+    return ""
+
+
+def _short(command: str) -> str:
+    """``lockstep run ...`` without the folders of the interpreter and of the command."""
+    return printable(
+        re.sub(r"^\S*/python\S*( -\w+)* \S*/lockstep\b", "lockstep", command), _MAX_COMMAND
+    )
 
 
 def directory_of(pid: int) -> Path | None:

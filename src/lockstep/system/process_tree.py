@@ -65,6 +65,13 @@ def _has_ended(fields: list[str]) -> bool:
     return fields[0] in "ZX" and int(fields[17]) <= 1
 
 
+def started(pid: int) -> float:
+    """When a process was started, as ``time.time()``; raises OSError."""
+    ticks = int(stat(pid)[19])
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
+
+
 def below(ancestor: int, parent_of: dict[int, int]) -> set[int]:
     """Every process that descends from ``ancestor``."""
     children: dict[int, list[int]] = {}
