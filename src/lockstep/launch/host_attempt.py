@@ -70,7 +70,7 @@ class HostAttempt:
     """
 
     def __init__(self, agent: Agent, order: Mapping[str, Any]) -> None:
-        """``order`` is the launcher's message: see `hosts_command.SeveralHosts`."""
+        """``order`` is the launcher's message: see `several_hosts.SeveralHosts`."""
         self._agent = agent
         self._order = order
         self._job = _spec(order, agent.folder)
