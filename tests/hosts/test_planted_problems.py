@@ -174,7 +174,7 @@ CASES: dict[str, tuple[Callable[[Planted], None], str, str, str, str]] = {
         taken_port,
         "a",
         "port",
-        "29500 of 10.9.0.1 is not free: another process listens on it",
+        "29500 of 10.9.0.1 is not free: the port is taken by process ",
         "ss -ltnp",
     ),
 }

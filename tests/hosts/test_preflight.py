@@ -162,10 +162,10 @@ def test_a_name_that_means_loopback_matters_to_gloo_alone() -> None:
 
 
 def test_a_port_that_is_taken() -> None:
-    taken = {**state(0).listening, "port_problem": "another process listens on it"}
+    taken = {**state(0).listening, "port_problem": "the port is taken by process 7"}
     hosts = [dataclasses.replace(state(0), listening=taken), state(1)]
     bad = found(hosts, dataclasses.replace(REQUEST, port=29500))["a"]["port"]
-    assert bad.found == "29500 of 10.0.0.1 is not free: another process listens on it"
+    assert bad.found == "29500 of 10.0.0.1 is not free: the port is taken by process 7"
     assert "ssh a ss -ltnp" in bad.fix
 
 

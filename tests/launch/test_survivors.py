@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import time
 from pathlib import Path
 
 import pytest
 
 from lanes import sample
-from lockstep.bootstrap.coordination_service import clients
 from processes import free_port, python, run_processes
 from support import Result, run_lockstep, wait_until
 
@@ -207,11 +205,3 @@ print(coordination_service.start("no address:20001", 2, {}))
     ended = python(program)
     assert ended.stdout == "None\nb''\nno address:24037\nNone\n"
     assert ended.stderr.count("JAX's coordination service did not start outside process 0") == 2
-
-
-def test_a_port_s_clients_are_counted() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert clients(port) == 0
-        with socket.create_connection(("127.0.0.1", port)), server.accept()[0]:
-            assert clients(port) == 1

@@ -39,7 +39,7 @@ from lockstep import _config, _jax_compat, _run_files
 from lockstep._errors import InitializationError
 from lockstep._words import processes
 from lockstep.bootstrap import certificates
-from lockstep.system import fd_limit, tcp_info
+from lockstep.system import fd_limit, signal_pipe, tcp_info, tcp_ports
 
 READY_SECONDS = 20.0
 """How long the child may take until it serves; a few milliseconds are usual."""
@@ -57,7 +57,6 @@ _READY = b"ready"
 # Other jobs of a cluster have the ports beside ours, and where the system chooses, an odd one stays
 # odd: the even ones are those of its clients.
 _LOWEST_PORT, _PORTS, _STEP = 1024, 64512, 2018
-_ESTABLISHED = "01"
 
 _job = 0
 """How many jobs of several processes this one was in before."""
@@ -299,13 +298,10 @@ def _leave(service: _Service) -> NoReturn:
 
 
 def _serve(given: _Service) -> None:
-    finish, finishing = os.pipe()
-    os.set_blocking(finishing, False)
-    signal.set_wakeup_fd(finishing, warn_on_full_buffer=False)
+    finish, _ = signal_pipe.open_for((signal.SIGUSR1,))
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGUSR1, lambda number, frame: None)
     service = _jax_compat.coordination_service(given.address, given.num_nodes, given.options)
     _sign(given.job)
     os.write(given.report_to, _READY)
@@ -318,7 +314,7 @@ def _serve(given: _Service) -> None:
     while alone < ALONE_POLLS:
         time.sleep(POLL_SECONDS)
         _forget_unreachable_processes()
-        alone = 0 if clients(port) else alone + 1
+        alone = 0 if tcp_ports.established(port) else alone + 1
     del service
 
 
@@ -369,14 +365,3 @@ def _sign(job: int) -> None:
         with contextlib.suppress(OSError):
             (_folder() / _serves(job, os.getpid())).touch()
             (_folder() / _run_files.COORDINATION_PID).write_text(str(os.getpid()))
-
-
-def clients(port: int) -> int:
-    """How many TCP connections to ``port`` of this machine are established."""
-    found = 0
-    for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError), open(f"/proc/self/net/{name}") as table:
-            for line in table.readlines()[1:]:
-                _, local, _, state = line.split()[:4]
-                found += state == _ESTABLISHED and int(local.rpartition(":")[2], 16) == port
-    return found

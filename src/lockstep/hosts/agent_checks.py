@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import socket
 from collections.abc import Mapping
 from typing import Any
 
 from lockstep.bootstrap.endpoints import route_to
 from lockstep.hosts import facts, network_probe
+from lockstep.system import tcp_ports
 
 ANSWERS = {"facts": "facts", "listen": "listening", "probe": "probed", "deaf": "deafened"}
 """The messages that `AgentChecks.answer` takes, and the kind of the answer to each."""
@@ -64,27 +62,10 @@ class AgentChecks:
             "address": address,
             "port": self._listener.port,
             "problem": "",
-            "port_problem": port_problem(address, wanted) if wanted else "",
+            "port_problem": tcp_ports.problem(address, wanted, shared=False) if wanted else "",
         }
 
     def close(self) -> None:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-
-
-def port_problem(address: str, port: int) -> str:
-    """Why a service cannot listen there; "": it can."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
-        try:
-            # As gRPC does: what is left of closed connections does not count.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((address, port))
-            probe.listen(1)
-        except OSError as error:
-            in_use = error.errno == errno.EADDRINUSE
-            return "another process listens on it" if in_use else error.strerror or str(error)
-        except OverflowError:
-            return "it is not between 1 and 65535"
-    return ""

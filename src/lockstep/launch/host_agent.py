@@ -37,7 +37,7 @@ from lockstep.hosts.channel import GREETING, Channel, ChannelError, Message
 from lockstep.hosts.connection import IDLE_LEASE_SECONDS, LEASE_SECONDS
 from lockstep.launch import guard, run_dir
 from lockstep.launch.host_attempt import HostAttempt
-from lockstep.system import port_reservation, process_tree
+from lockstep.system import port_reservation, process_tree, signal_pipe
 
 
 def main() -> int:
@@ -103,12 +103,8 @@ class HostAgent:
         return 0
 
     def _listen(self) -> None:
-        wake, woken = os.pipe()
-        os.set_blocking(woken, False)
-        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
         handled = {*guard.PASSED_ON, signal.SIGCHLD}
-        for number in handled:
-            signal.signal(number, lambda number, frame: None)
+        wake, _ = signal_pipe.open_for(handled)
 
         def on_signals() -> None:
             for number in os.read(wake, 512):

@@ -51,7 +51,7 @@ from lockstep.launch.guard import PASSED_ON
 from lockstep.launch.job_processes import Loop, Processes
 from lockstep.launch.job_spec import LaunchSpec
 from lockstep.launch.local_processes import LocalProcesses
-from lockstep.system import process_tree
+from lockstep.system import process_tree, signal_pipe
 
 REPEATED_SIGNAL = 0.3
 """Seconds within which a repeated signal counts once: GNU timeout sends SIGTERM twice."""
@@ -142,13 +142,9 @@ class Supervisor:
     # Listening
 
     def _listen(self) -> None:
-        wake, woken = os.pipe()
-        os.set_blocking(woken, False)
-        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
         handled = {s for s in PASSED_ON if signal.getsignal(s) != signal.SIG_IGN} | {signal.SIGCHLD}
         self._handled = handled
-        for number in handled:
-            signal.signal(number, lambda number, frame: None)
+        wake, woken = signal_pipe.open_for(handled)
 
         def on_signals() -> None:
             for number in os.read(wake, 512):

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.launch import run_dir
-from lockstep.system import process_tree
+from lockstep.system import process_tree, signal_pipe
 
 GRACE = 3.0
 """Seconds for the command to end by itself, with what it has started, once PID has ended."""
@@ -43,11 +43,7 @@ def main(pid: int, words: Sequence[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     process_tree.adopt_orphans()
-    wake, woken = os.pipe()
-    os.set_blocking(woken, False)
-    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: None)
+    wake, _ = signal_pipe.open_for((signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP))
     try:
         held = os.pidfd_open(pid)
     except ProcessLookupError:

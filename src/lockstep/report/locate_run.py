@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,10 +81,9 @@ def _about(pid: int) -> str:
     """``started 14:02:11, lockstep run -n 2 train.py, ``; empty: the process has just ended."""
     with contextlib.suppress(OSError):
         since = time.localtime(process_tree.started(pid))
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-        command = shlex.join(os.fsdecode(word) for word in words)
+        command = _short(process_tree.command(pid))
         day = "" if since[:3] == time.localtime()[:3] else "%d %b "
-        return f"started {time.strftime(day + '%H:%M:%S', since)}, {_short(command)}, "
+        return f"started {time.strftime(day + '%H:%M:%S', since)}, {command}, "
     return ""
 
 
@@ -123,13 +121,10 @@ def _run_dir(pid: int, required: bool) -> Path | None:
 
 def _held_directory(pid: int) -> Path | None:
     """The directory that a launcher or an agent holds open: it has no variable that names it."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                path = Path(os.readlink(f"/proc/{pid}/fd/{name}"))
-                for folder in (path.parent, path):
-                    if folder.name.startswith(PREFIX) and folder.is_dir():
-                        return folder
+    for path in map(Path, process_tree.open_files(pid)):
+        for folder in (path.parent, path):
+            if folder.name.startswith(PREFIX) and folder.is_dir():
+                return folder
     return None
 
 

@@ -72,6 +72,24 @@ def started(pid: int) -> float:
     return time.time() - age
 
 
+def command(pid: int) -> str:
+    """The words of a process's command line; "" where it has none, or has ended."""
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        return " ".join(word.decode("utf-8", "replace") for word in words)
+    return ""
+
+
+def open_files(pid: int) -> list[str]:
+    """What a process has open, by its names in /proc; none where this user may not know."""
+    found = []
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return found
+
+
 def below(ancestor: int, parent_of: dict[int, int]) -> set[int]:
     """Every process that descends from ``ancestor``."""
     children: dict[int, list[int]] = {}

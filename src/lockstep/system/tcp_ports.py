@@ -1,0 +1,106 @@
+"""The TCP ports of this network namespace: whether a service may listen on one. Linux only."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from lockstep.system import process_tree
+
+_ESTABLISHED, _LISTENING = "01", "0A"
+_MAX_COMMAND = 80
+
+
+class _Socket(NamedTuple):
+    """A socket of this namespace, as /proc/net/tcp has it."""
+
+    address: str
+    state: str
+    user: int
+    inode: str
+
+
+def taken(address: str, port: int) -> str:
+    """Which process listens on ``port`` of ``address``; "": none."""
+    for found in _sockets(port):
+        if found.state == _LISTENING and _overlaps(address, found.address):
+            at = f"[{found.address}]" if ":" in found.address else found.address
+            return f"the port is taken by {_holder(found)}, which listens on {at}:{port}"
+    return ""
+
+
+def problem(address: str, port: int, shared: bool) -> str:
+    """Why no service can listen on ``port`` of ``address``; "": it can.
+
+    ``shared``: a port that another socket of this user has bound, and does not listen on, is free
+    (see `port_reservation`).
+    """
+    if by := taken(address, port):
+        return by
+    with socket.socket(family(address), socket.SOCK_STREAM) as probe:
+        # As gRPC does it: what is left of closed connections does not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
+        try:
+            probe.bind((address, port))
+        except OverflowError:
+            return "the port is not between 1 and 65535"
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return f"the port is taken by a socket that does not listen ({error.strerror})"
+            return "" if error.errno == errno.EAFNOSUPPORT else error.strerror or str(error)
+    return ""
+
+
+def established(port: int) -> int:
+    """How many TCP connections to ``port`` of this machine are established."""
+    return sum(found.state == _ESTABLISHED for found in _sockets(port))
+
+
+def family(address: str) -> socket.AddressFamily:
+    """Of an address without a name."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _sockets(port: int) -> Iterator[_Socket]:
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            address, _, number = fields[1].rpartition(":")
+            if int(number, 16) == port:
+                yield _Socket(_from_hex(address), fields[3], int(fields[7]), fields[9])
+
+
+def _from_hex(text: str) -> str:
+    """An address as /proc/net/tcp has it: words of four bytes in the machine's byte order."""
+    words = (bytes.fromhex(text[i : i + 8])[::-1] for i in range(0, len(text), 8))
+    found = ipaddress.ip_address(b"".join(words))
+    mapped = getattr(found, "ipv4_mapped", None)
+    return str(mapped or found)
+
+
+def _overlaps(one: str, other: str) -> bool:
+    """Whether two sockets at these addresses would share a port."""
+    if "::" in (one, other):  # gRPC's sockets, and most others, take IPv4 there too
+        return True
+    same_family = (":" in one) == (":" in other)
+    return one == other or (same_family and "0.0.0.0" in (one, other))
+
+
+def _holder(found: _Socket) -> str:
+    """The process that has the socket, as far as this user may know."""
+    link = f"socket:[{found.inode}]"
+    for pid in process_tree.parents():
+        if link in process_tree.open_files(pid):
+            words = re.sub(r"\s+", " ", process_tree.command(pid))[:_MAX_COMMAND]
+            return f"process {pid}" + (f" ({words})" if words else "")
+    return f"a process of user {found.user}"
