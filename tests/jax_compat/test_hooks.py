@@ -222,10 +222,10 @@ def test_strict_runs_where_executions_cannot_be_noted() -> None:
 
 
 def test_a_call_with_unknown_arguments_goes_to_jax_itself() -> None:
-    from lockstep._jax_compat import distributed
+    from lockstep._jax_compat import survival
 
     seen = []
-    call = distributed._or(lambda *args, **more: seen.append((args, more)), lambda address: None)
+    call = survival._or(lambda *args, **more: seen.append((args, more)), lambda address: None)
     call("here", node=1)
     assert seen == [(("here",), {"node": 1})]
 

@@ -24,9 +24,6 @@ from lockstep._jax_compat.backends import live_executables as live_executables
 from lockstep._jax_compat.backends import wait_for_dispatched as wait_for_dispatched
 from lockstep._jax_compat.cluster import HasRank as HasRank
 from lockstep._jax_compat.cluster import register_cluster as register_cluster
-from lockstep._jax_compat.distributed import SURVIVAL as SURVIVAL
-from lockstep._jax_compat.distributed import SURVIVAL_LOST as SURVIVAL_LOST
-from lockstep._jax_compat.distributed import Survival as Survival
 from lockstep._jax_compat.distributed import check_distributed as check_distributed
 from lockstep._jax_compat.distributed import coordination_service as coordination_service
 from lockstep._jax_compat.distributed import coordinator_address as coordinator_address
@@ -38,7 +35,6 @@ from lockstep._jax_compat.distributed import is_timeout as is_timeout
 from lockstep._jax_compat.distributed import is_unreachable as is_unreachable
 from lockstep._jax_compat.distributed import service_answers as service_answers
 from lockstep._jax_compat.distributed import set_client_aside as set_client_aside
-from lockstep._jax_compat.distributed import survive_dead_peers as survive_dead_peers
 from lockstep._jax_compat.hooks import install as install
 from lockstep._jax_compat.hooks import is_in as is_in
 from lockstep._jax_compat.hooks import report as report
@@ -56,6 +52,10 @@ from lockstep._jax_compat.programs import note_programs as note_programs
 from lockstep._jax_compat.programs import register_pass as register_pass
 from lockstep._jax_compat.settings import choose_collectives as choose_collectives
 from lockstep._jax_compat.settings import setting as setting
+from lockstep._jax_compat.survival import SURVIVAL as SURVIVAL
+from lockstep._jax_compat.survival import SURVIVAL_LOST as SURVIVAL_LOST
+from lockstep._jax_compat.survival import Survival as Survival
+from lockstep._jax_compat.survival import survive_dead_peers as survive_dead_peers
 from lockstep._jax_compat.tracing import current_mesh as current_mesh
 from lockstep._jax_compat.tracing import is_tracer as is_tracer
 from lockstep._jax_compat.tracing import meshes_in as meshes_in

@@ -42,48 +42,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from lockstep import _run_files
-from lockstep._errors import LaunchError, RecordError
+from lockstep._errors import RecordError
 from lockstep._jax_compat import texts
 from lockstep.agent import program_guard
 from lockstep.agent.host_dir import HostDir
+from lockstep.agent.program import STOPS, Program, block_signals, has_terminal, start
 from lockstep.flight_recorder import format, model
 from lockstep.launch import failed_runs
-from lockstep.launch.first_failure import FAILURE_SHARES, not_started
-from lockstep.system import fd_limit, process_tree
+from lockstep.launch.console import complain
+from lockstep.system import fd_limit
 from lockstep.system.oom import OomKills
 
 if TYPE_CHECKING:
     from lockstep.agent.restart_line import RestartLine
     from lockstep.watchdog.agent_network import AgentNetwork
 
-_NOT_PASSED_ON = {
-    signal.SIGKILL,
-    signal.SIGSTOP,
-    signal.SIGCHLD,
-    # Job control of the terminal, which concerns each process separately.
-    signal.SIGTTIN,
-    signal.SIGTTOU,
-    signal.SIGWINCH,
-    # Errors of the agent itself.
-    signal.SIGSEGV,
-    signal.SIGBUS,
-    signal.SIGFPE,
-    signal.SIGILL,
-    signal.SIGTRAP,
-    signal.SIGSYS,
-    signal.SIGPIPE,
-}
-_STOPS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 GRACE = 5.0
 """Seconds in which the other programs may end after a failure, without --grace."""
 _GRACE_AFTER_SIGTERM = 25.0
 """Seconds. Slurm, and others, kill 30 s after SIGTERM."""
 _TURN_SECONDS = 0.02
 _LAST_SECONDS = 0.5
-_LINE_SECONDS = 0.2
-"""How often the agent looks whether another process has failed, in a job that may start again."""
-_SENT_BY_TERMINAL = 0x80
-"""SI_KERNEL."""
 
 
 def run(
@@ -105,28 +84,14 @@ def run(
     ``environ_with`` makes the program's environment from its descriptor of the socket to the agent.
     Raises `LaunchError` when the program cannot be started.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, the exit status is lost
-    # A signal that is ignored at the start (nohup, a shell's &) stays ignored.
-    handled = set(signal.Signals) - _NOT_PASSED_ON
-    handled = {each for each in handled if signal.getsignal(each) != signal.SIG_IGN}
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, handled | {signal.SIGCHLD})
+    handled, blocked = block_signals()
     ooms = OomKills()
     ours, theirs = socket.socketpair()
     os.set_inheritable(theirs.fileno(), True)
-    own, shares_group = os.getpid(), _has_terminal()
+    shares_group = has_terminal()
     guard = None if shares_group else program_guard.start(host_dir.held)
-    try:
-        pid = os.fork()
-    except OSError as error:
-        raise LaunchError(f"the program cannot be started: {not_started(error)}") from error
-    if pid == 0:
-        if guard is None:
-            process_tree.end_with_parent()
-        _become(arguments, environ_with(theirs.fileno()), own, shares_group, blocked)
+    pid = start(arguments, lambda: environ_with(theirs.fileno()), shares_group, blocked, guard)
     theirs.detach()
-    if not shares_group:
-        with contextlib.suppress(OSError):  # the child did it already, and runs
-            os.setpgid(pid, pid)  # the group must exist before a signal is forwarded to it
     kept_open = {ours.fileno(), host_dir.held, line.fd if line else -1}
     if guard is not None:
         guard.watch(pid)
@@ -137,40 +102,56 @@ def run(
 
     network = AgentNetwork(ours, host_dir.path)
     after_failure = GRACE if grace is None else grace
-    program = _Child(pid, shares_group, host_dir.path, line, after_failure)
+    program = Program(pid, shares_group, host_dir.path, line, after_failure)
     after_sigterm = _GRACE_AFTER_SIGTERM if grace is None else grace
     exit_code = program.wait(handled, after_sigterm)
     if guard is not None:
         guard.dismiss()
-    reason = _reason(program, exit_code, ooms)
-    ending = _run_files.Exit.of(exit_code, pid, reason)
+    ending = _run_files.Exit.of(exit_code, pid, _reason(program, exit_code, ooms))
     if program.was_killed:
-        why = f"it had not ended {after_sigterm:g} s after SIGTERM (--grace)"
-        if not program.was_stopped:
-            why = f"{program.failure}, and it had not ended {after_failure:g} s later (--grace)"
-        print(f"lockstep: process {process} was killed: {why}", file=sys.stderr, flush=True)
+        _tell_of_kill(process, program, after_sigterm, after_failure)
     if line is None:
         _publish_exit(host_dir, ending, network, handled, after_failure)
-    else:
-        with contextlib.suppress(OSError):  # a full disk
-            ending.write(host_dir.folder)
-        consequence = _is_consequence(host_dir.folder, program, exit_code)
-        line.ended(exit_code, program.asked_to_end, consequence)
-        # An agent that was asked to end leaves; another may come in its place.
-        starts_again = not program.asked_to_end and _starts_again(line, handled)
-        network.leave()
-        if starts_again:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-            return True
+    elif _ends_attempt(host_dir, ending, network, handled, line, program):
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        return True
     _leave(host_dir, log_dir, exit_code)
     _end_as(exit_code)
+
+
+def _tell_of_kill(
+    process: int, program: Program, after_sigterm: float, after_failure: float
+) -> None:
+    why = f"it had not ended {after_sigterm:g} s after SIGTERM (--grace)"
+    if not program.was_stopped:
+        why = f"{program.failure}, and it had not ended {after_failure:g} s later (--grace)"
+    complain(f"process {process} was killed: {why}")
+
+
+def _ends_attempt(
+    host_dir: HostDir,
+    ending: _run_files.Exit,
+    network: AgentNetwork,
+    handled: set[signal.Signals],
+    line: RestartLine,
+    program: Program,
+) -> bool:
+    """Tells the server how the program ended; returns whether the job starts again."""
+    with contextlib.suppress(OSError):  # a full disk
+        ending.write(host_dir.folder)
+    consequence = _is_consequence(host_dir.folder, program, ending.status)
+    line.ended(ending.status, program.asked_to_end, consequence)
+    # An agent that was asked to end leaves; another may come in its place.
+    starts_again = not program.asked_to_end and _starts_again(line, handled)
+    network.leave()
+    return starts_again
 
 
 def _starts_again(line: RestartLine, handled: set[signal.Signals]) -> bool:
     """Waits until all programs have ended; a signal that stops the job ends the wait."""
     while (decision := line.decision(_TURN_SECONDS)) is None:
         received = signal.sigtimedwait(handled, _TURN_SECONDS)
-        if received and received.si_signo in _STOPS:
+        if received and received.si_signo in STOPS:
             return False
     return decision
 
@@ -199,127 +180,13 @@ def _publish_exit(
     network.leave()
 
 
-def _has_terminal() -> bool:
-    """Whether standard input is the terminal of this session."""
-    try:
-        return os.tcgetpgrp(0) > 0
-    except OSError:
-        return False
-
-
-def _become(
-    arguments: Sequence[str],
-    environ: Mapping[str, str],
-    agent: int,
-    shares_group: bool,
-    blocked: set[signal.Signals | int],
-) -> NoReturn:
-    """Becomes the program; runs in the child process."""
-    try:
-        if os.getppid() != agent:  # the agent died before its guard knew of this process
-            os._exit(1)
-        if not shares_group:
-            os.setpgid(0, 0)
-        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a pending one must not raise here
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        os.execve(arguments[0], list(arguments), dict(environ))
-    except BaseException as error:
-        print(f"lockstep: the program cannot be started: {error}", file=sys.stderr, flush=True)
-    finally:
-        os._exit(127)
-
-
-class _Child:
-    """The program as a child process: forwards signals, waits for its end."""
-
-    def __init__(
-        self, pid: int, shares_group: bool, run_dir: Path, line: RestartLine | None, grace: float
-    ) -> None:
-        """``grace``: how long it may take to end when ``line`` tells of a failure."""
-        self._pid = pid
-        self._shares_group = shares_group
-        self._run_dir = run_dir
-        self._line = line
-        self._grace = grace
-        self._plan: list[tuple[float, signal.Signals]] = []
-        self.was_stopped = False
-        """Whether SIGTERM has begun its grace period."""
-        self.asked_to_end = False
-        """Whether a signal has asked for its end."""
-        self._ends = False
-        """Whether a grace period has begun."""
-        self.failure = ""
-        """That of another process or agent, for which this program has to end."""
-        self.failed_at = float("inf")
-        """When it became known, on ``time.monotonic()``."""
-        self.was_killed = False
-        """Whether it had not ended when the grace period was over."""
-
-    def wait(self, handled: set[signal.Signals], grace: float) -> int:
-        """Forwards signals until the program has ended; its exit code, negative for a signal."""
-        while True:
-            ended, status = os.waitpid(self._pid, os.WNOHANG)
-            if ended:
-                return os.waitstatus_to_exitcode(status)
-            received = self._next_signal(handled | {signal.SIGCHLD})
-            self._check_line()
-            if received is None:
-                if not self._plan or self._plan[0][0] > time.monotonic():
-                    continue
-                with contextlib.suppress(OSError):  # so that the program prints where it stopped
-                    (self._run_dir / _run_files.STOPPING).touch()
-                self._send(self._plan.pop(0)[1])
-            elif received.si_signo != signal.SIGCHLD:
-                self._pass_on(received, grace)
-
-    def _next_signal(self, handled: set[signal.Signals]) -> signal.struct_siginfo | None:
-        """Waits for a signal; None when the next signal of the plan is due."""
-        longest = _LINE_SECONDS if self._line else float("inf")
-        if self._plan:
-            longest = min(longest, max(0.0, self._plan[0][0] - time.monotonic()))
-        if longest == float("inf"):
-            return signal.sigwaitinfo(handled)
-        return signal.sigtimedwait(handled, longest)
-
-    def _check_line(self) -> None:
-        """Gives the program time to end when another one has failed."""
-        if not self._line or self._ends:
-            return
-        if failure := self._line.failure():
-            self.failure, self.failed_at = failure, time.monotonic()
-            self._plan_end([share * self._grace for share in FAILURE_SHARES])
-
-    def _pass_on(self, received: signal.struct_siginfo, grace: float) -> None:
-        self.asked_to_end |= received.si_signo in _STOPS
-        if received.si_signo == signal.SIGTERM and not self.was_stopped:
-            self.was_stopped = True
-            self._plan_end([grace / 2, grace])
-        if not (self._shares_group and received.si_code == _SENT_BY_TERMINAL):
-            self._send(signal.Signals(received.si_signo))
-        if received.si_signo == signal.SIGTSTP:
-            os.kill(os.getpid(), signal.SIGSTOP)
-
-    def _plan_end(self, after: Sequence[float]) -> None:
-        """SIGINT and SIGKILL follow in so many seconds."""
-        self._ends = True
-        now = time.monotonic()
-        numbers = (signal.SIGINT, signal.SIGKILL)
-        self._plan = [(now + s, number) for s, number in zip(after, numbers, strict=True)]
-
-    def _send(self, number: signal.Signals) -> None:
-        self.was_killed |= number == signal.SIGKILL
-        with contextlib.suppress(ProcessLookupError):
-            (os.kill if self._shares_group else os.killpg)(self._pid, number)
-
-
-def _reason(program: _Child, exit_code: int, ooms: OomKills) -> str | None:
+def _reason(program: Program, exit_code: int, ooms: OomKills) -> str | None:
     if program.was_stopped and exit_code != 0:
         return _run_files.STOPPED
     return _run_files.OUT_OF_MEMORY if exit_code == -signal.SIGKILL and ooms.new() else None
 
 
-def _is_consequence(folder: Path, program: _Child, exit_code: int) -> bool:
+def _is_consequence(folder: Path, program: Program, exit_code: int) -> bool:
     """Whether another program's failure has ended this one: by the engine's error, or by what its
     agent did when it learnt of it."""
     record = _run_files.ErrorRecord.read(folder)
@@ -351,7 +218,7 @@ def _let_others_end(
         if network.others_have_ended() and _all_ended(host_dir):
             return
         received = signal.sigtimedwait(handled, min(_TURN_SECONDS, left))
-        if received and received.si_signo in _STOPS:
+        if received and received.si_signo in STOPS:
             return
 
 

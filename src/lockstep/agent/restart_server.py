@@ -37,6 +37,7 @@ from lockstep._errors import InitializationError, LaunchError
 from lockstep._words import counted, processes, signal_name
 from lockstep.bootstrap import cluster_env, coordinator_address
 from lockstep.hosts import network_probe
+from lockstep.launch.console import complain
 from lockstep.system import fd_limit, port_reservation, process_tree
 
 MAX_LINE = 1 << 12
@@ -218,7 +219,7 @@ class Server:
                 return self._end("the job has ended")
             if self._left == 0 or self._was_stopped():
                 return self._end(f"the job has failed, and does not start again: {failure}")
-            report(
+            complain(
                 f"attempt {attempt} has failed: {failure}; starting again "
                 f"({counted(self._left, 'restart')} left)"
             )
@@ -262,39 +263,40 @@ class Server:
         A program that another's failure has ended may be the first to be gone: it is named only
         where no other has failed by itself.
         """
-
-        def lost() -> str:
-            gone = (p for p, agent in sorted(self._running.items()) if agent.is_lost)
-            return next((f"the agent of process {p} was lost" for p in gone), "")
-
-        def failed() -> list[tuple[int, _Ending]]:
-            endings = [(p, agent.ended) for p, agent in self._running.items()]
-            found = [(p, ended) for p, ended in endings if ended and ended.status]
-            return sorted(found, key=lambda each: (each[1].consequence, each[0]))
-
-        def all_ended() -> bool:
-            return all(agent.ended or agent.is_gone for agent in self._running.values())
-
-        self._wait(lambda: bool(lost() or failed()) or all_ended(), None)
+        self._wait(lambda: bool(self._lost() or self._failed()) or self._all_ended(), None)
         with self._changed:
-            first_lost, first = lost(), failed()
+            first_lost, first = self._lost(), self._failed()
         if not first_lost and not first:
             return ""
         self._send_all("failed")
-        all_there = self._wait(all_ended, self._grace + _LATE_SECONDS)
+        all_there = self._wait(self._all_ended, self._grace + _LATE_SECONDS)
         with self._changed:
-            late_lost = lost()
+            late_lost, last = self._lost(), self._failed()
         if not all_there:
             self._drop_silent()
         if first_lost:
             return first_lost
         if first[0][1].consequence:
-            with self._changed:
-                first = failed()
+            first = last
             # Silence of a lost host is noticed later than the errors that it causes.
             if first[0][1].consequence and late_lost:
                 return late_lost
         return _described(*first[0])
+
+    # These need the lock.
+
+    def _lost(self) -> str:
+        gone = (process for process, agent in sorted(self._running.items()) if agent.is_lost)
+        return next((f"the agent of process {process} was lost" for process in gone), "")
+
+    def _failed(self) -> list[tuple[int, _Ending]]:
+        """Those that have failed, first by themselves, then by another's failure."""
+        endings = [(process, agent.ended) for process, agent in self._running.items()]
+        found = [(process, ended) for process, ended in endings if ended and ended.status]
+        return sorted(found, key=lambda each: (each[1].consequence, each[0]))
+
+    def _all_ended(self) -> bool:
+        return all(agent.ended or agent.is_gone for agent in self._running.values())
 
     def _drop_silent(self) -> None:
         with self._changed:
@@ -338,9 +340,3 @@ def _described(process: int, ending: _Ending) -> str:
     status = ending.status
     how = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
     return f"process {process} on {ending.host} {how}"
-
-
-def report(text: str) -> None:
-    """A line on stderr."""
-    with contextlib.suppress(OSError):
-        print(f"lockstep: {text}", file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lockstep._config import Config
 
-BOOTSTRAP = "lockstep.launch.child_main"
+CHILD_MAIN = "lockstep.launch.child_main"
 _IMPLEMENTATION = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 """The variables of OpenBLAS; the first one that is set counts."""
@@ -124,7 +124,7 @@ def command(program: Sequence[str]) -> list[str]:
     -P keeps the current directory out of Lockstep's own imports: a json.py there is the program's.
     `child_main` sets ``sys.path[0]`` for the program.
     """
-    return [sys.executable, "-P", "-m", BOOTSTRAP, "--", *program]
+    return [sys.executable, "-P", "-m", CHILD_MAIN, "--", *program]
 
 
 def overridden_collectives(environ: Mapping[str, str], collectives: str) -> str | None:

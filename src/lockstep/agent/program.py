@@ -1,0 +1,191 @@
+"""The program as the agent's child: its start, the signals that are forwarded, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from lockstep import _run_files
+from lockstep._errors import LaunchError
+from lockstep.agent import program_guard
+from lockstep.launch.first_failure import FAILURE_SHARES, not_started
+from lockstep.system import process_tree
+
+if TYPE_CHECKING:
+    from lockstep.agent.restart_line import RestartLine
+
+_NOT_PASSED_ON = {
+    signal.SIGKILL,
+    signal.SIGSTOP,
+    signal.SIGCHLD,
+    # Job control of the terminal, which concerns each process separately.
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+    signal.SIGWINCH,
+    # Errors of the agent itself.
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGTRAP,
+    signal.SIGSYS,
+    signal.SIGPIPE,
+}
+STOPS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+_LINE_SECONDS = 0.2
+"""How often the agent looks whether another process has failed, in a job that may start again."""
+_SENT_BY_TERMINAL = 0x80
+"""SI_KERNEL."""
+
+
+def block_signals() -> tuple[set[signal.Signals], set[signal.Signals | int]]:
+    """Blocks the signals that the agent waits for; returns them, and what was blocked before."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, the exit status is lost
+    # A signal that is ignored at the start (nohup, a shell's &) stays ignored.
+    handled = set(signal.Signals) - _NOT_PASSED_ON
+    handled = {each for each in handled if signal.getsignal(each) != signal.SIG_IGN}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, handled | {signal.SIGCHLD})
+    return handled, blocked
+
+
+def has_terminal() -> bool:
+    """Whether standard input is the terminal of this session."""
+    try:
+        return os.tcgetpgrp(0) > 0
+    except OSError:
+        return False
+
+
+def start(
+    arguments: Sequence[str],
+    environ: Callable[[], Mapping[str, str]],
+    shares_group: bool,
+    blocked: set[signal.Signals | int],
+    guard: program_guard.Guard | None,
+) -> int:
+    """The pid of the program. Raises `LaunchError`."""
+    own = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        raise LaunchError(f"the program cannot be started: {not_started(error)}") from error
+    if pid == 0:
+        if guard is None:
+            process_tree.end_with_parent()
+        _become(arguments, environ(), own, shares_group, blocked)
+    if not shares_group:
+        with contextlib.suppress(OSError):  # the child did it already, and runs
+            os.setpgid(pid, pid)  # the group must exist before a signal is forwarded to it
+    return pid
+
+
+def _become(
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    agent: int,
+    shares_group: bool,
+    blocked: set[signal.Signals | int],
+) -> NoReturn:
+    """Becomes the program; runs in the child process."""
+    try:
+        if os.getppid() != agent:  # the agent died before its guard knew of this process
+            os._exit(1)
+        if not shares_group:
+            os.setpgid(0, 0)
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a pending one must not raise here
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        os.execve(arguments[0], list(arguments), dict(environ))
+    except BaseException as error:
+        print(f"lockstep: the program cannot be started: {error}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(127)
+
+
+class Program:
+    """The program as a child process: forwards signals, waits for its end."""
+
+    def __init__(
+        self, pid: int, shares_group: bool, run_dir: Path, line: RestartLine | None, grace: float
+    ) -> None:
+        """``grace``: how long it may take to end when ``line`` tells of a failure."""
+        self._pid = pid
+        self._shares_group = shares_group
+        self._run_dir = run_dir
+        self._line = line
+        self._grace = grace
+        self._plan: list[tuple[float, signal.Signals]] = []
+        self.was_stopped = False
+        """Whether SIGTERM has begun its grace period."""
+        self.asked_to_end = False
+        """Whether a signal has asked for its end."""
+        self._ends = False
+        """Whether a grace period has begun."""
+        self.failure = ""
+        """That of another process or agent, for which this program has to end."""
+        self.failed_at = float("inf")
+        """When it became known, on ``time.monotonic()``."""
+        self.was_killed = False
+        """Whether it had not ended when the grace period was over."""
+
+    def wait(self, handled: set[signal.Signals], grace: float) -> int:
+        """Forwards signals until the program has ended; its exit code, negative for a signal."""
+        while True:
+            ended, status = os.waitpid(self._pid, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+            received = self._next_signal(handled | {signal.SIGCHLD})
+            self._check_line()
+            if received is None:
+                if not self._plan or self._plan[0][0] > time.monotonic():
+                    continue
+                with contextlib.suppress(OSError):  # so that the program prints where it stopped
+                    (self._run_dir / _run_files.STOPPING).touch()
+                self._send(self._plan.pop(0)[1])
+            elif received.si_signo != signal.SIGCHLD:
+                self._pass_on(received, grace)
+
+    def _next_signal(self, handled: set[signal.Signals]) -> signal.struct_siginfo | None:
+        """Waits for a signal; None when the next signal of the plan is due."""
+        longest = _LINE_SECONDS if self._line else float("inf")
+        if self._plan:
+            longest = min(longest, max(0.0, self._plan[0][0] - time.monotonic()))
+        if longest == float("inf"):
+            return signal.sigwaitinfo(handled)
+        return signal.sigtimedwait(handled, longest)
+
+    def _check_line(self) -> None:
+        """Gives the program time to end when another one has failed."""
+        if not self._line or self._ends:
+            return
+        if failure := self._line.failure():
+            self.failure, self.failed_at = failure, time.monotonic()
+            self._plan_end([share * self._grace for share in FAILURE_SHARES])
+
+    def _pass_on(self, received: signal.struct_siginfo, grace: float) -> None:
+        self.asked_to_end |= received.si_signo in STOPS
+        if received.si_signo == signal.SIGTERM and not self.was_stopped:
+            self.was_stopped = True
+            self._plan_end([grace / 2, grace])
+        if not (self._shares_group and received.si_code == _SENT_BY_TERMINAL):
+            self._send(signal.Signals(received.si_signo))
+        if received.si_signo == signal.SIGTSTP:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _plan_end(self, after: Sequence[float]) -> None:
+        """SIGINT and SIGKILL follow in so many seconds."""
+        self._ends = True
+        now = time.monotonic()
+        numbers = (signal.SIGINT, signal.SIGKILL)
+        self._plan = [(now + s, number) for s, number in zip(after, numbers, strict=True)]
+
+    def _send(self, number: signal.Signals) -> None:
+        self.was_killed |= number == signal.SIGKILL
+        with contextlib.suppress(ProcessLookupError):
+            (os.kill if self._shares_group else os.killpg)(self._pid, number)
