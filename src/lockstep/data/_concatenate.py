@@ -70,7 +70,7 @@ def concatenate_rows(local: Any, sharding: NamedSharding | None = None) -> Rows:
         mesh = process_mesh()
         sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     problem, block, count = _checked(local)
-    found = exchange(WORDS, [problem, count, problem or _spec.spec_of(_row(block))])
+    found = exchange(WORDS, [problem, count, problem or _spec.spec_of(_spec.row_of(block))])
     if wrong := [process for process, (problem, _, _) in enumerate(found) if problem]:
         raise DataError(f"{WORDS}: {processes(wrong)}: {found[wrong[0]][0]}")
     specs = [spec for _, _, spec in found]
@@ -97,10 +97,6 @@ def _checked(local: Any) -> tuple[str, Any, int]:
         shapes = [x.shape for x in jax.tree.leaves(block)]
         return f"expected arrays with one number of rows in the first axis; got {shapes}", None, 0
     return "", block, rows.pop()
-
-
-def _row(block: Any) -> Any:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), block)
 
 
 def _layout_for(counts: tuple[int, ...], sharding: NamedSharding) -> _layout.Layout:

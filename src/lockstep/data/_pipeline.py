@@ -94,19 +94,15 @@ class _Alike:
         self._first: Any = None
 
     def check(self, words: str, block: Any) -> None:
-        found = _row_type(block)
+        found = _spec.row_of(block)
         if self._first is None:
-            self._first = _row_type(self._read_first()) if self._read_first else found
+            self._first = _spec.row_of(self._read_first()) if self._read_first else found
         if found != self._first:
             first, other = (_spec.text(_spec.spec_of(each)) for each in (self._first, found))
             raise DataError(
                 f"{WORDS}: the rows of the source differ in structure, shape or dtype: "
                 f"{self._words} {first}, {words} {other}. Pad rows of different lengths first."
             )
-
-
-def _row_type(block: Any) -> Any:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), block)
 
 
 def _block(item: Any) -> Any:

@@ -29,6 +29,13 @@ def spec_of(tree: Any) -> Any:
     return {"other": type(tree).__qualname__}
 
 
+def row_of(block: Any) -> Any:
+    """Shapes and types of one row of a pytree of arrays with rows."""
+    import jax
+
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), block)
+
+
 def shapes(spec: Any) -> Any:
     """The `jax.ShapeDtypeStruct`s of a spec; raises TypeError for a node of another type."""
     import jax

@@ -74,11 +74,11 @@ def label(drawn: Layout, holders: tuple[int, ...]) -> str:
 def _grid(drawn: Layout, fixed: dict[int, int]) -> Table:
     rows, columns = drawn.sides()
     table = Table(title=title(drawn, fixed) or None, title_justify="left", show_lines=True)
-    along = _along(drawn, columns)
+    along = drawn.shown_along(columns)
     table.add_column("")
     for column in along:
         table.add_column(_span(drawn, columns, column), justify="center")
-    for row in _along(drawn, rows):
+    for row in drawn.shown_along(rows):
         cells: list[str | Text] = [_span(drawn, rows, row)]
         for column in along:
             if row is None or column is None:
@@ -89,10 +89,6 @@ def _grid(drawn: Layout, fixed: dict[int, int]) -> Table:
             cells.append(Text(label(drawn, holders), style=style, justify="center"))
         table.add_row(*cells)
     return table
-
-
-def _along(drawn: Layout, dimension: int | None) -> list[int | None]:
-    return layout.folded(1 if dimension is None else drawn.dimensions[dimension].blocks)
 
 
 def _span(drawn: Layout, dimension: int | None, block: int | None) -> str:

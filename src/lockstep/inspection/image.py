@@ -27,7 +27,7 @@ def save(drawn: Layout, path: str) -> None:
     from matplotlib.figure import Figure
 
     grids = drawn.grids()[: layout.MAX_GRIDS]
-    rows, columns = (_along(drawn, side) for side in drawn.sides())
+    rows, columns = (drawn.shown_along(side) for side in drawn.sides())
     head = drawing.headline(drawn)
     width = max(4.5, _CELL[0] * (len(columns) + 1)) * max(1, len(grids))
     height = _CELL[1] * (len(rows) + 1) + 0.22 * len(head) + 0.3
@@ -67,10 +67,6 @@ def _draw(
     axes.set_title(drawing.title(drawn, fixed), fontsize=9)
     for spine in axes.spines.values():
         spine.set_visible(False)
-
-
-def _along(drawn: Layout, dimension: int | None) -> list[int | None]:
-    return layout.folded(1 if dimension is None else drawn.dimensions[dimension].blocks)
 
 
 def _spans(drawn: Layout, dimension: int | None, blocks: list[int | None]) -> list[str]:

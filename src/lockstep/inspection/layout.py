@@ -60,6 +60,14 @@ class Layout:
         """Of the largest block."""
         return tuple(-(-d.size // d.blocks) for d in self.dimensions)
 
+    def shown_along(self, dimension: int | None) -> list[int | None]:
+        """The blocks along a dimension that are drawn; None stands for those that are left out."""
+        count = 1 if dimension is None else self.dimensions[dimension].blocks
+        if count <= MAX_ALONG:
+            return list(range(count))
+        head = MAX_ALONG // 2
+        return [*range(head), None, *range(count - MAX_ALONG + head + 1, count)]
+
     @property
     def copies(self) -> int:
         """How many devices hold a block."""
@@ -145,14 +153,6 @@ def _number(names: Sequence[str], at: Mapping[str, int], axes: Mapping[str, int]
     for name in names:
         number = number * axes[name] + at[name]
     return number
-
-
-def folded(count: int) -> list[int | None]:
-    """Which of ``count`` rows are drawn; None stands for those that are left out."""
-    if count <= MAX_ALONG:
-        return list(range(count))
-    head = MAX_ALONG // 2
-    return [*range(head), None, *range(count - MAX_ALONG + head + 1, count)]
 
 
 def ranges(numbers: Iterable[int]) -> str:
