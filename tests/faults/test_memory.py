@@ -63,7 +63,7 @@ def test_a_process_that_the_kernel_kills_for_memory_is_reported_by_that_name(
     with memory_group() as group:
         if group is None:
             assert not must_run(), "no control group of our own"
-            pytest.skip("no control group of our own: tests/launch/test_memory.py has the counters")
+            pytest.skip("no control group of our own: tests/system/test_oom.py has the counters")
         join = f'echo $$ > {group}/cgroup.procs && exec "$@"'
         done = subprocess.run(
             ["sh", "-c", join, "sh", *command],
