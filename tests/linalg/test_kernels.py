@@ -14,7 +14,7 @@ import pytest
 from lanes import sample
 from linalg.matrices import TWO_DTYPES, each_dtype, eps, full, hermitian, positive
 from lockstep.linalg import _cholesky, _cpu_kernels, _inverse, _secular, _tiles, _tridiagonalize
-from lockstep.linalg._layout import Layout
+from lockstep.linalg._layout import RowMap
 
 # devices, tile, supersteps
 SHAPES = [(1, 1, 1), (2, 1, 2), (1, 5, 3), (2, 3, 4), (3, 7, 1), (2, 16, 3), (4, 10, 2), (2, 9, 3)]
@@ -25,9 +25,9 @@ def _kernels_are_there() -> None:
     assert _cpu_kernels.available("cpu")
 
 
-def _layout(shape: tuple[int, int, int]) -> tuple[Layout, Any]:
+def _layout(shape: tuple[int, int, int]) -> tuple[RowMap, Any]:
     devices, tile, steps = shape
-    layout = Layout.cyclic(devices * tile * steps, devices, tile)
+    layout = RowMap.cyclic(devices * tile * steps, devices, tile)
     return layout, np.asarray(_cholesky.elimination_order(layout))
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.linalg import _cost_model
-from lockstep.linalg._layout import Layout, Sharded, exchange
+from lockstep.linalg._layout import RowMap, Sharded, exchange
 
 SHARDED = st.sampled_from(
     [
@@ -24,18 +24,18 @@ SHARDED = st.sampled_from(
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> tuple[Layout, Layout]:
+def layouts(draw: st.DrawFn) -> tuple[RowMap, RowMap]:
     """Two layouts of the same rows over the same devices."""
     sharded = draw(SHARDED)
     n = draw(st.integers(0, 30)) * sharded.size(sharded.row_axes)
     tiles = st.integers(1, 7)
-    blocks = Layout.in_blocks(sharded, n, draw(tiles))
-    return blocks, Layout.cyclic(n, sharded.devices, draw(tiles))
+    blocks = RowMap.in_blocks(sharded, n, draw(tiles))
+    return blocks, RowMap.cyclic(n, sharded.devices, draw(tiles))
 
 
 @settings(deadline=None)
 @given(layouts())
-def test_a_layout_is_a_permutation(pair: tuple[Layout, Layout]) -> None:
+def test_a_layout_is_a_permutation(pair: tuple[RowMap, RowMap]) -> None:
     for layout in pair:
         assert layout.padded >= layout.n
         assert layout.rows % layout.tile == 0
@@ -46,7 +46,7 @@ def test_a_layout_is_a_permutation(pair: tuple[Layout, Layout]) -> None:
 
 @settings(deadline=None)
 @given(layouts())
-def test_an_exchange_brings_every_row_home(pair: tuple[Layout, Layout]) -> None:
+def test_an_exchange_brings_every_row_home(pair: tuple[RowMap, RowMap]) -> None:
     for source, target in (pair, pair[::-1]):
         tables = exchange(source, target)
         none = -1
@@ -60,7 +60,7 @@ def test_an_exchange_brings_every_row_home(pair: tuple[Layout, Layout]) -> None:
 
 @settings(deadline=None)
 @given(layouts())
-def test_an_exchange_is_a_small_factor_of_a_share(pair: tuple[Layout, Layout]) -> None:
+def test_an_exchange_is_a_small_factor_of_a_share(pair: tuple[RowMap, RowMap]) -> None:
     blocks, cyclic = pair
     share = -(-blocks.n // blocks.devices)
     width = exchange(blocks, cyclic).width
@@ -68,7 +68,7 @@ def test_an_exchange_is_a_small_factor_of_a_share(pair: tuple[Layout, Layout]) -
 
 
 def test_cyclic_by_hand() -> None:
-    layout = Layout.cyclic(11, 2, 3)
+    layout = RowMap.cyclic(11, 2, 3)
     assert layout.steps == 2
     assert layout.row_of_slot.tolist() == [[0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11]]
 
@@ -77,14 +77,14 @@ def test_blocks_by_hand() -> None:
     """Rows over y, columns over x: each of the two shards of rows is split between two devices."""
     sharded = Sharded((("x", 2), ("y", 2)), ("y",), ("x",))
     assert sharded.blocks(6) == ((0, 2), (3, 2), (2, 1), (5, 1))
-    layout = Layout.in_blocks(sharded, 6)
+    layout = RowMap.in_blocks(sharded, 6)
     assert layout.row_of_slot.tolist() == [[0, 1], [3, 4], [2, 6], [5, 7]]
 
 
 def test_fewer_rows_than_devices() -> None:
     replicated = Sharded((("x", 4),), (), ())
     assert replicated.blocks(2) == ((0, 1), (1, 1), (2, 0), (2, 0))
-    assert Layout.in_blocks(replicated, 0).rows == 0
+    assert RowMap.in_blocks(replicated, 0).rows == 0
 
 
 @pytest.mark.parametrize(("n", "devices"), [(4096, 4), (8192, 2), (8192, 8), (65536, 8)])

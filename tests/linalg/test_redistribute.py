@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from lanes import sample
 from linalg.matrices import full, mesh, put
 from lockstep.linalg import _redistribute
-from lockstep.linalg._layout import Layout
+from lockstep.linalg._layout import RowMap
 from lockstep.linalg._posdef import Plan
 from lockstep.linalg._validation import place
 
@@ -90,4 +90,4 @@ def test_rows_that_fit_are_not_moved() -> None:
 
 
 def test_layouts_of_padding_only_at_the_end() -> None:
-    assert Layout.cyclic(5, 4, 2).row_of_slot.ravel().tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert RowMap.cyclic(5, 4, 2).row_of_slot.ravel().tolist() == [0, 1, 2, 3, 4, 5, 6, 7]

@@ -114,7 +114,7 @@ def _require_grain() -> None:
 class Batches(Iterator[Batch]):
     """The iterator of `batches`. Only one thread uses it at a time."""
 
-    def __init__(self, layout: _layout.Layout, last: Last) -> None:
+    def __init__(self, layout: _layout.BatchLayout, last: Last) -> None:
         self._layout = layout
         self._last: Last = last
         self._iterator: Any = None
@@ -139,7 +139,7 @@ class Batches(Iterator[Batch]):
 
 
 class _IndexedBatches(Batches):
-    def __init__(self, source: Indexed, layout: _layout.Layout, last: Last) -> None:
+    def __init__(self, source: Indexed, layout: _layout.BatchLayout, last: Last) -> None:
         super().__init__(layout, last)
         self._source = source
         self._row = 0
@@ -185,7 +185,7 @@ class _IndexedBatches(Batches):
 
 
 class _StreamBatches(Batches):
-    def __init__(self, source: Stream, layout: _layout.Layout, last: Last, every: int) -> None:
+    def __init__(self, source: Stream, layout: _layout.BatchLayout, last: Last, every: int) -> None:
         from lockstep.data import _pipeline
 
         super().__init__(layout, last)

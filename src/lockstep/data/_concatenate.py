@@ -28,7 +28,7 @@ class Rows:
     """bool[padded]: True for rows, False for padding."""
     counts: tuple[int, ...]
     """How many rows each process has brought."""
-    _layout: _layout.Layout = dataclasses.field(repr=False)
+    _layout: _layout.BatchLayout = dataclasses.field(repr=False)
 
     @property
     def length(self) -> int:
@@ -99,7 +99,7 @@ def _checked(local: Any) -> tuple[str, Any, int]:
     return "", block, rows.pop()
 
 
-def _layout_for(counts: tuple[int, ...], sharding: NamedSharding) -> _layout.Layout:
+def _layout_for(counts: tuple[int, ...], sharding: NamedSharding) -> _layout.BatchLayout:
     """With the fewest rows that hold the largest count on its process."""
     parts = _layout.row_parts(sharding)
     # One row a part shows how many parts a process has.
@@ -120,7 +120,7 @@ def _pad(x: np.ndarray, rows: int) -> np.ndarray:
     return out
 
 
-def _held_rows(x: jax.Array, layout: _layout.Layout) -> np.ndarray:
+def _held_rows(x: jax.Array, layout: _layout.BatchLayout) -> np.ndarray:
     """The rows of a global array that lie here, as [len(layout.rows), ...]."""
     if x.shape[0] != layout.size:
         raise DataError(

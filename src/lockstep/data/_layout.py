@@ -21,7 +21,7 @@ Tree = Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class BatchLayout:
     """The rows ``0 <= row < size`` of a global batch on the devices of this process."""
 
     size: int
@@ -62,7 +62,7 @@ class Layout:
         return jax.make_array_from_single_device_arrays(shape, sharding, blocks)
 
 
-def layout(words: str, size: int, shardings: Any) -> Layout:
+def layout(words: str, size: int, shardings: Any) -> BatchLayout:
     """The layout of batches of ``size`` rows under ``shardings``; raises `DataError`, `TypeError`.
 
     ``words`` names the call of the user in errors.
@@ -84,7 +84,7 @@ def layout(words: str, size: int, shardings: Any) -> Layout:
     twice = tuple(p for p, part in enumerate(rows) if (held[part] > 1).any())
     first = leaves[0]
     rows_sharding = NamedSharding(first.mesh, PartitionSpec(*first.spec[:1]))
-    return Layout(size, shardings, rows_sharding, rows[jax.process_index()], twice)
+    return BatchLayout(size, shardings, rows_sharding, rows[jax.process_index()], twice)
 
 
 def row_parts(sharding: NamedSharding) -> int:

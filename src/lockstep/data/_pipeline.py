@@ -17,7 +17,7 @@ from grain.experimental import RebatchIterDataset, ThreadPrefetchIterDataset
 
 from lockstep._errors import DataError
 from lockstep.data import _spec
-from lockstep.data._layout import Layout, as_numpy, checked, leaf_name
+from lockstep.data._layout import BatchLayout, as_numpy, checked, leaf_name
 from lockstep.data._sources import WORDS, Indexed, Stream, stacked
 
 AHEAD = 2
@@ -28,7 +28,7 @@ Place = Callable[[Any, int], Any]
 
 
 def of_indexed(
-    source: Indexed, layout: Layout, first_row: int, count: int, place: Place
+    source: Indexed, layout: BatchLayout, first_row: int, count: int, place: Place
 ) -> Iterator[Any]:
     """``count`` batches from the row ``first_row`` on."""
     # The same row on every process: what all of them hold their rows against.
@@ -47,7 +47,7 @@ def of_indexed(
     return iter(dataset.to_iter_dataset(options))
 
 
-def of_stream(source: Stream, layout: Layout, last: str, place: Place) -> Any:
+def of_stream(source: Stream, layout: BatchLayout, last: str, place: Place) -> Any:
     """A Grain iterator with state over all local batches."""
     local = len(layout.rows)
     rows: Any = source.items

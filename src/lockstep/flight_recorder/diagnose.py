@@ -31,7 +31,7 @@ from lockstep.flight_recorder.mismatch import (
 )
 from lockstep.flight_recorder.model import Process, Run
 from lockstep.flight_recorder.p2p_matching import pairs
-from lockstep.flight_recorder.timeline import History, Place, Track
+from lockstep.flight_recorder.timeline import History, Position, Track
 from lockstep.flight_recorder.wait_graph import ExitKind, Outcome, Wait
 
 RECENT = 4
@@ -111,7 +111,7 @@ class Diagnosis:
     kind: Kind
     culprits: tuple[int, ...] = ()
     """Processes, ascending; both sides of a mismatch without a majority."""
-    place: Place | None = None
+    place: Position | None = None
     members: tuple[int, ...] = ()
     """The devices of the place's clique; empty: not known."""
     rows: tuple[Row, ...] = ()
@@ -234,14 +234,14 @@ class _Case:
         self,
         kind: Kind,
         culprits: Sequence[int] = (),
-        at: Place | Wait | None = None,
+        at: Position | Wait | None = None,
         *,
         called: dict[int, Entry] | None = None,
         groups: tuple[tuple[int, ...], ...] = (),
         circle: tuple[int, ...] = (),
         why: tuple[Cause, ...] = (),
     ) -> Diagnosis:
-        place = Place(at.entry.clique, at.entry.sequence) if isinstance(at, Wait) else at
+        place = Position(at.entry.clique, at.entry.sequence) if isinstance(at, Wait) else at
         members = self.history.devices(place.clique) if place else ()
         involved = list((called or {}).values())
         involved += [at.entry] if isinstance(at, Wait) else []
@@ -265,7 +265,7 @@ class _Case:
         )
 
     def _row(
-        self, process: Process, culprit: bool, place: Place | None, called: Entry | None
+        self, process: Process, culprit: bool, place: Position | None, called: Entry | None
     ) -> Row:
         index = process.index
         waits = [w for w in self.waits if w.track.process == index]
@@ -287,7 +287,7 @@ class _Case:
         )
 
     def _shown(
-        self, process: int, place: Place | None, called: Entry | None, wait: Wait | None
+        self, process: int, place: Position | None, called: Entry | None, wait: Wait | None
     ) -> tuple[Track | None, Entry | None]:
         tracks = self.history.of_process(process)
         for track in tracks:
@@ -310,7 +310,7 @@ class _Case:
             return Activity.RAISED if wait.entry.state == State.RAISED else Activity.MOVES
         return Activity.UNKNOWN if process.record is None else Activity.BUSY
 
-    def _ran(self, process: int, place: Place | None) -> int | None:
+    def _ran(self, process: int, place: Position | None) -> int | None:
         tracks = self.history.of_process(process)
         if place is None:
             done = [sum(e.unfinished for e in t.entries[-1:]) for t in tracks]
@@ -318,7 +318,7 @@ class _Case:
         last = [
             entry.sequence + (entry.state == State.DONE)
             for track in tracks
-            if (entry := track.at.get(Place(place.clique, track.furthest.get(place.clique, -1))))
+            if (entry := track.at.get(Position(place.clique, track.furthest.get(place.clique, -1))))
         ]
         nothing = 0 if tracks and all(t.complete for t in tracks) else None
         return max(last, default=nothing)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from lockstep.flight_recorder.format import Entry
 from lockstep.flight_recorder.p2p_matching import Pair
-from lockstep.flight_recorder.timeline import History, Place
+from lockstep.flight_recorder.timeline import History, Position
 
 Called = tuple[int, Entry]
 """A process and its call."""
@@ -37,7 +37,7 @@ class Group:
 class Mismatch:
     """Two or more groups at one place, the largest first."""
 
-    place: Place
+    place: Position
     groups: tuple[Group, ...]
 
     @property
@@ -98,7 +98,7 @@ def first_mismatch(history: History) -> Mismatch | None:
         groups = grouped(((track.process, entry) for track, entry in there), vary)
         if len(groups) > 1:
             began = min(track.time(entry.entered_ns) for track, entry in there)
-            found.append((began, Place(*place), groups))
+            found.append((began, Position(*place), groups))
     if not found:
         return None
     _, place, groups = min(found, key=lambda candidate: candidate[:2])
@@ -124,4 +124,4 @@ def first_permute_mismatch(history: History, pairs: Iterable[Pair]) -> Mismatch 
     # There is no majority here: other members may correctly be in another permute at this moment.
     calls = [(tracks[0].process, sent), (tracks[1].process, received)]
     groups = tuple(Group((call,)) for call in sorted(calls, key=lambda call: call[0]))
-    return Mismatch(Place(pair.clique, received.sequence), groups)
+    return Mismatch(Position(pair.clique, received.sequence), groups)

@@ -16,7 +16,7 @@ from lockstep.flight_recorder.calls import Call, Calls
 from lockstep.flight_recorder.format import Entry, State
 from lockstep.flight_recorder.model import Run
 from lockstep.flight_recorder.phrases import operation, place_in_program
-from lockstep.flight_recorder.timeline import History, Place, Track
+from lockstep.flight_recorder.timeline import History, Position, Track
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,13 @@ def summarize(run: Run) -> Summary:
     calls = Calls(history)
     arrivals = dict(_arrivals(history))
     sums: dict[tuple, _Sums] = {}
-    named: set[Place] = set()
+    named: set[Position] = set()
     for track in history.tracks.values():
         for entry in track.entries:
             if entry.state != State.DONE:
                 continue
             call = calls.of(track, entry)
-            place = None if entry.is_permute else Place(entry.clique, entry.sequence)
+            place = None if entry.is_permute else Position(entry.clique, entry.sequence)
             last = arrivals.get(place) if place else None
             own = sums.setdefault(_key(call), _Sums(call))
             waiting, moving = _split(track, entry, last[0] if last else None)
@@ -97,7 +97,7 @@ def _key(call: Call) -> tuple:
     return (call.entry.op, where) if where else (call.entry.op, call.entry.signature)
 
 
-def _arrivals(history: History) -> Iterator[tuple[Place, tuple[int, int]]]:
+def _arrivals(history: History) -> Iterator[tuple[Position, tuple[int, int]]]:
     """(place, (common time of the last start, its process)) where all members are recorded."""
     for place, there in history.meetings():
         if len(there) == len(history.devices(place.clique)):

@@ -19,7 +19,7 @@ SAME_BOOT_NS = 1_000_000_000
 """Processes of one host whose clock offsets differ by less have one clock."""
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """One collective of one clique; a permute's sequence is the rank's own count."""
 
     clique: int
@@ -37,7 +37,7 @@ class Track:
     shift: int
     """What to add to this track's times to get the common time of all tracks."""
     at: dict[tuple[int, int], Entry] = field(default_factory=dict)
-    """By `Place`; without permutes."""
+    """By `Position`; without permutes."""
     furthest: dict[int, int] = field(default_factory=dict)
     """The last sequence in each clique."""
     permutes: tuple[Entry, ...] = ()
@@ -74,10 +74,10 @@ class Track:
             for a, b in zip(self.entries, self.entries[1:], strict=False)
         )
 
-    def passed(self, place: Place) -> bool:
+    def passed(self, place: Position) -> bool:
         return place in self.at or self.furthest.get(place.clique, -1) > place.sequence
 
-    def lacks(self, place: Place, since: int) -> bool:
+    def lacks(self, place: Position, since: int) -> bool:
         """Whether it is certain that this device has not begun the collective at ``place``.
 
         ``since`` is the common time at which another member began it: this device can have ended it
@@ -171,13 +171,13 @@ class History:
         tracks = self.tracks.values()
         return {e.rank: t.device for t in tracks for e in t.entries if e.clique == clique}
 
-    def meetings(self) -> Iterator[tuple[Place, list[tuple[Track, Entry]]]]:
+    def meetings(self) -> Iterator[tuple[Position, list[tuple[Track, Entry]]]]:
         """Every place with the entries of all tracks that were there; without permutes."""
         found: dict[tuple[int, int], list[tuple[Track, Entry]]] = {}
         for track in self.tracks.values():
             for place, entry in track.at.items():
                 found.setdefault(place, []).append((track, entry))
-        yield from ((Place(*place), there) for place, there in found.items())
+        yield from ((Position(*place), there) for place, there in found.items())
 
     def meeting(self, place: tuple[int, int]) -> list[tuple[Track, Entry]]:
         """The entries of all tracks that were at a place."""

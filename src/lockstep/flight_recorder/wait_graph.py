@@ -24,7 +24,7 @@ from lockstep._run_files import STOPPED
 from lockstep.flight_recorder.format import Entry, ProcessState, State
 from lockstep.flight_recorder.model import Process
 from lockstep.flight_recorder.p2p_matching import Pair
-from lockstep.flight_recorder.timeline import History, Place, Track
+from lockstep.flight_recorder.timeline import History, Position, Track
 
 NOTICED_NS = 1_000_000_000
 """A death may be recorded this long after the collectives of the others failed because of it."""
@@ -160,7 +160,7 @@ def open_entry(track: Track) -> Entry | None:
 
 
 def _absent(history: History, track: Track, entry: Entry, ended: dict[int, Outcome]) -> list[int]:
-    place = Place(entry.clique, entry.sequence)
+    place = Position(entry.clique, entry.sequence)
     since = track.time(entry.entered_ns) - history.run.clock_error_ns
     found = []
     for device in history.devices(entry.clique):

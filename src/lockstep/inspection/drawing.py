@@ -1,4 +1,4 @@
-"""Draws a `Layout` with characters (`rendering` shows them)."""
+"""Draws a `ArrayLayout` with characters (`rendering` shows them)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rich.text import Text
 
 from lockstep._words import counted
 from lockstep.inspection import layout
-from lockstep.inspection.layout import Layout
+from lockstep.inspection.layout import ArrayLayout
 
 PALETTE = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c")
 _LEFT_OUT = "…"
 
 
-def parts(drawn: Layout) -> Iterator[RenderableType]:
+def parts(drawn: ArrayLayout) -> Iterator[RenderableType]:
     yield Text("\n".join(headline(drawn)), style="bold")
     grids = drawn.grids()
     for fixed in grids[: layout.MAX_GRIDS]:
@@ -25,7 +25,7 @@ def parts(drawn: Layout) -> Iterator[RenderableType]:
         yield Text(f"... {counted(left, 'grid')} more, cut in the same way")
 
 
-def headline(drawn: Layout) -> list[str]:
+def headline(drawn: ArrayLayout) -> list[str]:
     """What the drawing is of, in words."""
     devices = {device for holders in drawn.blocks.values() for device in holders}
     where = counted(len(devices), "device")
@@ -43,7 +43,7 @@ def headline(drawn: Layout) -> list[str]:
     return [*lines, *([drawn.note] if drawn.note else [])]
 
 
-def title(drawn: Layout, fixed: dict[int, int]) -> str:
+def title(drawn: ArrayLayout, fixed: dict[int, int]) -> str:
     """``[0:4, :, ...]`` where a grid is one of several; else ""."""
     if not fixed:
         return ""
@@ -54,7 +54,7 @@ def title(drawn: Layout, fixed: dict[int, int]) -> str:
     return f"[{', '.join(spans)}]"
 
 
-def colour(drawn: Layout, holders: tuple[int, ...]) -> str:
+def colour(drawn: ArrayLayout, holders: tuple[int, ...]) -> str:
     """By process where there are several, else by block."""
     processes = set(drawn.processes.values())
     if len(processes) > 1:
@@ -62,7 +62,7 @@ def colour(drawn: Layout, holders: tuple[int, ...]) -> str:
     return PALETTE[list(drawn.blocks.values()).index(holders) % len(PALETTE)]
 
 
-def label(drawn: Layout, holders: tuple[int, ...]) -> str:
+def label(drawn: ArrayLayout, holders: tuple[int, ...]) -> str:
     """The devices of a block, and their processes where there are several."""
     text = layout.ranges(holders)
     processes = {drawn.processes[device] for device in holders if device in drawn.processes}
@@ -71,7 +71,7 @@ def label(drawn: Layout, holders: tuple[int, ...]) -> str:
     return text
 
 
-def _grid(drawn: Layout, fixed: dict[int, int]) -> Table:
+def _grid(drawn: ArrayLayout, fixed: dict[int, int]) -> Table:
     rows, columns = drawn.sides()
     table = Table(title=title(drawn, fixed) or None, title_justify="left", show_lines=True)
     along = drawn.shown_along(columns)
@@ -91,7 +91,7 @@ def _grid(drawn: Layout, fixed: dict[int, int]) -> Table:
     return table
 
 
-def _span(drawn: Layout, dimension: int | None, block: int | None) -> str:
+def _span(drawn: ArrayLayout, dimension: int | None, block: int | None) -> str:
     if dimension is None:
         return "all"
     return _LEFT_OUT if block is None else drawn.dimensions[dimension].span(block)

@@ -1,4 +1,4 @@
-"""Draws a `Layout` as an image, with matplotlib."""
+"""Draws a `ArrayLayout` as an image, with matplotlib."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from lockstep._errors import InspectError
 from lockstep.inspection import drawing, layout
-from lockstep.inspection.layout import Layout
+from lockstep.inspection.layout import ArrayLayout
 
 ENDINGS = (".png", ".svg")
 _CELL = (1.3, 0.7)
 """Inches of a block."""
 
 
-def save(drawn: Layout, path: str) -> None:
+def save(drawn: ArrayLayout, path: str) -> None:
     """Raises `InspectError` for another ending and without matplotlib; OSError."""
     if not path.endswith(ENDINGS):
         raise InspectError(f"{path!r} must end in .png or .svg.")
@@ -41,7 +41,7 @@ def save(drawn: Layout, path: str) -> None:
 
 def _draw(
     axes: Any,
-    drawn: Layout,
+    drawn: ArrayLayout,
     fixed: dict[int, int],
     rows: list[int | None],
     columns: list[int | None],
@@ -69,7 +69,7 @@ def _draw(
         spine.set_visible(False)
 
 
-def _spans(drawn: Layout, dimension: int | None, blocks: list[int | None]) -> list[str]:
+def _spans(drawn: ArrayLayout, dimension: int | None, blocks: list[int | None]) -> list[str]:
     if dimension is None:
         return ["all"]
     spans = drawn.dimensions[dimension]

@@ -36,7 +36,7 @@ class Dimension:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ArrayLayout:
     """An array over devices."""
 
     dtype: str

@@ -9,13 +9,13 @@ from typing import Any
 from lockstep import _jax_compat
 from lockstep._errors import InspectError
 from lockstep.inspection import layout
-from lockstep.inspection.layout import Dimension, Layout
+from lockstep.inspection.layout import ArrayLayout, Dimension
 
 
 class ShardingView:
     """How an array lies on devices: a text, HTML in notebooks, or an image."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: ArrayLayout) -> None:
         self.layout = layout
 
     def print(self) -> None:
@@ -106,7 +106,7 @@ def _show_traced(x: Any) -> ShardingView | None:
         note = f"inside jax.shard_map: each device has its own{f', along {axes}' if axes else ''}"
         whole = tuple(Dimension(size, (0,), ()) for size in kind.shape)
         block = {(0,) * len(whole): tuple(range(mesh.size))}
-        local = Layout(dtype, whole, block, {}, _mesh_text(mesh), "", note, is_local=True)
+        local = ArrayLayout(dtype, whole, block, {}, _mesh_text(mesh), "", note, is_local=True)
         return _shown(ShardingView(local))
     if kinds and kinds == {jax.sharding.AxisType.Explicit}:
         return _shown(ShardingView(_layout(kind.shape, dtype, kind.sharding)))
@@ -119,7 +119,7 @@ def _show_traced(x: Any) -> ShardingView | None:
     return None
 
 
-def _layout(shape: Sequence[int], dtype: str, sharding: Any) -> Layout:
+def _layout(shape: Sequence[int], dtype: str, sharding: Any) -> ArrayLayout:
     mesh = getattr(sharding, "mesh", None)
     spec = _axes_of(sharding, len(shape))
     devices = _jax_compat.ordered_devices(sharding)
@@ -134,7 +134,7 @@ def _layout(shape: Sequence[int], dtype: str, sharding: Any) -> Layout:
     else:
         raise InspectError(f"{type(sharding).__name__} names neither devices nor a mesh.")
     names = spec or [()] * len(shape)
-    return Layout(
+    return ArrayLayout(
         dtype,
         tuple(Dimension(*each) for each in zip(shape, starts, names, strict=True)),
         blocks,

@@ -21,7 +21,7 @@ from lockstep.launch.supervisor import Supervisor
 from lockstep.system import port_reservation
 
 
-class Place(Protocol):
+class Placement(Protocol):
     """Where the processes of a job run: on this host, or on several."""
 
     def processes(self, job: LaunchSpec, loop: Loop) -> Processes:
@@ -49,7 +49,7 @@ class ThisHost:
         return dataclasses.replace(job, config=config)
 
 
-def run(job: LaunchSpec, lifeline: int, place: Place | None = None) -> int:
+def run(job: LaunchSpec, lifeline: int, place: Placement | None = None) -> int:
     """Runs the job until it succeeds, is stopped, or has failed too often; its last status."""
     left = job.max_restarts
     with contextlib.ExitStack() as ports_held:

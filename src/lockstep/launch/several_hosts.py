@@ -29,7 +29,7 @@ from lockstep.system import port_reservation
 
 
 class SeveralHosts:
-    """The hosts of a job over all its attempts: see `restarts.Place`.
+    """The hosts of a job over all its attempts: see `restarts.Placement`.
 
     Each attempt has a key of its own. So a process of an earlier attempt on a host that could not
     be reached any more, and runs on there until the lease of its agent is over, cannot take part.

@@ -23,7 +23,7 @@ from jax import lax
 
 from lockstep.linalg import _cpu_kernels, _tiles
 from lockstep.linalg._cpu_kernels import Blocks, Sizes
-from lockstep.linalg._layout import Axes, Layout
+from lockstep.linalg._layout import Axes, RowMap
 from lockstep.linalg._tiles import adjoint, gemm
 
 STAGES = 4
@@ -38,7 +38,7 @@ DEALT = 4
 
 
 def factor(
-    a: jax.Array, layout: Layout, axes: Axes, with_status: bool = False, kernels: bool = False
+    a: jax.Array, layout: RowMap, axes: Axes, with_status: bool = False, kernels: bool = False
 ) -> tuple[jax.Array, jax.Array]:
     """The lower factor in place of the lower triangle of ``a``; what is above keeps its values.
 
@@ -64,7 +64,7 @@ def factor(
     return a, status
 
 
-def _block_to_factor(rows: jax.Array, layout: Layout, axes: Axes, kernels: bool) -> jax.Array:
+def _block_to_factor(rows: jax.Array, layout: RowMap, axes: Axes, kernels: bool) -> jax.Array:
     """The diagonal block at the end of ``rows``, (W, P, end), without what is left of it.
 
     The devices take strips of its rows, to and fro: a kernel makes only what is at or below the
@@ -170,7 +170,7 @@ def gather_rows(tile_rows: jax.Array, axes: Axes) -> jax.Array:
     return lax.all_gather(tile_rows, axes, axis=0, tiled=True)
 
 
-def diagonal_block(low: jax.Array, top: int | jax.Array, layout: Layout, axes: Axes) -> jax.Array:
+def diagonal_block(low: jax.Array, top: int | jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
     """The diagonal block whose local rows start at ``top``, on every device."""
     tile = layout.tile
     own = lax.dynamic_slice(low, (top, 0, top), (tile, layout.devices, tile))
@@ -178,7 +178,7 @@ def diagonal_block(low: jax.Array, top: int | jax.Array, layout: Layout, axes: A
 
 
 def forward(
-    low: jax.Array, b: jax.Array, layout: Layout, axes: Axes, kernels: bool = False
+    low: jax.Array, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool = False
 ) -> jax.Array:
     """``low^-1 b``, row by row: what is solved is on every device, and leaves the next rows."""
     if layout.devices == 1:
@@ -187,7 +187,7 @@ def forward(
 
 
 def backward(
-    low: jax.Array, b: jax.Array, layout: Layout, axes: Axes, kernels: bool = False
+    low: jax.Array, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool = False
 ) -> jax.Array:
     """``low^-H b``: what is solved leaves all rows before; an all-reduce sums that a superstep."""
     if layout.devices == 1:
@@ -196,7 +196,7 @@ def backward(
 
 
 def _in_columns(
-    sweep: Callable[..., jax.Array], low: jax.Array, b: jax.Array, layout: Layout, axes: Axes
+    sweep: Callable[..., jax.Array], low: jax.Array, b: jax.Array, layout: RowMap, axes: Axes
 ) -> jax.Array:
     """``sweep`` over so many columns at a time that all their rows fit in half of a share."""
     most = max(1, layout.padded // (2 * layout.devices))
@@ -276,7 +276,7 @@ def _leave_rows_by_kernel(
 _trsm_by_kernel = _cpu_kernels.with_derivatives_of(_tiles.trsm)(_cpu_kernels.trsm)
 
 
-def _forward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes, kernels: bool) -> jax.Array:
+def _forward(low: jax.Array, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool) -> jax.Array:
     tile, leave = layout.tile, _leave_row_by_kernel if kernels else _leave_row
     solve_block = _solve_dealt if _is_dealt(b, layout) else _solve_alike
     trsm = _trsm_by_kernel if kernels else _tiles.trsm
@@ -296,7 +296,7 @@ def _forward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes, kernels: 
     return adjoint(done[:, lax.axis_index(axes)])
 
 
-def _backward(low: jax.Array, b: jax.Array, layout: Layout, axes: Axes, kernels: bool) -> jax.Array:
+def _backward(low: jax.Array, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool) -> jax.Array:
     tile, me = layout.tile, lax.axis_index(axes)
     leave = _leave_rows_by_kernel if kernels else _leave_rows
     solve_sum = _solve_sum_dealt if _is_dealt(b, layout) else _solve_sum_alike
@@ -329,16 +329,16 @@ Solve = Callable[[jax.Array], jax.Array]
 """Solves (W, any number of columns) with the diagonal block or its adjoint."""
 
 
-def _is_dealt(b: jax.Array, layout: Layout) -> bool:
+def _is_dealt(b: jax.Array, layout: RowMap) -> bool:
     return b.shape[1] >= DEALT * layout.devices
 
 
-def _solve_alike(solve: Solve, rest: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
+def _solve_alike(solve: Solve, rest: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
     """All devices' rows ``rest``, (T, k), solved, on all of them: (W, k)."""
     return solve(gather_rows(rest, axes))
 
 
-def _solve_dealt(solve: Solve, rest: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
+def _solve_dealt(solve: Solve, rest: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
     """The same; each device gets all devices' rows of its columns, (W, c), and solves those."""
     hands = _hands(rest, layout).reshape(layout.devices * rest.shape[0], -1)
     solved = solve(lax.all_to_all(hands, axes, 0, 0, tiled=True))
@@ -346,13 +346,13 @@ def _solve_dealt(solve: Solve, rest: jax.Array, layout: Layout, axes: Axes) -> j
     return dealt.reshape(dealt.shape[0], -1)[:, : rest.shape[1]]
 
 
-def _solve_sum_alike(solve: Solve, rest: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
+def _solve_sum_alike(solve: Solve, rest: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
     """Own rows, (T, k), of the sum of all devices' ``rest``, (P, T, k), solved."""
     solved = solve(lax.psum(rest.reshape(-1, rest.shape[2]), axes))
     return lax.dynamic_slice_in_dim(solved, lax.axis_index(axes) * layout.tile, layout.tile)
 
 
-def _solve_sum_dealt(solve: Solve, rest: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
+def _solve_sum_dealt(solve: Solve, rest: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
     """The same; each device gets the sum's rows of its columns, (W, c), and solves those."""
     hands = _hands(rest.reshape(-1, rest.shape[2]), layout)
     solved = solve(lax.psum_scatter(hands, axes, scatter_dimension=0))
@@ -360,7 +360,7 @@ def _solve_sum_dealt(solve: Solve, rest: jax.Array, layout: Layout, axes: Axes) 
     return own.reshape(layout.tile, -1)[:, : rest.shape[2]]
 
 
-def _hands(rows: jax.Array, layout: Layout) -> jax.Array:
+def _hands(rows: jax.Array, layout: RowMap) -> jax.Array:
     """The columns of ``rows``, (m, k), dealt to the devices and padded with zeros: (P, m, c)."""
     each = -(-rows.shape[1] // layout.devices)
     wide = jnp.pad(rows, ((0, 0), (0, each * layout.devices - rows.shape[1])))
@@ -374,18 +374,18 @@ def log_determinant(low: jax.Array, axes: Axes) -> jax.Array:
     return 2 * lax.psum(jnp.log(diagonal).sum(), axes)
 
 
-def lower_part(low: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
+def lower_part(low: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
     """``low`` with zeros above the diagonal of the order of elimination."""
     return jnp.where(is_above(layout, axes), jnp.zeros((), low.dtype), low)
 
 
-def is_above(layout: Layout, axes: Axes) -> jax.Array:
+def is_above(layout: RowMap, axes: Axes) -> jax.Array:
     """Which local elements, (R, P, R), are above the diagonal of the order of elimination."""
     place = elimination_order(layout)
     return place[lax.axis_index(axes)][:, None, None] < place
 
 
-def elimination_order(layout: Layout) -> jax.Array:
+def elimination_order(layout: RowMap) -> jax.Array:
     """Shape (P, R): when each slot is eliminated."""
     step, within = jnp.divmod(jnp.arange(layout.rows), layout.tile)
     first = jnp.arange(layout.devices)[:, None] * layout.tile

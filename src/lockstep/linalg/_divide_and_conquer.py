@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from lockstep.linalg import _secular
-from lockstep.linalg._layout import Axes, Layout
+from lockstep.linalg._layout import Axes, RowMap
 from lockstep.linalg._secular import Roots, Update
 from lockstep.linalg._tiles import gemm
 
@@ -28,7 +28,7 @@ LEAF = 128
 def eigh_tridiagonal(
     diagonal: jax.Array,
     off_diagonal: jax.Array,
-    layout: Layout,
+    layout: RowMap,
     axes: Axes,
     columns: tuple[int, int] | None,
     kernels: bool,
@@ -86,7 +86,7 @@ def _same(pair: Pair, axes: Axes) -> Pair:
     return both[: one.size].reshape(shape), both[one.size :].reshape(other.shape)
 
 
-def _steps_of_leaf(layout: Layout) -> int:
+def _steps_of_leaf(layout: RowMap) -> int:
     """Supersteps of a leaf: a power of two, and about `LEAF` rows."""
     steps = max(1, min(LEAF // (layout.devices * layout.tile), layout.steps // 4))
     return 1 << steps.bit_length() - 1
@@ -113,7 +113,7 @@ def _merge(
     last: jax.Array,
     rows: jax.Array | None,
     coupling: jax.Array,
-    layout: Layout,
+    layout: RowMap,
     axes: Axes,
     columns: tuple[int, int],
     kernels: bool,
@@ -152,7 +152,7 @@ def _times_vectors(
     update: Update,
     roots: Roots,
     weights: jax.Array,
-    layout: Layout,
+    layout: RowMap,
     columns: tuple[int, int],
 ) -> jax.Array:
     """``left`` (B, 2, r, h) times the normalized eigenvectors (B, 2 h, columns) of the updates.

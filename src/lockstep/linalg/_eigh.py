@@ -18,7 +18,7 @@ from lockstep.linalg import (
     _tridiagonalize,
     _validation,
 )
-from lockstep.linalg._layout import Layout
+from lockstep.linalg._layout import RowMap
 from lockstep.linalg._posdef import Plan, matmul, mirrored, partitioned
 from lockstep.linalg._validation import AnyMesh, Placed, Specs
 
@@ -179,8 +179,8 @@ class Problem:
         steps = 1 << max(0, (n // width).bit_length() - 1)
         tile = -(-each // steps)
         if tile * steps * sharded.devices == n and sharded.rows_each(n) == each:
-            return Plan(self.placed, Layout.in_blocks(sharded, n, tile), self.kernels)
-        layout = Layout(n, sharded.devices, tile, tile * steps)
+            return Plan(self.placed, RowMap.in_blocks(sharded, n, tile), self.kernels)
+        layout = RowMap(n, sharded.devices, tile, tile * steps)
         return Plan(self.placed, layout, self.kernels)
 
 

@@ -15,11 +15,11 @@ from jax import lax
 
 from lockstep.linalg import _cholesky, _cpu_kernels, _tiles
 from lockstep.linalg._cpu_kernels import Blocks, Sizes
-from lockstep.linalg._layout import Axes, Layout
+from lockstep.linalg._layout import Axes, RowMap
 from lockstep.linalg._tiles import adjoint, gemm
 
 
-def from_factor(low: jax.Array, layout: Layout, axes: Axes, kernels: bool = False) -> jax.Array:
+def from_factor(low: jax.Array, layout: RowMap, axes: Axes, kernels: bool = False) -> jax.Array:
     """The whole inverse in slots, from the factor in slots (what is above it is not read)."""
     if layout.devices == 1:
         half = _tiles.trsm(low[:, 0, :], jnp.eye(layout.rows, dtype=low.dtype))
@@ -28,7 +28,7 @@ def from_factor(low: jax.Array, layout: Layout, axes: Axes, kernels: bool = Fals
     return _adjoint_times_self(half, layout, axes, kernels)
 
 
-def _triangle(low: jax.Array, layout: Layout, axes: Axes, kernels: bool) -> jax.Array:
+def _triangle(low: jax.Array, layout: RowMap, axes: Axes, kernels: bool) -> jax.Array:
     """``low^-1`` in place of ``low``; what is above the diagonal blocks keeps its values.
 
     Superstep ``s`` makes its rows of the inverse: those of the factor, solved, times the rows of
@@ -100,7 +100,7 @@ def _leave_products_by_kernel(
     return lax.fori_loop(0, left.shape[0] // tile, leave_row, part)
 
 
-def _adjoint_times_self(y: jax.Array, layout: Layout, axes: Axes, kernels: bool) -> jax.Array:
+def _adjoint_times_self(y: jax.Array, layout: RowMap, axes: Axes, kernels: bool) -> jax.Array:
     """``y^H y`` for a lower triangle ``y``, in place of it.
 
     Rows of ``y`` from superstep ``s`` on make the rows ``s`` of the product; nothing else needs
@@ -139,7 +139,7 @@ def _rows_of_product_by_kernel(left: jax.Array, y: jax.Array, end: int) -> jax.A
     )
 
 
-def _above_in_block(layout: Layout, axes: Axes) -> jax.Array:
+def _above_in_block(layout: RowMap, axes: Axes) -> jax.Array:
     """Which elements (tile, P, tile) of a diagonal block are above its diagonal."""
     place = jnp.arange(layout.devices * layout.tile).reshape(layout.devices, layout.tile)
     return place[lax.axis_index(axes)][:, None, None] < place

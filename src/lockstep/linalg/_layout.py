@@ -99,7 +99,7 @@ class Sharded:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class RowMap:
     """The map between slots ``(device, local row)`` and rows of an ``n`` x ``n`` matrix.
 
     ``rows`` (local rows of every device, padding included) is a multiple of ``tile``. ``blocks`` is
@@ -113,11 +113,11 @@ class Layout:
     blocks: tuple[tuple[int, int], ...] | None = None
 
     @classmethod
-    def cyclic(cls, n: int, devices: int, tile: int) -> Layout:
+    def cyclic(cls, n: int, devices: int, tile: int) -> RowMap:
         return cls(n, devices, tile, -(-n // (tile * devices)) * tile)
 
     @classmethod
-    def in_blocks(cls, sharded: Sharded, n: int, tile: int = 1) -> Layout:
+    def in_blocks(cls, sharded: Sharded, n: int, tile: int = 1) -> RowMap:
         rows = -(-sharded.rows_each(n) // tile) * tile
         return cls(n, sharded.devices, tile, rows, sharded.blocks(n))
 
@@ -176,7 +176,7 @@ class Exchange:
         return self.send.shape[2]
 
 
-def exchange(source: Layout, target: Layout) -> Exchange:
+def exchange(source: RowMap, target: RowMap) -> Exchange:
     """The tables from ``source`` to ``target``: layouts of the same rows over the same devices."""
     assert (source.n, source.devices) == (target.n, target.devices)
     devices, n = source.devices, source.n

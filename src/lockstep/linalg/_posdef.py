@@ -25,7 +25,7 @@ from lockstep.linalg import (
     _redistribute,
     _validation,
 )
-from lockstep.linalg._layout import Layout
+from lockstep.linalg._layout import RowMap
 from lockstep.linalg._validation import AnyMesh, Placed
 
 
@@ -34,7 +34,7 @@ class Plan:
     """The sharding of a matrix, and the layout in which it is processed."""
 
     placed: Placed
-    layout: Layout
+    layout: RowMap
     kernels: bool
     """Whether the engine's kernels do what plain JAX would."""
 
@@ -50,8 +50,8 @@ class Plan:
         tile = _cost_model.even_tile(rows, tile)
         kernels = _cpu_kernels.available(platform)
         if natural:
-            return cls(placed, Layout.cyclic(n, sharded.devices, tile), kernels)
-        return cls(placed, Layout.in_blocks(sharded, n, tile), kernels)
+            return cls(placed, RowMap.cyclic(n, sharded.devices, tile), kernels)
+        return cls(placed, RowMap.in_blocks(sharded, n, tile), kernels)
 
     @property
     def mesh(self) -> AnyMesh:

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from lockstep.linalg._layout import Layout, Sharded, exchange
+from lockstep.linalg._layout import RowMap, Sharded, exchange
 
 
 def device_index(sharded: Sharded) -> jax.Array:
     return lax.axis_index(sharded.axes) if sharded.axes else jnp.int32(0)
 
 
-def rows_from_shard(shard: jax.Array, sharded: Sharded, n: int, wanted: Layout) -> jax.Array:
+def rows_from_shard(shard: jax.Array, sharded: Sharded, n: int, wanted: RowMap) -> jax.Array:
     """The rows of this device under ``wanted``, all columns; rows of padding are zero.
 
     ``shard`` is this device's part of a matrix of ``n`` rows. Shape: (wanted.rows, columns).
@@ -32,12 +32,12 @@ def rows_from_shard(shard: jax.Array, sharded: Sharded, n: int, wanted: Layout) 
         shard = lax.dynamic_slice_in_dim(shard, at, mine, axis=0)
     if sharded.column_axes:
         shard = lax.all_to_all(shard, sharded.column_axes, 0, 1, tiled=True)
-    return _move(shard, Layout.in_blocks(sharded, n), wanted, sharded)
+    return _move(shard, RowMap.in_blocks(sharded, n), wanted, sharded)
 
 
-def shard_from_rows(rows: jax.Array, held: Layout, sharded: Sharded, n: int) -> jax.Array:
+def shard_from_rows(rows: jax.Array, held: RowMap, sharded: Sharded, n: int) -> jax.Array:
     """The inverse of `rows_from_shard`: this device's shard of the matrix whose rows it holds."""
-    rows = _move(rows, held, Layout.in_blocks(sharded, n), sharded)
+    rows = _move(rows, held, RowMap.in_blocks(sharded, n), sharded)
     if sharded.column_axes:
         rows = lax.all_to_all(rows, sharded.column_axes, 1, 0, tiled=True)
     if sharded.idle_axes:
@@ -45,7 +45,7 @@ def shard_from_rows(rows: jax.Array, held: Layout, sharded: Sharded, n: int) -> 
     return rows[: n // sharded.size(sharded.row_axes)]
 
 
-def _move(rows: jax.Array, source: Layout, target: Layout, sharded: Sharded) -> jax.Array:
+def _move(rows: jax.Array, source: RowMap, target: RowMap, sharded: Sharded) -> jax.Array:
     if source.blocks == target.blocks and source.blocks is not None:
         return _pad_rows(rows, target.rows)
     if np.array_equal(source.row_of_slot, target.row_of_slot):
@@ -65,7 +65,7 @@ def _pad_rows(rows: jax.Array, count: int) -> jax.Array:
     return jnp.pad(rows, ((0, count - rows.shape[0]), (0, 0)))
 
 
-def columns_to_slots(rows: jax.Array, layout: Layout) -> jax.Array:
+def columns_to_slots(rows: jax.Array, layout: RowMap) -> jax.Array:
     """(rows, n) to (rows, devices, layout.rows): the columns as slots, zero where padded."""
     count, n = rows.shape
     shape = (count, layout.devices, layout.rows)
@@ -82,7 +82,7 @@ def columns_to_slots(rows: jax.Array, layout: Layout) -> jax.Array:
     return jnp.stack(parts, axis=1)
 
 
-def columns_from_slots(slots: jax.Array, layout: Layout) -> jax.Array:
+def columns_from_slots(slots: jax.Array, layout: RowMap) -> jax.Array:
     """The inverse of `columns_to_slots`."""
     count = slots.shape[0]
     if layout.blocks is None:
@@ -94,7 +94,7 @@ def columns_from_slots(slots: jax.Array, layout: Layout) -> jax.Array:
     return jnp.concatenate([slots[:, q, :held] for _, q, held in ordered] or [slots[:, 0]], axis=1)
 
 
-def set_padding(slots: jax.Array, layout: Layout, me: jax.Array, value: jax.Array) -> jax.Array:
+def set_padding(slots: jax.Array, layout: RowMap, me: jax.Array, value: jax.Array) -> jax.Array:
     """Puts ``value`` on the diagonal of the padding."""
     if layout.padded == layout.n:
         return slots

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from lockstep.linalg import _cholesky, _cpu_kernels
-from lockstep.linalg._layout import Axes, Layout
+from lockstep.linalg._layout import Axes, RowMap
 from lockstep.linalg._tiles import adjoint, gemm
 
 CHUNK = 256
@@ -48,7 +48,7 @@ class Reduced(NamedTuple):
 
 
 def reduce(
-    a: jax.Array, layout: Layout, axes: Axes, kernels: bool, chunked: bool = True
+    a: jax.Array, layout: RowMap, axes: Axes, kernels: bool, chunked: bool = True
 ) -> Reduced:
     """The tridiagonal form of a Hermitian matrix of slots; both triangles are read.
 
@@ -82,7 +82,7 @@ def reduce(
 Found = tuple[jax.Array, jax.Array, jax.Array]
 
 
-def _supersteps(layout: Layout, most: int) -> int:
+def _supersteps(layout: RowMap, most: int) -> int:
     """How many supersteps, of ``most`` at most, divide all of them evenly."""
     return max(k for k in range(1, max(1, most) + 1) if layout.steps % k == 0)
 
@@ -225,7 +225,7 @@ def _reflector(
     return jnp.where(trivial, 0, u), tau, beta
 
 
-def apply(reduced: Reduced, z: jax.Array, layout: Layout, axes: Axes) -> jax.Array:
+def apply(reduced: Reduced, z: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
     """``q z`` for local rows ``z`` of shape (R, k): blocks of reflectors, the last one first.
 
     A block is ``I - v t v^H`` with ``t^-1 = diag(1 / tau) + triu(v^H v, 1)`` (Joffrain et al.,
@@ -273,7 +273,7 @@ def apply(reduced: Reduced, z: jax.Array, layout: Layout, axes: Axes) -> jax.Arr
     return lax.fori_loop(0, count, block, z)
 
 
-def _in_order(columns: jax.Array, layout: Layout) -> jax.Array:
+def _in_order(columns: jax.Array, layout: RowMap) -> jax.Array:
     """(rows, P, count) to (rows, P count), the columns in the order of elimination."""
     rows, devices, count = columns.shape
     tiles = columns.reshape(rows, devices, count // layout.tile, layout.tile)

@@ -15,7 +15,7 @@ from lockstep.launch import failed_runs, run_command, tracebacks
 from lockstep.pool import channel, hosts, judge, outcome
 from lockstep.pool.call import Call, wait_until_ready
 from lockstep.pool.outcome import Kind, Outcome
-from lockstep.pool.processes import Layout, Processes
+from lockstep.pool.processes import PoolSpec, Processes
 from lockstep.system import oom
 
 T = TypeVar("T")
@@ -269,7 +269,7 @@ def _layout(
     env: Mapping[str, str],
     names: str | Sequence[str],
     options: str,
-) -> Layout:
+) -> PoolSpec:
     for name, value in (("n", n), ("devices", devices)):
         if value is None:
             continue
@@ -290,7 +290,7 @@ def _layout(
     platform = None if devices is None or environ.get("JAX_PLATFORMS") else "cpu"
     found = hosts.parse(names, options, n) if names or options else None
     count = len(found.labels) if found else n or _PROCESSES
-    return Layout(count, devices, platform, {"collectives": chosen}, dict(env), found)
+    return PoolSpec(count, devices, platform, {"collectives": chosen}, dict(env), found)
 
 
 def _payload(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:

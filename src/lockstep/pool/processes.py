@@ -35,7 +35,7 @@ _ATTEMPT = 0
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class PoolSpec:
     """What the processes of a pool are started with."""
 
     processes: int
@@ -57,7 +57,7 @@ class Layout:
 class Processes:
     """The launcher, and a connection to each process. One thread at a time uses it."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: PoolSpec) -> None:
         """Starts them and does not wait. Raises `LaunchError`."""
         self.layout = layout
         self._owner = os.getpid()
