@@ -99,18 +99,18 @@ bool CollectiveContext::single_copy(std::size_t bytes) {
 
 bool CollectiveContext::agree_on_single_copy() {
   // A process that is here has started, and can be read if that is permitted.
-  broadcast(std::byte{0}, [](std::byte) {});
+  exchange(std::byte{0}, [](std::byte) {});
   bool all = true;
   for (const int peer : clique_.locals()) {
     const int process = clique_.group(peer).process;
     all = clique_.job().transport(process).can_read(process) && all;
   }
-  broadcast(std::byte{all}, [&](std::byte theirs) { all = theirs != std::byte{0} && all; });
+  exchange(std::byte{all}, [&](std::byte theirs) { all = theirs != std::byte{0} && all; });
   return all;
 }
 
 template <typename Take>
-void CollectiveContext::broadcast(std::byte mine, Take take) {
+void CollectiveContext::exchange(std::byte mine, Take take) {
   BroadcastRing& own = clique_.partials(local_self());
   *acquire(own) = mine;
   publish(own);

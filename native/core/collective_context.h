@@ -65,7 +65,7 @@ class CollectiveContext {
   bool agree_on_single_copy();
   // Sends the byte to all local peers and hands each of theirs to `take`.
   template <typename Take>
-  void broadcast(std::byte mine, Take take);
+  void exchange(std::byte mine, Take take);
   int peer_of(int local) const { return clique_.locals()[static_cast<std::size_t>(local)]; }
   void wait(Counter& counter, std::uint32_t target, int peer);
   void check(const Signature& theirs, int peer);

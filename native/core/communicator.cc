@@ -53,7 +53,7 @@ void Communicator::run_locked(Call& call) {
   Job& job = clique_.job();
   job.check_allowed(call.origin);
   if (rounds_ != 0) fail(std::string(name_of(call.op)) + " in the middle of an all-to-all");
-  const Job::Call running(job);
+  const Job::InFlight running(job);
   const std::uint32_t sequence = sequence_++;
   call.entered = TscClock::now();
   call.record = Recorder::begin(ring_, call, clique_.id(), sequence, rank_);
@@ -121,7 +121,7 @@ Request* Communicator::receive(int source, std::byte* data, std::size_t bytes,
 
 void Communicator::wait(Request* request) {
   std::lock_guard lock(mutex_);
-  const Job::Call running(clique_.job());
+  const Job::InFlight running(clique_.job());
   --open_requests_;
   recorded(permute_, permute_origin_, [&] { port_.wait(request); });
   if (open_requests_ == 0) Recorder::finish(permute_, RecordEntry::kDone);

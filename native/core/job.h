@@ -125,12 +125,12 @@ class Job {
   // Another job takes its place in this agent. This one stays, as calls may be in flight.
   void retire();
   // A collective of this process, while it lives: `finish` waits for those in flight.
-  class Call {
+  class InFlight {
    public:
-    explicit Call(Job& job) : job_(job) { job_.begun_.fetch_add(1); }
-    ~Call() { job_.ended_.fetch_add(1); }
-    Call(const Call&) = delete;
-    Call& operator=(const Call&) = delete;
+    explicit InFlight(Job& job) : job_(job) { job_.begun_.fetch_add(1); }
+    ~InFlight() { job_.ended_.fetch_add(1); }
+    InFlight(const InFlight&) = delete;
+    InFlight& operator=(const InFlight&) = delete;
 
    private:
     Job& job_;
