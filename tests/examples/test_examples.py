@@ -177,7 +177,7 @@ def test_a_training_that_is_killed_ends_with_the_numbers_of_an_undisturbed_one(
 def test_flax_goes_on_from_the_last_checkpoint(tmp_path: pathlib.Path) -> None:
     example = EXAMPLES / "flax_digits.py"
     options = ["-n", str(PROCESSES), "-d", "2", "--max-restarts", "1"]
-    arguments = ["--folder", str(tmp_path), "--steps", "40", "--kill-at", "25"]
+    arguments = ["--folder", str(tmp_path), "--epochs", "8", "--kill-at", "25"]
     with start_lockstep(options, example, arguments) as job:
         result = job.finish(TIMEOUT_SECONDS)
         job.assert_nothing_left()
