@@ -1,4 +1,4 @@
-"""The part of Kubernetes' API that kubectl needs to make objects and to follow the logs of pods.
+"""The part of Kubernetes' API that kubectl needs: objects are made and deleted, logs are followed.
 
 It keeps what it is given and runs nothing: a test sees what real kubectl makes of the commands of a
 page.
@@ -135,6 +135,13 @@ def _handler(api: Api) -> type[http.server.BaseHTTPRequestHandler]:
             path = f"{collection}/{made['metadata']['name']}"
             api.objects[path] = made
             self._answer(201, made)
+
+        def do_DELETE(self) -> None:
+            """The object is gone at once, so that kubectl, which waits for this, finds it gone."""
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            path = urlsplit(self.path).path
+            found = api.objects.pop(path, None)
+            self._answer(200, found) if found else self._answer(*api.get(path, {}))
 
         def _answer(self, status: int, body: Any) -> None:
             data = body if isinstance(body, bytes) else json.dumps(body).encode()

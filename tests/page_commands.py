@@ -93,6 +93,13 @@ def listed_lines(page: str) -> list[str]:
     return [line.strip().removeprefix("$ ") for line in re.sub(r"\\\n\s*", "", lines).splitlines()]
 
 
+def in_sentences(page: str) -> list[str]:
+    """The inline code of a page, each piece on one line."""
+    text = re.sub(r"^```.*?^```$", "", page, flags=re.M | re.S)
+    text = re.sub(r"^ {4,}.*$", "", text, flags=re.M)
+    return [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", text)]
+
+
 def files(page: str) -> dict[str, str]:
     """The programs of ``page`` by their titles."""
     return {title: body for _, title, body in _BLOCK.findall(page) if title}

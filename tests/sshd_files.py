@@ -40,6 +40,7 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
 AllowTcpForwarding yes
+Subsystem sftp internal-sftp
 MaxStartups 100
 LogLevel VERBOSE
 SetEnv {environ}

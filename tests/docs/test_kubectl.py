@@ -44,11 +44,16 @@ def typed(line: str, folder: Path, config: Path) -> str:
 
 
 def test_every_command_with_an_object_is_here() -> None:
-    assert [re.findall(r"kubectl (\w+)", line)[0] for line in LINES] == ["create", "apply", "logs"]
+    assert [re.findall(r"kubectl (\w+)", line)[0] for line in LINES] == [
+        "create",
+        "apply",
+        "logs",
+        "delete",
+    ]
 
 
-def test_the_key_the_objects_and_the_logs(tmp_path: Path) -> None:
-    create, apply, logs = LINES
+def test_the_key_the_objects_the_logs_and_the_end(tmp_path: Path) -> None:
+    create, apply, logs, delete = LINES
     with kubernetes_api.served(tmp_path, LOGS) as (api, config):
         assert typed(create, tmp_path, config) == "secret/train-key created\n"
         [secret] = api.objects.values()
@@ -61,3 +66,7 @@ def test_the_key_the_objects_and_the_logs(tmp_path: Path) -> None:
         lines = typed(logs, tmp_path, config).splitlines()
         assert api.selectors == ["batch.kubernetes.io/job-name=train"]
         assert sorted(lines) == [f"[pod/{pod}/main] step 0: 8.0" for pod in sorted(LOGS)]
+
+        said = typed(delete, tmp_path, config)
+        assert said == 'service "train" deleted\njob.batch "train" deleted\n'
+        assert api.kinds() == ["Secret"]

@@ -3,7 +3,8 @@
 ``console`` blocks are run as they stand by `test_commands.py`. Other listings show commands for
 machines that a test does not have (``node1``, a Slurm cluster), or that take minutes. Those are
 parsed by the command's own parser, files and extras that they name have to exist, and `FORMS` names
-a test that runs the same form with other hosts, files and sizes.
+a test that runs the same form with other hosts, files and sizes. Commands in sentences that can be
+typed as they stand need a test too. `NOT_RUN` has the others, each with the reason.
 """
 
 from __future__ import annotations
@@ -18,12 +19,10 @@ import pytest
 
 from lockstep import cli
 from lockstep.launch import options, run_command
-from page_commands import ROOT, listed_lines
+from page_commands import ROOT, in_sentences, listed_lines
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FORMS = {
-    r"lockstep run .*--collectives mpi": "tests/mpi/test_mpi.py::test_the_five_collectives",
-    r"mpiexec .*--collectives mpi": "tests/mpi/test_mpi.py::test_under_the_mpis_own_launcher",
     r"lockstep run .*--min-hosts": "tests/hosts/test_restart_on_hosts.py::"
     "test_training_goes_on_from_a_checkpoint_on_two_of_three_hosts",
     r"lockstep run .*--hosts": "tests/hosts/test_run_on_hosts.py::"
@@ -40,8 +39,6 @@ FORMS = {
     r"srun .*lockstep worker": "tests/agent/test_slurm.py::test_a_step_over_two_nodes",
     r"mpirun .*lockstep worker": "tests/agent/test_mpirun.py::test_on_two_hosts",
     r"mpiexec .*lockstep worker": "tests/agent/test_mpirun.py::test_on_two_hosts",
-    r"pbsdsh .*worker": "tests/agent/test_worker_command.py::test_torchrun_style_variables",
-    r".*RANK=.*worker": "tests/agent/test_worker_command.py::test_torchrun_style_variables",
     r"lockstep doctor .*--hosts": "tests/doctor/test_hosts.py::"
     "test_hosts_are_checked_and_each_pair_measured",
     r"lockstep doctor": "tests/doctor/test_doctor.py::test_the_command_finds_this_machine_fit",
@@ -56,21 +53,64 @@ FORMS = {
     r"lockstep report": "tests/report/test_cli.py::"
     "test_without_arguments_the_one_live_job_is_taken_and_several_are_listed",
     r"lockstep top": "tests/report/test_top.py::test_a_live_job_is_shown_and_top_ends_with_it",
+    r"(blaunch|jsrun) ": "tests/docs/test_batch_launchers.py::test_lsf",
+    r"(cp \$PBS|pbsdsh )": "tests/docs/test_batch_launchers.py::test_pbs",
+    r"(git clone|python scripts/jax_multi)": "tests/docs/test_jax_multiprocess_page.py::"
+    "test_a_line_runs_the_tests",
+    r"(pip install|python3 -m venv) ": "tests/docs/test_pip_lines.py::test_pip_resolves_a_line",
+    r"(python benchmarks/|openssl speed)": "tests/docs/test_measurements.py::"
+    "test_a_measurement_prints_its_rows",
+    r"(ssh-keygen|ssh-copy-id|ssh -o|rsync|cd ~/work)": "tests/docs/test_several_hosts.py::"
+    "test_a_key_lets_ssh_in_and_rsync_copies_the_program",
+    r"(ssh hostb|.*RANK=.*worker|scp |openssl rand -hex 32$|\(umask .*~/\.lockstep)": "tests/docs/"
+    "test_without_a_launcher.py::test_the_key_its_copy_and_a_process_on_each_host",
+    r"(export LOCKSTEP_KEY|trap |\(umask )": "tests/agent/test_slurm.py::"
+    "test_the_script_of_the_page_starts_again_after_a_failure",
+    r"(openssl .*\| )?kubectl ": "tests/docs/test_kubectl.py::"
+    "test_the_key_the_objects_the_logs_and_the_end",
 }
 """Forms of commands, the first that fits counts, and the test that runs each."""
-SHELL = ("cd", "cp", "export", "kubectl", "openssl", "rsync", "ssh", "(umask", "trap")
-OTHERS = ("absl-py", "cloudpickle", "flax", "h5py", "jax", "jupyterlab", "mpich", "netket", "optax",
-          "orbax-checkpoint", "portpicker", "scikit-learn")  # fmt: skip
+NOT_RUN = {
+    r"(PIP_CONSTRAINT=FILE )?make ": "runs in the checkout itself: CI types check, full and demo",
+    r"ssh node2 /home/alice/venv": "an example of what a check advises: it installs another jax",
+    r"sudo ": "changes the machine",
+    r"python -m pytest$": "starts the suite of the reader",
+    r"(mpirun -n 4 |srun )?python train\.py": "shows how a program starts without Lockstep",
+}
+"""Commands that no test runs, and why."""
+OTHERS = ("absl-py", "cloudpickle", "flax", "h5py", "jax", "jaxlib", "jupyterlab", "mpich",
+          "netket", "optax", "orbax-checkpoint", "portpicker", "scikit-learn")  # fmt: skip
 """Packages that pages tell to install beside Lockstep."""
-COMMAND = re.compile(
-    r"(?:[A-Z_]+=\S* )*(?:lockstep|srun|mpirun|mpiexec|pbsdsh|blaunch|pip|python3?|make) [^=]"
+PROGRAMS = (
+    r"lockstep|srun|mpirun|mpiexec|pbsdsh|blaunch|jsrun|pip|python3?|git|kubectl|openssl|rsync|scp"
+    r"|ssh|ssh-[\w-]+|sudo"
 )
+IN_SENTENCE = re.compile(rf"(?:[A-Z_]+=\S* )*(?:{PROGRAMS}) [^=\s]")
+COMMAND = re.compile(rf"(?:[A-Z_]+=\S* )*(?:{PROGRAMS}|make|cd|cp|export|trap|\(umask) [^=\s]")
+ALONE = ("lockstep top", "lockstep doctor", "lockstep bench")
+
+
+def listed(page: str) -> list[str]:
+    """The commands in the listings of ``page`` that are not run as they stand."""
+    lines = [line.removeprefix("fix: ") for line in listed_lines(page)]
+    return [line for line in lines if COMMAND.match(line) or line in ALONE]
+
+
+def in_text(page: str) -> list[str]:
+    """The commands in its sentences that can be typed; a launcher's has to name its program."""
+    return [
+        code
+        for code in in_sentences(page)
+        if IN_SENTENCE.match(code) and "..." not in code and code != "pip install"
+        if ".py" in code or not re.match(r".*(lockstep|srun|mpirun|mpiexec) ", code)
+    ]
+
+
 LISTED = [
     pytest.param(line, id=f"{page.relative_to(ROOT)}: {line}")
     for page in PAGES
     if page.name != "CHANGELOG.md"
-    for line in listed_lines(page.read_text())
-    if COMMAND.match(line) or line in ("lockstep top", "lockstep doctor", "lockstep bench")
+    for line in dict.fromkeys([*listed(page.read_text()), *in_text(page.read_text())])
 ]
 
 
@@ -123,21 +163,32 @@ CHECKS = {"lockstep": check_lockstep, "pip": check_pip, "python": check_python,
           "python3": check_python, "make": check_make}  # fmt: skip
 
 
+def what_runs(line: str) -> str | None:
+    """The test that runs the form of ``line``, or the reason why none does."""
+    bare = re.sub(r"^(?:NETKET_\w+=\S* )+", "", line)
+    known = {**FORMS, **NOT_RUN}
+    return next((known[pattern] for pattern in known if re.match(pattern, bare)), None)
+
+
 @pytest.mark.parametrize("line", LISTED)
 def test_a_listed_command_can_be_typed_and_its_form_is_run(line: str) -> None:
-    bare = re.sub(r"^(?:NETKET_\w+=\S* )+", "", line)
-    form = next((test for pattern, test in FORMS.items() if re.match(pattern, bare)), None)
-    words = [word for word in shlex.split(line, comments=True) if word not in ("<", "&", "&&")]
-    start = next(i for i, word in enumerate(words) if Path(word).name in CHECKS or "worker" in word)
-    name, rest = Path(words[start]).name, words[start + 1 :]
-    if "worker" in name:
-        name, rest = "lockstep", ["worker", *rest]
-    CHECKS[name](rest)
-    if name == "lockstep":
-        assert form, f"no test runs {line!r}: name one in FORMS"
-    if form:
-        path, _, test = form.partition("::")
+    found = what_runs(line)
+    assert found, f"no test runs {line!r}: name one in FORMS"
+    if found in FORMS.values():
+        path, _, test = found.partition("::")
         assert test in names_of_tests(ROOT / path)
+    if found in FORMS.values() or line.startswith("make "):
+        check(line)
+
+
+def check(line: str) -> None:
+    """That the program which a line starts takes the words behind it, where we know its options."""
+    words = [word for word in shlex.split(line, comments=True) if word not in ("<", "&", "&&")]
+    names = [Path(word).name for word in words]
+    if "worker" in names:  # also behind what a shell makes of $(command -v lockstep)
+        check_lockstep(words[names.index("worker") :])
+    elif start := next((i + 1 for i, name in enumerate(names) if name in CHECKS), None):
+        CHECKS[names[start - 1]](words[start:])
 
 
 def test_commands_in_sentences_have_options_that_exist() -> None:
@@ -159,6 +210,8 @@ def unknown_options(command: str, words: list[str]) -> list[str]:
 
 def test_commands_are_found() -> None:
     assert len(LISTED) > 60
+    found = {what_runs(str(case.values[0])) for case in LISTED}
+    assert {*FORMS.values(), *NOT_RUN.values()} - found == set(), "of no page any more"
     assert unknown_options("run", ["--hosts", "--bogus"]) == ["--bogus"]
 
 
@@ -171,3 +224,7 @@ def test_a_command_that_cannot_be_typed_is_found() -> None:
         check_pip(["install", "lockstep-jax[everything]"])
     with pytest.raises(AssertionError):
         check_make(["demos"])
+    assert what_runs("rsync -a x node2:") is not None
+    assert what_runs("git push") is None
+    assert in_text("`git push`, `git`, `srun --exact` or `srun x.py`") == ["git push", "srun x.py"]
+    assert listed("    fix: rsync -a x node2:\n") == ["rsync -a x node2:"]

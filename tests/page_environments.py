@@ -1,0 +1,33 @@
+"""Environments that pages describe: this Lockstep, and the packages that a page names."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import tomllib
+from pathlib import Path
+
+from page_commands import ROOT
+
+sys.path.append(str(ROOT / "scripts"))  # last: `wheel` is not to be the script of this name
+
+from version_matrix import environments
+
+WHEELS = environments.FOLDER / "wheel"
+"""Where the wheel of this Lockstep is, once `commands_of` has been called."""
+
+
+@functools.cache
+def commands_of(*packages: str) -> Path:
+    """The folder of the commands of an environment with ``packages`` and this Lockstep.
+
+    It also has pip, what builds Lockstep, and the pytest that docs/how-to/testing.md names. It
+    stays in build/versions/ for the next run, which installs this Lockstep alone.
+    """
+    version = ".".join(map(str, sys.version_info[:2]))
+    name = "-".join(["page", f"python-{version}", *packages]).replace("==", "-")
+    building = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    tools = ("pip", "pytest==9.2.0", *building)
+    wheel = environments.build_wheel()
+    python = environments.environment(name, Path(sys.executable), str(wheel), *packages, *tools)
+    return python.parent
