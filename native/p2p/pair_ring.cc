@@ -48,6 +48,12 @@ PairRing::PairRing(Request::Kind end, const Ring& ring, Transport& transport, co
                                        &memory_.read, &wake_up, peer_wake_up});
 }
 
+// Short messages are cut finer, so that their parts are on the way while others are copied.
+std::size_t PairRing::part_bytes(const Request& request) const {
+  if (shared_) return slot_bytes_;
+  return std::min(slot_bytes_, std::max(kLeastPart, (request.bytes / 4 + 4095) / 4096 * 4096));
+}
+
 std::byte* PairRing::slot(std::uint32_t number) const {
   return reinterpret_cast<std::byte*>(&memory_ + 1) + number % slots_ * (kSlotHeader + slot_bytes_);
 }
@@ -84,7 +90,8 @@ void PairRing::send_part(Request& request, std::uint32_t number, bool by_address
     request.started = true;
     request.offered = number;
   } else {
-    part = {request.from + request.moved, std::min(slot_bytes_, request.bytes - request.moved)};
+    part = {request.from + request.moved,
+            std::min(part_bytes(request), request.bytes - request.moved)};
     if (shared_) std::memcpy(slot(number) + kSlotHeader, part.data(), part.size());
     request.moved += part.size();
   }
@@ -98,15 +105,16 @@ void PairRing::send_part(Request& request, std::uint32_t number, bool by_address
 }
 
 std::span<std::byte> PairRing::next_part(const Request& request, std::size_t at) const {
-  return {request.to + at, std::min(slot_bytes_, request.bytes - at)};
+  return {request.to + at, std::min(part_bytes(request), request.bytes - at)};
 }
 
 // Those that may be on their way. A message of one part is small: its copy costs little.
 void PairRing::post_parts(Request& request) {
-  if (shared_ || request.bytes <= slot_bytes_) return;
-  for (; request.posted < std::min(request.bytes, request.moved + slots_ * slot_bytes_);
-       request.posted += slot_bytes_) {
-    const auto ahead = static_cast<std::uint32_t>((request.posted - request.moved) / slot_bytes_);
+  const std::size_t part = part_bytes(request);
+  if (shared_ || request.bytes <= part) return;
+  for (; request.posted < std::min(request.bytes, request.moved + slots_ * part);
+       request.posted += part) {
+    const auto ahead = static_cast<std::uint32_t>((request.posted - request.moved) / part);
     from_writer_->post_receive(memory_.read.load() + ahead, next_part(request, request.posted));
   }
 }

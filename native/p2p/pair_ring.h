@@ -21,6 +21,8 @@ class PairRing {
  public:
   // The bytes of a slot in memory that both processes map. Elsewhere: Clique::link_capacity.
   static constexpr std::size_t kSharedSlot = 64 << 10;
+  // The least that a message between hosts is cut into.
+  static constexpr std::size_t kLeastPart = 256 << 10;
   // The slots of a ring. Between hosts a sender needs more of them not to wait for a receiver that
   // has not run for a while. All may arrive before the receiver has opened the ring: see
   // Channels::kMaxEarlyBytes.
@@ -51,6 +53,7 @@ class PairRing {
   struct Memory;
   struct Header;
 
+  std::size_t part_bytes(const Request& request) const;
   std::byte* slot(std::uint32_t number) const;
   bool may_send_address(const Request& request, std::size_t by_address_from) const;
   std::span<std::byte> next_part(const Request& request, std::size_t at) const;
