@@ -8,20 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from lanes import needs
+from lanes import needs, sample
 from lockstep import cli
 from ssh_hosts import possible, ssh_hosts
 
 
 @needs(possible(), "needs root, openssh-server and namespaces: .ci/tools installs them")
-def test_the_collectives_are_measured_between_hosts(tmp_path: Path) -> None:
+@sample("op", ["all_reduce", "permute"], 0)
+def test_a_collective_is_measured_between_hosts(tmp_path: Path, op: str) -> None:
     file = tmp_path / "bench.json"
     with ssh_hosts(tmp_path, "abc") as hosts:
         for name in hosts.names:
             hosts.shape(name, "400mbit")
         words = [sys.executable, "-m", "lockstep", "bench", "--ssh", hosts.ssh()]
         words += ["--hosts", "a,b,c", "--host-counts", "2", "--sizes", "256KiB", "--repeats", "1"]
-        words += ["--ops", "all_reduce,permute", "--interface", "10.9.0.0/24", "--json", str(file)]
+        words += ["--ops", op, "--interface", "10.9.0.0/24", "--json", str(file)]
         done = hosts.run("a", words, timeout=240)
         hosts.assert_nothing_left()
     assert "3 hosts (a, b, c), 3 processes x 1 device" in done.stdout
