@@ -1,4 +1,4 @@
-"""Draws a `ArrayLayout` with characters (`rendering` shows them)."""
+"""Draws an `ArrayLayout` with characters (`rendering` shows them)."""
 
 from __future__ import annotations
 

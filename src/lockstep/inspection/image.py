@@ -1,4 +1,4 @@
-"""Draws a `ArrayLayout` as an image, with matplotlib."""
+"""Draws an `ArrayLayout` as an image, with matplotlib."""
 
 from __future__ import annotations
 
