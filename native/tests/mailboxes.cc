@@ -61,11 +61,15 @@ TEST(ranks_without_source_or_target) {
   });
 }
 
+// Between hosts a message is cut into four parts, or into more of the longest.
 TEST(several_megabytes) {
-  for (const char* name : {"2x1", "2x2", "backwards"})
-    run_healthy(layout(name), {}, [](Rank& rank) {
-      run_permute(*rank.all(), ring(rank.size(), 1), (5 << 20) + 3, 1);
-    });
+  for (const Harness harness : {Harness::kThreads, Harness::kHosts})
+    for (const char* name : {"2x1", "2x2", "backwards"})
+      run_healthy(layout(name), {.harness = harness}, [](Rank& rank) {
+        const auto end = rank.all();
+        for (const std::size_t bytes : {(1 << 20) + 3, (5 << 20) + 3})
+          run_permute(*end, ring(rank.size(), 1), bytes, 1);
+      });
 }
 
 // Rank 0 sends several messages before it waits for any, rank 1 asks for all before it waits.
