@@ -70,7 +70,8 @@ void PairRing::send(Request& request, std::size_t by_address_from) {
     return;
   }
   const bool by_address = may_send_address(request, by_address_from);
-  while (!request.complete.load(std::memory_order_relaxed) && !request.started) {
+  for (int parts = 0; shared_ || parts < kPartsAtOnce; ++parts) {
+    if (request.complete.load(std::memory_order_relaxed) || request.started) return;
     const std::uint32_t next = memory_.written.load();
     if (!memory_.read.reached(next + 1 - slots_)) return;
     send_part(request, next, by_address);

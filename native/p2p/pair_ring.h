@@ -23,6 +23,8 @@ class PairRing {
   static constexpr std::size_t kSharedSlot = 64 << 10;
   // The least that a message between hosts is cut into.
   static constexpr std::size_t kLeastPart = 256 << 10;
+  // What `send` moves at most between hosts.
+  static constexpr int kPartsAtOnce = 2;
   // The slots of a ring. Between hosts a sender needs more of them not to wait for a receiver that
   // has not run for a while. All may arrive before the receiver has opened the ring: see
   // Channels::kMaxEarlyBytes.
@@ -41,9 +43,10 @@ class PairRing {
   PairRing(Request::Kind end, const Ring& ring, Transport& transport, const ChannelId& id,
            Counter& wake_up, Counter* peer_wake_up);
 
-  // Both move what can be moved without waiting. A message of at least `by_address_from` bytes goes
-  // by its address where that is possible. `receive` throws Divergence unless the message is the
-  // one expected.
+  // Both move what can be moved without waiting; between hosts `send` moves a few parts at most, so
+  // that its rank takes what has arrived before it goes on. A message of at least `by_address_from`
+  // bytes goes by its address where that is possible. `receive` throws Divergence unless the
+  // message is the one expected.
   void send(Request& request, std::size_t by_address_from);
   void receive(int self, Request& request, Mailbox& mailbox);
   // Nothing goes to the memory of a receive any more.

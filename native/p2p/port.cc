@@ -54,9 +54,9 @@ void Port::wait(Request* request) {
     limits.left = job.has_left(peer);
     for (;;) {
       const std::uint32_t seen = wake_up.load();
-      for (std::size_t i = 0; i < pending_.size(); ++i)
-        if (!behind_another(i)) clique_.mailbox().progress(rank_, *pending_[i]);
+      const bool moved = progress();
       if (request->complete.load(std::memory_order_acquire)) return;
+      if (moved) continue;  // a send may have stopped although there was room
       const WaitResult result =
           job.transport(peer).wait(wake_up, seen + 1, limits, Transport::kAlsoOthers);
       if (result == WaitResult::kAborted) throw Error(job.arena().abort_text());
@@ -66,6 +66,18 @@ void Port::wait(Request* request) {
     }
   });
   std::erase_if(pending_, [&](const auto& pending) { return pending.get() == request; });
+}
+
+bool Port::progress() {
+  bool moved = false;
+  for (std::size_t i = 0; i < pending_.size(); ++i) {
+    if (behind_another(i)) continue;
+    Request& request = *pending_[i];
+    const std::size_t before = request.moved;
+    clique_.mailbox().progress(rank_, request);
+    moved = moved || request.moved != before;
+  }
+  return moved;
 }
 
 template <typename Step>

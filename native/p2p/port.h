@@ -25,6 +25,8 @@ class Port {
  private:
   Request* add(Request::Kind kind, int peer, const std::byte* from, std::byte* to,
                std::size_t bytes, const Origin& origin);
+  // Moves what can be moved without waiting, of all requests; false when that was nothing.
+  bool progress();
   // Runs `step`; when it throws, the job is aborted and no request of this rank stays behind.
   template <typename Step>
   void guarded(Step step);

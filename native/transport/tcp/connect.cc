@@ -164,6 +164,8 @@ void Endpoint::greet(Connection& connection, const std::string& peer, int proces
   if (answer.kind != Frame::kWelcome || answer.bytes != 0 || answer.index != other ||
       answer.to != own || answer.clique != nonce)
     throw Error(cannot_reach(peer, "its answer is not that of the process that is looked for"));
+  if (answer.machine == machine_number() && answer.machine != 0)
+    bound_send_buffer(connection.fd.get());
 }
 
 void Endpoint::read_all(Connection& connection, const std::string& peer, std::span<std::byte> to,

@@ -19,7 +19,7 @@ struct Frame {
     kWelcome,       // accepts a greeting: from process `index` to process `to`
     kRefusal,       // refuses a greeting; the reason follows
   };
-  static constexpr std::uint32_t kVersion = 3;
+  static constexpr std::uint32_t kVersion = 4;
   // In the number of a greeting, with the version: what follows the answer is not encrypted.
   static constexpr std::uint32_t kUnencrypted = 1u << 31;
 
@@ -29,7 +29,7 @@ struct Frame {
   std::uint32_t number = 0;
   std::uint32_t bytes = 0;  // that follow, a header included
   std::uint32_t to = 0;
-  std::uint32_t unused = 0;  // no byte that was not set goes to another host
+  std::uint32_t machine = 0;  // of an answer: see machine_number
 };
 static_assert(sizeof(Frame) == 32);
 

@@ -311,7 +311,8 @@ void ProgressThread::answer(Incoming& incoming, std::uint32_t kind, std::string_
                     .clique = nonce_,
                     .number = Frame::kVersion,
                     .bytes = static_cast<std::uint32_t>(text.size()),
-                    .to = static_cast<std::uint32_t>(incoming.frames.process())};
+                    .to = static_cast<std::uint32_t>(incoming.frames.process()),
+                    .machine = machine_number()};
   std::string bytes(reinterpret_cast<const char*>(&frame), sizeof(frame));
   bytes += text;
   std::size_t moved = 0;

@@ -1,8 +1,9 @@
 #include "transport/tcp/sockets.h"
 
 #include <fcntl.h>
+#include <linux/tcp.h>
 #include <netdb.h>
-#include <netinet/tcp.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/epoll.h>
@@ -12,6 +13,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <memory>
 
 #include "core/error.h"
@@ -93,6 +95,29 @@ std::string address_of(int fd) {
 std::string name_of_peer(int fd) {
   const auto [host, port] = text_of(fd, getpeername);
   return host.empty() ? "an address that is not known any more" : host + " port " + port;
+}
+
+std::uint32_t machine_number() {
+  static const std::uint32_t kNumber = [] {
+    std::ifstream file("/proc/sys/kernel/random/boot_id");
+    std::string id;
+    std::uint32_t value = 0x811c9dc5;  // FNV-1a
+    if (!(file >> id)) return 0u;
+    for (const char c : id) value = (value ^ static_cast<unsigned char>(c)) * 0x01000193;
+    return value;
+  }();
+  return kNumber;
+}
+
+void bound_send_buffer(int fd) {
+  // Of a network that a test makes slow, whose round trip takes more than the buffer.
+  constexpr std::uint32_t kFarMicroseconds = 200;
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return;
+  if (info.tcpi_min_rtt > kFarMicroseconds) return;
+  const int bytes = kBoundedSendBuffer / 2;  // the system doubles it
+  setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
 }
 
 NoBrokenPipe::NoBrokenPipe() {

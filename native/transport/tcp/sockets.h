@@ -1,6 +1,7 @@
 // What the endpoint needs of TCP sockets: all are non-blocking, and every wait has an end.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -36,6 +37,16 @@ std::string address_of(int fd);
 
 // The address of the other end.
 std::string name_of_peer(int fd);
+
+// Tells machines apart: the same in all containers and network namespaces of one. 0: not known.
+std::uint32_t machine_number();
+
+// For a connection to a process of the same machine, on which nothing big was sent yet: lets it
+// hold little, unless the way is made longer than it is. What is sent then stays in a cache until
+// it is read; the system's own choice lets some MiB be on their way, which is slower than memory.
+void bound_send_buffer(int fd);
+// What such a connection holds, with the system's own data.
+inline constexpr int kBoundedSendBuffer = 256 << 10;
 
 // While it lives, a write(2) to a pipe or connection that the other end has closed is an error and
 // no signal.
