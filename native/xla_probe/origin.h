@@ -16,7 +16,8 @@ namespace lockstep {
 struct Origin {
   std::int64_t execution = 0;
   std::int64_t channel = 0;
-  std::uint32_t site = 0;  // of the user's program; 0 unless --strict asks for it
+  std::uint32_t site = 0;    // of the user's program; 0 unless --strict asks for it
+  std::uint32_t unused = 0;  // no byte that was not set goes to another process
 
   // Unknown where the object was not found: such an origin agrees with every other.
   bool known() const { return execution != 0 || channel != 0; }
