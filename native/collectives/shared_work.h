@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <span>
 
 #include "collectives/reduce.h"
@@ -52,6 +53,13 @@ inline void share_reduce(CollectiveContext& context, std::byte* out,
   share(context, count, width * (in.size() + 1), kShareStep, [&](std::size_t first, std::size_t n) {
     reduce(out + first * width, in, n, dtype, reduction, first);
   });
+}
+
+// `memcpy`, shared.
+inline void share_copy(CollectiveContext& context, std::byte* to, const std::byte* from,
+                       std::size_t bytes) {
+  share(context, bytes, 2, 4096,
+        [&](std::size_t first, std::size_t n) { std::memcpy(to + first, from + first, n); });
 }
 
 }  // namespace lockstep

@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstring>
 
-#include "collectives/reduce.h"
+#include "collectives/shared_work.h"
 
 namespace lockstep {
 namespace {
@@ -39,8 +39,10 @@ Range slice(const Vector& vector, int member, int members) {
 // same sum have to agree: the lower one's is.
 class Add {
  public:
-  Add(const Vector& vector, const std::byte* own, Range range, bool own_is_left)
-      : vector_(vector),
+  Add(CollectiveContext& context, const Vector& vector, const std::byte* own, Range range,
+      bool own_is_left)
+      : context_(context),
+        vector_(vector),
         own_(at(vector, own, range)),
         out_(at(vector, vector.out, range)),
         own_is_left_(own_is_left) {}
@@ -50,10 +52,12 @@ class Add {
     const std::byte* own = own_ + first;
     const std::array<const std::byte*, 2> in{own_is_left_ ? own : piece,
                                              own_is_left_ ? piece : own};
-    reduce(out_ + first, in, bytes / vector_.width(), vector_.dtype, vector_.reduction);
+    share_reduce(context_, out_ + first, in, bytes / vector_.width(), vector_.dtype,
+                 vector_.reduction);
   }
 
  private:
+  CollectiveContext& context_;
   const Vector& vector_;
   const std::byte* own_;
   std::byte* out_;
@@ -63,16 +67,18 @@ class Add {
 // Leaves what comes in the range of the vector's output.
 class Keep {
  public:
-  Keep(const Vector& vector, Range range) : out_(at(vector, vector.out, range)) {}
+  Keep(CollectiveContext& context, const Vector& vector, Range range)
+      : context_(context), out_(at(vector, vector.out, range)) {}
 
   std::span<std::byte> place(std::size_t first, std::size_t bytes) const {
     return {out_ + first, bytes};
   }
   void operator()(const std::byte* piece, std::size_t first, std::size_t bytes) const {
-    if (bytes != 0 && piece != out_ + first) std::memcpy(out_ + first, piece, bytes);
+    if (bytes != 0 && piece != out_ + first) share_copy(context_, out_ + first, piece, bytes);
   }
 
  private:
+  CollectiveContext& context_;
   std::byte* out_;
 };
 
@@ -88,12 +94,12 @@ void recursive_doubling(CollectiveContext& context, const Team& team, const Vect
   if (is_paired && team.self % 2 == 1) {
     const int neighbour = team.peer(team.self - 1);
     send_all(context, neighbour, part(vector, vector.in, all));
-    receive_all(context, neighbour, bytes, Keep(vector, all));
+    receive_all(context, neighbour, bytes, Keep(context, vector, all));
     return context.all_arrived();
   }
   const std::byte* sum = vector.in;
   if (is_paired) {
-    receive_all(context, team.peer(team.self + 1), bytes, Add(vector, sum, all, true));
+    receive_all(context, team.peer(team.self + 1), bytes, Add(context, vector, sum, all, true));
     sum = vector.out;
   }
   const int self = is_paired ? team.self / 2 : team.self - pairs;
@@ -101,7 +107,7 @@ void recursive_doubling(CollectiveContext& context, const Team& team, const Vect
     const int other = self ^ distance;
     const int peer = team.peer(other < pairs ? 2 * other : other + pairs);
     exchange(context, peer, part(vector, sum, all), peer, bytes,
-             Add(vector, sum, all, self < other));
+             Add(context, vector, sum, all, self < other));
   }
   context.all_arrived();
   if (is_paired) send_all(context, team.peer(team.self + 1), part(vector, vector.out, all));
@@ -124,14 +130,14 @@ void halving_doubling(CollectiveContext& context, const Team& team, const Vector
     steps.push_back({peer, is_lower ? lower : upper, is_lower ? upper : lower});
     mine = steps.back().mine;
     exchange(context, peer, part(vector, sum, steps.back().theirs), peer, bytes_of(vector, mine),
-             Add(vector, sum, mine, is_lower));
+             Add(context, vector, sum, mine, is_lower));
   }
   context.all_arrived();
   // Both ranges of a step together are this member's of the step before.
   for (; !steps.empty(); steps.pop_back()) {
     const Step& step = steps.back();
     exchange(context, step.peer, part(vector, vector.out, step.mine), step.peer,
-             bytes_of(vector, step.theirs), Keep(vector, step.theirs));
+             bytes_of(vector, step.theirs), Keep(context, vector, step.theirs));
   }
 }
 
@@ -142,14 +148,14 @@ void direct_slices(CollectiveContext& context, const Team& team, const Vector& v
       context, team, [&](int member) { return part(vector, vector.in, of(member)); },
       [&](int) { return bytes_of(vector, mine); },
       [&](int, int step, const std::byte* piece, std::size_t first, std::size_t bytes) {
-        Add(vector, step == 1 ? vector.in : vector.out, mine, true)(piece, first, bytes);
+        Add(context, vector, step == 1 ? vector.in : vector.out, mine, true)(piece, first, bytes);
       });
   context.all_arrived();
   exchange_with_team(
       context, team, [&](int) { return part(vector, vector.out, mine); },
       [&](int member) { return bytes_of(vector, of(member)); },
       [&](int member, int, const std::byte* piece, std::size_t first, std::size_t bytes) {
-        Keep(vector, of(member))(piece, first, bytes);
+        Keep(context, vector, of(member))(piece, first, bytes);
       });
 }
 
@@ -158,11 +164,12 @@ void ring_slices(CollectiveContext& context, const Team& team, const Vector& vec
   const auto of = [&](int step) { return slice(vector, team.behind(step), team.size()); };
   for (int step = 0; step < team.size() - 1; ++step)
     exchange(context, next, part(vector, step == 0 ? vector.in : vector.out, of(-step)), previous,
-             bytes_of(vector, of(-step - 1)), Add(vector, vector.in, of(-step - 1), false));
+             bytes_of(vector, of(-step - 1)),
+             Add(context, vector, vector.in, of(-step - 1), false));
   context.all_arrived();
   for (int step = 0; step < team.size() - 1; ++step)
     exchange(context, next, part(vector, vector.out, of(1 - step)), previous,
-             bytes_of(vector, of(-step)), Keep(vector, of(-step)));
+             bytes_of(vector, of(-step)), Keep(context, vector, of(-step)));
 }
 
 }  // namespace lockstep
