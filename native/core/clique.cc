@@ -183,8 +183,8 @@ void Clique::find_hosts() {
   }
 }
 
-// Memory that the processes of this host share holds their rings, in the order of the groups, and
-// the mailbox. The sizes of messages are the same in all processes of the clique.
+// Memory that the processes of this host share holds the mailbox, and their rings in the order of
+// the groups. The sizes of messages are the same in all processes of the clique.
 void Clique::make_rings() {
   const bool crosses = hosts_.size() > 1;
   capacity_ = ring_capacity(most_of_a_host_, crosses ? kCrossingMessage : kHostMessage);
@@ -197,14 +197,17 @@ void Clique::make_rings() {
   std::size_t ranks = 0;
   for (const int group : locals()) ranks += this->group(group).ranks.size();
   const std::size_t count = locals().size() > 1 ? locals().size() : 0;
-  std::byte* next = shared_memory(2 * count * ring_bytes() + Mailbox::footprint(ranks));
-  for (std::size_t local = 0; local < count; ++local)
+  const std::size_t of_process = Arena::whole_pages(2 * ring_bytes());
+  const Region region = shared_memory(Mailbox::footprint(ranks), count, of_process);
+  for (std::size_t local = 0; local < count; ++local) {
+    std::byte* next = region.rings + local * of_process;
     for (auto* rings : {&partials_, &results_}) {
       rings->emplace_back(next, static_cast<int>(count), capacity_, static_cast<int>(local),
                           local_self_);
       next += ring_bytes();
     }
-  mailbox_ = std::make_unique<Mailbox>(*this, next);
+  }
+  mailbox_ = std::make_unique<Mailbox>(*this, region.common);
 }
 
 std::size_t Clique::ring_bytes() const {
@@ -239,15 +242,30 @@ std::string Clique::describe() const {
   return std::to_string(devices_.size()) + " devices (" + join(devices_) + ")";
 }
 
-// Finds or makes the clique's region. The first word of the region is the number of its devices,
-// then come their ids: two groups whose hashes collide must not share memory.
-std::byte* Clique::shared_memory(std::size_t bytes) {
-  const std::size_t preamble = (sizeof(std::int32_t) * (devices_.size() + 1) + 63) / 64 * 64;
+Clique::Region Clique::shared_memory(std::size_t common, std::size_t processes,
+                                     std::size_t of_process) {
   if (locals().size() == 1) {
-    private_memory_.resize(bytes + 64);
+    private_memory_.resize(common + 64);
     auto* raw = private_memory_.data();
-    return raw + (64 - reinterpret_cast<std::uintptr_t>(raw) % 64) % 64;
+    return {raw + (64 - reinterpret_cast<std::uintptr_t>(raw) % 64) % 64, nullptr};
   }
+  const std::size_t preamble = (sizeof(std::int32_t) * (devices_.size() + 1) + 63) / 64 * 64;
+  const std::size_t rings = Arena::whole_pages(preamble + common);
+  Arena& arena = job_.arena();
+  const std::uint64_t offset = find_or_claim(rings, rings + processes * of_process);
+  try {
+    arena.place(offset + rings + static_cast<std::size_t>(local_self_) * of_process, of_process);
+  } catch (const Error& error) {
+    arena.abort(error.what());
+    throw;
+  }
+  return {arena.at(offset) + preamble, arena.at(offset) + rings};
+}
+
+// The clique's part of the arena. The first word of it is the number of its devices, then come
+// their ids: two groups whose hashes collide must not share memory. The process that finds none
+// claims it, and places its first `placed` bytes.
+std::uint64_t Clique::find_or_claim(std::size_t placed, std::size_t bytes) {
   Arena& arena = job_.arena();
   auto& directory = arena.header().directory;
   for (std::size_t probe = 0; probe < directory.size(); ++probe) {
@@ -255,12 +273,13 @@ std::byte* Clique::shared_memory(std::size_t bytes) {
     std::uint64_t found = 0;
     if (entry.key.compare_exchange_strong(found, id_)) {
       try {
-        const std::uint64_t offset = arena.allocate(preamble + bytes);
+        const std::uint64_t offset = arena.claim(bytes);
+        arena.place(offset, placed);
         auto* ids = reinterpret_cast<std::int32_t*>(arena.at(offset));
         ids[0] = size();
         std::ranges::copy(devices_, ids + 1);
         entry.offset.store(offset, std::memory_order_release);
-        return arena.at(offset) + preamble;
+        return offset;
       } catch (const Error& error) {
         arena.abort(error.what());
         throw;
@@ -275,10 +294,9 @@ std::byte* Clique::shared_memory(std::size_t bytes) {
                     " and has not finished in 30 s; it may have been stopped or killed.");
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
-    std::byte* region = arena.at(entry.offset.load());
-    const auto* ids = reinterpret_cast<const std::int32_t*>(region);
+    const auto* ids = reinterpret_cast<const std::int32_t*>(arena.at(entry.offset.load()));
     if (ids[0] == size() && std::equal(devices_.begin(), devices_.end(), ids + 1))
-      return region + preamble;
+      return entry.offset.load();
   }
   throw Error("lockstep: more than " + std::to_string(directory.size()) +
               " different device groups in one job.");

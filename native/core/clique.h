@@ -125,7 +125,14 @@ class Clique {
 
  private:
   void find_hosts();
-  std::byte* shared_memory(std::size_t bytes);
+  // Memory that the processes of this host share: `common`, and so many bytes for the rings of each
+  // process, which that process places.
+  struct Region {
+    std::byte* common;
+    std::byte* rings;
+  };
+  Region shared_memory(std::size_t common, std::size_t processes, std::size_t of_process);
+  std::uint64_t find_or_claim(std::size_t placed, std::size_t bytes);
   void make_rings();
   std::size_t ring_bytes() const;
 

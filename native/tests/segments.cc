@@ -5,8 +5,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstring>
+#include <thread>
+#include <vector>
 
 #include "check.h"
 #include "core/error.h"
@@ -112,6 +116,42 @@ TEST(a_limit_on_address_space) {
   CHECK_CONTAINS(text, "ulimit -v", "Cannot allocate memory");
 }
 #endif
+
+std::size_t resident_pages(const Arena& arena) {
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  std::vector<unsigned char> pages((arena.header().next.load() + page - 1) / page);
+  CHECK_EQUAL(mincore(arena.at(0), pages.size() * page, pages.data()), 0);
+  return static_cast<std::size_t>(std::ranges::count_if(pages, [](auto one) { return one & 1; }));
+}
+
+TEST(a_claim_takes_memory_where_it_is_placed) {
+  const File file{Arena::create(kNonce)};
+  Arena arena(file.fd, kNonce);
+  const std::size_t page = Arena::whole_pages(1), before = resident_pages(arena);
+  const std::uint64_t offset = arena.claim(8 * page);
+  CHECK_EQUAL(resident_pages(arena), before);
+  arena.place(offset + 2 * page, 3 * page - 5);
+  CHECK_EQUAL(resident_pages(arena), before + 3);
+}
+
+// The kernel gives a page to the NUMA node of the process that places it: here each process finds
+// that those of its own rings were not placed by the first.
+TEST(each_process_places_its_own_rings) {
+  std::atomic<int> turn{0};
+  std::atomic<std::size_t> placed[4] = {};
+  run_healthy(layout("4x1"), {}, [&](Rank& rank) {
+    while (turn.load() != rank.index) std::this_thread::yield();
+    const std::size_t before = resident_pages(rank.job.arena());
+    rank.all();
+    placed[rank.index] = resident_pages(rank.job.arena()) - before;
+    ++turn;
+  });
+  const std::size_t rings = 2 * BroadcastRing::footprint(4, 256 << 10);
+  for (const auto& pages : placed) {
+    CHECK(pages * Arena::whole_pages(1) >= rings);
+    CHECK(pages * Arena::whole_pages(1) < 2 * rings);
+  }
+}
 
 // The first process makes a group's entry in the directory; without memory all its members fail.
 TEST(a_group_without_memory) {

@@ -84,20 +84,26 @@ Arena::~Arena() {
   close(fd_);
 }
 
-std::uint64_t Arena::allocate(std::size_t bytes) {
+std::size_t Arena::whole_pages(std::size_t bytes) { return page_up(bytes); }
+
+std::uint64_t Arena::claim(std::size_t bytes) {
   const std::size_t size = page_up(bytes);
   const std::uint64_t offset = header().next.fetch_add(size);
   if (offset + size > kSize)
     throw Error("lockstep: the shared memory of this job is used up (" +
                 std::to_string(kSize >> 30) +
                 " GiB of address space): too many different device groups.");
+  return offset;
+}
+
+void Arena::place(std::uint64_t offset, std::size_t bytes) {
+  const std::size_t size = page_up(bytes);
   reserve(fd_, offset, size);
 #ifdef MADV_POPULATE_WRITE
   // Page faults inside the first collectives would cost more than the collectives; a kernel
   // without this advice takes them then.
   madvise(base_ + offset, size, MADV_POPULATE_WRITE);
 #endif
-  return offset;
 }
 
 // It allocates nothing: want of memory may be what the text is about.

@@ -65,7 +65,16 @@ class Arena {
   std::byte* at(std::uint64_t offset) const { return base_ + offset; }
 
   // A zeroed region whose pages are reserved, aligned to a page. Throws Error without memory.
-  std::uint64_t allocate(std::size_t bytes);
+  std::uint64_t allocate(std::size_t bytes) {
+    const std::uint64_t offset = claim(bytes);
+    place(offset, bytes);
+    return offset;
+  }
+  // The same in two steps. `place` reserves the pages of a part that begins at a page, on the NUMA
+  // node of the caller: a ring belongs on that of its writer.
+  std::uint64_t claim(std::size_t bytes);
+  void place(std::uint64_t offset, std::size_t bytes);
+  static std::size_t whole_pages(std::size_t bytes);
 
   // The first caller's text stays. Every wait of every process of this host ends soon after.
   void abort(std::string_view text);
