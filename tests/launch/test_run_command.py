@@ -85,6 +85,30 @@ def test_an_unfinished_line_is_shown_at_once_and_ended_at_the_end() -> None:
     assert run_lockstep([], "print('x', end='')", n=1).stdout == "[0] x\n"
 
 
+def test_a_line_that_is_printed_in_parts_stays_whole(tmp_path: Path) -> None:
+    """As with PYTHONUNBUFFERED=1, where a value may come long after its name."""
+    (tmp_path / "program.py").write_text(
+        """if True:
+        import os, pathlib, time
+        if os.environ["LOCKSTEP_PROCESS_ID"] == "0":
+            print("loss", end=" ", flush=True)
+            while not pathlib.Path("other").exists():
+                time.sleep(0.01)
+            print(0.5)
+        else:
+            time.sleep(0.5)
+            print("whole", flush=True)
+            time.sleep(0.2)
+            pathlib.Path("other").touch()
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep", "run", "-n", "2", "program.py"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.stdout == "[1] whole\n[0] loss 0.5\n", done
+
+
 def test_stdin_goes_to_process_0_and_the_others_see_its_end() -> None:
     result = run_lockstep([], "import sys; print(repr(sys.stdin.read()))", stdin=b"to zero\n")
     assert result.by_process == {0: [r"'to zero\n'"], 1: ["''"]}

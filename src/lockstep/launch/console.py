@@ -22,8 +22,13 @@ from lockstep.launch.line_merge import (
     wants_colour,
 )
 
-UNFINISHED_SECONDS = 0.1
-"""An unfinished line, such as a prompt, is shown after this long."""
+PROMPT_SECONDS = 0.1
+"""An unfinished line of the process that can read stdin may be a prompt: it is shown after this
+long."""
+
+UNFINISHED_SECONDS = 5.0
+"""That of another process is shown after this long. With ``PYTHONUNBUFFERED=1`` each part of
+``print("loss", loss)`` comes by itself, and the value perhaps seconds after the name."""
 
 MAX_BACKLOG = 1 << 20
 """With more unwritten bytes than this, the launcher stops reading from the processes."""
@@ -139,7 +144,13 @@ class Stream:
     """
 
     def __init__(
-        self, fd: int, outlet: Outlet, console: Console, prefix: bytes, log: BinaryIO | None
+        self,
+        fd: int,
+        outlet: Outlet,
+        console: Console,
+        prefix: bytes,
+        log: BinaryIO | None,
+        may_prompt: bool = True,
     ) -> None:
         self.fd = fd
         self.closed = False
@@ -148,6 +159,7 @@ class Stream:
         self._prefix = prefix
         self._cutter = LineCutter()
         self._log = log
+        self._hold_seconds = PROMPT_SECONDS if may_prompt else UNFINISHED_SECONDS
         self._tail = b""
         self._show_at = float("inf")
         self._shown_at = 0
@@ -165,7 +177,7 @@ class Stream:
         self._tail = (self._tail + data)[-_TAIL:]
         self._show(self._cutter.feed(data))
         if self._cutter.unfinished:
-            self._show_at = time.monotonic() + UNFINISHED_SECONDS
+            self._show_at = time.monotonic() + self._hold_seconds
         else:
             self._show_at = float("inf")
 
@@ -211,6 +223,14 @@ class Stream:
             if self._log is not None:
                 with contextlib.suppress(OSError):
                     self._log.close()
+
+
+def has_stdin() -> bool:
+    """Whether a process that gets the launcher's stdin can read anything there."""
+    try:
+        return not os.path.samestat(os.fstat(0), os.stat(os.devnull))
+    except OSError:  # it is closed
+        return False
 
 
 def open_log(folder: Path | None, name: str) -> BinaryIO | None:

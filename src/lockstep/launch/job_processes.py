@@ -10,7 +10,7 @@ from typing import Protocol
 
 from lockstep import _run_files
 from lockstep._run_files import ErrorRecord, Exit
-from lockstep.launch.console import Console, Stream, open_log
+from lockstep.launch.console import Console, Stream, has_stdin, open_log
 from lockstep.launch.first_failure import EndedProcess, last_words
 from lockstep.launch.job_spec import LaunchSpec
 
@@ -114,6 +114,7 @@ class Output:
     def __init__(self, job: LaunchSpec, process_id: int) -> None:
         """Opens the logs. Raises OSError."""
         attempt = job.config.attempt
+        self._may_prompt = process_id == 0 and has_stdin()
         self.logs: Path | None = (
             _run_files.process_dir(job.log_dir, attempt, process_id) if job.log_dir else None
         )
@@ -124,7 +125,7 @@ class Output:
     ) -> tuple[Stream, Stream]:
         """Stdout and stderr; ``fds`` are -1 where their bytes are fed."""
         out, err = (
-            Stream(fd, outlet, console, prefix, file)
+            Stream(fd, outlet, console, prefix, file, self._may_prompt)
             for fd, outlet, prefix, file in zip(
                 fds, (console.stdout, console.stderr), prefixes, self._files, strict=True
             )
