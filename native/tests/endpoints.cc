@@ -97,6 +97,34 @@ TEST(a_release_goes_with_the_next_frame) {
   CHECK(two.healthy());
 }
 
+// The peer reads nothing, so the sender stays in the middle of a frame.
+TEST(a_release_does_not_wait_for_a_thread_that_sends) {
+  const Impostor peer;
+  const std::vector<std::byte> bytes(400 << 10);
+  std::atomic<int> sent{0};
+  std::atomic<bool> is_over{false};
+  std::string error;
+  std::thread sender([&] {
+    const Message message{std::span<const std::byte, kSlotHeader>(bytes.data(), kSlotHeader),
+                          std::span(bytes).subspan(kSlotHeader)};
+    error = ERROR_OF(for (std::uint32_t i = 0;; ++i, ++sent) peer.host.endpoint->send(
+        {1, 0, 1}, i, message, {&peer.host.arena->header().abort_state, Deadline(4), {}}));
+    is_over = true;
+  });
+  int before = -1;
+  eventually(
+      [&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        return std::exchange(before, sent.load()) == sent.load() && before > 0;
+      },
+      "a sender that waits");
+  for (const bool at_once : {false, true})
+    peer.host.endpoint->release({2, 0, 1}, 0, peer.host.limits(), at_once);
+  CHECK(!is_over);  // it waits still
+  sender.join();
+  CHECK_CONTAINS(error, "has not taken all");
+}
+
 TEST(messages_before_their_stream_is_open) {
   Ring from, to;
   Two two;

@@ -126,12 +126,64 @@ void Endpoint::release(const ChannelId& channel, std::uint32_t number, const Wai
                        bool at_once) {
   const Frame frame{
       .kind = Frame::kRelease, .index = channel.ring, .clique = channel.clique, .number = number};
-  if (at_once) return send_frame(channel.process, frame, {}, {}, limits);
   Connection& connection = *connections_[static_cast<std::size_t>(channel.process)];
+  {
+    std::lock_guard lock(connection.release_lock);
+    append(connection.releases, std::as_bytes(std::span(&frame, 1)));
+    if (!at_once) return;
+    connection.urgent = true;
+  }
+  send_urgent(channel.process, limits);
+}
+
+// A rank that has read does not wait for one that sends: on a slow link the latter has the lock
+// most of the time, and the other host waits for the release.
+void Endpoint::send_urgent(int process, const WaitLimits& limits) {
+  Connection& connection = *connections_[static_cast<std::size_t>(process)];
   std::unique_lock send_lock(connection.send_lock, std::defer_lock);
-  if (!lock(send_lock, limits.deadline))
-    return give_up(channel.process, WriteResult::kLate, limits);
-  append(connection.head, std::as_bytes(std::span(&frame, 1)));
+  while (!send_lock.owns_lock()) {
+    {
+      std::lock_guard lock(connection.release_lock);
+      if (!connection.urgent || connection.sends_urgent) return;
+      if (send_lock.try_lock()) connection.sends_urgent = true;
+    }
+    if (send_lock.owns_lock()) break;
+    if (limits.deadline.passed()) return give_up(process, WriteResult::kLate, limits);
+    std::this_thread::sleep_for(kRetryInterval);
+  }
+  const WriteResult before =
+      connection.broken ? WriteResult::kBroken : write_unsent(connection, limits);
+  const WriteResult how = end_frame(connection, send_lock, before, limits);
+  if (how != WriteResult::kAll) give_up(process, how, limits);
+}
+
+void Endpoint::append_releases(Connection& connection) {
+  std::lock_guard lock(connection.release_lock);
+  append(connection.head, connection.releases);
+  connection.releases.clear();
+  connection.urgent = false;
+  connection.sends_urgent = true;
+}
+
+// Gives up the send lock, once nothing is urgent. `how` the frame went out.
+Endpoint::WriteResult Endpoint::end_frame(Connection& connection,
+                                          std::unique_lock<std::mutex>& send_lock, WriteResult how,
+                                          const WaitLimits& limits) {
+  for (;;) {
+    // Half a frame may have gone out: nothing can follow it.
+    if (how != WriteResult::kAll) break_connection(connection);
+    {
+      std::lock_guard lock(connection.release_lock);
+      if (connection.broken || !connection.urgent) {
+        connection.sends_urgent = false;
+        send_lock.unlock();
+        return how;
+      }
+    }
+    append_releases(connection);
+    how = write(connection, connection.head, {}, limits).how;
+    connection.head.clear();
+  }
 }
 
 void Endpoint::send_frame(int process, const Frame& frame, std::span<const std::byte> header,
@@ -151,14 +203,13 @@ Endpoint::WriteResult Endpoint::try_frame(int process, Frame frame,
   if (connection.broken) return WriteResult::kBroken;
   WriteResult how = write_unsent(connection, limits);
   if (how == WriteResult::kAll) {
+    append_releases(connection);
     append(connection.head, std::as_bytes(std::span(&frame, 1)));
     append(connection.head, header);
     how = write(connection, connection.head, rest, limits).how;
     connection.head.clear();
   }
-  // Half a frame may have gone out: nothing can follow it.
-  if (how != WriteResult::kAll) break_connection(connection);
-  return how;
+  return end_frame(connection, send_lock, how, limits);
 }
 
 void Endpoint::break_connection(Connection& connection) {

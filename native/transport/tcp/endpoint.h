@@ -128,7 +128,13 @@ class Endpoint {
     bool broken = false;
     std::mutex message_lock;  // held while a control message is sent; taken before `send_lock`
     std::vector<std::byte> unsent;  // of a late control message: goes out before anything else
-    std::vector<std::byte> head;    // of the next frame: releases that wait for it
+    std::vector<std::byte> head;    // of the frame that is sent
+
+    std::mutex release_lock;  // guards what follows; no thread waits for another lock under it
+    std::vector<std::byte> releases;  // of messages: they go before the next frame
+    bool urgent = false;              // or without one
+    // The thread with the send lock does not give it up before it has sent what is urgent.
+    bool sends_urgent = false;
   };
   enum class WriteResult { kAll, kBroken, kLate };
   struct Open;
@@ -150,6 +156,10 @@ class Endpoint {
                         std::span<const std::byte> rest, const WaitLimits& limits);
   static bool lock(std::unique_lock<std::mutex>& send_lock, const Deadline& deadline);
   static void break_connection(Connection& connection);
+  static void append_releases(Connection& connection);
+  WriteResult end_frame(Connection& connection, std::unique_lock<std::mutex>& send_lock,
+                        WriteResult how, const WaitLimits& limits);
+  void send_urgent(int process, const WaitLimits& limits);
   struct Written {
     WriteResult how;
     std::size_t bytes;  // of head and body together, that have gone out
