@@ -17,11 +17,9 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import fork_server
 import lockstep
-
-MARK = "TEST_RUN_MARK"
-"""A variable with a value of its own in every run: it finds the run's processes, whoever started
-them and whatever session they moved to."""
+from fork_server import MARK
 
 GONE_SECONDS = 10.0
 
@@ -93,17 +91,20 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = GONE_S
 class Run:
     """A running ``lockstep`` command. `start_lockstep` makes it and looks after it."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], folder: Path) -> None:
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], folder: Path, forked: bool = False
+    ) -> None:
         self.mark = uuid.uuid4().hex
         self.folder = folder
         """Its TMPDIR; the launcher's private directories are made here."""
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**env, MARK: self.mark, "TMPDIR": str(folder)},
-        )
+        environ = {**env, MARK: self.mark, "TMPDIR": str(folder)}
+        if forked and fork_server.WANTED:
+            self.process = fork_server.start(command, environ, folder / "stdout", folder / "stderr")
+        else:
+            pipe = subprocess.PIPE
+            self.process = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=pipe, env=environ
+            )
 
     def finish(self, timeout: float, stdin: bytes = b"") -> Result:
         """Waits for the end; fails with the output when it does not come in ``timeout`` s."""
@@ -152,15 +153,17 @@ def start_lockstep(
     program: str | Path,
     program_args: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
+    forked: bool = False,
 ) -> Iterator[Run]:
     """``lockstep run ARGS PROGRAM``, in the background; nothing of it outlives the block.
 
     ``program`` is a file, or source text. ``env`` is added to this process's environment.
+    ``forked``: by the server of `fork_server`, for what does not test the start.
     """
     with tempfile.TemporaryDirectory(prefix="test-") as folder:
         file = _as_file(program, Path(folder))
         command = [sys.executable, "-m", "lockstep", "run", *args, str(file), *program_args]
-        run = Run(command, {**os.environ, **(env or {})}, Path(folder))
+        run = Run(command, {**os.environ, **(env or {})}, Path(folder), forked)
         try:
             yield run
         finally:
@@ -179,6 +182,7 @@ def run_lockstep(
     stdin: bytes = b"",
     program_args: Sequence[str] = (),
     expect_status: int | None = 0,
+    forked: bool = False,
 ) -> Result:
     """Runs ``program`` (a file, or source text) on ``n`` processes of ``d`` devices.
 
@@ -186,7 +190,7 @@ def run_lockstep(
     ``expect_status`` (None: any), or leaves a process or a private directory behind.
     """
     sizes = ["-n", str(n)] + ([] if d is None else ["-d", str(d)])
-    with start_lockstep([*sizes, *args], program, program_args, env) as run:
+    with start_lockstep([*sizes, *args], program, program_args, env, forked) as run:
         result = run.finish(timeout, stdin)
         if expect_status is not None:
             assert result.status == expect_status, result

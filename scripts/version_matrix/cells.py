@@ -37,6 +37,7 @@ def _run_group(python: Path, name: str, cases: Sequence[str]) -> Ran:
     # The slow ones of the suite are among the cases.
     command = [python, "-m", "pytest", "-p", "no:cacheprovider", "-m", "", f"--junitxml={report}"]
     environ = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_OURS)}
+    environ["TESTS_WITHOUT_FORKS"] = "1"  # each process imports this jax
     try:
         done = run([*command, *cases], GROUP_SECONDS, env=environ)
         log.write_text(done.stdout)
