@@ -12,7 +12,7 @@ from faults.hosts import Hosts, two_hosts
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    with two_hosts(tmp_path) as hosts:
+    with two_hosts(tmp_path, forked=True) as hosts:
         for host in range(2):
             hosts.write_key(host)
         yield hosts

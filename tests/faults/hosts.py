@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import fork_server
 from processes import clean_environ
 from support import MARK, marked, wait_until
 
@@ -57,12 +58,14 @@ def _place(hosts: int, host: int, local: int, per_host: int) -> dict[str, str]:
 class Hosts:
     """Hosts on one network. `two_hosts` and `some_hosts` make them and look after them."""
 
-    def __init__(self, folder: Path, count: int = len(NAMES)) -> None:
+    def __init__(self, folder: Path, count: int = len(NAMES), forked: bool = False) -> None:
         self.mark = uuid.uuid4().hex
         self.variables: dict[str, str] = {}
         """Of all processes of these hosts, besides their places."""
         self._names = [f"host{chr(ord('a') + host)}" for host in range(count)]
         self._folder = folder
+        self.forked = forked and fork_server.WANTED
+        """Whether processes are forks of a ready interpreter."""
         self._started: list[subprocess.Popen[bytes]] = []
         self._hosts: list[subprocess.Popen[bytes]] = []
 
@@ -147,18 +150,30 @@ class Hosts:
         ``agent``: by ``lockstep worker``, whose agent is what is returned.
         """
         environ = self.environ(host, local, per_host) | clean_environ(**(env or {}))
+        environ[MARK] = self.mark
         how = ["-m", "lockstep", "worker"] if agent else ["-c", _WITHOUT_AGENT]
-        worker = [sys.executable, *how, str(program), *args]
-        with self._output(host, local).open("wb") as output:
-            process = subprocess.Popen(
-                [*self.enter(host), *worker],
+        command = [sys.executable, *how, str(program), *args]
+        path = self._output(host, local)
+        path.write_bytes(b"")
+        self._started.append(
+            fork_server.start(command, environ, path, path, self._hosts[host].pid)
+            if self.forked
+            else self._interpreter([*self.enter(host), *command], environ, path)
+        )
+        return self._started[-1]
+
+    @staticmethod
+    def _interpreter(
+        command: Sequence[str], environ: Mapping[str, str], path: Path
+    ) -> subprocess.Popen[bytes]:
+        with path.open("wb") as output:
+            return subprocess.Popen(
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**environ, MARK: self.mark},
+                env=environ,
             )
-        self._started.append(process)
-        return process
 
     def enter(self, host: int) -> list[str]:
         """What to put before a command to run it on that host."""
@@ -227,15 +242,15 @@ class Hosts:
             process.communicate()
 
 
-def two_hosts(folder: Path) -> contextlib.AbstractContextManager[Hosts]:
+def two_hosts(folder: Path, forked: bool = False) -> contextlib.AbstractContextManager[Hosts]:
     """Two hosts, of which nothing outlives the block."""
-    return some_hosts(folder, len(NAMES))
+    return some_hosts(folder, len(NAMES), forked)
 
 
 @contextlib.contextmanager
-def some_hosts(folder: Path, count: int) -> Iterator[Hosts]:
+def some_hosts(folder: Path, count: int, forked: bool = False) -> Iterator[Hosts]:
     """Up to 26 hosts, of which nothing outlives the block."""
-    hosts = Hosts(folder, count)
+    hosts = Hosts(folder, count, forked)
     try:
         hosts.make()
         yield hosts

@@ -207,6 +207,7 @@ def test_without_agents_a_process_that_died_alone_on_its_host_is_gone(hosts: Hos
 
 @pytest.mark.full
 def test_a_program_outlives_its_agent(hosts: Hosts) -> None:
+    hosts.forked = False  # the parent of a forked agent ends with it, and a program with both
     processes = [hosts.start(host, PROGRAM, "forever") for host in range(2)]
     wait_until(lambda: bool(hosts.lines(0, "step")), "a step", TIMEOUT)
     processes[1].kill()

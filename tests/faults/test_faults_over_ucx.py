@@ -45,7 +45,7 @@ pytestmark = [
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    with two_hosts(tmp_path) as hosts:
+    with two_hosts(tmp_path, forked=True) as hosts:
         for host in range(2):
             hosts.write_key(host)
         hosts.variables.update(ucx.OVER_UCX)

@@ -43,7 +43,7 @@ def transport(request: pytest.FixtureRequest) -> dict[str, str]:
 
 @pytest.fixture
 def hosts(tmp_path: Path, count: int, transport: dict[str, str]) -> Iterator[Hosts]:
-    with some_hosts(tmp_path, count) as hosts:
+    with some_hosts(tmp_path, count, forked=True) as hosts:
         for host in range(count):
             hosts.write_key(host)
         hosts.variables.update(transport, LOCKSTEP_COLLECTIVE_TIMEOUT="60")

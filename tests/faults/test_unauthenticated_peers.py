@@ -50,7 +50,7 @@ def assert_refused(said: str) -> None:
 @pytest.mark.timeout(TIMEOUT + 30)
 def test_a_peer_without_a_key_on_another_host_cannot_make_a_job_use_gloo(tmp_path: Path) -> None:
     """Process 1 is late, and a peer without the key takes its place in JAX's service."""
-    with two_hosts(tmp_path) as hosts:
+    with two_hosts(tmp_path, forked=True) as hosts:
         hosts.write_key(0)
         program = tmp_path / "job.py"
         program.write_text(JOB)

@@ -30,7 +30,7 @@ pytestmark = needs(possible(), "no network namespaces, or no ip or nsenter: no s
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    with two_hosts(tmp_path) as hosts:
+    with two_hosts(tmp_path, forked=True) as hosts:
         yield hosts
 
 
