@@ -15,7 +15,9 @@ PROGRAM = Path(__file__).parent / "checkpoint_job.py"
 def run(folder: Path, kind: str, action: str, n: int) -> list[list[str]]:
     """What each process printed."""
     arguments = [str(folder), kind, action]
-    result: Result = run_lockstep([], PROGRAM, n=n, timeout=120, program_args=arguments)
+    result: Result = run_lockstep(
+        [], PROGRAM, n=n, timeout=120, program_args=arguments, forked=True
+    )
     return [result.by_process[process] for process in range(n)]
 
 

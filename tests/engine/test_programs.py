@@ -30,7 +30,9 @@ def assert_every_check_held(result: Result, program: Path, n: int) -> None:
 
 def run(name: str, n: int, d: int) -> Result:
     program = PROGRAMS / name
-    result = run_lockstep(["--collective-timeout", "30"], program, n=n, d=d, timeout=150)
+    result = run_lockstep(
+        ["--collective-timeout", "30"], program, n=n, d=d, timeout=150, forked=True
+    )
     assert_every_check_held(result, program, n)
     return result
 
@@ -54,7 +56,7 @@ def test_sums_have_the_same_bits_in_every_run() -> None:
         for shard in y.addressable_shards:
             print(hashlib.sha256(np.asarray(shard.data).tobytes()).hexdigest())
     """
-    runs = [run_lockstep([], program, n=2, d=2).by_process for _ in range(2)]
+    runs = [run_lockstep([], program, n=2, d=2, forked=True).by_process for _ in range(2)]
     assert all(len(lines) == 2 for run in runs for lines in run.values())
     assert len({line for run in runs for lines in run.values() for line in lines}) == 1
 
@@ -88,5 +90,5 @@ def test_more_processes_than_cores_make_progress() -> None:
         assert (np.asarray(moved.addressable_data(0)) == (me - 1) % n + 29).all()
         print("right")
     """
-    result = run_lockstep([], program, n=16, d=1, timeout=200)
+    result = run_lockstep([], program, n=16, d=1, timeout=200, forked=True)
     assert result.by_process == {process: ["right"] for process in range(16)}

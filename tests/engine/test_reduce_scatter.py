@@ -13,7 +13,7 @@ PROGRAM = pathlib.Path(__file__).parents[2] / "benchmarks" / "gloo_reduce_scatte
 
 
 def run(n: int, d: int, timeout: float, *args: str) -> None:
-    result = run_lockstep([], PROGRAM, n=n, d=d, timeout=timeout, program_args=args)
+    result = run_lockstep([], PROGRAM, n=n, d=d, timeout=timeout, program_args=args, forked=True)
     counted = [line for line in result.stdout.splitlines() if "executions wrong" in line]
     assert counted, result
     assert all(": 0 of " in line for line in counted), result
@@ -61,5 +61,6 @@ def test_a_wrong_result_would_be_counted() -> None:
         module["main"]()
         """,
         timeout=100,
+        forked=True,
     )
     assert result.stdout.count("3 of 3 executions wrong") == 2, result

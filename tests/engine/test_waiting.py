@@ -16,7 +16,13 @@ PROGRAM = Path(__file__).parent / "programs" / "waiting.py"
 def errors(case: str, n: int, d: int, timeout: str = "2") -> dict[int, str]:
     """What each process caught. All of them must have gone on after it, and fail again."""
     result = run_lockstep(
-        ["--collective-timeout", timeout], PROGRAM, n=n, d=d, program_args=[case], timeout=90
+        ["--collective-timeout", timeout],
+        PROGRAM,
+        n=n,
+        d=d,
+        program_args=[case],
+        timeout=90,
+        forked=True,
     )
     caught = {}
     for process in range(n):

@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).parent / "programs" / "without_frames.py"
 
 @sample(("n", "d"), [(1, 2), (2, 2)], 1)
 def test_every_collective_is_an_error_that_names_a_way_out(n: int, d: int) -> None:
-    result = run_lockstep([], PROGRAM, n=n, d=d, timeout=150)
+    result = run_lockstep([], PROGRAM, n=n, d=d, timeout=150, forked=True)
     assert result.by_process.keys() == set(range(n)), result
     for [text] in result.by_process.values():
         assert text.startswith("cannot tell which devices form the group that starts with"), result

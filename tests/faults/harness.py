@@ -89,7 +89,7 @@ def run_fault(
     args += ["--collective-timeout", str(DEADLINE)]
     words = [fault, str(culprit), *([] if steps is None else [str(steps)])]
     before = shared_memory()
-    with start_lockstep(args, program, words, env) as run:
+    with start_lockstep(args, program, words, env, forked=True) as run:
         result = run.finish(TIMEOUT)
         statuses = ended_with(run.folder)
         run.assert_nothing_left()

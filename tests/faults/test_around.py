@@ -28,7 +28,7 @@ IN_MEMORY = "it records in memory only, which ends with the process."
 
 
 def test_a_job_goes_on_where_its_records_cannot_be_written() -> None:
-    result = run_lockstep([], LOOP.format(remove=True), timeout=90)
+    result = run_lockstep([], LOOP.format(remove=True), timeout=90, forked=True)
     assert result.by_process == {0: ["sum 2.0"], 1: ["sum 2.0"]}
     assert 0 not in result.stderr_by_process, result
     [said] = result.stderr_by_process[1]
@@ -114,7 +114,7 @@ if jax.process_index() == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 time.sleep(100)
 """
-    result = run_lockstep(["--grace", "2"], program, timeout=90, expect_status=137)
+    result = run_lockstep(["--grace", "2"], program, timeout=90, expect_status=137, forked=True)
     words = result.said_by_launcher
     assert "process 1 of 2 failed first: killed by SIGKILL (signal 9)" in words, result
     assert "> process 1 (pid " in words, result
@@ -138,13 +138,13 @@ for junk in (bytes(4096), os.urandom(1 << 16), b"GET / HTTP/1.1\\r\\n\\r\\n"):
             pass  # cut off before all was said
 print("sum", float(total(ones)[0]))
 """
-    result = run_lockstep([], program, timeout=90)
+    result = run_lockstep([], program, timeout=90, forked=True)
     assert result.by_process == {0: ["sum 2.0"], 1: ["sum 2.0"]}, result
 
 
 @pytest.mark.full
 def test_a_collective_in_a_forked_child_is_an_error_and_the_parent_goes_on() -> None:
-    result = run_lockstep([], PROGRAMS / "forked.py", timeout=90)
+    result = run_lockstep([], PROGRAMS / "forked.py", timeout=90, forked=True)
     assert result.by_process[0] == ["before 2.0", "after 2.0"], result
     before, child, ended, after = result.by_process[1]
     assert (before, ended, after) == ("before 2.0", "child ended 0", "after 2.0")

@@ -16,7 +16,7 @@ PROGRAM = PROGRAMS / "misleading.py"
 def report_of(fault: str, *options: str) -> Result:
     """Runs a fault that is not caught."""
     args = ["-n", "2", "--grace", "5", "--collective-timeout", "60", *options]
-    with start_lockstep(args, PROGRAM, [fault]) as run:
+    with start_lockstep(args, PROGRAM, [fault], forked=True) as run:
         result = run.finish(TIMEOUT)
         run.assert_nothing_left()
     assert result.status != 0, result

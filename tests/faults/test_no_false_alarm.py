@@ -28,7 +28,7 @@ SOUND = PROGRAMS / "sound.py"
 )
 def test_a_correct_program_raises_nothing(n: int, d: int, options: list[str]) -> None:
     args = ["", "strict"] if "--strict" in options else [""]
-    result = run_lockstep(options, SOUND, n=n, d=d, program_args=args, timeout=120)
+    result = run_lockstep(options, SOUND, n=n, d=d, program_args=args, timeout=120, forked=True)
     assert result.by_process == {i: ["finished"] for i in range(n)}, result
     assert "lockstep" not in "".join(without_warnings(result.stderr)), result
 
@@ -37,7 +37,9 @@ def test_a_correct_program_raises_nothing(n: int, d: int, options: list[str]) ->
 def test_a_compilation_cache_that_is_warm_on_one_process_only(tmp_path: Path) -> None:
     # Programs from the cache carry the numbers of the run that compiled them.
     for _ in range(2):
-        result = run_lockstep([], SOUND, d=2, program_args=[str(tmp_path)], timeout=120)
+        result = run_lockstep(
+            [], SOUND, d=2, program_args=[str(tmp_path)], timeout=120, forked=True
+        )
         assert result.by_process == {0: ["finished"], 1: ["finished"]}, result
         assert "lockstep:" not in "".join(without_warnings(result.stderr)), result
         assert list((tmp_path / "0").iterdir())

@@ -17,7 +17,7 @@ ROUNDS = 10
 @pytest.mark.full
 def test_a_program_that_overtakes_another_raises_or_gives_the_right_numbers() -> None:
     program = PROGRAMS / "overtaking.py"
-    result = run_lockstep([], program, d=2, timeout=TIMEOUT)
+    result = run_lockstep([], program, d=2, timeout=TIMEOUT, forked=True)
     outcomes = [[json.loads(line) for line in result.by_process[process]] for process in (0, 1)]
     for *numbers, last in outcomes:
         assert numbers == [RIGHT] * len(numbers), result

@@ -58,7 +58,7 @@ SECONDS = 60
 )
 def test_the_job_fails_and_names_the_line(pause: int, kept: str) -> None:
     program = PROGRAM.format(pause=pause, kept=kept)
-    result = run_lockstep([], program, n=2, d=2, timeout=SECONDS, expect_status=1)
+    result = run_lockstep([], program, n=2, d=2, timeout=SECONDS, expect_status=1, forked=True)
     assert "process 0 of 2 failed first" in result.said_by_launcher, result
     assert ENDED in result.said_by_launcher
     line = program.splitlines().index("        t = total(x)") + 1
@@ -71,11 +71,11 @@ def test_the_job_fails_and_names_the_line(pause: int, kept: str) -> None:
 def test_a_program_that_has_caught_the_error_ends_as_it_likes(devices: int, size: int) -> None:
     """JAX raises at the call, or where the result is read: by the devices and the size."""
     program = CAUGHT.format(size=size)
-    result = run_lockstep([], program, n=2, d=devices, timeout=SECONDS)
+    result = run_lockstep([], program, n=2, d=devices, timeout=SECONDS, forked=True)
     assert result.by_process == {0: ["caught"]}, result
 
 
 def test_what_is_dispatched_last_is_done_before_a_process_leaves() -> None:
     program = PROGRAM.replace("(jax.process_index() == 0)", "0").format(pause=0, kept="None")
-    result = run_lockstep([], program, n=2, d=2, timeout=SECONDS)
+    result = run_lockstep([], program, n=2, d=2, timeout=SECONDS, forked=True)
     assert not without_warnings(result.stderr), result

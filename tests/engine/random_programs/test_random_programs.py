@@ -32,6 +32,7 @@ def run(n: int, d: int, first: int, count: int, timeout: float) -> None:
         env=ENVIRON,
         program_args=["--first", str(first), "--count", str(count)],
         timeout=timeout,
+        forked=True,
     )
     assert result.stdout.count(" 0 wrong") == n, result
 
