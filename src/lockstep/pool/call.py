@@ -30,7 +30,8 @@ EXIT_SECONDS = 2.0
 CONFIRM_SECONDS = 0.5
 """Seconds for which processes must wait in vain before their collectives are aborted."""
 NOTICE_SECONDS = 10.0
-"""Seconds after which the caller is told who is still in the function, where no records are."""
+"""Seconds after which the caller is told which processes are still in the function, where there are
+no records."""
 _FIRST_CHECK = 0.1
 _MAX_PAUSE = 1.0
 _MAX_PLACES = 8
