@@ -15,7 +15,8 @@ from lanes import is_make_test
 
 # XLA has a thread for each device; one that waits in a collective must not keep others from work.
 os.environ.setdefault("NPROC", "32")
-jax.config.update("jax_num_cpu_devices", 8)
+if "LOCKSTEP_PROCESS_ID" not in os.environ:  # a rank of the plug-in has its devices
+    jax.config.update("jax_num_cpu_devices", 8)
 
 # A folder for each machine: XLA compiles for its processor.
 CACHE = Path(__file__).parents[2] / "build" / "jax-cache" / platform.node()

@@ -324,3 +324,24 @@ def test_options_choose_the_layout_and_x_ends_the_session(tmp_path: Path) -> Non
     assert verdicts(text) == {"test_one": "FAILED"}, text
     assert "assert 1 == 2" in text
     assert status == 1
+
+
+def test_a_conftest_that_fails_on_the_ranks_is_told(tmp_path: Path) -> None:
+    tests = """
+        import pytest
+
+        @pytest.mark.lockstep(n=2)
+        def test_it():
+            pass
+    """
+    conftest = """
+        import os
+
+        if "LOCKSTEP_PROCESS_ID" in os.environ:
+            raise RuntimeError("not on a rank")
+    """
+    status, printed = session(project(tmp_path, tests, conftest))
+    assert status == 1, printed
+    assert "ranks 0-1 of 2:" in printed
+    assert 'conftest.py", line 5, in <module>' in printed
+    assert "RuntimeError: not on a rank" in printed

@@ -143,7 +143,9 @@ class Controller:
         elif isinstance(each.value, remote.TestFailed):
             found = each.value.reports
         else:
-            problems[each.rank] = _without_pytest(outcome.described(each))
+            text = outcome.described(each)
+            # What was raised outside of a test, in a conftest.py say, has pytest's frames first.
+            problems[each.rank] = text if each.kind is Kind.RAISED else _without_pytest(text)
         for values in found:
             if "problem" in values:
                 problems[each.rank] = values["problem"]
