@@ -9,18 +9,16 @@
 #include <atomic>
 #include <csignal>
 #include <cstring>
-#include <thread>
 #include <vector>
 
 #include "check.h"
 #include "core/error.h"
 #include "harness.h"
+#include "hosts.h"
 #include "model.h"
 
 namespace lockstep::testing {
 namespace {
-
-constexpr std::uint64_t kNonce = 99;
 
 struct File {
   int fd;
@@ -140,7 +138,7 @@ TEST(each_process_places_its_own_rings) {
   std::atomic<int> turn{0};
   std::atomic<std::size_t> placed[4] = {};
   run_healthy(layout("4x1"), {}, [&](Rank& rank) {
-    while (turn.load() != rank.index) std::this_thread::yield();
+    eventually([&] { return turn.load() == rank.index; }, "the process before this one");
     const std::size_t before = resident_pages(rank.job.arena());
     rank.all();
     placed[rank.index] = resident_pages(rank.job.arena()) - before;

@@ -141,13 +141,12 @@ void Endpoint::release(const ChannelId& channel, std::uint32_t number, const Wai
 void Endpoint::send_urgent(int process, const WaitLimits& limits) {
   Connection& connection = *connections_[static_cast<std::size_t>(process)];
   std::unique_lock send_lock(connection.send_lock, std::defer_lock);
-  while (!send_lock.owns_lock()) {
+  for (;;) {
     {
       std::lock_guard lock(connection.release_lock);
       if (!connection.urgent || connection.sends_urgent) return;
-      if (send_lock.try_lock()) connection.sends_urgent = true;
+      if (send_lock.try_lock()) break;
     }
-    if (send_lock.owns_lock()) break;
     if (limits.deadline.passed()) return give_up(process, WriteResult::kLate, limits);
     std::this_thread::sleep_for(kRetryInterval);
   }

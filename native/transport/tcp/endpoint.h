@@ -131,9 +131,10 @@ class Endpoint {
     std::vector<std::byte> head;    // of the frame that is sent
 
     std::mutex release_lock;  // guards what follows; no thread waits for another lock under it
-    std::vector<std::byte> releases;  // of messages: they go before the next frame
-    bool urgent = false;              // or without one
-    // The thread with the send lock does not give it up before it has sent what is urgent.
+    std::vector<std::byte> releases;  // go before the next frame
+    bool urgent = false;              // and do not wait for one
+    // Whether the thread with the send lock sends what is urgent before it gives the lock up. One
+    // that sends a control message does not: its deadline may be short.
     bool sends_urgent = false;
   };
   enum class WriteResult { kAll, kBroken, kLate };
