@@ -49,7 +49,10 @@ _ready: dict[str, Any] = {}
 def _serve(requests: socket.socket) -> None:
     before = dict(os.environ)
     from lockstep.agent import program, worker_command
-    from lockstep.launch import child_process, run_command  # noqa: F401
+    from lockstep.launch import (
+        child_process,
+        run_command,  # noqa: F401  # the forks have it already
+    )
 
     child_process.subprocess = _with(subprocess, Popen=_Popen)
     program.os = worker_command.os = _with(os, execve=_execve)
@@ -71,8 +74,8 @@ def _serve(requests: socket.socket) -> None:
         if os.fork() == 0:
             try:
                 _attend(own, fds, *json.loads(text))
-            except BaseException:
-                sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+            except BaseException as error:
+                sys.excepthook(type(error), error, error.__traceback__)
             finally:
                 os._exit(1)
         for fd in fds:
@@ -165,8 +168,8 @@ class _Popen:
                 os.setsid()
             preexec_fn()
             _execve(command[0], command, env)
-        except BaseException:
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        except BaseException as error:
+            sys.excepthook(type(error), error, error.__traceback__)
         finally:
             os._exit(127)
 

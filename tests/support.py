@@ -23,6 +23,9 @@ from fork_server import MARK
 
 GONE_SECONDS = 10.0
 
+MY_PROCESS = "import os, sys, time; i = int(os.environ['LOCKSTEP_PROCESS_ID'])\n"
+"""The start of a program that needs its process id and these modules."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Result:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
 import subprocess
 import sys
@@ -17,9 +16,7 @@ from lockstep._errors import ConfigError
 from lockstep.launch import child_main
 from lockstep.launch.options import run_parser
 from lockstep.launch.run_command import check_program, warn, warn_of_collectives
-from support import run_lockstep, start_lockstep
-
-I = "import os, sys, time; i = int(os.environ['LOCKSTEP_PROCESS_ID'])\n"  # noqa: E741
+from support import MY_PROCESS, run_lockstep, start_lockstep
 
 
 def lockstep(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -37,76 +34,10 @@ def lockstep(*words: str, cwd: Path | None = None) -> subprocess.CompletedProces
 
 def test_every_process_runs_the_program_with_its_arguments() -> None:
     result = run_lockstep(
-        [], I + "print(i, sys.argv[1:])", n=3, program_args=["-n", "9", "--lr=0.1", "--"]
+        [], MY_PROCESS + "print(i, sys.argv[1:])", n=3, program_args=["-n", "9", "--lr=0.1", "--"]
     )
     assert result.by_process == {i: [f"{i} ['-n', '9', '--lr=0.1', '--']"] for i in range(3)}
     assert result.said_by_launcher == ""
-
-
-def test_stdout_and_stderr_stay_apart() -> None:
-    result = run_lockstep([], "import sys; print('out'); print('err', file=sys.stderr)")
-    assert result.by_process == {0: ["out"], 1: ["out"]}
-    assert result.stderr_by_process == {0: ["err"], 1: ["err"]}
-
-
-def test_no_prefix() -> None:
-    result = run_lockstep(["--no-prefix"], I + "print('line', i)")
-    assert sorted(result.stdout.splitlines()) == ["line 0", "line 1"]
-
-
-def test_prefixes_are_coloured_on_a_terminal_only(tmp_path: Path) -> None:
-    program = tmp_path / "hello.py"
-    program.write_text("print('hello')")
-    terminal, end = pty.openpty()
-    command = [sys.executable, "-m", "lockstep", "run", "-n", "2", str(program)]
-    environ = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"TERM": "xterm"}
-    with subprocess.Popen(command, stdin=end, stdout=end, stderr=end, env=environ) as process:
-        os.close(end)
-        shown = b""
-        while b"[1]" not in shown or b"[0]" not in shown:
-            shown += os.read(terminal, 4096)
-        assert process.wait(30) == 0
-    os.close(terminal)
-    assert b"\x1b[36m[0]\x1b[0m hello" in shown
-    assert b"\x1b" not in run_lockstep([], program).stdout.encode()
-
-
-def test_an_unfinished_line_is_shown_at_once_and_ended_at_the_end() -> None:
-    program = """
-        import sys
-        sys.stdout.write("name? "); sys.stdout.flush()
-        print("hello", input())
-    """
-    with start_lockstep(["-n", "1"], program) as run:
-        assert run.process.stdout is not None
-        assert run.process.stdout.read(10) == b"[0] name? "
-        result = run.finish(30, stdin=b"Ada\n")
-    assert result.stdout == "hello Ada\n"
-    assert run_lockstep([], "print('x', end='')", n=1).stdout == "[0] x\n"
-
-
-def test_a_line_that_is_printed_in_parts_stays_whole(tmp_path: Path) -> None:
-    """As with PYTHONUNBUFFERED=1, where a value may come long after its name."""
-    (tmp_path / "program.py").write_text(
-        """if True:
-        import os, pathlib, time
-        if os.environ["LOCKSTEP_PROCESS_ID"] == "0":
-            print("loss", end=" ", flush=True)
-            while not pathlib.Path("other").exists():
-                time.sleep(0.01)
-            print(0.5)
-        else:
-            time.sleep(0.5)
-            print("whole", flush=True)
-            time.sleep(0.2)
-            pathlib.Path("other").touch()
-        """
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "lockstep", "run", "-n", "2", "program.py"],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.stdout == "[1] whole\n[0] loss 0.5\n", done
 
 
 def test_stdin_goes_to_process_0_and_the_others_see_its_end() -> None:
@@ -127,53 +58,9 @@ def test_a_launcher_without_stdin_gives_an_empty_one(tmp_path: Path) -> None:
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] ''", "[1] ''"]), done
 
 
-def test_a_huge_line_and_bytes_that_are_no_text_arrive() -> None:
-    program = (
-        I
-        + """
-if i == 0:
-    print("x" * 3_000_000)
-else:
-    sys.stdout.buffer.write(bytes(range(256)) * 100)
-"""
-    )
-    with start_lockstep(["-n", "2", "--no-prefix"], program) as run:
-        out, _ = run.process.communicate(timeout=60)
-    assert run.process.returncode == 0
-    assert out.count(b"x") == 3_000_000 + 100
-    assert out.count(b"\xff") == 100
-
-
-def test_logs_hold_the_whole_output_and_the_error(tmp_path: Path) -> None:
-    logs = tmp_path / "logs"
-    program = (
-        I
-        + f"""
-import pathlib, time
-print('out', i)
-print('err', i, file=sys.stderr)
-if i:
-    # The first failure stops process 0: not before all that it prints is there.
-    logs = pathlib.Path({str(logs)!r})
-    while not any(x.read_text() for x in logs.glob("*/attempt_0/process_0/stderr.log")):
-        time.sleep(0.01)
-    raise ValueError('no')
-"""
-    )
-    result = run_lockstep(["--log-dir", str(logs)], program, expect_status=1)
-    [logs] = logs.iterdir()
-    for i in range(2):
-        folder = logs / "attempt_0" / f"process_{i}"
-        assert (folder / "stdout.log").read_text() == f"out {i}\n"
-        assert (folder / "stderr.log").read_text().startswith(f"err {i}\n")
-    assert '"summary": "ValueError: no"' in (logs / "attempt_0/process_1/error.json").read_text()
-    assert not (logs / "attempt_0/process_0/error.json").exists()
-    assert f"complete logs: {logs}" in result.said_by_launcher
-
-
 def test_an_exception_is_the_headline_with_its_causes_and_without_our_frames() -> None:
     program = (
-        I
+        MY_PROCESS
         + """
 def step():
     try:
@@ -201,7 +88,7 @@ time.sleep(60)
 
 def test_the_headline_is_the_cause_though_its_process_ends_last() -> None:
     program = (
-        I
+        MY_PROCESS
         + """
 import atexit, pathlib, signal
 ready = pathlib.Path(os.environ["TMPDIR"], "ready")
@@ -235,7 +122,7 @@ raise ConnectionError("a consequence")
     *(1, 2, 3),
 )
 def test_the_status_is_that_of_the_first_failure(ending: str, status: int, words: str) -> None:
-    program = I + f"if i == 1:\n    print('last words', file=sys.stderr)\n    {ending}\n"
+    program = MY_PROCESS + f"if i == 1:\n    print('last words', file=sys.stderr)\n    {ending}\n"
     result = run_lockstep([], program + "time.sleep(60)", expect_status=status)
     assert words in result.said_by_launcher
     if "_exit(7)" in ending:
@@ -245,11 +132,11 @@ def test_the_status_is_that_of_the_first_failure(ending: str, status: int, words
 
 
 def test_sys_exit_0_and_none_are_success() -> None:
-    run_lockstep([], I + "sys.exit(None if i else 0)")
+    run_lockstep([], MY_PROCESS + "sys.exit(None if i else 0)")
 
 
 def test_a_process_may_end_before_the_others() -> None:
-    result = run_lockstep([], I + "time.sleep(0.5 * i); print('done')", n=3)
+    result = run_lockstep([], MY_PROCESS + "time.sleep(0.5 * i); print('done')", n=3)
     assert result.by_process == {0: ["done"], 1: ["done"], 2: ["done"]}
 
 

@@ -150,7 +150,7 @@ class Stream:
         console: Console,
         prefix: bytes,
         log: BinaryIO | None,
-        may_prompt: bool = True,
+        may_prompt: bool,
     ) -> None:
         self.fd = fd
         self.closed = False
