@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.bench.cases import Case
 from lockstep.bench.job import JobFailed
-from lockstep.bench.runner import MAX_FAILURES, CaseResult, Jobs, Runner
+from lockstep.bench.runner import MAX_FAILURES, MIN_SAMPLES, CaseResult, Jobs, Runner
 
 GIB = 1 << 30
 SMALL = Case.of_size("permute", 1024, 2, "f32")
@@ -92,6 +92,11 @@ def test_a_sample_is_the_slowest_process_over_the_number_of_turns() -> None:
     assert measurement.loop == 13
     assert {round(s, 9) for block in measurement.blocks for s in block} == {1.5e-3}
     assert set(measurement.calls) == {1e-3}
+
+
+def test_a_case_that_takes_longer_than_a_block_has_several_samples_all_the_same() -> None:
+    measurement = Fleet(a=0.5).runner(blocks=2).run(SMALL).by_implementation["a"]
+    assert [len(block) for block in measurement.blocks] == [MIN_SAMPLES, MIN_SAMPLES]
 
 
 def test_the_copy_runs_once_a_block_and_only_for_a_large_all_reduce() -> None:

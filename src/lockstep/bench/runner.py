@@ -18,7 +18,8 @@ from lockstep.bench.stats import loop_count
 LOOP_SECONDS = 0.02
 BLOCK_SECONDS = 0.1
 CALL_SECONDS = 0.02
-MAX_SAMPLES = 5
+MIN_SAMPLES, MAX_SAMPLES = 3, 5
+"""Of a block: more than one, because the first collective of a job that has slept is slow."""
 MAX_CALLS = 20
 COPY_SECONDS = 0.1
 MAX_FAILURES = 3
@@ -194,7 +195,7 @@ class Runner:
                 break
             k = loop_count(seconds, LOOP_SECONDS)
         turn.measurement.loop = k = loop_count(seconds, LOOP_SECONDS)
-        turn.samples = loop_count(k * seconds, BLOCK_SECONDS, MAX_SAMPLES)
+        turn.samples = max(MIN_SAMPLES, loop_count(k * seconds, BLOCK_SECONDS, MAX_SAMPLES))
         turn.calls = loop_count(call, CALL_SECONDS, MAX_CALLS)
 
     def _block(self, job: Driven, turn: _Turn) -> None:

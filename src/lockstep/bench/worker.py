@@ -103,7 +103,7 @@ class Worker:
         """Times ``samples`` loops of ``k`` and ``calls`` single calls, then checks the result.
 
         A loop that is not counted brings the processes into step first, unless there is one sample
-        only: then it is so long that a step does not matter.
+        only.
         """
         running = self._case()
         if samples > 1:
