@@ -220,6 +220,7 @@ int lockstep_start(const lockstep_options* given) {
       options.endpoint.key.assign(key, key + given->key_bytes);
       options.endpoint.tls_library = given->tls_library;
       options.endpoint.encrypt = given->encrypt != 0;
+      options.endpoint.connections = given->connections;
       if (given->hosts != nullptr) options.hosts.assign(given->hosts, given->hosts + members);
       options.ucx_libraries.assign(given->ucx_libraries,
                                    given->ucx_libraries + given->num_ucx_libraries);

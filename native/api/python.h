@@ -62,6 +62,7 @@ struct lockstep_options {
   int key_bytes;
   const char* tls_library;  // OpenSSL's libssl, for dlopen
   int encrypt;              // also what follows the greeting; the same in all processes
+  int connections;          // to each process of another host; the same in all processes
   // One per process: a number of its host, the same in all processes. Null where this process is in
   // no collective.
   const int* hosts;

@@ -10,7 +10,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <random>
 #include <string>
 #include <vector>
@@ -70,7 +69,7 @@ class Target : FrameParser::Owner {
   bool feed(std::span<const std::byte> bytes, Random& random) {
     try {
       while (!bytes.empty()) {
-        std::unique_lock<std::mutex> lock;
+        Channels::PostedLock lock;
         const auto room = parser_.room(lock);
         CHECK(!room.empty());
         std::size_t n = std::min(room.size(), bytes.size());

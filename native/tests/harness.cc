@@ -117,6 +117,7 @@ struct TestJob {
     made.key.assign(32, std::byte{7});
     made.tls_library = "libssl.so.3";
     made.encrypt = options.encrypt;
+    made.connections = options.connections;
     return made;
   }
 

@@ -77,6 +77,7 @@ struct Options {
   int cores = 2;
   bool single_copy = true;
   bool encrypt = true;          // between hosts
+  int connections = 1;          // to each process of another host
   std::string algorithms = {};  // likewise: see collectives.h
   // The host of each process, from 0 on, each new one the next number; empty: as the harness says.
   std::vector<int> hosts = {};

@@ -43,6 +43,7 @@ struct Host {
   std::unique_ptr<Endpoint> endpoint;
   bool stays_open = false;  // set before it joins, and so is the next
   bool encrypt = true;
+  int connections = 1;
   Companion* companion = nullptr;
   std::chrono::milliseconds greeting_timeout = ProgressThread::kGreetingTimeout;
 
@@ -58,6 +59,7 @@ struct Host {
     options.key = key(7);
     options.tls_library = "libssl.so.3";
     options.encrypt = encrypt;
+    options.connections = connections;
     options.companion = companion;
     options.connect_timeout_seconds = 20;
     options.greeting_timeout = greeting_timeout;
@@ -116,8 +118,9 @@ inline void exchange(std::deque<Ring>& rings, Host& first, Host& second, std::ui
 struct Two {
   std::deque<Ring> rings;
   Host hosts[2];
-  explicit Two(bool stays_open = false, bool encrypt = true) {
-    for (Host& host : hosts) host.stays_open = stays_open, host.encrypt = encrypt;
+  explicit Two(bool stays_open = false, bool encrypt = true, int connections = 1) {
+    for (Host& host : hosts)
+      host.stays_open = stays_open, host.encrypt = encrypt, host.connections = connections;
     std::thread other([&] { hosts[1].join(1, hosts[0].listener.address); });
     hosts[0].join(0, hosts[1].listener.address);
     other.join();

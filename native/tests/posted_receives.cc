@@ -3,7 +3,6 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -58,7 +57,7 @@ class Receiver : FrameParser::Owner {
  private:
   void feed(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
-      std::unique_lock<std::mutex> lock;
+      Channels::PostedLock lock;
       const auto room = parser_.room(lock);
       const std::size_t n = std::min(room.size(), bytes.size());
       std::ranges::copy(bytes.first(n), room.begin());

@@ -17,6 +17,8 @@ from lockstep._errors import ConfigError
 
 COLLECTIVES = ("lockstep", "gloo", "mpi")
 TRANSPORTS = ("tcp", "ucx")
+MAX_CONNECTIONS = 16
+"""To one process: `Stripes::kMaxConnections` of the engine."""
 DEFAULT_COLLECTIVE_TIMEOUT = 600.0
 DEFAULT_STALL_WARNING = 30.0
 DEFAULT_START_TIMEOUT = 120.0
@@ -45,6 +47,13 @@ def natural(text: str, least: int = 0) -> int:
 
 def positive(text: str) -> int:
     return natural(text, 1)
+
+
+def connection_count(text: str) -> int:
+    value = natural(text) if text.isdigit() else 0
+    if not 1 <= value <= MAX_CONNECTIONS:
+        raise ValueError(f"a whole number from 1 to {MAX_CONNECTIONS}")
+    return value
 
 
 def seconds(text: str) -> float:
@@ -120,6 +129,9 @@ class Config:
     """Read large messages straight from other processes' memory, where the system permits it."""
     encryption: bool = _variable("LOCKSTEP_ENCRYPTION", _switch, True)
     """Encrypt what the engine sends between hosts; the same in all processes of a job."""
+    connections: int = _variable("LOCKSTEP_CONNECTIONS", connection_count, 1)
+    """How many TCP connections carry a large message of the engine to a process of another host;
+    the same in all processes of a job."""
     algorithms: str = _variable("LOCKSTEP_ALGORITHMS", _text, "")
     """Algorithms of the engine between hosts, ``all-reduce=ring,all-gather=bruck``, in place of its
     choice by size and number of hosts; the same in all processes of a job."""
@@ -166,7 +178,12 @@ class Config:
         return config
 
     def check_transport(self) -> None:
-        """Raises `ConfigError` unless the user has agreed to what the transport does not do."""
+        """Raises `ConfigError` for a transport that does not do what the user wants or expects."""
+        if self.transport == "ucx" and self.connections > 1:
+            raise ConfigError(
+                "--connections (LOCKSTEP_CONNECTIONS) is for --transport tcp. UCX uses several "
+                "rails by itself: UCX_MAX_RNDV_RAILS says how many."
+            )
         if self.transport == "ucx" and self.encryption:
             raise ConfigError(
                 "--transport ucx (LOCKSTEP_TRANSPORT) sends data without encryption, because UCX "

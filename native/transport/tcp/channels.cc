@@ -1,6 +1,6 @@
 #include "transport/tcp/channels.h"
 
-#include <cstring>
+#include <algorithm>
 #include <utility>
 
 #include "core/error.h"
@@ -23,8 +23,7 @@ void Channels::open(const ChannelId& channel, const ReceiveRing& receive_ring) {
   const auto early = early_.find(channel);
   if (early == early_.end()) return;
   for (const auto& message : early->second) {
-    std::memcpy(slot(open, open.next, message.size()), message.data(), message.size());
-    advance(open);
+    take_whole(open, open.next, message);
     early_bytes_[channel.process] -= message.size() + kEntry;
   }
   early_.erase(early);
@@ -35,17 +34,25 @@ void Channels::open(const ChannelId& channel, const SendRing& send_ring) {
   if (!send_rings_.emplace(channel, send_ring).second) throw Error(kTwice);
 }
 
-std::byte* Channels::slot(const Open& open, std::uint32_t number, std::size_t bytes) const {
-  const ReceiveRing& receive_ring = open.receive_ring;
-  if (number != open.next) throw Error("a message out of turn");
-  if (bytes > receive_ring.slot_bytes) throw Error("a message that is too long");
-  if (!receive_ring.read->reached(number + 1 - receive_ring.count))
-    throw Error("a message without room");
-  return receive_ring.slots + number % receive_ring.count * receive_ring.slot_bytes;
+void Channels::check_room(const Open& open, std::uint32_t number, std::size_t payload) {
+  const ReceiveRing& ring = open.receive_ring;
+  if (static_cast<std::int32_t>(number - open.next) < 0) throw Error("a message out of turn");
+  if (payload > ring.slot_bytes - kSlotHeader) throw Error("a message that is too long");
+  if (!ring.read->reached(number + 1 - ring.count)) throw Error("a message without room");
+}
+
+// A message in one piece.
+void Channels::take_whole(Open& open, std::uint32_t number, std::span<const std::byte> message) {
+  if (number != open.headers) throw Error("a message out of turn");
+  check_room(open, number, message.size() - kSlotHeader);
+  std::ranges::copy(message, open.slot(number));
+  ++open.headers;
+  advance(open);
 }
 
 void Channels::advance(Open& open) {
-  open.begun = ++open.next;
+  Incoming& incoming = open.at(open.next++);
+  incoming = {.posted = incoming.posted};
   open.receive_ring.written->advance();
   if (open.receive_ring.wake_up != nullptr) open.receive_ring.wake_up->advance();
 }
@@ -54,66 +61,91 @@ void Channels::post_receive(const ChannelId& channel, std::uint32_t number,
                             std::span<std::byte> to) {
   std::lock_guard lock(mutex_);
   Open& open = receive_rings_.at(channel);
-  const bool is_ahead = static_cast<std::int32_t>(number - open.begun) >= 0;
-  if (is_ahead) open.at(number) = {Posted::kWaits, number, to};
+  const bool is_ahead = number - open.next < kMaxSlots && !open.at(number).begun;
+  if (is_ahead) open.at(number).posted = {Posted::kWaits, number, to};
 }
 
 bool Channels::take_placed(const ChannelId& channel, std::uint32_t number) {
   std::lock_guard lock(mutex_);
-  Posted& posted = receive_rings_.at(channel).at(number);
+  Posted& posted = receive_rings_.at(channel).at(number).posted;
   if (posted.number != number) return false;
   return std::exchange(posted, {}).state == Posted::kFilled;
 }
 
 void Channels::withdraw(const ChannelId& channel) {
   std::scoped_lock lock(posted_in_use_, mutex_);
-  receive_rings_.at(channel).posted.fill({});
+  for (Incoming& incoming : receive_rings_.at(channel).incoming) incoming.posted = {};
 }
 
-Channels::Room Channels::room(const ChannelId& channel, std::uint32_t number, std::size_t bytes) {
-  if (bytes > kMaxMessage) throw Error("a message that is too long");
+Channels::Room Channels::room(const Part& part, std::size_t bytes) {
+  if (part.payload > kMaxMessage - kSlotHeader) throw Error("a message that is too long");
+  const Stripes stripes(part.number, part.payload, connections_);
+  const std::size_t header = part.stripe == 0 ? kSlotHeader : 0;
+  if (part.stripe >= stripes.count() || bytes != header + stripes.size(part.stripe))
+    throw Error("a message of another length than it says");
   std::lock_guard lock(mutex_);
-  const auto found = receive_rings_.find(channel);
-  if (found == receive_rings_.end()) return {};
+  const auto found = receive_rings_.find(part.channel);
+  if (found == receive_rings_.end()) {
+    if (stripes.count() > 1) throw Error("a message out of turn");
+    return {};
+  }
   Open& open = found->second;
-  std::byte* const header = slot(open, number, bytes);
-  open.begun = number + 1;
-  Posted& posted = open.at(number);
-  const bool fits = posted.state == Posted::kWaits && posted.number == number &&
-                    bytes == kSlotHeader + posted.to.size();
-  if (!fits) return {header, header + kSlotHeader};
-  posted.state = Posted::kFills;
-  return {header, posted.to.data(), true};
+  if (part.stripe == 0 && part.number != open.headers) throw Error("a message out of turn");
+  check_room(open, part.number, part.payload);
+  Incoming& incoming = open.at(part.number);
+  if (!begin(incoming, part)) throw Error("a message of another length than it says");
+  if (part.stripe == 0) ++open.headers;
+  std::byte* const slot = open.slot(part.number);
+  const bool posted = incoming.posted.state == Posted::kFills;
+  std::byte* const rest = posted ? incoming.posted.to.data() : slot + kSlotHeader;
+  return {slot, rest + stripes.at(part.stripe), posted};
 }
 
-std::byte* Channels::posted_room(const ChannelId& channel, std::unique_lock<std::mutex>& lock) {
-  lock = std::unique_lock(posted_in_use_);
+// All stripes of a message go to the same place. False for a stripe that has begun already, and for
+// one of a message that has another length.
+bool Channels::begin(Incoming& incoming, const Part& part) {
+  Posted& posted = incoming.posted;
+  if (!std::exchange(incoming.begun, true)) {
+    incoming.payload = part.payload;
+    const bool fits = posted.state == Posted::kWaits && posted.number == part.number &&
+                      posted.to.size() == part.payload;
+    if (fits) posted.state = Posted::kFills;
+  }
+  const std::uint32_t bit = 1u << part.stripe;
+  const bool is_new = (incoming.rooms & bit) == 0;
+  incoming.rooms |= bit;
+  return is_new && incoming.payload == part.payload;
+}
+
+std::byte* Channels::posted_room(const Part& part, PostedLock& lock) {
+  lock = PostedLock(posted_in_use_);
   std::lock_guard guard(mutex_);
-  Open& open = receive_rings_.at(channel);
-  const Posted& posted = open.at(open.next);
-  if (posted.state == Posted::kFills) return posted.to.data();
-  return open.receive_ring.slots +
-         open.next % open.receive_ring.count * open.receive_ring.slot_bytes +
-         kSlotHeader;  // withdrawn: what comes is of no use
+  Open& open = receive_rings_.at(part.channel);
+  const Posted& posted = open.at(part.number).posted;
+  const bool withdrawn = posted.state != Posted::kFills;  // then what comes is of no use
+  std::byte* const rest = withdrawn ? open.slot(part.number) + kSlotHeader : posted.to.data();
+  return rest + Stripes(part.number, part.payload, connections_).at(part.stripe);
 }
 
-void Channels::arrived(const ChannelId& channel) {
+void Channels::arrived(const Part& part) {
   std::lock_guard lock(mutex_);
-  Open& open = receive_rings_.at(channel);
-  Posted& posted = open.at(open.next);
-  if (posted.state == Posted::kFills) posted.state = Posted::kFilled;
-  advance(open);
+  Open& open = receive_rings_.at(part.channel);
+  ++open.at(part.number).arrived;
+  for (;;) {
+    Incoming& next = open.at(open.next);
+    if (!next.begun) return;
+    if (next.arrived != Stripes(open.next, next.payload, connections_).count()) return;
+    if (next.posted.state == Posted::kFills) next.posted.state = Posted::kFilled;
+    advance(open);
+  }
 }
 
 void Channels::keep(const ChannelId& channel, std::uint32_t number,
                     std::vector<std::byte> message) {
   std::lock_guard lock(mutex_);
   const auto found = receive_rings_.find(channel);
-  if (found != receive_rings_.end()) {  // opened while the message came in
-    std::memcpy(slot(found->second, number, message.size()), message.data(), message.size());
-    advance(found->second);
-    return;
-  }
+  if (found != receive_rings_.end())  // opened while the message came in
+    return take_whole(found->second, number, message);
   auto& early = early_[channel];
   if (number != early.size()) throw Error("a message out of turn");
   if (early.size() == kMaxSlots) throw Error("more messages than there is room for");

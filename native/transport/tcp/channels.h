@@ -7,9 +7,11 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <shared_mutex>
 #include <span>
 #include <vector>
 
+#include "transport/tcp/stripes.h"
 #include "transport/transport.h"
 
 namespace lockstep {
@@ -22,6 +24,10 @@ class Channels {
   // MiB in all.
   static constexpr std::size_t kMaxEarlyBytes = std::size_t{128} << 20;
 
+  // `connections`: of each process of another host, for what it sends to this one.
+  explicit Channels(std::uint32_t connections = 1) : connections_(connections) {}
+  std::uint32_t connections() const { return connections_; }
+
   // Called before the first message is sent or expected. What the rings point to stays valid.
   void open(const ChannelId& channel, const ReceiveRing& receive_ring);
   void open(const ChannelId& channel, const SendRing& send_ring);
@@ -31,20 +37,28 @@ class Channels {
   bool take_placed(const ChannelId& channel, std::uint32_t number);
   void withdraw(const ChannelId& channel);
 
-  // For the progress thread. Messages of a channel come in order, and none before its slot has been
-  // released; a peer that breaks these rules makes these throw Error. `room` is where the bytes of
-  // a message go: the slot, or its header there and the rest into memory that was posted. It is
-  // null while the channel is not open here: `keep` then stores the message.
+  // For the threads that receive. On one connection the messages of a channel come in order, and
+  // none before its slot has been released; a peer that breaks these rules makes these throw Error.
+  // A message is there once its stripes are, of all connections, and those before it.
+  struct Part {
+    ChannelId channel;
+    std::uint32_t number;  // of the message
+    std::uint32_t stripe;  // which one of it
+    std::size_t payload;   // bytes, in all stripes
+  };
+  // Where the bytes of a part go: the slot, or its header there and the rest into memory that was
+  // posted. Null while the channel is not open here: `keep` then stores the message.
   struct Room {
-    std::byte* header = nullptr;
+    std::byte* header = nullptr;  // of stripe 0
     std::byte* rest = nullptr;
     bool posted = false;
   };
-  Room room(const ChannelId& channel, std::uint32_t number, std::size_t bytes);
-  // Where the rest of a message goes whose room was posted. `lock` keeps `withdraw` waiting while
-  // it is held: so long the memory stays.
-  std::byte* posted_room(const ChannelId& channel, std::unique_lock<std::mutex>& lock);
-  void arrived(const ChannelId& channel);
+  Room room(const Part& part, std::size_t bytes);
+  // Where the rest of a part goes whose room was posted. `lock` keeps `withdraw` waiting while it
+  // is held: so long the memory stays.
+  using PostedLock = std::shared_lock<std::shared_mutex>;
+  std::byte* posted_room(const Part& part, PostedLock& lock);
+  void arrived(const Part& part);
   void keep(const ChannelId& channel, std::uint32_t number, std::vector<std::byte> message);
   void released(const ChannelId& channel, std::uint32_t number);
 
@@ -54,17 +68,32 @@ class Channels {
     std::uint32_t number = 0;
     std::span<std::byte> to;
   };
+  // A message of which something has come, or may come.
+  struct Incoming {
+    Posted posted;
+    bool begun = false;       // its room is known, and `payload`
+    std::size_t payload = 0;  // bytes, in all stripes
+    std::uint32_t rooms = 0;  // a bit for each stripe that has begun
+    std::size_t arrived = 0;  // stripes
+  };
   struct Open {
     ReceiveRing receive_ring;
-    std::uint32_t next = 0;
-    std::uint32_t begun = 0;  // messages whose room is known: `next`, or one more
-    std::array<Posted, kMaxSlots> posted{};
-    Posted& at(std::uint32_t number) { return posted[number % kMaxSlots]; }
+    std::uint32_t next = 0;     // the first message that is not there
+    std::uint32_t headers = 0;  // messages whose stripe 0 has begun
+    std::array<Incoming, kMaxSlots> incoming{};
+    Incoming& at(std::uint32_t number) { return incoming[number % kMaxSlots]; }
+    std::byte* slot(std::uint32_t number) const {
+      return receive_ring.slots + number % receive_ring.count * receive_ring.slot_bytes;
+    }
   };
-  std::byte* slot(const Open& open, std::uint32_t number, std::size_t bytes) const;
+  static void check_room(const Open& open, std::uint32_t number, std::size_t payload);
+  static bool begin(Incoming& incoming, const Part& part);
+  static void take_whole(Open& open, std::uint32_t number, std::span<const std::byte> message);
   static void advance(Open& open);
 
-  std::mutex posted_in_use_;  // held while bytes go into posted memory; taken before `mutex_`
+  // Shared by those that put bytes into posted memory; taken before `mutex_`.
+  std::shared_mutex posted_in_use_;
+  const std::uint32_t connections_;
   std::mutex mutex_;
   std::map<ChannelId, Open> receive_rings_;
   std::map<ChannelId, SendRing> send_rings_;

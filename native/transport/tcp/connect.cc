@@ -85,18 +85,31 @@ void Endpoint::meet(const EndpointOptions& options, std::uint64_t nonce, bool ag
   agents ? progress_.wait_for_agents(end) : progress_.wait_for_processes(end);
 }
 
-// Unauthenticated peers may push a connection out before it has shown that it has the key.
 void Endpoint::connect(int process, const std::string& address, std::uint64_t nonce,
                        Clock::time_point end) {
+  auto first = open(process, 0, address, nonce, end);
+  for (std::uint32_t which = 1; which < connections_to(process); ++which)
+    first->further.push_back(open(process, which, address, nonce, end));
+  connections_[static_cast<std::size_t>(process)] = std::move(first);
+}
+
+// Agents send and receive no stripes.
+std::uint32_t Endpoint::connections_to(int process) const {
+  return progress_.is_agent(process) || progress_.is_agent(process_) ? 1 : channels_.connections();
+}
+
+// Unauthenticated peers may push a connection out before it has shown that it has the key.
+std::unique_ptr<Endpoint::Connection> Endpoint::open(int process, std::uint32_t which,
+                                                     const std::string& address,
+                                                     std::uint64_t nonce, Clock::time_point end) {
   const std::string peer = labels_[static_cast<std::size_t>(process)] + " at " + address;
   for (auto pause = kFirstPause;; pause = std::min(2 * pause, kMaxPause)) {
     try {
       auto made = try_to_connect(peer, address, end);
-      greet(*made, peer, process, nonce, end);
+      greet(*made, peer, process, which, nonce, end);
       if (!security_->encrypts())
         made->session = std::make_unique<UnencryptedSession>(made->fd.get());
-      connections_[static_cast<std::size_t>(process)] = std::move(made);
-      return;
+      return made;
     } catch (const Dropped&) {
       if (arena_->aborted()) throw Error(arena_->abort_text());
       if (Clock::now() + pause >= end) throw;
@@ -136,18 +149,20 @@ std::unique_ptr<Endpoint::Connection> Endpoint::try_to_connect(const std::string
 
 // Names this process, and returns when the other process has accepted it.
 void Endpoint::greet(Connection& connection, const std::string& peer, int process,
-                     std::uint64_t nonce, Clock::time_point end) {
+                     std::uint32_t which, std::uint64_t nonce, Clock::time_point end) {
   const auto own = static_cast<std::uint32_t>(process_),
              other = static_cast<std::uint32_t>(process);
-  const std::span<const std::byte> rest =
-      progress_.is_agent(process) ? std::span<const std::byte>() : companion_greeting_;
+  const std::span<const std::byte> rest = progress_.is_agent(process) || which != 0
+                                              ? std::span<const std::byte>()
+                                              : companion_greeting_;
   const Frame greeting{
       .kind = Frame::kGreeting,
       .index = own,
       .clique = nonce,
       .number = Frame::kVersion | (security_->encrypts() ? 0 : Frame::kUnencrypted),
       .bytes = static_cast<std::uint32_t>(rest.size()),
-      .to = other};
+      .to = other,
+      .extra = Frame::connection_number(which, connections_to(process))};
   const auto bytes = std::as_bytes(std::span(&greeting, 1));
   const double left = std::chrono::duration<double>(end - Clock::now()).count();
   const WaitLimits limits{&arena_->header().abort_state, Deadline(std::max(left, 1e-9)), {}};
@@ -164,8 +179,7 @@ void Endpoint::greet(Connection& connection, const std::string& peer, int proces
   if (answer.kind != Frame::kWelcome || answer.bytes != 0 || answer.index != other ||
       answer.to != own || answer.clique != nonce)
     throw Error(cannot_reach(peer, "its answer is not that of the process that is looked for"));
-  if (answer.machine == machine_number() && answer.machine != 0)
-    bound_send_buffer(connection.fd.get());
+  if (answer.extra == machine_number() && answer.extra != 0) bound_send_buffer(connection.fd.get());
 }
 
 void Endpoint::read_all(Connection& connection, const std::string& peer, std::span<std::byte> to,

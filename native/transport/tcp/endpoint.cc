@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <set>
 #include <thread>
 #include <utility>
@@ -40,6 +42,11 @@ std::vector<bool> remote_flags(const std::vector<std::string>& addresses) {
 std::unique_ptr<const Security> security_of(const EndpointOptions& options) {
   if (options.encrypt) return std::make_unique<Tls>(options.tls_library, options.key);
   return std::make_unique<TlsGreetingOnly>(options.tls_library, options.key);
+}
+
+std::uint32_t connections_of(const EndpointOptions& options) {
+  if (options.companion != nullptr) return 1;
+  return std::clamp(static_cast<std::uint32_t>(options.connections), 1u, Stripes::kMaxConnections);
 }
 
 void append(std::vector<std::byte>& to, std::span<const std::byte> bytes) {
@@ -81,13 +88,15 @@ Endpoint::Endpoint(const EndpointOptions& options, int process, std::uint64_t no
       labels_(labels),
       arena_(std::move(arena)),
       security_(security_of(options)),
+      channels_(connections_of(options)),
       companion_(options.companion),
       companion_greeting_(companion_ == nullptr ? std::vector<std::byte>()
                                                 : companion_->greeting()),
       progress_(options.listener, options.pids, remote_flags(options.addresses), process, nonce,
                 labels, *security_, channels_, *arena_, options.num_agents,
                 options.greeting_timeout, companion_),
-      connections_(options.addresses.size()) {
+      connections_(options.addresses.size()),
+      senders_(channels_.connections() - 1) {
   meet(options, nonce, false, after(options.connect_timeout_seconds));
   meet(options, nonce, true, after(options.agent_connect_timeout_seconds));
   progress_.close_when_met();
@@ -116,10 +125,34 @@ Endpoint::~Endpoint() {
 
 void Endpoint::send(const ChannelId& channel, std::uint32_t number, const Message& message,
                     const WaitLimits& limits) {
-  send_frame(
-      channel.process,
-      {.kind = Frame::kMessage, .index = channel.ring, .clique = channel.clique, .number = number},
-      message.header, message.rest, limits);
+  const Frame frame{
+      .kind = Frame::kMessage, .index = channel.ring, .clique = channel.clique, .number = number};
+  Connection& connection = *connections_[static_cast<std::size_t>(channel.process)];
+  const Stripes stripes(number, message.rest.size(), connections_to(channel.process));
+  const WriteResult how = stripes.count() == 1
+                              ? try_frame(connection, frame, message.header, message.rest, limits)
+                              : try_stripes(connection, frame, message, stripes, limits);
+  if (how != WriteResult::kAll) give_up(channel.process, how, limits);
+}
+
+// All at the same time. What is worse than kAll for one of them is so for the message.
+Endpoint::WriteResult Endpoint::try_stripes(Connection& first, const Frame& frame,
+                                            const Message& message, const Stripes& stripes,
+                                            const WaitLimits& limits) {
+  std::array<WriteResult, Stripes::kMaxConnections> how{};
+  senders_.run(static_cast<std::uint32_t>(stripes.count()), [&](std::uint32_t i) {
+    const auto part = message.rest.subspan(stripes.at(i), stripes.size(i));
+    const std::span<const std::byte> header = message.header;
+    Connection& connection = i == 0 ? first : *first.further[i - 1];
+    Frame own = frame;
+    own.extra = static_cast<std::uint32_t>(message.rest.size() - part.size());
+    try {
+      how[i] = try_frame(connection, own, i == 0 ? header : header.first(0), part, limits);
+    } catch (const std::bad_alloc&) {
+      how[i] = WriteResult::kBroken;
+    }
+  });
+  return *std::ranges::max_element(how);
 }
 
 void Endpoint::release(const ChannelId& channel, std::uint32_t number, const WaitLimits& limits,
@@ -185,18 +218,11 @@ Endpoint::WriteResult Endpoint::end_frame(Connection& connection,
   }
 }
 
-void Endpoint::send_frame(int process, const Frame& frame, std::span<const std::byte> header,
-                          std::span<const std::byte> rest, const WaitLimits& limits) {
-  const WriteResult how = try_frame(process, frame, header, rest, limits);
-  if (how != WriteResult::kAll) give_up(process, how, limits);
-}
-
-Endpoint::WriteResult Endpoint::try_frame(int process, Frame frame,
+Endpoint::WriteResult Endpoint::try_frame(Connection& connection, Frame frame,
                                           std::span<const std::byte> header,
                                           std::span<const std::byte> rest,
                                           const WaitLimits& limits) {
   frame.bytes = static_cast<std::uint32_t>(header.size() + rest.size());
-  Connection& connection = *connections_[static_cast<std::size_t>(process)];
   std::unique_lock send_lock(connection.send_lock, std::defer_lock);
   if (!lock(send_lock, limits.deadline)) return WriteResult::kLate;
   if (connection.broken) return WriteResult::kBroken;
@@ -278,7 +304,7 @@ void Endpoint::broadcast(std::uint32_t kind, std::span<const std::byte> body) {
                           {}};
   for (std::size_t i = 0; i < connections_.size(); ++i)
     if (connections_[i])
-      try_frame(static_cast<int>(i), {.kind = kind, .clique = of_companion(kind, i)}, {}, body,
+      try_frame(*connections_[i], {.kind = kind, .clique = of_companion(kind, i)}, {}, body,
                 limits);
 }
 
@@ -301,17 +327,16 @@ void Endpoint::stop() {
   end_control();
   progress_.stop();
   const Deadline deadline(std::chrono::duration<double>(kSendGrace).count());
-  for (auto& connection : connections_) {
-    if (!connection) continue;
-    std::unique_lock send_lock(connection->send_lock, std::defer_lock);
-    if (lock(send_lock, deadline)) connection->broken = true;
-  }
+  const auto stop = [&](Connection& connection) {
+    std::unique_lock send_lock(connection.send_lock, std::defer_lock);
+    if (lock(send_lock, deadline)) connection.broken = true;
+  };
+  for_each_connection(stop);
 }
 
 void Endpoint::abandon() {
   abandoned_ = true;
-  for (auto& connection : connections_)
-    if (connection) connection->fd = Descriptor();
+  for_each_connection([](Connection& connection) { connection.fd = Descriptor(); });
   progress_.abandon();
 }
 

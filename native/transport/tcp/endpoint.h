@@ -3,7 +3,8 @@
 // A process opens one connection to every process of another host, for what it sends there, and
 // takes one from each: a connection carries frames in one direction. A thread that sends writes
 // the frame itself, under the send lock of the connection. One thread (`ProgressThread`) reads
-// everything that comes.
+// everything that comes. If the options say so, there are further connections, which carry stripes
+// of large messages (stripes.h), with threads of their own (`SenderThreads`, `StripeReaders`).
 //
 // Messages belong to channels, each of one clique, from one process to one other. A channel ends in
 // a ring of slots that the receiver owns (a ReceiveRing): message n goes into slot n modulo their
@@ -45,20 +46,25 @@
 #include "transport/tcp/companion.h"
 #include "transport/tcp/frame.h"
 #include "transport/tcp/progress_thread.h"
+#include "transport/tcp/sender_threads.h"
 #include "transport/tcp/session.h"
 #include "transport/tcp/sockets.h"
+#include "transport/tcp/stripes.h"
 
 namespace lockstep {
 
 // Where the other hosts are. Without addresses the job has one host only.
 struct EndpointOptions {
-  std::vector<std::string> addresses;   // of each process, "10.0.0.1:4411"; "" on this host
-  int num_agents = 0;                   // the last ones of these are not processes, but agents
-  std::vector<int> pids;                // of the others of this host, else 0; may be empty
-  int listener = -1;                    // a listening socket of this process; duplicated
-  SecretBytes key;                      // that all processes of the job have
-  std::string tls_library;              // OpenSSL's libssl, for dlopen
-  bool encrypt = true;                  // also what follows the greeting; the same in all processes
+  std::vector<std::string> addresses;  // of each process, "10.0.0.1:4411"; "" on this host
+  int num_agents = 0;                  // the last ones of these are not processes, but agents
+  std::vector<int> pids;               // of the others of this host, else 0; may be empty
+  int listener = -1;                   // a listening socket of this process; duplicated
+  SecretBytes key;                     // that all processes of the job have
+  std::string tls_library;             // OpenSSL's libssl, for dlopen
+  bool encrypt = true;                 // also what follows the greeting; the same in all processes
+  // To each process of another host: they carry stripes of large messages. The same in all
+  // processes; with a companion, one. At most Stripes::kMaxConnections.
+  int connections = 1;
   Companion* companion = nullptr;       // carries the messages of channels; outlives the endpoint
   double connect_timeout_seconds = 60;  // until all have met
   double agent_connect_timeout_seconds = 10;  // for agents after that: then it goes on without them
@@ -124,7 +130,8 @@ class Endpoint {
   struct Connection {
     Descriptor fd;
     std::unique_ptr<Session> session;
-    std::mutex send_lock;  // held while a frame is sent
+    std::vector<std::unique_ptr<Connection>> further;  // to the same process, for stripes
+    std::mutex send_lock;                              // held while a frame is sent
     bool broken = false;
     std::mutex message_lock;  // held while a control message is sent; taken before `send_lock`
     std::vector<std::byte> unsent;  // of a late control message: goes out before anything else
@@ -143,18 +150,29 @@ class Endpoint {
   void meet(const EndpointOptions& options, std::uint64_t nonce, bool agents,
             Clock::time_point end);
   void connect(int process, const std::string& address, std::uint64_t nonce, Clock::time_point end);
+  std::unique_ptr<Connection> open(int process, std::uint32_t which, const std::string& address,
+                                   std::uint64_t nonce, Clock::time_point end);
   std::unique_ptr<Connection> try_to_connect(const std::string& peer, const std::string& address,
                                              Clock::time_point end);
-  void greet(Connection& connection, const std::string& peer, int process, std::uint64_t nonce,
-             Clock::time_point end);
+  void greet(Connection& connection, const std::string& peer, int process, std::uint32_t which,
+             std::uint64_t nonce, Clock::time_point end);
+  std::uint32_t connections_to(int process) const;
+  template <typename Step>
+  void for_each_connection(const Step& step) {
+    for (auto& first : connections_) {
+      if (!first) continue;
+      step(*first);
+      for (auto& further : first->further) step(*further);
+    }
+  }
   void read_all(Connection& connection, const std::string& peer, std::span<std::byte> to,
                 Clock::time_point end);
   std::string cannot_reach(const std::string& peer, const std::string& why) const;
-  void send_frame(int process, const Frame& frame, std::span<const std::byte> header,
-                  std::span<const std::byte> rest, const WaitLimits& limits);
   // Without waiting for why it could not be sent.
-  WriteResult try_frame(int process, Frame frame, std::span<const std::byte> header,
+  WriteResult try_frame(Connection& connection, Frame frame, std::span<const std::byte> header,
                         std::span<const std::byte> rest, const WaitLimits& limits);
+  WriteResult try_stripes(Connection& first, const Frame& frame, const Message& message,
+                          const Stripes& stripes, const WaitLimits& limits);
   static bool lock(std::unique_lock<std::mutex>& send_lock, const Deadline& deadline);
   static void break_connection(Connection& connection);
   static void append_releases(Connection& connection);
@@ -186,6 +204,7 @@ class Endpoint {
   const std::vector<std::byte> companion_greeting_;  // of this process
   ProgressThread progress_;
   std::vector<std::unique_ptr<Connection>> connections_;  // null for processes of this host
+  SenderThreads senders_;
   std::size_t abort_listener_ = 0;
   std::atomic<bool> has_left_{false};
   std::atomic<bool> abandoned_{false};

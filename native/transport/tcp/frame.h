@@ -10,7 +10,8 @@ struct Frame {
   enum Kind : std::uint32_t {
     kGreeting = 1,  // the first: process `index` speaks to `to`; the job's nonce is in `clique`;
                     // the companion's greeting follows, if there is one
-    kMessage,       // of a channel: a slot's header, and what follows it in the slot
+    kMessage,       // of a channel: a slot's header, and what follows it in the slot; or, on a
+                    // further connection, one stripe of the latter (see stripes.h)
     kRelease,       // message `number` of a channel has been read
     kAbort,         // the job has failed; the text follows
     kLeave,         // the process's program has ended; how many messages the companion has sent is
@@ -19,7 +20,7 @@ struct Frame {
     kWelcome,       // accepts a greeting: from process `index` to process `to`
     kRefusal,       // refuses a greeting; the reason follows
   };
-  static constexpr std::uint32_t kVersion = 4;
+  static constexpr std::uint32_t kVersion = 5;
   // In the number of a greeting, with the version: what follows the answer is not encrypted.
   static constexpr std::uint32_t kUnencrypted = 1u << 31;
 
@@ -29,7 +30,16 @@ struct Frame {
   std::uint32_t number = 0;
   std::uint32_t bytes = 0;  // that follow, a header included
   std::uint32_t to = 0;
-  std::uint32_t machine = 0;  // of an answer: see machine_number
+  // Of a greeting: see `connection_number`. Of an answer: see `machine_number`. Of a message: how
+  // many bytes of its payload other connections carry.
+  std::uint32_t extra = 0;
+
+  // Which of the connections of its process a greeting is for, from 0 on, and how many there are.
+  static constexpr std::uint32_t connection_number(std::uint32_t which, std::uint32_t count) {
+    return which | (count - 1) << 16;
+  }
+  std::uint32_t connection() const { return extra & 0xffff; }
+  std::uint32_t connections() const { return (extra >> 16) + 1; }
 };
 static_assert(sizeof(Frame) == 32);
 

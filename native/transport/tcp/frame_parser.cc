@@ -18,17 +18,22 @@ std::size_t longest(std::uint32_t kind) {
 
 }  // namespace
 
-std::span<std::byte> FrameParser::room(std::unique_lock<std::mutex>& lock) {
+std::span<std::byte> FrameParser::room(Channels::PostedLock& lock) {
   if (have_ < sizeof(Frame))
     return {reinterpret_cast<std::byte*>(&frame_) + have_, sizeof(Frame) - have_};
   const std::size_t done = have_ - sizeof(Frame);
-  const std::size_t header = std::min<std::size_t>(kSlotHeader, frame_.bytes);
+  const std::size_t header =
+      connection_ == 0 ? std::min<std::size_t>(kSlotHeader, frame_.bytes) : 0;
   if (done < header) return {at_.header + done, header - done};
-  if (at_.posted) at_.rest = channels_.posted_room(channel(), lock);
+  if (at_.posted) at_.rest = channels_.posted_room(part(), lock);
   return {at_.rest + done - header, frame_.bytes - done};
 }
 
-ChannelId FrameParser::channel() const { return {frame_.clique, frame_.index, process_}; }
+Channels::Part FrameParser::part() const {
+  const std::size_t header = connection_ == 0 ? kSlotHeader : 0;
+  const std::size_t payload = std::size_t{frame_.bytes} - header + frame_.extra;
+  return {{frame_.clique, frame_.index, process_}, frame_.number, connection_, payload};
+}
 
 void FrameParser::take(std::size_t bytes) {
   have_ += bytes;
@@ -46,10 +51,12 @@ void FrameParser::begin() {
   if (greets != (process_ < 0)) throw Error("it does not speak as Lockstep does");
   if (!owner_.may_send(process_, frame_.kind)) throw Error("agents do not exchange such frames");
   at_ = {};
-  if (frame_.kind == Frame::kMessage && frame_.bytes < kSlotHeader)
+  const bool is_message = frame_.kind == Frame::kMessage;
+  if (connection_ != 0 && !is_message) throw Error("a frame on a connection for stripes");
+  if (is_message && connection_ == 0 && frame_.bytes < kSlotHeader)
     throw Error("a message without a header");
-  if (frame_.kind == Frame::kMessage)
-    at_ = channels_.room(channel(), frame_.number, frame_.bytes);
+  if (is_message)
+    at_ = channels_.room(part(), frame_.bytes);
   else if (frame_.bytes > longest(frame_.kind))
     throw Error("a frame that is too long");
   if (at_.header != nullptr) return;
@@ -61,13 +68,14 @@ void FrameParser::finish() {
   switch (frame_.kind) {
     case Frame::kGreeting:
       process_ = owner_.greet(frame_, {at_.header, frame_.bytes});
+      connection_ = frame_.connection();
       return;
     case Frame::kMessage:
       if (at_.header == body_.data())
-        return channels_.keep(channel(), frame_.number, std::move(body_));
-      return channels_.arrived(channel());
+        return channels_.keep(part().channel, frame_.number, std::move(body_));
+      return channels_.arrived(part());
     case Frame::kRelease:
-      return channels_.released(channel(), frame_.number);
+      return channels_.released(part().channel, frame_.number);
     case Frame::kAbort:
       return arena_.abort({reinterpret_cast<const char*>(at_.header), frame_.bytes});
     case Frame::kLeave:

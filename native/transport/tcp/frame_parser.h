@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <span>
 #include <vector>
 
@@ -36,23 +35,26 @@ class FrameParser {
 
   // The process at the other end; -1 before it has greeted.
   int process() const { return process_; }
+  // Which of that process's connections this is; 0 before it has greeted.
+  std::uint32_t connection() const { return connection_; }
 
   // Where the next bytes go; never empty. Memory of a rank that waits for them stays while `lock`
   // is held.
-  std::span<std::byte> room(std::unique_lock<std::mutex>& lock);
+  std::span<std::byte> room(Channels::PostedLock& lock);
   // So many of them are there now.
   void take(std::size_t bytes);
 
  private:
   void begin();
   void finish();
-  ChannelId channel() const;
+  Channels::Part part() const;
 
   Owner& owner_;
   Channels& channels_;
   ControlMessages& control_;
   Arena& arena_;
   int process_ = -1;
+  std::uint32_t connection_ = 0;
   Frame frame_;
   std::size_t have_ = 0;         // bytes of the frame and of what follows it
   Channels::Room at_;            // where the latter goes: into a slot, posted memory, or

@@ -11,7 +11,6 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/signals.h"
-#include "transport/tcp/unencrypted.h"
 
 namespace lockstep {
 namespace {
@@ -22,10 +21,9 @@ constexpr std::chrono::milliseconds kPollInterval{200};
 constexpr std::chrono::milliseconds kStandBack{1};
 // And while one reads: a rank that has slept over it resumes the thread.
 constexpr std::chrono::milliseconds kMaxStandBack{5};
+// How long a process has to say that it has left, after a connection for stripes has ended.
+constexpr std::chrono::milliseconds kEndGrace{500};
 constexpr std::size_t kReason = 200;  // bytes of an exception's text
-constexpr std::size_t kMaxComplaints = 20;
-
-using Result = Session::Result;
 
 }  // namespace
 
@@ -44,8 +42,11 @@ ProgressThread::ProgressThread(int listener, const std::vector<int>& pids,
       companion_(companion),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       acceptor_(listener, epoll_.get()),
-      roster_(std::move(is_remote), num_agents, process, nonce, labels, arena, security.encrypts()),
-      failures_(process, roster_.num_members(), roster_.first_agent(), labels, arena) {
+      roster_(std::move(is_remote), num_agents, process, nonce, labels, arena, security.encrypts(),
+              channels.connections()),
+      failures_(process, roster_.num_members(), roster_.first_agent(), labels, arena),
+      stripe_readers_(channels.connections() - 1,
+                      [this](int ended, const std::string& why) { stripes_ended(ended, why); }) {
   if (!watch_input(epoll_.get(), wake_.fd(), nullptr))
     throw Error(std::string("lockstep: cannot watch for other hosts: ") + std::strerror(errno) +
                 ".");
@@ -56,11 +57,6 @@ ProgressThread::ProgressThread(int listener, const std::vector<int>& pids,
   thread_ = std::thread([this] { run(); });
 }
 
-ProgressThread::Incoming::Incoming(ProgressThread& owner, Descriptor taken)
-    : fd(std::move(taken)),
-      address(name_of_peer(fd.get())),
-      frames(owner, owner.channels_, owner.control_, owner.arena_) {}
-
 ProgressThread::~ProgressThread() { stop(); }
 
 void ProgressThread::stop() {
@@ -69,6 +65,7 @@ void ProgressThread::stop() {
   wake_.notify();
   resume_.advance();
   if (thread_.joinable()) thread_.join();
+  stripe_readers_.stop();
   std::lock_guard lock(polling_);  // no rank reads any more
 }
 
@@ -194,6 +191,7 @@ void ProgressThread::poll(std::chrono::milliseconds most) {
   failures_.deferred_abort().abort_when_due(arena_);
   if (Clock::now() < polled_ + kPollInterval) return;
   drop_late();
+  if (!over_) lose_ended();
   if (!over_) failures_.check_siblings(epoll_.get());
   if (closes_ && acceptor_.is_open() && roster_.is_complete()) {
     acceptor_.close();
@@ -215,73 +213,23 @@ void ProgressThread::fail(const char* what) noexcept {
   }
 }
 
-void ProgressThread::accept_some() {
-  for (Descriptor& fd : acceptor_.accept_some()) {
-    evict_oldest_unauthenticated();
-    auto made = std::make_unique<Incoming>(*this, std::move(fd));
-    try {
-      made->session = security_.open(made->fd.get(), Security::Side::kServer);
-      if (watch_input(epoll_.get(), made->fd.get(), made.get()))
-        incoming_.push_back(std::move(made));
-    } catch (const Error& error) {
-      refuse(*made, error.what());
-    }
+void ProgressThread::stripes_ended(int process, const std::string& why) {
+  std::lock_guard lock(ended_mutex_);
+  ended_.push_back({process, why, Clock::now()});
+}
+
+void ProgressThread::lose_ended() {
+  std::vector<Ended> due;
+  {
+    std::lock_guard lock(ended_mutex_);
+    const auto latest = Clock::now() - kEndGrace;
+    std::erase_if(ended_, [&](Ended& one) {
+      if (one.since > latest) return false;
+      due.push_back(std::move(one));
+      return true;
+    });
   }
-}
-
-// The oldest has had the most time to show that it has the key. A process of the job whose
-// connection is evicted tries again.
-void ProgressThread::evict_oldest_unauthenticated() {
-  const auto is_unauthenticated = [](const auto& one) { return !one->authenticated; };
-  const auto limit = kMaxUnauthenticated + roster_.num_remote();
-  if (std::ranges::count_if(incoming_, is_unauthenticated) < limit) return;
-  end(**std::ranges::find_if(incoming_, is_unauthenticated),
-      "too many have connected and not shown that they have the job's key, and it is the oldest");
-}
-
-// Reads all that is there; the rest comes with the next event.
-void ProgressThread::advance(Incoming& incoming) {
-  try {
-    if (!authenticate(incoming)) return;
-    while (!over_ && read_some(incoming)) {
-    }
-  } catch (const Error& error) {
-    end(incoming, error.what());
-  }
-}
-
-bool ProgressThread::authenticate(Incoming& incoming) {
-  if (incoming.authenticated) return true;
-  const Result result = incoming.session->handshake();
-  if (result == Result::kWantsRead || result == Result::kWantsWrite) return false;
-  if (result != Result::kDone)
-    throw Error("it has not shown that it has the job's key (" + incoming.session->problem() + ")");
-  return incoming.authenticated = true;
-}
-
-// False when there is nothing more to read now.
-bool ProgressThread::read_some(Incoming& incoming) {
-  std::size_t moved = 0;
-  const bool greets = incoming.frames.process() < 0;
-  std::unique_lock<std::mutex> lock;
-  const Result result = incoming.session->read(incoming.frames.room(lock), moved);
-  if (lock.owns_lock()) lock.unlock();
-  if (result == Result::kWantsRead || result == Result::kWantsWrite) return false;
-  if (result != Result::kDone) throw Error(incoming.session->problem());
-  incoming.frames.take(moved);
-  if (greets && incoming.frames.process() >= 0) welcome(incoming);
-  return true;
-}
-
-int ProgressThread::greet(const Frame& frame, std::span<const std::byte> rest) {
-  return roster_.admit(frame, [&](int process) {
-    if (is_agent(process) || is_agent(process_)) return;
-    if (companion_ != nullptr) return companion_->greeted(process, rest);
-    if (!rest.empty())
-      throw Error(
-          "it sends over UCX what this process sends over TCP: LOCKSTEP_TRANSPORT has to be the "
-          "same for all processes");
-  });
+  for (const Ended& one : due) failures_.lose(one.process, one.why);
 }
 
 void ProgressThread::left(int process, std::uint64_t sent) {
@@ -289,77 +237,12 @@ void ProgressThread::left(int process, std::uint64_t sent) {
   if (companion_ != nullptr && !is_agent(process)) companion_->left(process, sent);
 }
 
-// An agent takes no part in collectives and cannot fail the job: the processes detect failures
-// themselves, and what an agent takes for a failure may be none of the job's.
-bool ProgressThread::may_send(int process, std::uint32_t kind) const {
-  if (kind == Frame::kAbort) return !is_agent(process);
-  const bool of_channel = kind == Frame::kMessage || kind == Frame::kRelease;
-  return !of_channel || !(is_agent(process) || is_agent(process_));
-}
-
-void ProgressThread::welcome(Incoming& incoming) {
-  answer(incoming, Frame::kWelcome, {});
-  // The other end sends nothing before it has the answer.
-  if (!security_.encrypts())
-    incoming.session = std::make_unique<UnencryptedSession>(incoming.fd.get());
-}
-
-// A frame and a short text: a connection on which nothing was sent before has room for them.
-void ProgressThread::answer(Incoming& incoming, std::uint32_t kind, std::string_view text) {
-  const Frame frame{.kind = kind,
-                    .index = static_cast<std::uint32_t>(process_),
-                    .clique = nonce_,
-                    .number = Frame::kVersion,
-                    .bytes = static_cast<std::uint32_t>(text.size()),
-                    .to = static_cast<std::uint32_t>(incoming.frames.process()),
-                    .machine = machine_number()};
-  std::string bytes(reinterpret_cast<const char*>(&frame), sizeof(frame));
-  bytes += text;
-  std::size_t moved = 0;
-  const Result result = incoming.session->write(std::as_bytes(std::span(bytes)), moved);
-  if (result != Result::kDone || moved != bytes.size()) throw Error("it takes no answer");
-}
-
-void ProgressThread::end(Incoming& incoming, const std::string& why) {
-  if (incoming.frames.process() >= 0) {
-    control_.forget(incoming.frames.process());
-    if (!over_) failures_.lose(incoming.frames.process(), why);
-  } else {
-    refuse(incoming, why);
-  }
-  // Closing is not enough while a forked child keeps the connection open.
-  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, incoming.fd.get(), nullptr);
-  std::erase_if(incoming_, [&](const auto& one) { return one.get() == &incoming; });
-}
-
-void ProgressThread::refuse(Incoming& incoming, const std::string& why) {
-  if (over_) return;
-  try {
-    if (incoming.authenticated)
-      answer(incoming, Frame::kRefusal, std::string_view(why).substr(0, kReason));
-  } catch (const Error&) {  // it has gone
-  }
-  if (refused_ > kMaxComplaints) return;
-  const bool last = refused_++ == kMaxComplaints;
-  log_or_drop("lockstep: " + labels_[static_cast<std::size_t>(process_)] +
-              " refused a connection from " + incoming.address + ": " + why + ". The job goes on." +
-              (last ? " Further refusals are not reported." : ""));
-}
-
 void ProgressThread::abandon() {
   for (auto& one : incoming_)
     if (one) one->fd = Descriptor();
+  stripe_readers_.abandon();
   acceptor_.abandon();
   epoll_ = Descriptor();
-}
-
-void ProgressThread::drop_late() {
-  const auto latest = Clock::now() - greeting_timeout_;
-  for (std::size_t i = incoming_.size(); i-- > 0;)
-    if (incoming_[i]->frames.process() < 0 && incoming_[i]->since < latest)
-      end(*incoming_[i], incoming_[i]->authenticated
-                             ? "it has not said in time which process it is"
-                             : "it has not shown in time that it has the job's key");
 }
 
 }  // namespace lockstep

@@ -29,9 +29,11 @@
 #include "transport/tcp/channels.h"
 #include "transport/tcp/companion.h"
 #include "transport/tcp/frame_parser.h"
+#include "transport/tcp/incoming.h"
 #include "transport/tcp/roster.h"
 #include "transport/tcp/session.h"
 #include "transport/tcp/sockets.h"
+#include "transport/tcp/stripe_readers.h"
 
 namespace lockstep {
 
@@ -81,18 +83,6 @@ class ProgressThread : FrameParser::Owner {
   DeferredAbort& deferred_abort() { return failures_.deferred_abort(); }
 
  private:
-  // A connection, from the moment it is taken.
-  struct Incoming {
-    Incoming(ProgressThread& owner, Descriptor taken);
-
-    Descriptor fd;
-    std::unique_ptr<Session> session;
-    const std::string address;
-    const Clock::time_point since = Clock::now();
-    bool authenticated = false;
-    FrameParser frames;
-  };
-
   class Receiver;
 
   void run();
@@ -105,6 +95,9 @@ class ProgressThread : FrameParser::Owner {
   void advance(Incoming& incoming);
   bool authenticate(Incoming& incoming);
   bool read_some(Incoming& incoming);
+  void hand_over(Incoming& incoming);
+  void stripes_ended(int process, const std::string& why);
+  void lose_ended();
   bool may_send(int process, std::uint32_t kind) const override;
   int greet(const Frame& frame, std::span<const std::byte> rest) override;
   void left(int process, std::uint64_t sent) override;
@@ -140,6 +133,17 @@ class ProgressThread : FrameParser::Owner {
   Clock::time_point polled_ = Clock::now();
   std::string failure_;  // with room, since memory may be what is missing then
   std::size_t refused_ = 0;
+
+  // A connection for stripes that has ended. Its process may have left: the word of that comes on
+  // the first connection, perhaps a moment later.
+  struct Ended {
+    int process;
+    std::string why;
+    Clock::time_point since;
+  };
+  std::mutex ended_mutex_;
+  std::vector<Ended> ended_;  // guarded by it
+  StripeReaders stripe_readers_;
 
   std::thread thread_;
 };

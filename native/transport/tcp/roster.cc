@@ -1,6 +1,6 @@
 #include "transport/tcp/roster.h"
 
-#include <algorithm>
+#include <string>
 #include <utility>
 
 #include "core/error.h"
@@ -8,7 +8,8 @@
 namespace lockstep {
 
 Roster::Roster(std::vector<bool> is_remote, int num_agents, int process, std::uint64_t nonce,
-               const std::vector<std::string>& labels, const Arena& arena, bool encrypts)
+               const std::vector<std::string>& labels, const Arena& arena, bool encrypts,
+               std::uint32_t connections)
     : is_remote_(std::move(is_remote)),
       first_agent_(static_cast<int>(is_remote_.size()) - num_agents),
       process_(process),
@@ -16,9 +17,15 @@ Roster::Roster(std::vector<bool> is_remote, int num_agents, int process, std::ui
       labels_(labels),
       arena_(arena),
       encrypts_(encrypts),
-      has_connected_(is_remote_.size()) {}
+      connections_(connections),
+      open_(is_remote_.size()) {}
 
-std::ptrdiff_t Roster::num_remote() const { return std::ranges::count(is_remote_, true); }
+std::ptrdiff_t Roster::num_expected() const {
+  std::ptrdiff_t sum = 0;
+  for (std::size_t i = 0; i < is_remote_.size(); ++i)
+    if (is_remote_[i]) sum += connections(static_cast<int>(i));
+  return sum;
+}
 
 int Roster::admit(const Frame& greeting, const std::function<void(int)>& accept) {
   if ((greeting.number & ~Frame::kUnencrypted) != Frame::kVersion)
@@ -33,20 +40,28 @@ int Roster::admit(const Frame& greeting, const std::function<void(int)>& accept)
     throw Error("it looks for another process");
   if (greeting.index >= is_remote_.size() || !is_remote_[greeting.index])
     throw Error("it says to be a process that is not of another host");
+  const int process = static_cast<int>(greeting.index);
+  const std::uint32_t which = greeting.connection(), count = connections(process);
+  if (greeting.connections() != count || which >= count)
+    throw Error("it opens " + std::to_string(greeting.connections()) +
+                " connections to each process, and this process " + std::to_string(count) +
+                ": LOCKSTEP_CONNECTIONS has to be the same for all processes");
   std::lock_guard lock(mutex_);
-  if (has_connected_[greeting.index])
-    throw Error("it says to be a process that has connected already");
-  if (accept) accept(static_cast<int>(greeting.index));
-  has_connected_[greeting.index] = true;
+  std::uint32_t& open = open_[greeting.index];
+  if ((open >> which & 1) != 0) throw Error("it says to be a process that has connected already");
+  if (accept) accept(process);
+  open |= 1u << which;
   changed_.notify_all();
-  return static_cast<int>(greeting.index);
+  return process;
 }
 
 std::vector<int> Roster::missing(bool agents) const {
   std::vector<int> found;
-  for (std::size_t i = 0; i < has_connected_.size(); ++i)
-    if (is_remote_[i] && !has_connected_[i] && is_agent(static_cast<int>(i)) == agents)
-      found.push_back(static_cast<int>(i));
+  for (int i = 0; i < static_cast<int>(open_.size()); ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    if (is_remote_[at] && open_[at] + 1 != 1u << connections(i) && is_agent(i) == agents)
+      found.push_back(i);
+  }
   return found;
 }
 

@@ -21,14 +21,17 @@ class Roster {
   // `is_remote`: for each process, whether it is on another host. The last `num_agents` are agents.
   // The references outlive this.
   Roster(std::vector<bool> is_remote, int num_agents, int process, std::uint64_t nonce,
-         const std::vector<std::string>& labels, const Arena& arena, bool encrypts);
+         const std::vector<std::string>& labels, const Arena& arena, bool encrypts,
+         std::uint32_t connections = 1);
 
   bool is_agent(int process) const { return process >= first_agent_; }
   int first_agent() const { return first_agent_; }
   std::size_t num_members() const { return is_remote_.size(); }
-  std::ptrdiff_t num_remote() const;
+  // How many connections others open to this process.
+  std::ptrdiff_t num_expected() const;
 
-  // The process that greets. Throws Error unless it may connect and has not connected before.
+  // The process that greets. Throws Error unless it may connect and has not opened this connection
+  // before.
   // `accept` is called before it counts as connected, and may throw Error as well.
   int admit(const Frame& greeting, const std::function<void(int)>& accept = {});
   bool is_complete();
@@ -40,6 +43,10 @@ class Roster {
 
  private:
   std::vector<int> missing(bool agents) const;  // under `mutex_`
+  // Agents send and receive no stripes.
+  std::uint32_t connections(int process) const {
+    return is_agent(process) || is_agent(process_) ? 1 : connections_;
+  }
 
   const std::vector<bool> is_remote_;
   const int first_agent_;
@@ -48,10 +55,11 @@ class Roster {
   const std::vector<std::string>& labels_;
   const Arena& arena_;
   const bool encrypts_;
+  const std::uint32_t connections_;  // of a process
 
-  std::mutex mutex_;  // guards `has_connected_`
+  std::mutex mutex_;  // guards `open_`
   std::condition_variable changed_;
-  std::vector<bool> has_connected_;
+  std::vector<std::uint32_t> open_;  // of each process, a bit for each connection
 };
 
 }  // namespace lockstep

@@ -194,6 +194,7 @@ def options(
         key,
         openssl.find(),
         own.encryption,
+        own.connections,
         ucx.candidates(_config.current().ucx_library) if over_ucx else (),
     )
 

@@ -109,6 +109,7 @@ def _roster() -> _Roster:
         own = dataclasses.replace(
             own,
             encryption=config.encryption,
+            connections=config.connections,
             algorithms=config.algorithms,
             transport=config.transport,
         )
@@ -174,6 +175,7 @@ def _stay_or_fall_back() -> None:
             {
                 "engine": peer.engine,
                 "LOCKSTEP_ENCRYPTION": str(int(peer.encryption)),
+                "LOCKSTEP_CONNECTIONS": str(peer.connections),
                 "LOCKSTEP_ALGORITHMS": peer.algorithms,
                 "LOCKSTEP_TRANSPORT": peer.transport,
             }

@@ -39,6 +39,7 @@ class COptions(ctypes.Structure):
         ("key_bytes", ctypes.c_int),
         ("tls_library", ctypes.c_char_p),
         ("encrypt", ctypes.c_int),
+        ("connections", ctypes.c_int),
         ("hosts", _Ids),
         ("algorithms", ctypes.c_char_p),
         ("ucx_libraries", _Texts),
@@ -64,6 +65,8 @@ class Network:
     """OpenSSL's libssl, for dlopen."""
     encrypt: bool = True
     """Without it, TLS only proves that both ends have the key. The same in all processes."""
+    connections: int = 1
+    """To each process of another host, for stripes of large messages. The same in all processes."""
     ucx_libraries: Sequence[str] = ()
     """Where to look for UCX, which then carries the data. Empty: TCP does."""
 
@@ -134,6 +137,7 @@ class Options:
             len(network.key) if network else 0,
             network.tls_library.encode() if network else None,
             network.encrypt if network else True,
+            network.connections if network else 1,
             _numbers(network.hosts) if network else None,
             self.algorithms.encode(),
             _texts(network.ucx_libraries) if network else None,

@@ -30,6 +30,8 @@ class Peer:
     """Its version and functions: those that use it together have to have the same."""
     encryption: bool = True
     """Whether it encrypts what it sends to other hosts: all have to, or none."""
+    connections: int = 1
+    """How many it opens to each process of another host: the same in all."""
     algorithms: str = ""
     """Which algorithms it prescribes between hosts: all have to prescribe the same."""
     transport: str = "tcp"

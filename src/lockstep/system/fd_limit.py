@@ -17,7 +17,9 @@ _SPARE = 256
 _OWN = 24
 """Independent of the number of processes: listening sockets, epoll, event and timer descriptors."""
 _REMOTE = 2
-"""For each process of other hosts, and for each host's agent: a connection in each direction."""
+"""For each connection to a process of other hosts, and to each host's agent: both directions."""
+_READER = 2
+"""For each connection to a process but the first: an epoll and an event descriptor."""
 _LOCAL = 3
 """For each process of this host: its record, and a pidfd each for the engine and the watchdog."""
 _IN_MEMORY = 4
@@ -29,7 +31,10 @@ def make_room_for(peers: Sequence[Peer], process: int) -> None:
     here = sum(peer.host_id == peers[process].host_id for peer in peers)
     each = _LOCAL + (_IN_MEMORY if _config.current().run_dir is None else 0)
     hosts = len({peer.host_id for peer in peers})
-    make_room(_OWN + each * here + _REMOTE * (len(peers) - here + hosts - 1))
+    connections = _config.current().connections
+    readers = _READER * (connections - 1)
+    remote = _REMOTE * (connections * (len(peers) - here) + hosts - 1)
+    make_room(_OWN + readers + each * here + remote)
 
 
 def make_room_in_agent(members: int) -> None:
