@@ -5,6 +5,7 @@
     python benchmarks/between_hosts.py --hosts 2,2x4 --gbit 1 --json benchmarks/results/FILE
     python benchmarks/between_hosts.py --hosts 8 --set LOCKSTEP_ALGORITHMS=all-reduce=ring
     python benchmarks/between_hosts.py --hosts 2 --jobs plain,ucx,gloo
+    python benchmarks/between_hosts.py --hosts 2 --jobs tls,tls4,gloo --connection-gbit 1
 
 The hosts are network namespaces of this machine (as in ``tests/faults/hosts.py``). ``--hosts``
 lists layouts: hosts, processes of a host, devices of a process. Each layout has three jobs at the
@@ -16,6 +17,8 @@ A row shows the median of a collective (quartiles), how many times as fast as gl
 the rounds, quartiles), and the bytes that the busiest host sent for one collective, as a multiple
 of what has to cross its link (`Case.crossing_bytes`); the packets are in the file. With ``--gbit``
 the last column is the share of the link's rate that the bytes which have to cross take.
+``--connection-gbit`` limits each TCP connection, as the networks of some clouds do; ``tls4`` and
+``plain4`` have four connections between two processes.
 """
 
 from __future__ import annotations
@@ -50,6 +53,8 @@ GLOO = "gloo"
 JOBS: dict[str, dict[str, str]] = {
     "tls": {},
     "plain": {"LOCKSTEP_ENCRYPTION": "0"},
+    "tls4": {"LOCKSTEP_CONNECTIONS": "4"},
+    "plain4": {"LOCKSTEP_ENCRYPTION": "0", "LOCKSTEP_CONNECTIONS": "4"},
     "ucx": {
         "LOCKSTEP_ENCRYPTION": "0",
         "LOCKSTEP_TRANSPORT": "ucx",
@@ -192,6 +197,19 @@ class CountedJob:
         self._job.close()
 
 
+def limited_connections(gbit: float, folder: Path) -> dict[str, str]:
+    """The variables that limit each connection of a process."""
+    library = folder / "limited_connections.so"
+    source = Path(__file__).with_name("limited_connections.c")
+    compiler = os.environ.get("CC", "cc")
+    command = [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"]
+    subprocess.run(command, check=True)
+    return {
+        "LD_PRELOAD": str(library),
+        "CONNECTION_BYTES_PER_SECOND": str(round(gbit * 1e9 / 8)),
+    }
+
+
 class Layouts:
     """The jobs of one layout on its hosts; `on_hosts` makes and ends them."""
 
@@ -203,6 +221,9 @@ class Layouts:
         self._hosts = hosts
         self._folder = folder
         self._mark = importlib.import_module("support").MARK
+        self._limit = (
+            limited_connections(options.connection_gbit, folder) if options.connection_gbit else {}
+        )
         self.links = Links(hosts, layout.hosts)
         self.running: dict[str, CountedJob] = {}
         self.jobs = Jobs(self._start)
@@ -216,6 +237,7 @@ class Layouts:
             "JAX_NUM_CPU_DEVICES": str(layout.devices),
             "MASTER_PORT": str(29500 + list(JOBS).index(name)),
             "PYTHONHASHSEED": "0",
+            **self._limit,
             self._mark: self._hosts.mark,
         }
         launches = [
@@ -373,6 +395,7 @@ def main() -> int:
     add("--jobs", type=lambda text: _list_of(tuple(JOBS), text), default=DEFAULT_JOBS)
     add("--rounds", type=int, default=5)
     add("--gbit", type=float, default=0, help="of each host's link; 0: as it is")
+    add("--connection-gbit", type=float, default=0, help="of each connection; 0: as it is")
     add("--timeout", type=float, default=60, help="seconds that one step may take")
     add(
         "--set",
@@ -388,6 +411,7 @@ def main() -> int:
         "command": shlex.join(["python", *sys.argv]),
         "machine": machine.describe(),
         "gbit": options.gbit or None,
+        "connection_gbit": options.connection_gbit or None,
         "layouts": [],
     }
     for layout in options.hosts:

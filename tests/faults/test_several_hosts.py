@@ -19,7 +19,12 @@ from faults.host_jobs import PROGRAM, assert_nothing_left
 from faults.hosts import Hosts, possible, some_hosts
 from lanes import needs
 
-TRANSPORTS = {"tls": {}, "plain": {"LOCKSTEP_ENCRYPTION": "0"}, "ucx": ucx.OVER_UCX}
+TRANSPORTS = {
+    "tls": {},
+    "plain": {"LOCKSTEP_ENCRYPTION": "0"},
+    "stripes": {"LOCKSTEP_CONNECTIONS": "3"},
+    "ucx": ucx.OVER_UCX,
+}
 TIMEOUT = 300.0
 """Seconds for a job, of which eight processes on two cores take most to import and compile."""
 
@@ -29,7 +34,7 @@ pytestmark = [
     needs(possible(), "no network namespaces, or no ip or nsenter: no second host"),
     pytest.mark.parametrize(
         "transport",
-        ["tls", "plain", pytest.param("ucx", marks=needs(ucx.is_here(), ucx.WHY))],
+        ["tls", "plain", "stripes", pytest.param("ucx", marks=needs(ucx.is_here(), ucx.WHY))],
         indirect=True,
     ),
     pytest.mark.parametrize("count", [3, 4, 8]),

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from lockstep._config import COLLECTIVES, TRANSPORTS, natural, positive, seconds
+from lockstep._config import COLLECTIVES, TRANSPORTS, connection_count, natural, positive, seconds
 from lockstep._errors import ConfigError
 from lockstep.hosts import starters
 from lockstep.launch import usage
@@ -106,6 +106,13 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="between hosts, only prove that the processes have the job's key, and send data as it "
         "is: faster, for networks that you trust",
+    )
+    add(
+        "--connections",
+        type=checked(connection_count),
+        metavar="N",
+        help="between hosts, divide large messages among N TCP connections, each with threads of "
+        "its own, where one core or the network's limit for a connection is the bound; default: 1",
     )
     add(
         "--transport",

@@ -104,6 +104,7 @@ def configure(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
         "stall_warning": args.stall_warning,
         "start_timeout": args.start_timeout,
         "encryption": args.encryption,
+        "connections": args.connections,
         "transport": args.transport,
         "strict": args.strict,
         "full_tracebacks": args.full_tracebacks,

@@ -1,0 +1,66 @@
+"""Several connections to each process of another host, which carry stripes of large messages."""
+
+from __future__ import annotations
+
+import pytest
+
+import ucx
+from faults.harness import PROGRAMS
+from faults.host_jobs import PROGRAM, assert_nothing_left, end, everything, run
+from faults.hosts import Hosts, possible
+from lanes import full, needs
+
+pytestmark = needs(possible(), "no network namespaces, or no ip or nsenter: no second host")
+
+
+@pytest.mark.parametrize("encryption", ["1", full("0")])
+@pytest.mark.parametrize("connections", [3, full(1)])
+def test_large_sums_over_several_connections_are_right(
+    hosts: Hosts, encryption: str, connections: int
+) -> None:
+    env = {"LOCKSTEP_CONNECTIONS": str(connections), "LOCKSTEP_ENCRYPTION": encryption}
+    program = PROGRAMS / "large_sums.py"
+    started = [
+        hosts.start(host, program, hosts.address(1 - host), env=env, agent=False)
+        for host in range(2)
+    ]
+    statuses = end(started, hosts)
+    said = everything(hosts, 2)
+    assert statuses == [0, 0], said
+    # One for each direction, since a connection carries messages one way.
+    assert said.count(f"connections {2 * connections}\n") == 2, said
+    assert "lockstep:" not in said
+    assert_nothing_left(hosts)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fault", ["kill", "raise", "exit"])
+def test_a_fault_is_reported_as_over_one_connection(hosts: Hosts, fault: str) -> None:
+    statuses = run(hosts, fault, LOCKSTEP_CONNECTIONS="4")
+    words = {
+        "kill": "was killed by SIGKILL (signal 9)",
+        "raise": "failed: RuntimeError: no more of this",
+        "exit": "ended after 24 collectives",
+    }
+    assert words[fault] in hosts.said(0), everything(hosts, 2)
+    assert statuses[0] != 0
+    assert_nothing_left(hosts)
+
+
+def test_another_number_of_connections_on_one_host_is_an_error_on_all(hosts: Hosts) -> None:
+    processes = [
+        hosts.start(host, PROGRAM, "none", env={"LOCKSTEP_CONNECTIONS": str(1 + host)})
+        for host in range(2)
+    ]
+    assert 0 not in end(processes, hosts)
+    for host in range(2):
+        assert "the processes of this job differ in LOCKSTEP_CONNECTIONS" in hosts.said(host)
+
+
+@pytest.mark.full
+def test_ucx_takes_no_number_of_connections(hosts: Hosts) -> None:
+    env = ucx.OVER_UCX | {"LOCKSTEP_CONNECTIONS": "2"}
+    processes = [hosts.start(host, PROGRAM, "none", env=env) for host in range(2)]
+    assert 0 not in end(processes, hosts)
+    for host in range(2):
+        assert "--connections (LOCKSTEP_CONNECTIONS) is for --transport tcp" in hosts.said(host)
