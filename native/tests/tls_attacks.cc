@@ -1,9 +1,8 @@
 // Encrypted connections under attack: which peers may have one, and that nothing but what was sent
 // comes out of it.
-#include <dlfcn.h>
-
 #include "check.h"
 #include "core/error.h"
+#include "openssl_peer.h"
 #include "tls_wires.h"
 #include "transport/tcp/tls.h"
 
@@ -186,8 +185,6 @@ TEST(plain_text_after_the_handshake_is_refused) {
   }
 }
 
-constexpr void* kNone = nullptr;
-
 // The same OpenSSL, used as by an attacker without the key.
 class Attacker {
  public:
@@ -239,13 +236,6 @@ class Attacker {
     call<void>("EVP_PKEY_free", key);
     call<void>("EVP_PKEY_CTX_free", maker);
   }
-  template <typename Value, typename... Arguments>
-  static Value call(const char* name, Arguments... arguments) {
-    static void* handle = dlopen(library(), RTLD_NOW | RTLD_LOCAL);
-    void* symbol = dlsym(handle, name);
-    if (!symbol) throw CheckFailed(std::string("no symbol ") + name);
-    return reinterpret_cast<Value (*)(Arguments...)>(symbol)(arguments...);
-  }
 
   void* context_;
   void* ssl_ = nullptr;
@@ -287,13 +277,6 @@ TEST(a_client_without_a_key_is_refused) {
   }
   CHECK(pair.at_server == Result::kFailed);
   CHECK(!pair.server.problem().empty());
-}
-
-unsigned right_key(void*, const char*, char* identity, unsigned, unsigned char* key, unsigned) {
-  const Bytes bytes = random_bytes(32, 1);
-  std::ranges::copy("lockstep", identity);
-  std::ranges::copy(bytes, reinterpret_cast<std::byte*>(key));
-  return 32;
 }
 
 unsigned other_name(void* ssl, const char* hint, char* identity, unsigned room, unsigned char* key,

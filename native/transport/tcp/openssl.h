@@ -5,36 +5,41 @@
 #include <cstdint>
 #include <string>
 
-struct ssl_st;  // OpenSSL's SSL, SSL_CTX, BIO and BIO_METHOD
+struct ssl_st;  // OpenSSL's SSL, SSL_CTX, BIO, BIO_METHOD and EVP_CIPHER_CTX
 struct ssl_ctx_st;
 struct bio_st;
 struct bio_method_st;
+struct evp_cipher_ctx_st;
 
 namespace lockstep {
 namespace openssl {
 
 // From OpenSSL's headers; the same in 1.1.1 and in all of 3.
 constexpr std::uint64_t kInitNoAtexit = 0x80000;
-constexpr int kMode = 33, kReadAhead = 41, kSessionCache = 44, kMinVersion = 123, kMaxVersion = 124;
+constexpr int kReadAhead = 41, kSessionCache = 44, kMinVersion = 123, kMaxVersion = 124;
 constexpr int kTls13 = 0x0304;
-constexpr long kPartialWrite = 1, kMovingWriteBuffer = 2;
-constexpr unsigned long kIgnoreUnexpectedEof = 0x80, kAllowNoDhe = 0x400;
+constexpr std::uint32_t kAes128GcmSha256 = 0x03001301;
+constexpr unsigned long kAllowNoDhe = 0x400;
 constexpr int kVerifyPeer = 1;
-constexpr int kUpdateNotRequested = 0;
 constexpr int kBioFlush = 11, kBioOfOurs = 0x0400 | 100;  // a source or sink, its number
+constexpr int kBioRetryFlags = 0xf, kBioRetryRead = 0x1 | 0x8;
 constexpr int kErrorWantRead = 2, kErrorWantWrite = 3, kErrorZeroReturn = 6;
+constexpr int kGetTag = 0x10, kSetTag = 0x11;
 constexpr unsigned long kLibrarySsl = 20;
-constexpr unsigned long kBinderDoesNotVerify = 253, kUnexpectedEof = 294;
+constexpr unsigned long kBinderDoesNotVerify = 253;
 constexpr unsigned long kAlertIllegalParameter = 1047, kAlertDecryptError = 1051;
 
 using Ssl = ssl_st;
 using Context = ssl_ctx_st;
 using Bio = bio_st;
 using BioMethod = bio_method_st;
+using Cipher = evp_cipher_ctx_st;
 
 // Called for the key of a handshake, by the client and by the server.
 using ClientKey = unsigned (*)(Ssl*, const char*, char*, unsigned, unsigned char*, unsigned);
 using ServerKey = unsigned (*)(Ssl*, const char*, unsigned char*, unsigned);
+// Called with a line of NSS's key log: a label, the client's random number and a secret.
+using KeyLog = void (*)(const Ssl*, const char*);
 
 // The library stays open for good: it leaves something behind in each thread that has used it.
 class Library {
@@ -80,44 +85,63 @@ struct OpenSsl {
       library, "SSL_CTX_set_ciphersuites"};
   openssl::Function<int(openssl::Context*, std::size_t)> set_tickets{library,
                                                                      "SSL_CTX_set_num_tickets"};
-  openssl::Function<void(openssl::Context*, std::size_t)> set_read_buffer{
-      library, "SSL_CTX_set_default_read_buffer_len"};
   openssl::Function<void(openssl::Context*, openssl::ClientKey)> set_client_key{
       library, "SSL_CTX_set_psk_client_callback"};
   openssl::Function<void(openssl::Context*, openssl::ServerKey)> set_server_key{
       library, "SSL_CTX_set_psk_server_callback"};
+  openssl::Function<void(openssl::Context*, openssl::KeyLog)> set_key_log{
+      library, "SSL_CTX_set_keylog_callback"};
   openssl::Function<openssl::Ssl*(openssl::Context*)> new_session{library, "SSL_new"};
   openssl::Function<void(openssl::Ssl*)> free_session{library, "SSL_free"};
-  openssl::Function<int(openssl::Ssl*, int)> set_read_fd{library, "SSL_set_rfd"};
-  openssl::Function<void(openssl::Ssl*, openssl::Bio*)> set_write_bio{library, "SSL_set0_wbio"};
+  openssl::Function<void(openssl::Ssl*, openssl::Bio*, openssl::Bio*)> set_bios{library,
+                                                                                "SSL_set_bio"};
   openssl::Function<openssl::BioMethod*(int, const char*)> new_bio_method{library, "BIO_meth_new"};
   openssl::Function<void(openssl::BioMethod*)> free_bio_method{library, "BIO_meth_free"};
   openssl::Function<int(openssl::BioMethod*, int (*)(openssl::Bio*, const char*, int))>
       set_bio_write{library, "BIO_meth_set_write"};
+  openssl::Function<int(openssl::BioMethod*, int (*)(openssl::Bio*, char*, int))> set_bio_read{
+      library, "BIO_meth_set_read"};
   openssl::Function<int(openssl::BioMethod*, long (*)(openssl::Bio*, int, long, void*))>
       set_bio_control{library, "BIO_meth_set_ctrl"};
   openssl::Function<openssl::Bio*(const openssl::BioMethod*)> new_bio{library, "BIO_new"};
   openssl::Function<void(openssl::Bio*, int)> set_bio_ready{library, "BIO_set_init"};
+  openssl::Function<void(openssl::Bio*, void*)> set_bio_data{library, "BIO_set_data"};
+  openssl::Function<void*(openssl::Bio*)> bio_data{library, "BIO_get_data"};
+  openssl::Function<void(openssl::Bio*, int)> set_bio_flags{library, "BIO_set_flags"};
+  openssl::Function<void(openssl::Bio*, int)> clear_bio_flags{library, "BIO_clear_flags"};
   openssl::Function<void(openssl::Ssl*, int, void*)> set_verify{library, "SSL_set_verify"};
   openssl::Function<void(openssl::Ssl*)> be_client{library, "SSL_set_connect_state"};
   openssl::Function<void(openssl::Ssl*)> be_server{library, "SSL_set_accept_state"};
   openssl::Function<int(openssl::Ssl*)> handshake{library, "SSL_do_handshake"};
-  openssl::Function<int(openssl::Ssl*, void*, std::size_t, std::size_t*)> read{library,
-                                                                               "SSL_read_ex"};
-  openssl::Function<int(openssl::Ssl*, const void*, std::size_t, std::size_t*)> write{
-      library, "SSL_write_ex"};
-  openssl::Function<int(openssl::Ssl*, int)> update_key{library, "SSL_key_update"};
-  openssl::Function<int(openssl::Ssl*)> shutdown{library, "SSL_shutdown"};
   openssl::Function<int(openssl::Ssl*)> version{library, "SSL_version"};
   openssl::Function<int(openssl::Ssl*)> used_psk{
       library, "SSL_session_reused"};  // a PSK counts as a session
-  openssl::Function<void*(const openssl::Ssl*)> session{library, "SSL_get_session"};
-  openssl::Function<int(void*, const unsigned char*, std::size_t)> set_master_key{
-      library, "SSL_SESSION_set1_master_key"};
+  openssl::Function<const void*(const openssl::Ssl*)> suite{library, "SSL_get_current_cipher"};
+  openssl::Function<std::uint32_t(const void*)> suite_number{library, "SSL_CIPHER_get_id"};
+  openssl::Function<int(const openssl::Ssl*)> has_pending{library, "SSL_has_pending"};
+  openssl::Function<const char*(int)> alert_text{library, "SSL_alert_desc_string_long"};
   openssl::Function<int(openssl::Ssl*, int)> get_error{library, "SSL_get_error"};
   openssl::Function<void()> clear_errors{library, "ERR_clear_error"};
   openssl::Function<unsigned long()> next_error{library, "ERR_get_error"};
   openssl::Function<const char*(unsigned long)> reason{library, "ERR_reason_error_string"};
+
+  // Of the libcrypto that this libssl is linked with: dlsym searches a library's dependencies.
+  openssl::Function<openssl::Cipher*()> new_cipher{library, "EVP_CIPHER_CTX_new"};
+  openssl::Function<void(openssl::Cipher*)> free_cipher{library, "EVP_CIPHER_CTX_free"};
+  openssl::Function<const void*()> aes_128_gcm{library, "EVP_aes_128_gcm"};
+  openssl::Function<int(openssl::Cipher*, const void*, void*, const unsigned char*,
+                        const unsigned char*, int)>
+      init_cipher{library, "EVP_CipherInit_ex"};
+  openssl::Function<int(openssl::Cipher*, unsigned char*, int*, const unsigned char*, int)> crypt{
+      library, "EVP_CipherUpdate"};
+  openssl::Function<int(openssl::Cipher*, unsigned char*, int*)> finish_cipher{
+      library, "EVP_CipherFinal_ex"};
+  openssl::Function<int(openssl::Cipher*, int, int, void*)> control_cipher{library,
+                                                                           "EVP_CIPHER_CTX_ctrl"};
+  openssl::Function<const void*()> sha256{library, "EVP_sha256"};
+  openssl::Function<unsigned char*(const void*, const void*, int, const unsigned char*, std::size_t,
+                                   unsigned char*, unsigned*)>
+      hmac{library, "HMAC"};
 
   // The first error of this thread, or 0. Leaves none: Python's ssl module looks there as well.
   unsigned long take_error() const;

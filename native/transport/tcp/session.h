@@ -20,7 +20,8 @@ class Session {
   virtual ~Session() = default;
   // Until this is kDone nothing can be read or written.
   virtual Result handshake() = 0;
-  // `moved`: how many bytes were; with kDone more than 0 (unless the span is empty), else 0.
+  // `moved`: how many bytes were; with kDone more than 0 (unless the span is empty), else 0. The
+  // rest of `to` may have been written to.
   virtual Result read(std::span<std::byte> to, std::size_t& moved) = 0;
   // Likewise; takes a part of `head` and of the `body` that follows it. After kWantsRead or
   // kWantsWrite the same bytes have to be offered again, perhaps at another address and with more

@@ -1,210 +1,257 @@
 // A session of TLS (see tls.h).
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <system_error>
+#include <cstring>
 #include <utility>
 
-#include "core/error.h"
 #include "transport/tcp/openssl.h"
 #include "transport/tcp/tls.h"
+#include "transport/tcp/tls_handshake.h"
 
 namespace lockstep {
 namespace {
 
-using namespace openssl;
+using records::Alert;
+using records::ContentType;
+using records::RecordError;
 
-constexpr std::size_t kRecord = std::size_t{16} << 10;  // the most that one holds
+// RFC 8446, section 6.
+constexpr std::byte kWarning{1}, kFatal{2};
 
-// A server sees it in the client's first message. The client is told: OpenSSL calls the parameter
-// illegal, and RFC 8446 speaks of decryption.
-bool shows_other_key(unsigned long error) {
-  return is(error, kBinderDoesNotVerify) || is(error, kAlertIllegalParameter) ||
-         is(error, kAlertDecryptError);
-}
+// Section 4.6.3. Whether the other end wants this one to take a new key, too.
+enum class UpdateRequest : std::uint8_t { kNotRequested = 0, kRequested = 1 };
+constexpr std::byte kKeyUpdate[] = {std::byte{24}, std::byte{0}, std::byte{0}, std::byte{1}};
 
 }  // namespace
 
 Tls::Session::Session(const Tls& tls, int fd, Side side, std::uint32_t records_per_key)
     : tls_(tls),
-      ssl_(tls.api_->new_session(tls.context_.get()), tls.api_->free_session.pointer()),
       fd_(fd),
-      records_per_key_(records_per_key) {
-  const OpenSsl& api = *tls_.api_;
-  Bio* sink = ssl_ ? api.new_bio(tls_.sink_.get()) : nullptr;
-  if (sink == nullptr || api.set_read_fd(ssl_.get(), fd) != 1)
-    throw Error("lockstep: OpenSSL cannot begin an encrypted connection: " +
-                api.text_of(api.take_error()) + ".");
-  api.set_bio_ready(sink, 1);
-  api.set_write_bio(ssl_.get(), sink);  // and owns it
-  if (side == Side::kServer) {
-    api.be_server(ssl_.get());
-    return;
-  }
-  api.be_client(ssl_.get());
-  // A server without the key would go on with a certificate. No certificate is good: none is known.
-  api.set_verify(ssl_.get(), kVerifyPeer, nullptr);
-}
+      side_(side),
+      records_per_key_(records_per_key),
+      handshake_(std::make_unique<Handshake>(tls, fd, side, received_, unsent_)) {}
 
 Tls::Session::~Session() = default;
 
 Tls::Result Tls::Session::handshake() {
   if (ended_) return *ended_;
-  if (open_) return Result::kDone;
-  const Offer offer(tls_);
-  const Result result = attempt([&] { return tls_.api_->handshake(ssl_.get()); });
+  if (!handshake_) return Result::kDone;
+  const Result result = handshake_->step();
   // What the other end is to read, or why this end gives up.
   const Result sent = flush();
-  if (result != Result::kDone && result != Result::kWantsRead) return result;
+  if (result == Result::kClosed || result == Result::kFailed)
+    return end(result, handshake_->problem());
   if (sent != Result::kDone) return sent;
-  return result == Result::kDone ? verified() : result;
+  return result == Result::kDone ? hand_over() : result;
 }
 
-// A second opinion: the settings of the context leave no other way to complete a handshake.
-Tls::Result Tls::Session::verified() {
-  if (tls_.api_->version(ssl_.get()) != kTls13 || tls_.api_->used_psk(ssl_.get()) != 1)
+// From here on OpenSSL's object is not needed, and goes, with the keys that are in it.
+Tls::Result Tls::Session::hand_over() {
+  if (!handshake_->has_proved_the_key())
     return end(Result::kFailed, "the other end did not prove that it knows the key");
-  forget_key();
-  open_ = true;
+  SecretBytes ours = handshake_->take_client_secret(), theirs = handshake_->take_server_secret();
+  if (side_ == Side::kServer) std::swap(ours, theirs);
+  try {
+    sealer_.emplace(*tls_.api_, std::move(ours));
+    opener_.emplace(*tls_.api_, std::move(theirs));
+  } catch (const RecordError& error) {
+    return end(Result::kFailed, error.what());
+  }
+  handshake_.reset();
   return Result::kDone;
-}
-
-// OpenSSL keeps the key in the session, for a resumption that does not take place.
-void Tls::Session::forget_key() {
-  constexpr std::array<unsigned char, kMaxKeyBytes> kZeros{};
-  void* session = tls_.api_->session(ssl_.get());
-  if (session != nullptr)
-    tls_.api_->set_master_key(session, kZeros.data(), tls_.key_.bytes().size());
 }
 
 Tls::Result Tls::Session::read(std::span<std::byte> to, std::size_t& moved) {
   moved = 0;
   if (!ready()) return *ended_;
-  if (to.empty()) return Result::kDone;
-  std::size_t bytes = 0;
-  const Result result =
-      attempt([&] { return tls_.api_->read(ssl_.get(), to.data(), to.size(), &bytes); });
-  if (result == Result::kDone) moved = bytes;
-  // The other end may ask for a new key: the answer goes out when it can.
-  if (accepted_ == 0 && !sealed_.empty()) flush();
-  return result;
+  Result result = Result::kDone;
+  try {
+    while (moved < to.size() && result == Result::kDone && !ended_) {
+      if (!content_.empty())
+        moved += take_content(to.subspan(moved));
+      else if (const std::size_t record = whole_record(); record > 0)
+        moved += open_record(record, to.subspan(moved));
+      else
+        result = moved > 0 ? Result::kWantsRead : receive();
+    }
+    if (!ended_) send_answer();
+  } catch (const RecordError& error) {
+    fail(error);
+  }
+  if (moved > 0) return Result::kDone;  // what has ended after them is for the next call
+  return ended_ ? *ended_ : result;
+}
+
+std::size_t Tls::Session::take_content(std::span<std::byte> to) {
+  const auto part = content_.first(std::min(content_.size(), to.size()));
+  std::ranges::copy(part, to.begin());
+  content_ = content_.subspan(part.size());
+  return part.size();
+}
+
+// 0: it is not all there yet.
+std::size_t Tls::Session::whole_record() const {
+  const auto unread = received_.unread();
+  const std::size_t record = records::record_bytes(unread);
+  return record <= unread.size() ? record : 0;
+}
+
+// After a call that has taken all there was, the next one would be in vain.
+Tls::Result Tls::Session::receive() {
+  if (std::exchange(is_drained_, false)) return Result::kWantsRead;
+  const int error = received_.fill(fd_);
+  is_drained_ = error == 0 && !received_.is_full();
+  if (error == 0) return Result::kDone;
+  if (error == EAGAIN) return Result::kWantsRead;
+  ConnectionEnd found = connection_end(error);
+  return end(found.result, std::move(found.problem));
+}
+
+// Straight to where the content is to be, if there is room for all of it. Otherwise it is opened
+// where it is. Returns how many bytes are in `to`.
+std::size_t Tls::Session::open_record(std::size_t bytes, std::span<std::byte> to) {
+  const std::span<std::byte> record = received_.unread().first(bytes);
+  const bool fits = records::content_room(bytes) <= to.size();
+  const auto [type, content] =
+      opener_->open(record, fits ? to.data() : record.data() + records::kHeader);
+  received_.consume(bytes);
+  idle_records_ = type == ContentType::kApplicationData && !content.empty() ? 0 : idle_records_ + 1;
+  if (idle_records_ > kMaxIdleRecords)
+    throw RecordError(Alert::kUnexpectedMessage, "too many records without data");
+  switch (type) {
+    case ContentType::kApplicationData:
+      if (fits) return content.size();
+      content_ = content;
+      return 0;
+    case ContentType::kAlert:
+      take_alert(content);
+      return 0;
+    case ContentType::kHandshake:
+      take_key_update(content);
+      return 0;
+  }
+  throw RecordError(Alert::kUnexpectedMessage, "a record with an unexpected type of content");
+}
+
+void Tls::Session::take_alert(std::span<const std::byte> content) {
+  if (content.size() != 2) throw RecordError(Alert::kDecodeError, "an alert of another length");
+  const auto alert = static_cast<Alert>(content[1]);
+  if (alert == Alert::kUserCanceled) return;  // section 6.1: the closing message follows
+  if (alert == Alert::kCloseNotify)
+    end(Result::kClosed, "the other end closed the connection");
+  else
+    end(Result::kFailed, std::string("the other end reports: ") +
+                             tls_.api_->alert_text(std::to_integer<int>(content[1])));
+}
+
+// The one message that may follow the handshake: OpenSSL was told to send no tickets, and asks for
+// no certificate. A message that changes the key ends its record (section 5.1).
+void Tls::Session::take_key_update(std::span<const std::byte> content) {
+  if (content.size() != sizeof(kKeyUpdate) + 1 ||
+      !std::ranges::equal(content.first(sizeof(kKeyUpdate)), kKeyUpdate))
+    throw RecordError(Alert::kUnexpectedMessage, "an unexpected message of a handshake");
+  const auto request = static_cast<UpdateRequest>(content.back());
+  if (request != UpdateRequest::kNotRequested && request != UpdateRequest::kRequested)
+    throw RecordError(Alert::kIllegalParameter, "a message about a new key with a wrong value");
+  opener_->update();
+  has_to_answer_ = has_to_answer_ || request == UpdateRequest::kRequested;
+}
+
+// The other end has asked for a new key: the answer goes out when it can, behind a write that is
+// unfinished. One answers any number of requests.
+void Tls::Session::send_answer() {
+  if (flush() != Result::kDone || !has_to_answer_ || is_closed_) return;
+  seal_key_update();
+  flush();
 }
 
 Tls::Result Tls::Session::write(std::span<const std::byte> head, std::span<const std::byte> body,
                                 std::size_t& moved) {
   moved = 0;
   if (!ready()) return *ended_;
-  if (accepted_ == 0) {
-    const Result result = seal(head, body);
-    if (result != Result::kDone) return result;
+  if (is_closed_) return end(Result::kFailed, "the connection was used after it was closed");
+  try {
+    if (accepted_ == 0) seal_batch(head, body);
+  } catch (const RecordError& error) {
+    return fail(error);
   }
   const Result result = flush();
   if (result == Result::kDone) moved = std::exchange(accepted_, 0);
   return result;
 }
 
-// Encrypts as much as goes out at once. The head and what fits of the body share a record.
-Tls::Result Tls::Session::seal(std::span<const std::byte> head, std::span<const std::byte> body) {
+// Encrypts as much as goes out at once. The head and what fits of the body share a record, unless
+// the body has records of its own.
+void Tls::Session::seal_batch(std::span<const std::byte> head, std::span<const std::byte> body) {
+  const bool apart = body.size() >= kOwnRecords;
   while (accepted_ < kBatch && !(head.empty() && body.empty())) {
-    std::array<std::byte, kRecord> joined;
-    std::span<const std::byte> record = body.first(std::min(body.size(), kRecord));
-    if (!head.empty()) {
-      const auto first = head.first(std::min(head.size(), kRecord));
-      const auto second = body.first(std::min(body.size(), kRecord - first.size()));
-      std::ranges::copy(second, std::ranges::copy(first, joined.begin()).out);
-      record = std::span(joined).first(first.size() + second.size());
-      head = head.subspan(first.size());
-      body = body.subspan(second.size());
-    } else {
-      body = body.subspan(record.size());
-    }
-    std::size_t bytes = 0;
-    if (!renew_key()) return *ended_;
-    const Result result =
-        attempt([&] { return tls_.api_->write(ssl_.get(), record.data(), record.size(), &bytes); });
-    if (result != Result::kDone) return result;
-    accepted_ += bytes;
-    ++records_;
+    const auto first = head.first(std::min(head.size(), records::kMaxContent));
+    const std::size_t room = apart && !first.empty() ? 0 : records::kMaxContent - first.size();
+    const auto second = body.first(std::min(body.size(), room));
+    if (has_to_answer_ || sealer_->sequence() >= records_per_key_) seal_key_update();
+    seal_record(ContentType::kApplicationData, first, second);
+    head = head.subspan(first.size());
+    body = body.subspan(second.size());
+    accepted_ += first.size() + second.size();
   }
-  return Result::kDone;
 }
 
-// Sends the records that OpenSSL has written.
+void Tls::Session::seal_record(ContentType type, std::span<const std::byte> head,
+                               std::span<const std::byte> body) {
+  if (unsent_.room().size() < head.size() + body.size() + records::kOverhead)
+    throw RecordError(Alert::kInternalError, "records without room");
+  unsent_.add(sealer_->seal(type, head, body, unsent_.room().data()));
+}
+
+void Tls::Session::seal_key_update() {
+  std::array<std::byte, sizeof(kKeyUpdate) + 1> message;
+  std::ranges::copy(kKeyUpdate, message.begin());
+  message.back() = static_cast<std::byte>(UpdateRequest::kNotRequested);
+  seal_record(ContentType::kHandshake, message);
+  sealer_->update();
+  has_to_answer_ = false;
+}
+
+void Tls::Session::seal_alert(std::byte level, Alert alert) {
+  const std::byte message[] = {level, static_cast<std::byte>(alert)};
+  seal_record(ContentType::kAlert, message);
+}
+
 Tls::Result Tls::Session::flush() {
-  while (sent_ < sealed_.size()) {
-    const ssize_t n =
-        send(fd_, sealed_.data() + sent_, sealed_.size() - sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (n >= 0) {
-      sent_ += static_cast<std::size_t>(n);
-    } else if (errno != EINTR) {
-      const int error = errno;
-      if (error == EAGAIN) return Result::kWantsWrite;
-      return ended_ ? *ended_ : broken(error, 0);
-    }
-  }
-  sealed_.clear();
-  sent_ = 0;
-  return Result::kDone;
-}
-
-bool Tls::Session::renew_key() {
-  if (records_ < records_per_key_) return true;
-  records_ = 0;
-  attempt([&] {
-    if (tls_.api_->update_key(ssl_.get(), kUpdateNotRequested) != 1) return 0;
-    return tls_.api_->handshake(ssl_.get());
-  });
-  return !ended_;
+  const int error = unsent_.flush(fd_);
+  if (error == 0) return Result::kDone;
+  if (error == EAGAIN) return Result::kWantsWrite;
+  if (ended_) return *ended_;
+  ConnectionEnd found = connection_end(error);
+  return end(found.result, std::move(found.problem));
 }
 
 Tls::Result Tls::Session::close() {
   if (!ready()) return *ended_;
-  // 0: sent, and the other end has not answered. It need not.
-  const Result result = attempt([&] { return tls_.api_->shutdown(ssl_.get()) < 0 ? -1 : 1; });
-  return result == Result::kDone ? flush() : result;
+  try {
+    if (!std::exchange(is_closed_, true)) seal_alert(kWarning, Alert::kCloseNotify);
+  } catch (const RecordError& error) {
+    return end(Result::kFailed, error.what());
+  }
+  return flush();
 }
 
 bool Tls::Session::ready() {
-  if (!ended_ && !open_) end(Result::kFailed, "the connection was used before its handshake");
+  if (!ended_ && handshake_) end(Result::kFailed, "the connection was used before its handshake");
   return !ended_;
 }
 
-template <typename Call>
-Tls::Result Tls::Session::attempt(Call call) {
-  const Sink sink(sealed_);
-  tls_.api_->clear_errors();
-  errno = 0;
-  const int returned = call();
-  const int error = errno;
-  return returned > 0 ? Result::kDone : classify(returned, error);
-}
-
-Tls::Result Tls::Session::classify(int returned, int error) {
-  switch (tls_.api_->get_error(ssl_.get(), returned)) {
-    case kErrorWantRead:
-      return Result::kWantsRead;
-    case kErrorWantWrite:
-      return Result::kWantsWrite;
-    case kErrorZeroReturn:
-      return end(Result::kClosed, "the other end closed the connection");
-    default:
-      return broken(error, tls_.api_->take_error());
+// Tells the other end why, as far as it takes it now.
+Tls::Result Tls::Session::fail(const RecordError& error) {
+  end(Result::kFailed, error.what());
+  if (is_closed_) return *ended_;
+  try {
+    seal_alert(kFatal, error.alert);
+    flush();
+  } catch (const RecordError&) {  // there is no way to tell it
   }
-}
-
-// That the bytes ended is an error of the system's without a number in 1.1.1.
-Tls::Result Tls::Session::broken(int error, unsigned long first) {
-  if (is(first, kUnexpectedEof) || (first == 0 && error == 0))
-    return end(Result::kClosed, "the connection ended without TLS's closing message");
-  const bool closed = error == ECONNRESET || error == EPIPE;
-  if (first == 0)
-    return end(closed ? Result::kClosed : Result::kFailed, std::generic_category().message(error));
-  std::string text = tls_.api_->text_of(first);
-  if (!open_ && shows_other_key(first))
-    text = "the two ends do not have the same key (" + text + ")";
-  return end(Result::kFailed, std::move(text));
+  return *ended_;
 }
 
 Tls::Result Tls::Session::end(Result result, std::string problem) {

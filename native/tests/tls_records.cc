@@ -1,0 +1,495 @@
+// Records of TLS 1.3: OpenSSL reads what sessions write and the reverse, and records that break the
+// rules end the connection.
+#include <dlfcn.h>
+#include <link.h>
+
+#include "check.h"
+#include "openssl_peer.h"
+#include "tls_wires.h"
+#include "transport/tcp/openssl.h"
+#include "transport/tcp/records.h"
+
+namespace lockstep::testing {
+namespace {
+
+using records::Alert;
+using records::ContentType;
+
+const OpenSsl& api() {
+  static const OpenSsl functions{openssl::Library(library())};
+  return functions;
+}
+
+Bytes unhex(std::string_view digits) {
+  Bytes bytes;
+  for (std::size_t i = 0; i + 1 < digits.size(); i += 2)
+    bytes.push_back(
+        static_cast<std::byte>(std::stoi(std::string(digits.substr(i, 2)), nullptr, 16)));
+  return bytes;
+}
+
+SecretBytes secret_of(const Bytes& bytes) { return {bytes.begin(), bytes.end()}; }
+
+Bytes sealed(records::Sealer& sealer, ContentType type, std::span<const std::byte> content) {
+  Bytes record(content.size() + records::kOverhead);
+  CHECK_EQUAL(sealer.seal(type, {}, content, record.data()), record.size());
+  return record;
+}
+
+std::string opened(records::Opener& opener, Bytes record) {
+  Bytes to(records::content_room(record.size()));
+  try {
+    return shown(opener.open(record, to.data()).content);
+  } catch (const records::RecordError& error) {
+    return error.what();
+  }
+}
+
+// RFC 8448, section 3: what the client sends after the handshake.
+TEST(the_record_of_the_standard_s_example) {
+  const Bytes secret = unhex("9e40646ce79a7f9dc05af8889bce6552875afa0b06df0087f792ebb7c17504a5");
+  const Bytes record = unhex(
+      "1703030043a23f7054b62c94d0affafe8228ba55cbefacea42f914aa66bcab3f2b9819a8a5b46b395bd54a9a2044"
+      "1e2b62974e1f5a6292a2977014bd1e3deae63aeebb21694915e4");
+  Bytes content;
+  for (int i = 0; i < 50; ++i) content.push_back(static_cast<std::byte>(i));
+  records::Sealer sealer(api(), secret_of(secret));
+  CHECK(sealed(sealer, ContentType::kApplicationData, content) == record);
+  records::Opener opener(api(), secret_of(secret));
+  CHECK(opened(opener, record) == shown(content));
+}
+
+TEST(a_record_opens_in_its_turn_only) {
+  const SecretBytes secret = secret_of(random_bytes(records::kSecret, 1));
+  records::Sealer sealer(api(), secret);
+  std::vector<Bytes> all;
+  for (int i = 0; i < 6; ++i) {
+    if (i == 3) sealer.update();
+    all.push_back(
+        sealed(sealer, ContentType::kApplicationData, bytes_of(std::to_string(i % 3) + "th")));
+  }
+  CHECK_EQUAL(sealer.sequence(), 3U);
+  for (std::size_t turn = 0; turn < all.size(); ++turn)
+    for (std::size_t other = 0; other < all.size(); ++other) {
+      records::Opener opener(api(), secret);
+      for (std::size_t i = 0; i < turn; ++i) {
+        if (i == 3) opener.update();
+        CHECK_EQUAL(opened(opener, all[i]), std::to_string(i % 3) + "th");
+      }
+      if (turn == 3) opener.update();
+      CHECK_EQUAL(opened(opener, all[other]) == std::to_string(turn % 3) + "th", turn == other);
+    }
+}
+
+TEST(every_bit_of_a_record_is_protected) {
+  const SecretBytes secret = secret_of(random_bytes(records::kSecret, 1));
+  records::Sealer sealer(api(), secret);
+  const Bytes record = sealed(sealer, ContentType::kApplicationData, bytes_of("content"));
+  for (std::size_t bit = 0; bit < record.size() * 8; ++bit) {
+    records::Opener opener(api(), secret);
+    Bytes changed = record;
+    changed[bit / 8] ^= std::byte{1} << bit % 8;
+    CHECK_EQUAL(opened(opener, changed), "a record was changed on its way");
+  }
+}
+
+// All functions come from one libssl and the libcrypto that is linked to it, however it is named.
+TEST(a_library_by_its_path) {
+  void* handle = dlopen(library(), RTLD_NOW | RTLD_LOCAL);
+  CHECK(handle != nullptr);
+  link_map* map = nullptr;
+  CHECK_EQUAL(dlinfo(handle, RTLD_DI_LINKMAP, &map), 0);
+  const std::string path = map->l_name;
+  CHECK(path.starts_with('/'));
+  const OpenSsl by_path{openssl::Library(path)};
+  CHECK(by_path.crypt.pointer() == api().crypt.pointer());
+  const Tls tls(path, random_bytes(32, 1));
+  Pair pair(tls, shared());
+  pair.shake();
+  CHECK(pair.open());
+}
+
+// Reads with a destination of any size until nothing comes any more.
+std::string heard_in_parts(Tls::Session& session, std::mt19937_64& random) {
+  std::string text;
+  for (std::size_t moved;;) {
+    Bytes part(1 + random() % (random() % 2 ? 100 : 40000));
+    if (session.read(part, moved) != Result::kDone) return text;
+    text += shown({part.data(), moved});
+  }
+}
+
+TEST(openssl_reads_what_a_session_writes) {
+  std::mt19937_64 random(1);
+  for (const bool openssl_serves : {false, true})
+    for (const std::uint32_t records_per_key : {1000000U, 3U, 1U}) {
+      Mixed mixed(openssl_serves, records_per_key);
+      mixed.shake();
+      for (int i = 0; i < 60; ++i) {
+        const std::size_t head = i % 3 ? random() % 200 : 0, body = random() % 40000;
+        const Bytes bytes = random_bytes(head + body, random());
+        std::size_t moved = 0;
+        CHECK(mixed.session.write(std::span(bytes).first(head), std::span(bytes).subspan(head),
+                                  moved) == Result::kDone);
+        CHECK_EQUAL(moved, bytes.size());
+        CHECK(mixed.peer.read() == shown(bytes));
+        CHECK_EQUAL(mixed.peer.problem(), "");
+      }
+    }
+}
+
+TEST(a_session_reads_what_openssl_writes) {
+  std::mt19937_64 random(2);
+  for (const bool openssl_serves : {false, true}) {
+    Mixed mixed(openssl_serves);
+    mixed.shake();
+    for (int i = 0; i < 60; ++i) {
+      const Bytes bytes = random_bytes(random() % 50000, random());
+      mixed.peer.write(bytes);
+      if (i % 4 == 0) mixed.peer.take_new_key(false);
+      CHECK(heard_in_parts(mixed.session, random) == shown(bytes));
+      CHECK_EQUAL(mixed.session.problem(), "");
+    }
+  }
+}
+
+// A message about a new key has 5 bytes.
+constexpr std::size_t kKeyUpdateRecord = records::kOverhead + 5;
+
+std::size_t bytes_on(const Socket& socket) {
+  Bytes seen(100000);
+  const ssize_t size = recv(socket.fd(), seen.data(), seen.size(), MSG_PEEK);
+  return size > 0 ? static_cast<std::size_t>(size) : 0;
+}
+
+// The answer goes out while the session reads, and with a key that OpenSSL follows.
+TEST(openssl_asks_for_a_new_key) {
+  for (const bool openssl_serves : {false, true}) {
+    Mixed mixed(openssl_serves);
+    mixed.shake();
+    for (int i = 0; i < 3; ++i) {
+      for (int j = 0; j <= i; ++j) mixed.peer.take_new_key(true);
+      mixed.peer.write(bytes_of("with a new key"));
+      CHECK_EQUAL(heard(mixed.session), "with a new key");
+      CHECK_EQUAL(bytes_on(*mixed.wire.b), kKeyUpdateRecord);
+      CHECK_EQUAL(mixed.peer.read(), "");
+      CHECK_EQUAL(mixed.peer.problem(), "");
+      say(mixed.session, "so have we");
+      CHECK_EQUAL(mixed.peer.read(), "so have we");
+    }
+  }
+}
+
+// An answer that cannot go out while a write is unfinished follows it.
+TEST(an_answer_waits_for_an_unfinished_write) {
+  const Wire wire = local_wire(4096);
+  Tls::Session session(shared(), wire.a->fd(), Side::kClient);
+  OpenSslPeer peer(true, wire.b->fd());
+  for (int i = 0; i < kRounds; ++i) {
+    session.handshake();
+    peer.shake();
+  }
+  const Bytes bytes = random_bytes(60000, 3);
+  std::size_t moved = 0;
+  CHECK(session.write(bytes, moved) == Result::kWantsWrite);
+  peer.take_new_key(true);
+  peer.write(bytes_of("meanwhile"));
+  CHECK_EQUAL(heard(session), "meanwhile");
+  std::string text = peer.read();
+  while (session.write(bytes, moved) == Result::kWantsWrite) text += peer.read();
+  CHECK_EQUAL(moved, bytes.size());
+  text += peer.read();
+  CHECK(text == shown(bytes));
+  say(session, "after");
+  CHECK_EQUAL(bytes_on(*wire.b), kKeyUpdateRecord + records::kOverhead + 5);
+  CHECK_EQUAL(peer.read(), "after");
+  CHECK_EQUAL(peer.problem(), "");
+}
+
+TEST(both_understand_the_closing_message) {
+  for (const bool openssl_serves : {false, true}) {
+    Mixed ours(openssl_serves);
+    ours.shake();
+    say(ours.session, "last");
+    CHECK(ours.session.close() == Result::kDone);
+    CHECK(ours.session.close() == Result::kDone);
+    CHECK_EQUAL(ours.peer.read(), "last");
+    CHECK_EQUAL(ours.peer.problem(), "closed");
+    CHECK(ours.wire.b->take().empty());
+    std::size_t moved = 0;
+    CHECK(ours.session.write(bytes_of("more"), moved) == Result::kFailed);
+    Mixed theirs(openssl_serves);
+    theirs.shake();
+    theirs.peer.write(bytes_of("last"));
+    theirs.peer.close();
+    CHECK_EQUAL(heard(theirs.session), "last");
+    CHECK(theirs.session.handshake() == Result::kClosed);
+    CHECK_EQUAL(theirs.session.problem(), "the other end closed the connection");
+  }
+}
+
+// The client's last message and its first data may come as one.
+TEST(data_right_behind_the_handshake) {
+  Mixed mixed(false);
+  for (int i = 0; i < 3 && !mixed.peer.shake(); ++i) mixed.session.handshake();
+  mixed.peer.write(random_bytes(20000, 5));
+  mixed.peer.write(bytes_of("early"));
+  CHECK(mixed.session.handshake() == Result::kDone);
+  CHECK(heard(mixed.session) == shown(random_bytes(20000, 5)) + "early");
+}
+
+// What a write leaves on the wire: the lengths of its records.
+std::vector<std::size_t> record_lengths(const Bytes& stream) {
+  std::vector<std::size_t> lengths;
+  for (std::span<const std::byte> left(stream); !left.empty();) {
+    lengths.push_back(records::record_bytes(left) - records::kOverhead);
+    left = left.subspan(lengths.back() + records::kOverhead);
+  }
+  return lengths;
+}
+
+TEST(a_large_body_has_records_of_its_own) {
+  struct Case {
+    std::size_t head, body;
+    std::vector<std::size_t> lengths;
+  };
+  const std::size_t full = records::kMaxContent;
+  for (const Case& one : {Case{96, 8191, {8287}}, Case{96, 8192, {96, 8192}}, Case{96, 0, {96}},
+                          Case{96, 2 * full + 1, {96, full, full, 1}},
+                          Case{full + 1, 10, {full, 11}}, Case{full + 1, 9000, {full, 1, 9000}}}) {
+    Pair pair;
+    pair.shake();
+    const Bytes head(one.head), body(one.body);
+    std::size_t moved = 0;
+    CHECK(pair.client.write(head, body, moved) == Result::kDone);
+    CHECK(record_lengths(pair.wire.b->take()) == one.lengths);
+  }
+}
+
+// Two sessions, and a network that hands on any number of bytes at a time.
+TEST(any_sizes_in_any_parts) {
+  std::mt19937_64 random(4);
+  for (int round = 0; round < 20; ++round) {
+    Wire near = local_wire(), far = local_wire();
+    Tls::Session client(shared(), near.a->fd(), Side::kClient, 1 + random() % 5);
+    Tls::Session server(shared(), far.b->fd(), Side::kServer);
+    for (int i = 0; i < 6; ++i) {
+      client.handshake();
+      if (const Bytes bytes = near.b->take(); !bytes.empty()) far.a->put(bytes);
+      server.handshake();
+      if (const Bytes bytes = far.a->take(); !bytes.empty()) near.b->put(bytes);
+    }
+    std::string sent, received;
+    for (int i = 0; i < 20; ++i) {
+      const Bytes bytes = random_bytes(random() % 30000, random());
+      const auto head = std::span(bytes).first(random() % (bytes.size() + 1));
+      std::size_t moved = 0;
+      CHECK(client.write(head, std::span(bytes).subspan(head.size()), moved) == Result::kDone);
+      sent += shown(std::span(bytes).first(moved));
+      const Bytes passed = near.b->take();
+      for (std::span<const std::byte> left(passed); !left.empty();) {
+        const std::size_t part = 1 + random() % (random() % 2 ? 50 : left.size());
+        far.a->put(left.first(std::min(part, left.size())));
+        left = left.subspan(std::min(part, left.size()));
+        received += heard_in_parts(server, random);
+      }
+    }
+    CHECK_EQUAL(server.problem(), "");
+    CHECK(received == sent);
+  }
+}
+
+// A peer with the key that makes its records by hand.
+struct Forger : Mixed {
+  explicit Forger(bool openssl_serves = true) : Mixed(openssl_serves) {
+    shake();
+    sealer.emplace(api(), peer.own_secret());
+  }
+  void put(ContentType type, std::span<const std::byte> content) {
+    wire.b->put(sealed(*sealer, type, content));
+  }
+  void put(ContentType type, const std::string& text) { put(type, bytes_of(text)); }
+  // The session ends with a text, and says why to the other end.
+  void check_refusal(const std::string& text, const std::string& alert) {
+    CHECK_EQUAL(heard(session), "");
+    CHECK(session.handshake() == Result::kFailed);
+    CHECK_CONTAINS(session.problem(), text);
+    CHECK_EQUAL(peer.read(), "");
+    CHECK_CONTAINS(peer.problem(), alert);
+  }
+
+  std::optional<records::Sealer> sealer;
+};
+
+constexpr auto kData = ContentType::kApplicationData;
+constexpr auto kNoType = static_cast<ContentType>(0);
+
+std::string text_of(std::initializer_list<int> bytes) { return {bytes.begin(), bytes.end()}; }
+
+TEST(a_forger_s_records_are_read) {
+  for (const bool openssl_serves : {false, true}) {
+    Forger forger(openssl_serves);
+    forger.put(kData, "as good as OpenSSL's");
+    CHECK_EQUAL(heard(forger.session), "as good as OpenSSL's");
+  }
+}
+
+TEST(types_of_content_that_do_not_belong_here) {
+  for (const int type : {1, 20, 24, 99, 255}) {
+    Forger forger;
+    forger.put(static_cast<ContentType>(type), "text");
+    forger.check_refusal("unexpected type of content", "unexpected message");
+  }
+  // A ticket, a request for a certificate, a part of a message, no message.
+  for (const std::string& message :
+       {std::string(100, '\x04'), text_of({13, 0, 0, 1, 0}), text_of({24, 0, 0}), std::string()}) {
+    Forger forger;
+    forger.put(ContentType::kHandshake, message);
+    forger.check_refusal("unexpected message of a handshake", "unexpected message");
+  }
+}
+
+TEST(headers_that_break_the_rules) {
+  struct Case {
+    std::size_t byte;
+    int value;
+    const char *text, *alert;
+  };
+  for (const Case& one :
+       {Case{0, 22, "not an encrypted record", "unexpected message"},
+        Case{0, 21, "not an encrypted record", "unexpected message"},
+        Case{0, 20, "not an encrypted record", "unexpected message"},
+        Case{1, 2, "not an encrypted record", "unexpected message"},
+        Case{2, 4, "not an encrypted record", "unexpected message"},
+        Case{3, 0x41, "longer than TLS allows", "record overflow"},
+        Case{3, 0xff, "longer than TLS allows", "record overflow"},
+        Case{4, 16, "too short", "bad record mac"}, Case{4, 0, "too short", "bad record mac"}}) {
+    Forger forger;
+    Bytes record = sealed(*forger.sealer, kData, bytes_of("text"));
+    record[one.byte] = static_cast<std::byte>(one.value);
+    forger.wire.b->put(std::span(record).first(5));  // the header alone is enough
+    forger.check_refusal(one.text, one.alert);
+  }
+}
+
+TEST(the_longest_record) {
+  Forger forger;
+  const std::string text(records::kMaxContent, 'x');
+  forger.put(kData, text);
+  CHECK(heard(forger.session) == text);
+  forger.put(kData, text + 'x');
+  forger.check_refusal("longer than TLS allows", "record overflow");
+}
+
+TEST(records_without_a_type) {
+  for (const std::size_t zeros : {0, 1, 100, 16384}) {
+    Forger forger;
+    forger.put(kNoType, std::string(zeros, '\0'));
+    forger.check_refusal("no type of content", "unexpected message");
+  }
+}
+
+// RFC 8446, 5.4: zeros behind the type.
+TEST(padding_is_left_out) {
+  for (const std::size_t room : {3, 10, 50, 20000}) {
+    Forger forger;
+    for (const std::size_t zeros : {0, 1, 30, 16000}) {
+      forger.put(kNoType, std::string("text\0", 5) + '\x17' + std::string(zeros, '\0'));
+      std::string text;
+      Bytes to(room);
+      for (std::size_t moved; forger.session.read(to, moved) == Result::kDone;)
+        text += shown({to.data(), moved});
+      CHECK(text == std::string("text\0", 5));
+      CHECK_EQUAL(forger.session.problem(), "");
+    }
+  }
+}
+
+TEST(a_flood_of_records_without_data) {
+  for (const bool padded : {false, true}) {
+    const ContentType type = padded ? kNoType : kData;
+    const std::string content = padded ? std::string("\x17\0\0", 3) : "";
+    Forger forger;
+    for (int round = 0; round < 3; ++round) {
+      for (int i = 0; i < Tls::Session::kMaxIdleRecords; ++i) forger.put(type, content);
+      forger.put(kData, "data");
+      CHECK_EQUAL(heard(forger.session), "data");
+    }
+    for (int i = 0; i <= Tls::Session::kMaxIdleRecords; ++i) forger.put(type, content);
+    forger.check_refusal("too many records without data", "unexpected message");
+  }
+}
+
+TEST(a_flood_of_new_keys) {
+  Forger forger;
+  for (int i = 0; i <= Tls::Session::kMaxIdleRecords; ++i) {
+    forger.put(ContentType::kHandshake, text_of({24, 0, 0, 1, 0}));
+    forger.sealer->update();
+  }
+  forger.check_refusal("too many records without data", "unexpected message");
+}
+
+TEST(messages_about_a_new_key_that_break_the_rules) {
+  for (const int value : {2, 255}) {
+    Forger forger;
+    forger.put(ContentType::kHandshake, text_of({24, 0, 0, 1, value}));
+    forger.check_refusal("wrong value", "illegal parameter");
+  }
+  Forger twice;  // section 5.1: it has to end its record
+  twice.put(ContentType::kHandshake, text_of({24, 0, 0, 1, 0, 24, 0, 0, 1, 0}));
+  twice.check_refusal("unexpected message of a handshake", "unexpected message");
+}
+
+TEST(a_key_that_was_replaced_is_not_good_any_more) {
+  Forger forger;
+  for (int i = 0; i < 3; ++i) forger.put(kData, "before");
+  CHECK_EQUAL(heard(forger.session), "beforebeforebefore");
+  forger.put(ContentType::kHandshake, text_of({24, 0, 0, 1, 0}));
+  forger.put(kData, "with the old key");
+  forger.check_refusal("changed on its way", "bad record mac");
+  // And the one that has not been announced is not good yet.
+  Forger early;
+  early.sealer->update();
+  early.put(kData, "with the next key");
+  early.check_refusal("changed on its way", "bad record mac");
+}
+
+TEST(alerts) {
+  Forger fatal;
+  fatal.put(ContentType::kAlert, text_of({2, 40}));
+  CHECK_EQUAL(heard(fatal.session), "");
+  CHECK(fatal.session.handshake() == Result::kFailed);
+  CHECK_EQUAL(fatal.session.problem(), "the other end reports: handshake failure");
+  CHECK(fatal.wire.b->take().empty());  // no alert answers one
+  Forger canceled;
+  canceled.put(ContentType::kAlert, text_of({1, 90}));
+  canceled.put(kData, "still here");
+  CHECK_EQUAL(heard(canceled.session), "still here");
+  canceled.put(ContentType::kAlert, text_of({1, 0}));
+  CHECK_EQUAL(heard(canceled.session), "");
+  CHECK(canceled.session.handshake() == Result::kClosed);
+  for (const std::string& text : {std::string(), text_of({2}), text_of({1, 0, 1, 0})}) {
+    Forger odd;
+    odd.put(ContentType::kAlert, text);
+    odd.check_refusal("an alert of another length", "decode error");
+  }
+}
+
+// The bytes of good records before one that is not are read first.
+TEST(good_records_before_a_bad_one) {
+  Forger forger;
+  Bytes stream = sealed(*forger.sealer, kData, bytes_of("good"));
+  Bytes bad = sealed(*forger.sealer, kData, bytes_of("bad"));
+  bad.back() ^= std::byte{1};
+  stream.insert(stream.end(), bad.begin(), bad.end());
+  forger.wire.b->put(stream);
+  Bytes to(1000);
+  std::size_t moved = 0;
+  CHECK(forger.session.read(to, moved) == Result::kDone);
+  CHECK_EQUAL(shown({to.data(), moved}), "good");
+  CHECK(forger.session.read(to, moved) == Result::kFailed);
+  CHECK_EQUAL(moved, 0U);
+}
+
+}  // namespace
+}  // namespace lockstep::testing
