@@ -86,7 +86,6 @@ class Endpoint {
     return connections_[static_cast<std::size_t>(process)] != nullptr;
   }
   Channels& channels() { return channels_; }
-  bool encrypts() const { return security_->encrypts(); }
   const std::string& address() const { return progress_.address(); }  // where others connect to
 
   // Sends message `number` of the channel. Returns when it is on its way, or the other process has

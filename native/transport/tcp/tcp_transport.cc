@@ -26,15 +26,11 @@ class TcpTransport::Channel : public SendChannel, public ReceiveChannel {
     if (at_once) unreported_ = 0;
     transport_.endpoint_.release(id_, number, limits ? *limits : transport_.limits(), at_once);
   }
-  // Not with TLS: OpenSSL copies what it has decrypted, and the progress thread, which is the one
-  // that all wait for, copies into a slot faster, since the slot is in a cache.
   void post_receive(std::uint32_t number, std::span<std::byte> to) override {
-    if (!transport_.endpoint_.encrypts())
-      transport_.endpoint_.channels().post_receive(id_, number, to);
+    transport_.endpoint_.channels().post_receive(id_, number, to);
   }
   bool take_placed(std::uint32_t number) override {
-    return !transport_.endpoint_.encrypts() &&
-           transport_.endpoint_.channels().take_placed(id_, number);
+    return transport_.endpoint_.channels().take_placed(id_, number);
   }
   void withdraw() override { transport_.endpoint_.channels().withdraw(id_); }
 
