@@ -10,6 +10,7 @@
 #include "check.h"
 #include "core/secret.h"
 #include "tls_wires.h"
+#include "transport/tcp/openssl.h"
 #include "transport/tcp/records.h"
 
 namespace lockstep::testing {
@@ -132,6 +133,18 @@ class OpenSslPeer {
   std::string problem_;
   SecretBytes client_secret_, server_secret_;
 };
+
+inline const OpenSsl& api() {
+  static const OpenSsl functions{openssl::Library(library())};
+  return functions;
+}
+
+inline Bytes sealed(records::Sealer& sealer, records::ContentType type,
+                    std::span<const std::byte> content) {
+  Bytes record(content.size() + records::kOverhead);
+  CHECK_EQUAL(sealer.seal(type, {}, content, record.data()), record.size());
+  return record;
+}
 
 // A session of ours and OpenSSL, in one thread, after the handshake.
 struct Mixed {
