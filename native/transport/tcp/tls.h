@@ -6,7 +6,7 @@
 // object: it seals and opens the records itself (records.h), as kernels do that have kTLS, with
 // OpenSSL's cipher. So bytes are encrypted from where they are into what goes out, and decrypted
 // from what came in to where they belong. SSL_write and SSL_read copy them three times more, which
-// takes almost half as long as the cipher.
+// takes a third as long as the cipher.
 //
 // A completed handshake proves that the other end knows the key and nothing more: it may be any
 // process of the job, even this one, when an attacker has turned its own connection back. Which
