@@ -105,8 +105,6 @@ struct OpenSsl {
       set_bio_control{library, "BIO_meth_set_ctrl"};
   openssl::Function<openssl::Bio*(const openssl::BioMethod*)> new_bio{library, "BIO_new"};
   openssl::Function<void(openssl::Bio*, int)> set_bio_ready{library, "BIO_set_init"};
-  openssl::Function<void(openssl::Bio*, void*)> set_bio_data{library, "BIO_set_data"};
-  openssl::Function<void*(openssl::Bio*)> bio_data{library, "BIO_get_data"};
   openssl::Function<void(openssl::Bio*, int)> set_bio_flags{library, "BIO_set_flags"};
   openssl::Function<void(openssl::Bio*, int)> clear_bio_flags{library, "BIO_clear_flags"};
   openssl::Function<void(openssl::Ssl*, int, void*)> set_verify{library, "SSL_set_verify"};

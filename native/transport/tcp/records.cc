@@ -23,8 +23,10 @@ const unsigned char* in(const std::byte* bytes) {
 }
 unsigned char* out(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
 
-void check(bool done) {
-  if (!done) throw RecordError(Alert::kInternalError, "OpenSSL cannot encrypt");
+void check(const OpenSsl& api, bool done) {
+  if (!done)
+    throw RecordError(Alert::kInternalError,
+                      "OpenSSL cannot encrypt or decrypt: " + api.text_of(api.take_error()));
 }
 
 // HKDF-Expand-Label of section 7.1, without a context. A result of up to one hash takes a single
@@ -40,9 +42,9 @@ SecretBytes expand_label(const OpenSsl& api, const SecretBytes& secret, std::str
   info.push_back(std::byte{1});  // the number of the step
   SecretBytes hash(kSecret);
   unsigned size = 0;
-  check(api.hmac(api.sha256(), secret.data(), static_cast<int>(secret.size()), in(info.data()),
-                 info.size(), out(hash.data()), &size) != nullptr &&
-        size == kSecret);
+  check(api, api.hmac(api.sha256(), secret.data(), static_cast<int>(secret.size()), in(info.data()),
+                      info.size(), out(hash.data()), &size) != nullptr &&
+                 size == kSecret);
   hash.resize(bytes);
   return hash;
 }
@@ -72,10 +74,11 @@ Protection::Protection(const OpenSsl& api, SecretBytes traffic_secret, bool seal
 
 void Protection::derive_key() {
   const SecretBytes key = expand_label(api_, secret_, "key", kKey);
-  iv_ = expand_label(api_, secret_, "iv", kNonce);
+  SecretBytes iv = expand_label(api_, secret_, "iv", kNonce);
+  check(api_, cipher_ && api_.init_cipher(cipher_.get(), api_.aes_128_gcm(), nullptr,
+                                          in(key.data()), nullptr, seals_) == 1);
+  iv_ = std::move(iv);
   sequence_ = 0;
-  check(cipher_ && api_.init_cipher(cipher_.get(), api_.aes_128_gcm(), nullptr, in(key.data()),
-                                    nullptr, seals_) == 1);
 }
 
 void Protection::update() {
@@ -92,16 +95,17 @@ void Protection::begin(const std::byte* header) {
     nonce[kNonce - 1 - i] ^= static_cast<std::byte>(sequence_ >> 8 * i);
   ++sequence_;
   int size = 0;
-  check(api_.init_cipher(cipher_.get(), nullptr, nullptr, nullptr, in(nonce.data()), seals_) == 1 &&
-        api_.crypt(cipher_.get(), nullptr, &size, in(header), kHeader) == 1);
+  check(api_,
+        api_.init_cipher(cipher_.get(), nullptr, nullptr, nullptr, in(nonce.data()), seals_) == 1 &&
+            api_.crypt(cipher_.get(), nullptr, &size, in(header), kHeader) == 1);
 }
 
 // GCM is a stream: as many bytes come out as go in.
 void Protection::crypt(std::span<const std::byte> from, std::byte* to) {
   int size = 0;
   if (from.empty()) return;
-  check(api_.crypt(cipher_.get(), out(to), &size, in(from.data()), static_cast<int>(from.size())) ==
-        1);
+  check(api_, api_.crypt(cipher_.get(), out(to), &size, in(from.data()),
+                         static_cast<int>(from.size())) == 1);
 }
 
 bool Protection::finish() {
@@ -111,7 +115,7 @@ bool Protection::finish() {
 }
 
 void Protection::tag(int command, std::byte* bytes) {
-  check(api_.control_cipher(cipher_.get(), command, kTag, bytes) == 1);
+  check(api_, api_.control_cipher(cipher_.get(), command, kTag, bytes) == 1);
 }
 
 std::size_t Sealer::seal(ContentType type, std::span<const std::byte> head,
@@ -127,7 +131,7 @@ std::size_t Sealer::seal(ContentType type, std::span<const std::byte> head,
   crypt(head, at);
   crypt(body, at + head.size());
   crypt({&last, 1}, at + content);
-  check(finish());
+  check(api_, finish());
   tag(kGetTag, at + content + 1);
   return kHeader + length;
 }
@@ -140,7 +144,10 @@ Opened Opener::open(std::span<std::byte> record, std::byte* to) {
   tag(kSetTag, sealed.data() + room + 1);
   crypt(sealed.first(room), to);
   crypt(sealed.subspan(room, 1), &type);
-  if (!finish()) throw RecordError(Alert::kBadRecordMac, "a record was changed on its way");
+  if (!finish()) {
+    api_.clear_errors();
+    throw RecordError(Alert::kBadRecordMac, "a record was changed on its way");
+  }
   // Section 5.4: the type is the last byte that is not zero.
   std::size_t bytes = room;
   while (type == std::byte{0} && bytes > 0) type = to[--bytes];

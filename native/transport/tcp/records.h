@@ -12,6 +12,7 @@
 #include <memory>
 #include <span>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "core/secret.h"
@@ -45,7 +46,7 @@ enum class Alert : std::uint8_t {
 
 // A record breaks the rules; the other end is to receive `alert`.
 struct RecordError : std::runtime_error {
-  RecordError(Alert alert, const char* what) : std::runtime_error(what), alert(alert) {}
+  RecordError(Alert alert, const std::string& what) : std::runtime_error(what), alert(alert) {}
   const Alert alert;
 };
 
@@ -69,10 +70,11 @@ class Protection {
   bool finish();
   void tag(int command, std::byte* bytes);
 
+  const OpenSsl& api_;
+
  private:
   void derive_key();
 
-  const OpenSsl& api_;
   const bool seals_;
   const std::unique_ptr<evp_cipher_ctx_st, void (*)(evp_cipher_ctx_st*)> cipher_;
   SecretBytes secret_;

@@ -3,6 +3,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "transport/tcp/openssl.h"
@@ -22,6 +23,9 @@ constexpr std::byte kWarning{1}, kFatal{2};
 // Section 4.6.3. Whether the other end wants this one to take a new key, too.
 enum class UpdateRequest : std::uint8_t { kNotRequested = 0, kRequested = 1 };
 constexpr std::byte kKeyUpdate[] = {std::byte{24}, std::byte{0}, std::byte{0}, std::byte{1}};
+
+// Short enough to need no memory of its own.
+constexpr const char* kNoMemory = "out of memory";
 
 }  // namespace
 
@@ -46,7 +50,7 @@ Tls::Result Tls::Session::handshake() {
   return result == Result::kDone ? hand_over() : result;
 }
 
-// From here on OpenSSL's object is not needed, and goes, with the keys that are in it.
+// From here on OpenSSL's object is not needed.
 Tls::Result Tls::Session::hand_over() {
   if (!handshake_->has_proved_the_key())
     return end(Result::kFailed, "the other end did not prove that it knows the key");
@@ -78,6 +82,8 @@ Tls::Result Tls::Session::read(std::span<std::byte> to, std::size_t& moved) {
     if (!ended_) send_answer();
   } catch (const RecordError& error) {
     fail(error);
+  } catch (const std::bad_alloc&) {
+    return end(Result::kFailed, kNoMemory);
   }
   if (moved > 0) return Result::kDone;  // what has ended after them is for the next call
   return ended_ ? *ended_ : result;
@@ -146,7 +152,8 @@ void Tls::Session::take_alert(std::span<const std::byte> content) {
 }
 
 // The one message that may follow the handshake: OpenSSL was told to send no tickets, and asks for
-// no certificate. A message that changes the key ends its record (section 5.1).
+// no certificate. It comes whole in one record, and ends it, since it changes the key
+// (section 5.1).
 void Tls::Session::take_key_update(std::span<const std::byte> content) {
   if (content.size() != sizeof(kKeyUpdate) + 1 ||
       !std::ranges::equal(content.first(sizeof(kKeyUpdate)), kKeyUpdate))
@@ -160,10 +167,11 @@ void Tls::Session::take_key_update(std::span<const std::byte> content) {
 
 // The other end has asked for a new key: the answer goes out when it can, behind a write that is
 // unfinished. One answers any number of requests.
+// The next read or write finds out that nothing goes out any more: records may be here to be read.
 void Tls::Session::send_answer() {
-  if (flush() != Result::kDone || !has_to_answer_ || is_closed_) return;
+  if (unsent_.flush(fd_) != 0 || !has_to_answer_ || is_closed_) return;
   seal_key_update();
-  flush();
+  unsent_.flush(fd_);
 }
 
 Tls::Result Tls::Session::write(std::span<const std::byte> head, std::span<const std::byte> body,
@@ -175,6 +183,8 @@ Tls::Result Tls::Session::write(std::span<const std::byte> head, std::span<const
     if (accepted_ == 0) seal_batch(head, body);
   } catch (const RecordError& error) {
     return fail(error);
+  } catch (const std::bad_alloc&) {
+    return end(Result::kFailed, kNoMemory);
   }
   const Result result = flush();
   if (result == Result::kDone) moved = std::exchange(accepted_, 0);
@@ -242,10 +252,10 @@ bool Tls::Session::ready() {
   return !ended_;
 }
 
-// Tells the other end why, as far as it takes it now.
+// Tells the other end why, as far as it takes it now. Not with a key that OpenSSL has failed with.
 Tls::Result Tls::Session::fail(const RecordError& error) {
   end(Result::kFailed, error.what());
-  if (is_closed_) return *ended_;
+  if (is_closed_ || error.alert == Alert::kInternalError) return *ended_;
   try {
     seal_alert(kFatal, error.alert);
     flush();
