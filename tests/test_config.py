@@ -29,7 +29,7 @@ GOOD = [
     ("LOCKSTEP_SINGLE_COPY", "1", True),
     ("LOCKSTEP_SINGLE_COPY", "0", False),
     ("LOCKSTEP_ENCRYPTION", "0", False),
-    ("LOCKSTEP_CONNECTIONS", "16", 16),
+    ("LOCKSTEP_CONNECTIONS", "8", 8),
     ("LOCKSTEP_ALGORITHMS", "all-reduce=ring", "all-reduce=ring"),
     ("LOCKSTEP_TRANSPORT", "ucx", "ucx"),
     ("LOCKSTEP_UCX_LIBRARY", "/lib/libucp.so.0", "/lib/libucp.so.0"),
@@ -54,7 +54,7 @@ GOOD = [
 
 WHOLE, ABOVE_ZERO = "a whole number, 0 or more", "a whole number, 1 or more"
 SECONDS = "a number of seconds, 0 or more"
-CONNECTIONS = "a whole number from 1 to 16"
+CONNECTIONS = "a whole number from 1 to 8"
 
 BAD = [
     ("LOCKSTEP_COLLECTIVES", "Gloo", "one of lockstep, gloo, mpi"),
@@ -76,7 +76,7 @@ BAD = [
     ("LOCKSTEP_SINGLE_COPY", "no", "0 or 1"),
     ("LOCKSTEP_ENCRYPTION", "off", "0 or 1"),
     ("LOCKSTEP_CONNECTIONS", "0", CONNECTIONS),
-    ("LOCKSTEP_CONNECTIONS", "17", CONNECTIONS),
+    ("LOCKSTEP_CONNECTIONS", "9", CONNECTIONS),
     ("LOCKSTEP_CONNECTIONS", "many", CONNECTIONS),
     ("LOCKSTEP_TRANSPORT", "rdma", "one of tcp, ucx"),
     ("LOCKSTEP_COLLECTIVE_TIMEOUT", "-1", SECONDS),

@@ -45,8 +45,7 @@ Clock::duration bounded(double seconds) {
 }
 
 WakeUp::WakeUp() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (fd_ < 0)
-    throw Error("lockstep: no file descriptor left for the watchdog's wake-up (ulimit -n).");
+  if (fd_ < 0) throw Error("lockstep: no file descriptor is left for a wake-up (ulimit -n).");
 }
 
 WakeUp::~WakeUp() { close(fd_); }

@@ -69,14 +69,14 @@ class Target : FrameParser::Owner {
   bool feed(std::span<const std::byte> bytes, Random& random) {
     try {
       while (!bytes.empty()) {
-        Channels::PostedLock lock;
-        const auto room = parser_.room(lock);
+        Channels::Filling filling;
+        const auto room = parser_.room(filling);
         CHECK(!room.empty());
         std::size_t n = std::min(room.size(), bytes.size());
         if (random() % 4 == 0) n = 1 + random() % n;
         std::ranges::copy(bytes.first(n), room.begin());
         bytes = bytes.subspan(n);
-        if (lock.owns_lock()) lock.unlock();
+        filling.end();
         parser_.take(n);
         for (int i = 0; i < kOpenStreams; ++i) {
           Walled& ring = rings_[i];
@@ -109,7 +109,7 @@ class Target : FrameParser::Owner {
     return 1;
   }
   bool may_send(int, std::uint32_t) const override { return true; }
-  void left(int process, std::uint64_t) override { CHECK_EQUAL(process, 1); }
+  void left(int process, std::uint32_t, std::uint64_t) override { CHECK_EQUAL(process, 1); }
 
   Arena& arena_;
   std::array<Walled, kOpenStreams> rings_;

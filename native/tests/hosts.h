@@ -138,19 +138,33 @@ struct Impostor {
   Descriptor to, from;
   std::unique_ptr<Tls::Session> out, in;
 
-  explicit Impostor(int process = 1, int num_agents = 0, bool stays_open = false) {
+  explicit Impostor(int process = 1, int num_agents = 0, bool stays_open = false,
+                    int connections = 1) {
     const int other = 1 - process;
     host.stays_open = stays_open;
+    host.connections = connections;
+    const auto count = static_cast<std::uint32_t>(connections);
     std::thread joining([&] { host.join(other, listener.address, 7, kNonce, 20, num_agents); });
-    greet({.kind = Frame::kGreeting,
-           .index = static_cast<std::uint32_t>(process),
-           .clique = kNonce,
-           .number = Frame::kVersion,
-           .to = static_cast<std::uint32_t>(other)});
-    eventually([&] { return (from = accept_from(listener.fd.get())).get() >= 0; }, "a connection");
-    in = std::make_unique<Tls::Session>(tls, from.get(), Tls::Side::kServer);
-    finish(*in, from.get());
-    welcome(*in, from.get(), process);
+    Frame greeting{.kind = Frame::kGreeting,
+                   .index = static_cast<std::uint32_t>(process),
+                   .clique = kNonce,
+                   .number = Frame::kVersion,
+                   .to = static_cast<std::uint32_t>(other),
+                   .extra = Frame::connection_number(0, count)};
+    greet(greeting);
+    for (std::uint32_t which = 1; which < count; ++which) {
+      greeting.extra = Frame::connection_number(which, count);
+      further.push_back(std::make_unique<Out>(host.listener.address, tls));
+      further.back()->send(greeting);
+    }
+    for (std::uint32_t which = 0; which < count; ++which) {
+      eventually([&] { return (from = accept_from(listener.fd.get())).get() >= 0; },
+                 "a connection");
+      in = std::make_unique<Tls::Session>(tls, from.get(), Tls::Side::kServer);
+      finish(*in, from.get());
+      welcome(*in, from.get(), process);
+      if (which + 1 < count) taken.emplace_back(std::move(from), std::move(in));
+    }
     joining.join();
   }
 
@@ -168,6 +182,9 @@ struct Impostor {
       CHECK(session.write(std::as_bytes(std::span(&frame, 1)), moved) == Tls::Result::kDone);
     }
   };
+
+  std::vector<std::unique_ptr<Out>> further;  // for stripes
+  std::vector<std::pair<Descriptor, std::unique_ptr<Tls::Session>>> taken;
 
   void greet(const Frame& frame) {
     to = connect_to(host.listener.address, Clock::now() + std::chrono::seconds(5));

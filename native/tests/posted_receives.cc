@@ -57,18 +57,18 @@ class Receiver : FrameParser::Owner {
  private:
   void feed(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
-      Channels::PostedLock lock;
-      const auto room = parser_.room(lock);
+      Channels::Filling filling;
+      const auto room = parser_.room(filling);
       const std::size_t n = std::min(room.size(), bytes.size());
       std::ranges::copy(bytes.first(n), room.begin());
       bytes = bytes.subspan(n);
-      if (lock.owns_lock()) lock.unlock();
+      filling.end();
       parser_.take(n);
     }
   }
   int greet(const Frame&, std::span<const std::byte>) override { return 1; }
   bool may_send(int, std::uint32_t) const override { return true; }
-  void left(int, std::uint64_t) override {}
+  void left(int, std::uint32_t, std::uint64_t) override {}
 
   ControlMessages control_;
   FrameParser parser_;

@@ -17,7 +17,7 @@ from lockstep._errors import ConfigError
 
 COLLECTIVES = ("lockstep", "gloo", "mpi")
 TRANSPORTS = ("tcp", "ucx")
-MAX_CONNECTIONS = 16
+MAX_CONNECTIONS = 8
 """To one process: `Stripes::kMaxConnections` of the engine."""
 DEFAULT_COLLECTIVE_TIMEOUT = 600.0
 DEFAULT_STALL_WARNING = 30.0

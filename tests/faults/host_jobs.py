@@ -14,9 +14,9 @@ PROGRAM = PROGRAMS / "between_hosts.py"
 TIMEOUT = 90
 
 
-def run(hosts: Hosts, fault: str, **env: str) -> list[int]:
+def run(hosts: Hosts, *args: str, **env: str) -> list[int]:
     """Runs the program on both hosts to its end; returns how its processes ended."""
-    return end([hosts.start(host, PROGRAM, fault, env=env) for host in range(2)], hosts)
+    return end([hosts.start(host, PROGRAM, *args, env=env) for host in range(2)], hosts)
 
 
 def end(

@@ -130,11 +130,15 @@ void ProgressThread::answer(Incoming& incoming, std::uint32_t kind, std::string_
 }
 
 void ProgressThread::end(Incoming& incoming, const std::string& why) {
-  if (incoming.frames.process() >= 0) {
-    control_.forget(incoming.frames.process());
-    if (!over_) failures_.lose(incoming.frames.process(), why);
-  } else {
+  const int process = incoming.frames.process();
+  if (process < 0) {
     refuse(incoming, why);
+  } else if (incoming.frames.connection() != 0) {
+    ended(process, why);
+  } else {
+    control_.forget(process);
+    // The other connections may say a moment later that it has left.
+    if (!over_ && !incoming.frames.has_left()) failures_.lose(process, why);
   }
   // Closing is not enough while a forked child keeps the connection open.
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, incoming.fd.get(), nullptr);

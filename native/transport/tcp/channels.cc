@@ -43,7 +43,7 @@ void Channels::check_room(const Open& open, std::uint32_t number, std::size_t pa
 
 // A message in one piece.
 void Channels::take_whole(Open& open, std::uint32_t number, std::span<const std::byte> message) {
-  if (number != open.headers) throw Error("a message out of turn");
+  if (number != open.headers || open.at(number).begun) throw Error("a message out of turn");
   check_room(open, number, message.size() - kSlotHeader);
   std::ranges::copy(message, open.slot(number));
   ++open.headers;
@@ -51,8 +51,8 @@ void Channels::take_whole(Open& open, std::uint32_t number, std::span<const std:
 }
 
 void Channels::advance(Open& open) {
-  Incoming& incoming = open.at(open.next++);
-  incoming = {.posted = incoming.posted};
+  Pending& pending = open.at(open.next++);
+  pending = {.posted = pending.posted};
   open.receive_ring.written->advance();
   if (open.receive_ring.wake_up != nullptr) open.receive_ring.wake_up->advance();
 }
@@ -73,8 +73,18 @@ bool Channels::take_placed(const ChannelId& channel, std::uint32_t number) {
 }
 
 void Channels::withdraw(const ChannelId& channel) {
-  std::scoped_lock lock(posted_in_use_, mutex_);
-  for (Incoming& incoming : receive_rings_.at(channel).incoming) incoming.posted = {};
+  std::unique_lock lock(mutex_);
+  Open& open = receive_rings_.at(channel);
+  // What comes from now on goes into the slot.
+  for (Pending& pending : open.pending) pending.posted = {};
+  filled_.wait(lock, [&] { return open.fillings == 0; });
+}
+
+void Channels::Filling::end() {
+  Channels* const channels = std::exchange(channels_, nullptr);
+  if (channels == nullptr) return;
+  std::lock_guard lock(channels->mutex_);
+  if (--open_->fillings == 0) channels->filled_.notify_all();
 }
 
 Channels::Room Channels::room(const Part& part, std::size_t bytes) {
@@ -92,39 +102,42 @@ Channels::Room Channels::room(const Part& part, std::size_t bytes) {
   Open& open = found->second;
   if (part.stripe == 0 && part.number != open.headers) throw Error("a message out of turn");
   check_room(open, part.number, part.payload);
-  Incoming& incoming = open.at(part.number);
-  if (!begin(incoming, part)) throw Error("a message of another length than it says");
+  Pending& pending = open.at(part.number);
+  if (!begin(pending, part)) throw Error("a message of another length than it says");
   if (part.stripe == 0) ++open.headers;
   std::byte* const slot = open.slot(part.number);
-  const bool posted = incoming.posted.state == Posted::kFills;
-  std::byte* const rest = posted ? incoming.posted.to.data() : slot + kSlotHeader;
+  const bool posted = pending.posted.state == Posted::kFills;
+  std::byte* const rest = posted ? pending.posted.to.data() : slot + kSlotHeader;
   return {slot, rest + stripes.at(part.stripe), posted};
 }
 
 // All stripes of a message go to the same place. False for a stripe that has begun already, and for
 // one of a message that has another length.
-bool Channels::begin(Incoming& incoming, const Part& part) {
-  Posted& posted = incoming.posted;
-  if (!std::exchange(incoming.begun, true)) {
-    incoming.payload = part.payload;
+bool Channels::begin(Pending& pending, const Part& part) {
+  Posted& posted = pending.posted;
+  if (!std::exchange(pending.begun, true)) {
+    pending.payload = part.payload;
     const bool fits = posted.state == Posted::kWaits && posted.number == part.number &&
                       posted.to.size() == part.payload;
     if (fits) posted.state = Posted::kFills;
   }
   const std::uint32_t bit = 1u << part.stripe;
-  const bool is_new = (incoming.rooms & bit) == 0;
-  incoming.rooms |= bit;
-  return is_new && incoming.payload == part.payload;
+  const bool is_new = (pending.rooms & bit) == 0;
+  pending.rooms |= bit;
+  return is_new && pending.payload == part.payload;
 }
 
-std::byte* Channels::posted_room(const Part& part, PostedLock& lock) {
-  lock = PostedLock(posted_in_use_);
-  std::lock_guard guard(mutex_);
+std::byte* Channels::posted_room(const Part& part, Filling& filling) {
+  std::lock_guard lock(mutex_);
   Open& open = receive_rings_.at(part.channel);
   const Posted& posted = open.at(part.number).posted;
-  const bool withdrawn = posted.state != Posted::kFills;  // then what comes is of no use
-  std::byte* const rest = withdrawn ? open.slot(part.number) + kSlotHeader : posted.to.data();
-  return rest + Stripes(part.number, part.payload, connections_).at(part.stripe);
+  const std::size_t at = Stripes(part.number, part.payload, connections_).at(part.stripe);
+  // Withdrawn: what comes is of no use.
+  if (posted.state != Posted::kFills) return open.slot(part.number) + kSlotHeader + at;
+  ++open.fillings;
+  filling.channels_ = this;
+  filling.open_ = &open;
+  return posted.to.data() + at;
 }
 
 void Channels::arrived(const Part& part) {
@@ -132,7 +145,7 @@ void Channels::arrived(const Part& part) {
   Open& open = receive_rings_.at(part.channel);
   ++open.at(part.number).arrived;
   for (;;) {
-    Incoming& next = open.at(open.next);
+    Pending& next = open.at(open.next);
     if (!next.begun) return;
     if (next.arrived != Stripes(open.next, next.payload, connections_).count()) return;
     if (next.posted.state == Posted::kFills) next.posted.state = Posted::kFilled;

@@ -2,12 +2,12 @@
 #pragma once
 
 #include <array>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <mutex>
-#include <shared_mutex>
 #include <span>
 #include <vector>
 
@@ -17,8 +17,11 @@
 namespace lockstep {
 
 class Channels {
+  struct Open;
+
  public:
   static constexpr std::size_t kMaxMessage = kSlotHeader + (512 << 10);
+  static_assert(Stripes::kMaxConnections * Stripes::kMinStripe <= kMaxMessage - kSlotHeader);
   // Limit for the messages of one process that came before their channels were opened here. A
   // process that keeps to the protocol is ahead by a few messages in each of its collectives, some
   // MiB in all.
@@ -54,10 +57,23 @@ class Channels {
     bool posted = false;
   };
   Room room(const Part& part, std::size_t bytes);
-  // Where the rest of a part goes whose room was posted. `lock` keeps `withdraw` waiting while it
-  // is held: so long the memory stays.
-  using PostedLock = std::shared_lock<std::shared_mutex>;
-  std::byte* posted_room(const Part& part, PostedLock& lock);
+  // Keeps `withdraw` waiting while it lives: bytes go into posted memory. It never lives for longer
+  // than one read that does not wait, so `withdraw` has no deadline.
+  class Filling {
+   public:
+    Filling() = default;
+    ~Filling() { end(); }
+    Filling(const Filling&) = delete;
+    Filling& operator=(const Filling&) = delete;
+    void end();
+
+   private:
+    friend Channels;
+    Channels* channels_ = nullptr;  // null: it keeps nothing waiting
+    Open* open_ = nullptr;
+  };
+  // Where the rest of a part goes whose room was posted. `filling` is fresh.
+  std::byte* posted_room(const Part& part, Filling& filling);
   void arrived(const Part& part);
   void keep(const ChannelId& channel, std::uint32_t number, std::vector<std::byte> message);
   void released(const ChannelId& channel, std::uint32_t number);
@@ -69,7 +85,7 @@ class Channels {
     std::span<std::byte> to;
   };
   // A message of which something has come, or may come.
-  struct Incoming {
+  struct Pending {
     Posted posted;
     bool begun = false;       // its room is known, and `payload`
     std::size_t payload = 0;  // bytes, in all stripes
@@ -80,21 +96,21 @@ class Channels {
     ReceiveRing receive_ring;
     std::uint32_t next = 0;     // the first message that is not there
     std::uint32_t headers = 0;  // messages whose stripe 0 has begun
-    std::array<Incoming, kMaxSlots> incoming{};
-    Incoming& at(std::uint32_t number) { return incoming[number % kMaxSlots]; }
+    int fillings = 0;           // reads into posted memory
+    std::array<Pending, kMaxSlots> pending{};
+    Pending& at(std::uint32_t number) { return pending[number % kMaxSlots]; }
     std::byte* slot(std::uint32_t number) const {
       return receive_ring.slots + number % receive_ring.count * receive_ring.slot_bytes;
     }
   };
   static void check_room(const Open& open, std::uint32_t number, std::size_t payload);
-  static bool begin(Incoming& incoming, const Part& part);
+  static bool begin(Pending& pending, const Part& part);
   static void take_whole(Open& open, std::uint32_t number, std::span<const std::byte> message);
   static void advance(Open& open);
 
-  // Shared by those that put bytes into posted memory; taken before `mutex_`.
-  std::shared_mutex posted_in_use_;
   const std::uint32_t connections_;
   std::mutex mutex_;
+  std::condition_variable filled_;  // no read into posted memory of a channel is left
   std::map<ChannelId, Open> receive_rings_;
   std::map<ChannelId, SendRing> send_rings_;
   std::map<ChannelId, std::deque<std::vector<std::byte>>> early_;

@@ -67,30 +67,36 @@ void at_the_same_time(std::size_t count, const Step& step) {
 // Several at the same time: a handshake is a few round trips of the network, one after the other.
 void Endpoint::meet(const EndpointOptions& options, std::uint64_t nonce, bool agents,
                     Clock::time_point end) {
+  struct Way {
+    std::size_t other;
+    std::uint32_t which;
+  };
   const std::size_t count = options.addresses.size();
-  std::vector<std::size_t> others;
+  std::vector<Way> ways;
   for (std::size_t step = 1; step < count; ++step) {  // so that not all run to the same one
     const std::size_t other = (static_cast<std::size_t>(process_) + step) % count;
-    if (!options.addresses[other].empty() && progress_.is_agent(static_cast<int>(other)) == agents)
-      others.push_back(other);
+    const int process = static_cast<int>(other);
+    if (options.addresses[other].empty() || progress_.is_agent(process) != agents) continue;
+    for (std::uint32_t which = 0; which < connections_to(process); ++which)
+      ways.push_back({other, which});
   }
-  at_the_same_time(others.size(), [&](std::size_t i) {
+  std::vector<std::unique_ptr<Connection>> made(ways.size());
+  at_the_same_time(ways.size(), [&](std::size_t i) {
+    const auto [other, which] = ways[i];
     try {
-      connect(static_cast<int>(others[i]), options.addresses[others[i]], nonce, end);
+      made[i] = open(static_cast<int>(other), which, options.addresses[other], nonce, end);
     } catch (const Error&) {
       if (!agents) throw;
-      connections_[others[i]].reset();
     }
   });
+  for (std::size_t i = 0; i < ways.size(); ++i) {
+    auto& first = connections_[ways[i].other];
+    if (ways[i].which == 0)
+      first = std::move(made[i]);
+    else
+      first->further.push_back(std::move(made[i]));
+  }
   agents ? progress_.wait_for_agents(end) : progress_.wait_for_processes(end);
-}
-
-void Endpoint::connect(int process, const std::string& address, std::uint64_t nonce,
-                       Clock::time_point end) {
-  auto first = open(process, 0, address, nonce, end);
-  for (std::uint32_t which = 1; which < connections_to(process); ++which)
-    first->further.push_back(open(process, which, address, nonce, end));
-  connections_[static_cast<std::size_t>(process)] = std::move(first);
 }
 
 // Agents send and receive no stripes.

@@ -4,9 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <new>
 #include <set>
 #include <thread>
@@ -135,24 +135,31 @@ void Endpoint::send(const ChannelId& channel, std::uint32_t number, const Messag
   if (how != WriteResult::kAll) give_up(channel.process, how, limits);
 }
 
-// All at the same time. What is worse than kAll for one of them is so for the message.
+// All at the same time. One that cannot be sent ends the message: those that have not begun are
+// left out.
 Endpoint::WriteResult Endpoint::try_stripes(Connection& first, const Frame& frame,
                                             const Message& message, const Stripes& stripes,
                                             const WaitLimits& limits) {
-  std::array<WriteResult, Stripes::kMaxConnections> how{};
+  if (is_forked()) throw Error("lockstep: a forked child has no connections of its own.");
+  std::atomic<WriteResult> worst{WriteResult::kAll};
+  std::atomic<bool> lacks_memory{false};
   senders_.run(static_cast<std::uint32_t>(stripes.count()), [&](std::uint32_t i) {
+    if (worst.load() != WriteResult::kAll) return;
     const auto part = message.rest.subspan(stripes.at(i), stripes.size(i));
     const std::span<const std::byte> header = message.header;
     Connection& connection = i == 0 ? first : *first.further[i - 1];
     Frame own = frame;
     own.extra = static_cast<std::uint32_t>(message.rest.size() - part.size());
+    WriteResult how = WriteResult::kBroken;
     try {
-      how[i] = try_frame(connection, own, i == 0 ? header : header.first(0), part, limits);
+      how = try_frame(connection, own, i == 0 ? header : header.first(0), part, limits);
     } catch (const std::bad_alloc&) {
-      how[i] = WriteResult::kBroken;
+      lacks_memory = true;
     }
+    if (how != WriteResult::kAll) worst = how;
   });
-  return *std::ranges::max_element(how);
+  if (lacks_memory) throw std::bad_alloc();
+  return worst;
 }
 
 void Endpoint::release(const ChannelId& channel, std::uint32_t number, const WaitLimits& limits,
@@ -169,6 +176,25 @@ void Endpoint::release(const ChannelId& channel, std::uint32_t number, const Wai
   send_urgent(channel.process, limits);
 }
 
+// While the send lock is held: want of memory may leave half a frame, here or in the socket.
+class Endpoint::BreakOnException {
+ public:
+  explicit BreakOnException(Connection& connection) : connection_(connection) {}
+  ~BreakOnException() {
+    if (std::uncaught_exceptions() == before_) return;
+    connection_.head.clear();
+    break_connection(connection_);
+    std::lock_guard lock(connection_.release_lock);
+    connection_.sends_urgent = false;
+  }
+  BreakOnException(const BreakOnException&) = delete;
+  BreakOnException& operator=(const BreakOnException&) = delete;
+
+ private:
+  Connection& connection_;
+  const int before_ = std::uncaught_exceptions();
+};
+
 // A rank that has read does not wait for one that sends: on a slow link the latter has the lock
 // most of the time, and the other host waits for the release.
 void Endpoint::send_urgent(int process, const WaitLimits& limits) {
@@ -183,6 +209,7 @@ void Endpoint::send_urgent(int process, const WaitLimits& limits) {
     if (limits.deadline.passed()) return give_up(process, WriteResult::kLate, limits);
     std::this_thread::sleep_for(kRetryInterval);
   }
+  const BreakOnException guard(connection);
   const WriteResult before =
       connection.broken ? WriteResult::kBroken : write_unsent(connection, limits);
   const WriteResult how = end_frame(connection, send_lock, before, limits);
@@ -226,6 +253,7 @@ Endpoint::WriteResult Endpoint::try_frame(Connection& connection, Frame frame,
   std::unique_lock send_lock(connection.send_lock, std::defer_lock);
   if (!lock(send_lock, limits.deadline)) return WriteResult::kLate;
   if (connection.broken) return WriteResult::kBroken;
+  const BreakOnException guard(connection);
   WriteResult how = write_unsent(connection, limits);
   if (how == WriteResult::kAll) {
     append_releases(connection);
@@ -296,16 +324,20 @@ std::uint64_t Endpoint::of_companion(std::uint32_t kind, std::size_t process) co
              : companion_->sent_to(static_cast<int>(process));
 }
 
-// Best effort: an unreachable peer detects the failure itself.
+// Best effort: an unreachable peer detects the failure itself. The word that this process leaves
+// goes behind whatever a connection carries: on each of them.
 void Endpoint::broadcast(std::uint32_t kind, std::span<const std::byte> body) {
   if (abandoned_) return;
   const WaitLimits limits{&arena_->header().abort_state,
                           Deadline(std::chrono::duration<double>(kSendGrace).count()),
                           {}};
-  for (std::size_t i = 0; i < connections_.size(); ++i)
-    if (connections_[i])
-      try_frame(*connections_[i], {.kind = kind, .clique = of_companion(kind, i)}, {}, body,
-                limits);
+  for (std::size_t i = 0; i < connections_.size(); ++i) {
+    if (!connections_[i]) continue;
+    const Frame frame{.kind = kind, .clique = of_companion(kind, i)};
+    try_frame(*connections_[i], frame, {}, body, limits);
+    if (kind != Frame::kLeave) continue;
+    for (auto& further : connections_[i]->further) try_frame(*further, frame, {}, body, limits);
+  }
 }
 
 void Endpoint::leave() {

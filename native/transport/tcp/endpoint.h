@@ -145,10 +145,10 @@ class Endpoint {
   };
   enum class WriteResult { kAll, kBroken, kLate };
   struct Open;
+  class BreakOnException;
 
   void meet(const EndpointOptions& options, std::uint64_t nonce, bool agents,
             Clock::time_point end);
-  void connect(int process, const std::string& address, std::uint64_t nonce, Clock::time_point end);
   std::unique_ptr<Connection> open(int process, std::uint32_t which, const std::string& address,
                                    std::uint64_t nonce, Clock::time_point end);
   std::unique_ptr<Connection> try_to_connect(const std::string& peer, const std::string& address,

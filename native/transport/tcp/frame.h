@@ -14,11 +14,11 @@ struct Frame {
                     // further connection, one stripe of the latter (see stripes.h)
     kRelease,       // message `number` of a channel has been read
     kAbort,         // the job has failed; the text follows
-    kLeave,         // the process's program has ended; how many messages the companion has sent is
-                    // in `clique`
-    kControl,       // the part of a control message of `clique` bytes that begins at `number`
-    kWelcome,       // accepts a greeting: from process `index` to process `to`
-    kRefusal,       // refuses a greeting; the reason follows
+    kLeave,    // the process's program has ended, on each of its connections; how many messages
+               // the companion has sent is in `clique`
+    kControl,  // the part of a control message of `clique` bytes that begins at `number`
+    kWelcome,  // accepts a greeting: from process `index` to process `to`
+    kRefusal,  // refuses a greeting; the reason follows
   };
   static constexpr std::uint32_t kVersion = 5;
   // In the number of a greeting, with the version: what follows the answer is not encrypted.

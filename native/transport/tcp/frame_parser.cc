@@ -18,14 +18,14 @@ std::size_t longest(std::uint32_t kind) {
 
 }  // namespace
 
-std::span<std::byte> FrameParser::room(Channels::PostedLock& lock) {
+std::span<std::byte> FrameParser::room(Channels::Filling& filling) {
   if (have_ < sizeof(Frame))
     return {reinterpret_cast<std::byte*>(&frame_) + have_, sizeof(Frame) - have_};
   const std::size_t done = have_ - sizeof(Frame);
   const std::size_t header =
       connection_ == 0 ? std::min<std::size_t>(kSlotHeader, frame_.bytes) : 0;
   if (done < header) return {at_.header + done, header - done};
-  if (at_.posted) at_.rest = channels_.posted_room(part(), lock);
+  if (at_.posted) at_.rest = channels_.posted_room(part(), filling);
   return {at_.rest + done - header, frame_.bytes - done};
 }
 
@@ -52,7 +52,8 @@ void FrameParser::begin() {
   if (!owner_.may_send(process_, frame_.kind)) throw Error("agents do not exchange such frames");
   at_ = {};
   const bool is_message = frame_.kind == Frame::kMessage;
-  if (connection_ != 0 && !is_message) throw Error("a frame on a connection for stripes");
+  if (connection_ != 0 && !is_message && frame_.kind != Frame::kLeave)
+    throw Error("a frame on a connection for stripes");
   if (is_message && connection_ == 0 && frame_.bytes < kSlotHeader)
     throw Error("a message without a header");
   if (is_message)
@@ -79,7 +80,8 @@ void FrameParser::finish() {
     case Frame::kAbort:
       return arena_.abort({reinterpret_cast<const char*>(at_.header), frame_.bytes});
     case Frame::kLeave:
-      return owner_.left(process_, frame_.clique);
+      has_left_ = true;
+      return owner_.left(process_, connection_, frame_.clique);
     case Frame::kControl:
       return control_.take(process_, frame_.clique, frame_.number, {at_.header, frame_.bytes});
     default:

@@ -22,8 +22,9 @@ class FrameParser {
     // The process that greets. Throws Error when the greeting is not accepted.
     virtual int greet(const Frame& greeting, std::span<const std::byte> rest) = 0;
     virtual bool may_send(int process, std::uint32_t kind) const = 0;
-    // Its program has ended, after so many messages of the companion.
-    virtual void left(int process, std::uint64_t sent) = 0;
+    // Its program has ended, after so many messages of the companion, and all that it has sent on
+    // this connection has been received.
+    virtual void left(int process, std::uint32_t connection, std::uint64_t sent) = 0;
 
    protected:
     ~Owner() = default;
@@ -37,10 +38,12 @@ class FrameParser {
   int process() const { return process_; }
   // Which of that process's connections this is; 0 before it has greeted.
   std::uint32_t connection() const { return connection_; }
+  // Whether it has said, here, that its program has ended.
+  bool has_left() const { return has_left_; }
 
-  // Where the next bytes go; never empty. Memory of a rank that waits for them stays while `lock`
-  // is held.
-  std::span<std::byte> room(Channels::PostedLock& lock);
+  // Where the next bytes go; never empty. Memory of a rank that waits for them stays while
+  // `filling` lives.
+  std::span<std::byte> room(Channels::Filling& filling);
   // So many of them are there now.
   void take(std::size_t bytes);
 
@@ -55,6 +58,7 @@ class FrameParser {
   Arena& arena_;
   int process_ = -1;
   std::uint32_t connection_ = 0;
+  bool has_left_ = false;
   Frame frame_;
   std::size_t have_ = 0;         // bytes of the frame and of what follows it
   Channels::Room at_;            // where the latter goes: into a slot, posted memory, or

@@ -9,9 +9,9 @@ namespace lockstep {
 bool Incoming::read() {
   using Result = Session::Result;
   std::size_t moved = 0;
-  Channels::PostedLock lock;
-  const Result result = session->read(frames.room(lock), moved);
-  if (lock.owns_lock()) lock.unlock();
+  Channels::Filling filling;
+  const Result result = session->read(frames.room(filling), moved);
+  filling.end();
   if (result == Result::kWantsRead || result == Result::kWantsWrite) return false;
   if (result != Result::kDone) throw Error(session->problem());
   frames.take(moved);

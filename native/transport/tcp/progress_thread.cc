@@ -21,8 +21,8 @@ constexpr std::chrono::milliseconds kPollInterval{200};
 constexpr std::chrono::milliseconds kStandBack{1};
 // And while one reads: a rank that has slept over it resumes the thread.
 constexpr std::chrono::milliseconds kMaxStandBack{5};
-// How long a process has to say that it has left, after a connection for stripes has ended.
-constexpr std::chrono::milliseconds kEndGrace{500};
+// How long the reason may take, after a connection for stripes has ended without a word.
+constexpr std::chrono::milliseconds kReasonGrace{500};
 constexpr std::size_t kReason = 200;  // bytes of an exception's text
 
 }  // namespace
@@ -45,8 +45,8 @@ ProgressThread::ProgressThread(int listener, const std::vector<int>& pids,
       roster_(std::move(is_remote), num_agents, process, nonce, labels, arena, security.encrypts(),
               channels.connections()),
       failures_(process, roster_.num_members(), roster_.first_agent(), labels, arena),
-      stripe_readers_(channels.connections() - 1,
-                      [this](int ended, const std::string& why) { stripes_ended(ended, why); }) {
+      left_(roster_.num_members()),
+      stripe_readers_(channels.connections() - 1, *this) {
   if (!watch_input(epoll_.get(), wake_.fd(), nullptr))
     throw Error(std::string("lockstep: cannot watch for other hosts: ") + std::strerror(errno) +
                 ".");
@@ -204,6 +204,7 @@ void ProgressThread::poll(std::chrono::milliseconds most) {
 // Nothing is received any more, so the job cannot go on; without a text it would hang. An agent's
 // arena is its own, and no process reads it.
 void ProgressThread::fail(const char* what) noexcept {
+  if (failed_.exchange(true)) return;
   failure_.append(what, std::min(std::strlen(what), kReason - 1)).append(1, '.');
   if (is_agent(process_)) log_or_drop(failure_);
   try {
@@ -213,26 +214,31 @@ void ProgressThread::fail(const char* what) noexcept {
   }
 }
 
-void ProgressThread::stripes_ended(int process, const std::string& why) {
-  std::lock_guard lock(ended_mutex_);
-  ended_.push_back({process, why, Clock::now()});
+void ProgressThread::ended(int process, const std::string& why) {
+  std::lock_guard lock(lost_stripes_mutex_);
+  lost_stripes_.push_back({process, why, Clock::now()});
 }
 
 void ProgressThread::lose_ended() {
-  std::vector<Ended> due;
+  std::vector<LostStripes> due;
   {
-    std::lock_guard lock(ended_mutex_);
-    const auto latest = Clock::now() - kEndGrace;
-    std::erase_if(ended_, [&](Ended& one) {
+    std::lock_guard lock(lost_stripes_mutex_);
+    const auto latest = Clock::now() - kReasonGrace;
+    std::erase_if(lost_stripes_, [&](LostStripes& one) {
       if (one.since > latest) return false;
       due.push_back(std::move(one));
       return true;
     });
   }
-  for (const Ended& one : due) failures_.lose(one.process, one.why);
+  for (const LostStripes& one : due) failures_.lose(one.process, one.why);
 }
 
-void ProgressThread::left(int process, std::uint64_t sent) {
+// By any thread that reads. What a process has sent before is here once all of its connections have
+// said so: one of them may be slower than another.
+void ProgressThread::left(int process, std::uint32_t connection, std::uint64_t sent) {
+  const std::uint32_t bit = 1u << connection, all = (1u << roster_.connections(process)) - 1;
+  const std::uint32_t before = left_[static_cast<std::size_t>(process)].fetch_or(bit);
+  if ((before | bit) != all) return;
   failures_.set_left(process);
   if (companion_ != nullptr && !is_agent(process)) companion_->left(process, sent);
 }

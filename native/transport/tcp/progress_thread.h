@@ -1,6 +1,6 @@
-// The thread that takes the connections of other hosts' processes and reads everything that comes:
-// it gives each frame to its channel, to the control messages or to the failure detector. It never
-// waits for a rank. See endpoint.h.
+// The thread that takes the connections of other hosts' processes and reads what comes on the first
+// connection of each: it gives each frame to its channel, to the control messages or to the failure
+// detector. `StripeReaders` read the further ones. It never waits for a rank. See endpoint.h.
 //
 // A rank that waits for a small message receives it itself, which saves the wake-up of two threads:
 // whichever thread holds `polling_` reads, and the progress thread stands back while a rank does
@@ -37,7 +37,7 @@
 
 namespace lockstep {
 
-class ProgressThread : FrameParser::Owner {
+class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
  public:
   // `is_remote`: for each process, whether it is on another host; `pids`: of the other processes of
   // this host, whose death is detected too, else 0. The last `num_agents` are agents: see
@@ -89,18 +89,18 @@ class ProgressThread : FrameParser::Owner {
   bool stands_back() const;
   void poll_until(std::chrono::milliseconds timeout);
   void poll(std::chrono::milliseconds timeout);  // the rest needs `polling_`
-  void fail(const char* what) noexcept;
+  void fail(const char* what) noexcept override;
   void accept_some();
   void evict_oldest_unauthenticated();
   void advance(Incoming& incoming);
   bool authenticate(Incoming& incoming);
   bool read_some(Incoming& incoming);
   void hand_over(Incoming& incoming);
-  void stripes_ended(int process, const std::string& why);
+  void ended(int process, const std::string& why) override;
   void lose_ended();
   bool may_send(int process, std::uint32_t kind) const override;
   int greet(const Frame& frame, std::span<const std::byte> rest) override;
-  void left(int process, std::uint64_t sent) override;
+  void left(int process, std::uint32_t connection, std::uint64_t sent) override;
   void welcome(Incoming& incoming);
   void answer(Incoming& incoming, std::uint32_t kind, std::string_view text);
   void end(Incoming& incoming, const std::string& why);
@@ -132,17 +132,19 @@ class ProgressThread : FrameParser::Owner {
   std::atomic<bool> over_{false};
   Clock::time_point polled_ = Clock::now();
   std::string failure_;  // with room, since memory may be what is missing then
+  std::atomic<bool> failed_{false};
+  std::vector<std::atomic<std::uint32_t>> left_;  // of each process, a bit for each connection
   std::size_t refused_ = 0;
 
-  // A connection for stripes that has ended. Its process may have left: the word of that comes on
-  // the first connection, perhaps a moment later.
-  struct Ended {
+  // A connection for stripes that has ended without the word that the program has. The reason, an
+  // abort for one, comes on the first connection, perhaps a moment later.
+  struct LostStripes {
     int process;
     std::string why;
     Clock::time_point since;
   };
-  std::mutex ended_mutex_;
-  std::vector<Ended> ended_;  // guarded by it
+  std::mutex lost_stripes_mutex_;
+  std::vector<LostStripes> lost_stripes_;  // guarded by it
   StripeReaders stripe_readers_;
 
   std::thread thread_;

@@ -42,10 +42,12 @@ int Roster::admit(const Frame& greeting, const std::function<void(int)>& accept)
     throw Error("it says to be a process that is not of another host");
   const int process = static_cast<int>(greeting.index);
   const std::uint32_t which = greeting.connection(), count = connections(process);
-  if (greeting.connections() != count || which >= count)
-    throw Error("it opens " + std::to_string(greeting.connections()) +
-                " connections to each process, and this process " + std::to_string(count) +
+  if (greeting.connections() != count)
+    throw Error("its number of connections to each process is " +
+                std::to_string(greeting.connections()) + ", and that of this process " +
+                std::to_string(count) +
                 ": LOCKSTEP_CONNECTIONS has to be the same for all processes");
+  if (which >= count) throw Error("it opens more connections than it says");
   std::lock_guard lock(mutex_);
   std::uint32_t& open = open_[greeting.index];
   if ((open >> which & 1) != 0) throw Error("it says to be a process that has connected already");

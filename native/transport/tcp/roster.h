@@ -27,6 +27,10 @@ class Roster {
   bool is_agent(int process) const { return process >= first_agent_; }
   int first_agent() const { return first_agent_; }
   std::size_t num_members() const { return is_remote_.size(); }
+  // How many connections that process opens to this one. Agents send and receive no stripes.
+  std::uint32_t connections(int process) const {
+    return is_agent(process) || is_agent(process_) ? 1 : connections_;
+  }
   // How many connections others open to this process.
   std::ptrdiff_t num_expected() const;
 
@@ -43,10 +47,6 @@ class Roster {
 
  private:
   std::vector<int> missing(bool agents) const;  // under `mutex_`
-  // Agents send and receive no stripes.
-  std::uint32_t connections(int process) const {
-    return is_agent(process) || is_agent(process_) ? 1 : connections_;
-  }
 
   const std::vector<bool> is_remote_;
   const int first_agent_;

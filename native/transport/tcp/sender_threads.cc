@@ -1,13 +1,17 @@
 #include "transport/tcp/sender_threads.h"
 
 #include <algorithm>
+#include <system_error>
 
 #include "core/signals.h"
 
 namespace lockstep {
 
 SenderThreads::SenderThreads(std::size_t count) {
-  while (threads_.size() < count) threads_.emplace_back([this] { work(); });
+  try {
+    while (threads_.size() < count) threads_.emplace_back([this] { work(); });
+  } catch (const std::system_error&) {  // too many threads: those that have started do it all
+  }
 }
 
 SenderThreads::~SenderThreads() {
@@ -25,7 +29,7 @@ void SenderThreads::run(std::uint32_t stripes, const Send& send) {
     std::lock_guard lock(mutex_);
     open_.push_back(&batch);
   }
-  posted_.notify_all();
+  for (std::uint32_t i = 1; i < stripes; ++i) posted_.notify_one();
   send(0);
   std::unique_lock lock(mutex_);
   while (batch.next < batch.stripes) send_next(batch, lock);

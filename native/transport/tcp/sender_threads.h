@@ -1,5 +1,5 @@
-// Threads that send stripes of large messages (stripes.h), one for each further connection of a
-// peer: the thread that has the message sends stripe 0, and what none of these has begun.
+// Threads that send stripes of large messages (stripes.h), to all processes: the thread that has
+// the message sends stripe 0, and what none of these has begun.
 #pragma once
 
 #include <condition_variable>
@@ -14,6 +14,7 @@ namespace lockstep {
 
 class SenderThreads {
  public:
+  // Fewer where the system permits no more threads.
   explicit SenderThreads(std::size_t count);
   ~SenderThreads();  // no thread is in `run`
   SenderThreads(const SenderThreads&) = delete;
@@ -21,7 +22,7 @@ class SenderThreads {
 
   // Calls send(i) for each i below `stripes`, on this thread and others at the same time, and
   // returns when all are done. `send` has a deadline of its own and does not throw. Any threads may
-  // call this at the same time. In a forked child, which has no such threads, this one does it all.
+  // call this at the same time, but none of a forked child.
   using Send = std::function<void(std::uint32_t)>;
   void run(std::uint32_t stripes, const Send& send);
 

@@ -5,6 +5,8 @@
 #include <cerrno>
 #include <cstring>
 #include <exception>
+#include <string>
+#include <system_error>
 #include <utility>
 
 #include "core/error.h"
@@ -17,11 +19,9 @@ constexpr int kPollInterval = 1000;  // milliseconds; `wake_` ends a poll at onc
 
 }  // namespace
 
-StripeReaders::StripeReaders(std::size_t count, Ended ended) : ended_(std::move(ended)) {
-  while (readers_.size() < count) readers_.push_back(std::make_unique<Reader>(ended_));
+StripeReaders::StripeReaders(std::size_t count, Owner& owner) {
+  while (readers_.size() < count) readers_.push_back(std::make_unique<Reader>(owner));
 }
-
-StripeReaders::~StripeReaders() { stop(); }
 
 void StripeReaders::add(std::unique_ptr<Incoming> connection) {
   readers_.at(connection->frames.connection() - 1)->add(std::move(connection));
@@ -35,12 +35,15 @@ void StripeReaders::abandon() {
   for (auto& reader : readers_) reader->abandon();
 }
 
-StripeReaders::Reader::Reader(const Ended& ended)
-    : ended_(ended), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+StripeReaders::Reader::Reader(Owner& owner) : owner_(owner), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+  const std::string cannot = "lockstep: cannot receive over several connections: ";
   if (!watch_input(epoll_.get(), wake_.fd(), nullptr))
-    throw Error(std::string("lockstep: cannot watch for other hosts: ") + std::strerror(errno) +
-                ".");
-  thread_ = std::thread([this] { run(); });
+    throw Error(cannot + std::strerror(errno) + ". A smaller --connections needs fewer files.");
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    throw Error(cannot + error.what() + ". A smaller --connections needs fewer threads.");
+  }
 }
 
 void StripeReaders::Reader::add(std::unique_ptr<Incoming> connection) {
@@ -49,8 +52,6 @@ void StripeReaders::Reader::add(std::unique_ptr<Incoming> connection) {
     std::lock_guard lock(mutex_);
     connections_.push_back(std::move(connection));
   }
-  // The other end sends nothing before it has its answer, so there is nothing yet but in the
-  // socket.
   if (!watch_input(epoll_.get(), added->fd.get(), added)) end(*added, std::strerror(errno));
 }
 
@@ -61,25 +62,32 @@ void StripeReaders::Reader::stop() {
 }
 
 void StripeReaders::Reader::abandon() {
-  for (auto& connection : connections_) connection->fd = Descriptor();
+  for (auto& connection : connections_)
+    if (connection) connection->fd = Descriptor();
   epoll_ = Descriptor();
 }
 
 void StripeReaders::Reader::run() {
   block_signals();
-  epoll_event events[16];
-  while (!over_) {
-    const int count = epoll_wait(epoll_.get(), events, 16, kPollInterval);
-    for (int i = 0; i < count && !over_; ++i)
-      if (auto* connection = static_cast<Incoming*>(events[i].data.ptr)) advance(*connection);
+  try {
+    while (!over_) poll();
+  } catch (const std::exception& error) {
+    owner_.fail(error.what());
   }
+}
+
+void StripeReaders::Reader::poll() {
+  epoll_event events[16];
+  const int count = epoll_wait(epoll_.get(), events, 16, kPollInterval);
+  for (int i = 0; i < count && !over_; ++i)
+    if (auto* connection = static_cast<Incoming*>(events[i].data.ptr)) advance(*connection);
 }
 
 void StripeReaders::Reader::advance(Incoming& connection) {
   try {
     while (!over_ && connection.read()) {
     }
-  } catch (const std::exception& error) {
+  } catch (const Error& error) {
     end(connection, error.what());
   }
 }
@@ -87,12 +95,13 @@ void StripeReaders::Reader::advance(Incoming& connection) {
 // Closing is not enough while a forked child keeps the connection open.
 void StripeReaders::Reader::end(const Incoming& connection, const std::string& why) {
   const int process = connection.frames.process();
+  const bool has_left = connection.frames.has_left();
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection.fd.get(), nullptr);
   {
     std::lock_guard lock(mutex_);
     std::erase_if(connections_, [&](const auto& one) { return one.get() == &connection; });
   }
-  ended_(process, why);
+  if (!has_left) owner_.ended(process, why);
 }
 
 }  // namespace lockstep

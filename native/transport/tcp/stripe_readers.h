@@ -1,11 +1,10 @@
 // The threads that read the further connections of other processes, which carry stripes of large
-// messages (stripes.h): one thread for the second connection of each process, one for the third,
-// and so on. The first one is the progress thread's, which accepts and greets them all.
+// messages (stripes.h): thread i reads connection i + 1 of all processes. Connection 0 is the
+// progress thread's, which accepts and greets them all.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -20,14 +19,21 @@ namespace lockstep {
 
 class StripeReaders {
  public:
-  // `ended` is called, by any of the threads, when a connection of a process has ended.
-  using Ended = std::function<void(int process, const std::string& why)>;
-  StripeReaders(std::size_t count, Ended ended);
-  ~StripeReaders();
-  StripeReaders(const StripeReaders&) = delete;
-  StripeReaders& operator=(const StripeReaders&) = delete;
+  // Called by any of the threads.
+  class Owner {
+   public:
+    // A connection of that process has ended, and has not said that its program has.
+    virtual void ended(int process, const std::string& why) = 0;
+    // Nothing is received any more.
+    virtual void fail(const char* what) noexcept = 0;
 
-  // From now on connection i of its process, which has greeted, is read by thread i - 1.
+   protected:
+    ~Owner() = default;
+  };
+
+  StripeReaders(std::size_t count, Owner& owner);  // throws Error
+
+  // A process has greeted on this connection, and sends nothing before it has its answer.
   void add(std::unique_ptr<Incoming> connection);
   // Nothing is read any more; returns when the threads have ended.
   void stop();
@@ -37,17 +43,19 @@ class StripeReaders {
  private:
   class Reader {
    public:
-    explicit Reader(const Ended& ended);
+    explicit Reader(Owner& owner);
+    ~Reader() { stop(); }
     void add(std::unique_ptr<Incoming> connection);
     void stop();
     void abandon();
 
    private:
     void run();
+    void poll();
     void advance(Incoming& connection);
     void end(const Incoming& connection, const std::string& why);
 
-    const Ended& ended_;
+    Owner& owner_;
     Descriptor epoll_;
     const WakeUp wake_;
     std::atomic<bool> over_{false};
@@ -56,7 +64,6 @@ class StripeReaders {
     std::thread thread_;
   };
 
-  const Ended ended_;
   std::vector<std::unique_ptr<Reader>> readers_;
 };
 

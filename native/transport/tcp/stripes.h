@@ -16,16 +16,18 @@ namespace lockstep {
 
 class Stripes {
  public:
-  static constexpr std::uint32_t kMaxConnections = 16;
-  // Below, another frame costs more than it saves.
-  static constexpr std::size_t kLeast = std::size_t{64} << 10;
+  // As many stripes as the longest message can have.
+  static constexpr std::uint32_t kMaxConnections = 8;
+  // Below, another frame costs more than it saves; the last stripe may be a little shorter.
+  static constexpr std::size_t kMinStripe = std::size_t{64} << 10;
 
   // The first messages of a channel come on one connection: they may arrive before the channel is
   // open there. Later ones are not sent before the first has been released.
   Stripes(std::uint32_t number, std::size_t bytes, std::uint32_t connections)
       : bytes_(bytes),
         stripe_(bytes),
-        count_(number < kMaxSlots ? 1 : std::clamp<std::size_t>(bytes / kLeast, 1, connections)) {
+        count_(number < kMaxSlots ? 1
+                                  : std::clamp<std::size_t>(bytes / kMinStripe, 1, connections)) {
     if (count_ == 1) return;
     const std::size_t unit = count_ * kUnit;
     stripe_ = (bytes + unit - 1) / unit * kUnit;

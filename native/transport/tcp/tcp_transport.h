@@ -33,6 +33,8 @@ class TcpTransport : public Transport {
  private:
   // Of the collective: above, a process sends and receives at the same time.
   static constexpr std::size_t kReceivesItself = 64 << 10;
+  // A rank that receives itself does not read the connections for stripes.
+  static_assert(kReceivesItself < 2 * Stripes::kMinStripe);
 
   class Channel;
   WaitLimits limits() const { return {&abort_, Deadline(timeout_seconds_), {}, &wake_up_}; }

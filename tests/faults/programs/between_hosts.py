@@ -1,4 +1,7 @@
-"""Collectives between hosts, compared with NumPy; then, in one process, the fault of argv[1]."""
+"""Collectives between hosts, compared with NumPy; then, in one process, the fault of argv[1].
+
+argv[2], where it is given, is the number of elements that each device adds meanwhile.
+"""
 
 import os
 import signal
@@ -12,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 jax.distributed.initialize()
 jax.config.update("jax_num_cpu_devices", 2)
 fault = sys.argv[1]
+length = int(sys.argv[2]) if len(sys.argv) > 2 else 1
 culprit = jax.process_index() == 1
 count = jax.device_count()
 mesh = jax.make_mesh((count,), ("x",))
@@ -46,8 +50,8 @@ def check_all(length):
     check(lambda a: jax.lax.ppermute(a, "x", shift), values, shifted)
 
 
-for length in (1, 1000, 100_003) if fault == "none" else (1,):
-    check_all(length)
+for rows_each in (1, 1000, 100_003) if fault == "none" else (1,):
+    check_all(rows_each)
 print("pid", os.getpid(), flush=True)
 print("checked", jax.config.values["jax_cpu_collectives_implementation"], flush=True)
 
@@ -88,7 +92,8 @@ try:
                 total(spread(np.ones(count, np.float32)))
         if step == 40 and fault == "none":
             break
-        assert total(spread(np.ones(count, np.float32)))[0] == count
+        added = total(spread(np.ones(count * length, np.float32)))
+        assert (np.asarray(added) == count).all()
         print("step", step, flush=True)
         time.sleep(0.02)
 except (jax.errors.JaxRuntimeError, ValueError) as error:
