@@ -51,7 +51,7 @@ def _serve(requests: socket.socket) -> None:
     from lockstep.agent import program, worker_command
     from lockstep.launch import (
         child_process,
-        run_command,  # noqa: F401  # the forks have it already
+        run_command,  # noqa: F401  # imported once here, and not in every fork
     )
 
     child_process.subprocess = _with(subprocess, Popen=_Popen)
