@@ -70,6 +70,29 @@ void FailureDetector::check_siblings(int epoll) {
   });
 }
 
+ArenaHeader::Process* FailureDetector::shared(int process) const {
+  auto& all = arena_.header().processes;
+  const auto index = static_cast<std::size_t>(process);
+  const bool is_shared = process < first_agent_ && process_ < first_agent_ && index < all.size();
+  return is_shared ? &all[index] : nullptr;
+}
+
+void FailureDetector::set_left(int process) {
+  if (auto* known = shared(process)) known->left.store(1, std::memory_order_release);
+  at(left_, process).store(1, std::memory_order_release);
+}
+
+bool FailureDetector::has_left_for_others(int process) const {
+  const auto* known = shared(process);
+  return known != nullptr && known->left.load(std::memory_order_acquire) != 0;
+}
+
+bool FailureDetector::is_lost(int process) const {
+  const auto* known = shared(process);
+  return at(lost_, process).load(std::memory_order_acquire) ||
+         (known != nullptr && known->lost.load(std::memory_order_acquire) != 0);
+}
+
 void FailureDetector::lose(int process, const std::string& why) {
   if (has_left(process).load(std::memory_order_acquire) != 0) return;
   mark_lost(process, "lockstep: " + at(labels_, process) +
@@ -80,6 +103,7 @@ void FailureDetector::lose(int process, const std::string& why) {
 // The flag comes first: the watchdog checks for lost processes as soon as it is notified.
 void FailureDetector::mark_lost(int process, const std::string& text) {
   at(lost_, process).store(true, std::memory_order_release);
+  if (auto* known = shared(process)) known->lost.store(1, std::memory_order_release);
   if (process < first_agent_ && process_ < first_agent_) deferred_abort_.request(text, arena_);
 }
 

@@ -60,7 +60,7 @@ class FailureDetector {
   // Detects siblings that have died.
   void check_siblings(int epoll);
 
-  void set_left(int process) { at(left_, process).store(1, std::memory_order_release); }
+  void set_left(int process);
   // The connection of that process has ended. It is lost unless it had left.
   void lose(int process, const std::string& why);
   // Fails the job with the text. The job needs no agent, and an agent cannot fail the job.
@@ -68,10 +68,15 @@ class FailureDetector {
 
   // Not 0 once the program of that process has ended.
   const std::atomic<std::uint32_t>& has_left(int process) const { return at(left_, process); }
-  bool is_lost(int process) const { return at(lost_, process).load(std::memory_order_acquire); }
+  // Also by what another process of this host has noticed.
+  bool is_lost(int process) const;
+  bool has_left_for_others(int process) const;
   DeferredAbort& deferred_abort() { return deferred_abort_; }
 
  private:
+  // What this host's processes share of that one; null for an agent, or in one.
+  ArenaHeader::Process* shared(int process) const;
+
   struct Sibling {
     int process;
     Descriptor pidfd;

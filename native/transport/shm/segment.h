@@ -21,7 +21,7 @@ namespace lockstep {
 
 inline constexpr std::size_t kAbortText = 1000;  // fits MPI_MAX_ERROR_STRING with XLA's prefix
 
-// The first page of the file. Everything in it starts as zero.
+// The beginning of the file. Everything in it starts as zero.
 struct ArenaHeader {
   std::atomic<std::uint64_t> magic;
   std::atomic<std::uint64_t> nonce;  // distinguishes this job's arena from any other file
@@ -37,15 +37,17 @@ struct ArenaHeader {
   };
   std::array<Entry, 8192> directory;
 
-  // Where each process of the job is, for those that read its memory (CrossMemoryReader). With a
-  // pid of 0 nothing is known, and the rest is not set either.
+  // Where each process of this host is, for those that read its memory (CrossMemoryReader). With a
+  // pid of 0 nothing is known, and the next two are not set either. The flags are of processes of
+  // all hosts: what one process of this host notices, the others need not.
   struct Process {
     std::atomic<std::uint64_t> pid;
     std::atomic<std::uint64_t> word_at;  // the address, in that process, of ...
     std::atomic<std::uint64_t> word;     // ... a word that no other process has
     std::atomic<std::uint32_t> left;     // not 0 once its program has ended
+    std::atomic<std::uint32_t> lost;     // not 0 once it has died or its host cannot be reached
   };
-  std::array<Process, 1024> processes;
+  std::array<Process, 16384> processes;
 };
 
 class Arena {

@@ -71,6 +71,7 @@ bool ProgressThread::read_some(Incoming& incoming) {
   if (!incoming.read()) return false;
   if (!greets || incoming.frames.process() < 0) return true;
   welcome(incoming);
+  if (roster_.is_deferred(incoming.frames.process())) deferred_.greeted(incoming.frames.process());
   if (incoming.frames.connection() == 0) return true;
   hand_over(incoming);
   return false;
@@ -137,8 +138,13 @@ void ProgressThread::end(Incoming& incoming, const std::string& why) {
     ended(process, why);
   } else {
     control_.forget(process);
-    // The other connections may say a moment later that it has left.
-    if (!over_ && !incoming.frames.has_left()) failures_.lose(process, why);
+    // The other connections may say a moment later that it has left. So may another process of this
+    // host where the connection has just been made by a process that ends.
+    const bool is_over = over_ || incoming.frames.has_left();
+    if (!is_over && roster_.is_deferred(process))
+      ended(process, why);
+    else if (!is_over)
+      failures_.lose(process, why);
   }
   // Closing is not enough while a forked child keeps the connection open.
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, incoming.fd.get(), nullptr);

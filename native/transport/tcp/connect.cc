@@ -65,38 +65,40 @@ void at_the_same_time(std::size_t count, const Step& step) {
 }  // namespace
 
 // Several at the same time: a handshake is a few round trips of the network, one after the other.
-void Endpoint::meet(const EndpointOptions& options, std::uint64_t nonce, bool agents,
-                    Clock::time_point end) {
+void Endpoint::meet(bool agents, Clock::time_point end) {
   struct Way {
-    std::size_t other;
+    int other;
     std::uint32_t which;
   };
-  const std::size_t count = options.addresses.size();
+  const Patience patience{end, [this] {
+                            if (arena_->aborted()) throw Error(arena_->abort_text());
+                          }};
   std::vector<Way> ways;
-  for (std::size_t step = 1; step < count; ++step) {  // so that not all run to the same one
-    const std::size_t other = (static_cast<std::size_t>(process_) + step) % count;
-    const int process = static_cast<int>(other);
-    if (options.addresses[other].empty() || progress_.is_agent(process) != agents) continue;
-    for (std::uint32_t which = 0; which < connections_to(process); ++which)
+  const int count = static_cast<int>(peers_.size());
+  for (int step = 1; step < count; ++step) {  // so that not all run to the same one
+    const int other = (process_ + step) % count;
+    const Peer& peer = peer_of(other);
+    if (!peer.is_remote() || peer.is_deferred || progress_.is_agent(other) != agents) continue;
+    for (std::uint32_t which = 0; which < connections_to(other); ++which)
       ways.push_back({other, which});
   }
   std::vector<std::unique_ptr<Connection>> made(ways.size());
   at_the_same_time(ways.size(), [&](std::size_t i) {
     const auto [other, which] = ways[i];
     try {
-      made[i] = open(static_cast<int>(other), which, options.addresses[other], nonce, end);
+      made[i] = open(other, which, patience);
     } catch (const Error&) {
       if (!agents) throw;
     }
   });
-  for (std::size_t i = 0; i < ways.size(); ++i) {
-    auto& first = connections_[ways[i].other];
-    if (ways[i].which == 0)
-      first = std::move(made[i]);
-    else
-      first->further.push_back(std::move(made[i]));
+  for (std::size_t i = 0; i < ways.size();) {
+    auto first = std::move(made[i++]);
+    for (; i < ways.size() && ways[i].which != 0; ++i) first->further.push_back(std::move(made[i]));
+    if (first) publish(ways[i - 1].other, std::move(first));
   }
   agents ? progress_.wait_for_agents(end) : progress_.wait_for_processes(end);
+  for (const Way& way : ways)
+    if (Peer& peer = peer_of(way.other); peer.connection.load() != nullptr) peer.is_met = true;
 }
 
 // Agents send and receive no stripes.
@@ -104,21 +106,34 @@ std::uint32_t Endpoint::connections_to(int process) const {
   return progress_.is_agent(process) || progress_.is_agent(process_) ? 1 : channels_.connections();
 }
 
+// What has been told to all is told to this process too.
+void Endpoint::publish(int process, std::unique_ptr<Connection> made) {
+  Peer& peer = peer_of(process);
+  peer.connection = made.release();
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (stopped_.load() != 0) return stop(*peer.connection, Deadline(1));
+  if (arena_->aborted() && !progress_.is_agent(process_)) {
+    const std::string text = arena_->abort_text();
+    send_word(process, Frame::kAbort, std::as_bytes(std::span(text)));
+  }
+  if (has_left_) send_word(process, Frame::kLeave, {});
+}
+
 // Unauthenticated peers may push a connection out before it has shown that it has the key.
 std::unique_ptr<Endpoint::Connection> Endpoint::open(int process, std::uint32_t which,
-                                                     const std::string& address,
-                                                     std::uint64_t nonce, Clock::time_point end) {
-  const std::string peer = labels_[static_cast<std::size_t>(process)] + " at " + address;
+                                                     const Patience& patience) {
+  const std::string peer =
+      labels_[static_cast<std::size_t>(process)] + " at " + peer_of(process).address;
   for (auto pause = kFirstPause;; pause = std::min(2 * pause, kMaxPause)) {
     try {
-      auto made = try_to_connect(peer, address, end);
-      greet(*made, peer, process, which, nonce, end);
+      auto made = try_to_connect(process, peer, patience);
+      greet(*made, peer, process, which, patience);
       if (!security_->encrypts())
         made->session = std::make_unique<UnencryptedSession>(made->fd.get());
       return made;
     } catch (const Dropped&) {
-      if (arena_->aborted()) throw Error(arena_->abort_text());
-      if (Clock::now() + pause >= end) throw;
+      patience.check();
+      if (Clock::now() + pause >= patience.end) throw;
     }
     std::this_thread::sleep_for(pause);
   }
@@ -131,31 +146,33 @@ std::string Endpoint::cannot_reach(const std::string& peer, const std::string& w
          "may tell more.";
 }
 
-std::unique_ptr<Endpoint::Connection> Endpoint::try_to_connect(const std::string& peer,
-                                                               const std::string& address,
-                                                               Clock::time_point end) {
+std::unique_ptr<Endpoint::Connection> Endpoint::try_to_connect(int process, const std::string& peer,
+                                                               const Patience& patience) {
   auto made = std::make_unique<Connection>();
   try {
-    made->fd = connect_to(address, end);
+    made->fd = connect_to(peer_of(process).address, patience.end, patience.check);
   } catch (const Error& error) {
     throw Error("lockstep: " + labels_[static_cast<std::size_t>(process_)] + " cannot reach " +
                 peer + ": " + error.what() +
-                ". Does a firewall let TCP through between the hosts?");
+                (peer_of(process).is_deferred
+                     ? ". It has ended, or a firewall lets no TCP through: its own output may tell."
+                     : ". Does a firewall let TCP through between the hosts?"));
   }
   made->session = security_->open(made->fd.get(), Security::Side::kClient);
   for (Result result; (result = made->session->handshake()) != Result::kDone;) {
     if (result == Result::kClosed) throw Dropped(cannot_reach(peer, made->session->problem()));
     if (result == Result::kFailed) throw Error(cannot_reach(peer, made->session->problem()));
-    if (Clock::now() >= end) throw Error(cannot_reach(peer, "no answer in time"));
+    if (Clock::now() >= patience.end) throw Error(cannot_reach(peer, "no answer in time"));
+    patience.check();
     wait_for(made->fd.get(), result == Result::kWantsWrite,
-             std::min(end, Clock::now() + kPollInterval));
+             std::min(patience.end, Clock::now() + kPollInterval));
   }
   return made;
 }
 
 // Names this process, and returns when the other process has accepted it.
 void Endpoint::greet(Connection& connection, const std::string& peer, int process,
-                     std::uint32_t which, std::uint64_t nonce, Clock::time_point end) {
+                     std::uint32_t which, const Patience& patience) {
   const auto own = static_cast<std::uint32_t>(process_),
              other = static_cast<std::uint32_t>(process);
   const std::span<const std::byte> rest = progress_.is_agent(process) || which != 0
@@ -164,32 +181,32 @@ void Endpoint::greet(Connection& connection, const std::string& peer, int proces
   const Frame greeting{
       .kind = Frame::kGreeting,
       .index = own,
-      .clique = nonce,
+      .clique = nonce_,
       .number = Frame::kVersion | (security_->encrypts() ? 0 : Frame::kUnencrypted),
       .bytes = static_cast<std::uint32_t>(rest.size()),
       .to = other,
       .extra = Frame::connection_number(which, connections_to(process))};
   const auto bytes = std::as_bytes(std::span(&greeting, 1));
-  const double left = std::chrono::duration<double>(end - Clock::now()).count();
+  const double left = std::chrono::duration<double>(patience.end - Clock::now()).count();
   const WaitLimits limits{&arena_->header().abort_state, Deadline(std::max(left, 1e-9)), {}};
   if (write(connection, bytes, rest, limits).how != WriteResult::kAll)
     throw Dropped(cannot_reach(peer, "it has closed the connection"));
   Frame answer;
-  read_all(connection, peer, std::as_writable_bytes(std::span(&answer, 1)), end);
+  read_all(connection, peer, std::as_writable_bytes(std::span(&answer, 1)), patience);
   if (answer.kind == Frame::kRefusal && answer.bytes <= kAbortText) {
     std::string why(answer.bytes, ' ');
-    read_all(connection, peer, std::as_writable_bytes(std::span(why)), end);
+    read_all(connection, peer, std::as_writable_bytes(std::span(why)), patience);
     throw Error("lockstep: " + peer + " has refused the connection of " +
                 labels_[static_cast<std::size_t>(process_)] + ": " + why + ".");
   }
   if (answer.kind != Frame::kWelcome || answer.bytes != 0 || answer.index != other ||
-      answer.to != own || answer.clique != nonce)
+      answer.to != own || answer.clique != nonce_)
     throw Error(cannot_reach(peer, "its answer is not that of the process that is looked for"));
   if (answer.extra == machine_number() && answer.extra != 0) bound_send_buffer(connection.fd.get());
 }
 
 void Endpoint::read_all(Connection& connection, const std::string& peer, std::span<std::byte> to,
-                        Clock::time_point end) {
+                        const Patience& patience) {
   while (!to.empty()) {
     std::size_t moved = 0;
     const Result result = connection.session->read(to, moved);
@@ -197,10 +214,10 @@ void Endpoint::read_all(Connection& connection, const std::string& peer, std::sp
     if (result == Result::kDone) continue;
     if (result == Result::kClosed || result == Result::kFailed)
       throw Dropped(cannot_reach(peer, connection.session->problem()));
-    if (arena_->aborted()) throw Error(arena_->abort_text());
-    if (Clock::now() >= end) throw Error(cannot_reach(peer, "no answer in time"));
+    patience.check();
+    if (Clock::now() >= patience.end) throw Error(cannot_reach(peer, "no answer in time"));
     wait_for(connection.fd.get(), result == Result::kWantsWrite,
-             std::min(end, Clock::now() + kPollInterval));
+             std::min(patience.end, Clock::now() + kPollInterval));
   }
 }
 

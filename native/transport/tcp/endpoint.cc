@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "transport/tcp/mesh.h"
 #include "transport/tcp/tls.h"
 
 namespace lockstep {
@@ -21,9 +22,6 @@ namespace {
 // How long one write waits before it checks the job again.
 constexpr std::chrono::milliseconds kPollInterval{50};
 constexpr std::chrono::microseconds kRetryInterval{20};
-// When the job has failed, what is being sent may take this long to go out; then the connection is
-// closed.
-constexpr std::chrono::milliseconds kSendGrace{1000};
 
 using Result = Session::Result;
 
@@ -47,6 +45,13 @@ std::unique_ptr<const Security> security_of(const EndpointOptions& options) {
 std::uint32_t connections_of(const EndpointOptions& options) {
   if (options.companion != nullptr) return 1;
   return std::clamp(static_cast<std::uint32_t>(options.connections), 1u, Stripes::kMaxConnections);
+}
+
+// The same at both ends of each pair.
+std::vector<bool> deferred_of(const EndpointOptions& options, int process) {
+  if (options.hosts.empty() || options.companion != nullptr) return {};
+  const auto processes = static_cast<std::ptrdiff_t>(options.addresses.size()) - options.num_agents;
+  return deferred_connections({options.hosts.begin(), options.hosts.begin() + processes}, process);
 }
 
 void append(std::vector<std::byte>& to, std::span<const std::byte> bytes) {
@@ -85,6 +90,7 @@ struct Endpoint::Open {
 Endpoint::Endpoint(const EndpointOptions& options, int process, std::uint64_t nonce,
                    const std::vector<std::string>& labels, std::shared_ptr<Arena> arena)
     : process_(process),
+      nonce_(nonce),
       labels_(labels),
       arena_(std::move(arena)),
       security_(security_of(options)),
@@ -92,18 +98,30 @@ Endpoint::Endpoint(const EndpointOptions& options, int process, std::uint64_t no
       companion_(options.companion),
       companion_greeting_(companion_ == nullptr ? std::vector<std::byte>()
                                                 : companion_->greeting()),
+      num_deferred_(add_peers(options)),
       progress_(options.listener, options.pids, remote_flags(options.addresses), process, nonce,
                 labels, *security_, channels_, *arena_, options.num_agents,
-                options.greeting_timeout, companion_),
-      connections_(options.addresses.size()),
+                options.greeting_timeout, companion_,
+                {deferred_of(options, process), [this](int other) { want(other); },
+                 [this] { relay_abort(); }}),
       senders_(channels_.connections() - 1) {
-  meet(options, nonce, false, after(options.connect_timeout_seconds));
-  meet(options, nonce, true, after(options.agent_connect_timeout_seconds));
-  progress_.close_when_met();
+  meet(false, after(options.connect_timeout_seconds));
+  meet(true, after(options.agent_connect_timeout_seconds));
+  if (num_deferred_ == 0)
+    progress_.close_when_met();
+  else
+    background_.start();
   Open::instance().add(this);
   if (progress_.is_agent(process_)) return;  // the others receive what it receives
   abort_listener_ = arena_->add_abort_listener(
       [this](std::string_view text) { broadcast(Frame::kAbort, std::as_bytes(std::span(text))); });
+}
+
+int Endpoint::add_peers(const EndpointOptions& options) {
+  const std::vector<bool> deferred = deferred_of(options, process_);
+  for (std::size_t i = 0; i < options.addresses.size(); ++i)
+    peers_.emplace_back(options.addresses[i], i < deferred.size() && deferred[i]);
+  return static_cast<int>(std::ranges::count(deferred, true));
 }
 
 // The thread that holds the lock may be stuck until a deadline of its own.
@@ -120,6 +138,8 @@ Endpoint::~Endpoint() {
   if (abort_listener_ != 0) arena_->remove_abort_listener(abort_listener_);
   end_control();
   leave();
+  stop_connecting();
+  stopped_.store(1);
   if (companion_ != nullptr) companion_->stop();
 }
 
@@ -127,11 +147,12 @@ void Endpoint::send(const ChannelId& channel, std::uint32_t number, const Messag
                     const WaitLimits& limits) {
   const Frame frame{
       .kind = Frame::kMessage, .index = channel.ring, .clique = channel.clique, .number = number};
-  Connection& connection = *connections_[static_cast<std::size_t>(channel.process)];
+  Connection* const connection = peer_of(channel.process).connection.load();
+  if (connection == nullptr) return;  // it had left when this channel was opened
   const Stripes stripes(number, message.rest.size(), connections_to(channel.process));
   const WriteResult how = stripes.count() == 1
-                              ? try_frame(connection, frame, message.header, message.rest, limits)
-                              : try_stripes(connection, frame, message, stripes, limits);
+                              ? try_frame(*connection, frame, message.header, message.rest, limits)
+                              : try_stripes(*connection, frame, message, stripes, limits);
   if (how != WriteResult::kAll) give_up(channel.process, how, limits);
 }
 
@@ -166,14 +187,15 @@ void Endpoint::release(const ChannelId& channel, std::uint32_t number, const Wai
                        bool at_once) {
   const Frame frame{
       .kind = Frame::kRelease, .index = channel.ring, .clique = channel.clique, .number = number};
-  Connection& connection = *connections_[static_cast<std::size_t>(channel.process)];
+  Connection* const connection = peer_of(channel.process).connection.load();
+  if (connection == nullptr) return;
   {
-    std::lock_guard lock(connection.release_lock);
-    append(connection.releases, std::as_bytes(std::span(&frame, 1)));
+    std::lock_guard lock(connection->release_lock);
+    append(connection->releases, std::as_bytes(std::span(&frame, 1)));
     if (!at_once) return;
-    connection.urgent = true;
+    connection->urgent = true;
   }
-  send_urgent(channel.process, limits);
+  send_urgent(channel.process, *connection, limits);
 }
 
 // While the send lock is held: want of memory may leave half a frame, here or in the socket.
@@ -197,8 +219,7 @@ class Endpoint::BreakOnException {
 
 // A rank that has read does not wait for one that sends: on a slow link the latter has the lock
 // most of the time, and the other host waits for the release.
-void Endpoint::send_urgent(int process, const WaitLimits& limits) {
-  Connection& connection = *connections_[static_cast<std::size_t>(process)];
+void Endpoint::send_urgent(int process, Connection& connection, const WaitLimits& limits) {
   std::unique_lock send_lock(connection.send_lock, std::defer_lock);
   for (;;) {
     {
@@ -300,14 +321,7 @@ Endpoint::Written Endpoint::write(Connection& connection, std::span<const std::b
 // ended, comes by the other direction, perhaps a moment later.
 void Endpoint::give_up(int process, WriteResult how, const WaitLimits& limits) {
   const std::string& peer = labels_[static_cast<std::size_t>(process)];
-  const bool watched = progress_.deferred_abort().is_watched();
-  const auto end =
-      Clock::now() + kSendGrace + (watched ? DeferredAbort::kGrace : Clock::duration(0));
-  while (how == WriteResult::kBroken && Clock::now() < end) {
-    if (has_left(process).load(std::memory_order_acquire) != 0) return;
-    if (limits.abort->load(std::memory_order_acquire) != 0) break;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+  if (how == WriteResult::kBroken && wait_for_reason(process, limits)) return;
   if (arena_->aborted()) throw Error(arena_->abort_text());
   if (how == WriteResult::kLate)
     throw Error("lockstep: " + peer + " has not taken all of what " +
@@ -318,58 +332,17 @@ void Endpoint::give_up(int process, WriteResult how, const WaitLimits& limits) {
               "cannot be reached.");
 }
 
-std::uint64_t Endpoint::of_companion(std::uint32_t kind, std::size_t process) const {
-  return companion_ == nullptr || kind != Frame::kLeave
-             ? 0
-             : companion_->sent_to(static_cast<int>(process));
-}
-
-// Best effort: an unreachable peer detects the failure itself. The word that this process leaves
-// goes behind whatever a connection carries: on each of them.
-void Endpoint::broadcast(std::uint32_t kind, std::span<const std::byte> body) {
-  if (abandoned_) return;
-  const WaitLimits limits{&arena_->header().abort_state,
-                          Deadline(std::chrono::duration<double>(kSendGrace).count()),
-                          {}};
-  for (std::size_t i = 0; i < connections_.size(); ++i) {
-    if (!connections_[i]) continue;
-    const Frame frame{.kind = kind, .clique = of_companion(kind, i)};
-    try_frame(*connections_[i], frame, {}, body, limits);
-    if (kind != Frame::kLeave) continue;
-    for (auto& further : connections_[i]->further) try_frame(*further, frame, {}, body, limits);
+// Whether that process has left. Waits until that or the reason of an abort is known, for a moment.
+bool Endpoint::wait_for_reason(int process, const WaitLimits& limits) {
+  const bool watched = progress_.deferred_abort().is_watched();
+  const auto end =
+      Clock::now() + kSendGrace + (watched ? DeferredAbort::kGrace : Clock::duration(0));
+  while (Clock::now() < end) {
+    if (has_left(process).load(std::memory_order_acquire) != 0) return true;
+    if (limits.abort->load(std::memory_order_acquire) != 0) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-}
-
-void Endpoint::leave() {
-  if (has_left_.exchange(true)) return;
-  progress_.deferred_abort().set_left();
-  if (arena_->aborted() && !progress_.is_agent(process_)) {
-    // By another process of this host, whose own message may be late.
-    const std::string text = arena_->abort_text();
-    broadcast(Frame::kAbort, std::as_bytes(std::span(text)));
-  }
-  if (companion_ != nullptr && !is_forked()) companion_->flush();
-  broadcast(Frame::kLeave, {});
-}
-
-void Endpoint::stop() {
-  if (is_forked()) return;  // the threads are its parent's
-  if (companion_ != nullptr) companion_->stop();
-  stopped_.store(1);
-  end_control();
-  progress_.stop();
-  const Deadline deadline(std::chrono::duration<double>(kSendGrace).count());
-  const auto stop = [&](Connection& connection) {
-    std::unique_lock send_lock(connection.send_lock, std::defer_lock);
-    if (lock(send_lock, deadline)) connection.broken = true;
-  };
-  for_each_connection(stop);
-}
-
-void Endpoint::abandon() {
-  abandoned_ = true;
-  for_each_connection([](Connection& connection) { connection.fd = Descriptor(); });
-  progress_.abandon();
+  return false;
 }
 
 }  // namespace lockstep

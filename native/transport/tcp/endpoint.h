@@ -1,10 +1,12 @@
 // Frames to and from the processes of other hosts, over TCP with TLS 1.3.
 //
-// A process opens one connection to every process of another host, for what it sends there, and
-// takes one from each: a connection carries frames in one direction. A thread that sends writes
-// the frame itself, under the send lock of the connection. One thread (`ProgressThread`) reads
-// everything that comes. If the options say so, there are further connections, which carry stripes
-// of large messages (stripes.h), with threads of their own (`SenderThreads`, `StripeReaders`).
+// A process opens one connection to a process of another host, for what it sends there, and takes
+// one from it: a connection carries frames in one direction. With one process of each other host it
+// does so at the start, with the others before the first message (mesh.h). A thread that sends
+// writes the frame itself, under the send lock of the connection. One thread (`ProgressThread`)
+// reads everything that comes. If the options say so, there are further connections, which carry
+// stripes of large messages (stripes.h), with threads of their own (`SenderThreads`,
+// `StripeReaders`).
 //
 // Messages belong to channels, each of one clique, from one process to one other. A channel ends in
 // a ring of slots that the receiver owns (a ReceiveRing): message n goes into slot n modulo their
@@ -22,7 +24,7 @@
 //
 // Only peers with the job's key complete the handshake, and only one greeting of each process is
 // accepted, and answered. A connection that ends before that answer is tried again: unauthenticated
-// peers may have used all places. When all have connected, the port is closed. A peer that breaks
+// peers may have used all places. When all pairs have met, the port is closed. A peer that breaks
 // the protocol is refused (before its greeting was accepted; the job goes on), or fails the job.
 // Every number that comes is checked.
 #pragma once
@@ -32,16 +34,20 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "control/messages.h"
 #include "core/futex_wait.h"
 #include "core/secret.h"
 #include "transport/shm/segment.h"
+#include "transport/tcp/background.h"
 #include "transport/tcp/channels.h"
 #include "transport/tcp/companion.h"
 #include "transport/tcp/frame.h"
@@ -65,6 +71,9 @@ struct EndpointOptions {
   // To each process of another host: they carry stripes of large messages. The same in all
   // processes; with a companion, one. At most Stripes::kMaxConnections.
   int connections = 1;
+  // The host of each process: the connections of some pairs are then made when they are first
+  // needed (mesh.h). Empty, or with a companion: all connect at the start.
+  std::vector<int> hosts;
   Companion* companion = nullptr;       // carries the messages of channels; outlives the endpoint
   double connect_timeout_seconds = 60;  // until all have met
   double agent_connect_timeout_seconds = 10;  // for agents after that: then it goes on without them
@@ -73,8 +82,8 @@ struct EndpointOptions {
 
 class Endpoint {
  public:
-  // Returns when this process and all of other hosts have connected. Throws Error naming a process
-  // that has not.
+  // Returns when this process and its peers of the start have connected. Throws Error naming a
+  // process that has not.
   // `labels` name the processes in errors and must outlive this.
   Endpoint(const EndpointOptions& options, int process, std::uint64_t nonce,
            const std::vector<std::string>& labels, std::shared_ptr<Arena> arena);
@@ -82,11 +91,19 @@ class Endpoint {
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
+  // Whether there is a connection to that process, or will be when it is needed.
   bool reaches(int process) const {
-    return connections_[static_cast<std::size_t>(process)] != nullptr;
+    const Peer& peer = peer_of(process);
+    return peer.is_deferred || peer.connection.load() != nullptr;
   }
+  // Whether each of the two has connected to the other one.
+  bool has_met(int process) const { return peer_of(process).is_met.load(); }
   Channels& channels() { return channels_; }
   const std::string& address() const { return progress_.address(); }  // where others connect to
+
+  // Connects to that process, and waits for its connection, unless both are there. Comes before the
+  // first message to or from it. Throws Error when that is not possible and it has not left.
+  void reach(int process, const WaitLimits& limits);
 
   // Sends message `number` of the channel. Returns when it is on its way, or the other process has
   // left; throws Error when it cannot be sent.
@@ -143,29 +160,63 @@ class Endpoint {
     // that sends a control message does not: its deadline may be short.
     bool sends_urgent = false;
   };
+  // Another process or agent.
+  struct Peer {
+    Peer(std::string at, bool deferred) : address(std::move(at)), is_deferred(deferred) {}
+    ~Peer() { delete connection.load(); }
+    Peer(const Peer&) = delete;
+    Peer& operator=(const Peer&) = delete;
+    bool is_remote() const { return !address.empty(); }
+
+    const std::string address;  // "" on this host
+    const bool is_deferred;
+    std::atomic<Connection*> connection{nullptr};  // to it; stays, once it is made
+    std::atomic<bool> is_met{false};               // and its own, to this process, has come
+    std::mutex mutex;                              // guards what follows
+    bool is_wanted = false;                        // is made, or has been
+    std::string failure;                           // why it could not be made
+  };
+  // Until when a connection may take. `check` is called meanwhile, and throws when it is not needed
+  // any more.
+  struct Patience {
+    Clock::time_point end;
+    std::function<void()> check;
+  };
   enum class WriteResult { kAll, kBroken, kLate };
+  // When the job has failed or this process ends, what is being sent may take this long to go out;
+  // then the connection is closed.
+  static constexpr std::chrono::milliseconds kSendGrace{1000};
   struct Open;
   class BreakOnException;
 
-  void meet(const EndpointOptions& options, std::uint64_t nonce, bool agents,
-            Clock::time_point end);
-  std::unique_ptr<Connection> open(int process, std::uint32_t which, const std::string& address,
-                                   std::uint64_t nonce, Clock::time_point end);
-  std::unique_ptr<Connection> try_to_connect(const std::string& peer, const std::string& address,
-                                             Clock::time_point end);
+  Peer& peer_of(int process) { return peers_[static_cast<std::size_t>(process)]; }
+  const Peer& peer_of(int process) const { return peers_[static_cast<std::size_t>(process)]; }
+  int add_peers(const EndpointOptions& options);
+  void meet(bool agents, Clock::time_point end);
+  void publish(int process, std::unique_ptr<Connection> made);
+  std::unique_ptr<Connection> open(int process, std::uint32_t which, const Patience& patience);
+  std::unique_ptr<Connection> try_to_connect(int process, const std::string& peer,
+                                             const Patience& patience);
   void greet(Connection& connection, const std::string& peer, int process, std::uint32_t which,
-             std::uint64_t nonce, Clock::time_point end);
+             const Patience& patience);
+  std::string has_ended(int process) const;
+  bool meet_later(int process, const Deadline& deadline, const std::function<void()>& check);
+  void want(int process);
+  void connect_later(int process) noexcept;
+  void relay_abort();
+  void stop_connecting();
   std::uint32_t connections_to(int process) const;
   template <typename Step>
   void for_each_connection(const Step& step) {
-    for (auto& first : connections_) {
-      if (!first) continue;
+    for (Peer& peer : peers_) {
+      Connection* const first = peer.connection.load();
+      if (first == nullptr) continue;
       step(*first);
       for (auto& further : first->further) step(*further);
     }
   }
   void read_all(Connection& connection, const std::string& peer, std::span<std::byte> to,
-                Clock::time_point end);
+                const Patience& patience);
   std::string cannot_reach(const std::string& peer, const std::string& why) const;
   // Without waiting for why it could not be sent.
   WriteResult try_frame(Connection& connection, Frame frame, std::span<const std::byte> header,
@@ -177,7 +228,7 @@ class Endpoint {
   static void append_releases(Connection& connection);
   WriteResult end_frame(Connection& connection, std::unique_lock<std::mutex>& send_lock,
                         WriteResult how, const WaitLimits& limits);
-  void send_urgent(int process, const WaitLimits& limits);
+  void send_urgent(int process, Connection& connection, const WaitLimits& limits);
   struct Written {
     WriteResult how;
     std::size_t bytes;  // of head and body together, that have gone out
@@ -188,21 +239,30 @@ class Endpoint {
   bool send_part(Connection& connection, Frame frame, std::span<const std::byte> part,
                  const Deadline& deadline);
   bool takes_control(int process) const;
+  bool is_in_reach(int process, const Deadline& deadline);
   bool is_forked() const { return abandoned_ || getpid() != owner_; }  // and is the child
   std::uint64_t of_companion(std::uint32_t kind, std::size_t process) const;
+  void send_word(int process, std::uint32_t kind, std::span<const std::byte> body);
   void broadcast(std::uint32_t kind, std::span<const std::byte> body);
   void give_up(int process, WriteResult how, const WaitLimits& limits);
+  bool wait_for_reason(int process, const WaitLimits& limits);
+  static void stop(Connection& connection, const Deadline& deadline);
 
   const pid_t owner_ = getpid();
   const int process_;
+  const std::uint64_t nonce_;
   const std::vector<std::string>& labels_;
   const std::shared_ptr<Arena> arena_;
   const std::unique_ptr<const Security> security_;
   Channels channels_;
   Companion* const companion_;
   const std::vector<std::byte> companion_greeting_;  // of this process
+  std::deque<Peer> peers_;         // by number; this process and those of its host as well
+  std::atomic<int> num_deferred_;  // connections of this process that are yet to be made
+  BackgroundThreads background_;   // make them
+  // When connections that are being made are given up.
+  std::atomic<Clock::rep> connects_until_{Clock::time_point::max().time_since_epoch().count()};
   ProgressThread progress_;
-  std::vector<std::unique_ptr<Connection>> connections_;  // null for processes of this host
   SenderThreads senders_;
   std::size_t abort_listener_ = 0;
   std::atomic<bool> has_left_{false};

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <thread>
 
+#include "core/error.h"
 #include "transport/tcp/endpoint.h"
 
 namespace lockstep {
@@ -24,14 +25,24 @@ Deadline deadline_in(double seconds) {
 // A process whose program has ended still takes messages: its watchdog answers while it waits for
 // others. A forked child sends none: threads that it does not have may hold the locks.
 bool Endpoint::takes_control(int process) const {
-  const bool known = process >= 0 && static_cast<std::size_t>(process) < connections_.size();
+  const bool known = process >= 0 && static_cast<std::size_t>(process) < peers_.size();
   return known && reaches(process) && !is_forked() && !control_over_ && !is_lost(process);
+}
+
+// Connects to it if that is yet to be done.
+bool Endpoint::is_in_reach(int process, const Deadline& deadline) {
+  try {
+    return meet_later(process, deadline, [] {});
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 bool Endpoint::send_control(int process, std::span<const std::byte> bytes, double timeout_seconds) {
   if (bytes.size() > ControlMessages::kMaxLength || !takes_control(process)) return false;
   const Deadline deadline = deadline_in(timeout_seconds);
-  Connection& connection = *connections_[static_cast<std::size_t>(process)];
+  if (!is_in_reach(process, deadline)) return false;
+  Connection& connection = *peer_of(process).connection.load();
   std::unique_lock whole(connection.message_lock, std::defer_lock);
   if (!lock(whole, deadline)) return false;
   for (std::size_t at = 0;;) {

@@ -20,7 +20,7 @@ struct Frame {
     kWelcome,  // accepts a greeting: from process `index` to process `to`
     kRefusal,  // refuses a greeting; the reason follows
   };
-  static constexpr std::uint32_t kVersion = 5;
+  static constexpr std::uint32_t kVersion = 6;
   // In the number of a greeting, with the version: what follows the answer is not encrypted.
   static constexpr std::uint32_t kUnencrypted = 1u << 31;
 

@@ -31,19 +31,21 @@ ProgressThread::ProgressThread(int listener, const std::vector<int>& pids,
                                std::vector<bool> is_remote, int process, std::uint64_t nonce,
                                const std::vector<std::string>& labels, const Security& security,
                                Channels& channels, Arena& arena, int num_agents,
-                               std::chrono::milliseconds greeting_timeout, Companion* companion)
+                               std::chrono::milliseconds greeting_timeout, Companion* companion,
+                               Deferred deferred)
     : process_(process),
       greeting_timeout_(greeting_timeout),
       nonce_(nonce),
       labels_(labels),
       security_(security),
+      deferred_(std::move(deferred)),
       channels_(channels),
       arena_(arena),
       companion_(companion),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       acceptor_(listener, epoll_.get()),
       roster_(std::move(is_remote), num_agents, process, nonce, labels, arena, security.encrypts(),
-              channels.connections()),
+              channels.connections(), deferred_.is_deferred),
       failures_(process, roster_.num_members(), roster_.first_agent(), labels, arena),
       left_(roster_.num_members()),
       stripe_readers_(channels.connections() - 1, *this) {
@@ -192,6 +194,9 @@ void ProgressThread::poll(std::chrono::milliseconds most) {
   if (Clock::now() < polled_ + kPollInterval) return;
   drop_late();
   if (!over_) lose_ended();
+  adopt_left();
+  if (deferred_.aborted && arena_.aborted() && !std::exchange(has_relayed_, true))
+    deferred_.aborted();
   if (!over_) failures_.check_siblings(epoll_.get());
   if (closes_ && acceptor_.is_open() && roster_.is_complete()) {
     acceptor_.close();
@@ -214,6 +219,15 @@ void ProgressThread::fail(const char* what) noexcept {
   }
 }
 
+// What another process of this host knows. A process that has left without a connection to this one
+// has sent nothing here: it would have waited for this thread's welcome before.
+void ProgressThread::adopt_left() {
+  for (int process = 0; process < roster_.first_agent(); ++process)
+    if (roster_.is_deferred(process) && has_left(process) == 0 &&
+        failures_.has_left_for_others(process) && !roster_.has_greeted(process))
+      failures_.set_left(process);
+}
+
 void ProgressThread::ended(int process, const std::string& why) {
   std::lock_guard lock(lost_stripes_mutex_);
   lost_stripes_.push_back({process, why, Clock::now()});
@@ -230,7 +244,11 @@ void ProgressThread::lose_ended() {
       return true;
     });
   }
-  for (const LostStripes& one : due) failures_.lose(one.process, one.why);
+  for (const LostStripes& one : due)
+    if (roster_.is_deferred(one.process) && failures_.has_left_for_others(one.process))
+      failures_.set_left(one.process);
+    else
+      failures_.lose(one.process, one.why);
 }
 
 // By any thread that reads. What a process has sent before is here once all of its connections have

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -37,6 +38,14 @@
 
 namespace lockstep {
 
+// Connections that are made when they are first needed: see mesh.h. The progress thread calls
+// these.
+struct Deferred {
+  std::vector<bool> is_deferred;     // of each process; empty: none is
+  std::function<void(int)> greeted;  // such a process has opened a connection
+  std::function<void()> aborted;     // the job has been, perhaps by another process of this host
+};
+
 class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
  public:
   // `is_remote`: for each process, whether it is on another host; `pids`: of the other processes of
@@ -47,7 +56,7 @@ class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
                  int process, std::uint64_t nonce, const std::vector<std::string>& labels,
                  const Security& security, Channels& channels, Arena& arena, int num_agents = 0,
                  std::chrono::milliseconds greeting_timeout = kGreetingTimeout,
-                 Companion* companion = nullptr);
+                 Companion* companion = nullptr, Deferred deferred = {});
   virtual ~ProgressThread();
   ProgressThread(const ProgressThread&) = delete;
   ProgressThread& operator=(const ProgressThread&) = delete;
@@ -62,8 +71,11 @@ class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
   // In a forked child, which has no such thread: closes its copies of the descriptors.
   void abandon();
 
-  // Returns when all processes of other hosts have connected. Throws Error naming those missing.
+  // Returns when the processes have connected that do so at the start. Throws Error naming those
+  // missing.
   void wait_for_processes(Clock::time_point end) { roster_.wait_for_processes(end); }
+  // Whether that process has opened its connections.
+  bool has_connected(int process) { return roster_.has_connected(process); }
   // `wait_until`, for a counter that a message from another host advances. `receives`: this thread
   // reads from the connections meanwhile.
   WaitResult wait(Counter& counter, std::uint32_t target, const WaitLimits& limits, bool receives);
@@ -98,6 +110,7 @@ class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
   void hand_over(Incoming& incoming);
   void ended(int process, const std::string& why) override;
   void lose_ended();
+  void adopt_left();
   bool may_send(int process, std::uint32_t kind) const override;
   int greet(const Frame& frame, std::span<const std::byte> rest) override;
   void left(int process, std::uint32_t connection, std::uint64_t sent) override;
@@ -118,6 +131,7 @@ class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
   const std::uint64_t nonce_;
   const std::vector<std::string>& labels_;
   const Security& security_;
+  const Deferred deferred_;
   Channels& channels_;
   Arena& arena_;
   Companion* const companion_;  // null: there is none
@@ -134,6 +148,7 @@ class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
   std::string failure_;  // with room, since memory may be what is missing then
   std::atomic<bool> failed_{false};
   std::vector<std::atomic<std::uint32_t>> left_;  // of each process, a bit for each connection
+  bool has_relayed_ = false;
   std::size_t refused_ = 0;
 
   // A connection for stripes that has ended without the word that the program has. The reason, an

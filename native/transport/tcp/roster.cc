@@ -9,7 +9,7 @@ namespace lockstep {
 
 Roster::Roster(std::vector<bool> is_remote, int num_agents, int process, std::uint64_t nonce,
                const std::vector<std::string>& labels, const Arena& arena, bool encrypts,
-               std::uint32_t connections)
+               std::uint32_t connections, std::vector<bool> deferred)
     : is_remote_(std::move(is_remote)),
       first_agent_(static_cast<int>(is_remote_.size()) - num_agents),
       process_(process),
@@ -18,6 +18,7 @@ Roster::Roster(std::vector<bool> is_remote, int num_agents, int process, std::ui
       arena_(arena),
       encrypts_(encrypts),
       connections_(connections),
+      deferred_(std::move(deferred)),
       open_(is_remote_.size()) {}
 
 std::ptrdiff_t Roster::num_expected() const {
@@ -57,19 +58,34 @@ int Roster::admit(const Frame& greeting, const std::function<void(int)>& accept)
   return process;
 }
 
+bool Roster::is_whole(int process) const {
+  return open_[static_cast<std::size_t>(process)] + 1 == 1u << connections(process);
+}
+
 std::vector<int> Roster::missing(bool agents) const {
   std::vector<int> found;
-  for (int i = 0; i < static_cast<int>(open_.size()); ++i) {
-    const auto at = static_cast<std::size_t>(i);
-    if (is_remote_[at] && open_[at] + 1 != 1u << connections(i) && is_agent(i) == agents)
+  for (int i = 0; i < static_cast<int>(open_.size()); ++i)
+    if (is_remote_[static_cast<std::size_t>(i)] && !is_deferred(i) && is_agent(i) == agents &&
+        !is_whole(i))
       found.push_back(i);
-  }
   return found;
 }
 
 bool Roster::is_complete() {
   std::lock_guard lock(mutex_);
-  return missing(false).empty() && missing(true).empty();
+  for (int i = 0; i < static_cast<int>(open_.size()); ++i)
+    if (is_remote_[static_cast<std::size_t>(i)] && !is_whole(i)) return false;
+  return true;
+}
+
+bool Roster::has_greeted(int process) {
+  std::lock_guard lock(mutex_);
+  return open_[static_cast<std::size_t>(process)] != 0;
+}
+
+bool Roster::has_connected(int process) {
+  std::lock_guard lock(mutex_);
+  return is_whole(process);
 }
 
 void Roster::wait_for_processes(Clock::time_point end) {

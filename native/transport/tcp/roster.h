@@ -22,7 +22,7 @@ class Roster {
   // The references outlive this.
   Roster(std::vector<bool> is_remote, int num_agents, int process, std::uint64_t nonce,
          const std::vector<std::string>& labels, const Arena& arena, bool encrypts,
-         std::uint32_t connections = 1);
+         std::uint32_t connections = 1, std::vector<bool> deferred = {});
 
   bool is_agent(int process) const { return process >= first_agent_; }
   int first_agent() const { return first_agent_; }
@@ -40,13 +40,25 @@ class Roster {
   int admit(const Frame& greeting, const std::function<void(int)>& accept = {});
   bool is_complete();
 
-  // Returns when all processes have connected. Throws Error naming those that have not by `end`.
+  // Returns when all processes have connected that do so at the start. Throws Error naming those
+  // that have not by `end`.
   void wait_for_processes(Clock::time_point end);
+  // Whether this process has opened all of its connections, also after the start.
+  bool has_connected(int process);
+  // Whether the connections with that process are made when they are first needed.
+  bool is_deferred(int process) const {
+    const auto index = static_cast<std::size_t>(process);
+    return index < deferred_.size() && deferred_[index];
+  }
+  // Whether it has opened a connection.
+  bool has_greeted(int process);
   // The agents that have not connected by `end`.
   std::vector<int> wait_for_agents(Clock::time_point end);
 
  private:
-  std::vector<int> missing(bool agents) const;  // under `mutex_`
+  // What follows is under `mutex_`.
+  bool is_whole(int process) const;
+  std::vector<int> missing(bool agents) const;  // at the start
 
   const std::vector<bool> is_remote_;
   const int first_agent_;
@@ -56,6 +68,7 @@ class Roster {
   const Arena& arena_;
   const bool encrypts_;
   const std::uint32_t connections_;  // of a process
+  const std::vector<bool> deferred_;
 
   std::mutex mutex_;  // guards `open_`
   std::condition_variable changed_;

@@ -64,19 +64,23 @@ Descriptor::~Descriptor() {
   if (fd_ >= 0) close(fd_);
 }
 
-Descriptor connect_to(const std::string& address, Clock::time_point end) {
+Descriptor connect_to(const std::string& address, Clock::time_point end,
+                      const std::function<void()>& check) {
+  constexpr std::chrono::milliseconds kPollInterval{50};
   const auto info = parse(address);
   Descriptor made(socket(info->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (made.get() < 0) throw Error(std::strerror(errno));
   send_at_once(made.get());
   if (connect(made.get(), info->ai_addr, info->ai_addrlen) == 0) return made;
   if (errno != EINPROGRESS) throw Error(std::strerror(errno));
-  wait_for(made.get(), true, end);
+  while (!wait_for(made.get(), true, std::min(end, Clock::now() + kPollInterval))) {
+    if (Clock::now() >= end) throw Error("no answer");
+    if (check) check();
+  }
   int code = 0;
   socklen_t size = sizeof(code);
   getsockopt(made.get(), SOL_SOCKET, SO_ERROR, &code, &size);
   if (code != 0) throw Error(std::strerror(code));
-  if (Clock::now() >= end) throw Error("no answer");
   return made;
 }
 
@@ -144,10 +148,10 @@ bool watch_input(int epoll, int fd, void* owner) {
   return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
-void wait_for(int fd, bool to_write, Clock::time_point end) {
+bool wait_for(int fd, bool to_write, Clock::time_point end) {
   pollfd asked{fd, static_cast<short>(to_write ? POLLOUT : POLLIN), 0};
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now()).count();
-  poll(&asked, 1, static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000)));
+  return poll(&asked, 1, static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000))) > 0;
 }
 
 }  // namespace lockstep

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -26,8 +27,9 @@ class Descriptor {
 };
 
 // A connection to a numeric address, "10.0.0.1:4411" or "[fe80::1]:4411". Throws Error with the
-// system's reason when there is none by then.
-Descriptor connect_to(const std::string& address, Clock::time_point end);
+// system's reason when there is none by then, and what `check` throws, which is called meanwhile.
+Descriptor connect_to(const std::string& address, Clock::time_point end,
+                      const std::function<void()>& check = {});
 
 // The next connection of a listening socket; -1 when there is none.
 Descriptor accept_from(int listener);
@@ -64,7 +66,7 @@ class NoBrokenPipe {
 // Has `epoll` report `owner` when there is something to read.
 bool watch_input(int epoll, int fd, void* owner);
 
-// Returns when the socket can be read or written, or at the latest at that time.
-void wait_for(int fd, bool to_write, Clock::time_point end);
+// Whether the socket can be read or written, or has an error, by that time at the latest.
+bool wait_for(int fd, bool to_write, Clock::time_point end);
 
 }  // namespace lockstep

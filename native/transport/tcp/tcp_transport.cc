@@ -55,11 +55,13 @@ std::byte* TcpTransport::allocate_copy(std::size_t bytes) {
 }
 
 std::unique_ptr<SendChannel> TcpTransport::open(const ChannelId& id, const SendRing& ring) {
+  endpoint_.reach(id.process, limits());
   endpoint_.channels().open(id, ring);
   return std::make_unique<Channel>(*this, id);
 }
 
 std::unique_ptr<ReceiveChannel> TcpTransport::open(const ChannelId& id, const ReceiveRing& ring) {
+  endpoint_.reach(id.process, limits());
   endpoint_.channels().open(id, ring);
   return std::make_unique<Channel>(*this, id, ring.count);
 }

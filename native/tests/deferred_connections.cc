@@ -1,0 +1,260 @@
+// Connections between processes that have no messages for each other at the start: when they are
+// made, and what a process learns of another one's end before and after.
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <numeric>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "core/error.h"
+#include "harness.h"
+#include "hosts.h"
+#include "model.h"
+#include "transport/tcp/background.h"
+#include "transport/tcp/mesh.h"
+
+namespace lockstep::testing {
+namespace {
+
+const std::vector<int> kTwoHosts{0, 0, 0, 1, 1, 1};
+
+Layout one_rank_each(int processes) {
+  std::vector<int> process_of(static_cast<std::size_t>(processes));
+  std::iota(process_of.begin(), process_of.end(), 0);
+  return {"one rank each", process_of};
+}
+
+Options two_hosts(Harness harness, bool encrypt = true, int connections = 1) {
+  return {.harness = harness, .encrypt = encrypt, .connections = connections, .hosts = kTwoHosts};
+}
+
+std::vector<int> met(const Rank& rank) {
+  std::vector<int> found;
+  for (int other = 0; other < rank.size(); ++other)
+    if (rank.job.host_of(other) != rank.job.host_of(rank.process()) &&
+        rank.job.endpoint()->has_met(other))
+      found.push_back(other);
+  return found;
+}
+
+bool is_open(const std::string& address) {
+  try {
+    connect_to(address, Clock::now() + std::chrono::seconds(5));
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+void wait_until_closed(const std::string& address) {
+  for (int tries = 0; is_open(address); ++tries) {
+    CHECK(tries < 100);
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  }
+}
+
+TEST(every_process_has_a_peer_on_each_host) {
+  for (const std::vector<int>& hosts : std::vector<std::vector<int>>{
+           kTwoHosts, {0, 1, 2}, {0, 1, 0, 1}, {0, 0, 0, 0, 1}, {3, 3, 0, 3, 0, 7}, {0, 0, 0}}) {
+    const int count = static_cast<int>(hosts.size());
+    std::vector<std::vector<bool>> deferred;
+    for (int process = 0; process < count; ++process)
+      deferred.push_back(deferred_connections(hosts, process));
+    for (std::size_t one = 0; one < hosts.size(); ++one)
+      for (std::size_t other = 0; other < hosts.size(); ++other) {
+        CHECK_EQUAL(deferred[one][other], deferred[other][one]);
+        bool has_peer = false;  // on the host of the other one
+        for (std::size_t i = 0; i < hosts.size(); ++i)
+          has_peer = has_peer || (hosts[i] == hosts[other] && !deferred[one][i]);
+        CHECK(has_peer);
+        if (hosts[one] == hosts[other]) CHECK(!deferred[one][other]);
+      }
+  }
+  CHECK(deferred_connections(kTwoHosts, 1) ==
+        (std::vector<bool>{false, false, false, true, false, true}));
+}
+
+TEST(connections_are_made_when_they_are_needed) {
+  for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts})
+    for (const bool encrypt : {true, false})
+      run_healthy(one_rank_each(6), two_hosts(harness, encrypt, 3), [](Rank& rank) {
+        const auto end = rank.all();
+        CHECK(met(rank) == std::vector<int>{(rank.process() + 3) % 6});
+        run_permute(*end, {{0, 4}, {5, 1}}, 10, 1);
+        const std::vector<std::vector<int>> wanted{{3, 4}, {4, 5}, {5}, {0}, {0, 1}, {1, 2}};
+        CHECK(met(rank) == wanted[static_cast<std::size_t>(rank.process())]);
+        CHECK(is_open(rank.job.endpoint()->address()));
+        run_case(*end, {.op = Op::kAllToAll, .dtype = DType::kF32, .count = 600, .seed = 2});
+        CHECK_EQUAL(met(rank).size(), 3U);
+        wait_until_closed(rank.job.endpoint()->address());
+        run_case(*end, {.count = 1000, .seed = 3});
+      });
+}
+
+TEST(all_connect_at_the_same_time) {
+  for (int round = 0; round < rounds(10, 3); ++round)
+    for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts})
+      run_healthy(one_rank_each(6), two_hosts(harness, round % 2 == 0, 1 + round % 2),
+                  [&](Rank& rank) {
+                    const auto end = rank.all();
+                    std::uint32_t seed = 0;
+                    run_case(*end, {.op = Op::kAllToAll, .count = 60'000, .seed = ++seed});
+                    run_permute(*end, {{0, 5}, {5, 0}, {1, 3}, {3, 1}}, 1000, ++seed);
+                  });
+}
+
+// Its peer on the other host has ended as well, so nobody there has a connection to it.
+TEST(a_process_that_was_killed_before_it_was_needed) {
+  const auto outcomes = run_job(one_rank_each(6), two_hosts(Harness::kForkedHosts), [](Rank& rank) {
+    const auto end = rank.all();
+    if (rank.process() == 2) return;
+    eventually([&] { return rank.job.has_left(2)->load() != 0; }, "the end of the peer");
+    if (rank.process() == 5) kill(getpid(), SIGKILL);
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    run_permute(*end, {{5, 0}, {1, 3}}, 10, 1);
+  });
+  CHECK_EQUAL(outcomes[2].error, "");
+  CHECK_EQUAL(outcomes[5].error, "killed");
+  CHECK_CONTAINS(outcomes[0].error, "process 5");
+}
+
+TEST(a_program_that_has_ended_before_it_was_needed) {
+  for (const bool sends : {true, false})
+    for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts}) {
+      const auto outcomes = run_job(one_rank_each(6), two_hosts(harness), [&](Rank& rank) {
+        const auto end = rank.all();
+        if (rank.process() == 5) return rank.job.leave(Recorder::kEnded);
+        if (rank.job.host_of(rank.process()) == 1) return;
+        eventually([&] { return rank.job.has_left(5)->load() != 0; }, "the end of process 5");
+        if (rank.process() != 0) return;
+        if (sends) return run_permute(*end, {{0, 5}}, 10, 1);  // it needs nothing
+        run_permute(*end, {{5, 0}}, 10, 1);
+      });
+      if (sends)
+        CHECK_EQUAL(outcomes[0].error, "");
+      else
+        CHECK_CONTAINS(outcomes[0].error, "waits for process 5, whose program has ended");
+      for (const int rank : {1, 2, 3, 4, 5})
+        CHECK_EQUAL(outcomes[static_cast<std::size_t>(rank)].error, "");
+    }
+}
+
+// The one that waits has no connection of its own choice: it made one when it began to wait.
+TEST(a_process_that_is_killed_while_another_one_waits) {
+  const auto outcomes = run_job(one_rank_each(6), two_hosts(Harness::kForkedHosts), [](Rank& rank) {
+    const auto end = rank.all();
+    if (rank.process() == 2) return;
+    if (rank.process() == 5) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      kill(getpid(), SIGKILL);
+    }
+    run_permute(*end, {{5, 0}}, 10, 1);
+  });
+  CHECK_CONTAINS(outcomes[0].error, "process 5");
+}
+
+TEST(a_failure_reaches_all_processes) {
+  for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts}) {
+    const auto outcomes = run_job(one_rank_each(6), two_hosts(harness), [](Rank& rank) {
+      const auto end = rank.all();
+      if (rank.process() == 1) rank.job.arena().abort("lockstep: no more of this.");
+      eventually([&] { return rank.job.arena().aborted(); }, "the text of the failure");
+      throw Error(rank.job.arena().abort_text());
+    });
+    for (const Outcome& outcome : outcomes) CHECK_CONTAINS(outcome.error, "no more of this");
+  }
+}
+
+TEST(control_messages_make_connections) {
+  run_healthy(one_rank_each(6), two_hosts(Harness::kForkedHosts), [](Rank& rank) {
+    const auto end = rank.all();
+    Endpoint& endpoint = *rank.job.endpoint();
+    const std::string text = "are you there";
+    if (rank.process() == 0) CHECK(endpoint.send_control(5, std::as_bytes(std::span(text)), 20));
+    if (rank.process() == 5) {
+      const ControlMessage message = endpoint.next_control(20);
+      CHECK_EQUAL(message.process, 0);
+      CHECK(endpoint.send_control(0, message.bytes, 20));
+    }
+    if (rank.process() == 0) CHECK_EQUAL(endpoint.next_control(20).process, 5);
+    run_case(*end, {.count = 10, .seed = 1});
+  });
+}
+
+// The watchdog gives up its message, and nobody the connection.
+TEST(a_control_message_that_is_late) {
+  for (int round = 0; round < rounds(10, 3); ++round)
+    run_healthy(one_rank_each(6), two_hosts(Harness::kForkedHosts, true, 3), [](Rank& rank) {
+      const auto end = rank.all();
+      const std::string text = "are you there";
+      const auto bytes = std::as_bytes(std::span(text));
+      const int other = (rank.process() + 4) % 6;
+      if (rank.job.host_of(other) != rank.job.host_of(rank.process()))
+        rank.job.endpoint()->send_control(other, bytes, 1e-5);
+      run_permute(*end, {{0, 4}, {4, 0}, {5, 1}}, 1000, 1);
+      run_case(*end, {.op = Op::kAllToAll, .count = 600, .seed = 2});
+    });
+}
+
+// They connect while it ends: its end is announced, or known from its peer of the start.
+TEST(a_program_that_ends_while_others_connect) {
+  for (int round = 0; round < rounds(10, 3); ++round)
+    run_healthy(one_rank_each(6), two_hosts(Harness::kForkedHosts), [&](Rank& rank) {
+      const auto end = rank.all();
+      const std::string text = "are you there";
+      const auto bytes = std::as_bytes(std::span(text));
+      if (rank.process() == 5) {
+        std::this_thread::sleep_for(std::chrono::microseconds(500 * round));
+        return rank.job.leave(Recorder::kEnded);
+      }
+      if (rank.process() < 2) rank.job.endpoint()->send_control(5, bytes, 1e-5);
+      eventually([&] { return rank.job.has_left(5)->load() != 0; }, "the end of process 5");
+      std::this_thread::sleep_for(std::chrono::milliseconds(1000));  // longer than any grace
+      CHECK(!rank.job.arena().aborted() && !rank.job.endpoint()->is_lost(5));
+    });
+}
+
+// Its peer on the other host has ended, and the others here do not raise.
+TEST(a_failure_that_other_processes_of_the_host_pass_on) {
+  SharedCount told;
+  run_job(one_rank_each(6), two_hosts(Harness::kForkedHosts), [&](Rank& rank) {
+    const auto end = rank.all();
+    if (rank.process() == 3) return;
+    eventually([&] { return rank.job.has_left(3)->load() != 0; }, "the end of the peer");
+    if (rank.process() == 0) rank.job.arena().abort("lockstep: no more of this.");
+    if (rank.process() == 4) {
+      eventually([&] { return rank.job.arena().aborted(); }, "the text of the failure");
+      CHECK_CONTAINS(rank.job.arena().abort_text(), "no more of this");
+      told.add(1);
+    }
+    eventually([&] { return told.get() == 1; }, "the other host");
+  });
+}
+
+TEST(what_takes_long_keeps_nothing_else_waiting) {
+  std::atomic<int> begun{0}, done{0};
+  std::atomic<bool> over{false};
+  BackgroundThreads threads;
+  threads.start();
+  for (std::size_t i = 0; i + 1 < BackgroundThreads::kMost; ++i)
+    threads.add([&] {
+      ++begun;
+      while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    });
+  for (int i = 0; i < 100; ++i) threads.add([&] { ++done; });
+  eventually([&] { return done == 100 && begun == BackgroundThreads::kMost - 1; }, "the work");
+  over = true;
+  threads.stop();
+  threads.add([&] { ++done; });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK_EQUAL(done.load(), 100);
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,44 @@
+// Threads for what waits for other hosts and must hold up neither a rank, nor a watchdog, nor the
+// progress thread: connections that are made when they are first needed (deferred.cc).
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace lockstep {
+
+class BackgroundThreads {
+ public:
+  // So many at most: a process that is stopped holds one up, until the connection's deadline.
+  static constexpr std::size_t kMost = 8;
+
+  BackgroundThreads() = default;
+  ~BackgroundThreads() { stop(); }
+  BackgroundThreads(const BackgroundThreads&) = delete;
+  BackgroundThreads& operator=(const BackgroundThreads&) = delete;
+
+  void start();  // the first thread; throws Error
+  // Has a thread do it, which it does not throw. Does not wait.
+  void add(std::function<void()> work);
+  // Returns when what has begun is done. What has not is dropped.
+  void stop();
+  // In a forked child, which has no such threads.
+  void abandon();
+
+ private:
+  void run();
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> waiting_;
+  std::vector<std::thread> threads_;
+  std::size_t idle_ = 0;
+  bool over_ = false;
+};
+
+}  // namespace lockstep

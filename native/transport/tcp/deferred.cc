@@ -1,0 +1,123 @@
+// Connections that are made when they are first needed (see mesh.h): both directions at once, so
+// that two processes that exchange messages also notice each other's end.
+//
+// A background thread makes a connection, and not who needs it: once the other end has accepted it,
+// its end without a word means that this process has died. So it is given up for no deadline of a
+// rank or a watchdog.
+#include <poll.h>
+
+#include <exception>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "core/error.h"
+#include "transport/tcp/endpoint.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::chrono::microseconds kCheckInterval{500};
+constexpr std::chrono::seconds kConnectTimeout{60};
+
+bool is_closed(int fd) {
+  pollfd asked{fd, POLLRDHUP, 0};
+  return poll(&asked, 1, 0) > 0;
+}
+
+}  // namespace
+
+void Endpoint::reach(int process, const WaitLimits& limits) {
+  const auto start = Clock::now();
+  const auto check = [&] {
+    if (limits.abort->load(std::memory_order_acquire) != 0) throw Error(arena_->abort_text());
+    const bool is_long = Clock::now() >= start + kLongWait;
+    if (is_long && limits.wake_up != nullptr) limits.wake_up->notify();
+    if (has_left(process) != 0 || is_lost(process)) throw Error(has_ended(process));
+  };
+  try {
+    if (!meet_later(process, limits.deadline, check))
+      throw Error("lockstep: " + labels_[static_cast<std::size_t>(process_)] +
+                  " waited in vain for " + labels_[static_cast<std::size_t>(process)] +
+                  " to connect. --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the "
+                  "limit; 0 means none.");
+  } catch (const Error&) {
+    // It may have ended a moment ago: others learn of that, and why, before this process does.
+    if (wait_for_reason(process, limits)) return;
+    if (arena_->aborted()) throw Error(arena_->abort_text());
+    throw;
+  }
+}
+
+std::string Endpoint::has_ended(int process) const {
+  return "lockstep: " + labels_[static_cast<std::size_t>(process)] +
+         " has ended, or its host cannot be reached. Its own output may tell why.";
+}
+
+// False: not before the deadline.
+bool Endpoint::meet_later(int process, const Deadline& deadline,
+                          const std::function<void()>& check) {
+  Peer& peer = peer_of(process);
+  if (peer.is_met.load(std::memory_order_acquire)) return true;
+  if (is_forked()) throw Error("lockstep: a forked child has no connections of its own.");
+  want(process);
+  for (;;) {
+    const Connection* const own = peer.connection.load();
+    if (own != nullptr && progress_.has_connected(process)) break;
+    if (own != nullptr && is_closed(own->fd.get())) throw Error(has_ended(process));
+    if (stopped_.load() != 0) throw Error("lockstep: this process has ended.");
+    {
+      std::lock_guard lock(peer.mutex);
+      if (!peer.is_wanted) throw Error(peer.failure);
+    }
+    check();
+    if (deadline.passed()) return false;
+    std::this_thread::sleep_for(kCheckInterval);
+  }
+  peer.is_met.store(true, std::memory_order_release);
+  return true;
+}
+
+// Without waiting for it. By a rank, by the watchdog, or by the progress thread when the other
+// process has connected.
+void Endpoint::want(int process) {
+  Peer& peer = peer_of(process);
+  std::lock_guard lock(peer.mutex);
+  if (std::exchange(peer.is_wanted, true)) return;
+  background_.add([this, process] { connect_later(process); });
+}
+
+void Endpoint::connect_later(int process) noexcept {
+  Peer& peer = peer_of(process);
+  const Patience patience{Clock::now() + kConnectTimeout, [this, process] {
+                            if (Clock::now().time_since_epoch().count() >= connects_until_.load())
+                              throw Error("lockstep: this process ends.");
+                            if (is_lost(process)) throw Error(has_ended(process));
+                          }};
+  try {
+    auto first = open(process, 0, patience);
+    for (std::uint32_t which = 1; which < connections_to(process); ++which)
+      first->further.push_back(open(process, which, patience));
+    publish(process, std::move(first));
+    if (--num_deferred_ == 0) progress_.close_when_met();
+  } catch (const std::exception& error) {
+    std::lock_guard lock(peer.mutex);
+    peer.is_wanted = false;  // who needs it next tries again
+    try {
+      peer.failure = error.what();
+    } catch (const std::bad_alloc&) {
+      peer.failure.clear();
+    }
+  }
+}
+
+// By the progress thread. The process that aborts a job tells the processes to which it has
+// connections, and so does each that shares memory with it.
+void Endpoint::relay_abort() {
+  background_.add([this]() noexcept {
+    const std::string text = arena_->abort_text();
+    broadcast(Frame::kAbort, std::as_bytes(std::span(text)));
+  });
+}
+
+}  // namespace lockstep
