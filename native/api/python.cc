@@ -320,6 +320,12 @@ int lockstep_send_message(int process, const void* bytes, std::uint64_t count,
   return sent ? 0 : -1;
 }
 
+void lockstep_connect(int process) {
+  lockstep::guarded([&] {
+    if (auto* endpoint = lockstep::endpoint()) endpoint->connect(process);
+  });
+}
+
 int lockstep_next_message(double timeout_seconds, const void** bytes, std::uint64_t* count) {
   thread_local lockstep::ControlMessage kept;
   auto* endpoint = lockstep::endpoint();

@@ -124,8 +124,8 @@ const char* lockstep_request(std::uint64_t* number);
 void lockstep_respond(std::uint64_t number, int response);
 
 // Where this process listens for those of other hosts, "10.0.0.1:4411" or "[fe80::1]:4411"; ""
-// where there is one host. The port is closed once all have met, and the address still identifies
-// the connections to it.
+// where there is one host. The port is closed once all pairs have met, and the address still
+// identifies the connections to it.
 const char* lockstep_listens_at();
 
 // Control messages between the watchdogs of different hosts, of up to 16 MiB. Any thread may send
@@ -134,6 +134,9 @@ const char* lockstep_listens_at();
 // still be dropped there, if too much is waiting.
 int lockstep_send_message(int process, const void* bytes, std::uint64_t count,
                           double timeout_seconds);
+// Begins with the connections to a process of another host, if they are yet to be made. A message
+// waits for them; who has some for several processes saves time.
+void lockstep_connect(int process);
 // The process that sent the next message, -1 when none came in time, -2 when none will come
 // (the endpoint is stopped, or there is none). `bytes` and `count` are set to what it holds, kept
 // until this thread's next call.

@@ -176,6 +176,9 @@ TEST(control_messages_make_connections) {
     const auto end = rank.all();
     Endpoint& endpoint = *rank.job.endpoint();
     const std::string text = "are you there";
+    if (rank.process() == 2)
+      for (const int other : {3, 4, 1, 99}) endpoint.connect(other);
+    if (rank.process() == 2) CHECK(endpoint.send_control(3, std::as_bytes(std::span(text)), 20));
     if (rank.process() == 0) CHECK(endpoint.send_control(5, std::as_bytes(std::span(text)), 20));
     if (rank.process() == 5) {
       const ControlMessage message = endpoint.next_control(20);
@@ -249,7 +252,10 @@ TEST(what_takes_long_keeps_nothing_else_waiting) {
     });
   for (int i = 0; i < 100; ++i) threads.add([&] { ++done; });
   eventually([&] { return done == 100 && begun == BackgroundThreads::kMost - 1; }, "the work");
+  threads.wait(Clock::now() + std::chrono::milliseconds(20));
+  CHECK_EQUAL(begun.load(), static_cast<int>(BackgroundThreads::kMost) - 1);
   over = true;
+  threads.wait(Clock::now() + std::chrono::seconds(20));
   threads.stop();
   threads.add([&] { ++done; });
   std::this_thread::sleep_for(std::chrono::milliseconds(20));

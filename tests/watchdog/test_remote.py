@@ -45,6 +45,9 @@ class End:
     post: Post
     process: int
 
+    def connect(self, process: int) -> None:
+        assert process % 2 != self.process % 2, "to a process of its own host"
+
     def send_message(self, process: int, note: bytes, timeout: float) -> bool:
         assert process % 2 != self.process % 2, "to a process of its own host"
         if process in self.post.lost:

@@ -37,6 +37,7 @@ void BackgroundThreads::run() {
   std::unique_lock lock(mutex_);
   for (;;) {
     ++idle_;
+    done_.notify_all();
     changed_.wait(lock, [this] { return over_ || !waiting_.empty(); });
     --idle_;
     if (over_) return;
@@ -46,6 +47,11 @@ void BackgroundThreads::run() {
     work();
     lock.lock();
   }
+}
+
+void BackgroundThreads::wait(Clock::time_point end) {
+  std::unique_lock lock(mutex_);
+  done_.wait_until(lock, end, [this] { return waiting_.empty() && idle_ == threads_.size(); });
 }
 
 void BackgroundThreads::stop() {

@@ -10,12 +10,14 @@
 #include <thread>
 #include <vector>
 
+#include "core/futex_wait.h"
+
 namespace lockstep {
 
 class BackgroundThreads {
  public:
   // So many at most: a process that is stopped holds one up, until the connection's deadline.
-  static constexpr std::size_t kMost = 8;
+  static constexpr std::size_t kMost = 32;
 
   BackgroundThreads() = default;
   ~BackgroundThreads() { stop(); }
@@ -25,6 +27,8 @@ class BackgroundThreads {
   void start();  // the first thread; throws Error
   // Has a thread do it, which it does not throw. Does not wait.
   void add(std::function<void()> work);
+  // Returns when all is done, or at that time.
+  void wait(Clock::time_point end);
   // Returns when what has begun is done. What has not is dropped.
   void stop();
   // In a forked child, which has no such threads.
@@ -34,7 +38,7 @@ class BackgroundThreads {
   void run();
 
   std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
+  std::condition_variable changed_, done_;
   std::deque<std::function<void()>> waiting_;
   std::vector<std::thread> threads_;
   std::size_t idle_ = 0;

@@ -7,6 +7,7 @@
 #include <poll.h>
 
 #include <exception>
+#include <new>
 #include <string>
 #include <thread>
 #include <utility>
@@ -18,6 +19,7 @@ namespace lockstep {
 namespace {
 
 constexpr std::chrono::microseconds kCheckInterval{500};
+constexpr std::chrono::milliseconds kNotifyInterval{50};
 constexpr std::chrono::seconds kConnectTimeout{60};
 
 bool is_closed(int fd) {
@@ -28,11 +30,13 @@ bool is_closed(int fd) {
 }  // namespace
 
 void Endpoint::reach(int process, const WaitLimits& limits) {
-  const auto start = Clock::now();
+  auto notify_at = Clock::now() + kLongWait;
   const auto check = [&] {
     if (limits.abort->load(std::memory_order_acquire) != 0) throw Error(arena_->abort_text());
-    const bool is_long = Clock::now() >= start + kLongWait;
-    if (is_long && limits.wake_up != nullptr) limits.wake_up->notify();
+    if (limits.wake_up != nullptr && Clock::now() >= notify_at) {
+      limits.wake_up->notify();
+      notify_at = Clock::now() + kNotifyInterval;
+    }
     if (has_left(process) != 0 || is_lost(process)) throw Error(has_ended(process));
   };
   try {
@@ -83,8 +87,9 @@ bool Endpoint::meet_later(int process, const Deadline& deadline,
 void Endpoint::want(int process) {
   Peer& peer = peer_of(process);
   std::lock_guard lock(peer.mutex);
-  if (std::exchange(peer.is_wanted, true)) return;
+  if (peer.is_wanted) return;
   background_.add([this, process] { connect_later(process); });
+  peer.is_wanted = true;
 }
 
 void Endpoint::connect_later(int process) noexcept {
@@ -102,7 +107,7 @@ void Endpoint::connect_later(int process) noexcept {
     if (--num_deferred_ == 0) progress_.close_when_met();
   } catch (const std::exception& error) {
     std::lock_guard lock(peer.mutex);
-    peer.is_wanted = false;  // who needs it next tries again
+    peer.is_wanted = peer.connection.load() != nullptr;  // else who needs it next tries again
     try {
       peer.failure = error.what();
     } catch (const std::bad_alloc&) {
@@ -114,9 +119,12 @@ void Endpoint::connect_later(int process) noexcept {
 // By the progress thread. The process that aborts a job tells the processes to which it has
 // connections, and so does each that shares memory with it.
 void Endpoint::relay_abort() {
-  background_.add([this]() noexcept {
-    const std::string text = arena_->abort_text();
-    broadcast(Frame::kAbort, std::as_bytes(std::span(text)));
+  background_.add([this] {
+    try {
+      const std::string text = arena_->abort_text();
+      broadcast(Frame::kAbort, std::as_bytes(std::span(text)));
+    } catch (const std::bad_alloc&) {  // as if the others could not be reached
+    }
   });
 }
 

@@ -105,6 +105,15 @@ Endpoint::Endpoint(const EndpointOptions& options, int process, std::uint64_t no
                 {deferred_of(options, process), [this](int other) { want(other); },
                  [this] { relay_abort(); }}),
       senders_(channels_.connections() - 1) {
+  try {
+    start(options);
+  } catch (...) {  // the threads use what would be destroyed before them
+    stop_connecting();
+    throw;
+  }
+}
+
+void Endpoint::start(const EndpointOptions& options) {
   meet(false, after(options.connect_timeout_seconds));
   meet(true, after(options.agent_connect_timeout_seconds));
   if (num_deferred_ == 0)

@@ -105,6 +105,9 @@ class Endpoint {
   // first message to or from it. Throws Error when that is not possible and it has not left.
   void reach(int process, const WaitLimits& limits);
 
+  // Begins with the connections to that process, which `send_control` otherwise waits for.
+  void connect(int process);
+
   // Sends message `number` of the channel. Returns when it is on its way, or the other process has
   // left; throws Error when it cannot be sent.
   void send(const ChannelId& channel, std::uint32_t number, const Message& message,
@@ -192,6 +195,7 @@ class Endpoint {
   Peer& peer_of(int process) { return peers_[static_cast<std::size_t>(process)]; }
   const Peer& peer_of(int process) const { return peers_[static_cast<std::size_t>(process)]; }
   int add_peers(const EndpointOptions& options);
+  void start(const EndpointOptions& options);
   void meet(bool agents, Clock::time_point end);
   void publish(int process, std::unique_ptr<Connection> made);
   std::unique_ptr<Connection> open(int process, std::uint32_t which, const Patience& patience);

@@ -44,6 +44,8 @@ void Endpoint::leave() {
   }
   if (companion_ != nullptr && !is_forked()) companion_->flush();
   broadcast(Frame::kLeave, {});
+  // The process may end without `stop`.
+  if (!is_forked()) background_.wait(Clock::now() + kSendGrace);
 }
 
 void Endpoint::stop() {

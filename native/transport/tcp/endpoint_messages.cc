@@ -29,6 +29,10 @@ bool Endpoint::takes_control(int process) const {
   return known && reaches(process) && !is_forked() && !control_over_ && !is_lost(process);
 }
 
+void Endpoint::connect(int process) {
+  if (takes_control(process) && peer_of(process).is_deferred) want(process);
+}
+
 // Connects to it if that is yet to be done.
 bool Endpoint::is_in_reach(int process, const Deadline& deadline) {
   try {

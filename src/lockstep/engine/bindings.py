@@ -102,7 +102,7 @@ def _library() -> ctypes.CDLL:
     library.lockstep_counts.argtypes = [ctypes.POINTER(ctypes.c_uint64)]
     library.lockstep_counts.restype = None
     library.lockstep_failed_calls.restype = ctypes.c_uint64
-    for name in ("finish", "forked"):
+    for name in ("finish", "forked", "connect"):
         getattr(library, f"lockstep_{name}").restype = None
     for name in ("abort_text", "recorder_problem", "request", "listens_at"):
         getattr(library, f"lockstep_{name}").restype = ctypes.c_char_p
@@ -300,6 +300,11 @@ def is_lost(process: int) -> bool:
 def has_left(process: int) -> bool:
     """Whether a process has reported the end of its program."""
     return _library().lockstep_has_left(process) == 1
+
+
+def connect(process: int) -> None:
+    """Begins with the connections to a process, for which `send_message` otherwise waits."""
+    _library().lockstep_connect(process)
 
 
 def send_message(process: int, message: bytes, timeout: float) -> bool:

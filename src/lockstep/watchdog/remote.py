@@ -57,6 +57,7 @@ class _Request:
 class Post(Protocol):
     """What carries control messages between hosts: `lockstep.engine.bindings`."""
 
+    def connect(self, process: int, /) -> None: ...
     def send_message(self, process: int, message: bytes, timeout: float, /) -> bool: ...
     def next_message(self, timeout: float, /) -> tuple[int, bytes] | None: ...
     def is_lost(self, process: int, /) -> bool: ...
@@ -157,9 +158,12 @@ class RemoteHosts(threading.Thread):
 
     def hurry(self) -> None:
         """Has the others write down the lines of what they have met."""
-        for peer in itertools.chain.from_iterable(self._hosts.values()):
-            if peer.agent_of is None:
-                self._send(peer.process, {"kind": "hurry"})
+        peers = itertools.chain.from_iterable(self._hosts.values())
+        processes = [peer.process for peer in peers if peer.agent_of is None]
+        for process in processes:
+            self._post.connect(process)
+        for process in processes:
+            self._send(process, {"kind": "hurry"})
 
     def _speaker(self, peers: Sequence[Peer], tried: set[int]) -> int | None:
         """The process of a host that is asked next; None when none is left."""
