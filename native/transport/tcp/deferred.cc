@@ -20,7 +20,6 @@ namespace {
 
 constexpr std::chrono::microseconds kCheckInterval{500};
 constexpr std::chrono::milliseconds kNotifyInterval{50};
-constexpr std::chrono::seconds kConnectTimeout{60};
 
 bool is_closed(int fd) {
   pollfd asked{fd, POLLRDHUP, 0};
@@ -92,9 +91,10 @@ void Endpoint::want(int process) {
   peer.is_wanted = true;
 }
 
+// For as long as it takes: those that wait have deadlines of their own, or none.
 void Endpoint::connect_later(int process) noexcept {
   Peer& peer = peer_of(process);
-  const Patience patience{Clock::now() + kConnectTimeout, [this, process] {
+  const Patience patience{Clock::time_point::max(), [this, process] {
                             if (Clock::now().time_since_epoch().count() >= connects_until_.load())
                               throw Error("lockstep: this process ends.");
                             if (is_lost(process)) throw Error(has_ended(process));
