@@ -113,6 +113,7 @@ TEST(all_connect_at_the_same_time) {
 TEST(a_process_that_was_killed_before_it_was_needed) {
   const auto outcomes = run_job(one_rank_each(6), two_hosts(Harness::kForkedHosts), [](Rank& rank) {
     const auto end = rank.all();
+    run_case(*end, {.count = 10, .seed = 1});  // all have started
     if (rank.process() == 2) return;
     eventually([&] { return rank.job.has_left(2)->load() != 0; }, "the end of the peer");
     if (rank.process() == 5) kill(getpid(), SIGKILL);
@@ -129,6 +130,7 @@ TEST(a_program_that_has_ended_before_it_was_needed) {
     for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts}) {
       const auto outcomes = run_job(one_rank_each(6), two_hosts(harness), [&](Rank& rank) {
         const auto end = rank.all();
+        run_case(*end, {.count = 10, .seed = 1});  // all have started
         if (rank.process() == 5) return rank.job.leave(Recorder::kEnded);
         if (rank.job.host_of(rank.process()) == 1) return;
         eventually([&] { return rank.job.has_left(5)->load() != 0; }, "the end of process 5");
@@ -149,6 +151,7 @@ TEST(a_program_that_has_ended_before_it_was_needed) {
 TEST(a_process_that_is_killed_while_another_one_waits) {
   const auto outcomes = run_job(one_rank_each(6), two_hosts(Harness::kForkedHosts), [](Rank& rank) {
     const auto end = rank.all();
+    run_case(*end, {.count = 10, .seed = 1});  // all have started
     if (rank.process() == 2) return;
     if (rank.process() == 5) {
       std::this_thread::sleep_for(std::chrono::milliseconds(300));
@@ -163,6 +166,7 @@ TEST(a_failure_reaches_all_processes) {
   for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts}) {
     const auto outcomes = run_job(one_rank_each(6), two_hosts(harness), [](Rank& rank) {
       const auto end = rank.all();
+      run_case(*end, {.count = 10, .seed = 1});  // all have started
       if (rank.process() == 1) rank.job.arena().abort("lockstep: no more of this.");
       eventually([&] { return rank.job.arena().aborted(); }, "the text of the failure");
       throw Error(rank.job.arena().abort_text());
@@ -210,6 +214,7 @@ TEST(a_program_that_ends_while_others_connect) {
   for (int round = 0; round < rounds(10, 3); ++round)
     run_healthy(one_rank_each(6), two_hosts(Harness::kForkedHosts), [&](Rank& rank) {
       const auto end = rank.all();
+      run_case(*end, {.count = 10, .seed = 1});  // all have started
       const std::string text = "are you there";
       const auto bytes = std::as_bytes(std::span(text));
       if (rank.process() == 5) {
@@ -228,6 +233,7 @@ TEST(a_failure_that_other_processes_of_the_host_pass_on) {
   SharedCount told;
   run_job(one_rank_each(6), two_hosts(Harness::kForkedHosts), [&](Rank& rank) {
     const auto end = rank.all();
+    run_case(*end, {.count = 10, .seed = 1});  // all have started
     if (rank.process() == 3) return;
     eventually([&] { return rank.job.has_left(3)->load() != 0; }, "the end of the peer");
     if (rank.process() == 0) rank.job.arena().abort("lockstep: no more of this.");

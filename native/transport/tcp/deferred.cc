@@ -119,13 +119,7 @@ void Endpoint::connect_later(int process) noexcept {
 // By the progress thread. The process that aborts a job tells the processes to which it has
 // connections, and so does each that shares memory with it.
 void Endpoint::relay_abort() {
-  background_.add([this] {
-    try {
-      const std::string text = arena_->abort_text();
-      broadcast(Frame::kAbort, std::as_bytes(std::span(text)));
-    } catch (const std::bad_alloc&) {  // as if the others could not be reached
-    }
-  });
+  background_.add([this] { tell_abort(); });
 }
 
 }  // namespace lockstep

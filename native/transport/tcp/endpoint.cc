@@ -107,8 +107,9 @@ Endpoint::Endpoint(const EndpointOptions& options, int process, std::uint64_t no
       senders_(channels_.connections() - 1) {
   try {
     start(options);
-  } catch (...) {  // the threads use what would be destroyed before them
-    stop_connecting();
+  } catch (...) {
+    if (arena_->aborted()) tell_abort();
+    stop_connecting();  // the threads use what would be destroyed before them
     throw;
   }
 }

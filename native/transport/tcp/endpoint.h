@@ -208,6 +208,7 @@ class Endpoint {
   void want(int process);
   void connect_later(int process) noexcept;
   void relay_abort();
+  void tell_abort() noexcept;
   void stop_connecting();
   std::uint32_t connections_to(int process) const;
   template <typename Step>

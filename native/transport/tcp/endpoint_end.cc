@@ -1,6 +1,7 @@
 // What an endpoint says when its program or its job ends, and how it stops: see endpoint.h.
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <span>
 #include <string>
 
@@ -34,14 +35,20 @@ void Endpoint::send_word(int process, std::uint32_t kind, std::span<const std::b
   for (auto& further : first.further) try_frame(*further, frame, {}, body, limits);
 }
 
+// It may be by another process of this host, whose own message is late.
+void Endpoint::tell_abort() noexcept {
+  if (progress_.is_agent(process_)) return;
+  try {
+    const std::string text = arena_->abort_text();
+    broadcast(Frame::kAbort, std::as_bytes(std::span(text)));
+  } catch (const std::exception&) {  // no memory: as if the others could not be reached
+  }
+}
+
 void Endpoint::leave() {
   if (has_left_.exchange(true)) return;
   progress_.deferred_abort().set_left();
-  if (arena_->aborted() && !progress_.is_agent(process_)) {
-    // By another process of this host, whose own message may be late.
-    const std::string text = arena_->abort_text();
-    broadcast(Frame::kAbort, std::as_bytes(std::span(text)));
-  }
+  if (arena_->aborted()) tell_abort();
   if (companion_ != nullptr && !is_forked()) companion_->flush();
   broadcast(Frame::kLeave, {});
   // The process may end without `stop`.
