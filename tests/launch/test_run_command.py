@@ -91,14 +91,18 @@ def test_the_headline_is_the_cause_though_its_process_ends_last() -> None:
         MY_PROCESS
         + """
 import atexit, pathlib, signal
-ready = pathlib.Path(os.environ["TMPDIR"], "ready")
-if i == 1:
-    while not ready.exists():
+ready, raises = (pathlib.Path(os.environ["TMPDIR"], name) for name in ("ready", "raises"))
+def wait_for(file):
+    while not file.exists():
         time.sleep(0.01)
+if i == 1:
+    wait_for(ready)
     atexit.register(time.sleep, 1)
+    raises.touch()
     raise ValueError("the cause")
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # it would end this process before it raises
 ready.touch()
+wait_for(raises)
 time.sleep(0.3)
 raise ConnectionError("a consequence")
 """
