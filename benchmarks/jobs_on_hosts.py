@@ -1,6 +1,8 @@
 """Jobs of ``benchmarks/between_hosts.py`` on network namespaces, and the counters of their links.
 
-python benchmarks/jobs_on_hosts.py LAUNCHES WORKER   # the processes of one job; see `Spec`
+    python benchmarks/jobs_on_hosts.py LAUNCHES WORKER
+
+`Spec` runs this command: it starts the processes of one job.
 """
 
 from __future__ import annotations

@@ -134,8 +134,9 @@ const char* lockstep_listens_at();
 // still be dropped there, if too much is waiting.
 int lockstep_send_message(int process, const void* bytes, std::uint64_t count,
                           double timeout_seconds);
-// Begins with the connections to a process of another host, if they are yet to be made. A message
-// waits for them; who has some for several processes saves time.
+// Begins to connect to a process of another host, if that is yet to be done.
+// `lockstep_send_message` waits for the connection: before messages to several processes, this lets
+// all connect at once.
 void lockstep_connect(int process);
 // The process that sent the next message, -1 when none came in time, -2 when none will come
 // (the endpoint is stopped, or there is none). `bytes` and `count` are set to what it holds, kept

@@ -109,7 +109,7 @@ TEST(all_connect_at_the_same_time) {
                   });
 }
 
-// Its peer on the other host has ended as well, so nobody there has a connection to it.
+// Its peer on the other host has ended as well: no process there is connected to it.
 TEST(a_process_that_was_killed_before_it_was_needed) {
   const auto outcomes = run_job(one_rank_each(6), two_hosts(Harness::kForkedHosts), [](Rank& rank) {
     const auto end = rank.all();
@@ -147,7 +147,7 @@ TEST(a_program_that_has_ended_before_it_was_needed) {
     }
 }
 
-// The one that waits has no connection of its own choice: it made one when it began to wait.
+// The rank that waits only receives. It has connected before it began to wait.
 TEST(a_process_that_is_killed_while_another_one_waits) {
   const auto outcomes = run_job(one_rank_each(6), two_hosts(Harness::kForkedHosts), [](Rank& rank) {
     const auto end = rank.all();
@@ -194,7 +194,7 @@ TEST(control_messages_make_connections) {
   });
 }
 
-// The watchdog gives up its message, and nobody the connection.
+// The message is given up at its deadline, the connection is not.
 TEST(a_control_message_that_is_late) {
   for (int round = 0; round < rounds(10, 3); ++round)
     run_healthy(one_rank_each(6), two_hosts(Harness::kForkedHosts, true, 3), [](Rank& rank) {
@@ -228,7 +228,7 @@ TEST(a_program_that_ends_while_others_connect) {
     });
 }
 
-// Its peer on the other host has ended, and the others here do not raise.
+// The peer of the process that aborts has ended, and no process of its host raises.
 TEST(a_failure_that_other_processes_of_the_host_pass_on) {
   SharedCount told;
   run_job(one_rank_each(6), two_hosts(Harness::kForkedHosts), [&](Rank& rank) {

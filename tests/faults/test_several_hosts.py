@@ -1,6 +1,7 @@
-"""Three hosts and more, on each transport: right numbers, and faults that all processes report.
+"""Several hosts, on each transport: right numbers, and faults that all processes report.
 
 Three hosts are no power of two, so the algorithms take their other branch; eight take three rounds.
+Of two hosts with three processes each, most pairs have no connection at the start.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ pytestmark = [
         ["tls", "plain", "stripes", pytest.param("ucx", marks=needs(ucx.is_here(), ucx.WHY))],
         indirect=True,
     ),
-    pytest.mark.parametrize("count", [3, 4, 8]),
+    pytest.mark.parametrize("layout", [(3, 1), (4, 1), (8, 1), (2, 3)], ids="{0[0]}x{0[1]}".format),
 ]
 
 
@@ -46,35 +47,48 @@ def transport(request: pytest.FixtureRequest) -> dict[str, str]:
     return TRANSPORTS[request.param]
 
 
+Layout = tuple[int, int]
+"""Hosts, and processes on each."""
+
+
 @pytest.fixture
-def hosts(tmp_path: Path, count: int, transport: dict[str, str]) -> Iterator[Hosts]:
-    with some_hosts(tmp_path, count, forked=True) as hosts:
-        for host in range(count):
+def hosts(tmp_path: Path, layout: Layout, transport: dict[str, str]) -> Iterator[Hosts]:
+    with some_hosts(tmp_path, layout[0], forked=True) as hosts:
+        for host in range(layout[0]):
             hosts.write_key(host)
         hosts.variables.update(transport, LOCKSTEP_COLLECTIVE_TIMEOUT="60")
         yield hosts
 
 
-def run(hosts: Hosts, count: int, program: Path, *args: str, **env: str) -> list[str]:
-    """What the processes have said, one on each host; all of them have ended."""
-    started = [hosts.start(host, program, *args, env=env) for host in range(count)]
+def places(layout: Layout) -> list[tuple[int, int]]:
+    """Host and local number of each process."""
+    return [(host, local) for host in range(layout[0]) for local in range(layout[1])]
+
+
+def run(hosts: Hosts, layout: Layout, program: Path, *args: str, **env: str) -> list[str]:
+    """What the processes have said; all of them have ended."""
+    started = [
+        hosts.start(host, program, *args, local=local, per_host=layout[1], env=env)
+        for host, local in places(layout)
+    ]
     deadline = time.monotonic() + TIMEOUT
     while any(process.poll() is None for process in started):
-        assert time.monotonic() < deadline, "hangs\n" + "\n".join(map(hosts.said, range(count)))
+        said = "\n".join(hosts.said(*place) for place in places(layout))
+        assert time.monotonic() < deadline, f"hangs\n{said}"
         time.sleep(0.1)
-    said = [hosts.said(host) for host in range(count)]
-    for host, process in enumerate(started):
-        said[host] += f"ended with {process.returncode}\n"
-    return said
+    return [
+        hosts.said(*place) + f"ended with {process.returncode}\n"
+        for place, process in zip(places(layout), started, strict=True)
+    ]
 
 
 def devices(count: int) -> str:
     return f"--xla_force_host_platform_device_count={count}"
 
 
-def test_every_collective_of_every_dtype_is_right(hosts: Hosts, count: int) -> None:
+def test_every_collective_of_every_dtype_is_right(hosts: Hosts, layout: Layout) -> None:
     program = CHECKS / "collectives.py"
-    said = run(hosts, count, program, XLA_FLAGS=devices(2))
+    said = run(hosts, layout, program, XLA_FLAGS=devices(2))
     for text in said:
         held = [line.removeprefix("ok ") for line in text.splitlines() if line.startswith("ok ")]
         assert held == checks.names(program), "\n".join(said)
@@ -84,11 +98,12 @@ def test_every_collective_of_every_dtype_is_right(hosts: Hosts, count: int) -> N
     assert_nothing_left(hosts)
 
 
-def test_every_step_of_random_programs_is_exact(hosts: Hosts, count: int) -> None:
+def test_every_step_of_random_programs_is_exact(hosts: Hosts, layout: Layout) -> None:
+    processes = len(places(layout))
     said = run(
-        hosts, count, random_programs.WORKER,
-        "--first", str(400_000 + 1000 * count), "--count", "10",
-        **random_programs.ENVIRON, XLA_FLAGS=devices(2 if count < 8 else 1),
+        hosts, layout, random_programs.WORKER,
+        "--first", str(400_000 + 1000 * processes), "--count", "10",
+        **random_programs.ENVIRON, XLA_FLAGS=devices(2 if processes < 8 else 1),
     )  # fmt: skip
     assert all(" 0 wrong" in text for text in said), "\n".join(said)
     assert_nothing_left(hosts)
@@ -103,15 +118,18 @@ def test_every_step_of_random_programs_is_exact(hosts: Hosts, count: int) -> Non
         ("dtype", "called all-reduce (sum) of 1 x s32"),
     ],
 )
-def test_a_fault_of_one_host_raises_on_all_others(
-    hosts: Hosts, count: int, fault: str, words: str
+def test_a_fault_of_one_process_raises_on_all_others(
+    hosts: Hosts, layout: Layout, fault: str, words: str
 ) -> None:
-    said = run(hosts, count, PROGRAM, fault)
+    said = run(hosts, layout, PROGRAM, fault)
     everything = "\n".join(said)
-    culprit = f"process 1 (pid {hosts.pid(1)} on hostb)"
-    for host in (host for host in range(count) if host != 1):
-        assert "ended with 3" in said[host], everything
-        [raised] = [line for line in said[host].splitlines() if line.startswith("raised ")]
+    host, local = places(layout)[1]
+    culprit = f"process 1 (pid {hosts.pid(host, local)} on host{'ab'[host]})"
+    for process, text in enumerate(said):
+        if process == 1:
+            continue
+        assert "ended with 3" in text, everything
+        [raised] = [line for line in text.splitlines() if line.startswith("raised ")]
         assert raised.count(culprit) >= 1, everything
-        assert f"{culprit} {words}" in said[host], everything
+        assert f"{culprit} {words}" in text, everything
     assert_nothing_left(hosts)

@@ -16,7 +16,7 @@ namespace lockstep {
 
 class BackgroundThreads {
  public:
-  // So many at most: a process that is stopped holds one up, until the connection's deadline.
+  // So many at most. Each process that is stopped keeps one busy until it goes on.
   static constexpr std::size_t kMost = 32;
 
   BackgroundThreads() = default;
@@ -25,7 +25,7 @@ class BackgroundThreads {
   BackgroundThreads& operator=(const BackgroundThreads&) = delete;
 
   void start();  // the first thread; throws Error
-  // Has a thread do it, which it does not throw. Does not wait.
+  // Has a thread do the work, which must not throw. Does not wait.
   void add(std::function<void()> work);
   // Returns when all is done, or at that time.
   void wait(Clock::time_point end);

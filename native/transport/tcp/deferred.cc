@@ -1,16 +1,15 @@
 // Connections that are made when they are first needed (see mesh.h): both directions at once, so
 // that two processes that exchange messages also notice each other's end.
 //
-// A background thread makes a connection, and not who needs it: once the other end has accepted it,
-// its end without a word means that this process has died. So it is given up for no deadline of a
-// rank or a watchdog.
+// A background thread makes the connection, because a rank or a watchdog that needs it may have a
+// short deadline. The other end takes a connection that it has accepted, and that ends without a
+// kLeave, for the death of this process. So a connection that has begun is not given up.
 #include <poll.h>
 
 #include <exception>
 #include <new>
 #include <string>
 #include <thread>
-#include <utility>
 
 #include "core/error.h"
 #include "transport/tcp/endpoint.h"
@@ -61,7 +60,7 @@ std::string Endpoint::has_ended(int process) const {
 bool Endpoint::meet_later(int process, const Deadline& deadline,
                           const std::function<void()>& check) {
   Peer& peer = peer_of(process);
-  if (peer.is_met.load(std::memory_order_acquire)) return true;
+  if (has_met(process)) return true;
   if (is_forked()) throw Error("lockstep: a forked child has no connections of its own.");
   want(process);
   for (;;) {
@@ -107,7 +106,8 @@ void Endpoint::connect_later(int process) noexcept {
     if (--num_deferred_ == 0) progress_.close_when_met();
   } catch (const std::exception& error) {
     std::lock_guard lock(peer.mutex);
-    peer.is_wanted = peer.connection.load() != nullptr;  // else who needs it next tries again
+    // The next one that needs the connection tries again.
+    peer.is_wanted = peer.connection.load() != nullptr;
     try {
       peer.failure = error.what();
     } catch (const std::bad_alloc&) {

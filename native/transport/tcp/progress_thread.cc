@@ -21,7 +21,7 @@ constexpr std::chrono::milliseconds kPollInterval{200};
 constexpr std::chrono::milliseconds kStandBack{1};
 // And while one reads: a rank that has slept over it resumes the thread.
 constexpr std::chrono::milliseconds kMaxStandBack{5};
-// How long the reason may take, after a connection for stripes has ended without a word.
+// How long the reason may take, after such a connection has ended without a word.
 constexpr std::chrono::milliseconds kReasonGrace{500};
 constexpr std::size_t kReason = 200;  // bytes of an exception's text
 
@@ -229,22 +229,22 @@ void ProgressThread::adopt_left() {
 }
 
 void ProgressThread::ended(int process, const std::string& why) {
-  std::lock_guard lock(lost_stripes_mutex_);
-  lost_stripes_.push_back({process, why, Clock::now()});
+  std::lock_guard lock(ended_mutex_);
+  ended_.push_back({process, why, Clock::now()});
 }
 
 void ProgressThread::lose_ended() {
-  std::vector<LostStripes> due;
+  std::vector<EndedConnection> due;
   {
-    std::lock_guard lock(lost_stripes_mutex_);
+    std::lock_guard lock(ended_mutex_);
     const auto latest = Clock::now() - kReasonGrace;
-    std::erase_if(lost_stripes_, [&](LostStripes& one) {
+    std::erase_if(ended_, [&](EndedConnection& one) {
       if (one.since > latest) return false;
       due.push_back(std::move(one));
       return true;
     });
   }
-  for (const LostStripes& one : due)
+  for (const EndedConnection& one : due)
     if (roster_.is_deferred(one.process) && failures_.has_left_for_others(one.process))
       failures_.set_left(one.process);
     else

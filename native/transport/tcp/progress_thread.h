@@ -151,15 +151,16 @@ class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
   bool has_relayed_ = false;
   std::size_t refused_ = 0;
 
-  // A connection for stripes that has ended without the word that the program has. The reason, an
-  // abort for one, comes on the first connection, perhaps a moment later.
-  struct LostStripes {
+  // A connection that has ended without the word that the program has, and is for stripes or was
+  // made when it was first needed. The reason may come a moment later by another connection, of
+  // this process or of its host.
+  struct EndedConnection {
     int process;
     std::string why;
     Clock::time_point since;
   };
-  std::mutex lost_stripes_mutex_;
-  std::vector<LostStripes> lost_stripes_;  // guarded by it
+  std::mutex ended_mutex_;
+  std::vector<EndedConnection> ended_;  // guarded by it
   StripeReaders stripe_readers_;
 
   std::thread thread_;
