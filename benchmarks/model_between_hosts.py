@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep._words import format_seconds, format_size
+from lockstep.bench.cases import HLO_NAMES
 from lockstep.inspection import algorithms
 from lockstep.inspection.algorithms import Counts, Host, Link
 
@@ -40,13 +41,6 @@ COSTS = {
     "TLS": Link(latency=68e-6, per_byte=3.35e-9, overhead=59e-6, per_byte_added=0.2e-9),
 }
 """Software costs of one process on one core: see `--check`; a line's rate is not in them."""
-OPS = {
-    "all_reduce": "all-reduce",
-    "all_gather": "all-gather",
-    "reduce_scatter": "reduce-scatter",
-    "all_to_all": "all-to-all",
-    "permute": "collective-permute",
-}
 
 
 def link_of(options: argparse.Namespace, costs: Link, gbit: float) -> Link:
@@ -120,7 +114,7 @@ def cases_of(document: dict[str, Any], job: str) -> list[tuple[int, str, int, Co
         if layout["processes"] * layout["devices"] > 1:
             continue
         for case in layout["cases"]:
-            op, hosts, size = OPS[case["op"]], layout["hosts"], case["bytes"]
+            op, hosts, size = HLO_NAMES[case["op"]], layout["hosts"], case["bytes"]
             name = prescribed if op == "all-reduce" else algorithms.choose(op, hosts, size)
             if name not in algorithms.possible(op, hosts):
                 name = algorithms.choose(op, hosts, size)
@@ -136,28 +130,13 @@ def crowded(hosts: int, cores: int) -> float:
     return max(1.0, hosts / cores)
 
 
-def fit(points: Sequence[tuple[Counts, float]]) -> Link:
-    """The link whose seconds differ least from measured ones, in relative terms."""
-    import numpy as np
-    from scipy.optimize import nnls
-
-    rows = [
-        [c.rounds / s, (c.messages - c.rounds) / s, c.bytes / s, c.added / s] for c, s in points
-    ]
-    scale = np.linalg.norm(rows, axis=0)
-    scale[scale == 0] = 1.0
-    found, _ = nnls(np.array(rows) / scale, np.ones(len(rows)))
-    latency, overhead, per_byte, added = (float(each) for each in found / scale)
-    return Link(latency, per_byte, overhead, added)
-
-
 def check(files: Sequence[Path], cores: int) -> None:
     read = [json.loads(file.read_text()) for file in files]
     documents = [d for each in read for d in (each if isinstance(each, list) else [each])]
     for job in ("tls", "plain"):
         cases = [case for document in documents for case in cases_of(document, job)]
         known = [(c, s / crowded(hosts, cores)) for hosts, _, _, c, s in cases if hosts <= 4]
-        link = fit(known)
+        link = algorithms.fit(known)
         print(
             f"\n{job}: latency {link.latency * 1e6:.1f} us, overhead {link.overhead * 1e6:.1f} us, "
             f"{link.per_byte * 1e9:.3f} ns/B, {link.per_byte_added * 1e9:.3f} ns/B added; "
@@ -167,11 +146,11 @@ def check(files: Sequence[Path], cores: int) -> None:
         errors: dict[int, list[float]] = {}
         for hosts, name, size, counts, seconds in sorted(cases, key=lambda c: (c[1], c[2], c[0])):
             model = link.seconds(counts) * crowded(hosts, cores)
-            ratio = model / seconds
-            errors.setdefault(hosts, []).append(max(ratio, 1 / ratio))
+            off = algorithms.error(link, counts, seconds / crowded(hosts, cores))
+            errors.setdefault(hosts, []).append(off)
             print(
                 f"{name:<36}{format_size(size):>10}{hosts:>7}"
-                f"{format_seconds(seconds):>12}{format_seconds(model):>12}{ratio:>8.2f}"
+                f"{format_seconds(seconds):>12}{format_seconds(model):>12}{model / seconds:>8.2f}"
             )
         for hosts, ratios in sorted(errors.items()):
             print(

@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <charconv>
+#include <limits>
+#include <optional>
+#include <string_view>
 
 #include "collectives/copy.h"
 #include "core/error.h"
@@ -96,17 +100,45 @@ std::string names_of(Op op) {
   return names;
 }
 
+// "65536", "64KiB", "1MiB"; nothing for any other text.
+std::optional<std::size_t> bytes_of(std::string_view text) {
+  constexpr std::string_view kUnits[] = {"", "KiB", "MiB", "GiB"};
+  std::size_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc()) return {};
+  const auto* const unit = std::ranges::find(kUnits, text.substr(end - text.data()));
+  if (unit == std::end(kUnits)) return {};
+  const auto shift = 10 * static_cast<unsigned>(unit - kUnits);
+  if (number > std::numeric_limits<std::size_t>::max() >> shift) return {};
+  return number << shift;
+}
+
+// "all-reduce=ring", or up to a size, "all-reduce=ring:64KiB".
 Prescribed prescribed(const std::string& text) {
   constexpr Op kOps[] = {Op::kAllReduce, Op::kAllGather, Op::kReduceScatter, Op::kAllToAll};
   const std::size_t equals = std::min(text.find('='), text.size());
   const std::string op = text.substr(0, equals);
-  const std::string name = text.substr(std::min(equals + 1, text.size()));
+  const std::size_t colon = std::min(text.find(':', equals), text.size());
+  const std::string name =
+      text.substr(std::min(equals + 1, colon), colon - std::min(equals + 1, colon));
+  const auto most = colon == text.size() ? std::numeric_limits<std::size_t>::max()
+                                         : bytes_of(std::string_view(text).substr(colon + 1));
   for (const CrossingAlgorithm& row : kBetweenHosts)
-    if (op == name_of(row.op) && name == row.name) return {row.op, name};
+    if (op == name_of(row.op) && name == row.name && most) return {row.op, name, *most};
   std::string all;
   for (const Op each : kOps)
     all += (all.empty() ? "" : "; ") + std::string(name_of(each)) + "=" + names_of(each);
-  throw Error("lockstep: LOCKSTEP_ALGORITHMS has \"" + text + "\". There is " + all + ".");
+  throw Error("lockstep: LOCKSTEP_ALGORITHMS has \"" + text + "\". There is " + all +
+              "; and behind each, as in " + name_of(Op::kAllReduce) + "=" + kBetweenHosts[0].name +
+              ":64KiB, up to how many bytes of each device.");
+}
+
+// What a device puts in: the call counts the results of a reduce-scatter, and one block of an
+// all-to-all.
+std::size_t input_bytes(CollectiveContext& context, Calls calls) {
+  const bool counts_a_part = calls[0]->op == Op::kReduceScatter || calls[0]->op == Op::kAllToAll;
+  const int parts = counts_a_part ? context.clique().size() : 1;
+  return calls[0]->bytes() * static_cast<std::size_t>(parts);
 }
 
 const CrossingAlgorithm& choose_between_hosts(CollectiveContext& context, Calls calls) {
@@ -114,7 +146,7 @@ const CrossingAlgorithm& choose_between_hosts(CollectiveContext& context, Calls 
   for (const Prescribed& wanted : context.clique().job().algorithms())
     for (const CrossingAlgorithm& algorithm : kBetweenHosts)
       if (wanted.op == op && algorithm.op == op && wanted.algorithm == algorithm.name &&
-          algorithm.possible(context, calls))
+          input_bytes(context, calls) <= wanted.max_bytes && algorithm.possible(context, calls))
         return algorithm;
   for (const CrossingAlgorithm& algorithm : kBetweenHosts)
     if (algorithm.op == op && algorithm.possible(context, calls) &&

@@ -29,6 +29,7 @@ class Clique;
 struct Prescribed {
   Op op;
   std::string algorithm;
+  std::size_t max_bytes;  // that each device puts in
 };
 
 struct JobOptions {

@@ -205,8 +205,38 @@ TEST(groups_of_some_hosts) {
   });
 }
 
+// Each algorithm has its own number of messages on four hosts; the sizes are those of an input.
+TEST(an_algorithm_up_to_a_size) {
+  const Hosts hosts{"4 hosts", {0, 1, 2, 3}, {0, 1, 2, 3}};
+  const char* const text =
+      "all-reduce=direct:1KiB,all-reduce=halving-doubling:2048,"
+      "all-gather=pairwise:1KiB,reduce-scatter=pairwise:1KiB,all-to-all=pairwise:1KiB";
+  struct Sized {
+    Op op;
+    std::size_t count, messages;  // of f32
+  };
+  const Sized all[] = {
+      {Op::kAllReduce, 256, 6},    {Op::kAllReduce, 257, 4},    {Op::kAllReduce, 512, 4},
+      {Op::kAllReduce, 513, 2},    {Op::kAllGather, 256, 3},    {Op::kAllGather, 257, 2},
+      {Op::kReduceScatter, 64, 3}, {Op::kReduceScatter, 65, 2}, {Op::kAllToAll, 64, 3},
+      {Op::kAllToAll, 65, 2},
+  };
+  run_on(hosts, text, [&](Rank& rank) {
+    const auto end = rank.all();
+    const Clique& clique = rank.job.clique(rank.layout.devices());
+    for (const auto& [op, count, messages] : all) {
+      const std::size_t before = clique.messages_sent();
+      run_case(*end, {op, DType::kF32, reductions_of(op, DType::kF32)[0], count, 1});
+      CHECK_EQUAL(clique.messages_sent() - before, messages);
+    }
+  });
+}
+
 TEST(an_algorithm_that_does_not_exist) {
-  for (const char* text : {"all-reduce=fast", "all-gather=ring", "reduce", "=", "all-to-all="}) {
+  for (const char* text :
+       {"all-reduce=fast", "all-gather=ring", "reduce", "=", "all-to-all=", "all-reduce=ring:",
+        "all-reduce=ring:x", "all-reduce=ring:-1", "all-reduce=ring:1KB", "all-reduce=ring:1.5KiB",
+        "all-reduce=ring:99999999999999999999", "all-reduce=ring:99999999999999GiB", ":1KiB"}) {
     std::string error;
     try {
       prescribed_algorithms(text);
@@ -218,6 +248,7 @@ TEST(an_algorithm_that_does_not_exist) {
   }
   CHECK_EQUAL(prescribed_algorithms("").size(), 0U);
   CHECK_EQUAL(prescribed_algorithms("all-reduce=ring,all-gather=bruck").size(), 2U);
+  CHECK_EQUAL(prescribed_algorithms("all-reduce=ring:3MiB")[0].max_bytes, std::size_t{3} << 20);
 }
 
 }  // namespace

@@ -133,8 +133,8 @@ class Config:
     """How many TCP connections carry a large message of the engine to a process of another host;
     the same in all processes of a job."""
     algorithms: str = _variable("LOCKSTEP_ALGORITHMS", _text, "")
-    """Algorithms of the engine between hosts, ``all-reduce=ring,all-gather=bruck``, in place of its
-    choice by size and number of hosts; the same in all processes of a job."""
+    """Algorithms of the engine between hosts, ``all-reduce=ring:1MiB,all-gather=bruck``, in place
+    of its choice by size and number of hosts; the same in all processes of a job."""
     transport: str = _variable("LOCKSTEP_TRANSPORT", _one_of(*TRANSPORTS), "tcp")
     """What carries the engine's messages between hosts; the same in all processes of a job."""
     ucx_library: str | None = _variable("LOCKSTEP_UCX_LIBRARY", _path)

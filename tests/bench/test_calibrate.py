@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.bench import calibrate
-from lockstep.bench.cases import OPS, Case
+from lockstep.bench.cases import HLO_NAMES, OPS, Case
 from lockstep.bench.runner import CaseResult, Measurement
 from lockstep.inspection import cost_model
 
@@ -35,7 +35,7 @@ def test_each_measured_case_is_predicted(
     assert model is not None
     for result in results():
         case = result.case
-        predicted = model.seconds(calibrate.HLO_NAMES[case.op], case.bytes, 2, False)
+        predicted = model.seconds(HLO_NAMES[case.op], case.bytes, 2, False)
         assert predicted == pytest.approx(1e-5 + case.bus_bytes / 1e9)
 
 

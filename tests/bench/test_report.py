@@ -131,6 +131,7 @@ def between_hosts(**changed: Any) -> dict[str, Any]:
         "even": True,
         "line": {"bytes_per_second": 1.25e8, "source": "given"},
         "pairs": [{"from": "a", "to": "b", "latency": 4e-5, "bandwidth": 1e8}],
+        "prescribed_algorithms": "",
     }
     return summary.document(results(), NAMES, {**FACTS, "hosts": {**hosts, **changed}})
 

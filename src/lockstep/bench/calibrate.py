@@ -9,16 +9,9 @@ import sys
 from collections.abc import Sequence
 
 from lockstep._errors import ConfigError
+from lockstep.bench.cases import HLO_NAMES
 from lockstep.bench.runner import CaseResult
 from lockstep.inspection import cost_model
-
-HLO_NAMES = {
-    "all_reduce": "all-reduce",
-    "all_gather": "all-gather",
-    "reduce_scatter": "reduce-scatter",
-    "all_to_all": "all-to-all",
-    "permute": "collective-permute",
-}
 
 
 def write(results: Sequence[CaseResult], implementation: str, between: bool = False) -> bool:

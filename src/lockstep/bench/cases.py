@@ -8,6 +8,14 @@ import re
 from lockstep._words import UNITS, format_size
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
+HLO_NAMES = {
+    "all_reduce": "all-reduce",
+    "all_gather": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "all_to_all": "all-to-all",
+    "permute": "collective-permute",
+}
+"""The operations as XLA, `lockstep inspect` and ``LOCKSTEP_ALGORITHMS`` name them."""
 DTYPES = {
     "f32": ("float32", 4),
     "f64": ("float64", 8),

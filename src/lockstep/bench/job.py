@@ -47,6 +47,8 @@ _SETTINGS = {
     UNRECORDED: {"LOCKSTEP_RECORD": "0"},
     STRICT: {"LOCKSTEP_STRICT": "1"},
 }
+ENGINES = ("lockstep", *_SETTINGS)
+"""The implementations whose collectives are those of Lockstep's engine."""
 
 
 class JobFailed(Exception):
@@ -99,7 +101,7 @@ class JobSpec:
     def collectives(self) -> str:
         if self.is_one_process:
             return "gloo"  # not used without a job; the engine is not loaded
-        return "lockstep" if self.implementation in _SETTINGS else self.implementation
+        return "lockstep" if self.implementation in ENGINES else self.implementation
 
     def command(self, path: Path) -> list[str]:
         """The launcher's command line; its processes connect to the socket at ``path``."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
+from lockstep._config import Config
 from lockstep._words import counted
 from lockstep.bench import hosts as bench_hosts
 from lockstep.bench import plot, summary, table
@@ -71,6 +72,7 @@ class Part:
         implementations: Sequence[str],
         hosts: bench_hosts.Hosts | None,
     ) -> None:
+        """Raises `ConfigError`."""
         self.results: list[CaseResult] = []
         self._args = args
         self._implementations = implementations
@@ -79,6 +81,8 @@ class Part:
         self._started = datetime.datetime.now(datetime.UTC)
         self._clock = time.monotonic()
         self._hello: dict[str, dict[str, Any]] = {}
+        # A bad variable is an error before minutes of measuring, not after.
+        self._algorithms = Config.from_environ(os.environ).algorithms if hosts else ""
 
     def measure(self) -> None:
         """Appends a result for every case to `results`; stops all jobs however it ends."""
@@ -151,6 +155,7 @@ class Part:
                     zip(hosts.labels(), (each.count for each in hosts.placed), strict=True)
                 ),
                 "even": hosts.even,
+                "prescribed_algorithms": self._algorithms,
                 "line": links.line,
                 "pairs": links.pairs,
             }

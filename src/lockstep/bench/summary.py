@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lockstep.bench import algorithm_choice
 from lockstep.bench.cases import LARGE, OPS, SMALL, Case
 from lockstep.bench.runner import CaseResult, Measurement
 from lockstep.bench.stats import Spread, block_ratios, geometric_mean
@@ -114,7 +115,7 @@ def document(
     if hosts := facts.get("hosts"):
         for result, entry in zip(results, entries, strict=True):
             entry |= _line_entry(result.case, entry["results"], hosts)
-    return {
+    report = {
         "schema": SCHEMA,
         **facts,
         "implementations": list(implementations),
@@ -122,6 +123,9 @@ def document(
         "cases": entries,
         "geometric_means": geometric_means(entries, implementations[1:]),
     }
+    if hosts:
+        report["algorithms"] = algorithm_choice.of(report)
+    return report
 
 
 def succeeded(report: Mapping[str, Any]) -> bool:

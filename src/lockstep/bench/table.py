@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -137,6 +137,51 @@ def _line_text(hosts: Mapping[str, Any]) -> str:
     )
 
 
+def _algorithms_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title="algorithms for this network", title_justify="left", title_style="bold")
+    table.add_column("")
+    table.add_column("per device", justify="right")
+    table.add_column("algorithm")
+    table.add_column("by the model")
+    ops = [row["op"] for row in rows]
+    for row in rows:
+        rest = "larger" if ops.count(row["op"]) > 1 else "all sizes"
+        size = rest if row["up_to"] is None else f"up to {format_size(row['up_to'])}"
+        faster = f"up to {three_digits(row['gain'])}x as fast as the engine's own"
+        own = "the engine's own"
+        table.add_row(row["op"], size, row["algorithm"], faster if row["gain"] > 1 else own)
+    return table
+
+
+def _show_algorithms(report: Mapping[str, Any], console: Console) -> None:
+    """What the measurements say about the engine's choice of algorithms between hosts."""
+    found = report["algorithms"]
+    text = (
+        f"model: fitted to {report['implementations'][0]}, a message between hosts takes "
+        f"{format_seconds(found['latency'])}, and bytes go at "
+        f"{three_digits(8e-9 / found['seconds_per_byte'])} Gbit/s. The model is off by a factor of "
+        f"{three_digits(found['error'])} in the median."
+    )
+    if found["text"] is None:
+        text += " That is too much to compare algorithms by it."
+    elif not found["text"]:
+        text += (
+            f" By it, nothing is {three_digits(found['least_gain'])} times as fast as the engine's "
+            "own algorithms."
+        )
+    console.print(Text(text))
+    if found["text"]:
+        console.print(_algorithms_table(found["rows"]))
+        console.print(Text(f"LOCKSTEP_ALGORITHMS={found['text']}"), soft_wrap=True)
+        console.print(
+            Text(
+                "This setting prescribes the algorithms of the table. Their times are predicted: "
+                "measure again with it. The algorithm decides about the bits of sums, so set it "
+                "for all runs that are to be compared."
+            )
+        )
+
+
 def heading(report: Mapping[str, Any]) -> str:
     """The line above the tables: job, machine, versions."""
     job, machine, versions = report["job"], report["machine"], report["versions"]
@@ -178,5 +223,7 @@ def show(report: Mapping[str, Any], console: Console) -> None:
     if (hosts := report.get("hosts")) and hosts["line"]:
         console.print(Text(_line_text(hosts)))
     console.print(Text("times: median (quartiles) of one collective; GB/s: bus bandwidth."))
+    if report.get("algorithms"):
+        _show_algorithms(report, console)
     for line in _problems(report):
         console.print(Text(line, style="yellow"), soft_wrap=True)

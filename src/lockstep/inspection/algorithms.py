@@ -17,7 +17,7 @@ does not depend on their number, except where every rank has data of its own (ga
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 SMALL_BYTES = 32 << 10
@@ -164,14 +164,26 @@ ALGORITHMS: dict[tuple[str, str], Callable[[int, float], Counts]] = {
     ("collective-permute", "pairwise"): lambda hosts, size: Counts(1, 1, size),
 }
 """(operation, name) -> counts from the number of hosts and the bytes named in its description."""
+SMALL_ONLY = (
+    ("all-gather", "bruck"),
+    ("reduce-scatter", "recursive-doubling"),
+    ("all-to-all", "bruck"),
+)
+"""Algorithms whose buffers have room for `SMALL_BYTES`."""
 
 
-def possible(op: str, hosts: int) -> list[str]:
-    """The algorithms for that many hosts."""
+def _is_small(op: str, hosts: int, size: float) -> bool:
+    return (size * hosts if op == "all-gather" else size) <= SMALL_BYTES
+
+
+def possible(op: str, hosts: int, size: float = 0.0) -> list[str]:
+    """The algorithms for that many hosts, each of which puts in ``size`` bytes."""
     return [
         name
         for known, name in ALGORITHMS
-        if known == op and (name != "halving-doubling" or _is_power(hosts))
+        if known == op
+        and (name != "halving-doubling" or _is_power(hosts))
+        and ((op, name) not in SMALL_ONLY or _is_small(op, hosts, size))
     ]
 
 
@@ -188,9 +200,8 @@ def choose(op: str, hosts: int, size: float) -> str:
         return "ring" if size >= MIN_RING_SLICE * hosts else "recursive-doubling"
     if op == "collective-permute":
         return "pairwise"
-    whole = size * hosts if op == "all-gather" else size
     small = "recursive-doubling" if op == "reduce-scatter" else "bruck"
-    return small if whole <= SMALL_BYTES else "pairwise"
+    return small if _is_small(op, hosts, size) else "pairwise"
 
 
 def counts(op: str, hosts: int, size: float, algorithm: str | None = None) -> Counts:
@@ -208,6 +219,29 @@ def rounds(op: str, hosts: int) -> int:
 
 def best(op: str, hosts: int, size: float, link: Link) -> tuple[str, float]:
     """The algorithm that takes least by this model, and its seconds."""
-    times = {name: link.seconds(counts(op, hosts, size, name)) for name in possible(op, hosts)}
+    times = {
+        name: link.seconds(counts(op, hosts, size, name)) for name in possible(op, hosts, size)
+    }
     name = min(times, key=times.__getitem__)
     return name, times[name]
+
+
+def fit(points: Sequence[tuple[Counts, float]]) -> Link:
+    """The link whose seconds differ least from measured ones, in relative terms."""
+    import numpy as np
+    from scipy.optimize import nnls
+
+    rows = [
+        [c.rounds / s, (c.messages - c.rounds) / s, c.bytes / s, c.added / s] for c, s in points
+    ]
+    scale = np.linalg.norm(rows, axis=0)
+    scale[scale == 0] = 1.0
+    found, _ = nnls(np.array(rows) / scale, np.ones(len(rows)))
+    latency, overhead, per_byte, added = (float(each) for each in found / scale)
+    return Link(latency, per_byte, overhead, added)
+
+
+def error(link: Link, counts: Counts, seconds: float) -> float:
+    """The factor, 1 or more, by which the model is off for a measured time."""
+    ratio = link.seconds(counts) / seconds
+    return max(ratio, 1 / ratio)

@@ -160,10 +160,14 @@ class RemoteHosts(threading.Thread):
         """Has the others write down the lines of what they have met."""
         peers = itertools.chain.from_iterable(self._hosts.values())
         processes = [peer.process for peer in peers if peer.agent_of is None]
-        for process in processes:
-            self._post.connect(process)
+        self._connect(processes)
         for process in processes:
             self._send(process, {"kind": "hurry"})
+
+    def _connect(self, processes: Iterable[int]) -> None:
+        """Has all connections made at the same time, where there are none yet."""
+        for process in processes:
+            self._post.connect(process)
 
     def _speaker(self, peers: Sequence[Peer], tried: set[int]) -> int | None:
         """The process of a host that is asked next; None when none is left."""
@@ -179,6 +183,7 @@ class RemoteHosts(threading.Thread):
     ) -> dict[int, Response]:
         number = next(self._numbers)
         self._requests[number] = requested = _Request(self._now(), set(processes))
+        self._connect(requested.processes)
         sent = {p for p in requested.processes if self._send(p, {**head, "number": number})}
         with self._changed:
             self._changed.wait_for(
