@@ -21,7 +21,7 @@ std::unique_ptr<Endpoint> make_endpoint(const JobOptions& options, EndpointOptio
                                         Companion* companion, const std::shared_ptr<Arena>& arena) {
   if (!has_other_hosts(options)) return nullptr;
   endpoint.companion = companion;
-  if (!options.is_agent()) endpoint.hosts = options.hosts;
+  endpoint.hosts = options.hosts;
   return std::make_unique<Endpoint>(std::move(endpoint), options.process, options.nonce,
                                     options.labels, arena);
 }

@@ -35,12 +35,15 @@ std::span<const std::byte> text(const std::string& from) { return std::as_bytes(
 class Cluster {
   const std::vector<int> hosts_;
   const int num_agents_;
+  const bool defers_;
   std::vector<std::string> labels_;  // which the networks of `members` look at while they live
   std::map<int, pid_t> children_;
 
  public:
-  Cluster(std::vector<int> hosts, int num_agents, const std::set<int>& apart = {})
-      : hosts_(std::move(hosts)), num_agents_(num_agents), members(hosts_.size()) {
+  // `defers`: connections are made when they are first needed.
+  Cluster(std::vector<int> hosts, int num_agents, const std::set<int>& apart = {},
+          bool defers = false)
+      : hosts_(std::move(hosts)), num_agents_(num_agents), defers_(defers), members(hosts_.size()) {
     for (int i = 0; i < size(); ++i)
       labels_.push_back((is_agent(i) ? "agent " : "process ") + std::to_string(i));
     for (const int member : apart) children_[member] = child(member);
@@ -99,6 +102,7 @@ class Cluster {
       options.pids.push_back(known ? children_.at(i) : 0);
     }
     options.num_agents = num_agents_;
+    if (defers_) options.hosts = hosts_;
     own.endpoint = std::make_unique<Endpoint>(options, member, kNonce, labels_, own.arena);
   }
   pid_t child(int member) {
@@ -157,6 +161,34 @@ TEST(notes_of_agents) {
   }
   CHECK(!job[2].send_control(3, text("x"), kLong));  // no connection
   CHECK(!job[0].send_control(2, text("x"), kLong));
+}
+
+// Four hosts with a process each, 0 to 3, and an agent each, 4 to 7. Hosts 0 and 3 are no
+// neighbors.
+Cluster four_hosts(const std::set<int>& apart = {}) {
+  return Cluster({0, 1, 2, 3, 0, 1, 2, 3}, 4, apart, true);
+}
+
+TEST(an_agent_connects_when_it_is_needed) {
+  Cluster job = four_hosts({3});
+  CHECK(job[0].has_met(5) && job[0].has_met(6) && !job[0].has_met(7));
+  CHECK(job[0].reaches(7) && !job[0].reaches(4) && !job[6].reaches(7));
+  job.kill(3);
+  eventually([&] { return job.arena(1).aborted(); }, "an error");
+  job.correspond(0, 7);  // the neighbors of host 3 say nothing here
+  CHECK(job[0].has_met(7) && !job[0].is_lost(7));
+  for (const int member : {0, 2, 4, 5, 6, 7})
+    eventually([&] { return job.arena(member).aborted(); }, "word of the error");
+}
+
+TEST(an_agent_that_has_ended_before_it_was_needed) {
+  Cluster job = four_hosts({7});
+  job.kill(7);
+  eventually([&] { return job[1].is_lost(7); }, "the loss");
+  CHECK(!job[0].is_lost(7));
+  CHECK(!job[0].send_control(7, text("request"), kLong));  // nothing listens there
+  job.correspond(0, 3);
+  for (const int member : {0, 1, 2, 3}) CHECK(!job.arena(member).aborted());
 }
 
 TEST(an_agent_answers_when_the_process_of_its_host_was_killed) {

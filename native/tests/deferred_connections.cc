@@ -2,7 +2,9 @@
 // made, and what a process learns of another one's end before and after.
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <csignal>
 #include <numeric>
@@ -34,6 +36,10 @@ Options two_hosts(Harness harness, bool encrypt = true, int connections = 1) {
   return {.harness = harness, .encrypt = encrypt, .connections = connections, .hosts = kTwoHosts};
 }
 
+Options eight_hosts(Harness harness) {
+  return {.harness = harness, .hosts = {0, 1, 2, 3, 4, 5, 6, 7}};
+}
+
 std::vector<int> met(const Rank& rank) {
   std::vector<int> found;
   for (int other = 0; other < rank.size(); ++other)
@@ -59,25 +65,47 @@ void wait_until_closed(const std::string& address) {
   }
 }
 
-TEST(every_process_has_a_peer_on_each_host) {
-  for (const std::vector<int>& hosts : std::vector<std::vector<int>>{
-           kTwoHosts, {0, 1, 2}, {0, 1, 0, 1}, {0, 0, 0, 0, 1}, {3, 3, 0, 3, 0, 7}, {0, 0, 0}}) {
-    const int count = static_cast<int>(hosts.size());
+TEST(every_process_has_a_peer_on_each_neighboring_host) {
+  for (const std::vector<int>& hosts : std::vector<std::vector<int>>{kTwoHosts,
+                                                                     {0, 1, 2},
+                                                                     {0, 1, 2, 3, 4, 5, 6, 7},
+                                                                     {0, 1, 0, 1},
+                                                                     {0, 0, 0, 0, 1},
+                                                                     {3, 3, 0, 3, 0, 7, 9, 9, 8},
+                                                                     {0, 0, 0}}) {
+    std::vector<int> order;  // of the hosts
+    for (const int host : hosts)
+      if (std::ranges::find(order, host) == order.end()) order.push_back(host);
+    const auto place = [&](std::size_t process) {
+      return static_cast<unsigned>(std::ranges::find(order, hosts[process]) - order.begin());
+    };
     std::vector<std::vector<bool>> deferred;
-    for (int process = 0; process < count; ++process)
-      deferred.push_back(deferred_connections(hosts, process));
+    for (int process = 0; process < static_cast<int>(hosts.size()); ++process)
+      deferred.push_back(deferred_connections(hosts, 0, process));
     for (std::size_t one = 0; one < hosts.size(); ++one)
       for (std::size_t other = 0; other < hosts.size(); ++other) {
         CHECK_EQUAL(deferred[one][other], deferred[other][one]);
         bool has_peer = false;  // on the host of the other one
         for (std::size_t i = 0; i < hosts.size(); ++i)
           has_peer = has_peer || (hosts[i] == hosts[other] && !deferred[one][i]);
-        CHECK(has_peer);
+        CHECK_EQUAL(has_peer, std::popcount(place(one) ^ place(other)) <= 1);
         if (hosts[one] == hosts[other]) CHECK(!deferred[one][other]);
       }
   }
-  CHECK(deferred_connections(kTwoHosts, 1) ==
+  CHECK(deferred_connections(kTwoHosts, 0, 1) ==
         (std::vector<bool>{false, false, false, true, false, true}));
+  CHECK(deferred_connections({0, 1, 2, 3, 4}, 0, 4) ==
+        (std::vector<bool>{false, true, true, true, false}));
+}
+
+// Counted: one of 1,024 hosts with four processes each.
+TEST(connections_at_the_start_grow_with_the_logarithm_of_the_hosts) {
+  std::vector<int> hosts;
+  for (int process = 0; process < 4096; ++process) hosts.push_back(process / 4);
+  const auto deferred = deferred_connections(hosts, 0, 2049);
+  std::size_t at_start = 0;
+  for (std::size_t i = 0; i < hosts.size(); ++i) at_start += hosts[i] != 512 && !deferred[i];
+  CHECK_EQUAL(at_start, 10U);
 }
 
 TEST(connections_are_made_when_they_are_needed) {
@@ -244,6 +272,84 @@ TEST(a_failure_that_other_processes_of_the_host_pass_on) {
     }
     eventually([&] { return told.get() == 1; }, "the other host");
   });
+}
+
+// On eight hosts with a process each, process 0 connects to 1, 2 and 4 at the start.
+TEST(hosts_that_are_no_neighbors_connect_when_they_are_needed) {
+  for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts})
+    run_healthy(one_rank_each(8), eight_hosts(harness), [](Rank& rank) {
+      const auto end = rank.all();
+      const int own = rank.process();
+      std::vector<int> neighbors{own ^ 1, own ^ 2, own ^ 4};
+      std::ranges::sort(neighbors);
+      run_case(*end, {.count = 10, .seed = 1});
+      CHECK(met(rank) == neighbors);  // an all-reduce needs no others
+      run_permute(*end, {{0, 7}}, 10, 2);
+      CHECK_EQUAL(met(rank).size(), own == 0 || own == 7 ? 4U : 3U);
+      run_case(*end, {.op = Op::kAllToAll, .dtype = DType::kF32, .count = 60'000, .seed = 3});
+      CHECK_EQUAL(met(rank).size(), 7U);
+      wait_until_closed(rank.job.endpoint()->address());
+    });
+}
+
+// The neighbors notice it, and pass it on to those that are not connected to it.
+TEST(a_process_that_was_killed_on_a_host_that_is_no_neighbor) {
+  const auto outcomes =
+      run_job(one_rank_each(8), eight_hosts(Harness::kForkedHosts), [](Rank& rank) {
+        const auto end = rank.all();
+        run_case(*end, {.count = 10, .seed = 1});  // all have started
+        if (rank.process() == 7) kill(getpid(), SIGKILL);
+        eventually([&] { return rank.job.arena().aborted(); }, "the text of the failure");
+        throw Error(rank.job.arena().abort_text());
+      });
+  for (const int rank : {0, 1, 2, 3, 4, 5, 6})
+    CHECK_CONTAINS(outcomes[static_cast<std::size_t>(rank)].error, "process 7 has ended");
+}
+
+TEST(a_process_that_is_killed_while_a_host_waits_that_is_no_neighbor) {
+  const auto outcomes =
+      run_job(one_rank_each(8), eight_hosts(Harness::kForkedHosts), [](Rank& rank) {
+        const auto end = rank.all();
+        run_case(*end, {.count = 10, .seed = 1});  // all have started
+        if (rank.process() != 7) return run_permute(*end, {{7, 0}}, 10, 1);
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        kill(getpid(), SIGKILL);
+      });
+  CHECK_CONTAINS(outcomes[0].error, "process 7");
+}
+
+// Nothing listens there any more.
+TEST(a_program_that_has_ended_on_a_host_that_is_no_neighbor) {
+  for (const bool sends : {true, false}) {
+    const auto outcomes =
+        run_job(one_rank_each(8), eight_hosts(Harness::kForkedHosts), [&](Rank& rank) {
+          const auto end = rank.all();
+          run_case(*end, {.count = 10, .seed = 1});  // all have started
+          if (rank.process() != 0) return;
+          std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+          run_permute(*end, {sends ? Edge{0, 7} : Edge{7, 0}}, 10, 1);
+        });
+    CHECK_CONTAINS(outcomes[0].error, "process 7", "has ended");
+    for (std::size_t rank = 1; rank < 8; ++rank) CHECK_EQUAL(outcomes[rank].error, "");
+  }
+}
+
+// Whose neighbors have all ended: one that waits for it is connected to it.
+TEST(a_failure_whose_neighbors_have_ended) {
+  const auto outcomes =
+      run_job(one_rank_each(8), eight_hosts(Harness::kForkedHosts), [](Rank& rank) {
+        const auto end = rank.all();
+        run_case(*end, {.count = 10, .seed = 1});  // all have started
+        const int own = rank.process();
+        if (own == 4 || own == 7 || own == 1) return;
+        if (own == 2) return run_permute(*end, {{5, 2}}, 10, 1);
+        if (own != 5) return;
+        for (const int neighbor : {4, 7, 1})
+          eventually([&] { return rank.job.has_left(neighbor)->load() != 0; }, "their end");
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));  // process 2 connects
+        rank.job.arena().abort("lockstep: no more of this.");
+      });
+  CHECK_CONTAINS(outcomes[2].error, "no more of this");
 }
 
 TEST(what_takes_long_keeps_nothing_else_waiting) {

@@ -41,8 +41,9 @@ void Endpoint::reach(int process, const WaitLimits& limits) {
     if (!meet_later(process, limits.deadline, check))
       throw Error("lockstep: " + labels_[static_cast<std::size_t>(process_)] +
                   " waited in vain for " + labels_[static_cast<std::size_t>(process)] +
-                  " to connect. --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the "
-                  "limit; 0 means none.");
+                  " to connect. Does a firewall let TCP through between their hosts? "
+                  "--collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; 0 means "
+                  "none.");
   } catch (const Error&) {
     // It may have ended a moment ago: others learn of that, and why, before this process does.
     if (wait_for_reason(process, limits)) return;

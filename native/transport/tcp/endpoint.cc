@@ -49,9 +49,11 @@ std::uint32_t connections_of(const EndpointOptions& options) {
 
 // The same at both ends of each pair.
 std::vector<bool> deferred_of(const EndpointOptions& options, int process) {
-  if (options.hosts.empty() || options.companion != nullptr) return {};
-  const auto processes = static_cast<std::ptrdiff_t>(options.addresses.size()) - options.num_agents;
-  return deferred_connections({options.hosts.begin(), options.hosts.begin() + processes}, process);
+  if (options.hosts.empty()) return {};
+  std::vector<bool> deferred = deferred_connections(options.hosts, options.num_agents, process);
+  for (std::size_t i = 0; i < deferred.size(); ++i)
+    deferred[i] = deferred[i] && !options.addresses[i].empty();
+  return deferred;
 }
 
 void append(std::vector<std::byte>& to, std::span<const std::byte> bytes) {

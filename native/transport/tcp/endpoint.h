@@ -1,8 +1,8 @@
 // Frames to and from the processes of other hosts, over TCP with TLS 1.3.
 //
 // A process opens one connection to a process of another host, for what it sends there, and takes
-// one from it: a connection carries frames in one direction. With one process of each other host it
-// does so at the start, with the others before the first message (mesh.h). A thread that sends
+// one from it: a connection carries frames in one direction. With a few it does so at the start,
+// with the others before the first message (mesh.h). A thread that sends
 // writes the frame itself, under the send lock of the connection. One thread (`ProgressThread`)
 // reads everything that comes. If the options say so, there are further connections, which carry
 // stripes of large messages (stripes.h), with threads of their own (`SenderThreads`,
@@ -71,8 +71,8 @@ struct EndpointOptions {
   // To each process of another host: they carry stripes of large messages. The same in all
   // processes; with a companion, one. At most Stripes::kMaxConnections.
   int connections = 1;
-  // The host of each process: the connections of some pairs are then made when they are first
-  // needed (mesh.h). Empty, or with a companion: all connect at the start.
+  // The host of each process and agent: the connections of some pairs are then made when they are
+  // first needed (mesh.h). Empty: all connect at the start.
   std::vector<int> hosts;
   Companion* companion = nullptr;       // carries the messages of channels; outlives the endpoint
   double connect_timeout_seconds = 60;  // until all have met

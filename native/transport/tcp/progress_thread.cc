@@ -69,6 +69,8 @@ void ProgressThread::stop() {
   if (thread_.joinable()) thread_.join();
   stripe_readers_.stop();
   std::lock_guard lock(polling_);  // no rank reads any more
+  // Also where a forked child keeps the port open: whoever connects learns that nobody answers.
+  if (acceptor_.is_open()) acceptor_.close();
 }
 
 void ProgressThread::run() {
@@ -225,7 +227,7 @@ void ProgressThread::adopt_left() {
   for (int process = 0; process < roster_.first_agent(); ++process)
     if (roster_.is_deferred(process) && has_left(process) == 0 &&
         failures_.has_left_for_others(process) && !roster_.has_greeted(process))
-      failures_.set_left(process);
+      set_left(process, 0);
 }
 
 void ProgressThread::ended(int process, const std::string& why) {
@@ -246,7 +248,7 @@ void ProgressThread::lose_ended() {
   }
   for (const EndedConnection& one : due)
     if (roster_.is_deferred(one.process) && failures_.has_left_for_others(one.process))
-      failures_.set_left(one.process);
+      set_left(one.process, 0);  // before it could send anything
     else
       failures_.lose(one.process, one.why);
 }
@@ -256,9 +258,13 @@ void ProgressThread::lose_ended() {
 void ProgressThread::left(int process, std::uint32_t connection, std::uint64_t sent) {
   const std::uint32_t bit = 1u << connection, all = (1u << roster_.connections(process)) - 1;
   const std::uint32_t before = left_[static_cast<std::size_t>(process)].fetch_or(bit);
-  if ((before | bit) != all) return;
-  failures_.set_left(process);
+  if ((before | bit) == all) set_left(process, sent);
+}
+
+// The companion comes first: a rank that knows that a process has left sends it nothing more.
+void ProgressThread::set_left(int process, std::uint64_t sent) {
   if (companion_ != nullptr && !is_agent(process)) companion_->left(process, sent);
+  failures_.set_left(process);
 }
 
 void ProgressThread::abandon() {

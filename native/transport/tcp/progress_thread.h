@@ -111,6 +111,7 @@ class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
   void ended(int process, const std::string& why) override;
   void lose_ended();
   void adopt_left();
+  void set_left(int process, std::uint64_t sent);
   bool may_send(int process, std::uint32_t kind) const override;
   int greet(const Frame& frame, std::span<const std::byte> rest) override;
   void left(int process, std::uint32_t connection, std::uint64_t sent) override;

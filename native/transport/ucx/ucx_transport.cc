@@ -120,11 +120,13 @@ void UcxTransport::start(Endpoint& endpoint, TcpTransport& tcp) {
 }
 
 std::unique_ptr<SendChannel> UcxTransport::open(const ChannelId& id, const SendRing& ring) {
+  endpoint_->reach(id.process, own_limits());
   channels_.open(id, ring);
   return std::make_unique<Channel>(*this, id);
 }
 
 std::unique_ptr<ReceiveChannel> UcxTransport::open(const ChannelId& id, const ReceiveRing& ring) {
+  endpoint_->reach(id.process, own_limits());
   channels_.open(id, ring);
   return std::make_unique<Channel>(*this, id);
 }

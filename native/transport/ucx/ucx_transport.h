@@ -43,7 +43,7 @@ class UcxTransport : public Transport, public Companion {
                const WakeUp& wake_up);
   ~UcxTransport();
 
-  // The endpoint has met all processes. `tcp` allocates the memory.
+  // The endpoint has met its peers of the start. `tcp` allocates the memory.
   void start(Endpoint& endpoint, TcpTransport& tcp);
 
   std::byte* allocate_copy(std::size_t bytes) override { return tcp_->allocate_copy(bytes); }
