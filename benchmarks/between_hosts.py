@@ -16,7 +16,8 @@ bench``, which also check every result.
 A row shows the median of a collective (quartiles), how many times as fast as gloo it is (median of
 the rounds, quartiles), and the bytes that the busiest host sent for one collective, as a multiple
 of what has to cross its link (`Case.crossing_bytes`); the packets are in the file. With ``--gbit``
-the last column is the share of the link's rate that the bytes which have to cross take.
+the last columns are the share of the line that the bytes which have to cross take: of the link's
+rate, headers included, and of what one TCP connection without a job carries there.
 ``--connection-gbit`` limits each TCP connection, as the networks of some clouds do; ``tls4`` and
 ``plain4`` have four connections between two processes.
 """
@@ -60,6 +61,7 @@ def entry_of(result: CaseResult, layouts: Layouts, options: argparse.Namespace) 
         if options.gbit:
             rate = entry["crossing_bytes"] / measured["seconds"]["median"]
             measured["share_of_line"] = rate / (options.gbit * 1e9 / 8)
+            measured["share_of_stream"] = rate / layouts.stream_rate
         if name != GLOO and GLOO in found and found[GLOO].status == "ok":
             ratios = block_ratios(found[GLOO].blocks, found[name].blocks)
             entry["times_as_fast_as_gloo"][name] = dataclasses.asdict(Spread.of(ratios))
@@ -80,9 +82,10 @@ def show(entry: Mapping[str, Any]) -> None:
         for result in results.values()
     ]
     line += "".join(f"{'-' if cell is None else three_digits(cell):>7}" for cell in cells)
-    shares = [result.get("share_of_line") for result in results.values()]
-    if any(shares):
-        line += "".join(f"{share or 0:>7.2f}" for share in shares)
+    for name in ("share_of_line", "share_of_stream"):
+        shares = [result.get(name) for result in results.values()]
+        if any(shares):
+            line += "".join(f"{share or 0:>7.2f}" for share in shares)
     print(line, flush=True)
     for name, result in results.items():
         if result["reason"]:
@@ -95,7 +98,7 @@ def heading(layout: Layout, options: argparse.Namespace) -> None:
     line = " " * 23 + "".join(f"{name:>27}" for name in options.jobs)
     line += "".join(f"{f'gloo / {name}':>21}" for name in engines)
     line += "   sent: " + " ".join(options.jobs)
-    print(line + ("  of the line: the same" if options.gbit else ""), flush=True)
+    print(line + ("  of the rate, of a stream: the same" if options.gbit else ""), flush=True)
 
 
 def measure(layout: Layout, options: argparse.Namespace, document: dict[str, Any]) -> None:
@@ -105,6 +108,8 @@ def measure(layout: Layout, options: argparse.Namespace, document: dict[str, Any
     found: dict[str, Any] = {**dataclasses.asdict(layout), "cases": entries}
     document["layouts"].append(found)
     with on_hosts(layout, options) as layouts:
+        found["stream_bytes_per_second"] = layouts.stream_rate
+        print(f"one TCP connection: {layouts.stream_rate * 8e-9:.3f} Gbit/s", flush=True)
         runner = Runner(
             layouts.jobs,
             options.jobs,

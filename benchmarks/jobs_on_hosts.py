@@ -173,6 +173,37 @@ class CountedJob:
         self._job.close()
 
 
+_LISTEN = """
+import sys
+from lockstep.hosts import network_probe
+listener = network_probe.Listener(network_probe.listen(sys.argv[1]), "line", b"line")
+print(listener.port, flush=True)
+sys.stdin.read()
+"""
+_PROBE = """
+import sys
+from lockstep.hosts import network_probe
+peer = {"name": "line", "address": sys.argv[1], "port": int(sys.argv[2])}
+found = network_probe.probe([peer], b"line", measure=True)["line"]
+print(found.get("bandwidth") or found["reason"])
+"""
+
+
+def stream_rate(hosts: Any) -> float:
+    """Bytes per second that a TCP connection alone carries from the first host to the second."""
+    where = hosts.address(1)
+    listener = subprocess.Popen(
+        [*hosts.enter(1), sys.executable, "-c", _LISTEN, where],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert listener.stdout is not None
+        return float(hosts.run(0, _PROBE, where, listener.stdout.readline().strip()))
+    finally:
+        listener.kill()
+        listener.communicate()
+
+
 def limited_connections(gbit: float, folder: Path) -> dict[str, str]:
     """The variables that limit each connection of a process."""
     library = folder / "limited_connections.so"
@@ -201,6 +232,7 @@ class Layouts:
             limited_connections(options.connection_gbit, folder) if options.connection_gbit else {}
         )
         self.links = Links(hosts, layout.hosts)
+        self.stream_rate = stream_rate(hosts)
         self.running: dict[str, CountedJob] = {}
         self.jobs = Jobs(self._start)
 
