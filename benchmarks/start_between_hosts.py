@@ -7,8 +7,9 @@ The hosts are network namespaces of this machine (as in ``tests/faults/hosts.py`
 the other, over the engine (TLS), the engine with ``--no-encryption`` and gloo: each process joins
 the job, runs an all-reduce of 1 KiB and one of 1 MiB, and tells how much processor time it has
 used, how much memory it has, and how many descriptors and TCP connections. A row shows the median
-of all processes, and the most. The seconds until all are done depend on how many processes share a
-core.
+of all processes of all rounds, and the most; every other round has the opposite order, and a first
+job, of gloo, does not count: it finds cold caches. The seconds until all are done depend on how
+many processes share a core.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ def inner() -> None:
     add(make()).block_until_ready()
 
 
-def run_job(hosts: Any, options: argparse.Namespace, number: int, name: str) -> dict[str, Any]:
+def run_job(
+    hosts: Any, options: argparse.Namespace, number: int, name: str
+) -> dict[str, list[float]]:
     start = time.monotonic()
     processes = []
     for host in range(options.hosts):
@@ -103,14 +106,23 @@ def run_job(hosts: Any, options: argparse.Namespace, number: int, name: str) -> 
         if not found:
             raise SystemExit(f"a process of {name} has failed:\n{output}")
         rows.append(json.loads(found[0].removeprefix("FOUND ")))
-    columns = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))
-    return {"seconds": seconds} | columns
+    columns = zip(COLUMNS, map(list, zip(*rows, strict=True)), strict=True)
+    return {"seconds": [seconds]} | dict(columns)
+
+
+def show(results: dict[str, dict[str, list[float]]]) -> None:
+    print(f"{'':<8}" + "".join(f"{name:>20}" for name in COLUMNS) + f"{'all, s':>10}")
+    for name, found in results.items():
+        cells = [f"{statistics.median(found[c]):.2f} ({max(found[c]):.2f})" for c in COLUMNS]
+        print(f"{name:<8}" + "".join(f"{cell:>20}" for cell in cells), end="")
+        print(f"{statistics.median(found['seconds']):>10.1f}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--hosts", type=int, default=8)
     parser.add_argument("--processes", type=int, default=4, help="of each host")
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -119,16 +131,17 @@ def main() -> None:
     sys.path[:0] = [str(ROOT / "tests" / "faults"), str(ROOT / "tests")]
     some_hosts = importlib.import_module("hosts").some_hosts
     print(f"{options.hosts} hosts with {options.processes} processes each: median (most)")
-    print(f"{'':<8}" + "".join(f"{name:>20}" for name in COLUMNS) + f"{'all, s':>10}")
-    results = {}
+    results: dict[str, dict[str, list[float]]] = {name: {} for name in JOBS}
     with tempfile.TemporaryDirectory() as folder, some_hosts(Path(folder), options.hosts) as hosts:
         for host in range(options.hosts):
             hosts.write_key(host)
-        for number, name in enumerate(JOBS):
-            results[name] = found = run_job(hosts, options, number, name)
-            cells = [f"{statistics.median(found[c]):.2f} ({max(found[c]):.2f})" for c in COLUMNS]
-            print(f"{name:<8}" + "".join(f"{cell:>20}" for cell in cells), end="")
-            print(f"{found['seconds']:>10.1f}", flush=True)
+        run_job(hosts, options, 0, "gloo")
+        for turn in range(options.rounds):
+            for number, name in enumerate(list(JOBS)[:: -1 if turn % 2 else 1]):
+                port = 1 + turn * len(JOBS) + number
+                for column, values in run_job(hosts, options, port, name).items():
+                    results[name].setdefault(column, []).extend(values)
+    show(results)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -320,10 +320,18 @@ int lockstep_send_message(int process, const void* bytes, std::uint64_t count,
   return sent ? 0 : -1;
 }
 
-void lockstep_connect(int process) {
+int lockstep_connect(int process) {
+  using Connecting = lockstep::Endpoint::Connecting;
+  Connecting state = Connecting::kNever;
   lockstep::guarded([&] {
-    if (auto* endpoint = lockstep::endpoint()) endpoint->connect(process);
+    if (auto* endpoint = lockstep::endpoint()) state = endpoint->connect(process);
   });
+  return state == Connecting::kNever ? -1 : state == Connecting::kDone ? 1 : 0;
+}
+
+int lockstep_is_connected(int process) {
+  auto* endpoint = lockstep::endpoint();
+  return endpoint != nullptr && endpoint->is_connected(process) ? 1 : 0;
 }
 
 int lockstep_next_message(double timeout_seconds, const void** bytes, std::uint64_t* count) {

@@ -134,10 +134,12 @@ const char* lockstep_listens_at();
 // still be dropped there, if too much is waiting.
 int lockstep_send_message(int process, const void* bytes, std::uint64_t count,
                           double timeout_seconds);
-// Begins to connect to a process of another host, if that is yet to be done.
-// `lockstep_send_message` waits for the connection: before messages to several processes, this lets
-// all connect at once.
-void lockstep_connect(int process);
+// Begins to connect to a process of another host, if that is yet to be done: 0, and 1 when it has
+// been, -1 when no message can be sent there. `lockstep_send_message` waits for the connection:
+// before messages to several processes, this lets all connect at once.
+int lockstep_connect(int process);
+// Whether a message to that process need not wait for a connection. 1 or 0.
+int lockstep_is_connected(int process);
 // The process that sent the next message, -1 when none came in time, -2 when none will come
 // (the endpoint is stopped, or there is none). `bytes` and `count` are set to what it holds, kept
 // until this thread's next call.

@@ -35,6 +35,11 @@ class Post:
     def __init__(self, count: int) -> None:
         self.boxes = [queue.Queue[tuple[int, bytes]]() for _ in range(count)]
         self.lost: set[int] = set()
+        self.apart: set[int] = set()
+        """To which connections are yet to be made: by the first call, unless `unreachable`."""
+        self.unreachable: set[int] = set()
+        self.sought: set[int] = set()
+        """To which somebody wanted a connection."""
 
     def of(self, process: int) -> End:
         return End(self, process)
@@ -45,11 +50,21 @@ class End:
     post: Post
     process: int
 
-    def connect(self, process: int) -> None:
+    def connect(self, process: int) -> bool | None:
         assert process % 2 != self.process % 2, "to a process of its own host"
+        if process in self.post.lost:
+            return None
+        connected = self.is_connected(process)
+        self.post.sought.add(process)
+        self.post.apart -= {process} - self.post.unreachable
+        return connected
+
+    def is_connected(self, process: int) -> bool:
+        return process not in self.post.apart | self.post.lost
 
     def send_message(self, process: int, note: bytes, timeout: float) -> bool:
         assert process % 2 != self.process % 2, "to a process of its own host"
+        assert process not in self.post.apart, "before there is a connection"
         if process in self.post.lost:
             return False
         self.post.boxes[process].put((self.process, note))
@@ -140,6 +155,40 @@ def test_a_process_that_does_not_answer_is_queried_last_from_then_on(job: Job) -
     assert told(job, 0) == {1: ("told by 1",), 3: ("told by 1",)}, "after 3"
     job.looks = 0
     assert told(job, 0) == {1: ("told by 1",), 3: ("told by 1",)}, "3 is not asked"
+
+
+def test_a_quick_scan_makes_no_connections(job: Job) -> None:
+    job.post.apart = {1, 3}
+    found, _ = job.answers[0].scan(64)
+    assert not found
+    assert job.post.apart == {1, 3}
+    job.post.apart = {1}
+    found, _ = job.answers[0].scan(64)
+    assert {process.problems for process in found} == {("told by 3",)}
+    assert job.post.apart == {1}
+
+
+def test_a_request_waits_for_its_connection(job: Job) -> None:
+    job.post.apart = {1, 3}
+    assert told(job, 0) == {1: ("told by 1",), 3: ("told by 1",)}
+    assert job.post.apart == {3}, "one connection is enough"
+    job.post.apart = {1, 3}
+    job.answers[0].hurry()
+    assert job.woken[1].wait(30)
+    assert job.woken[3].wait(30)
+
+
+def test_a_process_that_cannot_be_connected_to_is_queried_last_from_then_on(job: Job) -> None:
+    job.post.apart = job.post.unreachable = {1}
+    assert told(job, 0) == {1: ("told by 3",), 3: ("told by 3",)}
+    job.post.sought.clear()
+    assert told(job, 0) == {1: ("told by 3",), 3: ("told by 3",)}
+    assert job.post.sought == {3}
+
+
+def test_stacks_are_taken_by_another_one_where_the_first_has_died(job: Job) -> None:
+    job.post.apart = job.post.unreachable = {3}
+    assert job.answers[0].stacks(job.peers[1]) == "stacks of 1 by 1"
 
 
 def test_a_host_without_processes_is_not_waited_for(job: Job) -> None:

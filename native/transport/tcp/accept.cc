@@ -39,7 +39,7 @@ void ProgressThread::accept_some() {
 // connection is evicted tries again.
 void ProgressThread::evict_oldest_unauthenticated() {
   const auto is_unauthenticated = [](const auto& one) { return !one->authenticated; };
-  const auto limit = kMaxUnauthenticated + roster_.num_expected();
+  const auto limit = kMaxUnauthenticated + std::min(roster_.num_expected(), kMaxExpected);
   if (std::ranges::count_if(incoming_, is_unauthenticated) < limit) return;
   end(**std::ranges::find_if(incoming_, is_unauthenticated),
       "too many have connected and not shown that they have the job's key, and it is the oldest");
@@ -89,6 +89,8 @@ void ProgressThread::hand_over(Incoming& incoming) {
 
 int ProgressThread::greet(const Frame& frame, std::span<const std::byte> rest) {
   return roster_.admit(frame, [&](int process) {
+    // It may end before it can say so in another frame.
+    if ((frame.number & Frame::kHasLeft) != 0) set_left(process, 0);
     if (is_agent(process) || is_agent(process_)) return;
     if (frame.connection() != 0) return;
     if (companion_ != nullptr) return companion_->greeted(process, rest);

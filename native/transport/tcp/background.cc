@@ -1,5 +1,6 @@
 #include "transport/tcp/background.h"
 
+#include <algorithm>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -17,18 +18,29 @@ void BackgroundThreads::start() {
     throw Error(std::string("lockstep: no thread for connections to other hosts: ") + error.what() +
                 ".");
   }
+  for (std::size_t i = 1; i < std::min(waiting_.size(), kMost); ++i) add_thread();
 }
 
-void BackgroundThreads::add(std::function<void()> work) {
+void BackgroundThreads::add_thread() {
+  try {
+    threads_.emplace_back([this] { run(); });
+  } catch (const std::system_error&) {  // those that there are do it, one after another
+  }
+}
+
+void BackgroundThreads::add(std::function<void()> work, For whom) {
   std::lock_guard lock(mutex_);
   if (over_) return;
-  waiting_.push_back(std::move(work));
-  if (waiting_.size() > idle_ && !threads_.empty() && threads_.size() < kMost) {
-    try {
-      threads_.emplace_back([this] { run(); });
-    } catch (const std::system_error&) {  // those that there are do it, one after another
-    }
-  }
+  const auto urgent = waiting_.begin() + static_cast<std::ptrdiff_t>(urgent_);
+  const auto place = whom == For::kAbort     ? waiting_.begin()
+                     : whom == For::kProgram ? urgent
+                                             : waiting_.end();
+  waiting_.insert(place, std::move(work));
+  urgent_ += whom == For::kWatchdog ? 0 : 1;
+  const std::size_t most = whom == For::kAbort     ? 2 * kMost + 1
+                           : whom == For::kProgram ? 2 * kMost
+                                                   : kMost;
+  if (waiting_.size() > idle_ && !threads_.empty() && threads_.size() < most) add_thread();
   changed_.notify_one();
 }
 
@@ -43,6 +55,7 @@ void BackgroundThreads::run() {
     if (over_) return;
     const std::function<void()> work = std::move(waiting_.front());
     waiting_.pop_front();
+    urgent_ -= urgent_ > 0 ? 1 : 0;
     lock.unlock();
     work();
     lock.lock();

@@ -16,17 +16,20 @@ namespace lockstep {
 
 class BackgroundThreads {
  public:
-  // So many at most. Each process that is stopped keeps one busy until it goes on.
+  // So many at most for watchdogs, as many for the program, and one for an abort. Each process that
+  // is stopped keeps one busy until it goes on.
   static constexpr std::size_t kMost = 32;
+  enum class For { kAbort, kProgram, kWatchdog };
 
   BackgroundThreads() = default;
   ~BackgroundThreads() { stop(); }
   BackgroundThreads(const BackgroundThreads&) = delete;
   BackgroundThreads& operator=(const BackgroundThreads&) = delete;
 
-  void start();  // the first thread; throws Error
-  // Has a thread do the work, which must not throw. Does not wait.
-  void add(std::function<void()> work);
+  void start();  // the first threads; throws Error
+  // Has a thread do the work, which must not throw. Does not wait. An abort comes
+  // first, then what the program needs, then what a watchdog does.
+  void add(std::function<void()> work, For whom = For::kProgram);
   // Returns when all is done, or at that time.
   void wait(Clock::time_point end);
   // Returns when what has begun is done. What has not is dropped.
@@ -36,10 +39,12 @@ class BackgroundThreads {
 
  private:
   void run();
+  void add_thread();
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_, done_;
-  std::deque<std::function<void()>> waiting_;
+  std::deque<std::function<void()>> waiting_;  // in that order
+  std::size_t urgent_ = 0;                     // how many are not for a watchdog
   std::vector<std::thread> threads_;
   std::size_t idle_ = 0;
   bool over_ = false;

@@ -149,14 +149,19 @@ std::string Endpoint::cannot_reach(const std::string& peer, const std::string& w
 std::unique_ptr<Endpoint::Connection> Endpoint::try_to_connect(int process, const std::string& peer,
                                                                const Patience& patience) {
   auto made = std::make_unique<Connection>();
+  const auto text_of = [&](const Error& error) {
+    return "lockstep: " + labels_[static_cast<std::size_t>(process_)] + " cannot reach " + peer +
+           ": " + error.what() +
+           (peer_of(process).is_deferred
+                ? ". It has ended, or a firewall lets no TCP through: its own output may tell."
+                : ". Does a firewall let TCP through between the hosts?");
+  };
   try {
     made->fd = connect_to(peer_of(process).address, patience.end, patience.check);
+  } catch (const Refused& error) {
+    throw Refused(text_of(error));
   } catch (const Error& error) {
-    throw Error("lockstep: " + labels_[static_cast<std::size_t>(process_)] + " cannot reach " +
-                peer + ": " + error.what() +
-                (peer_of(process).is_deferred
-                     ? ". It has ended, or a firewall lets no TCP through: its own output may tell."
-                     : ". Does a firewall let TCP through between the hosts?"));
+    throw Error(text_of(error));
   }
   made->session = security_->open(made->fd.get(), Security::Side::kClient);
   for (Result result; (result = made->session->handshake()) != Result::kDone;) {
@@ -178,14 +183,15 @@ void Endpoint::greet(Connection& connection, const std::string& peer, int proces
   const std::span<const std::byte> rest = progress_.is_agent(process) || which != 0
                                               ? std::span<const std::byte>()
                                               : companion_greeting_;
-  const Frame greeting{
-      .kind = Frame::kGreeting,
-      .index = own,
-      .clique = nonce_,
-      .number = Frame::kVersion | (security_->encrypts() ? 0 : Frame::kUnencrypted),
-      .bytes = static_cast<std::uint32_t>(rest.size()),
-      .to = other,
-      .extra = Frame::connection_number(which, connections_to(process))};
+  const Frame greeting{.kind = Frame::kGreeting,
+                       .index = own,
+                       .clique = nonce_,
+                       .number = Frame::kVersion |
+                                 (security_->encrypts() ? 0 : Frame::kUnencrypted) |
+                                 (has_left_ ? Frame::kHasLeft : 0),
+                       .bytes = static_cast<std::uint32_t>(rest.size()),
+                       .to = other,
+                       .extra = Frame::connection_number(which, connections_to(process))};
   const auto bytes = std::as_bytes(std::span(&greeting, 1));
   const double left = std::chrono::duration<double>(patience.end - Clock::now()).count();
   const WaitLimits limits{&arena_->header().abort_state, Deadline(std::max(left, 1e-9)), {}};

@@ -18,6 +18,8 @@ namespace lockstep {
 namespace {
 
 constexpr std::chrono::microseconds kCheckInterval{500};
+// Between two tries to answer a connection.
+constexpr std::chrono::milliseconds kRetryInterval{200};
 constexpr std::chrono::milliseconds kNotifyInterval{50};
 
 bool is_closed(int fd) {
@@ -38,12 +40,12 @@ void Endpoint::reach(int process, const WaitLimits& limits) {
     if (has_left(process) != 0 || is_lost(process)) throw Error(has_ended(process));
   };
   try {
-    if (!meet_later(process, limits.deadline, check))
+    if (!meet_later(process, limits.deadline, BackgroundThreads::For::kProgram, check))
       throw Error("lockstep: " + labels_[static_cast<std::size_t>(process_)] +
                   " waited in vain for " + labels_[static_cast<std::size_t>(process)] +
-                  " to connect. Does a firewall let TCP through between their hosts? "
-                  "--collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; 0 means "
-                  "none.");
+                  " to connect: it may be stopped, or a firewall lets no TCP through between "
+                  "their hosts. --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; "
+                  "0 means none.");
   } catch (const Error&) {
     // It may have ended a moment ago: others learn of that, and why, before this process does.
     if (wait_for_reason(process, limits)) return;
@@ -58,12 +60,12 @@ std::string Endpoint::has_ended(int process) const {
 }
 
 // False: not before the deadline.
-bool Endpoint::meet_later(int process, const Deadline& deadline,
+bool Endpoint::meet_later(int process, const Deadline& deadline, BackgroundThreads::For whom,
                           const std::function<void()>& check) {
   Peer& peer = peer_of(process);
   if (has_met(process)) return true;
   if (is_forked()) throw Error("lockstep: a forked child has no connections of its own.");
-  want(process);
+  want(process, whom);
   for (;;) {
     const Connection* const own = peer.connection.load();
     if (own != nullptr && progress_.has_connected(process)) break;
@@ -83,11 +85,11 @@ bool Endpoint::meet_later(int process, const Deadline& deadline,
 
 // Without waiting for it. By a rank, by the watchdog, or by the progress thread when the other
 // process has connected.
-void Endpoint::want(int process) {
+void Endpoint::want(int process, BackgroundThreads::For whom) {
   Peer& peer = peer_of(process);
   std::lock_guard lock(peer.mutex);
   if (peer.is_wanted) return;
-  background_.add([this, process] { connect_later(process); });
+  background_.add([this, process] { connect_later(process); }, whom);
   peer.is_wanted = true;
 }
 
@@ -99,13 +101,7 @@ void Endpoint::connect_later(int process) noexcept {
                               throw Error("lockstep: this process ends.");
                             if (is_lost(process)) throw Error(has_ended(process));
                           }};
-  try {
-    auto first = open(process, 0, patience);
-    for (std::uint32_t which = 1; which < connections_to(process); ++which)
-      first->further.push_back(open(process, which, patience));
-    publish(process, std::move(first));
-    if (--num_deferred_ == 0) progress_.close_when_met();
-  } catch (const std::exception& error) {
+  const auto give_up = [&](const std::exception& error) noexcept {
     std::lock_guard lock(peer.mutex);
     // The next one that needs the connection tries again.
     peer.is_wanted = peer.connection.load() != nullptr;
@@ -114,13 +110,38 @@ void Endpoint::connect_later(int process) noexcept {
     } catch (const std::bad_alloc&) {
       peer.failure.clear();
     }
+  };
+  for (;;) {
+    try {
+      auto first = open(process, 0, patience);
+      for (std::uint32_t which = 1; which < connections_to(process); ++which)
+        first->further.push_back(open(process, which, patience));
+      publish(process, std::move(first));
+      if (--num_deferred_ == 0) progress_.close_when_met();
+      return;
+    } catch (const Refused& error) {
+      progress_.lose_agent(process);
+      return give_up(error);
+    } catch (const std::exception& error) {
+      if (!awaits_answer(process)) return give_up(error);
+    }
+    std::this_thread::sleep_for(kRetryInterval);
   }
+}
+
+// Whether that process has connected, and nobody else would answer it: what failed, perhaps for
+// want of a descriptor or of memory, is tried again.
+bool Endpoint::awaits_answer(int process) {
+  const bool ends = Clock::now().time_since_epoch().count() >= connects_until_.load();
+  return peer_of(process).connection.load() == nullptr && progress_.has_greeted(process) && !ends &&
+         !arena_->aborted() && !is_lost(process) && has_left(process) == 0;
 }
 
 // By the progress thread. The process that aborts a job tells the processes to which it has
 // connections, and so does each that shares memory with it.
 void Endpoint::relay_abort() {
-  background_.add([this] { tell_abort(); });
+  if (defers_ && !has_told_abort_.exchange(true))
+    background_.add([this] { tell_abort(); }, BackgroundThreads::For::kAbort);
 }
 
 }  // namespace lockstep

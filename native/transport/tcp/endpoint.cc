@@ -104,7 +104,8 @@ Endpoint::Endpoint(const EndpointOptions& options, int process, std::uint64_t no
       progress_(options.listener, options.pids, remote_flags(options.addresses), process, nonce,
                 labels, *security_, channels_, *arena_, options.num_agents,
                 options.greeting_timeout, companion_,
-                {deferred_of(options, process), [this](int other) { want(other); },
+                {deferred_of(options, process),
+                 [this](int other) { want(other, BackgroundThreads::For::kProgram); },
                  [this] { relay_abort(); }}),
       senders_(channels_.connections() - 1) {
   try {
@@ -119,14 +120,16 @@ Endpoint::Endpoint(const EndpointOptions& options, int process, std::uint64_t no
 void Endpoint::start(const EndpointOptions& options) {
   meet(false, after(options.connect_timeout_seconds));
   meet(true, after(options.agent_connect_timeout_seconds));
-  if (num_deferred_ == 0)
-    progress_.close_when_met();
-  else
+  if (defers_)
     background_.start();
+  else
+    progress_.close_when_met();
   Open::instance().add(this);
   if (progress_.is_agent(process_)) return;  // the others receive what it receives
-  abort_listener_ = arena_->add_abort_listener(
-      [this](std::string_view text) { broadcast(Frame::kAbort, std::as_bytes(std::span(text))); });
+  abort_listener_ = arena_->add_abort_listener([this](std::string_view text) {
+    has_told_abort_ = true;
+    broadcast(Frame::kAbort, std::as_bytes(std::span(text)));
+  });
 }
 
 int Endpoint::add_peers(const EndpointOptions& options) {

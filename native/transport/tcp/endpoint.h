@@ -106,7 +106,10 @@ class Endpoint {
   void reach(int process, const WaitLimits& limits);
 
   // Begins with the connections to that process, which `send_control` otherwise waits for.
-  void connect(int process);
+  enum class Connecting { kNever, kBegun, kDone };
+  Connecting connect(int process);
+  // Whether control messages to that process need not wait for connections.
+  bool is_connected(int process);
 
   // Sends message `number` of the channel. Returns when it is on its way, or the other process has
   // left; throws Error when it cannot be sent.
@@ -204,9 +207,11 @@ class Endpoint {
   void greet(Connection& connection, const std::string& peer, int process, std::uint32_t which,
              const Patience& patience);
   std::string has_ended(int process) const;
-  bool meet_later(int process, const Deadline& deadline, const std::function<void()>& check);
-  void want(int process);
+  bool meet_later(int process, const Deadline& deadline, BackgroundThreads::For whom,
+                  const std::function<void()>& check);
+  void want(int process, BackgroundThreads::For whom);
   void connect_later(int process) noexcept;
+  bool awaits_answer(int process);
   void relay_abort();
   void tell_abort() noexcept;
   void stop_connecting();
@@ -264,7 +269,9 @@ class Endpoint {
   const std::vector<std::byte> companion_greeting_;  // of this process
   std::deque<Peer> peers_;         // by number; this process and those of its host as well
   std::atomic<int> num_deferred_;  // connections of this process that are yet to be made
-  BackgroundThreads background_;   // make them
+  const bool defers_ = num_deferred_ > 0;
+  std::atomic<bool> has_told_abort_{false};
+  BackgroundThreads background_;  // make them
   // When connections that are being made are given up.
   std::atomic<Clock::rep> connects_until_{Clock::time_point::max().time_since_epoch().count()};
   ProgressThread progress_;

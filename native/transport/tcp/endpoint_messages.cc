@@ -29,14 +29,23 @@ bool Endpoint::takes_control(int process) const {
   return known && reaches(process) && !is_forked() && !control_over_ && !is_lost(process);
 }
 
-void Endpoint::connect(int process) {
-  if (takes_control(process) && peer_of(process).is_deferred) want(process);
+Endpoint::Connecting Endpoint::connect(int process) {
+  if (is_connected(process)) return Connecting::kDone;
+  if (!takes_control(process) || !peer_of(process).is_deferred) return Connecting::kNever;
+  want(process, BackgroundThreads::For::kWatchdog);
+  return Connecting::kBegun;
+}
+
+bool Endpoint::is_connected(int process) {
+  if (!takes_control(process)) return false;
+  return has_met(process) ||
+         (peer_of(process).connection.load() != nullptr && progress_.has_connected(process));
 }
 
 // Connects to it if that is yet to be done.
 bool Endpoint::is_in_reach(int process, const Deadline& deadline) {
   try {
-    return meet_later(process, deadline, [] {});
+    return meet_later(process, deadline, BackgroundThreads::For::kWatchdog, [] {});
   } catch (const Error&) {
     return false;
   }

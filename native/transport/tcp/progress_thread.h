@@ -63,8 +63,9 @@ class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
 
   static constexpr std::chrono::seconds kGreetingTimeout{10};
   // How many connections of unauthenticated peers may be open, besides one for each process of
-  // other hosts. One more evicts the oldest of them.
-  static constexpr std::ptrdiff_t kMaxUnauthenticated = 64;
+  // other hosts, of which so many count: the system's limit on descriptors has room for them. One
+  // more evicts the oldest of them.
+  static constexpr std::ptrdiff_t kMaxUnauthenticated = 64, kMaxExpected = 128;
 
   // Nothing is read any more; returns when the thread has ended.
   void stop();
@@ -76,6 +77,7 @@ class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
   void wait_for_processes(Clock::time_point end) { roster_.wait_for_processes(end); }
   // Whether that process has opened its connections.
   bool has_connected(int process) { return roster_.has_connected(process); }
+  bool has_greeted(int process) { return roster_.has_greeted(process); }
   // `wait_until`, for a counter that a message from another host advances. `receives`: this thread
   // reads from the connections meanwhile.
   WaitResult wait(Counter& counter, std::uint32_t target, const WaitLimits& limits, bool receives);
@@ -88,6 +90,11 @@ class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
     return failures_.has_left(process);
   }
   bool is_lost(int process) const { return failures_.is_lost(process); }
+  // Nothing listens where that one was. Nothing but messages of watchdogs goes between a process
+  // and an agent, so neither takes it for the failure of the job.
+  void lose_agent(int process) {
+    if (is_agent(process) || is_agent(process_)) failures_.mark_lost(process, {});
+  }
   bool is_agent(int process) const { return roster_.is_agent(process); }
   // "10.0.0.1:4411"; also when the port is closed again.
   const std::string& address() const { return acceptor_.address(); }

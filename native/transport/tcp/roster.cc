@@ -29,7 +29,7 @@ std::ptrdiff_t Roster::num_expected() const {
 }
 
 int Roster::admit(const Frame& greeting, const std::function<void(int)>& accept) {
-  if ((greeting.number & ~Frame::kUnencrypted) != Frame::kVersion)
+  if ((greeting.number & ~(Frame::kUnencrypted | Frame::kHasLeft)) != Frame::kVersion)
     throw Error("it runs another version of Lockstep");
   if (((greeting.number & Frame::kUnencrypted) == 0) != encrypts_)
     throw Error(std::string("it ") + (encrypts_ ? "does not encrypt" : "encrypts") +

@@ -72,6 +72,7 @@ Descriptor connect_to(const std::string& address, Clock::time_point end,
   if (made.get() < 0) throw Error(std::strerror(errno));
   send_at_once(made.get());
   if (connect(made.get(), info->ai_addr, info->ai_addrlen) == 0) return made;
+  if (errno == ECONNREFUSED) throw Refused(std::strerror(errno));
   if (errno != EINPROGRESS) throw Error(std::strerror(errno));
   while (!wait_for(made.get(), true, std::min(end, Clock::now() + kPollInterval))) {
     if (Clock::now() >= end) throw Error("no answer");
@@ -80,6 +81,7 @@ Descriptor connect_to(const std::string& address, Clock::time_point end,
   int code = 0;
   socklen_t size = sizeof(code);
   getsockopt(made.get(), SOL_SOCKET, SO_ERROR, &code, &size);
+  if (code == ECONNREFUSED) throw Refused(std::strerror(code));
   if (code != 0) throw Error(std::strerror(code));
   return made;
 }

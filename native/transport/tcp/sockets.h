@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "core/error.h"
 #include "core/futex_wait.h"
 
 namespace lockstep {
@@ -26,8 +27,15 @@ class Descriptor {
   int fd_;
 };
 
+// Nothing listens there.
+class Refused : public Error {
+ public:
+  using Error::Error;
+};
+
 // A connection to a numeric address, "10.0.0.1:4411" or "[fe80::1]:4411". Throws Error with the
-// system's reason when there is none by then, and what `check` throws, which is called meanwhile.
+// system's reason when there is none by then, Refused for one of these reasons, and what `check`
+// throws, which is called meanwhile.
 Descriptor connect_to(const std::string& address, Clock::time_point end,
                       const std::function<void()>& check = {});
 

@@ -284,7 +284,7 @@ def respond(number: int, response: bool | None) -> None:
 
 
 def listens_at() -> tuple[str, int] | None:
-    """The host and port for the engines of other hosts; also when it is closed, as all have met."""
+    """The host and port for the engines of other hosts; also once it is closed."""
     host, _, port = _library().lockstep_listens_at().decode().rpartition(":")
     return (host.strip("[]"), int(port)) if port else None
 
@@ -302,9 +302,18 @@ def has_left(process: int) -> bool:
     return _library().lockstep_has_left(process) == 1
 
 
-def connect(process: int) -> None:
-    """Begins with the connections to a process, for which `send_message` otherwise waits."""
-    _library().lockstep_connect(process)
+def connect(process: int) -> bool | None:
+    """Begins with the connections to a process, for which `send_message` otherwise waits.
+
+    Returns whether they are there, and None when there can be none.
+    """
+    found = _library().lockstep_connect(process)
+    return None if found < 0 else found == 1
+
+
+def is_connected(process: int) -> bool:
+    """Whether `send_message` to a process need not wait for connections."""
+    return _library().lockstep_is_connected(process) == 1
 
 
 def send_message(process: int, message: bytes, timeout: float) -> bool:

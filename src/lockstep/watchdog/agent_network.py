@@ -65,6 +65,7 @@ def hand_over(peers: Sequence[Peer], agent: Peer, nonce: int, network: Network) 
         "agents": len(labels) - len(peers),
         "nonce": nonce,
         "addresses": network.addresses,
+        "hosts": network.hosts,
         "key": network.key.hex(),
         "tls_library": network.tls_library,
         "encrypt": network.encrypt,
@@ -114,8 +115,13 @@ class AgentNetwork:
         """Whether it is in the network."""
         return bool(self._others)
 
+    def meet_others(self) -> None:
+        """Begins to connect to all processes of other hosts: it learns when they have ended."""
+        for process in self._others:
+            bindings.connect(process)
+
     def others_have_ended(self) -> bool:
-        """Whether all processes of other hosts have, as far as it knows."""
+        """Whether all processes of other hosts have, as far as it knows; see `meet_others`."""
         return all(bindings.is_lost(p) or bindings.has_left(p) for p in self._others)
 
     def leave(self) -> None:
@@ -149,7 +155,7 @@ class AgentNetwork:
         network = Network(
             addresses,
             [0] * len(addresses),
-            [0] * len(addresses),  # it is in no collective
+            values["hosts"],
             listener,
             bytes.fromhex(values["key"]),
             values["tls_library"],

@@ -23,11 +23,13 @@ from lockstep.job.topology import Peer
 from lockstep.watchdog import messages
 
 TIMEOUT_SECONDS = 0.35
-"""For an answer; a process that gives none is not asked first again, and another one of its host is
-asked. Both together are less than the engine gives the watchdog for an answer of its own."""
+"""For an answer, and the connection before it; a process that gives none is not asked first again,
+and another one of its host is asked. Both together are less than the engine gives the watchdog for
+an answer of its own."""
 _STACKS_TIMEOUT = 3.0
 _POLL_SECONDS = 1.0
 _SEND_SECONDS = 0.5
+_CONNECT_POLL_SECONDS = 0.005
 _FRESH_TIMES = 10
 """A scan's result is sent to further requesters for this many times as long as the scan took."""
 _MAX_AT_ONCE = 1000
@@ -57,7 +59,8 @@ class _Request:
 class Post(Protocol):
     """What carries control messages between hosts: `lockstep.engine.bindings`."""
 
-    def connect(self, process: int, /) -> None: ...
+    def connect(self, process: int, /) -> bool | None: ...
+    def is_connected(self, process: int, /) -> bool: ...
     def send_message(self, process: int, message: bytes, timeout: float, /) -> bool: ...
     def next_message(self, timeout: float, /) -> tuple[int, bytes] | None: ...
     def is_lost(self, process: int, /) -> bool: ...
@@ -107,9 +110,10 @@ class RemoteHosts(threading.Thread):
     def scan(self, latest: int | None) -> tuple[list[model.Process], dict[int, messages.Clock]]:
         """The processes of other hosts that answered for, and the clocks of their hosts.
 
-        ``latest`` is how many entries of each device are read.
+        ``latest`` is how many entries of each device are read; such a scan is a quick one, and asks
+        the hosts alone to which there are connections.
         """
-        waiting = dict(self._hosts)
+        waiting = dict(self._hosts) if latest is None else self._connected()
         found: list[model.Process] = []
         clocks: dict[int, messages.Clock] = {}
         tried: set[int] = set()
@@ -124,6 +128,13 @@ class RemoteHosts(threading.Thread):
                 clocks |= {one.index: response.clock for one in reports}
                 found += reports
         return found, clocks
+
+    def _connected(self) -> dict[str, list[Peer]]:
+        found = {
+            host: [peer for peer in peers if self._post.is_connected(peer.process)]
+            for host, peers in self._hosts.items()
+        }
+        return {host: peers for host, peers in found.items() if peers}
 
     def reaches(self, peer: Peer) -> bool:
         """Whether its host has a process left that can be asked."""
@@ -145,7 +156,7 @@ class RemoteHosts(threading.Thread):
         requested = [p.process for p in (*others, peer)]
         able = [process for process in requested if not self._post.is_lost(process)]
         responsive = [process for process in able if process not in self._silent]
-        for process in responsive[:1]:
+        for process in responsive[:2]:  # the first one may have died without our knowing
             responses = self._request(
                 [process], {"kind": "stacks", "of": peer.process}, _STACKS_TIMEOUT
             )
@@ -160,14 +171,7 @@ class RemoteHosts(threading.Thread):
         """Has the others write down the lines of what they have met."""
         peers = itertools.chain.from_iterable(self._hosts.values())
         processes = [peer.process for peer in peers if peer.agent_of is None]
-        self._connect(processes)
-        for process in processes:
-            self._send(process, {"kind": "hurry"})
-
-    def _connect(self, processes: Iterable[int]) -> None:
-        """Has all connections made at the same time, where there are none yet."""
-        for process in processes:
-            self._post.connect(process)
+        self._send_to_all(processes, {"kind": "hurry"}, TIMEOUT_SECONDS)
 
     def _speaker(self, peers: Sequence[Peer], tried: set[int]) -> int | None:
         """The process of a host that is asked next; None when none is left."""
@@ -181,17 +185,35 @@ class RemoteHosts(threading.Thread):
     def _request(
         self, processes: Iterable[int], head: dict[str, Any], timeout: float
     ) -> dict[int, Response]:
+        end = time.monotonic() + timeout
         number = next(self._numbers)
         self._requests[number] = requested = _Request(self._now(), set(processes))
-        self._connect(requested.processes)
-        sent = {p for p in requested.processes if self._send(p, {**head, "number": number})}
+        sent = self._send_to_all(requested.processes, {**head, "number": number}, timeout)
         with self._changed:
             self._changed.wait_for(
-                lambda: sent <= requested.responses.keys() or self._over, timeout
+                lambda: sent <= requested.responses.keys() or self._over,
+                max(0.0, end - time.monotonic()),
             )
             del self._requests[number]
-            self._silent |= sent - requested.responses.keys()
+            self._silent |= requested.processes - requested.responses.keys()
         return requested.responses
+
+    def _send_to_all(
+        self, processes: Iterable[int], head: dict[str, Any], timeout: float
+    ) -> set[int]:
+        """Those to which it was sent. Where there are no connections yet, all are made at the same
+        time."""
+        end = time.monotonic() + timeout
+        waiting, sent = set(processes), set[int]()
+        while True:
+            states = {process: self._post.connect(process) for process in waiting}
+            sent |= {
+                process for process in waiting if states[process] and self._send(process, head)
+            }
+            waiting = {process for process in waiting if states[process] is False}
+            if not waiting or self._over or time.monotonic() >= end:
+                return sent
+            time.sleep(_CONNECT_POLL_SECONDS)
 
     def _send(self, process: int, head: dict[str, Any], body: bytes = b"") -> bool:
         return self._post.send_message(process, messages.pack(head, body), _SEND_SECONDS)

@@ -33,11 +33,7 @@ class Stalls:
         ``found`` may be the result of a quick scan; ``full_scan`` reads all records.
         """
         limit = _config.current().stall_warning
-        waiting = [
-            row.process.index for row in found.rows if row.activity is diagnose.Activity.WAITS
-        ]
-        # One report is enough: that of the first process that waits.
-        if not limit or not waiting or waiting[0] != self._process:
+        if not limit or not self._waits_first(found):
             return
         began = self._oldest_wait()
         if began is None or began in self._reported:
@@ -45,14 +41,23 @@ class Stalls:
         waited = (time.monotonic_ns() - began) / 1e9
         if waited < limit:
             return
-        self._reported.add(began)
         found = full_scan()
+        if not self._waits_first(found):
+            return
+        self._reported.add(began)
         missing = [row.process.index for row in found.rows if row.culprit]
         stacks = [self._stacks_of(process) for process in missing[:_MAX_STACKS]]
         if len(missing) > _MAX_STACKS:
             stacks.append(f"and {counted(len(missing) - _MAX_STACKS, 'process')} more")
         lines = [f"waiting for {waited:.0f} s. {text_report.table(found)}", *stacks]
         print("\n".join(f"lockstep: {line}" for line in lines), file=sys.stderr, flush=True)
+
+    def _waits_first(self, found: diagnose.Diagnosis) -> bool:
+        """Whether no process before this one waits: one report is enough."""
+        waiting = (
+            row.process.index for row in found.rows if row.activity is diagnose.Activity.WAITS
+        )
+        return next(waiting, None) == self._process
 
     def _oldest_wait(self) -> int | None:
         """When the oldest collective of this process that has not ended began (monotonic, ns)."""
