@@ -102,7 +102,7 @@ def _library() -> ctypes.CDLL:
     library.lockstep_counts.argtypes = [ctypes.POINTER(ctypes.c_uint64)]
     library.lockstep_counts.restype = None
     library.lockstep_failed_calls.restype = ctypes.c_uint64
-    for name in ("finish", "forked", "connect"):
+    for name in ("finish", "forked"):
         getattr(library, f"lockstep_{name}").restype = None
     for name in ("abort_text", "recorder_problem", "request", "listens_at"):
         getattr(library, f"lockstep_{name}").restype = ctypes.c_char_p
