@@ -77,6 +77,8 @@ void LocalGroup::lead(Round& round, std::uint32_t sequence, const Work& work) {
     work(round.calls, sequence);
   } catch (const Divergence& error) {
     round.error = job_.diverged(error.what());
+  } catch (const Late& error) {
+    round.error = job_.timed_out(error.what());
   } catch (const std::exception& error) {
     round.error = error.what();
     // The peers are in the middle of this collective; they must not wait for what will not come.

@@ -18,4 +18,10 @@ class Divergence : public Error {
   using Error::Error;
 };
 
+// A wait has lasted until its deadline.
+class Late : public Error {
+ public:
+  using Error::Error;
+};
+
 }  // namespace lockstep

@@ -88,6 +88,10 @@ void Port::guarded(Step step) {
     const std::string text = clique_.job().diverged(error.what());
     forget_all();
     throw Error(text);
+  } catch (const Late& error) {
+    const std::string text = clique_.job().timed_out(error.what());
+    forget_all();
+    throw Error(text);
   } catch (const Error& error) {
     clique_.job().arena().abort(error.what());
     forget_all();

@@ -41,15 +41,17 @@ void Endpoint::reach(int process, const WaitLimits& limits) {
   };
   try {
     if (!meet_later(process, limits.deadline, BackgroundThreads::For::kProgram, check))
-      throw Error("lockstep: " + labels_[static_cast<std::size_t>(process_)] +
-                  " waited in vain for " + labels_[static_cast<std::size_t>(process)] +
-                  " to connect: it may be stopped, or a firewall lets no TCP through between "
-                  "their hosts. --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; "
-                  "0 means none.");
-  } catch (const Error&) {
+      throw Late("lockstep: " + labels_[static_cast<std::size_t>(process_)] +
+                 " waited in vain for " + labels_[static_cast<std::size_t>(process)] +
+                 " to connect: it may be stopped, or a firewall lets no TCP through between "
+                 "their hosts. --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; "
+                 "0 means none.");
+  } catch (const Error& error) {
     // It may have ended a moment ago: others learn of that, and why, before this process does.
     if (wait_for_reason(process, limits)) return;
     if (arena_->aborted()) throw Error(arena_->abort_text());
+    // Its program has ended: watchdogs may tell why another one still waits for it.
+    if (dynamic_cast<const Refused*>(&error) != nullptr) throw Divergence(error.what());
     throw;
   }
 }
@@ -73,6 +75,7 @@ bool Endpoint::meet_later(int process, const Deadline& deadline, BackgroundThrea
     if (stopped_.load() != 0) throw Error("lockstep: this process has ended.");
     {
       std::lock_guard lock(peer.mutex);
+      if (!peer.is_wanted && peer.is_refused) throw Refused(peer.failure);
       if (!peer.is_wanted) throw Error(peer.failure);
     }
     check();
@@ -105,6 +108,7 @@ void Endpoint::connect_later(int process) noexcept {
     std::lock_guard lock(peer.mutex);
     // The next one that needs the connection tries again.
     peer.is_wanted = peer.connection.load() != nullptr;
+    peer.is_refused = dynamic_cast<const Refused*>(&error) != nullptr;
     try {
       peer.failure = error.what();
     } catch (const std::bad_alloc&) {

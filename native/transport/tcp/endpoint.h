@@ -75,7 +75,7 @@ struct EndpointOptions {
   // first needed (mesh.h). Empty: all connect at the start.
   std::vector<int> hosts;
   Companion* companion = nullptr;       // carries the messages of channels; outlives the endpoint
-  double connect_timeout_seconds = 60;  // until all have met
+  double connect_timeout_seconds = 60;  // until its peers of the start have met
   double agent_connect_timeout_seconds = 10;  // for agents after that: then it goes on without them
   std::chrono::milliseconds greeting_timeout = ProgressThread::kGreetingTimeout;
 };
@@ -181,6 +181,7 @@ class Endpoint {
     std::mutex mutex;                              // guards what follows
     bool is_wanted = false;                        // is made, or has been
     std::string failure;                           // why it could not be made
+    bool is_refused = false;                       // since nothing listens there
   };
   // Until when a connection may take. `check` is called meanwhile, and throws when it is not needed
   // any more.

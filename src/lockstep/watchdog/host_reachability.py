@@ -15,7 +15,7 @@ timeouts of its own.
 
 Which connections these are: gloo and the engine alike listen on one port per process, which opens
 while JAX makes its CPU client, and every connection has one of these at one end. The engine closes
-its port when all have met. The processes publish theirs.
+its port once all have met. The processes publish theirs.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ def _start(store: Store, fail: Callable[[str], None] | None) -> None:
     monitors = current_job.part(_Monitors)
     # Ours is at one address, so what listens at all of them is not ours.
     own = set() if monitors.before is None else tcp_info.listening() - monitors.before
-    # The engine's port: closed, as all processes have met, and still one end of their connections.
+    # The engine's port: perhaps closed by now, and still one end of its connections.
     if fail is not None and (address := bindings.listens_at()) is not None:
         host, port = address
         own.add((host.partition("%")[0], port))
