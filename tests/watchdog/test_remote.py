@@ -164,7 +164,10 @@ def test_a_quick_scan_makes_no_connections(job: Job) -> None:
     assert job.post.apart == {1, 3}
     job.post.apart = {1}
     found, _ = job.answers[0].scan(64)
-    assert {process.problems for process in found} == {("told by 3",)}
+    assert {process.index: process.problems for process in found} == {
+        1: ("told by 3",),
+        3: ("told by 3",),
+    }
     assert job.post.apart == {1}
 
 

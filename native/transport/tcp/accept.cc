@@ -39,7 +39,7 @@ void ProgressThread::accept_some() {
 // connection is evicted tries again.
 void ProgressThread::evict_oldest_unauthenticated() {
   const auto is_unauthenticated = [](const auto& one) { return !one->authenticated; };
-  const auto limit = kMaxUnauthenticated + std::min(roster_.num_expected(), kMaxExpected);
+  const auto limit = kMaxUnauthenticated + roster_.num_expected();
   if (std::ranges::count_if(incoming_, is_unauthenticated) < limit) return;
   end(**std::ranges::find_if(incoming_, is_unauthenticated),
       "too many have connected and not shown that they have the job's key, and it is the oldest");

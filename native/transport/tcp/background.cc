@@ -18,7 +18,7 @@ void BackgroundThreads::start() {
     throw Error(std::string("lockstep: no thread for connections to other hosts: ") + error.what() +
                 ".");
   }
-  for (std::size_t i = 1; i < std::min(waiting_.size(), kMost); ++i) add_thread();
+  for (std::size_t i = 1; i < std::min(num_waiting(), kMost); ++i) add_thread();
 }
 
 void BackgroundThreads::add_thread() {
@@ -31,17 +31,21 @@ void BackgroundThreads::add_thread() {
 void BackgroundThreads::add(std::function<void()> work, For whom) {
   std::lock_guard lock(mutex_);
   if (over_) return;
-  const auto urgent = waiting_.begin() + static_cast<std::ptrdiff_t>(urgent_);
-  const auto place = whom == For::kAbort     ? waiting_.begin()
-                     : whom == For::kProgram ? urgent
-                                             : waiting_.end();
-  waiting_.insert(place, std::move(work));
-  urgent_ += whom == For::kWatchdog ? 0 : 1;
-  const std::size_t most = whom == For::kAbort     ? 2 * kMost + 1
-                           : whom == For::kProgram ? 2 * kMost
-                                                   : kMost;
-  if (waiting_.size() > idle_ && !threads_.empty() && threads_.size() < most) add_thread();
+  waiting_[whom].push_back(std::move(work));
+  const std::size_t most = whom == kWatchdog ? kMost : whom == kProgram ? 2 * kMost : 2 * kMost + 1;
+  if (num_waiting() > idle_ && !threads_.empty() && threads_.size() < most) add_thread();
   changed_.notify_one();
+}
+
+std::size_t BackgroundThreads::num_waiting() const {
+  return waiting_[kAbort].size() + waiting_[kProgram].size() + waiting_[kWatchdog].size();
+}
+
+std::optional<BackgroundThreads::For> BackgroundThreads::next() const {
+  for (const For whom : {kAbort, kProgram})
+    if (!waiting_[whom].empty()) return whom;
+  if (waiting_[kWatchdog].empty() || for_watchdog_ >= kMost) return {};
+  return kWatchdog;
 }
 
 void BackgroundThreads::run() {
@@ -50,21 +54,23 @@ void BackgroundThreads::run() {
   for (;;) {
     ++idle_;
     done_.notify_all();
-    changed_.wait(lock, [this] { return over_ || !waiting_.empty(); });
+    changed_.wait(lock, [this] { return over_ || next(); });
     --idle_;
     if (over_) return;
-    const std::function<void()> work = std::move(waiting_.front());
-    waiting_.pop_front();
-    urgent_ -= urgent_ > 0 ? 1 : 0;
+    const For whom = *next();
+    const std::function<void()> work = std::move(waiting_[whom].front());
+    waiting_[whom].pop_front();
+    for_watchdog_ += whom == kWatchdog ? 1 : 0;
     lock.unlock();
     work();
     lock.lock();
+    for_watchdog_ -= whom == kWatchdog ? 1 : 0;
   }
 }
 
 void BackgroundThreads::wait(Clock::time_point end) {
   std::unique_lock lock(mutex_);
-  done_.wait_until(lock, end, [this] { return waiting_.empty() && idle_ == threads_.size(); });
+  done_.wait_until(lock, end, [this] { return num_waiting() == 0 && idle_ == threads_.size(); });
 }
 
 void BackgroundThreads::stop() {

@@ -7,6 +7,7 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -19,7 +20,7 @@ class BackgroundThreads {
   // So many at most for watchdogs, as many for the program, and one for an abort. Each process that
   // is stopped keeps one busy until it goes on.
   static constexpr std::size_t kMost = 32;
-  enum class For { kAbort, kProgram, kWatchdog };
+  enum For { kAbort, kProgram, kWatchdog };
 
   BackgroundThreads() = default;
   ~BackgroundThreads() { stop(); }
@@ -29,7 +30,7 @@ class BackgroundThreads {
   void start();  // the first threads; throws Error
   // Has a thread do the work, which must not throw. Does not wait. An abort comes
   // first, then what the program needs, then what a watchdog does.
-  void add(std::function<void()> work, For whom = For::kProgram);
+  void add(std::function<void()> work, For whom = kProgram);
   // Returns when all is done, or at that time.
   void wait(Clock::time_point end);
   // Returns when what has begun is done. What has not is dropped.
@@ -39,12 +40,15 @@ class BackgroundThreads {
 
  private:
   void run();
+  // The rest needs `mutex_`.
   void add_thread();
+  std::size_t num_waiting() const;
+  std::optional<For> next() const;
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_, done_;
-  std::deque<std::function<void()>> waiting_;  // in that order
-  std::size_t urgent_ = 0;                     // how many are not for a watchdog
+  std::deque<std::function<void()>> waiting_[3];  // for each
+  std::size_t for_watchdog_ = 0;                  // threads that do something for it
   std::vector<std::thread> threads_;
   std::size_t idle_ = 0;
   bool over_ = false;

@@ -202,8 +202,8 @@ void Endpoint::greet(Connection& connection, const std::string& peer, int proces
   if (answer.kind == Frame::kRefusal && answer.bytes <= kAbortText) {
     std::string why(answer.bytes, ' ');
     read_all(connection, peer, std::as_writable_bytes(std::span(why)), patience);
-    throw Error("lockstep: " + peer + " has refused the connection of " +
-                labels_[static_cast<std::size_t>(process_)] + ": " + why + ".");
+    throw Denied("lockstep: " + peer + " has refused the connection of " +
+                 labels_[static_cast<std::size_t>(process_)] + ": " + why + ".");
   }
   if (answer.kind != Frame::kWelcome || answer.bytes != 0 || answer.index != other ||
       answer.to != own || answer.clique != nonce_)

@@ -4,12 +4,11 @@
 // A background thread makes the connection, because a rank or a watchdog that needs it may have a
 // short deadline. The other end takes a connection that it has accepted, and that ends without a
 // kLeave, for the death of this process. So a connection that has begun is not given up.
-#include <poll.h>
-
 #include <exception>
 #include <new>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "core/error.h"
 #include "transport/tcp/endpoint.h"
@@ -21,11 +20,6 @@ constexpr std::chrono::microseconds kCheckInterval{500};
 // Between two tries to answer a connection.
 constexpr std::chrono::milliseconds kRetryInterval{200};
 constexpr std::chrono::milliseconds kNotifyInterval{50};
-
-bool is_closed(int fd) {
-  pollfd asked{fd, POLLRDHUP, 0};
-  return poll(&asked, 1, 0) > 0;
-}
 
 }  // namespace
 
@@ -40,7 +34,7 @@ void Endpoint::reach(int process, const WaitLimits& limits) {
     if (has_left(process) != 0 || is_lost(process)) throw Error(has_ended(process));
   };
   try {
-    if (!meet_later(process, limits.deadline, BackgroundThreads::For::kProgram, check))
+    if (!meet_later(process, limits.deadline, BackgroundThreads::kProgram, check))
       throw Late("lockstep: " + labels_[static_cast<std::size_t>(process_)] +
                  " waited in vain for " + labels_[static_cast<std::size_t>(process)] +
                  " to connect: it may be stopped, or a firewall lets no TCP through between "
@@ -91,14 +85,21 @@ bool Endpoint::meet_later(int process, const Deadline& deadline, BackgroundThrea
 void Endpoint::want(int process, BackgroundThreads::For whom) {
   Peer& peer = peer_of(process);
   std::lock_guard lock(peer.mutex);
-  if (peer.is_wanted) return;
+  // Once more if only a watchdog has wanted it, whose turn may come late.
+  const bool comes_sooner = whom == BackgroundThreads::kProgram && !peer.is_urgent;
+  if (peer.is_begun || (peer.is_wanted && !comes_sooner)) return;
   background_.add([this, process] { connect_later(process); }, whom);
   peer.is_wanted = true;
+  peer.is_urgent = whom == BackgroundThreads::kProgram;
 }
 
 // For as long as it takes: those that wait have deadlines of their own, or none.
 void Endpoint::connect_later(int process) noexcept {
   Peer& peer = peer_of(process);
+  {
+    std::lock_guard lock(peer.mutex);
+    if (std::exchange(peer.is_begun, true)) return;
+  }
   const Patience patience{Clock::time_point::max(), [this, process] {
                             if (Clock::now().time_since_epoch().count() >= connects_until_.load())
                               throw Error("lockstep: this process ends.");
@@ -107,7 +108,7 @@ void Endpoint::connect_later(int process) noexcept {
   const auto give_up = [&](const std::exception& error) noexcept {
     std::lock_guard lock(peer.mutex);
     // The next one that needs the connection tries again.
-    peer.is_wanted = peer.connection.load() != nullptr;
+    peer.is_wanted = peer.is_begun = peer.is_urgent = peer.connection.load() != nullptr;
     peer.is_refused = dynamic_cast<const Refused*>(&error) != nullptr;
     try {
       peer.failure = error.what();
@@ -126,8 +127,13 @@ void Endpoint::connect_later(int process) noexcept {
     } catch (const Refused& error) {
       progress_.lose_agent(process);
       return give_up(error);
+    } catch (const Denied& error) {
+      return give_up(error);
     } catch (const std::exception& error) {
-      if (!awaits_answer(process)) return give_up(error);
+      if (!awaits_answer(process)) {
+        progress_.lose_agent(process);
+        return give_up(error);
+      }
     }
     std::this_thread::sleep_for(kRetryInterval);
   }
@@ -144,8 +150,8 @@ bool Endpoint::awaits_answer(int process) {
 // By the progress thread. The process that aborts a job tells the processes to which it has
 // connections, and so does each that shares memory with it.
 void Endpoint::relay_abort() {
-  if (defers_ && !has_told_abort_.exchange(true))
-    background_.add([this] { tell_abort(); }, BackgroundThreads::For::kAbort);
+  if (defers_ && !has_told_abort_)
+    background_.add([this] { tell_abort(); }, BackgroundThreads::kAbort);
 }
 
 }  // namespace lockstep

@@ -105,7 +105,7 @@ Endpoint::Endpoint(const EndpointOptions& options, int process, std::uint64_t no
                 labels, *security_, channels_, *arena_, options.num_agents,
                 options.greeting_timeout, companion_,
                 {deferred_of(options, process),
-                 [this](int other) { want(other, BackgroundThreads::For::kProgram); },
+                 [this](int other) { want(other, BackgroundThreads::kProgram); },
                  [this] { relay_abort(); }}),
       senders_(channels_.connections() - 1) {
   try {

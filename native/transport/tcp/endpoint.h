@@ -44,6 +44,7 @@
 #include <vector>
 
 #include "control/messages.h"
+#include "core/error.h"
 #include "core/futex_wait.h"
 #include "core/secret.h"
 #include "transport/shm/segment.h"
@@ -179,7 +180,9 @@ class Endpoint {
     std::atomic<Connection*> connection{nullptr};  // to it; stays, once it is made
     std::atomic<bool> is_met{false};               // and its own, to this process, has come
     std::mutex mutex;                              // guards what follows
-    bool is_wanted = false;                        // is made, or has been
+    bool is_wanted = false;                        // is made, or will be
+    bool is_urgent = false;                        // by the program
+    bool is_begun = false;                         // by a thread
     std::string failure;                           // why it could not be made
     bool is_refused = false;                       // since nothing listens there
   };
@@ -190,6 +193,11 @@ class Endpoint {
     std::function<void()> check;
   };
   enum class WriteResult { kAll, kBroken, kLate };
+  // The other process has refused the connection, and will again.
+  class Denied : public Error {
+   public:
+    using Error::Error;
+  };
   // When the job has failed or this process ends, what is being sent may take this long to go out;
   // then the connection is closed.
   static constexpr std::chrono::milliseconds kSendGrace{1000};

@@ -41,6 +41,7 @@ void Endpoint::tell_abort() noexcept {
   try {
     const std::string text = arena_->abort_text();
     broadcast(Frame::kAbort, std::as_bytes(std::span(text)));
+    has_told_abort_ = true;
   } catch (const std::exception&) {  // no memory: as if the others could not be reached
   }
 }
@@ -58,6 +59,7 @@ void Endpoint::leave() {
 void Endpoint::stop() {
   if (is_forked()) return;  // the threads are its parent's
   if (companion_ != nullptr) companion_->stop();
+  if (arena_->aborted() && !has_told_abort_) tell_abort();
   stop_connecting();
   stopped_.store(1);
   end_control();

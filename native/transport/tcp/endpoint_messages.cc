@@ -32,7 +32,17 @@ bool Endpoint::takes_control(int process) const {
 Endpoint::Connecting Endpoint::connect(int process) {
   if (is_connected(process)) return Connecting::kDone;
   if (!takes_control(process) || !peer_of(process).is_deferred) return Connecting::kNever;
-  want(process, BackgroundThreads::For::kWatchdog);
+  Peer& peer = peer_of(process);
+  const Connection* const own = peer.connection.load();
+  if (own != nullptr && is_closed(own->fd.get())) {
+    progress_.lose_agent(process);
+    return Connecting::kNever;
+  }
+  {
+    std::lock_guard lock(peer.mutex);
+    if (!peer.is_wanted && peer.is_refused) return Connecting::kNever;
+  }
+  want(process, BackgroundThreads::kWatchdog);
   return Connecting::kBegun;
 }
 
@@ -45,7 +55,7 @@ bool Endpoint::is_connected(int process) {
 // Connects to it if that is yet to be done.
 bool Endpoint::is_in_reach(int process, const Deadline& deadline) {
   try {
-    return meet_later(process, deadline, BackgroundThreads::For::kWatchdog, [] {});
+    return meet_later(process, deadline, BackgroundThreads::kWatchdog, [] {});
   } catch (const Error&) {
     return false;
   }

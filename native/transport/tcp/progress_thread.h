@@ -63,9 +63,9 @@ class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
 
   static constexpr std::chrono::seconds kGreetingTimeout{10};
   // How many connections of unauthenticated peers may be open, besides one for each process of
-  // other hosts, of which so many count: the system's limit on descriptors has room for them. One
-  // more evicts the oldest of them.
-  static constexpr std::ptrdiff_t kMaxUnauthenticated = 64, kMaxExpected = 128;
+  // other hosts: the limit on descriptors is raised for as many. One more evicts the oldest of
+  // them.
+  static constexpr std::ptrdiff_t kMaxUnauthenticated = 64;
 
   // Nothing is read any more; returns when the thread has ended.
   void stop();

@@ -145,6 +145,11 @@ NoBrokenPipe::~NoBrokenPipe() {
   pthread_sigmask(SIG_UNBLOCK, &pipe, nullptr);
 }
 
+bool is_closed(int fd) {
+  pollfd asked{fd, POLLRDHUP, 0};
+  return poll(&asked, 1, 0) > 0;
+}
+
 bool watch_input(int epoll, int fd, void* owner) {
   epoll_event event{EPOLLIN, {.ptr = owner}};
   return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0;

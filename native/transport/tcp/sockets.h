@@ -71,6 +71,9 @@ class NoBrokenPipe {
   bool blocked_;  // by us
 };
 
+// Whether the other end, which sends nothing, has closed the connection.
+bool is_closed(int fd);
+
 // Has `epoll` report `owner` when there is something to read.
 bool watch_input(int epoll, int fd, void* owner);
 

@@ -213,9 +213,9 @@ def _let_others_end(
     the others should raise their errors, which need this agent's information, save their state, and
     end with their own status.
     """
-    network.meet_others()
     end = time.monotonic() + grace
     while (left := end - time.monotonic()) > 0:
+        network.meet_others()
         if network.others_have_ended() and _all_ended(host_dir):
             return
         received = signal.sigtimedwait(handled, min(_TURN_SECONDS, left))

@@ -116,7 +116,7 @@ class AgentNetwork:
         return bool(self._others)
 
     def meet_others(self) -> None:
-        """Begins to connect to all processes of other hosts: it learns when they have ended."""
+        """Has connections made to all processes of other hosts: it learns when they have ended."""
         for process in self._others:
             bindings.connect(process)
 

@@ -113,7 +113,10 @@ class RemoteHosts(threading.Thread):
         ``latest`` is how many entries of each device are read; such a scan is a quick one, and asks
         the hosts alone to which there are connections.
         """
-        waiting = dict(self._hosts) if latest is None else self._connected()
+        waiting = {
+            host: [p for p in peers if latest is None or self._post.is_connected(p.process)]
+            for host, peers in self._hosts.items()
+        }
         found: list[model.Process] = []
         clocks: dict[int, messages.Clock] = {}
         tried: set[int] = set()
@@ -123,18 +126,13 @@ class RemoteHosts(threading.Thread):
             tried |= requested.keys()
             head = {"kind": "scan", "latest": latest}
             for process, response in self._request(requested, head, TIMEOUT_SECONDS).items():
-                there = {peer.process for peer in waiting.pop(requested[process])}
+                host = requested[process]
+                del waiting[host]
+                there = {peer.process for peer in self._hosts[host]}
                 reports = [one for one in _processes(response) if one.index in there]
                 clocks |= {one.index: response.clock for one in reports}
                 found += reports
         return found, clocks
-
-    def _connected(self) -> dict[str, list[Peer]]:
-        found = {
-            host: [peer for peer in peers if self._post.is_connected(peer.process)]
-            for host, peers in self._hosts.items()
-        }
-        return {host: peers for host, peers in found.items() if peers}
 
     def reaches(self, peer: Peer) -> bool:
         """Whether its host has a process left that can be asked."""

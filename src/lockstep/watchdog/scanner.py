@@ -24,7 +24,7 @@ _QUICK_SCAN = 64
 """Entries of each device that a quick scan reads, of the hosts to which this process has
 connections: nearly always they show that nothing is wrong."""
 _FULL_SCAN_EVERY = 4
-"""Scans; a device may have run more than a quick scan reads since another began to wait, and what
+"""Scans of one wait; a device may have run more than a quick scan reads since another began to wait, and what
 is wrong may be on another host."""
 _BACKOFF = 4.0
 """Pause after a scan, as a multiple of its duration: a large job has many watchdogs."""
@@ -55,6 +55,7 @@ class Scanner:
         self._next_scan = 0.0
         self._pause = _FIRST_PAUSE
         self._scans = 0
+        self._waits_since: int | None = None
 
     def is_due(self) -> bool:
         """Whether the pause after the last scan is over."""
@@ -63,7 +64,9 @@ class Scanner:
     def scan(self) -> None:
         """A rank of this process waits long: finds out whether in vain."""
         began = time.monotonic()
-        self._scans += 1
+        waits_since = self._stalls.oldest_wait()
+        self._scans = self._scans + 1 if waits_since == self._waits_since else 1
+        self._waits_since = waits_since
         found = self.diagnose(latest=_QUICK_SCAN)
         if found.kind.is_fault or self._scans % _FULL_SCAN_EVERY == 0:
             whole = self.diagnose_with_lines()

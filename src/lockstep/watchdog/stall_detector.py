@@ -35,7 +35,7 @@ class Stalls:
         limit = _config.current().stall_warning
         if not limit or not self._waits_first(found):
             return
-        began = self._oldest_wait()
+        began = self.oldest_wait()
         if began is None or began in self._reported:
             return
         waited = (time.monotonic_ns() - began) / 1e9
@@ -59,7 +59,7 @@ class Stalls:
         )
         return next(waiting, None) == self._process
 
-    def _oldest_wait(self) -> int | None:
+    def oldest_wait(self) -> int | None:
         """When the oldest collective of this process that has not ended began (monotonic, ns)."""
         rings = self._records.record(self._process).rings
         open_since = [
