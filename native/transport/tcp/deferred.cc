@@ -44,8 +44,13 @@ void Endpoint::reach(int process, const WaitLimits& limits) {
     // It may have ended a moment ago: others learn of that, and why, before this process does.
     if (wait_for_reason(process, limits)) return;
     if (arena_->aborted()) throw Error(arena_->abort_text());
-    // Its program has ended: watchdogs may tell why another one still waits for it.
-    if (dynamic_cast<const Refused*>(&error) != nullptr) throw Divergence(error.what());
+    // Watchdogs may tell why this one still waits for it.
+    if (dynamic_cast<const Refused*>(&error) != nullptr)
+      throw Divergence("lockstep: " + labels_[static_cast<std::size_t>(process_)] + " waits for " +
+                       labels_[static_cast<std::size_t>(process)] +
+                       ", whose program has ended: nothing listens at " + peer_of(process).address +
+                       " any more. Look for a loop that is shorter there, or an exit that only one "
+                       "process takes. If it still runs, a firewall refuses connections.");
     throw;
   }
 }
