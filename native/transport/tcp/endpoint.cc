@@ -120,6 +120,7 @@ Endpoint::Endpoint(const EndpointOptions& options, int process, std::uint64_t no
 void Endpoint::start(const EndpointOptions& options) {
   meet(false, after(options.connect_timeout_seconds));
   meet(true, after(options.agent_connect_timeout_seconds));
+  progress_.set_started();
   if (defers_)
     background_.start();
   else

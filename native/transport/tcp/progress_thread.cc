@@ -69,8 +69,9 @@ void ProgressThread::stop() {
   if (thread_.joinable()) thread_.join();
   stripe_readers_.stop();
   std::lock_guard lock(polling_);  // no rank reads any more
-  // Also where a forked child keeps the port open: whoever connects learns that nobody answers.
-  if (acceptor_.is_open()) acceptor_.close();
+  // Also where a forked child keeps the port open: whoever connects learns that nobody answers. Not
+  // where the start has failed: the others are to find out why, a wrong key perhaps.
+  if (has_started_ && acceptor_.is_open()) acceptor_.close();
 }
 
 void ProgressThread::run() {

@@ -83,6 +83,8 @@ class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
   WaitResult wait(Counter& counter, std::uint32_t target, const WaitLimits& limits, bool receives);
   // An agent that has not connected by then is lost, and the job goes on.
   void wait_for_agents(Clock::time_point end);
+  // The peers of the start have met: the port is closed with this.
+  void set_started() { has_started_.store(true); }
   // From now on the port is closed, and the key wiped from memory, as soon as all have connected.
   // An agent that is late may still connect.
   void close_when_met() { closes_.store(true); }
@@ -150,7 +152,7 @@ class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
   ControlMessages control_;
   const WakeUp wake_;
   std::vector<std::unique_ptr<Incoming>> incoming_;
-  std::atomic<bool> closes_{false};
+  std::atomic<bool> has_started_{false}, closes_{false};
   std::atomic<bool> over_{false};
   Clock::time_point polled_ = Clock::now();
   std::string failure_;  // with room, since memory may be what is missing then
