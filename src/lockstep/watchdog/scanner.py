@@ -24,8 +24,8 @@ _QUICK_SCAN = 64
 """Entries of each device that a quick scan reads, of the hosts to which this process has
 connections: nearly always they show that nothing is wrong."""
 _FULL_SCAN_EVERY = 4
-"""Scans of one wait; a device may have run more than a quick scan reads since another began to wait, and what
-is wrong may be on another host."""
+"""Scans of one wait; a device may have run more than a quick scan reads since another began to
+wait, and what is wrong may be on another host."""
 _BACKOFF = 4.0
 """Pause after a scan, as a multiple of its duration: a large job has many watchdogs."""
 _LINES_TIMEOUT = 0.5
