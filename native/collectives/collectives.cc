@@ -129,8 +129,8 @@ Prescribed prescribed(const std::string& text) {
   for (const Op each : kOps)
     all += (all.empty() ? "" : "; ") + std::string(name_of(each)) + "=" + names_of(each);
   throw Error("lockstep: LOCKSTEP_ALGORITHMS has \"" + text + "\". There is " + all +
-              "; and behind each, as in " + name_of(Op::kAllReduce) + "=" + kBetweenHosts[0].name +
-              ":64KiB, up to how many bytes of each device.");
+              ". A size may follow, as in " + name_of(Op::kAllReduce) + "=" +
+              kBetweenHosts[0].name + ":64KiB: up to that many bytes of each device.");
 }
 
 // What a device puts in: the call counts the results of a reduce-scatter, and one block of an

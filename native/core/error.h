@@ -18,6 +18,10 @@ class Divergence : public Error {
   using Error::Error;
 };
 
+// Of a process that another one waits for, although its program has ended.
+inline constexpr const char* kEndsEarlyHint =
+    "Look for a loop that is shorter there, or an exit that only one process takes.";
+
 // A wait has lasted until its deadline.
 class Late : public Error {
  public:

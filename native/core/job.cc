@@ -145,9 +145,7 @@ std::string Job::timed_out(const std::string& text) {
 
 std::string Job::has_ended(int process, const std::string& what) {
   return diverged("lockstep: " + what + ": " + label(this->process()) + " waits for " +
-                  label(process) +
-                  ", whose program has ended. Look for a loop that is shorter there, or an exit "
-                  "that only one process takes.");
+                  label(process) + ", whose program has ended. " + kEndsEarlyHint);
 }
 
 const std::atomic<std::uint32_t>* Job::has_left(int process) {

@@ -221,34 +221,6 @@ TEST(a_connection_that_is_dropped_is_tried_again) {
   CHECK(!host.arena->aborted());
 }
 
-// It ends before it can say so in a frame of its own.
-TEST(a_greeting_says_that_the_program_has_ended) {
-  for (const bool says : {true, false}) {
-    Host host;
-    const Listener listener = listen_anywhere();
-    const Tls tls("libssl.so.3", key(7));
-    auto joining = std::async(std::launch::async, [&] { host.join(0, listener.address); });
-    Descriptor from;
-    eventually([&] { return (from = accept_from(listener.fd.get())).get() >= 0; }, "a connection");
-    Tls::Session session(tls, from.get(), Tls::Side::kServer);
-    Impostor::finish(session, from.get());
-    Impostor::welcome(session, from.get(), 1);
-    {
-      Impostor::Out peer(host.listener.address, tls);
-      peer.send({.kind = Frame::kGreeting,
-                 .index = 1,
-                 .clique = kNonce,
-                 .number = Frame::kVersion | (says ? Frame::kHasLeft : 0)});
-      joining.get();
-    }
-    if (says) eventually([&] { return host.endpoint->has_left(1) != 0; }, "its end");
-    if (!says) eventually([&] { return host.arena->aborted(); }, "an error");
-    std::this_thread::sleep_for(std::chrono::milliseconds(says ? 800 : 0));  // beyond any grace
-    CHECK_EQUAL(host.arena->aborted(), !says);
-    CHECK_EQUAL(host.endpoint->is_lost(1), !says);
-  }
-}
-
 TEST(an_answer_of_another_process_is_refused) {
   Host host;
   const Listener listener = listen_anywhere();

@@ -35,24 +35,29 @@ void Endpoint::reach(int process, const WaitLimits& limits) {
   };
   try {
     if (!meet_later(process, limits.deadline, BackgroundThreads::kProgram, check))
-      throw Late("lockstep: " + labels_[static_cast<std::size_t>(process_)] +
-                 " waited in vain for " + labels_[static_cast<std::size_t>(process)] +
-                 " to connect: it may be stopped, or a firewall lets no TCP through between "
-                 "their hosts. --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; "
-                 "0 means none.");
+      throw Late(has_not_connected(process));
   } catch (const Error& error) {
     // It may have ended a moment ago: others learn of that, and why, before this process does.
     if (wait_for_reason(process, limits)) return;
     if (arena_->aborted()) throw Error(arena_->abort_text());
     // Watchdogs may tell why this one still waits for it.
-    if (dynamic_cast<const Refused*>(&error) != nullptr)
-      throw Divergence("lockstep: " + labels_[static_cast<std::size_t>(process_)] + " waits for " +
-                       labels_[static_cast<std::size_t>(process)] +
-                       ", whose program has ended: nothing listens at " + peer_of(process).address +
-                       " any more. Look for a loop that is shorter there, or an exit that only one "
-                       "process takes. If it still runs, a firewall refuses connections.");
+    if (dynamic_cast<const Refused*>(&error) != nullptr) throw Divergence(does_not_listen(process));
     throw;
   }
+}
+
+std::string Endpoint::has_not_connected(int process) const {
+  return "lockstep: " + labels_[static_cast<std::size_t>(process_)] + " waited in vain for " +
+         labels_[static_cast<std::size_t>(process)] +
+         " to connect: it may be stopped, or a firewall lets no TCP through between their hosts. "
+         "--collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; 0 means none.";
+}
+
+std::string Endpoint::does_not_listen(int process) const {
+  return "lockstep: " + labels_[static_cast<std::size_t>(process_)] + " waits for " +
+         labels_[static_cast<std::size_t>(process)] +
+         ", whose program has ended: nothing listens at " + peer_of(process).address +
+         " any more. " + kEndsEarlyHint + " If it still runs, a firewall refuses connections.";
 }
 
 std::string Endpoint::has_ended(int process) const {
@@ -104,6 +109,7 @@ void Endpoint::connect_later(int process) noexcept {
   {
     std::lock_guard lock(peer.mutex);
     if (std::exchange(peer.is_begun, true)) return;
+    peer.is_wanted = true;  // also where the first one of two has failed
   }
   const Patience patience{Clock::time_point::max(), [this, process] {
                             if (Clock::now().time_since_epoch().count() >= connects_until_.load())
@@ -144,8 +150,8 @@ void Endpoint::connect_later(int process) noexcept {
   }
 }
 
-// Whether that process has connected, and nobody else would answer it: what failed, perhaps for
-// want of a descriptor or of memory, is tried again.
+// Whether that process has connected and has no answer yet: then what failed, perhaps for want of a
+// descriptor or of memory, is tried again.
 bool Endpoint::awaits_answer(int process) {
   const bool ends = Clock::now().time_since_epoch().count() >= connects_until_.load();
   return peer_of(process).connection.load() == nullptr && progress_.has_greeted(process) && !ends &&

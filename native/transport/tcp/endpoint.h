@@ -2,11 +2,10 @@
 //
 // A process opens one connection to a process of another host, for what it sends there, and takes
 // one from it: a connection carries frames in one direction. With a few it does so at the start,
-// with the others before the first message (mesh.h). A thread that sends
-// writes the frame itself, under the send lock of the connection. One thread (`ProgressThread`)
-// reads everything that comes. If the options say so, there are further connections, which carry
-// stripes of large messages (stripes.h), with threads of their own (`SenderThreads`,
-// `StripeReaders`).
+// with the others before the first message (mesh.h). A thread that sends writes the frame itself,
+// under the send lock of the connection. One thread (`ProgressThread`) reads everything that comes.
+// If the options say so, there are further connections, which carry stripes of large messages
+// (stripes.h), with threads of their own (`SenderThreads`, `StripeReaders`).
 //
 // Messages belong to channels, each of one clique, from one process to one other. A channel ends in
 // a ring of slots that the receiver owns (a ReceiveRing): message n goes into slot n modulo their
@@ -216,6 +215,8 @@ class Endpoint {
   void greet(Connection& connection, const std::string& peer, int process, std::uint32_t which,
              const Patience& patience);
   std::string has_ended(int process) const;
+  std::string has_not_connected(int process) const;
+  std::string does_not_listen(int process) const;
   bool meet_later(int process, const Deadline& deadline, BackgroundThreads::For whom,
                   const std::function<void()>& check);
   void want(int process, BackgroundThreads::For whom);

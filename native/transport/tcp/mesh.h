@@ -1,6 +1,6 @@
 // Which processes of other hosts a process connects to at the start: on H hosts, one process of
-// each of log2 H of them. The others follow before the first message between the two. Whichever
-// comes to it first connects, and the other one answers with its own connection, although its
+// each of log2 H of them. The others follow before the first message between the two. The process
+// that needs it first connects, and the other one answers with its own connection, although its
 // program may not be that far yet: a process that waits for another one always has a connection
 // from it, and learns of its end.
 #pragma once

@@ -69,8 +69,8 @@ void ProgressThread::stop() {
   if (thread_.joinable()) thread_.join();
   stripe_readers_.stop();
   std::lock_guard lock(polling_);  // no rank reads any more
-  // Also where a forked child keeps the port open: whoever connects learns that nobody answers. Not
-  // where the start has failed: the others are to find out why, a wrong key perhaps.
+  // Further connections are refused, also where a forked child keeps the port open. Where the start
+  // has failed they are not: a handshake tells the other process why, a wrong key perhaps.
   if (has_started_ && acceptor_.is_open()) acceptor_.close();
 }
 
