@@ -190,6 +190,8 @@ void CollectiveContext::give_up(int peer) {
             ": it has not arrived, or waits for another process.";
   else
     text += job.label(clique_.group(peer).process) + " arrived but stopped in the middle of it.";
+  const int process = clique_.group(peer).process;
+  if (missing.empty()) text += job.transport(process).in_flight(process);
   throw Error(job.timed_out(
       text + " --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; 0 means none."));
 }

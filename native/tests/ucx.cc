@@ -10,7 +10,9 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "harness.h"
 #include "hosts.h"
+#include "model.h"
 #include "transport/ucx/ucx_transport.h"
 
 namespace lockstep::testing {
@@ -225,6 +227,25 @@ TEST(a_count_that_is_not_reached_is_no_leave) {
   eventually([&] { return two.ucx[1]->has_left(0)->load() != 0; }, "word that it has left");
 }
 
+TEST(messages_that_do_not_come_after_their_process_has_left) {
+  if (ucx_libraries().empty()) return;
+  TwoOverUcx two;
+  two.ucx[1]->left(0, 3);
+  Ends(two, 7).exchange(0);
+  eventually([&] { return two.hosts[1].arena->aborted(); }, "the end of the job");
+  CHECK_CONTAINS(two.hosts[1].arena->abort_text(),
+                 "process 0 has ended, and of its 3 messages to process 1 over UCX, 2 do not come",
+                 "UCX_NET_DEVICES");
+}
+
+TEST(what_is_in_flight) {
+  if (ucx_libraries().empty()) return;
+  TwoOverUcx two;
+  Ends(two, 7).exchange(0);
+  CHECK_CONTAINS(two.ucx[0]->in_flight(1), "of 1 to it, 0 are still being sent");
+  CHECK_CONTAINS(two.ucx[1]->in_flight(0), "1 messages have come from it, and 0 are being fetched");
+}
+
 TEST(a_message_without_the_secret_is_dropped) {
   if (ucx_libraries().empty()) return;
   TwoOverUcx two;
@@ -280,6 +301,31 @@ TEST(a_connection_that_ucx_alone_does_not_have) {
                  "the UCX connection from process 0 to process 1 is broken: ", "UCX_NET_DEVICES",
                  "--transport tcp");
   eventually([&] { return two.hosts[0].arena->aborted(); }, "the end of the job");
+}
+
+// By the scheduler of a busy machine, say. What it was sent before must still come.
+void stop_for(std::chrono::seconds time) {
+  const pid_t stopped = getpid();
+  const pid_t child = fork();
+  if (child == 0) {
+    std::this_thread::sleep_for(time);
+    kill(stopped, SIGCONT);
+    _exit(0);
+  }
+  kill(stopped, SIGSTOP);
+  waitpid(child, nullptr, 0);
+}
+
+TEST(a_process_that_is_stopped_while_another_one_ends) {
+  if (ucx_libraries().empty()) return;
+  for (const bool connected : {true, false})
+    run_healthy(layout("2x1"), {.harness = Harness::kHosts}, [&](Rank& rank) {
+      const auto end = rank.all();
+      if (connected) run_case(*end, {.count = 10, .seed = 1});
+      if (rank.process() == 1) stop_for(std::chrono::seconds(4));
+      if (rank.process() == 0) std::this_thread::sleep_for(std::chrono::seconds(1));
+      run_permute(*end, {{0, 1}}, 100, 2);
+    });
 }
 
 TEST(a_process_that_sends_over_tcp) {

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "core/futex_wait.h"
 
@@ -127,6 +128,10 @@ class Transport {
                           [[maybe_unused]] std::size_t bytes) {
     return wait_until(counter, target, limits);
   }
+
+  // A sentence for the error of a wait that has lasted too long: which messages from and to that
+  // process are on their way. "" where the transport does not know.
+  virtual std::string in_flight(int) { return {}; }
 
   // Not 0 once the program of that process has ended; null where that is not recorded.
   virtual const std::atomic<std::uint32_t>* has_left(int process) const = 0;

@@ -102,7 +102,7 @@ ucp::Status UcxTransport::fetch(std::unique_ptr<Incoming> incoming, void* data, 
   else if (ucp::is_error(request))
     break_off(peer(incoming->channel.process), ucp::error_of(request));
   else
-    incoming.release();
+    ++peer(incoming.release()->channel.process).unfetched;
   return ucp::kInProgress;
 }
 
@@ -110,6 +110,7 @@ void UcxTransport::on_fetched(void* request, ucp::Status status, std::size_t, vo
   const std::unique_ptr<Incoming> incoming(static_cast<Incoming*>(argument));
   UcxTransport& self = *incoming->owner;
   self.library_.request_free(request);
+  --self.peer(incoming->channel.process).unfetched;
   if (status != ucp::kOk) return self.break_off(self.peer(incoming->channel.process), status);
   try {
     self.finish(*incoming);

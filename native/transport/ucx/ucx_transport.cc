@@ -15,11 +15,10 @@ namespace lockstep {
 namespace {
 
 constexpr unsigned kActiveMessage = 0;  // UCX's number of our kind of messages
-// How long what has been sent may take to go out, or to be received, when the program has ended.
+// How long what has been sent may take to go out, and then to be received, when the program has
+// ended: others may be stopped, or wait for a core.
 constexpr std::chrono::seconds kFlushTime{10};
-constexpr std::chrono::seconds kReceiveTime{2};
-// How long the endpoint may take to tell why a connection of UCX is broken.
-constexpr std::chrono::milliseconds kBrokenGrace{2000};
+constexpr std::chrono::seconds kReceiveTime{10};
 constexpr std::chrono::milliseconds kPollInterval{1};
 // When the job has failed, what is being sent may take this long to go out.
 constexpr std::chrono::milliseconds kSendGrace{1000};
@@ -255,6 +254,7 @@ UcxTransport::Outgoing* UcxTransport::send(Peer& to, const Header& header, const
   const ucp::StatusPointer request = library_.send(ep, kActiveMessage, &outgoing->header,
                                                    header_bytes, rest.data(), rest.size(), &param);
   if (request != nullptr && !ucp::is_error(request)) {
+    ++to.unsent;
     worker_.wake();
     return outgoing->is_awaited ? outgoing : nullptr;
   }
@@ -287,6 +287,7 @@ void UcxTransport::break_off(Peer& from, ucp::Status status) {
 void UcxTransport::on_sent(void* request, ucp::Status status, void* argument) {
   auto* outgoing = static_cast<Outgoing*>(argument);
   UcxTransport& self = *outgoing->owner;
+  --self.peer(outgoing->process).unsent;
   if (status != ucp::kOk) self.break_off(self.peer(outgoing->process), status);
   outgoing->is_done = true;
   if (!outgoing->is_awaited) self.free_.push_back(outgoing);
@@ -298,48 +299,6 @@ void UcxTransport::on_error(void* argument, ucp::Ep* ep, ucp::Status status) {
   UcxTransport& self = *from.owner;
   self.break_off(from, status);
   if (from.ep == ep) self.close(from);
-}
-
-// Returns if the process has left: it needs nothing any more. The endpoint learns of that, or of
-// why the process has ended, perhaps a moment later.
-void UcxTransport::give_up(Peer& to) {
-  const auto end = Clock::now() + kBrokenGrace;
-  while (Clock::now() < end && !arena_.aborted()) {
-    if (to.left.load(std::memory_order_acquire) != 0) return;
-    if (endpoint_->has_left(to.process).load(std::memory_order_acquire) != 0) return;
-    std::this_thread::sleep_for(kPollInterval);
-  }
-  if (arena_.aborted()) throw Error(arena_.abort_text());
-  throw Error(broken_text(to));
-}
-
-std::string UcxTransport::late_text(const Peer& to) const {
-  return "lockstep: " + labels_[static_cast<std::size_t>(to.process)] +
-         " has not taken all of what " + labels_[static_cast<std::size_t>(process_)] +
-         " sent until the deadline. --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the "
-         "limit; 0 means none.";
-}
-
-std::string UcxTransport::broken_text(const Peer& from) const {
-  return "lockstep: the UCX connection from " + labels_[static_cast<std::size_t>(process_)] +
-         " to " + labels_[static_cast<std::size_t>(from.process)] +
-         " is broken: " + library_.text_of(from.broken) +
-         ". The process has ended, or the network between the hosts that UCX uses is down "
-         "(UCX_NET_DEVICES and UCX_TLS choose it); --transport tcp does without UCX.";
-}
-
-// For the progress thread: what a callback has found, and connections that stay broken.
-void UcxTransport::check() {
-  std::string text;
-  {
-    const UcxWorker::Lock lock(worker_);
-    text = failure_;
-    for (const Peer& each : peers_)
-      if (text.empty() && each.broken != ucp::kOk && each.left.load() == 0 && !stopped_ &&
-          Clock::now() > each.broken_since + kBrokenGrace)
-        text = broken_text(each);
-  }
-  if (!text.empty() && !arena_.aborted()) arena_.abort(text);
 }
 
 void UcxTransport::flush() {
@@ -362,7 +321,7 @@ bool UcxTransport::all_is_received() {
   const UcxWorker::Lock lock(worker_);
   for (const Peer& each : peers_)
     if (each.sent != 0 && !each.has_all && each.broken == ucp::kOk && each.left.load() == 0 &&
-        endpoint_->has_left(each.process).load() == 0)
+        endpoint_->has_left(each.process).load() == 0 && !endpoint_->is_lost(each.process))
       return false;
   return true;
 }

@@ -52,6 +52,7 @@ class UcxTransport : public Transport, public Companion {
   std::unique_ptr<ReceiveChannel> open(const ChannelId& id, const ReceiveRing& ring) override;
   WaitResult wait(Counter& counter, std::uint32_t target, const WaitLimits& limits,
                   std::size_t bytes) override;
+  std::string in_flight(int process) override;
   const std::atomic<std::uint32_t>* has_left(int process) const override {
     return &peer(process).left;
   }
@@ -105,7 +106,11 @@ class UcxTransport : public Transport, public Companion {
     Secret secret{};
     ucp::Ep* ep = nullptr;
     std::uint64_t sent = 0, received = 0;
+    std::uint64_t unsent = 0;                  // of those sent: UCX still sends them
+    std::uint64_t unfetched = 0;               // besides those received: UCX fetches their bytes
     std::optional<std::uint64_t> sent_in_all;  // by it, when it has left
+    std::uint64_t checked = 0;                 // how many were received by the last check
+    int checks = 0;                            // that have found no more, since it has left
     bool has_all = false;                      // of what this process has sent, when it has left
     ucp::Status broken = ucp::kOk;             // why nothing can be sent any more
     Clock::time_point broken_since;
@@ -142,6 +147,8 @@ class UcxTransport : public Transport, public Companion {
   void give_up(Peer& peer);
   std::string late_text(const Peer& peer) const;
   std::string broken_text(const Peer& peer) const;
+  std::string lost_text(const Peer& peer) const;
+  std::string failure_of(Peer& peer);
   void check();
   bool all_is_received();
 

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 
@@ -15,7 +16,7 @@ namespace {
 constexpr std::chrono::milliseconds kCheckInterval{100};
 // How many calls of UCX's progress in a row: then others get the lock.
 constexpr int kBatch = 64;
-constexpr std::chrono::microseconds kFlushInterval{50};
+constexpr std::chrono::microseconds kFlushInterval{50}, kMaxFlushInterval{1000};
 
 }  // namespace
 
@@ -137,14 +138,15 @@ void UcxWorker::flush(Clock::time_point end, const std::atomic<std::uint32_t>& a
     request = library_.worker_flush(worker_, &param);
   }
   if (request == nullptr || ucp::is_error(request)) return;
-  for (;;) {
+  for (std::chrono::microseconds pause = kFlushInterval;;
+       pause = std::min(2 * pause, kMaxFlushInterval)) {
     {
       const Lock lock(*this);
       library_.worker_progress(worker_);
       const bool done = library_.request_status(request) != ucp::kInProgress;
       if (done || Clock::now() >= end || abort.load() != 0) return library_.request_free(request);
     }
-    std::this_thread::sleep_for(kFlushInterval);
+    std::this_thread::sleep_for(pause);
   }
 }
 
