@@ -176,7 +176,7 @@ def test_a_request_waits_for_its_connection(job: Job) -> None:
     assert told(job, 0) == {1: ("told by 1",), 3: ("told by 1",)}
     assert job.post.apart == {3}, "one connection is enough"
     job.post.apart = {1, 3}
-    job.answers[0].hurry()
+    job.answers[0].hurry(range(4))
     assert job.woken[1].wait(30)
     assert job.woken[3].wait(30)
 
@@ -226,7 +226,7 @@ def test_an_agent_is_queried_before_the_processes_of_its_host(job: Job) -> None:
         found, _ = asking.scan(None)
         assert {process.problems for process in found} == {("told by 3",)}
         assert asking.stacks(job.peers[1]) == "stacks of 1 by 3"
-        asking.hurry()
+        asking.hurry(range(4))
         assert job.woken[1].wait(30)
         assert not job.woken[3].is_set(), "it has no lines"
         job.post.lost = {3}
@@ -248,11 +248,19 @@ def test_a_process_is_reported_by_its_host_alone(job: Job) -> None:
     assert job.answers[0].report_of(job.peers[3], 0.1) is None
 
 
-def test_all_are_hurried(job: Job) -> None:
-    job.answers[0].hurry()
+def test_those_of_other_hosts_are_hurried(job: Job) -> None:
+    job.answers[0].hurry(range(4))
     assert job.woken[1].wait(30)
     assert job.woken[3].wait(30)
     assert not job.woken[2].is_set()
+
+
+def test_only_those_whose_lines_are_missing_are_hurried(job: Job) -> None:
+    job.post.apart = {1, 3}
+    job.answers[0].hurry([2, 3])
+    assert job.woken[3].wait(30)
+    assert not job.woken[1].is_set()
+    assert job.post.apart == {1}, "it needs no connection"
 
 
 def test_stacks_are_taken_by_a_neighbour_or_by_itself(job: Job) -> None:

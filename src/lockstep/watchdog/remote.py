@@ -165,11 +165,11 @@ class RemoteHosts(threading.Thread):
             "stopped, or stuck in code that holds Python's lock, or its machine has stopped."
         )
 
-    def hurry(self) -> None:
-        """Has the others write down the lines of what they have met."""
+    def hurry(self, processes: Iterable[int]) -> None:
+        """Has those of them that are on other hosts write down the lines of what they have met."""
         peers = itertools.chain.from_iterable(self._hosts.values())
-        processes = [peer.process for peer in peers if peer.agent_of is None]
-        self._send_to_all(processes, {"kind": "hurry"}, TIMEOUT_SECONDS)
+        remote = {peer.process for peer in peers if peer.agent_of is None}
+        self._send_to_all(remote.intersection(processes), {"kind": "hurry"}, TIMEOUT_SECONDS)
 
     def _speaker(self, peers: Sequence[Peer], tried: set[int]) -> int | None:
         """The process of a host that is asked next; None when none is left."""

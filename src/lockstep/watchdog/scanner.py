@@ -96,14 +96,14 @@ class Scanner:
     def diagnose_with_lines(self, by_numbers: bool = False) -> diagnose.Diagnosis:
         """Waits for the lines of the others, which were notified too and look for them now."""
         found = self.diagnose(by_numbers)
-        if self._remote and found.kind.is_fault and self._lacks_lines(found):
-            self._remote.hurry()
+        if self._remote and found.kind.is_fault:
+            self._remote.hurry(self._without_lines(found))
         end = time.monotonic() + _LINES_TIMEOUT
-        while found.kind.is_fault and self._lacks_lines(found) and time.monotonic() < end:
+        while found.kind.is_fault and self._without_lines(found) and time.monotonic() < end:
             time.sleep(0.02)
             found = self.diagnose(by_numbers)
         return found
 
-    def _lacks_lines(self, found: diagnose.Diagnosis) -> bool:
-        """Whether the others may still write to which line of the program a call belongs."""
-        return any(row.awaits_lines for row in found.rows)
+    def _without_lines(self, found: diagnose.Diagnosis) -> list[int]:
+        """The processes that may still write to which line of the program their call belongs."""
+        return [row.index for row in found.rows if row.awaits_lines]
