@@ -6,8 +6,9 @@
 The checkout is jax-ml/jax at the tag of the installed jax (``git checkout jax-v0.11.0``). The tests
 are not edited: a ``sitecustomize`` on the path of their processes imports lockstep before jax; over
 gloo, JAX is as it is. They need absl-py and portpicker; without cloudpickle one file is skipped.
-Prints one row per file: tests passed / failed / skipped in every process, for each implementation.
-Exit status 1 when an implementation passes less than gloo.
+Prints one row per file: tests passed / failed / skipped in every process, for each implementation,
+and the end of the logs of a run that ended badly. Exit status 1 when an implementation passes less
+than gloo.
 """
 
 from __future__ import annotations
@@ -65,6 +66,15 @@ def count(outcomes: Mapping[str, str], crashed: bool) -> str:
     counts = collections.Counter(outcomes.values())
     text = f"{counts['OK']} / {counts['FAILED']} / {counts['SKIPPED']}"
     return text + (" exit!" if crashed else "")
+
+
+def end_of_logs(logs: pathlib.Path, lines: int = 20) -> str:
+    """The last lines of each log of a run, which are not kept without ``--logs``."""
+    text = ""
+    for log in sorted(logs.glob("*.log")):
+        tail = log.read_text(errors="replace").splitlines()[-lines:]
+        text += f"    {log.name}, the end of it:\n" + "".join(f"      {line}\n" for line in tail)
+    return text
 
 
 def _environment(implementation: str, devices: int, scratch: pathlib.Path) -> dict[str, str]:
@@ -144,15 +154,18 @@ def main() -> int:
             print(f"\n{n} processes x {arguments.d}: passed / failed / skipped")
             print(f"| file | {' | '.join(implementations)} |\n|---|{'---|' * len(implementations)}")
             for test in tests:
-                row, outcomes = [], {}
+                row, outcomes, ends = [], {}, []
                 for name in implementations:
                     logs = root / f"{n}x{arguments.d}" / name / test.stem
                     outcomes[name], crashed = run_file(
                         test, n, arguments.d, name, arguments.timeout, logs
                     )
                     row.append(count(outcomes[name], crashed))
+                    if crashed:
+                        ends.append(end_of_logs(logs))
                 print(f"| {test.stem} | {' | '.join(row)} |", flush=True)
                 worse += _report_differences(outcomes)
+                print("".join(ends), end="", flush=True)
     return 1 if worse else 0
 
 
