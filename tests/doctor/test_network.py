@@ -117,18 +117,22 @@ def test_a_port_that_cannot_be_opened_gives_the_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "wanted", "status", "words"),
+    ("version", "wanted", "devices", "status", "words"),
     [
-        (None, False, "ok", "not found (only --transport ucx needs it)"),
-        (None, True, "problem", "not found, and LOCKSTEP_TRANSPORT=ucx needs it"),
-        (("libucp.so.0", (1, 13, 1)), True, "ok", "1.13.1 in libucp.so.0, for --transport ucx"),
-        (("libucp.so.0", (1, 9, 0)), False, "warning", "1.9.0 in libucp.so.0: --transport ucx"),
-        (("libucp.so.0", (2, 0, 0)), True, "problem", "needs 1.12 or newer, of version 1"),
+        (None, False, "", "ok", "not found (only --transport ucx needs it)"),
+        (None, True, "", "problem", "not found, and LOCKSTEP_TRANSPORT=ucx needs it"),
+        ((1, 14, 1), True, "", "ok", "1.14.1 in libucp.so.0, for --transport ucx"),
+        ((1, 13, 1), True, "eth0", "ok", "1.13.1 in libucp.so.0, for --transport ucx"),
+        ((1, 13, 1), False, "", "ok", "1.13.1 in libucp.so.0, for --transport ucx"),
+        ((1, 13, 1), True, "", "warning", "1.13.1 in libucp.so.0 has crashed"),
+        ((1, 9, 0), False, "", "warning", "1.9.0 in libucp.so.0: --transport ucx"),
+        ((2, 0, 0), True, "", "problem", "needs 1.12 or newer, of version 1"),
     ],
 )
 def test_ucx(
-    found: tuple[str, tuple[int, int, int]] | None, wanted: bool, status: str, words: str
+    version: tuple[int, int, int] | None, wanted: bool, devices: str, status: str, words: str
 ) -> None:
-    finding = network.check_ucx(found, wanted)
+    found = version and ("libucp.so.0", version)
+    finding = network.check_ucx(found, wanted, devices)
     assert words in finding.found
     assert finding.status == status

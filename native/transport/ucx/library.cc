@@ -72,10 +72,16 @@ std::string version_of(void (*get_version)(unsigned*, unsigned*, unsigned*)) {
   return text;
 }
 
+unsigned minor_of(void (*get_version)(unsigned*, unsigned*, unsigned*)) {
+  unsigned major = 0, minor = 0, release = 0;
+  get_version(&major, &minor, &release);
+  return minor;
+}
+
 }  // namespace
 
 Library::Library(const std::vector<std::string>& candidates)
-    : handle_(open(candidates)), version_(version_of(get_version)) {}
+    : handle_(open(candidates)), version_(version_of(get_version)), minor_(minor_of(get_version)) {}
 
 // libucp's symbols and those of the libraries that it needs, such as libucs.
 void* Library::symbol(const char* name) const {

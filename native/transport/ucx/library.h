@@ -17,6 +17,9 @@ class Library {
   explicit Library(const std::vector<std::string>& candidates);
 
   const std::string& version() const { return version_; }
+  // Before 1.14 UCX has crashed when two processes connected to each other over several networks of
+  // TCP at a time.
+  bool takes_several_networks() const { return minor_ >= 14; }
   std::string text_of(Status status) const { return status_string(status); }
   // Throws Error, of what has failed, unless the status is kOk.
   void check(Status status, const char* what) const;
@@ -73,6 +76,7 @@ class Library {
 
  private:
   const std::string version_;
+  const unsigned minor_;
 };
 
 }  // namespace lockstep::ucp

@@ -4,6 +4,7 @@
 #include <sys/random.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -25,6 +26,7 @@ constexpr std::chrono::milliseconds kSendGrace{1000};
 // A sender makes UCX progress all the time at first, and then now and then.
 constexpr std::chrono::microseconds kSendSpin{200}, kSendInterval{50};
 constexpr int kClosingProgress = 100;
+constexpr const char* kDevices = "UCX_NET_DEVICES";
 
 }  // namespace
 
@@ -65,6 +67,12 @@ UcxTransport::UcxTransport(const std::vector<std::string>& libraries, int proces
       worker_(library_, labels.size()) {
   if (getrandom(&secret_, sizeof(secret_), 0) != sizeof(secret_))
     throw Error("lockstep: the system gives no random numbers.");
+  if (process == 0 && !library_.takes_several_networks() && std::getenv(kDevices) == nullptr)
+    log_or_drop("lockstep: UCX " + library_.version() +
+                " has crashed when two processes connected to each other over several TCP networks "
+                "at a time. Choose one of them (" +
+                kDevices +
+                "), or use UCX 1.14 or newer (pip install libucx-cu12, LOCKSTEP_UCX_LIBRARY).");
   if (worker_.max_header() < sizeof(Header) + kSlotHeader)
     throw Error("lockstep: the transports of UCX that were chosen take headers of " +
                 std::to_string(worker_.max_header()) + " bytes at most, and the engine needs " +
@@ -82,19 +90,23 @@ UcxTransport::UcxTransport(const std::vector<std::string>& libraries, int proces
   library_.check(library_.set_handler(worker_.get(), &handler), "take messages");
 }
 
-// Sends that are not done yet end with the worker.
+// When a job has failed, messages and connections of UCX may be half done. UCX then asserts in
+// ucp_worker_destroy that there are none, and ends the process. So it keeps what it has.
 UcxTransport::~UcxTransport() {
   stop();
   if (getpid() != owner_) return;
-  close_all();
+  if (arena_.aborted() || !close_all()) worker_.abandon();
   for (Outgoing* outgoing : free_) delete outgoing;
 }
 
-void UcxTransport::close_all() {
+// Whether no message is in flight any more.
+bool UcxTransport::close_all() {
   const UcxWorker::Lock lock(worker_);
   for (Peer& peer : peers_) close(peer);
-  // Sends and receives that were under way end here.
+  // Most sends and receives end here.
   for (int i = 0; i < kClosingProgress; ++i) library_.worker_progress(worker_.get());
+  return std::ranges::none_of(
+      peers_, [](const Peer& peer) { return peer.unsent != 0 || peer.unfetched != 0; });
 }
 
 void UcxTransport::close(Peer& to) {

@@ -143,7 +143,7 @@ class UcxTransport : public Transport, public Companion {
   void count(Peer& peer);
   void see_whether_it_has_left(Peer& peer);
 
-  void close_all();
+  bool close_all();
   void give_up(Peer& peer);
   std::string late_text(const Peer& peer) const;
   std::string broken_text(const Peer& peer) const;

@@ -60,6 +60,7 @@ UcxWorker::~UcxWorker() {
     return;
   }
   stop();
+  if (abandoned_) return;
   library_.worker_destroy(worker_);
   library_.cleanup(context_);
 }

@@ -51,6 +51,8 @@ class UcxWorker {
   void start(std::function<void()> check);
   // Returns when the thread has ended.
   void stop();
+  // UCX keeps what it has when this is destroyed.
+  void abandon() { abandoned_ = true; }
   // Under the lock: moves what can be moved now.
   void progress();
   // The same without the lock, unless another thread has it.
@@ -73,6 +75,7 @@ class UcxWorker {
   std::mutex mutex_;
   std::atomic<int> waiting_{0};  // threads that want the lock
   std::atomic<bool> over_{false};
+  bool abandoned_ = false;
   std::function<void()> check_;
   std::thread thread_;
 };

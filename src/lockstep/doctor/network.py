@@ -154,7 +154,9 @@ def check_key(path: str, file: job_key.KeyFile, libssl_problem: str, libssl: str
     return ok("key file", f"{path} can be used between hosts; {libssl} loads")
 
 
-def check_ucx(found: tuple[str, tuple[int, int, int]] | None, wanted: bool) -> Finding:
+def check_ucx(
+    found: tuple[str, tuple[int, int, int]] | None, wanted: bool, devices: str
+) -> Finding:
     """`--transport ucx` needs UCX; without it, its absence is no problem."""
     name = "UCX"
     if found is None:
@@ -168,6 +170,9 @@ def check_ucx(found: tuple[str, tuple[int, int, int]] | None, wanted: bool) -> F
         least = ".".join(map(str, ucx.MIN_VERSION))
         old = f"{text}: --transport ucx needs {least} or newer, of version 1"
         return (problem if wanted else warning)(name, old, ucx.INSTALL)
+    if wanted and version[:2] < ucx.SEVERAL_NETWORKS and not devices:
+        crashes = f"{text} has crashed when processes connect over several TCP networks at a time"
+        return warning(name, crashes, f"set {ucx.DEVICES_VARIABLE} to one, or {ucx.INSTALL_NEW}")
     return ok(name, f"{text}, for --transport ucx")
 
 
@@ -183,5 +188,6 @@ def findings() -> list[Finding]:
         check_ucx(
             ucx.found(environ.get(ucx.LIBRARY_VARIABLE)),
             environ.get(ucx.TRANSPORT_VARIABLE) == "ucx",
+            environ.get(ucx.DEVICES_VARIABLE, ""),
         ),
     ]

@@ -15,8 +15,12 @@ from lockstep.system.subprocess_output import said_by
 LIBRARY_VARIABLE = "LOCKSTEP_UCX_LIBRARY"
 TRANSPORT_VARIABLE = "LOCKSTEP_TRANSPORT"
 INSTALL = "sudo apt install libucx0 (Debian, Ubuntu), or pip install libucx-cu12"
+INSTALL_NEW = "pip install libucx-cu12 and set LOCKSTEP_UCX_LIBRARY to its libucp.so.0"
 MIN_VERSION = (1, 12)
 """Of the interface in ``native/transport/ucx/ucp.h``."""
+SEVERAL_NETWORKS = (1, 14)
+"""Before, UCX has crashed when processes connected to each other over several TCP networks."""
+DEVICES_VARIABLE = "UCX_NET_DEVICES"
 
 _SYSTEM = "libucp.so.0"
 _IN_WHEEL = Path("lib") / _SYSTEM
