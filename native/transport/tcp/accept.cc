@@ -121,7 +121,7 @@ void ProgressThread::answer(Incoming& incoming, std::uint32_t kind, std::string_
   const Frame frame{.kind = kind,
                     .index = static_cast<std::uint32_t>(process_),
                     .clique = nonce_,
-                    .number = Frame::kVersion,
+                    .number = Frame::kVersion | (program_ended_ ? Frame::kHasLeft : 0),
                     .bytes = static_cast<std::uint32_t>(text.size()),
                     .to = static_cast<std::uint32_t>(incoming.frames.process()),
                     .extra = machine_number()};

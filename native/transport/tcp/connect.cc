@@ -208,6 +208,8 @@ void Endpoint::greet(Connection& connection, const std::string& peer, int proces
   if (answer.kind != Frame::kWelcome || answer.bytes != 0 || answer.index != other ||
       answer.to != own || answer.clique != nonce_)
     throw Error(cannot_reach(peer, "its answer is not that of the process that is looked for"));
+  if ((answer.number & Frame::kHasLeft) != 0 && !progress_.is_agent(process))
+    progress_.welcomed_after_end(process);
   if (answer.extra == machine_number() && answer.extra != 0) bound_send_buffer(connection.fd.get());
 }
 

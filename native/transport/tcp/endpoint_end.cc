@@ -48,6 +48,7 @@ void Endpoint::tell_abort() noexcept {
 
 void Endpoint::leave() {
   if (has_left_.exchange(true)) return;
+  progress_.set_program_ended();
   progress_.deferred_abort().set_left();
   if (arena_->aborted()) tell_abort();
   if (companion_ != nullptr && !is_forked()) companion_->flush();

@@ -20,10 +20,11 @@ struct Frame {
     kWelcome,  // accepts a greeting: from process `index` to process `to`
     kRefusal,  // refuses a greeting; the reason follows
   };
-  static constexpr std::uint32_t kVersion = 7;
+  static constexpr std::uint32_t kVersion = 8;
   // In the number of a greeting, with the version: what follows the answer is not encrypted.
   static constexpr std::uint32_t kUnencrypted = 1u << 31;
-  // And: the program of the process has ended, before it has sent anything to the other one.
+  // And, or in that of a welcome: the program of the process has ended. If it has not connected, it
+  // has sent nothing to the other one.
   static constexpr std::uint32_t kHasLeft = 1u << 30;
 
   std::uint32_t kind = 0;

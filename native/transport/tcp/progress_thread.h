@@ -88,6 +88,12 @@ class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
   // From now on the port is closed, and the key wiped from memory, as soon as all have connected.
   // An agent that is late may still connect.
   void close_when_met() { closes_.store(true); }
+  // From now on each welcome says that the program of this process has ended.
+  void set_program_ended() { program_ended_.store(true); }
+  // Such a welcome has come. Any thread.
+  void welcomed_after_end(int process) {
+    if (!has_greeted(process)) set_left(process, 0);
+  }
   const std::atomic<std::uint32_t>& has_left(int process) const {
     return failures_.has_left(process);
   }
@@ -152,7 +158,7 @@ class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
   ControlMessages control_;
   const WakeUp wake_;
   std::vector<std::unique_ptr<Incoming>> incoming_;
-  std::atomic<bool> has_started_{false}, closes_{false};
+  std::atomic<bool> has_started_{false}, closes_{false}, program_ended_{false};
   std::atomic<bool> over_{false};
   Clock::time_point polled_ = Clock::now();
   std::string failure_;  // with room, since memory may be what is missing then
