@@ -180,17 +180,17 @@ std::string CollectiveContext::not_arrived(int peer) const {
 
 void CollectiveContext::give_up(int peer) {
   Job& job = clique_.job();
+  const int process = clique_.group(peer).process;
   const std::string missing = not_arrived(peer);
   std::string text = "lockstep: " + lockstep::describe(signature_) + " on " + clique_.describe() +
                      ": " + job.label(job.process()) + " waited " + job.timeout_text() + ". ";
   if (!missing.empty())
     text += "Not arrived: " + missing + ".";
   else if (!has_heard(peer))
-    text += "Nothing has come from " + job.label(clique_.group(peer).process) +
+    text += "Nothing has come from " + job.label(process) +
             ": it has not arrived, or waits for another process.";
   else
-    text += job.label(clique_.group(peer).process) + " arrived but stopped in the middle of it.";
-  const int process = clique_.group(peer).process;
+    text += job.label(process) + " arrived but stopped in the middle of it.";
   if (missing.empty()) text += job.transport(process).in_flight(process);
   throw Error(job.timed_out(
       text + " --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; 0 means none."));

@@ -119,15 +119,16 @@ bool Port::behind_another(std::size_t index) const {
 void Port::give_up(const Request& request) {
   Job& job = clique_.job();
   const int device = clique_.devices()[static_cast<std::size_t>(request.peer)];
-  const std::string peer =
-      "device " + std::to_string(device) + " of " + job.label(job.process_of(device));
+  const int process = job.process_of(device);
+  const std::string peer = "device " + std::to_string(device) + " of " + job.label(process);
   throw Error(job.timed_out(
       "lockstep: collective-permute of " + std::to_string(request.bytes) + " bytes on " +
       clique_.describe() + ": device " +
       std::to_string(clique_.devices()[static_cast<std::size_t>(rank_)]) + " of " +
       job.label(job.process()) + " waited " + job.timeout_text() + " for " + peer + " to " +
-      (request.kind == Request::kSend ? "receive" : "send") + ". Not arrived: " + peer +
-      ". --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; 0 means none."));
+      (request.kind == Request::kSend ? "receive" : "send") + ". Not arrived: " + peer + "." +
+      job.transport(process).in_flight(process) +
+      " --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; 0 means none."));
 }
 
 }  // namespace lockstep

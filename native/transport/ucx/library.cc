@@ -61,9 +61,15 @@ void* open(const std::vector<std::string>& candidates) {
               "." + kAdvice);
 }
 
-std::string version_of(void (*get_version)(unsigned*, unsigned*, unsigned*)) {
-  unsigned major = 0, minor = 0, release = 0;
-  get_version(&major, &minor, &release);
+// Major, minor and release.
+std::array<unsigned, 3> numbers_of(void (*get_version)(unsigned*, unsigned*, unsigned*)) {
+  std::array<unsigned, 3> numbers{};
+  get_version(&numbers[0], &numbers[1], &numbers[2]);
+  return numbers;
+}
+
+std::string version_of(const std::array<unsigned, 3>& numbers) {
+  const auto [major, minor, release] = numbers;
   const std::string text =
       std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(release);
   if (major != kMajor || minor < kMinor)
@@ -72,16 +78,12 @@ std::string version_of(void (*get_version)(unsigned*, unsigned*, unsigned*)) {
   return text;
 }
 
-unsigned minor_of(void (*get_version)(unsigned*, unsigned*, unsigned*)) {
-  unsigned major = 0, minor = 0, release = 0;
-  get_version(&major, &minor, &release);
-  return minor;
-}
-
 }  // namespace
 
 Library::Library(const std::vector<std::string>& candidates)
-    : handle_(open(candidates)), version_(version_of(get_version)), minor_(minor_of(get_version)) {}
+    : handle_(open(candidates)),
+      numbers_(numbers_of(get_version)),
+      version_(version_of(numbers_)) {}
 
 // libucp's symbols and those of the libraries that it needs, such as libucs.
 void* Library::symbol(const char* name) const {

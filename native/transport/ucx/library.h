@@ -1,6 +1,7 @@
 // The functions of UCX that the transport needs, from a libucp that is opened at run time.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -19,7 +20,7 @@ class Library {
   const std::string& version() const { return version_; }
   // Before 1.14 UCX has crashed when two processes connected to each other over several networks of
   // TCP at a time.
-  bool takes_several_networks() const { return minor_ >= 14; }
+  bool takes_several_networks() const { return numbers_[1] >= 14; }
   std::string text_of(Status status) const { return status_string(status); }
   // Throws Error, of what has failed, unless the status is kOk.
   void check(Status status, const char* what) const;
@@ -75,8 +76,8 @@ class Library {
   Function<void(void*)> request_free{*this, "ucp_request_free"};
 
  private:
+  const std::array<unsigned, 3> numbers_;
   const std::string version_;
-  const unsigned minor_;
 };
 
 }  // namespace lockstep::ucp
