@@ -175,6 +175,15 @@ class Exit:
         return (f"failed with {self.cause}" if self.exit_code else f"ended ({self.cause})") + after
 
 
+def read_ending(folder: Path, pid: int | None = None) -> tuple[ErrorRecord | None, Exit | None]:
+    """The error that ended the process of ``folder``, and its exit as its parent saw it.
+
+    The error is never missing where there is the exit: it is written first, so it is read last.
+    """
+    ending = Exit.read(folder, pid)
+    return ErrorRecord.read(folder), ending
+
+
 def _write(path: Path, values: dict[str, object]) -> None:
     unfinished = path.with_name(f"{path.name}.new")
     unfinished.write_text(json.dumps(values, indent=1), encoding="utf-8")

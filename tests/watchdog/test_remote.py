@@ -13,7 +13,7 @@ import pytest
 
 from fake_job import peer
 from flight_recorder.test_format import record
-from lockstep._run_files import Exit
+from lockstep._run_files import ErrorRecord, Exit
 from lockstep.engine import bindings
 from lockstep.flight_recorder.diagnose import Kind, diagnose
 from lockstep.flight_recorder.format import encode
@@ -383,10 +383,12 @@ def test_records_of_other_processes_and_other_jobs_are_not_believed(
 def test_a_process_that_is_gone_is_reported_with_and_without_a_record(
     job: Job, records: record_reader.Records
 ) -> None:
-    records.gone = {1: Exit(reason="lost"), 2: Exit(reason="dead")}
+    error = ErrorRecord(1.0, 7, "sys.exit(7)", "SystemExit: 7")
+    records.gone = {1: (error, Exit(reason="lost")), 2: (None, Exit(reason="dead"))}
     job.post.lost = {1, 3}
     whole = records.read([], vary=False, remote=job.answers[0])
     reasons = [process.exit and process.exit.reason for process in whole.processes]
     assert reasons == [None, "lost", "dead", None]
+    assert [process.error for process in whole.processes] == [None, error, None, None]
     assert whole.processes[1].label == job.peers[1].label
     assert diagnose(whole).kind is Kind.KILLED

@@ -30,6 +30,7 @@ from lockstep._run_files import (
     ErrorRecord,
     Exit,
     process_dir,
+    read_ending,
 )
 from lockstep.flight_recorder import format
 
@@ -141,7 +142,7 @@ def read_run(directory: Path, attempt: int | None = None) -> Run:
     names = (re.fullmatch(r"process_(\d+)", path.name) for path in folder.glob("process_*"))
     indices = sorted(int(match[1]) for match in names if match)
     folders = {index: process_dir(directory, number, index) for index in indices}
-    endings = {i: (ErrorRecord.read(path), Exit.read(path)) for i, path in folders.items()}
+    endings = {i: read_ending(path) for i, path in folders.items()}
     records = {i: _record(path / RECORDER) for i, path in folders.items()}
     processes = []
     for index, path in folders.items():

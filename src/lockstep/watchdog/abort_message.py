@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep._run_files import Exit
+from lockstep._run_files import ErrorRecord, Exit
 from lockstep.engine import bindings
 from lockstep.flight_recorder import diagnose, format, text_report
 
@@ -26,8 +26,12 @@ def proof_or(words: str, found: diagnose.Diagnosis) -> str:
     return proof(found) if found.kind.is_fault else beside(words, found)
 
 
-def how_it_ended(record: format.ProcessRecord, ending: Exit | None) -> str:
+def how_it_ended(
+    record: format.ProcessRecord, ending: Exit | None, error: ErrorRecord | None = None
+) -> str:
     """Half a sentence about a process that has ended."""
+    if error is not None:
+        return f"failed{_after(record)}: {error.summary}"
     if ending is not None and ending.is_seen:
         return ending.words(_after(record))
     if record.state == bindings.Leaving.FAILED:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import _config, _jax_compat
-from lockstep._run_files import ErrorRecord, Exit
+from lockstep._run_files import ErrorRecord, Exit, read_ending
 from lockstep.callsites import frames
 from lockstep.callsites.first_use import Uses
 from lockstep.callsites.hlo_metadata import (
@@ -42,7 +42,7 @@ class Records:
         self.own = own.process
         self._attempt = _config.current().attempt
         self._peers = peers
-        self.gone: dict[int, Exit] = {}
+        self.gone: dict[int, tuple[ErrorRecord | None, Exit]] = {}
         """Processes that have ended without a word, and what is known of it."""
         # Opened now: what is in memory can be opened only while its process lives.
         self._files: list[int] = []
@@ -83,9 +83,14 @@ class Records:
         return format.ProcessRecord(process, len(self._peers), peer.pid, peer.host_name, peer.label)
 
     def ending(self, process: int) -> Exit | None:
-        folder = self.folder(process)
-        ending = Exit.read(folder, self._peers[process].pid) if folder else None
-        return ending or self.gone.get(process)
+        return self._ending(process)[1]
+
+    def _ending(self, process: int) -> tuple[ErrorRecord | None, Exit | None]:
+        told, gone = self.gone.get(process, (None, None))
+        if not (folder := self.folder(process)):
+            return told, gone
+        error, ending = read_ending(folder, self._peers[process].pid)
+        return error or told, ending or gone
 
     def stacks(self, process: int) -> str:
         """The Python stacks of a process of this host."""
@@ -94,10 +99,8 @@ class Records:
 
     def of_host(self, own_sites: Sequence[model.Site], latest: int | None) -> list[model.Process]:
         """The processes of this host: endings first, then records, then sites (`model`)."""
-        folders = {p.process: self.folder(p.process) for p in self._local}
-        errors = {index: ErrorRecord.read(f) if f else None for index, f in folders.items()}
-        endings = {index: self.ending(index) for index in folders}
-        records = {index: self.record(index, latest) for index in folders}
+        endings = {peer.process: self._ending(peer.process) for peer in self._local}
+        records = {index: self.record(index, latest) for index in endings}
         found = []
         for index, record in records.items():
             sites, callers = tuple(own_sites), frames.known()
@@ -108,8 +111,7 @@ class Records:
                     + model.read_sites(artifacts.possible_sites)[0]
                 )
                 callers = model.read_callers(artifacts.callers)
-            known = (errors[index], endings[index])
-            found.append(model.Process(index, record, sites, *known, callers=callers))
+            found.append(model.Process(index, record, sites, *endings[index], callers=callers))
         return found
 
     def read(
@@ -123,14 +125,17 @@ class Records:
 
         ``latest`` is how many entries of each device are read.
         """
-        endings = {peer.process: self.ending(peer.process) for peer in self._peers}
+        endings = {peer.process: self._ending(peer.process) for peer in self._peers}
         here = self.of_host(own_sites, latest)
         there, clocks = remote.scan(latest) if remote else ([], {})
         known = {one.index: one for one in here}
         for one in on_one_clock(here, there, clocks):
             if self._is_of_job(one, here):
-                known[one.index] = dataclasses.replace(one, exit=endings[one.index] or one.exit)
-        processes = (known.get(p.process) or _silent(p, endings[p.process]) for p in self._peers)
+                error, ending = endings[one.index]
+                known[one.index] = dataclasses.replace(
+                    one, error=one.error or error, exit=ending or one.exit
+                )
+        processes = (known.get(p.process) or _silent(p, *endings[p.process]) for p in self._peers)
         # Each of two hosts that are not this one may be off.
         hosts = 2 * max((clock.error for clock in clocks.values()), default=0)
         error = hosts + format.TIME_ERROR_NS
@@ -144,9 +149,9 @@ class Records:
         return record is None or (record.process == received.index and record.nonce in nonces)
 
 
-def _silent(peer: Peer, ending: Exit | None) -> model.Process:
+def _silent(peer: Peer, error: ErrorRecord | None, ending: Exit | None) -> model.Process:
     why = () if ending else ("no process of its host has answered",)
-    return model.Process(peer.process, exit=ending, problems=why, label=peer.label)
+    return model.Process(peer.process, error=error, exit=ending, problems=why, label=peer.label)
 
 
 def on_one_clock(

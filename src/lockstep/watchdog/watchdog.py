@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockstep import _jax_compat
-from lockstep._run_files import PROGRAMS_VARY, Exit
+from lockstep._run_files import PROGRAMS_VARY, ErrorRecord, Exit
 from lockstep.engine import bindings
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
@@ -250,8 +250,8 @@ class Watchdog(threading.Thread):
         how = abort_message.how_it_ended(record, ending)
         self._blame(peer, ending or unknown, how)
 
-    def _blame(self, peer: Peer, ending: Exit, how: str) -> None:
-        self._records.gone[peer.process] = ending
+    def _blame(self, peer: Peer, ending: Exit, how: str, error: ErrorRecord | None = None) -> None:
+        self._records.gone[peer.process] = error, ending
         bindings.abort(
             abort_message.proof_or(f"lockstep: {peer.label} {how}.", self._scanner.diagnose())
         )
@@ -275,9 +275,10 @@ class Watchdog(threading.Thread):
             return
         how = "has ended, or its host cannot be reached"
         ending = Exit(reason=f"it {how}; its own output may tell why")
+        error = received.error if received else None
         if received and received.exit:
             ending = received.exit
-            how = abort_message.how_it_ended(
-                received.record or self._records.record(peer.process), ending
-            )
-        self._blame(peer, ending, how)
+            record = received.record or self._records.record(peer.process)
+            how = abort_message.how_it_ended(record, ending, error)
+        # The diagnosis asks again, and gets no answer where that host has ended meanwhile.
+        self._blame(peer, ending, how, error)
