@@ -32,7 +32,6 @@ BETWEEN_HOSTS: Mapping[str, Mapping[str, str]] = {
         "LOCKSTEP_ENCRYPTION": "0",
         "LOCKSTEP_TRANSPORT": "ucx",
         "UCX_TLS": "tcp",
-        "UCX_NET_DEVICES": "lo",
     },
 }
 """The engine between hosts: each process takes itself for alone on its host."""

@@ -10,8 +10,6 @@ OVER_UCX = {
     "LOCKSTEP_TRANSPORT": "ucx",
     "LOCKSTEP_ENCRYPTION": "0",
     "UCX_TLS": "tcp",
-    # The one that two hosts of a test have in common: over loopback they do not meet.
-    "UCX_NET_DEVICES": "eth0",
 }
 
 

@@ -13,8 +13,9 @@ std::unique_ptr<UcxTransport> make_ucx(const JobOptions& options, Arena& arena,
                                        const WakeUp& wake_up) {
   if (options.ucx_libraries.empty() || !has_other_hosts(options) || options.is_agent())
     return nullptr;
-  return std::make_unique<UcxTransport>(options.ucx_libraries, options.process, options.labels,
-                                        arena, options.timeout_seconds, wake_up);
+  return std::make_unique<UcxTransport>(options.ucx_libraries, options.endpoint.listener,
+                                        options.process, options.labels, arena,
+                                        options.timeout_seconds, wake_up);
 }
 
 std::unique_ptr<Endpoint> make_endpoint(const JobOptions& options, EndpointOptions endpoint,

@@ -167,6 +167,11 @@ TEST(a_process_that_is_stopped_while_another_one_ends) {
     });
 }
 
+std::unique_ptr<UcxTransport> make_ucx(int process, const Host& host, const WakeUp& wake_up) {
+  return std::make_unique<UcxTransport>(ucx_libraries(), host.listener.fd.get(), process, kLabels,
+                                        *host.arena, 20, wake_up);
+}
+
 // Two hosts whose messages go over UCX.
 struct TwoOverUcx {
   std::deque<Ring> rings;
@@ -178,8 +183,7 @@ struct TwoOverUcx {
 
   TwoOverUcx() {
     for (int i = 0; i < 2; ++i) {
-      ucx[i] =
-          std::make_unique<UcxTransport>(ucx_libraries(), i, kLabels, *hosts[i].arena, 20, wake_up);
+      ucx[i] = make_ucx(i, hosts[i], wake_up);
       hosts[i].companion = ucx[i].get();
     }
     std::thread other([&] { hosts[1].join(1, hosts[0].listener.address); });
@@ -272,6 +276,26 @@ TEST(what_is_in_flight) {
   CHECK_CONTAINS(two.ucx[1]->in_flight(0), "1 messages have come from it, and 0 are being fetched");
 }
 
+TEST(the_network_of_a_socket) {
+  CHECK_EQUAL(ucp::device_of(listen_anywhere().fd.get()), "lo");
+  CHECK_EQUAL(ucp::device_of(-1), "");
+}
+
+TEST(an_old_ucx_gets_one_network) {
+  if (ucx_libraries().empty() || std::getenv("UCX_NET_DEVICES") != nullptr) return;
+  const ucp::Library library(ucx_libraries());
+  const Listener listener = listen_anywhere();
+  const ucp::Devices devices = ucp::choose_devices(library, listener.fd.get());
+  const bool is_old = !library.takes_several_networks();
+  // With InfiniBand it has all networks, and says what may happen.
+  CHECK(devices.warning.empty() || is_old);
+  CHECK_EQUAL(devices.chosen, is_old && devices.warning.empty() ? "lo" : "");
+  setenv("UCX_NET_DEVICES", "all", 1);
+  const ucp::Devices given = ucp::choose_devices(library, listener.fd.get());
+  unsetenv("UCX_NET_DEVICES");
+  CHECK_EQUAL(given.chosen + given.warning, "");
+}
+
 TEST(a_message_without_the_secret_is_dropped) {
   if (ucx_libraries().empty()) return;
   TwoOverUcx two;
@@ -279,7 +303,8 @@ TEST(a_message_without_the_secret_is_dropped) {
   std::vector<std::byte> greeting = two.ucx[1]->greeting();
   const std::vector<std::byte> address(greeting.begin() + 16, greeting.end());
   const ucp::Library library(ucx_libraries());
-  UcxWorker stranger(library, 2);
+  const int listener = two.hosts[0].listener.fd.get();
+  UcxWorker stranger(library, 2, ucp::choose_devices(library, listener).chosen);
   stranger.start([] {});
   ucp::Ep* ep = nullptr;
   std::vector<ucp::StatusPointer> requests;
@@ -307,9 +332,7 @@ TEST(a_message_without_the_secret_is_dropped) {
 TEST(a_connection_that_ucx_alone_does_not_have) {
   if (ucx_libraries().empty()) return;
   TwoOverUcx two;
-  const auto gone = std::make_unique<UcxTransport>(ucx_libraries(), 1, kLabels, *two.hosts[1].arena,
-                                                   20, two.wake_up)
-                        ->greeting();
+  const auto gone = make_ucx(1, two.hosts[1], two.wake_up)->greeting();
   two.ucx[0]->greeted(1, gone);
   Ring& from = two.rings.emplace_back();
   const auto send = two.ucx[0]->open({7, 3, 1}, from.send_ring());
@@ -333,8 +356,8 @@ TEST(a_process_that_sends_over_tcp) {
   if (ucx_libraries().empty()) return;
   Host hosts[2];
   const WakeUp wake_up;
-  UcxTransport ucx(ucx_libraries(), 0, kLabels, *hosts[0].arena, 20, wake_up);
-  hosts[0].companion = &ucx;
+  const auto ucx = make_ucx(0, hosts[0], wake_up);
+  hosts[0].companion = ucx.get();
   std::string errors[2];
   std::thread other(
       [&] { errors[1] = ERROR_OF(hosts[1].join(1, hosts[0].listener.address, 7, kNonce, 20)); });

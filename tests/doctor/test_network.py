@@ -117,22 +117,26 @@ def test_a_port_that_cannot_be_opened_gives_the_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "wanted", "devices", "status", "words"),
+    ("version", "wanted", "all_networks", "status", "words"),
     [
-        (None, False, "", "ok", "not found (only --transport ucx needs it)"),
-        (None, True, "", "problem", "not found, and LOCKSTEP_TRANSPORT=ucx needs it"),
-        ((1, 14, 1), True, "", "ok", "1.14.1 in libucp.so.0, for --transport ucx"),
-        ((1, 13, 1), True, "eth0", "ok", "1.13.1 in libucp.so.0, for --transport ucx"),
-        ((1, 13, 1), False, "", "ok", "1.13.1 in libucp.so.0, for --transport ucx"),
-        ((1, 13, 1), True, "", "warning", "1.13.1 in libucp.so.0 has crashed"),
-        ((1, 9, 0), False, "", "warning", "1.9.0 in libucp.so.0: --transport ucx"),
-        ((2, 0, 0), True, "", "problem", "needs 1.12 or newer, of version 1"),
+        (None, False, False, "ok", "not found (only --transport ucx needs it)"),
+        (None, True, False, "problem", "not found, and LOCKSTEP_TRANSPORT=ucx needs it"),
+        ((1, 14, 1), True, True, "ok", "1.14.1 in libucp.so.0, for --transport ucx"),
+        ((1, 13, 1), True, False, "ok", "1.13.1 in libucp.so.0, for --transport ucx"),
+        ((1, 13, 1), False, True, "ok", "1.13.1 in libucp.so.0, for --transport ucx"),
+        ((1, 13, 1), True, True, "warning", "1.13.1 in libucp.so.0 has crashed"),
+        ((1, 9, 0), False, False, "warning", "1.9.0 in libucp.so.0: --transport ucx"),
+        ((2, 0, 0), True, False, "problem", "needs 1.12 or newer, of version 1"),
     ],
 )
 def test_ucx(
-    version: tuple[int, int, int] | None, wanted: bool, devices: str, status: str, words: str
+    version: tuple[int, int, int] | None,
+    wanted: bool,
+    all_networks: bool,
+    status: str,
+    words: str,
 ) -> None:
     found = version and ("libucp.so.0", version)
-    finding = network.check_ucx(found, wanted, devices)
+    finding = network.check_ucx(found, wanted, all_networks)
     assert words in finding.found
     assert finding.status == status

@@ -29,6 +29,7 @@ def test_collectives_over_ucx_are_right(hosts: Hosts) -> None:
     assert "lockstep:" not in said
     for host in range(2):  # UCX names the transport of each connection that it makes
         assert "am(tcp/eth0" in hosts.said(host), said
+        assert "tcp/lo" not in hosts.said(host), said
     assert_nothing_left(hosts)
 
 

@@ -26,7 +26,6 @@ constexpr std::chrono::milliseconds kSendGrace{1000};
 // A sender makes UCX progress all the time at first, and then now and then.
 constexpr std::chrono::microseconds kSendSpin{200}, kSendInterval{50};
 constexpr int kClosingProgress = 100;
-constexpr const char* kDevices = "UCX_NET_DEVICES";
 
 }  // namespace
 
@@ -54,7 +53,7 @@ class UcxTransport::Channel : public SendChannel, public ReceiveChannel {
   std::uint32_t unreported_ = 0;
 };
 
-UcxTransport::UcxTransport(const std::vector<std::string>& libraries, int process,
+UcxTransport::UcxTransport(const std::vector<std::string>& libraries, int listener, int process,
                            const std::vector<std::string>& labels, Arena& arena,
                            double timeout_seconds, const WakeUp& wake_up)
     : process_(process),
@@ -64,15 +63,11 @@ UcxTransport::UcxTransport(const std::vector<std::string>& libraries, int proces
       wake_up_(wake_up),
       library_(libraries),
       peers_(labels.size()),
-      worker_(library_, labels.size()) {
+      devices_(ucp::choose_devices(library_, listener)),
+      worker_(library_, labels.size(), devices_.chosen) {
   if (getrandom(&secret_, sizeof(secret_), 0) != sizeof(secret_))
     throw Error("lockstep: the system gives no random numbers.");
-  if (process == 0 && !library_.takes_several_networks() && std::getenv(kDevices) == nullptr)
-    log_or_drop("lockstep: UCX " + library_.version() +
-                " has crashed when two processes connected to each other over several TCP networks "
-                "at a time. Choose one of them (" +
-                kDevices +
-                "), or use UCX 1.14 or newer (pip install libucx-cu12, LOCKSTEP_UCX_LIBRARY).");
+  if (process == 0 && !devices_.warning.empty()) log_or_drop(devices_.warning);
   if (worker_.max_header() < sizeof(Header) + kSlotHeader)
     throw Error("lockstep: the transports of UCX that were chosen take headers of " +
                 std::to_string(worker_.max_header()) + " bytes at most, and the engine needs " +

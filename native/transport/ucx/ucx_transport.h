@@ -27,6 +27,7 @@
 #include "transport/tcp/endpoint.h"
 #include "transport/tcp/tcp_transport.h"
 #include "transport/transport.h"
+#include "transport/ucx/devices.h"
 #include "transport/ucx/library.h"
 #include "transport/ucx/ucx_channels.h"
 #include "transport/ucx/worker.h"
@@ -35,10 +36,10 @@ namespace lockstep {
 
 class UcxTransport : public Transport, public Companion {
  public:
-  // `libraries`: see ucp::Library; `labels`: of the processes. A send without limits of its own
-  // waits `timeout_seconds`, and notifies `wake_up` when that takes long. The references outlive
-  // this.
-  UcxTransport(const std::vector<std::string>& libraries, int process,
+  // `libraries`: see ucp::Library; `listener`: see ucp::choose_devices; `labels`: of the processes.
+  // A send without limits of its own waits `timeout_seconds`, and notifies `wake_up` when that
+  // takes long. The references outlive this.
+  UcxTransport(const std::vector<std::string>& libraries, int listener, int process,
                const std::vector<std::string>& labels, Arena& arena, double timeout_seconds,
                const WakeUp& wake_up);
   ~UcxTransport();
@@ -174,6 +175,7 @@ class UcxTransport : public Transport, public Companion {
   std::string failure_;  // a peer has broken the rules
   std::size_t refused_ = 0;
   bool stopped_ = false;
+  const ucp::Devices devices_;
   UcxWorker worker_;
 };
 

@@ -27,7 +27,8 @@ UcxWorker::Lock::Lock(UcxWorker& worker) : worker_(worker) {
   worker.waiting_.fetch_sub(1);
 }
 
-UcxWorker::UcxWorker(const ucp::Library& library, std::size_t num_peers) : library_(library) {
+UcxWorker::UcxWorker(const ucp::Library& library, std::size_t num_peers, const std::string& devices)
+    : library_(library) {
   ucp::Config* read = nullptr;
   library.check(library.config_read(nullptr, nullptr, &read), "read its settings");
   const auto release = [&](ucp::Config* config) { library.config_release(config); };
@@ -35,6 +36,8 @@ UcxWorker::UcxWorker(const ucp::Library& library, std::size_t num_peers) : libra
   // Processes of one host have our shared memory; UCX would take room in /dev/shm for it.
   if (std::getenv("UCX_TLS") == nullptr)
     library.check(library.config_modify(read, "TLS", "^shm"), "leave shared memory out");
+  if (!devices.empty())
+    library.check(library.config_modify(read, "NET_DEVICES", devices.c_str()), "choose a network");
   ucp::Params params{};
   params.field_mask = ucp::Params::kFeatures | ucp::Params::kEstimatedEps;
   params.features = ucp::Params::kActiveMessages | ucp::Params::kWakeUp;

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <functional>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -23,8 +24,9 @@ namespace lockstep {
 
 class UcxWorker {
  public:
-  // `num_peers`: how many processes it will talk to, for the choice of UCX's transports.
-  UcxWorker(const ucp::Library& library, std::size_t num_peers);
+  // `num_peers`: how many processes it will talk to, for the choice of UCX's transports. `devices`:
+  // the network devices that UCX may use; "" for its own choice.
+  UcxWorker(const ucp::Library& library, std::size_t num_peers, const std::string& devices = {});
   ~UcxWorker();
   UcxWorker(const UcxWorker&) = delete;
   UcxWorker& operator=(const UcxWorker&) = delete;

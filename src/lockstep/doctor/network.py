@@ -155,9 +155,12 @@ def check_key(path: str, file: job_key.KeyFile, libssl_problem: str, libssl: str
 
 
 def check_ucx(
-    found: tuple[str, tuple[int, int, int]] | None, wanted: bool, devices: str
+    found: tuple[str, tuple[int, int, int]] | None, wanted: bool, all_networks: bool
 ) -> Finding:
-    """`--transport ucx` needs UCX; without it, its absence is no problem."""
+    """`--transport ucx` needs UCX; without it, its absence is no problem.
+
+    ``all_networks``: a version that may crash with several of them would get all of this host.
+    """
     name = "UCX"
     if found is None:
         absent = "not found"
@@ -170,7 +173,7 @@ def check_ucx(
         least = ".".join(map(str, ucx.MIN_VERSION))
         old = f"{text}: --transport ucx needs {least} or newer, of version 1"
         return (problem if wanted else warning)(name, old, ucx.INSTALL)
-    if wanted and version[:2] < ucx.SEVERAL_NETWORKS and not devices:
+    if wanted and version[:2] < ucx.SEVERAL_NETWORKS and all_networks:
         crashes = f"{text} has crashed when processes connect over several TCP networks at a time"
         return warning(name, crashes, f"set {ucx.DEVICES_VARIABLE} to one, or {ucx.INSTALL_NEW}")
     return ok(name, f"{text}, for --transport ucx")
@@ -188,6 +191,6 @@ def findings() -> list[Finding]:
         check_ucx(
             ucx.found(environ.get(ucx.LIBRARY_VARIABLE)),
             environ.get(ucx.TRANSPORT_VARIABLE) == "ucx",
-            environ.get(ucx.DEVICES_VARIABLE, ""),
+            ucx.has_infiniband() and ucx.DEVICES_VARIABLE not in environ,
         ),
     ]

@@ -21,6 +21,7 @@ MIN_VERSION = (1, 12)
 SEVERAL_NETWORKS = (1, 14)
 """Before, UCX has crashed when processes connected to each other over several TCP networks."""
 DEVICES_VARIABLE = "UCX_NET_DEVICES"
+"""Where it is not set, such a version gets the job's network, or all where there is InfiniBand."""
 
 _SYSTEM = "libucp.so.0"
 _IN_WHEEL = Path("lib") / _SYSTEM
@@ -51,6 +52,11 @@ def _wheel() -> list[str]:
     folders = (spec.submodule_search_locations if spec else None) or []
     paths = (Path(folder) / _IN_WHEEL for folder in folders)
     return [str(path) for path in paths if path.is_file()]
+
+
+def has_infiniband() -> bool:
+    """Whether this host has a device of InfiniBand or RoCE."""
+    return any(Path("/sys/class/infiniband").glob("*"))
 
 
 def found(chosen: str | None) -> tuple[str, tuple[int, int, int]] | None:
