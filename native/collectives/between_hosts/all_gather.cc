@@ -117,12 +117,14 @@ struct HostAllGather : HostCollective {
   void run() {
     for (int step = 1; step < hosts; ++step)
       for (const int group : sources(host_behind(-step), context.local_self())) post(group);
-    is_alone() ? all_gather_local(context, calls) : all_gather_direct(context, calls);
-    std::size_t messages = 0, sent = 0;
+    const std::size_t steps = all_gather_steps(context, calls);
+    std::size_t messages = 0, sent = 0, step_within = 0;
     for (int group = 0; group < static_cast<int>(clique.groups().size()); ++group)
       messages = std::max(messages, blocks_of(group).messages());
     for (std::size_t message = 0; message < messages; ++message) {
       while (sent < std::min(messages, message + 2)) send(sent++);
+      while (step_within < steps_by(message, messages, steps))  // while messages are on their way
+        all_gather_step(context, calls, step_within++);
       for (int step = 1; step < hosts; ++step) receive_from(host_behind(-step), message);
       context.all_arrived();
     }

@@ -18,13 +18,14 @@ namespace {
 
 using TeamAllReduce = void (*)(CollectiveContext&, const Team&, const Vector&);
 
-struct HostAllReduce : HostCollective {
+struct HostAllReduce final : HostCollective, LocalRanks {
   const TeamAllReduce between;
   const int columns;
   const Call& first;
   const std::size_t width;
   const OutputCopy copy;
   std::vector<const std::byte*> sources;
+  std::size_t alone_at = 0;  // the first element of what crosses, of a process that is alone
 
   HostAllReduce(CollectiveContext& x, Calls c, TeamAllReduce crossing, int how_many)
       : HostCollective(x, c),
@@ -63,19 +64,20 @@ struct HostAllReduce : HostCollective {
           });
   }
 
-  void cross(int column, const std::byte* in, std::byte* out, std::size_t n) {
-    between(context, team_of(clique, column), {in, out, n, first.dtype, first.reduction});
+  // Of a process that is alone on its host: its ranks add up, and copy, piece by piece.
+  void add(std::size_t at, std::size_t n) override {
+    add_own(first.out + (alone_at + at) * width, alone_at + at, n);
   }
-
+  void give(std::size_t at, std::size_t n) override {
+    give_to_ranks(first.out + (alone_at + at) * width, alone_at + at, n);
+  }
   void cross_alone(std::size_t at, std::size_t n) {
+    alone_at = at;
+    const bool is_several = calls.size() > 1;
     std::byte* out = first.out + at * width;
-    const std::byte* in = first.in + at * width;
-    if (calls.size() > 1) {
-      add_own(out, at, n);
-      in = out;
-    }
-    cross(0, in, out, n);
-    give_to_ranks(out, at, n);
+    between(context, team_of(clique, 0),
+            {is_several ? out : first.in + at * width, out, n, first.dtype, first.reduction,
+             is_several ? this : nullptr});
   }
 
   std::byte* send_partials(std::size_t at, std::size_t n) {
@@ -101,7 +103,8 @@ struct HostAllReduce : HostCollective {
     for (int local = 0; local < context.locals(); ++local)
       if (local != context.local_self()) clique.partials(local).release();
     if (!crosses) return;
-    cross(context.local_self(), result, result, mine.count);
+    between(context, team_of(clique, context.local_self()),
+            {result, result, mine.count, first.dtype, first.reduction});
     context.publish(results);
     give_to_ranks(result, at + mine.first, mine.count);
   }

@@ -18,6 +18,7 @@ struct HostAllToAll : HostCollective {
   const OutputCopy copy;
   const bool is_in_place = some_result_is_an_input();
   std::vector<std::size_t> posted;  // messages, by the group they come from
+  std::size_t steps_done = 0;       // of the copies within this process: how many are done
 
   HostAllToAll(CollectiveContext& x, Calls c)
       : HostCollective(x, c),
@@ -90,10 +91,22 @@ struct HostAllToAll : HostCollective {
     });
   }
 
+  // What goes to no other host, while `message` of so many is on its way. The processes of a host
+  // wait for each other, so they do it at once: not all of them have as many messages. Likewise
+  // where a result may lie over an input.
+  void within_host(std::size_t message, std::size_t messages) {
+    if (!is_alone() || is_in_place) {
+      if (message == 0) within_host();
+      return;
+    }
+    const std::size_t steps = all_to_all_local_steps(context, calls);
+    for (; steps_done < steps_by(message, messages, steps); ++steps_done)
+      all_to_all_local_step(context, calls, steps_done);
+  }
+
   void run() {
     for (int step = 1; step < hosts; ++step)
       for (const int group : groups_of(host_behind(-step))) post(group);
-    within_host();
     std::size_t messages = 0, sent = 0;
     for (int step = 1; step < hosts; ++step)
       for (const int group : groups_of(host_behind(step)))
@@ -102,6 +115,7 @@ struct HostAllToAll : HostCollective {
       for (; sent < std::min(messages, message + 2); ++sent)
         for (int step = 1; step < hosts; ++step)
           for (const int group : groups_of(host_behind(step))) send(group, sent);
+      within_host(message, messages);
       for (int step = 1; step < hosts; ++step)
         for (const int group : groups_of(host_behind(-step))) receive(group, message);
       context.all_arrived();

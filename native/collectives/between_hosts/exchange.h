@@ -71,17 +71,25 @@ struct Team {
 // The processes with this index on their hosts, which all have one.
 Team team_of(const Clique& clique, int column);
 
+// For what is there from the start.
+struct IsReady {
+  void operator()(std::size_t, std::size_t) const {}
+};
+
 // Sends `out` to one peer and receives `bytes` from another one (or the same), at the same time.
 // take(piece, at, bytes) gets what comes; what it overwrites of `out` has been sent before. A
-// `take` with a place overwrites nothing of `out`.
-template <typename Take>
+// `take` with a place overwrites nothing of `out`. make(at, bytes) is called before that part of
+// `out` is sent, and what has the same place in what comes is taken after it.
+template <typename Take, typename Make = IsReady>
 void exchange(CollectiveContext& context, int to, std::span<const std::byte> out, int from,
-              std::size_t bytes, Take take) {
+              std::size_t bytes, Take take, Make make = {}) {
   const Pieces outgoing(context.clique(), out.size()), incoming(context.clique(), bytes);
   std::size_t sent = 0, posted = 0;
   const auto send_until = [&](std::size_t end) {
-    for (; sent < std::min(end, outgoing.count()); ++sent)
+    for (; sent < std::min(end, outgoing.count()); ++sent) {
+      make(outgoing.at(sent), outgoing.size(sent));
       context.send(to, out.subspan(outgoing.at(sent), outgoing.size(sent)));
+    }
   };
   for (std::size_t i = 0; i < incoming.count(); ++i) {
     post_pieces(context, from, incoming, take, posted);
@@ -93,7 +101,14 @@ void exchange(CollectiveContext& context, int to, std::span<const std::byte> out
 }
 
 // `exchange` without what comes, and without what is sent.
-void send_all(CollectiveContext& context, int to, std::span<const std::byte> out);
+template <typename Make = IsReady>
+void send_all(CollectiveContext& context, int to, std::span<const std::byte> out, Make make = {}) {
+  const Pieces pieces(context.clique(), out.size());
+  for (std::size_t i = 0; i < pieces.count(); ++i) {
+    make(pieces.at(i), pieces.size(i));
+    context.send(to, out.subspan(pieces.at(i), pieces.size(i)));
+  }
+}
 template <typename Take>
 void receive_all(CollectiveContext& context, int from, std::size_t bytes, Take take) {
   const Pieces pieces(context.clique(), bytes);
@@ -107,10 +122,10 @@ void receive_all(CollectiveContext& context, int from, std::size_t bytes, Take t
 
 // With all other members at once: out(member) goes to each, and in_bytes(member) come from each.
 // Every member begins with another one. take(member, step, piece, at, bytes): `step` counts the
-// members from 1 on.
-template <typename Out, typename InBytes, typename Take>
+// members from 1 on. make(member, at, bytes) is called before that part of out(member) is sent.
+template <typename Out, typename InBytes, typename Take, typename Make>
 void exchange_with_team(CollectiveContext& context, const Team& team, Out out, InBytes in_bytes,
-                        Take take) {
+                        Take take, Make make) {
   std::size_t sent = 0, all = 0;
   for (int step = 1; step < team.size(); ++step)
     all = std::max({all, Pieces(context.clique(), out(team.behind(step)).size()).count(),
@@ -120,9 +135,10 @@ void exchange_with_team(CollectiveContext& context, const Team& team, Out out, I
       for (int step = 1; step < team.size(); ++step) {
         const std::span<const std::byte> bytes = out(team.behind(step));
         const Pieces pieces(context.clique(), bytes.size());
-        if (sent < pieces.count())
-          context.send(team.peer(team.behind(step)),
-                       bytes.subspan(pieces.at(sent), pieces.size(sent)));
+        if (sent >= pieces.count()) continue;
+        make(team.behind(step), pieces.at(sent), pieces.size(sent));
+        context.send(team.peer(team.behind(step)),
+                     bytes.subspan(pieces.at(sent), pieces.size(sent)));
       }
   };
   for (std::size_t i = 0; i < all; ++i) {

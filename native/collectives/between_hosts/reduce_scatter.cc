@@ -135,7 +135,7 @@ struct HostReduceScatter : HostCollective {
       messages = std::max(messages, blocks_of(group).messages());
     for (std::size_t message = 0; message < messages; ++message) {
       for (; sent < std::min(messages, message + 2); ++sent)
-        for (int step = 0; step < hosts; ++step) send_to(host_behind(step), sent);
+        for (int step = 1; step <= hosts; ++step) send_to(host_behind(step), sent);  // itself last
       if (message < blocks_of(clique.self()).messages())
         for (int step = 1; step < hosts; ++step) receive_from(host_behind(-step), message);
       context.all_arrived();

@@ -21,12 +21,26 @@
 
 namespace lockstep {
 
+// The ranks of a process whose vectors are added up, and which all need the result. A member asks
+// for either while messages are on their way. Elements [first, first + count).
+class LocalRanks {
+ public:
+  // Leaves their sum in the vector's `in`, before it is first used there. Of each element once.
+  virtual void add(std::size_t first, std::size_t count) = 0;
+  // Copies the result from the vector's `out`, where it is final.
+  virtual void give(std::size_t first, std::size_t count) = 0;
+
+ protected:
+  ~LocalRanks() = default;
+};
+
 struct Vector {
   const std::byte* in;
   std::byte* out;  // may be `in`
   std::size_t count;
   DType dtype;
   Reduction reduction;
+  LocalRanks* ranks = nullptr;  // null: `in` is there, and `out` is the result
 
   std::size_t width() const { return size_of(dtype); }
 };

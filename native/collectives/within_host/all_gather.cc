@@ -19,6 +19,9 @@ struct AllGather {
   const OutputCopy copy;
 
   std::span<const int> ranks(int local) const { return context.local_ranks(local); }
+  std::size_t tiles() const { return std::max<std::size_t>(1, (bytes + tile - 1) / tile); }
+  std::size_t size(std::size_t t) const { return std::min(tile, bytes - t * tile); }
+  bool is_alone() const { return context.locals() == 1; }
 
   // The parts of these ranks, part_of(i) for ranks[i], to each rank of this process.
   template <typename PartOf>
@@ -53,6 +56,13 @@ struct AllGather {
       clique.partials(local).release();
     }
   }
+
+  std::size_t steps() const { return tiles() + (is_alone() ? 0 : 1); }
+  void step(std::size_t t) {
+    if (t < tiles() && !is_alone()) send(t * tile, size(t));
+    if (t < tiles()) copy_own(t * tile, size(t));
+    if (t > 0 && !is_alone()) receive((t - 1) * tile, size(t - 1));
+  }
 };
 
 AllGather make(CollectiveContext& context, Calls calls) {
@@ -74,13 +84,15 @@ void all_gather_local(CollectiveContext& context, Calls calls) {
 
 void all_gather_direct(CollectiveContext& context, Calls calls) {
   AllGather run = make(context, calls);
-  const std::size_t tiles = std::max<std::size_t>(1, (run.bytes + run.tile - 1) / run.tile);
-  const auto size = [&](std::size_t t) { return std::min(run.tile, run.bytes - t * run.tile); };
-  for (std::size_t t = 0; t <= tiles; ++t) {
-    if (t < tiles) run.send(t * run.tile, size(t));
-    if (t < tiles) run.copy_own(t * run.tile, size(t));
-    if (t > 0) run.receive((t - 1) * run.tile, size(t - 1));
-  }
+  for (std::size_t t = 0; t < run.steps(); ++t) run.step(t);
+}
+
+std::size_t all_gather_steps(CollectiveContext& context, Calls calls) {
+  return make(context, calls).steps();
+}
+
+void all_gather_step(CollectiveContext& context, Calls calls, std::size_t step) {
+  make(context, calls).step(step);
 }
 
 }  // namespace lockstep

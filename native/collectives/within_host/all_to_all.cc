@@ -99,21 +99,23 @@ struct AllToAll {
   // Every process publishes where its blocks are, and reads those that are for it.
   void by_reading() {
     send_addresses();
-    within_process();
+    within_process(0, bytes);
     for (int step = 1; step < context.locals(); ++step)
       read_blocks((context.local_self() + step) % context.locals());
     context.drain(clique.partials(context.local_self()));
   }
 
-  void within_process() {
+  void within_process(std::size_t at, std::size_t n) {
     const auto own = ranks(context.local_self());
-    share_each(context, own.size() * own.size(), 2 * bytes, [&](std::size_t pair) {
+    share_each(context, own.size() * own.size(), 2 * n, [&](std::size_t pair) {
       const std::size_t i = pair / own.size(), k = pair % own.size();
       if (i != k)
-        copy(calls[k]->outs[static_cast<std::size_t>(own[i])],
-             calls[i]->ins[static_cast<std::size_t>(own[k])], bytes);
+        copy(calls[k]->outs[static_cast<std::size_t>(own[i])] + at,
+             calls[i]->ins[static_cast<std::size_t>(own[k])] + at, n);
     });
   }
+  std::size_t tiles() const { return std::max<std::size_t>(1, (bytes + tile - 1) / tile); }
+  std::size_t size(std::size_t t) const { return std::min(tile, bytes - t * tile); }
 };
 
 AllToAll make(CollectiveContext& context, Calls calls) {
@@ -133,7 +135,16 @@ AllToAll make(CollectiveContext& context, Calls calls) {
 }  // namespace
 
 void all_to_all_local(CollectiveContext& context, Calls calls) {
-  make(context, calls).within_process();
+  make(context, calls).within_process(0, calls[0]->bytes());
+}
+
+std::size_t all_to_all_local_steps(CollectiveContext& context, Calls calls) {
+  return make(context, calls).tiles();
+}
+
+void all_to_all_local_step(CollectiveContext& context, Calls calls, std::size_t step) {
+  AllToAll run = make(context, calls);
+  run.within_process(step * run.tile, run.size(step));
 }
 
 bool all_to_all_can_read(CollectiveContext& context, Calls calls) {
@@ -146,12 +157,10 @@ void all_to_all_single_copy(CollectiveContext& context, Calls calls) {
 
 void all_to_all_direct(CollectiveContext& context, Calls calls) {
   AllToAll run = make(context, calls);
-  run.within_process();
-  const std::size_t tiles = std::max<std::size_t>(1, (run.bytes + run.tile - 1) / run.tile);
-  const auto size = [&](std::size_t t) { return std::min(run.tile, run.bytes - t * run.tile); };
-  for (std::size_t t = 0; t <= tiles; ++t) {
-    if (t < tiles) run.send(t * run.tile, size(t));
-    if (t > 0) run.receive((t - 1) * run.tile, size(t - 1));
+  run.within_process(0, run.bytes);
+  for (std::size_t t = 0; t <= run.tiles(); ++t) {
+    if (t < run.tiles()) run.send(t * run.tile, run.size(t));
+    if (t > 0) run.receive((t - 1) * run.tile, run.size(t - 1));
   }
 }
 
