@@ -41,12 +41,15 @@ void reduce_scatter_direct(CollectiveContext& context, Calls calls);
 void all_to_all_local(CollectiveContext& context, Calls calls);
 void all_to_all_single_copy(CollectiveContext& context, Calls calls);
 void all_to_all_direct(CollectiveContext& context, Calls calls);
-// `local` or `direct` in so many steps, between which the caller does other work. After the first
-// two, all processes of the host have arrived.
+// The same in parts, between which the caller does other work. The first step of an all-gather and
+// the beginning of an all-to-all wait for no other process; by them the others of the host see that
+// this one has arrived. After two steps all of them have.
 std::size_t all_gather_steps(CollectiveContext& context, Calls calls);
 void all_gather_step(CollectiveContext& context, Calls calls, std::size_t step);
-std::size_t all_to_all_local_steps(CollectiveContext& context, Calls calls);
-void all_to_all_local_step(CollectiveContext& context, Calls calls, std::size_t step);
+void all_to_all_direct_begin(CollectiveContext& context, Calls calls);
+void all_to_all_direct_finish(CollectiveContext& context, Calls calls);
+// Bytes [at, at + n) of each block.
+void all_to_all_local_part(CollectiveContext& context, Calls calls, std::size_t at, std::size_t n);
 // Whether `all_to_all_single_copy` is possible and worth it. The first time, the processes try it
 // and compare the results.
 bool all_to_all_can_read(CollectiveContext& context, Calls calls);

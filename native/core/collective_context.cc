@@ -189,8 +189,11 @@ void CollectiveContext::give_up(int peer) {
   else if (!has_heard(peer))
     text += "Nothing has come from " + job.label(process) +
             ": it has not arrived, or waits for another process.";
-  else
+  else if (clique_.groups().size() == 2)
     text += job.label(process) + " arrived but stopped in the middle of it.";
+  else
+    text += job.label(process) +
+            " arrived; it has stopped in the middle of it, or waits for another process.";
   if (missing.empty()) text += job.transport(process).in_flight(process);
   throw Error(job.timed_out(
       text + " --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; 0 means none."));

@@ -1,21 +1,31 @@
 #include "core/transports.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/job.h"
+#include "core/log.h"
 
 namespace lockstep {
 namespace {
 
 bool has_other_hosts(const JobOptions& options) { return !options.endpoint.addresses.empty(); }
 
+bool is_first_of_host(const JobOptions& options) {
+  if (options.hosts.empty()) return options.process == 0;
+  const int own = options.hosts[static_cast<std::size_t>(options.process)];
+  return std::ranges::find(options.hosts, own) - options.hosts.begin() == options.process;
+}
+
 std::unique_ptr<UcxTransport> make_ucx(const JobOptions& options, Arena& arena,
                                        const WakeUp& wake_up) {
   if (options.ucx_libraries.empty() || !has_other_hosts(options) || options.is_agent())
     return nullptr;
-  return std::make_unique<UcxTransport>(options.ucx_libraries, options.endpoint.listener,
-                                        options.process, options.labels, arena,
-                                        options.timeout_seconds, wake_up);
+  auto ucx = std::make_unique<UcxTransport>(options.ucx_libraries, options.endpoint.listener,
+                                            options.process, options.labels, arena,
+                                            options.timeout_seconds, wake_up);
+  if (!ucx->warning().empty() && is_first_of_host(options)) log_or_drop(ucx->warning());
+  return ucx;
 }
 
 std::unique_ptr<Endpoint> make_endpoint(const JobOptions& options, EndpointOptions endpoint,

@@ -48,6 +48,29 @@ TEST(a_process_that_never_comes) {
       }
 }
 
+// Process 1 waits for it in the middle of sending, and process 0, which has waited longest, for
+// process 1.
+TEST(a_process_that_waits_for_a_stopped_one_has_arrived) {
+  for (const Op op : {Op::kAllGather, Op::kAllToAll}) {
+    const auto outcomes = run_job(
+        layout("4x1"), {.harness = Harness::kForkedHosts, .timeout_seconds = 1}, [&](Rank& rank) {
+          const auto end = rank.all();
+          run_case(*end, {.count = 10, .seed = 1});
+          if (rank.process() == 3) stop_for(std::chrono::seconds(3));
+          if (rank.process() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+          Case large = small(op);
+          large.count = 1 << 20;
+          run_case(*end, large);
+        });
+    for (const Outcome& outcome : outcomes) {
+      CHECK(!outcome.error.empty());
+      for (const char* arrived : {"0", "1", "2"})
+        CHECK(outcome.error.find(std::string("Not arrived: process ") + arrived) ==
+              std::string::npos);
+    }
+  }
+}
+
 TEST(one_process_of_several_rounds_stops) {
   // All have sent their first message; what was a large all-reduce stays unfinished.
   const auto outcomes = run_job(

@@ -278,6 +278,18 @@ struct TestJob {
 
 }  // namespace
 
+void stop_for(std::chrono::seconds time) {
+  const pid_t stopped = getpid();
+  const pid_t child = fork();
+  if (child == 0) {
+    std::this_thread::sleep_for(time);
+    kill(stopped, SIGCONT);
+    _exit(0);
+  }
+  kill(stopped, SIGSTOP);
+  waitpid(child, nullptr, 0);
+}
+
 Listener listen_anywhere() {
   Descriptor fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   sockaddr_in name{};

@@ -64,6 +64,9 @@ std::vector<Layout> all_layouts();
 const Layout& layout(const char* name);
 
 // A listening socket of this machine, and its address.
+// This process stops (SIGSTOP).
+void stop_for(std::chrono::seconds time);
+
 struct Listener {
   Descriptor fd;
   std::string address;

@@ -141,20 +141,9 @@ TEST(loading_leaves_signals_and_the_c_library_alone) {
   CHECK_EQUAL(status, 0);
 }
 
-// By the scheduler of a busy machine, say. What it was sent before must still come.
-void stop_for(std::chrono::seconds time) {
-  const pid_t stopped = getpid();
-  const pid_t child = fork();
-  if (child == 0) {
-    std::this_thread::sleep_for(time);
-    kill(stopped, SIGCONT);
-    _exit(0);
-  }
-  kill(stopped, SIGSTOP);
-  waitpid(child, nullptr, 0);
-}
-
-// Comes first: UCX does not work in a child of a process that has used it, and keeps a worker.
+// By the scheduler of a busy machine, say: what it was sent before must still come. The test is the
+// first one, because UCX does not work in a child of a process that has used it, and keeps a
+// worker.
 TEST(a_process_that_is_stopped_while_another_one_ends) {
   if (ucx_libraries().empty()) return;
   for (const bool connected : {true, false})

@@ -29,6 +29,21 @@ def test_errors_that_follow_from_a_death_are_not_the_culprit() -> None:
     assert [row.activity for row in found.rows] == [Activity.WAITS, Activity.KILLED, Activity.WAITS]
 
 
+@pytest.mark.parametrize("with_record", [True, False])
+def test_an_error_that_follows_is_not_the_culprit_without_a_record_either(
+    with_record: bool,
+) -> None:
+    """Its host has told of the error and the exit, and then no more, so its clock is not known."""
+    made = job(steps(9), steps(5), steps(9))
+    at = made.now + SECOND
+    run = raised(made.snapshot({1: Exit(signal=9, realtime_ns=realtime(at - 1000))}), at)
+    error = ErrorRecord((at + 5000) / 1e9, 1, "jax.errors.JaxRuntimeError: ...", "")
+    ended = Exit(exit_code=1, realtime_ns=realtime(at) + 3 * SECOND)
+    changes = {} if with_record else {"record": None}
+    found = diagnose(altered(run, 2, error=error, exit=ended, **changes))
+    assert (found.kind, found.culprits) == (Kind.KILLED, (1,))
+
+
 def test_a_death_written_down_a_little_after_it_was_felt_is_still_the_cause() -> None:
     made = job(steps(9), steps(5))
     at = made.now + SECOND

@@ -392,3 +392,21 @@ def test_a_process_that_is_gone_is_reported_with_and_without_a_record(
     assert [process.error for process in whole.processes] == [None, error, None, None]
     assert whole.processes[1].label == job.peers[1].label
     assert diagnose(whole).kind is Kind.KILLED
+
+
+def test_an_exit_that_was_seen_replaces_what_was_supposed_before(
+    job: Job, records: record_reader.Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = job.process
+    exits = {1: Exit(signal=9), 3: Exit(reason="supposed too")}
+    monkeypatch.setattr(
+        job, "process", lambda i, by=-1: dataclasses.replace(honest(i, by), exit=exits.get(i))
+    )
+    records.gone = {1: (None, Exit(reason="lost")), 3: (None, Exit(reason="lost"))}
+    whole = records.read([], vary=False, remote=job.answers[0])
+    assert [process.exit for process in whole.processes] == [
+        None,
+        exits[1],
+        None,
+        records.gone[3][1],
+    ]

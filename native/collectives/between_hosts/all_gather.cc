@@ -114,17 +114,28 @@ struct HostAllGather : HostCollective {
       }
   }
 
+  // How many of the steps of the exchange within this host are done before `message`, of so many,
+  // is received. The processes of a host wait for each other in these steps, and for messages
+  // between them, so all of them need the same number of messages. Two before the first one: after
+  // them all have arrived.
+  static std::size_t steps_before(std::size_t message, std::size_t messages, std::size_t steps) {
+    const std::size_t even = (steps * (message + 1) + messages - 1) / messages;
+    return std::min(steps, std::max<std::size_t>(2, even));
+  }
+
   void run() {
     for (int step = 1; step < hosts; ++step)
       for (const int group : sources(host_behind(-step), context.local_self())) post(group);
     const std::size_t steps = all_gather_steps(context, calls);
-    std::size_t messages = 0, sent = 0, step_within = 0;
+    std::size_t messages = 0, sent = 0, done = 0;
+    // Before the first message, which may have to wait for another host: the others of this host
+    // would take this process for the one that is missing.
+    if (!is_alone()) all_gather_step(context, calls, done++);
     for (int group = 0; group < static_cast<int>(clique.groups().size()); ++group)
       messages = std::max(messages, blocks_of(group).messages());
     for (std::size_t message = 0; message < messages; ++message) {
       while (sent < std::min(messages, message + 2)) send(sent++);
-      while (step_within < steps_by(message, messages, steps))  // while messages are on their way
-        all_gather_step(context, calls, step_within++);
+      while (done < steps_before(message, messages, steps)) all_gather_step(context, calls, done++);
       for (int step = 1; step < hosts; ++step) receive_from(host_behind(-step), message);
       context.all_arrived();
     }

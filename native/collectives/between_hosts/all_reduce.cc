@@ -16,6 +16,9 @@
 namespace lockstep {
 namespace {
 
+// Of the slice of a host, whose pieces are then 256 KiB.
+constexpr std::size_t kOverlapFrom = std::size_t{1} << 20;
+
 using TeamAllReduce = void (*)(CollectiveContext&, const Team&, const Vector&);
 
 struct HostAllReduce final : HostCollective, LocalRanks {
@@ -73,11 +76,18 @@ struct HostAllReduce final : HostCollective, LocalRanks {
   }
   void cross_alone(std::size_t at, std::size_t n) {
     alone_at = at;
-    const bool is_several = calls.size() > 1;
+    const bool is_one = calls.size() == 1, overlaps = !is_one && can_overlap(n * width);
     std::byte* out = first.out + at * width;
+    if (!is_one && !overlaps) add_own(out, at, n);
     between(context, team_of(clique, 0),
-            {is_several ? out : first.in + at * width, out, n, first.dtype, first.reduction,
-             is_several ? this : nullptr});
+            {is_one ? first.in + at * width : out, out, n, first.dtype, first.reduction,
+             overlaps ? this : nullptr});
+    if (!is_one && !overlaps) give_to_ranks(out, at, n);
+  }
+  // A piece of a short vector is too little to share with the ranks that wait.
+  bool can_overlap(std::size_t bytes) {
+    return !clique.local_group().crew().helps() ||
+           bytes >= kOverlapFrom * static_cast<std::size_t>(hosts);
   }
 
   std::byte* send_partials(std::size_t at, std::size_t n) {

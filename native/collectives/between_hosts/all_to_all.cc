@@ -13,12 +13,14 @@
 namespace lockstep {
 namespace {
 
+// Of a block: below, to begin and end a copy takes as long as the copy.
+constexpr std::size_t kLeastPiece = 64 << 10;
+
 struct HostAllToAll : HostCollective {
   const std::size_t bytes;  // of one block
   const OutputCopy copy;
   const bool is_in_place = some_result_is_an_input();
   std::vector<std::size_t> posted;  // messages, by the group they come from
-  std::size_t steps_done = 0;       // of the copies within this process: how many are done
 
   HostAllToAll(CollectiveContext& x, Calls c)
       : HostCollective(x, c),
@@ -91,22 +93,25 @@ struct HostAllToAll : HostCollective {
     });
   }
 
-  // What goes to no other host, while `message` of so many is on its way. The processes of a host
-  // wait for each other, so they do it at once: not all of them have as many messages. Likewise
-  // where a result may lie over an input.
+  // What stays on this host, while `message`, of so many, is on its way. A process that is alone
+  // copies a piece for each message, unless a result lies over an input. Several wait for each
+  // other, and not all have as many messages: they finish at the first one.
   void within_host(std::size_t message, std::size_t messages) {
-    if (!is_alone() || is_in_place) {
-      if (message == 0) within_host();
+    if (!is_alone()) {
+      if (message == 0) all_to_all_direct_finish(context, calls);
       return;
     }
-    const std::size_t steps = all_to_all_local_steps(context, calls);
-    for (; steps_done < steps_by(message, messages, steps); ++steps_done)
-      all_to_all_local_step(context, calls, steps_done);
+    const std::size_t even = ((bytes + messages - 1) / messages + 4095) / 4096 * 4096;
+    const std::size_t piece = is_in_place ? bytes : std::max(kLeastPiece, even);
+    const std::size_t at = std::min(bytes, message * piece);
+    if (at < bytes) all_to_all_local_part(context, calls, at, std::min(piece, bytes - at));
   }
 
   void run() {
     for (int step = 1; step < hosts; ++step)
       for (const int group : groups_of(host_behind(-step))) post(group);
+    // Before the first message, as in an all-gather.
+    if (!is_alone()) all_to_all_direct_begin(context, calls);
     std::size_t messages = 0, sent = 0;
     for (int step = 1; step < hosts; ++step)
       for (const int group : groups_of(host_behind(step)))

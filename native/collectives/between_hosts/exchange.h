@@ -79,7 +79,7 @@ struct IsReady {
 // Sends `out` to one peer and receives `bytes` from another one (or the same), at the same time.
 // take(piece, at, bytes) gets what comes; what it overwrites of `out` has been sent before. A
 // `take` with a place overwrites nothing of `out`. make(at, bytes) is called before that part of
-// `out` is sent, and what has the same place in what comes is taken after it.
+// `out` is sent; where as many bytes come as go, also before the same part of them is taken.
 template <typename Take, typename Make = IsReady>
 void exchange(CollectiveContext& context, int to, std::span<const std::byte> out, int from,
               std::size_t bytes, Take take, Make make = {}) {

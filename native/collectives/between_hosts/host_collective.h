@@ -2,7 +2,6 @@
 // one.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -19,13 +18,6 @@ struct HostCollective {
   HostCollective(CollectiveContext& x, Calls c)
       : context(x), clique(x.clique()), calls(c), hosts(static_cast<int>(clique.hosts().size())) {}
 
-  // How many of the `steps` of the work within this host to do by the time that `message`, of so
-  // many, is received. The processes of a host wait for each other in them, and for messages
-  // between them, so all need the same number of messages. All have arrived by the first one.
-  static std::size_t steps_by(std::size_t message, std::size_t messages, std::size_t steps) {
-    const std::size_t even = (steps * (message + 1) + messages - 1) / messages;
-    return std::min(steps, std::max<std::size_t>(2, even));
-  }
   bool is_alone() const { return context.locals() == 1; }  // on its host
   const std::vector<int>& groups_of(int host) const {
     return clique.hosts()[static_cast<std::size_t>(host)];

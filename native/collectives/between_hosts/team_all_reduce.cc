@@ -66,8 +66,8 @@ class Add {
  public:
   struct Role {
     bool own_is_left;
-    bool is_first = false;  // use of `own`, which is then the vector's input
-    bool is_last = false;   // the sum is the result
+    bool is_first = false;  // `own` is the vector's input, and may have to be made
+    bool is_last = false;   // the sum is final
   };
   Add(CollectiveContext& context, const Vector& vector, const std::byte* own, Range range,
       Role role)

@@ -21,13 +21,14 @@
 
 namespace lockstep {
 
-// The ranks of a process whose vectors are added up, and which all need the result. A member asks
-// for either while messages are on their way. Elements [first, first + count).
+// The ranks of a process that is alone on its host, whose vectors are added up, and which all need
+// the result. Their work overlaps the messages: it is done for elements [first, first + count).
 class LocalRanks {
  public:
-  // Leaves their sum in the vector's `in`, before it is first used there. Of each element once.
+  // Leaves the sum of their inputs in the vector. Called once for each element, before it is sent
+  // or added to.
   virtual void add(std::size_t first, std::size_t count) = 0;
-  // Copies the result from the vector's `out`, where it is final.
+  // Copies elements of the vector, which are final, to the other ranks.
   virtual void give(std::size_t first, std::size_t count) = 0;
 
  protected:
@@ -40,7 +41,7 @@ struct Vector {
   std::size_t count;
   DType dtype;
   Reduction reduction;
-  LocalRanks* ranks = nullptr;  // null: `in` is there, and `out` is the result
+  LocalRanks* ranks = nullptr;  // then `in` is `out`; null: `in` is complete
 
   std::size_t width() const { return size_of(dtype); }
 };

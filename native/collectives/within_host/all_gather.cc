@@ -72,7 +72,7 @@ AllGather make(CollectiveContext& context, Calls calls) {
           clique,
           calls,
           bytes,
-          elements_per_part(clique, clique.max_local(), 1),
+          elements_per_part(clique, context.locals() == 1 ? 1 : clique.max_local(), 1),
           OutputCopy(bytes * static_cast<std::size_t>(clique.size()) * calls.size())};
 }
 

@@ -138,13 +138,8 @@ void all_to_all_local(CollectiveContext& context, Calls calls) {
   make(context, calls).within_process(0, calls[0]->bytes());
 }
 
-std::size_t all_to_all_local_steps(CollectiveContext& context, Calls calls) {
-  return make(context, calls).tiles();
-}
-
-void all_to_all_local_step(CollectiveContext& context, Calls calls, std::size_t step) {
-  AllToAll run = make(context, calls);
-  run.within_process(step * run.tile, run.size(step));
+void all_to_all_local_part(CollectiveContext& context, Calls calls, std::size_t at, std::size_t n) {
+  make(context, calls).within_process(at, n);
 }
 
 bool all_to_all_can_read(CollectiveContext& context, Calls calls) {
@@ -156,11 +151,21 @@ void all_to_all_single_copy(CollectiveContext& context, Calls calls) {
 }
 
 void all_to_all_direct(CollectiveContext& context, Calls calls) {
+  all_to_all_direct_begin(context, calls);
+  all_to_all_direct_finish(context, calls);
+}
+
+void all_to_all_direct_begin(CollectiveContext& context, Calls calls) {
+  AllToAll run = make(context, calls);
+  run.send(0, run.size(0));
+}
+
+void all_to_all_direct_finish(CollectiveContext& context, Calls calls) {
   AllToAll run = make(context, calls);
   run.within_process(0, run.bytes);
-  for (std::size_t t = 0; t <= run.tiles(); ++t) {
+  for (std::size_t t = 1; t <= run.tiles(); ++t) {
     if (t < run.tiles()) run.send(t * run.tile, run.size(t));
-    if (t > 0) run.receive((t - 1) * run.tile, run.size(t - 1));
+    run.receive((t - 1) * run.tile, run.size(t - 1));
   }
 }
 

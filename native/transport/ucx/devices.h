@@ -12,12 +12,14 @@ struct Devices {
   std::string warning;  // for the user; "": none
 };
 
-// UCX's own choice is all devices, which crashes UCX before 1.14 now and then when two processes
-// connect to each other over several TCP networks at a time. A host without InfiniBand or RoCE then
-// uses the one network of `listener`, by which the other hosts reach this process anyway.
+// UCX's own choice is all devices. UCX before 1.14 can crash when it uses more than one network
+// interface with TCP, and loopback counts. Such a UCX is limited to the interface of `listener`'s
+// address, by which the other hosts reach this process; with a device of InfiniBand or RoCE it is
+// not limited, and there is a warning. UCX_NET_DEVICES in the environment overrides both.
 Devices choose_devices(const Library& library, int listener);
 
-// The network device that has a socket's own address, "eth0"; "" where there is none.
+// The network interface that has a socket's own address, "eth0"; "" where there is none that UCX
+// could use.
 std::string device_of(int fd);
 
 }  // namespace lockstep::ucp

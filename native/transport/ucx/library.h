@@ -18,8 +18,8 @@ class Library {
   explicit Library(const std::vector<std::string>& candidates);
 
   const std::string& version() const { return version_; }
-  // Before 1.14 UCX has crashed when two processes connected to each other over several TCP
-  // networks at a time.
+  // Before 1.14 UCX has crashed when two processes connected to each other over several network
+  // interfaces with TCP.
   bool takes_several_networks() const { return numbers_[1] >= 14; }
   std::string text_of(Status status) const { return status_string(status); }
   // Throws Error, of what has failed, unless the status is kOk.

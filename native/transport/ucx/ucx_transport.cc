@@ -4,7 +4,6 @@
 #include <sys/random.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -67,7 +66,6 @@ UcxTransport::UcxTransport(const std::vector<std::string>& libraries, int listen
       worker_(library_, labels.size(), devices_.chosen) {
   if (getrandom(&secret_, sizeof(secret_), 0) != sizeof(secret_))
     throw Error("lockstep: the system gives no random numbers.");
-  if (process == 0 && !devices_.warning.empty()) log_or_drop(devices_.warning);
   if (worker_.max_header() < sizeof(Header) + kSlotHeader)
     throw Error("lockstep: the transports of UCX that were chosen take headers of " +
                 std::to_string(worker_.max_header()) + " bytes at most, and the engine needs " +

@@ -65,6 +65,9 @@ class UcxTransport : public Transport, public Companion {
   void left(int process, std::uint64_t sent) override;
   void stop() override;
 
+  // About the choice of devices, for the user; "": none.
+  const std::string& warning() const { return devices_.warning; }
+
   // How many messages were dropped because they came from no process of the job.
   std::size_t refused();
 

@@ -159,7 +159,7 @@ def check_ucx(
 ) -> Finding:
     """`--transport ucx` needs UCX; without it, its absence is no problem.
 
-    ``all_networks``: a version that may crash with several of them would get all of this host.
+    ``all_networks``: a version that may crash with several network interfaces would get all.
     """
     name = "UCX"
     if found is None:
@@ -174,7 +174,7 @@ def check_ucx(
         old = f"{text}: --transport ucx needs {least} or newer, of version 1"
         return (problem if wanted else warning)(name, old, ucx.INSTALL)
     if wanted and version[:2] < ucx.SEVERAL_NETWORKS and all_networks:
-        crashes = f"{text} has crashed when processes connect over several TCP networks at a time"
+        crashes = f"{text} can crash when it uses several network interfaces with TCP"
         return warning(name, crashes, f"set {ucx.DEVICES_VARIABLE} to one, or {ucx.INSTALL_NEW}")
     return ok(name, f"{text}, for --transport ucx")
 
@@ -191,6 +191,6 @@ def findings() -> list[Finding]:
         check_ucx(
             ucx.found(environ.get(ucx.LIBRARY_VARIABLE)),
             environ.get(ucx.TRANSPORT_VARIABLE) == "ucx",
-            ucx.has_infiniband() and ucx.DEVICES_VARIABLE not in environ,
+            ucx.has_rdma_device() and ucx.DEVICES_VARIABLE not in environ,
         ),
     ]

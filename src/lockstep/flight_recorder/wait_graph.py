@@ -109,18 +109,27 @@ def _ending(process: Process, history: History, first_raise: int | None) -> Outc
     if kind is ExitKind.ENDED:  # well, after it was told of a fault
         return Outcome(kind, when, own_raise)
     number = process.exit.signal if process.exit else None
-    grace = 0 if process.error or number in _STOPPED_BY_LAUNCHER else NOTICED_NS
+    is_exact = _when_it_failed(process, history) is not None
+    grace = 0 if is_exact or number in _STOPPED_BY_LAUNCHER else NOTICED_NS
     late = when is not None and when > first_raise + grace
     return Outcome(kind, when, own_raise or late)
 
 
 def _when(process: Process, history: History) -> int | None:
-    if process.error is not None:
-        shift = next((t.shift for t in history.of_process(process.index)), None)
-        if shift is None and process.record is not None:
-            shift = process.record.realtime_ns - process.record.monotonic_ns
-        return None if shift is None else int(process.error.time * 1e9) + shift
+    failed = _when_it_failed(process, history)
+    if failed is not None:
+        return failed
     return process.exit.realtime_ns if process.exit else None
+
+
+def _when_it_failed(process: Process, history: History) -> int | None:
+    """None without an error, and where its host's clock is not known."""
+    if process.error is None:
+        return None
+    shift = next((t.shift for t in history.of_process(process.index)), None)
+    if shift is None and process.record is not None:
+        shift = process.record.realtime_ns - process.record.monotonic_ns
+    return None if shift is None else int(process.error.time * 1e9) + shift
 
 
 def waits(history: History, pairs: Iterable[Pair], ended: dict[int, Outcome]) -> list[Wait]:

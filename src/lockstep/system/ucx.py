@@ -19,9 +19,9 @@ INSTALL_NEW = "pip install libucx-cu12 and set LOCKSTEP_UCX_LIBRARY to its libuc
 MIN_VERSION = (1, 12)
 """Of the interface in ``native/transport/ucx/ucp.h``."""
 SEVERAL_NETWORKS = (1, 14)
-"""Before, UCX has crashed when processes connected to each other over several TCP networks."""
+"""Before, UCX has crashed when processes connected over several network interfaces with TCP."""
 DEVICES_VARIABLE = "UCX_NET_DEVICES"
-"""Where it is not set, such a version gets the job's network, or all where there is InfiniBand."""
+"""Where it is not set, such a version gets the job's interface, or all with InfiniBand."""
 
 _SYSTEM = "libucp.so.0"
 _IN_WHEEL = Path("lib") / _SYSTEM
@@ -54,9 +54,9 @@ def _wheel() -> list[str]:
     return [str(path) for path in paths if path.is_file()]
 
 
-def has_infiniband() -> bool:
-    """Whether this host has a device of InfiniBand or RoCE."""
-    return any(Path("/sys/class/infiniband").glob("*"))
+def has_rdma_device() -> bool:
+    """Whether programs of this host can use a device of InfiniBand, RoCE or the like."""
+    return any(Path("/dev/infiniband").glob("uverbs*"))
 
 
 def found(chosen: str | None) -> tuple[str, tuple[int, int, int]] | None:

@@ -82,10 +82,8 @@ class Records:
         peer = self._peers[process]  # it keeps none, or keeps it in another place
         return format.ProcessRecord(process, len(self._peers), peer.pid, peer.host_name, peer.label)
 
-    def ending(self, process: int) -> Exit | None:
-        return self._ending(process)[1]
-
-    def _ending(self, process: int) -> tuple[ErrorRecord | None, Exit | None]:
+    def ending(self, process: int) -> tuple[ErrorRecord | None, Exit | None]:
+        """The error that ended a process, and its exit."""
         told, gone = self.gone.get(process, (None, None))
         if not (folder := self.folder(process)):
             return told, gone
@@ -99,7 +97,7 @@ class Records:
 
     def of_host(self, own_sites: Sequence[model.Site], latest: int | None) -> list[model.Process]:
         """The processes of this host: endings first, then records, then sites (`model`)."""
-        endings = {peer.process: self._ending(peer.process) for peer in self._local}
+        endings = {peer.process: self.ending(peer.process) for peer in self._local}
         records = {index: self.record(index, latest) for index in endings}
         found = []
         for index, record in records.items():
@@ -125,7 +123,7 @@ class Records:
 
         ``latest`` is how many entries of each device are read.
         """
-        endings = {peer.process: self._ending(peer.process) for peer in self._peers}
+        endings = {peer.process: self.ending(peer.process) for peer in self._peers}
         here = self.of_host(own_sites, latest)
         there, clocks = remote.scan(latest) if remote else ([], {})
         known = {one.index: one for one in here}
@@ -133,7 +131,7 @@ class Records:
             if self._is_of_job(one, here):
                 error, ending = endings[one.index]
                 known[one.index] = dataclasses.replace(
-                    one, error=one.error or error, exit=ending or one.exit
+                    one, error=one.error or error, exit=_exact(one.exit, ending)
                 )
         processes = (known.get(p.process) or _silent(p, *endings[p.process]) for p in self._peers)
         # Each of two hosts that are not this one may be off.
@@ -147,6 +145,11 @@ class Records:
         record = received.record
         nonces = {process.record.nonce for process in here if process.record}
         return record is None or (record.process == received.index and record.nonce in nonces)
+
+
+def _exact(fresh: Exit | None, kept: Exit | None) -> Exit | None:
+    """Of two endings of one process that which was seen, or else the one that was kept."""
+    return fresh if fresh is not None and fresh.is_seen else kept or fresh
 
 
 def _silent(peer: Peer, error: ErrorRecord | None, ending: Exit | None) -> model.Process:

@@ -241,14 +241,18 @@ class Watchdog(threading.Thread):
         self._scanner.scan_at_once()
         record = self._records.record(peer.process)
         launched = self._records.folder(peer.process) is not None
-        written = functools.partial(self._records.ending, peer.process) if launched else None
+        written = functools.partial(self._written_exit, peer.process) if launched else None
         ending = exit_status.ending(pidfd, written)
         clean = record.state == bindings.Leaving.ENDED and (ending is None or ending.exit_code == 0)
         if clean or bindings.abort_text():
             return  # a rank that waits for it notifies
         unknown = Exit(reason="it died, and only its parent process knows how")
-        how = abort_message.how_it_ended(record, ending)
-        self._blame(peer, ending or unknown, how)
+        error, _ = self._records.ending(peer.process)
+        how = abort_message.how_it_ended(record, ending, error)
+        self._blame(peer, ending or unknown, how, error)
+
+    def _written_exit(self, process: int) -> Exit | None:
+        return self._records.ending(process)[1]
 
     def _blame(self, peer: Peer, ending: Exit, how: str, error: ErrorRecord | None = None) -> None:
         self._records.gone[peer.process] = error, ending
@@ -276,8 +280,8 @@ class Watchdog(threading.Thread):
         how = "has ended, or its host cannot be reached"
         ending = Exit(reason=f"it {how}; its own output may tell why")
         error = received.error if received else None
-        if received and received.exit:
-            ending = received.exit
+        if received and (received.exit or error):
+            ending = received.exit or ending
             record = received.record or self._records.record(peer.process)
             how = abort_message.how_it_ended(record, ending, error)
         # The diagnosis asks again, and gets no answer where that host has ended meanwhile.
