@@ -108,8 +108,10 @@ def run_file(
 ) -> tuple[Outcomes, bool]:
     """Runs one file; returns its outcomes and whether the run ended badly."""
     logs.mkdir(parents=True, exist_ok=True)
-    # The default of 5 s between heartbeats fails tests on a busy machine.
-    command = [sys.executable, str(test), f"--num_processes={processes}", "--heartbeat_timeout=60"]
+    # On a busy machine the defaults fail tests: 5 s between heartbeats, and 10 s that the processes
+    # try to connect to process 0, after which all of them end before they run any test.
+    patience = ["--heartbeat_timeout=60", "--initialization_timeout=120"]
+    command = [sys.executable, str(test), f"--num_processes={processes}", *patience]
     with open(logs / "controller.log", "wb") as log:
         controller = subprocess.Popen(
             command,
