@@ -120,7 +120,8 @@ def test_a_process_that_does_not_end_is_killed_and_started_again(tmp_path: Path)
 
 @pytest.mark.full
 def test_a_job_that_is_stopped_does_not_start_again(tmp_path: Path) -> None:
-    source = "print('up', flush=True); import time; time.sleep(100)"
+    # One write: both programs have the same pipe.
+    source = "import os, time; os.write(1, b'up\\n'); time.sleep(100)"
     with start(tmp_path, "--max-restarts", "3", "--", source=source) as started:
         assert started.stdout
         assert [started.stdout.readline() for _ in range(2)] == ["up\n"] * 2

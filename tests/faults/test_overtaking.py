@@ -17,7 +17,7 @@ ROUNDS = 10
 @pytest.mark.full
 def test_a_program_that_overtakes_another_raises_or_gives_the_right_numbers() -> None:
     program = PROGRAMS / "overtaking.py"
-    result = run_lockstep([], program, d=2, timeout=TIMEOUT, forked=True)
+    result = run_lockstep([], program, d=2, timeout=TIMEOUT, forked=True, expect_status=None)
     outcomes = [[json.loads(line) for line in result.by_process[process]] for process in (0, 1)]
     for *numbers, last in outcomes:
         assert numbers == [RIGHT] * len(numbers), result
@@ -27,4 +27,6 @@ def test_a_program_that_overtakes_another_raises_or_gives_the_right_numbers() ->
         else:  # in none of the rounds did JAX bring them out of order
             assert (last, len(numbers)) == (RIGHT, ROUNDS - 1), result
     # A process that raises does not leave the other one waiting, or with numbers of its own.
-    assert len({isinstance(last, str) for *_, last in outcomes}) == 1, result
+    [raised] = {isinstance(last, str) for *_, last in outcomes}
+    # The program ends well, unless it does not read another result, which has failed too.
+    assert result.status in ((0, 1) if raised else (0,)), result

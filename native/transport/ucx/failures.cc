@@ -34,11 +34,11 @@ void UcxTransport::give_up(Peer& to) {
   throw Error(broken_text(to));
 }
 
-std::string UcxTransport::late_text(const Peer& to) const {
+std::string UcxTransport::late_text(const Peer& to, const std::string& in_flight) const {
   return "lockstep: " + labels_[static_cast<std::size_t>(to.process)] +
          " has not taken all of what " + labels_[static_cast<std::size_t>(process_)] +
-         " sent until the deadline. --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the "
-         "limit; 0 means none.";
+         " sent until the deadline." + in_flight +
+         " --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) sets the limit; 0 means none.";
 }
 
 std::string UcxTransport::broken_text(const Peer& from) const {
@@ -56,7 +56,10 @@ std::string UcxTransport::lost_text(const Peer& from) const {
 
 std::string UcxTransport::in_flight(int process) {
   const UcxWorker::Lock lock(worker_);
-  const Peer& other = peer(process);
+  return flight_of(peer(process));
+}
+
+std::string UcxTransport::flight_of(const Peer& other) const {
   return " Over UCX, " + std::to_string(other.received) + " messages have come from it, and " +
          std::to_string(other.unfetched) + " are being fetched; of " + std::to_string(other.sent) +
          " to it, " + std::to_string(other.unsent) + " are still being sent.";

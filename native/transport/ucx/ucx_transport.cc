@@ -203,6 +203,7 @@ void UcxTransport::await(Peer& to, Outgoing* outgoing, const WaitLimits& limits)
   const auto start = Clock::now();
   auto cut = Clock::time_point::max();
   bool late = false;
+  std::string in_flight;
   for (;;) {
     const auto now = Clock::now();
     if (limits.abort->load(std::memory_order_acquire) != 0) cut = std::min(cut, now + kSendGrace);
@@ -211,6 +212,7 @@ void UcxTransport::await(Peer& to, Outgoing* outgoing, const WaitLimits& limits)
       worker_.progress();
       if (!outgoing->is_done && (limits.deadline.passed() || now >= cut)) {
         late = to.broken == ucp::kOk;
+        in_flight = flight_of(to);
         close(to);
         break_off(to, ucp::kCanceled);
         for (int i = 0; i < kClosingProgress && !outgoing->is_done; ++i) worker_.progress();
@@ -227,7 +229,7 @@ void UcxTransport::await(Peer& to, Outgoing* outgoing, const WaitLimits& limits)
     else
       std::this_thread::sleep_for(kSendInterval);
   }
-  if (late && !arena_.aborted()) throw Error(late_text(to));
+  if (late && !arena_.aborted()) throw Error(late_text(to, in_flight));
   give_up(to);
 }
 

@@ -149,7 +149,8 @@ class UcxTransport : public Transport, public Companion {
 
   bool close_all();
   void give_up(Peer& peer);
-  std::string late_text(const Peer& peer) const;
+  std::string late_text(const Peer& peer, const std::string& in_flight) const;
+  std::string flight_of(const Peer& peer) const;  // under the lock
   std::string broken_text(const Peer& peer) const;
   std::string lost_text(const Peer& peer) const;
   std::string failure_of(Peer& peer);
