@@ -63,10 +63,10 @@ inline constexpr int kDeviceStride = 2048;
 std::vector<Layout> all_layouts();
 const Layout& layout(const char* name);
 
-// A listening socket of this machine, and its address.
 // This process stops (SIGSTOP).
 void stop_for(std::chrono::seconds time);
 
+// A listening socket of this machine, and its address.
 struct Listener {
   Descriptor fd;
   std::string address;

@@ -1,133 +1,19 @@
-"""Watchdogs of several hosts ask each other, over a post that is none."""
+"""Watchdogs of several hosts ask each other."""
 
 from __future__ import annotations
 
 import dataclasses
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-from fake_job import peer
-from flight_recorder.test_format import record
-from lockstep._run_files import ErrorRecord, Exit
-from lockstep.engine import bindings
-from lockstep.flight_recorder.diagnose import Kind, diagnose
-from lockstep.flight_recorder.format import encode
 from lockstep.flight_recorder.model import Process
 from lockstep.watchdog import messages, record_reader, remote
-from lockstep.watchdog.artifacts import Artifacts
-from lockstep.watchdog.remote import LocalHost, RemoteHosts
+from lockstep.watchdog.remote import RemoteHosts
 from support import wait_until
-
-AHEAD = 3_600_000_000_000
-"""Nanoseconds that host b's realtime clock is fast."""
-LATER = 7_000_000_000
-"""That its monotonic clock is ahead: it has been up for longer."""
-
-
-class Post:
-    """Carries notes between the processes of this test."""
-
-    def __init__(self, count: int) -> None:
-        self.boxes = [queue.Queue[tuple[int, bytes]]() for _ in range(count)]
-        self.lost: set[int] = set()
-        self.apart: set[int] = set()
-        """To which connections are yet to be made: by the first call, unless `unreachable`."""
-        self.unreachable: set[int] = set()
-        self.sought: set[int] = set()
-        """To which somebody wanted a connection."""
-
-    def of(self, process: int) -> End:
-        return End(self, process)
-
-
-@dataclasses.dataclass
-class End:
-    post: Post
-    process: int
-
-    def connect(self, process: int) -> bool | None:
-        assert process % 2 != self.process % 2, "to a process of its own host"
-        if process in self.post.lost:
-            return None
-        connected = self.is_connected(process)
-        self.post.sought.add(process)
-        self.post.apart -= {process} - self.post.unreachable
-        return connected
-
-    def is_connected(self, process: int) -> bool:
-        return process not in self.post.apart | self.post.lost
-
-    def send_message(self, process: int, note: bytes, timeout: float) -> bool:
-        assert process % 2 != self.process % 2, "to a process of its own host"
-        assert process not in self.post.apart, "before there is a connection"
-        if process in self.post.lost:
-            return False
-        self.post.boxes[process].put((self.process, note))
-        return True
-
-    def next_message(self, timeout: float) -> tuple[int, bytes] | None:
-        if self.process in self.post.lost:
-            raise bindings.NoMoreMessages
-        try:
-            return self.post.boxes[self.process].get(timeout=min(timeout, 0.05))
-        except queue.Empty:
-            return None
-
-    def is_lost(self, process: int) -> bool:
-        return process in self.post.lost
-
-
-class Job:
-    """Four processes, 0 and 2 on host a, 1 and 3 on host b. Each tells all records of its host."""
-
-    def __init__(self) -> None:
-        self.peers = [peer(process) for process in range(4)]
-        self.post = Post(4)
-        self.woken = [threading.Event() for _ in range(4)]
-        self.answers = [
-            RemoteHosts(self.peers, p, self.local(p), self.post.of(p)) for p in range(4)
-        ]
-        for process in (1, 3):
-            self.answers[process]._now = lambda: time.monotonic_ns() + LATER
-        self.deaf: set[int] = set()
-        self.looks = 0
-
-    def local(self, process: int) -> LocalHost:
-        def processes(latest: int | None) -> Sequence[Process]:
-            self.looks += 1
-            time.sleep(0.01)  # and so it is told for 0.1 s
-            if process in self.deaf:
-                raise OSError("it cannot look")
-            return [self.process(p, process) for p in range(4) if p % 2 == process % 2]
-
-        def stacks(of: int) -> str:
-            return f"stacks of {of} by {process}"
-
-        return LocalHost(processes, stacks, self.woken[process].set)
-
-    def process(self, index: int, by: int = -1) -> Process:
-        real = 10**18 + AHEAD * (index % 2)
-        made = record(3, monotonic_ns=10**15, realtime_ns=real)
-        made = dataclasses.replace(made, process=index, host="ab"[index % 2])
-        return Process(index, made, problems=(f"told by {by}",))
-
-
-@pytest.fixture
-def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    monkeypatch.setattr(remote, "TIMEOUT_SECONDS", 0.6)
-    monkeypatch.setattr(remote, "_STACKS_TIMEOUT", 0.3)
-    made = Job()
-    for one in made.answers:
-        one.start()
-    yield made
-    for one in made.answers:
-        one.stop()
-        assert not one.is_alive()
+from watchdog.two_hosts import LATER, Job
 
 
 def told(job: Job, asking: int) -> dict[int, tuple[str, ...]]:
@@ -330,83 +216,3 @@ def test_the_times_of_another_host_become_those_of_this_one(job: Job) -> None:
         error = clocks[process.index].error
         assert abs(shift - (10**18 - 10**15 - LATER)) <= error + 1
         assert 0 < error < LATER / 4
-
-
-@pytest.fixture
-def records(tmp_path: Path, job: Job) -> Iterator[record_reader.Records]:
-    """What process 0 reads; that of process 2 is there too."""
-    files = [tmp_path / f"{index}.bin" for index in range(4)]
-    for index in (0, 2):
-        made = job.process(index).record
-        assert made is not None
-        files[index].write_bytes(encode(made))
-    artifacts = {index: Artifacts(str(file)) for index, file in enumerate(files)}
-    made = record_reader.Records(job.peers, job.peers[0], artifacts)
-    yield made
-    made.close()
-
-
-def test_a_process_whose_records_are_gone_is_known_by_what_it_published(
-    job: Job, records: record_reader.Records, tmp_path: Path
-) -> None:
-    """Two agents of one machine: the one that ends removes what the other's watchdog reads."""
-    (tmp_path / "2.bin").unlink()
-    known = records.record(2)
-    assert (known.process, known.pid) == (2, job.peers[2].pid)
-    assert not known.rings
-
-
-def test_what_is_known_of_all(job: Job, records: record_reader.Records) -> None:
-    whole = records.read([], vary=False, remote=job.answers[0])
-    assert [process.index for process in whole.processes] == [0, 1, 2, 3]
-    assert all(process.record for process in whole.processes)
-    assert 0 < whole.clock_error_ns < LATER / 2
-
-
-def test_records_of_other_processes_and_other_jobs_are_not_believed(
-    monkeypatch: pytest.MonkeyPatch, job: Job, records: record_reader.Records
-) -> None:
-    honest = job.process
-
-    def another(index: int, by: int = -1) -> Process:
-        made = honest(index, by)
-        assert made.record is not None
-        changes = {"nonce": 5} if index == 1 else {"process": 0}
-        return dataclasses.replace(made, record=dataclasses.replace(made.record, **changes))
-
-    monkeypatch.setattr(job, "process", another)
-    whole = records.read([], vary=False, remote=job.answers[0])
-    assert [process.record is not None for process in whole.processes] == [True, False, True, False]
-    assert whole.processes[1].problems == ("no process of its host has answered",)
-
-
-def test_a_process_that_is_gone_is_reported_with_and_without_a_record(
-    job: Job, records: record_reader.Records
-) -> None:
-    error = ErrorRecord(1.0, 7, "sys.exit(7)", "SystemExit: 7")
-    records.gone = {1: (error, Exit(reason="lost")), 2: (None, Exit(reason="dead"))}
-    job.post.lost = {1, 3}
-    whole = records.read([], vary=False, remote=job.answers[0])
-    reasons = [process.exit and process.exit.reason for process in whole.processes]
-    assert reasons == [None, "lost", "dead", None]
-    assert [process.error for process in whole.processes] == [None, error, None, None]
-    assert whole.processes[1].label == job.peers[1].label
-    assert diagnose(whole).kind is Kind.KILLED
-
-
-def test_an_exit_that_was_seen_replaces_what_was_supposed_before(
-    job: Job, records: record_reader.Records, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    honest = job.process
-    exits = {1: Exit(signal=9), 3: Exit(reason="supposed too")}
-    monkeypatch.setattr(
-        job, "process", lambda i, by=-1: dataclasses.replace(honest(i, by), exit=exits.get(i))
-    )
-    records.gone = {1: (None, Exit(reason="lost")), 3: (None, Exit(reason="lost"))}
-    whole = records.read([], vary=False, remote=job.answers[0])
-    assert [process.exit for process in whole.processes] == [
-        None,
-        exits[1],
-        None,
-        records.gone[3][1],
-    ]

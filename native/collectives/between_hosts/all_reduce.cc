@@ -76,13 +76,13 @@ struct HostAllReduce final : HostCollective, LocalRanks {
   }
   void cross_alone(std::size_t at, std::size_t n) {
     alone_at = at;
-    const bool is_one = calls.size() == 1, overlaps = !is_one && can_overlap(n * width);
+    const bool several = calls.size() > 1, overlaps = several && can_overlap(n * width);
     std::byte* out = first.out + at * width;
-    if (!is_one && !overlaps) add_own(out, at, n);
+    const std::byte* in = several ? out : first.in + at * width;
+    if (several && !overlaps) add(0, n);
     between(context, team_of(clique, 0),
-            {is_one ? first.in + at * width : out, out, n, first.dtype, first.reduction,
-             overlaps ? this : nullptr});
-    if (!is_one && !overlaps) give_to_ranks(out, at, n);
+            {in, out, n, first.dtype, first.reduction, overlaps ? this : nullptr});
+    if (several && !overlaps) give(0, n);
   }
   // A piece of a short vector is too little to share with the ranks that wait.
   bool can_overlap(std::size_t bytes) {

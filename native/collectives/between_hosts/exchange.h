@@ -73,7 +73,7 @@ Team team_of(const Clique& clique, int column);
 
 // For what is there from the start.
 struct IsReady {
-  void operator()(std::size_t, std::size_t) const {}
+  void operator()(auto...) const {}
 };
 
 // Sends `out` to one peer and receives `bytes` from another one (or the same), at the same time.
@@ -123,9 +123,9 @@ void receive_all(CollectiveContext& context, int from, std::size_t bytes, Take t
 // With all other members at once: out(member) goes to each, and in_bytes(member) come from each.
 // Every member begins with another one. take(member, step, piece, at, bytes): `step` counts the
 // members from 1 on. make(member, at, bytes) is called before that part of out(member) is sent.
-template <typename Out, typename InBytes, typename Take, typename Make>
+template <typename Out, typename InBytes, typename Take, typename Make = IsReady>
 void exchange_with_team(CollectiveContext& context, const Team& team, Out out, InBytes in_bytes,
-                        Take take, Make make) {
+                        Take take, Make make = {}) {
   std::size_t sent = 0, all = 0;
   for (int step = 1; step < team.size(); ++step)
     all = std::max({all, Pieces(context.clique(), out(team.behind(step)).size()).count(),

@@ -204,8 +204,7 @@ void direct_slices(CollectiveContext& context, const Team& team, const Vector& v
       [&](int member) { return bytes_of(vector, of(member)); },
       [&](int member, int, const std::byte* piece, std::size_t first, std::size_t bytes) {
         Keep(context, vector, of(member))(piece, first, bytes);
-      },
-      [](int, std::size_t, std::size_t) {});
+      });
 }
 
 void ring_slices(CollectiveContext& context, const Team& team, const Vector& vector) {

@@ -17,7 +17,6 @@ engine's deadline needs no Python.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import select
 import sys
@@ -241,7 +240,7 @@ class Watchdog(threading.Thread):
         self._scanner.scan_at_once()
         record = self._records.record(peer.process)
         launched = self._records.folder(peer.process) is not None
-        written = functools.partial(self._written_exit, peer.process) if launched else None
+        written = (lambda: self._records.ending(peer.process)[1]) if launched else None
         ending = exit_status.ending(pidfd, written)
         clean = record.state == bindings.Leaving.ENDED and (ending is None or ending.exit_code == 0)
         if clean or bindings.abort_text():
@@ -251,10 +250,7 @@ class Watchdog(threading.Thread):
         how = abort_message.how_it_ended(record, ending, error)
         self._blame(peer, ending or unknown, how, error)
 
-    def _written_exit(self, process: int) -> Exit | None:
-        return self._records.ending(process)[1]
-
-    def _blame(self, peer: Peer, ending: Exit, how: str, error: ErrorRecord | None = None) -> None:
+    def _blame(self, peer: Peer, ending: Exit, how: str, error: ErrorRecord | None) -> None:
         self._records.gone[peer.process] = error, ending
         bindings.abort(
             abort_message.proof_or(f"lockstep: {peer.label} {how}.", self._scanner.diagnose())
