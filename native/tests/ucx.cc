@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstring>
+#include <filesystem>
 
 #include "core/error.h"
 #include "harness.h"
@@ -154,6 +155,26 @@ TEST(a_process_that_is_stopped_while_another_one_ends) {
       if (rank.process() == 0) std::this_thread::sleep_for(std::chrono::seconds(1));
       run_permute(*end, {{0, 1}}, 100, 2);
     });
+}
+
+std::size_t timers_of_this_process() {
+  std::size_t found = 0;
+  for (const auto& each : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code closed;
+    found +=
+        std::filesystem::read_symlink(each, closed).string().find("timerfd") != std::string::npos;
+  }
+  return found;
+}
+
+// UCX takes the time of its keepalive from a timer.
+TEST(no_keepalive_of_ucx) {
+  if (ucx_libraries().empty() || getenv("UCX_KEEPALIVE_INTERVAL") != nullptr) return;
+  run_healthy(layout("2x1"), {.harness = Harness::kHosts}, [&](Rank& rank) {
+    const auto end = rank.all();
+    run_case(*end, {.count = 10, .seed = 1});
+    CHECK_EQUAL(timers_of_this_process(), 0u);
+  });
 }
 
 std::unique_ptr<UcxTransport> make_ucx(int process, const Host& host, const WakeUp& wake_up) {
