@@ -140,7 +140,8 @@ except RuntimeError as error:
     )
     assert done.returncode == 1, done.stderr
     assert "raised Unable to initialize backend" in done.stdout, done.stderr
-    assert "process 1 of 2 failed with exit code 1, before the job had begun" in done.stdout
+    said = "process 1 of 2 failed: FileNotFoundError: data, before the job had begun"
+    assert said in done.stdout
 
 
 def test_a_difference_is_told_with_the_lines_of_both(tmp_path: Path) -> None:

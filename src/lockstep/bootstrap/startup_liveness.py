@@ -18,7 +18,7 @@ from typing import Any
 
 from lockstep import _config
 from lockstep._errors import InitializationError
-from lockstep._run_files import Exit, process_dir
+from lockstep._run_files import ErrorRecord, Exit, process_dir, read_ending
 from lockstep.bootstrap import service_loss
 from lockstep.flight_recorder import format
 from lockstep.job.kv_store import Record, Store
@@ -79,9 +79,10 @@ def _before_the_start(process: int, label: str) -> Callable[[], None]:
 
 def recorded_ending(process: int) -> str:
     """Half a sentence of how a process of this host ended, where its launcher has written it."""
-    if _config.current().run_dir and (ending := Exit.read(_folder(process))):
-        return _words(process, ending)
-    return ""
+    if not _config.current().run_dir:
+        return ""
+    error, ending = read_ending(_folder(process))
+    return "" if ending is None else _words(process, ending, error)
 
 
 def _check_before_start(process: int, label: str) -> None:
@@ -94,12 +95,12 @@ def _folder(process: int) -> Path:
     return process_dir(Path(config.run_dir or ""), config.attempt, process)
 
 
-def _words(process: int, ending: Exit | None) -> str:
-    """Half a sentence of how it ended, without a record."""
+def _words(process: int, ending: Exit | None, error: ErrorRecord | None) -> str:
+    """Half a sentence of how it ended, without a flight record."""
     # Late import: it takes longer than the rest of the start, and all is well as a rule.
     from lockstep.watchdog import abort_message
 
-    return abort_message.how_it_ended(format.ProcessRecord(process, 0, 0, "", ""), ending)
+    return abort_message.how_it_ended(format.ProcessRecord(process, 0, 0, "", ""), ending, error)
 
 
 def _how_it_ended(peer: Peer, timeout: float) -> str:
@@ -116,6 +117,8 @@ def _how_it_ended(peer: Peer, timeout: float) -> str:
             opened.callback(os.close, pidfd)
             if not select.select([pidfd], [], [], timeout)[0]:
                 return ""
-        written = functools.partial(Exit.read, _folder(peer.process), peer.pid)
-        ending = exit_status.ending(pidfd, written if _config.current().run_dir else None)
-        return _words(peer.process, ending)
+        if not _config.current().run_dir:
+            return _words(peer.process, exit_status.ending(pidfd, None), None)
+        folder = _folder(peer.process)
+        ending = exit_status.ending(pidfd, functools.partial(Exit.read, folder, peer.pid))
+        return _words(peer.process, ending, ErrorRecord.read(folder))
