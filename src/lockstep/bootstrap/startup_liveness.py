@@ -79,9 +79,9 @@ def _before_the_start(process: int, label: str) -> Callable[[], None]:
 
 def recorded_ending(process: int) -> str:
     """Half a sentence of how a process of this host ended, where its launcher has written it."""
-    if not _config.current().run_dir:
+    if (folder := _folder(process)) is None:
         return ""
-    error, ending = read_ending(_folder(process))
+    error, ending = read_ending(folder)
     return "" if ending is None else _words(process, ending, error)
 
 
@@ -90,9 +90,10 @@ def _check_before_start(process: int, label: str) -> None:
         raise InitializationError(f"{label} {how}, before the job had begun.")
 
 
-def _folder(process: int) -> Path:
+def _folder(process: int) -> Path | None:
+    """Where its launcher writes how it ended; None: there is no launcher."""
     config = _config.current()
-    return process_dir(Path(config.run_dir or ""), config.attempt, process)
+    return process_dir(Path(config.run_dir), config.attempt, process) if config.run_dir else None
 
 
 def _words(process: int, ending: Exit | None, error: ErrorRecord | None) -> str:
@@ -117,8 +118,7 @@ def _how_it_ended(peer: Peer, timeout: float) -> str:
             opened.callback(os.close, pidfd)
             if not select.select([pidfd], [], [], timeout)[0]:
                 return ""
-        if not _config.current().run_dir:
-            return _words(peer.process, exit_status.ending(pidfd, None), None)
         folder = _folder(peer.process)
-        ending = exit_status.ending(pidfd, functools.partial(Exit.read, folder, peer.pid))
-        return _words(peer.process, ending, ErrorRecord.read(folder))
+        written = functools.partial(Exit.read, folder, peer.pid) if folder else None
+        ending = exit_status.ending(pidfd, written)
+        return _words(peer.process, ending, ErrorRecord.read(folder) if folder else None)
