@@ -22,6 +22,9 @@ from lockstep._jax_compat.backends import has_backend as has_backend
 from lockstep._jax_compat.backends import live_arrays as live_arrays
 from lockstep._jax_compat.backends import live_executables as live_executables
 from lockstep._jax_compat.backends import wait_for_dispatched as wait_for_dispatched
+from lockstep._jax_compat.barriers import BARRIERS as BARRIERS
+from lockstep._jax_compat.barriers import BARRIERS_LOST as BARRIERS_LOST
+from lockstep._jax_compat.barriers import fail_barriers_together as fail_barriers_together
 from lockstep._jax_compat.cluster import HasRank as HasRank
 from lockstep._jax_compat.cluster import register_cluster as register_cluster
 from lockstep._jax_compat.distributed import check_distributed as check_distributed

@@ -243,6 +243,10 @@ def _put_in_hooks() -> None:
         _register_cluster,
     )
     _jax_compat.install(_jax_compat.SURVIVAL, _jax_compat.SURVIVAL_LOST, _survive)
+    if "JAX_ENABLE_RECOVERABILITY" not in os.environ:
+        _jax_compat.install(
+            _jax_compat.BARRIERS, _jax_compat.BARRIERS_LOST, _jax_compat.fail_barriers_together
+        )
     choice = _config.current().collectives
     refuse = _nothing
     if choice != "gloo":
