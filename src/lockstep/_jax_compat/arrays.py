@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from lockstep._jax_compat.texts import OF_THE_ENGINE
+from lockstep._jax_compat import texts
 
 
 def under_derivatives(array: Any) -> Any:
@@ -67,15 +67,20 @@ def note_ambiguous_shardings(note: str) -> None:
 
 
 def watch_failures(raised: Callable[[], None]) -> None:
-    """Calls ``raised`` whenever jaxlib raises an error of the engine, for it makes it then."""
+    """Calls ``raised`` whenever jaxlib raises an error of the engine, for it makes it then.
+
+    Errors lose the prefixes that hide their text (`texts.without_prefixes`).
+    """
     import jax
 
     kind: Any = jax.errors.JaxRuntimeError
     made = kind.__init__
 
     def init(self: Any, *args: Any, **more: Any) -> None:
-        made(self, *args, **more)
-        if any(OF_THE_ENGINE in str(text) for text in args):
+        short = [texts.without_prefixes(a) if isinstance(a, str) else a for a in args]
+        made(self, *short, **more)
+        self.args = tuple(short)  # which are set before, from what jaxlib passes
+        if any(texts.OF_THE_ENGINE in str(text) for text in args):
             raised()
 
     kind.__init__ = init

@@ -6,12 +6,29 @@ import re
 
 OF_THE_ENGINE = "MPI error: lockstep: "
 """Before the engine's own text: jaxlib takes the engine for an MPI."""
-ENGINE_ERROR = (
-    rf"[A-Z_]+: (?:Buffer Definition Event: )*{OF_THE_ENGINE}(?P<again>earlier failure: )?"
-)
-"""A pattern: how the message of an engine's error begins, as XLA and JAX pass it on.
+_PREFIXES = ("Error dispatching computation: ", "Buffer Definition Event: ")
+"""jaxlib puts one of these before an error for each program whose operand has failed with it."""
+_CODE = r"[A-Z]+(?:_[A-Z]+)*: "
+"""The code of a status, such as ``INVALID_ARGUMENT``."""
+ENGINE_ERROR = rf"{_CODE}(?:[A-Z][\w ]*: )*?{OF_THE_ENGINE}(?P<again>earlier failure: )?"
+"""A pattern: how the message of an engine's error begins, as XLA and JAX pass it on."""
+_PREFIXED = re.compile(rf"({_CODE})((?:{'|'.join(_PREFIXES)})+)")
 
-jaxlib 0.8 adds an event where an array is awaited whose program has failed."""
+
+def without_prefixes(text: str) -> str:
+    """``text`` of an error of jaxlib's, with each prefix once, and none before the engine's text.
+
+    A loop that reads its loss every hundred steps gets "Error dispatching computation: " a hundred
+    times: each step's result has failed because the one before has.
+    """
+    found = _PREFIXED.match(text)
+    if found is None:
+        return text
+    rest = text[found.end() :]
+    once = [prefix for prefix in _PREFIXES if prefix in found[2]]
+    return found[1] + ("" if rest.startswith(OF_THE_ENGINE) else "".join(once)) + rest
+
+
 NOTE_OF_FRAMES = re.compile(
     r"^-{20}\nFor simplicity, JAX has removed its internal frames .*\n?", re.MULTILINE
 )

@@ -1,0 +1,47 @@
+"""What jaxlib puts around the texts of errors, and what is left of it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from lockstep._jax_compat import texts
+
+DISPATCH = "Error dispatching computation: "
+EVENT = "Buffer Definition Event: "
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        (
+            f"INTERNAL: {DISPATCH * 194}MPI error: lockstep: x: y",
+            "INTERNAL: MPI error: lockstep: x: y",
+        ),
+        (f"UNKNOWN: {EVENT}{DISPATCH}MPI error: lockstep: x", "UNKNOWN: MPI error: lockstep: x"),
+        ("UNKNOWN: MPI error: lockstep: x", "UNKNOWN: MPI error: lockstep: x"),
+        (
+            f"INTERNAL: {DISPATCH * 3}Gloo all-reduce failed",
+            f"INTERNAL: {DISPATCH}Gloo all-reduce failed",
+        ),
+        (f"UNKNOWN: {DISPATCH}{EVENT}{DISPATCH}x", f"UNKNOWN: {DISPATCH}{EVENT}x"),
+        ("INTERNAL: RuntimeError: Error: Error: x", "INTERNAL: RuntimeError: Error: Error: x"),
+        (f"a user's {DISPATCH * 2}x", f"a user's {DISPATCH * 2}x"),
+        ("", ""),
+    ],
+)
+def test_each_prefix_is_left_once_and_none_before_the_engines_text(text: str, left: str) -> None:
+    assert texts.without_prefixes(text) == left
+
+
+@pytest.mark.parametrize("prefixes", ["", EVENT, DISPATCH, EVENT + DISPATCH * 100])
+@pytest.mark.parametrize("again", ["", "earlier failure: "])
+def test_an_engines_error_is_recognised_below_any_prefixes(prefixes: str, again: str) -> None:
+    found = re.match(texts.ENGINE_ERROR, f"INTERNAL: {prefixes}MPI error: lockstep: {again}words")
+    assert found is not None
+    assert found["again"] == (again or None)
+
+
+def test_an_error_of_another_library_is_none_of_the_engines() -> None:
+    assert not re.match(texts.ENGINE_ERROR, "INTERNAL: the log has: MPI error: lockstep: words")
