@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Sequence
 
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 MAX_RUNS = 6
 """How many runs of numbers are listed before the rest is counted."""
+_LEFT_OUT = re.compile(r"^(?:E )? *  and \d+ process(?:es)? more$", re.MULTILINE)
+"""The line of `left_out`, also where pytest shows it as a part of an error."""
 
 
 def format_size(size: float) -> str:
@@ -30,6 +33,16 @@ def counted(number: int, what: str) -> str:
     """``"1 device"``, ``"2 devices"``, ``"2 processes"``."""
     plural = "es" if what.endswith("s") else "s"
     return f"{number} {what}{'' if number == 1 else plural}"
+
+
+def left_out(processes: int) -> str:
+    """The line that stands for the rows of ``processes`` processes in a text without room."""
+    return f"  and {counted(processes, 'process')} more"
+
+
+def is_cut(text: str) -> bool:
+    """Whether ``text`` has a line of `left_out`, or ends in the middle."""
+    return text.endswith("...") or _LEFT_OUT.search(text) is not None
 
 
 def ranges(numbers: Sequence[int]) -> str:

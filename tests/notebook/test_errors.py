@@ -42,6 +42,14 @@ def test_the_records_say_which_of_the_engines_errors_explains_it() -> None:
     assert lines == ["[0-2] failed:", "trace 2"]
 
 
+def test_the_report_follows_an_engines_error_that_has_no_room_for_it() -> None:
+    cut = f"{ENGINES}\n  and 1 process more"
+    for message, shown in ((cut, ["head", "rows"]), (ENGINES, [])):
+        failures = [Failure(0, "JaxRuntimeError", message, "trace")]
+        lines = cell_error(failures, (), "do this", "head\nrows")._render_traceback_()
+        assert lines == ["[0] failed:", "trace", *shown, "do this"]
+
+
 def test_an_interrupt_is_one_line() -> None:
     failures = [Failure(p, "KeyboardInterrupt", "", "long trace") for p in range(2)]
     assert cell_error(failures)._render_traceback_() == ["[0-1] KeyboardInterrupt"]

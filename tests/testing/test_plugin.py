@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from lanes import needs
+from of_this_jax import where_numbered
 from pytest_sessions import project, session
 
 CONFTEST = """
@@ -253,6 +254,35 @@ def test_a_death_and_a_deadline_are_told(printed: str) -> None:
     assert "process 1 did not return and was stopped" in slow
     assert "in test_too_slow" in slow
     assert "_pytest" not in slow
+
+
+LONG = """
+    import jax, jax.numpy as jnp, numpy as np, pytest
+    from jax.sharding import NamedSharding, PartitionSpec as P
+
+    @jax.jit
+    def a_step_of_the_training_with_a_name_that_is_long(images, labels, weights_of_the_rows):
+        return jnp.sum(images * labels * weights_of_the_rows)
+
+    @pytest.mark.lockstep(n=2, devices=1)
+    def test_long(lockstep):
+        rows = NamedSharding(jax.make_mesh((2,), ("rows",)), P(None, "rows"))
+        for steps in [5] * 4 + [5 - lockstep.rank]:
+            ones = np.ones((steps, 36), np.float32)
+            arrays = [jax.make_array_from_process_local_data(rows, ones) for _ in range(3)]
+            float(a_step_of_the_training_with_a_name_that_is_long(*arrays))
+"""
+
+
+@pytest.mark.full
+def test_rows_and_causes_that_an_error_has_no_room_for_are_a_section(tmp_path: Path) -> None:
+    status, text = session(project(tmp_path, LONG))
+    assert status == 1, text
+    assert "  and 1 process more" in text
+    report = text.split("What the processes did")[1]
+    for rank in range(2):
+        assert f"> process {rank} (pid" in report
+    assert where_numbered("different shapes: images of a_step_of_the_training") in report
 
 
 def test_bad_marks_and_options_are_errors_in_words(tmp_path: Path) -> None:

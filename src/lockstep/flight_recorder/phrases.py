@@ -174,7 +174,7 @@ def _compared(cause: Cause) -> str:
             text += f" ({a.sizes[0]} rows for each device here, {a.sizes[1]} there)"
         parts.append(text)
     more = len(cause.arguments) - MAX_ARGUMENTS
-    parts += [f"{more} more arguments differ"] if more > 0 else []
+    parts += [f"{more} more argument{'s differ' if more > 1 else ' differs'}"] if more > 0 else []
     return f"different {'dtypes' if cause.arguments[0].is_dtype else 'shapes'}: {'; '.join(parts)}"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from lockstep._words import counted, processes
+from lockstep._words import left_out, processes
 from lockstep.flight_recorder.calls import Round
 from lockstep.flight_recorder.diagnose import Activity, Diagnosis, Kind, Row
 from lockstep.flight_recorder.headlines import called, count, headline, raised, what_was_called
@@ -23,7 +23,8 @@ _INDENT = "      "
 
 
 def short(diagnosis: Diagnosis, limit: int = 1000) -> str:
-    """The text of an exception, at most ``limit`` bytes. Rows that do not fit are counted."""
+    """The text of an exception, at most ``limit`` bytes. Rows that do not fit are counted
+    (`_words.is_cut`); `table` has them."""
     head = headline(diagnosis)
     tail = [f"Likely: {cause}" for cause in causes(diagnosis)[:1]]
     rows = _ordered(diagnosis.rows)
@@ -33,12 +34,12 @@ def short(diagnosis: Diagnosis, limit: int = 1000) -> str:
             return "\n".join(whole)
     lines = [_row(diagnosis, row, 1 if row.culprit else 0) for row in rows]
     for shown in range(len(lines) - 1, -1, -1):
-        rest = f"  and {counted(len(lines) - shown, 'process')} more"
+        rest = left_out(len(lines) - shown)
         for end in (tail, []):
             whole = [head, *lines[:shown], rest, *end]
             if _size(whole) <= limit:
                 return "\n".join(whole)
-    return head.encode()[: limit - 3].decode(errors="ignore") + "..."
+    return head.encode()[: max(0, limit - 3)].decode(errors="ignore") + "..."
 
 
 def _size(lines: Sequence[str]) -> int:

@@ -64,9 +64,10 @@ def told_already(table: str, first: EndedProcess) -> bool:
     return head in first.record.traceback.replace(" (exit code 0)", "")
 
 
-def _told(record: ErrorRecord, full: bool, on_screen: str) -> list[str]:
+def _told(record: ErrorRecord, full: bool, on_screen: str, table: str) -> list[str]:
     """The lines below the headline, which has the first line of an engine's error already.
 
+    ``table`` has the rows that an engine's error has no room for.
     A traceback that is ``on_screen`` is not repeated. The processes print theirs at once, because
     the job may take long to end after an error, and the launcher may be killed until then.
     """
@@ -79,7 +80,8 @@ def _told(record: ErrorRecord, full: bool, on_screen: str) -> list[str]:
     ours = OURS.match(record.summary)
     again = [_AGAIN] if ours and ours["again"] else []
     shown = f"\n{stack}" in on_screen and not again
-    return [*message.rstrip().split("\n")[1:], *([] if shown else [*again, stack.rstrip()])]
+    lines = (table if _words.is_cut(message) and table else message).rstrip().split("\n")[1:]
+    return [*lines, *([] if shown else [*again, stack.rstrip()])]
 
 
 def _on(ending: EndedProcess) -> str:
@@ -92,16 +94,18 @@ def headline(
     stopping_at: float,
     processes: int | None = None,
     full: bool = False,
+    table: str = "",
 ) -> list[str]:
     """The report of a job that failed: paragraphs, the first failure on top.
 
     ``processes`` is the job's number of processes, if not all of them have been started. A signal
     that ended a process after ``stopping_at`` was sent by the launcher. ``full`` keeps the frames
-    of libraries in tracebacks.
+    of libraries in tracebacks. ``table`` is the report from the records, if the first failure's own
+    text has its headline.
     """
     same = alike(first, endings)
     count = processes or len(endings)
-    report = [_first(first, same, count) + _details(first, endings, full)]
+    report = [_first(first, same, count) + _details(first, endings, full, table)]
     numbers = {e.process_id for e in same}
     later = [
         e
@@ -129,13 +133,13 @@ def _first(first: EndedProcess, same: Sequence[EndedProcess], count: int) -> str
     return text + (f", {place}" if place else "")
 
 
-def _details(first: EndedProcess, endings: Sequence[EndedProcess], full: bool) -> str:
+def _details(first: EndedProcess, endings: Sequence[EndedProcess], full: bool, table: str) -> str:
     """What follows the headline of the first failure."""
     if first.record is None:
         words = "\n".join(first.last_words)
         return f"\nIts last lines on stderr:\n{_indented(words)}" if words else ""
     on_screen = "".join("\n".join(["", *e.on_screen, ""]) for e in endings)
-    if told := _told(first.record, full, on_screen):
+    if told := _told(first.record, full, on_screen, table):
         return "\n" + _indented("\n".join(told))
     is_above = first.record.traceback and not is_engines(first.record)
     return " (traceback above)" if is_above else ""

@@ -41,7 +41,6 @@ from lockstep.launch.console import Console, Stream
 from lockstep.launch.failure_report import headline, told_already
 from lockstep.launch.first_failure import (
     FAILURE_SHARES,
-    EndedProcess,
     by_culprit,
     first_failure,
     is_engines,
@@ -249,11 +248,14 @@ class Supervisor:
             full = self._job.config.full_tracebacks or tracebacks.jax_shows_all(os.environ)
             if is_engines(first.record):
                 first = by_culprit(first, endings, self._culprits())
-            report = headline(first, endings, self.stopping_at, self._job.job_processes, full)
+            table = self._diagnosis([e.process_id for e in endings if e.failed])
+            told = table if table and told_already(table, first) else ""
+            count = self._job.job_processes
+            report = headline(first, endings, self.stopping_at, count, full, told)
             for i, text in enumerate(report):
                 self.console.report(text, highlight=i == 0)
             self._report_killed()
-            self._report_details(first, [e.process_id for e in endings if e.failed])
+            self._report_details("" if told else table)
             return first.status
         if self._cause in PASSED_ON:
             self.console.report(f"stopped by {signal_name(self._cause)}")
@@ -264,14 +266,14 @@ class Supervisor:
     def _culprits(self) -> Sequence[int]:
         return failed_runs.culprits(self._job.run_dir, self._job.config.attempt)
 
-    def _report_details(self, first: EndedProcess, told: Sequence[int]) -> None:
-        """Prints the diagnosis, and the next step for the user.
+    def _diagnosis(self, told: Sequence[int]) -> str:
+        """The report from the records; "" if it says only that the processes ``told`` failed."""
+        return failed_runs.diagnosis(self._job.run_dir, self._job.config.attempt, told) or ""
 
-        ``told``: the processes whose failure was reported.
-        """
+    def _report_details(self, table: str) -> None:
+        """Prints the diagnosis, and the next step for the user."""
         attempt = self._job.config.attempt
-        table = failed_runs.diagnosis(self._job.run_dir, attempt, told)
-        if table and not told_already(table, first):
+        if table:
             self.console.report(table)
         if self._restarts_left and self.may_restart:
             self.console.report(

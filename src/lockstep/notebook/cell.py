@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from lockstep.flight_recorder.text_report import short
+from lockstep.flight_recorder.text_report import short, table
 from lockstep.notebook import engine
 from lockstep.notebook.errors import RESTART, Failure, NotebookError, cell_error
 from lockstep.notebook.fold import label
@@ -72,7 +72,9 @@ class Cell:
         self._drain_to_the_end()
         self._output.show(all_of_it=True)
         if failures := self._failures():
-            raise cell_error(failures, self._culprits(), self._note())
+            found = self._job.diagnosis()
+            culprits, report = (found.culprits, table(found)) if found else ((), "")
+            raise cell_error(failures, culprits, self._note(), report)
         return self._output.value()
 
     @property
@@ -215,10 +217,6 @@ class Cell:
                 trace = "\n".join(trace) if isinstance(trace, list) else trace
                 found.append(Failure(process, error.ename, error.evalue, trace))  # type: ignore
         return found
-
-    def _culprits(self) -> Sequence[int]:
-        found = self._job.diagnosis()
-        return found.culprits if found else ()
 
     def _note(self) -> str:
         if not self._job.problem and any(f.is_engines for f in self._failures()):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from lockstep._errors import LockstepError
 from lockstep._jax_compat import texts
+from lockstep._words import is_cut
 from lockstep.notebook.fold import label
 
 _ENGINES = re.compile(rf"^{texts.ENGINE_ERROR}")
@@ -65,10 +66,11 @@ class Failure:
 
 
 def cell_error(
-    failures: Sequence[Failure], culprits: Sequence[int] = (), note: str = ""
+    failures: Sequence[Failure], culprits: Sequence[int] = (), note: str = "", report: str = ""
 ) -> CellError:
     """The error of a cell. ``failures`` are in order of time; ``culprits`` as the records name
-    them; ``note`` is the last line: what to do."""
+    them; ``report`` is theirs, for an engine's error that has no room for it; ``note`` is the last
+    line: what to do."""
     ordered = sorted(failures, key=lambda failure: _rank(failure, culprits))
     first = ordered[0]
     alike = [f for f in ordered if (f.kind, f.message) == (first.kind, first.message)]
@@ -78,6 +80,8 @@ def cell_error(
     lines = [f"{where} {first.summary}" if first.is_interrupt else f"{where} failed:"]
     if not first.is_interrupt:
         lines.append(first.traceback or first.summary)
+    if first.is_engines and is_cut(first.message) and report:
+        lines += report.split("\n")
     lines += _in_short([f for f in ordered if f not in alike])
     lines += [note] if note else []
     return CellError(f"{where} {first.summary}", "\n".join(lines), ordered)

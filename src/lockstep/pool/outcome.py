@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from lockstep import _words
 from lockstep._errors import SpawnError, SpawnTimeoutError
 from lockstep._run_files import ErrorRecord, Exit
 from lockstep._words import processes
@@ -220,5 +221,7 @@ def _stacks(stuck: Outcome) -> str:
 def _has(error: BaseException, first: Outcome, diagnosis: str) -> bool:
     """Whether the error says already what ``diagnosis`` begins with."""
     head = diagnosis.splitlines()[0].replace(" (exit code 0)", "")
+    if _words.is_cut(str(error)):
+        return False
     told = str(error) + (first.failure.record.traceback if first.failure else "")
     return any(words in told for words in (head, head.replace(" waited in ", " waits in ")))

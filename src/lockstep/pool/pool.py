@@ -143,12 +143,13 @@ class Pool:
         kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         patient: bool = False,
-    ) -> list[Outcome]:
-        """How the call ended on each process; for `lockstep.testing`.
+    ) -> tuple[list[Outcome], str]:
+        """How the call ended on each process, and what the records show; for `lockstep.testing`.
 
         ``patient``: the failure of one process sets no deadline for the others.
         """
-        return self._run(fn, args, kwargs, timeout, patient)[0]
+        outcomes, diagnosis, _ = self._run(fn, args, kwargs, timeout, patient)
+        return outcomes, diagnosis or ""
 
     def close(self, at_once: bool = False) -> None:
         """Ends the processes; a second call does nothing.

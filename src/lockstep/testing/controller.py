@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from lockstep._errors import LockstepError
+from lockstep._words import is_cut
 from lockstep.pool import outcome
 from lockstep.pool.outcome import Kind, Outcome
 from lockstep.pool.pool import Pool
@@ -30,6 +31,8 @@ PREPARE_SECONDS = 300.0
 """Seconds for the ranks to import conftest files and a file of tests."""
 FINISH_SECONDS = 60.0
 """Seconds for the fixtures of modules and sessions to be torn down."""
+_WHOLE_REPORT = "What the processes did"
+"""The title of a section of a failed test, where the error has no room for all of it."""
 
 
 class Controller:
@@ -86,7 +89,7 @@ class Controller:
     ) -> Iterator[pytest.TestReport]:
         try:
             layout = layouts.of_item(item)
-            outcomes = self._run(layout, item, nextitem)
+            outcomes, diagnosis = self._run(layout, item, nextitem)
         except (LockstepError, pytest.Collector.CollectError, pytest.fail.Exception) as error:
             yield merge.failed_report(item, "setup", f"{type(error).__name__}: {error}")
             return
@@ -94,11 +97,14 @@ class Controller:
         problems: dict[int, str] = {}
         for each in outcomes:
             by_rank[each.rank] = self._read(each, problems)
-        yield from merge.verdicts(item, by_rank, layout.n, problems)
+        for report in merge.verdicts(item, by_rank, layout.n, problems):
+            if report.failed and is_cut(report.longreprtext):
+                report.sections.append((_WHOLE_REPORT, diagnosis))
+            yield report
 
     def _run(
         self, layout: Layout, item: pytest.Item, nextitem: pytest.Item | None
-    ) -> list[Outcome]:
+    ) -> tuple[list[Outcome], str]:
         pool = self._pool(layout)
         follows = _next_of(layout, item, nextitem)
         request = remote.Request(
@@ -109,7 +115,7 @@ class Controller:
         )
         try:
             if failed := self._prepare(layout, pool, str(item.path)):
-                return failed
+                return failed, ""
             return pool.outcomes(
                 remote.run,
                 (request,),
@@ -125,7 +131,7 @@ class Controller:
         pids, paths = self._prepared.get(layout, ([], set()))
         if pids and pids == pool.pids and path in paths:
             return []
-        outcomes = pool.outcomes(
+        outcomes, _ = pool.outcomes(
             remote.prepare, (self._spec(layout), path), timeout=PREPARE_SECONDS
         )
         failed = [o for o in outcomes if o.kind is not Kind.RETURNED]

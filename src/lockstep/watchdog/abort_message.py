@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+
+from lockstep import _config, _words
 from lockstep._run_files import ErrorRecord, Exit
 from lockstep.engine import bindings
 from lockstep.flight_recorder import diagnose, format, text_report
@@ -24,6 +28,20 @@ def beside(words: str, found: diagnose.Diagnosis) -> str:
 
 def proof_or(words: str, found: diagnose.Diagnosis) -> str:
     return proof(found) if found.kind.is_fault else beside(words, found)
+
+
+def fail(text: str, found: diagnose.Diagnosis) -> None:
+    """Fails the job with ``text``, which says what was ``found``.
+
+    What an exception has no room for is printed here, where no launcher prints the whole report.
+    """
+    bindings.abort(text)
+    config = _config.current()
+    # A process with an agent is started by `lockstep worker`, which prints no report.
+    launched = config.run_dir is not None and config.agent is None
+    if _words.is_cut(text) and not launched and bindings.abort_text() == text:
+        with contextlib.suppress(OSError, ValueError):  # stderr is closed
+            print(f"lockstep: {text_report.table(found)}", file=sys.stderr, flush=True)
 
 
 def how_it_ended(

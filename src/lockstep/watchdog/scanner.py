@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from lockstep.engine import bindings
 from lockstep.flight_recorder import diagnose
 from lockstep.job.topology import Peer
 from lockstep.watchdog import abort_message
@@ -73,7 +72,7 @@ class Scanner:
             # Of a host that has not answered this time, the quick scan knows more.
             found = whole if whole.kind.is_fault or not found.kind.is_fault else found
         if found.kind.is_fault:
-            bindings.abort(abort_message.proof(found))
+            abort_message.fail(abort_message.proof(found), found)
             return
         self._stalls.scan(found, self.diagnose)
         now = time.monotonic()

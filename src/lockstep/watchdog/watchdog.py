@@ -228,11 +228,12 @@ class Watchdog(threading.Thread):
     def _explain(self, text_of_engine: str) -> None:
         """Fails the job with more than the engine knows of a difference that it has found."""
         found = self._scanner.diagnose_with_lines(by_numbers=True)
-        bindings.abort(abort_message.proof_or(text_of_engine, found))
+        abort_message.fail(abort_message.proof_or(text_of_engine, found), found)
 
     def _explain_deadline(self, text_of_engine: str) -> None:
         """Adds the lines of the program, and what was called before, to the missing processes."""
-        bindings.abort(abort_message.beside(text_of_engine, self._scanner.diagnose()))
+        found = self._scanner.diagnose()
+        abort_message.fail(abort_message.beside(text_of_engine, found), found)
 
     # A process ends
 
@@ -252,9 +253,9 @@ class Watchdog(threading.Thread):
 
     def _blame(self, peer: Peer, ending: Exit, how: str, error: ErrorRecord | None) -> None:
         self._records.gone[peer.process] = error, ending
-        bindings.abort(
-            abort_message.proof_or(f"lockstep: {peer.label} {how}.", self._scanner.diagnose())
-        )
+        found = self._scanner.diagnose()
+        words = abort_message.proof_or(f"lockstep: {peer.label} {how}.", found)
+        abort_message.fail(words, found)
 
     def _find_losses(self) -> None:
         for peer in [peer for peer in self._connected if bindings.is_lost(peer.process)]:
