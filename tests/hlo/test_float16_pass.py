@@ -83,6 +83,7 @@ def test_the_pass_is_registered_for_cpu_devices_of_a_job_alone(
     monkeypatch.setattr(_jax_compat, "distributed_client", lambda: client)
     monkeypatch.setattr(_jax_compat, "has_passes", lambda: True)
     monkeypatch.setattr(_jax_compat, "register_pass", lambda name, _: done.append(name))
+    monkeypatch.setattr(_jax_compat, "add_to_cache_key", lambda part: None)
     assert float16_pass.register_when_needed(platform) == job  # a job may begin later
     assert bool(done) == registered
 
@@ -112,6 +113,37 @@ def test_narrow_types_over_the_engine(types: str) -> None:
     )
     assert result.stdout.count("16 right, 0 with float16") == 2 * len(types.split(",")), result
     assert result.stdout.count("derivatives right") == 2, result
+
+
+CACHED = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+jax.distributed.initialize()
+mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+rows = np.arange(128, dtype=np.float16) % 7
+x = jax.make_array_from_callback(rows.shape, NamedSharding(mesh, P("x")), lambda i: rows[i])
+total = jax.shard_map(lambda v: jax.lax.psum(v, "x"), mesh=mesh, in_specs=P("x"), out_specs=P())
+total = np.asarray(jax.jit(total)(x))
+print("right" if (total == rows[:64] + rows[64:]).all() else total)
+"""
+
+
+@needs_float16_pass
+@sample("order", [("lockstep", "gloo"), ("gloo", "lockstep"), ("mpi", "gloo")], 0)
+def test_a_compilation_cache_may_be_shared_with_gloo(
+    order: tuple[str, ...], tmp_path: pathlib.Path
+) -> None:
+    """Process 0 reads and writes the cache; with the other's program the job hung."""
+    for collectives in order:
+        options = ["--collectives", collectives]
+        result = run_lockstep(options, CACHED, d=1, program_args=[str(tmp_path)], forked=True)
+        said = [line for lines in result.by_process.values() for line in lines]
+        assert [line for line in said if "Gloo" not in line] == ["right", "right"], result
 
 
 @pytest.mark.slow

@@ -48,6 +48,7 @@ from lockstep._jax_compat.planning import plan_devices as plan_devices
 from lockstep._jax_compat.plug import jaxlib_library as jaxlib_library
 from lockstep._jax_compat.plug import names_missing as names_missing
 from lockstep._jax_compat.plug import names_wanted as names_wanted
+from lockstep._jax_compat.programs import add_to_cache_key as add_to_cache_key
 from lockstep._jax_compat.programs import around_executions as around_executions
 from lockstep._jax_compat.programs import has_passes as has_passes
 from lockstep._jax_compat.programs import is_refused_type as is_refused_type

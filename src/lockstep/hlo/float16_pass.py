@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import lockstep
 from lockstep import _jax_compat
 from lockstep.hlo.proto import (
     Computation,
@@ -60,11 +61,23 @@ def register_when_needed(platform: str) -> bool:
 
 
 def _register() -> bool:
+    def put_in() -> None:
+        # First: without it, a cache would give the pass's programs to gloo, which then hangs, and
+        # gloo's to the engine, with collectives that XLA refuses or that nothing has counted.
+        _jax_compat.add_to_cache_key(
+            lambda: f"{PASS_NAME} {lockstep.__version__}" if _is_active() else ""
+        )
+        _jax_compat.register_pass(PASS_NAME, _transform)
+
     return _jax_compat.install(
         "float16 pass",
         "float16 and float8 collectives between processes; an error says so.",
-        lambda: _jax_compat.register_pass(PASS_NAME, _transform),
+        put_in,
     )
+
+
+def _is_active() -> bool:
+    return _jax_compat.setting("jax_cpu_collectives_implementation") == "mpi"
 
 
 WHAT_TO_DO = (
@@ -91,7 +104,7 @@ def explain_uncaught() -> None:
 
 
 def _transform(module: bytes) -> bytes | None:
-    if _jax_compat.setting("jax_cpu_collectives_implementation") != "mpi":
+    if not _is_active():
         return None
     program = HloProgram(module, COLLECTIVES)
     check_counts(program)
