@@ -5,6 +5,8 @@ With several devices a process JAX raises nothing where such a program is called
 
 from __future__ import annotations
 
+import pytest
+
 from lanes import sample
 from of_this_jax import where_numbered, without_warnings
 from support import run_lockstep
@@ -73,6 +75,49 @@ def test_a_program_that_has_caught_the_error_ends_as_it_likes(devices: int, size
     program = CAUGHT.format(size=size)
     result = run_lockstep([], program, n=2, d=devices, timeout=SECONDS, forked=True)
     assert result.by_process == {0: ["caught"]}, result
+
+
+OVER_GLOO = """
+import os, sys, time
+import jax, jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+jax.distributed.initialize()
+mesh = jax.make_mesh((jax.device_count(),), ("rows",), axis_types=(AxisType.Auto,))
+x = jax.device_put(jnp.ones(1 << 20), NamedSharding(mesh, P("rows")))
+total = jax.jit(lambda x: jnp.sum(jnp.sin(x)))
+total(x).block_until_ready()
+if jax.process_index() == 1:
+    os._exit(0)
+time.sleep(0.5)
+y = total(x)
+"""
+
+
+@sample("end", ["", "jax.distributed.shutdown()"], 1)
+def test_it_fails_over_gloo_too(end: str) -> None:
+    options = ["--collectives", "gloo"]
+    result = run_lockstep(options, OVER_GLOO + end, d=1, expect_status=1, forked=True)
+    assert "process 0 of 2 failed first: " in result.said_by_launcher, result
+    assert "Gloo all-reduce failed" in result.said_by_launcher
+    assert NOTE in result.stderr
+
+
+@pytest.mark.full
+def test_long_work_at_the_end_is_told_and_is_no_failure() -> None:
+    program = """
+        import jax, jax.numpy as jnp
+        jax.distributed.initialize()
+        long = jax.jit(lambda x: jax.lax.fori_loop(0, 500, lambda _, x: jnp.sin(x) + x * x, x))
+        x = long(jnp.ones(1 << 20))
+        """
+    options = ["--collectives", "gloo", "--collective-timeout", "0.1"]
+    result = run_lockstep(options, program, d=1, forked=True)
+    for process in range(2):
+        [line] = result.stderr_by_process[process]
+        assert line.startswith(
+            f"lockstep: process {process} has come to the end of its program, and waits since 0.1 s"
+        ), result
 
 
 def test_what_is_dispatched_last_is_done_before_a_process_leaves() -> None:

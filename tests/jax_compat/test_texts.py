@@ -43,5 +43,21 @@ def test_an_engines_error_is_recognised_below_any_prefixes(prefixes: str, again:
     assert found["again"] == (again or None)
 
 
+@pytest.mark.parametrize(
+    ("text", "is_collectives"),
+    [
+        ("UNKNOWN: Gloo all-reduce failed: closed by peer", True),
+        (f"INTERNAL: {DISPATCH}Gloo context initialization failed", True),
+        ("INTERNAL: NCCL operation ncclGroupEnd() failed", True),
+        ("UNKNOWN: MPI error: lockstep: process 1 ended", True),
+        ("NOT_FOUND: Config key lockstep/failed_barriers/0/Gloo and NCCL not found.", False),
+        ("INTERNAL: Failed to open libtpu.so", False),
+        (f"INTERNAL: {DISPATCH}CpuCallback error: ValueError: Gloo", False),
+    ],
+)
+def test_errors_of_collectives_are_told_from_others(text: str, is_collectives: bool) -> None:
+    assert texts.is_of_collective(text) == is_collectives
+
+
 def test_an_error_of_another_library_is_none_of_the_engines() -> None:
     assert not re.match(texts.ENGINE_ERROR, "INTERNAL: the log has: MPI error: lockstep: words")

@@ -61,7 +61,6 @@ def test_the_end_of_a_second_job_has_the_label_of_that_job() -> None:
         from lockstep.watchdog import shutdown_hook
         bindings.leave = lambda state: print(state.name)
         bindings.abort = lambda text: print(text)
-        shutdown_hook._jax_compat.live_arrays = list
         shutdown_hook.mark_the_end("process 0 of the first", lambda: print("first ends"))
         current_job.end()
         shutdown_hook.mark_the_end("process 1 of the second", lambda: print("second ends"))

@@ -19,8 +19,8 @@ from lockstep._jax_compat.backends import check_collectives as check_collectives
 from lockstep._jax_compat.backends import device_lists as device_lists
 from lockstep._jax_compat.backends import end_wait_for_devices as end_wait_for_devices
 from lockstep._jax_compat.backends import has_backend as has_backend
-from lockstep._jax_compat.backends import live_arrays as live_arrays
 from lockstep._jax_compat.backends import live_executables as live_executables
+from lockstep._jax_compat.backends import platforms as platforms
 from lockstep._jax_compat.backends import wait_for_dispatched as wait_for_dispatched
 from lockstep._jax_compat.barriers import BARRIERS as BARRIERS
 from lockstep._jax_compat.barriers import BARRIERS_LOST as BARRIERS_LOST
@@ -38,6 +38,7 @@ from lockstep._jax_compat.distributed import is_timeout as is_timeout
 from lockstep._jax_compat.distributed import is_unreachable as is_unreachable
 from lockstep._jax_compat.distributed import service_answers as service_answers
 from lockstep._jax_compat.distributed import set_client_aside as set_client_aside
+from lockstep._jax_compat.distributed import wait_for_others as wait_for_others
 from lockstep._jax_compat.hooks import install as install
 from lockstep._jax_compat.hooks import is_in as is_in
 from lockstep._jax_compat.hooks import report as report
@@ -59,6 +60,7 @@ from lockstep._jax_compat.settings import setting as setting
 from lockstep._jax_compat.survival import SURVIVAL as SURVIVAL
 from lockstep._jax_compat.survival import SURVIVAL_LOST as SURVIVAL_LOST
 from lockstep._jax_compat.survival import Survival as Survival
+from lockstep._jax_compat.survival import is_recoverable as is_recoverable
 from lockstep._jax_compat.survival import survive_dead_peers as survive_dead_peers
 from lockstep._jax_compat.tracing import current_mesh as current_mesh
 from lockstep._jax_compat.tracing import is_tracer as is_tracer

@@ -66,10 +66,10 @@ def note_ambiguous_shardings(note: str) -> None:
     core.ShardingTypeError.__init__ = init
 
 
-def watch_failures(raised: Callable[[], None]) -> None:
-    """Calls ``raised`` whenever jaxlib raises an error of the engine, for it makes it then.
+def watch_failures(raised: Callable[[str], None]) -> None:
+    """Calls ``raised`` with its text whenever jaxlib raises an error, for it makes it then.
 
-    Errors lose the prefixes that hide their text (`texts.without_prefixes`).
+    The error's text loses the prefixes that hide it (`texts.without_prefixes`).
     """
     import jax
 
@@ -80,8 +80,7 @@ def watch_failures(raised: Callable[[], None]) -> None:
         short = [texts.without_prefixes(a) if isinstance(a, str) else a for a in args]
         made(self, *short, **more)
         self.args = tuple(short)  # which are set before, from what jaxlib passes
-        if any(texts.OF_THE_ENGINE in str(text) for text in args):
-            raised()
+        raised(str(self))
 
     kind.__init__ = init
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import time
 from collections.abc import Callable
 from typing import Any
 
 from lockstep._jax_compat import hooks
 from lockstep._jax_compat.distributed import check_distributed, distributed_client
 from lockstep._jax_compat.settings import setting
+
+_POLL_SECONDS = 0.001
+_POLL_BACKOFF = 4.0
+"""Pause after a poll, as a multiple of its duration: a program may hold many arrays."""
 
 
 def around_cpu_client(
@@ -121,28 +126,74 @@ def live_executables() -> list[Any]:
     return cpu.live_executables() if cpu is not None else []
 
 
-def live_arrays() -> list[Any]:
-    """The arrays on CPU devices; empty: there is no backend yet."""
-    cpu = _cpu_backend()
-    return cpu.live_arrays() if cpu is not None else []
+def wait_for_dispatched(
+    across_devices: bool = True, stop: Callable[[list[Exception]], bool] = lambda _: False
+) -> list[Exception]:
+    """Waits for all that this thread has dispatched; returns what the arrays failed with.
+
+    Without ``across_devices``, programs of several devices whose results were dropped have begun,
+    but may still run. It polls, because a wait inside jaxlib would hold back signals. ``stop`` is
+    called after each poll with the failures so far, and ends the wait where it returns True.
+    """
+    failures: list[Exception] = []
+    running = [array for backend in _backends().values() for array in backend.live_arrays()]
+    try:
+        running += _last_programs(across_devices)
+    except Exception as error:
+        hooks.report("end of a program", "a process that ends drops what has no result.", error)
+    while True:
+        started = time.monotonic()
+        running = [array for array in running if _is_running(array, failures)]
+        if not running or stop(failures):
+            return failures
+        time.sleep(max(_POLL_SECONDS, _POLL_BACKOFF * (time.monotonic() - started)))
 
 
-def wait_for_dispatched() -> None:
-    """Waits until all that this thread has dispatched to this process's CPU devices has begun.
+def _is_running(array: Any, failures: list[Exception]) -> bool:
+    """Whether an array has no value yet; adds the error of one that has failed to ``failures``."""
+    try:
+        if not array.is_ready():
+            return True
+        array.block_until_ready()
+    except Exception as error:
+        if not array.is_deleted():  # a thread of the program may delete it meanwhile
+            failures.append(error)
+    return False
 
-    A thread's programs begin in order on a device, so it waits for one more program on each. Their
-    collectives may still be running then.
+
+def _last_programs(across_devices: bool) -> list[Any]:
+    """Results that are ready only when everything dispatched before is: also what was dropped.
+
+    A thread's programs for one device run in order on it. Programs for several devices of this
+    process run one after another, whatever thread has dispatched them.
     """
     import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    if has_backend():
-        for device in jax.local_devices(backend="cpu"):
-            (jax.device_put(0, device) + 1).block_until_ready()
+    results: list[Any] = []
+    no_mesh = Mesh(np.empty((), object), ())
+    for backend in _backends().values():
+        devices = np.array(backend.local_devices())
+        places = [*devices]
+        if across_devices and len(devices) > 1:
+            places.append(NamedSharding(Mesh(devices, "d"), PartitionSpec("d")))
+        for place in places:
+            # The program's own mesh may have other devices. A transfer guard may forbid constants.
+            with jax.set_mesh(no_mesh):
+                one = jax.device_put(np.zeros(len(devices), np.int8), place)
+                results.append(one + one)
+    return results
 
 
 def has_backend() -> bool:
     """Whether JAX has devices yet."""
     return bool(_backends())
+
+
+def platforms() -> set[str]:
+    """The platforms of this process's devices, ``cpu`` and others; empty: no backend yet."""
+    return set(_backends())
 
 
 def device_lists() -> set[tuple[int, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib
@@ -106,6 +107,23 @@ def service_answers(key: str, seconds: float) -> bool:
     except Exception:  # too late, no connection, or a client that is closed: no answer
         return False
     return True
+
+
+def wait_for_others(key: str, seconds: float) -> None:
+    """Waits until all processes of the job have called this with ``key``, or for ``seconds``.
+
+    It does not use JAX's barrier, in which a late process would wait for those that have left.
+    Raises nothing.
+    """
+    client = distributed_client()
+    if client is None:
+        return
+    _, count = distributed_place()
+    with contextlib.suppress(Exception):  # too late, or no service any more
+        if client.key_value_increment(f"{key}/arrived", 1) == count:
+            client.key_value_increment(f"{key}/all", 1)
+        else:
+            client.blocking_key_value_get(f"{key}/all", round(seconds * 1000))
 
 
 def set_client_aside() -> None:

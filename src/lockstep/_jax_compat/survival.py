@@ -41,6 +41,8 @@ class Survival(NamedTuple):
     before_connecting: Callable[[str, dict[str, str], float], float]
     """Takes the service's address, the result of `certificates`, and the seconds for the start;
     returns the seconds that are left, or raises where the service will not accept this process."""
+    before_leaving: Callable[[], None]
+    """Runs at the start of ``jax.distributed.shutdown``, where JAX would wait for the others."""
     on_lost_service: Callable[[], None]
     """Runs on a thread of jaxlib when the service has ended, or cannot be reached any more."""
 
@@ -66,8 +68,9 @@ def survive_dead_peers(calls: Survival) -> None:
     """Makes every process "recoverable", unless the user has disabled that.
 
     Then the service does not report a dead peer to the others, and the shutdown at exit does not
-    wait. If the service runs inside process 0, this process must not end first, so no process is
-    recoverable. The end of the service itself is handled by `lost_service`.
+    wait; ``calls.before_leaving`` replaces that wait. If the service runs inside process 0, this
+    process must not end first, so no process is recoverable. The end of the service itself is
+    handled by `lost_service`.
     """
     import jax
 
@@ -84,9 +87,11 @@ def survive_dead_peers(calls: Survival) -> None:
         get_distributed_runtime_client=_or(jaxlib.get_distributed_runtime_client, ours.client),
     )
     module.State.initialize = initialize
+    module.State.shutdown = ours.shutting_down(module.State.shutdown)
 
 
-def _is_recoverable() -> bool:
+def is_recoverable() -> bool:
+    """Whether JAX's shutdown does not wait for the other processes."""
     return setting("jax_enable_recoverability")
 
 
@@ -113,7 +118,7 @@ class _Survivor:
         if self._asked.seconds is not None:
             options.setdefault("cluster_register_timeout", self._asked.seconds)
         options = self._with_certificates(options, num_nodes)
-        if num_nodes > 1 and _is_recoverable():
+        if num_nodes > 1 and is_recoverable():
             outside = self._calls.serve(address, num_nodes, options)
             if outside is not None:
                 return outside
@@ -166,6 +171,17 @@ class _Survivor:
 
         return initialize
 
+    def shutting_down(self, original: Callable[..., None]) -> Callable[..., None]:
+        """``State.shutdown`` of JAX, after the process has left its job in order."""
+
+        @functools.wraps(original)
+        def shutdown(state: Any, *args: Any, **options: Any) -> None:
+            if state.client is not None and is_recoverable():
+                self._calls.before_leaving()
+            original(state, *args, **options)
+
+        return shutdown
+
     def _without_missing(self, state: Any, seconds: int) -> Exception:
         """Leaves the job that has not started; returns the error."""
         missing = self._calls.not_started(
@@ -182,7 +198,7 @@ class _Survivor:
             return address
         free = self._calls.before_another_job(address, self._earlier)
         # Inside process 0, the earlier service has ended as JAX was shut down there.
-        return free if _is_recoverable() else address
+        return free if is_recoverable() else address
 
     def _with_certificates(self, options: dict[str, Any], processes: int) -> dict[str, Any]:
         """``options`` with Lockstep's certificates, in a jax that knows them (0.11.2 and later)."""

@@ -13,6 +13,7 @@ _CODE = r"[A-Z]+(?:_[A-Z]+)*: "
 ENGINE_ERROR = rf"{_CODE}(?:[A-Z][\w ]*: )*?{OF_THE_ENGINE}(?P<again>earlier failure: )?"
 """A pattern: how the message of an engine's error begins, as XLA and JAX pass it on."""
 _PREFIXED = re.compile(rf"({_CODE})((?:{'|'.join(_PREFIXES)})+)")
+_OF_COLLECTIVE = re.compile(rf"{_CODE}(?:{'|'.join(_PREFIXES)})*(?:MPI error|Gloo|NCCL|RCCL)\b")
 
 
 def without_prefixes(text: str) -> str:
@@ -27,6 +28,11 @@ def without_prefixes(text: str) -> str:
     rest = text[found.end() :]
     once = [prefix for prefix in _PREFIXES if prefix in found[2]]
     return found[1] + ("" if rest.startswith(OF_THE_ENGINE) else "".join(once)) + rest
+
+
+def is_of_collective(text: str) -> bool:
+    """Whether the error with this ``text`` is that of a collective, whatever library ran it."""
+    return _OF_COLLECTIVE.match(text) is not None
 
 
 NOTE_OF_FRAMES = re.compile(

@@ -48,7 +48,10 @@ _EXPLICIT = (
     "number_of_axes. To decide here, use out_sharding=, or jax.sharding.reshard on an operand."
 )
 
-_LOST_HOSTS = "gloo's collectives with a host that is out of reach hang."
+_LOST_HOSTS = (
+    "gloo's collectives with a host that is out of reach hang, and a process that ends does not "
+    "wait for what it has dispatched."
+)
 _LATE = (
     "lockstep was imported after jax, and jaxlib looks for its collectives only when it "
     "is loaded. Put `import lockstep` before `import jax` (and before whatever imports "
@@ -291,6 +294,7 @@ def _survive() -> None:
         start_timeout,
     )
     from lockstep.job import current_job
+    from lockstep.watchdog import shutdown_hook
 
     def before_another_job(address: str, earlier: Sequence[str]) -> str:
         current_job.end()
@@ -310,6 +314,7 @@ def _survive() -> None:
         not_started=start_timeout.not_started,
         certificates=certificates.arguments,
         before_connecting=service_handshake.check,
+        before_leaving=shutdown_hook.leave,
         on_lost_service=service_loss.react,
     )
     _jax_compat.survive_dead_peers(calls)
@@ -354,15 +359,19 @@ def _refuse() -> NoReturn:
 
 def _hook_cpu_client() -> None:
     from lockstep.bootstrap import engine_start, initialize, xla_thread_pool
+    from lockstep.watchdog import shutdown_hook
+
+    is_mpi = _config.current().collectives == "mpi"
 
     def after(client: Any) -> None:
-        engine_start.after_cpu_client(client)
+        # Registered before the handler that looks for lost hosts, so it runs after it at exit.
+        shutdown_hook.watch()
+        if not is_mpi:
+            engine_start.after_cpu_client(client)
         initialize.warn_of_differences(client)
 
-    if _config.current().collectives == "mpi":
-        _jax_compat.around_cpu_client(
-            _mpi().before_cpu_client, initialize.warn_of_differences, xla_thread_pool.enough
-        )
+    if is_mpi:
+        _jax_compat.around_cpu_client(_mpi().before_cpu_client, after, xla_thread_pool.enough)
     else:
         _jax_compat.around_cpu_client(
             engine_start.before_cpu_client, after, engine_start.around_cpu_client

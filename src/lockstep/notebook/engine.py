@@ -167,11 +167,7 @@ def devices() -> str:
 
 def settle() -> None:
     """Waits until all that this process has dispatched has run, also what is to fail."""
-    for array in _jax_compat.live_arrays():
-        with contextlib.suppress(Exception):
-            array.block_until_ready()
-    with contextlib.suppress(Exception):
-        _jax_compat.wait_for_dispatched()
+    _jax_compat.wait_for_dispatched()
 
 
 def abort(text: str) -> None:

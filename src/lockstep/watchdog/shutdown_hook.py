@@ -1,19 +1,38 @@
-"""The end of a process: its record says how the program ended, before it waits for the others."""
+"""The end of a process: it waits for its work in flight, and its record says how it ended.
+
+JAX's shutdown would wait for all processes, and meanwhile the collectives in flight run to their
+end. With Lockstep the processes are recoverable, so JAX's shutdown does not wait. A process that
+ended at once would take its part in those collectives with it, and the others would wait forever.
+So it waits here for what it has dispatched, over the engine as over gloo, MPI and NCCL.
+
+Over the engine this wait ends by the engine's own deadlines. Other libraries have none, and a
+collective that hangs looks like a computation that takes long. So that wait goes on as long as it
+takes, as JAX's own clean-up would, but it says so after ``--collective-timeout``.
+"""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
-from lockstep import _jax_compat
+from lockstep import _config, _jax_compat
+from lockstep._jax_compat.texts import OF_THE_ENGINE, is_of_collective
 from lockstep.engine import bindings
 from lockstep.job import current_job
 
 RAISED = "errors of collectives"
+_AFTER_FAILURE_SECONDS = 2.0
+"""How long to wait for the rest when a collective has failed: it may wait for a lost process."""
+_OTHERS_SECONDS = 2.0
+"""How long a process that has ended keeps its connections open for the others, at most: NCCL and
+sockets may still be sending when its own part of the last collective is done. No longer, because
+a process that waits for this one in a collective learns of its end from these connections."""
 
 
 class _ProgramEnd(current_job.Part):
@@ -24,18 +43,47 @@ class _ProgramEnd(current_job.Part):
     has_failed = False
     raised = False
     """Whether the program has been told that a collective failed."""
+    is_waiting = False
+    """Whether `finish` or `leave` waits: the program is not told of the errors that come now."""
     finished: dict[str, int] | None = None
     """The calls that there had been when `finish` had waited for the last of them."""
     failed_before = 0
     """How many calls had failed before this job."""
     owner = 0
     """The process that is in the job: a child that it has forked is not."""
+    has_left = False
+    has_warned = False
 
     def __init__(self) -> None:
         self.afterwards: Callable[[], None] = lambda: None
+        self.failures: list[Exception] = []
+        """What the program has not been told, as far as a wait has found it."""
 
     def is_ours(self) -> bool:
-        return self.label != "" and os.getpid() == self.owner
+        return os.getpid() == self.owner
+
+    def is_engines_alone(self) -> bool:
+        """Whether the engine runs all collectives: there are no other devices than CPUs."""
+        return bool(self.label) and _jax_compat.platforms() <= {"cpu"}
+
+    def is_of_collective(self, text: str) -> bool:
+        """Whether an error is that of a collective: other errors are the program's affair."""
+        if self.is_engines_alone():
+            return OF_THE_ENGINE in text
+        return is_of_collective(text)
+
+
+def watch() -> None:
+    """Makes this process wait at its end for what it has dispatched.
+
+    Call it when JAX has made its CPU client.
+    """
+    current_job.part(_ProgramEnd).owner = os.getpid()
+    _install_hooks()
+    # Behind jax's own handlers in registration, so before them in execution: they take down what
+    # the collectives in flight need. JAX registers its own once more in each job.
+    atexit.unregister(_on_exit)
+    atexit.register(_on_exit)
 
 
 def mark_the_end(label: str, afterwards: Callable[[], None]) -> None:
@@ -44,12 +92,8 @@ def mark_the_end(label: str, afterwards: Callable[[], None]) -> None:
     if ending.label:  # JAX has made its devices again
         return
     ending.label, ending.afterwards = label, afterwards
-    ending.owner, ending.failed_before = os.getpid(), bindings.failed_calls()
-    _install_hooks()
-    # Behind jax's own handlers in registration, so before them in execution: they wait for the
-    # other processes, which may wait for this one. JAX registers its own once more in each job.
-    atexit.unregister(_on_exit)
-    atexit.register(_on_exit)
+    ending.failed_before = bindings.failed_calls()
+    watch()
 
 
 @functools.cache
@@ -60,14 +104,14 @@ def _install_hooks() -> None:
         ending = current_job.part(_ProgramEnd)
         if ending.is_ours():
             ending.has_failed = True
-            bindings.leave(bindings.Leaving.FAILED)
-            summary = str(error).partition("\n")[0]
-            text = f"{kind.__name__}: {summary}" if summary else kind.__name__
-            bindings.abort(f"lockstep: {ending.label} failed: {text}")
+            if ending.label:
+                _abort(ending.label, kind, error)
         show(kind, error, trace)
 
-    def on_failure() -> None:
-        current_job.part(_ProgramEnd).raised = True
+    def on_failure(text: str) -> None:
+        ending = current_job.part(_ProgramEnd)
+        if not ending.is_waiting:
+            ending.raised |= ending.is_of_collective(text)
 
     sys.excepthook = on_exception
     _jax_compat.install(
@@ -76,6 +120,13 @@ def _install_hooks() -> None:
         lambda: _jax_compat.watch_failures(on_failure),
     )
     os.register_at_fork(after_in_child=_on_fork)
+
+
+def _abort(label: str, kind: type[BaseException], error: BaseException) -> None:
+    bindings.leave(bindings.Leaving.FAILED)
+    summary = str(error).partition("\n")[0]
+    text = f"{kind.__name__}: {summary}" if summary else kind.__name__
+    bindings.abort(f"lockstep: {label} failed: {text}")
 
 
 def finish() -> None:
@@ -90,15 +141,88 @@ def finish() -> None:
     if _jax_compat.distributed_place()[1] == 1:  # no other process can make a collective fail
         return
     was_told = ending.raised or not _jax_compat.is_in(RAISED)
-    failures = _failures_of_what_runs()
-    ending.finished = bindings.counts()
-    text = bindings.abort_text()  # none where one process's call was forbidden: the job is well
-    if not text or bindings.failed_calls() == ending.failed_before or was_told:
+    _wait(ending)
+    error = _unread_failure(ending)
+    if error is None or was_told:
         return
-    error = next((e for e in failures if text in str(e)), _jax_compat.failure(text))
     error.add_note("The program had ended: none of its lines reads the result that failed.")
     ending.raised = True
     raise error
+
+
+def _unread_failure(ending: _ProgramEnd) -> Exception | None:
+    # No text where one process's call was forbidden: the job is well.
+    text = bindings.abort_text() if ending.label else ""
+    if text and bindings.failed_calls() != ending.failed_before:
+        found = (e for e in ending.failures if text in str(e))
+        return next(found, _jax_compat.failure(text))
+    if ending.is_engines_alone():
+        return None
+    return next((e for e in ending.failures if ending.is_of_collective(str(e))), None)
+
+
+def _wait(ending: _ProgramEnd) -> None:
+    """Waits for all that this process has dispatched, and keeps what it fails with."""
+    is_engines = ending.is_engines_alone()
+    stop = (lambda _: False) if is_engines else _patience(ending)
+    ending.is_waiting = True
+    try:
+        # The engine counts the calls in flight, so it needs no program on all devices to wait for.
+        ending.failures += _jax_compat.wait_for_dispatched(not is_engines, stop)
+    finally:
+        ending.is_waiting = False
+    if ending.label:
+        bindings.finish()
+        ending.finished = bindings.counts()
+
+
+def _patience(ending: _ProgramEnd) -> Callable[[list[Exception]], bool]:
+    """What ends the wait for collectives that are not the engine's; it may print a line."""
+    started = time.monotonic()
+    failed_at = started if ending.raised else None
+    limit = _config.current().collective_timeout
+
+    def stop(failures: list[Exception]) -> bool:
+        nonlocal failed_at
+        now = time.monotonic()
+        if failed_at is None and any(ending.is_of_collective(str(e)) for e in failures):
+            failed_at = now
+        if failed_at is None and limit and now > started + limit and not ending.has_warned:
+            ending.has_warned = True
+            _warn(limit)
+        return failed_at is not None and now > failed_at + _AFTER_FAILURE_SECONDS
+
+    return stop
+
+
+def _warn(seconds: float) -> None:
+    process, _ = _jax_compat.distributed_place()
+    with contextlib.suppress(OSError, ValueError):  # stderr is closed
+        print(
+            f"lockstep: process {process} has come to the end of its program, and waits since "
+            f"{seconds:g} s for what it has dispatched: a long computation, or a collective that "
+            "waits for a process which takes no part in it.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def leave() -> None:
+    """Leaves the job, where JAX's shutdown would wait for the others. Raises nothing.
+
+    `finish` raises later what has failed.
+    """
+    ending = current_job.part(_ProgramEnd)
+    if not ending.is_ours() or ending.has_failed or ending.has_left:
+        return
+    if not _jax_compat.is_recoverable() or _jax_compat.distributed_place()[1] == 1:
+        return
+    if ending.is_engines_alone():
+        return  # the engine sends what it has to before it closes a connection
+    ending.has_left = True
+    _wait(ending)
+    if not ending.raised and _unread_failure(ending) is None:
+        _jax_compat.wait_for_others("lockstep/ended", _OTHERS_SECONDS)
 
 
 def _on_exit() -> None:
@@ -106,14 +230,16 @@ def _on_exit() -> None:
     if not ending.is_ours():
         return
     # child_main has called it before, and threads of the program may have gone on since.
-    if ending.finished != bindings.counts():
+    if not ending.label or ending.finished != bindings.counts():
         try:
             finish()
         except Exception as error:
+            error.__traceback__ = None  # no line of it is the program's
             sys.excepthook(type(error), error, None)
-    if not ending.has_failed:
+    if ending.label and not ending.has_failed:
         bindings.leave(bindings.Leaving.ENDED)
     ending.afterwards()
+    leave()
 
 
 def _on_fork() -> None:
@@ -127,18 +253,3 @@ def _on_fork() -> None:
         "process's place in the job, so it may not take part. Start such processes with "
         "multiprocessing's 'spawn', or before jax.distributed.initialize()."
     )
-
-
-def _failures_of_what_runs() -> list[Exception]:
-    failures = []
-    for array in _jax_compat.live_arrays():
-        try:
-            array.block_until_ready()
-        except Exception as error:
-            failures.append(error)
-    try:
-        _jax_compat.wait_for_dispatched()  # results that it has dropped, too
-    except Exception as error:
-        failures.append(error)
-    bindings.finish()
-    return failures
