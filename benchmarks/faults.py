@@ -1,6 +1,8 @@
 """What faults in one process of a job lead to, over Lockstep's engine, gloo and MPICH.
 
-    python benchmarks/faults.py                  # the whole table: about 20 minutes
+gloo twice: stock JAX without a launcher, and under ``lockstep run --collectives gloo``.
+
+    python benchmarks/faults.py                  # the whole table: about 40 minutes
     python benchmarks/faults.py --only shape kill --collectives lockstep gloo
 
 Runs the program of the fault suite (``tests/faults/programs/fault.py``) once for each fault and
@@ -31,9 +33,16 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "tests" / "faults" / "programs" / "fault.py"
+STOCK_JOB = Path(__file__).parent / "stock_job.py"
 RESULTS = Path(__file__).parent / "results" / "faults.json"
-COLLECTIVES = ("lockstep", "gloo", "mpi")
-TITLES = {"lockstep": "Lockstep", "gloo": "gloo", "mpi": "MPICH"}
+STOCK = "stock"
+COLLECTIVES = ("lockstep", STOCK, "gloo", "mpi")
+TITLES = {
+    "lockstep": "Lockstep",
+    STOCK: "stock JAX, gloo",
+    "gloo": "gloo, launched",
+    "mpi": "MPICH, launched",
+}
 MARK = "FAULTS_RUN_MARK"
 
 # Fault: processes, the one with the fault, words for the table.
@@ -84,6 +93,8 @@ class Outcome:
     """The first exception of a survivor, or what a process said when it was aborted."""
     each: dict[str, str]
     """By process."""
+    aborted: bool = False
+    """Whether a process that had raised was ended by SIGABRT, so that it could not go on."""
     limit: float = 30
     """Seconds from the start of the run after which it was ended."""
 
@@ -98,16 +109,21 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+def launcher(processes: int, collectives: str) -> list[str]:
+    if collectives == STOCK:
+        return [str(STOCK_JOB), str(processes)]
+    options = ["-n", str(processes), "-d", "1", "--collectives", collectives]
+    return ["-m", "lockstep", "run", *options, "--grace", "100000"]
+
+
 def run(name: str, collectives: str, limit: float) -> Outcome:
     processes, culprit, _ = FAULTS[name]
     mark = uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        options = ["-n", str(processes), "-d", "1", "--collectives", collectives]
-        options += ["--grace", "100000"]
         fault = "kill" if name == "kill 0" else name
         program = [str(PROGRAM), fault, str(culprit)]
         job = subprocess.Popen(
-            [sys.executable, "-m", "lockstep", "run", *options, *program],
+            [sys.executable, *launcher(processes, collectives), *program],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -142,7 +158,7 @@ def judge(name: str, collectives: str, output: str, ended: float | None) -> Outc
         with contextlib.suppress(ValueError):
             said[int(process)].update(json.loads(line))
     planted = said[culprit].get("planted")
-    failed = r"^lockstep: process (\d+)(?: of \d+)? failed (?:first|[\d.]+ s later): (.*)$"
+    failed = r"^(?:lockstep: )?process (\d+)(?: of \d+)? failed(?: first| [\d.]+ s later)?: (.*)$"
     failures = {int(i): words for i, words in re.findall(failed, output, re.MULTILINE)}
     each = {i: _of_process(said[i], failures.get(i, ""), ended) for i in range(processes)}
     judged = [i for i in each if i != culprit or name in DIVERGENCE]
@@ -162,6 +178,7 @@ def judge(name: str, collectives: str, output: str, ended: float | None) -> Outc
         round(ended - planted, 2) if ended is not None and planted is not None else None,
         (texts or [_last_words(output)])[0][:1200],
         {str(i): text for i, text in each.items()},
+        any("raised" in said[i] and "SIGABRT" in failures.get(i, "") for i in judged),
     )
 
 
@@ -187,6 +204,8 @@ def cell(outcome: Outcome) -> str:
         text = f"raises after {outcome.seconds:.1f} s"
         if outcome.ended_seconds is None:
             text += ", then does not end"
+        elif outcome.aborted:
+            text += f", aborted after {outcome.ended_seconds:.1f} s"
         elif outcome.ended_seconds > outcome.seconds + 5:
             text += f", ends after {outcome.ended_seconds:.0f} s"
         return text
@@ -223,6 +242,8 @@ def main() -> None:
             known[one["fault"], one["collectives"]] = Outcome(**one)
     for collectives in [] if args.table else args.collectives:
         for name in args.only:
+            if (name, collectives) == ("service", STOCK):
+                continue  # the service is a part of process 0
             outcome = known[name, collectives] = run(name, collectives, args.limit)
             print(f"{name}, {collectives}: {cell(outcome)}", file=sys.stderr, flush=True)
             outcomes = [dataclasses.asdict(o) for o in known.values()]
