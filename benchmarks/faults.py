@@ -1,6 +1,6 @@
 """What faults in one process of a job lead to, over Lockstep's engine, gloo and MPICH.
 
-gloo twice: stock JAX without a launcher, and under ``lockstep run --collectives gloo``.
+gloo is tried twice: on stock JAX without a launcher, and under ``lockstep run --collectives gloo``.
 
     python benchmarks/faults.py                  # the whole table: about 40 minutes
     python benchmarks/faults.py --only shape kill --collectives lockstep gloo

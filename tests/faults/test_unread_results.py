@@ -116,7 +116,7 @@ def test_long_work_at_the_end_is_told_and_is_no_failure() -> None:
     for process in range(2):
         [line] = result.stderr_by_process[process]
         assert line.startswith(
-            f"lockstep: process {process} has come to the end of its program, and waits since 0.1 s"
+            f"lockstep: process {process} has come to the end of its program, and has waited 0.1 s"
         ), result
 
 

@@ -79,7 +79,7 @@ def watch_failures(raised: Callable[[str], None]) -> None:
     def init(self: Any, *args: Any, **more: Any) -> None:
         short = [texts.without_prefixes(a) if isinstance(a, str) else a for a in args]
         made(self, *short, **more)
-        self.args = tuple(short)  # which are set before, from what jaxlib passes
+        self.args = tuple(short)  # Python has set args before, to what jaxlib passes
         raised(str(self))
 
     kind.__init__ = init

@@ -140,7 +140,9 @@ def wait_for_dispatched(
     try:
         running += _last_programs(across_devices)
     except Exception as error:
-        hooks.report("end of a program", "a process that ends drops what has no result.", error)
+        hooks.report(
+            "end of a program", "a process that ends does not wait for dropped results.", error
+        )
     while True:
         started = time.monotonic()
         running = [array for array in running if _is_running(array, failures)]
@@ -179,7 +181,7 @@ def _last_programs(across_devices: bool) -> list[Any]:
         if across_devices and len(devices) > 1:
             places.append(NamedSharding(Mesh(devices, "d"), PartitionSpec("d")))
         for place in places:
-            # The program's own mesh may have other devices. A transfer guard may forbid constants.
+            # The program's own mesh may have other devices, and a transfer guard forbid constants.
             with jax.set_mesh(no_mesh):
                 one = jax.device_put(np.zeros(len(devices), np.int8), place)
                 results.append(one + one)

@@ -364,7 +364,7 @@ def _hook_cpu_client() -> None:
     is_mpi = _config.current().collectives == "mpi"
 
     def after(client: Any) -> None:
-        # Registered before the handler that looks for lost hosts, so it runs after it at exit.
+        # This handler is registered before the one that looks for lost hosts, so it runs after it.
         shutdown_hook.watch()
         if not is_mpi:
             engine_start.after_cpu_client(client)

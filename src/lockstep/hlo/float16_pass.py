@@ -62,8 +62,8 @@ def register_when_needed(platform: str) -> bool:
 
 def _register() -> bool:
     def put_in() -> None:
-        # First: without it, a cache would give the pass's programs to gloo, which then hangs, and
-        # gloo's to the engine, with collectives that XLA refuses or that nothing has counted.
+        # The key changes first. With one key for both, a cache would give the pass's programs to
+        # gloo, which then hangs, and gloo's to the engine, with collectives that XLA refuses.
         _jax_compat.add_to_cache_key(
             lambda: f"{PASS_NAME} {lockstep.__version__}" if _is_active() else ""
         )

@@ -31,8 +31,8 @@ _AFTER_FAILURE_SECONDS = 2.0
 """How long to wait for the rest when a collective has failed: it may wait for a lost process."""
 _OTHERS_SECONDS = 2.0
 """How long a process that has ended keeps its connections open for the others, at most: NCCL and
-sockets may still be sending when its own part of the last collective is done. No longer, because
-a process that waits for this one in a collective learns of its end from these connections."""
+sockets may still be sending when its own part of the last collective is done. The time is short,
+because a process that waits for this one in a collective detects its end by these connections."""
 
 
 class _ProgramEnd(current_job.Part):
@@ -43,8 +43,6 @@ class _ProgramEnd(current_job.Part):
     has_failed = False
     raised = False
     """Whether the program has been told that a collective failed."""
-    is_waiting = False
-    """Whether `finish` or `leave` waits: the program is not told of the errors that come now."""
     finished: dict[str, int] | None = None
     """The calls that there had been when `finish` had waited for the last of them."""
     failed_before = 0
@@ -52,12 +50,14 @@ class _ProgramEnd(current_job.Part):
     owner = 0
     """The process that is in the job: a child that it has forked is not."""
     has_left = False
+    """Whether `leave` has run."""
     has_warned = False
+    """Whether a line has said that this process still waits at its end."""
 
     def __init__(self) -> None:
         self.afterwards: Callable[[], None] = lambda: None
         self.failures: list[Exception] = []
-        """What the program has not been told, as far as a wait has found it."""
+        """The errors of arrays that `finish` or `leave` has waited for."""
 
     def is_ours(self) -> bool:
         return os.getpid() == self.owner
@@ -80,8 +80,8 @@ def watch() -> None:
     """
     current_job.part(_ProgramEnd).owner = os.getpid()
     _install_hooks()
-    # Behind jax's own handlers in registration, so before them in execution: they take down what
-    # the collectives in flight need. JAX registers its own once more in each job.
+    # This handler is registered after jax's own, so it runs before them: they take down what the
+    # collectives in flight need. JAX registers its handlers once more in each job.
     atexit.unregister(_on_exit)
     atexit.register(_on_exit)
 
@@ -110,8 +110,7 @@ def _install_hooks() -> None:
 
     def on_failure(text: str) -> None:
         ending = current_job.part(_ProgramEnd)
-        if not ending.is_waiting:
-            ending.raised |= ending.is_of_collective(text)
+        ending.raised |= ending.is_of_collective(text)
 
     sys.excepthook = on_exception
     _jax_compat.install(
@@ -151,7 +150,7 @@ def finish() -> None:
 
 
 def _unread_failure(ending: _ProgramEnd) -> Exception | None:
-    # No text where one process's call was forbidden: the job is well.
+    # The job has no abort text where one process's call was forbidden: it is well.
     text = bindings.abort_text() if ending.label else ""
     if text and bindings.failed_calls() != ending.failed_before:
         found = (e for e in ending.failures if text in str(e))
@@ -163,21 +162,23 @@ def _unread_failure(ending: _ProgramEnd) -> Exception | None:
 
 def _wait(ending: _ProgramEnd) -> None:
     """Waits for all that this process has dispatched, and keeps what it fails with."""
-    is_engines = ending.is_engines_alone()
-    stop = (lambda _: False) if is_engines else _patience(ending)
-    ending.is_waiting = True
-    try:
+    raised = ending.raised
+    if ending.is_engines_alone():
         # The engine counts the calls in flight, so it needs no program on all devices to wait for.
-        ending.failures += _jax_compat.wait_for_dispatched(not is_engines, stop)
-    finally:
-        ending.is_waiting = False
+        ending.failures += _jax_compat.wait_for_dispatched(across_devices=False)
+    else:
+        ending.failures += _jax_compat.wait_for_dispatched(stop=_patience(ending))
+    ending.raised = raised  # the program has not read the errors that this wait has
     if ending.label:
         bindings.finish()
         ending.finished = bindings.counts()
 
 
 def _patience(ending: _ProgramEnd) -> Callable[[list[Exception]], bool]:
-    """What ends the wait for collectives that are not the engine's; it may print a line."""
+    """Returns the function that ends a wait for collectives which are not the engine's.
+
+    It ends the wait soon after a collective has failed, and prints a line where the wait is long.
+    """
     started = time.monotonic()
     failed_at = started if ending.raised else None
     limit = _config.current().collective_timeout
@@ -199,9 +200,9 @@ def _warn(seconds: float) -> None:
     process, _ = _jax_compat.distributed_place()
     with contextlib.suppress(OSError, ValueError):  # stderr is closed
         print(
-            f"lockstep: process {process} has come to the end of its program, and waits since "
+            f"lockstep: process {process} has come to the end of its program, and has waited "
             f"{seconds:g} s for what it has dispatched: a long computation, or a collective that "
-            "waits for a process which takes no part in it.",
+            "waits for a process which takes no part in it. Ctrl-C ends the wait.",
             file=sys.stderr,
             flush=True,
         )
