@@ -10,11 +10,10 @@ its publication waits until its own timeout, as without this module.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import importlib
-import threading
+from collections.abc import Callable
 from typing import Any
 
 BARRIERS = "barriers"
@@ -23,13 +22,13 @@ BARRIERS_LOST = (
 )
 _FAILED = "lockstep/failed_barriers"
 
-_uses: collections.Counter[str] = collections.Counter()
-"""How often this process has come to each barrier of its job."""
-_lock = threading.Lock()
 
+def fail_barriers_together(count_use: Callable[[str], int]) -> None:
+    """Changes ``wait_at_barrier`` of JAX's client. Raises AttributeError if a name is missing.
 
-def fail_barriers_together() -> None:
-    """Changes ``wait_at_barrier`` of JAX's client. Raises AttributeError if a name is missing."""
+    ``count_use`` takes the name of a barrier and its members, and returns how often this process
+    has come to it in its job.
+    """
     kind: Any = importlib.import_module("jaxlib._jax").DistributedRuntimeClient
     wait, find, publish = kind.wait_at_barrier, kind.key_value_try_get, kind.key_value_set
 
@@ -39,7 +38,8 @@ def fail_barriers_together() -> None:
 
         error_kind: Any = jax.errors.JaxRuntimeError
         given = options.get("process_ids") or (args[1] if len(args) > 1 else None)
-        key = _key_of_use(barrier_id, sorted(given) if given else "all")
+        barrier = f"{barrier_id} {sorted(given) if given else 'all'}"
+        key = f"{_FAILED}/{count_use(barrier)}/{barrier}"
         try:
             failed = find(client, key)
         except Exception:  # NOT_FOUND, or no service: then the wait itself says so
@@ -54,18 +54,3 @@ def fail_barriers_together() -> None:
             raise
 
     kind.wait_at_barrier = wait_at_barrier
-
-
-def _key_of_use(barrier_id: str, process_ids: Any) -> str:
-    """The key of the store at which the error of this call's use of the barrier is published."""
-    barrier = f"{barrier_id} {process_ids}"
-    with _lock:
-        use = _uses[barrier]
-        _uses[barrier] += 1
-    return f"{_FAILED}/{use}/{barrier}"
-
-
-def forget() -> None:
-    """Counts from 0 again, for the service of another job."""
-    with _lock:
-        _uses.clear()

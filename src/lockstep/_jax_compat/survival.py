@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from lockstep._jax_compat import barriers, distributed, hooks, lost_service
+from lockstep._jax_compat import distributed, hooks, lost_service
 from lockstep._jax_compat.settings import setting
 
 SURVIVAL = "coordination service"
@@ -133,7 +133,6 @@ class _Survivor:
         if not self._joined:
             self._calls.on_joining()
         self._joined = True
-        barriers.forget()
         if not self._alone:  # the others know nothing of a job of this process alone
             self._earlier.append(address)
         is_ours = not any(options.get(name) for name in _TLS)

@@ -248,7 +248,7 @@ def _put_in_hooks() -> None:
     _jax_compat.install(_jax_compat.SURVIVAL, _jax_compat.SURVIVAL_LOST, _survive)
     if "JAX_ENABLE_RECOVERABILITY" not in os.environ:
         _jax_compat.install(
-            _jax_compat.BARRIERS, _jax_compat.BARRIERS_LOST, _jax_compat.fail_barriers_together
+            _jax_compat.BARRIERS, _jax_compat.BARRIERS_LOST, _fail_barriers_together
         )
     choice = _config.current().collectives
     refuse = _nothing
@@ -282,6 +282,13 @@ def _register_cluster() -> None:
     from lockstep.bootstrap.rank import find_place
 
     _jax_compat.register_cluster(find_place)
+
+
+def _fail_barriers_together() -> None:
+    from lockstep.job import current_job
+    from lockstep.job.uses import Uses
+
+    _jax_compat.fail_barriers_together(lambda barrier: current_job.part(Uses).next(barrier))
 
 
 def _survive() -> None:

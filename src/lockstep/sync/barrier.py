@@ -9,7 +9,6 @@ all processes go on together, or all give up.
 
 from __future__ import annotations
 
-import collections
 import threading
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ from lockstep import _config, _jax_compat, _run_files
 from lockstep._errors import DifferenceError, MissingProcessError
 from lockstep.bootstrap import engine_start, service_loss
 from lockstep.job import current_job, kv_store
+from lockstep.job.uses import Uses
 from lockstep.sync import value_digest
 from lockstep.system import stack_dump
 
@@ -28,20 +28,6 @@ _CHECK_SECONDS = 0.2
 _MAX_STACKS = 2
 _STACK_LINES = 12
 _POSITIONS = "lockstep/waits"
-
-
-class _Uses(current_job.Part):
-    """How often this process has come to each barrier and check of its job."""
-
-    def __init__(self) -> None:
-        self._counts: collections.Counter[str] = collections.Counter()
-        self._lock = threading.Lock()
-
-    def next(self, key: str) -> int:
-        """How often the process has come to ``key``, this time included."""
-        with self._lock:
-            self._counts[key] += 1
-            return self._counts[key]
 
 
 def barrier(name: str, timeout: float | None = None) -> None:
@@ -90,7 +76,7 @@ def assert_same(value: Any, name: str, timeout: float | None = None) -> None:
     process, count = _jax_compat.distributed_place()
     words = f"assert_same(..., {name!r})"
     key = f"lockstep/same/{name}"
-    use = current_job.part(_Uses).next(key)
+    use = current_job.part(Uses).next(key)
     shared = kv_store.of_application(client)
     published = {place: [leaf.digest, leaf.text] for place, leaf in own.items()}
     shared.put(f"{key}/{use}/{process}", published)
@@ -118,7 +104,7 @@ def _wait(words: str, name: str, timeout: float | None) -> None:
     if timeout is None:
         timeout = _config.current().collective_timeout
     seconds = timeout or _NO_DEADLINE
-    use = current_job.part(_Uses).next(name)
+    use = current_job.part(Uses).next(name)
     position = [name, use, words]
     shared = kv_store.of_application(client)
     shared.put(f"{_POSITIONS}/{process}", position, overwrite=True)
