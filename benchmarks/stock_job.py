@@ -2,9 +2,10 @@
 
     python benchmarks/stock_job.py 2 program.py [arguments]
 
-``jax.distributed.initialize()`` of the program gets its arguments here, since no launcher sets
-them. Each line of output has its process in front, as under ``lockstep run``; at the end a line for
-each process that has failed says how.
+A process has one device, or as many as ``JAX_NUM_CPU_DEVICES`` says. The program calls
+``jax.distributed.initialize()`` without arguments, which it gets here, since no launcher sets them.
+Each line of output has its process in front, as under ``lockstep run``; at the end a line for each
+process that has failed says how, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def start(place: str, program: list[str]) -> subprocess.Popen[str]:
     variables = {
         "STOCK_JOB": place,
         "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": "1",
+        "JAX_NUM_CPU_DEVICES": os.environ.get("JAX_NUM_CPU_DEVICES", "1"),
         "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
     }
     return subprocess.Popen(
@@ -71,11 +72,12 @@ def main() -> None:
         readers[-1].start()
     for reader in readers:
         reader.join()
-    for process, running in enumerate(processes):
-        code = running.wait()
+    codes = [running.wait() for running in processes]
+    for process, code in enumerate(codes):
         if code:
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             print(f"process {process} failed: {how}", flush=True)
+    sys.exit(any(codes))
 
 
 if __name__ == "__main__":

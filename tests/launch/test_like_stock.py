@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import ast
 import functools
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lanes import full
-from processes import assert_all_well, free_port, run_processes
-from support import run_lockstep
+from processes import clean_environ
+from support import Run, run_lockstep
 
+STOCK_JOB = Path(__file__).parents[2] / "benchmarks" / "stock_job.py"
 HEAD = """
 import os, signal, sys, threading, time
 import jax, jax.numpy as jnp, numpy as np
@@ -33,10 +38,7 @@ def attempt(name, call):
     except Exception as error:
         say(name, type(error).__name__, str(error).partition(":")[0])
 
-address, size, rank = (os.environ.get("STOCK_PLACE") or "None None None").split()
-jax.distributed.initialize(
-    None if address == "None" else address, ast(size), ast(rank)
-)
+jax.distributed.initialize()
 me, client = jax.process_index(), distributed.global_state.client
 mesh = jax.make_mesh((jax.device_count(),), ("x",), axis_types=(AxisType.Auto,))
 
@@ -45,7 +47,7 @@ def rows(size=16):
 
 mean = jax.jit(jnp.mean)
 centred = jax.jit(lambda x: x - jnp.mean(x))
-""".replace("ast(", "(lambda text: None if text == 'None' else int(text))(")
+"""
 
 PROGRAMS = {
     # Most runs hung: the process that does not read the result ended, and took its part with it.
@@ -126,7 +128,7 @@ CHANGED = {"jax_enable_recoverability"}
 """What Lockstep changes in ``jax.config``: docs/design/plug.md says why."""
 
 
-def _said(lines: list[str]) -> list[Any]:
+def _said(lines: Sequence[str]) -> list[Any]:
     return [ast.literal_eval(line[5:]) for line in lines if line.startswith("says ")]
 
 
@@ -137,28 +139,24 @@ def _program(name: str) -> str:
 @functools.cache
 def stock(name: str, devices: int) -> dict[int, list[Any]]:
     """What the processes say on stock JAX over gloo."""
-    address = f"127.0.0.1:{free_port()}"
-    environs = [
-        {
-            "STOCK_PLACE": f"{address} 2 {process}",
-            "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
-            "JAX_NUM_CPU_DEVICES": str(devices),
-        }
-        for process in range(2)
-    ]
-    ended = run_processes(_program(name), environs, timeout=60)
-    assert_all_well(ended)
-    return {process: _said(end.stderr.splitlines()) for process, end in enumerate(ended)}
+    with tempfile.TemporaryDirectory(prefix="test-") as folder:
+        file = Path(folder, "program.py")
+        file.write_text(_program(name))
+        environ = clean_environ(JAX_NUM_CPU_DEVICES=str(devices))
+        run = Run([sys.executable, str(STOCK_JOB), "2", str(file)], environ, Path(folder))
+        try:
+            result = run.finish(60)
+        finally:
+            run.kill_all()
+            run.process.communicate()
+    assert result.status == 0, result
+    return {process: _said(result.by_process.get(process, [])) for process in range(2)}
 
 
 def launched(name: str, devices: int, collectives: str) -> dict[int, list[Any]]:
-    result = run_lockstep(
-        ["--collectives", collectives],
-        _program(name),
-        d=devices,
-        timeout=60,
-        env={"JAX_PLATFORMS": "cpu"},
-    )
+    options = ["--collectives", collectives]
+    environ = {"JAX_PLATFORMS": "cpu"}
+    result = run_lockstep(options, _program(name), d=devices, timeout=60, env=environ)
     return {process: _said(result.stderr_by_process.get(process, [])) for process in range(2)}
 
 

@@ -19,16 +19,12 @@ from lockstep import _jax_compat
 from lockstep._errors import DataError
 from lockstep._words import processes
 from lockstep.job import current_job, kv_store
+from lockstep.job.uses import Uses
 from lockstep.sync.barrier import barrier
 
 FAILED = -1
 """Published in place of a count by a process whose source has raised an error."""
 _FOLDER = "lockstep/data"
-
-
-class _Uses(current_job.Part):
-    def __init__(self) -> None:
-        self.exchanges = 0
 
 
 def exchange(words: str, value: Any) -> list[Any]:
@@ -45,15 +41,14 @@ def exchange(words: str, value: Any) -> list[Any]:
     if client is None:
         return [value]
     process, count = _jax_compat.distributed_place()
-    uses = current_job.part(_Uses)
-    uses.exchanges += 1
+    use = current_job.part(Uses).next(_FOLDER)
     store = kv_store.of_application(client)
-    store.put(f"{_FOLDER}/{uses.exchanges}/{process}", value)
+    store.put(f"{_FOLDER}/{use}/{process}", value)
     barrier(words)
-    found = store.values(f"{_FOLDER}/{uses.exchanges}")
-    if process == 0 and uses.exchanges > 1:
+    found = store.values(f"{_FOLDER}/{use}")
+    if process == 0 and use > 1:
         # All have passed the barrier of this exchange, so all have read the one before it.
-        client.key_value_delete(f"{_FOLDER}/{uses.exchanges - 1}/")
+        client.key_value_delete(f"{_FOLDER}/{use - 1}/")
     return [found[str(other)] for other in range(count)]
 
 
