@@ -100,3 +100,10 @@ def test_all_frames_are_shown_on_request() -> None:
     for process in range(2):
         assert "site-packages/jax/" in "\n".join(result.stderr_by_process[process]), result
     assert "(shown with --full-tracebacks)" not in result.stderr, result
+
+
+def test_devices_in_another_order_are_told_from_calls_in_another_order() -> None:
+    said = report_of("device_order", "-d", "2").said_by_launcher
+    assert ": the same devices in another order (exit code 1)" in said.splitlines()[0], said
+    assert "Likely: the processes have the same devices in another order, as in a mesh of" in said
+    assert "a set" not in said, said

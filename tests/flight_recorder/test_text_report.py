@@ -282,6 +282,21 @@ def test_collectives_that_raised_for_no_reason_in_the_records_are_not_called_sou
     assert headline(diagnose(run)) == (
         "collectives raised on process 0, and the records do not show why"
     )
+    reason = "jax.errors.JaxRuntimeError: INTERNAL: MPI error: lockstep: waited 60 s. Not arrived"
+    told = altered(run, 0, error=ErrorRecord(10.0**9, 1, reason, ""))
+    assert headline(diagnose(told)) == "collectives raised on process 0: waited 60 s. Not arrived"
+
+
+def test_calls_that_read_alike_are_one() -> None:
+    sites = {0: (site(1000, line=23, name="step"), site(1000, 2, line=23, name="step"))}
+    other = (site(1000, 3, line=44, name="step"),)
+    calls = [dataclasses.replace(s, channel=c) for s in steps(6) for c in (1, 2)]
+    gone = {0: Exit(exit_code=0)}
+    text = short(diagnose(job(calls, calls, sites=sites).snapshot(gone)))
+    assert "its last: 12 x train.py:23 in step" in text, text
+    calls = [dataclasses.replace(s, channel=c) for s in steps(6) for c in (1, 2, 3)]
+    text = short(diagnose(job(calls, calls, sites={0: sites[0] + other}).snapshot(gone)))
+    assert "6 x (2 x train.py:23 in step, train.py:44 in step)" in text, text
 
 
 def test_nothing_wrong() -> None:

@@ -36,6 +36,7 @@ class Pattern(enum.Enum):
     OTHER_PLACE = "one call from different places"
     PERMUTATION = "different permutations"
     CROSSING = "two cliques in opposite order"
+    DEVICE_ORDER = "the same devices in another order"
     MEMORY = "out of memory"
     SIGKILL = "SIGKILL"
 
@@ -223,7 +224,11 @@ def of_death(
     return (Cause(Pattern.BRANCH, gone),)
 
 
-def of_circle(crossing: bool) -> tuple[Cause, ...]:
-    if crossing:
+def of_circle(groups: Sequence[Sequence[int]]) -> tuple[Cause, ...]:
+    """``groups`` are the devices, in rank order, of each clique of the circle."""
+    known = {tuple(group) for group in groups if group}
+    if len({frozenset(group) for group in known}) < len(known):
+        return (Cause(Pattern.DEVICE_ORDER),)
+    if len(groups) > 1:
         return (Cause(Pattern.CROSSING),)
     return (Cause(Pattern.OPPOSITE_ORDER), Cause(Pattern.BRANCH))

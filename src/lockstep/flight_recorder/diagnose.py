@@ -212,7 +212,7 @@ class _Case:
             kind = Kind.PERMUTE if permutes else Kind.MISMATCH
             calls = [(w.track.process, w.entry) for w in self.waits if w.entry.clique in cliques]
             groups = tuple(g.processes for g in grouped(calls, self.run.programs_vary))
-        why = causes.of_circle(kind is Kind.CYCLE)
+        why = causes.of_circle([self.history.devices(clique) for clique in cliques])
         return self._make(
             kind, processes, around[0], called=called, groups=groups, circle=processes, why=why
         )

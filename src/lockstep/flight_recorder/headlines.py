@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
+from lockstep._jax_compat import texts
 from lockstep._words import counted, processes
 from lockstep.flight_recorder.calls import Call
 from lockstep.flight_recorder.causes import Pattern, alone
@@ -19,6 +21,8 @@ from lockstep.flight_recorder.phrases import (
     only_these,
     ordinal,
 )
+
+_ENGINES = re.compile(rf"^\S+: {texts.ENGINE_ERROR}")
 
 
 def headline(diagnosis: Diagnosis) -> str:
@@ -80,7 +84,11 @@ def _nothing(diagnosis: Diagnosis) -> str:
     activities = {row.activity for row in diagnosis.rows}
     many = counted(len(diagnosis.rows), "process")
     if failed := [row.index for row in diagnosis.rows if raised(row)]:
-        return f"collectives raised on {processes(failed)}, and the records do not show why"
+        errors = [row.process.error for row in diagnosis.rows if raised(row) and row.process.error]
+        why = ", and the records do not show why"
+        if errors:
+            why = f": {_ENGINES.sub('', errors[0].summary)}"
+        return f"collectives raised on {processes(failed)}{why}"
     if activities == {Activity.ENDED}:
         return f"nothing is wrong: {many} ended"
     if activities == {Activity.UNKNOWN}:
@@ -202,7 +210,9 @@ def _circle(diagnosis: Diagnosis) -> str:
             f"{label_of(_by_index(diagnosis, around[0]).process)}: its devices wait for each other"
         )
     cut = [*parts[:3], f"and {len(parts) - 3} more" if len(parts) > 3 else ""]
-    return "a circle of waits: " + "; ".join(part for part in cut if part)
+    reordered = any(c.pattern is Pattern.DEVICE_ORDER for c in diagnosis.causes)
+    why = ": the same devices in another order" if reordered else ""
+    return "a circle of waits: " + "; ".join(part for part in cut if part) + why
 
 
 def _late(diagnosis: Diagnosis) -> str:

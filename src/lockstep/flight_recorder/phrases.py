@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from lockstep._words import counted, format_size, processes, ranges
@@ -110,12 +111,17 @@ def called_from(callers: Sequence[Caller]) -> str:
 
 
 def briefly(round_: Round) -> str:
-    """``37 x train.py:41 in step``, ``18 x (train.py:41 in step, train.py:44 in step)``."""
+    """``37 x train.py:41 in step``, ``18 x (train.py:41 in step, 2 x train.py:44 in step)``."""
     names = [place_in_program(call.sites) or operation(call.entry) for call in round_.calls]
-    text = ", ".join(names)
-    if round_.times == 1:
-        return text
-    return f"{round_.times} x {text if len(names) == 1 else f'({text})'}"
+    folded = [(name, len(list(equal))) for name, equal in itertools.groupby(names)]
+    if len(folded) == 1:
+        return _times(round_.times * folded[0][1], folded[0][0])
+    text = ", ".join(_times(count, name) for name, count in folded)
+    return text if round_.times == 1 else f"{round_.times} x ({text})"
+
+
+def _times(count: int, text: str) -> str:
+    return text if count == 1 else f"{count} x {text}"
 
 
 def ending(process: Process, after: str = "") -> str:
@@ -207,6 +213,9 @@ _WORDS = {
     "or from local data",
     Pattern.CROSSING: "collectives over different mesh axes in opposite order: iteration over a "
     "set or a dict of axes, or `if jax.process_index() == 0`",
+    Pattern.DEVICE_ORDER: "the processes have the same devices in another order, as in a mesh of a "
+    "list that each sorts its own way (its own devices first): give all processes the same order, "
+    "that of jax.make_mesh or jax.devices()",
     Pattern.MEMORY: "{function}: {process} took more than the machine or its control group allows",
     Pattern.SIGKILL: "a kill -9, or the kernel ran out of memory (see dmesg, and the memory limit "
     "of the container or of the batch job)",

@@ -122,6 +122,22 @@ def caught() -> None:
         raise
 
 
-ALL = (last_batch, last_batch_eager, one_side, library, prefetch, at_exit, caught)
+def device_order() -> None:
+    own_first = sorted(DEVICES, key=lambda d: (d.process_index != ME, d.id))
+    rows = NamedSharding(Mesh(np.array(own_first), ("data",)), P("data"))
+    local = np.ones((100, 8), np.float32)
+    float(loss(jnp.ones((8,)), jax.make_array_from_process_local_data(rows, local)))
+
+
+ALL = (
+    device_order,
+    last_batch,
+    last_batch_eager,
+    one_side,
+    library,
+    prefetch,
+    at_exit,
+    caught,
+)
 FAULTS: dict[str, Callable[[], None]] = {fault.__name__: fault for fault in ALL}
 FAULTS[sys.argv[1]]()
