@@ -16,6 +16,7 @@ RUN_DIR/attempt_0/process_1/programs_vary    exists if its programs' numbers may
 RUN_DIR/attempt_0/process_1/joined          exists once JAX has connected it to a job's service
 RUN_DIR/attempt_0/process_1/alone           exists if it has used JAX and has never joined a job
 RUN_DIR/attempt_0/process_1/exit.json       how process 1 ended, as its launcher or agent saw it
+RUN_DIR/attempt_0/process_0/differences    in what the processes differ, if they do
 RUN_DIR/attempt_0/process_1/stays           exists while its agent waits for the end of the others
 """
 
@@ -45,7 +46,19 @@ CALLERS = "callers.jsonl"
 PROGRAMS_VARY = "programs_vary"
 """This file exists when the run ids of a process's programs may differ from the others'."""
 STACKS = "stacks.txt"
-OF_PROCESS = (RECORDER, SITES, POSSIBLE_SITES, CALLERS, PROGRAMS_VARY, ERROR, EXIT, STACKS)
+DIFFERENCES = "differences"
+"""In what the processes of a job differ: one line of process 0."""
+OF_PROCESS = (
+    RECORDER,
+    SITES,
+    POSSIBLE_SITES,
+    CALLERS,
+    PROGRAMS_VARY,
+    DIFFERENCES,
+    ERROR,
+    EXIT,
+    STACKS,
+)
 """The files of a process that are kept when the run has failed."""
 LOST = "lost"
 COORDINATION_PID = "coordination.pid"

@@ -235,3 +235,23 @@ print(len(jax.devices()))
     assert 1 not in result.stderr_by_process or "warning" not in "\n".join(
         result.stderr_by_process[1]
     )
+
+
+def test_a_failure_names_a_difference_of_settings_as_the_likely_cause() -> None:
+    program = """
+import os
+if os.environ["LOCKSTEP_PROCESS_ID"] == "1":
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+import jax, numpy as np
+jax.distributed.initialize()
+mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+np.zeros(len(jax.devices())).reshape(2, jax.local_device_count())
+"""
+    said = run_lockstep([], program, expect_status=1).said_by_launcher
+    first, second, *rest = said.splitlines()
+    assert "failed first: ValueError: cannot reshape array of size 5 into shape (2," in first, said
+    assert second == (
+        "    Likely: the processes differ in local CPU devices (1 on process 0, 4 on process 1): "
+        "see the table above."
+    )
+    assert "Likely" not in "\n".join(rest), said

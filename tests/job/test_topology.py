@@ -148,3 +148,12 @@ def test_the_words_of_a_disagreement() -> None:
         "that is set for some processes only, hosts with different devices."
     )
     assert isinstance(caught.value, InitializationError)
+
+
+def test_differences_are_summed_up_by_their_values() -> None:
+    facts = [{"x64": "True", "devices": str(4 if i == 2 else 1)} for i in range(4)]
+    found = config_check.summary(config_check.differences(facts))
+    assert found == "devices (1 on processes 0-1, 3, 4 on process 2)"
+    assert config_check.differences(facts[:2]) == {}
+    many = config_check.differences([{"devices": str(i)} for i in range(9)])
+    assert config_check.summary(many).endswith("3 on process 3, 5 more)")

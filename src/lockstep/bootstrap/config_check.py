@@ -8,16 +8,38 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lockstep._errors import DisagreementError
+from lockstep._words import processes
 
+_MAX_VALUES = 4
 Settings = Mapping[str, str]
 """Fact -> value, of one process."""
 
 
+def differences(facts: Sequence[Settings]) -> dict[str, list[str]]:
+    """The facts in which the processes differ, each with the values of all processes."""
+    names = dict.fromkeys(name for own in facts for name in own)
+    values = {name: [own.get(name, "not said") for own in facts] for name in names}
+    return {name: of_all for name, of_all in values.items() if len(set(of_all)) > 1}
+
+
+def summary(differing: Mapping[str, Sequence[str]]) -> str:
+    """``local CPU devices (1 on process 0, 4 on processes 1-3)``."""
+    return " and ".join(f"{name} ({_by_value(values)})" for name, values in differing.items())
+
+
+def _by_value(values: Sequence[str]) -> str:
+    owners: dict[str, list[int]] = {}
+    for process, value in enumerate(values):
+        owners.setdefault(value, []).append(process)
+    parts = [f"{value} on {processes(those)}" for value, those in owners.items()]
+    more = [f"{len(parts) - _MAX_VALUES} more"] if len(parts) > _MAX_VALUES else []
+    return ", ".join([*parts[:_MAX_VALUES], *more])
+
+
 def check(labels: Sequence[str], facts: Sequence[Settings]) -> None:
     """Raises `DisagreementError` with a table when the processes differ in any fact."""
-    names = list(dict.fromkeys(name for own in facts for name in own))
-    values = {name: [own.get(name, "not said") for own in facts] for name in names}
-    differing = [name for name in names if len(set(values[name])) > 1]
+    values = differences(facts)
+    differing = list(values)
     if not differing:
         return
     raise DisagreementError(

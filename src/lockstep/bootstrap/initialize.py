@@ -8,10 +8,11 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lockstep
-from lockstep import _config, _jax_compat
+from lockstep import _config, _jax_compat, _run_files
 from lockstep._errors import DisagreementError, InitializationError
 from lockstep.bootstrap import config_check, plugin, startup_liveness
 from lockstep.bootstrap.rank import find_place
@@ -255,6 +256,11 @@ def _print_differences(facts: Sequence[config_check.Settings]) -> None:
             file=sys.stderr,
             flush=True,
         )
+        config = _config.current()
+        if config.run_dir is not None:
+            folder = _run_files.process_dir(Path(config.run_dir), config.attempt, 0)
+            summary = config_check.summary(config_check.differences(facts))
+            (folder / _run_files.DIFFERENCES).write_text(summary, encoding="utf-8")
 
 
 def _check_agreement(topic: str, facts: config_check.Settings) -> None:

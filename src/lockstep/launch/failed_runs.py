@@ -62,6 +62,14 @@ def culprits(run_dir: Path, attempt: int) -> tuple[int, ...]:
     return ()
 
 
+def differences(run_dir: Path, attempt: int) -> str:
+    """In what the processes of a job differ, as process 0 has found at the start; else ""."""
+    folder = _run_files.process_dir(run_dir, attempt, 0)
+    with contextlib.suppress(OSError):
+        return (folder / _run_files.DIFFERENCES).read_text("utf-8", "replace")
+    return ""
+
+
 def _diagnosed(run_dir: Path, attempt: int) -> diagnose.Diagnosis:
     from lockstep.flight_recorder import diagnose, model
 

@@ -95,17 +95,21 @@ def headline(
     processes: int | None = None,
     full: bool = False,
     table: str = "",
+    differences: str = "",
 ) -> list[str]:
     """The report of a job that failed: paragraphs, the first failure on top.
 
     ``processes`` is the job's number of processes, if not all of them have been started. A signal
     that ended a process after ``stopping_at`` was sent by the launcher. ``full`` keeps the frames
     of libraries in tracebacks. ``table`` is the report from the records, if the first failure's own
-    text has its headline.
+    text has its headline. ``differences`` are those of the processes' settings, of which process 0
+    has printed a table at the start.
     """
     same = alike(first, endings)
     count = processes or len(endings)
     report = [_first(first, same, count) + _details(first, endings, full, table)]
+    if differences and first.record is not None:
+        report[0] += f"\n    Likely: the processes differ in {differences}: see the table above."
     numbers = {e.process_id for e in same}
     later = [
         e

@@ -251,7 +251,8 @@ class Supervisor:
             table = self._diagnosis([e.process_id for e in endings if e.failed])
             told = table if table and told_already(table, first) else ""
             count = self._job.job_processes
-            report = headline(first, endings, self.stopping_at, count, full, told)
+            differences = failed_runs.differences(self._job.run_dir, self._job.config.attempt)
+            report = headline(first, endings, self.stopping_at, count, full, told, differences)
             for i, text in enumerate(report):
                 self.console.report(text, highlight=i == 0)
             self._report_killed()
