@@ -61,3 +61,14 @@ def test_errors_of_collectives_are_told_from_others(text: str, is_collectives: b
 
 def test_an_error_of_another_library_is_none_of_the_engines() -> None:
     assert not re.match(texts.ENGINE_ERROR, "INTERNAL: the log has: MPI error: lockstep: words")
+
+
+def test_the_first_line_of_an_exception_of_a_callback_has_the_exception() -> None:
+    head = "INTERNAL: CpuCallback error calling callback: "
+    stack = 'Traceback (most recent call last):\n  File "a.py", line 7, in log\n'
+    note = "-" * 20 + "\nFor simplicity, JAX has removed its internal frames from the traceback\n"
+    for text in (f"{head}{stack}OSError: full\n", f"{head}{stack}{note}OSError: full\nmore"):
+        assert texts.first_line(text) == f"{head}OSError: full"
+    assert texts.first_line("a\nb") == "a"
+    assert texts.first_line(f"{head}Traceback (most recent call last):") == head
+    assert texts.first_line("") == ""

@@ -35,6 +35,20 @@ def is_of_collective(text: str) -> bool:
     return _OF_COLLECTIVE.match(text) is not None
 
 
+def first_line(text: str) -> str:
+    """The first line of an error's text.
+
+    The text for an exception of a callback is a whole traceback: then the exception follows what
+    stands before the traceback.
+    """
+    first, *rest = NOTE_OF_FRAMES.sub("", text).splitlines() or [""]
+    if not first.endswith(_TRACEBACK):
+        return first
+    raised = next((line for line in rest if line and not line.startswith(" ")), "")
+    return first.removesuffix(_TRACEBACK) + raised
+
+
+_TRACEBACK = "Traceback (most recent call last):"
 NOTE_OF_FRAMES = re.compile(
     r"^-{20}\nFor simplicity, JAX has removed its internal frames .*\n?", re.MULTILINE
 )

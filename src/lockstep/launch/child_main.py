@@ -32,6 +32,7 @@ from typing import NoReturn
 
 from lockstep import _run_files
 from lockstep._config import Config, current
+from lockstep._jax_compat import texts
 from lockstep.launch import tracebacks, user_program
 from lockstep.system import stack_dump
 
@@ -136,7 +137,7 @@ def _summary(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"sys.exit({error.code!r})"
     text = "".join(traceback.format_exception_only(type(error), error)).strip()
-    return text.splitlines()[-1 if isinstance(error, SyntaxError) else 0]
+    return text.splitlines()[-1] if isinstance(error, SyntaxError) else texts.first_line(text)
 
 
 def _record(config: Config, code: int, error: BaseException) -> None:

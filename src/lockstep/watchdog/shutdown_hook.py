@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lockstep import _config, _jax_compat
-from lockstep._jax_compat.texts import OF_THE_ENGINE, is_of_collective
+from lockstep._jax_compat.texts import OF_THE_ENGINE, first_line, is_of_collective
 from lockstep.engine import bindings
 from lockstep.job import current_job
 
@@ -123,7 +123,7 @@ def _install_hooks() -> None:
 
 def _abort(label: str, kind: type[BaseException], error: BaseException) -> None:
     bindings.leave(bindings.Leaving.FAILED)
-    summary = str(error).partition("\n")[0]
+    summary = first_line(str(error))
     text = f"{kind.__name__}: {summary}" if summary else kind.__name__
     bindings.abort(f"lockstep: {label} failed: {text}")
 
