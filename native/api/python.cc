@@ -244,6 +244,8 @@ void lockstep_counts(std::uint64_t counts[5]) { Engine::instance().read_counts(c
 
 std::uint64_t lockstep_failed_calls() { return Engine::instance().failures(); }
 
+int lockstep_python_threads() { return Engine::instance().python_threads(); }
+
 void lockstep_abort(const char* text) {
   if (auto* job = Engine::instance().started()) job->arena().abort(text);
 }

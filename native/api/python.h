@@ -88,6 +88,8 @@ int lockstep_virtual_tables();
 void lockstep_counts(std::uint64_t counts[5]);
 // How many calls on threads of XLA's own have returned an error.
 std::uint64_t lockstep_failed_calls();
+// How many threads of Python's are in a call now. Threads of XLA's own are not counted.
+int lockstep_python_threads();
 
 // What follows needs lockstep_start, and does nothing (or answers -1 or "") before it, save
 // lockstep_forbid, which is remembered.

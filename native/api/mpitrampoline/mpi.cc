@@ -53,8 +53,25 @@ bool is_of_python() {
   return state != nullptr && state() != nullptr;
 }
 
+// Counts this thread while it is in a call, if it is one of Python's.
+class PythonCall {
+ public:
+  PythonCall() : counted_(is_of_python()) {
+    if (counted_) Engine::instance().enter_from_python();
+  }
+  ~PythonCall() {
+    if (counted_) Engine::instance().leave_to_python();
+  }
+  PythonCall(const PythonCall&) = delete;
+  PythonCall& operator=(const PythonCall&) = delete;
+
+ private:
+  const bool counted_;
+};
+
 template <typename Body>
 int guarded(Body body) {
+  const PythonCall call;
   try {
     body();
     return kSuccess;

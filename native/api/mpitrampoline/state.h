@@ -43,6 +43,10 @@ class Engine {
   // Of a call on a thread of XLA's own: the program is told where it reads the result.
   void count_failure() { failures_.fetch_add(1, std::memory_order_relaxed); }
   std::uint64_t failures() const { return failures_.load(std::memory_order_relaxed); }
+  // A thread of Python's begins and ends a call of jaxlib's.
+  void enter_from_python() { python_threads_.fetch_add(1, std::memory_order_relaxed); }
+  void leave_to_python() { python_threads_.fetch_sub(1, std::memory_order_relaxed); }
+  int python_threads() const { return python_threads_.load(std::memory_order_relaxed); }
   void read_counts(std::uint64_t* counts) const {
     for (const auto& value : counts_) *counts++ = value.load(std::memory_order_relaxed);
   }
@@ -68,6 +72,7 @@ class Engine {
   KeyChooser key_chooser_;
   std::array<std::atomic<std::uint64_t>, 5> counts_{};
   std::atomic<std::uint64_t> failures_{0};
+  std::atomic<int> python_threads_{0};
 };
 
 }  // namespace lockstep

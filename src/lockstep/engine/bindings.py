@@ -214,6 +214,11 @@ def failed_calls() -> int:
     return _library().lockstep_failed_calls()
 
 
+def python_threads() -> int:
+    """How many threads of Python's are in a collective now; threads of XLA's own do not count."""
+    return _library().lockstep_python_threads()
+
+
 def abort(text: str) -> None:
     """Fails the job: every rank that waits, and every later collective, raises ``text``."""
     _library().lockstep_abort(text.encode())
