@@ -9,6 +9,7 @@ RUN_DIR/attempt_0/coordination.log          its output
 RUN_DIR/attempt_0/traceback_2f6b...         a link to the number of the process that prints it
 RUN_DIR/attempt_0/process_1/recorder.bin    its collectives (`flight_recorder.format`)
 RUN_DIR/attempt_0/process_1/sites.jsonl     their lines; also possible_sites.jsonl and callers.jsonl
+RUN_DIR/attempt_0/process_1/waits.json      the barriers that process 1 waits in
 RUN_DIR/attempt_0/process_1/error.json      the error that ended process 1
 RUN_DIR/attempt_0/process_1/interrupted     exists if the launcher's SIGINT has reached it
 RUN_DIR/attempt_0/process_1/stacks.txt      its Python stacks, once per request (`stack_dump`)
@@ -43,6 +44,8 @@ POSSIBLE_SITES = "possible_sites.jsonl"
 """The sites of calls that several programs may have made; the whole file is rewritten each time."""
 CALLERS = "callers.jsonl"
 """The lines of the program behind the sites of `flight_recorder.format.Entry`."""
+WAITS = "waits.json"
+"""The barriers that a process waits in, and whether it can go on by itself."""
 PROGRAMS_VARY = "programs_vary"
 """This file exists when the run ids of a process's programs may differ from the others'."""
 STACKS = "stacks.txt"
@@ -53,6 +56,7 @@ OF_PROCESS = (
     SITES,
     POSSIBLE_SITES,
     CALLERS,
+    WAITS,
     PROGRAMS_VARY,
     DIFFERENCES,
     ERROR,

@@ -102,6 +102,17 @@ def test_all_frames_are_shown_on_request() -> None:
     assert "(shown with --full-tracebacks)" not in result.stderr, result
 
 
+def test_an_exception_of_a_callback_is_the_reason() -> None:
+    said = report_of("callback", "-d", "2").said_by_launcher
+    raised = f"RuntimeError: loss log disk full, {at('log')} in log"
+    assert re.search(rf"process 0 \(.*?\) raised {re.escape(raised)}, in a callback", said), said
+    assert "this has ended the program on its device 0; processes 0-1 wait" in said, said
+    assert re.search("wait(s|ed) for its own device 0 in all-reduce", said), said
+    assert said.count("its own device 0") == 1, said
+    assert "RuntimeError: loss log disk full" in said.splitlines()[0], said
+    assert f"{at('log')} in log" in said.splitlines()[0], said
+
+
 def test_devices_in_another_order_are_told_from_calls_in_another_order() -> None:
     said = report_of("device_order", "-d", "2").said_by_launcher
     assert ": the same devices in another order (exit code 1)" in said.splitlines()[0], said

@@ -20,12 +20,20 @@ def steps(number: int, step: Step = STEP) -> list[Step]:
     return [dataclasses.replace(step, execution=i) for i in range(number)]
 
 
-def job(*plans: list[Step], sites: dict[int, tuple[Site, ...]] | None = None, **more) -> Job:
-    """A process a plan, one device each, in one clique; moved until it is stuck or through."""
+def job(
+    *plans: list[Step],
+    sites: dict[int, tuple[Site, ...]] | None = None,
+    most: int | None = None,
+    **more,
+) -> Job:
+    """A process a plan, one device each, in one clique; moved until it is stuck or through.
+
+    ``most`` is how many moves are made at most.
+    """
     plan = {p * STRIDE: list(calls) for p, calls in enumerate(plans)}
     everyone = sites or {p: (site(1000, line=41, name="step"),) for p in range(len(plans))}
     made = Job([list(plan)], plan, sites=everyone, **more)
-    made.run(random.Random(0))
+    made.run(random.Random(0), most)
     return made
 
 

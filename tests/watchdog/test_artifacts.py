@@ -24,7 +24,7 @@ def private(tmp_path: Path) -> Path:
 
 
 def test_descriptors_become_files_of_that_process() -> None:
-    own = Artifacts("/proc/7/fd/3", "/proc/7/fd/4", "/proc/7/fd/5", "/proc/7/fd/6", "/proc/7/fd/8")
+    own = Artifacts(*(f"/proc/7/fd/{fd}" for fd in range(3, 3 + len(artifacts.FILES))))
     there = dataclasses.replace(peer(1), pid=7)
     assert artifacts.of_peer(there, own.published()) == own
     assert artifacts.of_peer(peer(1), Artifacts().published()) == Artifacts()

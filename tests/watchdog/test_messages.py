@@ -15,6 +15,7 @@ from lockstep import RecordError
 from lockstep._run_files import Exit
 from lockstep.flight_recorder.format import Ring
 from lockstep.flight_recorder.model import Caller, Process, Site
+from lockstep.flight_recorder.waits import Barrier, Waits
 from lockstep.watchdog import messages
 
 CALLERS = {7: (Caller("a.py", 3, "step", "5-15"), Caller("b.py", 9, "main"))}
@@ -23,6 +24,8 @@ SITES = (
     site(2000, 3),
     site(3000, file="", line=0, used_file="/home/u/train.py", used_line=7),
 )
+
+WAITS = Waits((Barrier("barrier/x", 2, "barrier('x')", "a.py", 3),), {"barrier/x": 2}, (7, 1))
 
 FIELDS = [field.name for field in dataclasses.fields(Site)]
 
@@ -37,7 +40,7 @@ def through(processes: list[Process]) -> list[Process]:
 @given(st.lists(records(), max_size=3))
 def test_what_is_sent_is_read(told: list) -> None:
     processes = [
-        Process(index, one, SITES, callers=CALLERS, problems=("it is old",))
+        Process(index, one, SITES, callers=CALLERS, problems=("it is old",), waits=WAITS)
         for index, one in enumerate(told)
     ]
     processes.append(Process(98, exit=Exit(12, None, 9, 10**18, "out of memory")))

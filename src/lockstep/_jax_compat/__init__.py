@@ -16,6 +16,7 @@ from lockstep._jax_compat.arrays import watch_failures as watch_failures
 from lockstep._jax_compat.backends import around_backends as around_backends
 from lockstep._jax_compat.backends import around_cpu_client as around_cpu_client
 from lockstep._jax_compat.backends import check_collectives as check_collectives
+from lockstep._jax_compat.backends import computing_devices as computing_devices
 from lockstep._jax_compat.backends import device_lists as device_lists
 from lockstep._jax_compat.backends import end_wait_for_devices as end_wait_for_devices
 from lockstep._jax_compat.backends import has_backend as has_backend
@@ -25,6 +26,9 @@ from lockstep._jax_compat.backends import wait_for_dispatched as wait_for_dispat
 from lockstep._jax_compat.barriers import BARRIERS as BARRIERS
 from lockstep._jax_compat.barriers import BARRIERS_LOST as BARRIERS_LOST
 from lockstep._jax_compat.barriers import fail_barriers_together as fail_barriers_together
+from lockstep._jax_compat.callbacks import CALLBACKS as CALLBACKS
+from lockstep._jax_compat.callbacks import CALLBACKS_LOST as CALLBACKS_LOST
+from lockstep._jax_compat.callbacks import watch_callbacks as watch_callbacks
 from lockstep._jax_compat.cluster import HasRank as HasRank
 from lockstep._jax_compat.cluster import register_cluster as register_cluster
 from lockstep._jax_compat.distributed import check_distributed as check_distributed

@@ -126,6 +126,21 @@ def live_executables() -> list[Any]:
     return cpu.live_executables() if cpu is not None else []
 
 
+def computing_devices() -> set[Any]:
+    """The devices of this process that still have to make a shard of an array that is referred to.
+
+    A program whose results were all dropped is not seen. One that a callback has ended is.
+    """
+    found = set()
+    for backend in _backends().values():
+        for array in backend.live_arrays():
+            with contextlib.suppress(Exception):  # a thread of the program may delete it meanwhile
+                if not array.is_ready():
+                    shards = [shard.data for shard in array.addressable_shards]
+                    found |= {d for one in shards if not one.is_ready() for d in one.devices()}
+    return found
+
+
 def wait_for_dispatched(
     across_devices: bool = True, stop: Callable[[list[Exception]], bool] = lambda _: False
 ) -> list[Exception]:

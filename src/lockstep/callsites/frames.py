@@ -15,6 +15,7 @@ import functools
 import hashlib
 import itertools
 import json
+import linecache
 import os
 import sys
 import sysconfig
@@ -168,6 +169,15 @@ def _columns(code: CodeType, instruction: int) -> str:
             text = f"{begin + 1}-{end}" if first == last else f"{begin + 1}-{last}:{end}"
         _columns_of[key] = text, code
     return _columns_of[key][0]
+
+
+def text_of_call(frame: FrameType) -> str:
+    """The source text of the call that a frame is in; "": not known, or of several lines."""
+    positions = itertools.islice(frame.f_code.co_positions(), max(0, frame.f_lasti) // 2, None)
+    first, last, begin, end = next(positions)
+    if first is None or first != last:
+        return ""
+    return linecache.getline(frame.f_code.co_filename, first).encode()[begin:end].decode()
 
 
 @functools.cache

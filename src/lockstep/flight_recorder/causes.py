@@ -37,6 +37,7 @@ class Pattern(enum.Enum):
     PERMUTATION = "different permutations"
     CROSSING = "two cliques in opposite order"
     DEVICE_ORDER = "the same devices in another order"
+    BARRIER = "a barrier that only some processes come to"
     MEMORY = "out of memory"
     SIGKILL = "SIGKILL"
 
@@ -52,6 +53,9 @@ class Cause:
     """The arguments that differ between the two ``processes``."""
     threads: tuple[str, ...] = ()
     """The threads that called the functions, in the order of ``what``."""
+
+
+BARRIER = (Cause(Pattern.BARRIER),)
 
 
 def of_mismatch(

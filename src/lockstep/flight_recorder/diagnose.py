@@ -5,7 +5,8 @@
 1. Did members of a clique call different collectives?
 2. Has a process ended that others wait for?
 3. Do devices wait for each other in a circle?
-4. Which processes have not arrived yet? This alone is no fault.
+4. Do processes wait for each other in barriers and collectives?
+5. Which processes have not arrived yet? This alone is no fault.
 
 The records may be read one after another while the processes run, and still a healthy run is never
 reported as a fault: the description of a call in an entry never changes, a process's exit is read
@@ -19,7 +20,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lockstep.flight_recorder import causes, wait_graph
+from lockstep.flight_recorder import barriers, causes, wait_graph
 from lockstep.flight_recorder.calls import Call, Calls, Round, rounds
 from lockstep.flight_recorder.causes import Cause
 from lockstep.flight_recorder.format import Entry, State
@@ -33,6 +34,7 @@ from lockstep.flight_recorder.model import Process, Run
 from lockstep.flight_recorder.p2p_matching import pairs
 from lockstep.flight_recorder.timeline import History, Position, Track
 from lockstep.flight_recorder.wait_graph import ExitKind, Outcome, Wait
+from lockstep.flight_recorder.waits import Barrier
 
 RECENT = 4
 """How many different calls a row shows before the current one."""
@@ -49,6 +51,8 @@ class Kind(enum.Enum):
     FAILED = "a process failed"
     KILLED = "a process was killed"
     CYCLE = "cycle between cliques"
+    BARRIER = "deadlock at a barrier"
+    CALLBACK = "a callback raised"
     WAITING = "waiting for a straggler"
 
     @property
@@ -61,6 +65,7 @@ class Activity(enum.Enum):
     """What a process does, or did last."""
 
     WAITS = "waits"
+    BARRIER = "waits in a barrier"
     MOVES = "moves data"
     RAISED = "raised"
     BUSY = "in no collective"
@@ -81,6 +86,8 @@ class Row:
     """The call to show: the one that differs, else the one that waits, else the last one."""
     in_call: bool
     """Whether the process is in that call, or ended in it; else it has left it."""
+    own_absent: tuple[int, ...]
+    """The devices of the process that have not come to the call in which another one waits."""
     recent: tuple[Round, ...]
     """The calls before it on the same device, the latest last."""
     latest: tuple[Round, ...]
@@ -90,6 +97,10 @@ class Row:
     ran: int | None
     """Collectives completed in the clique of the diagnosis, or in all cliques where there is no
     place; None: not known."""
+    progress: tuple[int, int] = (0, 0)
+    """As `History.progress`."""
+    barriers: tuple[tuple[Barrier, tuple[int, ...]], ...] = ()
+    """The barriers that the process waits in, and the processes that have not come to each."""
 
     @property
     def index(self) -> int:
@@ -147,6 +158,11 @@ class _Case:
             return self._diverged(Kind.PERMUTE, mismatch)
         if mismatch is not None:
             return self._diverged(Kind.MISMATCH, mismatch)
+        stuck = barriers.deadlock(self.history, self.waits, self.ended)
+        if stopped := barriers.stopped(self.history, self.waits, stuck):
+            return self._make(Kind.CALLBACK, stopped, self._wait_for(set(stopped)))
+        if any(self.run.processes[index].waits.barriers for index in stuck):
+            return self._make(Kind.BARRIER, stuck, self._wait_for(set(stuck)), why=causes.BARRIER)
         sinks = wait_graph.sinks(self.history, self.waits)
         dead = [p for p in sinks if self.ended[p].final and self._is_surely_awaited(p)]
         if dead:
@@ -274,16 +290,20 @@ class _Case:
         calls = self.calls.up_to(track, entry.number) if track and entry else []
         owners = {p for w in waits for device in w.absent for p in self.history.owner(device)}
         activity = self._activity(self.ended[index], wait, process)
+        inside = [(b, barriers.missing(self.history, b)) for b in process.waits.barriers]
         return Row(
             process,
             activity,
             culprit,
             calls[-1] if calls else None,
             entry is not None and (entry.unfinished or entry is called),
+            barriers.own_absent(self.history, wait) if wait else (),
             rounds(calls[:-1], RECENT),
             rounds(calls, RECENT),
             tuple(sorted(owners - {index})) if activity is Activity.WAITS else (),
             self._ran(index, place),
+            self.history.progress(index),
+            tuple(inside),
         )
 
     def _shown(
@@ -308,6 +328,8 @@ class _Case:
             return Activity.WAITS
         if wait is not None:
             return Activity.RAISED if wait.entry.state == State.RAISED else Activity.MOVES
+        if process.waits.barriers:
+            return Activity.BARRIER
         return Activity.UNKNOWN if process.record is None else Activity.BUSY
 
     def _ran(self, process: int, place: Position | None) -> int | None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from lockstep._jax_compat import texts
-from lockstep._words import counted, processes
+from lockstep._words import counted, processes, ranges
 from lockstep.flight_recorder.calls import Call
 from lockstep.flight_recorder.causes import Pattern, alone
 from lockstep.flight_recorder.diagnose import Activity, Diagnosis, Kind, Row
@@ -17,12 +17,15 @@ from lockstep.flight_recorder.phrases import (
     described,
     devices,
     ending,
+    in_barriers,
     label_of,
     only_these,
     ordinal,
 )
 
 _ENGINES = re.compile(rf"^\S+: {texts.ENGINE_ERROR}")
+BARRIER_DEADLOCK = "a deadlock: "
+"""How the headline of a deadlock at a barrier begins, and no other one."""
 
 
 def headline(diagnosis: Diagnosis) -> str:
@@ -215,12 +218,56 @@ def _circle(diagnosis: Diagnosis) -> str:
     return "a circle of waits: " + "; ".join(part for part in cut if part) + why
 
 
+def _barrier(diagnosis: Diagnosis) -> str:
+    """``a deadlock: process 0 waits in barrier('epoch') at train.py:49 for process 1; ...``."""
+    waits = (Activity.WAITS, Activity.BARRIER)
+    stuck = [row for row in diagnosis.rows if row.culprit or row.activity in waits]
+    alike: dict[str, list[int]] = {}
+    for row in sorted(stuck, key=lambda row: not row.barriers):
+        if row.barriers:
+            what = in_barriers(row.barriers)
+        else:
+            call = f" in {described(row.call)}" if row.call else ""
+            what = f"for {processes(row.waits_for)}{call}"
+        alike.setdefault(what, []).append(row.index)
+    parts = [
+        f"{_whom(diagnosis, group)} {'waits' if len(group) == 1 else 'wait'} {what}"
+        for what, group in alike.items()
+    ]
+    cut = [*parts[:3], f"and {len(parts) - 3} more" if len(parts) > 3 else ""]
+    return BARRIER_DEADLOCK + "; ".join(part for part in cut if part)
+
+
+def _callback(diagnosis: Diagnosis) -> str:
+    """``process 0 raised OSError: disk full, train.py:7 in log, in a callback ...``."""
+    row = _by_index(diagnosis, diagnosis.culprits[0])
+    more = len(diagnosis.culprits) - 1
+    also = f" (so did {counted(more, 'process')} more)" if more else ""
+    return (
+        f"{label_of(row.process)} raised {row.process.waits.callback}, in a callback of a compiled "
+        f"program{also}: this has ended the program on {_own_devices(row)}" + _waiters(diagnosis)
+    )
+
+
+def _own_devices(row: Row) -> str:
+    """``its device 1``, ``its devices 1-2``."""
+    numbers = row.own_absent
+    return f"its device{'s' * (len(numbers) > 1)} {ranges(numbers)}"
+
+
 def _late(diagnosis: Diagnosis) -> str:
     if not diagnosis.culprits:
         return "collectives are in flight; all processes have arrived"
     absent = _whom(diagnosis, diagnosis.culprits)
     has = "has" if len(diagnosis.culprits) == 1 else "have"
-    return f"{absent} {has} not arrived yet" + _waiters(diagnosis)
+    first = _by_index(diagnosis, diagnosis.culprits[0])
+    if len(diagnosis.culprits) == 1 and first.own_absent:  # other devices of it have arrived
+        absent = f"{_own_devices(first).removeprefix('its ')} of {absent}"
+        has = "has" if len(first.own_absent) == 1 else "have"
+    rows = [row for row in diagnosis.rows if row.culprit and row.activity is Activity.BARRIER]
+    inside = dict.fromkeys(in_barriers(row.barriers) for row in rows)
+    where = f" (waits {'; '.join(inside)})" if rows and len(inside) <= MAX_ARGUMENTS else ""
+    return f"{absent} {has} not arrived yet{where}" + _waiters(diagnosis)
 
 
 _HEADLINES = {
@@ -232,5 +279,7 @@ _HEADLINES = {
     Kind.FAILED: _dead,
     Kind.KILLED: _dead,
     Kind.CYCLE: _circle,
+    Kind.BARRIER: _barrier,
+    Kind.CALLBACK: _callback,
     Kind.WAITING: _late,
 }

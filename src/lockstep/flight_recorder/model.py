@@ -4,8 +4,9 @@ A missing or broken file becomes an entry in `Process.problems` and raises nothi
 failed may have left its files incomplete.
 
 **Order of reading.** Processes may still run. How a process ended is read before its recorder file,
-so a record that is read after an exit is final: nothing will be added to it. Sites are read last,
-so that the program of each entry is likely to be there.
+so a record that is read after an exit is final: nothing will be added to it. So are the barriers it
+waits in: a process that could not go on then, and has run no collective since, still cannot. Sites
+are read last, so that the program of each entry is likely to be there.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from lockstep._run_files import (
     PROGRAMS_VARY,
     RECORDER,
     SITES,
+    WAITS,
     ErrorRecord,
     Exit,
     process_dir,
     read_ending,
 )
 from lockstep.flight_recorder import format
+from lockstep.flight_recorder.waits import Waits, read_waits
 
 EXECUTIONS = 1 << 24
 """Executions of one program that can be distinguished by their run ids."""
@@ -99,14 +102,15 @@ class Process:
     """The process's name where there is no record."""
     callers: Mapping[int, tuple[Caller, ...]] = field(default_factory=dict)
     """Under ``--strict``: the lines behind each `format.Entry.site`, the innermost first."""
+    waits: Waits = field(default_factory=Waits)
 
 
 @dataclass(frozen=True)
 class Run:
     """All processes of one attempt, by index.
 
-    Code that builds a `Run` without `read_run` must keep its order of reading: `Process.exit` and
-    `Process.error` before `Process.record`.
+    Code that builds a `Run` without `read_run` must keep its order of reading: `Process.exit`,
+    `Process.error` and `Process.waits` before `Process.record`.
     """
 
     processes: tuple[Process, ...]
@@ -143,6 +147,7 @@ def read_run(directory: Path, attempt: int | None = None) -> Run:
     indices = sorted(int(match[1]) for match in names if match)
     folders = {index: process_dir(directory, number, index) for index in indices}
     endings = {i: read_ending(path) for i, path in folders.items()}
+    waits = {i: read_waits(path / WAITS) for i, path in folders.items()}
     records = {i: _record(path / RECORDER) for i, path in folders.items()}
     processes = []
     for index, path in folders.items():
@@ -151,7 +156,8 @@ def read_run(directory: Path, attempt: int | None = None) -> Run:
         sites += read_sites(path / POSSIBLE_SITES)[0]
         problems = tuple(t for t in (problem, site_problem) if t)
         callers = read_callers(path / CALLERS)
-        processes.append(Process(index, record, sites, *endings[index], problems, callers=callers))
+        known = (record, sites, *endings[index], problems)
+        processes.append(Process(index, *known, callers=callers, waits=waits[index]))
     vary = any((path / PROGRAMS_VARY).exists() for path in folders.values())
     return Run(_whole(processes), number, vary, format.TIME_ERROR_NS)
 

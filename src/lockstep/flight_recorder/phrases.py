@@ -10,6 +10,7 @@ from lockstep.flight_recorder.calls import Call, Round
 from lockstep.flight_recorder.causes import Cause, Pattern
 from lockstep.flight_recorder.format import DTYPES, OPS, REDUCTIONS, Entry, Op
 from lockstep.flight_recorder.model import Caller, Process, Site
+from lockstep.flight_recorder.waits import Barrier
 
 MAX_LINES = 3
 """At most this many lines of the program are named for one call."""
@@ -97,6 +98,16 @@ def described(call: Call, full: bool = False) -> str:
     if call.entry.op in (Op.ALL_TO_ALL, Op.PERMUTE) and call.shape:
         what += f" as {call.shape}"
     return ", ".join(part for part in (what, place_in_program(call.sites, full)) if part)
+
+
+def in_barriers(barriers: Sequence[tuple[Barrier, tuple[int, ...]]]) -> str:
+    """``in barrier('epoch') at train.py:49 for process 1``."""
+    parts = []
+    for barrier, missing in barriers:
+        at = f" at {barrier.file.rpartition('/')[2]}:{barrier.line}" if barrier.file else ""
+        whom = f" for {processes(missing)}" if missing else ""
+        parts.append(f"in {barrier.words}{at}{whom}")
+    return " and ".join(parts)
 
 
 def called_from(callers: Sequence[Caller]) -> str:
@@ -213,6 +224,8 @@ _WORDS = {
     "or from local data",
     Pattern.CROSSING: "collectives over different mesh axes in opposite order: iteration over a "
     "set or a dict of axes, or `if jax.process_index() == 0`",
+    Pattern.BARRIER: "a barrier under `if jax.process_index() == 0`, or under a condition on local "
+    "data: call it on every process, at the same place between the collectives",
     Pattern.DEVICE_ORDER: "the processes have the same devices in another order, as in a mesh of a "
     "list that each sorts its own way (its own devices first): give all processes the same order, "
     "that of jax.make_mesh or jax.devices()",

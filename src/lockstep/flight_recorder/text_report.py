@@ -9,11 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from lockstep._words import left_out, processes
+from lockstep._words import left_out, processes, ranges
 from lockstep.flight_recorder.calls import Round
 from lockstep.flight_recorder.diagnose import Activity, Diagnosis, Kind, Row
 from lockstep.flight_recorder.headlines import called, count, headline, raised, what_was_called
-from lockstep.flight_recorder.phrases import briefly, described, ending, label_of, likely
+from lockstep.flight_recorder.phrases import (
+    briefly,
+    described,
+    ending,
+    in_barriers,
+    label_of,
+    likely,
+)
 
 CULPRIT = "> "
 """The prefix of a culprit's row."""
@@ -139,11 +146,17 @@ def _names_call(diagnosis: Diagnosis, row: Row) -> bool:
 
 def _state(diagnosis: Diagnosis, row: Row) -> str:
     call = described(row.call) if row.call else ""
+    is_stuck = diagnosis.kind is Kind.BARRIER and row.culprit
+    if row.barriers and (is_stuck or row.activity is Activity.BARRIER):
+        return f"waits {in_barriers(row.barriers)}" + count(diagnosis, row, "; it ran {}")
     if called(diagnosis, row) and row.call:
         return f"called {what_was_called(diagnosis, row.call)}"
     if row.activity is Activity.WAITS:
         verb = "waited" if raised(row) else "waits"
-        return f"{verb} for {processes(row.waits_for)} in {call}" if row.waits_for else f"in {call}"
+        own = f"its own device{'s' * (len(row.own_absent) > 1)} {ranges(row.own_absent)}"
+        whom = [processes(row.waits_for)] if row.waits_for else []
+        whom += [own] if row.own_absent else []
+        return f"{verb} for {' and '.join(whom)} in {call}" if whom else f"in {call}"
     if row.activity is Activity.MOVES:
         return f"in {call}; all members have arrived"
     if row.activity is Activity.RAISED:

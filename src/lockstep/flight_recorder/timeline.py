@@ -18,6 +18,9 @@ from lockstep.flight_recorder.model import Process, Run
 SAME_BOOT_NS = 1_000_000_000
 """Processes of one host whose clock offsets differ by less have one clock."""
 
+_LATEST = 8
+"""This many collectives of a device may be unfinished; a quick scan reads more."""
+
 
 class Position(NamedTuple):
     """One collective of one clique; a permute's sequence is the rank's own count."""
@@ -156,6 +159,12 @@ class History:
 
     def of_process(self, process: int) -> list[Track]:
         return [track for track in self.tracks.values() if track.process == process]
+
+    def progress(self, process: int) -> tuple[int, int]:
+        """How far a process is: collectives that it has begun, and those that have not ended."""
+        tracks = self.of_process(process)
+        latest = (entry for track in tracks for entry in track.entries[-_LATEST:])
+        return sum(t.written for t in tracks), sum(entry.unfinished for entry in latest)
 
     def devices(self, clique: int) -> tuple[int, ...]:
         """The members of a clique, as far as they are known."""

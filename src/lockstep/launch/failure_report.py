@@ -6,6 +6,7 @@ and the launcher may be killed until then. What is still in view is not repeated
 
 from __future__ import annotations
 
+import re
 import signal
 import textwrap
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ MAX_CONSEQUENCES = 8
 MAX_LETTERS = 200
 """Maximal length of a consequence, since the first failure is shown in full."""
 
+_WAITS = re.compile(r"\bwait(?:s|ed)?(?= (?:in|for)\b)")
 _AGAIN = (
     "This process had raised the error before, and caught it or raised it in another thread. Here "
     "it was raised again:"
@@ -59,9 +61,12 @@ def told_already(table: str, first: EndedProcess) -> bool:
     """Whether the first failure's own text has the headline of ``table`` already."""
     if first.record is None:
         return False
-    # The records may be newer than the error: waits are over by now, and exit codes are known.
-    head = table.splitlines()[0].replace(" (exit code 0)", "").replace(" waited in ", " waits in ")
-    return head in first.record.traceback.replace(" (exit code 0)", "")
+    return _timeless(table.splitlines()[0]) in _timeless(first.record.traceback)
+
+
+def _timeless(text: str) -> str:
+    """The records may be newer than the error: waits are over by now, and exit codes are known."""
+    return _WAITS.sub("waits", text.replace(" (exit code 0)", ""))
 
 
 def _told(record: ErrorRecord, full: bool, on_screen: str, table: str) -> list[str]:

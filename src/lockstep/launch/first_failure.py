@@ -13,10 +13,10 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from lockstep._jax_compat import texts
 from lockstep._run_files import OUT_OF_MEMORY, STOPPED, ErrorRecord, Exit
+from lockstep.launch import tracebacks
 
-OURS = re.compile(rf"^\S+: {texts.ENGINE_ERROR}")
+OURS = re.compile(tracebacks.ENGINES)
 """What stands before the text of an engine's error, which is a whole diagnosis."""
 
 NOTICED_SECONDS = 1.0

@@ -17,10 +17,16 @@ from typing import Any
 from lockstep import _config, _jax_compat, _run_files
 from lockstep._errors import DifferenceError, MissingProcessError
 from lockstep.bootstrap import engine_start, service_loss
+from lockstep.callsites import frames
+from lockstep.flight_recorder.headlines import BARRIER_DEADLOCK
+from lockstep.flight_recorder.model import Caller
+from lockstep.flight_recorder.waits import Barrier
 from lockstep.job import current_job, kv_store
 from lockstep.job.uses import Uses
 from lockstep.sync import value_digest
 from lockstep.system import stack_dump
+from lockstep.watchdog import watchdogs
+from lockstep.watchdog.own_waits import Deadlock, OwnWaits
 
 _NO_DEADLINE = 10.0**6
 _CHECK_SECONDS = 0.2
@@ -43,7 +49,8 @@ def barrier(name: str, timeout: float | None = None) -> None:
     Raises:
       MissingProcessError: on every process that has arrived, with the missing processes, where each
         was last seen, and how it ended if it has. Raised as soon as a missing process is seen to
-        have ended, else after ``timeout``.
+        have ended, or is proved to wait for this one in a collective or another barrier, else after
+        ``timeout``.
       InitializationError: JAX's coordination service, which the wait needs, is lost.
     """
     _wait(f"barrier({name!r})", f"barrier/{name}", timeout)
@@ -100,20 +107,41 @@ def _wait(words: str, name: str, timeout: float | None) -> None:
     client = _jax_compat.distributed_client()
     if client is None:
         return
-    process, _ = _jax_compat.distributed_place()
+    own_timeout = bool(timeout)
     if timeout is None:
         timeout = _config.current().collective_timeout
     seconds = timeout or _NO_DEADLINE
     use = current_job.part(Uses).next(name)
-    position = [name, use, words]
+    line = frames.innermost() or Caller("", 0, "")
+    try:
+        with current_job.part(OwnWaits).inside(
+            Barrier(name, use, words, line.file, line.line, own_timeout)
+        ):
+            _await(client, [name, use, words], seconds)
+    except Deadlock as error:
+        raise MissingProcessError(str(error)) from None
+
+
+def _await(client: Any, position: list[Any], seconds: float) -> None:
+    """Waits until all processes are at ``position``: the barrier, its use, and its words."""
+    process, _ = _jax_compat.distributed_place()
+    name, use, words = position
     shared = kv_store.of_application(client)
     shared.put(f"{_POSITIONS}/{process}", position, overwrite=True)
+    earlier = watchdogs.abort_text()
     failed = _Waiting(client, f"lockstep/{name}/{use}", seconds)
     while not failed.over(_CHECK_SECONDS):
         service_loss.raise_if_lost()
         missing = _missing(shared, position)
-        if any(_ended(other) for other in missing):
+        has_ended = any(_ended(other) for other in missing)
+        # The others may have raised what the deadlock is, and ended. A program that has caught it
+        # earlier may go on to barriers.
+        text = watchdogs.abort_text()
+        if text != earlier and text.startswith(f"lockstep: {BARRIER_DEADLOCK}"):
+            raise Deadlock(text)
+        if has_ended:
             break
+        watchdogs.scan()
     else:
         if failed.error is None:
             return
@@ -133,7 +161,9 @@ class _Waiting:
     def __init__(self, client: Any, key: str, seconds: float) -> None:
         self.error: Exception | None = None
         self._started = time.monotonic()
-        self._thread = threading.Thread(target=self._run, args=(client, key, seconds), daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(client, key, seconds), name="lockstep-barrier", daemon=True
+        )
         self._thread.start()
 
     def _run(self, client: Any, key: str, seconds: float) -> None:

@@ -26,6 +26,7 @@ FILES = {
     "sites": _run_files.SITES,
     "possible_sites": _run_files.POSSIBLE_SITES,
     "callers": _run_files.CALLERS,
+    "waits": _run_files.WAITS,
     "stacks": _run_files.STACKS,
 }
 """The fields of `Artifacts` that are files, and their names in the directory of a run."""
@@ -44,6 +45,8 @@ class Artifacts:
     possible_sites: str = ""
     callers: str = ""
     """The lines of the program behind them: see `lockstep.flight_recorder.model`."""
+    waits: str = ""
+    """The barriers that it waits in: see `lockstep.flight_recorder.waits`."""
     stacks: str = ""
     """Its Python stacks, written at request."""
     folder: str = ""

@@ -15,6 +15,7 @@ from typing import Any
 
 from lockstep._run_files import Exit
 from lockstep.flight_recorder import format, model
+from lockstep.flight_recorder.waits import waits_of
 
 _MAX_BODY = 1 << 28
 """Bytes, unpacked."""
@@ -64,6 +65,7 @@ def pack_processes(processes: Sequence[model.Process]) -> tuple[list[dict[str, A
                 "sites": [_fields(site) for site in process.sites],
                 "callers": callers,
                 "problems": list(process.problems),
+                "waits": process.waits.values(),
                 "exit": _fields(process.exit) if process.exit else None,
             }
         )
@@ -119,6 +121,7 @@ def unpack_processes(reports: Iterable[dict[str, Any]], body: bytes) -> list[mod
                 exit=ending,
                 problems=problems,
                 callers=callers,
+                waits=waits_of(one["waits"]),
             )
         )
     return found

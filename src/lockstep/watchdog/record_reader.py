@@ -25,6 +25,7 @@ from lockstep.callsites.hlo_metadata import (
     near,
 )
 from lockstep.flight_recorder import format, model
+from lockstep.flight_recorder.waits import read_waits
 from lockstep.job.topology import Peer
 from lockstep.system import memory_files, stack_dump
 from lockstep.watchdog import messages
@@ -96,8 +97,9 @@ class Records:
         return stack_dump.request(pid, Path(self._artifacts[process].stacks))
 
     def of_host(self, own_sites: Sequence[model.Site], latest: int | None) -> list[model.Process]:
-        """The processes of this host: endings first, then records, then sites (`model`)."""
+        """The processes of this host: endings and waits, then records, then sites (`model`)."""
         endings = {peer.process: self.ending(peer.process) for peer in self._local}
+        waits = {index: read_waits(self._artifacts[index].waits) for index in endings}
         records = {index: self.record(index, latest) for index in endings}
         found = []
         for index, record in records.items():
@@ -109,7 +111,8 @@ class Records:
                     + model.read_sites(artifacts.possible_sites)[0]
                 )
                 callers = model.read_callers(artifacts.callers)
-            found.append(model.Process(index, record, sites, *endings[index], callers=callers))
+            known = (record, sites, *endings[index])
+            found.append(model.Process(index, *known, callers=callers, waits=waits[index]))
         return found
 
     def read(

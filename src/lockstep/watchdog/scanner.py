@@ -10,8 +10,10 @@ import time
 from collections.abc import Sequence
 
 from lockstep.flight_recorder import diagnose
+from lockstep.job import current_job
 from lockstep.job.topology import Peer
 from lockstep.watchdog import abort_message
+from lockstep.watchdog.own_waits import OwnWaits
 from lockstep.watchdog.program_equality import Comparison
 from lockstep.watchdog.record_reader import Records, SiteWriter
 from lockstep.watchdog.remote import RemoteHosts
@@ -67,6 +69,11 @@ class Scanner:
         self._scans = self._scans + 1 if waits_since == self._waits_since else 1
         self._waits_since = waits_since
         found = self.diagnose(latest=_QUICK_SCAN)
+        waits = [row.process.waits for row in found.rows]
+        if not found.kind.is_fault and any(w.barriers or w.callback for w in waits):
+            own = next(row for row in found.rows if row.index == self._records.own)
+            current_job.part(OwnWaits).note_rest(own.progress)
+            found = self.diagnose(latest=_QUICK_SCAN)
         if found.kind.is_fault or self._scans % _FULL_SCAN_EVERY == 0:
             whole = self.diagnose_with_lines()
             # Of a host that has not answered this time, the quick scan knows more.

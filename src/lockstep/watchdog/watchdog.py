@@ -9,9 +9,9 @@ Peers' deaths come from the system (a pidfd each), not from a heartbeat. What ha
 their watchdogs report (`lockstep.watchdog.remote`), and the engine that a connection is lost.
 
 Why a thread and not a process: it needs this process's compiled programs for the lines, and must
-not outlive it. It sleeps in poll(); its calls into JAX are the list of live executables, no more. A
-process whose main thread holds the GIL for long cannot read the records; the others can, and the
-engine's deadline needs no Python.
+not outlive it. It sleeps in poll(); its calls into JAX are the lists of live executables and of
+live arrays, no more. A process whose main thread holds the GIL for long cannot read the records;
+the others can, and the engine's deadline needs no Python.
 """
 
 from __future__ import annotations
@@ -94,6 +94,9 @@ class Watchdog(threading.Thread):
     def hurry(self) -> None:
         """Has it look for the lines of what this process has met, at once."""
         self._hurried = True
+        self.notify()
+
+    def notify(self) -> None:
         os.eventfd_write(self._alarm, 1)
 
     def note_devices(self) -> None:
@@ -129,7 +132,7 @@ class Watchdog(threading.Thread):
         """
         if self.is_alive():
             self._over = True
-            os.eventfd_write(self._alarm, 1)
+            self.notify()
             self.join(_STOP_TIMEOUT)
 
     def stop_responding(self) -> None:

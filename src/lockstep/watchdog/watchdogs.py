@@ -7,10 +7,12 @@ from typing import Any
 
 from lockstep import _jax_compat
 from lockstep.callsites import frames
+from lockstep.engine import bindings
 from lockstep.job import current_job
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
 from lockstep.watchdog.artifacts import Artifacts
+from lockstep.watchdog.own_waits import OwnWaits, watch_callbacks
 from lockstep.watchdog.program_equality import Comparison
 from lockstep.watchdog.record_reader import Records, SiteWriter
 from lockstep.watchdog.remote import LocalHost, RemoteHosts
@@ -52,6 +54,8 @@ def start(
     """
     records = Records(peers, peers[process], dict(enumerate(received)))
     frames.keep_in(received[process].callers)
+    current_job.part(OwnWaits).keep_in(received[process].waits)
+    watch_callbacks()
     sites = SiteWriter(records, received[process], _jax_compat.live_executables)
     several = any(peer.host_id != peers[process].host_id for peer in peers)
     watchdogs = current_job.part(_Watchdogs)
@@ -78,6 +82,17 @@ def hold(program: Any) -> None:
     """Keeps a program that was just made until the watchdog has read it. Raises nothing."""
     for watchdog in current_job.part(_Watchdogs).all:
         watchdog.hold(program)
+
+
+def scan() -> None:
+    """Has the watchdog read the records, as when a rank waits long."""
+    for watchdog in current_job.part(_Watchdogs).all:
+        watchdog.notify()
+
+
+def abort_text() -> str:
+    """What the engine's job has failed with; "" while it is healthy, or has no engine."""
+    return bindings.abort_text() if current_job.part(_Watchdogs).all else ""
 
 
 def note_devices() -> None:

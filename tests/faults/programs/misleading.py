@@ -122,6 +122,30 @@ def caught() -> None:
         raise
 
 
+def callback() -> None:
+    """The program ends on device 0 alone, and the other device of process 0 goes on."""
+    value = jnp.float32(0)
+    for _ in range(6):
+        value = logged(batch(100), value)
+    float(value)
+
+
+@jax.jit
+def logged(x, value):
+    value = value + jnp.sum(x)
+    jax.debug.callback(log, value)
+    return value
+
+
+def log(value) -> None:
+    LOG.append(value)
+    if ME == 0 and len(LOG) > 3:
+        raise RuntimeError("loss log disk full")  # LINE log
+
+
+LOG = []
+
+
 def device_order() -> None:
     own_first = sorted(DEVICES, key=lambda d: (d.process_index != ME, d.id))
     rows = NamedSharding(Mesh(np.array(own_first), ("data",)), P("data"))
@@ -130,6 +154,7 @@ def device_order() -> None:
 
 
 ALL = (
+    callback,
     device_order,
     last_batch,
     last_batch_eager,

@@ -1,0 +1,83 @@
+"""What keeps a process from collectives, as it writes it down for the others: barriers it waits in,
+and an exception of a callback that a compiled program has called.
+
+One small file in JSON, which is written anew at each change. A reader may find half of it; then it
+knows nothing of them, and proves nothing with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MAX_USES = 64
+"""Of the barriers that a process has come to, the latest this many are written down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """A barrier, or a check of equal values, in which a process waits."""
+
+    key: str
+    """Its name; the same on all processes."""
+    use: int
+    """How often the process has come to it, this time included."""
+    words: str
+    """The call, ``barrier('epoch')``."""
+    file: str = ""
+    line: int = 0
+    """The line of the program that made the call; "" and 0: not known."""
+    has_timeout: bool = False
+    """Whether the call has a timeout of its own, so that the program may go on after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Where a process waits outside of collectives."""
+
+    barriers: tuple[Barrier, ...] = ()
+    uses: Mapping[str, int] = field(default_factory=dict)
+    """How often the process has come to each barrier, the latest last."""
+    rest: tuple[int, int] | None = None
+    """The state of its collectives (`History.progress`) when it could not go on by itself: only
+    another process could release it. None: that is not known."""
+    callback: str = ""
+    """The last exception of a callback, ``ValueError: no such file, train.py:7 in log``."""
+
+    def has_come_to(self, barrier: Barrier) -> bool:
+        """Whether the process has come to this use of a barrier, or may have."""
+        is_forgotten = barrier.key not in self.uses and len(self.uses) >= MAX_USES
+        return is_forgotten or self.uses.get(barrier.key, 0) >= barrier.use
+
+    def values(self) -> dict[str, Any]:
+        """For JSON: `waits_of` reads it."""
+        return {
+            "barriers": [dataclasses.astuple(barrier) for barrier in self.barriers],
+            "uses": dict(self.uses),
+            "rest": self.rest,
+            "callback": self.callback,
+        }
+
+
+def waits_of(values: Mapping[str, Any]) -> Waits:
+    """Raises ValueError, KeyError or TypeError for what `Waits.values` has not made."""
+    rest = values["rest"]
+    barriers = [
+        Barrier(str(key), int(use), str(words), str(file), int(line), bool(has_timeout))
+        for key, use, words, file, line, has_timeout in values["barriers"]
+    ]
+    uses = {str(key): int(use) for key, use in dict(values["uses"]).items()}
+    known = rest and (int(rest[0]), int(rest[1]))
+    return Waits(tuple(barriers), uses, known, str(values["callback"]))
+
+
+def read_waits(path: Path | str) -> Waits:
+    """What a process has written; empty where it waits in no barrier, or the file has no sense."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError):
+        return waits_of(json.loads(Path(path).read_text("utf-8")))
+    return Waits()

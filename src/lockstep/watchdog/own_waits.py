@@ -1,0 +1,215 @@
+"""What this process publishes beside its collectives: the barriers that it waits in, the exceptions
+of its callbacks, and whether it can go on by itself.
+
+A process is *at rest* when nothing in it can run until another process releases one of its waits:
+each thread of Python's is in a barrier, in a collective, or waits for a result of JAX's, all other
+threads sleep, no device but those in collectives has a result to make, and no timer of the program
+may interrupt a barrier. So a computation in flight (also one that sleeps, in a native call or on a
+GPU), a callback or a thread of the program that does something else keeps a process from being at
+rest. `lockstep.flight_recorder.barriers` proves deadlocks with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from lockstep import _jax_compat
+from lockstep.callsites import frames
+from lockstep.engine import bindings
+from lockstep.flight_recorder.waits import MAX_USES, Barrier, Waits
+from lockstep.job import current_job
+from lockstep.system import process_tree
+
+_REST_SECONDS = 1.0
+"""A process counts as at rest when it was so in each scan for this long."""
+_MAX_TEXT = 300
+"""Letters of an exception's text; the headline has more to say."""
+_IDLE = 0.5
+"""A process at rest uses less than this share of one processor: its watchdog scans."""
+_SNAPSHOTS = 5
+_SNAPSHOT_PAUSE = 0.005
+_OF_JAX = f"{os.sep}jax{os.sep}_src{os.sep}"
+_TASKS = Path("/proc/self/task")
+_WAIT_FOR_RESULT = "block_until_ready"
+_WAITING = ("_value", _WAIT_FOR_RESULT)
+"""JAX's functions that wait for results. Others of its functions for arrays call the program."""
+
+
+class OwnWaits(current_job.Part):
+    """What this process publishes of its waits outside of collectives."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside: list[tuple[int, Barrier]] = []
+        """The barriers, and the thread that waits in each."""
+        self._uses: dict[str, int] = {}
+        self._rest: tuple[int, int] | None = None
+        self._callback = ""
+        self._path = ""
+        self._sleeps: tuple[object, float, float] | None = None
+        """What was the same in each scan since the process seemed at rest: then, and the processor
+        time that it had used by then."""
+
+    def keep_in(self, path: str) -> None:
+        """From now on writes the waits to a file, for the other processes."""
+        with self._lock:
+            self._path = path
+            self._write()
+
+    @contextlib.contextmanager
+    def inside(self, barrier: Barrier) -> Iterator[None]:
+        """While this thread waits in ``barrier``.
+
+        An error of kind `Deadlock` leaves what is written, for the report.
+        """
+        waiting = threading.get_ident(), barrier
+        with self._lock:
+            self._uses.pop(barrier.key, None)
+            self._uses[barrier.key] = barrier.use
+            while len(self._uses) > MAX_USES:
+                self._uses.pop(next(iter(self._uses)))
+            self._inside.append(waiting)
+            self._write()
+        try:
+            yield
+        except Deadlock:
+            raise
+        except BaseException:
+            self._leave(waiting)
+            raise
+        self._leave(waiting)
+
+    def _leave(self, waiting: tuple[int, Barrier]) -> None:
+        with self._lock:
+            self._inside.remove(waiting)
+            self._rest, self._sleeps = None, None
+            self._write()
+
+    def note_callback(self, error: BaseException) -> None:
+        """Publishes an exception of a callback."""
+        text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        stack = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in stack if not _is_of_others(frame.filename)]
+        place = [f"{os.path.basename(f.filename)}:{f.lineno} in {f.name}" for f in own[-1:]]
+        with self._lock:
+            self._callback = ", ".join([text.partition("\n")[0][:_MAX_TEXT], *place])
+            self._write()
+
+    def note_rest(self, progress: tuple[int, int]) -> None:
+        """Publishes whether this process is at rest, with collectives in the state ``progress``.
+
+        To be called at each scan; several in a row have to find it so.
+        """
+        with self._lock:
+            waiting = {thread for thread, _ in self._inside}
+            # A program that a callback has ended leaves results on its device that are never made.
+            in_collectives = None if self._callback else progress[1]
+        same = None if _computes(in_collectives) else _asleep(waiting)
+        now, used = time.monotonic(), time.process_time()
+        with self._lock:
+            if same is None or self._sleeps is None or self._sleeps[0] != (same, progress):
+                self._sleeps = None if same is None else ((same, progress), now, used)
+            rest = None
+            if self._sleeps is not None:
+                _, since, used_then = self._sleeps
+                idle = used - used_then < _IDLE * (now - since)
+                rest = progress if idle and now - since >= _REST_SECONDS else None
+            if self._rest != rest:
+                self._rest = rest
+                self._write()
+
+    def _write(self) -> None:
+        if not self._path:
+            return
+        barriers = tuple(barrier for _, barrier in self._inside)
+        waits = Waits(barriers, self._uses, self._rest, self._callback)
+        # The job goes on without a report of its barriers where they cannot be written.
+        with contextlib.suppress(OSError), open(self._path, "w", encoding="utf-8") as file:
+            file.write(json.dumps(waits.values()))
+
+
+@functools.cache
+def watch_callbacks() -> None:
+    """From now on publishes the exceptions of callbacks."""
+
+    def raised(error: BaseException) -> None:
+        with contextlib.suppress(Exception):  # the program's own error comes first
+            current_job.part(OwnWaits).note_callback(error)
+
+    _jax_compat.install(
+        _jax_compat.CALLBACKS,
+        _jax_compat.CALLBACKS_LOST,
+        lambda: _jax_compat.watch_callbacks(raised),
+    )
+
+
+class Deadlock(Exception):
+    """A barrier that no process can release; its text is what the job has failed with."""
+
+
+def _is_of_others(file: str) -> bool:
+    return frames.is_library(file) or frames.is_on_the_way(file)
+
+
+def _computes(in_collectives: int | None) -> bool:
+    """Whether a device may go on that is none of the ``in_collectives``, or a timer may end a wait.
+
+    A native call may sleep in a computation, and a computation on a GPU needs no thread. None: the
+    devices do not tell.
+    """
+    if signal.getitimer(signal.ITIMER_REAL)[0] > 0:
+        return True
+    return in_collectives is not None and len(_jax_compat.computing_devices()) > in_collectives
+
+
+def _asleep(in_barriers: set[int]) -> object | None:
+    """Whether only another process can release this one: what stays the same while that is so.
+
+    ``in_barriers`` are the threads that wait in barriers. None: it can go on by itself.
+    """
+    names = {t.ident: t for t in threading.enumerate()}
+    waiting: dict[int, tuple[int, int]] = {}
+    unknown = 0
+    for ident, frame in sys._current_frames().items():
+        thread = names.get(ident)
+        if ident in in_barriers or (thread and thread.name.startswith("lockstep")):
+            continue
+        if thread is not None and _waits_for_result(frame):
+            waiting[ident] = id(frame), frame.f_lasti
+        else:
+            unknown += 1
+    if unknown and unknown + len(waiting) > bindings.python_threads():
+        return None
+    own = {t.native_id for i, t in names.items() if i in in_barriers} | {threading.get_native_id()}
+    for _ in range(_SNAPSHOTS):
+        if _all_sleep(own):
+            return waiting, unknown, in_barriers
+        time.sleep(_SNAPSHOT_PAUSE)
+    return None
+
+
+def _waits_for_result(frame: FrameType) -> bool:
+    """Whether a thread waits for the result of a computation, as by ``float(loss)``."""
+    code = frame.f_code
+    if code.co_name in _WAITING and _OF_JAX in code.co_filename:
+        return True
+    return frames.text_of_call(frame).endswith(f".{_WAIT_FOR_RESULT}()")
+
+
+def _all_sleep(without: set[int | None]) -> bool:
+    for name in os.listdir(_TASKS):
+        with contextlib.suppress(OSError):  # the thread has ended
+            if int(name) not in without and process_tree.stat(int(name), _TASKS)[0] != "S":
+                return False
+    return True

@@ -1,0 +1,231 @@
+"""Programs with a barrier: ``at_barriers.py NAME [LIBRARY]``. ``# LINE name`` marks lines.
+
+Those of ``DEADLOCKS`` can never end; those of ``SOUND`` look like them for some seconds, and print
+"finished". LIBRARY is native_sleep.cc, for those that call it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+import lockstep
+
+jax.distributed.initialize()
+ME = jax.process_index()
+ROWS = NamedSharding(Mesh(np.array(jax.devices()), ("all",)), P("all"))
+X = jax.make_array_from_callback(
+    (jax.device_count(), 256), ROWS, lambda _: np.ones((1, 256), np.float32)
+)
+SECONDS = 5.0
+"""Longer than a proof takes."""
+
+
+@jax.jit
+def total(x):
+    return jnp.sum(x)  # LINE total
+
+
+@jax.jit
+def slow_total(x, rounds):
+    one = jnp.ones((256, 256))
+    work = jax.lax.fori_loop(0, rounds, lambda _, a: (a @ one) / 256, one)
+    return jnp.sum(x * work[0, 0])
+
+
+def one_side() -> None:
+    float(total(X))
+    if ME == 0:
+        lockstep.barrier("epoch")  # LINE one_side_barrier
+    else:
+        float(total(X))  # LINE one_side_total
+
+
+def one_side_blocks() -> None:
+    float(total(X))
+    if ME == 0:
+        lockstep.barrier("epoch")  # LINE one_side_blocks_barrier
+    else:
+        total(X).block_until_ready()
+
+
+def two_names() -> None:
+    float(total(X))
+    if ME == 0:
+        lockstep.barrier("save")  # LINE two_names_save
+    else:
+        lockstep.assert_same(1, "seed")  # LINE two_names_seed
+
+
+def in_flight() -> None:
+    """Process 0 has dispatched what process 1 waits for, and computes before that."""
+    rounds = 8
+    while True:
+        began = time.monotonic()
+        float(slow_total(X, rounds))
+        if lockstep_says(time.monotonic() - began > 1):
+            break
+        rounds *= 2
+    rounds = int(rounds * SECONDS) if ME == 0 else 1
+    pending = slow_total(X, rounds)
+    if ME == 0:
+        lockstep.barrier("saved")
+    float(pending)
+    if ME == 1:
+        lockstep.barrier("saved")
+
+
+def lockstep_says(enough: bool) -> bool:
+    """Whether it is enough for all processes."""
+    from jax.experimental import multihost_utils
+
+    return bool(multihost_utils.process_allgather(np.array(enough)).all())
+
+
+def another_thread() -> None:
+    """The main thread of process 0 waits in the barrier, and a thread calls the collective."""
+    float(total(X))
+
+    def work() -> None:
+        time.sleep(SECONDS)
+        float(total(X))
+
+    thread = threading.Thread(target=work)
+    if ME == 0:
+        thread.start()
+        lockstep.barrier("saved")
+        thread.join()
+    else:
+        float(total(X))
+        lockstep.barrier("saved")
+
+
+def not_read_yet() -> None:
+    """Process 1 has dispatched a collective, and comes to the barrier before it reads it."""
+    float(total(X))
+    if ME == 0:
+        lockstep.barrier("saved")
+        float(total(X))
+    else:
+        pending = total(X)
+        time.sleep(SECONDS)
+        lockstep.barrier("saved")
+        float(pending)
+
+
+def timeout() -> None:
+    float(total(X))
+    if ME == 0:
+        try:
+            lockstep.barrier("saved", timeout=SECONDS)
+        except lockstep.MissingProcessError:
+            print("went on")
+    float(total(X))
+
+
+def own_name() -> None:
+    """A function of the program, not JAX's, has the name of a wait for a result."""
+
+    def block_until_ready() -> None:
+        time.sleep(SECONDS)
+
+    float(total(X))
+    if ME == 0:
+        lockstep.barrier("saved")
+        float(total(X))
+    else:
+        pending = total(X)
+        block_until_ready()
+        lockstep.barrier("saved")
+        float(pending)
+
+
+def native_read() -> None:
+    """JAX calls a function of a C library that reads data, and sleeps meanwhile."""
+    library, data = sleeping(ME == 1), np.ones(1)
+    library.read_slowly.argtypes = [ctypes.py_object] * 2
+    library.read_slowly.restype = ctypes.py_object
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(data))  # for the result
+    float(total(X))
+    if ME == 0:
+        lockstep.barrier("saved")
+        float(total(X))
+    else:
+        pending = total(X)
+        here = SingleDeviceSharding(jax.local_devices()[0])
+        jax.make_array_from_callback((1,), here, functools.partial(library.read_slowly, data))
+        lockstep.barrier("saved")
+        float(pending)
+
+
+def native_call() -> None:
+    """As `in_flight`, but what process 0 computes is a native call that sleeps."""
+    target = jax.ffi.pycapsule(sleeping(ME == 0).compute_slowly)
+    jax.ffi.register_ffi_target("compute_slowly", target, platform="cpu")
+
+    @jax.jit
+    @functools.partial(jax.shard_map, mesh=ROWS.mesh, in_specs=P("all"), out_specs=P())
+    def slow(x):
+        jax.ffi.ffi_call("compute_slowly", (), has_side_effect=True)()
+        return jax.lax.psum(jnp.sum(x), "all")
+
+    pending = slow(X)
+    if ME == 0:
+        lockstep.barrier("saved")
+    float(pending)
+    if ME == 1:
+        lockstep.barrier("saved")
+
+
+def sleeping(long: bool) -> ctypes.CDLL:
+    library = ctypes.CDLL(sys.argv[2])
+    ctypes.c_uint.in_dll(library, "seconds").value = int(SECONDS) if long else 0
+    return library
+
+
+def alarm() -> None:
+    """A timer of the program ends the wait."""
+
+    class Enough(Exception):
+        pass
+
+    def raise_enough(*_: object) -> None:
+        raise Enough
+
+    float(total(X))
+    signal.signal(signal.SIGALRM, raise_enough)
+    if ME == 0:
+        signal.alarm(int(SECONDS))
+        with contextlib.suppress(Enough):
+            lockstep.barrier("saved")
+    float(total(X))
+    if ME == 1:
+        lockstep.barrier("saved")  # releases the service's barrier, which process 0 has left
+
+
+DEADLOCKS = (one_side, one_side_blocks, two_names)
+SOUND = (
+    in_flight,
+    another_thread,
+    not_read_yet,
+    timeout,
+    alarm,
+    own_name,
+    native_read,
+    native_call,
+)
+PROGRAMS: dict[str, Callable[[], None]] = {p.__name__: p for p in (*DEADLOCKS, *SOUND)}
+PROGRAMS[sys.argv[1]]()
+print("finished")
