@@ -82,6 +82,31 @@ def test_an_exception_comes_with_its_traceback_and_the_pool_stays(pool: lockstep
     assert pool.run(os.getpid) == pids
 
 
+def made_here() -> Any:
+    """A function with another one inside, which no process can import."""
+
+    def outer(rank: int) -> Any:
+        def inner() -> None:
+            if jax.process_index() == rank:
+                raise KeyError("no such key")
+
+        total()
+        inner()
+        total()
+        return inner
+
+    return outer
+
+
+def test_a_function_that_is_sent_keeps_its_file_and_lines(pool: lockstep.Pool) -> None:
+    raised = made_here.__code__.co_firstlineno + 6
+    with pytest.raises(KeyError) as caught:
+        pool.run(made_here(), (1,))
+    assert f'File "{__file__}", line {raised}, in inner' in str(caught.value.__cause__)
+    first, _ = pool.run(made_here(), (-1,))
+    assert first.__code__.co_filename == __file__
+
+
 def fail_alone() -> None:
     total()
     if jax.process_index() == 1:

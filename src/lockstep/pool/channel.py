@@ -8,15 +8,21 @@ in that of the host, from where `lockstep.hosts.relay` leads here. A message is 
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
 import socket
 import struct
 import sys
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep._errors import LaunchError, SpawnError
 from lockstep.hosts.relay import short_path
+
+if TYPE_CHECKING:
+    import cloudpickle
 
 SOCKET = "pool"
 SEND_SECONDS = 60.0
@@ -107,9 +113,37 @@ def connect(run_dir: Path) -> socket.socket:
 
 def dumps(*message: Any) -> bytes:
     """The message, pickled: functions of ``__main__`` and lambdas by value."""
+    return _pickled(_pickler(), message)
+
+
+def _pickled(pickler: type[cloudpickle.Pickler], message: tuple[Any, ...]) -> bytes:
+    file = io.BytesIO()
+    pickler(file).dump(message)
+    return file.getvalue()
+
+
+@functools.cache
+def _pickler() -> type[cloudpickle.Pickler]:
+    """cloudpickle's pickler, and the file of each function: tracebacks and diagnoses name it.
+
+    cloudpickle 3.1.3 sends "<dynamic-code>" instead of it.
+    """
     import cloudpickle
 
-    return cloudpickle.dumps(message)
+    class Pickler(cloudpickle.Pickler):
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, types.CodeType):
+                reduced: Any = self.dispatch_table[types.CodeType](obj)
+                return _build_code, (*reduced, obj.co_filename)
+            return super().reducer_override(obj)
+
+    return Pickler
+
+
+def _build_code(
+    build: Callable[..., types.CodeType], parts: tuple[Any, ...], file: str
+) -> types.CodeType:
+    return build(*parts).replace(co_filename=file)
 
 
 def dumps_call(
@@ -150,13 +184,10 @@ def dumps_result(*message: Any) -> bytes:
 
     Raises `SpawnError` for what cannot be sent.
     """
-    import io
-
-    import cloudpickle
     import jax
     import numpy as np
 
-    class Pickler(cloudpickle.Pickler):
+    class Pickler(_pickler()):
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, jax.Array) and not jax.numpy.issubdtype(
                 obj.dtype, jax.dtypes.prng_key
@@ -171,9 +202,8 @@ def dumps_result(*message: Any) -> bytes:
                 return np.asarray(obj).__reduce_ex__(4)
             return super().reducer_override(obj)
 
-    file = io.BytesIO()
     try:
-        Pickler(file).dump(message)
+        return _pickled(Pickler, message)
     except SpawnError:
         raise
     except Exception as error:
@@ -181,7 +211,6 @@ def dumps_result(*message: Any) -> bytes:
             f"the result cannot be sent to the caller: {type(error).__name__}: {error}. Return "
             "numbers, texts, arrays, or containers of these"
         ) from error
-    return file.getvalue()
 
 
 def receive_into(
