@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,6 @@ from pathlib import Path
 
 from lockstep.launch import user_program
 from lockstep.system import stack_dump
-from lockstep.watchdog import watchdog
 from processes import clean_environ
 from support import run_lockstep, wait_until
 
@@ -152,10 +152,28 @@ def test_a_deep_recursion_is_cut_and_our_own_frames_are_left_out() -> None:
         f"Thread 0x1 (most recent call first):\n{deep}\n{ours}\n\nThread 0x2:\n"
     )
     assert text.count("in f") == stack_dump.MAX_FRAMES - 1
-    thread = f'Thread 0x3:\n  File "{watchdog.__file__}", line 9 in run'
-    assert "0x3" not in stack_dump.shortened(f"{thread}\n\nThread 0x4:\n  File")
     assert "  ... more frames\n\nThread 0x2:" in text
     assert user_program.__file__ not in text
+
+
+def test_threads_of_lockstep_are_left_out_unless_a_line_of_the_user_runs_in_them(
+    tmp_path: Path,
+) -> None:
+    program = """
+from lockstep._jax_compat import lost_service
+def of_the_user(): time.sleep(100)
+def waiting(method, *args): lost_service.ending(method, *args)
+threading.Thread(target=waiting, args=(time.sleep, 100), daemon=True).start()
+threading.Thread(target=lost_service.ending, args=(of_the_user,), daemon=True).start()
+time.sleep(0.5)
+ready()
+time.sleep(100)
+"""
+    path = tmp_path / stack_dump.FILE
+    with running(INSTALL + program, path) as pid:
+        threads = stack_dump.request(pid, path, 10).split("\n\n")
+    in_them = [re.findall(r" in (waiting|of_the_user|<module>)$", t, re.MULTILINE) for t in threads]
+    assert sorted(in_them) == [["<module>"], ["of_the_user"], ["waiting"]], threads
 
 
 def test_the_processes_of_a_run_answer_requests() -> None:

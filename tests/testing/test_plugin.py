@@ -130,6 +130,27 @@ TESTS = """
     def test_too_slow(lockstep):
         if lockstep.rank == 1:
             time.sleep(100)
+
+
+    @pytest.mark.lockstep(n=2, devices=2, timeout=1)
+    def test_hangs(lockstep):
+        if lockstep.rank == 1:
+            time.sleep(100)
+        lockstep.barrier()
+
+
+    @pytest.mark.lockstep(n=2, devices=2, timeout=1)
+    def test_hangs_before_a_collective(lockstep):
+        total()
+        if lockstep.rank == 1:
+            time.sleep(100)
+        total()
+
+
+    @pytest.mark.lockstep(n=2, devices=2, timeout=1)
+    def test_leaves(lockstep):
+        if lockstep.rank == 0:
+            lockstep.barrier()
 """
 FIRST = """
     import pytest
@@ -191,6 +212,9 @@ def test_every_test_has_one_verdict(printed: str) -> None:
         "test_recovered": "PASSED",
         "test_dies": "FAILED",
         "test_too_slow": "FAILED",
+        "test_hangs": "FAILED",
+        "test_hangs_before_a_collective": "FAILED",
+        "test_leaves": "FAILED",
         "test_expected_on_one_rank": "XFAIL",
         "test_skipped": "SKIPPED",
         "test_skipped_on_one_rank": "PASSED",
@@ -254,6 +278,29 @@ def test_a_death_and_a_deadline_are_told(printed: str) -> None:
     assert "process 1 did not return and was stopped" in slow
     assert "in test_too_slow" in slow
     assert "_pytest" not in slow
+
+
+@pytest.mark.parametrize("test", ["test_hangs", "test_hangs_before_a_collective"])
+def test_the_rank_that_hangs_comes_before_the_one_that_waits(printed: str, test: str) -> None:
+    shown = part(printed, test)
+    culprit = shown.index("process 1 did not return and was stopped")
+    assert culprit < shown.index("process 0 waited for process 1 and was stopped")
+    assert re.search(rf"FAILED test_it.py::{test} - process 1 did not", printed), printed
+
+
+def test_the_rank_that_has_left_comes_before_the_one_that_waits(printed: str) -> None:
+    shown = part(printed, "test_leaves")
+    assert "process 1 left the function; process 0 waited for it and was stopped" in shown
+    assert "in test_leaves" in shown
+    assert "lost_service.py" not in shown  # a thread of lockstep.barrier
+
+
+def test_durations_have_the_start_and_the_tests_that_were_stopped(printed: str) -> None:
+    found = re.findall(r"^([\d.]+)s (\w+) +test_it\.py::(\S+)$", printed, re.MULTILINE)
+    seconds = {(phase, test): float(text) for text, phase, test in found}
+    for test in ("test_too_slow", "test_hangs", "test_leaves"):
+        assert 1 <= seconds["call", test] < 60, seconds
+    assert seconds["setup", "test_leaves"] > 0.5, seconds  # those of the test before are gone
 
 
 LONG = """

@@ -181,10 +181,12 @@ class Call:
         return sorted(set(range(self._count)) - self._outcomes.keys())
 
     def _give_up(self) -> None:
-        missing = self._missing
-        for rank, stacks in self._processes.stacks(missing).items():
-            words = tuple(stacks.splitlines())
-            self._outcomes[rank] = self._of(rank, Kind.STUCK, words=words)
+        stacks = self._processes.stacks(self._missing)
+        self._processes.refresh()
+        awaited = judge.awaited(self._processes.run_dir, self._outcomes, stacks)
+        for rank, text in stacks.items():
+            words, waits_for = tuple(text.splitlines()), awaited.get(rank, ())
+            self._outcomes[rank] = self._of(rank, Kind.STUCK, words=words, waits_for=waits_for)
 
     def _wait_for_output(self) -> None:
         came_back = (Kind.RETURNED, Kind.RAISED)

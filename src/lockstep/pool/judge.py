@@ -16,8 +16,10 @@ from lockstep._run_files import Exit
 from lockstep._words import processes
 from lockstep.flight_recorder import diagnose, model, text_report
 from lockstep.pool.outcome import Kind, Outcome
+from lockstep.system import stack_dump
 
 QUIET_SECONDS = 1.0
+_BARRIER = "lockstep/sync/barrier.py"
 MAX_TEXT = 900
 """Bytes of the report: the engine's exception has room for 1,000."""
 
@@ -40,6 +42,20 @@ def waits_in_vain(run_dir: Path, answered: Mapping[int, Outcome], count: int) ->
     return f"lockstep: {processes(left)} left the function; the others wait for {them}.\n" + (
         text_report.short(found, MAX_TEXT).replace(" ended (exit code 0)", " returned")
     )
+
+
+def awaited(
+    run_dir: Path, answered: Mapping[int, Outcome], stacks: Mapping[int, str]
+) -> dict[int, tuple[int, ...]]:
+    """For each process outside ``answered`` that waits for others: which ones.
+
+    The records have the collectives; that a process is in a barrier shows in its stack.
+    """
+    found = _diagnosed(run_dir, answered)
+    waits = {row.index: row.waits_for for row in found.rows if row.waits_for} if found else {}
+    in_barrier = {rank for rank, text in stacks.items() if stack_dump.is_in(text, _BARRIER)}
+    others = tuple(sorted((answered.keys() | stacks.keys()) - in_barrier))
+    return waits | dict.fromkeys(in_barrier, others)
 
 
 def becomes_quiet(run_dir: Path, refresh: Callable[[], bool]) -> bool:

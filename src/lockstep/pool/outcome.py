@@ -18,6 +18,9 @@ from lockstep.launch.first_failure import EndedProcess, by_culprit, first_failur
 
 MAX_LETTERS = 200
 """Maximal length of a later failure in a note."""
+STUCK = "did not return and was stopped"
+WAITED = "and was stopped"
+"""Also in `STUCK`: by itself it is said of a process that waited for another one."""
 _INDENT = "    "
 _NOT_SEEN = Exit(
     reason="was lost: it did not read what was sent to it. Was it stopped by SIGSTOP, or does "
@@ -65,6 +68,8 @@ class Outcome:
     """When the caller saw that, in ``time.monotonic()``."""
     words: tuple[str, ...] = ()
     """The last lines that a lost process wrote to stderr; the Python stacks of a stuck one."""
+    waits_for: tuple[int, ...] = ()
+    """The processes that a stuck one waited for, in a collective or a barrier."""
     host: str = ""
     """Where it ran, in a pool on several hosts."""
 
@@ -132,10 +137,10 @@ def error_of(
     return error
 
 
-def described(outcome: Outcome) -> str:
-    """What became of a process that did not return, by itself."""
+def described(outcome: Outcome, outcomes: Sequence[Outcome]) -> str:
+    """What became of a process that did not return, by itself; ``outcomes`` has all of them."""
     if outcome.kind is Kind.STUCK:
-        return _stacks(outcome)
+        return _stacks(outcome, outcomes)
     if outcome.kind is Kind.LOST:
         return str(_died(outcome, [outcome], False)).replace(" of 1 ", " ", 1)
     assert outcome.failure is not None
@@ -171,15 +176,21 @@ def _died(first: Outcome, outcomes: Sequence[Outcome], full: bool) -> SpawnError
 
 
 def _late(outcomes: Sequence[Outcome], diagnosis: str | None) -> SpawnError:
-    late = [o for o in outcomes if o.kind is Kind.STUCK]
-    error = SpawnTimeoutError(
+    stuck = [o for o in outcomes if o.kind is Kind.STUCK]
+    waiting = [o for o in stuck if o.waits_for]
+    late = [o for o in stuck if not o.waits_for] or stuck
+    text = (
         f"{processes([o.rank for o in late])} of {len(outcomes)} did not return in time and "
         f"{'was' if len(late) == 1 else 'were'} stopped"
     )
+    if late is not stuck and waiting:
+        text += f"; {processes([o.rank for o in waiting])} waited for {_them(late)}"
+    error = SpawnTimeoutError(text)
     back = [o.rank for o in outcomes if o.kind is Kind.RETURNED]
     # Where there are no records, it is all that is known of what the late ones wait for.
     gone = f"{processes(back)} had returned by then" if back and not diagnosis else ""
-    for note in [diagnosis, gone, *map(_stacks, late)]:
+    order = late if late is stuck else [*late, *waiting]
+    for note in [diagnosis, gone, *(_stacks(o, outcomes) for o in order)]:
         if note:
             error.add_note(note)
     return error
@@ -194,7 +205,7 @@ def _notes(first: Outcome, outcomes: Sequence[Outcome]) -> list[str]:
         if other is first or other.kind is Kind.RETURNED:
             continue
         if other.kind is Kind.STUCK:
-            notes.append(_stacks(other))
+            notes.append(_stacks(other, outcomes))
             continue
         if other.aborted and first.failure and not first.aborted:
             notes.append(f"{other.name} waited for it in a collective, and was aborted")
@@ -213,9 +224,23 @@ def _what(other: Outcome, first: Outcome) -> str:
     return textwrap.shorten(other.failure.record.summary, MAX_LETTERS, placeholder=" ...")
 
 
-def _stacks(stuck: Outcome) -> str:
+def _stacks(stuck: Outcome, outcomes: Sequence[Outcome]) -> str:
     text = "\n".join(f"{_INDENT}{line}" for line in stuck.words)
-    return f"{stuck.name} did not return and was stopped. It was here:\n{text}"
+    return f"{_how_stopped(stuck, outcomes)}. It was here:\n{text}"
+
+
+def _how_stopped(stuck: Outcome, outcomes: Sequence[Outcome]) -> str:
+    awaited = [o for o in outcomes if o.rank in stuck.waits_for]
+    if not awaited:
+        return f"{stuck.name} {STUCK}"
+    names = processes([o.rank for o in awaited])
+    if all(o.kind is Kind.RETURNED for o in awaited):
+        return f"{names} left the function; {stuck.name} waited for {_them(awaited)} {WAITED}"
+    return f"{stuck.name} waited for {names} {WAITED}"
+
+
+def _them(outcomes: Sequence[Outcome]) -> str:
+    return "it" if len(outcomes) == 1 else "them"
 
 
 def _has(error: BaseException, first: Outcome, diagnosis: str) -> bool:

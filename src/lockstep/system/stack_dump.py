@@ -18,6 +18,7 @@ import os
 import re
 import signal
 import sysconfig
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,15 +42,6 @@ _OURS = (
     f'File "{_PACKAGE / "launch"}',
     f'File "{_PACKAGE / "pool"}',
     'File "<frozen runpy>"',
-)
-_WATCHERS = tuple(
-    f'File "{_PACKAGE / name}"'
-    for name in (
-        "watchdog/watchdog.py",
-        "watchdog/remote.py",
-        "watchdog/host_reachability.py",
-        "pool/channel.py",
-    )
 )
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _FIRST_THREAD = re.compile(r"^(?<!\n\n)(?:Current thread|Thread) 0x", re.MULTILINE)
@@ -142,16 +134,37 @@ def outside_libraries(text: str) -> str:
     Else the innermost one. Without any frame, ``text`` itself.
     """
     frames = _FRAME.findall(main_thread(text))
-    own = (frame for frame in frames if not any(part in frame[0] for part in _LIBRARIES))
+    own = (frame for frame in frames if not _is_in_library(frame[0]))
     found = next(own, frames[0] if frames else None)
     return f"{found[0]}:{found[1]} in {found[2]}" if found else text
+
+
+def is_in(text: str, file: str) -> bool:
+    """Whether the main thread runs a function of a file whose path ends with ``file``."""
+    return any(path.endswith(f"/{file}") for path, _, _ in _FRAME.findall(main_thread(text)))
 
 
 def shortened(text: str) -> str:
     """faulthandler's text without Lockstep's own frames and threads, and with long threads cut."""
     blocks = text.strip("\n").split("\n\n")
-    threads = (block for block in blocks if not any(ours in block for ours in _WATCHERS))
-    return "\n\n".join(map(_shortened_thread, threads))
+    return "\n\n".join(_shortened_thread(block) for block in blocks if not _is_ours(block))
+
+
+def _is_ours(block: str) -> bool:
+    """Whether Lockstep has started this thread, and no line of the user runs in it."""
+    files = [file for file, _, _ in _FRAME.findall(block)]
+    started_by = next((file for file in reversed(files) if file != threading.__file__), "")
+    if not files or files[-1] != threading.__file__ or not _is_in_package(started_by):
+        return False
+    return all(_is_in_package(file) or _is_in_library(file) for file in files)
+
+
+def _is_in_package(file: str) -> bool:
+    return Path(file).is_relative_to(_PACKAGE)
+
+
+def _is_in_library(file: str) -> bool:
+    return any(part in file for part in _LIBRARIES)
 
 
 def _shortened_thread(block: str) -> str:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import dataclasses
 import os
 import random
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -87,23 +89,25 @@ class Controller:
     def _reports(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> Iterator[pytest.TestReport]:
+        times = merge.Times(*[time.time()] * 3)
         try:
             layout = layouts.of_item(item)
-            outcomes, diagnosis = self._run(layout, item, nextitem)
+            outcomes, diagnosis = self._run(layout, item, nextitem, times)
         except (LockstepError, pytest.Collector.CollectError, pytest.fail.Exception) as error:
-            yield merge.failed_report(item, "setup", f"{type(error).__name__}: {error}")
+            text = f"{type(error).__name__}: {error}"
+            yield merge.failed_report(item, "setup", text, _at_end(times))
             return
         by_rank: dict[int, list[pytest.TestReport]] = {}
         problems: dict[int, str] = {}
         for each in outcomes:
-            by_rank[each.rank] = self._read(each, problems)
-        for report in merge.verdicts(item, by_rank, layout.n, problems):
+            by_rank[each.rank] = self._read(each, outcomes, problems)
+        for report in merge.verdicts(item, by_rank, layout.n, problems, _at_end(times)):
             if report.failed and is_cut(report.longreprtext):
                 report.sections.append((_WHOLE_REPORT, diagnosis))
             yield report
 
     def _run(
-        self, layout: Layout, item: pytest.Item, nextitem: pytest.Item | None
+        self, layout: Layout, item: pytest.Item, nextitem: pytest.Item | None, times: merge.Times
     ) -> tuple[list[Outcome], str]:
         pool = self._pool(layout)
         follows = _next_of(layout, item, nextitem)
@@ -116,6 +120,7 @@ class Controller:
         try:
             if failed := self._prepare(layout, pool, str(item.path)):
                 return failed, ""
+            times.ready = time.time()
             return pool.outcomes(
                 remote.run,
                 (request,),
@@ -140,7 +145,9 @@ class Controller:
             self._prepared[layout] = (pool.pids, {*known, path})
         return failed
 
-    def _read(self, each: Outcome, problems: dict[int, str]) -> list[pytest.TestReport]:
+    def _read(
+        self, each: Outcome, outcomes: list[Outcome], problems: dict[int, str]
+    ) -> list[pytest.TestReport]:
         """The reports of one rank; adds to ``problems`` why there are none."""
         found: list[dict[str, Any]] = []
         reports: list[pytest.TestReport] = []
@@ -149,7 +156,7 @@ class Controller:
         elif isinstance(each.value, remote.TestFailed):
             found = each.value.reports
         else:
-            text = outcome.described(each)
+            text = outcome.described(each, outcomes)
             # What was raised outside of a test, in a conftest.py say, has pytest's frames first.
             problems[each.rank] = text if each.kind is Kind.RAISED else _without_pytest(text)
         for values in found:
@@ -216,6 +223,10 @@ class Controller:
                 self._tty,
             )
         return self._specs[layout]
+
+
+def _at_end(times: merge.Times) -> merge.Times:
+    return dataclasses.replace(times, ended=time.time())
 
 
 def _without_pytest(text: str) -> str:

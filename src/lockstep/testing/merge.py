@@ -7,6 +7,7 @@ if all ranks skip it, and has passed otherwise. Failures with the same text are 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -22,14 +23,23 @@ from _pytest._code.code import (
 
 from lockstep._jax_compat import texts
 from lockstep._words import ranges
+from lockstep.pool import outcome as pool_outcome
 
 PHASES = ("setup", "call", "teardown")
 _ADDRESS = re.compile(r"0x[0-9a-f]+|\bpid \d+")
-_CONSEQUENCES = (texts.OF_THE_ENGINE, "did not return and was stopped")
-"""In the text of what another rank may have caused: the engine raises its errors in every rank."""
 _XPASS = "[XPASS(strict)]"
 
 ByRank = Mapping[int, pytest.TestReport]
+
+
+@dataclasses.dataclass
+class Times:
+    """When a test was requested, when its processes were ready, and when it was over; seconds
+    since the epoch."""
+
+    began: float
+    ready: float
+    ended: float
 
 
 def verdicts(
@@ -37,6 +47,7 @@ def verdicts(
     by_rank: Mapping[int, Sequence[pytest.TestReport]],
     size: int,
     problems: Mapping[int, str],
+    times: Times,
 ) -> Iterator[pytest.TestReport]:
     """The reports of a test, from those of each rank: its phases, and its subtests.
 
@@ -57,7 +68,7 @@ def verdicts(
                 yield _as_subtest(merged(item, phase, reports, size), reports)
         reports, own = found.get((phase, 0, ""), {}), problems if phase == "call" else {}
         if reports or own:
-            yield merged(item, phase, reports, size, own)
+            yield timed(merged(item, phase, reports, size, own), times, bool(own))
 
 
 def _subtest(report: pytest.TestReport) -> str:
@@ -116,7 +127,18 @@ def merged(
     return found
 
 
-def failed_report(item: pytest.Item, phase: str, longrepr: Any) -> pytest.TestReport:
+def timed(report: pytest.TestReport, times: Times, is_stopped: bool) -> pytest.TestReport:
+    """``report`` with the time that ranks have not measured: that of the start of the processes,
+    and of a test that was stopped."""
+    if report.when == "setup":
+        report.start, report.duration = times.began, report.duration + times.ready - times.began
+    elif is_stopped:
+        report.start, report.stop = times.ready, times.ended
+        report.duration = times.ended - times.ready
+    return report
+
+
+def failed_report(item: pytest.Item, phase: str, longrepr: Any, times: Times) -> pytest.TestReport:
     """A report of what did not come from a test: a process has died, a deadline has passed."""
     return pytest.TestReport(
         item.nodeid,
@@ -125,6 +147,9 @@ def failed_report(item: pytest.Item, phase: str, longrepr: Any) -> pytest.TestRe
         "failed",
         longrepr,
         phase,  # pyright: ignore[reportArgumentType]
+        start=times.began,
+        stop=times.ended,
+        duration=times.ended - times.began,
     )
 
 
@@ -136,11 +161,11 @@ def failures(by_rank: Mapping[int, Any], size: int) -> Any:
     groups: dict[str, list[int]] = {}
     for rank in sorted(by_rank):
         groups.setdefault(_what(by_rank[rank]), []).append(rank)
-    ordered = sorted(groups.values(), key=lambda of: (_is_consequence(by_rank[of[0]]), of))
+    ordered = sorted(groups.values(), key=lambda of: (_distance(by_rank[of[0]]), of))
     chain: list[Any] = []
     for ranks in ordered:
         own = _chain(by_rank[ranks[0]])
-        if chain and _is_consequence(by_rank[ranks[0]]) and own[-1][1] is not None:
+        if chain and _distance(by_rank[ranks[0]]) and own[-1][1] is not None:
             own = _chain(f"{own[-1][1].message}\n")
         if size > 1:
             chain.append((ReprTraceback([], None, style="long"), None, f"{named(ranks, size)}:"))
@@ -191,8 +216,13 @@ def _chain(longrepr: Any) -> list[Any]:
     return [(ReprTraceback([entry], None, style="native"), None, None)]
 
 
-def _is_consequence(longrepr: Any) -> bool:
-    return any(words in str(longrepr) for words in _CONSEQUENCES)
+def _distance(longrepr: Any) -> int:
+    """How far a failure is from the cause: 0 where the rank failed by itself, 1 where it was
+    stopped, 2 where it waited for another one. The engine raises its errors in every rank."""
+    text = str(longrepr)
+    if pool_outcome.STUCK in text:
+        return 1
+    return 2 if texts.OF_THE_ENGINE in text or pool_outcome.WAITED in text else 0
 
 
 def _is_strict_xpass(report: pytest.TestReport) -> bool:
