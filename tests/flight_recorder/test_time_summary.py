@@ -9,7 +9,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flight_recorder.jobs import FAR, job, permute, steps
+from flight_recorder.jobs import FAR, STEP, job, permute, steps
 from flight_recorder.simulate import SECOND, STRIDE, site
 from lockstep.flight_recorder.chrome_trace import MOVING, WAITING, trace
 from lockstep.flight_recorder.format import Entry, Op, ProcessRecord, Ring, State
@@ -80,7 +80,26 @@ def test_the_slowest_process_is_not_guessed_when_a_member_is_missing() -> None:
     whole = timed((10, 0, 34, 4096), (30, 0, 36, 4096))
     (line,) = summarize(Run((whole.processes[0], Process(1)))).lines
     assert (line.slowest, line.timed) == ((), 0)
-    assert line.waiting + line.moving == 0.024
+    assert line.waiting + (line.moving or 0) == 0.024
+
+
+def test_the_time_of_moving_so_little_that_it_is_not_measured_is_not_known() -> None:
+    """The engine then takes the end for the moment when all had arrived."""
+    (line,) = summarize(timed((10, 34, 34, 4096), (30, 34, 34, 4096))).lines
+    assert (line.waiting, line.moving) == (0.014, None)
+    (line,) = summarize(timed((10, 34, 34, 8192), (30, 34, 34, 8192))).lines
+    assert line.moving == 0
+
+
+def test_a_line_with_several_collectives_names_them_whatever_is_still_recorded() -> None:
+    sizes = [640, 10, 1]
+    several = [dataclasses.replace(STEP, execution=i, elements=n) for i in range(9) for n in sizes]
+    for ring in (8, 16):
+        (line,) = summarize(job(several, several, ring=ring).snapshot()).lines
+        assert line.what == "all-reduce (sum) of 640 x f32, 10 x f32, 1 x f32"
+    many = [dataclasses.replace(STEP, execution=i, elements=i + 1) for i in range(5)]
+    (line,) = summarize(job(many, many).snapshot()).lines
+    assert line.what == "all-reduce (sum) of 5 x f32, 4 x f32, 3 x f32, and 2 more"
 
 
 def test_collectives_that_did_not_end_are_left_out_and_counted() -> None:
@@ -102,9 +121,9 @@ def test_waiting_and_moving_are_the_whole_time_whatever_the_clocks_say(
     ordered = [(min(a, c), b, max(a, c), 8) for a, b, c in times]
     (line,) = summarize(timed(*ordered)).lines
     whole = sum(done - entered for entered, _, done, _ in ordered) / len(ordered) / 1000
-    assert abs(line.waiting + line.moving - whole) < 1e-9
+    assert abs(line.waiting + (line.moving or 0) - whole) < 1e-9
     assert line.waiting >= 0
-    assert line.moving >= 0
+    assert (line.moving or 0) >= 0
 
 
 def test_a_trace_has_a_track_for_each_device_and_a_slice_for_each_collective() -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import platform
+import random
 import re
 import subprocess
 import sys
@@ -19,13 +20,14 @@ from rich.console import Console
 
 from flight_recorder.files import write_run
 from flight_recorder.jobs import job, steps
-from flight_recorder.simulate import site
+from flight_recorder.simulate import STRIDE, Job, site
 from lockstep import RecordError
 from lockstep.cli import main
+from lockstep.flight_recorder import text_report
 from lockstep.flight_recorder.diagnose import diagnose
 from lockstep.flight_recorder.json_report import SCHEMA
 from lockstep.launch import failed_runs
-from lockstep.report import locate_run, top
+from lockstep.report import live, locate_run, top
 
 
 @pytest.fixture
@@ -272,3 +274,19 @@ def test_a_picture_shows_how_long_a_process_waits_by_the_clock_of_its_host() -> 
     began = waits.entry.entered_ns
     console.print(top.frame(run, diagnose(run), began + hour + 3_000_000_000, {0: 12.0, 1: 0.0}))
     assert "3.00 s" in console.export_text()
+
+
+def test_a_live_job_has_no_straggler_for_a_short_wait() -> None:
+    made = job(steps(9), steps(9))
+    late = Job(made.cliques, {d: list(v.steps) for d, v in made.devices.items()})
+    late.devices[STRIDE].stops_at = 5
+    late.run(random.Random(0))
+    run = late.snapshot()
+    [began] = [r.call.entry.entered_ns for r in diagnose(run).rows if r.call and r.index == 0]
+    hosts = {process.record.host for process in run.processes if process.record}
+    brief = live.settled(diagnose(run), dict.fromkeys(hosts, began + 55_000_000))
+    assert "nothing is wrong" in text_report.table(brief)
+    assert text_report.CULPRIT not in text_report.table(brief)
+    for later in (3_000_000_000, -3_600_000_000_000):  # the host has been started again
+        waiting = live.settled(diagnose(run), dict.fromkeys(hosts, began + later))
+        assert "has not arrived yet" in text_report.table(waiting)

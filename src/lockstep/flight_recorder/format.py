@@ -32,6 +32,9 @@ LISTED_TARGETS = 8
 """How many targets of a permute an entry lists; it counts all of them."""
 TIME_ERROR_NS = 2_000
 """How far off its clock an entry's times may be (``native/recorder/tsc_clock.h``)."""
+UNTIMED_BYTES = 4096
+"""Up to this size the engine does not read the clock at the end of a collective that had to wait
+(``kSmall`` in ``native/recorder/recorder.cc``)."""
 
 RINGS_AT = HEADER_BYTES + CLIQUE_BYTES
 
@@ -106,7 +109,8 @@ class Entry(NamedTuple):
     arrived_ns: int
     """When all members had arrived; 0: not known, or not yet."""
     done_ns: int
-    """When it ended or raised; 0: not yet."""
+    """When it ended or raised; 0: not yet. Of a collective of up to `UNTIMED_BYTES` that had to
+    wait: the same as `arrived_ns`."""
     rank: int = 0
     source: int = -1
     """The rank that a permute receives from; -1: none."""

@@ -9,7 +9,7 @@ from lockstep._jax_compat import texts
 from lockstep._words import counted, processes, ranges
 from lockstep.flight_recorder.calls import Call
 from lockstep.flight_recorder.causes import Pattern, alone
-from lockstep.flight_recorder.diagnose import Activity, Diagnosis, Kind, Row
+from lockstep.flight_recorder.diagnose import BRIEF_SECONDS, Activity, Diagnosis, Kind, Row
 from lockstep.flight_recorder.format import State
 from lockstep.flight_recorder.phrases import (
     MAX_ARGUMENTS,
@@ -98,6 +98,8 @@ def _nothing(diagnosis: Diagnosis) -> str:
         return f"nothing is known: there is no record of {processes(range(len(diagnosis.rows)))}"
     if unknown := [row.index for row in diagnosis.rows if row.activity is Activity.UNKNOWN]:
         return f"there is no record of {processes(unknown)}; no other process waits in a collective"
+    if Activity.WAITS in activities:
+        return f"nothing is wrong: no wait in a collective is longer than {BRIEF_SECONDS:g} s"
     return f"nothing is wrong: none of {many} waits in a collective"
 
 

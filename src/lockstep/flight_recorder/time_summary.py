@@ -9,14 +9,17 @@ that started last; between hosts this is as accurate as their clocks are synchro
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lockstep.flight_recorder.calls import Call, Calls
-from lockstep.flight_recorder.format import Entry, State
+from lockstep.flight_recorder.format import UNTIMED_BYTES, Entry, State
 from lockstep.flight_recorder.model import Run
 from lockstep.flight_recorder.phrases import operation, place_in_program
 from lockstep.flight_recorder.timeline import History, Position, Track
+
+MAX_SIZES = 3
+"""So many of the collectives of a line are listed."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +29,17 @@ class Line:
     where: str
     """``train.py:41 in step``; empty: not known."""
     what: str
-    """``all-reduce (sum) of 1024 x f32``; the first one, where a line has several."""
+    """``all-reduce (sum) of 1024 x f32``; where a line has several, the largest first:
+    ``all-reduce (sum) of 640 x f32, 10 x f32``."""
     calls: int
     """Collectives of the device that ran most."""
     bytes: int
     """Bytes of one device in one call, on average."""
     waiting: float
     """Seconds a device waited for the slowest, on average over the devices."""
-    moving: float
-    """Seconds a device moved data, on average over the devices."""
+    moving: float | None
+    """Seconds a device moved data, on average over the devices; None: none of the collectives was
+    so large that this is measured."""
     slowest: tuple[tuple[int, int], ...]
     """Pairs of process and how often it began last, most often first."""
     timed: int
@@ -58,6 +63,9 @@ class _Sums:
     bytes: int = 0
     waiting: int = 0
     moving: int = 0
+    is_moving_timed: bool = False
+    sizes: dict[tuple[int, int, int], str] = field(default_factory=dict)
+    """Bytes, dtype and reduction of the collectives of the line -> in words."""
     slowest: Counter[int] = field(default_factory=Counter)
 
 
@@ -81,10 +89,12 @@ def summarize(run: Run) -> Summary:
             own.bytes += entry.bytes
             own.waiting += waiting
             own.moving += moving
+            own.is_moving_timed |= moving > 0 or entry.bytes > UNTIMED_BYTES
+            own.sizes.setdefault((-entry.bytes, entry.dtype, entry.reduction), operation(entry))
             if place and last and place not in named:
                 named.add(place)
                 own.slowest[last[1]] += 1
-    lines = sorted((_line(own) for own in sums.values()), key=lambda i: -(i.waiting + i.moving))
+    lines = sorted(map(_line, sums.values()), key=lambda i: -(i.waiting + (i.moving or 0)))
     tracks = history.tracks.values()
     return Summary(
         tuple(lines), sum(len(t.entries) for t in tracks), sum(t.written for t in tracks)
@@ -113,15 +123,27 @@ def _split(track: Track, entry: Entry, last: int | None) -> tuple[int, int]:
     return arrived - entry.entered_ns, entry.done_ns - arrived
 
 
+def _operations(texts: Sequence[str]) -> str:
+    """``all-reduce (sum) of 640 x f32, 10 x f32``."""
+    of_kind: dict[str, list[str]] = {}
+    for text in texts[:MAX_SIZES]:
+        kind, _, size = text.partition(" of ")
+        of_kind.setdefault(kind, []).append(size)
+    parts = [f"{kind} of {', '.join(sizes)}" for kind, sizes in of_kind.items()]
+    if (left := len(texts) - MAX_SIZES) > 0:
+        parts.append(f"and {left} more")
+    return ", ".join(parts)
+
+
 def _line(sums: _Sums) -> Line:
     devices, entries = len(sums.by_device), sum(sums.by_device.values())
     return Line(
         place_in_program(sums.call.sites),
-        operation(sums.call.entry),
+        _operations([text for _, text in sorted(sums.sizes.items())]),
         max(sums.by_device.values()),
         round(sums.bytes / entries),
         sums.waiting / devices / 1e9,
-        sums.moving / devices / 1e9,
+        sums.moving / devices / 1e9 if sums.is_moving_timed else None,
         tuple(sums.slowest.most_common()),
         sum(sums.slowest.values()),
     )

@@ -218,6 +218,7 @@ class Job:
 
         with contextlib.suppress(LockstepError, OSError):
             run = locate_run.read(self._run_dir, None)
+            now_ns = time.monotonic_ns()
             if any(process.record for process in run.processes):
-                return top.frame(run, diagnose(run), time.monotonic_ns())
+                return top.frame(run, diagnose(run), now_ns)
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +98,11 @@ def main(args: argparse.Namespace) -> int:
     """Prints the report; 1 when there is a fault, else 0."""
     from lockstep.flight_recorder import diagnose, json_report
     from lockstep.flight_recorder.time_summary import summarize
-    from lockstep.report import locate_run
+    from lockstep.report import live, locate_run
 
     run = locate_run.read(*_which(args), args.attempt)
-    diagnosis = diagnose.diagnose(run)
+    now_ns = time.monotonic_ns()  # of the records: what follows takes a while
+    diagnosis = live.settled(diagnose.diagnose(run), live.now_of_hosts(run, now_ns))
     summary = summarize(run) if args.summary else None
     if args.trace:
         _write_trace(Path(args.trace), run)

@@ -37,7 +37,8 @@ def summary_table(summary: Summary, most: int | None = None) -> Table:
     """A row a call site, those that took most time first."""
     table = Table(title="collectives by line", title_justify="left", title_style="bold")
     table.add_column("collective", overflow="fold")
-    for column in ("calls", "per call", "waiting", "moving"):
+    is_timed = any(line.moving is not None for line in summary.lines[:most])
+    for column in ("calls", "per call", "waiting", *(["moving"] if is_timed else [])):
         table.add_column(column, justify="right")
     table.add_column("slowest", min_width=12)
     for line in summary.lines[:most]:
@@ -46,10 +47,14 @@ def summary_table(summary: Summary, most: int | None = None) -> Table:
             str(line.calls),
             format_size(line.bytes),
             format_seconds(line.waiting),
-            format_seconds(line.moving),
+            *([_moving(line)] if is_timed else []),
             _slowest(line),
         )
     return table
+
+
+def _moving(line: Line) -> str:
+    return "-" if line.moving is None else format_seconds(line.moving)
 
 
 def _slowest(line: Line) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from lockstep.flight_recorder.headlines import headline
 from lockstep.flight_recorder.model import Run
 from lockstep.flight_recorder.phrases import described
 from lockstep.flight_recorder.time_summary import summarize
-from lockstep.report import locate_run
+from lockstep.report import live, locate_run
 from lockstep.report.tables import summary_table
 
 LINES = 8
@@ -32,27 +31,28 @@ def watch(
 ) -> int:
     """Shows the run until it is over or Ctrl-C; 1 when it ended with a fault."""
     run = locate_run.read(directory, pid, attempt)
+    now_ns = time.monotonic_ns()  # of the records: what follows takes a while
     console = Console(highlight=False)
     diagnosis = diagnose(run)
     if once:
-        console.print(frame(run, diagnosis, time.monotonic_ns()))
+        console.print(frame(run, diagnosis, now_ns))
         return int(diagnosis.kind.is_fault)
-    before = Rates(run, time.monotonic())
-    with Live(console=console, auto_refresh=False) as live:
-        live.update(frame(run, diagnosis, time.monotonic_ns()), refresh=True)
+    before = Rates(run, now_ns / 1e9)
+    with Live(console=console, auto_refresh=False) as screen:
+        screen.update(frame(run, diagnosis, now_ns), refresh=True)
         while not all(row.activity in _OVER or row.process.exit for row in diagnosis.rows):
             time.sleep(max(0.1, interval))
             try:
                 run = locate_run.read(directory, pid, attempt)
             except RecordError:
                 # The launcher has removed the directory, so the tables are out of date.
-                live.update(Text("the run is over", style="bold"), refresh=True)
+                screen.update(Text("the run is over", style="bold"), refresh=True)
                 break
+            now_ns = time.monotonic_ns()
             diagnosis = diagnose(run)
-            now = Rates(run, time.monotonic())
-            picture = frame(run, diagnosis, time.monotonic_ns(), now.since(before))
-            live.update(picture, refresh=True)
-            before = now
+            rates = Rates(run, now_ns / 1e9)
+            screen.update(frame(run, diagnosis, now_ns, rates.since(before)), refresh=True)
+            before = rates
     return int(diagnosis.kind.is_fault)
 
 
@@ -81,27 +81,14 @@ def frame(
     run: Run, diagnosis: Diagnosis, now_ns: int, rates: dict[int, float] | None = None
 ) -> Group:
     """One picture. ``now_ns`` is CLOCK_MONOTONIC of this machine."""
+    now = live.now_of_hosts(run, now_ns)
+    diagnosis = live.settled(diagnosis, now)
     style = "bold red" if diagnosis.kind.is_fault else "bold"
     return Group(
         Text(headline(diagnosis), style=style),
-        _processes(diagnosis, _now_of_hosts(run, now_ns), rates or {}),
+        _processes(diagnosis, now, rates or {}),
         summary_table(summarize(run), LINES),
     )
-
-
-def _now_of_hosts(run: Run, now_ns: int) -> dict[str, int]:
-    """Host -> its CLOCK_MONOTONIC now, when that of this machine is ``now_ns``.
-
-    The records of other hosts have two clocks, of which the second has been made that of this host
-    (`record_reader.on_one_clock`, `launch.host_records`).
-    """
-    leads = {
-        process.record.host: process.record.realtime_ns - process.record.monotonic_ns
-        for process in run.processes
-        if process.record
-    }
-    here = leads.get(platform.node(), time.time_ns() - time.monotonic_ns())
-    return {host: now_ns + here - lead for host, lead in leads.items()} | {platform.node(): now_ns}
 
 
 def _processes(diagnosis: Diagnosis, now: dict[str, int], rates: dict[int, float]) -> Table:
