@@ -51,6 +51,8 @@ def test_a_plan_for_64_devices_on_4_hosts(tmp_path: Path) -> None:
     [
         ("", ["nothing.py:f"], "there is no file nothing.py"),
         ("", ["prog.py"], "write program.py:function"),
+        ("", ["-n", "2", "prog.py", "f"], "what is 'f'.* write prog.py:f"),
+        ("", ["prog.py:f", "g"], "what is 'g'. There is one argument, FILE:FUNCTION$"),
         ("def g(): pass", ["prog.py:f"], "prog has no function f.*It has: g"),
         ("def f(x): return x", ["prog.py:f"], r"Define a function example_args\(\)"),
         ("def f(x): return x", ["prog.py:f", "--args", "a"], "no function a .makes the arg"),

@@ -51,6 +51,7 @@ def test_every_option_with_a_value_takes_the_next_word() -> None:
         ("--bind socket", "invalid choice: 'socket'"),
         ("--verbose", "unrecognized arguments: --verbose"),
         ("--collect gloo", "unrecognized arguments: --collect gloo"),
+        ("--devcies 3", "unrecognized arguments: --devcies 3 (did you mean --devices?)"),
     ],
 )
 def test_errors_name_the_option(words: str, error: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -210,6 +210,16 @@ def test_what_cannot_be_sent_is_told(pool: lockstep.Pool) -> None:
         pool.run(spread)
     with pytest.raises(TypeError, match="must be a function, not int"):
         pool.run(3)  # pyright: ignore[reportArgumentType]
+    wrong: Any
+    for wrong, words in ((1, r"not int: args=\(1,\)"), ("ab", r"not str: args=\('ab',\)")):
+        with pytest.raises(TypeError, match=f"args must be a tuple, {words}"):
+            pool.run(print, wrong)
+    wrong = np.zeros((50, 2))
+    with pytest.raises(TypeError, match=r"args must be a tuple, not ndarray: args=\(...,\)"):
+        pool.run(print, wrong)
+    wrong = [1]
+    with pytest.raises(TypeError, match="kwargs must be a dict, not list"):
+        pool.run(print, (), wrong)
 
 
 class Unloadable:

@@ -48,6 +48,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="PROGRAM.py:FUNCTION",
         help="the file and the function in it to compile; or MODULE:FUNCTION",
     )
+    program("function", nargs="?", help=argparse.SUPPRESS)  # a mistake that `main` explains
     program(
         "--args",
         dest="arguments",
@@ -86,6 +87,9 @@ def add_parser(subparsers: Any) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Prints the report of `plan.plan`; its exceptions and those of the program are raised."""
+    if args.function is not None:
+        meant = f": write {args.program}:{args.function}" if ":" not in args.program else ""
+        raise ConfigError(f"what is {args.function!r}? There is one argument, FILE:FUNCTION{meant}")
     model = _model(args)
     from lockstep.inspection.plan import plan
 

@@ -1,8 +1,11 @@
-"""What the help of ``lockstep run`` and ``lockstep worker`` says beside the options. Pure."""
+"""What ``lockstep run`` and ``lockstep worker`` say beside their options: help, and which option
+was meant. Pure."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
+from typing import Any
 
 _FORMS = """\
   script.py [args ...]   a file; what stands behind it is passed to it
@@ -34,6 +37,21 @@ _HASH_SEED = (
 )
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that names, for an option that does not exist, the one that was meant."""
+
+    def parse_args(  # pyright: ignore[reportIncompatibleMethodOverride]: it has overloads
+        self, args: Any = None, namespace: Any = None
+    ) -> Any:
+        found, rest = self.parse_known_args(args, namespace)
+        if rest:
+            word = rest[0].partition("=")[0]
+            near = difflib.get_close_matches(word, self._option_string_actions, 1)
+            meant = f" (did you mean {near[0]}?)" if near else ""
+            self.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
+        return found
+
+
 def forms(command: str) -> str:
     """The forms of a program that ``command`` takes: agents of `worker` have no common input."""
     stdin = " | -" if command == "run" else ""
@@ -42,7 +60,7 @@ def forms(command: str) -> str:
 
 def parser(command: str, description: str, examples: str) -> argparse.ArgumentParser:
     """A parser without options, whose help describes the program and ends with ``examples``."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog=f"lockstep {command}",
         usage=f"%(prog)s [options] {forms(command)}",
         description=description,

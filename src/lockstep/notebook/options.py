@@ -9,7 +9,7 @@ from typing import NamedTuple, NoReturn
 
 from lockstep._errors import ConfigError
 from lockstep.hosts import host_list
-from lockstep.launch import hosts_command, options
+from lockstep.launch import hosts_command, options, usage
 from lockstep.notebook.errors import NotebookError
 
 _NOT_HERE = {
@@ -19,7 +19,7 @@ _NOT_HERE = {
 _COMMANDS = ("start", "status", "restart", "stop", "push", "pull")
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(usage.Parser):
     def error(self, message: str) -> NoReturn:
         raise NotebookError(f"{self.prog}: {message}")
 
@@ -47,10 +47,10 @@ def start(line: str) -> Start:
     parser.__class__ = _Parser
     parser.prog = "%lockstep start"
     parser.usage = "%(prog)s [-n N] [-d D] [options of lockstep run]"
-    _, program = options.split(words, parser)
+    own, program = options.split(words, parser)
+    args = parser.parse_args(own)  # the value of an unknown option looks like a program
     if program:
         raise NotebookError(f"%lockstep start: what is {program[0]!r}? It takes options only.")
-    args = parser.parse_args(words)
     try:
         labels = _hosts(args)
     except ConfigError as error:

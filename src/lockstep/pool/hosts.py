@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import shlex
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from typing import NoReturn
 
 from lockstep._errors import ConfigError
 from lockstep.hosts import host_list
-from lockstep.launch import hosts_command
+from lockstep.launch import hosts_command, usage
 from lockstep.launch import options as run_options
 
 
@@ -24,7 +23,7 @@ class Hosts:
     """The host of each process, as output and errors show it."""
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(usage.Parser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"options: {message}. Allowed are those of lockstep run for hosts.")
 

@@ -20,6 +20,7 @@ from lockstep.system import oom
 
 T = TypeVar("T")
 _PROCESSES = 2
+_MAX_REPR = 40
 
 
 def spawn(
@@ -297,6 +298,10 @@ def _layout(
 def _payload(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
     if not callable(fn):
         raise TypeError(f"the first argument must be a function, not {type(fn).__name__}")
+    if isinstance(args, str | bytes) or not isinstance(args, Sequence):
+        raise TypeError(f"args must be a tuple, not {type(args).__name__}: args=({_short(args)},)")
+    if not isinstance(kwargs, Mapping):
+        raise TypeError(f"kwargs must be a dict, not {type(kwargs).__name__}")
     try:
         return channel.dumps_call(fn, tuple(args), dict(kwargs))
     except Exception as error:
@@ -304,6 +309,11 @@ def _payload(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
             f"the function or its arguments cannot be sent to the processes: "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_REPR and "\n" not in text else "..."
 
 
 def _check_seconds(timeout: float | None) -> None:
