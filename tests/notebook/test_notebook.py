@@ -57,6 +57,11 @@ def test_a_notebook_from_start_to_stop(kernel: Notebook) -> None:
     assert run(plot) == "[0-1] before\nimage/png\n[0-1] after"
     run("%%lockstep\nimport lockstep; lockstep.show_sharding(jnp.ones(3))")
     assert [output.output_type for output in kernel.outputs()] == ["execute_result"]
+    run("%%lockstep --on 0\nlockstep.show_sharding(jnp.ones(3))")
+    data = kernel.outputs()[-1].data
+    assert "float32[3] on each" in data["text/plain"], data  # a front end may show no HTML
+    assert "\x1b" not in data["text/plain"]
+    assert "float32[3] on each" in data["text/html"]
     assert "only [0] runs this cell" in run("%%lockstep --on 0\nrank")
     run("x = {'a': 1}\n%lockstep push x")
     run("%%lockstep\nx['b'] = rank; y = jnp.ones(3)")

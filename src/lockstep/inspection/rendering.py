@@ -38,6 +38,7 @@ def _to_memory() -> Console:
         highlight=False,
         width=WIDTH_WITHOUT_TERMINAL,
         force_jupyter=False,
+        color_system=None,  # kernels of notebooks set FORCE_COLOR; HTML has the colours still
     )
 
 

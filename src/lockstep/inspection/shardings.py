@@ -43,6 +43,10 @@ class ShardingView:
     def __repr__(self) -> str:
         return f"<sharding of {self.layout.type}: {self.layout.spec or 'see .print()'}>"
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """IPython's text, for a front end of a notebook that shows no HTML."""
+        printer.text(str(self) if _is_displayed() else repr(self))
+
     def _repr_html_(self) -> str:
         from lockstep.inspection import drawing, rendering
 
@@ -89,9 +93,14 @@ def _described(x: Any) -> str:
 
 
 def _shown(view: ShardingView) -> ShardingView:
-    if "ipykernel" not in sys.modules:  # a notebook displays what it gets
+    if not _is_displayed():
         view.print()
     return view
+
+
+def _is_displayed() -> bool:
+    """Whether a notebook displays the value that it gets: then nothing has to be printed."""
+    return "ipykernel" in sys.modules
 
 
 def _show_traced(x: Any) -> ShardingView | None:
