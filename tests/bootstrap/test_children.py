@@ -119,3 +119,54 @@ def test_children_of_a_process_of_a_job(collectives: str) -> None:
     result = run_lockstep(["--collectives", collectives], textwrap.dedent(program), timeout=90)
     for lines in result.by_process.values():
         assert [line for line in lines if "Gloo" not in line] == ["gloo 2.0"], result
+
+
+IGNORES_SIGTERM = """
+import multiprocessing, time, jax
+jax.distributed.initialize()
+child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(100,))
+child.start()
+time.sleep(0.2)
+child.terminate()
+child.join(2)
+print("alive", child.is_alive())
+child.kill()
+"""
+POOLS = """
+from multiprocessing import get_context
+import jax
+def main():
+    jax.distributed.initialize()
+    with get_context("forkserver").Pool(1) as pool:
+        print(pool.apply(float, (3,)), flush=True)
+    pool = get_context("fork").Pool(1)
+    print(pool.apply(float, (4,)), flush=True)
+    pool.close()
+    pool.join()
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_a_forked_child_ignores_sigterm_and_pools_can_end_without_it() -> None:
+    """As the sharp bits say: JAX's handler of SIGTERM is inherited, so `Pool.terminate` waits."""
+    assert "alive True" in run_lockstep([], IGNORES_SIGTERM, n=1, timeout=90).stdout
+    assert run_lockstep([], POOLS, n=1, timeout=90).stdout.splitlines() == ["[0] 3.0", "[0] 4.0"]
+
+
+AGAIN = """
+from multiprocessing import get_context
+import jax
+jax.distributed.initialize()
+child = get_context("{how}").Process(target=print, args=("not reached",))
+child.start()
+child.join(60)
+print("exit code", child.exitcode)
+"""
+
+
+@sample("how", ["spawn", "forkserver"], 0)
+def test_a_child_that_imports_the_main_file_again_cannot_join(how: str) -> None:
+    result = run_lockstep([], AGAIN.format(how=how), n=1, timeout=90)
+    assert "exit code 1" in result.stdout, result
+    assert "not reached" not in result.stdout, result
