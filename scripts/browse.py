@@ -5,7 +5,7 @@
 
 Each page is opened on a desktop (1280 pixels) and on a phone (390), in light and in dark. A page
 that can be scrolled sideways is an error: a wide table or listing has to scroll by itself. So is an
-image that does not load.
+image that does not load, and a table of up to three columns that has to be scrolled to be read.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ SCHEMES = {"light": "1", "dark": "0"}
 """Values of Blink's setting preferredColorScheme."""
 SECONDS = 180
 MAX_HEIGHT = 15000
+MAX_WHOLE_COLUMNS = 3
+"""Tables of up to so many columns are whole on a phone; those of numbers may scroll sideways."""
 HARNESS = """<!doctype html><body style="margin:0"><script>
 const pages = {pages}, width = {width}, found = {{}};
 async function open(page) {{
@@ -49,6 +51,10 @@ async function open(page) {{
   await Promise.all(images.map(image => image.decode().catch(() => 0)));
   found[page] = {{
     wide: root.scrollWidth, high: inside.body.scrollHeight,
+    cut: [...inside.querySelectorAll("article table")].filter(table =>
+      table.rows[0].cells.length <= {columns} && table.checkVisibility() &&
+      table.getBoundingClientRect().left + table.scrollWidth > root.clientWidth
+    ).map(table => table.rows[table.rows.length > 1 ? 1 : 0].cells[0].textContent.trim()),
     broken: images.filter(image => !image.naturalWidth).map(image => image.src),
   }};
   return frame;
@@ -122,15 +128,20 @@ def browser(url: str, scheme: str, *options: str) -> Iterator[subprocess.Popen[b
             process.wait()
 
 
+def harness(pages: list[str], width: int) -> bytes:
+    columns = MAX_WHOLE_COLUMNS
+    return HARNESS.format(pages=json.dumps(pages), width=width, columns=columns).encode()
+
+
 def look(url: str, pages: list[str], width: int, scheme: str) -> dict[str, dict[str, Any]]:
-    """Width, height and broken images of each page."""
-    _Handler.harness = HARNESS.format(pages=json.dumps(pages), width=width).encode()
+    """Width, height, tables that are cut and broken images of each page."""
+    _Handler.harness = harness(pages, width)
     with browser(url, scheme, "--window-size=1280,900"):
         return json.loads(_Handler.answers.get(timeout=SECONDS))
 
 
 def picture(url: str, page: str, width: int, scheme: str, high: int, path: Path) -> None:
-    _Handler.harness = HARNESS.format(pages=json.dumps([page]), width=width).encode()
+    _Handler.harness = harness([page], width)
     size = f"--window-size={max(width, 500)},{min(high, MAX_HEIGHT)}"
     with browser(url, scheme, size, f"--screenshot={path}", "--timeout=5000") as process:
         process.wait(SECONDS)
@@ -152,6 +163,10 @@ def main() -> int:
                 for page, facts in found.items():
                     if facts["wide"] != width:
                         wrong.append(f"{page}: {facts['wide']} pixels on a {device} of {width}")
+                    wrong += [
+                        f"{page}: the table of '{first}' is cut on a {device} of {width}"
+                        for first in facts["cut"]
+                    ]
                     wrong += [f"{page}: no image {source}" for source in facts["broken"]]
                     if options.pictures:
                         options.pictures.mkdir(exist_ok=True, parents=True)
