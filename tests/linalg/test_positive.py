@@ -75,7 +75,7 @@ def test_factor_of_one_triangle(dtype: Any, lower: bool) -> None:
     a, b = positive(n, dtype), full((n,), dtype)
     rubbish = np.where(np.tri(n, dtype=bool) if lower else np.tri(n, dtype=bool).T, a, 1e6)
     sharded = put(rubbish.astype(dtype), mesh((3,)), P("x"))
-    c, is_lower = la.cho_factor(sharded, lower, tile=5)
+    c, is_lower = la.cho_factor(sharded, lower, tile=5, check=False)
     wanted = scipy.linalg.cholesky(a, lower=lower)
     assert_close(c, wanted)
     assert (is_lower, c.dtype) == (lower, dtype)

@@ -9,6 +9,7 @@ Layers; each imports only those above it:
     _cholesky, _inverse                  the distributed loops, one family in each file
     _cost_model, _validation             tile sizes by cost; checks of arguments and their errors
     _posdef          the loops as functions of global arrays, with derivatives
+    _hermitian       refuses a matrix of which they would read one half
     _tridiagonalize, _divide_and_conquer, _secular    Hermitian to tridiagonal; its eigenvalues
     _triangular, _solve, _eigh           the public functions
     _shard_map       the same inside a `jax.shard_map` of the caller

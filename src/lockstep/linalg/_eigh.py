@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from lockstep.linalg import (
     _cpu_kernels,
     _divide_and_conquer,
+    _hermitian,
     _redistribute,
     _tridiagonalize,
     _validation,
@@ -31,7 +32,7 @@ REPLICATED_BELOW = 256
 
 def eigh(
     a: Any,
-    lower: bool = True,
+    lower: bool | None = None,
     eigvals_only: bool = False,
     subset_by_index: tuple[int, int] | None = None,
     *,
@@ -49,7 +50,8 @@ def eigh(
 
     Args:
       a: (n, n); float32, float64, complex64 or complex128; any sharding over any mesh.
-      lower: read only the lower (True) or upper (False) triangle of ``a``.
+      lower: read only the lower (True) or upper (False) triangle, whatever the other one holds.
+        None: ``a`` must be Hermitian, which is checked outside of `jax.jit`; the lower one is read.
       eigvals_only: return only the eigenvalues.
       subset_by_index: (first, last), both included and counted from 0, as in SciPy: compute only
         these eigenvalues and eigenvectors. Default: all.
@@ -64,8 +66,9 @@ def eigh(
       divides evenly. With ``eigvals_only`` only the eigenvalues. k is n, or the subset's size.
 
     Raises:
-      ValueError: a wrong shape, subset or method, a mesh or specs that do not fit ``a``, or
-        dimensions that cannot be split evenly.
+      ValueError: an ``a`` that is not Hermitian beyond rounding (without ``lower``, outside of
+        `jax.jit`); a wrong shape, subset or method, a mesh or specs that do not fit
+        ``a``, or dimensions that cannot be split evenly.
       TypeError: an unsupported dtype.
     """
     return _eigh("eigh", a, lower, not eigvals_only, subset_by_index, mesh, in_specs, method)
@@ -79,7 +82,7 @@ def syevd(
     return_eigenvectors: bool = True,
     return_status: bool = False,
     *,
-    lower: bool = True,
+    lower: bool | None = None,
     subset_by_index: tuple[int, int] | None = None,
     **unused: Any,
 ) -> Any:
@@ -95,7 +98,8 @@ def syevd(
       return_eigenvectors: whether to return the eigenvectors.
       return_status: also return the status: 0, or 1 when an eigenvalue is not finite. Replicated
         int32.
-      lower: read only the lower (True) or upper (False) triangle of ``a``.
+      lower: read only the lower (True) or upper (False) triangle, whatever the other one holds.
+        None: ``a`` must be Hermitian, which is checked outside of `jax.jit`; the lower one is read.
       subset_by_index: (first, last), both included and counted from 0: compute only these.
       **unused: jaxmg's ``pad``, which is ignored, because any size works.
 
@@ -105,8 +109,9 @@ def syevd(
       ``return_status`` followed by the status. A single result is not in a tuple.
 
     Raises:
-      ValueError: a wrong shape or subset, a mesh or specs that do not fit ``a``, or dimensions that
-        cannot be split evenly.
+      ValueError: an ``a`` that is not Hermitian beyond rounding (without ``lower``, outside of
+        `jax.jit`); a wrong shape or subset, a mesh or specs that do not fit ``a``, or
+        dimensions that cannot be split evenly.
       TypeError: an unsupported dtype, or an unknown argument.
     """
     unknown = set(unused) - {"pad"}
@@ -124,7 +129,7 @@ def syevd(
 def _eigh(
     function: str,
     a: Any,
-    lower: bool,
+    lower: bool | None,
     vectors: bool,
     subset: tuple[int, int] | None,
     mesh: AnyMesh | None,
@@ -142,12 +147,16 @@ def _eigh(
     if n == 0:
         return (jnp.zeros(0, a.real.dtype), a) if vectors else jnp.zeros(0, a.real.dtype)
     a = _validation.put(a, placed)
+    if lower is None:
+        _hermitian.check(function, a, placed)
     if method is None:
         small = n <= REPLICATED_BELOW or placed.sharded.devices == 1
         method = "replicated" if small else "distributed"
     first, end = _range(function, subset, n)
     kernels = _cpu_kernels.available(_validation.platform(placed))
-    problem = Problem(placed, lower, vectors, first, end, method == "replicated", kernels)
+    problem = Problem(
+        placed, lower is not False, vectors, first, end, method == "replicated", kernels
+    )
     return _solve(a, problem)
 
 

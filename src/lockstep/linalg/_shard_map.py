@@ -50,8 +50,9 @@ def potrs_shardmap_ctx(
       in_specs: the PartitionSpec of ``a``, or one each for ``a`` and ``b``, as in the enclosing
         `jax.shard_map`. Default: the rows of ``a`` are split over all axes of the mesh in their
         order, and ``b`` is replicated or split by rows, as its shape shows.
-      lower: read only the lower (True) or upper (False) triangle. None: both triangles are read,
-        and must be those of a Hermitian matrix.
+      lower: read only the lower (True) or upper (False) triangle. None: ``a`` must be Hermitian,
+        which is not checked here. One of two mirrored elements is read; which one depends on the
+        sharding.
       return_logdet: also return the natural logarithm of the determinant, a real scalar.
       return_status: also return the status: 0, or the order of the first leading minor that is not
         positive definite; int32 of shape (1,). Without it a matrix that is split by rows is not
@@ -101,8 +102,9 @@ def potri_shardmap_ctx(
       pad: jaxmg's argument, which is ignored, because any size works.
       in_specs: the PartitionSpec of ``a``, as in the enclosing `jax.shard_map`. Default: the rows
         are split over all axes of the mesh in their order.
-      lower: read only the lower (True) or upper (False) triangle. None: both triangles are read,
-        and must be those of a Hermitian matrix.
+      lower: read only the lower (True) or upper (False) triangle. None: ``a`` must be Hermitian,
+        which is not checked here. One of two mirrored elements is read; which one depends on the
+        sharding.
       return_status: also return the status: 0, or the order of the first leading minor that is not
         positive definite; int32 of shape (1,).
 
@@ -146,7 +148,7 @@ def syevd_shardmap_ctx(
       pad: jaxmg's argument, which is ignored, because any size works.
       in_specs: the PartitionSpec of ``a``, as in the enclosing `jax.shard_map`. Default: the rows
         are split over all axes of the mesh in their order.
-      lower: read only the lower (True) or upper (False) triangle.
+      lower: read only the lower (True) or upper (False) triangle, whatever the other one holds.
 
     Returns:
       (eigenvalues, eigenvectors, status), or (eigenvalues, status). The eigenvalues (n,) are

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
-from lockstep.linalg import _posdef, _validation
+from lockstep.linalg import _hermitian, _posdef, _validation
 from lockstep.linalg._posdef import Plan
 from lockstep.linalg._validation import AnyMesh, Placed, Specs
 
@@ -45,8 +45,9 @@ def potrs(
       return_status: also return the status: 0, or the order of the first leading minor of ``a``
         that is not positive definite, like LAPACK's ``info``. Replicated int32. Needs one
         all-to-all of ``a``.
-      lower: read only the lower (True) or upper (False) triangle. None: both triangles are read,
-        and must be those of a Hermitian matrix.
+      lower: read only the lower (True) or upper (False) triangle, whatever the other one holds.
+        None: ``a`` must be Hermitian, which is checked outside of `jax.jit`. Then one of two
+        mirrored elements is read; which one depends on the sharding.
       return_logdet: also return the natural logarithm of the determinant of ``a``: a real,
         replicated scalar.
       check: raise an error when ``a`` is not positive definite; not possible inside `jax.jit`.
@@ -59,8 +60,9 @@ def potrs(
       (x, logdet, status). x is NaN when ``a`` is not positive definite.
 
     Raises:
-      ValueError: wrong shapes, a mesh or specs that do not fit the arrays, dimensions that cannot
-        be split evenly, or ``check`` inside `jax.jit`.
+      ValueError: an ``a`` that is not Hermitian beyond rounding (without ``lower``, outside of
+        `jax.jit`); wrong shapes, a mesh or specs that do not fit the arrays, dimensions
+        that cannot be split evenly, or ``check`` inside `jax.jit`.
       TypeError: an unsupported dtype, different dtypes, or an unknown argument.
       numpy.linalg.LinAlgError: with ``check``, when ``a`` is not positive definite.
     """
@@ -73,6 +75,8 @@ def potrs(
         return _results(b, logdet, jnp.int32(0), return_logdet, return_status)
     given = a
     a, b = _validation.put(a, placed), _validation.put(b, b_placed)
+    if lower is None:
+        _hermitian.check("potrs", a, placed)
     status_wanted = return_status or check
     plan = Plan.of(a.shape[0], placed, _validation.tile_size("potrs", T_A), status_wanted)
     donating = donate and not isinstance(a, Tracer)
@@ -112,8 +116,9 @@ def inv(
       a: (n, n); float32, float64, complex64 or complex128; any sharding over any mesh.
       mesh: the mesh of ``a``, if the array does not have one (a tracer inside `jax.jit`).
       in_specs: the PartitionSpec of ``a`` in the same case.
-      lower: read only the lower (True) or upper (False) triangle. None: both triangles are read,
-        and must be those of a Hermitian matrix.
+      lower: read only the lower (True) or upper (False) triangle, whatever the other one holds.
+        None: ``a`` must be Hermitian, which is checked outside of `jax.jit`. Then one of two
+        mirrored elements is read; which one depends on the sharding.
       tile: the maximal number of rows of a tile; default: chosen by a cost model.
       return_status: also return the status: 0, or the order of the first leading minor of ``a``
         that is not positive definite, like LAPACK's ``info``. Replicated int32.
@@ -126,8 +131,9 @@ def inv(
       not positive definite. With ``return_status`` the pair (inverse, status).
 
     Raises:
-      ValueError: a wrong shape, a mesh or specs that do not fit ``a``, dimensions that cannot be
-        split evenly, or ``check`` inside `jax.jit`.
+      ValueError: an ``a`` that is not Hermitian beyond rounding (without ``lower``, outside of
+        `jax.jit`); a wrong shape, a mesh or specs that do not fit ``a``, dimensions that
+        cannot be split evenly, or ``check`` inside `jax.jit`.
       TypeError: an unsupported dtype.
       numpy.linalg.LinAlgError: with ``check``, when ``a`` is not positive definite.
     """
@@ -183,6 +189,8 @@ def _inverse(
     if a.shape[0] == 0:
         return (a, jnp.int32(0)) if return_status else a
     given, a = a, _validation.put(a, placed)
+    if lower is None:
+        _hermitian.check(function, a, placed)
     status_wanted = return_status or check
     plan = Plan.of(a.shape[0], placed, _validation.tile_size(function, tile), status_wanted)
     differentiated = isinstance(a, Tracer)

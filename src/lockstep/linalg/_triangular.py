@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from lockstep.linalg import _posdef, _validation
+from lockstep.linalg import _hermitian, _posdef, _validation
 from lockstep.linalg._posdef import Plan
 from lockstep.linalg._validation import AnyMesh, Placed, Specs
 
@@ -23,7 +23,7 @@ def cholesky(
     in_specs: Specs = None,
     tile: int | None = None,
     return_status: bool = False,
-    check: bool = False,
+    check: bool | None = None,
 ) -> Any:
     """The Cholesky factor of a sharded Hermitian positive definite matrix.
 
@@ -40,7 +40,9 @@ def cholesky(
       tile: the maximal number of rows of a tile; default: chosen by a cost model.
       return_status: also return the status: 0, or the order of the first leading minor that is not
         positive definite, like LAPACK's ``info``. Replicated int32.
-      check: raise an error when ``a`` is not positive definite; not possible inside `jax.jit`.
+      check: None: outside of `jax.jit`, raise an error when ``a`` is not Hermitian. True: also when
+        it is not positive definite; not possible inside `jax.jit`. False: neither; the triangle
+        that is not read may hold anything.
 
     Returns:
       The factor (n, n), with the dtype and sharding of ``a``, zero in the other triangle. If a
@@ -48,8 +50,9 @@ def cholesky(
       ``return_status`` the pair (factor, status).
 
     Raises:
-      ValueError: a wrong shape, a mesh or specs that do not fit ``a``, dimensions that cannot be
-        split evenly, or ``check`` inside `jax.jit`.
+      ValueError: an ``a`` that is not Hermitian beyond rounding (outside of `jax.jit`, without
+        ``check=False``); a wrong shape, a mesh or specs that do not fit ``a``, dimensions that
+        cannot be split evenly, or ``check=True`` inside `jax.jit`.
       TypeError: an unsupported dtype.
       numpy.linalg.LinAlgError: with ``check``, when the matrix is not positive definite.
     """
@@ -59,11 +62,13 @@ def cholesky(
     if a.shape[0] == 0:
         return (a, jnp.int32(0)) if return_status else a
     a = _validation.put(a, placed)
+    if check is not False:
+        _hermitian.check("cholesky", a, placed, "check=False")
     plan = Plan.of(a.shape[0], placed, _validation.tile_size("cholesky", tile), True)
     if not lower:
         a = _posdef.adjoint(a, plan)
-    found, status = _factor_lower(a, plan, return_status or check)
-    _validation.check_status("cholesky", check, status)
+    found, status = _factor_lower(a, plan, return_status or bool(check))
+    _validation.check_status("cholesky", bool(check), status)
     if not lower:
         found = _posdef.adjoint(found, plan)
     return (found, status) if return_status else found
@@ -87,8 +92,9 @@ def cho_factor(a: Any, lower: bool = False, **options: Any) -> tuple[jax.Array, 
       first element is itself the pair (factor, status), which `cho_solve` does not take.
 
     Raises:
-      ValueError: a wrong shape, a mesh or specs that do not fit ``a``, dimensions that cannot be
-        split evenly, or ``check`` inside `jax.jit`.
+      ValueError: an ``a`` that is not Hermitian beyond rounding (outside of `jax.jit`, without
+        ``check=False``); a wrong shape, a mesh or specs that do not fit ``a``, dimensions that
+        cannot be split evenly, or ``check=True`` inside `jax.jit`.
       TypeError: an unsupported dtype, or an unknown option.
       numpy.linalg.LinAlgError: with ``check``, when the matrix is not positive definite.
     """
