@@ -218,6 +218,7 @@ int lockstep_start(const lockstep_options* given) {
       options.endpoint.pids.assign(given->pids, given->pids + members);
       options.endpoint.listener = given->listener;
       options.endpoint.key.assign(key, key + given->key_bytes);
+      options.endpoint.key_is_drawn = given->key_is_drawn != 0;
       options.endpoint.tls_library = given->tls_library;
       options.endpoint.encrypt = given->encrypt != 0;
       options.endpoint.connections = given->connections;

@@ -60,6 +60,7 @@ struct lockstep_options {
   int listener;                  // a listening socket of this process, which the engine duplicates
   const char* key;               // bytes that only the processes of the job have
   int key_bytes;
+  int key_is_drawn;         // by the launcher of all processes: it is the same in all of them
   const char* tls_library;  // OpenSSL's libssl, for dlopen
   int encrypt;              // also what follows the greeting; the same in all processes
   int connections;          // to each process of another host; the same in all processes

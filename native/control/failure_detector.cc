@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "core/log.h"
 #include "transport/tcp/sockets.h"
 
 namespace lockstep {
@@ -98,6 +99,15 @@ void FailureDetector::lose(int process, const std::string& why) {
   mark_lost(process, "lockstep: " + at(labels_, process) +
                          " has ended, or its host cannot be reached: " + at(labels_, process_) +
                          " has lost its connection (" + why + "). Its own output may tell why.");
+}
+
+void FailureDetector::fail_changed(int process, const std::string& why) {
+  const std::string text = "lockstep: " + why + ", from " + at(labels_, process) + " to " +
+                           at(labels_, process_) + ". " + kTraffic;
+  if (process < first_agent_ && process_ < first_agent_)
+    arena_.abort(text + " None of the record was used, and both processes were alive.");
+  else
+    log_or_drop(text + " An agent lost this connection by it; the job goes on.");
 }
 
 // The flag comes first: the watchdog checks for lost processes as soon as it is notified.

@@ -44,6 +44,11 @@ class DeferredAbort {
   std::optional<std::string> text_;
 };
 
+// What changed bytes mean to the user.
+inline constexpr const char* kTraffic =
+    "Something changes the traffic between these hosts: an attacker, or a faulty network device. "
+    "Tell those who run this network.";
+
 class FailureDetector {
   template <typename Flags>
   static auto& at(Flags& flags, int process) {
@@ -63,6 +68,9 @@ class FailureDetector {
   void set_left(int process);
   // The connection of that process has ended. It is lost unless it had left.
   void lose(int process, const std::string& why);
+  // What that process has sent was changed on its way. Fails the job at once: that is certain, and
+  // no watchdog knows more. Any thread may call this.
+  void fail_changed(int process, const std::string& why);
   // Fails the job with the text. The job needs no agent, and an agent cannot fail the job.
   void mark_lost(int process, const std::string& text);
 

@@ -38,6 +38,19 @@ TEST(a_process_that_is_gone_and_one_that_took_leave) {
   }
 }
 
+TEST(a_process_whose_record_was_changed_is_not_reported_as_lost) {
+  for (const unsigned char last : {0, 64}) {  // the length: of a whole record, and of none
+    Impostor one;
+    const unsigned char record[37] = {23, 3, 3, last, 32};
+    CHECK_EQUAL(::write(one.to.get(), record, sizeof(record)), ssize_t{sizeof(record)});
+    eventually([&] { return one.host.arena->aborted(); }, "an error");
+    CHECK_CONTAINS(one.host.arena->abort_text(), "from process 1 to process 0",
+                   "changes the traffic between these hosts",
+                   last == 0 ? "a record was changed on its way" : "longer than TLS allows");
+    CHECK(one.host.arena->abort_text().find("cannot be reached") == std::string::npos);
+  }
+}
+
 // It ends before it can say so in a frame of its own.
 TEST(a_greeting_says_that_the_program_has_ended) {
   for (const bool says : {true, false}) {

@@ -201,6 +201,7 @@ TEST(a_message_that_is_not_taken_has_a_deadline) {
 TEST(too_many_files_for_the_readers) {
   struct Nothing : StripeReaders::Owner {
     void ended(int, const std::string&) override {}
+    void changed(int, const std::string&) override {}
     void fail(const char*) noexcept override {}
   } owner;
   const Descriptor next(dup(0));

@@ -134,6 +134,7 @@ void ProgressThread::answer(Incoming& incoming, std::uint32_t kind, std::string_
 
 void ProgressThread::end(Incoming& incoming, const std::string& why) {
   const int process = incoming.frames.process();
+  if (process >= 0 && incoming.session->was_changed()) changed(process, why);
   if (process < 0) {
     refuse(incoming, why);
   } else if (incoming.frames.connection() != 0) {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "control/failure_detector.h"
 #include "core/error.h"
 #include "core/signals.h"
 #include "transport/tcp/endpoint.h"
@@ -142,8 +143,18 @@ std::unique_ptr<Endpoint::Connection> Endpoint::open(int process, std::uint32_t 
 std::string Endpoint::cannot_reach(const std::string& peer, const std::string& why) const {
   return "lockstep: " + labels_[static_cast<std::size_t>(process_)] +
          " has no encrypted connection to " + peer + ": " + why +
-         ". LOCKSTEP_KEY_FILE has to hold the same key on all hosts; the output of that process "
-         "may tell more.";
+         (key_is_drawn_ ? "." : ". LOCKSTEP_KEY_FILE has to hold the same key on all hosts.") +
+         " The output of that process may tell more.";
+}
+
+// A handshake fails where the two ends have different keys, and where its messages are changed. The
+// launcher has given the key that it has drawn to both ends.
+std::string Endpoint::fails_handshake(const std::string& peer, const std::string& why) const {
+  if (!key_is_drawn_)
+    return cannot_reach(peer, why) +
+           " If the keys are the same, the handshake was changed on its way.";
+  return "lockstep: the handshake of " + labels_[static_cast<std::size_t>(process_)] + " with " +
+         peer + " was changed on its way. " + kTraffic + " No data was sent over this connection.";
 }
 
 std::unique_ptr<Endpoint::Connection> Endpoint::try_to_connect(int process, const std::string& peer,
@@ -166,7 +177,9 @@ std::unique_ptr<Endpoint::Connection> Endpoint::try_to_connect(int process, cons
   made->session = security_->open(made->fd.get(), Security::Side::kClient);
   for (Result result; (result = made->session->handshake()) != Result::kDone;) {
     if (result == Result::kClosed) throw Dropped(cannot_reach(peer, made->session->problem()));
-    if (result == Result::kFailed) throw Error(cannot_reach(peer, made->session->problem()));
+    if (result == Result::kFailed)
+      throw Error(made->session->was_changed() ? fails_handshake(peer, made->session->problem())
+                                               : cannot_reach(peer, made->session->problem()));
     if (Clock::now() >= patience.end) throw Error(cannot_reach(peer, "no answer in time"));
     patience.check();
     wait_for(made->fd.get(), result == Result::kWantsWrite,

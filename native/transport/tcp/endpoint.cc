@@ -96,6 +96,7 @@ Endpoint::Endpoint(const EndpointOptions& options, int process, std::uint64_t no
       labels_(labels),
       arena_(std::move(arena)),
       security_(security_of(options)),
+      key_is_drawn_(options.key_is_drawn),
       channels_(connections_of(options)),
       companion_(options.companion),
       companion_greeting_(companion_ == nullptr ? std::vector<std::byte>()

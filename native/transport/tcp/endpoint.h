@@ -66,6 +66,7 @@ struct EndpointOptions {
   std::vector<int> pids;               // of the others of this host, else 0; may be empty
   int listener = -1;                   // a listening socket of this process; duplicated
   SecretBytes key;                     // that all processes of the job have
+  bool key_is_drawn = false;           // by their launcher, so that it is the same in all of them
   std::string tls_library;             // OpenSSL's libssl, for dlopen
   bool encrypt = true;                 // also what follows the greeting; the same in all processes
   // To each process of another host: they carry stripes of large messages. The same in all
@@ -238,6 +239,7 @@ class Endpoint {
   void read_all(Connection& connection, const std::string& peer, std::span<std::byte> to,
                 const Patience& patience);
   std::string cannot_reach(const std::string& peer, const std::string& why) const;
+  std::string fails_handshake(const std::string& peer, const std::string& why) const;
   // Without waiting for why it could not be sent.
   WriteResult try_frame(Connection& connection, Frame frame, std::span<const std::byte> header,
                         std::span<const std::byte> rest, const WaitLimits& limits);
@@ -274,6 +276,7 @@ class Endpoint {
   const std::vector<std::string>& labels_;
   const std::shared_ptr<Arena> arena_;
   const std::unique_ptr<const Security> security_;
+  const bool key_is_drawn_;  // by the launcher: see EndpointOptions
   Channels channels_;
   Companion* const companion_;
   const std::vector<std::byte> companion_greeting_;  // of this process

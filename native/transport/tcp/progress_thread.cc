@@ -236,6 +236,11 @@ void ProgressThread::ended(int process, const std::string& why) {
   ended_.push_back({process, why, Clock::now()});
 }
 
+// First of all, because the connection ends too: its other end is to learn of this, not of that.
+void ProgressThread::changed(int process, const std::string& why) {
+  if (!over_) failures_.fail_changed(process, why);
+}
+
 void ProgressThread::lose_ended() {
   std::vector<EndedConnection> due;
   {

@@ -124,6 +124,7 @@ class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
   bool read_some(Incoming& incoming);
   void hand_over(Incoming& incoming);
   void ended(int process, const std::string& why) override;
+  void changed(int process, const std::string& why) override;
   void lose_ended();
   void adopt_left();
   void set_left(int process, std::uint64_t sent);

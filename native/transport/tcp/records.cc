@@ -54,13 +54,13 @@ SecretBytes expand_label(const OpenSsl& api, const SecretBytes& secret, std::str
 std::size_t record_bytes(std::span<const std::byte> received) {
   if (received.size() < kHeader) return 0;
   if (received[0] != kOpaqueType || !std::ranges::equal(received.subspan(1, 2), kVersion))
-    throw RecordError(Alert::kUnexpectedMessage, "what has arrived is not an encrypted record");
+    throw ChangedRecord(Alert::kUnexpectedMessage, "what has arrived is not an encrypted record");
   const auto length =
       std::to_integer<std::size_t>(received[3]) << 8 | std::to_integer<std::size_t>(received[4]);
   if (kHeader + length > kMaxRecord)
-    throw RecordError(Alert::kRecordOverflow, "a record is longer than TLS allows");
+    throw ChangedRecord(Alert::kRecordOverflow, "a record is longer than TLS allows");
   if (kHeader + length < kOverhead)
-    throw RecordError(Alert::kBadRecordMac, "a record is too short to be encrypted");
+    throw ChangedRecord(Alert::kBadRecordMac, "a record is too short to be encrypted");
   return kHeader + length;
 }
 
@@ -146,7 +146,7 @@ Opened Opener::open(std::span<std::byte> record, std::byte* to) {
   crypt(sealed.subspan(room, 1), &type);
   if (!finish()) {
     api_.clear_errors();
-    throw RecordError(Alert::kBadRecordMac, "a record was changed on its way");
+    throw ChangedRecord(Alert::kBadRecordMac, "a record was changed on its way");
   }
   // Section 5.4: the type is the last byte that is not zero.
   std::size_t bytes = room;

@@ -50,8 +50,14 @@ struct RecordError : std::runtime_error {
   const Alert alert;
 };
 
+// The record is not what the other end has sealed: its bytes were changed on their way. Whatever
+// else breaks the rules was sealed with the key.
+struct ChangedRecord : RecordError {
+  using RecordError::RecordError;
+};
+
 // The bytes of the record that `received` begins with, its header included; 0 as long as the header
-// is not all there. Throws RecordError when it is not that of an encrypted record.
+// is not all there. Throws ChangedRecord when it is not that of an encrypted record.
 std::size_t record_bytes(std::span<const std::byte> received);
 inline std::size_t content_room(std::size_t record) { return record - kOverhead; }
 

@@ -35,6 +35,9 @@ class Session {
   virtual Result close() = 0;
   // Why a call returned kFailed or kClosed: the part of a sentence.
   virtual const std::string& problem() const = 0;
+  // Whether it failed because what arrived is not what the other end has sent, or, in a handshake,
+  // because the two ends have different keys. Only sessions that are encrypted can know.
+  virtual bool was_changed() const { return false; }
 };
 
 // Makes the sessions of one endpoint, from any thread. It outlives them.

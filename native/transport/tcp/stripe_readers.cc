@@ -96,6 +96,7 @@ void StripeReaders::Reader::advance(Incoming& connection) {
 void StripeReaders::Reader::end(const Incoming& connection, const std::string& why) {
   const int process = connection.frames.process();
   const bool has_left = connection.frames.has_left();
+  if (connection.session->was_changed()) owner_.changed(process, why);
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection.fd.get(), nullptr);
   {
     std::lock_guard lock(mutex_);

@@ -24,6 +24,8 @@ class StripeReaders {
    public:
     // A connection of that process has ended, and has not said that its program has.
     virtual void ended(int process, const std::string& why) = 0;
+    // Before that, if what that process has sent was changed on its way.
+    virtual void changed(int process, const std::string& why) = 0;
     // Nothing is received any more.
     virtual void fail(const char* what) noexcept = 0;
 

@@ -112,6 +112,7 @@ class Tls::Session : public lockstep::Session {
                std::size_t& moved) override;
   Result close() override;
   const std::string& problem() const override { return problem_; }
+  bool was_changed() const override { return was_changed_; }
 
  private:
   // Receiving at once what several records bring saves system calls.
@@ -157,6 +158,7 @@ class Tls::Session : public lockstep::Session {
   std::size_t accepted_ = 0;      // bytes that are in `unsent_` and will be offered again
   bool has_to_answer_ = false;    // the other end has asked for a new key
   bool is_closed_ = false;        // `close` was called
+  bool was_changed_ = false;      // a record on its way to this end
   std::optional<Result> ended_;
   std::string problem_;
 };

@@ -33,6 +33,8 @@ class Tls::Handshake {
   Result step();
   // Why the last step returned kFailed or kClosed.
   const std::string& problem() const { return problem_; }
+  // Whether the connection failed, and not what came over it.
+  bool is_broken() const { return io_error_.has_value(); }
   // For a handshake that is done: a second opinion. The settings of the context leave no other way
   // to complete one.
   bool has_proved_the_key() const;

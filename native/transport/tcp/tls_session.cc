@@ -44,8 +44,10 @@ Tls::Result Tls::Session::handshake() {
   const Result result = handshake_->step();
   // What the other end is to read, or why this end gives up.
   const Result sent = flush();
-  if (result == Result::kClosed || result == Result::kFailed)
+  if (result == Result::kClosed || result == Result::kFailed) {
+    was_changed_ = result == Result::kFailed && !handshake_->is_broken();
     return end(result, handshake_->problem());
+  }
   if (sent != Result::kDone) return sent;
   return result == Result::kDone ? hand_over() : result;
 }
@@ -255,6 +257,7 @@ bool Tls::Session::ready() {
 // Tells the other end why, as far as it takes it now. Not with a key that OpenSSL has failed with.
 Tls::Result Tls::Session::fail(const RecordError& error) {
   end(Result::kFailed, error.what());
+  was_changed_ = dynamic_cast<const records::ChangedRecord*>(&error) != nullptr;
   if (is_closed_ || error.alert == Alert::kInternalError) return *ended_;
   try {
     seal_alert(kFatal, error.alert);

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from lockstep._errors import LockstepError
 from lockstep._jax_compat import hooks
 from lockstep._jax_compat.distributed import check_distributed, distributed_client
 from lockstep._jax_compat.settings import setting
@@ -76,7 +77,8 @@ def around_backends(
 
     Runs ``after`` with the default platform once JAX has them, until it returns True. JAX needs its
     backends before it compiles, so ``after`` runs before the first program. If only CUDA is allowed
-    and there is no GPU, raises an explanation instead of JAX's bare assertion.
+    and there is no GPU, raises an explanation instead of JAX's bare assertion. An error of
+    Lockstep's is raised as it is: JAX would advise to uninstall a plugin.
     """
     from jax._src import xla_bridge
 
@@ -92,6 +94,10 @@ def around_backends(
         except AssertionError:
             if words := _missing_gpu():
                 raise RuntimeError(words) from None
+            raise
+        except RuntimeError as error:
+            if isinstance(ours := error.__context__, LockstepError):
+                raise ours from None
             raise
         if not done:
             done = True  # ``after`` may ask for the backends itself

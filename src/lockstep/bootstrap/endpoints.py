@@ -196,6 +196,7 @@ def options(
         own.encryption,
         own.connections,
         ucx.candidates(_config.current().ucx_library) if over_ucx else (),
+        job_key.own(len(peers)).is_secret_of_run,
     )
 
 

@@ -37,6 +37,7 @@ class COptions(ctypes.Structure):
         ("listener", ctypes.c_int),
         ("key", ctypes.c_char_p),
         ("key_bytes", ctypes.c_int),
+        ("key_is_drawn", ctypes.c_int),
         ("tls_library", ctypes.c_char_p),
         ("encrypt", ctypes.c_int),
         ("connections", ctypes.c_int),
@@ -69,6 +70,8 @@ class Network:
     """To each process of another host, for stripes of large messages. The same in all processes."""
     ucx_libraries: Sequence[str] = ()
     """Where to look for UCX, which then carries the data. Empty: TCP does."""
+    key_is_drawn: bool = False
+    """By the launcher of all processes: a handshake that fails was changed on its way."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +138,7 @@ class Options:
             network.listener if network else -1,
             network.key if network else None,
             len(network.key) if network else 0,
+            network.key_is_drawn if network else False,
             network.tls_library.encode() if network else None,
             network.encrypt if network else True,
             network.connections if network else 1,

@@ -2,11 +2,12 @@
 
 `diagnose` checks, in this order:
 
-1. Did members of a clique call different collectives?
-2. Has a process ended that others wait for?
-3. Do devices wait for each other in a circle?
-4. Do processes wait for each other in barriers and collectives?
-5. Which processes have not arrived yet? This alone is no fault.
+1. Was the traffic between hosts changed? Whatever the processes did then follows from it.
+2. Did members of a clique call different collectives?
+3. Has a process ended that others wait for?
+4. Do devices wait for each other in a circle?
+5. Do processes wait for each other in barriers and collectives?
+6. Which processes have not arrived yet? This alone is no fault.
 
 The records may be read one after another while the processes run, and still a healthy run is never
 reported as a fault: the description of a call in an entry never changes, a process's exit is read
@@ -46,6 +47,7 @@ class Kind(enum.Enum):
     """The kinds of diagnoses."""
 
     NOTHING = "nothing wrong"
+    CHANGED = "traffic was changed"
     MISMATCH = "mismatch"
     ONE_SIDED = "program on one side only"
     PERMUTE = "permutation mismatch"
@@ -155,6 +157,8 @@ class _Case:
         self.waits = wait_graph.waits(self.history, self.pairs, self.ended)
 
     def diagnosis(self) -> Diagnosis:
+        if any(process.changed_traffic for process in self.run.processes):
+            return self._make(Kind.CHANGED)
         mismatch = first_mismatch(self.history)
         if mismatch is None and (mismatch := first_permute_mismatch(self.history, self.pairs)):
             return self._diverged(Kind.PERMUTE, mismatch)

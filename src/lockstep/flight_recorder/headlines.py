@@ -274,6 +274,7 @@ def _late(diagnosis: Diagnosis) -> str:
 
 _HEADLINES = {
     Kind.NOTHING: _nothing,
+    Kind.CHANGED: lambda d: next(filter(None, (r.process.changed_traffic for r in d.rows))),
     Kind.MISMATCH: lambda d: _diverged(d) if len(d.groups) > 1 else _circle(d),
     Kind.ONE_SIDED: _diverged,
     Kind.PERMUTE: _permute,

@@ -87,6 +87,12 @@ class Caller:
     """First and last byte of the call in its line, from 1: ``5-15``; "": not known."""
 
 
+_CHANGED_TRAFFIC = re.compile(
+    r"lockstep: (.+?\. Something changes the traffic between these hosts.*)", re.DOTALL
+)
+"""The sentence is `kTraffic` of the engine."""
+
+
 @dataclass(frozen=True)
 class Process:
     """All facts about one process."""
@@ -103,6 +109,12 @@ class Process:
     callers: Mapping[int, tuple[Caller, ...]] = field(default_factory=dict)
     """Under ``--strict``: the lines behind each `format.Entry.site`, the innermost first."""
     waits: Waits = field(default_factory=Waits)
+
+    @property
+    def changed_traffic(self) -> str:
+        """What the engine has found out of changed traffic between hosts; "" for nothing."""
+        found = _CHANGED_TRAFFIC.search(self.error.summary) if self.error else None
+        return found[1] if found else ""
 
 
 @dataclass(frozen=True)
