@@ -24,6 +24,7 @@ FLOORS: tuple[set[str], ...] = (
     {"hosts"},
     {"sync"},
     {"bootstrap"},
+    {"nccl"},
     {"watchdog"},
     {"linalg", "hlo"},
     {"callsites", "engine", "system"},

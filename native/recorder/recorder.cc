@@ -170,31 +170,52 @@ Recorder::Ring* Recorder::ring(int device) const {
 
 Record Recorder::begin(Ring* ring, const Call& call, std::uint64_t clique, std::uint32_t sequence,
                        int rank) {
+  return begin(ring, {.clique = clique,
+                      .execution = call.origin.execution,
+                      .channel = call.origin.channel,
+                      .count = call.count,
+                      .bytes = call.bytes(),
+                      .sequence = sequence,
+                      .op = static_cast<std::uint8_t>(call.op),
+                      .dtype = static_cast<std::uint8_t>(call.dtype),
+                      .reduction = static_cast<std::uint8_t>(call.reduction),
+                      .entered_ns = nanoseconds(call.entered),
+                      .rank = rank,
+                      .site = call.origin.site});
+}
+
+Record Recorder::begin(Ring* ring, const Described& described) {
   if (ring == nullptr) return {};
   // Two cliques of one device may be entered by two threads.
   const std::uint64_t number = ring->written.fetch_add(1, std::memory_order_relaxed) + 1;
   RecordEntry* entry = &ring->entry(number);
   entry->number.store(0, std::memory_order_release);
   std::atomic_thread_fence(std::memory_order_release);
-  entry->clique = clique;
-  entry->execution = call.origin.execution;
-  entry->channel = call.origin.channel;
-  entry->count = call.count;
-  entry->bytes = call.bytes();
-  entry->sequence = sequence;
-  entry->op = static_cast<std::uint8_t>(call.op);
-  entry->dtype = static_cast<std::uint8_t>(call.dtype);
-  entry->reduction = static_cast<std::uint8_t>(call.reduction);
+  entry->clique = described.clique;
+  entry->execution = described.execution;
+  entry->channel = described.channel;
+  entry->count = described.count;
+  entry->bytes = described.bytes;
+  entry->sequence = described.sequence;
+  entry->op = described.op;
+  entry->dtype = described.dtype;
+  entry->reduction = described.reduction;
   entry->state.store(RecordEntry::kEntered, std::memory_order_relaxed);
-  entry->entered_ns = nanoseconds(call.entered);
+  entry->entered_ns = described.entered_ns;
   entry->arrived_ns.store(0, std::memory_order_relaxed);
   entry->done_ns.store(0, std::memory_order_relaxed);
-  entry->rank = rank;
+  entry->rank = described.rank;
   entry->source = -1;
   entry->num_targets = 0;
-  entry->site = call.origin.site;
+  entry->site = described.site;
   entry->number.store(number, std::memory_order_release);
   return {entry, number};
+}
+
+void Recorder::entered(const Record& record, Clock::time_point when) {
+  if (!holds(record)) return;
+  record.entry->entered_ns = nanoseconds(when);
+  record.entry->channel = 1;
 }
 
 void Recorder::arrived(const Record& record, Clock::time_point when) {
@@ -214,6 +235,12 @@ void Recorder::finish(const Record& record, RecordEntry::State state) {
   if (done && arrived == 0 && entry.op != static_cast<std::uint8_t>(Op::kPermute))
     entry.arrived_ns.store(entry.entered_ns, std::memory_order_relaxed);
   entry.state.store(state, std::memory_order_release);
+}
+
+void Recorder::finish_at(const Record& record, RecordEntry::State state, Clock::time_point when) {
+  if (!holds(record)) return;
+  record.entry->done_ns.store(nanoseconds(when), std::memory_order_relaxed);
+  record.entry->state.store(state, std::memory_order_release);
 }
 
 void Recorder::add_source(const Record& record, int rank) {

@@ -48,6 +48,22 @@ struct RecordEntry {
 };
 static_assert(sizeof(RecordEntry) == 128);
 
+// What an entry says of its collective from the start.
+struct Described {
+  std::uint64_t clique = 0;
+  std::int64_t execution = 0;
+  std::int64_t channel = 0;
+  std::uint64_t count = 0;
+  std::uint64_t bytes = 0;
+  std::uint32_t sequence = 0;
+  std::uint8_t op = 0;
+  std::uint8_t dtype = 0;
+  std::uint8_t reduction = 0;
+  std::int64_t entered_ns = 0;
+  std::int32_t rank = 0;
+  std::uint32_t site = 0;
+};
+
 struct RecorderOptions {
   bool enabled = true;
   std::string path;  // of the file; empty: a memfd
@@ -84,8 +100,13 @@ class Recorder {
   // Starts the entry of a call by the ring's device. Empty where there is no ring.
   static Record begin(Ring* ring, const Call& call, std::uint64_t clique, std::uint32_t sequence,
                       int rank);
+  static Record begin(Ring* ring, const Described& described);
+  // The device has only now begun what it was given at `begin`: its channel is 1 from here on.
+  static void entered(const Record& record, Clock::time_point when);
   static void arrived(const Record& record, Clock::time_point when);
   static void finish(const Record& record, RecordEntry::State state);
+  // The same, where it is not known when all members had arrived.
+  static void finish_at(const Record& record, RecordEntry::State state, Clock::time_point when);
   // Whom a collective-permute of this rank moves data from and to.
   static void add_source(const Record& record, int rank);
   static void add_target(const Record& record, int rank);

@@ -8,6 +8,7 @@ RUN_DIR/attempt_0/coordination.pid          the process that serves JAX's key-va
 RUN_DIR/attempt_0/coordination.log          its output
 RUN_DIR/attempt_0/traceback_2f6b...         a link to the number of the process that prints it
 RUN_DIR/attempt_0/process_1/recorder.bin    its collectives (`flight_recorder.format`)
+RUN_DIR/attempt_0/process_1/nccl.bin        the same of its GPUs, where it has any
 RUN_DIR/attempt_0/process_1/sites.jsonl     their lines; also possible_sites.jsonl and callers.jsonl
 RUN_DIR/attempt_0/process_1/waits.json      the barriers that process 1 waits in
 RUN_DIR/attempt_0/process_1/error.json      the error that ended process 1
@@ -39,6 +40,7 @@ STOPPING = "stopping"
 ERROR = "error.json"
 EXIT = "exit.json"
 RECORDER = "recorder.bin"
+NCCL_RECORDER = "nccl.bin"
 SITES = "sites.jsonl"
 POSSIBLE_SITES = "possible_sites.jsonl"
 """The sites of calls that several programs may have made; the whole file is rewritten each time."""
@@ -53,6 +55,7 @@ DIFFERENCES = "differences"
 """In what the processes of a job differ: one line of process 0."""
 OF_PROCESS = (
     RECORDER,
+    NCCL_RECORDER,
     SITES,
     POSSIBLE_SITES,
     CALLERS,
@@ -74,6 +77,20 @@ ALONE = "alone"
 TRACEBACK = "traceback_"
 _MAX_TRACEBACK = 1 << 18
 _MAX_SUMMARY = 1 << 16
+
+
+def recorder_of(folder: Path) -> Path:
+    """The record of a process: that of its GPUs, where it has any."""
+    nccl = folder / NCCL_RECORDER
+    return nccl if nccl.exists() else folder / RECORDER
+
+
+def has_records(top: Path, attempt: int | None = None) -> bool:
+    """Whether a process has left a record: of ``attempt``, else of any."""
+    some = "*" if attempt is None else attempt
+    return any(
+        any(top.glob(f"attempt_{some}/process_*/{name}")) for name in (RECORDER, NCCL_RECORDER)
+    )
 
 
 def attempt_dir(top: Path, attempt: int) -> Path:

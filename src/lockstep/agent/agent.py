@@ -199,7 +199,7 @@ def _is_consequence(folder: Path, program: Program, exit_code: int) -> bool:
 def _has_left(folder: Path) -> bool:
     """Whether the program has published its end through the engine, or never started it."""
     try:
-        return model.read_record(folder / _run_files.RECORDER).state == format.ProcessState.ENDED
+        return model.read_record(_run_files.recorder_of(folder)).state == format.ProcessState.ENDED
     except (OSError, RecordError):
         return True
 

@@ -142,9 +142,17 @@ class Sites:
     def of(self, process: int, entry: Entry) -> tuple[Site, ...]:
         """The sites that may have made ``entry`` of ``process``; else those of others."""
         if not entry.identified:
-            return ()
+            return self._of_caller(process, entry)
         own = self._own.get(process, {}).get(entry.op_id, [])
         return _fitting(own, entry) or _fitting(self._all.get(entry.op_id, []), entry)
+
+    def _of_caller(self, process: int, entry: Entry) -> tuple[Site, ...]:
+        """The line that called a collective of NCCL, which does not know of programs."""
+        callers = self.callers(process, entry) if entry.site and entry.is_of_nccl else ()
+        return tuple(
+            Site(0, str(entry.site), line.function, 0, OPS[entry.op], "", line.file, line.line, "")
+            for line in callers[:1]
+        )
 
     def arguments(self, sites: Sequence[Site]) -> tuple[str, ...]:
         """The arguments of the program of these lines; empty: they are of several programs."""
@@ -192,6 +200,8 @@ class Calls:
     def of(self, track: Track, entry: Entry) -> Call:
         sites = self.sites.of(track.process, entry)
         callers = self.sites.callers(track.process, entry) if entry.site else ()
+        if entry.is_of_nccl:
+            callers = callers[1:]  # the site names the first
         members, given = self._history.devices(entry.clique), self.sites.arguments(sites)
         return Call(entry, track.device, sites, members, callers, given)
 

@@ -50,6 +50,7 @@ assert _ENTRY.size == ENTRY_BYTES
 _NUMBER = struct.Struct(f"<Q{ENTRY_BYTES - 8}x")
 
 DTYPES = ("byte", "s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64", "f32", "f64", "c64", "c128")
+DTYPES += ("f16", "bf16", "f8e4m3", "f8e5m2")  # of NCCL alone
 REDUCTIONS = ("", "sum", "product", "min", "max")
 
 
@@ -59,10 +60,13 @@ class Op(enum.IntEnum):
     REDUCE_SCATTER = 2
     ALL_TO_ALL = 3
     PERMUTE = 4
+    BROADCAST = 5
+    """Of NCCL alone."""
 
 
 _PERMUTE = int(Op.PERMUTE)
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+OPS += ("collective-broadcast",)
 
 
 class State(enum.IntEnum):
@@ -95,7 +99,10 @@ class Entry(NamedTuple):
     run_id: int
     """XLA's id of this execution of the program, the same on all processes; 0: not known."""
     op_id: int
-    """The collective's channel in its program; 0: not known."""
+    """The collective's channel in its program; 0: not known.
+
+    NCCL has no channels: -1 while it is queued, 1 once the device has begun it.
+    """
     elements: int
     """Per rank; bytes for all-to-all and permute."""
     bytes: int
@@ -132,6 +139,11 @@ class Entry(NamedTuple):
     def identified(self) -> bool:
         """Whether it is known which collective of which program this is."""
         return self.run_id != 0 and self.op_id != 0
+
+    @property
+    def is_of_nccl(self) -> bool:
+        """Whether NCCL ran it, which knows of no programs."""
+        return self.run_id == 0 and self.op_id != 0
 
     @property
     def signature(self) -> tuple[int, int, int, int]:
@@ -173,7 +185,9 @@ class ProcessRecord:
     realtime_ns: int = 0
     """The two clocks at the same moment."""
     cliques: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """Pairs of hash and device ids in rank order, of as many cliques as fit into the file."""
+    """Pairs of hash and device ids in rank order, of as many cliques as fit into the file.
+
+    Of a communicator of NCCL each process knows its own device only: the others are -1."""
     rings: tuple[Ring, ...] = ()
 
 

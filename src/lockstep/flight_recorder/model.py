@@ -26,13 +26,13 @@ from lockstep._run_files import (
     CALLERS,
     POSSIBLE_SITES,
     PROGRAMS_VARY,
-    RECORDER,
     SITES,
     WAITS,
     ErrorRecord,
     Exit,
     process_dir,
     read_ending,
+    recorder_of,
 )
 from lockstep.flight_recorder import format
 from lockstep.flight_recorder.waits import Waits, read_waits
@@ -160,7 +160,7 @@ def read_run(directory: Path, attempt: int | None = None) -> Run:
     folders = {index: process_dir(directory, number, index) for index in indices}
     endings = {i: read_ending(path) for i, path in folders.items()}
     waits = {i: read_waits(path / WAITS) for i, path in folders.items()}
-    records = {i: _record(path / RECORDER) for i, path in folders.items()}
+    records = {i: _record(recorder_of(path)) for i, path in folders.items()}
     processes = []
     for index, path in folders.items():
         record, problem = records[index]

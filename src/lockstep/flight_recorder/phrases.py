@@ -29,7 +29,9 @@ def label_of(process: Process) -> str:
 
 
 def devices(members: Sequence[int]) -> str:
-    return f"{counted(len(members), 'device')} ({ranges(members)})" if members else "a group"
+    known = [device for device in members if device >= 0]
+    some = f" ({ranges(known)})" if len(known) == len(members) else ""
+    return f"{counted(len(members), 'device')}{some}" if members else "a group"
 
 
 def ordinal(number: int) -> str:

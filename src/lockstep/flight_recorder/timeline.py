@@ -110,8 +110,8 @@ class History:
         records = [p.record for p in run.processes if p.record is not None]
         errors = {p.index: _failed_at(p) for p in run.processes}
         shifts = common_clock(records)
+        self.members = _members(records)
         for record in records:
-            self.members.update(record.cliques)
             over = failed_since(record)
             for ring in record.rings:
                 self._add(
@@ -201,6 +201,20 @@ class History:
             if e.state == State.RAISED and e.done_ns
         ]
         return min(times, default=None)
+
+
+def _members(records: list[ProcessRecord]) -> dict[int, tuple[int, ...]]:
+    """The devices of each clique in rank order; an unknown one has an id below 0."""
+    found: dict[int, list[int]] = {}
+    for record in records:
+        for clique, devices in record.cliques:
+            known = found.setdefault(clique, list(devices))
+            for rank, device in enumerate(devices[: len(known)]):
+                known[rank] = max(known[rank], device)
+    return {
+        clique: tuple(d if d >= 0 else -2 - rank for rank, d in enumerate(devices))
+        for clique, devices in found.items()
+    }
 
 
 def _failed_at(process: Process) -> int | None:

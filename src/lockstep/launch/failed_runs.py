@@ -39,7 +39,7 @@ def diagnosis(run_dir: Path, attempt: int, told: Sequence[int] = ()) -> str | No
     None when there are none, or when they say only that the processes ``told`` have failed.
     Never raises: an error here must not hide how the run failed.
     """
-    if not any(run_dir.glob(f"attempt_{attempt}/process_*/{_run_files.RECORDER}")):
+    if not _run_files.has_records(run_dir, attempt):
         return None
     try:
         from lockstep.flight_recorder import text_report
@@ -105,7 +105,7 @@ def keep(run_dir: Path, folder: Path | None) -> Path | None:
 
     The target is the run's ``folder`` in ``--log-dir``, or a new private folder.
     """
-    if not any(run_dir.glob(f"attempt_*/process_*/{_run_files.RECORDER}")):
+    if not _run_files.has_records(run_dir):
         return None
     try:
         target = folder or _private()

@@ -55,7 +55,7 @@ def _files(
     for name in _run_files.OF_PROCESS:
         path = folder / name
         with contextlib.suppress(OSError, RecordError, ValueError):
-            if name == _run_files.RECORDER:
+            if name in (_run_files.RECORDER, _run_files.NCCL_RECORDER):
                 yield name, _record(path, shift, real, latest)
                 continue
             about = path.stat()
