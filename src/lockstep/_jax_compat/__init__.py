@@ -21,6 +21,7 @@ from lockstep._jax_compat.backends import device_lists as device_lists
 from lockstep._jax_compat.backends import end_wait_for_devices as end_wait_for_devices
 from lockstep._jax_compat.backends import has_backend as has_backend
 from lockstep._jax_compat.backends import live_executables as live_executables
+from lockstep._jax_compat.backends import local_devices as local_devices
 from lockstep._jax_compat.backends import platforms as platforms
 from lockstep._jax_compat.backends import wait_for_dispatched as wait_for_dispatched
 from lockstep._jax_compat.barriers import BARRIERS as BARRIERS
@@ -54,11 +55,13 @@ from lockstep._jax_compat.plug import jaxlib_library as jaxlib_library
 from lockstep._jax_compat.plug import names_missing as names_missing
 from lockstep._jax_compat.plug import names_wanted as names_wanted
 from lockstep._jax_compat.programs import add_to_cache_key as add_to_cache_key
+from lockstep._jax_compat.programs import around_compilations as around_compilations
 from lockstep._jax_compat.programs import around_executions as around_executions
 from lockstep._jax_compat.programs import has_passes as has_passes
 from lockstep._jax_compat.programs import is_refused_type as is_refused_type
 from lockstep._jax_compat.programs import note_programs as note_programs
 from lockstep._jax_compat.programs import register_pass as register_pass
+from lockstep._jax_compat.programs import text_of_module as text_of_module
 from lockstep._jax_compat.settings import choose_collectives as choose_collectives
 from lockstep._jax_compat.settings import setting as setting
 from lockstep._jax_compat.survival import SURVIVAL as SURVIVAL

@@ -219,6 +219,17 @@ def platforms() -> set[str]:
     return set(_backends())
 
 
+def local_devices() -> list[Any]:
+    """This process's devices of JAX's default platform; empty: there is no backend yet.
+
+    JAX's public function may not be called while JAX makes its backends.
+    """
+    from jax._src import xla_bridge
+
+    default = getattr(xla_bridge, "_default_backend", None)
+    return list(default.local_devices()) if default is not None else []
+
+
 def device_lists() -> set[tuple[int, ...]]:
     """The lists of devices that programs are likely to run on, by id and in order.
 

@@ -67,6 +67,30 @@ def around_executions(around: Callable[[Callable[[], Any]], Any]) -> None:
     pxla.MeshExecutableFastpathData = lambda *_: None
 
 
+def around_compilations(around: Callable[[Any, int, Callable[[], Any]], Any]) -> None:
+    """Passes every compilation to ``around``: the module, its number of devices, and the work.
+
+    ``around`` has to do the work and return what it returns. Programs that come from the persistent
+    cache are not compiled.
+    """
+    compiler: Any = importlib.import_module("jax._src.compiler")
+    compile_and_load = compiler.backend_compile_and_load
+
+    def compiling(backend: Any, module: Any, devices: Any, *args: Any, **options: Any) -> Any:
+        def run() -> Any:
+            return compile_and_load(backend, module, devices, *args, **options)
+
+        return around(module, len(devices), run)
+
+    compiler.backend_compile_and_load = compiling
+
+
+def text_of_module(module: Any) -> tuple[str, str]:
+    """The name of a module that is to be compiled, and its text without locations."""
+    name = str(module.operation.attributes["sym_name"]).strip('"')
+    return name, module.operation.get_asm(enable_debug_info=False)
+
+
 def has_passes() -> bool:
     """Whether this jax has a place for a compiler pass (`register_pass`): 0.10.2 and later."""
     return importlib.util.find_spec("jax.extend.xla") is not None

@@ -36,6 +36,7 @@ _IMPLEMENTATION = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
 CLUSTER = "cluster detection"
 CPU_CLIENT = "CPU client"
 BACKENDS = "backends"
+NCCL = "record of NCCL"
 VALUES = "values of arrays"
 SHARDINGS = "types with shardings"
 _GATHER = (
@@ -260,7 +261,7 @@ def _put_in_hooks() -> None:
         BACKENDS,
         "float16 and float8 collectives between processes, the error for too large ones, and the "
         "error for a missing GPU.",
-        lambda: _jax_compat.around_backends(refuse, _register_pass),
+        lambda: _jax_compat.around_backends(refuse, _after_backends),
     )
     _jax_compat.install(
         VALUES,
@@ -383,6 +384,19 @@ def _hook_cpu_client() -> None:
         _jax_compat.around_cpu_client(
             engine_start.before_cpu_client, after, engine_start.around_cpu_client
         )
+
+
+def _after_backends(platform: str) -> bool:
+    if platform not in ("", "cpu"):
+        # Late import: only processes with GPUs need it.
+        from lockstep.nccl import start
+
+        _jax_compat.install(
+            NCCL,
+            "a job over NCCL that hangs is not explained, and has no records.",
+            lambda: start.start(platform),
+        )
+    return _register_pass(platform)
 
 
 def _register_pass(platform: str) -> bool:

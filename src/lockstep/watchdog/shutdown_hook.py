@@ -55,7 +55,9 @@ class _ProgramEnd(current_job.Part):
     """Whether a line has said that this process still waits at its end."""
 
     def __init__(self) -> None:
-        self.afterwards: Callable[[], None] = lambda: None
+        self.records: list[Callable[[bindings.Leaving], None]] = []
+        """What is told how the program has ended."""
+        self.afterwards: list[Callable[[], None]] = []
         self.failures: list[Exception] = []
         """The errors of arrays that `finish` or `leave` has waited for."""
 
@@ -91,9 +93,17 @@ def mark_the_end(label: str, afterwards: Callable[[], None]) -> None:
     ending = current_job.part(_ProgramEnd)
     if ending.label:  # JAX has made its devices again
         return
-    ending.label, ending.afterwards = label, afterwards
+    ending.label = label
     ending.failed_before = bindings.failed_calls()
+    at_the_end(bindings.leave, afterwards)
     watch()
+
+
+def at_the_end(record: Callable[[bindings.Leaving], None], afterwards: Callable[[], None]) -> None:
+    """Has ``record`` told how the program ends; ``afterwards`` is called then."""
+    ending = current_job.part(_ProgramEnd)
+    ending.records.append(record)
+    ending.afterwards.append(afterwards)
 
 
 @functools.cache
@@ -104,6 +114,8 @@ def _install_hooks() -> None:
         ending = current_job.part(_ProgramEnd)
         if ending.is_ours():
             ending.has_failed = True
+            for record in ending.records:
+                record(bindings.Leaving.FAILED)
             if ending.label:
                 _abort(ending.label, kind, error)
         show(kind, error, trace)
@@ -122,7 +134,6 @@ def _install_hooks() -> None:
 
 
 def _abort(label: str, kind: type[BaseException], error: BaseException) -> None:
-    bindings.leave(bindings.Leaving.FAILED)
     summary = first_line(str(error))
     text = f"{kind.__name__}: {summary}" if summary else kind.__name__
     bindings.abort(f"lockstep: {label} failed: {text}")
@@ -237,9 +248,11 @@ def _on_exit() -> None:
         except Exception as error:
             error.__traceback__ = None  # no line of it is the program's
             sys.excepthook(type(error), error, None)
-    if ending.label and not ending.has_failed:
-        bindings.leave(bindings.Leaving.ENDED)
-    ending.afterwards()
+    if not ending.has_failed:
+        for record in ending.records:
+            record(bindings.Leaving.ENDED)
+    for afterwards in ending.afterwards:
+        afterwards()
     leave()
 
 

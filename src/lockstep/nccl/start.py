@@ -1,0 +1,73 @@
+"""Has NCCL's collectives recorded and watched, in a process whose devices are GPUs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep import _config, _jax_compat, _run_files
+from lockstep.callsites import frames
+from lockstep.job import job_key, kv_store, topology
+from lockstep.nccl import compilations, library
+from lockstep.nccl.watch import Watch
+from lockstep.watchdog import shutdown_hook
+
+GPU = ("gpu", "cuda", "rocm")
+"""JAX's names of platforms whose collectives go over NCCL, or AMD's RCCL, which is alike."""
+
+
+def start(platform: str) -> None:
+    """To be called when JAX has made its backends, before the first program is compiled.
+
+    Does nothing on CPUs, outside of a job, and where the user has named a plug-in of their own.
+    """
+    if platform not in GPU or _jax_compat.distributed_client() is None:
+        return
+    shutdown_hook.watch()
+    process, count = _jax_compat.distributed_place()
+    config = _config.current()
+    if count == 1 or not config.record or os.environ.get(library.VARIABLE, "") not in ("", _own()):
+        return
+    peer = topology.this_process(process, config.host_id, "", 0)
+    folder = None
+    if config.run_dir is not None:
+        folder = _run_files.process_dir(Path(config.run_dir), config.attempt, process)
+        if config.strict:
+            frames.keep_in(str(folder / _run_files.CALLERS))
+    file = str(folder / _run_files.NCCL_RECORDER) if folder else None
+    try:
+        descriptor = library.start(
+            file,
+            process,
+            count,
+            config.attempt,
+            peer.host_name,
+            peer.label,
+            _ids(_jax_compat.local_devices()),
+            # It takes the interpreter's lock, for which a busy thread of the program lets it wait.
+            frames.of_this_collective if config.strict else None,
+        )
+    except OSError as error:
+        print(f"lockstep: {error}; a job that hangs is not explained.", file=sys.stderr)
+        return
+    compilations.note()
+    store = kv_store.Store(_jax_compat.distributed_client(), job_key.job_key(count))
+    watch = Watch(store, peer, count, f"/proc/self/fd/{descriptor}", folder)
+    watch.start()
+    shutdown_hook.at_the_end(library.leave, watch.stop)
+
+
+def _own() -> str:
+    try:
+        return str(library.path())
+    except Exception:
+        return ""
+
+
+def _ids(devices: Sequence[Any]) -> list[int]:
+    """The ids of this process's GPUs, by the number under which CUDA shows each; else -1."""
+    numbers = {device.local_hardware_id: device.id for device in devices}
+    return [numbers.get(number, -1) for number in range(max(numbers) + 1)]

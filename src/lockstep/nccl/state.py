@@ -1,0 +1,175 @@
+"""What each process says of itself when one of them waits long, and what follows from it. Pure."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lockstep._errors import RecordError
+from lockstep._run_files import Exit
+from lockstep.flight_recorder import diagnose, format, model, text_report
+from lockstep.flight_recorder.format import ProcessRecord, State
+from lockstep.nccl import compilations
+from lockstep.nccl.compilations import Compilation
+
+KEPT = 64
+"""The entries of each device that a process publishes: a power of two."""
+_MAX_BYTES = 1 << 24
+"""Of a record, unpacked: one of 4,096 devices has less."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessState:
+    """What one process publishes."""
+
+    index: int
+    record: ProcessRecord
+    callers: Mapping[int, tuple[model.Caller, ...]]
+    stack: str
+    """The Python stack of its main thread, the innermost frame first."""
+    at: str
+    """Where that is in the user's program, ``train.py:34``; "": nowhere."""
+    inside: str = ""
+    """The function of JAX that the thread is in, ``backend_compile``; "": it is in no such."""
+    still: float = 0.0
+    """For how many seconds the thread has been there."""
+    compiles: Compilation | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        packed = zlib.compress(format.encode(self.record, KEPT))
+        callers = {
+            str(site): [[c.file, c.line, c.function, c.columns] for c in lines]
+            for site, lines in self.callers.items()
+        }
+        return {
+            "record": base64.b64encode(packed).decode(),
+            "callers": callers,
+            "stack": self.stack,
+            "at": self.at,
+            "inside": self.inside,
+            "still": self.still,
+            "compiles": self.compiles.to_json() if self.compiles else None,
+        }
+
+    @classmethod
+    def from_json(cls, index: int, found: Any) -> ProcessState:
+        """Raises `RecordError` for what no process of this version publishes."""
+        try:
+            packed = zlib.decompressobj().decompress(base64.b64decode(found["record"]), _MAX_BYTES)
+            callers = {
+                int(site): tuple(
+                    model.Caller(str(f), int(n), str(w), str(c)) for f, n, w, c in lines
+                )
+                for site, lines in found["callers"].items()
+            }
+            stack, at, inside = (str(found[name]) for name in ("stack", "at", "inside"))
+            record, still = format.parse(packed), float(found["still"])
+            program = found["compiles"]
+            compiles = Compilation.from_json(program) if program else None
+        except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
+            raise RecordError(f"process {index} has published no state: {error!r}") from error
+        return cls(index, record, callers, stack, at, inside, still, compiles)
+
+
+def progress(record: ProcessRecord) -> tuple[tuple[int, int], ...]:
+    """How far each device has come: it stands still while this stays the same."""
+    return tuple(
+        (ring.written, sum(entry.state == State.DONE for entry in ring.entries))
+        for ring in record.rings
+    )
+
+
+def waits(record: ProcessRecord) -> bool:
+    """Whether a device has begun a collective and has not ended it.
+
+    One that was called waits in the queue of its device first, behind what that computes.
+    """
+    entries = (entry for ring in record.rings for entry in ring.entries)
+    return any(e.state == State.ENTERED and e.op_id == 1 for e in entries)
+
+
+@dataclasses.dataclass(frozen=True)
+class Missing:
+    """A process that has not answered."""
+
+    label: str
+    found: str = "it is stopped, or has ended, or its host is out of reach"
+    """What the system says of it, where it is on this host."""
+    is_gone: bool = False
+    stack: str = ""
+    """Its Python stacks, where it could be made to write them without its interpreter."""
+
+    def as_process(self, index: int) -> model.Process:
+        if self.is_gone:
+            ending = Exit(reason="it has ended, and only its parent process knows how")
+            return model.Process(index, exit=ending, label=self.label)
+        found = "it runs no Python thread" if self.stack else self.found
+        return model.Process(index, problems=(f"no answer: {found}",), label=self.label)
+
+
+def judge(
+    states: Sequence[ProcessState | None], missing: Mapping[int, Missing]
+) -> diagnose.Diagnosis:
+    """What the states of all processes show; ``missing`` has those that are None."""
+    processes = [
+        missing[index].as_process(index)
+        if state is None
+        else model.Process(index, state.record, callers=state.callers)
+        for index, state in enumerate(states)
+    ]
+    return diagnose.diagnose(model.Run(tuple(processes)))
+
+
+def report(
+    found: diagnose.Diagnosis,
+    states: Sequence[ProcessState | None],
+    missing: Mapping[int, Missing],
+    most: int = 4,
+) -> str:
+    """The whole report: the table, and what the processes that others wait for do meanwhile."""
+    lines = [text_report.table(found)]
+    for index in found.culprits[:most]:
+        if stack := (states[index] or missing[index]).stack:
+            indented = "\n".join(f"    {line}" for line in stack.splitlines())
+            lines.append(f"process {index} does meanwhile:\n{indented}")
+    return "\n".join(lines)
+
+
+def where(states: Sequence[ProcessState | None], most: int = 4) -> str:
+    """Half a line that says where the processes are; "": that is not known."""
+    known = [_place(s) for s in states if s and s.at]
+    return ", ".join(known[:most]) + (f", and {len(known) - most} more" if known[most:] else "")
+
+
+def _place(state: ProcessState) -> str:
+    if state.compiles is None:
+        return f"process {state.index} is at {state.at}"
+    return f"process {state.index} compiles {state.compiles.name} at {state.at}"
+
+
+def stands_in_jax(states: Sequence[ProcessState | None], process: int) -> tuple[str, bool]:
+    """What to say of ``process``, which stands still in a call of JAX outside of a collective.
+
+    On GPUs XLA compiles a program of several processes together, and NCCL makes communicators
+    together: both wait for a process that does not come. "" where nothing is known to be wrong.
+    The second is whether all processes are to hear it: they compile different programs.
+    """
+    own = states[process]
+    if own is None or not own.inside:
+        return "", False
+    compiled = {s.index: s.compiles for s in states if s and s.compiles}
+    if different := compilations.difference(compiled):
+        return different, True
+    others = [s for s in states if s and s.index != process and not s.inside]
+    if not others:
+        return "", False
+    what = f"compiling {own.compiles.name}" if own.compiles else f"in {own.inside} of JAX"
+    text = (
+        f"process {process} has been {what} for {own.still:.0f} s"
+        f"{f' ({own.at})' if own.at else ''}. On GPUs XLA compiles, and makes communicators, on "
+        f"all processes of a program together, so it may wait for another: {where(others)}."
+    )
+    return text, False

@@ -1,0 +1,153 @@
+"""What a process says of itself, and what is made of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from lockstep._errors import RecordError
+from lockstep.flight_recorder import diagnose
+from lockstep.flight_recorder.format import Entry, ProcessRecord, Ring, State
+from lockstep.flight_recorder.model import Caller
+from lockstep.nccl import compilations, state
+from lockstep.nccl.compilations import Compilation
+from lockstep.nccl.state import Missing, ProcessState
+
+
+def entry(number: int, done: bool = True, elements: int = 8) -> Entry:
+    kind = State.DONE if done else State.ENTERED
+    at = 1_000_000 * number
+    return Entry(number, 5, 0, 1, elements, 4, number - 1, 0, 9, 0, kind, at, 0, at * done, 0)
+
+
+def of(
+    index: int,
+    *entries: Entry,
+    count: int = 2,
+    inside: str = "",
+    compiles: Compilation | None = None,
+    ended: bool = False,
+) -> ProcessState:
+    own = tuple(e._replace(rank=index) for e in entries)
+    members = tuple(index if rank == index else -1 for rank in range(count))
+    record = ProcessRecord(
+        index,
+        count,
+        7,
+        "a",
+        f"process {index} (pid 7 on a)",
+        state=int(ended),
+        cliques=((5, members),),
+        rings=(Ring(index, 0, len(own), own),),
+    )
+    callers = {9: (Caller("/a/train.py", 3, "step", "1-5"),)}
+    place = f"train.py:{40 + index}"
+    return ProcessState(index, record, callers, "File ...", place, inside, 31.0, compiles)
+
+
+def test_a_state_is_the_same_after_its_way_through_the_store() -> None:
+    program = Compilation("jit_step", "ab12", "module {}\n", "train.py:3")
+    sent = of(1, entry(1), entry(2, done=False), compiles=program)
+    received = ProcessState.from_json(1, json.loads(json.dumps(sent.to_json())))
+    assert received == sent
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda values: values.pop("record"),
+        lambda values: values.update(record="no base64"),
+        lambda values: values.update(record="AAAA"),
+        lambda values: values.update(callers={"x": []}),
+        lambda values: values.update(callers={"1": [["file"]]}),
+        lambda values: values.update(still="long"),
+        lambda values: values.update(compiles={"name": "x"}),
+    ],
+)
+def test_what_no_process_publishes_is_refused(spoil: Any) -> None:
+    values = of(0, entry(1)).to_json()
+    spoil(values)
+    with pytest.raises(RecordError, match="process 0 has published no state"):
+        ProcessState.from_json(0, values)
+
+
+def test_who_has_not_arrived_is_known_without_his_answer() -> None:
+    waiting = of(0, entry(1), entry(2, done=False))
+    label = "process 1 (pid 8 on b)"
+    found = state.judge([waiting, None], {1: Missing(label)})
+    assert (found.kind, found.culprits) == (diagnose.Kind.WAITING, (1,))
+    assert label in state.report(found, [waiting, None], {1: Missing(label, stack="File x")})
+    assert "does meanwhile:\n    File x" in state.report(
+        found, [waiting, None], {1: Missing(label, stack="File x")}
+    )
+
+
+def test_one_that_is_gone_is_a_fault() -> None:
+    waiting = of(0, entry(1), entry(2, done=False))
+    found = state.judge([waiting, None], {1: Missing("process 1", is_gone=True)})
+    assert found.kind.is_fault
+    assert found.culprits == (1,)
+
+
+def test_one_that_has_ended_is_a_fault() -> None:
+    states = [of(0, entry(1), entry(2, done=False)), of(1, entry(1), ended=True)]
+    found = state.judge(states, {})
+    assert (found.kind, found.culprits) == (diagnose.Kind.ENDED, (1,))
+
+
+def test_progress_is_what_has_begun_and_ended() -> None:
+    before, after = of(0, entry(1, done=False)), of(0, entry(1))
+    assert state.progress(before.record) != state.progress(after.record)
+    assert state.waits(before.record)
+    assert not state.waits(after.record)
+    queued = entry(1, done=False)._replace(op_id=-1)
+    assert not state.waits(of(0, queued).record)  # the device computes something else
+
+
+# The compiler
+
+
+def program(name: str, *lines: str) -> Compilation:
+    text = "\n".join([f"module @{name} {{", *lines, "}"])
+    return Compilation(name, str(hash(text)), text, "train.py:41")
+
+
+def test_programs_that_differ_are_told_by_their_first_line() -> None:
+    one, other = program("jit_step", "a = 1", "b = 2"), program("jit_step", "a = 1", "b = 3")
+    states = [of(k, inside="compile", compiles=c) for k, c in enumerate([one, other])]
+    text, for_all = state.stands_in_jax(states, 0)
+    assert for_all
+    assert text.startswith(
+        "process 0 compiles jit_step (train.py:41), process 1 another program of that name "
+        "(train.py:41). On GPUs XLA waits"
+    )
+    assert text.endswith("process 0: b = 2\n  process 1: b = 3")
+
+
+def test_the_same_program_everywhere_is_no_news() -> None:
+    states = [of(k, inside="compile", compiles=program("jit_step", "a")) for k in range(2)]
+    assert state.stands_in_jax(states, 0) == ("", False)
+
+
+def test_one_that_compiles_alone_hears_where_the_others_are() -> None:
+    states = [of(0, inside="compile", compiles=program("jit_step", "a")), of(1)]
+    text, for_all = state.stands_in_jax(states, 0)
+    assert not for_all
+    assert "process 0 has been compiling jit_step for 31 s (train.py:40)" in text
+    assert text.endswith("process 1 is at train.py:41.")
+
+
+def test_a_program_that_is_too_long_is_told_by_its_name() -> None:
+    import random
+
+    random.seed(0)
+    long = program("jit_a", "".join(random.choices("abcdefghij", k=300_000)))
+    received = Compilation.from_json(long.to_json())
+    assert (received.name, received.digest, received.text) == (long.name, long.digest, "")
+    text = compilations.difference({0: received, 1: program("jit_b", "x")})
+    assert text.splitlines() == [
+        "process 0 compiles jit_a (train.py:41), process 1 jit_b (train.py:41). On GPUs XLA waits "
+        "until all processes compile one program."
+    ]

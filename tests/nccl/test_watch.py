@@ -1,0 +1,112 @@
+"""Jobs whose collectives NCCL would not end: real processes, with NCCL's events from `driver`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lanes import full
+from support import Result, assert_unsaid, run_lockstep
+
+TESTS = Path(__file__).parents[1]
+# JAX runs on CPUs here, and Lockstep is told that they are GPUs.
+HEAD = f"""
+import os, signal, sys, time
+sys.path.insert(0, {str(TESTS)!r})
+import lockstep
+from lockstep.bootstrap import plugin
+told = plugin._after_backends
+plugin._after_backends = lambda platform: told("cuda" if platform == "cpu" else platform)
+import jax
+lockstep.initialize()
+from nccl import driver
+me, count = jax.process_index(), jax.process_count()
+communicator = driver.Process.of_this_one().communicator(5, ranks=count, rank=me)
+
+def step(elements=8):
+    return communicator.launch(b"AllReduce", elements).begin()
+
+def wait():
+    while True:
+        time.sleep(0.1)
+
+for _ in range(3):
+    step().end()
+"""
+OPTIONS = ["--collectives", "gloo", "--stall-warning", "4", "--collective-timeout", "9"]
+
+
+def run(program: str, n: int = 2, status: int = 1) -> Result:
+    return run_lockstep(OPTIONS, HEAD + program, n=n, timeout=100, expect_status=status)
+
+
+def test_processes_in_different_collectives_all_raise() -> None:
+    result = run("step(8 + me)\nwait()")
+    said = result.said_by_launcher
+    assert "called all-reduce of 8 x f32; process 1" in said, result
+    assert "as the 4th collective on 2 devices" in said
+    assert "different shapes" in result.stderr
+
+
+def test_a_process_that_does_not_come_is_named_with_its_line() -> None:
+    result = run("if me == 1:\n    time.sleep(1000)  # LATE\nstep()\nwait()", n=3)
+    assert "waiting for" in result.stderr, result
+    assert "process 1 does meanwhile:" in result.stderr
+    assert "a collective over NCCL has waited" in result.said_by_launcher
+    assert "has not arrived yet; processes 0, 2 wait in their 4th" in result.said_by_launcher
+
+
+@pytest.mark.parametrize(
+    ("leave", "words"),
+    [
+        ("sys.exit(0)", "ended after 3 collectives; processes 0, 2 wait"),
+        full("os._exit(0)", "is gone: it has ended", id="hard"),
+        full("os.kill(os.getpid(), signal.SIGSTOP)", "has not arrived yet", id="stopped"),
+    ],
+)
+def test_a_process_that_is_gone_is_named(leave: str, words: str) -> None:
+    result = run(f"if me == 1:\n    {leave}\nstep()\nwait()", n=3)
+    assert words in result.said_by_launcher, result
+
+
+STUCK = """
+import jax._src.compiler, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from lockstep.nccl import compilations
+
+mesh = jax.make_mesh((count,), ("x",), (AxisType.Auto,))
+rows = NamedSharding(mesh, P("x"))
+x = jax.make_array_from_callback((count, 4), rows, lambda at: np.ones((1, 4), "float32"))
+spec = {"mesh": mesh, "in_specs": P("x"), "out_specs": P()}
+step = lambda v: jax.lax.psum(v * (2 + me), "x")
+module = jax.jit(jax.shard_map(step, **spec)).lower(x).compiler_ir("stablehlo")
+# In the place of XLA's compiler for GPUs, which waits for the other processes.
+source = "import time\\ndef work():\\n    while True:\\n        time.sleep(100)"
+names = {}
+exec(compile(source, jax._src.compiler.__file__, "exec"), names)
+compilations._note(module, 2, names["work"])
+"""
+
+
+def test_processes_that_compile_different_programs_all_raise() -> None:
+    result = run(STUCK)
+    assert "compiles jit__lambda" in result.said_by_launcher, result
+    assert "process 1 another program of that name" in result.said_by_launcher
+    assert "The first line in which the two differ:" in result.said_by_launcher
+    assert "dense<2" in result.said_by_launcher
+    assert "dense<3" in result.said_by_launcher
+
+
+def test_a_healthy_job_hears_nothing() -> None:
+    result = run("step().end()\nprint('done')\ntime.sleep(2)", status=0)
+    assert result.by_process == {0: ["done"], 1: ["done"]}
+    assert_unsaid("over NCCL", result.stderr)
+
+
+@pytest.mark.full
+def test_a_user_s_own_plug_in_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_PROFILER_PLUGIN", "libmine.so")
+    program = HEAD.partition("from nccl import driver")[0]
+    result = run_lockstep(OPTIONS, f"{program}print(os.environ['NCCL_PROFILER_PLUGIN'])")
+    assert result.by_process == {0: ["libmine.so"], 1: ["libmine.so"]}
