@@ -28,6 +28,7 @@ from lockstep.launch.local_processes import (
     reap_members,
     signal_members,
 )
+from lockstep.nccl import gpus
 from lockstep.system import process_tree
 from lockstep.system.oom import OomKills
 
@@ -335,6 +336,7 @@ def _spec(order: Mapping[str, Any], folder: Path) -> LaunchSpec:
         environ=environ,
         run_dir=folder,
         devices=order["devices"],
+        gpus=gpus.shown(order["platform"], environ),
         platform=order["platform"],
         cores=cpu_affinity.chosen(order["bind"], usable, count, order["devices"]),
         first=int(order["first"]),

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lockstep._config import Config
+from lockstep.nccl import gpus
 
 CHILD_MAIN = "lockstep.launch.child_main"
 _IMPLEMENTATION = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
@@ -35,6 +36,9 @@ class LaunchSpec:
     environ: Mapping[str, str]
     run_dir: Path
     devices: int | None = None
+    """CPU devices of each process, or its GPUs."""
+    gpus: int = 0
+    """How many GPUs this machine shows, if the job uses GPUs."""
     platform: str | None = None
     cores: Sequence[frozenset[int]] | None = None
     """The cores of each process; None: not bound."""
@@ -74,6 +78,8 @@ class LaunchSpec:
         environ = worker_environ(self.environ, self.config_of(process_id))
         cores = self.cores_of(process_id) or frozenset(os.sched_getaffinity(0))
         add_jax_variables(environ, self.devices, self.platform)
+        local = process_id - self.first
+        environ |= gpus.variables(local, self.processes, self.devices, self.gpus, environ)
         beside = sum(bool(c & cores) for c in self.cores) if self.cores else self.processes
         if self.processes * (self.devices or 1) > 1:
             add_blas_threads(environ, max(1, len(cores) // (beside * (self.devices or 1))))

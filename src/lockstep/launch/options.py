@@ -69,7 +69,8 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
         "--devices",
         type=checked(positive),
         metavar="D",
-        help="CPU devices per process; default: as the program or XLA_FLAGS sets it, else 1",
+        help="CPU devices per process; default: as the program or XLA_FLAGS sets it, else 1; on a "
+        "host with GPUs its GPUs, default: one",
     )
     add = parser.add_argument_group("checks, waits and errors").add_argument
     add(
@@ -166,8 +167,8 @@ def run_parser() -> argparse.ArgumentParser:
     add(
         "--oversubscribe",
         action="store_true",
-        help="start more processes than the free memory can hold (200 MB for each); unlike for "
-        "mpirun, more processes than cores need no option",
+        help="start more processes than the free memory can hold (200 MB for each), or than there "
+        "are GPUs; unlike for mpirun, more processes than cores need no option",
     )
     add_hosts(parser)
     _add_shared(parser)

@@ -18,6 +18,7 @@ from lockstep.launch import cpu_affinity, failed_runs, options, restarts, run_di
 from lockstep.launch.console import complain
 from lockstep.launch.guard import run_guarded
 from lockstep.launch.job_spec import LaunchSpec, overridden_collectives, overridden_devices
+from lockstep.nccl import gpus
 from lockstep.system import oom, port_reservation
 
 MANY_PER_CORE = 8
@@ -53,8 +54,10 @@ def main(words: Sequence[str]) -> int:
         return hosts_command.run(args, program, config, environ)
     options.check_hosts_given(args)
     args.processes = args.processes or slots
+    shown = gpus.shown(args.platform, environ)
     if not args.oversubscribe:
         check_memory(args.processes, oom.free_mb())
+        gpus.check(args.processes, args.devices, shown)
     usable = cpu_affinity.usable()
     warn(args, usable)
     warn_of_collectives(environ, config)
@@ -68,6 +71,7 @@ def main(words: Sequence[str]) -> int:
             environ=environ,
             run_dir=run_dir.make(),
             devices=args.devices,
+            gpus=shown,
             platform=args.platform,
             cores=cpu_affinity.chosen(args.bind, usable, args.processes, args.devices),
             log_dir=log_dir,

@@ -1,0 +1,118 @@
+"""Gives each process of a host its own GPUs, by the variables of JAX and NCCL. Pure, but for
+`count`.
+
+JAX uses all GPUs that CUDA shows in each process, so two processes would open the same ones.
+``CUDA_VISIBLE_DEVICES`` (indices, UUIDs, MIG names) stays as the user has set it: JAX's own
+``local_device_ids`` chooses among those GPUs by their index.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from lockstep._errors import ConfigError
+from lockstep._words import counted
+
+_CHOICE = "JAX_LOCAL_DEVICE_IDS"
+"""What `jax.distributed.initialize` takes for ``local_device_ids`` where that is not given."""
+_SHOWN = {
+    "cuda": ("CUDA_VISIBLE_DEVICES",),
+    "rocm": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+}
+"""The variables by which a user or a batch system hides GPUs; the first that is set counts."""
+_PREALLOCATED = 0.75
+"""The part of a GPU's memory that JAX takes at its start, by default."""
+_SMI_SECONDS = 10.0
+
+
+def vendor(platform: str | None, environ: Mapping[str, str]) -> str | None:
+    """``cuda`` or ``rocm``: whose GPUs JAX is to use; None: none, or it is not known."""
+    asked = (platform or environ.get("JAX_PLATFORMS") or "").split(",")
+    if any(name in ("cuda", "rocm") for name in asked):
+        return next(name for name in asked if name in ("cuda", "rocm"))
+    if "gpu" in asked or asked == [""]:
+        return "rocm" if Path("/dev/kfd").exists() else "cuda"
+    return None
+
+
+def shown(platform: str | None, environ: Mapping[str, str]) -> int:
+    """How many GPUs of this host JAX will see; 0: it is to use none, or has no plug-in for them."""
+    chosen = vendor(platform, environ)
+    if chosen is None:
+        return 0
+    if platform is None and not environ.get("JAX_PLATFORMS") and not _has_plugin():
+        return 0
+    return count(chosen, environ)
+
+
+def _has_plugin() -> bool:
+    return any(find_spec(f"jax_{name}_plugin") for name in ("cuda12", "cuda13", "rocm7"))
+
+
+def count(vendor: str, environ: Mapping[str, str]) -> int:
+    """How many GPUs of this host a program sees; 0 without any."""
+    for name in _SHOWN[vendor]:
+        if name in environ:
+            named = [part for part in environ[name].split(",") if part.strip()]
+            return 0 if named[:1] == ["-1"] else len(named)
+    if vendor == "rocm":
+        nodes = Path("/sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
+        return sum(node.read_text().strip() != "0" for node in nodes)
+    if found := list(Path("/proc/driver/nvidia/gpus").glob("*")):
+        return len(found)
+    return len(re.findall(r"^GPU \d+:", _said_by_smi(), re.MULTILINE))
+
+
+def _said_by_smi() -> str:
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return ""
+    try:
+        done = subprocess.run([smi, "-L"], capture_output=True, text=True, timeout=_SMI_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
+
+
+def check(processes: int, each: int | None, there: int) -> None:
+    """Raises `ConfigError` where a host has fewer GPUs than its processes need."""
+    wanted = each or 1
+    if there and processes > 1 and processes * wanted > there:
+        raise ConfigError(
+            f"{processes} processes with {counted(wanted, 'GPU')} each need {processes * wanted} "
+            f"GPUs, and this host shows {there}. Start {there // wanted or 1}, or add "
+            "--oversubscribe to let processes share a GPU (for tests: they compute in turn), or "
+            "--platform cpu to leave the GPUs alone."
+        )
+
+
+def variables(
+    local: int,
+    processes: int,
+    each: int | None,
+    there: int,
+    environ: Mapping[str, str],
+) -> dict[str, str]:
+    """What to set for the ``local``-th of a host's ``processes``; its own GPUs, ``each`` of them.
+
+    With fewer GPUs than that, processes share them, which NCCL permits between hosts only: so the
+    processes of one GPU get different names of a host. Nothing is set that the user has set, nor
+    for a single process, which uses all GPUs.
+    """
+    if not there or (processes == 1 and each is None) or _CHOICE in environ:
+        return {}
+    wanted = min(each or 1, there)
+    first = local * wanted
+    own = sorted({(first + k) % there for k in range(wanted)})
+    found = {_CHOICE: ",".join(map(str, own))}
+    if processes * wanted > there:
+        layers = -(-processes * wanted // there)
+        found["NCCL_HOSTID"] = f"{os.uname().nodename}-lockstep-{first // there}"
+        found["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{_PREALLOCATED / layers:.3f}"
+    return {name: value for name, value in found.items() if name not in environ}

@@ -1,0 +1,114 @@
+"""Which GPUs each process of a host gets."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lockstep._errors import ConfigError
+from lockstep.nccl import gpus
+from support import run_lockstep
+
+NAMED = {
+    "indices": ("0,2", 2),
+    "a UUID": ("GPU-e538d51b-2a99-0eec-4696-fbcf1a3f80c3", 1),
+    "MIG": ("MIG-7fd2c2f5-0c6c-5a2a-8f6d-6a4f0b9f1e5f,MIG-2", 2),
+    "none": ("", 0),
+    "none, as CUDA has it": ("-1", 0),
+}
+
+
+@pytest.mark.parametrize(("named", "count"), NAMED.values(), ids=NAMED)
+def test_what_the_user_has_hidden_is_not_counted(named: str, count: int) -> None:
+    assert gpus.count("cuda", {"CUDA_VISIBLE_DEVICES": named}) == count
+
+
+def test_amd_has_variables_of_its_own() -> None:
+    assert gpus.count("rocm", {"ROCR_VISIBLE_DEVICES": "0,1,2"}) == 3
+    assert gpus.count("rocm", {"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "0,1"}) == 1
+
+
+@pytest.mark.parametrize(
+    ("platform", "environ", "vendor"),
+    [
+        ("cuda", {}, "cuda"),
+        ("rocm", {}, "rocm"),
+        ("cpu", {}, None),
+        (None, {"JAX_PLATFORMS": "cpu"}, None),
+        (None, {"JAX_PLATFORMS": "cuda,cpu"}, "cuda"),
+        ("tpu", {}, None),
+    ],
+)
+def test_whose_gpus(platform: str | None, environ: dict[str, str], vendor: str | None) -> None:
+    assert gpus.vendor(platform, environ) == vendor
+
+
+def ids(processes: int, each: int | None, there: int) -> list[str | None]:
+    found = [gpus.variables(k, processes, each, there, {}) for k in range(processes)]
+    return [one.get("JAX_LOCAL_DEVICE_IDS") for one in found]
+
+
+def test_each_process_has_gpus_of_its_own() -> None:
+    assert ids(4, None, 4) == ["0", "1", "2", "3"]
+    assert ids(2, 4, 8) == ["0,1,2,3", "4,5,6,7"]
+    assert ids(1, 2, 8) == ["0,1"]
+
+
+def test_one_process_has_all_gpus() -> None:
+    assert ids(1, None, 8) == [None]
+
+
+def test_a_choice_of_the_user_stays() -> None:
+    assert gpus.variables(1, 2, None, 2, {"JAX_LOCAL_DEVICE_IDS": "0"}) == {}
+
+
+def test_processes_that_share_a_gpu_are_of_different_hosts_for_nccl() -> None:
+    found = [gpus.variables(k, 4, None, 2, {}) for k in range(4)]
+    assert [one["JAX_LOCAL_DEVICE_IDS"] for one in found] == ["0", "1", "0", "1"]
+    hosts = [one["NCCL_HOSTID"] for one in found]
+    assert hosts[0] == hosts[1] != hosts[2] == hosts[3]
+    assert float(found[0]["XLA_PYTHON_CLIENT_MEM_FRACTION"]) == pytest.approx(0.375)
+    assert gpus.variables(0, 4, None, 2, {"NCCL_HOSTID": "mine"}).get("NCCL_HOSTID") is None
+
+
+def test_too_few_gpus_are_an_error_that_says_how_many() -> None:
+    with pytest.raises(ConfigError, match=r"3 processes with 2 GPUs each need 6 GPUs, .* shows 4"):
+        gpus.check(3, 2, 4)
+    gpus.check(4, None, 4)
+    gpus.check(1, None, 4)
+    gpus.check(64, None, 0)  # there are none, and JAX says so
+
+
+@pytest.fixture
+def four_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose nvidia-smi shows four GPUs."""
+    smi = tmp_path / "nvidia-smi"
+    lines = "\n".join(f"GPU {k}: NVIDIA H200 (UUID: GPU-{k})" for k in range(4))
+    smi.write_text(f"#!/bin/sh\necho '{lines}'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+SHOW = "import os; print(os.environ.get('JAX_LOCAL_DEVICE_IDS'), os.environ.get('NCCL_HOSTID'))"
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_the_launcher_gives_each_process_its_gpus() -> None:
+    result = run_lockstep(["--platform", "cuda"], SHOW, d=2)
+    assert result.by_process == {0: ["0,1 None"], 1: ["2,3 None"]}, result
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_the_launcher_refuses_more_processes_than_gpus() -> None:
+    result = run_lockstep(["--platform", "cuda"], SHOW, n=6, expect_status=2)
+    assert "6 processes with 1 GPU each need 6 GPUs, and this host shows 4." in result.stderr
+    assert "--oversubscribe" in result.stderr
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_on_cpus_nothing_is_set() -> None:
+    result = run_lockstep(["--platform", "cpu"], SHOW)
+    assert result.by_process == {0: ["None None"], 1: ["None None"]}, result
