@@ -1,0 +1,268 @@
+"""Runs on a machine with one NVIDIA GPU what only a GPU can show, in less than nine minutes.
+
+    python scripts/gpu.py                     # everything
+    python scripts/gpu.py --only faults cost  # some parts
+
+Two processes share the GPU over NCCL (``lockstep run --platform cuda --oversubscribe``). The parts:
+the main job, what the recorder and ``lockstep report`` show of NCCL, what recording costs, faults
+of the fault suite, NCCL's own RAS port, low precision, and `lockstep.linalg` beside cuSOLVER. Each
+part writes what it has found into ``benchmarks/results/gpu.json``, with the card and the date, and
+the documentation shows that file. It needs lockstep, jax with its CUDA plug-in, and no network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
+PROGRAMS = ROOT / "scripts" / "gpu_programs.py"
+FAULT = ROOT / "tests" / "faults" / "programs" / "fault.py"
+FAULTS = (
+    "shape",
+    "operation",
+    "swapped",
+    "one-sided program",
+    "last batch",
+    "shorter loop",
+    "exception",
+    "exit",
+    "kill",
+    "stop",
+)
+RAS = ("localhost", 28028)
+GPU_MEMORY = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+_LEFT = 60
+
+
+def run(
+    program: list[str], options: tuple[str, ...] = (), limit: float = 90, **environ: str
+) -> dict[str, Any]:
+    """One job of two processes on the GPU: its status, its output and how long it took."""
+    launch = [sys.executable, "-m", "lockstep", "run", "-n", "2", "--platform", "cuda"]
+    command = [*launch, "--oversubscribe", *options, *program]
+    started = time.monotonic()
+    with tempfile.TemporaryFile("w+") as out:
+        job = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **GPU_MEMORY, **environ},
+        )
+        try:
+            status: int | str = job.wait(limit)
+        except subprocess.TimeoutExpired:
+            status = f"ended after {limit:g} s"
+            job.terminate()
+            try:
+                job.wait(_LEFT)
+            except subprocess.TimeoutExpired:
+                job.kill()
+                job.wait(_LEFT)
+        out.seek(0)
+        text = out.read()
+    return {"status": status, "seconds": round(time.monotonic() - started, 1), "output": text}
+
+
+def said(output: str) -> list[dict[str, Any]]:
+    """The JSON objects that the processes have printed."""
+    lines = re.findall(r"^\[ *\d+\] (\{.*\})$", output, re.MULTILINE)
+    return [json.loads(line) for line in lines]
+
+
+def words(output: str, most: int = 12) -> list[str]:
+    """What the launcher and the watch say, without tracebacks and paths."""
+    own = r"^(?:\[ *\d+\] )?(lockstep: .*|(?:> |  )process(?:es)? .*| {4}\S.*Error: lockstep: .*)$"
+    found = [line for line in re.findall(own, output, re.MULTILINE) if "hook" not in line]
+    paths = ("jaxlib", "for details", "complete logs")
+    kept = (line for line in found if not any(word in line for word in paths))
+    return list(dict.fromkeys(kept))[-most:]  # the processes say the same
+
+
+def facts() -> dict[str, Any]:
+    code = (
+        "import json, jax, jaxlib, platform\n"
+        "from importlib.metadata import distributions\n"
+        "d = jax.devices()[0]\n"
+        "v = {x.metadata['Name']: x.version for x in distributions()}\n"
+        "kept = {k: x for k, x in v.items() if k.startswith(('jax', 'nvidia-nccl', 'lockstep'))}\n"
+        "print(json.dumps({'card': d.device_kind, 'python': platform.python_version(),"
+        " 'runtime': d.client.platform_version, 'packages': kept}))"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    ).stdout
+    smi = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    driver = subprocess.run(smi, capture_output=True, text=True, timeout=60).stdout.strip()
+    return {**json.loads(out.splitlines()[-1]), "driver": driver}
+
+
+def collectives() -> dict[str, Any]:
+    """All collectives over NCCL compared with NumPy, and what the records show of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = run([str(PROGRAMS), "collectives"], ("--log-dir", folder), limit=120)
+        kept = run([str(PROGRAMS), "fail"], ("--log-dir", folder), limit=120)
+        [run_dir] = sorted(Path(folder).glob("run_*"))[-1:]
+        report = [sys.executable, "-m", "lockstep", "report", str(run_dir)]
+        summary = subprocess.run(
+            [*report, "--summary"], capture_output=True, text=True, timeout=60
+        ).stdout
+    return {
+        "status": done["status"],
+        "checked": said(done["output"]),
+        "failed": words(kept["output"]),
+        "summary": summary.splitlines(),
+    }
+
+
+def main_job() -> dict[str, Any]:
+    """The digits of `make demo`, trained on two processes."""
+    done = run([str(ROOT / "examples" / "train_digits.py")], limit=120)
+    found = re.findall(r"^\[0\] (step .*|held-out .*)$", done["output"], re.MULTILINE)
+    return {"status": done["status"], "said": found}
+
+
+def cost() -> dict[str, Any]:
+    """The time of a small all-reduce in a loop: with the recorder, without it, with nothing."""
+    found = {}
+    ways = {
+        "recorded": {},
+        "not recorded": {"LOCKSTEP_RECORD": "0"},
+        "recorded with lines": {"LOCKSTEP_STRICT": "1"},
+    }
+    for name, environ in ways.items():
+        done = run([str(PROGRAMS), "cost"], limit=90, **environ)
+        found[name] = said(done["output"]) or words(done["output"])
+    return found
+
+
+def faults(names: Sequence[str] = FAULTS) -> dict[str, Any]:
+    """Each fault, with what the job ends with and the seconds from the fault until then."""
+    found = {}
+    for fault in names:
+        options = ("--stall-warning", "5", "--collective-timeout", "15")
+        done = run([str(FAULT), fault, "1"], options, limit=45)
+        end = words(done["output"])
+        found[fault] = {"status": done["status"], "seconds": done["seconds"], "said": end}
+        print(f"  {fault}: {done['seconds']} s", *end[:1], flush=True)
+    done = run([str(PROGRAMS), "compile_alone"], ("--stall-warning", "8"), limit=30)
+    found["compile alone"] = {"status": done["status"], "said": words(done["output"])}
+    return found
+
+
+def ask_ras(commands: str, timeout: float = 10) -> str:
+    with socket.create_connection(RAS, timeout) as connection:
+        connection.sendall(commands.encode())
+        received = b""
+        while part := connection.recv(65536):
+            received += part
+    return received.decode()
+
+
+def ras() -> dict[str, Any]:
+    """What NCCL's RAS port says of a job in which one process does not come to a collective."""
+    launch = [sys.executable, "-m", "lockstep", "run", "-n", "2", "--platform", "cuda"]
+    job = subprocess.Popen(
+        [*launch, "--oversubscribe", "--collective-timeout", "60", str(PROGRAMS), "sleep"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **GPU_MEMORY},
+    )
+    found: dict[str, Any] = {}
+    try:
+        time.sleep(15)
+        commands = "SET FORMAT json\nTIMEOUT 3\nSTATUS\n"
+        found["json"] = [ask_ras(commands) for _ in range(2)]
+        found["text"] = ask_ras("VERBOSE STATUS\n")
+        found["protocol"] = ask_ras("CLIENT PROTOCOL 1\nSET FORMAT json\nSTATUS\n")
+    except OSError as error:
+        found["error"] = str(error)
+    finally:
+        job.terminate()
+        job.communicate(timeout=60)
+    return found
+
+
+def low_precision() -> dict[str, Any]:
+    done = run([str(PROGRAMS), "precision"])
+    return {"status": done["status"], "checked": said(done["output"])}
+
+
+def linalg() -> dict[str, Any]:
+    """`lockstep.linalg` on the card beside cuSOLVER: right, and how fast."""
+    found: dict[str, Any] = {}
+    right = [sys.executable, str(PROGRAMS), "linalg"]
+    done = subprocess.run(right, capture_output=True, text=True, timeout=240)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    found["right"] = [json.loads(line) for line in lines] or done.stderr[-1500:]
+    for dtype, routine, sizes in (
+        ("float64", "posv", ("4096", "8192")),
+        ("float32", "posv", ("8192",)),
+        ("float64", "potri", ("4096",)),
+        ("float64", "syevd", ("2048",)),
+    ):
+        with tempfile.NamedTemporaryFile("r") as file:
+            command = [sys.executable, str(ROOT / "benchmarks" / "linalg.py"), "--gpu"]
+            command += ["--routines", routine, "--sizes", *sizes, "--dtype", dtype]
+            command += ["--json", file.name]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+                key = f"{routine} {dtype}"
+                found[key] = json.loads(file.read() or "null") or done.stderr[-1500:]
+            except subprocess.TimeoutExpired:
+                found[f"{routine} {dtype}"] = "not done after 120 s"
+    return found
+
+
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "facts": facts,
+    "collectives": collectives,
+    "main job": main_job,
+    "cost": cost,
+    "faults": faults,
+    "ras": ras,
+    "low precision": low_precision,
+    "linalg": linalg,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--json", type=Path, default=RESULTS, help="the file of the results")
+    args = parser.parse_args()
+    found = json.loads(args.json.read_text()) if args.json.exists() else {}
+    for name in args.only:
+        started = time.monotonic()
+        try:
+            part = PARTS[name]()
+        except Exception as error:
+            part = {"error": f"{type(error).__name__}: {error}"}
+        today = datetime.date.today().isoformat()
+        took = round(time.monotonic() - started, 1)
+        found[name] = {"date": today, "took": took, **part}
+        args.json.parent.mkdir(exist_ok=True, parents=True)
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+        print(f"{name}: {took} s", flush=True)
+    failed = [name for name in args.only if "error" in found[name]]
+    print("failed: " + ", ".join(failed) if failed else "all parts ran")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

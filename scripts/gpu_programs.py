@@ -1,0 +1,176 @@
+"""The programs that `gpu.py` starts on a GPU: ``gpu_programs.py NAME``. Each prints JSON lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import lockstep  # isort: skip
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+
+def say(**what: Any) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def mesh() -> Any:
+    return jax.make_mesh((jax.device_count(),), ("x",), (AxisType.Auto,))
+
+
+def over_all(function: Callable, out: Any = None) -> Callable:
+    out = P("x") if out is None else out
+    mapped = jax.shard_map(function, mesh=mesh(), in_specs=P("x"), out_specs=out, check_vma=False)
+    return jax.jit(mapped)
+
+
+def rows(array: np.ndarray) -> jax.Array:
+    return jax.make_array_from_callback(
+        array.shape, NamedSharding(mesh(), P("x")), lambda index: array[index]
+    )
+
+
+def mine(array: jax.Array) -> np.ndarray:
+    return np.asarray(array.addressable_data(0))
+
+
+def collectives() -> None:
+    """Every collective of two ranks beside NumPy."""
+    ranks, me = jax.process_count(), jax.process_index()
+    data = np.random.default_rng(0).normal(size=(ranks * 4, 64)).astype(np.float32)
+    x, parts = rows(data), np.split(data, ranks)
+    around = [(i, (i + 1) % ranks) for i in range(ranks)]
+
+    def exchanged(v: Any) -> Any:
+        return lax.all_to_all(v, "x", split_axis=0, concat_axis=0, tiled=True)
+
+    width = 4 // ranks
+    own = slice(me * width, (me + 1) * width)
+    total = np.sum(parts, axis=0)
+    expected: dict[str, tuple[Callable, Any]] = {
+        "all-reduce": (lambda v: lax.psum(v, "x"), total),
+        "all-gather": (lambda v: lax.all_gather(v, "x"), np.stack(parts)),
+        "reduce-scatter": (
+            lambda v: lax.psum_scatter(v, "x", tiled=True),
+            total[own],
+        ),
+        "all-to-all": (
+            exchanged,
+            np.concatenate([part[own] for part in parts]),
+        ),
+        "collective-permute": (lambda v: lax.ppermute(v, "x", around), parts[me - 1]),
+    }
+    for name, (function, value) in expected.items():
+        call = over_all(function)
+        errors = [mine(call(x)).reshape(np.shape(value)) - value for _ in range(3)]
+        say(collective=name, process=me, error=float(np.max(np.abs(errors))))
+
+    @over_all
+    def loop(v):
+        return lax.fori_loop(0, 10, lambda _, a: lax.psum(a, "x") / ranks, v)
+
+    say(
+        collective="in a loop",
+        process=me,
+        error=float(np.max(np.abs(mine(loop(x)) - sum(parts) / 2))),
+    )
+
+
+def fail() -> None:
+    """The collectives, and an error: the records of a failed run are kept."""
+    collectives()
+    raise SystemExit(7)
+
+
+def cost() -> None:
+    """Microseconds that the dispatch of a program with 50 small all-reduces takes its thread.
+
+    Two processes on one GPU take turns, milliseconds each, so how long the kernels take says
+    nothing; the thread that dispatches does not wait for them.
+    """
+    x = rows(np.ones((jax.process_count(), 256), np.float32))
+
+    @over_all
+    def fifty(v):
+        for _ in range(50):
+            v = lax.psum(v, "x") * 0.5
+        return v
+
+    fifty(x).block_until_ready()
+    taken = []
+    for _ in range(10):
+        started = time.perf_counter()
+        y = fifty(x)
+        taken.append(time.perf_counter() - started)
+        y.block_until_ready()
+    if jax.process_index() == 0:
+        say(microseconds_of_dispatch=[round(1e6 * t, 1) for t in sorted(taken)])
+
+
+def compile_alone() -> None:
+    """Only process 0 compiles a program of all processes."""
+    total = over_all(lambda v: lax.psum(v, "x"))
+    x = rows(np.ones((jax.process_count(), 256), np.float32))
+    mine(total(x))
+    if jax.process_index() == 1:
+        time.sleep(600)
+    mine(over_all(lambda v: 2 * lax.psum(v, "x"))(x))
+
+
+def sleep() -> None:
+    total = over_all(lambda v: lax.psum(v, "x"))
+    x = rows(np.ones((jax.process_count(), 256), np.float32))
+    for _ in range(3):
+        mine(total(x))
+    if jax.process_index() == 1:
+        time.sleep(600)
+    mine(total(x))
+
+
+def precision() -> None:
+    data = np.random.default_rng(0).normal(size=(jax.process_count(), 4096)).astype(np.float32)
+    for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        dtype = getattr(jnp, name)
+        cast = np.asarray(jnp.asarray(data).astype(dtype))
+        found = mine(over_all(lambda v: lax.psum(v, "x"))(rows(cast))).astype(np.float32)
+        exact = cast.astype(np.float32).sum(0)
+        rounded = np.asarray(jnp.asarray(exact).astype(dtype).astype(jnp.float32))
+        if jax.process_index() == 0:
+            say(dtype=name, differ=int(np.sum(found[0] != rounded)), of=exact.size)
+
+
+def linalg() -> None:
+    """Residuals of `lockstep.linalg` on one GPU, in units of the precision times n."""
+    import lockstep.linalg as la
+
+    jax.config.update("jax_enable_x64", True)
+    n = 1000
+    a = jax.random.normal(jax.random.key(0), (n, n), jnp.float64)
+    positive, symmetric = a @ a.T + n * jnp.eye(n), a + a.T
+    b = jax.random.normal(jax.random.key(1), (n, 8), jnp.float64)
+    place = NamedSharding(jax.make_mesh((1,), ("x",), (AxisType.Auto,)), P("x"))
+    positive, symmetric = jax.device_put(positive, place), jax.device_put(symmetric, place)
+    unit = n * float(jnp.finfo(jnp.float64).eps)
+
+    def told(name: str, residual: Any, scale: Any) -> None:
+        ratio = float(jnp.linalg.norm(residual)) / float(jnp.linalg.norm(scale)) / unit
+        say(routine=name, n=n, ratio=ratio)
+
+    told("potrs", positive @ la.potrs(positive, b) - b, b)
+    told("potri", positive @ la.potri(positive) - jnp.eye(n), jnp.eye(n))
+    values, vectors = la.syevd(symmetric)
+    told("syevd", symmetric @ vectors - vectors * values, symmetric)
+
+
+if __name__ == "__main__":
+    NAME = sys.argv[1]
+    if NAME != "linalg":
+        lockstep.initialize()
+    globals()[NAME]()
