@@ -19,6 +19,7 @@
 
 #include "check.h"
 #include "core/error.h"
+#include "core/refusal_log.h"
 #include "harness.h"
 #include "hosts.h"
 #include "model.h"
@@ -148,6 +149,52 @@ TEST(unauthenticated_peers_are_refused_and_reported) {
   CHECK(two.healthy());
   CHECK_CONTAINS(said.text(), "process 0 refused a connection from 127.0.0.1 port",
                  "has not shown that it has the job's key", "The job goes on");
+}
+
+std::size_t count_of(const std::string& text, const std::string& part) {
+  std::size_t count = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+TEST(of_many_refusals_one_is_reported) {
+  Two two(true);
+  const Stderr said;
+  for (int i = 0; i < 30; ++i) {
+    const Descriptor fd =
+        connect_to(two.hosts[0].listener.address, Clock::now() + std::chrono::seconds(5));
+    CHECK_EQUAL(::send(fd.get(), "GET /", 5, 0), ssize_t{5});
+    shutdown(fd.get(), SHUT_WR);
+    char byte;
+    eventually([&] { return recv(fd.get(), &byte, 1, MSG_DONTWAIT) == 0 || errno == ECONNRESET; },
+               "the end of the connection");
+  }
+  two.exchange(1);
+  CHECK(two.healthy());
+  CHECK_EQUAL(count_of(said.text(), "refused a connection"), std::size_t{1});
+  CHECK_CONTAINS(said.text(), "Further refusals are counted once a minute.");
+}
+
+TEST(further_refusals_are_counted) {
+  const Stderr said;
+  RefusalLog log("process 0 (pid 4 on a)", std::chrono::milliseconds(300));
+  for (const std::string peer : {"10.0.0.1", "10.0.0.2", "10.0.0.3"})
+    log.add("refused a connection from " + peer, "why");
+  CHECK_EQUAL(said.text(),
+              "lockstep: process 0 (pid 4 on a) refused a connection from 10.0.0.1: why. The job "
+              "goes on. Further refusals are counted once a minute.\n");
+  log.add("refused a connection from 10.0.0.4", "another reason");
+  CHECK_CONTAINS(said.text(), "from 10.0.0.4: another reason. The job goes on.\n");
+  const auto report = [&] {
+    log.report_due();
+    return count_of(said.text(), "\n") == 3;
+  };
+  eventually(report, "the count");
+  CHECK_CONTAINS(
+      said.text(),
+      "lockstep: process 0 (pid 4 on a): 2 more refusals in the last 1 s; the latest: it "
+      "refused a connection from 10.0.0.3: why. The job goes on.\n");
+  CHECK_EQUAL(log.total(), std::size_t{4});
 }
 
 TEST(silent_unauthenticated_peers_hold_up_no_process) {

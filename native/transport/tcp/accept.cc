@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/log.h"
 #include "transport/tcp/progress_thread.h"
 #include "transport/tcp/unencrypted.h"
 
@@ -14,7 +13,6 @@ namespace lockstep {
 namespace {
 
 constexpr std::size_t kReason = 200;  // bytes of an exception's text
-constexpr std::size_t kMaxComplaints = 20;
 
 using Result = Session::Result;
 
@@ -161,11 +159,7 @@ void ProgressThread::refuse(Incoming& incoming, const std::string& why) {
       answer(incoming, Frame::kRefusal, std::string_view(why).substr(0, kReason));
   } catch (const Error&) {  // it has gone
   }
-  if (refused_ > kMaxComplaints) return;
-  const bool last = refused_++ == kMaxComplaints;
-  log_or_drop("lockstep: " + labels_[static_cast<std::size_t>(process_)] +
-              " refused a connection from " + incoming.address + ": " + why + ". The job goes on." +
-              (last ? " Further refusals are not reported." : ""));
+  refusals_.add("refused a connection from " + incoming.address, why);
 }
 
 void ProgressThread::drop_late() {

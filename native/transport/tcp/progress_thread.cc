@@ -48,6 +48,7 @@ ProgressThread::ProgressThread(int listener, const std::vector<int>& pids,
               channels.connections(), deferred_.is_deferred),
       failures_(process, roster_.num_members(), roster_.first_agent(), labels, arena),
       left_(roster_.num_members()),
+      refusals_(labels[static_cast<std::size_t>(process)]),
       stripe_readers_(channels.connections() - 1, *this) {
   if (!watch_input(epoll_.get(), wake_.fd(), nullptr))
     throw Error(std::string("lockstep: cannot watch for other hosts: ") + std::strerror(errno) +
@@ -196,6 +197,7 @@ void ProgressThread::poll(std::chrono::milliseconds most) {
   failures_.deferred_abort().abort_when_due(arena_);
   if (Clock::now() < polled_ + kPollInterval) return;
   drop_late();
+  refusals_.report_due();
   if (!over_) lose_ended();
   adopt_left();
   if (deferred_.aborted && arena_.aborted() && !std::exchange(has_relayed_, true))

@@ -25,6 +25,7 @@
 #include "control/failure_detector.h"
 #include "control/messages.h"
 #include "core/futex_wait.h"
+#include "core/refusal_log.h"
 #include "transport/shm/segment.h"
 #include "transport/tcp/acceptor.h"
 #include "transport/tcp/channels.h"
@@ -166,7 +167,7 @@ class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
   std::atomic<bool> failed_{false};
   std::vector<std::atomic<std::uint32_t>> left_;  // of each process, a bit for each connection
   bool has_relayed_ = false;
-  std::size_t refused_ = 0;
+  RefusalLog refusals_;
 
   // A connection that has ended without the word that the program has, and is for stripes or was
   // made when it was first needed. The reason may come a moment later by another connection, of

@@ -82,6 +82,7 @@ void UcxTransport::check() {
   std::string text;
   {
     const UcxWorker::Lock lock(worker_);
+    refusals_.report_due();
     text = failure_;
     for (Peer& each : peers_)
       if (text.empty()) text = failure_of(each);

@@ -4,16 +4,9 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/log.h"
 #include "transport/ucx/ucx_transport.h"
 
 namespace lockstep {
-namespace {
-
-constexpr std::size_t kMaxComplaints = 20;
-
-}  // namespace
-
 // A message whose bytes UCX fetches.
 struct UcxTransport::Incoming {
   UcxTransport* owner;
@@ -36,10 +29,7 @@ ucp::Status UcxTransport::take(const std::byte* bytes, std::size_t header_bytes,
   if (header_bytes >= sizeof(Header)) std::memcpy(&header, bytes, sizeof(Header));
   if (header.secret != secret_ || header.process >= peers_.size() ||
       peers_[header.process].address.empty()) {
-    if (refused_++ < kMaxComplaints)
-      log_or_drop("lockstep: " + labels_[static_cast<std::size_t>(process_)] +
-                  " dropped a message over UCX that comes from no process of the job. The job "
-                  "goes on.");
+    refusals_.add("dropped a message over UCX", "it comes from no process of the job");
     return ucp::kOk;
   }
   Peer& from = peers_[header.process];

@@ -62,6 +62,7 @@ UcxTransport::UcxTransport(const std::vector<std::string>& libraries, int listen
       wake_up_(wake_up),
       library_(libraries),
       peers_(labels.size()),
+      refusals_(labels[static_cast<std::size_t>(process)]),
       devices_(ucp::choose_devices(library_, listener)),
       worker_(library_, labels.size(), devices_.chosen) {
   if (getrandom(&secret_, sizeof(secret_), 0) != sizeof(secret_))
@@ -114,7 +115,7 @@ void UcxTransport::close(Peer& to) {
 
 std::size_t UcxTransport::refused() {
   const UcxWorker::Lock lock(worker_);
-  return refused_;
+  return refusals_.total();
 }
 
 void UcxTransport::start(Endpoint& endpoint, TcpTransport& tcp) {

@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "core/refusal_log.h"
 #include "transport/shm/segment.h"
 #include "transport/tcp/companion.h"
 #include "transport/tcp/endpoint.h"
@@ -177,7 +178,7 @@ class UcxTransport : public Transport, public Companion {
   UcxChannels channels_;
   std::vector<Outgoing*> free_;
   std::string failure_;  // a peer has broken the rules
-  std::size_t refused_ = 0;
+  RefusalLog refusals_;
   bool stopped_ = false;
   const ucp::Devices devices_;
   UcxWorker worker_;
