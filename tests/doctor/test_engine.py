@@ -40,6 +40,7 @@ def test_a_missing_library_names_the_compiler_only_when_there_is_none() -> None:
     assert "liblockstep.so is not installed" in without.found
     assert without.fix.startswith("sudo apt-get install g++ && pip install")
     assert with_compiler.fix.startswith("pip install")
+    assert "WHEEL, the wheel or source tree" in with_compiler.fix
 
 
 def test_a_library_that_does_not_load() -> None:

@@ -144,14 +144,14 @@ CASES: dict[str, tuple[Callable[[Planted], None], str, str, str, str]] = {
         "b",
         "Lockstep",
         "has no Lockstep",
-        "-m pip install lockstep-jax==",
+        "-m pip install WHEEL",
     ),
     "another Lockstep": (
         other_lockstep,
         "b",
         "Lockstep",
         f"0.0.9, but this machine has {lockstep.__version__}",
-        "-m pip install lockstep-jax==",
+        "-m pip install WHEEL",
     ),
     "no Python": (no_python, "b", "Python", f"{sys.executable} does not exist there", "--python"),
     "another jax": (other_jax, "b", "jax", "0.7.9, but", "pip install jax=="),
@@ -223,6 +223,18 @@ def test_a_problem_is_told_with_host_and_fix(tmp_path: Path, name: str) -> None:
         assert key == (host, check), done.stderr
         assert found in text
         assert fix in text.partition(" FIX ")[2]
+
+
+def test_a_directory_that_no_host_has_is_not_to_be_copied(tmp_path: Path) -> None:
+    with ssh_hosts(tmp_path, "ab") as hosts:
+        planted = Planted(hosts, make_work(tmp_path))
+        done = planted.run("--chdir", str(planted.work / "no"))
+        found = rows(done.stderr)
+        assert "work/no does not exist" in found["b", "directory"]
+        assert "rsync" not in done.stderr
+        assert found["b", "directory"].endswith(
+            " FIX --chdir DIR with a directory that all hosts have"
+        )
 
 
 @pytest.mark.full

@@ -121,7 +121,20 @@ def test_a_program_that_no_host_has_is_not_to_be_copied() -> None:
 def test_another_version_of_lockstep() -> None:
     failure = other_version(state(1), "1.1.0", REQUEST)
     assert failure.found == "1.1.0, but this machine has 1.2.0"
-    assert failure.fix == "ssh b /venv/bin/python -m pip install lockstep-jax==1.2.0"
+    assert failure.fix == (
+        "install version 1.2.0 there as here, from the same wheel or source tree: "
+        "ssh b /venv/bin/python -m pip install WHEEL"
+    )
+
+
+def test_what_this_machine_lacks_is_not_to_be_copied() -> None:
+    lacking = dataclasses.replace(REQUEST, lacking=frozenset({"/work", "/work/train.py"}))
+    hosts = [state(0), state(1, directory_problem="does not exist"), state(2)]
+    fix = found(hosts, lacking)["b"]["directory"].fix
+    assert fix == "--chdir DIR with a directory that all hosts have"
+    missing = {"path": "/work/train.py", "sha256": "", "problem": "No such file"}
+    fix = found([state(0), state(1, program=missing), state(2)], lacking)["b"]["program"].fix
+    assert fix == "copy the file of the other hosts to /work/train.py"
 
 
 def test_copies_go_by_the_ssh_of_the_user() -> None:

@@ -128,14 +128,15 @@ def test_the_file_is_that_of_ssh_without_an_f() -> None:
             "'lockstep.launch.host_agent' (ModuleNotFoundError: No module named 'lockstep')\n",
             "Lockstep",
             "has no Lockstep",
-            "ssh -F cfg user@b /venv/bin/python -m pip install lockstep-jax==1.2.0",
+            "version 1.2.0 there as here, from the same wheel or source tree: "
+            "ssh -F cfg user@b /venv/bin/python -m pip install WHEEL; or name the right Python",
         ),
         (
             1,
             "/venv/bin/python: No module named lockstep.launch.host_agent\n",
             "Lockstep",
             "too old for --hosts",
-            "lockstep-jax==1.2.0",
+            "pip install WHEEL",
         ),
         (
             1,

@@ -127,7 +127,10 @@ def probe_smoke() -> dict[str, Any]:
 def check_library(facts: EngineFacts) -> Finding:
     """The library is there and loads."""
     name = "engine"
-    reinstall = "pip install --force-reinstall --no-deps --no-cache-dir lockstep-jax"
+    reinstall = (
+        "pip install --force-reinstall --no-deps --no-cache-dir WHEEL, the wheel or source tree "
+        "that Lockstep was installed from"
+    )
     if facts.library is None or not facts.lookup:
         compiler = "" if facts.compiler else "sudo apt-get install g++ && "
         where = facts.library_error or f"{facts.library} does not exist"

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from lockstep._finding import Finding, ok, problem, warning
 from lockstep._words import counted, format_size
 from lockstep.hosts.address_choice import shown
-from lockstep.hosts.facts import PACKAGES
 from lockstep.hosts.host_state import HostState, Request, listed
-from lockstep.hosts.ssh_errors import Failure
+from lockstep.hosts.ssh_errors import Failure, same_lockstep
 from lockstep.system import oom
 from lockstep.system.interfaces import is_loopback
 
@@ -42,11 +41,12 @@ def check_lockstep(host: HostState, hosts: Sequence[HostState], request: Request
 
 def other_version(host: HostState, version: str, request: Request) -> Failure:
     """An agent of another version may say other things: it is asked nothing."""
-    package = f"{PACKAGES['lockstep']}=={request.version}"
     return Failure(
         "Lockstep",
         f"{version}, but this machine has {request.version}",
-        host.there(request, f"{shlex.quote(request.python)} -m pip install {package}"),
+        same_lockstep(
+            request.version, host.there(request, f"{shlex.quote(request.python)} -m pip install")
+        ),
     )
 
 

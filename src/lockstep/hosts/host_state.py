@@ -26,6 +26,8 @@ class Request:
     python: str = "python"
     version: str = ""
     """Of this launcher's Lockstep."""
+    lacking: frozenset[str] = frozenset()
+    """Of the directory and the program: the paths that this machine does not have either."""
     srun: bool = False
     """Whether srun reaches the hosts; ``ssh`` is then its command."""
 
@@ -61,8 +63,11 @@ class HostState:
         return f"{request.ssh} {shlex.quote(self.name)} {command}" if self.by_ssh else command
 
     def copied(self, request: Request, path: str) -> str:
-        """What to type here, so that this host has ``path``, too; "" for this very machine."""
-        if not self.by_ssh:
+        """What to type here, so that this host has ``path``, too.
+
+        "" when it cannot be copied: to this very machine, or when this machine lacks it as well.
+        """
+        if not self.by_ssh or path.rstrip("/") in request.lacking:
             return ""
         if request.srun:  # which copies files alone, to all hosts of the allocation
             quoted = shlex.quote(path)

@@ -19,6 +19,20 @@ class Failure(NamedTuple):
     fix: str
 
 
+def same_lockstep(version: str, install: str) -> str:
+    """How a host gets this launcher's Lockstep, whether or not its version is published.
+
+    ``install`` is the command of pip on that host.
+    """
+    return (
+        f"install version {version} there as here, from the same wheel or source tree: "
+        f"{install} WHEEL"
+    )
+
+
+_INSTALL = "{ssh} {host} {python} -m pip install"
+
+
 class _Row(NamedTuple):
     """A regular expression of what ssh says, and what to show for it.
 
@@ -114,13 +128,12 @@ _REMOTE = (
     _Row(
         r"No module named '?lockstep",
         "{python} there has no Lockstep, or one that is too old for --hosts",
-        "{ssh} {host} {python} -m pip install lockstep-jax=={version}; or name the right Python "
-        "with --python",
+        f"{same_lockstep('{version}', _INSTALL)}; or name the right Python with --python",
     ),
     _Row(
         r"No module named '?(?P<module>[\w.]+)",
         "{python} there lacks the module {module}",
-        "{ssh} {host} {python} -m pip install --force-reinstall lockstep-jax=={version}",
+        same_lockstep("{version}", f"{_INSTALL} --force-reinstall"),
     ),
     _Row(
         r"not available|nologin",

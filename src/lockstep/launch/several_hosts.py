@@ -83,6 +83,7 @@ class SeveralHosts:
             srun=self._srun,
             python=self._args.python or sys.executable,
             version=__version__,
+            lacking=_lacking(self._directory, job.program[0]),
         )
 
     def _with_coordinator(self, job: LaunchSpec) -> LaunchSpec:
@@ -196,6 +197,12 @@ def _renumbered(places: Sequence[tuple[Connection, Placed]]) -> list[tuple[Conne
         found.append((connection, Placed(placed.host, first, placed.count)))
         first += placed.count
     return found
+
+
+def _lacking(directory: str, program: str) -> frozenset[str]:
+    """Of the directory and the program's path, what this machine does not have."""
+    paths = (directory, os.path.join(directory, program))
+    return frozenset(path for path in paths if not os.path.exists(path))
 
 
 def _working_directory() -> str:
