@@ -92,7 +92,16 @@ def test_logs_of_a_later_process_that_cannot_be_made_end_the_job(tmp_path: Path)
     """No host was asked to start anything then, so none reports an end."""
     (tmp_path / "program.py").write_text("print('started')")
     few_files = ["sh", "-c", 'ulimit -S -n 48 && exec "$@"', "sh"]
-    lockstep = [sys.executable, "-P", "-m", "lockstep", "run"]
+    # A launcher that leaves its soft limit as it is, so that the logs have no room for all.
+    code = """if True:
+        import sys
+        from lockstep import cli
+        from lockstep.system import fd_limit
+
+        fd_limit.make_room_in_launcher = lambda *_: None
+        sys.exit(cli.main())
+    """
+    lockstep = [sys.executable, "-P", "-c", code, "run"]
     options = ["--hosts", "localhost:24", "--log-dir", str(tmp_path / "logs")]
     ended = subprocess.run(
         [*few_files, *lockstep, *options, str(tmp_path / "program.py")],

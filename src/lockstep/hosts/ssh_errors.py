@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shlex
 from typing import NamedTuple
 
 from lockstep._words import printable
+from lockstep.system import fd_limit
 
 _MAX_SHOWN = 300
 
@@ -192,6 +195,8 @@ def explain(
 def not_started(error: str, ssh: str, python: str, by_ssh: bool) -> Failure:
     """Why the command that starts an agent could not even be started on this machine."""
     here = f"cannot be started on this machine: {_shown(error)}"
+    if os.strerror(errno.EMFILE) in error:
+        return Failure("open files", f"{ssh if by_ssh else python} {here}", fd_limit.LAUNCHER_NEEDS)
     if by_ssh:
         tool = ssh.split()[0]
         if tool == "srun":

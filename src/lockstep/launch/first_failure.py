@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from lockstep._run_files import OUT_OF_MEMORY, STOPPED, ErrorRecord, Exit
 from lockstep.launch import tracebacks
+from lockstep.system import fd_limit
 
 OURS = re.compile(tracebacks.ENGINES)
 """What stands before the text of an engine's error, which is a whole diagnosis."""
@@ -24,7 +25,6 @@ NOTICED_SECONDS = 1.0
 
 LAST_WORDS = 20
 """Lines of stderr in the report."""
-_OPEN_FILES = "2 open files for each process (with --log-dir 4) and about 20 more"
 _GAVE_UP = re.compile(
     r"F\d{4} \d\d:\d\d:\d\S* |.*\b(?:Check failed: |Assertion `)|terminate called "
 )
@@ -143,7 +143,7 @@ def not_started(error: Exception) -> str:
             "is its file system mounted without noexec?"
         )
     elif number in (errno.EMFILE, errno.ENFILE):
-        causes = f"The launcher needs {_OPEN_FILES}: raise the limit (ulimit -n)"
+        causes = fd_limit.LAUNCHER_NEEDS
     elif number == errno.EAGAIN:
         causes = "The limit on processes is reached: raise it (ulimit -u, or the container's limit)"
     else:

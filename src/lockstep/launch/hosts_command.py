@@ -22,7 +22,7 @@ from lockstep.launch.console import complain
 from lockstep.launch.guard import run_guarded
 from lockstep.launch.job_spec import LaunchSpec
 from lockstep.launch.several_hosts import SeveralHosts
-from lockstep.system import process_tree
+from lockstep.system import fd_limit, process_tree
 
 EXPORTED = (
     "JAX_*",
@@ -109,6 +109,7 @@ def _run(
     lifeline: int,
 ) -> int:
     hosts = [each.host for each in placed]
+    fd_limit.make_room_in_launcher(0, len(hosts))
     srun = args.ssh is starters.SSH and allocation.by_srun(hosts, os.environ)
     reach = Reach(args.ssh, args.python or sys.executable, str(job.run_dir), srun)
     place = SeveralHosts(Fleet(reach.command, lifeline), placed, args, srun, connect)

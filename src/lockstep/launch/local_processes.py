@@ -18,7 +18,7 @@ from lockstep.launch.first_failure import EndedProcess, not_started
 from lockstep.launch.job_processes import Loop, Output, ended_process
 from lockstep.launch.job_spec import LaunchSpec
 from lockstep.launch.pmi import PmiServer
-from lockstep.system import process_tree
+from lockstep.system import fd_limit, process_tree
 from lockstep.system.oom import OomKills
 
 LEFTOVER_GRACE = 0.5
@@ -82,6 +82,7 @@ class LocalProcesses:
 
     def start(self) -> None:
         count, prefixed = self._job.processes, self._job.prefixed
+        fd_limit.make_room_in_launcher(count, 0)
         console = self._loop.console
         out = consoles.prefixes(count, console.stdout, prefixed)
         err = consoles.prefixes(count, console.stderr, prefixed)

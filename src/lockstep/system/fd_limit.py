@@ -25,6 +25,16 @@ _LOCAL = 3
 _IN_MEMORY = 4
 """For each process of this host without a run directory: see `lockstep.watchdog.artifacts`."""
 
+_PIPES_OF_HOST = 3
+"""For each host, in the launcher: to and from the agent, and what ssh writes to stderr."""
+_PIPES_OF_PROCESS = 4
+"""For each process of this host, in the launcher: its output, and with --log-dir two files."""
+
+LAUNCHER_NEEDS = (
+    "The launcher needs 2 open files for each process (with --log-dir 4), or 3 for each host of "
+    "--hosts, and about 20 more: raise the limit (ulimit -n)"
+)
+
 
 def make_room_for(peers: Sequence[Peer], process: int) -> None:
     """Makes room for the engine of a job; raises `InitializationError` if that is not possible."""
@@ -40,6 +50,16 @@ def make_room_for(peers: Sequence[Peer], process: int) -> None:
 def make_room_in_agent(members: int) -> None:
     """Makes room in an agent, which reads the records of its host."""
     make_room(_OWN + max(_LOCAL, _REMOTE) * members)
+
+
+def make_room_in_launcher(processes: int, hosts: int) -> None:
+    """Makes room in a launcher of ``processes`` on this host, and of agents on ``hosts``.
+
+    Where the hard limit is too low, the start fails with an error that says what is needed. With
+    no descriptor left, the open ones cannot even be listed.
+    """
+    with contextlib.suppress(InitializationError, OSError):
+        make_room(_OWN + _PIPES_OF_PROCESS * processes + _PIPES_OF_HOST * hosts)
 
 
 def make_room(needed: int) -> None:

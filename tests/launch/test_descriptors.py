@@ -1,0 +1,48 @@
+"""The launcher under a low soft limit on open files, which it raises itself."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+SOFT_LIMIT = 36
+TOO_MANY = "Too many open files"
+
+
+def lockstep(*words: str, hard: int | None = None) -> subprocess.CompletedProcess[str]:
+    limits = f"ulimit -Sn {SOFT_LIMIT}" + (f"; ulimit -Hn {hard}" if hard else "")
+    command = shlex.join([sys.executable, "-m", "lockstep", "run", *words, "-c", "pass"])
+    return subprocess.run(
+        ["sh", "-c", f"{limits}; exec {command}"], capture_output=True, text=True, timeout=120
+    )
+
+
+def fake_ssh(folder: Path) -> str:
+    """A command that starts agents on this machine, whatever the host."""
+    script = folder / "ssh"
+    script.write_text('#!/bin/sh\nfor command; do :; done\nexec sh -c "$command"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+def test_room_for_processes() -> None:
+    done = lockstep("-n", "20")
+    assert done.returncode == 0, done
+
+
+def test_room_for_agents(tmp_path: Path) -> None:
+    hosts = ",".join(f"host{i}" for i in range(12))
+    done = lockstep("--hosts", hosts, "--ssh", fake_ssh(tmp_path))
+    assert TOO_MANY not in done.stderr, done
+    # All agents have answered. These hosts have no addresses at which they could meet.
+    assert "on 12 of 12 hosts" in done.stderr, done
+
+
+def test_a_hard_limit_that_is_too_low_is_named_with_what_is_needed(tmp_path: Path) -> None:
+    hosts = ",".join(f"host{i}" for i in range(12))
+    done = lockstep("--hosts", hosts, "--ssh", fake_ssh(tmp_path), hard=SOFT_LIMIT)
+    assert done.returncode == 1
+    assert TOO_MANY in done.stderr, done
+    assert "3 for each host of --hosts" in done.stderr, done
