@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from lockstep._errors import ConfigError
+from lockstep.hosts import allocation
+from lockstep.hosts.host_list import Host
 from lockstep.launch import hosts_command, run_command
 
 PROGRAM = "program.py"
+RUN = [sys.executable, "-m", "lockstep", "run"]
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +43,41 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_options_that_contradict_each_other_are_explained(options: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         run_command.main([*options.split(), PROGRAM])
+
+
+ALLOCATION = {"SLURM_JOB_ID": "5", "SLURM_JOB_NODELIST": "a", "SLURM_TASKS_PER_NODE": "2"}
+
+
+@pytest.mark.parametrize("hosts", ["a,b", "a.cluster,me@b.cluster", "b"])
+def test_hosts_outside_of_the_allocation_are_refused(
+    hosts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in ALLOCATION.items():
+        monkeypatch.setenv(name, value)
+    words = f"{hosts.rpartition(',')[2]} does not belong to this Slurm allocation, which has a"
+    with pytest.raises(ConfigError, match=rf"{words}\..* --outside-allocation"):
+        run_command.main(["--hosts", hosts, PROGRAM])
+
+
+def test_the_option_allows_hosts_outside_of_the_allocation() -> None:
+    environ = {**os.environ, **ALLOCATION}
+    done = subprocess.run(
+        [*RUN, "--hosts", "a.invalid,b.invalid", "--outside-allocation", PROGRAM],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    # Both were tried by ssh.
+    assert done.returncode == 1
+    assert "nothing was started: 2 problems on 2 of 2 hosts" in done.stderr, done
+    assert "allocation" not in done.stderr, done
+
+
+def test_hosts_of_the_allocation_are_its_own_by_other_names_too() -> None:
+    hosts = [Host("a", 1), Host("me@a.cluster", 1), Host("localhost", 1)]
+    assert allocation.outside(hosts, ALLOCATION) == []
+    assert allocation.outside([Host("b", 1)], {}) == []
 
 
 def test_collectives_of_an_mpi_are_for_its_own_launcher() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lockstep._errors import LaunchError
+from lockstep._errors import ConfigError, LaunchError
 from lockstep.bootstrap import cluster_env
 from lockstep.hosts import starters
 from lockstep.hosts.host_list import Host
@@ -36,6 +36,42 @@ def is_elsewhere(hosts: list[Host], environ: Mapping[str, str]) -> bool:
     is_slurm = "SLURM_JOB_ID" in environ
     here = environ.get("SLURMD_NODENAME") == hosts[0].name or starters.is_here(hosts[0])
     return is_slurm and not here
+
+
+def outside(hosts: list[Host], environ: Mapping[str, str]) -> list[str]:
+    """The names of those hosts that do not belong to the Slurm allocation around this process.
+
+    Slurm knows its hosts by short names. This very machine does not count: nothing goes there by
+    ssh.
+    """
+    found = cluster_env.allocation(environ)
+    if found is None or found.found_by != SLURM:
+        return []
+    own = {_short(name) for name, _ in found.hosts}
+    return [
+        host.name
+        for host in hosts
+        if _short(host.name.rpartition("@")[2]) not in own and not starters.is_here(host)
+    ]
+
+
+def check_inside(hosts: list[Host], environ: Mapping[str, str]) -> None:
+    """Raises `ConfigError` for hosts that are `outside` of the Slurm allocation."""
+    if not (names := outside(hosts, environ)):
+        return
+    found = cluster_env.allocation(environ)
+    inside = ",".join(name for name, _ in found.hosts) if found else ""
+    raise ConfigError(
+        f"{','.join(names)} {'does' if len(names) == 1 else 'do'} not belong to this Slurm "
+        f"allocation, which has {inside}. Processes there would run outside of it, by ssh, where "
+        "Slurm may have started another job or drained the host. Leave them out of --hosts, or ask "
+        "Slurm for them (--nodelist of salloc and sbatch). To start there all the same: "
+        "--outside-allocation."
+    )
+
+
+def _short(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def by_srun(hosts: list[Host], environ: Mapping[str, str]) -> bool:

@@ -69,6 +69,8 @@ def run(
         )
     given = args.hosts or args.hostfile
     hosts = hosts_of(args) if given else allocation.around(environ)
+    if not args.outside_allocation:
+        allocation.check_inside(hosts, environ)
     placed = host_list.place(hosts, args.processes)
     if args.min_hosts is not None and args.min_hosts > len(placed):
         raise ConfigError(f"--min-hosts {args.min_hosts}: the job has {len(placed)} hosts.")

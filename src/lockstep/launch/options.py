@@ -198,7 +198,10 @@ def run_parser() -> argparse.ArgumentParser:
     return parser
 
 
-_OF_HOSTS = ("ssh", "python", "chdir", "interface", "coordinator_port", "export", "min_hosts")
+_OF_HOSTS = (
+    *("ssh", "python", "chdir", "interface", "coordinator_port", "export", "min_hosts"),
+    "outside_allocation",
+)
 """The settings that need ``--hosts`` or ``--hostfile``."""
 
 
@@ -248,6 +251,11 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
         "--this-host",
         action="store_true",
         help="run on this host alone, also in a batch job that has others",
+    )
+    add(
+        "--outside-allocation",
+        action="store_true",
+        help="in a Slurm allocation: also run on hosts of --hosts that do not belong to it, by ssh",
     )
     add(
         "--chdir",
