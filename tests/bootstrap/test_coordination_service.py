@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ import lockstep
 from lanes import sample
 from lockstep.bootstrap import service_loss
 from lockstep.job import current_job
+from lockstep.system import tcp_ports
 from of_this_jax import VERSION
 from processes import free_port, python
 from support import run_lockstep
@@ -73,6 +78,7 @@ def test_a_port_that_is_taken_is_an_error_that_names_its_holder() -> None:
     assert ended.status == 1, ended
     last = ended.stderr.strip().splitlines()[-1]
     assert f"cannot listen on {address}: the port is taken by process {os.getpid()}" in last, ended
+    assert "If that is a process of this job, two claim to be process 0: it and this one" in last
 
 
 @sample(
@@ -98,6 +104,48 @@ print("lives")
     assert "lives" in ended.stdout, ended
     for each in [*words, "--start-timeout"]:
         assert each in ended.stdout, ended
+
+
+def start(address: str, process: int, more: str = "") -> subprocess.Popen[str]:
+    """A process that joins a job of 3 as ``process``, with no launcher."""
+    program = f"import lockstep, jax\njax.distributed.initialize({address!r}, 3, {process}{more})"
+    environ = {**os.environ, "LOCKSTEP_START_TIMEOUT": "60", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", program]
+    return subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_clients(address: str, count: int) -> None:
+    port = int(address.rpartition(":")[2])
+    end = time.monotonic() + 30
+    while tcp_ports.established(port) < count:
+        assert time.monotonic() < end, "the processes do not connect"
+        time.sleep(0.05)
+
+
+# A service elsewhere, as a second process 0 on another host starts it.
+@pytest.mark.parametrize(("process", "more"), [(1, ""), (0, ", coordinator_bind_address='{}'")])
+def test_two_processes_with_one_number_are_named(process: int, more: str) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with contextlib.ExitStack() as ended:
+        first = ended.enter_context(start(address, 0))
+        ended.callback(first.kill)
+        wait_for_clients(address, 1)
+        if process == 1:
+            first = ended.enter_context(start(address, 1))
+            ended.callback(first.kill)
+            wait_for_clients(address, 2)
+        began = time.monotonic()
+        other = more.format(f"127.0.0.2:{free_port()}")
+        second = ended.enter_context(start(address, process, other))
+        ended.callback(second.kill)
+        last = first.communicate(timeout=60)[1].strip().splitlines()
+    assert time.monotonic() - began < 40
+    assert "bad_cast" not in "".join(last)
+    assert "within 60 s" not in last[-1]
+    assert f"process {process} of 3" in last[-1]
+    assert f"pid {first.pid} on {socket.gethostname()}" in last[-1]
+    assert f"process {second.pid} ({sys.executable} -c import lockstep" in last[-1]
+    assert "Give each process its own number: process_id" in last[-1]
 
 
 def test_a_process_that_joins_no_job_is_named_with_its_end() -> None:

@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -32,9 +33,10 @@ class Survival(NamedTuple):
     former; returns the address to bind, or raises if it cannot be used."""
     start_seconds: Callable[[], int]
     """How long to wait for all processes, if the program does not set it."""
-    not_started: Callable[[str, int, int, int], Exception]
-    """Takes the coordinator's address, this process, the number of processes and the seconds;
-    returns the error that names the processes which have not arrived."""
+    not_started: Callable[[str, int, int, int, float], Exception]
+    """Takes the coordinator's address, this process, the number of processes, the seconds of the
+    deadline, and those that have passed; returns the error that says why, and names the processes
+    which have not arrived."""
     certificates: Callable[[int], dict[str, str]]
     """Takes the number of processes; returns jaxlib's arguments for mutual TLS, {} for a job
     without. Not called if the user has passed some."""
@@ -159,12 +161,14 @@ class _Survivor:
                 given["initialization_timeout"] = self._calls.start_seconds()
             seconds = given["initialization_timeout"]
             self._asked = _Asked(given["coordinator_bind_address"], seconds)
+            start = time.monotonic()
             try:
                 original(*bound.args, **bound.kwargs)
             except RuntimeError as error:
                 if not lost_service.is_uncast(error):
                     raise
-                raise self._without_missing(state, seconds) from error
+                # What JAX has raised, "std::bad_cast", says nothing.
+                raise self._without_missing(state, seconds, time.monotonic() - start) from None
             finally:
                 self._asked = _Asked()
 
@@ -181,10 +185,10 @@ class _Survivor:
 
         return shutdown
 
-    def _without_missing(self, state: Any, seconds: int) -> Exception:
+    def _without_missing(self, state: Any, seconds: int, elapsed: float) -> Exception:
         """Leaves the job that has not started; returns the error."""
         missing = self._calls.not_started(
-            state.coordinator_address, state.process_id, state.num_processes, seconds
+            state.coordinator_address, state.process_id, state.num_processes, seconds, elapsed
         )
         distributed.set_client_aside()
         if state.service is not None:

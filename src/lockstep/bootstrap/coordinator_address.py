@@ -16,6 +16,7 @@ and jaxlib crashes where another user or program has the port. So the port is tr
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 import time
 
@@ -50,6 +51,11 @@ def choose(default: str, coordinator: str) -> str:
         return default
     # For a name gRPC listens on each of its addresses that this host has.
     return f"{cluster_env.bracketed(own[0] if len(own) == 1 else host)}:{port}"
+
+
+def is_local(coordinator: str) -> bool:
+    """Whether the coordinator's name has an address of this host."""
+    return any(map(_is_local, _addresses(split(coordinator)[0])))
 
 
 def _addresses(host: str) -> list[str]:
@@ -88,7 +94,9 @@ def wait_until_free(address: str, seconds: float = FREE_SECONDS) -> None:
     while problem := _problem(host, port):
         if time.monotonic() > end:
             raise InitializationError(
-                f"JAX's coordination service cannot listen on {address}: {problem}. Give all "
+                f"JAX's coordination service cannot listen on {address}: {problem}. If that is a "
+                f"process of this job, two claim to be process 0: it and this one (pid "
+                f"{os.getpid()} on {socket.gethostname()}). Otherwise give all "
                 "processes another port: coordinator_address in jax.distributed.initialize(), or "
                 "LOCKSTEP_COORDINATOR=HOST:PORT, or MASTER_PORT where it is set. For another "
                 "address of this host: coordinator_bind_address, or JAX_COORDINATOR_BIND_ADDRESS."

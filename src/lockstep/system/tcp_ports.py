@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import re
 import socket
 from collections.abc import Iterator
@@ -20,6 +21,9 @@ class _Socket(NamedTuple):
     """A socket of this namespace, as /proc/net/tcp has it."""
 
     address: str
+    port: int
+    peer: str
+    peer_port: int
     state: str
     user: int
     inode: str
@@ -62,12 +66,38 @@ def established(port: int) -> int:
     return sum(found.state == _ESTABLISHED for found in _sockets(port))
 
 
+def clients(port: int) -> list[str]:
+    """The other ends of connections to a service at ``port``, as far as this host knows them.
+
+    A process of this host, except this one, by its pid; other hosts' processes, where the service
+    is on this host, by their addresses.
+    """
+    sockets = [found for found in _all_sockets() if found.state == _ESTABLISHED]
+    here = {(found.address, found.port) for found in sockets}
+    own = set(process_tree.open_files(os.getpid()))
+    local = [
+        _holder(found)
+        for found in sockets
+        if found.peer_port == port and f"socket:[{found.inode}]" not in own
+    ]
+    remote = [
+        found.peer
+        for found in sockets
+        if found.port == port and (found.peer, found.peer_port) not in here
+    ]
+    return list(dict.fromkeys([*local, *remote]))
+
+
 def family(address: str) -> socket.AddressFamily:
     """Of an address without a name."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def _sockets(port: int) -> Iterator[_Socket]:
+    return (found for found in _all_sockets() if found.port == port)
+
+
+def _all_sockets() -> Iterator[_Socket]:
     for name in ("tcp", "tcp6"):
         try:
             lines = Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]
@@ -75,9 +105,18 @@ def _sockets(port: int) -> Iterator[_Socket]:
             continue
         for line in lines:
             fields = line.split()
-            address, _, number = fields[1].rpartition(":")
-            if int(number, 16) == port:
-                yield _Socket(_from_hex(address), fields[3], int(fields[7]), fields[9])
+            yield _Socket(
+                *_end_from_hex(fields[1]),
+                *_end_from_hex(fields[2]),
+                fields[3],
+                int(fields[7]),
+                fields[9],
+            )
+
+
+def _end_from_hex(text: str) -> tuple[str, int]:
+    address, _, port = text.rpartition(":")
+    return _from_hex(address), int(port, 16)
 
 
 def _from_hex(text: str) -> str:
