@@ -94,3 +94,22 @@ def test_each_ordered_pair_has_its_round(count: int) -> None:
     for pairs in rounds(names):
         busy = [name for pair in pairs for name in pair]
         assert len(busy) == len(set(busy))
+
+
+def test_a_listener_serves_all_hosts_of_a_large_job_at_the_same_time() -> None:
+    hosts = 100
+    checks = agent_checks.AgentChecks()
+    values = {"name": "b", "key": KEY.hex(), "address": "127.0.0.1", "towards": "", "peers": hosts}
+    port = int(checks.answer("listen", values)["port"])
+    try:
+        with contextlib.ExitStack() as connected:
+            clients = [
+                connected.enter_context(network_probe.connect("127.0.0.1", port, "b", KEY, 10.0))
+                for _ in range(hosts)
+            ]
+            # All are served while all stay connected.
+            for client in clients:
+                client.sendall(b"p")
+                assert client.recv(1) == b"p"
+    finally:
+        checks.close()

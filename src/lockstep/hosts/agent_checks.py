@@ -23,10 +23,10 @@ class AgentChecks:
         """The values of the answer to a message of `ANSWERS`. Takes some seconds at most.
 
         - ``facts`` (``directory``, ``program``): see `facts.gather`.
-        - ``listen`` (``name``, ``key``, ``address``, ``towards``, ``port``): listens for probes on
-          ``address``, or, when that is empty, on the address from which this host sends to
-          ``towards``. Answers ``address``, ``port``, ``problem``, and ``port_problem`` when the
-          ``port`` asked for is not free (0: not asked).
+        - ``listen`` (``name``, ``key``, ``address``, ``towards``, ``port``, ``peers``): listens for
+          probes of so many peers on ``address``, or, when that is empty, on the address from which
+          this host sends to ``towards``. Answers ``address``, ``port``, ``problem``, and
+          ``port_problem`` when the ``port`` asked for is not free (0: not asked).
         - ``probe`` (``peers``, ``key``, ``measure``): answers ``results`` (`network_probe.probe`).
         - ``deaf``: ends listening.
         """
@@ -51,9 +51,10 @@ class AgentChecks:
             )
             return {"address": "", "port": 0, "problem": why}
         key = bytes.fromhex(str(head["key"]))
+        peers = int(head.get("peers") or 0)
         try:
-            listener = network_probe.listen(address)
-            self._listener = network_probe.Listener(listener, str(head["name"]), key)
+            listener = network_probe.listen(address, backlog=network_probe.MAX_CLIENTS + peers)
+            self._listener = network_probe.Listener(listener, str(head["name"]), key, clients=peers)
         except OSError as error:
             problem = error.strerror or str(error)
             return {"address": address, "port": 0, "problem": problem}

@@ -175,6 +175,7 @@ def _listen(
                 "key": key,
                 "address": states[label].choice.address,
                 "towards": _towards(label, states),
+                "peers": len(reached) - 1,
                 "port": request.port if label == first else 0,
             }
     answers = _ask(fleet, "listen", "listening", values, reached, states)

@@ -35,8 +35,8 @@ FLOOD_SECONDS = 0.3
 _FLOOD_LIMIT = 5.0
 _PINGS = 20
 _CHUNK = bytes(1 << 18)
-_MAX_CLIENTS = 64
-"""Connections that a listener serves at the same time."""
+MAX_CLIENTS = 64
+"""Connections that a listener serves at the same time, besides one for each expected client."""
 
 REFUSED, UNREACHABLE, TIMEOUT, FOREIGN, BROKEN = (
     "refused",
@@ -63,7 +63,7 @@ def _read(peer: socket.socket, size: int) -> bytes:
     return data
 
 
-def listen(address: str, port: int = 0, backlog: int = _MAX_CLIENTS) -> socket.socket:
+def listen(address: str, port: int = 0, backlog: int = MAX_CLIENTS) -> socket.socket:
     """A socket that listens there; port 0: on a free one. Raises OSError.
 
     A reservation of this user's (`port_reservation`) does not keep it from the port.
@@ -98,7 +98,7 @@ class Listener:
         self.port: int = self._socket.getsockname()[1]
         self._answer = answer or _answer_probes
         self._serving: list[threading.Thread] = []
-        self._free = threading.BoundedSemaphore(_MAX_CLIENTS + clients)
+        self._free = threading.BoundedSemaphore(MAX_CLIENTS + clients)
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
