@@ -77,6 +77,7 @@ def order(folder: Path, attempt: int = 0) -> dict[str, Any]:
         "devices": None,
         "platform": None,
         "bind": "none",
+        "oversubscribe": False,
         "key": "00",
         "network": False,
         "relayed": [],

@@ -322,13 +322,15 @@ class HostAttempt:
 
 
 def _spec(order: Mapping[str, Any], folder: Path) -> LaunchSpec:
-    """This host's part of the job."""
+    """This host's part of the job. Raises `ConfigError` where it has too few GPUs."""
     count = int(order["count"])
     environ = {**os.environ, **order["environ"]}
     config = Config.from_environ(order["config"])
     # Hosts are told apart by the system, unless this host's own environment does it.
     config = dataclasses.replace(config, host_id=Config.from_environ(os.environ).host_id)
     usable = cpu_affinity.usable()
+    if not order["oversubscribe"]:
+        gpus.check(count, order["devices"], gpus.shown(order["platform"], environ))
     return LaunchSpec(
         program=tuple(order["program"]),
         processes=count,
@@ -336,7 +338,6 @@ def _spec(order: Mapping[str, Any], folder: Path) -> LaunchSpec:
         environ=environ,
         run_dir=folder,
         devices=order["devices"],
-        gpus=gpus.shown(order["platform"], environ),
         platform=order["platform"],
         cores=cpu_affinity.chosen(order["bind"], usable, count, order["devices"]),
         first=int(order["first"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 import sys
@@ -37,8 +38,6 @@ class LaunchSpec:
     run_dir: Path
     devices: int | None = None
     """CPU devices of each process, or its GPUs."""
-    gpus: int = 0
-    """How many GPUs this machine shows, if the job uses GPUs."""
     platform: str | None = None
     cores: Sequence[frozenset[int]] | None = None
     """The cores of each process; None: not bound."""
@@ -52,6 +51,11 @@ class LaunchSpec:
     """The number of the first process of this machine."""
     total: int | None = None
     """The number of processes of the whole job, where that has more than this machine's."""
+
+    @functools.cached_property
+    def gpus(self) -> int:
+        """How many GPUs this machine shows, if the job uses GPUs."""
+        return gpus.shown(self.platform, self.environ)
 
     @property
     def job_processes(self) -> int:

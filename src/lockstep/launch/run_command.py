@@ -54,10 +54,9 @@ def main(words: Sequence[str]) -> int:
         return hosts_command.run(args, program, config, environ)
     options.check_hosts_given(args)
     args.processes = args.processes or slots
-    shown = gpus.shown(args.platform, environ)
     if not args.oversubscribe:
         check_memory(args.processes, oom.free_mb())
-        gpus.check(args.processes, args.devices, shown)
+        gpus.check(args.processes, args.devices, gpus.shown(args.platform, environ))
     usable = cpu_affinity.usable()
     warn(args, usable)
     warn_of_collectives(environ, config)
@@ -71,7 +70,6 @@ def main(words: Sequence[str]) -> int:
             environ=environ,
             run_dir=run_dir.make(),
             devices=args.devices,
-            gpus=shown,
             platform=args.platform,
             cores=cpu_affinity.chosen(args.bind, usable, args.processes, args.devices),
             log_dir=log_dir,

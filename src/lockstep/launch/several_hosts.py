@@ -123,6 +123,7 @@ class SeveralHosts:
             "devices": job.devices,
             "platform": job.platform,
             "bind": self._args.bind,
+            "oversubscribe": self._args.oversubscribe,
             "key": key,
             "network": is_engine and len(self._places) > 1,
             "relayed": list(self._connect),

@@ -25,6 +25,7 @@ from lockstep._errors import LockstepError
 from lockstep.launch.guard import run_guarded
 from lockstep.launch.job_spec import LaunchSpec
 from lockstep.launch.supervisor import Supervisor
+from lockstep.nccl import gpus
 from lockstep.pool import channel
 from lockstep.system import port_reservation, process_tree
 
@@ -67,15 +68,17 @@ def _on_hosts(settings: dict[str, Any], config: Config) -> int:
 
 def _here(settings: dict[str, Any], config: Config) -> int:
     run_dir = Path(settings["run_dir"])
+    processes, devices, platform = (settings[n] for n in ("processes", "devices", "platform"))
+    gpus.check(processes, devices, gpus.shown(platform, os.environ))
     with port_reservation.reserve() as port:
         job = LaunchSpec(
             program=WORKER,
-            processes=settings["processes"],
+            processes=processes,
             config=dataclasses.replace(config, coordinator=port_reservation.address(port)),
             environ=dict(os.environ),
             run_dir=run_dir,
-            devices=settings["devices"],
-            platform=settings["platform"],
+            devices=devices,
+            platform=platform,
         )
 
         def supervise(_: int) -> int:
