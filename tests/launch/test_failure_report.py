@@ -48,3 +48,22 @@ for line in range(80):
     assert "failed first: ValueError: no data (exit code 1), program.py:" in said
     assert '    raise ValueError("no data")' in said
     assert "(traceback above)" not in said
+
+
+def test_a_headline_out_of_view_is_the_last_line_again() -> None:
+    calls = "".join(f"def f{i}():\n    f{i + 1}()\n" for i in range(8))
+    program = f"""
+import os, time
+{calls}
+def f8():
+    raise ValueError("no data")
+if os.environ["LOCKSTEP_PROCESS_ID"] == "1":
+    f0()
+time.sleep(0.5)
+for line in range(80):
+    print("saving", line)
+"""
+    said = run_lockstep([], program, expect_status=1).said_by_launcher.splitlines()
+    assert "process 1 of 2 failed first: ValueError: no data" in said[0]
+    assert said[-1] == said[0]
+    assert len(said) > 12

@@ -41,6 +41,7 @@ from lockstep.launch.console import Console, Stream
 from lockstep.launch.failure_report import headline, told_already
 from lockstep.launch.first_failure import (
     FAILURE_SHARES,
+    EndedProcess,
     by_culprit,
     first_failure,
     is_engines,
@@ -54,6 +55,9 @@ from lockstep.system import process_tree, signal_pipe
 
 REPEATED_SIGNAL = 0.3
 """Seconds within which a repeated signal counts once: GNU timeout sends SIGTERM twice."""
+
+IN_VIEW = 10
+"""A headline that has more lines below it is the last line of the report, too."""
 
 FAILURE = 0
 """The cause of a stop that is no signal. Other causes: a signal, SIGKILL when the guard has gone,
@@ -245,24 +249,31 @@ class Supervisor:
         if self._cause is None or all_ended_well:
             return 0
         if first and (first.failed_at < self.stopping_at or self._cause == FAILURE):
-            full = self._job.config.full_tracebacks or tracebacks.jax_shows_all(os.environ)
             if is_engines(first.record):
                 first = by_culprit(first, endings, self._culprits())
-            table = self._diagnosis([e.process_id for e in endings if e.failed])
-            told = table if table and told_already(table, first) else ""
-            count = self._job.job_processes
-            differences = failed_runs.differences(self._job.run_dir, self._job.config.attempt)
-            report = headline(first, endings, self.stopping_at, count, full, told, differences)
-            for i, text in enumerate(report):
-                self.console.report(text, highlight=i == 0)
-            self._report_killed()
-            self._report_details("" if told else table)
+            self._report_failure(first, endings)
             return first.status
         if self._cause in PASSED_ON:
             self.console.report(f"stopped by {signal_name(self._cause)}")
             self._report_killed()
             self.report_folders()
         return 1 if self._output_lost else 128 + self._cause
+
+    def _report_failure(self, first: EndedProcess, endings: Sequence[EndedProcess]) -> None:
+        """The headline, what is known beside it, and the headline again if it is out of view."""
+        full = self._job.config.full_tracebacks or tracebacks.jax_shows_all(os.environ)
+        table = self._diagnosis([e.process_id for e in endings if e.failed])
+        told = table if table and told_already(table, first) else ""
+        count = self._job.job_processes
+        differences = failed_runs.differences(self._job.run_dir, self._job.config.attempt)
+        report = headline(first, endings, self.stopping_at, count, full, told, differences)
+        above = self.console.lines
+        for i, text in enumerate(report):
+            self.console.report(text, highlight=i == 0)
+        self._report_killed()
+        self._report_details("" if told else table)
+        if self.console.lines > above + IN_VIEW:
+            self.console.report(report[0].partition("\n")[0], highlight=True)
 
     def _culprits(self) -> Sequence[int]:
         return failed_runs.culprits(self._job.run_dir, self._job.config.attempt)
