@@ -14,90 +14,18 @@
 
 #include <algorithm>
 #include <cstring>
-#include <deque>
 #include <iterator>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "nccl/abi.h"
+#include "nccl/operations.h"
 #include "recorder/recorder.h"
 
 namespace lockstep::nccl {
 namespace {
-
-struct Name {
-  std::string_view name;
-  std::uint8_t code;
-  std::uint8_t bytes = 0;
-};
-// The codes are those of the file (src/lockstep/flight_recorder/format.py).
-constexpr Name kOps[] = {
-    {"AllReduce", 0}, {"AllGather", 1}, {"ReduceScatter", 2}, {"AlltoAll", 3}, {"Broadcast", 5}};
-constexpr std::uint8_t kAllToAll = 3, kPermute = 4;
-constexpr std::int64_t kQueued = -1;  // the channel of what the device has not begun
-constexpr Name kDTypes[] = {
-    {"ncclInt8", 1, 1},      {"ncclInt32", 3, 4},       {"ncclInt64", 4, 8},
-    {"ncclUint8", 5, 1},     {"ncclUint32", 7, 4},      {"ncclUint64", 8, 8},
-    {"ncclFloat32", 9, 4},   {"ncclFloat64", 10, 8},    {"ncclFloat16", 13, 2},
-    {"ncclBfloat16", 14, 2}, {"ncclFloat8e4m3", 15, 1}, {"ncclFloat8e5m2", 16, 1}};
-
-// The code of a name; null for a name that the file has none for.
-template <std::size_t N>
-const Name* find(const Name (&names)[N], const char* name) {
-  if (name == nullptr) return nullptr;
-  const auto found = std::ranges::find(names, std::string_view(name), &Name::name);
-  return found == std::end(names) ? nullptr : found;
-}
-
-struct Communicator;
-struct Operation;
-
-// What NCCL keeps for an event, and gives back when the event stops.
-struct Handle {
-  enum Kind { kGroupHandle, kCallHandle, kTaskHandle, kKernelHandle } kind;
-  Communicator* communicator = nullptr;
-  Operation* operation = nullptr;
-};
-
-struct Operation {
-  Handle call{Handle::kCallHandle}, task{Handle::kTaskHandle}, kernel{Handle::kKernelHandle};
-  Record record;
-  bool begun = false;     // its entry has been written
-  bool launched = false;  // NCCL has said with how many channels it runs
-  bool done = false;
-  int channels = 0, started = 0, stopped = 0;
-  // Of sends and receives.
-  bool is_peers = false;
-  const Name* dtype = nullptr;
-  std::size_t count = 0;
-  std::vector<int> targets;
-  int source = -1, sends = 0, receives = 0;
-};
-
-struct Communicator {
-  std::uint64_t id = 0;
-  int rank = 0;
-  Recorder::Ring* ring = nullptr;
-  std::deque<Operation> operations;  // in the order in which they were called, without old ones
-  std::size_t first_open = 0;        // all before it are done
-  std::uint32_t meetings = 0, permutes = 0;
-};
-
-// What one thread has called since its outermost ncclGroupStart.
-struct Group {
-  Handle handle{Handle::kGroupHandle};
-  std::vector<std::pair<Communicator*, Operation*>> operations;
-
-  // The sends and receives of this group with that communicator; null: none yet.
-  Operation* peers_of(const Communicator* communicator) const {
-    for (const auto& [of, operation] : operations)
-      if (of == communicator && operation->is_peers) return operation;
-    return nullptr;
-  }
-};
 
 std::mutex mutex;  // guards communicators, their operations, and the entries of the recorder
 
@@ -118,74 +46,8 @@ int current_device() {
 // A hash of the line of the program that calls; 0 where it is not asked for.
 std::uint32_t line_of_call() { return site != nullptr ? site() : 0; }
 
-Operation* add(Communicator& communicator) {
-  while (!communicator.operations.empty() && communicator.operations.size() > Recorder::kEntries &&
-         communicator.first_open > 0) {
-    communicator.operations.pop_front();
-    --communicator.first_open;
-  }
-  Operation& added = communicator.operations.emplace_back();
-  for (Handle* handle : {&added.call, &added.task, &added.kernel}) {
-    handle->communicator = &communicator;
-    handle->operation = &added;
-  }
-  return &added;
-}
-
-void begin(Communicator& communicator, Operation& operation, std::uint8_t op, std::size_t count,
-           const Name& dtype, std::uint32_t line) {
-  if (operation.begun) return;
-  operation.begun = true;
-  auto& sequence = op == kPermute ? communicator.permutes : communicator.meetings;
-  operation.record = Recorder::begin(communicator.ring, {.clique = communicator.id,
-                                                         .channel = kQueued,
-                                                         .count = count,
-                                                         .bytes = count * dtype.bytes,
-                                                         .sequence = sequence++,
-                                                         .op = op,
-                                                         .dtype = dtype.code,
-                                                         .entered_ns = nanoseconds(Clock::now()),
-                                                         .rank = communicator.rank,
-                                                         .site = line});
-}
-
-// The sends and receives of a group are known by now.
-void begin_peers(Communicator& communicator, Operation& operation, std::uint32_t line) {
-  if (operation.begun || operation.dtype == nullptr) return;
-  const bool is_permute = operation.sends <= 1 && operation.receives <= 1;
-  // The engine counts both in bytes, an all-to-all by what goes to each rank.
-  constexpr Name kBytes{"", 0, 1};
-  begin(communicator, operation, is_permute ? kPermute : kAllToAll,
-        operation.count * operation.dtype->bytes, kBytes, line);
-  if (is_permute) {
-    Recorder::add_source(operation.record, operation.source);
-    for (const int target : operation.targets) Recorder::add_target(operation.record, target);
-  }
-  // Version 4 says only behind the launch that a group is complete.
-  if (operation.done) Recorder::finish_at(operation.record, RecordEntry::kDone, Clock::now());
-}
-
-void add_peer(Operation& operation, bool is_send, std::size_t count, const Name* dtype) {
-  operation.is_peers = true;
-  operation.dtype = dtype;
-  operation.count = count;
-  ++(is_send ? operation.sends : operation.receives);
-}
-
 bool is_send(const char* function) {
   return function != nullptr && std::strcmp(function, "Send") == 0;
-}
-
-// NCCL runs the operations of a communicator in order, so with this one all before it are done.
-void finish(Communicator& communicator, const Operation& last) {
-  if (last.done) return;
-  const auto now = Clock::now();
-  for (bool found = false; !found; ++communicator.first_open) {
-    Operation& operation = communicator.operations[communicator.first_open];
-    found = &operation == &last;
-    operation.done = true;
-    Recorder::finish_at(operation.record, RecordEntry::kDone, now);
-  }
 }
 
 int init(void** context, int* mask, int wanted, std::uint64_t id, int ranks, int rank) {
@@ -213,20 +75,20 @@ int finalize(void* context) {
 }
 
 void* start_call(Communicator& communicator, Group* group, const Call& call) {
-  const Name* op = find(kOps, call.function);
-  const Name* dtype = find(kDTypes, call.dtype);
+  const Name* op = operation_named(call.function);
+  const Name* dtype = dtype_named(call.dtype);
   // A CUDA graph launches what it has captured again and again: each launch is an entry.
   if (op == nullptr || dtype == nullptr || call.captured) return nullptr;
   const std::uint32_t line = line_of_call();
   std::lock_guard lock(mutex);
   Operation* operation = add(communicator);
-  begin(communicator, *operation, op->code, call.count, *dtype, line);
+  begin(communicator, *operation, *op, call.count, *dtype, line);
   if (group != nullptr) group->operations.emplace_back(&communicator, operation);
   return &operation->call;
 }
 
 void* start_peer_call(Communicator& communicator, Group* group, const PeerCall& call) {
-  const Name* dtype = find(kDTypes, call.dtype);
+  const Name* dtype = dtype_named(call.dtype);
   if (group == nullptr || dtype == nullptr || call.captured) return nullptr;
   std::lock_guard lock(mutex);
   Operation* operation = group->peers_of(&communicator);
@@ -245,11 +107,11 @@ void* start_task(Communicator& communicator, Handle* parent, const Task& task) {
   std::lock_guard lock(mutex);
   Operation* operation = parent != nullptr ? parent->operation : nullptr;
   if (operation == nullptr) {
-    const Name* op = find(kOps, task.function);
-    const Name* dtype = find(kDTypes, task.dtype);
+    const Name* op = operation_named(task.function);
+    const Name* dtype = dtype_named(task.dtype);
     if (op == nullptr || dtype == nullptr) return nullptr;
     operation = add(communicator);
-    begin(communicator, *operation, op->code, task.count, *dtype, line);
+    begin(communicator, *operation, *op, task.count, *dtype, line);
   }
   operation->launched = true;
   operation->channels += task.channels;
@@ -267,7 +129,7 @@ void* start_peer_task(Communicator& communicator, Handle* parent, const PeerTask
       operation = add(communicator);
       group->operations.emplace_back(&communicator, operation);
     }
-    add_peer(*operation, sends, task.count, find(kDTypes, task.dtype));
+    add_peer(*operation, sends, task.count, dtype_named(task.dtype));
   }
   if (operation == nullptr) return nullptr;
   if (sends) operation->targets.push_back(task.peer);
@@ -392,14 +254,17 @@ __attribute__((visibility("default"))) lockstep::nccl::Profiler5 ncclProfiler_v5
 // Text is UTF-8. `path` is that of the recorder's file, null: in memory; `ids` are the global ids
 // of the GPUs that CUDA shows, -1 for those of other processes. Returns the descriptor of the
 // record, which the library owns, and -1 where it cannot be kept.
-int lockstep_nccl_start(const char* path, int process, int processes, int attempt,
-                        std::uint64_t nonce, const char* host, const char* label, int count,
-                        const int* ids, std::uint32_t (*site)()) {
+int lockstep_nccl_start(const char* path, int process, int processes, int attempt, const char* host,
+                        const char* label, int count, const int* ids, std::uint32_t (*site)()) {
   using namespace lockstep;
   try {
     if (nccl::recorder) return nccl::recorder->fd();
-    auto made = std::make_unique<Recorder>(
-        RecorderOptions{true, path ? path : "", process, processes, attempt, nonce, host, label});
+    auto made = std::make_unique<Recorder>(RecorderOptions{.path = path ? path : "",
+                                                           .process = process,
+                                                           .num_processes = processes,
+                                                           .attempt = attempt,
+                                                           .host = host,
+                                                           .label = label});
     nccl::devices.assign(ids, ids + count);
     nccl::site = site;
     std::vector<int> own;

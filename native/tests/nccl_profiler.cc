@@ -16,9 +16,8 @@
 
 extern "C" {
 extern lockstep::nccl::Profiler5 ncclProfiler_v5;
-int lockstep_nccl_start(const char* path, int process, int processes, int attempt,
-                        std::uint64_t nonce, const char* host, const char* label, int count,
-                        const int* ids, std::uint32_t (*site)());
+int lockstep_nccl_start(const char* path, int process, int processes, int attempt, const char* host,
+                        const char* label, int count, const int* ids, std::uint32_t (*site)());
 }
 
 namespace lockstep::testing {
@@ -90,7 +89,7 @@ void run_kernels(void* context, Queue& queue) {
 
 TEST(threads_that_dispatch_and_threads_that_see_kernels) {
   const int device = 0;
-  const int fd = lockstep_nccl_start(nullptr, 0, 2, 0, 1, "a", "process 0", 1, &device, nullptr);
+  const int fd = lockstep_nccl_start(nullptr, 0, 2, 0, "a", "process 0", 1, &device, nullptr);
   CHECK(fd >= 0);
   std::vector<void*> contexts(kCommunicators);
   std::vector<Queue> queues(kCommunicators);

@@ -149,7 +149,6 @@ class Process:
                 process,
                 processes,
                 0,
-                c_uint64(7),
                 b"a",
                 f"process {process} (pid 1 on a)".encode(),
                 len(ids),

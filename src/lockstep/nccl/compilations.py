@@ -54,8 +54,8 @@ class Compilation:
         return cls(name, digest, text, at)
 
 
-_running: dict[int, tuple[float, Any]] = {}
-"""By thread: since when, and the module or the `Compilation` that was made of it."""
+_running: dict[int, tuple[float, Compilation]] = {}
+"""What each thread is compiling, and since when."""
 
 
 def note() -> None:
@@ -87,7 +87,8 @@ def _described(module: Any) -> Compilation:
 
 def current() -> Compilation | None:
     """The program that has been compiled for longest; None: none is being compiled."""
-    return min(list(_running.values()), key=lambda one: one[0], default=(0, None))[1]
+    first = min(list(_running.values()), key=lambda one: one[0], default=None)
+    return first[1] if first else None
 
 
 def difference(found: Mapping[int, Compilation]) -> str:

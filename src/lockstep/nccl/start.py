@@ -23,13 +23,14 @@ def start(platform: str) -> None:
     """To be called when JAX has made its backends, before the first program is compiled.
 
     Does nothing on CPUs, outside of a job, and where the user has named a plug-in of their own.
+    Raises `EngineError` where this copy of Lockstep has none.
     """
     if platform not in GPU or _jax_compat.distributed_client() is None:
         return
     shutdown_hook.watch()
     process, count = _jax_compat.distributed_place()
-    config = _config.current()
-    if count == 1 or not config.record or os.environ.get(library.VARIABLE, "") not in ("", _own()):
+    config, own = _config.current(), str(library.path())
+    if count == 1 or not config.record or os.environ.get(library.VARIABLE) not in (None, "", own):
         return
     peer = topology.this_process(process, config.host_id, "", 0)
     folder = None
@@ -58,13 +59,6 @@ def start(platform: str) -> None:
     watch = Watch(store, peer, count, f"/proc/self/fd/{descriptor}", folder)
     watch.start()
     shutdown_hook.at_the_end(library.leave, watch.stop)
-
-
-def _own() -> str:
-    try:
-        return str(library.path())
-    except Exception:
-        return ""
 
 
 def _ids(devices: Sequence[Any]) -> list[int]:
