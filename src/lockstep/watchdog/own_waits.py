@@ -35,6 +35,8 @@ _REST_SECONDS = 1.0
 """A process counts as at rest when it was so in each scan for this long."""
 _MAX_TEXT = 300
 """Letters of an exception's text; the headline has more to say."""
+_CALLBACK_SECONDS = 10.0
+"""After this long, a process whose collectives go on was not stopped by its callback."""
 _IDLE = 0.5
 """A process at rest uses less than this share of one processor: its watchdog scans."""
 _SNAPSHOTS = 5
@@ -56,10 +58,14 @@ class OwnWaits(current_job.Part):
         self._uses: dict[str, int] = {}
         self._rest: tuple[int, int] | None = None
         self._callback = ""
+        self._raised_at = 0.0
+        """When the callback raised."""
+        self._progress: tuple[int, int] | None = None
+        """The state of the collectives at the last scan."""
         self._path = ""
         self._sleeps: tuple[object, float, float] | None = None
-        """What was the same in each scan since the process seemed at rest: then, and the processor
-        time that it had used by then."""
+        """Since the process seems to be at rest: what each scan has found the same, when that
+        began, and the processor time that the process had used by then."""
 
     def keep_in(self, path: str) -> None:
         """From now on writes the waits to a file, for the other processes."""
@@ -104,6 +110,7 @@ class OwnWaits(current_job.Part):
         place = [f"{os.path.basename(f.filename)}:{f.lineno} in {f.name}" for f in own[-1:]]
         with self._lock:
             self._callback = ", ".join([text.partition("\n")[0][:_MAX_TEXT], *place])
+            self._raised_at = time.monotonic()
             self._write()
 
     def note_rest(self, progress: tuple[int, int]) -> None:
@@ -113,6 +120,7 @@ class OwnWaits(current_job.Part):
         """
         with self._lock:
             waiting = {thread for thread, _ in self._inside}
+            self._forget_callback(progress)
             # A program that a callback has ended leaves results on its device that are never made.
             in_collectives = None if self._callback else progress[1]
         same = None if _computes(in_collectives) else _asleep(waiting)
@@ -128,6 +136,13 @@ class OwnWaits(current_job.Part):
             if self._rest != rest:
                 self._rest = rest
                 self._write()
+
+    def _forget_callback(self, progress: tuple[int, int]) -> None:
+        """The program has caught the exception where its collectives still go on later."""
+        goes_on, self._progress = progress != self._progress, progress
+        if self._callback and goes_on and time.monotonic() > self._raised_at + _CALLBACK_SECONDS:
+            self._callback = ""
+            self._write()
 
     def _write(self) -> None:
         if not self._path:
@@ -174,16 +189,16 @@ def _computes(in_collectives: int | None) -> bool:
 
 
 def _asleep(in_barriers: set[int]) -> object | None:
-    """Whether only another process can release this one: what stays the same while that is so.
+    """What stays the same while only another process can release this one.
 
-    ``in_barriers`` are the threads that wait in barriers. None: it can go on by itself.
+    None: it can go on by itself. ``in_barriers`` are the threads that wait in barriers.
     """
     names = {t.ident: t for t in threading.enumerate()}
     waiting: dict[int, tuple[int, int]] = {}
     unknown = 0
     for ident, frame in sys._current_frames().items():
         thread = names.get(ident)
-        if ident in in_barriers or (thread and thread.name.startswith("lockstep")):
+        if ident in in_barriers or (thread and thread.name.startswith("lockstep-")):
             continue
         if thread is not None and _waits_for_result(frame):
             waiting[ident] = id(frame), frame.f_lasti
