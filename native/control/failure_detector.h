@@ -47,7 +47,7 @@ class DeferredAbort {
 // What changed bytes mean to the user.
 inline constexpr const char* kTraffic =
     "Something changes the traffic between these hosts: an attacker, or a faulty network device. "
-    "Tell those who run this network.";
+    "Tell the administrators of this network.";
 
 class FailureDetector {
   template <typename Flags>
