@@ -50,7 +50,7 @@ def deadlock(
 
 
 def stopped(history: History, waits: Sequence[Wait], held: Sequence[int]) -> tuple[int, ...]:
-    """Those of ``held`` in which an exception of a callback has ended the program on a device."""
+    """The processes of ``held`` in which a callback has ended the program on a device."""
     own = {w.track.process for w in waits if own_absent(history, w)}
     processes = history.run.processes
     return tuple(p.index for p in processes if p.index in own & {*held} and p.waits.callback)

@@ -4,9 +4,10 @@
 
 1. Was the traffic between hosts changed? Whatever the processes did then follows from it.
 2. Did members of a clique call different collectives?
-3. Has a process ended that others wait for?
-4. Do devices wait for each other in a circle?
-5. Do processes wait for each other in barriers and collectives?
+3. Do processes wait for each other in barriers and collectives, or for a device of their own that
+   an exception of a callback has stopped?
+4. Has a process ended that others wait for?
+5. Do devices wait for each other in a circle?
 6. Which processes have not arrived yet? This alone is no fault.
 
 The records may be read one after another while the processes run, and still a healthy run is never
@@ -102,7 +103,7 @@ class Row:
     """Collectives completed in the clique of the diagnosis, or in all cliques where there is no
     place; None: not known."""
     progress: tuple[int, int] = (0, 0)
-    """As `History.progress`."""
+    """How far the process is: see `History.progress`."""
     barriers: tuple[tuple[Barrier, tuple[int, ...]], ...] = ()
     """The barriers that the process waits in, and the processes that have not come to each."""
 

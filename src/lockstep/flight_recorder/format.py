@@ -50,7 +50,7 @@ assert _ENTRY.size == ENTRY_BYTES
 _NUMBER = struct.Struct(f"<Q{ENTRY_BYTES - 8}x")
 
 DTYPES = ("byte", "s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64", "f32", "f64", "c64", "c128")
-DTYPES += ("f16", "bf16", "f8e4m3", "f8e5m2")  # of NCCL alone
+DTYPES += ("f16", "bf16", "f8e4m3", "f8e5m2")  # only NCCL has these
 REDUCTIONS = ("", "sum", "product", "min", "max")
 
 
@@ -61,7 +61,7 @@ class Op(enum.IntEnum):
     ALL_TO_ALL = 3
     PERMUTE = 4
     BROADCAST = 5
-    """Of NCCL alone."""
+    """Only NCCL runs this one."""
 
 
 _PERMUTE = int(Op.PERMUTE)

@@ -23,7 +23,7 @@ from lockstep.flight_recorder.phrases import (
     ordinal,
 )
 
-_ENGINES = re.compile(rf"^\S+: {texts.ENGINE_ERROR}")
+_ENGINES = re.compile(texts.ENGINES)
 BARRIER_DEADLOCK = "a deadlock: "
 """How the headline of a deadlock at a barrier begins, and no other one."""
 

@@ -123,14 +123,23 @@ def called_from(callers: Sequence[Caller]) -> str:
     return "called from " + ", from ".join(names)
 
 
-def briefly(round_: Round) -> str:
-    """``37 x train.py:41 in step``, ``18 x (train.py:41 in step, 2 x train.py:44 in step)``."""
+def briefly(rounds: Sequence[Round]) -> str:
+    """``37 x train.py:41 in step``, ``18 x (train.py:41 in step, 2 x train.py:44 in step)``.
+
+    Neighbours that read alike are counted together: one line may make calls of several kinds.
+    """
+    parts = itertools.groupby(map(_folded, rounds), key=lambda part: part[1])
+    return ", ".join(_times(sum(count for count, _ in equal), text) for text, equal in parts)
+
+
+def _folded(round_: Round) -> tuple[int, str]:
+    """How often a text stands for the calls of a round, and the text."""
     names = [place_in_program(call.sites) or operation(call.entry) for call in round_.calls]
     folded = [(name, len(list(equal))) for name, equal in itertools.groupby(names)]
     if len(folded) == 1:
-        return _times(round_.times * folded[0][1], folded[0][0])
+        return round_.times * folded[0][1], folded[0][0]
     text = ", ".join(_times(count, name) for name, count in folded)
-    return text if round_.times == 1 else f"{round_.times} x ({text})"
+    return round_.times, text if round_.times == 1 else f"({text})"
 
 
 def _times(count: int, text: str) -> str:

@@ -124,7 +124,7 @@ def _row(diagnosis: Diagnosis, row: Row, recent: int) -> str:
     text = f"  {label_of(row.process)}: {_state(diagnosis, row)}"
     rounds, lead = _before(diagnosis, row)
     if rounds and recent:
-        text += f"; {lead} {', '.join(briefly(round_) for round_ in rounds[-recent:])}"
+        text += f"; {lead} {briefly(rounds[-recent:])}"
     return text
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_USES = 64
-"""Of the barriers that a process has come to, the latest this many are written down."""
+"""A process writes down this many of the barriers that it has come to, the latest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Where a process waits outside of collectives."""
+    """What a process waits for outside of collectives."""
 
     barriers: tuple[Barrier, ...] = ()
     uses: Mapping[str, int] = field(default_factory=dict)
