@@ -7,8 +7,9 @@ RUN_DIR/attempt_0/lost                      processes of hosts that the launcher
 RUN_DIR/attempt_0/coordination.pid          the process that serves JAX's key-value store
 RUN_DIR/attempt_0/coordination.log          its output
 RUN_DIR/attempt_0/traceback_2f6b...         a link to the number of the process that prints it
+RUN_DIR/attempt_0/process_0/differences     in what the processes of the job differ, if they do
 RUN_DIR/attempt_0/process_1/recorder.bin    its collectives (`flight_recorder.format`)
-RUN_DIR/attempt_0/process_1/nccl.bin        the same of its GPUs, where it has any
+RUN_DIR/attempt_0/process_1/nccl.bin        those of its GPUs, where it has any
 RUN_DIR/attempt_0/process_1/sites.jsonl     their lines; also possible_sites.jsonl and callers.jsonl
 RUN_DIR/attempt_0/process_1/waits.json      the barriers that process 1 waits in
 RUN_DIR/attempt_0/process_1/error.json      the error that ended process 1
@@ -18,7 +19,6 @@ RUN_DIR/attempt_0/process_1/programs_vary    exists if its programs' numbers may
 RUN_DIR/attempt_0/process_1/joined          exists once JAX has connected it to a job's service
 RUN_DIR/attempt_0/process_1/alone           exists if it has used JAX and has never joined a job
 RUN_DIR/attempt_0/process_1/exit.json       how process 1 ended, as its launcher or agent saw it
-RUN_DIR/attempt_0/process_0/differences    in what the processes differ, if they do
 RUN_DIR/attempt_0/process_1/stays           exists while its agent waits for the end of the others
 """
 

@@ -86,9 +86,12 @@ def around_compilations(around: Callable[[Any, int, Callable[[], Any]], Any]) ->
 
 
 def text_of_module(module: Any) -> tuple[str, str]:
-    """The name of a module that is to be compiled, and its text without locations."""
+    """The name of a module that is to be compiled, and its text.
+
+    Without locations, and without the values of large constants, which may have gigabytes.
+    """
     name = str(module.operation.attributes["sym_name"]).strip('"')
-    return name, module.operation.get_asm(enable_debug_info=False)
+    return name, module.operation.get_asm(enable_debug_info=False, large_elements_limit=16)
 
 
 def has_passes() -> bool:

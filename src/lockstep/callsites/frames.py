@@ -40,10 +40,10 @@ _executing: dict[int, int] = {}
 """Threads that are executing a program now, and the site of each."""
 _known: dict[int, tuple[Caller, ...]] = {}
 _own_code: dict[int, tuple[bool, CodeType]] = {}
-"""By the id of a code object, which is kept, so that the id is not reused: whether it is of the
-user's program."""
+"""Whether a code object is of the user's program, by its id. The object is kept, so that no other
+one gets its id."""
 _site_of: dict[tuple[int, ...], int] = {}
-"""By code and instruction of each of the user's frames."""
+"""The site of a stack, by the code and the instruction of each of the user's frames in it."""
 _path = ""
 _columns_of: dict[tuple[int, int], tuple[str, CodeType]] = {}
 """By code and instruction; the code object is kept, so that its id is not reused."""
@@ -185,8 +185,7 @@ def _columns(code: CodeType, instruction: int) -> str:
     """The columns of the call that the frame is in; "": Python does not have them."""
     key = id(code), instruction
     if key not in _columns_of:
-        positions = itertools.islice(code.co_positions(), max(0, instruction) // 2, None)
-        first, last, begin, end = next(positions)
+        first, last, begin, end = _position(code, instruction)
         text = ""
         if begin is not None and end is not None:
             text = f"{begin + 1}-{end}" if first == last else f"{begin + 1}-{last}:{end}"
@@ -194,10 +193,14 @@ def _columns(code: CodeType, instruction: int) -> str:
     return _columns_of[key][0]
 
 
+def _position(code: CodeType, instruction: int) -> tuple[int | None, ...]:
+    """First and last line, first and last byte of an instruction; None: Python does not have it."""
+    return next(itertools.islice(code.co_positions(), max(0, instruction) // 2, None))
+
+
 def text_of_call(frame: FrameType) -> str:
     """The source text of the call that a frame is in; "": not known, or of several lines."""
-    positions = itertools.islice(frame.f_code.co_positions(), max(0, frame.f_lasti) // 2, None)
-    first, last, begin, end = next(positions)
+    first, last, begin, end = _position(frame.f_code, frame.f_lasti)
     if first is None or first != last:
         return ""
     return linecache.getline(frame.f_code.co_filename, first).encode()[begin:end].decode()

@@ -71,7 +71,7 @@ class Network:
     ucx_libraries: Sequence[str] = ()
     """Where to look for UCX, which then carries the data. Empty: TCP does."""
     key_is_drawn: bool = False
-    """By the launcher of all processes: a handshake that fails was changed on its way."""
+    """Whether the launcher has drawn the key. Then a handshake that fails was changed."""
 
 
 @dataclasses.dataclass(frozen=True)

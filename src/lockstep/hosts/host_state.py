@@ -27,7 +27,7 @@ class Request:
     version: str = ""
     """Of this launcher's Lockstep."""
     lacking: frozenset[str] = frozenset()
-    """Of the directory and the program: the paths that this machine does not have either."""
+    """The paths, of the directory and the program, that this machine does not have either."""
     srun: bool = False
     """Whether srun reaches the hosts; ``ssh`` is then its command."""
 

@@ -13,11 +13,11 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from lockstep._jax_compat import texts
 from lockstep._run_files import OUT_OF_MEMORY, STOPPED, ErrorRecord, Exit
-from lockstep.launch import tracebacks
 from lockstep.system import fd_limit
 
-OURS = re.compile(tracebacks.ENGINES)
+OURS = re.compile(texts.ENGINES)
 """What stands before the text of an engine's error, which is a whole diagnosis."""
 
 NOTICED_SECONDS = 1.0

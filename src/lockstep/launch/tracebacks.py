@@ -19,10 +19,7 @@ _OWN_NAME = "lockstep"
 _OURS = f"{Path(__file__).parents[1]}/"
 _PYTHONS_OWN = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
 _HINT = " (shown with --full-tracebacks)"
-ENGINES = rf"^\S+: (?:{texts.ENGINE_ERROR}|(?<=MissingProcessError: )lockstep: )"
-"""A pattern: the type of an exception, and the beginning of its message, where that is what the job
-has failed with on all processes. A barrier raises it as an exception of its own."""
-_ENGINE = re.compile(ENGINES, re.MULTILINE)
+_ENGINE = re.compile(texts.ENGINES, re.MULTILINE)
 _CHAINED = re.compile(r"^(?:During handling of the above|The above) exception", re.MULTILINE)
 
 

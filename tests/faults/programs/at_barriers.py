@@ -112,17 +112,21 @@ def another_thread() -> None:
         lockstep.barrier("saved")
 
 
-def not_read_yet() -> None:
-    """Process 1 has dispatched a collective, and comes to the barrier before it reads it."""
+def barrier_before_reading(work: Callable[[], object]) -> None:
+    """Process 1 has dispatched a collective, works, and comes to the barrier before it reads it."""
     float(total(X))
     if ME == 0:
         lockstep.barrier("saved")
         float(total(X))
     else:
         pending = total(X)
-        time.sleep(SECONDS)
+        work()
         lockstep.barrier("saved")
         float(pending)
+
+
+def not_read_yet() -> None:
+    barrier_before_reading(lambda: time.sleep(SECONDS))
 
 
 def timeout() -> None:
@@ -141,15 +145,7 @@ def own_name() -> None:
     def block_until_ready() -> None:
         time.sleep(SECONDS)
 
-    float(total(X))
-    if ME == 0:
-        lockstep.barrier("saved")
-        float(total(X))
-    else:
-        pending = total(X)
-        block_until_ready()
-        lockstep.barrier("saved")
-        float(pending)
+    barrier_before_reading(block_until_ready)
 
 
 def native_read() -> None:
@@ -158,16 +154,9 @@ def native_read() -> None:
     library.read_slowly.argtypes = [ctypes.py_object] * 2
     library.read_slowly.restype = ctypes.py_object
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(data))  # for the result
-    float(total(X))
-    if ME == 0:
-        lockstep.barrier("saved")
-        float(total(X))
-    else:
-        pending = total(X)
-        here = SingleDeviceSharding(jax.local_devices()[0])
-        jax.make_array_from_callback((1,), here, functools.partial(library.read_slowly, data))
-        lockstep.barrier("saved")
-        float(pending)
+    here = SingleDeviceSharding(jax.local_devices()[0])
+    read = functools.partial(library.read_slowly, data)
+    barrier_before_reading(lambda: jax.make_array_from_callback((1,), here, read))
 
 
 def native_call() -> None:
