@@ -28,6 +28,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -138,6 +139,8 @@ class ErrorRecord:
 
 STOPPED = "the launcher stopped the job"
 """The reason of an exit that the launcher caused."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""The signals by which the launcher requests the end of a process."""
 OUT_OF_MEMORY = "out of memory"
 """The reason of an exit by SIGKILL that the kernel caused."""
 
@@ -183,6 +186,11 @@ class Exit:
     def is_seen(self) -> bool:
         """Whether exit code or signal is known."""
         return self.signal is not None or self.exit_code is not None
+
+    @property
+    def was_signalled(self) -> bool:
+        """Whether the launcher's signal ended the process, and its program did not see that."""
+        return self.reason is None and self.signal in STOP_SIGNALS
 
     @property
     def status(self) -> int:

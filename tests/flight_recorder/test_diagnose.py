@@ -10,8 +10,10 @@ import pytest
 from flight_recorder.jobs import FAR, altered, job, patterns, realtime, steps
 from flight_recorder.simulate import SECOND, STRIDE, Job, Step, raised
 from lockstep._run_files import STOPPED, ErrorRecord, Exit
+from lockstep.flight_recorder.causes import Pattern
 from lockstep.flight_recorder.diagnose import Activity, Kind, diagnose
 from lockstep.flight_recorder.format import ProcessState, State
+from lockstep.flight_recorder.headlines import headline
 from lockstep.flight_recorder.model import Process, Run
 
 # --- What is left after the others were told ------------------------------------------------------
@@ -65,12 +67,29 @@ def test_a_process_that_is_killed_by_the_launcher_because_it_never_came_is_late_
     assert (found.kind, found.culprits) == (Kind.WAITING, (1,))
 
 
-def test_a_signal_of_the_launcher_is_no_cause() -> None:
+@pytest.mark.parametrize(
+    ("state", "reason", "kind"),
+    [
+        (ProcessState.RUNNING, None, Kind.WAITING),
+        (ProcessState.ENDED, None, Kind.ENDED),
+        (ProcessState.ENDED, STOPPED, Kind.WAITING),
+    ],
+    ids=["no answer", "after its program", "in its program, which is marked as ended then"],
+)
+def test_a_signal_of_the_launcher_is_no_cause(
+    state: ProcessState, reason: str | None, kind: Kind
+) -> None:
     made = job(steps(9), steps(5))
     at = made.now + SECOND
-    exits = {1: Exit(signal=2, realtime_ns=realtime(at) + 1000)}
+    exits = {1: Exit(signal=2, realtime_ns=realtime(at) + 1000, reason=reason)}
     run = raised(made.snapshot(exits), at)
-    assert diagnose(run).kind is Kind.WAITING
+    record = run.processes[1].record
+    assert record is not None
+    found = diagnose(altered(run, 1, record=dataclasses.replace(record, state=state)))
+    assert (found.kind, found.culprits) == (kind, (1,))
+    if kind is Kind.ENDED:
+        assert headline(found).startswith("process 1 (pid 101 on host a) ended after 5 collectives")
+        assert patterns(found) == [Pattern.SHORTER_LOOP]
 
 
 def test_a_process_that_the_launcher_stopped_while_none_waited_is_no_culprit() -> None:

@@ -212,13 +212,14 @@ def of_death(
 ) -> tuple[Cause, ...]:
     """Why a process that others wait for has ended; empty: its own error explains it better."""
     gone = (process.index,)
-    if process.error is not None or (process.exit and process.exit.exit_code):
+    exit = process.own_exit
+    if process.error is not None or (exit and exit.exit_code):
         return ()
-    if process.exit and process.exit.signal:
-        if process.exit.reason:
-            return (Cause(Pattern.MEMORY, gone, (process.exit.reason,)),)
-        return (Cause(Pattern.SIGKILL, gone),) if process.exit.signal == 9 else ()
-    if process.exit and process.exit.reason:
+    if exit and exit.signal:
+        if exit.reason:
+            return (Cause(Pattern.MEMORY, gone, (exit.reason,)),)
+        return (Cause(Pattern.SIGKILL, gone),) if exit.signal == 9 else ()
+    if exit and exit.reason:
         return ()
     if wait is None:
         return ()

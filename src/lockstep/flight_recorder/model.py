@@ -111,6 +111,22 @@ class Process:
     waits: Waits = field(default_factory=Waits)
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the program has ended, by the record. JAX's shutdown may follow."""
+        record = self.record
+        if record is None or record.state != format.ProcessState.ENDED:
+            return False
+        last = (entry for ring in record.rings for entry in ring.entries[-1:])
+        return not any(entry.state == format.State.ENTERED for entry in last)
+
+    @property
+    def own_exit(self) -> Exit | None:
+        """How it ended; None while it runs, and where the launcher stopped it after its program had
+        ended: then the record says how."""
+        after = self.exit is not None and self.exit.was_signalled and self.has_ended
+        return None if after else self.exit
+
+    @property
     def changed_traffic(self) -> str:
         """What the engine has found out of changed traffic between hosts; "" for nothing."""
         found = _CHANGED_TRAFFIC.search(self.error.summary) if self.error else None

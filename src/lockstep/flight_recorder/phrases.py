@@ -151,7 +151,7 @@ def ending(process: Process, after: str = "") -> str:
 
     ``after`` is inserted before the reason: `` after 3 collectives``.
     """
-    exit = process.exit
+    exit = process.own_exit
     if process.error is not None:
         return f"failed{after}: {process.error.summary}"
     if exit is not None and (exit.is_seen or exit.reason):

@@ -16,11 +16,10 @@ circle.
 from __future__ import annotations
 
 import enum
-import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lockstep._run_files import STOPPED
+from lockstep._run_files import STOP_SIGNALS, STOPPED
 from lockstep.flight_recorder.format import Entry, ProcessState, State
 from lockstep.flight_recorder.model import Process
 from lockstep.flight_recorder.p2p_matching import Pair
@@ -28,7 +27,6 @@ from lockstep.flight_recorder.timeline import History, Position, Track
 
 NOTICED_NS = 1_000_000_000
 """A death may be recorded this long after the collectives of the others failed because of it."""
-_STOPPED_BY_LAUNCHER = (signal.SIGINT, signal.SIGTERM)
 
 
 class ExitKind(enum.Enum):
@@ -75,7 +73,7 @@ def endings(history: History) -> dict[int, Outcome]:
 
 
 def _exit_kind(process: Process) -> ExitKind:
-    exit, record = process.exit, process.record
+    exit, record = process.own_exit, process.record
     if process.error is not None:
         return ExitKind.FAILED
     if exit is not None:
@@ -89,9 +87,7 @@ def _exit_kind(process: Process) -> ExitKind:
         return ExitKind.UNKNOWN
     if record.state == ProcessState.FAILED:
         return ExitKind.FAILED
-    at_work = any(e.state == State.ENTERED for ring in record.rings for e in ring.entries[-1:])
-    ended = record.state == ProcessState.ENDED and not at_work
-    return ExitKind.ENDED if ended else ExitKind.RUNNING
+    return ExitKind.ENDED if process.has_ended else ExitKind.RUNNING
 
 
 def _ending(process: Process, history: History, first_raise: int | None) -> Outcome:
@@ -110,7 +106,7 @@ def _ending(process: Process, history: History, first_raise: int | None) -> Outc
         return Outcome(kind, when, own_raise)
     number = process.exit.signal if process.exit else None
     is_exact = _when_it_failed(process, history) is not None
-    grace = 0 if is_exact or number in _STOPPED_BY_LAUNCHER else NOTICED_NS
+    grace = 0 if is_exact or number in STOP_SIGNALS else NOTICED_NS
     late = when is not None and when > first_raise + grace
     return Outcome(kind, when, own_raise or late)
 
