@@ -16,7 +16,7 @@ from lockstep.flight_recorder.format import Op, State
 from lockstep.flight_recorder.headlines import headline
 from lockstep.flight_recorder.model import Caller, Site
 from lockstep.flight_recorder.phrases import ordinal, place_in_program
-from lockstep.flight_recorder.text_report import is_news, short, table
+from lockstep.flight_recorder.text_report import news, short, table
 
 
 def ended() -> Diagnosis:
@@ -47,7 +47,7 @@ def test_a_process_that_was_killed() -> None:
     assert "Likely: a kill -9, or the kernel ran out of memory" in text
 
 
-def test_a_failure_that_the_reader_knows_is_no_news_unless_others_wait() -> None:
+def test_of_a_failure_that_the_reader_knows_only_the_waits_of_others_are_news() -> None:
     error = ErrorRecord(0.0, 1, "ValueError: no data", "")
 
     def failed(made: Job) -> Diagnosis:
@@ -58,10 +58,13 @@ def test_a_failure_that_the_reader_knows_is_no_news_unless_others_wait() -> None
         )
 
     alone = failed(job(steps(5), steps(5)))
-    assert not is_news(alone, [1])
-    assert is_news(alone, [0]), "of another process"
-    assert is_news(failed(job(steps(9), steps(5))), [1]), "process 0 waits"
-    assert is_news(ended(), [1])
+    assert news(alone, [1], [1]) == ""
+    assert news(alone, [0], [0]) == table(alone), "of another process"
+    awaited = failed(job(steps(9), steps(5)))
+    waits = "process 0 waits in its 6th: all-reduce (sum) of 1024 x f32, train.py:41 in step"
+    assert news(awaited, [0, 1], [1]) == waits
+    assert news(awaited, [0, 1], [0, 1]) == "", "process 0 has failed by an error of its own"
+    assert news(ended(), [1], [1]) == table(ended())
 
 
 def at_exit(after: int) -> Diagnosis:

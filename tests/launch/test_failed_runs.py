@@ -131,6 +131,6 @@ def test_a_link_in_its_place_is_not_followed(
 
 
 def test_a_record_that_cannot_be_read_hides_nothing(tmp_path: Path) -> None:
-    assert failed_runs.diagnosis(tmp_path, 0) is None
+    assert failed_runs.diagnosis(tmp_path, 0) == ""
     text = failed_runs.diagnosis(make_run(tmp_path), 0)
     assert text

@@ -190,6 +190,27 @@ def test_a_table_is_not_news_when_the_first_failure_says_the_same() -> None:
     assert not told_already(table.format("", "waits"), ended(0, -9, 3.0))
 
 
+def test_consequences_that_are_the_same_are_one_line() -> None:
+    said = "jax.errors.JaxRuntimeError: UNKNOWN: MPI error: lockstep: process 1 (pid 7) ended"
+    first = ended(0, 1, 1.0, record(1.0, said))
+    same = [ended(i, 1, 2.0, record(1.0 + i / 10, said)) for i in range(1, 8)]
+    [_, line] = headline(first, [first, *same], 5.0)
+    assert line == "processes 1-7 failed 0.1 to 0.7 s later: the same"
+
+
+@pytest.mark.parametrize("how", ["failed: KeyError: 'lr'", "was killed by SIGKILL (signal 9)"])
+def test_a_consequence_does_not_repeat_its_cause(how: str) -> None:
+    said = f"jax.errors.JaxRuntimeError: UNKNOWN: MPI error: lockstep: process 1 (pid 7) {how}"
+    own = record(2.0, "KeyError: 'lr'") if "Key" in how else None
+    endings = [ended(p, 1, 3.0, record(2.5, said)) for p in (0, 2)]
+    first = ended(1, 1 if own else -9, 2.0, own)
+    assert headline(first, [first, *endings], 3.0)[1:] == [
+        "processes 0, 2 failed 0.5 s later: process 1 had failed"
+    ]
+    of_another = ended(0, 1, 3.0, record(2.5, said.replace("process 1", "process 3")))
+    assert "process 3 (pid 7)" in headline(first, [first, of_another], 3.0)[1]
+
+
 def test_many_consequences_are_counted() -> None:
     first = ended(0, 1, 1.0, record(1.0))
     others = [ended(i, 1, 2.0, record(2.0, f"KeyError: {i}")) for i in range(1, 20)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from lockstep._jax_compat import texts
 from lockstep._words import counted, processes, ranges
@@ -171,16 +171,17 @@ def _dead(diagnosis: Diagnosis) -> str:
         subject = f"{processes(diagnosis.culprits)} {first.activity.value}"
         how = ending(first.process).removeprefix(f"{first.activity.value}: ")
         subject += f" (the first: {how})"
-    return subject + _waiters(diagnosis)
+    return subject + _and_waiters(diagnosis)
 
 
-def _waiters(diagnosis: Diagnosis) -> str:
-    """``; process 0 waits in its 38th: all-reduce ...``."""
+def waiters(diagnosis: Diagnosis, without: Collection[int] = ()) -> str:
+    """``process 0 waits in its 38th: all-reduce ...``; "" if none waits but those ``without``."""
     waiting = [
         row
         for row in diagnosis.rows
         if row.activity is Activity.WAITS and row.call and _is_at_place(diagnosis, row)
     ]
+    waiting = [row for row in waiting if row.index not in without]
     if not waiting or diagnosis.place is None:
         return ""
     call = waiting[0].call
@@ -191,7 +192,12 @@ def _waiters(diagnosis: Diagnosis) -> str:
     if all(raised(row) for row in waiting):
         waits = "waited in its" if len(indices) == 1 else "waited in their"
     where = f" on {devices(diagnosis.members)}" if diagnosis.several_cliques else ""
-    return f"; {processes(indices)} {waits} {nth}{where}: {described(call)}"
+    return f"{processes(indices)} {waits} {nth}{where}: {described(call)}"
+
+
+def _and_waiters(diagnosis: Diagnosis) -> str:
+    text = waiters(diagnosis)
+    return f"; {text}" if text else ""
 
 
 def _is_at_place(diagnosis: Diagnosis, row: Row) -> bool:
@@ -247,7 +253,8 @@ def _callback(diagnosis: Diagnosis) -> str:
     also = f" (so did {counted(more, 'process')} more)" if more else ""
     return (
         f"{label_of(row.process)} raised {row.process.waits.callback}, in a callback of a compiled "
-        f"program{also}: this has ended the program on {_own_devices(row)}" + _waiters(diagnosis)
+        f"program{also}: this has ended the program on {_own_devices(row)}"
+        f"{_and_waiters(diagnosis)}"
     )
 
 
@@ -269,7 +276,7 @@ def _late(diagnosis: Diagnosis) -> str:
     rows = [row for row in diagnosis.rows if row.culprit and row.activity is Activity.BARRIER]
     inside = dict.fromkeys(in_barriers(row.barriers) for row in rows)
     where = f" (waits {'; '.join(inside)})" if rows and len(inside) <= MAX_ARGUMENTS else ""
-    return f"{absent} {has} not arrived yet{where}" + _waiters(diagnosis)
+    return f"{absent} {has} not arrived yet{where}" + _and_waiters(diagnosis)
 
 
 _HEADLINES = {

@@ -7,12 +7,19 @@ likely causes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from lockstep._words import left_out, processes, ranges
 from lockstep.flight_recorder.calls import Round
 from lockstep.flight_recorder.diagnose import Activity, Diagnosis, Kind, Row
-from lockstep.flight_recorder.headlines import called, count, headline, raised, what_was_called
+from lockstep.flight_recorder.headlines import (
+    called,
+    count,
+    headline,
+    raised,
+    waiters,
+    what_was_called,
+)
 from lockstep.flight_recorder.phrases import (
     briefly,
     described,
@@ -53,11 +60,20 @@ def _size(lines: Sequence[str]) -> int:
     return len("\n".join(lines).encode())
 
 
-def is_news(diagnosis: Diagnosis, failed: Iterable[int]) -> bool:
-    """Whether it says more than that the processes ``failed`` have failed."""
-    only_that = diagnosis.kind is Kind.FAILED and set(diagnosis.culprits) <= set(failed)
-    idle = (Activity.FAILED, Activity.BUSY, Activity.ENDED)
-    return not only_that or any(row.activity not in idle for row in diagnosis.rows)
+def news(diagnosis: Diagnosis, failed: Collection[int], told: Collection[int]) -> str:
+    """What the diagnosis says to a reader who knows that the processes ``failed`` have failed, and
+    the errors of those ``told``.
+
+    One line if it is only where others waited for these, and "" if it is nothing.
+    """
+    if diagnosis.kind is not Kind.FAILED or not {*diagnosis.culprits} <= {*failed}:
+        return table(diagnosis)
+    rows = [row for row in diagnosis.rows if row.index not in told]
+    at_barriers = any(row.activity is Activity.BARRIER for row in rows)
+    waits_for = {process for row in rows for process in row.waits_for}
+    if at_barriers or waits_for - {*failed} or any(r.activity is Activity.UNKNOWN for r in rows):
+        return table(diagnosis)
+    return waiters(diagnosis, told)
 
 
 def table(diagnosis: Diagnosis) -> str:

@@ -33,21 +33,22 @@ RUN_PREFIX = "run_"
 MAX_LINES = 60
 
 
-def diagnosis(run_dir: Path, attempt: int, told: Sequence[int] = ()) -> str | None:
-    """The report from the records of all processes.
+def diagnosis(
+    run_dir: Path, attempt: int, failed: Sequence[int] = (), told: Sequence[int] = ()
+) -> str:
+    """The report from the records of all processes; "" when there are none.
 
-    None when there are none, or when they say only that the processes ``told`` have failed.
-    Never raises: an error here must not hide how the run failed.
+    For a reader who knows that the processes ``failed`` have failed, and the errors of those
+    ``told``, it is what the records say beside that (`text_report.news`). Never raises: an error
+    here must not hide how the run failed.
     """
     if not _run_files.has_records(run_dir, attempt):
-        return None
+        return ""
     try:
         from lockstep.flight_recorder import text_report
 
         found = _diagnosed(run_dir, attempt)
-        if told and not text_report.is_news(found, told):
-            return None
-        lines = text_report.table(found).splitlines()
+        lines = text_report.news(found, failed, told).splitlines()
     except Exception as error:
         return f"the records could not be read: {type(error).__name__}: {error}"
     if len(lines) > MAX_LINES:

@@ -123,9 +123,13 @@ def headline(
         and e.failed
         and (e.record is not None or e.ended_at <= stopping_at or e.died_by_itself)
     ]
-    report += [_later(e, first) for e in later[:MAX_CONSEQUENCES]]
-    if len(later) > MAX_CONSEQUENCES:
-        report.append(f"{len(later) - MAX_CONSEQUENCES} more failed later")
+    manners: dict[str, list[EndedProcess]] = {}
+    for ending in later:
+        manners.setdefault(_how(ending, first), []).append(ending)
+    shown = list(manners.items())[:MAX_CONSEQUENCES]
+    report += [_later(how, group, first) for how, group in shown]
+    if more := len(later) - sum(len(group) for _, group in shown):
+        report.append(f"{more} more failed later")
     return report
 
 
@@ -154,10 +158,23 @@ def _details(first: EndedProcess, endings: Sequence[EndedProcess], full: bool, t
     return " (traceback above)" if is_above else ""
 
 
-def _later(ending: EndedProcess, first: EndedProcess) -> str:
-    seconds = max(0.0, ending.failed_at - first.failed_at)
+def _how(ending: EndedProcess, first: EndedProcess) -> str:
+    """How a process failed after ``first``, without what is told of that already."""
     how = manner(ending)
     if how == manner(first) and (ending.record is not None or ending.was_lost):
-        how = "the same"
-    how = textwrap.shorten(how, MAX_LETTERS, placeholder=" ...")
-    return f"process {ending.process_id}{_on(ending)} failed {seconds:.1f} s later: {how}"
+        return "the same"
+    if is_engines(ending.record) and not is_engines(first.record):
+        name = f"process {first.process_id}"
+        if re.match(rf"{name} (\(.*?\) )?(failed|was killed|ended)\b", how):
+            return f"{name} had failed"
+    return textwrap.shorten(how, MAX_LETTERS, placeholder=" ...")
+
+
+def _later(how: str, group: Sequence[EndedProcess], first: EndedProcess) -> str:
+    """``processes 0, 2-7 failed 0.1 to 0.4 s later: process 1 had failed``."""
+    numbers = sorted(e.process_id for e in group)
+    places = {_on(e) for e in group}
+    on = places.pop() if len(places) == 1 else ""
+    seconds = [f"{max(0.0, e.failed_at - first.failed_at):.1f}" for e in (group[0], group[-1])]
+    after = " to ".join(dict.fromkeys(seconds))
+    return f"{_words.processes(numbers)}{on} failed {after} s later: {how}"

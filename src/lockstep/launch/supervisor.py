@@ -262,7 +262,7 @@ class Supervisor:
     def _report_failure(self, first: EndedProcess, endings: Sequence[EndedProcess]) -> None:
         """The headline, what is known beside it, and the headline again if it is out of view."""
         full = self._job.config.full_tracebacks or tracebacks.jax_shows_all(os.environ)
-        table = self._diagnosis([e.process_id for e in endings if e.failed])
+        table = self._diagnosis([e for e in endings if e.failed])
         told = table if table and told_already(table, first) else ""
         count = self._job.job_processes
         differences = failed_runs.differences(self._job.run_dir, self._job.config.attempt)
@@ -278,9 +278,11 @@ class Supervisor:
     def _culprits(self) -> Sequence[int]:
         return failed_runs.culprits(self._job.run_dir, self._job.config.attempt)
 
-    def _diagnosis(self, told: Sequence[int]) -> str:
-        """The report from the records; "" if it says only that the processes ``told`` failed."""
-        return failed_runs.diagnosis(self._job.run_dir, self._job.config.attempt, told) or ""
+    def _diagnosis(self, failed: Sequence[EndedProcess]) -> str:
+        """What the records say beside that the processes ``failed`` have failed."""
+        told = [e.process_id for e in failed if e.record and not is_engines(e.record)]
+        numbers = [e.process_id for e in failed]
+        return failed_runs.diagnosis(self._job.run_dir, self._job.config.attempt, numbers, told)
 
     def _report_details(self, table: str) -> None:
         """Prints the diagnosis, and the next step for the user."""
