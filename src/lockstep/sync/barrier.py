@@ -151,8 +151,8 @@ def _await(client: Any, position: list[Any], seconds: float) -> None:
         raise MissingProcessError(
             f"{words}: the others waited {seconds:g} s for process {process} and gave up. "
             f"The coordination service says: {failed.error}"
-        ) from failed.error
-    raise MissingProcessError(_words(shared, words, failed.waited, missing)) from failed.error
+        ) from None
+    raise MissingProcessError(_words(shared, words, failed.waited, missing)) from None
 
 
 class _Waiting:
@@ -204,23 +204,22 @@ def _ended(process: int) -> str | None:
 
 
 def _words(shared: kv_store.Store, words: str, waited: float, missing: list[int]) -> str:
+    """The first line, which reports show alone, has the first of the ``missing``: one that has
+    ended, if there is one. The others follow."""
     process, count = _jax_compat.distributed_place()
     labels = engine_start.labels(count)
     positions = _positions(shared)
-    lines = [
-        f"{words}: {labels[process]} waited {waited:.1f} s. Missing: {len(missing)} of {count} "
-        "processes:"
-    ]
-    shown = 0
-    for other in missing:
-        ended = _ended(other)
+    ended = {other: how for other in missing if (how := _ended(other))}
+    blocks = []
+    for i, other in enumerate(sorted(missing, key=lambda other: other not in ended)):
+        stack = _stack(other) if other not in ended and i < _MAX_STACKS else None
+        place = stack_dump.outside_libraries(stack) if stack else ""
         last = f"; last seen in {positions[other][2]}" if other in positions else ""
-        state = ended or "has not come"
-        lines.append(f"  {labels[other]} {state}{last}")
-        if ended is None and shown < _MAX_STACKS and (text := _stack(other)):
-            shown += 1
-            lines += [f"    {line}" for line in text.splitlines()[:_STACK_LINES]]
-    return "\n".join(lines)
+        state = ended.get(other) or f"has not come{f': {place}' if place else ''}"
+        shown = (stack or "").splitlines()[:_STACK_LINES]
+        blocks.append("\n".join([f"{labels[other]} {state}{last}", *(f"    {x}" for x in shown)]))
+    head = f"{words}: {labels[process]} waited {waited:.1f} s. Missing: {len(missing)} of {count} "
+    return head + "processes: " + "\n  ".join(blocks)
 
 
 def _stack(process: int) -> str | None:
