@@ -46,10 +46,10 @@ def test_both_lines_are_named(name: str, n: int, d: int) -> None:
     assert_unsaid("in no collective", result.stderr)
 
 
-@pytest.mark.full
-def test_a_wait_for_a_result_is_recognized() -> None:
-    result = run("one_side_blocks", status=1)
-    at = line("one_side_blocks_barrier", PROGRAM)
+@sample("name", ["one_side_dispatches", "one_side_blocks"], 0)
+def test_a_wait_for_a_result_or_for_room_is_recognized(name: str) -> None:
+    result = run(name, status=1)
+    at = line(f"{name}_barrier", PROGRAM)
     assert f"waits in barrier('epoch') at {at} for process 1;" in result.said_by_launcher, result
     assert "waiting for 3" not in result.stderr, result
 
@@ -74,7 +74,7 @@ def test_a_program_that_goes_on_is_not_accused(name: str) -> None:
     assert_unsaid("a deadlock", result.stderr)
 
 
-@sample("name", ["native_call", "native_read"], 0)
+@sample("name", ["native_program", "native_call", "native_read"], 0)
 def test_native_code_that_sleeps_is_not_taken_for_a_deadlock(name: str, tmp_path: Path) -> None:
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     assert compiler is not None, "the engine was built with a compiler, and this needs one too"

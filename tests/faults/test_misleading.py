@@ -7,6 +7,7 @@ import re
 import pytest
 
 from faults.harness import PROGRAMS, TIMEOUT, line
+from lanes import sample
 from of_this_jax import needs_numbers
 from support import Result, start_lockstep
 
@@ -101,8 +102,9 @@ def test_all_frames_are_shown_on_request() -> None:
     assert "(shown with --full-tracebacks)" not in result.stderr, result
 
 
-def test_an_exception_of_a_callback_is_the_reason() -> None:
-    said = report_of("callback", "-d", "2").said_by_launcher
+@sample("name", ["callback", "callback_unread"], 1)
+def test_an_exception_of_a_callback_is_the_reason(name: str) -> None:
+    said = report_of(name, "-d", "2").said_by_launcher
     raised = f"RuntimeError: loss log disk full, {at('log')} in log"
     assert re.search(rf"process 0 \(.*?\) raised {re.escape(raised)}, in a callback", said), said
     assert "this has ended the program on its device 0; processes 0-1 wait" in said, said

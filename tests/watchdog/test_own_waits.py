@@ -30,10 +30,10 @@ def test_a_callback_is_the_reason_while_the_process_stands_still(
     published: tuple[own_waits.OwnWaits, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits, path = published
-    waits.note_rest((7, 1))
-    waits.note_rest((8, 2))  # its other devices have come to the next collective
+    waits.note_rest((7, 1), False)
+    waits.note_rest((8, 2), False)  # its other devices have come to the next collective
     later(monkeypatch, 60)
-    waits.note_rest((8, 2))
+    waits.note_rest((8, 2), False)
     assert read_waits(path).callback.startswith("ValueError: disk full, test_own_waits.py:")
 
 
@@ -41,7 +41,7 @@ def test_a_callback_is_forgotten_when_the_program_has_caught_it(
     published: tuple[own_waits.OwnWaits, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits, path = published
-    waits.note_rest((7, 1))
+    waits.note_rest((7, 1), False)
     later(monkeypatch, 60)
-    waits.note_rest((900, 1))
+    waits.note_rest((900, 1), False)
     assert read_waits(path).callback == ""

@@ -57,7 +57,9 @@ from lockstep._jax_compat.plug import names_wanted as names_wanted
 from lockstep._jax_compat.programs import add_to_cache_key as add_to_cache_key
 from lockstep._jax_compat.programs import around_compilations as around_compilations
 from lockstep._jax_compat.programs import around_executions as around_executions
+from lockstep._jax_compat.programs import executes as executes
 from lockstep._jax_compat.programs import has_passes as has_passes
+from lockstep._jax_compat.programs import is_compiled_function as is_compiled_function
 from lockstep._jax_compat.programs import is_refused_type as is_refused_type
 from lockstep._jax_compat.programs import note_programs as note_programs
 from lockstep._jax_compat.programs import register_pass as register_pass

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 from lockstep._jax_compat import hooks
 
+_EXECUTES = os.path.join("jax", "_src", "interpreters", "pxla.py")
 _noting: dict[str, Callable[[Any], None]] = {}
 """Platform -> what is called with each program of a client for it."""
 
@@ -83,6 +86,16 @@ def around_compilations(around: Callable[[Any, int, Callable[[], Any]], Any]) ->
         return around(module, len(devices), run)
 
     compiler.backend_compile_and_load = compiling
+
+
+def executes(code: CodeType) -> bool:
+    """Whether this is JAX's code that executes a compiled program where its fast path does not."""
+    return code.co_name == "__call__" and code.co_filename.endswith(_EXECUTES)
+
+
+def is_compiled_function(value: Any) -> bool:
+    """Whether this is a function of ``jax.jit``, which jaxlib calls on its fast path."""
+    return type(value).__name__ == "PjitFunction"
 
 
 def text_of_module(module: Any) -> tuple[str, str]:

@@ -199,11 +199,16 @@ def _position(code: CodeType, instruction: int) -> tuple[int | None, ...]:
 
 
 def text_of_call(frame: FrameType) -> str:
-    """The source text of the call that a frame is in; "": not known, or of several lines."""
+    """The source text of the call that a frame is in; "": not known."""
     first, last, begin, end = _position(frame.f_code, frame.f_lasti)
-    if first is None or first != last:
+    if first is None or last is None:
         return ""
-    return linecache.getline(frame.f_code.co_filename, first).encode()[begin:end].decode()
+    lines = linecache.getlines(frame.f_code.co_filename)[first - 1 : last]
+    # The columns are those of bytes. The end is cut first: both may be on one line.
+    ends = [line.encode() for line in lines]
+    ends[-1:] = [line[:end] for line in ends[-1:]]
+    ends[:1] = [line[begin:] for line in ends[:1]]
+    return b"".join(ends).decode()
 
 
 @functools.cache

@@ -31,6 +31,8 @@ _COLLECTIVE = re.compile(
     r"= (?P<shape>\([^=]*?\)|\S+) (?P<op>all-reduce|all-gather|reduce-scatter|all-to-all|"
     r"collective-permute)(?:-start)?\(.*?channel_id=(?P<channel>\d+)(?P<rest>.*)"
 )
+_NATIVE_CALL = re.compile(r'custom_call_target="(?!lapack_|TopK"|xla_|lockstep_)')
+"""A call of a function that neither XLA nor JAX nor Lockstep has registered."""
 _METADATA = {
     "op_name": re.compile(r'op_name="([^"]*)"'),
     "file": re.compile(r'source_file="([^"]*)"'),
@@ -243,6 +245,9 @@ class Programs:
         self._live = live
         self._held: dict[bytes, Any] = {}
         self._read: dict[bytes, CompiledProgram] = {}
+        self.call_native_code = False
+        """Whether one of those that were read calls native code of others than XLA, JAX and
+        Lockstep."""
 
     def hold(self, executable: Any) -> None:
         """Keeps a new executable until it is read, because ``jax.jit(f)(x)`` drops it at once."""
@@ -267,6 +272,7 @@ class Programs:
 
     def _add(self, fingerprint: bytes, executable: Any) -> None:
         text = executable.hlo_modules()[0].to_string()
+        self.call_native_code |= _NATIVE_CALL.search(text) is not None
         nothing = CompiledProgram(fingerprint, "", (), "")
         # Most programs are small and have no collectives, so their texts are not parsed.
         self._read[fingerprint] = parse(fingerprint, text) if "channel_id=" in text else nothing

@@ -165,7 +165,7 @@ def _how(ending: EndedProcess, first: EndedProcess) -> str:
         return "the same"
     if is_engines(ending.record) and not is_engines(first.record):
         name = f"process {first.process_id}"
-        if re.match(rf"{name} (\(.*?\) )?(failed|was killed|ended)\b", how):
+        if re.match(rf"{name} (\(.*?\) )?(failed|was killed|ended|raised)\b", how):
             return f"{name} had failed"
     return textwrap.shorten(how, MAX_LETTERS, placeholder=" ...")
 

@@ -2,17 +2,19 @@
 of its callbacks, and whether it can go on by itself.
 
 A process is *at rest* when nothing in it can run until another process releases one of its waits:
-each thread of Python's is in a barrier, in a collective, or waits for a result of JAX's, all other
-threads sleep, no device but those in collectives has a result to make, and no timer of the program
-may interrupt a barrier. So a computation in flight (also one that sleeps, in a native call or on a
-GPU), a callback or a thread of the program that does something else keeps a process from being at
-rest. `lockstep.flight_recorder.barriers` proves deadlocks with it.
+each thread of Python's is in a barrier, in a collective, in a call of a compiled program, or waits
+for a result of JAX's, all other threads sleep, no device but those in collectives has a result to
+make, and no timer of the program may interrupt a barrier. So a computation in flight (also one that
+sleeps, in a native call or on a GPU), a callback or a thread of the program that does something
+else keeps a process from being at rest. `lockstep.flight_recorder.barriers` proves deadlocks with
+it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import json
 import os
 import signal
@@ -113,17 +115,18 @@ class OwnWaits(current_job.Part):
             self._raised_at = time.monotonic()
             self._write()
 
-    def note_rest(self, progress: tuple[int, int]) -> None:
+    def note_rest(self, progress: tuple[int, int], native: bool) -> None:
         """Publishes whether this process is at rest, with collectives in the state ``progress``.
 
-        To be called at each scan; several in a row have to find it so.
+        To be called at each scan; several in a row have to find it so. ``native``: a compiled
+        program of this process calls native code, which may sleep.
         """
         with self._lock:
             waiting = {thread for thread, _ in self._inside}
             self._forget_callback(progress)
             # A program that a callback has ended leaves results on its device that are never made.
             in_collectives = None if self._callback else progress[1]
-        same = None if _computes(in_collectives) else _asleep(waiting)
+        same = None if _computes(in_collectives) else _asleep(waiting, native)
         now, used = time.monotonic(), time.process_time()
         with self._lock:
             if same is None or self._sleeps is None or self._sleeps[0] != (same, progress):
@@ -188,10 +191,11 @@ def _computes(in_collectives: int | None) -> bool:
     return in_collectives is not None and len(_jax_compat.computing_devices()) > in_collectives
 
 
-def _asleep(in_barriers: set[int]) -> object | None:
+def _asleep(in_barriers: set[int], native: bool) -> object | None:
     """What stays the same while only another process can release this one.
 
-    None: it can go on by itself. ``in_barriers`` are the threads that wait in barriers.
+    None: it can go on by itself. ``in_barriers`` are the threads that wait in barriers; ``native``
+    as in `OwnWaits.note_rest`.
     """
     names = {t.ident: t for t in threading.enumerate()}
     waiting: dict[int, tuple[int, int]] = {}
@@ -200,7 +204,8 @@ def _asleep(in_barriers: set[int]) -> object | None:
         thread = names.get(ident)
         if ident in in_barriers or (thread and thread.name.startswith("lockstep-")):
             continue
-        if thread is not None and _waits_for_result(frame):
+        calls = not native and _calls_program(frame)
+        if thread is not None and (calls or _waits_for_result(frame)):
             waiting[ident] = id(frame), frame.f_lasti
         else:
             unknown += 1
@@ -220,6 +225,24 @@ def _waits_for_result(frame: FrameType) -> bool:
     if code.co_name in _WAITING and _OF_JAX in code.co_filename:
         return True
     return frames.text_of_call(frame).endswith(f".{_WAIT_FOR_RESULT}()")
+
+
+def _calls_program(frame: FrameType) -> bool:
+    """Whether a thread calls a compiled program.
+
+    If all threads sleep, the call waits until earlier ones have run: jaxlib lets a device have some
+    32 programs in flight. A loop that reads its loss every hundred steps waits here.
+    """
+    if _jax_compat.executes(frame.f_code):
+        return True
+    callee = frames.text_of_call(frame).partition("(")[0].strip()
+    first, *rest = callee.split(".")
+    if not all(name.isidentifier() for name in (first, *rest)):
+        return False
+    found = frame.f_locals.get(first, frame.f_globals.get(first))
+    for name in rest:
+        found = inspect.getattr_static(found, name, None)  # runs no code of the program
+    return _jax_compat.is_compiled_function(found)
 
 
 def _all_sleep(without: set[int | None]) -> bool:

@@ -210,6 +210,11 @@ class SiteWriter:
     def close(self) -> None:
         self._programs.drop()
 
+    def call_native_code(self) -> bool:
+        """Whether a program of this process calls native code of others (`Programs`)."""
+        self._programs.all()
+        return self._programs.call_native_code
+
     def update(self) -> None:
         """Looks at what was recorded since the last time."""
         self._programs.read_held()

@@ -72,7 +72,8 @@ class Scanner:
         waits = [row.process.waits for row in found.rows]
         if not found.kind.is_fault and any(w.barriers or w.callback for w in waits):
             own = next(row for row in found.rows if row.index == self._records.own)
-            current_job.part(OwnWaits).note_rest(own.progress)
+            native = self._sites.call_native_code()
+            current_job.part(OwnWaits).note_rest(own.progress, native)
             found = self.diagnose(latest=_QUICK_SCAN)
         if found.kind.is_fault or self._scans % _FULL_SCAN_EVERY == 0:
             whole = self.diagnose_with_lines()

@@ -61,6 +61,20 @@ def one_side_blocks() -> None:
         total(X).block_until_ready()
 
 
+def one_side_dispatches() -> None:
+    """Process 1 reads no loss: it waits where it dispatches, for room."""
+    last = total(X)
+    float(last)
+    if ME == 0:
+        lockstep.barrier("epoch")  # LINE one_side_dispatches_barrier
+    else:
+        for _ in range(100):
+            last = total(
+                X,
+            )
+        float(last)
+
+
 def two_names() -> None:
     float(total(X))
     if ME == 0:
@@ -159,6 +173,23 @@ def native_read() -> None:
     barrier_before_reading(lambda: jax.make_array_from_callback((1,), here, read))
 
 
+def native_program() -> None:
+    """Process 1 calls a compiled program of its own in which a native call sleeps."""
+    target = jax.ffi.pycapsule(sleeping(ME == 1).compute_slowly)
+    jax.ffi.register_ffi_target("compute_slowly", target, platform="cpu")
+
+    @jax.jit
+    def slow(x):
+        jax.ffi.ffi_call("compute_slowly", (), has_side_effect=True)()
+        return x + 1
+
+    def work() -> None:
+        for _ in range(2):
+            slow(np.float32(1))
+
+    barrier_before_reading(work)
+
+
 def native_call() -> None:
     """As `in_flight`, but what process 0 computes is a native call that sleeps."""
     target = jax.ffi.pycapsule(sleeping(ME == 0).compute_slowly)
@@ -204,7 +235,7 @@ def alarm() -> None:
         lockstep.barrier("saved")  # releases the service's barrier, which process 0 has left
 
 
-DEADLOCKS = (one_side, one_side_blocks, two_names)
+DEADLOCKS = (one_side, one_side_blocks, one_side_dispatches, two_names)
 SOUND = (
     in_flight,
     another_thread,
@@ -214,6 +245,7 @@ SOUND = (
     own_name,
     native_read,
     native_call,
+    native_program,
 )
 PROGRAMS: dict[str, Callable[[], None]] = {p.__name__: p for p in (*DEADLOCKS, *SOUND)}
 PROGRAMS[sys.argv[1]]()

@@ -130,6 +130,14 @@ def callback() -> None:
     float(value)
 
 
+def callback_unread() -> None:
+    """As `callback`, in a loop that reads no loss: the main thread waits where it dispatches."""
+    value = jnp.float32(0)
+    for _ in range(100):
+        value = logged(batch(100), value)
+    float(value)
+
+
 @jax.jit
 def logged(x, value):
     value = value + jnp.sum(x)
@@ -155,6 +163,7 @@ def device_order() -> None:
 
 ALL = (
     callback,
+    callback_unread,
     device_order,
     last_batch,
     last_batch_eager,
