@@ -114,6 +114,17 @@ def test_an_exception_of_a_callback_is_the_reason(name: str) -> None:
     assert f"{at('log')} in log" in said.splitlines()[0], said
 
 
+def test_an_exception_that_has_ended_a_thread_is_named_beside_the_wait_for_its_process() -> None:
+    said = report_of("loader_thread", "--collective-timeout", "4").said_by_launcher
+    assert re.search(r"process 1 \(pid \d+ on \S+\) has not arrived yet \(its thread loader ", said)
+    assert f"raised OSError: cannot decode image 7, {at('load')} in load)" in said, said
+
+
+def test_a_call_of_exit_on_one_process_is_named() -> None:
+    first = report_of("leaves").said_by_launcher.splitlines()[0]
+    assert f"ended by sys.exit() at {at('leaves')} in leaves after 2 collectives" in first, first
+
+
 def test_devices_in_another_order_are_told_from_calls_in_another_order() -> None:
     said = report_of("device_order", "-d", "2").said_by_launcher
     assert ": the same devices in another order (exit code 1)" in said.splitlines()[0], said

@@ -33,6 +33,11 @@ def without_prefixes(text: str) -> str:
     return found[1] + ("" if rest.startswith(OF_THE_ENGINE) else "".join(once)) + rest
 
 
+def is_engines(error: BaseException) -> bool:
+    """Whether an exception is that of the engine, which all processes raise."""
+    return OF_THE_ENGINE in str(error)
+
+
 def is_of_collective(text: str) -> bool:
     """Whether the error with this ``text`` is that of a collective, whatever library ran it."""
     return _OF_COLLECTIVE.match(text) is not None

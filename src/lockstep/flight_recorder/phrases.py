@@ -154,10 +154,12 @@ def ending(process: Process, after: str = "") -> str:
     exit = process.own_exit
     if process.error is not None:
         return f"failed{after}: {process.error.summary}"
-    if exit is not None and (exit.is_seen or exit.reason):
-        return exit.words(after)
     failed = process.record is not None and process.record.state == 2
-    return ("failed with an uncaught exception" if failed else "ended") + after
+    text = ("failed with an uncaught exception" if failed else "ended") + after
+    if exit is not None and (exit.is_seen or exit.reason):
+        text = exit.words(after)
+    left = process.waits.left
+    return text.replace("ended", f"ended by {left}", 1) if left else text
 
 
 def likely(cause: Cause) -> str:

@@ -1,5 +1,5 @@
 """What keeps a process from collectives, as it writes it down for the others: barriers it waits in,
-and an exception of a callback that a compiled program has called.
+exceptions of callbacks that a compiled program has called and of threads, and ``sys.exit()``.
 
 One small file in JSON, which is written anew at each change. A reader may find half of it; then it
 knows nothing of them, and proves nothing with them.
@@ -48,6 +48,10 @@ class Waits:
     another process could release it. None: that is not known."""
     callback: str = ""
     """The last exception of a callback, ``ValueError: no such file, train.py:7 in log``."""
+    thread: str = ""
+    """The last exception that ended a thread, ``thread load raised OSError: ..., train.py:7``."""
+    left: str = ""
+    """The call that ended the program early or at its end, ``sys.exit() at train.py:7``."""
 
     def has_come_to(self, barrier: Barrier) -> bool:
         """Whether the process has come to this use of a barrier, or may have."""
@@ -61,6 +65,8 @@ class Waits:
             "uses": dict(self.uses),
             "rest": self.rest,
             "callback": self.callback,
+            "thread": self.thread,
+            "left": self.left,
         }
 
 
@@ -73,7 +79,8 @@ def waits_of(values: Mapping[str, Any]) -> Waits:
     ]
     uses = {str(key): int(use) for key, use in dict(values["uses"]).items()}
     known = rest and (int(rest[0]), int(rest[1]))
-    return Waits(tuple(barriers), uses, known, str(values["callback"]))
+    texts = [str(values[name]) for name in ("callback", "thread", "left")]
+    return Waits(tuple(barriers), uses, known, *texts)
 
 
 def read_waits(path: Path | str) -> Waits:

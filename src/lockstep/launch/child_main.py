@@ -93,6 +93,8 @@ def _run(command: Sequence[str]) -> None:
         if error.code not in (None, 0):
             raise
         ended = error
+        if watchdogs := sys.modules.get("lockstep.watchdog.watchdogs"):
+            watchdogs.note_exit(error)
     if hook := sys.modules.get("lockstep.watchdog.shutdown_hook"):  # else it has joined no job
         try:
             hook.finish()

@@ -27,6 +27,7 @@ from pathlib import Path
 from types import FrameType
 
 from lockstep import _jax_compat
+from lockstep._jax_compat import texts
 from lockstep.callsites import frames
 from lockstep.engine import bindings
 from lockstep.flight_recorder.waits import MAX_USES, Barrier, Waits
@@ -60,6 +61,8 @@ class OwnWaits(current_job.Part):
         self._uses: dict[str, int] = {}
         self._rest: tuple[int, int] | None = None
         self._callback = ""
+        self._thread = ""
+        self._left = ""
         self._raised_at = 0.0
         """When the callback raised."""
         self._progress: tuple[int, int] | None = None
@@ -106,14 +109,23 @@ class OwnWaits(current_job.Part):
 
     def note_callback(self, error: BaseException) -> None:
         """Publishes an exception of a callback."""
-        text = "".join(traceback.format_exception_only(type(error), error)).strip()
-        stack = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in stack if not _is_of_others(frame.filename)]
-        place = [f"{os.path.basename(f.filename)}:{f.lineno} in {f.name}" for f in own[-1:]]
         with self._lock:
-            self._callback = ", ".join([text.partition("\n")[0][:_MAX_TEXT], *place])
+            self._callback = _with_place(error)
             self._raised_at = time.monotonic()
             self._write()
+
+    def note_thread(self, name: str, error: BaseException) -> None:
+        """Publishes the exception that has ended a thread: others may wait for it forever."""
+        with self._lock:
+            self._thread = f"thread {name} raised {_with_place(error)}"
+            self._write()
+
+    def note_exit(self, error: SystemExit) -> None:
+        """Publishes where the program has called ``sys.exit()``."""
+        if place := _place(error):
+            with self._lock:
+                self._left = f"sys.exit() at {place}"
+                self._write()
 
     def note_rest(self, progress: tuple[int, int], native: bool) -> None:
         """Publishes whether this process is at rest, with collectives in the state ``progress``.
@@ -151,7 +163,8 @@ class OwnWaits(current_job.Part):
         if not self._path:
             return
         barriers = tuple(barrier for _, barrier in self._inside)
-        waits = Waits(barriers, self._uses, self._rest, self._callback)
+        told = (self._callback, self._thread, self._left)
+        waits = Waits(barriers, self._uses, self._rest, *told)
         # The job goes on without a report of its barriers where they cannot be written.
         with contextlib.suppress(OSError), open(self._path, "w", encoding="utf-8") as file:
             file.write(json.dumps(waits.values()))
@@ -172,8 +185,37 @@ def watch_callbacks() -> None:
     )
 
 
+@functools.cache
+def watch_threads() -> None:
+    """From now on publishes the exceptions that end threads of the program."""
+    show = threading.excepthook
+
+    def ended(args: threading.ExceptHookArgs) -> None:
+        with contextlib.suppress(Exception):
+            error, name = args.exc_value, args.thread.name if args.thread else "?"
+            if error and args.exc_type is not SystemExit and not texts.is_engines(error):
+                current_job.part(OwnWaits).note_thread(name, error)
+        show(args)
+
+    threading.excepthook = ended
+
+
 class Deadlock(Exception):
     """A barrier that no process can release; its text is what the job has failed with."""
+
+
+def _with_place(error: BaseException) -> str:
+    """``ValueError: no such file, train.py:7 in log``."""
+    text = "".join(traceback.format_exception_only(type(error), error)).strip()
+    return ", ".join(filter(None, (text.partition("\n")[0][:_MAX_TEXT], _place(error))))
+
+
+def _place(error: BaseException) -> str:
+    """``train.py:7 in log``, the innermost line of the program in an exception's traceback."""
+    stack = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in stack if not _is_of_others(frame.filename)]
+    places = (f"{os.path.basename(f.filename)}:{f.lineno} in {f.name}" for f in own[-1:])
+    return next(places, "").removesuffix(" in <module>")
 
 
 def _is_of_others(file: str) -> bool:

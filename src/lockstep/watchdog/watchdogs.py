@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from lockstep.job import current_job
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
 from lockstep.watchdog.artifacts import Artifacts
-from lockstep.watchdog.own_waits import OwnWaits, watch_callbacks
+from lockstep.watchdog.own_waits import OwnWaits, watch_callbacks, watch_threads
 from lockstep.watchdog.program_equality import Comparison
 from lockstep.watchdog.record_reader import Records, SiteWriter
 from lockstep.watchdog.remote import LocalHost, RemoteHosts
@@ -56,6 +57,7 @@ def start(
     frames.keep_in(received[process].callers)
     current_job.part(OwnWaits).keep_in(received[process].waits)
     watch_callbacks()
+    watch_threads()
     sites = SiteWriter(records, received[process], _jax_compat.live_executables)
     several = any(peer.host_id != peers[process].host_id for peer in peers)
     watchdogs = current_job.part(_Watchdogs)
@@ -82,6 +84,12 @@ def hold(program: Any) -> None:
     """Keeps a program that was just made until the watchdog has read it. Raises nothing."""
     for watchdog in current_job.part(_Watchdogs).all:
         watchdog.hold(program)
+
+
+def note_exit(error: SystemExit) -> None:
+    """The program ends by ``sys.exit()``, with a status of 0. Raises nothing."""
+    with contextlib.suppress(Exception):
+        current_job.part(OwnWaits).note_exit(error)
 
 
 def scan() -> None:

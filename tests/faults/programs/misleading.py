@@ -6,6 +6,7 @@ They are written as users write them: nothing is caught, so the launcher's repor
 from __future__ import annotations
 
 import atexit
+import queue
 import sys
 import threading
 import time
@@ -154,6 +155,28 @@ def log(value) -> None:
 LOG = []
 
 
+def loader_thread() -> None:
+    """The thread that reads data ends by an exception on process 1, whose main thread waits."""
+    batches = queue.Queue()
+
+    def load() -> None:
+        for number in range(3):
+            if ME == 1 and number == 2:
+                raise OSError("cannot decode image 7")  # LINE load
+            batches.put(batch(100))
+
+    threading.Thread(target=load, name="loader").start()
+    for _ in range(3):
+        float(loss(jnp.ones((8,)), batches.get()))
+
+
+def leaves() -> None:
+    for step in range(3):
+        if ME == 1 and step == 2:
+            sys.exit()  # LINE leaves
+        float(loss(jnp.ones((8,)), batch(100)))
+
+
 def device_order() -> None:
     own_first = sorted(DEVICES, key=lambda d: (d.process_index != ME, d.id))
     rows = NamedSharding(Mesh(np.array(own_first), ("data",)), P("data"))
@@ -172,6 +195,8 @@ ALL = (
     prefetch,
     at_exit,
     caught,
+    loader_thread,
+    leaves,
 )
 FAULTS: dict[str, Callable[[], None]] = {fault.__name__: fault for fault in ALL}
 FAULTS[sys.argv[1]]()
