@@ -39,6 +39,43 @@ def pid_of(run: Run, process: int) -> int:
     raise AssertionError(f"no process {process}")
 
 
+WAITS = """
+import os, time
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+jax.distributed.initialize()
+rows = NamedSharding(jax.make_mesh((jax.device_count(),), ("rows",)), P("rows"))
+x = jax.make_array_from_process_local_data(rows, np.ones(1, np.float32))
+total = jax.jit(jnp.sum)
+float(total(x))
+beside = os.environ["TMPDIR"]
+if jax.process_index() == 1:
+    while not os.path.exists(f"{beside}/waits"):
+        time.sleep(0.05)
+    time.sleep(5)
+    open(f"{beside}/now", "w").close()
+    time.sleep(1000)
+open(f"{beside}/waits", "w").close()
+float(total(x))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_a_job_that_waits_says_for_which_process(number: int) -> None:
+    with start_lockstep(["-n", "2", "-d", "1", "--grace", "4"], WAITS, forked=True) as run:
+        wait_until(lambda: (run.folder / "now").exists(), "process 0 waits", 60)
+        run.process.send_signal(number)
+        said = run.finish(TIMEOUT).said_by_launcher
+        run.assert_nothing_left()
+    name = re.escape(signal.Signals(number).name)
+    assert re.search(
+        rf"stopped by {name}; until then, process 1 \(pid \d+ on \S+\) has not arrived yet; "
+        r"process 0 waits in its 2nd: all-reduce \(sum\) of 1 x f32, program.py:10 in sum",
+        said,
+    ), said
+
+
 def wait_for_training(run: Run, n: int) -> None:
     wait_until(lambda: len(list(run.folder.glob("training_*"))) == n, "training", 60)
 

@@ -56,6 +56,20 @@ def diagnosis(
     return "\n".join(lines)
 
 
+def waits(run_dir: Path, attempt: int) -> str:
+    """Which process of a job that runs has others wait for long; "" where none, or not known."""
+    with contextlib.suppress(Exception):  # the job is being stopped, and that comes first
+        if _run_files.has_records(run_dir, attempt):
+            from lockstep.flight_recorder import diagnose, headlines, model
+            from lockstep.launch import live
+
+            run = model.read_run(run_dir, attempt)
+            now = live.now_of_hosts(run, time.monotonic_ns())
+            found = live.settled(diagnose.diagnose(run), now)
+            return headlines.headline(found) if found.kind is not diagnose.Kind.NOTHING else ""
+    return ""
+
+
 def culprits(run_dir: Path, attempt: int) -> tuple[int, ...]:
     """The processes that caused the fault by the records; empty: there are none to read."""
     with contextlib.suppress(Exception):

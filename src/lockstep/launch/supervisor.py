@@ -88,6 +88,8 @@ class Supervisor:
         self._cannot_start = False
         self._cause: int | None = None
         self._asked_to_stop = False
+        self._waits = ""
+        """Which process had the others wait when a signal stopped the job."""
         self.stopping_at = float("inf")
         """When the stop of the job began."""
         self._plan: list[tuple[float, int]] = []
@@ -186,6 +188,7 @@ class Supervisor:
             return
         self._asked_to_stop = True
         if self._cause is None:
+            self._waits = failed_runs.waits(self._job.run_dir, self._job.config.attempt)
             self._stop(number)
         elif number != self._cause or time.monotonic() > self.stopping_at + REPEATED_SIGNAL:
             self._stop_now()
@@ -254,7 +257,8 @@ class Supervisor:
             self._report_failure(first, endings)
             return first.status
         if self._cause in PASSED_ON:
-            self.console.report(f"stopped by {signal_name(self._cause)}")
+            before = f"; until then, {self._waits}" if self._waits else ""
+            self.console.report(f"stopped by {signal_name(self._cause)}{before}")
             self._report_killed()
             self.report_folders()
         return 1 if self._output_lost else 128 + self._cause

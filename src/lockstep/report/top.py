@@ -18,7 +18,8 @@ from lockstep.flight_recorder.headlines import headline
 from lockstep.flight_recorder.model import Run
 from lockstep.flight_recorder.phrases import described
 from lockstep.flight_recorder.time_summary import summarize
-from lockstep.report import live, locate_run
+from lockstep.launch import live
+from lockstep.report import locate_run
 from lockstep.report.tables import summary_table
 
 LINES = 8
