@@ -144,7 +144,7 @@ def check_program(program: Sequence[str], command: str, is_here: bool = True) ->
     elif not is_here:
         return
     elif not os.path.exists(program[0]):
-        raise ConfigError(f"no such file: {program[0]}")
+        raise ConfigError(usage.no_such_file(program[0]))
     elif not os.path.isfile(program[0]):
         raise ConfigError(f"not a file: {program[0]}. To run a package: -m NAME")
     elif not os.access(program[0], os.R_OK):

@@ -4,7 +4,10 @@ was meant. Pure."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
+import os
+import re
 from typing import Any
 
 _FORMS = """\
@@ -50,6 +53,19 @@ class Parser(argparse.ArgumentParser):
             meant = f" (did you mean {near[0]}?)" if near else ""
             self.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
         return found
+
+
+def no_such_file(path: str) -> str:
+    """The error for a program that does not exist, with the one that was meant."""
+    folder, name = os.path.split(path)
+    if re.fullmatch(r"python[\d.]*", name):
+        return f"no such file: {path}. Leave it out: Lockstep starts Python itself"
+    files: list[str] = []
+    with contextlib.suppress(OSError):
+        files = [file for file in os.listdir(folder or ".") if file.endswith(".py")]
+    near = difflib.get_close_matches(name, files, 1)
+    meant = f" (did you mean {os.path.join(folder, near[0])}?)" if near else ""
+    return f"no such file: {path}{meant}"
 
 
 def forms(command: str) -> str:
