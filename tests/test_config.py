@@ -37,6 +37,8 @@ GOOD = [
     ("LOCKSTEP_COLLECTIVE_TIMEOUT", "2.5", 2.5),
     ("LOCKSTEP_STALL_WARNING", "0", 0.0),
     ("LOCKSTEP_START_TIMEOUT", "2.5", 2.5),
+    ("LOCKSTEP_REACH_TIMEOUT", "60", 60.0),
+    ("LOCKSTEP_CHECK_TIMEOUT", "1.5", 1.5),
     ("LOCKSTEP_STRICT", "1", True),
     ("LOCKSTEP_FULL_TRACEBACKS", "1", True),
     ("LOCKSTEP_CHECK_PROGRAMS", "0", False),
@@ -54,6 +56,7 @@ GOOD = [
 
 WHOLE, ABOVE_ZERO = "a whole number, 0 or more", "a whole number, 1 or more"
 SECONDS = "a number of seconds, 0 or more"
+SOME_SECONDS = "a number of seconds, 1 or more"
 CONNECTIONS = "a whole number from 1 to 8"
 
 BAD = [
@@ -85,6 +88,8 @@ BAD = [
     ("LOCKSTEP_COLLECTIVE_TIMEOUT", "10 min", SECONDS),
     ("LOCKSTEP_STALL_WARNING", "soon", SECONDS),
     ("LOCKSTEP_START_TIMEOUT", "-1", SECONDS),
+    ("LOCKSTEP_REACH_TIMEOUT", "0", SOME_SECONDS),
+    ("LOCKSTEP_CHECK_TIMEOUT", "inf", SOME_SECONDS),
     ("LOCKSTEP_STRICT", "always", "0 or 1"),
     ("LOCKSTEP_FULL_TRACEBACKS", "always", "0 or 1"),
     ("LOCKSTEP_CHECK_PROGRAMS", "", "0 or 1"),

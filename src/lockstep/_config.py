@@ -22,6 +22,8 @@ MAX_CONNECTIONS = 8
 DEFAULT_COLLECTIVE_TIMEOUT = 600.0
 DEFAULT_STALL_WARNING = 30.0
 DEFAULT_START_TIMEOUT = 120.0
+DEFAULT_REACH_TIMEOUT = 10.0
+DEFAULT_CHECK_TIMEOUT = 8.0
 
 
 def _one_of(*choices: str) -> Callable[[str], str]:
@@ -63,6 +65,17 @@ def seconds(text: str) -> float:
         value = -1.0
     if not 0 <= value < float("inf"):
         raise ValueError("a number of seconds, 0 or more")
+    return value
+
+
+def some_seconds(text: str) -> float:
+    """Of a wait that needs an end."""
+    try:
+        value = seconds(text)
+    except ValueError:
+        value = 0.0
+    if value < 1:
+        raise ValueError("a number of seconds, 1 or more")
     return value
 
 
@@ -117,6 +130,10 @@ class Config:
     """Seconds after which a wait is reported, once; 0 means never."""
     start_timeout: float = _variable("LOCKSTEP_START_TIMEOUT", seconds, DEFAULT_START_TIMEOUT)
     """Seconds that the processes may take to join the job; 0 means no deadline."""
+    reach_timeout: float = _variable("LOCKSTEP_REACH_TIMEOUT", some_seconds, DEFAULT_REACH_TIMEOUT)
+    """Seconds that a host may take until its agent answers the launcher."""
+    check_timeout: float = _variable("LOCKSTEP_CHECK_TIMEOUT", some_seconds, DEFAULT_CHECK_TIMEOUT)
+    """Seconds that a host may take for one answer in the checks before a start on several hosts."""
     strict: bool = _variable("LOCKSTEP_STRICT", _switch, False)
     """Check that all members call a collective from the same line; see docs/reference/faults.md."""
     check_programs: bool = _variable("LOCKSTEP_CHECK_PROGRAMS", _switch, True)

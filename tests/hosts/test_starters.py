@@ -28,6 +28,12 @@ def test_no_option_of_ssh_weakens_it() -> None:
     assert words[end + 1 :] == ["me@far", "exec python -P -m lockstep.launch.host_agent"]
 
 
+@pytest.mark.parametrize(("seconds", "limit"), [(60.0, 30), (1.0, 1)])
+def test_ssh_may_take_half_of_what_a_host_may_take(seconds: float, limit: int) -> None:
+    command = Reach(python="python", seconds=seconds).command(Host("far"))
+    assert f"-oConnectTimeout={limit}" in command
+
+
 @pytest.mark.parametrize("name", ["-oProxyCommand=x", "me@-oProxyCommand=x", "-F"])
 def test_a_name_of_a_host_is_no_option(name: str) -> None:
     with pytest.raises(ConfigError, match=r"is not the name of a host"):

@@ -99,7 +99,7 @@ def test_it_answers_while_it_starts_processes(agent: Agent, tmp_path: Path) -> N
 def test_it_answers_while_it_waits_for_another_host(agent: Agent) -> None:
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as silent:
         peer = {"name": "b", "address": "127.0.0.1", "port": silent.getsockname()[1]}
-        agent.channel.send("probe", key="00", peers=[peer])
+        agent.channel.send("probe", key="00", peers=[peer], seconds=3.0)
         agent.channel.send("ping", t=1)
         assert "probed" not in agent.until("pong")
     agent.until("probed")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from lanes import full, needs
+from lanes import full
+from own_address import networked, own_address
 from support import marked, run_lockstep, start_lockstep, wait_until
 
 WRAPPER = """#!/bin/sh
@@ -27,17 +26,6 @@ print("to stderr", file=sys.stderr)
 if os.environ["LOCKSTEP_PROCESS_ID"] == "2":
     sys.exit(5)
 """
-
-
-def own_address() -> str:
-    """An address of this machine that is no loopback; "" where it has no network."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("198.51.100.1", 9))
-        return str(probe.getsockname()[0])
-    return ""
-
-
-networked = needs(own_address() != "", "needs a network, by which hosts are told apart")
 
 
 def ssh(folder: Path) -> str:
@@ -128,3 +116,19 @@ def test_a_job_that_cannot_start_again_says_where_its_logs_are(tmp_path: Path) -
     said = run_lockstep(options, program, timeout=90, expect_status=None).stderr
     assert "not started again: 1 of 2 hosts are left, and the job needs 2" in said
     assert f"complete logs: {logs}" in said.partition("not started again")[2]
+
+
+def test_how_long_a_host_may_take_is_an_option_and_a_variable(tmp_path: Path) -> None:
+    silent = tmp_path / "silent"
+    silent.write_text("#!/bin/sh\nexec sleep 300\n")
+    silent.chmod(0o755)
+    options = ["--hosts", "far:2", "--ssh", str(silent)]
+    environ = {"LOCKSTEP_REACH_TIMEOUT": "1"}
+    found = run_lockstep(options, PROGRAM, env=environ, expect_status=1)
+    assert "no agent answered on far within 1 s" in found.stderr
+    options += ["--reach-timeout", "1.5"]
+    found = run_lockstep(options, PROGRAM, env=environ, expect_status=1)
+    assert "no agent answered on far within 1.5 s" in found.stderr
+    options = ["--check-timeout", "0.5", "--hosts", "far:2"]
+    found = run_lockstep(options, PROGRAM, expect_status=2)
+    assert "'0.5' is not a number of seconds, 1 or more" in found.stderr

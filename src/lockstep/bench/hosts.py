@@ -60,6 +60,9 @@ def of(args: argparse.Namespace) -> Hosts | None:
     for name in ("hosts", "hostfile", "python"):
         if value := getattr(args, name):
             words += [f"--{name}", value]
+    for name in ("reach_timeout", "check_timeout"):
+        if value := getattr(args, name):
+            words += [f"--{name.replace('_', '-')}", str(value)]
     for count in args.host_counts or ():
         if not 2 <= count <= len(placed):
             raise ConfigError(f"--host-counts {count}: there are 2 to {len(placed)} hosts.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from lockstep.hosts import host_check
 from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_state import Request
 from lockstep.hosts.starters import Reach
+from lockstep.launch import run_command
 from lockstep.launch.hosts_command import hosts_of
 
 if TYPE_CHECKING:
@@ -53,13 +55,19 @@ def examine(args: argparse.Namespace) -> tuple[list[tuple[str, list[Finding]]], 
     Raises `LockstepError`.
     """
     python = args.python or sys.executable
+    config = run_command.settings(args, os.environ)
     request = Request(
-        interface=args.interface, ssh=shlex.join(args.ssh), python=python, version=__version__
+        interface=args.interface,
+        ssh=shlex.join(args.ssh),
+        python=python,
+        version=__version__,
+        answer_seconds=config.check_timeout,
     )
-    fleet = Fleet(Reach(args.ssh, python).command)
+    seconds = config.reach_timeout
+    fleet = Fleet(Reach(args.ssh, python, seconds=seconds).command, reach_seconds=seconds)
     try:
         checked = host_check.check_hosts(fleet, hosts_of(args), request)
-        measured = host_check.measure(fleet, checked)
+        measured = host_check.measure(fleet, checked, request)
     except OSError as error:
         raise LaunchError(f"{error.filename or 'ssh'} cannot be started: {error}") from error
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,11 +24,13 @@ class AgentChecks:
         """The values of the answer to a message of `ANSWERS`. Takes some seconds at most.
 
         - ``facts`` (``directory``, ``program``): see `facts.gather`.
-        - ``listen`` (``name``, ``key``, ``address``, ``towards``, ``port``, ``peers``): listens for
-          probes of so many peers on ``address``, or, when that is empty, on the address from which
-          this host sends to ``towards``. Answers ``address``, ``port``, ``problem``, and
-          ``port_problem`` when the ``port`` asked for is not free (0: not asked).
-        - ``probe`` (``peers``, ``key``, ``measure``): answers ``results`` (`network_probe.probe`).
+        - ``listen`` (``name``, ``key``, ``address``, ``towards``, ``port``, ``peers``,
+          ``seconds``): listens for probes of so many peers on ``address``, or, when that is empty,
+          on the address from which this host sends to ``towards``. Answers ``address``, ``port``,
+          ``problem``, and ``port_problem`` when the ``port`` asked for is not free (0: not asked).
+        - ``probe`` (``peers``, ``key``, ``seconds``, ``measure``): answers ``results``
+          (`network_probe.probe`), and how loaded this host was meanwhile: ``load``, the average
+          number of runnable threads in the last minute, and ``cores``.
         - ``deaf``: ends listening.
         """
         if kind == "facts":
@@ -35,9 +38,7 @@ class AgentChecks:
         if kind == "listen":
             return self._listen(head)
         if kind == "probe":
-            key = bytes.fromhex(str(head["key"]))
-            measure = bool(head.get("measure"))
-            return {"results": network_probe.probe(head["peers"], key, measure=measure)}
+            return _probe(head)
         self.close()
         return {}
 
@@ -51,10 +52,12 @@ class AgentChecks:
             )
             return {"address": "", "port": 0, "problem": why}
         key = bytes.fromhex(str(head["key"]))
-        peers = int(head.get("peers") or 0)
+        peers, seconds = int(head["peers"]), float(head["seconds"])
         try:
             listener = network_probe.listen(address, backlog=network_probe.MAX_CLIENTS + peers)
-            self._listener = network_probe.Listener(listener, str(head["name"]), key, clients=peers)
+            self._listener = network_probe.Listener(
+                listener, str(head["name"]), key, clients=peers, seconds=seconds
+            )
         except OSError as error:
             problem = error.strerror or str(error)
             return {"address": address, "port": 0, "problem": problem}
@@ -70,3 +73,12 @@ class AgentChecks:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
+
+
+def _probe(head: Mapping[str, Any]) -> dict[str, Any]:
+    key, measure = bytes.fromhex(str(head["key"])), bool(head.get("measure"))
+    results = network_probe.probe(
+        head["peers"], key, measure=measure, seconds=float(head["seconds"])
+    )
+    cores = len(os.sched_getaffinity(0))
+    return {"results": results, "load": os.getloadavg()[0], "cores": cores}

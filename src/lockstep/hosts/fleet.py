@@ -10,14 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from lockstep._config import DEFAULT_REACH_TIMEOUT
 from lockstep._errors import LaunchError
 from lockstep._words import signal_name
 from lockstep.hosts.channel import Message
-from lockstep.hosts.connection import Connection
+from lockstep.hosts.connection import PING_SECONDS, Connection
 from lockstep.hosts.host_list import Host, labels
 
-HELLO_SECONDS = 10.0
-"""How long an agent may take to start and answer."""
 _END_SECONDS = 3.0
 """How long the agents may take to end when the job has ended."""
 _STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
@@ -35,11 +34,15 @@ class Fleet:
     """The connections to the hosts of a job."""
 
     def __init__(
-        self, command: Callable[[Host], Sequence[str]], lifeline: int | None = None
+        self,
+        command: Callable[[Host], Sequence[str]],
+        lifeline: int | None = None,
+        reach_seconds: float = DEFAULT_REACH_TIMEOUT,
     ) -> None:
-        """``command`` starts the agent of a host (`starters`). ``lifeline`` is readable once this
-        process has to end at once."""
+        """``command`` starts the agent of a host (`starters`), which may take ``reach_seconds``
+        until it answers. ``lifeline`` is readable once this process has to end at once."""
         self._command = command
+        self._reach_seconds = reach_seconds
         self._lifeline = lifeline
         self.connections: list[Connection] = []
 
@@ -48,37 +51,48 @@ class Fleet:
         """Those to hosts that are not lost."""
         return [each for each in self.connections if not each.lost]
 
-    def connect(self, hosts: Sequence[Host], seconds: float = HELLO_SECONDS) -> list[Connection]:
+    def connect(self, hosts: Sequence[Host]) -> list[Connection]:
         """Starts an agent on each of ``hosts``, and waits until each has answered or has failed.
 
         Failed ones say why in `Connection.lost`. Raises OSError where a command of this host (ssh)
         cannot be started, and `Interrupted`.
         """
-        fresh = [
-            Connection(host, label, self._command(host))
-            for host, label in zip(hosts, labels(hosts), strict=True)
-        ]
-        self.connections += fresh
-        for connection, message in self._messages(fresh, {"hello"}, seconds).items():
-            connection.facts = message.head
+        fresh: list[Connection] = []
+        served = time.monotonic()
+        for host, label in zip(hosts, labels(hosts), strict=True):
+            fresh.append(Connection(host, label, self._command(host)))
+            self.connections.append(fresh[-1])
+            # To start many commands takes long, and an agent ends when nothing comes for long.
+            if time.monotonic() - served > PING_SECONDS:
+                self._take_hellos(fresh, 0.01)
+                served = time.monotonic()
+        seconds = self._reach_seconds
+        self._take_hellos(fresh, seconds)
         for connection in fresh:
             if not connection.lost and not connection.facts:
                 connection.lose(
                     f"no agent answered on {connection.host.name} within {seconds:g} s: is the "
-                    "machine up, and does the network let ssh pass?"
+                    "machine up, and does the network let ssh pass? --reach-timeout "
+                    f"{4 * seconds:g} gives it more time"
                 )
         return fresh
+
+    def _take_hellos(self, connections: Sequence[Connection], seconds: float) -> None:
+        waiting = [each for each in connections if not each.facts]
+        for connection, message in self._messages(waiting, {"hello"}, seconds).items():
+            connection.facts = message.head
 
     def ask(
         self,
         kind: str,
         answer: str,
         values: Mapping[Connection, Mapping[str, Any]],
-        seconds: float = HELLO_SECONDS,
+        seconds: float = DEFAULT_REACH_TIMEOUT,
     ) -> dict[Connection, Message]:
         """Sends a message to hosts, each with its own ``values``, and waits for their answers.
 
-        Hosts that are lost or too late are not in the result. Raises `Interrupted`.
+        ``seconds``: how long to wait after the last answer. Hosts that are lost or too late are not
+        in the result. Raises `Interrupted`.
         """
         for connection, own in values.items():
             connection.send(kind, **own)
@@ -87,7 +101,11 @@ class Fleet:
     def _messages(
         self, connections: Sequence[Connection], kinds: set[str], seconds: float
     ) -> dict[Connection, Message]:
-        """The next message of one of ``kinds`` from each connection."""
+        """The next message of one of ``kinds`` from each connection.
+
+        ``seconds`` count from the last answer: with many hosts this machine, or what they share,
+        may be the one that takes time.
+        """
         found: dict[Connection, Message] = {}
 
         def on_message(connection: Connection, message: Message) -> None:
@@ -95,7 +113,7 @@ class Fleet:
                 found.setdefault(connection, message)
 
         with self._attached(on_message) as selector:
-            end = time.monotonic() + seconds
+            answered, end = 0, time.monotonic() + seconds
             while (left := end - time.monotonic()) > 0:
                 if all(each.lost or each in found for each in connections):
                     break
@@ -105,6 +123,8 @@ class Fleet:
                 for each in self.connections:
                     if each.greeted:
                         each.tick(time.monotonic())
+                if len(found) > answered:
+                    answered, end = len(found), time.monotonic() + seconds
         return found
 
     @contextlib.contextmanager

@@ -7,6 +7,7 @@ other: some seconds at most, whatever is wrong.
 from __future__ import annotations
 
 import dataclasses
+import random
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -19,12 +20,11 @@ from lockstep.hosts.connection import Connection
 from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_findings import other_version
 from lockstep.hosts.host_list import Host
+from lockstep.hosts.host_pairs import rounds, sample
 from lockstep.hosts.host_state import HostState, Request
 from lockstep.hosts.ssh_errors import Failure, explain, not_started
 from lockstep.hosts.starters import is_here
 
-ANSWER_SECONDS = 8.0
-"""How long an agent may take for one answer. A probe of the network ends before by itself."""
 _KEY_BYTES = 32
 
 
@@ -59,9 +59,10 @@ def check_agents(fleet: Fleet, agents: Sequence[Connection], request: Request) -
     connections = {each.label: each for each in agents}
     states = {label: _state(each, request) for label, each in connections.items()}
     reached = {label: each for label, each in connections.items() if not states[label].failure}
-    _gather(fleet, reached, states, request)
+    check = _Check(fleet, request, states, reached)
+    check.gather()
     if len(reached) > 1:
-        _probe(fleet, reached, states, request)
+        check.probe()
     found = preflight.check(list(states.values()), request)
     return Checked(found, states, {label: connections[label] for label in reached})
 
@@ -90,98 +91,118 @@ def _state(connection: Connection, request: Request) -> HostState:
     return dataclasses.replace(state, failure=failure)
 
 
-def _ask(
-    fleet: Fleet,
-    kind: str,
-    answer: str,
-    values: Mapping[str, Mapping[str, Any]],
-    reached: dict[str, Connection],
-    states: dict[str, HostState],
-) -> dict[str, Mapping[str, Any]]:
-    """The answers by host. A host that gives none is a failure, and is not asked again."""
-    asked = {reached[label]: own for label, own in values.items()}
-    answers = fleet.ask(kind, answer, asked, ANSWER_SECONDS)
-    found: dict[str, Mapping[str, Any]] = {}
-    for label in values:
-        connection = reached[label]
-        if connection in answers:
-            found[label] = answers[connection].head
-        else:
-            why = connection.lost or f"no answer within {ANSWER_SECONDS:g} s ({kind})"
-            failure = Failure("agent", why, f"check the load and the network of {label}")
-            states[label] = dataclasses.replace(states[label], failure=failure)
-            del reached[label]
-    return found
+@dataclasses.dataclass
+class _Check:
+    """Questions to all hosts at the same time; the answers go into ``states``."""
 
+    fleet: Fleet
+    request: Request
+    states: dict[str, HostState]
+    reached: dict[str, Connection]
+    """By label, as ``states``. A host that gives no answer leaves it, and is not asked again."""
 
-def _gather(
-    fleet: Fleet,
-    reached: dict[str, Connection],
-    states: dict[str, HostState],
-    request: Request,
-) -> None:
-    question = {"directory": request.directory, "program": list(request.program)}
-    answers = _ask(fleet, "facts", "facts", dict.fromkeys(reached, question), reached, states)
-    now = time.time()
-    for label, facts in answers.items():
-        state = states[label]
-        choice = choose(facts, request.interface, state.addresses, state.by_ssh)
-        states[label] = dataclasses.replace(
-            state, facts=facts, clock_ahead=float(facts["time"]) - now, choice=choice
-        )
+    def _ask(
+        self, kind: str, answer: str, values: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, Mapping[str, Any]]:
+        """The answers by host. A host that gives none gets a failure."""
+        seconds = self.request.answer_seconds
+        asked = {self.reached[label]: own for label, own in values.items()}
+        answers = self.fleet.ask(kind, answer, asked, seconds)
+        found: dict[str, Mapping[str, Any]] = {}
+        for label in values:
+            connection = self.reached[label]
+            if connection in answers:
+                found[label] = answers[connection].head
+            else:
+                why = connection.lost or f"no answer within {seconds:g} s ({kind})"
+                fix = f"check the load and the network of {label}, or give it more time: "
+                failure = Failure("agent", why, f"{fix}--check-timeout {4 * seconds:g}")
+                self._note(label, failure=failure)
+                del self.reached[label]
+        return found
 
+    def _note(self, label: str, **values: Any) -> None:
+        self.states[label] = dataclasses.replace(self.states[label], **values)
 
-def _probe(
-    fleet: Fleet,
-    reached: dict[str, Connection],
-    states: dict[str, HostState],
-    request: Request,
-) -> None:
-    """Makes all hosts listen, then connect to each other."""
-    key = secrets.token_hex(_KEY_BYTES)
-    listening = _listen(fleet, reached, states, request, key)
-    peers = _peers(listening)
-    values = {
-        label: {"key": key, "peers": [peer for name, peer in peers.items() if name != label]}
-        for label in peers
-        if label in reached
-    }
-    for label, own in _ask(fleet, "probe", "probed", values, reached, states).items():
-        states[label] = dataclasses.replace(states[label], probed=own["results"])
+    def gather(self) -> None:
+        """Asks for the facts of each host."""
+        question = {"directory": self.request.directory, "program": list(self.request.program)}
+        answers = self._ask("facts", "facts", dict.fromkeys(self.reached, question))
+        now = time.time()
+        for label, facts in answers.items():
+            own = self.states[label]
+            choice = choose(facts, self.request.interface, own.addresses, own.by_ssh)
+            self._note(label, facts=facts, clock_ahead=float(facts["time"]) - now, choice=choice)
 
+    def probe(self) -> None:
+        """Makes all hosts listen, then connect to each other (`host_pairs.sample`).
 
-def _peers(listening: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What the message ``probe`` says of each host that listens."""
-    return {
-        label: {"name": label, "address": own["address"], "port": own["port"]}
-        for label, own in listening.items()
-        if not own["problem"]
-    }
+        What has failed is tried once more before it is judged: where many hosts start, or busy
+        ones, a connection may come too late.
+        """
+        able = [label for label in self.reached if not self.states[label].choice.problem]
+        tried = sample(able, random.Random())
+        key = secrets.token_hex(_KEY_BYTES)
+        peers = self.listen(key, tried)
+        wanted = {
+            label: [each for each in tried[label] if each in peers]
+            for label in peers
+            if label in self.reached
+        }
+        failed = self._try(key, peers, wanted)
+        self._try(key, peers, {label: own for label, own in failed.items() if own})
 
+    def listen(self, key: str, tried: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
+        """What the message ``probe`` says of each host that listens now.
 
-def _listen(
-    fleet: Fleet,
-    reached: dict[str, Connection],
-    states: dict[str, HostState],
-    request: Request,
-    key: str,
-) -> dict[str, Mapping[str, Any]]:
-    values: dict[str, dict[str, Any]] = {}
-    first = next(iter(states))
-    for label in reached:
-        if not states[label].choice.problem:
-            values[label] = {
+        As many hosts will try to reach a host of ``tried`` as it tries to reach.
+        """
+        first = next(iter(self.states))
+        values = {
+            label: {
                 "name": label,
                 "key": key,
-                "address": states[label].choice.address,
-                "towards": _towards(label, states),
-                "peers": len(reached) - 1,
-                "port": request.port if label == first else 0,
+                "address": self.states[label].choice.address,
+                "towards": _towards(label, self.states),
+                "peers": len(own),
+                "seconds": self.request.connect_seconds,
+                "port": self.request.port if label == first else 0,
             }
-    answers = _ask(fleet, "listen", "listening", values, reached, states)
-    for label, own in answers.items():
-        states[label] = dataclasses.replace(states[label], listening=own)
-    return answers
+            for label, own in tried.items()
+        }
+        answers = self._ask("listen", "listening", values)
+        for label, own in answers.items():
+            self._note(label, listening=own)
+        return {
+            label: {"name": label, "address": own["address"], "port": own["port"]}
+            for label, own in answers.items()
+            if not own["problem"]
+        }
+
+    def _try(
+        self, key: str, peers: Mapping[str, Any], wanted: Mapping[str, Sequence[str]]
+    ) -> dict[str, list[str]]:
+        """Has each host of ``wanted`` connect to these others; those that it has not reached."""
+        values = {label: [peers[each] for each in own] for label, own in wanted.items()}
+        answers = self.connect(key, values)
+        for label, own in answers.items():
+            probed = {**self.states[label].probed, **own["results"]}
+            self._note(label, probed=probed, load=float(own["load"]), cores=int(own["cores"]))
+        return {
+            label: [name for name, result in own["results"].items() if result["reason"]]
+            for label, own in answers.items()
+        }
+
+    def connect(
+        self, key: str, peers: Mapping[str, Sequence[Any]], measure: bool = False
+    ) -> dict[str, Mapping[str, Any]]:
+        """The answers of the hosts of ``peers``, which connect to these others."""
+        seconds = self.request.connect_seconds
+        values = {
+            label: {"key": key, "peers": own, "seconds": seconds, "measure": measure}
+            for label, own in peers.items()
+        }
+        return self._ask("probe", "probed", values)
 
 
 def _towards(label: str, states: Mapping[str, HostState]) -> str:
@@ -196,37 +217,23 @@ def end_probes(fleet: Fleet, checked: Checked) -> None:
     fleet.ask("deaf", "deafened", {each: {} for each in checked.connections.values()})
 
 
-def measure(fleet: Fleet, checked: Checked) -> dict[tuple[str, str], Mapping[str, Any]]:
+def measure(
+    fleet: Fleet, checked: Checked, request: Request
+) -> dict[tuple[str, str], Mapping[str, Any]]:
     """(from, to) -> the result of `network_probe.probe` with its bandwidth, pair after pair.
 
     No host takes part in two measurements at the same time. The probes must not have ended.
     """
-    key = secrets.token_hex(_KEY_BYTES)
-    states, reached = dict(checked.states), dict(checked.connections)
-    able = [label for label, state in states.items() if state.probed]
+    able = [label for label, state in checked.states.items() if state.probed]
     if len(able) < 2:
         return {}
-    peers = _peers(_listen(fleet, reached, states, Request(), key))
+    key = secrets.token_hex(_KEY_BYTES)
+    check = _Check(fleet, request, dict(checked.states), dict(checked.connections))
+    peers = check.listen(key, {each: [other for other in able if other != each] for each in able})
     results: dict[tuple[str, str], Mapping[str, Any]] = {}
     for pairs in rounds(able):
-        targets = {one: to for one, to in pairs if one in reached and to in peers}
-        values = {
-            source: {"key": key, "measure": True, "peers": [peers[target]]}
-            for source, target in targets.items()
-        }
-        for source, own in _ask(fleet, "probe", "probed", values, reached, states).items():
+        targets = {one: to for one, to in pairs if one in check.reached and to in peers}
+        values = {source: [peers[target]] for source, target in targets.items()}
+        for source, own in check.connect(key, values, measure=True).items():
             results[source, targets[source]] = own["results"][targets[source]]
     return dict(sorted(results.items(), key=lambda pair: [able.index(name) for name in pair[0]]))
-
-
-def rounds(names: Sequence[str]) -> list[list[tuple[str, str]]]:
-    """All ordered pairs, in rounds in which each name occurs once at most (the circle method)."""
-    turning: list[str | None] = [*names, *([None] if len(names) % 2 else [])]
-    found: list[list[tuple[str, str]]] = []
-    for _ in range(len(turning) - 1):
-        half = len(turning) // 2
-        pairs = zip(turning[:half], reversed(turning[half:]), strict=True)
-        whole = [(one, other) for one, other in pairs if one and other]
-        found += [whole, [(other, one) for one, other in whole]]
-        turning = [turning[0], turning[-1], *turning[1:-1]]
-    return found

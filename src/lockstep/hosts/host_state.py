@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lockstep._config import DEFAULT_CHECK_TIMEOUT
 from lockstep.hosts.address_choice import Choice
 from lockstep.hosts.ssh_errors import Failure
 
@@ -28,8 +29,15 @@ class Request:
     """Of this launcher's Lockstep."""
     lacking: frozenset[str] = frozenset()
     """The paths, of the directory and the program, that this machine does not have either."""
+    answer_seconds: float = DEFAULT_CHECK_TIMEOUT
+    """How long an agent may take for one answer."""
     srun: bool = False
     """Whether srun reaches the hosts; ``ssh`` is then its command."""
+
+    @property
+    def connect_seconds(self) -> float:
+        """How long a connection to another host may take: a probe ends before its answer is due."""
+        return 0.375 * self.answer_seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +59,15 @@ class HostState:
     choice: Choice = dataclasses.field(default_factory=Choice)
     listening: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     probed: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    """Label of another host -> the result of `network_probe.probe`."""
+    """Label of another host -> the result of `network_probe.probe`; no other host was tried."""
+    load: float = 0.0
+    """The average number of runnable threads in the minute before the end of the probes."""
+    cores: int = 0
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether threads wait for a core there."""
+        return self.load > self.cores
 
     @property
     def address(self) -> str:

@@ -30,7 +30,7 @@ _NONCE, _DIGEST = 32, 32
 _RESULT = struct.Struct(">Qd")
 """Received bytes, seconds."""
 CONNECT_SECONDS = 3.0
-"""How long a connection and its proof may take."""
+"""How long a connection and its proof may take, unless the caller says another limit."""
 FLOOD_SECONDS = 0.3
 _FLOOD_LIMIT = 5.0
 _PINGS = 20
@@ -38,14 +38,20 @@ _CHUNK = bytes(1 << 18)
 MAX_CLIENTS = 64
 """Connections that a listener serves at the same time, besides one for each expected client."""
 
-REFUSED, UNREACHABLE, TIMEOUT, FOREIGN, BROKEN = (
+REFUSED, UNREACHABLE, TIMEOUT, SLOW, FOREIGN, BROKEN = (
     "refused",
     "unreachable",
     "timeout",
+    "slow",
     "foreign",
     "broken",
 )
-"""Why a host is not reached; FOREIGN: something else answers at its address."""
+"""Why a host is not reached. TIMEOUT: no connection in time. SLOW: the host's kernel took the
+connection, but its agent did not answer in time. FOREIGN: something else answers at its address."""
+
+
+class _NoAnswerError(TimeoutError):
+    """There is a connection, over which nothing comes in time."""
 
 
 def _proof(key: bytes, role: str, name: str, nonces: bytes) -> bytes:
@@ -87,13 +93,14 @@ class Listener:
         key: bytes,
         answer: Callable[[socket.socket], None] | None = None,
         clients: int = 0,
+        seconds: float = CONNECT_SECONDS,
     ) -> None:
         """Takes the socket over, which listens (`listen`).
 
         ``answer`` serves a client that has the key, in a thread of its own; None: probes. As many
-        as ``clients`` stay connected.
+        as ``clients`` stay connected. A client that is silent for ``seconds`` is left.
         """
-        self._name, self._key = name, key
+        self._name, self._key, self._seconds = name, key, seconds
         self._socket = listener
         self.port: int = self._socket.getsockname()[1]
         self._answer = answer or _answer_probes
@@ -107,7 +114,7 @@ class Listener:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes up accept()
         self._socket.close()
-        end = time.monotonic() + CONNECT_SECONDS
+        end = time.monotonic() + self._seconds
         for thread in (self._thread, *self._serving):
             thread.join(max(0.0, end - time.monotonic()))
 
@@ -127,7 +134,7 @@ class Listener:
     def _serve(self, peer: socket.socket) -> None:
         try:
             with peer, contextlib.suppress(OSError):
-                peer.settimeout(CONNECT_SECONDS)
+                peer.settimeout(self._seconds)
                 peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if self._authenticate(peer):
                     self._answer(peer)
@@ -179,12 +186,22 @@ def connect(address: str, port: int, name: str, key: bytes, seconds: float) -> s
             raise PermissionError(errno.EPERM, "another host answers")
         peer.sendall(_proof(key, "client", "", nonces))
         return peer
+    except TimeoutError as error:
+        slow = _no_answer(peer)
+        peer.close()
+        raise slow from error
     except OSError:
         peer.close()
         raise
 
 
+def _no_answer(peer: socket.socket) -> _NoAnswerError:
+    return _NoAnswerError(errno.ETIMEDOUT, f"no answer for {peer.gettimeout():g} s")
+
+
 def _reason(error: OSError) -> str:
+    if isinstance(error, _NoAnswerError):
+        return SLOW
     if isinstance(error, TimeoutError):
         return TIMEOUT
     if isinstance(error, ConnectionRefusedError):
@@ -197,19 +214,24 @@ def _reason(error: OSError) -> str:
 
 
 def probe(
-    peers: Sequence[Mapping[str, Any]], key: bytes, *, measure: bool = False
+    peers: Sequence[Mapping[str, Any]],
+    key: bytes,
+    *,
+    measure: bool = False,
+    seconds: float = CONNECT_SECONDS,
 ) -> dict[str, dict[str, Any]]:
     """Connects to the listeners of other hosts, to all at the same time.
 
-    ``peers`` have ``name``, ``address`` and ``port``. Returns for each name ``reason``, "" when it
-    was reached, ``detail``, and ``latency``, the shortest of some round trips in seconds; with
+    ``peers`` have ``name``, ``address`` and ``port``; a connection and its proof may take
+    ``seconds``, and all of them twice as long. Returns for each name ``reason``, "" when it was
+    reached, ``detail``, and ``latency``, the shortest of some round trips in seconds; with
     ``measure`` also ``bandwidth`` in bytes per second over one TCP connection, 0 when it failed.
     """
     results: dict[str, dict[str, Any]] = {}
 
     def run(peer: Mapping[str, Any]) -> None:
         try:
-            results[str(peer["name"])] = _probe_one(peer, key, measure)
+            results[str(peer["name"])] = _probe_one(peer, key, measure, seconds)
         except OSError as error:
             detail = error.strerror or str(error)
             results[str(peer["name"])] = {"reason": _reason(error), "detail": detail}
@@ -217,16 +239,18 @@ def probe(
     threads = [threading.Thread(target=run, args=(peer,), daemon=True) for peer in peers]
     for thread in threads:
         thread.start()
-    end = time.monotonic() + 2 * CONNECT_SECONDS + (_FLOOD_LIMIT if measure else 0)
+    end = time.monotonic() + 2 * seconds + (_FLOOD_LIMIT if measure else 0)
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
-    late = {"reason": TIMEOUT, "detail": "no end of the probe"}
+    late = {"reason": SLOW, "detail": f"no end of the probe in {2 * seconds:g} s"}
     return {str(peer["name"]): results.get(str(peer["name"]), late) for peer in peers}
 
 
-def _probe_one(peer: Mapping[str, Any], key: bytes, measure: bool) -> dict[str, Any]:
+def _probe_one(
+    peer: Mapping[str, Any], key: bytes, measure: bool, seconds: float
+) -> dict[str, Any]:
     address, port = str(peer["address"]), int(peer["port"])
-    with connect(address, port, str(peer["name"]), key, CONNECT_SECONDS) as connection:
+    with connect(address, port, str(peer["name"]), key, seconds) as connection:
         result = {
             "reason": "",
             "detail": "",
@@ -238,12 +262,15 @@ def _probe_one(peer: Mapping[str, Any], key: bytes, measure: bool) -> dict[str, 
 
 
 def _ping(connection: socket.socket, times: int) -> float:
-    """Seconds of the shortest round trip."""
+    """Seconds of the shortest round trip. Raises OSError."""
     best = float("inf")
     for _ in range(times):
         start = time.perf_counter()
-        connection.sendall(_PING)
-        _read(connection, 1)
+        try:
+            connection.sendall(_PING)
+            _read(connection, 1)
+        except TimeoutError as error:
+            raise _no_answer(connection) from error
         best = min(best, time.perf_counter() - start)
     return best
 

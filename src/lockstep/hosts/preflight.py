@@ -30,20 +30,21 @@ _CHECKS = (
     each_host.check_host_name,
     each_host.check_address,
     each_host.check_port,
-    check_network,
 )
 
 
 def check(hosts: Sequence[HostState], request: Request) -> dict[str, list[Finding]]:
     """All findings of each host, by its label."""
     reached = [host for host in hosts if not host.failure]
+    network = check_network(reached, request)
     found: dict[str, list[Finding]] = {}
     for host in hosts:
         if host.failure:
             found[host.label] = [problem(*host.failure)]
         else:
             judged = (judge(host, reached, request) for judge in _CHECKS)
-            found[host.label] = [finding for finding in judged if finding]
+            own = [finding for finding in judged if finding]
+            found[host.label] = own + network.get(host.label, [])
     return found
 
 

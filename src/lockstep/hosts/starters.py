@@ -12,17 +12,15 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from lockstep._config import DEFAULT_REACH_TIMEOUT
 from lockstep.hosts.host_list import Host
 
 AGENT = "lockstep.launch.host_agent"
 SSH = ("ssh",)
 """The default of ``--ssh``; this very object, so that an explicit ``--ssh ssh`` differs from it."""
-CONNECT_SECONDS = 5
-"""How long ssh may take to reach a host: a host that is down is reported within 10 s."""
 _SSH_OPTIONS = (
     # No question on the terminal: an unknown host or a missing key is an error at once.
     "-oBatchMode=yes",
-    f"-oConnectTimeout={CONNECT_SECONDS}",
     # A shared connection is used where there is one, and this command does not become its master,
     # which would have to outlive the job.
     "-oControlMaster=no",
@@ -58,6 +56,9 @@ class Reach:
     run_dir: str | None = None
     """The launcher's private directory, in which an agent of this host has its own."""
 
+    seconds: float = DEFAULT_REACH_TIMEOUT
+    """How long an agent may take to start and answer; ssh may take half of it to connect, so that
+    its error, which names the cause, comes before."""
     srun: bool = False
     """Whether srun starts the agents, as steps of the Slurm job around this process."""
 
@@ -75,7 +76,8 @@ class Reach:
         if is_here(host):
             return [*self.agent, *([self.run_dir] if self.run_dir else [])]
         # ssh gives the words to the login shell of the user there; exec, so that no shell stays.
-        return [*self.ssh, *_SSH_OPTIONS, "--", host.name, f"exec {shlex.join(self.agent)}"]
+        limit = f"-oConnectTimeout={max(1, int(self.seconds / 2))}"
+        return [*self.ssh, *_SSH_OPTIONS, limit, "--", host.name, f"exec {shlex.join(self.agent)}"]
 
 
 def ssh_words(text: str) -> tuple[str, ...]:

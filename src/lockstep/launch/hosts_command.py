@@ -113,8 +113,10 @@ def _run(
     hosts = [each.host for each in placed]
     fd_limit.make_room_in_launcher(0, len(hosts))
     srun = args.ssh is starters.SSH and allocation.by_srun(hosts, os.environ)
-    reach = Reach(args.ssh, args.python or sys.executable, str(job.run_dir), srun)
-    place = SeveralHosts(Fleet(reach.command, lifeline), placed, args, srun, connect)
+    seconds = job.config.reach_timeout
+    reach = Reach(args.ssh, args.python or sys.executable, str(job.run_dir), seconds, srun)
+    fleet = Fleet(reach.command, lifeline, seconds)
+    place = SeveralHosts(fleet, placed, args, srun, connect)
     try:
         return restarts.run(place.first(job), lifeline, place)
     except Interrupted as error:

@@ -10,7 +10,15 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from lockstep._config import COLLECTIVES, TRANSPORTS, connection_count, natural, positive, seconds
+from lockstep._config import (
+    COLLECTIVES,
+    TRANSPORTS,
+    connection_count,
+    natural,
+    positive,
+    seconds,
+    some_seconds,
+)
 from lockstep._errors import ConfigError
 from lockstep.hosts import starters
 from lockstep.launch import usage
@@ -200,7 +208,7 @@ def run_parser() -> argparse.ArgumentParser:
 
 _OF_HOSTS = (
     *("ssh", "python", "chdir", "interface", "coordinator_port", "export", "min_hosts"),
-    "outside_allocation",
+    *("outside_allocation", "reach_timeout", "check_timeout"),
 )
 """The settings that need ``--hosts`` or ``--hostfile``."""
 
@@ -239,6 +247,20 @@ def add_reach(group: argparse._ArgumentGroup) -> None:
         metavar="NAME|NETWORK",
         help="the network of the job: an interface, such as eth1, or a network, such as "
         "10.0.0.0/24; default: the addresses by which ssh reaches the hosts",
+    )
+    add(
+        "--reach-timeout",
+        type=checked(some_seconds),
+        metavar="SECONDS",
+        help="how long to wait for hosts until they answer, counted from the last answer; ssh may "
+        "take half of it to connect; default: 10",
+    )
+    add(
+        "--check-timeout",
+        type=checked(some_seconds),
+        metavar="SECONDS",
+        help="how long to wait for each answer in the checks before the start, counted from the "
+        "last one; a connection between two hosts may take three eighths of it; default: 8",
     )
 
 

@@ -25,6 +25,12 @@ MANY_PER_CORE = 8
 _BATCH_JOBS = {"SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID"}
 """Variables of which each batch job has one."""
 
+_SETTINGS = (
+    *("collectives", "transport", "encryption", "connections"),
+    *("auto_init", "strict", "full_tracebacks"),
+    *("collective_timeout", "stall_warning", "start_timeout", "reach_timeout", "check_timeout"),
+)
+"""The fields of `Config` that are options, too."""
 MAX_CODE_BYTES = 100_000
 """Of the code of ``-c``: Linux passes words of at most 128 KiB."""
 
@@ -97,22 +103,17 @@ def _of_allocation(args: argparse.Namespace, environ: Mapping[str, str]) -> tupl
     return (hosts[0].slots if hosts else 1), allocation.is_elsewhere(hosts, environ)
 
 
-def configure(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
-    """The settings of the environment, overridden by those of the command line."""
-    given = {
-        "collectives": args.collectives,
-        "auto_init": args.auto_init,
-        "collective_timeout": args.collective_timeout,
-        "stall_warning": args.stall_warning,
-        "start_timeout": args.start_timeout,
-        "encryption": args.encryption,
-        "connections": args.connections,
-        "transport": args.transport,
-        "strict": args.strict,
-        "full_tracebacks": args.full_tracebacks,
-    }
+def settings(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
+    """The settings of the environment, overridden by those options of the command line that the
+    command has. Raises `ConfigError`."""
     config = Config.from_environ(environ)
-    config = dataclasses.replace(config, **{k: v for k, v in given.items() if v is not None})
+    given = {name: getattr(args, name, None) for name in _SETTINGS}
+    return dataclasses.replace(config, **{k: v for k, v in given.items() if v is not None})
+
+
+def configure(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
+    """The settings of a job. Raises `ConfigError` for those that contradict each other."""
+    config = settings(args, environ)
     config.check_transport()
     if config.collectives == "mpi":
         # One error here instead of one from each process.

@@ -83,6 +83,7 @@ class SeveralHosts:
             srun=self._srun,
             python=self._args.python or sys.executable,
             version=__version__,
+            answer_seconds=job.config.check_timeout,
             lacking=_lacking(self._directory, job.program[0]),
         )
 
