@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from lockstep._words import printable, signal_name
 from lockstep.hosts.channel import Channel, ChannelError, Message
 from lockstep.hosts.host_list import Host
+from lockstep.hosts.starters import is_here
 from lockstep.system import process_tree
 
 PING_SECONDS = 1.0
@@ -67,6 +68,14 @@ class Connection:
         self._stderr = b""
         self._exit_code: int | None = None
         self._answers: collections.deque[_Answer] = collections.deque(maxlen=_ANSWERS)
+        self._program = os.path.basename(command[0])
+        self._is_agent = is_here(host) and self._program != "srun"
+        """Whether the command is the agent itself, and not what connects to it."""
+        self.parting = ""
+        """Why its agent ends, as that has reported; "": it has not."""
+        self._ticked_at: float | None = None
+        self._pause = 0.0
+        """The longest time between two calls of `tick`: the launcher stood still meanwhile."""
         self._pinged_at = 0.0
         self._asked_at: float | None = None
         """When the first sign of life was sent that is not answered yet."""
@@ -108,13 +117,17 @@ class Connection:
         """Sends a sign of life when one is due, and notices a host that answers nothing."""
         if self.lost:
             return
+        self._note_pause()
         if now - self._pinged_at >= PING_SECONDS:
             self._pinged_at = now
             self._asked_at = self._asked_at or now
             self.send("ping", t=time.monotonic_ns())
         # Counted from a question: a launcher that was stopped for a while has not asked.
         if self._asked_at is not None and now - self._asked_at > LEASE_SECONDS:
-            self.lose(f"its host was lost: no answer from {self.host.name} for {LEASE_SECONDS:g} s")
+            self.lose(
+                f"its host was lost: no answer from {self.host.name} for {LEASE_SECONDS:g} s. Is "
+                "the machine up, and the network?"
+            )
 
     def _read(self) -> None:
         try:
@@ -127,6 +140,8 @@ class Connection:
         for message in messages:
             if message.kind == "pong":
                 self._on_pong(message)
+            elif message.kind == "leaving":
+                self.parting = printable(str(message.head.get("why")), _SHOWN)
             elif not self.lost:
                 self._on_message(self, message)
         if self._channel.closed:
@@ -232,17 +247,40 @@ class Connection:
         """Takes note of the end of the command."""
         self._exit_code = exit_code
 
+    def _note_pause(self) -> None:
+        # This clock goes on while the machine is suspended.
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._pause = max(self._pause, now - (self._ticked_at or now))
+        self._ticked_at = now
+
     def _why_ended(self) -> str:
         if self._exit_code is None:
             with contextlib.suppress(ChildProcessError):
                 self._exit_code = _exit_code_soon(self.pid)
+        host, code = self.host.name, self._exit_code
         said = printable(" ".join(self.stderr.split()), _SHOWN)
         noise = "" if self.greeted else printable(self._channel.noise.decode(errors="replace"), 200)
         text = said or noise.strip()
         how = f": {text}" if text else ""
         if not self.greeted:
-            return f"no agent could be started on {self.host.name} ({self._how()}){how}"
-        return f"its host was lost: the agent on {self.host.name} has ended ({self._how()}){how}"
+            return f"no agent could be started on {host}: {self._how()}{how}"
+        if self.parting:
+            return (
+                f"its host was lost: the agent on {host} has ended: {self.parting}{self._still()}"
+            )
+        if code is not None and code < 0 and not self._is_agent:
+            what = f"{self._program} to {host} (process {self.pid} on this machine)"
+            return f"its host was lost: {what} was killed by {signal_name(-code)}{how}"
+        return f"its host was lost: the agent on {host} has ended: {self._how()}{how}"
+
+    def _still(self) -> str:
+        self._note_pause()
+        if self._pause < LEASE_SECONDS / 2:
+            return ""
+        return (
+            f". The launcher stood still for {self._pause:.0f} s: was it stopped, was its machine "
+            "suspended, or did it get no core?"
+        )
 
     def _how(self) -> str:
         code = self._exit_code
@@ -251,7 +289,7 @@ class Connection:
         if code < 0:
             return f"killed by {signal_name(-code)}"
         if code == _SSH_FAILED and self.greeted:
-            return "ssh's exit code is 255: the agent was killed, or the connection broke"
+            return "ssh's exit code is 255, so the agent was killed, or the connection broke"
         if code == _SSH_FAILED:
             return "ssh failed, exit code 255"
         if code == _NOT_FOUND:

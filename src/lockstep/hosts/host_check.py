@@ -81,7 +81,7 @@ def _state(connection: Connection, request: Request) -> HostState:
     elif connection.lost:
         failure = explain(
             host.name,
-            connection.exit_code,
+            None if connection.parting else connection.exit_code,
             connection.stderr,
             connection.lost,
             request.ssh,

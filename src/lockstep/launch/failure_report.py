@@ -30,10 +30,7 @@ _NO_MEMORY = (
     "The kernel killed it because memory ran out: that of the machine, or the limit of the "
     "container or the batch job. Use fewer processes, smaller arrays, or more memory."
 )
-_LOST = (
-    "Is the machine up, and the network? Was the agent there killed? The agent of a lost host ends "
-    "its processes, and itself."
-)
+_LOST = "The agent of a lost host ends its processes, and itself."
 _CAUSES: dict[int, str] = {
     signal.SIGKILL: "Likely a kill -9, or the kernel ran out of memory (see dmesg, and the memory "
     "limit of the container or of the batch job).",
@@ -141,7 +138,8 @@ def _first(first: EndedProcess, same: Sequence[EndedProcess], count: int) -> str
     text = f"{failed}: {manner(first)}"
     if first.record is None:
         cause = _cause(first)
-        return text + (f". {cause}" if cause else "")
+        stop = "" if text.endswith("?") else "."
+        return text + (f"{stop} {cause}" if cause else "")
     place = "" if is_engines(first.record) else tracebacks.place(first.record.traceback)
     return text + (f", {place}" if place else "")
 

@@ -14,7 +14,7 @@ Messages of the launcher, and what is answered: ``ping`` (``pong``), ``reserve``
 the checks of `agent_checks`,
 ``start`` (``not_started``, then ``output``, ``error`` and ``exit`` of each process), ``signal``,
 ``lost``, ``hold``, ``stdin`` (``stdin_taken``), ``collect`` (``file``..., ``collected``), ``sweep``
-(``swept``).
+(``swept``). An agent that ends before its input does reports why (``leaving``).
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class HostAgent:
         is_idle = self._attempt is not None and self._attempt.is_swept
         lease = IDLE_LEASE_SECONDS if is_idle else LEASE_SECONDS
         if time.monotonic() - self._heard_at > lease:
-            self._end()
+            self._leave(f"it received nothing from the launcher for {lease:g} s")
         if self._attempt:
             self._attempt.after_turn()
 
@@ -148,8 +148,7 @@ class HostAgent:
         try:
             messages = self.channel.receive()
         except ChannelError as error:
-            print(f"lockstep: the agent on {platform.node()}: {error}", file=sys.stderr)
-            self._end()
+            self._leave(str(error))
             return
         self._heard_at = time.monotonic()
         for message in messages:
@@ -162,6 +161,12 @@ class HostAgent:
         if self.channel.closed:
             self._end()
 
+    def _leave(self, why: str) -> None:
+        """Ends as `_end` does, and tells the launcher the cause, which does not know it."""
+        if not self._over:
+            self.send("leaving", why=why)
+            self._end()
+
     def _end(self) -> None:
         """Ends all processes of this host: `guard` kills what is left, and removes the folder."""
         if not self._over:
@@ -170,8 +175,7 @@ class HostAgent:
 
     def _on_signal(self, number: int) -> None:
         if number != signal.SIGCHLD:
-            print(f"lockstep: {signal.Signals(number).name} ends the agent", file=sys.stderr)
-            self._end()
+            self._leave(f"it got {signal.Signals(number).name}")
         elif self._attempt:
             self._attempt.reaped(process_tree.reap())
         else:
