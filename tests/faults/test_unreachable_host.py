@@ -77,7 +77,7 @@ def test_both_sides_of_a_cut_raise_compute_and_end_as_they_like(hosts: Hosts, ca
         said = hosts.said(host)
         assert process.returncode == OWN_STATUS[host], said
         other = 1 - host
-        words = f"cannot reach host {NAMES[other]} (process {other}): no answer for "
+        words = f"cannot reach host {NAMES[other]} (process {other}): the last packet from there "
         # The engine's exception says it too.
         assert said.count(words) == (2 if carrier == "engine" else 1), said
         assert ("JAX will abort it" in said) == (host == 1), said

@@ -111,7 +111,7 @@ def test_the_words_fit_an_exception() -> None:
     words = unreachable_words(peer(1, "h" * 64), list(at), at, 30.0, 100.0)
     assert len(words.encode()) <= 980
     assert "(processes 10000-10063)" in words
-    assert " and 198 other hosts: no answer" in words
+    assert " and 198 other hosts: the last packet" in words
     assert words.endswith("gives more time.")
     # Where they are too long all the same, no character is cut in two.
     words = unreachable_words(peer(1, "ä" * 1000), ["10.0.0.1"], at, 30.0, 100.0)
@@ -123,9 +123,16 @@ def test_the_words_name_hosts_and_processes() -> None:
     words = unreachable_words(peer(0, "a"), ["10.0.0.3", "10.9.9.9", "10.0.0.2"], at, 30.6, 100.0)
     assert words.startswith(
         "lockstep: process 0 (pid 100 on a) cannot reach host b (processes 1-2) and host c "
-        "(process 3) and the host with the address 10.9.9.9: no answer for 31 s."
+        "(process 3) and the host with the address 10.9.9.9: the last packet from there came 31 s "
+        "ago."
     )
     assert_unsaid("JAX will abort", words)
+
+
+def test_a_host_that_the_launcher_has_lost_is_not_called_silent() -> None:
+    words = unreachable_words(peer(0, "a"), ["10.0.0.2"], {"10.0.0.2": [peer(1, "b")]}, 0.0, 100.0)
+    assert "cannot reach host b (process 1): the launcher has lost it, and its report says" in words
+    assert_unsaid("Is the machine up", words)
 
 
 def test_without_the_service_there_is_less_time() -> None:

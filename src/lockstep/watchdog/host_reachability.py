@@ -215,12 +215,15 @@ def unreachable_words(
 ) -> str:
     """What the user reads when the addresses ``lost`` cannot be reached; times in seconds."""
     names = _names(lost, peers_at)
-    # An idle connection is not silent: that the launcher has lost the host is all that is known.
-    how = f"no answer for {silence:.0f} s" if silence >= 1 else "the launcher has lost it"
+    # Counted from the last packet that came, and so from before the cut where the job was idle.
+    how = (
+        f"the last packet from there came {silence:.0f} s ago. Is the machine up, and the network?"
+    )
+    if silence < 1:  # An idle connection is not silent: the launcher's loss is all that is known.
+        how = "the launcher has lost it, and its report says why."
     words = (
-        f"lockstep: {own.label} cannot reach {names}: {how}. Is the "
-        "machine up, and the network? Collectives with any other process raise from now on. This "
-        "process may compute on its own devices, save and end."
+        f"lockstep: {own.label} cannot reach {names}: {how} Collectives with any other process "
+        "raise from now on. This process may compute on its own devices, save and end."
     )
     if not _has_service(lost, peers_at):
         return _fitting(words)
