@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import signal
+
 from faults.harness import PROGRAMS
 from lanes import sample
-from support import assert_unsaid, run_lockstep
+from support import assert_unsaid, run_lockstep, start_lockstep, wait_until
 
 
 @sample(
@@ -36,3 +39,34 @@ def test_a_process_that_dies_at_the_start_is_not_waited_for(moment: str, culprit
         assert f"process {culprit} " in text, result
         assert "was killed by SIGKILL" in text, result
     assert_unsaid("killed because they did not end", result.stderr)
+
+
+WAITS = """
+import os, pathlib, time
+import lockstep
+from lockstep.engine import bindings
+
+process, real = os.environ["LOCKSTEP_PROCESS_ID"], bindings.start
+
+def start(options):
+    pathlib.Path(os.environ["TMPDIR"], f"starts_{process}").touch()
+    if process == "1":
+        time.sleep(300)
+    real(options)
+
+bindings.start = start
+lockstep.initialize()
+"""
+"""Process 0 waits for the engine of process 1, inside of jaxlib."""
+
+
+def test_ctrl_c_while_the_engine_starts_is_no_error_of_jaxlib() -> None:
+    with start_lockstep(["-n", "2"], WAITS) as run:
+        wait_until(lambda: len(list(run.folder.glob("starts_*"))) == 2, "both start", 60)
+        run.process.send_signal(signal.SIGINT)
+        result = run.finish(60)
+        run.assert_nothing_left()
+    assert result.status == 130
+    assert re.search(r"\[0\] stopped at .*program.py:12", result.stderr), result.stderr
+    for of_jax in ("Different local topology", "Unable to initialize backend"):
+        assert of_jax not in result.stderr, result.stderr

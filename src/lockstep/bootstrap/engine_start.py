@@ -86,8 +86,8 @@ class _Start(current_job.Part):
     """What is known of the start of this job."""
 
     roster: _Roster | None = None
-    failed = ""
-    """What the last start of the engine failed with."""
+    failed: BaseException | None = None
+    """What the last start of the engine failed with: jaxlib's own error hides it."""
 
 
 def _roster() -> _Roster:
@@ -196,7 +196,12 @@ def around_cpu_client() -> Iterator[None]:
         with xla_thread_pool.enough():
             yield
     except Exception as error:
-        if _is_engine() and (text := current_job.part(_Start).failed or bindings.abort_text()):
+        if not _is_engine():
+            raise
+        failed = current_job.part(_Start).failed
+        if failed is not None and not isinstance(failed, Exception):
+            raise failed from None  # Ctrl-C
+        if text := str(failed or "") or bindings.abort_text():
             raise InitializationError(text) from error
         raise
 
@@ -249,11 +254,11 @@ def start_engine() -> None:
 def _ending_the_wait_for_devices(roster: _Roster) -> Iterator[None]:
     """Where the block fails, ends jaxlib's wait for devices of processes that may have died."""
     start = current_job.part(_Start)
-    start.failed = ""
+    start.failed = None
     try:
         yield
-    except Exception as error:
-        start.failed = str(error)
+    except BaseException as error:
+        start.failed = error
         _jax_compat.end_wait_for_devices(roster.client, len(roster.peers))
         raise
 
