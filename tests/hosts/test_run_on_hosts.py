@@ -214,6 +214,23 @@ def test_kill_of_an_agent_ends_the_job_and_names_the_host(
     hosts.assert_nothing_left()
 
 
+@pytest.mark.full
+def test_an_ssh_of_this_machine_that_is_killed_is_not_called_the_agent(
+    hosts: SshHosts, tmp_path: Path
+) -> None:
+    started = start(hosts, tmp_path, SLEEP, "--hosts", "a,b,c", "--grace", "1")
+    found = hosts.processes("a")
+    [ssh] = [pid for pid, words in found.items() if words.startswith("ssh ") and "-- b " in words]
+    os.kill(ssh, signal.SIGKILL)
+    _, err = started.communicate(timeout=TIMEOUT)
+    assert re.search(
+        r"process 1 of 3 on b failed first: its host was lost: ssh to b \(process \d+ on this "
+        r"machine\) was killed by SIGKILL\. The agent of a lost host ends its processes",
+        err.decode(),
+    ), err
+    hosts.assert_nothing_left(40.0)
+
+
 def test_the_exit_status_is_that_of_the_process_that_failed_first(
     hosts: SshHosts, tmp_path: Path
 ) -> None:

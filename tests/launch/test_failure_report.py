@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from support import run_lockstep
+from lockstep._run_files import ErrorRecord, Exit
+from lockstep.job.topology import Peer
+from lockstep.launch.failure_report import headline
+from lockstep.launch.first_failure import EndedProcess
+from lockstep.watchdog.host_reachability import unreachable_words
+from support import assert_unsaid, run_lockstep
 
 RAISES = """
 def load():
@@ -67,3 +72,32 @@ for line in range(80):
     assert "process 1 of 2 failed first: ValueError: no data" in said[0]
     assert said[-1] == said[0]
     assert len(said) > 12
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["network", "host"])
+def test_a_network_that_is_cut_between_hosts_that_the_launcher_reaches(lost: bool) -> None:
+    own, other = (Peer(i, 30, name, name, ()) for i, name in enumerate("fd"))
+    words = unreachable_words(own, ["10.0.0.2"], {"10.0.0.2": [other]}, 30.0, 100.0)
+    error = ErrorRecord(1.0, 1, f"jax.errors.JaxRuntimeError: UNKNOWN: {words}", "")
+    there = Exit(reason="its host was lost") if lost else Exit(exit_code=1)
+    endings = [
+        EndedProcess(0, Exit(exit_code=1), 2.0, error, host="f"),
+        EndedProcess(1, there, 3.0, host="d"),
+    ]
+    text = headline(endings[0], endings, 5.0)[0]
+    assert "process 0 (pid 30 on f) cannot reach host d (process 1)" in text
+    if lost:
+        assert_unsaid("what is cut is the network between", text)
+    else:
+        assert (
+            "The launcher reaches f and d, so what is cut is the network between these two" in text
+        )
+        assert "lockstep doctor --hosts shows which hosts reach each other" in text
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"), [("it ended", "it ended. "), ("why?", "why? "), ("closed.", "closed. ")]
+)
+def test_a_reason_ends_with_one_mark(reason: str, said: str) -> None:
+    lost = EndedProcess(0, Exit(reason=reason), 1.0, host="f")
+    assert f"failed first: {said}The agent of a lost host" in headline(lost, [lost], 5.0)[0]

@@ -20,6 +20,10 @@ MAX_CONSEQUENCES = 8
 MAX_LETTERS = 200
 """Maximal length of a consequence, since the first failure is shown in full."""
 
+_UNREACHABLE = re.compile(
+    r"process (?P<own>\d+) \(pid \d+ on \S+\) cannot reach host \S+ \(process(es)? (?P<other>\d+)"
+)
+"""What `watchdog.host_reachability` says of one lost host."""
 _WAITS = re.compile(r"\bwait(?:s|ed)?(?= (?:in|for)\b)")
 _AGAIN = (
     "This process had raised the error before, and caught it or raised it in another thread. Here "
@@ -109,7 +113,11 @@ def headline(
     """
     same = alike(first, endings)
     count = processes or len(endings)
-    report = [_first(first, same, count) + _details(first, endings, full, table)]
+    report = [
+        _first(first, same, count)
+        + _between_reached_hosts(first, endings)
+        + _details(first, endings, full, table)
+    ]
     if differences and first.record is not None:
         report[0] += f"\n    Likely: the processes differ in {differences}: see the table above."
     numbers = {e.process_id for e in same}
@@ -138,10 +146,29 @@ def _first(first: EndedProcess, same: Sequence[EndedProcess], count: int) -> str
     text = f"{failed}: {manner(first)}"
     if first.record is None:
         cause = _cause(first)
-        stop = "" if text.endswith("?") else "."
+        stop = "" if text.endswith(("?", ".")) else "."
         return text + (f"{stop} {cause}" if cause else "")
     place = "" if is_engines(first.record) else tracebacks.place(first.record.traceback)
     return text + (f", {place}" if place else "")
+
+
+def _between_reached_hosts(first: EndedProcess, endings: Sequence[EndedProcess]) -> str:
+    """A sentence where a host cannot reach another, and the launcher reaches both.
+
+    The process asks whether the other machine is up, which it cannot know. The launcher notices a
+    lost host first: its limit is shorter.
+    """
+    match = _UNREACHABLE.search(first.record.summary) if first.record else None
+    ends = {each.process_id: each for each in endings}
+    pair = [ends.get(int(match[name])) for name in ("own", "other")] if match else []
+    hosts = [each.host for each in pair if each and each.host and not each.was_lost]
+    if len(hosts) < 2:
+        return ""
+    return (
+        f". The launcher reaches {hosts[0]} and {hosts[1]}, so what is cut is the network between "
+        "these two, in one direction or both: by a firewall or a route. lockstep doctor --hosts "
+        "shows which hosts reach each other"
+    )
 
 
 def _details(first: EndedProcess, endings: Sequence[EndedProcess], full: bool, table: str) -> str:
