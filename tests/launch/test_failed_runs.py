@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -116,7 +118,8 @@ def test_a_place_that_others_can_enter_is_not_used(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     (tmp_path / f"lockstep-failed-{os.getuid()}").mkdir(mode=0o755)
-    assert failed_runs.keep(make_run(tmp_path), None) is None
+    with pytest.raises(PermissionError, match="is not private"):
+        failed_runs.keep(make_run(tmp_path), None)
 
 
 def test_a_link_in_its_place_is_not_followed(
@@ -126,8 +129,22 @@ def test_a_link_in_its_place_is_not_followed(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     (tmp_path / f"lockstep-failed-{os.getuid()}").symlink_to(elsewhere)
-    assert failed_runs.keep(make_run(tmp_path), None) is None
+    with pytest.raises(PermissionError, match="is not private"):
+        failed_runs.keep(make_run(tmp_path), None)
     assert not list(elsewhere.iterdir())
+
+
+def test_a_run_whose_records_cannot_be_kept_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(target))
+
+    monkeypatch.setattr(shutil, "move", full)
+    words = failed_runs.kept(make_run(tmp_path / "run"), tmp_path / "log")
+    assert words.startswith("the records of this run could not be kept, for lockstep report: ")
+    assert "No space left on device" in words
+    assert "name another directory with --log-dir" in words
 
 
 def test_a_record_that_cannot_be_read_hides_nothing(tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ import contextlib
 import os
 import platform
 import resource
-import shlex
 import shutil
 import signal
 import socket
@@ -242,11 +241,10 @@ def _leave(host_dir: HostDir, log_dir: Path | None, exit_code: int) -> None:
     last = host_dir.folder.parent.glob("process_*")
     endings = [_run_files.Exit.read(path) for path in last]
     if any(ending is None or ending.exit_code != 0 for ending in endings):
-        if folder := failed_runs.keep(host_dir.path, log_dir):
+        if words := failed_runs.kept(host_dir.path, log_dir):
             where = "" if log_dir else f" (on {platform.node()}, for the processes of that host)"
-            hint = f"lockstep: for details: lockstep report {shlex.quote(str(folder))}{where}"
             with contextlib.suppress(OSError):
-                print(hint, file=sys.stderr, flush=True)
+                print(f"lockstep: {words}{where}", file=sys.stderr, flush=True)
     shutil.rmtree(host_dir.path, ignore_errors=True)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import stat
 import time
@@ -118,20 +119,30 @@ def forget(folder: Path, process: int) -> None:
 def keep(run_dir: Path, folder: Path | None) -> Path | None:
     """Moves the records of all attempts out of ``run_dir``; returns the target, None for nothing.
 
-    The target is the run's ``folder`` in ``--log-dir``, or a new private folder.
+    The target is the run's ``folder`` in ``--log-dir``, or a new private folder. Raises OSError
+    where they cannot be kept.
     """
     if not _run_files.has_records(run_dir):
         return None
-    try:
-        target = folder or _private()
-        for name in _run_files.OF_PROCESS:
-            for path in run_dir.glob(f"attempt_*/process_*/{name}"):
-                own = target / path.parent.relative_to(run_dir)
-                own.mkdir(parents=True, exist_ok=True)
-                shutil.move(path, own / name)
-    except OSError:
-        return None
+    target = folder or _private()
+    for name in _run_files.OF_PROCESS:
+        for path in run_dir.glob(f"attempt_*/process_*/{name}"):
+            own = target / path.parent.relative_to(run_dir)
+            own.mkdir(parents=True, exist_ok=True)
+            shutil.move(path, own / name)
     return target
+
+
+def kept(run_dir: Path, folder: Path | None) -> str:
+    """Does what `keep` does; what to tell the user of it, "" where there is nothing."""
+    try:
+        target = keep(run_dir, folder)
+    except OSError as error:
+        return (
+            f"the records of this run could not be kept, for lockstep report: {error}. Make room "
+            "there, or name another directory with --log-dir"
+        )
+    return f"for details: lockstep report {shlex.quote(str(target))}" if target else ""
 
 
 def _top() -> Path:

@@ -28,7 +28,6 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -309,8 +308,8 @@ class Supervisor:
         report = report or self.console.report
         if self._job.log_dir:
             report(f"complete logs: {self._job.log_dir}")
-        if folder := failed_runs.keep(self._job.run_dir, self._job.log_dir):
-            report(f"for details: lockstep report {shlex.quote(str(folder))}")
+        if words := failed_runs.kept(self._job.run_dir, self._job.log_dir):
+            report(words)
 
     def _report_none_joined(self) -> None:
         attempt = _run_files.attempt_dir(self._job.run_dir, self._job.config.attempt)
