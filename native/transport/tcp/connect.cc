@@ -112,7 +112,7 @@ void Endpoint::publish(int process, std::unique_ptr<Connection> made) {
   Peer& peer = peer_of(process);
   peer.connection = made.release();
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (stopped_.load() != 0) return stop(*peer.connection, Deadline(1));
+  if (stopped_.load() != 0) return peer.connection.load()->stop(Deadline(1));
   if (arena_->aborted() && !progress_.is_agent(process_)) {
     const std::string text = arena_->abort_text();
     send_word(process, Frame::kAbort, std::as_bytes(std::span(text)));
@@ -121,16 +121,15 @@ void Endpoint::publish(int process, std::unique_ptr<Connection> made) {
 }
 
 // Unauthenticated peers may push a connection out before it has shown that it has the key.
-std::unique_ptr<Endpoint::Connection> Endpoint::open(int process, std::uint32_t which,
-                                                     const Patience& patience) {
+std::unique_ptr<Connection> Endpoint::open(int process, std::uint32_t which,
+                                           const Patience& patience) {
   const std::string peer =
       labels_[static_cast<std::size_t>(process)] + " at " + peer_of(process).address;
   for (auto pause = kFirstPause;; pause = std::min(2 * pause, kMaxPause)) {
     try {
       auto made = try_to_connect(process, peer, patience);
       greet(*made, peer, process, which, patience);
-      if (!security_->encrypts())
-        made->session = std::make_unique<UnencryptedSession>(made->fd.get());
+      if (!security_->encrypts()) made->replace(std::make_unique<UnencryptedSession>(made->fd()));
       return made;
     } catch (const Dropped&) {
       patience.check();
@@ -157,9 +156,9 @@ std::string Endpoint::fails_handshake(const std::string& peer, const std::string
          peer + " was changed on its way. " + kTraffic + " No data was sent over this connection.";
 }
 
-std::unique_ptr<Endpoint::Connection> Endpoint::try_to_connect(int process, const std::string& peer,
-                                                               const Patience& patience) {
-  auto made = std::make_unique<Connection>();
+std::unique_ptr<Connection> Endpoint::try_to_connect(int process, const std::string& peer,
+                                                     const Patience& patience) {
+  Descriptor fd;
   const auto text_of = [&](const Error& error) {
     return "lockstep: " + labels_[static_cast<std::size_t>(process_)] + " cannot reach " + peer +
            ": " + error.what() +
@@ -168,24 +167,24 @@ std::unique_ptr<Endpoint::Connection> Endpoint::try_to_connect(int process, cons
                 : ". Does a firewall let TCP through between the hosts?");
   };
   try {
-    made->fd = connect_to(peer_of(process).address, patience.end, patience.check);
+    fd = connect_to(peer_of(process).address, patience.end, patience.check);
   } catch (const Refused& error) {
     throw Refused(text_of(error));
   } catch (const Error& error) {
     throw Error(text_of(error));
   }
-  made->session = security_->open(made->fd.get(), Security::Side::kClient);
-  for (Result result; (result = made->session->handshake()) != Result::kDone;) {
-    if (result == Result::kClosed) throw Dropped(cannot_reach(peer, made->session->problem()));
+  auto session = security_->open(fd.get(), Security::Side::kClient);
+  for (Result result; (result = session->handshake()) != Result::kDone;) {
+    if (result == Result::kClosed) throw Dropped(cannot_reach(peer, session->problem()));
     if (result == Result::kFailed)
-      throw Error(made->session->was_changed() ? fails_handshake(peer, made->session->problem())
-                                               : cannot_reach(peer, made->session->problem()));
+      throw Error(session->was_changed() ? fails_handshake(peer, session->problem())
+                                         : cannot_reach(peer, session->problem()));
     if (Clock::now() >= patience.end) throw Error(cannot_reach(peer, "no answer in time"));
     patience.check();
-    wait_for(made->fd.get(), result == Result::kWantsWrite,
+    wait_for(fd.get(), result == Result::kWantsWrite,
              std::min(patience.end, Clock::now() + kPollInterval));
   }
-  return made;
+  return std::make_unique<Connection>(std::move(fd), std::move(session), send_grace_);
 }
 
 // Names this process, and returns when the other process has accepted it.
@@ -208,7 +207,7 @@ void Endpoint::greet(Connection& connection, const std::string& peer, int proces
   const auto bytes = std::as_bytes(std::span(&greeting, 1));
   const double left = std::chrono::duration<double>(patience.end - Clock::now()).count();
   const WaitLimits limits{&arena_->header().abort_state, Deadline(std::max(left, 1e-9)), {}};
-  if (write(connection, bytes, rest, limits).how != WriteResult::kAll)
+  if (connection.write(bytes, rest, limits) != Connection::Result::kAll)
     throw Dropped(cannot_reach(peer, "it has closed the connection"));
   Frame answer;
   read_all(connection, peer, std::as_writable_bytes(std::span(&answer, 1)), patience);
@@ -223,21 +222,21 @@ void Endpoint::greet(Connection& connection, const std::string& peer, int proces
     throw Error(cannot_reach(peer, "its answer is not that of the process that is looked for"));
   if ((answer.number & Frame::kHasLeft) != 0 && !progress_.is_agent(process))
     progress_.welcomed_after_end(process);
-  if (answer.extra == machine_number() && answer.extra != 0) bound_send_buffer(connection.fd.get());
+  if (answer.extra == machine_number() && answer.extra != 0) bound_send_buffer(connection.fd());
 }
 
 void Endpoint::read_all(Connection& connection, const std::string& peer, std::span<std::byte> to,
                         const Patience& patience) {
   while (!to.empty()) {
     std::size_t moved = 0;
-    const Result result = connection.session->read(to, moved);
+    const Result result = connection.session().read(to, moved);
     to = to.subspan(moved);
     if (result == Result::kDone) continue;
     if (result == Result::kClosed || result == Result::kFailed)
-      throw Dropped(cannot_reach(peer, connection.session->problem()));
+      throw Dropped(cannot_reach(peer, connection.session().problem()));
     patience.check();
     if (Clock::now() >= patience.end) throw Error(cannot_reach(peer, "no answer in time"));
-    wait_for(connection.fd.get(), result == Result::kWantsWrite,
+    wait_for(connection.fd(), result == Result::kWantsWrite,
              std::min(patience.end, Clock::now() + kPollInterval));
   }
 }

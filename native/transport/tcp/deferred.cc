@@ -75,7 +75,7 @@ bool Endpoint::meet_later(int process, const Deadline& deadline, BackgroundThrea
   for (;;) {
     const Connection* const own = peer.connection.load();
     if (own != nullptr && progress_.has_connected(process)) break;
-    if (own != nullptr && is_closed(own->fd.get())) throw Error(has_ended(process));
+    if (own != nullptr && is_closed(own->fd())) throw Error(has_ended(process));
     if (stopped_.load() != 0) throw Error("lockstep: this process has ended.");
     {
       std::lock_guard lock(peer.mutex);

@@ -1,6 +1,5 @@
 #include "transport/tcp/endpoint.h"
 
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,11 +18,7 @@
 namespace lockstep {
 namespace {
 
-// How long one write waits before it checks the job again.
-constexpr std::chrono::milliseconds kPollInterval{50};
-constexpr std::chrono::microseconds kRetryInterval{20};
-
-using Result = Session::Result;
+using Result = Connection::Result;
 
 Clock::time_point after(double seconds) {
   return Clock::now() +
@@ -54,10 +49,6 @@ std::vector<bool> deferred_of(const EndpointOptions& options, int process) {
   for (std::size_t i = 0; i < deferred.size(); ++i)
     deferred[i] = deferred[i] && !options.addresses[i].empty();
   return deferred;
-}
-
-void append(std::vector<std::byte>& to, std::span<const std::byte> bytes) {
-  to.insert(to.end(), bytes.begin(), bytes.end());
 }
 
 }  // namespace
@@ -97,6 +88,7 @@ Endpoint::Endpoint(const EndpointOptions& options, int process, std::uint64_t no
       arena_(std::move(arena)),
       security_(security_of(options)),
       key_is_drawn_(options.key_is_drawn),
+      send_grace_(options.send_grace),
       channels_(connections_of(options)),
       companion_(options.companion),
       companion_greeting_(companion_ == nullptr ? std::vector<std::byte>()
@@ -141,15 +133,6 @@ int Endpoint::add_peers(const EndpointOptions& options) {
   return static_cast<int>(std::ranges::count(deferred, true));
 }
 
-// The thread that holds the lock may be stuck until a deadline of its own.
-bool Endpoint::lock(std::unique_lock<std::mutex>& send_lock, const Deadline& deadline) {
-  while (!send_lock.try_lock()) {
-    if (deadline.passed()) return false;
-    std::this_thread::sleep_for(kRetryInterval);
-  }
-  return true;
-}
-
 Endpoint::~Endpoint() {
   Open::instance().remove(this);
   if (abort_listener_ != 0) arena_->remove_abort_listener(abort_listener_);
@@ -167,34 +150,34 @@ void Endpoint::send(const ChannelId& channel, std::uint32_t number, const Messag
   Connection* const connection = peer_of(channel.process).connection.load();
   if (connection == nullptr) return;  // it had left when this channel was opened
   const Stripes stripes(number, message.rest.size(), connections_to(channel.process));
-  const WriteResult how = stripes.count() == 1
-                              ? try_frame(*connection, frame, message.header, message.rest, limits)
-                              : try_stripes(*connection, frame, message, stripes, limits);
-  if (how != WriteResult::kAll) give_up(channel.process, how, limits);
+  const Result how = stripes.count() == 1
+                         ? connection->send(frame, message.header, message.rest, limits)
+                         : try_stripes(*connection, frame, message, stripes, limits);
+  if (how != Result::kAll) give_up(channel.process, how, limits);
 }
 
 // All at the same time. One that cannot be sent ends the message: those that have not begun are
 // left out.
-Endpoint::WriteResult Endpoint::try_stripes(Connection& first, const Frame& frame,
-                                            const Message& message, const Stripes& stripes,
-                                            const WaitLimits& limits) {
+Connection::Result Endpoint::try_stripes(Connection& first, const Frame& frame,
+                                         const Message& message, const Stripes& stripes,
+                                         const WaitLimits& limits) {
   if (is_forked()) throw Error("lockstep: a forked child has no connections of its own.");
-  std::atomic<WriteResult> worst{WriteResult::kAll};
+  std::atomic<Result> worst{Result::kAll};
   std::atomic<bool> lacks_memory{false};
   senders_.run(static_cast<std::uint32_t>(stripes.count()), [&](std::uint32_t i) {
-    if (worst.load() != WriteResult::kAll) return;
+    if (worst.load() != Result::kAll) return;
     const auto part = message.rest.subspan(stripes.at(i), stripes.size(i));
     const std::span<const std::byte> header = message.header;
     Connection& connection = i == 0 ? first : *first.further[i - 1];
     Frame own = frame;
     own.extra = static_cast<std::uint32_t>(message.rest.size() - part.size());
-    WriteResult how = WriteResult::kBroken;
+    Result how = Result::kBroken;
     try {
-      how = try_frame(connection, own, i == 0 ? header : header.first(0), part, limits);
+      how = connection.send(own, i == 0 ? header : header.first(0), part, limits);
     } catch (const std::bad_alloc&) {
       lacks_memory = true;
     }
-    if (how != WriteResult::kAll) worst = how;
+    if (how != Result::kAll) worst = how;
   });
   if (lacks_memory) throw std::bad_alloc();
   return worst;
@@ -206,141 +189,19 @@ void Endpoint::release(const ChannelId& channel, std::uint32_t number, const Wai
       .kind = Frame::kRelease, .index = channel.ring, .clique = channel.clique, .number = number};
   Connection* const connection = peer_of(channel.process).connection.load();
   if (connection == nullptr) return;
-  {
-    std::lock_guard lock(connection->release_lock);
-    append(connection->releases, std::as_bytes(std::span(&frame, 1)));
-    if (!at_once) return;
-    connection->urgent = true;
-  }
-  send_urgent(channel.process, *connection, limits);
-}
-
-// While the send lock is held: want of memory may leave half a frame, here or in the socket.
-class Endpoint::BreakOnException {
- public:
-  explicit BreakOnException(Connection& connection) : connection_(connection) {}
-  ~BreakOnException() {
-    if (std::uncaught_exceptions() == before_) return;
-    connection_.head.clear();
-    break_connection(connection_);
-    std::lock_guard lock(connection_.release_lock);
-    connection_.sends_urgent = false;
-  }
-  BreakOnException(const BreakOnException&) = delete;
-  BreakOnException& operator=(const BreakOnException&) = delete;
-
- private:
-  Connection& connection_;
-  const int before_ = std::uncaught_exceptions();
-};
-
-// A rank that has read does not wait for one that sends: on a slow link the latter has the lock
-// most of the time, and the other host waits for the release.
-void Endpoint::send_urgent(int process, Connection& connection, const WaitLimits& limits) {
-  std::unique_lock send_lock(connection.send_lock, std::defer_lock);
-  for (;;) {
-    {
-      std::lock_guard lock(connection.release_lock);
-      if (!connection.urgent || connection.sends_urgent) return;
-      if (send_lock.try_lock()) break;
-    }
-    if (limits.deadline.passed()) return give_up(process, WriteResult::kLate, limits);
-    std::this_thread::sleep_for(kRetryInterval);
-  }
-  const BreakOnException guard(connection);
-  const WriteResult before =
-      connection.broken ? WriteResult::kBroken : write_unsent(connection, limits);
-  const WriteResult how = end_frame(connection, send_lock, before, limits);
-  if (how != WriteResult::kAll) give_up(process, how, limits);
-}
-
-void Endpoint::append_releases(Connection& connection) {
-  std::lock_guard lock(connection.release_lock);
-  append(connection.head, connection.releases);
-  connection.releases.clear();
-  connection.urgent = false;
-  connection.sends_urgent = true;
-}
-
-// Gives up the send lock, once nothing is urgent. `how` the frame went out.
-Endpoint::WriteResult Endpoint::end_frame(Connection& connection,
-                                          std::unique_lock<std::mutex>& send_lock, WriteResult how,
-                                          const WaitLimits& limits) {
-  for (;;) {
-    // Half a frame may have gone out: nothing can follow it.
-    if (how != WriteResult::kAll) break_connection(connection);
-    {
-      std::lock_guard lock(connection.release_lock);
-      if (connection.broken || !connection.urgent) {
-        connection.sends_urgent = false;
-        send_lock.unlock();
-        return how;
-      }
-    }
-    append_releases(connection);
-    how = write(connection, connection.head, {}, limits).how;
-    connection.head.clear();
-  }
-}
-
-Endpoint::WriteResult Endpoint::try_frame(Connection& connection, Frame frame,
-                                          std::span<const std::byte> header,
-                                          std::span<const std::byte> rest,
-                                          const WaitLimits& limits) {
-  frame.bytes = static_cast<std::uint32_t>(header.size() + rest.size());
-  std::unique_lock send_lock(connection.send_lock, std::defer_lock);
-  if (!lock(send_lock, limits.deadline)) return WriteResult::kLate;
-  if (connection.broken) return WriteResult::kBroken;
-  const BreakOnException guard(connection);
-  WriteResult how = write_unsent(connection, limits);
-  if (how == WriteResult::kAll) {
-    append_releases(connection);
-    append(connection.head, std::as_bytes(std::span(&frame, 1)));
-    append(connection.head, header);
-    how = write(connection, connection.head, rest, limits).how;
-    connection.head.clear();
-  }
-  return end_frame(connection, send_lock, how, limits);
-}
-
-void Endpoint::break_connection(Connection& connection) {
-  connection.broken = true;
-  shutdown(connection.fd.get(), SHUT_RDWR);
-}
-
-Endpoint::Written Endpoint::write(Connection& connection, std::span<const std::byte> head,
-                                  std::span<const std::byte> body, const WaitLimits& limits) {
-  const auto start = Clock::now();
-  auto cut = Clock::time_point::max();
-  std::size_t written = 0;
-  const std::size_t all = head.size() + body.size();
-  while (written < all) {
-    std::size_t moved = 0;
-    const Result result = connection.session->write(head, body, moved);
-    written += moved;
-    const std::size_t of_head = std::min(moved, head.size());
-    head = head.subspan(of_head);
-    body = body.subspan(moved - of_head);
-    if (result == Result::kDone) continue;
-    if (result != Result::kWantsRead && result != Result::kWantsWrite)
-      return {WriteResult::kBroken, written};
-    const auto now = Clock::now();
-    if (limits.abort->load(std::memory_order_acquire) != 0) cut = std::min(cut, now + kSendGrace);
-    if (limits.deadline.passed() || now >= cut) return {WriteResult::kLate, written};
-    if (limits.stop != nullptr && limits.stop->load() != 0) return {WriteResult::kLate, written};
-    if (limits.wake_up != nullptr && now >= start + kLongWait) limits.wake_up->notify();
-    wait_for(connection.fd.get(), result == Result::kWantsWrite, now + kPollInterval);
-  }
-  return {WriteResult::kAll, written};
+  connection->add_release(frame, at_once);
+  if (!at_once) return;
+  const Result how = connection->send_urgent(limits);
+  if (how != Result::kAll) give_up(channel.process, how, limits);
 }
 
 // Returns if the process has left: it needs nothing any more. The frame that says so, or why it has
 // ended, comes by the other direction, perhaps a moment later.
-void Endpoint::give_up(int process, WriteResult how, const WaitLimits& limits) {
+void Endpoint::give_up(int process, Result how, const WaitLimits& limits) {
   const std::string& peer = labels_[static_cast<std::size_t>(process)];
-  if (how == WriteResult::kBroken && wait_for_reason(process, limits)) return;
+  if (how == Result::kBroken && wait_for_reason(process, limits)) return;
   if (arena_->aborted()) throw Error(arena_->abort_text());
-  if (how == WriteResult::kLate)
+  if (how == Result::kLate)
     throw Error("lockstep: " + peer + " has not taken all of what " +
                 labels_[static_cast<std::size_t>(process_)] +
                 " sent until the deadline. --collective-timeout (LOCKSTEP_COLLECTIVE_TIMEOUT) "
@@ -353,7 +214,7 @@ void Endpoint::give_up(int process, WriteResult how, const WaitLimits& limits) {
 bool Endpoint::wait_for_reason(int process, const WaitLimits& limits) {
   const bool watched = progress_.deferred_abort().is_watched();
   const auto end =
-      Clock::now() + kSendGrace + (watched ? DeferredAbort::kGrace : Clock::duration(0));
+      Clock::now() + send_grace_ + (watched ? DeferredAbort::kGrace : Clock::duration(0));
   while (Clock::now() < end) {
     if (has_left(process).load(std::memory_order_acquire) != 0) return true;
     if (limits.abort->load(std::memory_order_acquire) != 0) return false;

@@ -50,6 +50,7 @@
 #include "transport/tcp/background.h"
 #include "transport/tcp/channels.h"
 #include "transport/tcp/companion.h"
+#include "transport/tcp/connection.h"
 #include "transport/tcp/frame.h"
 #include "transport/tcp/progress_thread.h"
 #include "transport/tcp/sender_threads.h"
@@ -79,6 +80,8 @@ struct EndpointOptions {
   double connect_timeout_seconds = 60;  // until its peers of the start have met
   double agent_connect_timeout_seconds = 10;  // for agents after that: then it goes on without them
   std::chrono::milliseconds greeting_timeout = ProgressThread::kGreetingTimeout;
+  // How long what is being sent may take to go out once the job has failed or this process ends.
+  std::chrono::milliseconds send_grace{1000};
 };
 
 class Endpoint {
@@ -150,23 +153,6 @@ class Endpoint {
   }
 
  private:
-  struct Connection {
-    Descriptor fd;
-    std::unique_ptr<Session> session;
-    std::vector<std::unique_ptr<Connection>> further;  // to the same process, for stripes
-    std::mutex send_lock;                              // held while a frame is sent
-    bool broken = false;
-    std::mutex message_lock;  // held while a control message is sent; taken before `send_lock`
-    std::vector<std::byte> unsent;  // of a late control message: goes out before anything else
-    std::vector<std::byte> head;    // of the frame that is sent
-
-    std::mutex release_lock;  // guards what follows; no thread waits for another lock under it
-    std::vector<std::byte> releases;  // go before the next frame
-    bool urgent = false;              // and do not wait for one
-    // Whether the thread with the send lock sends what is urgent before it gives the lock up. One
-    // that sends a control message does not: its deadline may be short.
-    bool sends_urgent = false;
-  };
   // Another process or agent.
   struct Peer {
     Peer(std::string at, bool deferred) : address(std::move(at)), is_deferred(deferred) {}
@@ -192,17 +178,12 @@ class Endpoint {
     Clock::time_point end;
     std::function<void()> check;
   };
-  enum class WriteResult { kAll, kBroken, kLate };
   // The other process has refused the connection, and will again.
   class Denied : public Error {
    public:
     using Error::Error;
   };
-  // When the job has failed or this process ends, what is being sent may take this long to go out;
-  // then the connection is closed.
-  static constexpr std::chrono::milliseconds kSendGrace{1000};
   struct Open;
-  class BreakOnException;
 
   Peer& peer_of(int process) { return peers_[static_cast<std::size_t>(process)]; }
   const Peer& peer_of(int process) const { return peers_[static_cast<std::size_t>(process)]; }
@@ -241,34 +222,16 @@ class Endpoint {
   std::string cannot_reach(const std::string& peer, const std::string& why) const;
   std::string fails_handshake(const std::string& peer, const std::string& why) const;
   // Without waiting for why it could not be sent.
-  WriteResult try_frame(Connection& connection, Frame frame, std::span<const std::byte> header,
-                        std::span<const std::byte> rest, const WaitLimits& limits);
-  WriteResult try_stripes(Connection& first, const Frame& frame, const Message& message,
-                          const Stripes& stripes, const WaitLimits& limits);
-  static bool lock(std::unique_lock<std::mutex>& send_lock, const Deadline& deadline);
-  static void break_connection(Connection& connection);
-  static void append_releases(Connection& connection);
-  WriteResult end_frame(Connection& connection, std::unique_lock<std::mutex>& send_lock,
-                        WriteResult how, const WaitLimits& limits);
-  void send_urgent(int process, Connection& connection, const WaitLimits& limits);
-  struct Written {
-    WriteResult how;
-    std::size_t bytes;  // of head and body together, that have gone out
-  };
-  Written write(Connection& connection, std::span<const std::byte> head,
-                std::span<const std::byte> body, const WaitLimits& limits);
-  WriteResult write_unsent(Connection& connection, const WaitLimits& limits);
-  bool send_part(Connection& connection, Frame frame, std::span<const std::byte> part,
-                 const Deadline& deadline);
+  Connection::Result try_stripes(Connection& first, const Frame& frame, const Message& message,
+                                 const Stripes& stripes, const WaitLimits& limits);
   bool takes_control(int process) const;
   bool is_in_reach(int process, const Deadline& deadline);
   bool is_forked() const { return abandoned_ || getpid() != owner_; }  // and is the child
   std::uint64_t of_companion(std::uint32_t kind, std::size_t process) const;
   void send_word(int process, std::uint32_t kind, std::span<const std::byte> body);
   void broadcast(std::uint32_t kind, std::span<const std::byte> body);
-  void give_up(int process, WriteResult how, const WaitLimits& limits);
+  void give_up(int process, Connection::Result how, const WaitLimits& limits);
   bool wait_for_reason(int process, const WaitLimits& limits);
-  static void stop(Connection& connection, const Deadline& deadline);
 
   const pid_t owner_ = getpid();
   const int process_;
@@ -277,6 +240,7 @@ class Endpoint {
   const std::shared_ptr<Arena> arena_;
   const std::unique_ptr<const Security> security_;
   const bool key_is_drawn_;  // by the launcher: see EndpointOptions
+  const std::chrono::milliseconds send_grace_;
   Channels channels_;
   Companion* const companion_;
   const std::vector<std::byte> companion_greeting_;  // of this process

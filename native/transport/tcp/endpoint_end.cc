@@ -26,13 +26,13 @@ void Endpoint::broadcast(std::uint32_t kind, std::span<const std::byte> body) {
 
 void Endpoint::send_word(int process, std::uint32_t kind, std::span<const std::byte> body) {
   const WaitLimits limits{&arena_->header().abort_state,
-                          Deadline(std::chrono::duration<double>(kSendGrace).count()),
+                          Deadline(std::chrono::duration<double>(send_grace_).count()),
                           {}};
   const Frame frame{.kind = kind, .clique = of_companion(kind, static_cast<std::size_t>(process))};
   Connection& first = *peer_of(process).connection.load();
-  try_frame(first, frame, {}, body, limits);
+  first.send(frame, {}, body, limits);
   if (kind != Frame::kLeave) return;
-  for (auto& further : first.further) try_frame(*further, frame, {}, body, limits);
+  for (auto& further : first.further) further->send(frame, {}, body, limits);
 }
 
 // It may be by another process of this host, whose own message is late.
@@ -54,7 +54,7 @@ void Endpoint::leave() {
   if (companion_ != nullptr && !is_forked()) companion_->flush();
   broadcast(Frame::kLeave, {});
   // The process may end without `stop`.
-  if (!is_forked()) background_.wait(Clock::now() + kSendGrace);
+  if (!is_forked()) background_.wait(Clock::now() + send_grace_);
 }
 
 void Endpoint::stop() {
@@ -65,24 +65,19 @@ void Endpoint::stop() {
   stopped_.store(1);
   end_control();
   progress_.stop();
-  const Deadline deadline(std::chrono::duration<double>(kSendGrace).count());
-  for_each_connection([&](Connection& connection) { stop(connection, deadline); });
-}
-
-void Endpoint::stop(Connection& connection, const Deadline& deadline) {
-  std::unique_lock send_lock(connection.send_lock, std::defer_lock);
-  if (lock(send_lock, deadline)) connection.broken = true;
+  const Deadline deadline(std::chrono::duration<double>(send_grace_).count());
+  for_each_connection([&](Connection& connection) { connection.stop(deadline); });
 }
 
 // What has begun may still be said: the others may have accepted these connections.
 void Endpoint::stop_connecting() {
-  connects_until_.store((Clock::now() + kSendGrace).time_since_epoch().count());
+  connects_until_.store((Clock::now() + send_grace_).time_since_epoch().count());
   background_.stop();
 }
 
 void Endpoint::abandon() {
   abandoned_ = true;
-  for_each_connection([](Connection& connection) { connection.fd = Descriptor(); });
+  for_each_connection([](Connection& connection) { connection.abandon(); });
   background_.abandon();
   progress_.abandon();
 }

@@ -1,5 +1,4 @@
-// Sending control messages. A late message must not cost the job its connection: what is left half
-// sent stays with the connection, and goes out before the next frame.
+// The control messages that an endpoint sends and takes: see endpoint.h.
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -34,7 +33,7 @@ Endpoint::Connecting Endpoint::connect(int process) {
   if (!takes_control(process) || !peer_of(process).is_deferred) return Connecting::kNever;
   Peer& peer = peer_of(process);
   const Connection* const own = peer.connection.load();
-  if (own != nullptr && is_closed(own->fd.get())) {
+  if (own != nullptr && is_closed(own->fd())) {
     progress_.lose_agent(process);
     return Connecting::kNever;
   }
@@ -66,49 +65,22 @@ bool Endpoint::send_control(int process, std::span<const std::byte> bytes, doubl
   const Deadline deadline = deadline_in(timeout_seconds);
   if (!is_in_reach(process, deadline)) return false;
   Connection& connection = *peer_of(process).connection.load();
-  std::unique_lock whole(connection.message_lock, std::defer_lock);
-  if (!lock(whole, deadline)) return false;
+  const auto whole = connection.lock_message(deadline);
+  if (!whole.owns_lock()) return false;
+  // An agent's messages are about the failed job; a process ends and does not wait for them.
+  const auto& abort = progress_.is_agent(process_) ? kNever : arena_->header().abort_state;
+  const WaitLimits limits{&abort, deadline, {}, nullptr, nullptr, &stopped_};
   for (std::size_t at = 0;;) {
     const auto part = bytes.subspan(at, std::min(ControlMessages::kPart, bytes.size() - at));
     const Frame frame{.kind = Frame::kControl,
                       .clique = bytes.size(),
                       .number = static_cast<std::uint32_t>(at),
                       .bytes = static_cast<std::uint32_t>(part.size())};
-    if (!takes_control(process) || !send_part(connection, frame, part, deadline)) return false;
+    if (!takes_control(process) || !connection.send_part(frame, part, limits)) return false;
     at += part.size();
     std::this_thread::sleep_for(kBetweenParts);
     if (at == bytes.size()) return true;
   }
-}
-
-bool Endpoint::send_part(Connection& connection, Frame frame, std::span<const std::byte> part,
-                         const Deadline& deadline) {
-  // An agent's messages are about the failed job; a process ends and does not wait for them.
-  const auto& abort = progress_.is_agent(process_) ? kNever : arena_->header().abort_state;
-  const WaitLimits limits{&abort, deadline, {}, nullptr, nullptr, &stopped_};
-  std::unique_lock send_lock(connection.send_lock, std::defer_lock);
-  if (!lock(send_lock, deadline) || connection.broken) return false;
-  WriteResult how = write_unsent(connection, limits);
-  if (how == WriteResult::kAll) {
-    const auto head = std::as_bytes(std::span(&frame, 1));
-    connection.unsent.reserve(head.size() + part.size());
-    connection.unsent.assign(head.begin(), head.end());
-    connection.unsent.insert(connection.unsent.end(), part.begin(), part.end());
-    how = write_unsent(connection, limits);
-  }
-  if (how == WriteResult::kBroken) break_connection(connection);
-  return how == WriteResult::kAll;
-}
-
-Endpoint::WriteResult Endpoint::write_unsent(Connection& connection, const WaitLimits& limits) {
-  std::vector<std::byte>& unsent = connection.unsent;
-  if (unsent.empty()) return WriteResult::kAll;
-  const auto [how, bytes] = write(connection, unsent, {}, limits);
-  if (bytes == unsent.size())
-    std::vector<std::byte>().swap(unsent);
-  else
-    unsent.erase(unsent.begin(), unsent.begin() + static_cast<std::ptrdiff_t>(bytes));
-  return how;
 }
 
 ControlMessage Endpoint::next_control(double timeout_seconds) {
