@@ -7,8 +7,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstring>
+#include <future>
+#include <string_view>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -179,6 +183,39 @@ TEST(the_first_text_of_a_failure_stays) {
   CHECK(b.aborted());
   CHECK_EQUAL(a.abort_text(), "first");
   CHECK_EQUAL(b.abort_text(), "first");
+}
+
+// A listener may wait for other hosts: it keeps no other thread from the arena.
+TEST(a_listener_that_waits_holds_no_lock) {
+  const File file{Arena::create(kNonce)};
+  Arena arena(file.fd, kNonce);
+  std::promise<void> called, returns;
+  std::atomic<bool> has_returned{false};
+  const std::size_t waits = arena.add_abort_listener([&](std::string_view text) {
+    CHECK_EQUAL(text, "text");
+    called.set_value();
+    returns.get_future().wait_for(std::chrono::seconds(20));
+    has_returned = true;
+  });
+  int later = 0;
+  arena.add_abort_listener([&](std::string_view) { ++later; });
+  auto aborting = std::async(std::launch::async, [&] { arena.abort("text"); });
+  called.get_future().wait();
+  auto other = std::async(std::launch::async, [&] {
+    arena.remove_abort_listener(arena.add_abort_listener([](std::string_view) {}));
+    return has_returned.load();
+  });
+  CHECK(!other.get());
+  // But what the listener uses stays until it has returned.
+  auto removing = std::async(std::launch::async, [&] {
+    arena.remove_abort_listener(waits);
+    return has_returned.load();
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  returns.set_value();
+  CHECK(removing.get());
+  aborting.get();
+  CHECK_EQUAL(later, 1);
 }
 
 TEST(a_long_text_is_cut) {

@@ -106,6 +106,27 @@ void Arena::place(std::uint64_t offset, std::size_t bytes) {
 #endif
 }
 
+// Gives up the lock while a listener is called, which stays in the map until then.
+class Arena::Calling {
+ public:
+  Calling(Arena& arena, std::unique_lock<std::mutex>& lock, std::size_t number)
+      : arena_(arena), lock_(lock) {
+    arena_.called_ = number;
+    lock_.unlock();
+  }
+  ~Calling() {
+    lock_.lock();
+    arena_.called_ = 0;
+    arena_.returned_.notify_all();
+  }
+  Calling(const Calling&) = delete;
+  Calling& operator=(const Calling&) = delete;
+
+ private:
+  Arena& arena_;
+  std::unique_lock<std::mutex>& lock_;
+};
+
 // It allocates nothing: want of memory may be what the text is about.
 void Arena::abort(std::string_view text) {
   std::uint32_t healthy = 0;
@@ -116,8 +137,11 @@ void Arena::abort(std::string_view text) {
   // A process that reads what this one writes from here on finds the flag afterwards: see
   // CrossMemoryReader.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  std::lock_guard lock(mutex_);
-  for (const auto& [number, listener] : abort_listeners_) listener(kept);
+  std::unique_lock lock(mutex_);
+  for (const auto& [number, listener] : abort_listeners_) {
+    const Calling calling(*this, lock, number);
+    listener(kept);
+  }
 }
 
 std::size_t Arena::add_abort_listener(AbortListener listener) {
@@ -127,7 +151,8 @@ std::size_t Arena::add_abort_listener(AbortListener listener) {
 }
 
 void Arena::remove_abort_listener(std::size_t number) {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  returned_.wait(lock, [&] { return called_ != number; });
   abort_listeners_.erase(number);
 }
 

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -80,20 +81,26 @@ class Arena {
 
   // The first caller's text stays. Every wait of every process of this host ends soon after.
   void abort(std::string_view text);
-  // The listener is called with the text when the arena is aborted through this object, until
-  // `remove_abort_listener` with the number that is returned.
+  // The listener is called with the text when the arena is aborted through this object, by the
+  // thread that aborts it, until `remove_abort_listener` with the number that is returned. It is
+  // called without a lock of the arena's, because it may wait for other hosts.
   using AbortListener = std::function<void(std::string_view)>;
   std::size_t add_abort_listener(AbortListener listener);
+  // Returns when the listener has, if it is being called. A listener does not remove itself.
   void remove_abort_listener(std::size_t number);
   bool aborted() const { return header().abort_state.load(std::memory_order_acquire) != 0; }
   std::string abort_text() const;
 
  private:
+  class Calling;
+
   int fd_;
   std::byte* base_;
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards what follows; not held while a listener is called
   std::size_t added_ = 0;
   std::map<std::size_t, AbortListener> abort_listeners_;
+  std::size_t called_ = 0;  // the number of the listener that is being called; 0: none
+  std::condition_variable returned_;
 };
 
 }  // namespace lockstep

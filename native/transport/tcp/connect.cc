@@ -107,17 +107,20 @@ std::uint32_t Endpoint::connections_to(int process) const {
   return progress_.is_agent(process) || progress_.is_agent(process_) ? 1 : channels_.connections();
 }
 
-// What has been told to all is told to this process too.
+// What all others have been notified of goes to this process too.
 void Endpoint::publish(int process, std::unique_ptr<Connection> made) {
   Peer& peer = peer_of(process);
   peer.connection = made.release();
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (stopped_.load() != 0) return peer.connection.load()->stop(Deadline(1));
-  if (arena_->aborted() && !progress_.is_agent(process_)) {
-    const std::string text = arena_->abort_text();
-    send_word(process, Frame::kAbort, std::as_bytes(std::span(text)));
-  }
-  if (has_left_) send_word(process, Frame::kLeave, {});
+  const auto notify = [&](std::uint32_t kind, std::string_view text) {
+    std::vector<Connection::Notice> notices;
+    add_notices(notices, process, kind);
+    send_notices(std::move(notices), text);
+  };
+  if (arena_->aborted() && !progress_.is_agent(process_))
+    notify(Frame::kAbort, arena_->abort_text());
+  if (has_left_) notify(Frame::kLeave, {});
 }
 
 // Unauthenticated peers may push a connection out before it has shown that it has the key.

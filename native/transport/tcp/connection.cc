@@ -12,6 +12,7 @@ namespace {
 // How long one write waits before it checks the job again.
 constexpr std::chrono::milliseconds kPollInterval{50};
 constexpr std::chrono::microseconds kRetryInterval{20};
+constexpr std::chrono::milliseconds kNoticeInterval{1};
 
 void append(std::vector<std::byte>& to, std::span<const std::byte> bytes) {
   to.insert(to.end(), bytes.begin(), bytes.end());
@@ -193,6 +194,42 @@ Connection::Result Connection::write_unsent(const WaitLimits& limits) {
   else
     unsent_.erase(unsent_.begin(), unsent_.begin() + static_cast<std::ptrdiff_t>(bytes));
   return how;
+}
+
+bool Connection::try_notices(std::vector<Notice>& notices, std::span<const std::byte> body,
+                             const std::atomic<std::uint32_t>& abort) {
+  const WaitLimits at_once{&abort, Deadline(1e-9), {}};
+  std::erase_if(notices,
+                [&](Notice& notice) { return notice.to->try_notice(notice, body, at_once); });
+  return notices.empty();
+}
+
+void Connection::send_notices(std::vector<Notice> notices, std::span<const std::byte> body,
+                              const std::atomic<std::uint32_t>& abort,
+                              std::chrono::milliseconds grace) {
+  const auto end = Clock::now() + grace;
+  while (!try_notices(notices, body, abort) && Clock::now() < end)
+    std::this_thread::sleep_for(kNoticeInterval);
+}
+
+// Sends what goes out at once. False: something is left, or another thread sends.
+bool Connection::try_notice(Notice& notice, std::span<const std::byte> body,
+                            const WaitLimits& limits) {
+  std::unique_lock send_lock(send_lock_, std::try_to_lock);
+  if (!send_lock.owns_lock()) return false;
+  if (broken_) return true;
+  const BreakOnException guard(*this);
+  if (!std::exchange(notice.is_begun, true)) {
+    notice.frame.bytes = static_cast<std::uint32_t>(body.size());
+    std::lock_guard lock(release_lock_);
+    append(unsent_, std::exchange(releases_, {}));
+    urgent_ = false;
+    append(unsent_, bytes_of(notice.frame));
+    append(unsent_, body);
+  }
+  const Result how = write_unsent(limits);
+  if (how == Result::kBroken) break_off();
+  return how != Result::kLate;
 }
 
 }  // namespace lockstep

@@ -5,8 +5,10 @@
 // the other process, under `release_lock_`.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -56,6 +58,22 @@ class Connection {
   std::unique_lock<std::mutex> lock_message(const Deadline& deadline);  // not locked: too late
   bool send_part(const Frame& frame, std::span<const std::byte> part, const WaitLimits& limits);
 
+  // A frame about the end of the job or of this process, for one connection.
+  struct Notice {
+    Connection* to;
+    Frame frame;
+    bool is_begun = false;  // it goes out before anything else
+  };
+  // Tries each of them once and forgets those that are done; false when some are left. So a process
+  // that reads nothing delays no other one.
+  static bool try_notices(std::vector<Notice>& notices, std::span<const std::byte> body,
+                          const std::atomic<std::uint32_t>& abort);
+  // Tries again until all are done, for the grace period at most. What is left then goes out before
+  // the next frame, if there is one.
+  static void send_notices(std::vector<Notice> notices, std::span<const std::byte> body,
+                           const std::atomic<std::uint32_t>& abort,
+                           std::chrono::milliseconds grace);
+
   // To the same process: they carry stripes of large messages. Set before the connection is shared.
   std::vector<std::unique_ptr<Connection>> further;
 
@@ -71,6 +89,7 @@ class Connection {
   Result write_unsent(const WaitLimits& limits);
   Result end_frame(std::unique_lock<std::mutex>& send_lock, Result how, const WaitLimits& limits);
   void take_releases(std::vector<std::byte>& to);
+  bool try_notice(Notice& notice, std::span<const std::byte> body, const WaitLimits& limits);
   void break_off();
 
   Descriptor fd_;
@@ -80,7 +99,7 @@ class Connection {
   std::mutex message_lock_;  // held while a message of parts is sent
   std::mutex send_lock_;     // held while a frame is sent; guards what follows
   bool broken_ = false;
-  std::vector<std::byte> unsent_;  // the rest of a late part: goes out first
+  std::vector<std::byte> unsent_;  // the rest of a late part or notice: goes out first
   std::vector<std::byte> head_;    // of the frame that is sent
 
   std::mutex release_lock_;          // guards what follows

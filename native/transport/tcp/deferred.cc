@@ -158,11 +158,11 @@ bool Endpoint::awaits_answer(int process) {
          !arena_->aborted() && !is_lost(process) && has_left(process) == 0;
 }
 
-// By the progress thread. The process that aborts a job tells the processes to which it has
-// connections, and so does each that shares memory with it.
+// Runs on the progress thread. The process that aborts a job reports it to the processes to which
+// it has connections, and so does each that shares memory with it.
 void Endpoint::relay_abort() {
-  if (defers_ && !has_told_abort_)
-    background_.add([this] { tell_abort(); }, BackgroundThreads::kAbort);
+  if (defers_ && !has_reported_abort_)
+    background_.add([this] { report_abort(); }, BackgroundThreads::kAbort);
 }
 
 }  // namespace lockstep

@@ -104,7 +104,7 @@ Endpoint::Endpoint(const EndpointOptions& options, int process, std::uint64_t no
   try {
     start(options);
   } catch (...) {
-    if (arena_->aborted()) tell_abort();
+    if (arena_->aborted()) report_abort();
     stop_connecting();  // the threads use what would be destroyed before them
     throw;
   }
@@ -114,16 +114,11 @@ void Endpoint::start(const EndpointOptions& options) {
   meet(false, after(options.connect_timeout_seconds));
   meet(true, after(options.agent_connect_timeout_seconds));
   progress_.set_started();
-  if (defers_)
-    background_.start();
-  else
-    progress_.close_when_met();
+  background_.start();
+  if (!defers_) progress_.close_when_met();
   Open::instance().add(this);
   if (progress_.is_agent(process_)) return;  // the others receive what it receives
-  abort_listener_ = arena_->add_abort_listener([this](std::string_view text) {
-    has_told_abort_ = true;
-    broadcast(Frame::kAbort, std::as_bytes(std::span(text)));
-  });
+  abort_listener_ = arena_->add_abort_listener([this](std::string_view) { report_abort(); });
 }
 
 int Endpoint::add_peers(const EndpointOptions& options) {

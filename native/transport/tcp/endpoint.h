@@ -39,6 +39,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -205,7 +206,7 @@ class Endpoint {
   void connect_later(int process) noexcept;
   bool awaits_answer(int process);
   void relay_abort();
-  void tell_abort() noexcept;
+  void report_abort() noexcept;
   void stop_connecting();
   std::uint32_t connections_to(int process) const;
   template <typename Step>
@@ -228,8 +229,9 @@ class Endpoint {
   bool is_in_reach(int process, const Deadline& deadline);
   bool is_forked() const { return abandoned_ || getpid() != owner_; }  // and is the child
   std::uint64_t of_companion(std::uint32_t kind, std::size_t process) const;
-  void send_word(int process, std::uint32_t kind, std::span<const std::byte> body);
-  void broadcast(std::uint32_t kind, std::span<const std::byte> body);
+  void add_notices(std::vector<Connection::Notice>& notices, int process, std::uint32_t kind) const;
+  std::vector<Connection::Notice> notices_to_all(std::uint32_t kind) const;
+  void send_notices(std::vector<Connection::Notice> notices, std::string_view text);
   void give_up(int process, Connection::Result how, const WaitLimits& limits);
   bool wait_for_reason(int process, const WaitLimits& limits);
 
@@ -247,8 +249,8 @@ class Endpoint {
   std::deque<Peer> peers_;         // by number; this process and those of its host as well
   std::atomic<int> num_deferred_;  // connections of this process that are yet to be made
   const bool defers_ = num_deferred_ > 0;
-  std::atomic<bool> has_told_abort_{false};
-  BackgroundThreads background_;  // make them
+  std::atomic<bool> has_reported_abort_{false};
+  BackgroundThreads background_;  // make them, and report an abort that the progress thread found
   // When connections that are being made are given up.
   std::atomic<Clock::rep> connects_until_{Clock::time_point::max().time_since_epoch().count()};
   ProgressThread progress_;

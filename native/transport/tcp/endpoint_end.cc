@@ -4,6 +4,9 @@
 #include <exception>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "transport/tcp/endpoint.h"
 
@@ -15,34 +18,49 @@ std::uint64_t Endpoint::of_companion(std::uint32_t kind, std::size_t process) co
              : companion_->sent_to(static_cast<int>(process));
 }
 
-// Best effort: an unreachable peer detects the failure itself. The word that this process leaves
-// goes behind whatever a connection carries: on each of them.
-void Endpoint::broadcast(std::uint32_t kind, std::span<const std::byte> body) {
-  if (abandoned_) return;
+// The word that this process leaves goes behind whatever a connection carries: on each of them.
+void Endpoint::add_notices(std::vector<Connection::Notice>& notices, int process,
+                           std::uint32_t kind) const {
+  Connection* const first = peer_of(process).connection.load();
+  if (first == nullptr) return;
+  const Frame frame{.kind = kind, .clique = of_companion(kind, static_cast<std::size_t>(process))};
+  notices.push_back({first, frame});
+  if (kind != Frame::kLeave) return;
+  for (const auto& further : first->further) notices.push_back({further.get(), frame});
+}
+
+std::vector<Connection::Notice> Endpoint::notices_to_all(std::uint32_t kind) const {
+  std::vector<Connection::Notice> notices;
+  if (abandoned_) return notices;
   std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with that of `publish`
   for (int process = 0; process < static_cast<int>(peers_.size()); ++process)
-    if (peer_of(process).connection.load() != nullptr) send_word(process, kind, body);
+    add_notices(notices, process, kind);
+  return notices;
 }
 
-void Endpoint::send_word(int process, std::uint32_t kind, std::span<const std::byte> body) {
-  const WaitLimits limits{&arena_->header().abort_state,
-                          Deadline(std::chrono::duration<double>(send_grace_).count()),
-                          {}};
-  const Frame frame{.kind = kind, .clique = of_companion(kind, static_cast<std::size_t>(process))};
-  Connection& first = *peer_of(process).connection.load();
-  first.send(frame, {}, body, limits);
-  if (kind != Frame::kLeave) return;
-  for (auto& further : first.further) further->send(frame, {}, body, limits);
+void Endpoint::send_notices(std::vector<Connection::Notice> notices, std::string_view text) {
+  Connection::send_notices(std::move(notices), std::as_bytes(std::span(text)),
+                           arena_->header().abort_state, send_grace_);
 }
 
-// It may be by another process of this host, whose own message is late.
-void Endpoint::tell_abort() noexcept {
+// Best effort: an unreachable peer detects the failure itself. The abort may be by another process
+// of this host, whose own message is late.
+//
+// It is sent by the thread that aborts the job, because the process may exit next. A thread that
+// reads for this process goes on reading, and a background thread sends what no peer takes yet.
+void Endpoint::report_abort() noexcept {
   if (progress_.is_agent(process_)) return;
+  has_reported_abort_ = true;
   try {
     const std::string text = arena_->abort_text();
-    broadcast(Frame::kAbort, std::as_bytes(std::span(text)));
-    has_told_abort_ = true;
+    auto notices = notices_to_all(Frame::kAbort);
+    if (!progress_.reads_on_this_thread()) return send_notices(std::move(notices), text);
+    const auto bytes = std::as_bytes(std::span(text));
+    if (!Connection::try_notices(notices, bytes, arena_->header().abort_state))
+      background_.add([this, notices, text] { send_notices(notices, text); },
+                      BackgroundThreads::kAbort);
   } catch (const std::exception&) {  // no memory: as if the others could not be reached
+    has_reported_abort_ = false;
   }
 }
 
@@ -50,9 +68,9 @@ void Endpoint::leave() {
   if (has_left_.exchange(true)) return;
   progress_.set_program_ended();
   progress_.deferred_abort().set_left();
-  if (arena_->aborted()) tell_abort();
+  if (arena_->aborted()) report_abort();
   if (companion_ != nullptr && !is_forked()) companion_->flush();
-  broadcast(Frame::kLeave, {});
+  send_notices(notices_to_all(Frame::kLeave), {});
   // The process may end without `stop`.
   if (!is_forked()) background_.wait(Clock::now() + send_grace_);
 }
@@ -60,7 +78,7 @@ void Endpoint::leave() {
 void Endpoint::stop() {
   if (is_forked()) return;  // the threads are its parent's
   if (companion_ != nullptr) companion_->stop();
-  if (arena_->aborted() && !has_told_abort_) tell_abort();
+  if (arena_->aborted() && !has_reported_abort_) report_abort();
   stop_connecting();
   stopped_.store(1);
   end_control();

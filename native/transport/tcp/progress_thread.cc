@@ -164,7 +164,7 @@ class ProgressThread::Receiver : public WaitingWork {
   }
 
   ProgressThread& owner_;
-  std::unique_lock<std::mutex> lock_;
+  std::unique_lock<OwnedMutex> lock_;
   bool waited_ = false;  // long enough for the progress thread to stand back for a while
 };
 

@@ -47,6 +47,31 @@ struct Deferred {
   std::function<void()> aborted;     // the job has been, perhaps by another process of this host
 };
 
+// A mutex that knows whether the calling thread holds it.
+class OwnedMutex {
+ public:
+  void lock() {
+    mutex_.lock();
+    owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  }
+  bool try_lock() {
+    if (!mutex_.try_lock()) return false;
+    owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+    return true;
+  }
+  void unlock() {
+    owner_.store({}, std::memory_order_relaxed);
+    mutex_.unlock();
+  }
+  bool is_held_here() const {
+    return owner_.load(std::memory_order_relaxed) == std::this_thread::get_id();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::atomic<std::thread::id> owner_{};
+};
+
 class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
  public:
   // `is_remote`: for each process, whether it is on another host; `pids`: of the other processes of
@@ -68,6 +93,8 @@ class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
   // them.
   static constexpr std::ptrdiff_t kMaxUnauthenticated = 64;
 
+  // Whether the calling thread is reading. What waits for other hosts is not for such a thread.
+  bool reads_on_this_thread() const { return polling_.is_held_here(); }
   // Nothing is read any more; returns when the thread has ended.
   void stop();
   // In a forked child, which has no such thread: closes its copies of the descriptors.
@@ -138,7 +165,7 @@ class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
   void refuse(Incoming& incoming, const std::string& why);
   void drop_late();
 
-  std::mutex polling_;             // held by the thread that reads
+  OwnedMutex polling_;             // held by the thread that reads
   std::atomic<int> receivers_{0};  // ranks that wait in `wait` and may read
   std::atomic<bool> a_receiver_reads_{false};
   std::atomic<Clock::rep> last_read_{0};  // when a receiver has stopped to read

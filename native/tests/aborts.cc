@@ -1,0 +1,112 @@
+// Between hosts: an abort reaches each peer, also beside peers that read nothing.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "core/error.h"
+#include "hosts.h"
+#include "transport/tcp/endpoint.h"
+
+namespace lockstep::testing {
+namespace {
+
+constexpr int kStuck = 8;
+// A peer that waited for a stuck one would be heard of too late for every `eventually`.
+constexpr std::chrono::seconds kGrace{60};
+
+// Process 0, and peers 1 to `count` that each have a host, and read only what the test reads.
+struct Crowd {
+  struct Peer {
+    Listener listener = listen_anywhere();
+    std::unique_ptr<Impostor::Out> out;
+    Descriptor from;
+    std::unique_ptr<Tls::Session> in;
+  };
+  const Tls tls{"libssl.so.3", key(7)};
+  std::vector<std::string> labels{"process 0"};  // the endpoint of the host refers to them
+  Host host;
+  std::vector<Peer> peers;
+
+  explicit Crowd(int count) : peers(static_cast<std::size_t>(count)) {
+    EndpointOptions options = host.options({""});
+    options.send_grace = kGrace;
+    for (const Peer& peer : peers) {
+      labels.push_back("process " + std::to_string(labels.size()));
+      options.addresses.push_back(peer.listener.address);
+    }
+    auto joining = std::async(std::launch::async, [&] {
+      host.endpoint = std::make_unique<Endpoint>(options, 0, kNonce, labels, host.arena);
+    });
+    for (int process = 1; process <= count; ++process) meet(process);
+    joining.get();
+  }
+
+  Peer& peer(int process) { return peers[static_cast<std::size_t>(process - 1)]; }
+
+  void meet(int process) {
+    Peer& peer = this->peer(process);
+    peer.out = std::make_unique<Impostor::Out>(host.listener.address, tls);
+    peer.out->send({.kind = Frame::kGreeting,
+                    .index = static_cast<std::uint32_t>(process),
+                    .clique = kNonce,
+                    .number = Frame::kVersion});
+    eventually([&] { return (peer.from = accept_from(peer.listener.fd.get())).get() >= 0; },
+               "a connection");
+    peer.in = std::make_unique<Tls::Session>(tls, peer.from.get(), Tls::Side::kServer);
+    Impostor::finish(*peer.in, peer.from.get());
+    Impostor::welcome(*peer.in, peer.from.get(), process);
+  }
+
+  // Until the connection to that peer takes no more.
+  void fill(int process) {
+    const std::vector<std::byte> bytes(ControlMessages::kPart);
+    while (host.endpoint->send_control(process, bytes, 0.05)) {
+    }
+  }
+
+  // The text of the abort that this peer receives, behind everything that was sent before.
+  std::string read_abort(int process) {
+    Peer& from = peer(process);
+    for (;;) {
+      Frame frame;
+      Impostor::read(*from.in, from.from.get(), std::as_writable_bytes(std::span(&frame, 1)));
+      std::string rest(frame.bytes, ' ');
+      Impostor::read(*from.in, from.from.get(), std::as_writable_bytes(std::span(rest)));
+      if (frame.kind == Frame::kAbort) return rest;
+      CHECK_EQUAL(frame.kind, std::uint32_t{Frame::kControl});
+    }
+  }
+};
+
+TEST(peers_that_read_nothing_delay_no_other) {
+  Crowd crowd(kStuck + 1);
+  for (int process = 1; process <= kStuck; ++process) crowd.fill(process);
+  auto aborting = std::async(std::launch::async, [&] { crowd.host.arena->abort("a text"); });
+  CHECK_EQUAL(crowd.read_abort(kStuck + 1), "a text");
+  // They hear of it as well, once they read, and no later than others ahead of them.
+  for (int process = kStuck; process >= 1; --process)
+    CHECK_EQUAL(crowd.read_abort(process), "a text");
+  aborting.get();
+}
+
+// The progress thread finds a failure out, and has to tell the others: it reads on meanwhile.
+TEST(an_abort_does_not_keep_the_progress_thread_from_reading) {
+  Crowd crowd(kStuck + 2);
+  const int lost = kStuck + 1, healthy = kStuck + 2;
+  for (int process = 1; process <= kStuck; ++process) crowd.fill(process);
+  crowd.peer(lost).out.reset();
+  CHECK_CONTAINS(crowd.read_abort(healthy), "process 9 has ended, or its host");
+  crowd.peer(healthy).out->send({.kind = Frame::kLeave});
+  eventually([&] { return crowd.host.endpoint->has_left(healthy) != 0; }, "word that it left");
+  for (int process = 1; process <= kStuck; ++process)
+    CHECK_CONTAINS(crowd.read_abort(process), "process 9 has ended, or its host");
+}
+
+}  // namespace
+}  // namespace lockstep::testing
