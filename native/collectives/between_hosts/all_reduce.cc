@@ -12,6 +12,7 @@
 #include "collectives/copy.h"
 #include "collectives/reduce.h"
 #include "collectives/shared_work.h"
+#include "collectives/slice.h"
 
 namespace lockstep {
 namespace {
@@ -39,16 +40,7 @@ struct HostAllReduce final : HostCollective, LocalRanks {
         copy(first.bytes() * c.size()) {}
 
   // The part of a chunk of n elements with which one column crosses.
-  struct Slice {
-    std::size_t first, count;
-  };
-  Slice slice(int column, std::size_t n) const {
-    const std::size_t line = std::max<std::size_t>(1, 64 / width);
-    const auto parts = static_cast<std::size_t>(columns);
-    const std::size_t each = ((n + parts - 1) / parts + line - 1) / line * line;
-    const std::size_t start = std::min(n, static_cast<std::size_t>(column) * each);
-    return {start, std::min(each, n - start)};
-  }
+  Slice slice(int column, std::size_t n) const { return slice_of(column, columns, n, width); }
 
   // out[0 .. n) = the sum over this process's ranks of the elements from `at` on.
   void add_own(std::byte* out, std::size_t at, std::size_t n) {

@@ -4,58 +4,49 @@
 #include <bit>
 
 #include "collectives/shared_work.h"
+#include "collectives/slice.h"
 
 namespace lockstep {
 namespace {
 
-// Elements [first, first + count).
-struct Range {
-  std::size_t first, count;
-};
-
 template <typename Byte>
-Byte* at(const Vector& vector, Byte* base, Range range) {
+Byte* at(const Vector& vector, Byte* base, Slice range) {
   return base + range.first * vector.width();
 }
 
-std::size_t bytes_of(const Vector& vector, Range range) { return range.count * vector.width(); }
+std::size_t bytes_of(const Vector& vector, Slice range) { return range.count * vector.width(); }
 
-std::span<const std::byte> part(const Vector& vector, const std::byte* base, Range range) {
+std::span<const std::byte> part(const Vector& vector, const std::byte* base, Slice range) {
   return {at(vector, base, range), bytes_of(vector, range)};
 }
 
-// The part of the vector of one member, a multiple of a cache line. Some may be empty.
-Range slice(const Vector& vector, int member, int members) {
-  const std::size_t line = std::max<std::size_t>(1, 64 / vector.width());
-  const auto parts = static_cast<std::size_t>(members);
-  const std::size_t each = ((vector.count + parts - 1) / parts + line - 1) / line * line;
-  const std::size_t first = std::min(vector.count, static_cast<std::size_t>(member) * each);
-  return {first, std::min(each, vector.count - first)};
+Slice slice(const Vector& vector, int member, int members) {
+  return slice_of(member, members, vector.count, vector.width());
 }
 
 // Bytes [first, first + bytes) of a range.
-Range inside(const Vector& vector, Range range, std::size_t first, std::size_t bytes) {
+Slice inside(const Vector& vector, Slice range, std::size_t first, std::size_t bytes) {
   return {range.first + first / vector.width(), bytes / vector.width()};
 }
 
 // Makes the local sum of a range before it is sent, where that is its first use.
 class MakeSum {
  public:
-  MakeSum(const Vector& vector, Range range, bool is_first = true)
+  MakeSum(const Vector& vector, Slice range, bool is_first = true)
       : vector_(vector), range_(range), ranks_(is_first ? vector.ranks : nullptr) {}
 
   void operator()(std::size_t first, std::size_t bytes) const {
-    const Range part = inside(vector_, range_, first, bytes);
+    const Slice part = inside(vector_, range_, first, bytes);
     if (ranks_ != nullptr && part.count != 0) ranks_->add(part.first, part.count);
   }
 
  private:
   const Vector& vector_;
-  const Range range_;
+  const Slice range_;
   LocalRanks* const ranks_;
 };
 
-void give(const Vector& vector, Range range) {
+void give(const Vector& vector, Slice range) {
   if (vector.ranks != nullptr && range.count != 0) vector.ranks->give(range.first, range.count);
 }
 
@@ -69,7 +60,7 @@ class Add {
     bool is_first = false;  // `own` is the vector's input, and may have to be made
     bool is_last = false;   // the sum is final
   };
-  Add(CollectiveContext& context, const Vector& vector, const std::byte* own, Range range,
+  Add(CollectiveContext& context, const Vector& vector, const std::byte* own, Slice range,
       Role role)
       : context_(context),
         vector_(vector),
@@ -92,7 +83,7 @@ class Add {
  private:
   CollectiveContext& context_;
   const Vector& vector_;
-  const Range range_;
+  const Slice range_;
   const std::byte* own_;
   std::byte* out_;
   const Role role_;
@@ -101,7 +92,7 @@ class Add {
 // Leaves what comes, a result, in the range of the vector's output.
 class Keep {
  public:
-  Keep(CollectiveContext& context, const Vector& vector, Range range)
+  Keep(CollectiveContext& context, const Vector& vector, Slice range)
       : context_(context), vector_(vector), range_(range), out_(at(vector, vector.out, range)) {}
 
   std::span<std::byte> place(std::size_t first, std::size_t bytes) const {
@@ -115,14 +106,14 @@ class Keep {
  private:
   CollectiveContext& context_;
   const Vector& vector_;
-  const Range range_;
+  const Slice range_;
   std::byte* out_;
 };
 
 }  // namespace
 
 void recursive_doubling(CollectiveContext& context, const Team& team, const Vector& vector) {
-  const Range all{0, vector.count};
+  const Slice all{0, vector.count};
   const std::size_t bytes = bytes_of(vector, all);
   const int power = static_cast<int>(std::bit_floor(static_cast<unsigned>(team.size())));
   // So many pairs of neighbours become one member each: the odd one hands its vector over.
@@ -156,15 +147,14 @@ void recursive_doubling(CollectiveContext& context, const Team& team, const Vect
 void halving_doubling(CollectiveContext& context, const Team& team, const Vector& vector) {
   struct Step {
     int peer;
-    Range mine, theirs;
+    Slice mine, theirs;
   };
-  const std::size_t line = std::max<std::size_t>(1, 64 / vector.width());
   std::vector<Step> steps;
-  Range mine{0, vector.count};
+  Slice mine{0, vector.count};
   const std::byte* sum = vector.in;
   for (int distance = team.size() / 2; distance > 0; distance /= 2, sum = vector.out) {
-    const std::size_t half = std::min(mine.count, (mine.count / 2 + line - 1) / line * line);
-    const Range lower{mine.first, half}, upper{mine.first + half, mine.count - half};
+    const std::size_t half = std::min(mine.count, whole_lines(mine.count / 2, vector.width()));
+    const Slice lower{mine.first, half}, upper{mine.first + half, mine.count - half};
     const bool is_lower = (team.self & distance) == 0;
     const int peer = team.peer(team.self ^ distance);
     steps.push_back({peer, is_lower ? lower : upper, is_lower ? upper : lower});
@@ -186,7 +176,7 @@ void halving_doubling(CollectiveContext& context, const Team& team, const Vector
 
 void direct_slices(CollectiveContext& context, const Team& team, const Vector& vector) {
   const auto of = [&](int member) { return slice(vector, member, team.size()); };
-  const Range mine = of(team.self);
+  const Slice mine = of(team.self);
   exchange_with_team(
       context, team, [&](int member) { return part(vector, vector.in, of(member)); },
       [&](int) { return bytes_of(vector, mine); },

@@ -11,6 +11,7 @@
 #include "collectives/copy.h"
 #include "collectives/reduce.h"
 #include "collectives/shared_work.h"
+#include "collectives/slice.h"
 
 namespace lockstep {
 namespace {
@@ -84,15 +85,8 @@ struct AllReduce {
   }
 
   // The part of a chunk of n elements that one process owns.
-  struct Slice {
-    std::size_t first, count;
-  };
   Slice slice(int local, std::size_t n) const {
-    const std::size_t line = std::max<std::size_t>(1, 64 / width);
-    const auto parts = static_cast<std::size_t>(context.locals());
-    const std::size_t each = ((n + parts - 1) / parts + line - 1) / line * line;
-    const std::size_t first = std::min(n, static_cast<std::size_t>(local) * each);
-    return {first, std::min(each, n - first)};
+    return slice_of(local, context.locals(), n, width);
   }
 
   // With one rank there is nothing to add up yet: its own slice is read from its input later.
