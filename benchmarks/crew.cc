@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/communicator.h"
+#include "api/communicator.h"
 #include "core/job.h"
 
 namespace lockstep {

@@ -22,7 +22,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/communicator.h"
+#include "api/communicator.h"
 #include "core/job.h"
 #include "recorder/recorder.h"
 #include "xla_probe/origin.h"

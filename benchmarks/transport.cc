@@ -27,8 +27,8 @@
 #include <string>
 #include <vector>
 
-#include "core/communicator.h"
-#include "core/error.h"
+#include "api/communicator.h"
+#include "base/error.h"
 #include "core/job.h"
 
 namespace lockstep {

@@ -1,9 +1,9 @@
 #include "api/python.h"
 
 #include "api/mpitrampoline/state.h"
+#include "base/error.h"
+#include "base/log.h"
 #include "collectives/collectives.h"
-#include "core/error.h"
-#include "core/log.h"
 #include "transport/shm/segment.h"
 #include "xla_probe/vtables.h"
 

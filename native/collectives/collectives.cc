@@ -7,8 +7,8 @@
 #include <optional>
 #include <string_view>
 
-#include "collectives/copy.h"
-#include "core/error.h"
+#include "base/copy.h"
+#include "base/error.h"
 
 namespace lockstep {
 

@@ -14,9 +14,9 @@
 #include <string>
 #include <vector>
 
+#include "base/types.h"
 #include "core/collective_context.h"
 #include "core/job.h"
-#include "core/types.h"
 
 namespace lockstep {
 

@@ -8,8 +8,8 @@
 #include <cstring>
 #include <type_traits>
 
-#include "core/cpu.h"
-#include "core/error.h"
+#include "base/cpu.h"
+#include "base/error.h"
 
 namespace lockstep {
 namespace {

@@ -9,8 +9,8 @@
 #include <cerrno>
 #include <utility>
 
-#include "core/log.h"
-#include "transport/tcp/sockets.h"
+#include "base/descriptor.h"
+#include "base/log.h"
 
 namespace lockstep {
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "core/futex_wait.h"
+#include "base/descriptor.h"
+#include "base/futex_wait.h"
 #include "transport/shm/segment.h"
-#include "transport/tcp/sockets.h"
 
 namespace lockstep {
 

@@ -3,8 +3,8 @@
 #include <new>
 #include <utility>
 
-#include "core/error.h"
-#include "core/futex_wait.h"
+#include "base/error.h"
+#include "base/futex_wait.h"
 
 namespace lockstep {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <thread>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "core/job.h"
 
 namespace lockstep {
@@ -185,8 +185,8 @@ void Clique::find_hosts() {
   }
 }
 
-// Memory that the processes of this host share holds the mailbox, and their rings in the order of
-// the groups. The sizes of messages are the same in all processes of the clique.
+// Memory that the processes of this host share holds that of the pairs, and their rings in the
+// order of the groups. The sizes of messages are the same in all processes of the clique.
 void Clique::make_rings() {
   const bool crosses = hosts_.size() > 1;
   capacity_ = ring_capacity(most_of_a_host_, crosses ? kCrossingMessage : kHostMessage);
@@ -200,7 +200,7 @@ void Clique::make_rings() {
   for (const int group : locals()) ranks += this->group(group).ranks.size();
   const std::size_t count = locals().size() > 1 ? locals().size() : 0;
   const std::size_t of_process = Arena::whole_pages(2 * ring_bytes());
-  const Region region = shared_memory(Mailbox::footprint(ranks), count, of_process);
+  const Region region = shared_memory(pair_memory_bytes(ranks), count, of_process);
   for (std::size_t local = 0; local < count; ++local) {
     std::byte* next = region.rings + local * of_process;
     for (auto* rings : {&partials_, &results_}) {
@@ -209,7 +209,7 @@ void Clique::make_rings() {
       next += ring_bytes();
     }
   }
-  mailbox_ = std::make_unique<Mailbox>(*this, region.common);
+  pair_memory_ = region.common;
 }
 
 std::size_t Clique::ring_bytes() const {

@@ -20,10 +20,9 @@
 #include <string>
 #include <vector>
 
+#include "base/futex_wait.h"
+#include "base/types.h"
 #include "core/crew.h"
-#include "core/futex_wait.h"
-#include "core/types.h"
-#include "p2p/mailbox.h"
 #include "transport/link.h"
 #include "transport/shm/broadcast_ring.h"
 
@@ -76,6 +75,12 @@ class LocalGroup {
   Crew crew_;
 };
 
+// What a layer above keeps for a clique.
+class CliqueAttachment {
+ public:
+  virtual ~CliqueAttachment() = default;
+};
+
 class Clique {
  public:
   Clique(Job& job, std::vector<int> devices, const std::vector<int>& processes);
@@ -100,7 +105,20 @@ class Clique {
   std::size_t link_capacity() const { return link_capacity_; }
   Job& job() const { return job_; }
   LocalGroup& local_group() { return *local_group_; }
-  Mailbox& mailbox() { return *mailbox_; }
+
+  // What point-to-point messages keep for this process, an object for all of its ranks: made at the
+  // first call, and destroyed with the clique.
+  template <typename Attachment>
+  Attachment& attached() {
+    std::call_once(attach_, [this] { attachment_ = std::make_unique<Attachment>(*this); });
+    return static_cast<Attachment&>(*attachment_);
+  }
+  // Memory for them that the processes of this host share, zeros at first: a counter for each rank
+  // of this host, and a word for each ordered pair of these.
+  std::byte* pair_memory() const { return pair_memory_; }
+  static std::size_t pair_memory_bytes(std::size_t ranks) {
+    return ranks * sizeof(Counter) + ranks * ranks * sizeof(std::uint64_t);
+  }
 
   // The broadcast rings of a process of this host. Every collective sends its first message of a
   // chunk on the partials ring, and what it has computed or received for others on the results
@@ -157,7 +175,9 @@ class Clique {
   std::size_t scratch_bytes_ = 0;
   std::vector<std::unique_ptr<Link>> links_;  // by group; null before the first use
   std::unique_ptr<LocalGroup> local_group_;
-  std::unique_ptr<Mailbox> mailbox_;
+  std::byte* pair_memory_ = nullptr;
+  std::once_flag attach_;
+  std::unique_ptr<CliqueAttachment> attachment_;
 };
 
 }  // namespace lockstep

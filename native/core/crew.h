@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "core/futex_wait.h"
+#include "base/futex_wait.h"
 
 namespace lockstep {
 

@@ -6,8 +6,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/error.h"
 #include "core/clique.h"
-#include "core/error.h"
 
 namespace lockstep {
 namespace {

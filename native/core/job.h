@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/futex_wait.h"
+#include "base/types.h"
 #include "control/requests.h"
-#include "core/futex_wait.h"
 #include "core/transports.h"
-#include "core/types.h"
 #include "recorder/recorder.h"
 #include "transport/shm/segment.h"
 #include "transport/tcp/endpoint.h"

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/log.h"
 #include "core/job.h"
-#include "core/log.h"
 
 namespace lockstep {
 namespace {

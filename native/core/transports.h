@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "core/futex_wait.h"
+#include "base/futex_wait.h"
 #include "transport/shm/segment.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/endpoint.h"

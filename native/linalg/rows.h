@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "core/cpu.h"
+#include "base/cpu.h"
 
 namespace lockstep::rows {
 

@@ -16,7 +16,7 @@
 #include <mutex>
 #include <string>
 
-#include "core/error.h"
+#include "base/error.h"
 
 #define LOCKSTEP_CONSTANT(NAME, VALUE) [[maybe_unused]] static constexpr std::uint64_t NAME = VALUE;
 #define LOCKSTEP_UNUSED(NAME)

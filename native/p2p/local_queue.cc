@@ -1,6 +1,6 @@
 #include "p2p/local_queue.h"
 
-#include "collectives/copy.h"
+#include "base/copy.h"
 #include "p2p/mailbox.h"
 
 namespace lockstep {

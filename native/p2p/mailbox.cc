@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "core/clique.h"
-#include "core/error.h"
+#include "base/error.h"
 #include "core/job.h"
 
 namespace lockstep {
@@ -15,14 +14,10 @@ constexpr std::uint32_t kFirstChannel = 1u << 31;
 
 }  // namespace
 
-std::size_t Mailbox::footprint(std::size_t ranks) {
-  return ranks * sizeof(Counter) + ranks * ranks * sizeof(std::uint64_t);
-}
-
-Mailbox::Mailbox(Clique& clique, std::byte* memory)
+Mailbox::Mailbox(Clique& clique)
     : clique_(clique),
       ranks_(0),
-      wake_ups_(reinterpret_cast<Counter*>(memory)),
+      wake_ups_(reinterpret_cast<Counter*>(clique.pair_memory())),
       group_of_(static_cast<std::size_t>(clique.size())),
       local_of_(group_of_.size(), kElsewhere) {
   const auto& groups = clique.groups();

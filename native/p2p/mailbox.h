@@ -14,21 +14,17 @@
 #include <memory>
 #include <vector>
 
-#include "core/futex_wait.h"
+#include "base/futex_wait.h"
+#include "core/clique.h"
 #include "p2p/local_queue.h"
 #include "p2p/pair_ring.h"
 #include "p2p/request.h"
 
 namespace lockstep {
 
-class Clique;
-
-class Mailbox {
+class Mailbox : public CliqueAttachment {
  public:
-  // `ranks`: how many ranks of the clique are on this host.
-  static std::size_t footprint(std::size_t ranks);
-  // `memory` starts as zeros and is the same for all processes of the clique on this host.
-  Mailbox(Clique& clique, std::byte* memory);
+  explicit Mailbox(Clique& clique);
 
   // Of a rank of this host.
   Counter& wake_up(int rank) { return wake_ups_[local(rank)]; }

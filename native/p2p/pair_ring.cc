@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "collectives/copy.h"
+#include "base/copy.h"
 #include "p2p/mailbox.h"
 
 namespace lockstep {

@@ -9,7 +9,7 @@
 #include <memory>
 #include <span>
 
-#include "core/futex_wait.h"
+#include "base/futex_wait.h"
 #include "p2p/request.h"
 #include "transport/transport.h"
 

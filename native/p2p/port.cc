@@ -3,12 +3,16 @@
 #include <algorithm>
 #include <string>
 
-#include "collectives/copy.h"
+#include "base/copy.h"
+#include "base/error.h"
 #include "core/clique.h"
-#include "core/error.h"
 #include "core/job.h"
+#include "p2p/mailbox.h"
 
 namespace lockstep {
+
+Port::Port(Clique& clique, int rank)
+    : clique_(clique), mailbox_(clique.attached<Mailbox>()), rank_(rank) {}
 
 Request* Port::add(Request::Kind kind, int peer, const std::byte* from, std::byte* to,
                    std::size_t bytes, const Origin& origin) {
@@ -28,7 +32,7 @@ Request* Port::add(Request::Kind kind, int peer, const std::byte* from, std::byt
     // A receive moves nothing before its wait: reading a large message here would hold up the sends
     // that this rank has yet to start, and two ranks would read one after the other.
     if (kind == Request::kSend && !behind_another(pending_.size() - 1))
-      clique_.mailbox().progress(rank_, *added);
+      mailbox_.progress(rank_, *added);
   });
   return added;
 }
@@ -43,14 +47,14 @@ Request* Port::receive(int source, std::byte* data, std::size_t bytes, const Ori
 
 void Port::wait(Request* request) {
   Job& job = clique_.job();
-  Counter& wake_up = clique_.mailbox().wake_up(rank_);
+  Counter& wake_up = mailbox_.wake_up(rank_);
   WaitLimits limits{&job.arena().header().abort_state, Deadline(job.timeout_seconds()),
                     job.process_spin(), &job.wake_up()};
   guarded([&] {
     // A failure ended all requests of this rank, this one too.
     if (std::ranges::find(pending_, request, &std::unique_ptr<Request>::get) == pending_.end())
       throw Error(job.arena().abort_text());
-    const int peer = clique_.mailbox().process_of(request->peer);
+    const int peer = mailbox_.process_of(request->peer);
     limits.left = job.has_left(peer);
     for (;;) {
       const std::uint32_t seen = wake_up.load();
@@ -74,7 +78,7 @@ bool Port::progress() {
     if (behind_another(i)) continue;
     Request& request = *pending_[i];
     const std::size_t before = request.moved;
-    clique_.mailbox().progress(rank_, request);
+    mailbox_.progress(rank_, request);
     moved = moved || request.moved != before;
   }
   return moved;
@@ -100,7 +104,7 @@ void Port::guarded(Step step) {
 }
 
 void Port::forget_all() {
-  for (auto& pending : pending_) clique_.mailbox().withdraw(rank_, *pending);
+  for (auto& pending : pending_) mailbox_.withdraw(rank_, *pending);
   pending_.clear();
 }
 

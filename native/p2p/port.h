@@ -10,11 +10,12 @@
 namespace lockstep {
 
 class Clique;
+class Mailbox;
 
 // Used by one thread at a time.
 class Port {
  public:
-  Port(Clique& clique, int rank) : clique_(clique), rank_(rank) {}
+  Port(Clique& clique, int rank);
   ~Port() { forget_all(); }
 
   Request* send(int target, const std::byte* data, std::size_t bytes, const Origin& origin);
@@ -36,6 +37,7 @@ class Port {
   bool behind_another(std::size_t index) const;
 
   Clique& clique_;
+  Mailbox& mailbox_;
   int rank_;
   std::vector<std::unique_ptr<Request>> pending_;
 };

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "xla_probe/origin.h"
+#include "base/origin.h"
 
 namespace lockstep {
 

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <new>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "recorder/tsc_clock.h"
 
 namespace lockstep {

@@ -17,8 +17,8 @@
 #include <string>
 #include <vector>
 
-#include "core/futex_wait.h"
-#include "core/types.h"
+#include "base/futex_wait.h"
+#include "base/types.h"
 
 namespace lockstep {
 

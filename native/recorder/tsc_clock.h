@@ -19,7 +19,7 @@
 #include <cstdint>
 #include <mutex>
 
-#include "core/futex_wait.h"
+#include "base/futex_wait.h"
 
 namespace lockstep {
 

@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/error.h"
 #include "check.h"
-#include "core/error.h"
 #include "hosts.h"
 #include "transport/tcp/endpoint.h"
 

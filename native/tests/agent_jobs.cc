@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "api/mpitrampoline/state.h"
+#include "base/error.h"
 #include "check.h"
-#include "core/error.h"
 #include "core/job.h"
 #include "hosts.h"
 

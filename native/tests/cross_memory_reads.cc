@@ -7,8 +7,8 @@
 #include <csignal>
 #include <thread>
 
+#include "base/error.h"
 #include "check.h"
-#include "core/error.h"
 #include "harness.h"
 #include "model.h"
 

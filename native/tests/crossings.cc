@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <bit>
 
+#include "base/error.h"
 #include "check.h"
 #include "collectives/collectives.h"
 #include "core/clique.h"
-#include "core/error.h"
 #include "harness.h"
 #include "model.h"
 

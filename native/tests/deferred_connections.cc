@@ -12,8 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/error.h"
 #include "check.h"
-#include "core/error.h"
 #include "harness.h"
 #include "hosts.h"
 #include "model.h"

@@ -17,9 +17,9 @@
 #include <thread>
 #include <vector>
 
+#include "base/error.h"
 #include "captured_stderr.h"
 #include "check.h"
-#include "core/error.h"
 #include "harness.h"
 #include "hosts.h"
 #include "model.h"

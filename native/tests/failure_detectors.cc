@@ -7,8 +7,8 @@
 #include <string>
 #include <thread>
 
+#include "base/error.h"
 #include "check.h"
-#include "core/error.h"
 #include "hosts.h"
 #include "model.h"
 

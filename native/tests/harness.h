@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "core/communicator.h"
+#include "api/communicator.h"
 #include "core/job.h"
 #include "transport/tcp/sockets.h"
 

@@ -1,8 +1,8 @@
 // Messages between ranks: every shape of a collective-permute, and the order of a pair's messages.
 #include <cstring>
 
+#include "base/error.h"
 #include "check.h"
-#include "core/error.h"
 #include "harness.h"
 #include "model.h"
 

@@ -8,8 +8,8 @@
 #include <memory>
 #include <new>
 
+#include "base/error.h"
 #include "check.h"
-#include "core/error.h"
 #include "harness.h"
 #include "xla_probe/membership.h"
 #include "xla_probe/vtables.h"

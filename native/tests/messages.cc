@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "api/mpitrampoline/state.h"
+#include "base/error.h"
 #include "check.h"
-#include "core/error.h"
 #include "hosts.h"
 #include "model.h"
 

@@ -1,7 +1,7 @@
 // Ranks that are in different calls: all raise a text that names both calls, and no byte is written
 // that no call asked for.
+#include "base/error.h"
 #include "check.h"
-#include "core/error.h"
 #include "harness.h"
 #include "model.h"
 

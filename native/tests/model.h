@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/communicator.h"
-#include "core/types.h"
+#include "api/communicator.h"
+#include "base/types.h"
 
 namespace lockstep::testing {
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/secret.h"
 #include "check.h"
-#include "core/secret.h"
 #include "tls_wires.h"
 #include "transport/tcp/openssl.h"
 #include "transport/tcp/records.h"

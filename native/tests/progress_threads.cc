@@ -18,9 +18,9 @@
 #include <string>
 
 #include "api/mpitrampoline/state.h"
+#include "base/error.h"
+#include "base/log.h"
 #include "check.h"
-#include "core/error.h"
-#include "core/log.h"
 #include "hosts.h"
 
 // Memory that is not there: of allocations of this size and more.

@@ -3,9 +3,9 @@
 #include <chrono>
 #include <string>
 
+#include "base/refusal_log.h"
 #include "captured_stderr.h"
 #include "check.h"
-#include "core/refusal_log.h"
 #include "hosts.h"
 
 namespace lockstep::testing {

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "check.h"
-#include "core/error.h"
 #include "hosts.h"
 
 namespace lockstep::testing {

@@ -5,8 +5,8 @@
 #include <future>
 #include <thread>
 
+#include "base/error.h"
 #include "check.h"
-#include "core/error.h"
 #include "harness.h"
 #include "hosts.h"
 

@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/error.h"
 #include "check.h"
-#include "core/error.h"
 #include "hosts.h"
 #include "model.h"
 #include "transport/tcp/roster.h"

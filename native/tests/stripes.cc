@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/error.h"
 #include "check.h"
-#include "core/error.h"
 #include "transport/tcp/channels.h"
 
 namespace lockstep::testing {

@@ -1,8 +1,8 @@
 // Encrypted connections: what is sent comes out of them, and how they end.
 #include "transport/tcp/tls.h"
 
+#include "base/error.h"
 #include "check.h"
-#include "core/error.h"
 #include "tls_wires.h"
 
 namespace lockstep::testing {

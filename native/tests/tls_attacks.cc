@@ -1,7 +1,7 @@
 // Encrypted connections under attack: which peers may have one, and that nothing but what was sent
 // comes out of it.
+#include "base/error.h"
 #include "check.h"
-#include "core/error.h"
 #include "openssl_peer.h"
 #include "tls_wires.h"
 #include "transport/tcp/tls.h"

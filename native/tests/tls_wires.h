@@ -22,8 +22,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/error.h"
 #include "check.h"
-#include "core/error.h"
 #include "transport/tcp/tls.h"
 
 namespace lockstep::testing {

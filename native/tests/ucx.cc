@@ -10,7 +10,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "harness.h"
 #include "hosts.h"
 #include "model.h"

@@ -15,8 +15,8 @@
 #include <memory>
 #include <span>
 
-#include "core/futex_wait.h"
-#include "core/types.h"
+#include "base/futex_wait.h"
+#include "base/types.h"
 #include "transport/transport.h"
 
 namespace lockstep {

@@ -20,7 +20,7 @@
 #include <span>
 #include <string>
 
-#include "core/futex_wait.h"
+#include "base/futex_wait.h"
 
 namespace lockstep {
 

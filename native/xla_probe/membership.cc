@@ -5,7 +5,7 @@
 #include <string>
 #include <unordered_set>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "core/job.h"
 #include "xla_probe/stack.h"
 #include "xla_probe/vtables.h"

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "transport/tcp/sockets.h"
+#include "base/descriptor.h"
 
 namespace lockstep {
 namespace {

@@ -10,7 +10,8 @@
 #include <string>
 
 #include "api/mpitrampoline/state.h"
-#include "core/error.h"
+#include "base/error.h"
+#include "xla_probe/origin.h"
 
 #define LOCKSTEP_CONSTANT(NAME, VALUE) [[maybe_unused]] static constexpr std::uint64_t NAME = VALUE;
 #define LOCKSTEP_UNUSED(NAME)

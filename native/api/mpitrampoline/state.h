@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "api/communicator.h"
 #include "api/python.h"
-#include "core/communicator.h"
+#include "base/types.h"
 #include "core/job.h"
-#include "core/types.h"
 #include "xla_probe/membership.h"
 
 namespace lockstep {

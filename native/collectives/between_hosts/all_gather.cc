@@ -7,9 +7,9 @@
 #include <cstring>
 #include <vector>
 
+#include "base/copy.h"
 #include "collectives/between_hosts/blocks.h"
 #include "collectives/between_hosts/host_collective.h"
-#include "collectives/copy.h"
 #include "collectives/shared_work.h"
 
 namespace lockstep {

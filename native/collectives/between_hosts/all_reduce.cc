@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/copy.h"
 #include "collectives/between_hosts/host_collective.h"
 #include "collectives/between_hosts/team_all_reduce.h"
-#include "collectives/copy.h"
 #include "collectives/reduce.h"
 #include "collectives/shared_work.h"
 #include "collectives/slice.h"

@@ -6,9 +6,9 @@
 #include <cstring>
 #include <vector>
 
+#include "base/copy.h"
 #include "collectives/between_hosts/blocks.h"
 #include "collectives/between_hosts/host_collective.h"
-#include "collectives/copy.h"
 
 namespace lockstep {
 namespace {

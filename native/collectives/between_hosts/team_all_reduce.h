@@ -16,8 +16,8 @@
 
 #include <cstddef>
 
+#include "base/types.h"
 #include "collectives/between_hosts/exchange.h"
-#include "core/types.h"
 
 namespace lockstep {
 

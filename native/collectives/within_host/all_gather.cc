@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/copy.h"
 #include "collectives/collectives.h"
-#include "collectives/copy.h"
 #include "collectives/shared_work.h"
 
 namespace lockstep {

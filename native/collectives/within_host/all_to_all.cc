@@ -7,8 +7,8 @@
 #include <cstring>
 #include <vector>
 
+#include "base/copy.h"
 #include "collectives/collectives.h"
-#include "collectives/copy.h"
 #include "collectives/shared_work.h"
 #include "core/job.h"
 

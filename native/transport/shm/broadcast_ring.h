@@ -12,8 +12,8 @@
 
 #include <cstddef>
 
-#include "core/futex_wait.h"
-#include "core/types.h"
+#include "base/futex_wait.h"
+#include "base/types.h"
 #include "transport/transport.h"
 
 namespace lockstep {

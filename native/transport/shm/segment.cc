@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-#include "core/error.h"
+#include "base/error.h"
 
 namespace lockstep {
 namespace {

@@ -5,7 +5,7 @@
 #include <span>
 #include <utility>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "transport/tcp/progress_thread.h"
 #include "transport/tcp/unencrypted.h"
 

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <utility>
 
-#include "core/error.h"
+#include "base/error.h"
 
 namespace lockstep {
 

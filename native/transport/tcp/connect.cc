@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
+#include "base/signals.h"
 #include "control/failure_detector.h"
-#include "core/error.h"
-#include "core/signals.h"
 #include "transport/tcp/endpoint.h"
 #include "transport/tcp/unencrypted.h"
 

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/futex_wait.h"
+#include "base/futex_wait.h"
 #include "transport/tcp/frame.h"
 #include "transport/tcp/session.h"
 #include "transport/tcp/sockets.h"

@@ -11,7 +11,7 @@
 #include <thread>
 #include <utility>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "transport/tcp/mesh.h"
 #include "transport/tcp/tls.h"
 

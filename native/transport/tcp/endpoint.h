@@ -43,10 +43,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
+#include "base/futex_wait.h"
+#include "base/secret.h"
 #include "control/messages.h"
-#include "core/error.h"
-#include "core/futex_wait.h"
-#include "core/secret.h"
 #include "transport/shm/segment.h"
 #include "transport/tcp/background.h"
 #include "transport/tcp/channels.h"

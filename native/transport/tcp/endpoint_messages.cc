@@ -3,7 +3,7 @@
 #include <chrono>
 #include <thread>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "transport/tcp/endpoint.h"
 
 namespace lockstep {

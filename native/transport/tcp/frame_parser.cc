@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "transport/tcp/companion.h"
 
 namespace lockstep {

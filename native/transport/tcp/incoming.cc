@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-#include "core/error.h"
+#include "base/error.h"
 
 namespace lockstep {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "core/futex_wait.h"
+#include "base/futex_wait.h"
 #include "transport/tcp/frame_parser.h"
 #include "transport/tcp/session.h"
 #include "transport/tcp/sockets.h"

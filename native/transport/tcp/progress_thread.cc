@@ -8,9 +8,9 @@
 #include <span>
 #include <utility>
 
-#include "core/error.h"
-#include "core/log.h"
-#include "core/signals.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/signals.h"
 
 namespace lockstep {
 namespace {

@@ -22,10 +22,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/futex_wait.h"
+#include "base/refusal_log.h"
 #include "control/failure_detector.h"
 #include "control/messages.h"
-#include "core/futex_wait.h"
-#include "core/refusal_log.h"
 #include "transport/shm/segment.h"
 #include "transport/tcp/acceptor.h"
 #include "transport/tcp/channels.h"

@@ -15,7 +15,7 @@
 #include <string>
 #include <utility>
 
-#include "core/secret.h"
+#include "base/secret.h"
 
 struct evp_cipher_ctx_st;  // OpenSSL's EVP_CIPHER_CTX
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "core/futex_wait.h"
+#include "base/futex_wait.h"
 #include "transport/shm/segment.h"
 #include "transport/tcp/frame.h"
 

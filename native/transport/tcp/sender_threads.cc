@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <system_error>
 
-#include "core/signals.h"
+#include "base/signals.h"
 
 namespace lockstep {
 

@@ -5,8 +5,6 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <signal.h>
-#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -16,7 +14,7 @@
 #include <fstream>
 #include <memory>
 
-#include "core/error.h"
+#include "base/error.h"
 
 namespace lockstep {
 namespace {
@@ -59,10 +57,6 @@ std::pair<std::string, std::string> text_of(int fd, int (*end)(int, sockaddr*, s
 }
 
 }  // namespace
-
-Descriptor::~Descriptor() {
-  if (fd_ >= 0) close(fd_);
-}
 
 Descriptor connect_to(const std::string& address, Clock::time_point end,
                       const std::function<void()>& check) {
@@ -126,39 +120,9 @@ void bound_send_buffer(int fd) {
   setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
 }
 
-NoBrokenPipe::NoBrokenPipe() {
-  sigset_t pipe, before;
-  sigemptyset(&pipe);
-  sigaddset(&pipe, SIGPIPE);
-  pthread_sigmask(SIG_BLOCK, &pipe, &before);
-  blocked_ = !sigismember(&before, SIGPIPE);
-}
-
-NoBrokenPipe::~NoBrokenPipe() {
-  if (!blocked_) return;
-  sigset_t pipe;
-  sigemptyset(&pipe);
-  sigaddset(&pipe, SIGPIPE);
-  const timespec at_once{};
-  while (sigtimedwait(&pipe, nullptr, &at_once) > 0) {  // it was sent to this thread
-  }
-  pthread_sigmask(SIG_UNBLOCK, &pipe, nullptr);
-}
-
 bool is_closed(int fd) {
   pollfd asked{fd, POLLRDHUP, 0};
   return poll(&asked, 1, 0) > 0;
-}
-
-bool watch_input(int epoll, int fd, void* owner) {
-  epoll_event event{EPOLLIN, {.ptr = owner}};
-  return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0;
-}
-
-bool wait_for(int fd, bool to_write, Clock::time_point end) {
-  pollfd asked{fd, static_cast<short>(to_write ? POLLOUT : POLLIN), 0};
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now()).count();
-  return poll(&asked, 1, static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000))) > 0;
 }
 
 }  // namespace lockstep

@@ -4,28 +4,12 @@
 #include <cstdint>
 #include <functional>
 #include <string>
-#include <utility>
 
-#include "core/error.h"
-#include "core/futex_wait.h"
+#include "base/descriptor.h"
+#include "base/error.h"
+#include "base/futex_wait.h"
 
 namespace lockstep {
-
-// A descriptor that is closed with its owner.
-class Descriptor {
- public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  ~Descriptor();
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 // Nothing listens there.
 class Refused : public Error {
@@ -58,26 +42,7 @@ void bound_send_buffer(int fd);
 // What such a connection holds, with the system's own data.
 inline constexpr int kBoundedSendBuffer = 256 << 10;
 
-// While it lives, a write(2) to a pipe or connection that the other end has closed is an error and
-// no signal.
-class NoBrokenPipe {
- public:
-  NoBrokenPipe();
-  ~NoBrokenPipe();
-  NoBrokenPipe(const NoBrokenPipe&) = delete;
-  NoBrokenPipe& operator=(const NoBrokenPipe&) = delete;
-
- private:
-  bool blocked_;  // by us
-};
-
 // Whether the other end, which sends nothing, has closed the connection.
 bool is_closed(int fd);
-
-// Has `epoll` report `owner` when there is something to read.
-bool watch_input(int epoll, int fd, void* owner);
-
-// Whether the socket can be read or written, or has an error, by that time at the latest.
-bool wait_for(int fd, bool to_write, Clock::time_point end);
 
 }  // namespace lockstep

@@ -9,8 +9,8 @@
 #include <system_error>
 #include <utility>
 
-#include "core/error.h"
-#include "core/signals.h"
+#include "base/error.h"
+#include "base/signals.h"
 
 namespace lockstep {
 namespace {

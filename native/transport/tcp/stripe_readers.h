@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/futex_wait.h"
+#include "base/futex_wait.h"
 #include "transport/tcp/incoming.h"
 #include "transport/tcp/sockets.h"
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "transport/tcp/openssl.h"
 #include "transport/tcp/tls_handshake.h"
 

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "transport/tcp/openssl.h"
 
 namespace lockstep {

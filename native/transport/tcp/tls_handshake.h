@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "core/secret.h"
+#include "base/secret.h"
 #include "transport/tcp/tls.h"
 
 struct ssl_st;  // OpenSSL's SSL and BIO

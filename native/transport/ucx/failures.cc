@@ -2,7 +2,7 @@
 // job for it.
 #include <thread>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "transport/ucx/ucx_transport.h"
 
 namespace lockstep {

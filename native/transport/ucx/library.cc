@@ -6,7 +6,7 @@
 #include <array>
 #include <cstdlib>
 
-#include "core/error.h"
+#include "base/error.h"
 
 namespace lockstep::ucp {
 namespace {

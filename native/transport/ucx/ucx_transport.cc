@@ -8,8 +8,8 @@
 #include <thread>
 #include <utility>
 
-#include "core/error.h"
-#include "core/log.h"
+#include "base/error.h"
+#include "base/log.h"
 
 namespace lockstep {
 namespace {

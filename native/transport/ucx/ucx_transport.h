@@ -22,7 +22,7 @@
 #include <string>
 #include <vector>
 
-#include "core/refusal_log.h"
+#include "base/refusal_log.h"
 #include "transport/shm/segment.h"
 #include "transport/tcp/companion.h"
 #include "transport/tcp/endpoint.h"

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <memory>
 
-#include "core/signals.h"
+#include "base/signals.h"
 
 namespace lockstep {
 namespace {

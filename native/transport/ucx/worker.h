@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/futex_wait.h"
+#include "base/futex_wait.h"
 #include "transport/ucx/library.h"
 
 namespace lockstep {

@@ -1,4 +1,4 @@
-#include "collectives/copy.h"
+#include "base/copy.h"
 
 #include <sys/mman.h>
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "core/futex_wait.h"
+#include "base/futex_wait.h"
 
 namespace lockstep {
 

@@ -1,4 +1,4 @@
-#include "core/futex_wait.h"
+#include "base/futex_wait.h"
 
 #include <linux/futex.h>
 #include <sched.h>
@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <climits>
 
-#include "core/error.h"
+#include "base/error.h"
 
 namespace lockstep {
 namespace {

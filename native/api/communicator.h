@@ -5,8 +5,8 @@
 #include <mutex>
 #include <string>
 
+#include "base/types.h"
 #include "core/clique.h"
-#include "core/types.h"
 #include "p2p/port.h"
 #include "recorder/recorder.h"
 

@@ -1,4 +1,4 @@
-#include "core/cpu.h"
+#include "base/cpu.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>

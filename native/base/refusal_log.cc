@@ -1,9 +1,9 @@
-#include "core/refusal_log.h"
+#include "base/refusal_log.h"
 
 #include <chrono>
 #include <string>
 
-#include "core/log.h"
+#include "base/log.h"
 
 namespace lockstep {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "core/futex_wait.h"
-#include "xla_probe/origin.h"
+#include "base/futex_wait.h"
+#include "base/origin.h"
 
 namespace lockstep {
 

@@ -1,4 +1,4 @@
-#include "core/log.h"
+#include "base/log.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "transport/tcp/sockets.h"
+#include "base/descriptor.h"
 
 namespace lockstep {
 

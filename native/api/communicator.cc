@@ -1,7 +1,7 @@
-#include "core/communicator.h"
+#include "api/communicator.h"
 
+#include "base/error.h"
 #include "collectives/collectives.h"
-#include "core/error.h"
 #include "core/job.h"
 #include "recorder/tsc_clock.h"
 
