@@ -33,10 +33,11 @@ const char* keep(std::string text) {
   return kept.c_str();
 }
 
-// Null without other hosts. Like its job it is never destroyed: calls may be in flight.
-Endpoint* endpoint() {
+// Like its job it is never destroyed: calls may be in flight.
+Network& network() {
+  static auto* none = new NoNetwork;
   Job* job = Engine::instance().started();
-  return job == nullptr ? nullptr : job->endpoint();
+  return job == nullptr ? *none : job->network();
 }
 
 }  // namespace
@@ -56,7 +57,7 @@ void Engine::initialize() {
   lockstep_callbacks callbacks;
   {
     std::lock_guard lock(mutex_);
-    if (job_ != nullptr && job_->endpoint() != nullptr) job_->endpoint()->end_control();
+    if (job_ != nullptr) job_->network().end_control();
     job_ = nullptr;  // an earlier job stays alive: communicators point into it
     failure_.clear();
     callbacks = callbacks_;
@@ -268,9 +269,7 @@ void lockstep_leave(int state) {
     job->leave(static_cast<lockstep::Recorder::State>(state));
 }
 
-void lockstep_forked() {
-  if (auto* endpoint = lockstep::endpoint()) endpoint->abandon();
-}
+void lockstep_forked() { lockstep::network().abandon(); }
 
 int lockstep_recorder_fd() {
   auto* job = Engine::instance().started();
@@ -307,41 +306,30 @@ void lockstep_respond(std::uint64_t number, int response) {
                                                   : Response::kYes);
 }
 
-const char* lockstep_listens_at() {
-  auto* endpoint = lockstep::endpoint();
-  return lockstep::keep(endpoint == nullptr ? "" : endpoint->address());
-}
+const char* lockstep_listens_at() { return lockstep::keep(lockstep::network().address()); }
 
 int lockstep_send_message(int process, const void* bytes, std::uint64_t count,
                           double timeout_seconds) {
   bool sent = false;
   lockstep::guarded([&] {
-    auto* endpoint = lockstep::endpoint();
     const auto* from = static_cast<const std::byte*>(bytes);
-    sent = endpoint != nullptr && endpoint->send_control(process, {from, count}, timeout_seconds);
+    sent = lockstep::network().send_control(process, {from, count}, timeout_seconds);
   });
   return sent ? 0 : -1;
 }
 
 int lockstep_connect(int process) {
-  using Connecting = lockstep::Endpoint::Connecting;
+  using Connecting = lockstep::Network::Connecting;
   Connecting state = Connecting::kNever;
-  lockstep::guarded([&] {
-    if (auto* endpoint = lockstep::endpoint()) state = endpoint->connect(process);
-  });
+  lockstep::guarded([&] { state = lockstep::network().connect(process); });
   return state == Connecting::kNever ? -1 : state == Connecting::kDone ? 1 : 0;
 }
 
-int lockstep_is_connected(int process) {
-  auto* endpoint = lockstep::endpoint();
-  return endpoint != nullptr && endpoint->is_connected(process) ? 1 : 0;
-}
+int lockstep_is_connected(int process) { return lockstep::network().is_connected(process) ? 1 : 0; }
 
 int lockstep_next_message(double timeout_seconds, const void** bytes, std::uint64_t* count) {
   thread_local lockstep::ControlMessage kept;
-  auto* endpoint = lockstep::endpoint();
-  kept = endpoint == nullptr ? lockstep::ControlMessage{lockstep::ControlMessage::kOver, {}}
-                             : endpoint->next_control(timeout_seconds);
+  kept = lockstep::network().next_control(timeout_seconds);
   *bytes = kept.bytes.data();
   *count = kept.bytes.size();
   return kept.process;

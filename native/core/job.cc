@@ -128,7 +128,7 @@ bool Job::has_raised_before(const Origin& origin) {
 
 void Job::set_watched(bool watched) {
   requests_.set_watched(watched);
-  if (endpoint() != nullptr) endpoint()->set_watchdog(watched ? &wake_up_ : nullptr);
+  network().set_watchdog(watched ? &wake_up_ : nullptr);
 }
 
 std::string Job::diverged(const std::string& text) {
@@ -148,10 +148,6 @@ std::string Job::has_ended(int process, const std::string& what) {
                   label(process) + ", whose program has ended. " + kEndsEarlyHint);
 }
 
-const std::atomic<std::uint32_t>* Job::has_left(int process) {
-  return endpoint() != nullptr ? transport(process).has_left(process) : nullptr;
-}
-
 void Job::mark_left() {
   auto& all = arena_->header().processes;
   const auto index = static_cast<std::size_t>(process());
@@ -161,7 +157,7 @@ void Job::mark_left() {
 void Job::finish() {
   std::uint64_t seen = begun_.load();
   // Looks are counted, not time: when this thread has stood still, so have the others.
-  const int polls = endpoint() != nullptr ? kQuietPolls : kQuietPollsOfHost;
+  const int polls = network().spans_hosts() ? kQuietPolls : kQuietPollsOfHost;
   for (int quiet = 0, failed = 0; quiet < polls && failed < kPollsOfFailed;) {
     std::this_thread::sleep_for(kQuietInterval);
     if (arena_->aborted()) ++failed;
@@ -176,13 +172,12 @@ void Job::leave(Recorder::State state) {
   // A process that has failed says more in its abort.
   if (state != Recorder::kEnded) return;
   mark_left();
-  if (endpoint() != nullptr) endpoint()->leave();
+  network().leave();
 }
 
 void Job::retire() {
-  if (endpoint() == nullptr) return;
-  endpoint()->leave();
-  endpoint()->stop();
+  network().leave();
+  network().stop();
 }
 
 bool Job::may_meet(const Origin& mine, int peer, const Origin& theirs) {
@@ -208,7 +203,7 @@ std::chrono::nanoseconds Job::sibling_spin(int siblings) const {
 }
 
 std::chrono::nanoseconds Job::sharing_spin() const {
-  return sibling_spin(own_devices_ + (endpoint() != nullptr ? 1 : 0));
+  return sibling_spin(own_devices_ + (network().spans_hosts() ? 1 : 0));
 }
 
 }  // namespace lockstep

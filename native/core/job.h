@@ -14,11 +14,11 @@
 
 #include "base/futex_wait.h"
 #include "base/types.h"
+#include "control/network/endpoint.h"
 #include "control/requests.h"
 #include "core/transports.h"
 #include "recorder/recorder.h"
 #include "transport/shm/segment.h"
-#include "transport/tcp/endpoint.h"
 #include "transport/transport.h"
 
 namespace lockstep {
@@ -104,17 +104,19 @@ class Job {
   // here, the peer, execution and channel there), "deadline" and a text, or that of a divergence.
   Requests& requests() { return requests_; }
 
-  // The connections to other hosts; null where there are none.
-  Endpoint* endpoint() const { return transports_.endpoint(); }
+  // The processes of other hosts, where there are any.
+  Network& network() { return transports_.network(); }
+  const Network& network() const { return transports_.network(); }
   // How this process exchanges data with another one.
   Transport& transport(int process) { return transports_.to(process); }
   // Not 0 once that process's program has ended, where there are several hosts. Null on one host:
   // there the watchdog detects it, and can say more.
-  const std::atomic<std::uint32_t>* has_left(int process);
+  const std::atomic<std::uint32_t>* has_left(int process) {
+    return transport(process).has_left(process);
+  }
   // Whether that process has died or is unreachable. Known where there are several hosts.
   bool is_lost(int process) const {
-    return endpoint() != nullptr && process >= 0 && process < num_members() &&
-           endpoint()->is_lost(process);
+    return process >= 0 && process < num_members() && network().is_lost(process);
   }
   // A rank waits, in `what`, for a process that has left: that is a divergence.
   std::string has_ended(int process, const std::string& what);

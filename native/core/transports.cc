@@ -41,12 +41,14 @@ std::unique_ptr<Endpoint> make_endpoint(const JobOptions& options, EndpointOptio
 
 Transports::Transports(const JobOptions& options, EndpointOptions endpoint,
                        const std::shared_ptr<Arena>& arena, const WakeUp& wake_up)
-    : shm_(*arena, options.process, options.labels, options.single_copy && !options.is_agent()),
+    : shm_(*arena, options.process, options.labels, options.single_copy && !options.is_agent(),
+           has_other_hosts(options)),
       ucx_(make_ucx(options, *arena, wake_up)),
       endpoint_(make_endpoint(options, std::move(endpoint), ucx_.get(), arena)),
-      tcp_(endpoint_ ? std::make_unique<TcpTransport>(*endpoint_, arena->header().abort_state,
-                                                      options.timeout_seconds, wake_up)
-                     : nullptr) {
+      tcp_(endpoint_
+               ? std::make_unique<TcpTransport>(*endpoint_, *endpoint_, arena->header().abort_state,
+                                                options.timeout_seconds, wake_up)
+               : nullptr) {
   if (ucx_) ucx_->start(*endpoint_, *tcp_);
 }
 

@@ -6,9 +6,9 @@
 #include <memory>
 
 #include "base/futex_wait.h"
+#include "control/network/endpoint.h"
 #include "transport/shm/segment.h"
 #include "transport/shm/shm_transport.h"
-#include "transport/tcp/endpoint.h"
 #include "transport/tcp/tcp_transport.h"
 #include "transport/transport.h"
 #include "transport/ucx/ucx_transport.h"
@@ -26,20 +26,23 @@ class Transports {
   ~Transports();
 
   Transport& to(int process) {
-    if (!endpoint_ || !endpoint_->reaches(process)) return shm_;
+    if (!network().reaches(process)) return shm_;
     return ucx_ ? static_cast<Transport&>(*ucx_) : *tcp_;
   }
 
-  // The connections to other hosts; null where there are none.
-  Endpoint* endpoint() const { return endpoint_.get(); }
+  Network& network() { return endpoint_ ? static_cast<Network&>(*endpoint_) : no_network_; }
+  const Network& network() const {
+    return endpoint_ ? static_cast<const Network&>(*endpoint_) : no_network_;
+  }
 
   // Their progress threads end: nothing is written into a ring any more.
   void stop();
 
  private:
   ShmTransport shm_;
-  std::unique_ptr<UcxTransport> ucx_;  // the companion of the endpoint
-  std::unique_ptr<Endpoint> endpoint_;
+  NoNetwork no_network_;
+  std::unique_ptr<UcxTransport> ucx_;   // the companion of the endpoint
+  std::unique_ptr<Endpoint> endpoint_;  // null: the job has one host
   std::unique_ptr<TcpTransport> tcp_;
 };
 

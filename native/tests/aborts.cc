@@ -10,8 +10,8 @@
 
 #include "base/error.h"
 #include "check.h"
+#include "control/network/endpoint.h"
 #include "hosts.h"
-#include "transport/tcp/endpoint.h"
 
 namespace lockstep::testing {
 namespace {

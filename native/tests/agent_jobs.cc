@@ -72,7 +72,7 @@ TEST(a_job_counts_processes_only) {
 TEST(a_job_loses_an_agent) {
   TwoJobs both;
   CHECK(!both.jobs[0]->is_lost(1));
-  both.jobs[1]->endpoint()->release({1, 1, 0}, 0, both.hosts[1].limits());  // it may not
+  endpoint_of(*both.jobs[1]).release({1, 1, 0}, 0, both.hosts[1].limits());  // it may not
   eventually([&] { return both.jobs[0]->is_lost(1); }, "the loss");
   CHECK(!both.hosts[0].arena->aborted());
 }

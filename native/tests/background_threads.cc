@@ -5,8 +5,8 @@
 #include <thread>
 
 #include "check.h"
+#include "control/network/background.h"
 #include "harness.h"
-#include "transport/tcp/background.h"
 
 namespace lockstep::testing {
 namespace {

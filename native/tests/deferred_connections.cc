@@ -14,10 +14,10 @@
 
 #include "base/error.h"
 #include "check.h"
+#include "control/network/mesh.h"
 #include "harness.h"
 #include "hosts.h"
 #include "model.h"
-#include "transport/tcp/mesh.h"
 
 namespace lockstep::testing {
 namespace {
@@ -42,7 +42,7 @@ std::vector<int> met(const Rank& rank) {
   std::vector<int> found;
   for (int other = 0; other < rank.size(); ++other)
     if (rank.job.host_of(other) != rank.job.host_of(rank.process()) &&
-        rank.job.endpoint()->has_met(other))
+        endpoint_of(rank.job).has_met(other))
       found.push_back(other);
   return found;
 }
@@ -115,10 +115,10 @@ TEST(connections_are_made_when_they_are_needed) {
         run_permute(*end, {{0, 4}, {5, 1}}, 10, 1);
         const std::vector<std::vector<int>> wanted{{3, 4}, {4, 5}, {5}, {0}, {0, 1}, {1, 2}};
         CHECK(met(rank) == wanted[static_cast<std::size_t>(rank.process())]);
-        CHECK(is_open(rank.job.endpoint()->address()));
+        CHECK(is_open(endpoint_of(rank.job).address()));
         run_case(*end, {.op = Op::kAllToAll, .dtype = DType::kF32, .count = 600, .seed = 2});
         CHECK_EQUAL(met(rank).size(), 3U);
-        wait_until_closed(rank.job.endpoint()->address());
+        wait_until_closed(endpoint_of(rank.job).address());
         run_case(*end, {.count = 1000, .seed = 3});
       });
 }
@@ -204,7 +204,7 @@ TEST(a_failure_reaches_all_processes) {
 TEST(control_messages_make_connections) {
   run_healthy(one_rank_each(6), two_hosts(Harness::kForkedHosts), [](Rank& rank) {
     const auto end = rank.all();
-    Endpoint& endpoint = *rank.job.endpoint();
+    Endpoint& endpoint = endpoint_of(rank.job);
     const std::string text = "are you there";
     if (rank.process() == 2)
       for (const int other : {3, 4, 1, 99}) endpoint.connect(other);
@@ -229,7 +229,7 @@ TEST(a_control_message_that_is_late) {
       const auto bytes = std::as_bytes(std::span(text));
       const int other = (rank.process() + 4) % 6;
       if (rank.job.host_of(other) != rank.job.host_of(rank.process()))
-        rank.job.endpoint()->send_control(other, bytes, 1e-5);
+        endpoint_of(rank.job).send_control(other, bytes, 1e-5);
       run_permute(*end, {{0, 4}, {4, 0}, {5, 1}}, 1000, 1);
       run_case(*end, {.op = Op::kAllToAll, .count = 600, .seed = 2});
     });
@@ -247,10 +247,10 @@ TEST(a_program_that_ends_while_others_connect) {
         std::this_thread::sleep_for(std::chrono::microseconds(500 * round));
         return rank.job.leave(Recorder::kEnded);
       }
-      if (rank.process() < 2) rank.job.endpoint()->send_control(5, bytes, 1e-5);
+      if (rank.process() < 2) endpoint_of(rank.job).send_control(5, bytes, 1e-5);
       eventually([&] { return rank.job.has_left(5)->load() != 0; }, "the end of process 5");
       std::this_thread::sleep_for(std::chrono::milliseconds(1000));  // longer than any grace
-      CHECK(!rank.job.arena().aborted() && !rank.job.endpoint()->is_lost(5));
+      CHECK(!rank.job.arena().aborted() && !endpoint_of(rank.job).is_lost(5));
     });
 }
 
@@ -286,7 +286,7 @@ TEST(hosts_that_are_no_neighbors_connect_when_they_are_needed) {
       CHECK_EQUAL(met(rank).size(), own == 0 || own == 7 ? 4U : 3U);
       run_case(*end, {.op = Op::kAllToAll, .dtype = DType::kF32, .count = 60'000, .seed = 3});
       CHECK_EQUAL(met(rank).size(), 7U);
-      wait_until_closed(rank.job.endpoint()->address());
+      wait_until_closed(endpoint_of(rank.job).address());
     });
 }
 

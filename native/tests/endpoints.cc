@@ -20,10 +20,10 @@
 #include "base/error.h"
 #include "captured_stderr.h"
 #include "check.h"
+#include "control/network/endpoint.h"
 #include "harness.h"
 #include "hosts.h"
 #include "model.h"
-#include "transport/tcp/endpoint.h"
 
 namespace lockstep::testing {
 namespace {

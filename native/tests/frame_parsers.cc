@@ -110,12 +110,17 @@ class Target : FrameParser::Owner {
   }
   bool may_send(int, std::uint32_t) const override { return true; }
   void left(int process, std::uint32_t, std::uint64_t) override { CHECK_EQUAL(process, 1); }
+  void aborted(std::string_view text) override { arena_.abort(text); }
+  void control(int process, std::uint64_t bytes, std::size_t at,
+               std::span<const std::byte> part) override {
+    control_.take(process, bytes, at, part);
+  }
 
   Arena& arena_;
   std::array<Walled, kOpenStreams> rings_;
   Channels channels_;
   ControlMessages control_;
-  FrameParser parser_{*this, channels_, control_, arena_};
+  FrameParser parser_{*this, channels_};
 };
 
 template <typename Value>

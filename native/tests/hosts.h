@@ -13,8 +13,8 @@
 
 #include "api/python.h"
 #include "check.h"
+#include "control/network/endpoint.h"
 #include "harness.h"
-#include "transport/tcp/endpoint.h"
 #include "transport/tcp/tls.h"
 
 namespace lockstep::testing {
@@ -83,6 +83,9 @@ struct Host {
 
   WaitLimits limits() const { return {&arena->header().abort_state, Deadline(20), {}}; }
 };
+
+// That of a job on several hosts.
+inline Endpoint& endpoint_of(Job& job) { return dynamic_cast<Endpoint&>(job.network()); }
 
 // A channel's end in memory of its own, which outlives the endpoint.
 struct Ring {

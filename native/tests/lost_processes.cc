@@ -14,10 +14,10 @@
 
 #include "base/error.h"
 #include "check.h"
+#include "control/network/endpoint.h"
 #include "harness.h"
 #include "hosts.h"
 #include "model.h"
-#include "transport/tcp/endpoint.h"
 
 namespace lockstep::testing {
 namespace {
@@ -140,7 +140,7 @@ TEST(a_fork_that_outlives_its_parent) {
     if (rank.process() == 3) {
       if (fork() == 0) {
         prctl(PR_SET_PDEATHSIG, 0);
-        rank.job.endpoint()->abandon();
+        endpoint_of(rank.job).abandon();
         sleep(5);
         _exit(0);
       }

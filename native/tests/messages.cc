@@ -82,7 +82,7 @@ TEST(the_longest) {
 
 // From and to all processes of other hosts, from two threads each.
 bool gossip(Job& job, const Layout& where, unsigned rounds) {
-  Endpoint& endpoint = *job.endpoint();
+  Endpoint& endpoint = endpoint_of(job);
   int others = 0;
   for (int other = 0; other < where.processes(); ++other) others += endpoint.reaches(other);
   const auto send = [&] {

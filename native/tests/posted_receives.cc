@@ -22,7 +22,7 @@ constexpr std::byte kUntouched{0xa5};
 // A ring of process 0, to which process 1 sends.
 class Receiver : FrameParser::Owner {
  public:
-  explicit Receiver(Arena& arena) : parser_(*this, channels, control_, arena) {
+  Receiver() : parser_(*this, channels) {
     channels.open(kChannel, ReceiveRing{slots.data(), kSlots, kSlot, &written, &read});
     const Frame greeting{.kind = Frame::kGreeting, .index = 1, .number = Frame::kVersion};
     feed(std::as_bytes(std::span(&greeting, 1)));
@@ -69,8 +69,9 @@ class Receiver : FrameParser::Owner {
   int greet(const Frame&, std::span<const std::byte>) override { return 1; }
   bool may_send(int, std::uint32_t) const override { return true; }
   void left(int, std::uint32_t, std::uint64_t) override {}
+  void aborted(std::string_view) override {}
+  void control(int, std::uint64_t, std::size_t, std::span<const std::byte>) override {}
 
-  ControlMessages control_;
   FrameParser parser_;
   std::uint32_t number_ = 0;
   std::vector<std::byte> message_;
@@ -80,7 +81,7 @@ class Receiver : FrameParser::Owner {
 struct Fixture {
   Descriptor fd{Arena::create(kNonce)};
   Arena arena{fd.get(), kNonce};
-  Receiver receiver{arena};
+  Receiver receiver;
   std::vector<std::byte> place = std::vector<std::byte>(kPayload, kUntouched);
 
   bool place_is(std::byte fill) const {

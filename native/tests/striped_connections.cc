@@ -16,9 +16,9 @@
 
 #include "base/error.h"
 #include "check.h"
+#include "control/network/roster.h"
 #include "hosts.h"
 #include "model.h"
-#include "transport/tcp/roster.h"
 #include "transport/tcp/sender_threads.h"
 #include "transport/tcp/stripe_readers.h"
 

@@ -200,7 +200,8 @@ struct TwoOverUcx {
     hosts[0].join(0, hosts[1].listener.address);
     other.join();
     for (int i = 0; i < 2; ++i) {
-      tcp[i] = std::make_unique<TcpTransport>(*hosts[i].endpoint, abort, 20, wake_up);
+      tcp[i] = std::make_unique<TcpTransport>(*hosts[i].endpoint, *hosts[i].endpoint, abort, 20,
+                                              wake_up);
       ucx[i]->start(*hosts[i].endpoint, *tcp[i]);
     }
   }

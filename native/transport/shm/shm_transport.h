@@ -13,9 +13,11 @@ namespace lockstep {
 class ShmTransport : public Transport {
  public:
   // `labels` name the processes in errors and must outlive this. `single_copy`: whether memory of
-  // other processes is read, and that of this one may be.
-  ShmTransport(Arena& arena, int process, const std::vector<std::string>& labels, bool single_copy)
-      : arena_(arena), memory_(arena, process, labels, single_copy) {}
+  // other processes is read, and that of this one may be. `reports_ends`: whether `has_left` does;
+  // in a job of one host the watchdog detects ends, and can say more.
+  ShmTransport(Arena& arena, int process, const std::vector<std::string>& labels, bool single_copy,
+               bool reports_ends)
+      : arena_(arena), memory_(arena, process, labels, single_copy), reports_ends_(reports_ends) {}
 
   // It stays in the second-level cache between its writer and its readers.
   std::size_t message_bytes() const override { return 256 << 10; }
@@ -31,6 +33,7 @@ class ShmTransport : public Transport {
  private:
   Arena& arena_;
   const CrossMemoryReader memory_;
+  const bool reports_ends_;
 };
 
 }  // namespace lockstep

@@ -2,6 +2,7 @@
 // the same processor family (as the engine's memory has), so numbers are in its byte order.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace lockstep {
@@ -21,6 +22,8 @@ struct Frame {
     kRefusal,  // refuses a greeting; the reason follows
   };
   static constexpr std::uint32_t kVersion = 8;
+  // What may follow a frame of these kinds, in bytes.
+  static constexpr std::size_t kMaxAbortText = 1000, kMaxControlPart = std::size_t{256} << 10;
   // In the number of a greeting, with the version: what follows the answer is not encrypted.
   static constexpr std::uint32_t kUnencrypted = 1u << 31;
   // And, or in that of a welcome: the program of the process has ended. If it has not connected, it

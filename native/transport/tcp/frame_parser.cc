@@ -4,16 +4,16 @@
 #include <utility>
 
 #include "base/error.h"
-#include "transport/tcp/companion.h"
+#include "transport/companion.h"
 
 namespace lockstep {
 namespace {
 
 // What may follow a frame that is no message.
 std::size_t longest(std::uint32_t kind) {
-  if (kind == Frame::kAbort) return kAbortText;
+  if (kind == Frame::kAbort) return Frame::kMaxAbortText;
   if (kind == Frame::kGreeting) return Companion::kMaxGreeting;
-  return kind == Frame::kControl ? ControlMessages::kPart : 0;
+  return kind == Frame::kControl ? Frame::kMaxControlPart : 0;
 }
 
 }  // namespace
@@ -78,12 +78,12 @@ void FrameParser::finish() {
     case Frame::kRelease:
       return channels_.released(part().channel, frame_.number);
     case Frame::kAbort:
-      return arena_.abort({reinterpret_cast<const char*>(at_.header), frame_.bytes});
+      return owner_.aborted({reinterpret_cast<const char*>(at_.header), frame_.bytes});
     case Frame::kLeave:
       has_left_ = true;
       return owner_.left(process_, connection_, frame_.clique);
     case Frame::kControl:
-      return control_.take(process_, frame_.clique, frame_.number, {at_.header, frame_.bytes});
+      return owner_.control(process_, frame_.clique, frame_.number, {at_.header, frame_.bytes});
     default:
       throw Error("a frame of a kind that is not known");
   }

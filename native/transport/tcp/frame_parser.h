@@ -5,10 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
-#include "control/messages.h"
-#include "transport/shm/segment.h"
 #include "transport/tcp/channels.h"
 #include "transport/tcp/frame.h"
 
@@ -25,14 +24,19 @@ class FrameParser {
     // Its program has ended, after so many messages of the companion, and all that it has sent on
     // this connection has been received.
     virtual void left(int process, std::uint32_t connection, std::uint64_t sent) = 0;
+    // The job has failed.
+    virtual void aborted(std::string_view text) = 0;
+    // The part of a control message of `bytes` bytes that begins at `at`. Throws Error when it is
+    // out of turn.
+    virtual void control(int process, std::uint64_t bytes, std::size_t at,
+                         std::span<const std::byte> part) = 0;
 
    protected:
     ~Owner() = default;
   };
 
-  // All of these outlive it.
-  FrameParser(Owner& owner, Channels& channels, ControlMessages& control, Arena& arena)
-      : owner_(owner), channels_(channels), control_(control), arena_(arena) {}
+  // Both outlive it.
+  FrameParser(Owner& owner, Channels& channels) : owner_(owner), channels_(channels) {}
 
   // The process at the other end; -1 before it has greeted.
   int process() const { return process_; }
@@ -54,8 +58,6 @@ class FrameParser {
 
   Owner& owner_;
   Channels& channels_;
-  ControlMessages& control_;
-  Arena& arena_;
   int process_ = -1;
   std::uint32_t connection_ = 0;
   bool has_left_ = false;

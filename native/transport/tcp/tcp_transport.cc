@@ -17,22 +17,22 @@ class TcpTransport::Channel : public SendChannel, public ReceiveChannel {
       : transport_(transport), id_(id), report_every_(count / 2) {}
 
   void post_send(std::uint32_t number, const Message& message, const WaitLimits* limits) override {
-    transport_.endpoint_.send(id_, number, message, limits ? *limits : transport_.limits());
+    transport_.io_.send(id_, number, message, limits ? *limits : transport_.limits());
   }
   void post_release(std::uint32_t number, const WaitLimits* limits) override {
     // A report has a system call and a wake-up of its own, unless a frame takes it along. The
     // writer fills the other half of its slots meanwhile.
     const bool at_once = ++unreported_ == report_every_;
     if (at_once) unreported_ = 0;
-    transport_.endpoint_.release(id_, number, limits ? *limits : transport_.limits(), at_once);
+    transport_.io_.release(id_, number, limits ? *limits : transport_.limits(), at_once);
   }
   void post_receive(std::uint32_t number, std::span<std::byte> to) override {
-    transport_.endpoint_.channels().post_receive(id_, number, to);
+    transport_.io_.channels().post_receive(id_, number, to);
   }
   bool take_placed(std::uint32_t number) override {
-    return transport_.endpoint_.channels().take_placed(id_, number);
+    return transport_.io_.channels().take_placed(id_, number);
   }
-  void withdraw() override { transport_.endpoint_.channels().withdraw(id_); }
+  void withdraw() override { transport_.io_.channels().withdraw(id_); }
 
  private:
   const TcpTransport& transport_;
@@ -55,14 +55,14 @@ std::byte* TcpTransport::allocate_copy(std::size_t bytes) {
 }
 
 std::unique_ptr<SendChannel> TcpTransport::open(const ChannelId& id, const SendRing& ring) {
-  endpoint_.reach(id.process, limits());
-  endpoint_.channels().open(id, ring);
+  peers_.reach(id.process, limits());
+  io_.channels().open(id, ring);
   return std::make_unique<Channel>(*this, id);
 }
 
 std::unique_ptr<ReceiveChannel> TcpTransport::open(const ChannelId& id, const ReceiveRing& ring) {
-  endpoint_.reach(id.process, limits());
-  endpoint_.channels().open(id, ring);
+  peers_.reach(id.process, limits());
+  io_.channels().open(id, ring);
   return std::make_unique<Channel>(*this, id, ring.count);
 }
 

@@ -1,11 +1,12 @@
-// The transport to processes of other hosts: copies of rings, filled by the endpoint's frames.
+// The transport to processes of other hosts: copies of rings, filled by frames that come over TCP.
 #pragma once
 
 #include <memory>
 #include <mutex>
 #include <vector>
 
-#include "transport/tcp/endpoint.h"
+#include "transport/peers.h"
+#include "transport/tcp/channel_io.h"
 #include "transport/transport.h"
 
 namespace lockstep {
@@ -14,9 +15,13 @@ class TcpTransport : public Transport {
  public:
   // A send without limits of its own waits `timeout_seconds`, notifies `wake_up` when that takes
   // long, and ends when `abort` is set. The references outlive this.
-  TcpTransport(Endpoint& endpoint, const std::atomic<std::uint32_t>& abort, double timeout_seconds,
-               const WakeUp& wake_up)
-      : endpoint_(endpoint), abort_(abort), timeout_seconds_(timeout_seconds), wake_up_(wake_up) {}
+  TcpTransport(Peers& peers, ChannelIo& io, const std::atomic<std::uint32_t>& abort,
+               double timeout_seconds, const WakeUp& wake_up)
+      : peers_(peers),
+        io_(io),
+        abort_(abort),
+        timeout_seconds_(timeout_seconds),
+        wake_up_(wake_up) {}
 
   std::byte* allocate_copy(std::size_t bytes) override;
   std::size_t message_bytes() const override { return 512 << 10; }
@@ -24,10 +29,10 @@ class TcpTransport : public Transport {
   std::unique_ptr<ReceiveChannel> open(const ChannelId& id, const ReceiveRing& ring) override;
   WaitResult wait(Counter& counter, std::uint32_t target, const WaitLimits& limits,
                   std::size_t bytes) override {
-    return endpoint_.wait(counter, target, limits, bytes <= kReceivesItself);
+    return io_.wait(counter, target, limits, bytes <= kReceivesItself);
   }
   const std::atomic<std::uint32_t>* has_left(int process) const override {
-    return &endpoint_.has_left(process);
+    return &peers_.has_left(process);
   }
 
  private:
@@ -39,7 +44,8 @@ class TcpTransport : public Transport {
   class Channel;
   WaitLimits limits() const { return {&abort_, Deadline(timeout_seconds_), {}, &wake_up_}; }
 
-  Endpoint& endpoint_;
+  Peers& peers_;
+  ChannelIo& io_;
   const std::atomic<std::uint32_t>& abort_;
   const double timeout_seconds_;
   const WakeUp& wake_up_;

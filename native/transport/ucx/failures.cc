@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-// How long the endpoint may take to tell why a connection of UCX is broken.
+// How long the network may take to tell why a connection of UCX is broken.
 constexpr std::chrono::milliseconds kBrokenGrace{2000};
 constexpr std::chrono::milliseconds kPollInterval{1};
 // How many checks of the progress thread may find nothing new from a process that has left. Checks
@@ -21,13 +21,13 @@ constexpr const char* kHint =
 
 }  // namespace
 
-// Returns if the process has left: it needs nothing any more. The endpoint learns of that, or of
+// Returns if the process has left: it needs nothing any more. The network learns of that, or of
 // why the process has ended, perhaps a moment later.
 void UcxTransport::give_up(Peer& to) {
   const auto end = Clock::now() + kBrokenGrace;
   while (Clock::now() < end && !arena_.aborted()) {
     if (to.left.load(std::memory_order_acquire) != 0) return;
-    if (endpoint_->has_left(to.process).load(std::memory_order_acquire) != 0) return;
+    if (network_->has_left(to.process).load(std::memory_order_acquire) != 0) return;
     std::this_thread::sleep_for(kPollInterval);
   }
   if (arena_.aborted()) throw Error(arena_.abort_text());

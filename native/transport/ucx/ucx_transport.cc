@@ -118,20 +118,20 @@ std::size_t UcxTransport::refused() {
   return refusals_.total();
 }
 
-void UcxTransport::start(Endpoint& endpoint, TcpTransport& tcp) {
-  endpoint_ = &endpoint;
-  tcp_ = &tcp;
+void UcxTransport::start(Peers& peers, Transport& memory) {
+  network_ = &peers;
+  memory_ = &memory;
   worker_.start([this] { check(); });
 }
 
 std::unique_ptr<SendChannel> UcxTransport::open(const ChannelId& id, const SendRing& ring) {
-  endpoint_->reach(id.process, own_limits());
+  network_->reach(id.process, own_limits());
   channels_.open(id, ring);
   return std::make_unique<Channel>(*this, id);
 }
 
 std::unique_ptr<ReceiveChannel> UcxTransport::open(const ChannelId& id, const ReceiveRing& ring) {
-  endpoint_->reach(id.process, own_limits());
+  network_->reach(id.process, own_limits());
   channels_.open(id, ring);
   return std::make_unique<Channel>(*this, id);
 }
@@ -329,7 +329,7 @@ bool UcxTransport::all_is_received() {
   const UcxWorker::Lock lock(worker_);
   for (const Peer& each : peers_)
     if (each.sent != 0 && !each.has_all && each.broken == ucp::kOk && each.left.load() == 0 &&
-        endpoint_->has_left(each.process).load() == 0 && !endpoint_->is_lost(each.process))
+        network_->has_left(each.process).load() == 0 && !network_->is_lost(each.process))
       return false;
   return true;
 }
@@ -341,7 +341,7 @@ void UcxTransport::stop() {
     if (std::exchange(stopped_, true)) return;
   }
   const auto end = Clock::now() + kReceiveTime;
-  while (endpoint_ != nullptr && !arena_.aborted() && Clock::now() < end && !all_is_received())
+  while (network_ != nullptr && !arena_.aborted() && Clock::now() < end && !all_is_received())
     std::this_thread::sleep_for(kPollInterval);
   worker_.stop();
 }

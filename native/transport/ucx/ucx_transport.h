@@ -2,11 +2,11 @@
 //
 // The messages of the channels are UCX's active messages: small ones come with their header, of
 // large ones UCX fetches the bytes into the slot (rendezvous). Connections of UCX are made when the
-// first message goes to a process. The endpoint (transport/tcp) authenticates the processes and
-// carries everything else; what each process needs to reach the others goes with its greeting: the
-// address of its worker, and a secret, without which it takes no message. UCX does not encrypt.
+// first message goes to a process. The network (control/network) authenticates the processes
+// and carries everything else; what each process needs to reach the others goes with its greeting:
+// the address of its worker, and a secret, without which it takes no message. UCX does not encrypt.
 //
-// UCX and the endpoint keep no order between them. So a process that leaves says over the endpoint
+// UCX and the network keep no order between them. So a process that leaves says over the network
 // how many messages it has sent, and counts here as left when all of them are there. It closes its
 // connections when the others have said that they have them.
 #pragma once
@@ -23,10 +23,9 @@
 #include <vector>
 
 #include "base/refusal_log.h"
+#include "transport/companion.h"
+#include "transport/peers.h"
 #include "transport/shm/segment.h"
-#include "transport/tcp/companion.h"
-#include "transport/tcp/endpoint.h"
-#include "transport/tcp/tcp_transport.h"
 #include "transport/transport.h"
 #include "transport/ucx/devices.h"
 #include "transport/ucx/library.h"
@@ -45,10 +44,10 @@ class UcxTransport : public Transport, public Companion {
                const WakeUp& wake_up);
   ~UcxTransport();
 
-  // The endpoint has met its peers of the start. `tcp` allocates the memory.
-  void start(Endpoint& endpoint, TcpTransport& tcp);
+  // The network has met its peers of the start. `memory` allocates the copies of rings.
+  void start(Peers& peers, Transport& memory);
 
-  std::byte* allocate_copy(std::size_t bytes) override { return tcp_->allocate_copy(bytes); }
+  std::byte* allocate_copy(std::size_t bytes) override { return memory_->allocate_copy(bytes); }
   std::size_t message_bytes() const override { return 512 << 10; }
   std::unique_ptr<SendChannel> open(const ChannelId& id, const SendRing& ring) override;
   std::unique_ptr<ReceiveChannel> open(const ChannelId& id, const ReceiveRing& ring) override;
@@ -171,8 +170,8 @@ class UcxTransport : public Transport, public Companion {
   const double timeout_seconds_;
   const WakeUp& wake_up_;
   const ucp::Library library_;
-  Endpoint* endpoint_ = nullptr;
-  TcpTransport* tcp_ = nullptr;
+  Peers* network_ = nullptr;
+  Transport* memory_ = nullptr;
   Secret secret_;
   std::deque<Peer> peers_;
   UcxChannels channels_;

@@ -36,8 +36,8 @@ UcxWorker::UcxWorker(const ucp::Library& library, std::size_t num_peers, const s
   // Processes of one host have our shared memory; UCX would take room in /dev/shm for it.
   if (std::getenv("UCX_TLS") == nullptr)
     library.check(library.config_modify(read, "TLS", "^shm"), "leave shared memory out");
-  // The endpoint finds out who is lost. UCX's keepalive would connect to processes that have just
-  // ended, and may then end this one with an assertion (1.13.1 and 1.22.0).
+  // The network detects which processes are lost. UCX's keepalive would connect to processes that
+  // have just ended, and may then end this one with an assertion (1.13.1 and 1.22.0).
   if (std::getenv("UCX_KEEPALIVE_INTERVAL") == nullptr)
     library.check(library.config_modify(read, "KEEPALIVE_INTERVAL", "inf"), "go without keepalive");
   if (!devices.empty())

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "transport/tcp/endpoint.h"
+#include "control/network/endpoint.h"
 
 namespace lockstep {
 namespace {

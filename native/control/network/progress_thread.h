@@ -26,13 +26,13 @@
 #include "base/refusal_log.h"
 #include "control/failure_detector.h"
 #include "control/messages.h"
+#include "control/network/roster.h"
+#include "transport/companion.h"
 #include "transport/shm/segment.h"
 #include "transport/tcp/acceptor.h"
 #include "transport/tcp/channels.h"
-#include "transport/tcp/companion.h"
 #include "transport/tcp/frame_parser.h"
 #include "transport/tcp/incoming.h"
-#include "transport/tcp/roster.h"
 #include "transport/tcp/session.h"
 #include "transport/tcp/sockets.h"
 #include "transport/tcp/stripe_readers.h"
@@ -159,6 +159,11 @@ class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
   bool may_send(int process, std::uint32_t kind) const override;
   int greet(const Frame& frame, std::span<const std::byte> rest) override;
   void left(int process, std::uint32_t connection, std::uint64_t sent) override;
+  void aborted(std::string_view text) override { arena_.abort(text); }
+  void control(int process, std::uint64_t bytes, std::size_t at,
+               std::span<const std::byte> part) override {
+    control_.take(process, bytes, at, part);
+  }
   void welcome(Incoming& incoming);
   void answer(Incoming& incoming, std::uint32_t kind, std::string_view text);
   void end(Incoming& incoming, const std::string& why);

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "transport/tcp/progress_thread.h"
+#include "control/network/progress_thread.h"
 #include "transport/tcp/unencrypted.h"
 
 namespace lockstep {
@@ -21,8 +21,7 @@ using Result = Session::Result;
 void ProgressThread::accept_some() {
   for (Descriptor& fd : acceptor_.accept_some()) {
     evict_oldest_unauthenticated();
-    auto made =
-        std::make_unique<Incoming>(std::move(fd), FrameParser(*this, channels_, control_, arena_));
+    auto made = std::make_unique<Incoming>(std::move(fd), FrameParser(*this, channels_));
     try {
       made->session = security_.open(made->fd.get(), Security::Side::kServer);
       if (watch_input(epoll_.get(), made->fd.get(), made.get()))

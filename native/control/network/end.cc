@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "transport/tcp/endpoint.h"
+#include "control/network/endpoint.h"
 
 namespace lockstep {
 

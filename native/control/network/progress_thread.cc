@@ -1,4 +1,4 @@
-#include "transport/tcp/progress_thread.h"
+#include "control/network/progress_thread.h"
 
 #include <sys/epoll.h>
 
@@ -24,6 +24,10 @@ constexpr std::chrono::milliseconds kMaxStandBack{5};
 // How long the reason may take, after such a connection has ended without a word.
 constexpr std::chrono::milliseconds kReasonGrace{500};
 constexpr std::size_t kReason = 200;  // bytes of an exception's text
+
+// The parser of frames knows neither aborts nor control messages.
+static_assert(Frame::kMaxAbortText == kAbortText);
+static_assert(Frame::kMaxControlPart == ControlMessages::kPart);
 
 }  // namespace
 

@@ -47,14 +47,15 @@
 #include "base/futex_wait.h"
 #include "base/secret.h"
 #include "control/messages.h"
+#include "control/network/background.h"
+#include "control/network/network.h"
+#include "control/network/progress_thread.h"
+#include "transport/companion.h"
 #include "transport/shm/segment.h"
-#include "transport/tcp/background.h"
+#include "transport/tcp/channel_io.h"
 #include "transport/tcp/channels.h"
-#include "transport/tcp/companion.h"
 #include "transport/tcp/connection.h"
 #include "transport/tcp/frame.h"
-#include "transport/tcp/progress_thread.h"
-#include "transport/tcp/sender_threads.h"
 #include "transport/tcp/session.h"
 #include "transport/tcp/sockets.h"
 #include "transport/tcp/stripes.h"
@@ -85,73 +86,54 @@ struct EndpointOptions {
   std::chrono::milliseconds send_grace{1000};
 };
 
-class Endpoint {
+class Endpoint : public Network, public ChannelIo {
  public:
   // Returns when this process and its peers of the start have connected. Throws Error naming a
   // process that has not.
   // `labels` name the processes in errors and must outlive this.
   Endpoint(const EndpointOptions& options, int process, std::uint64_t nonce,
            const std::vector<std::string>& labels, std::shared_ptr<Arena> arena);
-  ~Endpoint();  // announces the end
+  ~Endpoint() override;  // announces the end
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
-  // Whether there is a connection to that process, or will be when it is needed.
-  bool reaches(int process) const {
+  // Network.
+  void reach(int process, const WaitLimits& limits) override;
+  const std::atomic<std::uint32_t>& has_left(int process) const override {
+    return progress_.has_left(process);
+  }
+  bool is_lost(int process) const override { return progress_.is_lost(process); }
+  bool spans_hosts() const override { return true; }
+  bool reaches(int process) const override {
     const Peer& peer = peer_of(process);
     return peer.is_deferred || peer.connection.load() != nullptr;
   }
-  // Whether each of the two has connected to the other one.
-  bool has_met(int process) const { return peer_of(process).is_met.load(); }
-  Channels& channels() { return channels_; }
-  const std::string& address() const { return progress_.address(); }  // where others connect to
+  const std::string& address() const override { return progress_.address(); }
+  Connecting connect(int process) override;
+  bool is_connected(int process) override;
+  bool send_control(int process, std::span<const std::byte> bytes, double timeout_seconds) override;
+  ControlMessage next_control(double timeout_seconds) override;
+  void end_control() override;
+  void set_watchdog(const WakeUp* watchdog) override {
+    progress_.deferred_abort().set_watchdog(watchdog);
+  }
+  void leave() override;
+  void stop() override;
+  void abandon() override;
 
-  // Connects to that process, and waits for its connection, unless both are there. Comes before the
-  // first message to or from it. Throws Error when that is not possible and it has not left.
-  void reach(int process, const WaitLimits& limits);
-
-  // Begins with the connections to that process, which `send_control` otherwise waits for.
-  enum class Connecting { kNever, kBegun, kDone };
-  Connecting connect(int process);
-  // Whether control messages to that process need not wait for connections.
-  bool is_connected(int process);
-
-  // Sends message `number` of the channel. Returns when it is on its way, or the other process has
-  // left; throws Error when it cannot be sent.
+  // ChannelIo.
+  Channels& channels() override { return channels_; }
   void send(const ChannelId& channel, std::uint32_t number, const Message& message,
-            const WaitLimits& limits);
-  // See ProgressThread::wait.
-  WaitResult wait(Counter& counter, std::uint32_t target, const WaitLimits& limits, bool receives) {
+            const WaitLimits& limits) override;
+  void release(const ChannelId& channel, std::uint32_t number, const WaitLimits& limits,
+               bool at_once = true) override;
+  WaitResult wait(Counter& counter, std::uint32_t target, const WaitLimits& limits,
+                  bool receives) override {
     return progress_.wait(counter, target, limits, receives);
   }
-  // Reports that message `number` of the channel has been released: `at_once`, or with the next
-  // frame to that process. The sender can wait for the latter forever.
-  void release(const ChannelId& channel, std::uint32_t number, const WaitLimits& limits,
-               bool at_once = true);
 
-  // Sends a control message to a process of another host. False when that is not possible: the
-  // process is lost, there is no time left, or the message is longer than
-  // ControlMessages::kMaxLength. That does not fail the job.
-  bool send_control(int process, std::span<const std::byte> bytes, double timeout_seconds);
-  ControlMessage next_control(double timeout_seconds);
-  // No control messages are sent or taken any more.
-  void end_control();
-  // The wake-up of the watchdog of this process, which outlives this; null: there is none.
-  void set_watchdog(const WakeUp* watchdog) { progress_.deferred_abort().set_watchdog(watchdog); }
-  // Whether the process, if it is on another host, has lost its connection, or, if it is on this
-  // one, has died. A process that has left is not lost.
-  bool is_lost(int process) const { return progress_.is_lost(process); }
-
-  // Reports to the others that this process's program has ended and makes no more calls.
-  void leave();
-  // Waits for threads that still send; nothing is sent or read after it.
-  void stop();
-  // In a forked child: closes its copies of the connections, which are its parent's.
-  void abandon();
-  // Not 0 once that process has said so; all that it had sent before has then been received.
-  const std::atomic<std::uint32_t>& has_left(int process) const {
-    return progress_.has_left(process);
-  }
+  // Whether each of the two has connected to the other one.
+  bool has_met(int process) const { return peer_of(process).is_met.load(); }
 
  private:
   // Another process or agent.
@@ -222,9 +204,6 @@ class Endpoint {
                 const Patience& patience);
   std::string cannot_reach(const std::string& peer, const std::string& why) const;
   std::string fails_handshake(const std::string& peer, const std::string& why) const;
-  // Without waiting for why it could not be sent.
-  Connection::Result try_stripes(Connection& first, const Frame& frame, const Message& message,
-                                 const Stripes& stripes, const WaitLimits& limits);
   bool takes_control(int process) const;
   bool is_in_reach(int process, const Deadline& deadline);
   bool is_forked() const { return abandoned_ || getpid() != owner_; }  // and is the child
@@ -254,7 +233,7 @@ class Endpoint {
   // When connections that are being made are given up.
   std::atomic<Clock::rep> connects_until_{Clock::time_point::max().time_since_epoch().count()};
   ProgressThread progress_;
-  SenderThreads senders_;
+  MessageSender sender_;
   std::size_t abort_listener_ = 0;
   std::atomic<bool> has_left_{false};
   std::atomic<bool> abandoned_{false};

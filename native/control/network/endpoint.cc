@@ -1,4 +1,4 @@
-#include "transport/tcp/endpoint.h"
+#include "control/network/endpoint.h"
 
 #include <unistd.h>
 
@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "transport/tcp/mesh.h"
+#include "control/network/mesh.h"
 #include "transport/tcp/tls.h"
 
 namespace lockstep {
@@ -100,7 +100,7 @@ Endpoint::Endpoint(const EndpointOptions& options, int process, std::uint64_t no
                 {deferred_of(options, process),
                  [this](int other) { want(other, BackgroundThreads::kProgram); },
                  [this] { relay_abort(); }}),
-      senders_(channels_.connections() - 1) {
+      sender_(channels_.connections() - 1) {
   try {
     start(options);
   } catch (...) {
@@ -140,53 +140,17 @@ Endpoint::~Endpoint() {
 
 void Endpoint::send(const ChannelId& channel, std::uint32_t number, const Message& message,
                     const WaitLimits& limits) {
-  const Frame frame{
-      .kind = Frame::kMessage, .index = channel.ring, .clique = channel.clique, .number = number};
   Connection* const connection = peer_of(channel.process).connection.load();
   if (connection == nullptr) return;  // it had left when this channel was opened
-  const Stripes stripes(number, message.rest.size(), connections_to(channel.process));
-  const Result how = stripes.count() == 1
-                         ? connection->send(frame, message.header, message.rest, limits)
-                         : try_stripes(*connection, frame, message, stripes, limits);
+  const Result how = sender_.send(*connection, channel, number, message, limits);
   if (how != Result::kAll) give_up(channel.process, how, limits);
-}
-
-// All at the same time. One that cannot be sent ends the message: those that have not begun are
-// left out.
-Connection::Result Endpoint::try_stripes(Connection& first, const Frame& frame,
-                                         const Message& message, const Stripes& stripes,
-                                         const WaitLimits& limits) {
-  if (is_forked()) throw Error("lockstep: a forked child has no connections of its own.");
-  std::atomic<Result> worst{Result::kAll};
-  std::atomic<bool> lacks_memory{false};
-  senders_.run(static_cast<std::uint32_t>(stripes.count()), [&](std::uint32_t i) {
-    if (worst.load() != Result::kAll) return;
-    const auto part = message.rest.subspan(stripes.at(i), stripes.size(i));
-    const std::span<const std::byte> header = message.header;
-    Connection& connection = i == 0 ? first : *first.further[i - 1];
-    Frame own = frame;
-    own.extra = static_cast<std::uint32_t>(message.rest.size() - part.size());
-    Result how = Result::kBroken;
-    try {
-      how = connection.send(own, i == 0 ? header : header.first(0), part, limits);
-    } catch (const std::bad_alloc&) {
-      lacks_memory = true;
-    }
-    if (how != Result::kAll) worst = how;
-  });
-  if (lacks_memory) throw std::bad_alloc();
-  return worst;
 }
 
 void Endpoint::release(const ChannelId& channel, std::uint32_t number, const WaitLimits& limits,
                        bool at_once) {
-  const Frame frame{
-      .kind = Frame::kRelease, .index = channel.ring, .clique = channel.clique, .number = number};
   Connection* const connection = peer_of(channel.process).connection.load();
   if (connection == nullptr) return;
-  connection->add_release(frame, at_once);
-  if (!at_once) return;
-  const Result how = connection->send_urgent(limits);
+  const Result how = MessageSender::release(*connection, channel, number, limits, at_once);
   if (how != Result::kAll) give_up(channel.process, how, limits);
 }
 

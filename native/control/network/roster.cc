@@ -1,4 +1,4 @@
-#include "transport/tcp/roster.h"
+#include "control/network/roster.h"
 
 #include <string>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "transport/tcp/mesh.h"
+#include "control/network/mesh.h"
 
 #include <bit>
 #include <cstddef>

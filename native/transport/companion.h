@@ -1,4 +1,4 @@
-// Another transport that carries the messages of the channels between hosts, while the endpoint
+// Another transport that carries the messages of the channels between hosts, while the network
 // keeps what only it does: it authenticates the processes, carries control messages and aborts, and
 // detects which processes have left or are lost.
 #pragma once

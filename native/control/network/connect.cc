@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/signals.h"
 #include "control/failure_detector.h"
-#include "transport/tcp/endpoint.h"
+#include "control/network/endpoint.h"
 #include "transport/tcp/unencrypted.h"
 
 namespace lockstep {

@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "transport/tcp/endpoint.h"
+#include "control/network/endpoint.h"
 
 namespace lockstep {
 namespace {

@@ -1,4 +1,4 @@
-#include "transport/tcp/background.h"
+#include "control/network/background.h"
 
 #include <algorithm>
 #include <string>
