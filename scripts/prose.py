@@ -4,7 +4,8 @@
 
 It reads the pages, and the docstrings of the package, which the API reference shows. Listings and
 inline code are left out: they show what a program prints. docs/reference/glossary.md has the words
-that are used.
+that are used. In ``native/`` it finds comments that open with a bare "Of" or "Where" and need the
+name below: a comment is understood when it is quoted alone.
 """
 
 from __future__ import annotations
@@ -36,8 +37,12 @@ INSTEAD = {
     "leverage[sd]?": "use",
     "in order to": "to",
 }
+OPENERS = ("Of", "By", "Not", "Behind", "Where", "Wants", "Once more")
+"""How a comment does not begin."""
 _CODE = re.compile(r"^```.*?^```$|^ {4,}[^\n]*$|`[^`\n]*`|\]\([^)]*\)", re.M | re.S)
 _WORDS = re.compile(r"\b(" + "|".join(INSTEAD) + r")\b", re.IGNORECASE)
+_COMMENT = re.compile(r"(?:^[ \t]*//[^\n]*\n?)+", re.M)
+_OPENER = re.compile(r"\s*//\s*(" + "|".join(OPENERS) + r")\b")
 
 
 def findings(text: str) -> list[tuple[int, str, str]]:
@@ -72,13 +77,35 @@ def texts() -> Iterator[tuple[Path, int, str]]:
             yield module, line, text
 
 
+def bare_openers(source: str) -> list[tuple[int, str]]:
+    """Line and first word of each comment of C++ that begins with one of OPENERS."""
+    return [
+        (source.count("\n", 0, comment.start()) + 1, opener[1])
+        for comment in _COMMENT.finditer(source)
+        if (opener := _OPENER.match(comment[0]))
+    ]
+
+
+def native_findings() -> Iterator[str]:
+    for path in sorted((ROOT / "native").rglob("*")):
+        if path.suffix in {".cc", ".h"}:
+            for line, word in bare_openers(path.read_text()):
+                yield (
+                    f"{path.relative_to(ROOT)}:{line}: a comment opens with {word!r}: "
+                    "begin with its subject or a verb"
+                )
+
+
 def main() -> int:
-    found, read = [], 0
+    found, read = list(native_findings()), 0
     for path, first, text in texts():
         read += 1
         for line, word, instead in findings(text):
             found.append(f"{path.relative_to(ROOT)}:{first + line - 1}: {word!r}: write {instead}")
-    print("\n".join(found) or f"{read} pages and docstrings: no word that is not to be used")
+    print(
+        "\n".join(found)
+        or f"{read} pages and docstrings, and native/: no word that is not to be used"
+    )
     return bool(found)
 
 

@@ -52,7 +52,7 @@ struct lockstep_options {
   const char* host;
   int attempt;
   int single_copy;  // large messages straight from the memory of other processes, if possible
-  // Where there are several hosts; null, null, -1, null, 0 and null where there is one.
+  // A job on one host has null, null, -1, null, 0 and null here.
   const char* const* addresses;  // one per process, "10.0.0.1:4411"; "" for those of this host,
                                  // and, in an agent, for the other agents
   const int* pids;               // one per process: of the others of this host, else 0; agents
@@ -70,8 +70,8 @@ struct lockstep_options {
   // The algorithms of collectives between hosts in place of the engine's choice, "all-reduce=ring";
   // the same in all processes. Null or "": none.
   const char* algorithms;
-  // Where to look for UCX's libucp, for dlopen: the first that there is carries the data between
-  // hosts, unencrypted, in all processes of the job. Null and 0: TCP does.
+  // Names of UCX's libucp, for dlopen: the first that there is carries the data between hosts,
+  // unencrypted, in all processes of the job. Null and 0: TCP does.
   const char* const* ucx_libraries;
   int num_ucx_libraries;
 };
@@ -126,9 +126,9 @@ const char* lockstep_request(std::uint64_t* number);
 // 1: yes, 0: no, -1: not known, so that the rank goes on and asks again later.
 void lockstep_respond(std::uint64_t number, int response);
 
-// Where this process listens for those of other hosts, "10.0.0.1:4411" or "[fe80::1]:4411"; ""
-// where there is one host. The port is closed once all pairs have met, and the address still
-// identifies the connections to it.
+// The address at which this process listens for those of other hosts, "10.0.0.1:4411" or
+// "[fe80::1]:4411"; "" in a job of one host. The port is closed once all pairs have met, and the
+// address still identifies the connections to it.
 const char* lockstep_listens_at();
 
 // Control messages between the watchdogs of different hosts, of up to 16 MiB. Any thread may send

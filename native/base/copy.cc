@@ -18,7 +18,7 @@ void ask_for_huge_pages(std::byte* to, std::size_t bytes) {
   const auto start = reinterpret_cast<std::uintptr_t>(to);
   const std::uintptr_t first = (start + kHuge - 1) / kHuge * kHuge;
   const std::uintptr_t end = (start + bytes) / kHuge * kHuge;
-  // Where the system has none, it says so, and nothing is lost.
+  // A system without huge pages refuses, and nothing is lost.
   madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
 }
 

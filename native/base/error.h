@@ -18,7 +18,7 @@ class Divergence : public Error {
   using Error::Error;
 };
 
-// Of a process that another one waits for, although its program has ended.
+// Advice where a process waits for another one whose program has ended.
 inline constexpr const char* kEndsEarlyHint =
     "Look for a loop that is shorter there, or an exit that only one process takes.";
 

@@ -29,7 +29,7 @@ void pause() {
 #endif
 }
 
-// Not FUTEX_PRIVATE: the word may be mapped by several processes.
+// The futex is not FUTEX_PRIVATE, because several processes may map the word.
 void sleep_while(std::atomic<std::uint32_t>& word, std::uint32_t value, Clock::duration most) {
   const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(most).count();
   const timespec limit{ns / 1'000'000'000, ns % 1'000'000'000};

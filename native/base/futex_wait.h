@@ -74,9 +74,10 @@ struct WaitLimits {
   Deadline deadline;
   std::chrono::nanoseconds spin;    // before sleeping; zero where ranks outnumber cores
   const WakeUp* wake_up = nullptr;  // notified while the wait is a long one
-  // Not 0 once the peer that is waited for will do nothing any more; null where that is not known.
+  // Becomes non-zero once the peer that is waited for will do nothing any more; null where that is
+  // not known.
   const std::atomic<std::uint32_t>* left = nullptr;
-  // Not 0 once a control message is of no use any more.
+  // Becomes non-zero once a control message is of no use any more.
   const std::atomic<std::uint32_t>* stop = nullptr;
 };
 

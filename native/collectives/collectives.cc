@@ -167,7 +167,7 @@ std::vector<Prescribed> prescribed_algorithms(const std::string& text) {
   return found;
 }
 
-// Of the results of one rank.
+// Prepares the memory of the results of one rank.
 void prepare_results(const Clique& clique, const Call& call) {
   const std::size_t parts = call.op == Op::kAllGather ? static_cast<std::size_t>(clique.size()) : 1;
   if (call.out != nullptr) ask_for_huge_pages(call.out, parts * call.bytes());

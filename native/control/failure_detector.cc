@@ -51,7 +51,7 @@ void FailureDetector::watch_siblings(const std::vector<int>& pids, int epoll) {
   for (std::size_t i = 0; i < std::min(pids.size(), arena_.header().processes.size()); ++i) {
     if (pids[i] == 0) continue;
     Descriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, pids[i], 0)));
-    // Not every system permits this call; then the death is not detected here.
+    // Some systems do not permit this call; then the death is not detected here.
     if (pidfd.get() < 0 && errno != ESRCH) continue;
     watch_input(epoll, pidfd.get(), nullptr);
     siblings_.push_back({static_cast<int>(i), std::move(pidfd)});

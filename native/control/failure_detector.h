@@ -74,7 +74,7 @@ class FailureDetector {
   // Fails the job with the text. The job needs no agent, and an agent cannot fail the job.
   void mark_lost(int process, const std::string& text);
 
-  // Not 0 once the program of that process has ended.
+  // Becomes non-zero once the program of that process has ended.
   const std::atomic<std::uint32_t>& has_left(int process) const { return at(left_, process); }
   // Also by what another process of this host has noticed.
   bool is_lost(int process) const;

@@ -19,7 +19,7 @@ CollectiveContext::CollectiveContext(Clique& clique, std::span<const Call* const
               clique.job().process_spin(), &clique.job().wake_up()},
       first_(clique.locals().size() > 1 ? clique.partials(clique.local_self()).next() : 0) {
   if (clique.job().arena().aborted()) throw Error(clique.job().arena().abort_text());
-  // Of the siblings; that of the peers may follow.
+  // The siblings have arrived; that of the peers may follow.
   if (calls.size() > 1 && calls[0]->record.entry != nullptr) {
     const auto now = TscClock::now();
     for (const Call* call : calls) Recorder::arrived(call->record, now);
@@ -63,7 +63,7 @@ const std::byte* CollectiveContext::receive(int peer) {
   Link& link = clique_.link(peer);
   wait(link.written(), link.next() + 1, peer);
   check(link.signature(), peer);
-  link.note_heard(signature_.sequence);
+  link.note_received(signature_.sequence);
   return link.payload();
 }
 
@@ -155,9 +155,9 @@ void CollectiveContext::give_up_on(int peer) {
 }
 
 // Whether a process of another host has sent something; true of one of this host.
-bool CollectiveContext::has_heard(int peer) const {
+bool CollectiveContext::has_received(int peer) const {
   return clique_.group(peer).host == clique_.self_host() ||
-         clique_.link(peer).has_heard(signature_.sequence);
+         clique_.link(peer).has_received(signature_.sequence);
 }
 
 // The peers that are known to have sent nothing in this collective. A process of another host may
@@ -174,7 +174,7 @@ std::string CollectiveContext::not_arrived(int peer) const {
   for (int local = 0; local < locals(); ++local)
     if (local != local_self() && !clique_.partials(local).written().reached(first_ + 1))
       add(peer_of(local));
-  if (clique_.groups().size() == 2 && !has_heard(peer)) add(peer);
+  if (clique_.groups().size() == 2 && !has_received(peer)) add(peer);
   return count > kNamed ? missing + " and " + std::to_string(count - kNamed) + " more" : missing;
 }
 
@@ -186,7 +186,7 @@ void CollectiveContext::give_up(int peer) {
                      ": " + job.label(job.process()) + " waited " + job.timeout_text() + ". ";
   if (!missing.empty())
     text += "Not arrived: " + missing + ".";
-  else if (!has_heard(peer))
+  else if (!has_received(peer))
     text += "Nothing has come from " + job.label(process) +
             ": it has not arrived, or waits for another process.";
   else if (clique_.groups().size() == 2)

@@ -42,10 +42,10 @@ class CollectiveContext {
   // collective.
   const std::byte* receive(int peer);
   void release(int peer);
-  // Where the payload of the peer's first message for which this was not said yet should go; empty:
-  // nowhere. If it does, `receive` returns that place, and nothing is left to copy. Best effort;
-  // false when this was said for all that can be on their way. What is there may be overwritten
-  // from now on.
+  // Names the place for the payload of the peer's next message that has none yet; empty: its slot.
+  // If the payload goes there, `receive` returns that place, and nothing is left to copy. Best
+  // effort; false when all messages that can be on their way have a place. What is there may be
+  // overwritten from now on.
   bool post_receive(int peer, std::span<std::byte> to);
 
   // All members of the clique have arrived in this collective: recorded once.
@@ -69,7 +69,7 @@ class CollectiveContext {
   int peer_of(int local) const { return clique_.locals()[static_cast<std::size_t>(local)]; }
   void wait(Counter& counter, std::uint32_t target, int peer);
   void check(const Signature& theirs, int peer);
-  bool has_heard(int peer) const;
+  bool has_received(int peer) const;
   std::string not_arrived(int peer) const;
   [[noreturn]] void give_up(int peer);
   [[noreturn]] void give_up_on(int peer);

@@ -52,7 +52,7 @@ struct JobOptions {
   std::vector<Prescribed> algorithms;  // between hosts, in place of the table's choice
   RecorderOptions recorder;            // its path, host and attempt; the rest is filled in here
   EndpointOptions endpoint;            // to the other hosts
-  // Where to look for UCX, which then carries the messages between hosts. Empty: TCP does.
+  // Names of UCX's library, which then carries the messages between hosts. Empty: TCP does.
   std::vector<std::string> ucx_libraries;
 
   // `labels` has the processes, and behind them the agents.
@@ -109,8 +109,8 @@ class Job {
   const Network& network() const { return transports_.network(); }
   // How this process exchanges data with another one.
   Transport& transport(int process) { return transports_.to(process); }
-  // Not 0 once that process's program has ended, where there are several hosts. Null on one host:
-  // there the watchdog detects it, and can say more.
+  // Becomes non-zero once that process's program has ended. Null in a job of one host, where the
+  // watchdog detects it, and can say more.
   const std::atomic<std::uint32_t>* has_left(int process) {
     return transport(process).has_left(process);
   }
@@ -178,7 +178,7 @@ class Job {
 
   std::atomic<std::int64_t> first_raised_{0};  // the execution whose collective raised first
 
-  // Of the network: processes and agents.
+  // Counts the members of the network: processes and agents.
   int num_members() const { return static_cast<int>(options_.labels.size()); }
   void mark_left();
 

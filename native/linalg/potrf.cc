@@ -15,8 +15,8 @@
 namespace lockstep {
 namespace {
 
-// By rows, in the lower triangle of a: the upper one of its transpose, as LAPACK sees it. Zero is
-// above it, NaN in it if there is none.
+// Factorizes a by rows, in its lower triangle: the upper one of its transpose, as LAPACK sees it.
+// Writes zero above it, and NaN into it if there is no factor.
 template <typename T>
 void factor(T* a, std::int64_t size) {
   const int order = static_cast<int>(size);

@@ -17,7 +17,7 @@ extern "C" lockstep::ffi::Error* lockstep_trsm(lockstep::ffi::Frame* frame) {
     return ffi::error(*frame, "lockstep_trsm: wanted is (W, k) in place, (W, W) and a number.");
   return blas::for_type(x.type, *frame, [&]<typename T>(T) {
     if (x.dims[0] == 0 || x.dims[1] == 0) return;
-    // By columns, as BLAS sees them, these are the transposes: x^T = x^T l^-T or x^T conj(l)^-1.
+    // BLAS reads columns, so these are the transposes: x^T = x^T l^-T or x^T conj(l)^-1.
     const int width = static_cast<int>(x.dims[0]), columns = static_cast<int>(x.dims[1]);
     const char* op = words.as<const std::int32_t>()[0] != 0 ? "C" : "N";
     const T one(1);

@@ -33,7 +33,7 @@ class Turn {
   static void count() { processors(); }
 
  private:
-  // Not std::counting_semaphore: that of GCC 12 can lose a wake-up where there are several.
+  // std::counting_semaphore is not used: that of GCC 12 can lose a wake-up where there are several.
   struct Processors {
     std::mutex mutex;
     std::condition_variable released;

@@ -26,7 +26,7 @@ class Mailbox : public CliqueAttachment {
  public:
   explicit Mailbox(Clique& clique);
 
-  // Of a rank of this host.
+  // The counter of a rank of this host, which each event for it advances.
   Counter& wake_up(int rank) { return wake_ups_[local(rank)]; }
   int process_of(int rank) const;
   // Moves what can be moved without waiting.

@@ -94,7 +94,7 @@ class Recorder {
   void add_clique(std::uint64_t hash, const std::vector<int>& devices);
   void set_state(State state);
 
-  // Of this device, once `set_devices` has made it. Null for a device that has none.
+  // The ring of this device, once `set_devices` has made it. Null for a device that has none.
   struct Ring;
   Ring* ring(int device) const;
   // Starts the entry of a call by the ring's device. Empty where there is no ring.

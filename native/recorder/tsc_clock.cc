@@ -11,8 +11,8 @@ namespace {
 constexpr std::int64_t kLineNs = 1'000'000;
 // A slope from less is not good enough: the two clocks are read some 20 ns apart.
 constexpr std::int64_t kBaseNs = 10 * kLineNs;
-// Of the slope, from one base to the next: one part in so many. More is no correction by NTP: the
-// counter jumped, or the machine slept.
+// The slope changes from one base to the next by one part in so many at most. More is no correction
+// by NTP: the counter jumped, or the machine slept.
 constexpr std::uint64_t kMaxChange = 500;
 constexpr int kTries = 4;
 

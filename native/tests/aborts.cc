@@ -17,7 +17,7 @@ namespace lockstep::testing {
 namespace {
 
 constexpr int kStuck = 8;
-// A peer that waited for a stuck one would be heard of too late for every `eventually`.
+// A peer that waited for a stuck one would learn of it too late for every `eventually`.
 constexpr std::chrono::seconds kGrace{60};
 
 // Process 0, and peers 1 to `count` that each have a host, and read only what the test reads.
@@ -89,7 +89,7 @@ TEST(peers_that_read_nothing_delay_no_other) {
   for (int process = 1; process <= kStuck; ++process) crowd.fill(process);
   auto aborting = std::async(std::launch::async, [&] { crowd.host.arena->abort("a text"); });
   CHECK_EQUAL(crowd.read_abort(kStuck + 1), "a text");
-  // They hear of it as well, once they read, and no later than others ahead of them.
+  // They receive it as well, once they read, and no later than others ahead of them.
   for (int process = kStuck; process >= 1; --process)
     CHECK_EQUAL(crowd.read_abort(process), "a text");
   aborting.get();

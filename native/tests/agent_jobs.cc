@@ -48,7 +48,7 @@ struct TwoJobs {
   }
 };
 
-// Of the recorder's file.
+// Reads the number of processes in the recorder's file.
 std::uint32_t processes_on_record(const Job& job) {
   constexpr off_t kPlace = 36;
   std::uint32_t found = 0;

@@ -90,7 +90,7 @@ TEST(several_megabytes) {
 TEST(groups_inside_a_job) {
   for (const Harness harness : kAll)
     run_healthy(layout("2x4"), {.harness = harness}, [](Rank& rank) {
-      // Of one process, of one device, of some devices of both, in an order of its own.
+      // Groups of one process, of one device, of some devices of both, in an order of its own.
       const std::vector<std::vector<int>> groups = {{0, 1, 2, 3}, {7, 5, 4, 6}, {rank.index},
                                                     {6, 0, 3},    {1, 7},       {4, 2}};
       for (const auto& group : groups) {

@@ -179,7 +179,7 @@ TEST(a_buffer_that_is_gone) {
   const auto outcomes = run_job(layout("2x1"), {.harness = Harness::kForked}, [](Rank& rank) {
     constexpr std::size_t kPage = 4096;
     if (rank.index == 1) {
-      // Not given back: under a sanitizer another mapping would soon be at its place.
+      // The page is not given back: under a sanitizer another mapping would soon be at its place.
       void* page = mmap(nullptr, kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
       shown(rank).store(reinterpret_cast<std::uint64_t>(page));
       sleep_until_aborted(rank);

@@ -112,8 +112,8 @@ TEST(in_place) {
       });
 }
 
-// Of sums that depend on their order. Min and max of zeros of both signs as well: which of two
-// equal operands they return depends on the order too.
+// The sums depend on their order. So do min and max of zeros of both signs: the order decides which
+// of two equal operands they return.
 TEST(the_same_bits_on_all_ranks_and_in_every_run) {
   for (const Hosts& hosts : sample(all_hosts(), 5))
     for (const char* text : {"", "all-reduce=halving-doubling", "all-reduce=direct",
@@ -148,7 +148,7 @@ TEST(the_same_bits_on_all_ranks_and_in_every_run) {
     }
 }
 
-// Of a process with one rank on each of H hosts.
+// Counts the messages of a process with one rank on each of H hosts.
 TEST(messages_of_a_small_collective_grow_with_the_logarithm_of_the_hosts) {
   for (int hosts = 2; hosts <= rounds(13, 6); ++hosts) {
     Hosts each{"each on a host", {}, {}};
@@ -165,7 +165,7 @@ TEST(messages_of_a_small_collective_grow_with_the_logarithm_of_the_hosts) {
         run_case(*end, {op, DType::kF64, reductions_of(op, DType::kF64)[0], 16, 1});
         const std::size_t sent = clique.messages_sent() - before;
         const bool reduces = op == Op::kAllReduce || op == Op::kReduceScatter;
-        // Where H is no power of two, recursive doubling takes two more for log2 H rounded down.
+        // Recursive doubling takes two more, for log2 H rounded down, if H is no power of two.
         if (reduces)
           CHECK(sent <= log2 + (std::has_single_bit(static_cast<unsigned>(hosts)) ? 0 : 1));
         else

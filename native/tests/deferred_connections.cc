@@ -256,7 +256,7 @@ TEST(a_program_that_ends_while_others_connect) {
 
 // The peer of the process that aborts has ended, and no process of its host raises.
 TEST(a_failure_that_other_processes_of_the_host_pass_on) {
-  SharedCount told;
+  SharedCount reported;
   run_job(one_rank_each(6), two_hosts(Harness::kForkedHosts), [&](Rank& rank) {
     const auto end = rank.all();
     run_case(*end, {.count = 10, .seed = 1});  // all have started
@@ -266,9 +266,9 @@ TEST(a_failure_that_other_processes_of_the_host_pass_on) {
     if (rank.process() == 4) {
       eventually([&] { return rank.job.arena().aborted(); }, "the text of the failure");
       CHECK_CONTAINS(rank.job.arena().abort_text(), "no more of this");
-      told.add(1);
+      reported.add(1);
     }
-    eventually([&] { return told.get() == 1; }, "the other host");
+    eventually([&] { return reported.get() == 1; }, "the other host");
   });
 }
 

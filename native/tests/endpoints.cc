@@ -344,11 +344,11 @@ TEST(a_recorded_conversation_played_again) {
   Descriptor in, from;
   eventually([&] { return (in = accept_from(relay.fd.get())).get() >= 0; }, "the relay");
   const Descriptor out = connect_to(host.listener.address, end);
-  std::vector<std::byte> heard;
+  std::vector<std::byte> recorded;
   const auto pass = [&](int a, int b, bool listen) {
     std::byte part[4096];
     for (ssize_t n; (n = recv(a, part, sizeof(part), MSG_DONTWAIT)) > 0;) {
-      if (listen) heard.insert(heard.end(), part, part + n);
+      if (listen) recorded.insert(recorded.end(), part, part + n);
       CHECK_EQUAL(::send(b, part, static_cast<std::size_t>(n), MSG_NOSIGNAL), n);
     }
   };
@@ -374,8 +374,8 @@ TEST(a_recorded_conversation_played_again) {
 
   const Stderr said;
   const Descriptor again = connect_to(host.listener.address, end);
-  CHECK_EQUAL(::send(again.get(), heard.data(), heard.size(), MSG_NOSIGNAL),
-              static_cast<ssize_t>(heard.size()));
+  CHECK_EQUAL(::send(again.get(), recorded.data(), recorded.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(recorded.size()));
   said.wait_for("has not shown that it has the job's key");
   CHECK(!host.arena->aborted());
 }

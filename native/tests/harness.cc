@@ -35,7 +35,7 @@ namespace {
 constexpr std::uint64_t kNonce = 0x10c57e9;
 constexpr auto kMaxJobTime = std::chrono::seconds(200);
 
-// Where a rank leaves its outcome: memory that forked processes share with their parent.
+// A rank leaves its outcome here, in memory that forked processes share with their parent.
 struct Slot {
   int pid;  // of a forked process, from its start
   bool ended;
@@ -125,7 +125,7 @@ struct TestJob {
     return std::atomic_ref(board[layout.ranks_of(process).front()].pid);
   }
 
-  // Of the others of this host; all have been forked, and soon know it.
+  // The pids of the others of this host; all have been forked, and soon know it.
   std::vector<int> pids_of_host(int process) {
     std::vector<int> pids(static_cast<std::size_t>(layout.processes()));
     for (int other = 0; other < layout.processes(); ++other) {

@@ -66,11 +66,11 @@ struct Host {
     return options;
   }
   void join(int process, const std::string& other, unsigned char secret = 7,
-            std::uint64_t nonce = kNonce, double patience = 20, int num_agents = 0) {
+            std::uint64_t nonce = kNonce, double timeout_seconds = 20, int num_agents = 0) {
     EndpointOptions given = options({"", ""});
     given.addresses[static_cast<std::size_t>(1 - process)] = other;
     given.key = key(secret);
-    given.connect_timeout_seconds = patience;
+    given.connect_timeout_seconds = timeout_seconds;
     given.num_agents = num_agents;
     if (stays_open) {
       given.addresses.push_back("127.0.0.1:1");

@@ -78,7 +78,7 @@ void plain_gemm(const char* a_op, const char* b_op, const int* m, const int* n, 
 
 std::atomic<int> factorizations{0};
 
-// Of the upper triangle, by columns.
+// Factorizes the upper triangle, by columns.
 void plain_potrf(const char*, const int* order, double* a, const int* stride, int* info) {
   ++factorizations;
   *info = 0;

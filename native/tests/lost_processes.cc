@@ -188,7 +188,7 @@ TEST(a_killed_process_of_another_host) {
       run_case(*end, {.count = 1000, .seed = i});
     }
   });
-  // By the lost connection, or by the look of its sibling, whichever comes first.
+  // The lost connection shows it, or the scan of its sibling, whichever comes first.
   for (const int rank : {0, 1, 2}) {
     const std::string& error = outcomes[static_cast<std::size_t>(rank)].error;
     CHECK(error.find("process 3 has ended, or its host cannot be reached") != std::string::npos ||

@@ -168,7 +168,8 @@ std::string text_of(const Case& what) {
          (what.in_place ? ", in place" : "");
 }
 
-// By value and not by byte: zero has two signs, and which one a product gets depends on its order.
+// Compares values and not bytes: zero has two signs, and which one a product gets depends on its
+// order.
 void check_equal(Buffer& got, Buffer& expected, DType dtype, const std::string& what) {
   with_type(dtype, [&]<typename T>() {
     const auto* a = reinterpret_cast<const T*>(got.data());

@@ -67,7 +67,7 @@ TEST(a_comparison_that_was_not_answered_is_looked_for_again) {
     Watched watched;
     CHECK(watched.compare(10ms) == Response::kUnknown);
     const std::uint64_t number = watched.number_of("programs");
-    // Not waited for again, and others go first.
+    // This request is not waited for again, and others go first.
     CHECK(watched.compare(kLong) == Response::kUnknown);
     auto other = watched.request("other", kLong);
     watched.requests.respond(watched.number_of("other"), Response::kYes);

@@ -13,11 +13,11 @@ TEST(one_key_opens_a_connection_both_ways) {
   pair.shake();
   CHECK_EQUAL(pair.client.problem() + pair.server.problem(), "");
   CHECK(pair.open());
-  CHECK_EQUAL(heard(pair.server), "");
+  CHECK_EQUAL(received(pair.server), "");
   say(pair.client, "to the server");
   say(pair.server, "to the client");
-  CHECK_EQUAL(heard(pair.server), "to the server");
-  CHECK_EQUAL(heard(pair.client), "to the client");
+  CHECK_EQUAL(received(pair.server), "to the server");
+  CHECK_EQUAL(received(pair.client), "to the client");
 }
 
 TEST(keys_of_every_length) {
@@ -28,7 +28,7 @@ TEST(keys_of_every_length) {
     pair.shake();
     CHECK(pair.open());
     say(pair.client, "hello");
-    CHECK_EQUAL(heard(pair.server), "hello");
+    CHECK_EQUAL(received(pair.server), "hello");
   }
 }
 
@@ -39,7 +39,7 @@ TEST(what_passes_is_not_readable) {
   const std::string secret(100, 's');
   say(tapped.client, secret);
   tapped.relay();
-  CHECK_EQUAL(heard(tapped.server), secret);
+  CHECK_EQUAL(received(tapped.server), secret);
   CHECK(tapped.sent.size() > secret.size());
   CHECK(shown(tapped.sent).find("ssss") == std::string::npos);
 }
@@ -106,7 +106,7 @@ TEST(a_write_takes_what_goes_out_at_once) {
   std::size_t moved = 0;
   CHECK(pair.client.write(bytes, moved) == Result::kDone);
   CHECK_EQUAL(moved, Tls::Session::kBatch);
-  CHECK(heard(pair.server) == shown(std::span(bytes).first(moved)));
+  CHECK(received(pair.server) == shown(std::span(bytes).first(moved)));
 }
 
 TEST(a_head_and_a_body_of_any_sizes) {
@@ -121,7 +121,7 @@ TEST(a_head_and_a_body_of_any_sizes) {
         const auto first = left.first(done < head ? head - done : 0);
         CHECK(pair.client.write(first, left.subspan(first.size()), moved) == Result::kDone);
       }
-      CHECK(heard(pair.server) == shown(bytes));
+      CHECK(received(pair.server) == shown(bytes));
     }
 }
 
@@ -163,7 +163,7 @@ TEST(a_new_key_after_as_many_records_as_asked_for) {
     const ssize_t size = recv(wire.b->fd(), seen.data(), seen.size(), MSG_PEEK);
     CHECK(size > 0);
     sizes.push_back(static_cast<std::size_t>(size));
-    CHECK_EQUAL(heard(server), "x");
+    CHECK_EQUAL(received(server), "x");
   }
   for (std::size_t i = 0; i < sizes.size(); ++i)
     i == 3 || i == 6 ? CHECK(sizes[i] > sizes[0]) : CHECK_EQUAL(sizes[i], sizes[0]);
@@ -191,7 +191,7 @@ TEST(an_orderly_end) {
   pair.shake();
   say(pair.client, "last");
   CHECK(pair.client.close() == Result::kDone);
-  CHECK_EQUAL(heard(pair.server), "last");
+  CHECK_EQUAL(received(pair.server), "last");
   CHECK(pair.server.handshake() == Result::kClosed);
   CHECK_EQUAL(pair.server.problem(), "the other end closed the connection");
 }
@@ -201,7 +201,7 @@ TEST(an_end_without_a_close) {
   pair.shake();
   say(pair.client, "last");
   pair.wire.a->end();
-  CHECK_EQUAL(heard(pair.server), "last");
+  CHECK_EQUAL(received(pair.server), "last");
   std::size_t moved = 0;
   Bytes room(1);
   CHECK(pair.server.read(room, moved) == Result::kClosed);
@@ -216,10 +216,10 @@ TEST(a_cut_in_the_middle_of_a_message) {
     const Bytes message = tapped.near.b->take();
     CHECK(message.size() > 1000);
     tapped.far.a->put(std::span(message).first(kept));
-    CHECK_EQUAL(heard(tapped.server), "");
+    CHECK_EQUAL(received(tapped.server), "");
     CHECK(tapped.server.handshake() == Result::kDone);
     tapped.far.a->end();
-    CHECK_EQUAL(heard(tapped.server), "");
+    CHECK_EQUAL(received(tapped.server), "");
     CHECK(tapped.server.handshake() == Result::kClosed);
     CHECK_CONTAINS(tapped.server.problem(), "without TLS's closing message");
   }

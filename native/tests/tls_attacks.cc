@@ -133,10 +133,10 @@ TEST(a_changed_bit_spoils_the_data) {
     tapped.flip_sent = tapped.sent.size() * 8 + bit;
     say(tapped.client, "thirteen byte");
     tapped.relay();
-    CHECK_EQUAL(heard(tapped.server), "");
+    CHECK_EQUAL(received(tapped.server), "");
     tapped.near.a->end();
     tapped.relay();
-    CHECK_EQUAL(heard(tapped.server), "");
+    CHECK_EQUAL(received(tapped.server), "");
   }
 }
 
@@ -145,12 +145,12 @@ TEST(a_recorded_conversation_is_refused) {
   first.shake();
   say(first.client, "transfer");
   first.relay();
-  CHECK_EQUAL(heard(first.server), "transfer");
+  CHECK_EQUAL(received(first.server), "transfer");
   Pair replayed;
   replayed.wire.a->put(first.sent);
   for (int i = 0; i < kRounds; ++i) replayed.at_server = replayed.server.handshake();
   CHECK(replayed.at_server == Result::kFailed);
-  CHECK_EQUAL(heard(replayed.server), "");
+  CHECK_EQUAL(received(replayed.server), "");
   Pair answered;
   CHECK(answered.client.handshake() == Result::kWantsRead);
   answered.wire.b->put(first.answered);
@@ -164,9 +164,9 @@ TEST(a_repeated_message_is_refused) {
   const std::size_t start = tapped.sent.size();
   say(tapped.client, "once");
   tapped.relay();
-  CHECK_EQUAL(heard(tapped.server), "once");
+  CHECK_EQUAL(received(tapped.server), "once");
   tapped.far.a->put(std::span(tapped.sent).subspan(start));
-  CHECK_EQUAL(heard(tapped.server), "");
+  CHECK_EQUAL(received(tapped.server), "");
   CHECK(tapped.server.handshake() == Result::kFailed);
   CHECK(!tapped.server.problem().empty());
 }
@@ -179,7 +179,7 @@ TEST(plain_text_after_the_handshake_is_refused) {
     CHECK(tapped.at_client == Result::kDone && tapped.at_server == Result::kDone);
     Tls::Session& victim = to_server ? tapped.server : tapped.client;
     (to_server ? *tapped.far.a : *tapped.near.b).put(Bytes(4096, std::byte{1}));
-    CHECK_EQUAL(heard(victim), "");
+    CHECK_EQUAL(received(victim), "");
     CHECK(victim.handshake() == Result::kFailed);
     CHECK(!victim.problem().empty());
   }

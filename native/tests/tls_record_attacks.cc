@@ -24,7 +24,7 @@ struct Forger : Mixed {
   void put(ContentType type, const std::string& text) { put(type, bytes_of(text)); }
   // The session ends with a text, and says why to the other end.
   void check_refusal(const std::string& text, const std::string& alert) {
-    CHECK_EQUAL(heard(session), "");
+    CHECK_EQUAL(received(session), "");
     CHECK(session.handshake() == Result::kFailed);
     CHECK_CONTAINS(session.problem(), text);
     CHECK_EQUAL(peer.read(), "");
@@ -43,7 +43,7 @@ TEST(a_forger_s_records_are_read) {
   for (const bool openssl_serves : {false, true}) {
     Forger forger(openssl_serves);
     forger.put(kData, "as good as OpenSSL's");
-    CHECK_EQUAL(heard(forger.session), "as good as OpenSSL's");
+    CHECK_EQUAL(received(forger.session), "as good as OpenSSL's");
   }
 }
 
@@ -89,7 +89,7 @@ TEST(the_longest_record) {
   Forger forger;
   const std::string text(records::kMaxContent, 'x');
   forger.put(kData, text);
-  CHECK(heard(forger.session) == text);
+  CHECK(received(forger.session) == text);
   forger.put(kData, text + 'x');
   forger.check_refusal("longer than TLS allows", "record overflow");
 }
@@ -126,7 +126,7 @@ TEST(a_flood_of_records_without_data) {
     for (int round = 0; round < 3; ++round) {
       for (int i = 0; i < Tls::Session::kMaxIdleRecords; ++i) forger.put(type, content);
       forger.put(kData, "data");
-      CHECK_EQUAL(heard(forger.session), "data");
+      CHECK_EQUAL(received(forger.session), "data");
     }
     for (int i = 0; i <= Tls::Session::kMaxIdleRecords; ++i) forger.put(type, content);
     forger.check_refusal("too many records without data", "unexpected message");
@@ -156,7 +156,7 @@ TEST(messages_about_a_new_key_that_break_the_rules) {
 TEST(a_key_that_was_replaced_is_not_good_any_more) {
   Forger forger;
   for (int i = 0; i < 3; ++i) forger.put(kData, "before");
-  CHECK_EQUAL(heard(forger.session), "beforebeforebefore");
+  CHECK_EQUAL(received(forger.session), "beforebeforebefore");
   forger.put(ContentType::kHandshake, text_of({24, 0, 0, 1, 0}));
   forger.put(kData, "with the old key");
   forger.check_refusal("changed on its way", "bad record mac");
@@ -170,16 +170,16 @@ TEST(a_key_that_was_replaced_is_not_good_any_more) {
 TEST(alerts) {
   Forger fatal;
   fatal.put(ContentType::kAlert, text_of({2, 40}));
-  CHECK_EQUAL(heard(fatal.session), "");
+  CHECK_EQUAL(received(fatal.session), "");
   CHECK(fatal.session.handshake() == Result::kFailed);
   CHECK_EQUAL(fatal.session.problem(), "the other end reports: handshake failure");
   CHECK(fatal.wire.b->take().empty());  // no alert answers one
   Forger canceled;
   canceled.put(ContentType::kAlert, text_of({1, 90}));
   canceled.put(kData, "still here");
-  CHECK_EQUAL(heard(canceled.session), "still here");
+  CHECK_EQUAL(received(canceled.session), "still here");
   canceled.put(ContentType::kAlert, text_of({1, 0}));
-  CHECK_EQUAL(heard(canceled.session), "");
+  CHECK_EQUAL(received(canceled.session), "");
   CHECK(canceled.session.handshake() == Result::kClosed);
   for (const std::string& text : {std::string(), text_of({2}), text_of({1, 0, 1, 0})}) {
     Forger odd;

@@ -157,7 +157,7 @@ TEST(openssl_asks_for_a_new_key) {
     for (int i = 0; i < 3; ++i) {
       for (int j = 0; j <= i; ++j) mixed.peer.take_new_key(true);
       mixed.peer.write(bytes_of("with a new key"));
-      CHECK_EQUAL(heard(mixed.session), "with a new key");
+      CHECK_EQUAL(received(mixed.session), "with a new key");
       CHECK_EQUAL(bytes_on(*mixed.wire.b), kKeyUpdateRecord);
       CHECK_EQUAL(mixed.peer.read(), "");
       CHECK_EQUAL(mixed.peer.problem(), "");
@@ -181,7 +181,7 @@ TEST(an_answer_waits_for_an_unfinished_write) {
   CHECK(session.write(bytes, moved) == Result::kWantsWrite);
   peer.take_new_key(true);
   peer.write(bytes_of("meanwhile"));
-  CHECK_EQUAL(heard(session), "meanwhile");
+  CHECK_EQUAL(received(session), "meanwhile");
   std::string text = peer.read();
   while (session.write(bytes, moved) == Result::kWantsWrite) text += peer.read();
   CHECK_EQUAL(moved, bytes.size());
@@ -209,7 +209,7 @@ TEST(both_understand_the_closing_message) {
     theirs.shake();
     theirs.peer.write(bytes_of("last"));
     theirs.peer.close();
-    CHECK_EQUAL(heard(theirs.session), "last");
+    CHECK_EQUAL(received(theirs.session), "last");
     CHECK(theirs.session.handshake() == Result::kClosed);
     CHECK_EQUAL(theirs.session.problem(), "the other end closed the connection");
   }
@@ -222,7 +222,7 @@ TEST(data_right_behind_the_handshake) {
   mixed.peer.write(random_bytes(20000, 5));
   mixed.peer.write(bytes_of("early"));
   CHECK(mixed.session.handshake() == Result::kDone);
-  CHECK(heard(mixed.session) == shown(random_bytes(20000, 5)) + "early");
+  CHECK(received(mixed.session) == shown(random_bytes(20000, 5)) + "early");
 }
 
 // What a write leaves on the wire: the lengths of its records.

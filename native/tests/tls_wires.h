@@ -132,7 +132,7 @@ inline Bytes bytes_of(const std::string& text) {
 }
 
 // Everything that can be read now.
-inline std::string heard(Tls::Session& session) {
+inline std::string received(Tls::Session& session) {
   std::string text;
   Bytes part(1000);
   std::size_t moved = 0;

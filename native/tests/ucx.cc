@@ -142,8 +142,8 @@ TEST(loading_leaves_signals_and_the_c_library_alone) {
   CHECK_EQUAL(status, 0);
 }
 
-// By the scheduler of a busy machine, say: what it was sent before must still come. The test is the
-// first one, because UCX does not work in a child of a process that has used it, and keeps a
+// The scheduler of a busy machine may stop it: what it was sent before must still come. The test is
+// the first one, because UCX does not work in a child of a process that has used it, and keeps a
 // worker.
 TEST(a_process_that_is_stopped_while_another_one_ends) {
   if (ucx_libraries().empty()) return;

@@ -41,19 +41,19 @@ class Link {
   Counter& written() { return written_; }
   std::uint32_t next() const { return next_; }
   const Signature& signature() const { return *reinterpret_cast<const Signature*>(slot()); }
-  // Where the next message's payload is: where `post_receive` wanted it, or in its slot. Called
-  // once for each message.
+  // The next message's payload, in the place that `post_receive` named or in its slot. Called once
+  // for each message.
   const std::byte* payload();
   void release(const WaitLimits& limits);
-  // Wants the payload of the first message for which this was not said yet in `to`, which has its
-  // length: see ReceiveChannel. Empty: in its slot. False when as much was said for all messages
-  // that can be on their way.
+  // Names the place for the payload of the next message that has none yet; `to` has its length, or
+  // is empty: then it goes into its slot. See ReceiveChannel. False when all messages that can be
+  // on their way have a place.
   bool post_receive(std::span<std::byte> to);
   // Nothing goes to such memory any more once this has returned.
   void withdraw();
-  // Whether a message of the collective with this number has been awaited here.
-  bool has_heard(std::uint32_t sequence) const { return heard_ == sequence + 1; }
-  void note_heard(std::uint32_t sequence) { heard_ = sequence + 1; }
+  // Whether a message of the collective with this number has been received here.
+  bool has_received(std::uint32_t sequence) const { return last_received_ == sequence + 1; }
+  void note_received(std::uint32_t sequence) { last_received_ = sequence + 1; }
 
  private:
   std::byte* slot() const { return slots_ + next_ % kDepth * (kSlotHeader + capacity_); }
@@ -62,13 +62,13 @@ class Link {
   std::byte* const slots_;
   std::uint32_t sent_ = 0;
   std::uint32_t next_ = 0;
-  std::uint32_t heard_ = 0;   // the last collective's number, and 1
+  std::uint32_t last_received_ = 0;  // the last collective's number, and 1
   std::uint32_t posted_ = 0;  // the first message for which nothing is posted; at least next_
   std::array<std::byte*, kDepth> wanted_{};
   Counter released_;  // messages that the peer has released
   Counter written_;   // messages that have arrived
   Counter read_;      // and those of them that have been released
-  // Behind what they advance, so that they go first.
+  // Declared after the counters that they advance, so they are destroyed before them.
   std::unique_ptr<SendChannel> to_peer_;
   std::unique_ptr<ReceiveChannel> from_peer_;
 };

@@ -79,9 +79,10 @@ class ReceiveChannel {
   // Slot `number` has been read and `read` advanced: the writer may use it again. As `post_send`.
   virtual void post_release(std::uint32_t number, const WaitLimits* limits) = 0;
 
-  // Where the payload of message `number`, one of the next `count`, should go in place of its slot,
-  // which saves a copy. Best effort: it goes into the slot if it is already on its way, has another
-  // length, or the transport places none. The memory must stay until `take_placed`, or `withdraw`.
+  // Names the place for the payload of message `number`, one of the next `count`, in place of its
+  // slot, which saves a copy. Best effort: it goes into the slot if it is already on its way, has
+  // another length, or the transport places none. The memory must stay until `take_placed`, or
+  // `withdraw`.
   virtual void post_receive(std::uint32_t, std::span<std::byte>) {}
   // Once message `number` has arrived: whether its payload is where `post_receive` said.
   virtual bool take_placed(std::uint32_t) { return false; }
@@ -105,7 +106,7 @@ class Transport {
   // of a ring are one memory, which the caller then provides.
   virtual std::byte* allocate_copy(std::size_t bytes) = 0;
 
-  // Of a message that crosses at the best rate: what a message costs besides its bytes is little
+  // The bytes of a message that crosses at the best rate: what it costs besides its bytes is little
   // then, and the next ones are in flight meanwhile.
   virtual std::size_t message_bytes() const = 0;
 
@@ -133,7 +134,7 @@ class Transport {
   // process are on their way. "" where the transport does not know.
   virtual std::string in_flight(int) { return {}; }
 
-  // Not 0 once the program of that process has ended; null where that is not recorded.
+  // Becomes non-zero once the program of that process has ended; null where that is not recorded.
   virtual const std::atomic<std::uint32_t>* has_left(int process) const = 0;
 };
 

@@ -18,8 +18,8 @@ constexpr std::size_t kBlock = 16;
 // In all known jaxlibs the object lies 44 to 46 words above the functions of the MPI interface.
 constexpr std::size_t kWindow = 10 * kBlock;
 
-// Where the table was not found in jaxlib, it is looked for in the frames of so many calls: not
-// each kind of call need show the object.
+// A table that was not found in jaxlib is searched for in the frames of so many calls: not each
+// kind of call need show the object.
 constexpr int kTries = 100;
 std::atomic<int> tries{0};
 
@@ -32,7 +32,7 @@ bool plausible(const std::uintptr_t* object) {
   return object[2] != 0 && object[3] > object[2] && object[4] >= object[3] && kind <= 1;
 }
 
-// By the name of its type, in frames: 0 when it is not there.
+// Finds the table by the name of its type, in frames: 0 when it is not there.
 std::uintptr_t find_table(const std::uintptr_t* word) {
   // A thread's stack ends far above its innermost functions wherever the object exists.
   const std::uintptr_t end = end_of_stack();

@@ -17,8 +17,8 @@ namespace lockstep {
 // few dozen words. When the frames say two things, the origin is unknown.
 Origin origin_of_call(const void* frame);
 
-// Where the class is not found in jaxlib, the first calls look for it: from now on again. For
-// tests.
+// The first calls search for a class that was not found in jaxlib; this lets the next ones do so
+// again. For tests.
 void restart_search_for_origins();
 
 }  // namespace lockstep

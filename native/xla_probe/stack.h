@@ -18,8 +18,8 @@ bool read_memory(std::uintptr_t address, void* to, std::size_t bytes);
 // The end of the calling thread's stack; 0 when the system does not tell.
 std::uintptr_t end_of_stack();
 
-// Where a local variable lies: in the frame that a function has during one of its calls. It is the
-// same whenever that call is executed.
+// The place of a local variable, in the frame that a function has during one of its calls. It is
+// the same whenever that call is executed.
 struct Place {
   std::uintptr_t call = 0;  // its return address; 0: not known
   std::uintptr_t offset = 0;

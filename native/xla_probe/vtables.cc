@@ -68,8 +68,8 @@ void note_name(const char* text, std::uintptr_t place, Places& found) {
     if (std::memcmp(text, kNames[i].data(), kNames[i].size() + 1) == 0) found[i].push_back(place);
 }
 
-// Where the names are in a segment, in memory. The file is read, and not the mapping: all its pages
-// would count as memory of this process from then on.
+// Finds the places of the names in a segment, in memory. The file is read, and not the mapping: all
+// its pages would count as memory of this process from then on.
 void find_names(int file, const Segment& segment, Places& found) {
   constexpr std::size_t kPart = std::size_t{1} << 20;
   // A zero before it, or it is the end of a longer name; and zeros behind the last one.
@@ -143,7 +143,7 @@ std::uintptr_t table_of(const Library& library, const std::vector<std::uintptr_t
   });
   if (types.empty()) return 0;
   for_each_word(library, [&](const std::uintptr_t* word, bool has_next) {
-    // Behind the offset to the top of the object, which is 0, and before the functions.
+    // The word follows the offset to the top of the object, which is 0, and precedes the functions.
     if (std::ranges::find(types, load(word)) != types.end() && load(word - 1) == 0 && has_next &&
         is_code(library, load(word + 1)))
       tables.push_back(reinterpret_cast<std::uintptr_t>(word + 1));

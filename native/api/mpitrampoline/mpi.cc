@@ -150,7 +150,8 @@ std::size_t checked(int count) {
   return static_cast<std::size_t>(count);
 }
 
-// Of the collective that XLA is calling; `frame` is that of the interface's function.
+// Finds the origin of the collective that XLA is calling; `frame` is that of the interface's
+// function.
 lockstep::Origin origin_of(const void* frame) {
   Engine& engine = Engine::instance();
   lockstep::Origin origin;

@@ -40,7 +40,8 @@ class Engine {
   void note_origin(bool known);
 
   void count(Op op);
-  // Of a call on a thread of XLA's own: the program is told where it reads the result.
+  // Counts a call that failed on a thread of XLA's own: the program gets the error where it reads
+  // the result.
   void count_failure() { failures_.fetch_add(1, std::memory_order_relaxed); }
   std::uint64_t failures() const { return failures_.load(std::memory_order_relaxed); }
   // A thread of Python's begins and ends a call of jaxlib's.

@@ -80,7 +80,7 @@ struct HostAllGather : HostCollective {
     post(group);
   }
 
-  // Of a process whose parts come to this one.
+  // Posts receives for the parts of a process that come to this one.
   void post(int group) {
     const Blocks blocks = blocks_of(group);
     post_receives(

@@ -17,7 +17,7 @@
 namespace lockstep {
 namespace {
 
-// Of the slice of a host, whose pieces are then 256 KiB.
+// A host's slice of at least this many bytes is sent in pieces of 256 KiB.
 constexpr std::size_t kOverlapFrom = std::size_t{1} << 20;
 
 using TeamAllReduce = void (*)(CollectiveContext&, const Team&, const Vector&);
@@ -59,7 +59,7 @@ struct HostAllReduce final : HostCollective, LocalRanks {
           });
   }
 
-  // Of a process that is alone on its host: its ranks add up, and copy, piece by piece.
+  // The ranks of a process that is alone on its host add up, and copy, piece by piece.
   void add(std::size_t at, std::size_t n) override {
     add_own(first.out + (alone_at + at) * width, alone_at + at, n);
   }

@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-// Of a block: below, to begin and end a copy takes as long as the copy.
+// The least bytes of a block in a piece: to begin and end a shorter copy takes as long as the copy.
 constexpr std::size_t kLeastPiece = 64 << 10;
 
 struct HostAllToAll : HostCollective {

@@ -37,7 +37,8 @@ class Blocks {
     for (std::size_t part = 0; part < parts_; ++part) take(part, 0, bytes_, part * bytes_);
   }
 
-  // Where a message that holds one part, or a piece of it, is needed; nowhere if it holds several.
+  // The place where a message that holds one part, or a piece of it, is needed; empty if it holds
+  // several.
   // to(part) is where a part goes.
   template <typename To>
   std::span<std::byte> place(std::size_t message, To to) const {

@@ -36,8 +36,8 @@ class Pieces {
 // A shorter payload costs more to place than to copy.
 inline constexpr std::size_t kPlacedFrom = 64 << 10;
 
-// Wants the next messages of a peer at place(message), from number `posted` on, as far as is
-// possible now.
+// Posts receives at place(message) for the next messages of a peer, from number `posted` on, as far
+// as is possible now.
 template <typename Place>
 void post_receives(CollectiveContext& context, int from, std::size_t messages, Place place,
                    std::size_t& posted) {

@@ -107,7 +107,7 @@ struct HostReduceScatter : HostCollective {
     }
   }
 
-  // Of a process that is alone on its host.
+  // A process that is alone on its host takes what a message brings.
   void into_own_results(std::size_t message) {
     blocks_of(clique.self())
         .for_each(message, [&](std::size_t part, std::size_t at, std::size_t n, std::size_t) {

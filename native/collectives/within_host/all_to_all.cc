@@ -26,7 +26,8 @@ struct AllToAll {
   const OutputCopy copy;
 
   std::span<const int> ranks(int local) const { return context.local_ranks(local); }
-  // Where n bytes of each block for the rank with this index in a local peer begin.
+  // The offset at which n bytes of each block begin that are for the rank with this index in a
+  // local peer.
   std::size_t in_message(std::size_t member, int local, std::size_t index, std::size_t n) const {
     std::size_t target = index;
     for (int lower = 0; lower < local; ++lower) target += ranks(lower).size();

@@ -25,7 +25,7 @@ struct ReduceScatter {
   std::vector<const std::byte*> inputs;
 
   std::span<const int> ranks(int local) const { return context.local_ranks(local); }
-  // Of n elements for each rank.
+  // The offset of a rank's elements in a message that has n for each rank.
   std::size_t in_message(int rank, std::size_t n) const {
     return static_cast<std::size_t>(rank) * stride_of(n * width, tile * width);
   }

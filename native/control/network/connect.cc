@@ -71,9 +71,9 @@ void Endpoint::meet(bool agents, Clock::time_point end) {
     int other;
     std::uint32_t which;
   };
-  const Patience patience{end, [this] {
-                            if (arena_->aborted()) throw Error(arena_->abort_text());
-                          }};
+  const Limit limit{end, [this] {
+                      if (arena_->aborted()) throw Error(arena_->abort_text());
+                    }};
   std::vector<Way> ways;
   const int count = static_cast<int>(peers_.size());
   for (int step = 1; step < count; ++step) {  // so that not all run to the same one
@@ -87,7 +87,7 @@ void Endpoint::meet(bool agents, Clock::time_point end) {
   at_the_same_time(ways.size(), [&](std::size_t i) {
     const auto [other, which] = ways[i];
     try {
-      made[i] = open(other, which, patience);
+      made[i] = open(other, which, limit);
     } catch (const Error&) {
       if (!agents) throw;
     }
@@ -124,19 +124,18 @@ void Endpoint::publish(int process, std::unique_ptr<Connection> made) {
 }
 
 // Unauthenticated peers may push a connection out before it has shown that it has the key.
-std::unique_ptr<Connection> Endpoint::open(int process, std::uint32_t which,
-                                           const Patience& patience) {
+std::unique_ptr<Connection> Endpoint::open(int process, std::uint32_t which, const Limit& limit) {
   const std::string peer =
       labels_[static_cast<std::size_t>(process)] + " at " + peer_of(process).address;
   for (auto pause = kFirstPause;; pause = std::min(2 * pause, kMaxPause)) {
     try {
-      auto made = try_to_connect(process, peer, patience);
-      greet(*made, peer, process, which, patience);
+      auto made = try_to_connect(process, peer, limit);
+      greet(*made, peer, process, which, limit);
       if (!security_->encrypts()) made->replace(std::make_unique<UnencryptedSession>(made->fd()));
       return made;
     } catch (const Dropped&) {
-      patience.check();
-      if (Clock::now() + pause >= patience.end) throw;
+      limit.check();
+      if (Clock::now() + pause >= limit.end) throw;
     }
     std::this_thread::sleep_for(pause);
   }
@@ -160,7 +159,7 @@ std::string Endpoint::fails_handshake(const std::string& peer, const std::string
 }
 
 std::unique_ptr<Connection> Endpoint::try_to_connect(int process, const std::string& peer,
-                                                     const Patience& patience) {
+                                                     const Limit& limit) {
   Descriptor fd;
   const auto text_of = [&](const Error& error) {
     return "lockstep: " + labels_[static_cast<std::size_t>(process_)] + " cannot reach " + peer +
@@ -170,7 +169,7 @@ std::unique_ptr<Connection> Endpoint::try_to_connect(int process, const std::str
                 : ". Does a firewall let TCP through between the hosts?");
   };
   try {
-    fd = connect_to(peer_of(process).address, patience.end, patience.check);
+    fd = connect_to(peer_of(process).address, limit.end, limit.check);
   } catch (const Refused& error) {
     throw Refused(text_of(error));
   } catch (const Error& error) {
@@ -182,17 +181,17 @@ std::unique_ptr<Connection> Endpoint::try_to_connect(int process, const std::str
     if (result == Result::kFailed)
       throw Error(session->was_changed() ? fails_handshake(peer, session->problem())
                                          : cannot_reach(peer, session->problem()));
-    if (Clock::now() >= patience.end) throw Error(cannot_reach(peer, "no answer in time"));
-    patience.check();
+    if (Clock::now() >= limit.end) throw Error(cannot_reach(peer, "no answer in time"));
+    limit.check();
     wait_for(fd.get(), result == Result::kWantsWrite,
-             std::min(patience.end, Clock::now() + kPollInterval));
+             std::min(limit.end, Clock::now() + kPollInterval));
   }
   return std::make_unique<Connection>(std::move(fd), std::move(session), send_grace_);
 }
 
 // Names this process, and returns when the other process has accepted it.
 void Endpoint::greet(Connection& connection, const std::string& peer, int process,
-                     std::uint32_t which, const Patience& patience) {
+                     std::uint32_t which, const Limit& limit) {
   const auto own = static_cast<std::uint32_t>(process_),
              other = static_cast<std::uint32_t>(process);
   const std::span<const std::byte> rest = progress_.is_agent(process) || which != 0
@@ -208,15 +207,15 @@ void Endpoint::greet(Connection& connection, const std::string& peer, int proces
                        .to = other,
                        .extra = Frame::connection_number(which, connections_to(process))};
   const auto bytes = std::as_bytes(std::span(&greeting, 1));
-  const double left = std::chrono::duration<double>(patience.end - Clock::now()).count();
+  const double left = std::chrono::duration<double>(limit.end - Clock::now()).count();
   const WaitLimits limits{&arena_->header().abort_state, Deadline(std::max(left, 1e-9)), {}};
   if (connection.write(bytes, rest, limits) != Connection::Result::kAll)
     throw Dropped(cannot_reach(peer, "it has closed the connection"));
   Frame answer;
-  read_all(connection, peer, std::as_writable_bytes(std::span(&answer, 1)), patience);
+  read_all(connection, peer, std::as_writable_bytes(std::span(&answer, 1)), limit);
   if (answer.kind == Frame::kRefusal && answer.bytes <= kAbortText) {
     std::string why(answer.bytes, ' ');
-    read_all(connection, peer, std::as_writable_bytes(std::span(why)), patience);
+    read_all(connection, peer, std::as_writable_bytes(std::span(why)), limit);
     throw Denied("lockstep: " + peer + " has refused the connection of " +
                  labels_[static_cast<std::size_t>(process_)] + ": " + why + ".");
   }
@@ -229,7 +228,7 @@ void Endpoint::greet(Connection& connection, const std::string& peer, int proces
 }
 
 void Endpoint::read_all(Connection& connection, const std::string& peer, std::span<std::byte> to,
-                        const Patience& patience) {
+                        const Limit& limit) {
   while (!to.empty()) {
     std::size_t moved = 0;
     const Result result = connection.session().read(to, moved);
@@ -237,10 +236,10 @@ void Endpoint::read_all(Connection& connection, const std::string& peer, std::sp
     if (result == Result::kDone) continue;
     if (result == Result::kClosed || result == Result::kFailed)
       throw Dropped(cannot_reach(peer, connection.session().problem()));
-    patience.check();
-    if (Clock::now() >= patience.end) throw Error(cannot_reach(peer, "no answer in time"));
+    limit.check();
+    if (Clock::now() >= limit.end) throw Error(cannot_reach(peer, "no answer in time"));
     wait_for(connection.fd(), result == Result::kWantsWrite,
-             std::min(patience.end, Clock::now() + kPollInterval));
+             std::min(limit.end, Clock::now() + kPollInterval));
   }
 }
 

@@ -95,7 +95,7 @@ bool Endpoint::meet_later(int process, const Deadline& deadline, BackgroundThrea
 void Endpoint::want(int process, BackgroundThreads::For whom) {
   Peer& peer = peer_of(process);
   std::lock_guard lock(peer.mutex);
-  // Once more if only a watchdog has wanted it, whose turn may come late.
+  // A connection that only a watchdog has wanted may come late, so the program asks for it again.
   const bool comes_sooner = whom == BackgroundThreads::kProgram && !peer.is_urgent;
   if (peer.is_begun || (peer.is_wanted && !comes_sooner)) return;
   background_.add([this, process] { connect_later(process); }, whom);
@@ -111,11 +111,11 @@ void Endpoint::connect_later(int process) noexcept {
     if (std::exchange(peer.is_begun, true)) return;
     peer.is_wanted = true;  // also where the first one of two has failed
   }
-  const Patience patience{Clock::time_point::max(), [this, process] {
-                            if (Clock::now().time_since_epoch().count() >= connects_until_.load())
-                              throw Error("lockstep: this process ends.");
-                            if (is_lost(process)) throw Error(has_ended(process));
-                          }};
+  const Limit limit{Clock::time_point::max(), [this, process] {
+                      if (Clock::now().time_since_epoch().count() >= connects_until_.load())
+                        throw Error("lockstep: this process ends.");
+                      if (is_lost(process)) throw Error(has_ended(process));
+                    }};
   const auto give_up = [&](const std::exception& error) noexcept {
     std::lock_guard lock(peer.mutex);
     // The next one that needs the connection tries again.
@@ -129,9 +129,9 @@ void Endpoint::connect_later(int process) noexcept {
   };
   for (;;) {
     try {
-      auto first = open(process, 0, patience);
+      auto first = open(process, 0, limit);
       for (std::uint32_t which = 1; which < connections_to(process); ++which)
-        first->further.push_back(open(process, which, patience));
+        first->further.push_back(open(process, which, limit));
       publish(process, std::move(first));
       if (--num_deferred_ == 0) progress_.close_when_met();
       return;

@@ -62,7 +62,7 @@
 
 namespace lockstep {
 
-// Where the other hosts are. Without addresses the job has one host only.
+// The addresses of the other hosts. Without addresses the job has one host only.
 struct EndpointOptions {
   std::vector<std::string> addresses;  // of each process, "10.0.0.1:4411"; "" on this host
   int num_agents = 0;                  // the last ones of these are not processes, but agents
@@ -157,7 +157,7 @@ class Endpoint : public Network, public ChannelIo {
   };
   // Until when a connection may take. `check` is called meanwhile, and throws when it is not needed
   // any more.
-  struct Patience {
+  struct Limit {
     Clock::time_point end;
     std::function<void()> check;
   };
@@ -174,11 +174,11 @@ class Endpoint : public Network, public ChannelIo {
   void start(const EndpointOptions& options);
   void meet(bool agents, Clock::time_point end);
   void publish(int process, std::unique_ptr<Connection> made);
-  std::unique_ptr<Connection> open(int process, std::uint32_t which, const Patience& patience);
+  std::unique_ptr<Connection> open(int process, std::uint32_t which, const Limit& limit);
   std::unique_ptr<Connection> try_to_connect(int process, const std::string& peer,
-                                             const Patience& patience);
+                                             const Limit& limit);
   void greet(Connection& connection, const std::string& peer, int process, std::uint32_t which,
-             const Patience& patience);
+             const Limit& limit);
   std::string has_ended(int process) const;
   std::string has_not_connected(int process) const;
   std::string does_not_listen(int process) const;
@@ -201,7 +201,7 @@ class Endpoint : public Network, public ChannelIo {
     }
   }
   void read_all(Connection& connection, const std::string& peer, std::span<std::byte> to,
-                const Patience& patience);
+                const Limit& limit);
   std::string cannot_reach(const std::string& peer, const std::string& why) const;
   std::string fails_handshake(const std::string& peer, const std::string& why) const;
   bool takes_control(int process) const;

@@ -21,7 +21,7 @@ class Network : public Peers {
   virtual bool spans_hosts() const = 0;
   // Whether there is a connection to that process, or will be when it is needed.
   virtual bool reaches(int process) const = 0;
-  // Where others connect to, "10.0.0.1:4411".
+  // The address to which others connect, "10.0.0.1:4411".
   virtual const std::string& address() const = 0;
 
   // Begins with the connections to that process, which `send_control` otherwise waits for.

@@ -38,9 +38,9 @@ struct ArenaHeader {
   };
   std::array<Entry, 8192> directory;
 
-  // Where each process of this host is, for those that read its memory (CrossMemoryReader). With a
-  // pid of 0 nothing is known, and the next two are not set either. The flags are of processes of
-  // all hosts: what one process of this host notices, the others need not.
+  // Lets the others of this host read the memory of each process (CrossMemoryReader). With a pid of
+  // 0 nothing is known, and the next two are not set either. The flags are of processes of all
+  // hosts: what one process of this host notices, the others need not.
   struct Process {
     std::atomic<std::uint64_t> pid;
     std::atomic<std::uint64_t> word_at;  // the address, in that process, of ...

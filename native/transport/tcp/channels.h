@@ -1,4 +1,4 @@
-// Where messages of other hosts go: the rings that are open here, by channel. See endpoint.h.
+// The rings that are open here, by channel: messages of other hosts go into them.
 #pragma once
 
 #include <array>
@@ -49,8 +49,8 @@ class Channels {
     std::uint32_t stripe;  // which one of it
     std::size_t payload;   // bytes, in all stripes
   };
-  // Where the bytes of a part go: the slot, or its header there and the rest into memory that was
-  // posted. Null while the channel is not open here: `keep` then stores the message.
+  // The place for the bytes of a part: the slot, or its header there and the rest into memory that
+  // was posted. Null while the channel is not open here: `keep` then stores the message.
   struct Room {
     std::byte* header = nullptr;  // of stripe 0
     std::byte* rest = nullptr;
@@ -72,7 +72,7 @@ class Channels {
     Channels* channels_ = nullptr;  // null: it keeps nothing waiting
     Open* open_ = nullptr;
   };
-  // Where the rest of a part goes whose room was posted. `filling` is fresh.
+  // The place for the rest of a part whose room was posted. `filling` is fresh.
   std::byte* posted_room(const Part& part, Filling& filling);
   void arrived(const Part& part);
   void keep(const ChannelId& channel, std::uint32_t number, std::vector<std::byte> message);

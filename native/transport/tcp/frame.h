@@ -36,7 +36,7 @@ struct Frame {
   std::uint32_t number = 0;
   std::uint32_t bytes = 0;  // that follow, a header included
   std::uint32_t to = 0;
-  // Of a greeting: see `connection_number`. Of an answer: see `machine_number`. Of a message: how
+  // A greeting has its `connection_number` here, an answer the `machine_number`, and a message how
   // many bytes of its payload other connections carry.
   std::uint32_t extra = 0;
 

@@ -45,7 +45,7 @@ class FrameParser {
   // Whether it has said, here, that its program has ended.
   bool has_left() const { return has_left_; }
 
-  // Where the next bytes go; never empty. Memory of a rank that waits for them stays while
+  // The place for the next bytes; never empty. Memory of a rank that waits for them stays while
   // `filling` lives.
   std::span<std::byte> room(Channels::Filling& filling);
   // So many of them are there now.

@@ -123,7 +123,8 @@ struct OpenSsl {
   openssl::Function<unsigned long()> next_error{library, "ERR_get_error"};
   openssl::Function<const char*(unsigned long)> reason{library, "ERR_reason_error_string"};
 
-  // Of the libcrypto that this libssl is linked with: dlsym searches a library's dependencies.
+  // These are in the libcrypto that this libssl is linked with: dlsym searches a library's
+  // dependencies.
   openssl::Function<openssl::Cipher*()> new_cipher{library, "EVP_CIPHER_CTX_new"};
   openssl::Function<void(openssl::Cipher*)> free_cipher{library, "EVP_CIPHER_CTX_free"};
   openssl::Function<const void*()> aes_128_gcm{library, "EVP_aes_128_gcm"};

@@ -20,7 +20,7 @@ class ReceiveBuffer {
   // Appends what there is. What is unread moves: no span of it is good afterwards. Not with as much
   // unread as there is room for.
   int fill(int fd);
-  // Not so after `fill`: it has taken all there was.
+  // If it is not full after `fill`, that has taken all there was.
   bool is_full() const { return end_ == capacity_; }
 
  private:

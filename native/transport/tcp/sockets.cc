@@ -110,7 +110,8 @@ std::uint32_t machine_number() {
 }
 
 void bound_send_buffer(int fd) {
-  // Of a network that a test makes slow, whose round trip takes more than the buffer.
+  // A longer round trip is that of a network that a test makes slow, which needs more than the
+  // buffer.
   constexpr std::uint32_t kFarMicroseconds = 200;
   tcp_info info{};
   socklen_t size = sizeof(info);

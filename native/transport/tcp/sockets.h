@@ -26,7 +26,7 @@ Descriptor connect_to(const std::string& address, Clock::time_point end,
 // The next connection of a listening socket; -1 when there is none.
 Descriptor accept_from(int listener);
 
-// Where a socket listens, in the form that `connect_to` takes.
+// The address at which a socket listens, in the form that `connect_to` takes.
 std::string address_of(int fd);
 
 // The address of the other end.

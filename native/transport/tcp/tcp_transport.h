@@ -36,7 +36,8 @@ class TcpTransport : public Transport {
   }
 
  private:
-  // Of the collective: above, a process sends and receives at the same time.
+  // A rank receives the messages of collectives of up to so many bytes itself. In larger ones a
+  // process sends and receives at the same time.
   static constexpr std::size_t kReceivesItself = 64 << 10;
   // A rank that receives itself does not read the connections for stripes.
   static_assert(kReceivesItself < 2 * Stripes::kMinStripe);

@@ -38,7 +38,7 @@ class Tls::Handshake {
   // For a handshake that is done: a second opinion. The settings of the context leave no other way
   // to complete one.
   bool has_proved_the_key() const;
-  // Of application data: RFC 8446, 7.1. To be taken once.
+  // The secrets of application data (RFC 8446, 7.1), to be taken once.
   SecretBytes take_client_secret() { return std::move(client_secret_); }
   SecretBytes take_server_secret() { return std::move(server_secret_); }
 

@@ -17,8 +17,8 @@ namespace {
 
 constexpr const char* kVariable = "UCX_NET_DEVICES";
 
-// Of InfiniBand, RoCE or the like, and open to programs: a container sees those of its host in
-// /sys.
+// Finds a device of InfiniBand, RoCE or the like that programs may open: a container sees those of
+// its host in /sys.
 bool has_rdma_device() {
   std::error_code error;
   for (const auto& each : std::filesystem::directory_iterator("/dev/infiniband", error))

@@ -1,4 +1,4 @@
-// Where the messages that come over UCX go: the rings that are open here, by channel.
+// The rings that are open here, by channel: messages that come over UCX go into them.
 //
 // UCX keeps no order between a small message, which comes with its header, and a large one, whose
 // bytes are fetched when its header is there. So each message goes into its slot when it comes, and

@@ -28,7 +28,7 @@ constexpr int kClosingProgress = 100;
 
 }  // namespace
 
-// Of a channel, one end.
+// One end of a channel.
 class UcxTransport::Channel : public SendChannel, public ReceiveChannel {
  public:
   Channel(UcxTransport& transport, const ChannelId& id) : transport_(transport), id_(id) {}

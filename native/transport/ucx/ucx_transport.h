@@ -72,8 +72,8 @@ class UcxTransport : public Transport, public Companion {
   std::size_t refused();
 
  private:
-  // Of the collective: a rank that waits for smaller messages receives them itself, which saves the
-  // wake-up of two threads. Above, a process sends and receives at the same time.
+  // A rank receives the messages of collectives of up to so many bytes itself, which saves the
+  // wake-up of two threads. In larger ones a process sends and receives at the same time.
   static constexpr std::size_t kReceivesItself = 64 << 10;
 
   class Channel;

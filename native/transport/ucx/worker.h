@@ -45,7 +45,7 @@ class UcxWorker {
 
   const ucp::Library& library() const { return library_; }
   ucp::Worker* get() const { return worker_; }  // under the lock
-  // Where others reach it.
+  // The address at which others reach the worker.
   std::vector<std::byte> address() const;
   std::size_t max_header() const;
 
