@@ -108,19 +108,25 @@ TEST(connections_at_the_start_grow_with_the_logarithm_of_the_hosts) {
 
 TEST(connections_are_made_when_they_are_needed) {
   for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts})
-    for (const bool encrypt : {true, false})
-      run_healthy(one_rank_each(6), two_hosts(harness, encrypt, 3), [](Rank& rank) {
+    for (const bool encrypt : {true, false}) {
+      SharedCount checked;
+      run_healthy(one_rank_each(6), two_hosts(harness, encrypt, 3), [&](Rank& rank) {
         const auto end = rank.all();
         CHECK(met(rank) == std::vector<int>{(rank.process() + 3) % 6});
         run_permute(*end, {{0, 4}, {5, 1}}, 10, 1);
         const std::vector<std::vector<int>> wanted{{3, 4}, {4, 5}, {5}, {0}, {0, 1}, {1, 2}};
         CHECK(met(rank) == wanted[static_cast<std::size_t>(rank.process())]);
         CHECK(is_open(endpoint_of(rank.job).address()));
+        // A rank that goes on connects to the others, and with the last connection a port is
+        // closed.
+        checked.add(1);
+        eventually([&] { return checked.get() == 6; }, "the checks of the others");
         run_case(*end, {.op = Op::kAllToAll, .dtype = DType::kF32, .count = 600, .seed = 2});
         CHECK_EQUAL(met(rank).size(), 3U);
         wait_until_closed(endpoint_of(rank.job).address());
         run_case(*end, {.count = 1000, .seed = 3});
       });
+    }
 }
 
 TEST(all_connect_at_the_same_time) {
