@@ -190,7 +190,8 @@ bool Job::may_meet(const Origin& mine, int peer, const Origin& theirs) {
   };
   const Requests::Pair pair{peer, theirs.execution - mine.execution};
   const auto response = requests_.compare(pair, text, kComparisonTimeout);
-  return response != Requests::Response::kNo;
+  // The job may fail during the comparison, because of this very difference.
+  return response != Requests::Response::kNo && !arena_->aborted();
 }
 
 std::chrono::nanoseconds Job::process_spin() const {

@@ -156,5 +156,39 @@ TEST(a_difference_that_is_found_late_fails_the_job) {
   for (const Outcome& outcome : outcomes) CHECK_CONTAINS(outcome.error, "different collectives");
 }
 
+// The watchdog of process 0 finds the difference first, and that of process 1 is still at work when
+// the job fails.
+TEST(a_difference_is_an_error_also_where_the_comparison_is_cut_short) {
+  const auto outcomes = run_job(layout("2x1"), {.timeout_seconds = 20}, [](Rank& rank) {
+    rank.job.set_watched(true);
+    std::atomic<bool> done{false};
+    std::thread watchdog([&] {
+      for (; !done; std::this_thread::sleep_for(1ms)) {
+        const auto request = rank.job.requests().next();
+        if (request.number != 0 && rank.index == 0)
+          rank.job.requests().respond(request.number, Response::kNo);
+      }
+    });
+    float in = 1, out = 0;
+    Call call;
+    call.dtype = DType::kF32;
+    call.reduction = Reduction::kSum;
+    call.count = 1;
+    call.in = reinterpret_cast<const std::byte*>(&in);
+    call.out = reinterpret_cast<std::byte*>(&out);
+    call.origin = {77 + rank.index, 3, 0};
+    std::string error;
+    try {
+      rank.all()->run(call);
+    } catch (const Error& failed) {
+      error = failed.what();
+    }
+    done = true;
+    watchdog.join();
+    if (!error.empty()) throw Error(error);
+  });
+  for (const Outcome& outcome : outcomes) CHECK_CONTAINS(outcome.error, "different collectives");
+}
+
 }  // namespace
 }  // namespace lockstep::testing
