@@ -40,10 +40,12 @@ COLLECTIVES = ("lockstep", STOCK, "gloo", "mpi")
 TITLES = {
     "lockstep": "Lockstep",
     STOCK: "stock JAX, gloo",
-    "gloo": "gloo, launched",
+    "gloo": "gloo under Lockstep",
     "mpi": "MPICH, launched",
 }
 MARK = "FAULTS_RUN_MARK"
+WAIT_SECONDS = 20
+"""``--collective-timeout`` over gloo: what cannot be proved is ended then."""
 
 # Fault: processes, the one with the fault, words for the table.
 FAULTS = {
@@ -95,6 +97,8 @@ class Outcome:
     """By process."""
     aborted: bool = False
     """Whether a process that had raised was ended by SIGABRT, so that it could not go on."""
+    named: bool = False
+    """Whether the launcher's headline names the process with the fault."""
     limit: float = 30
     """Seconds from the start of the run after which it was ended."""
 
@@ -113,7 +117,11 @@ def launcher(processes: int, collectives: str) -> list[str]:
     if collectives == STOCK:
         return [str(STOCK_JOB), str(processes)]
     options = ["-n", str(processes), "-d", "1", "--collectives", collectives]
-    return ["-m", "lockstep", "run", *options, "--grace", "100000"]
+    grace = 100_000
+    if collectives == "gloo":
+        options += ["--stall-warning", "10", "--collective-timeout", str(WAIT_SECONDS)]
+        grace = 10
+    return ["-m", "lockstep", "run", *options, "--grace", str(grace)]
 
 
 def run(name: str, collectives: str, limit: float) -> Outcome:
@@ -179,6 +187,18 @@ def judge(name: str, collectives: str, output: str, ended: float | None) -> Outc
         (texts or [_last_words(output)])[0][:1200],
         {str(i): text for i, text in each.items()},
         any("raised" in said[i] and "SIGABRT" in failures.get(i, "") for i in judged),
+        _names(output, culprit),
+    )
+
+
+def _names(output: str, culprit: int) -> bool:
+    """Whether the first line of the launcher's report says what process ``culprit`` has done."""
+    headlines = (line for line in output.splitlines() if line.startswith("lockstep: process"))
+    first = next(headlines, "").replace("lockstep: ", "")
+    consequence = r"process \d+ of \d+ failed first: (?=.*process)|processes? [\d, -]+ wait.*"
+    return (
+        re.search(rf"\bprocess(?:es)? [\d, -]*\b{culprit}\b", re.sub(consequence, "", first))
+        is not None
     )
 
 
@@ -189,6 +209,10 @@ def _of_process(said: dict[str, Any], failure: str, ended: float | None) -> str:
         return "raised"
     if ended is None and (not failure or "SIGKILL" in failure):
         return "hang"
+    if ended is not None and re.match(
+        r"(?:\S+Error: lockstep: |process|a collective over)", failure
+    ):
+        return "ended"
     failure = failure.partition(". ")[0].partition(" (")[0]
     return failure if failure else ("finished" if "finished" in said else "no exception")
 
@@ -209,6 +233,8 @@ def cell(outcome: Outcome) -> str:
         elif outcome.ended_seconds > outcome.seconds + 5:
             text += f", ends after {outcome.ended_seconds:.0f} s"
         return text
+    if set(outcome.kind.split(" / ")) <= {"raised", "ended"} and outcome.ended_seconds is not None:
+        return f"ended after {outcome.ended_seconds:.0f} s" + ", named" * outcome.named
     kind = outcome.kind.replace("exit code 143 / no exception", "aborted, no exception")
     text = kind.replace("wrong number", "**wrong number**").replace("hang", "**hang**")
     text = text.replace("finished", "goes on to its end")

@@ -26,7 +26,7 @@ FLOORS: tuple[set[str], ...] = (
     {"bootstrap"},
     {"nccl"},
     {"watchdog"},
-    {"linalg", "hlo"},
+    {"linalg", "hlo", "programs"},
     {"callsites", "engine", "system"},
     {"flight_recorder", "job"},
     {"_jax_compat", "_config", "_errors", "_finding", "_run_files", "_words"},

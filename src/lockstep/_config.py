@@ -17,6 +17,7 @@ from lockstep._errors import ConfigError
 
 COLLECTIVES = ("lockstep", "gloo", "mpi")
 TRANSPORTS = ("tcp", "ucx")
+CHECKS_OF_PROGRAMS = ERROR, WARN, OFF = ("error", "warn", "off")
 MAX_CONNECTIONS = 8
 """To one process: `Stripes::kMaxConnections` of the engine."""
 DEFAULT_COLLECTIVE_TIMEOUT = 600.0
@@ -85,6 +86,13 @@ def _switch(text: str) -> bool:
     return text == "1"
 
 
+def check_of_programs(text: str) -> str:
+    choices = {ERROR: ERROR, WARN: WARN, OFF: OFF, "1": ERROR, "0": OFF}
+    if text not in choices:
+        raise ValueError(f"one of {', '.join(CHECKS_OF_PROGRAMS)}")
+    return choices[text]
+
+
 def _address(text: str) -> str:
     host, colon, port = text.rpartition(":")
     if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
@@ -136,8 +144,8 @@ class Config:
     """Seconds that a host may take for one answer in the checks before a start on several hosts."""
     strict: bool = _variable("LOCKSTEP_STRICT", _switch, False)
     """Check that all members call a collective from the same line; see docs/reference/faults.md."""
-    check_programs: bool = _variable("LOCKSTEP_CHECK_PROGRAMS", _switch, True)
-    """Check that all members call a collective from the same program."""
+    check_programs: str = _variable("LOCKSTEP_CHECK_PROGRAMS", check_of_programs, ERROR)
+    """What to do where the processes run programs together that differ."""
     record: bool = _variable("LOCKSTEP_RECORD", _switch, True)
     """Record collectives and watch the job: find processes that diverge, die or stall."""
     full_tracebacks: bool = _variable("LOCKSTEP_FULL_TRACEBACKS", _switch, False)

@@ -51,6 +51,8 @@ WAITS = "waits.json"
 """The barriers that a process waits in, and whether it can go on by itself."""
 PROGRAMS_VARY = "programs_vary"
 """This file exists when the run ids of a process's programs may differ from the others'."""
+DIFFERENCE = "difference.json"
+"""In what the programs differ that the processes run together, where one process has found it."""
 STACKS = "stacks.txt"
 DIFFERENCES = "differences"
 """In what the processes of a job differ: one line of process 0."""
@@ -62,6 +64,7 @@ OF_PROCESS = (
     CALLERS,
     WAITS,
     PROGRAMS_VARY,
+    DIFFERENCE,
     DIFFERENCES,
     ERROR,
     EXIT,

@@ -120,7 +120,7 @@ SETTINGS = """
             {name: str(signal.getsignal(number)) for name, number in numbers.items()},
             {name: caught >> number - 1 & 1 for name, number in numbers.items()},
             [masks[name].strip() for name in ("SigBlk", "SigIgn")],
-            [thread.name for thread in threading.enumerate()],
+            [t.name for t in threading.enumerate() if not t.name.startswith("lockstep-")],
         )
         """
 PROGRAMS["settings"] = PROGRAMS["barriers that fail"] + SETTINGS

@@ -1,19 +1,24 @@
-"""What a process says of itself, and what is made of it."""
+"""What a process publishes of itself, and what is made of it."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from types import SimpleNamespace
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 from lockstep._errors import RecordError
 from lockstep.flight_recorder import diagnose
-from lockstep.flight_recorder.format import Entry, ProcessRecord, Ring, State
+from lockstep.flight_recorder.format import Entry, Op, ProcessRecord, Ring, State
 from lockstep.flight_recorder.model import Caller
-from lockstep.nccl import compilations, state
-from lockstep.nccl.compilations import Compilation
-from lockstep.nccl.state import Missing, ProcessState
+from lockstep.programs import compilations
+from lockstep.programs.compilations import Program
+from lockstep.watchdog import store_state as state
+from lockstep.watchdog.store_state import Missing, ProcessState
 
 
 def entry(number: int, done: bool = True, elements: int = 8) -> Entry:
@@ -27,7 +32,7 @@ def of(
     *entries: Entry,
     count: int = 2,
     inside: str = "",
-    compiles: Compilation | None = None,
+    compiles: Program | None = None,
     ended: bool = False,
 ) -> ProcessState:
     own = tuple(e._replace(rank=index) for e in entries)
@@ -48,8 +53,9 @@ def of(
 
 
 def test_a_state_is_the_same_after_its_way_through_the_store() -> None:
-    program = Compilation("jit_step", "ab12", "module {}\n", "train.py:3")
+    program = Program("jit_step", "train.py:3", "ab12", (0, 1), "", b"packed")
     sent = of(1, entry(1), entry(2, done=False), compiles=program)
+    sent = dataclasses.replace(sent, programs={77: program.without_module()})
     received = ProcessState.from_json(1, json.loads(json.dumps(sent.to_json())))
     assert received == sent
 
@@ -109,45 +115,72 @@ def test_progress_is_what_has_begun_and_ended() -> None:
 # The compiler
 
 
-def program(name: str, *lines: str) -> Compilation:
-    text = "\n".join([f"module @{name} {{", *lines, "}"])
-    return Compilation(name, str(hash(text)), text, "train.py:41")
+def program(scale: float = 2.0, name: str = "step", size: int = 8) -> Program:
+    def function(x: Any) -> Any:
+        return (x * scale).sum()  # SCALE
+
+    function.__name__ = name
+    module = jax.jit(function).lower(np.ones(size, "float32")).compiler_ir()
+    devices = [SimpleNamespace(id=number, process_index=number) for number in range(2)]
+    return dataclasses.replace(compilations._described(module, devices), at="train.py:41")
 
 
-def test_programs_that_differ_are_told_by_their_first_line() -> None:
-    one, other = program("jit_step", "a = 1", "b = 2"), program("jit_step", "a = 1", "b = 3")
-    states = [of(k, inside="compile", compiles=c) for k, c in enumerate([one, other])]
+def test_programs_that_differ_are_told_by_what_differs() -> None:
+    states = [of(k, inside="compile", compiles=program(2.0 + k)) for k in range(2)]
     text, for_all = state.stands_in_jax(states, 0)
     assert for_all
     assert text.startswith(
-        "process 0 compiles jit_step (train.py:41), process 1 another program of that name "
-        "(train.py:41). On GPUs XLA waits"
+        "process 1 runs another program than process 0: in step (train.py:41) a constant is 3.0 on "
+        "process 1, 2.0 on process 0, test_store_state.py:"
     )
-    assert text.endswith("process 0: b = 2\n  process 1: b = 3")
+    assert "# SCALE. On GPUs XLA waits until all processes compile one program." in text
 
 
 def test_the_same_program_everywhere_is_no_news() -> None:
-    states = [of(k, inside="compile", compiles=program("jit_step", "a")) for k in range(2)]
+    states = [of(k, inside="compile", compiles=program()) for k in range(2)]
     assert state.stands_in_jax(states, 0) == ("", False)
 
 
 def test_one_that_compiles_alone_hears_where_the_others_are() -> None:
-    states = [of(0, inside="compile", compiles=program("jit_step", "a")), of(1)]
+    states = [of(0, inside="compile", compiles=program()), of(1)]
     text, for_all = state.stands_in_jax(states, 0)
     assert not for_all
-    assert "process 0 has been compiling jit_step for 31 s (train.py:40)" in text
+    assert "process 0 has been compiling step (train.py:41) for 31 s (train.py:40)" in text
     assert text.endswith("process 1 is at train.py:41.")
 
 
-def test_a_program_that_is_too_long_is_told_by_its_name() -> None:
-    import random
+def test_programs_that_differ_in_their_names_are_told_by_these() -> None:
+    compiled = {0: program(), 1: program(name="evaluate")}
+    assert str(compilations.explain(compiled)) == (
+        "process 1 runs another program than process 0: evaluate (train.py:41) and not step "
+        "(train.py:41)"
+    )
 
-    random.seed(0)
-    long = program("jit_a", "".join(random.choices("abcdefghij", k=300_000)))
-    received = Compilation.from_json(long.to_json())
-    assert (received.name, received.digest, received.text) == (long.name, long.digest, "")
-    text = compilations.difference({0: received, 1: program("jit_b", "x")})
-    assert text.splitlines() == [
-        "process 0 compiles jit_a (train.py:41), process 1 jit_b (train.py:41). On GPUs XLA waits "
-        "until all processes compile one program."
+
+def test_a_program_that_is_too_long_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilations, "MAX_MODULE", 100)
+    received = Program.from_json(json.loads(json.dumps(program().to_json())))
+    assert received.module == b""
+    text = str(compilations.explain({0: received, 1: program(3.0)}))
+    assert "in step (train.py:41) one program on process 1, another one of that name on" in text
+
+
+# Launches
+
+
+def launch(number: int, run_id: int) -> Entry:
+    return entry(number)._replace(run_id=run_id, op=Op.PROGRAM, op_id=1)
+
+
+def test_other_launches_at_one_place_are_told_with_their_programs() -> None:
+    programs = [program(2.0), program(3.0)]
+    states = [
+        dataclasses.replace(of(k, launch(1, 5 + k)), programs={5 + k: programs[k]})
+        for k in range(2)
     ]
+    found = state.judge(states, {})
+    assert state.launched_at(found, states) == dict(enumerate(programs))
+    difference = compilations.explain(state.launched_at(found, states))
+    told = state.judge(states, {}, difference)
+    assert (told.kind, told.culprits) == (diagnose.Kind.PROGRAMS, (0, 1))
+    assert "a constant is 3.0 on process 1, 2.0 on process 0" in state.report(told, states, {})

@@ -13,6 +13,7 @@ from lockstep._jax_compat.arrays import note_unreadable_values as note_unreadabl
 from lockstep._jax_compat.arrays import under_derivatives as under_derivatives
 from lockstep._jax_compat.arrays import varying_axes as varying_axes
 from lockstep._jax_compat.arrays import watch_failures as watch_failures
+from lockstep._jax_compat.backends import all_devices as all_devices
 from lockstep._jax_compat.backends import around_backends as around_backends
 from lockstep._jax_compat.backends import around_cpu_client as around_cpu_client
 from lockstep._jax_compat.backends import check_collectives as check_collectives
@@ -50,6 +51,9 @@ from lockstep._jax_compat.hooks import report as report
 from lockstep._jax_compat.hooks import report_version as report_version
 from lockstep._jax_compat.importing import after_jax_import as after_jax_import
 from lockstep._jax_compat.importing import jaxlib_is_loaded as jaxlib_is_loaded
+from lockstep._jax_compat.launches import LAUNCHES as LAUNCHES
+from lockstep._jax_compat.launches import LAUNCHES_LOST as LAUNCHES_LOST
+from lockstep._jax_compat.launches import note_launches as note_launches
 from lockstep._jax_compat.planning import plan_devices as plan_devices
 from lockstep._jax_compat.plug import jaxlib_library as jaxlib_library
 from lockstep._jax_compat.plug import names_missing as names_missing
@@ -57,7 +61,9 @@ from lockstep._jax_compat.plug import names_wanted as names_wanted
 from lockstep._jax_compat.programs import add_to_cache_key as add_to_cache_key
 from lockstep._jax_compat.programs import around_compilations as around_compilations
 from lockstep._jax_compat.programs import around_executions as around_executions
+from lockstep._jax_compat.programs import bytes_of_module as bytes_of_module
 from lockstep._jax_compat.programs import executes as executes
+from lockstep._jax_compat.programs import has_collectives as has_collectives
 from lockstep._jax_compat.programs import has_passes as has_passes
 from lockstep._jax_compat.programs import is_compiled_function as is_compiled_function
 from lockstep._jax_compat.programs import is_refused_type as is_refused_type

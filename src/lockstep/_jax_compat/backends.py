@@ -230,6 +230,14 @@ def local_devices() -> list[Any]:
     return list(default.local_devices()) if default is not None else []
 
 
+def all_devices() -> list[Any]:
+    """The devices of all processes, as `local_devices`."""
+    from jax._src import xla_bridge
+
+    default = getattr(xla_bridge, "_default_backend", None)
+    return list(default.devices()) if default is not None else []
+
+
 def device_lists() -> set[tuple[int, ...]]:
     """The lists of devices that programs are likely to run on, by id and in order.
 

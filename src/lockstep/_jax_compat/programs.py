@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
+import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
 
@@ -70,22 +72,23 @@ def around_executions(around: Callable[[Callable[[], Any]], Any]) -> None:
     pxla.MeshExecutableFastpathData = lambda *_: None
 
 
-def around_compilations(around: Callable[[Any, int, Callable[[], Any]], Any]) -> None:
-    """Passes every compilation to ``around``: the module, its number of devices, and the work.
+def around_compilations(around: Callable[[Any, Sequence[Any], Callable[[], Any]], Any]) -> None:
+    """Passes every compilation to ``around``: the module, its devices in order, and the work.
 
     ``around`` has to do the work and return what it returns. Programs that come from the persistent
-    cache are not compiled.
+    cache are passed too.
     """
     compiler: Any = importlib.import_module("jax._src.compiler")
-    compile_and_load = compiler.backend_compile_and_load
+    compile_or_get_cached = compiler.compile_or_get_cached
 
+    @functools.wraps(compile_or_get_cached)
     def compiling(backend: Any, module: Any, devices: Any, *args: Any, **options: Any) -> Any:
         def run() -> Any:
-            return compile_and_load(backend, module, devices, *args, **options)
+            return compile_or_get_cached(backend, module, devices, *args, **options)
 
-        return around(module, len(devices), run)
+        return around(module, list(devices.flat), run)
 
-    compiler.backend_compile_and_load = compiling
+    compiler.compile_or_get_cached = compiling
 
 
 def executes(code: CodeType) -> bool:
@@ -98,13 +101,61 @@ def is_compiled_function(value: Any) -> bool:
     return type(value).__name__ == "PjitFunction"
 
 
-def text_of_module(module: Any) -> tuple[str, str]:
-    """The name of a module that is to be compiled, and its text.
-
-    Without locations, and without the values of large constants, which may have gigabytes.
-    """
+def bytes_of_module(module: Any) -> tuple[str, bytes, bytes]:
+    """The name of a module that is to be compiled, its bytes without locations, and with them."""
+    manager: Any = importlib.import_module("jaxlib.mlir.passmanager")
     name = str(module.operation.attributes["sym_name"]).strip('"')
-    return name, module.operation.get_asm(enable_debug_info=False, large_elements_limit=16)
+    with module.context:
+        bare = module.operation.clone()
+        manager.PassManager.parse("builtin.module(strip-debuginfo)").run(bare.operation)
+        data = _bytecode(bare)
+        if any(word in data for word in _WITH_POINTERS):
+            bare.operation.walk(_without_pointers)
+            data = _bytecode(bare)
+    return name, data, _bytecode(module)
+
+
+_WITH_POINTERS = (b"callback", b"CustomSPMDPartitioning")
+
+
+def _without_pointers(operation: Any) -> Any:
+    """Removes what is another number in each process, as JAX does for its compilation cache."""
+    ir: Any = importlib.import_module("jaxlib.mlir.ir")
+    if operation.name == "stablehlo.custom_call":
+        target = operation.attributes["call_target_name"].value
+        if any(word.decode() in target for word in _WITH_POINTERS):
+            operation.attributes["backend_config"] = ir.StringAttr.get("")
+    return ir.WalkResult.ADVANCE
+
+
+def _bytecode(module: Any) -> bytes:
+    written = io.BytesIO()
+    module.operation.write_bytecode(file=written)
+    return written.getvalue()
+
+
+_COLLECTIVES = (b"all-reduce", b"all-gather", b"reduce-scatter", b"all-to-all", b"collective-")
+
+
+def has_collectives(executable: Any) -> bool:
+    """Whether a compiled program has collectives; True where that cannot be seen."""
+    try:
+        modules = [m.as_serialized_hlo_module_proto() for m in executable.hlo_modules()]
+    except Exception:
+        return True
+    return any(name in module for module in modules for name in _COLLECTIVES)
+
+
+def text_of_module(bytecode: bytes) -> str:
+    """The text of a module with its locations, from what `bytes_of_module` has made.
+
+    Without the values of large constants, which may have gigabytes.
+    """
+    mlir: Any = importlib.import_module("jax._src.interpreters.mlir")
+    ir: Any = importlib.import_module("jaxlib.mlir.ir")
+    with mlir.make_ir_context() as context:
+        module = ir.Module.parse(bytecode, context)
+        return module.operation.get_asm(enable_debug_info=True, large_elements_limit=1 << 12)
 
 
 def has_passes() -> bool:

@@ -12,9 +12,9 @@ _CODE = r"[A-Z]+(?:_[A-Z]+)*: "
 """The code of a status, such as ``INVALID_ARGUMENT``."""
 ENGINE_ERROR = rf"{_CODE}(?:[A-Z][\w ]*: )*?{OF_THE_ENGINE}(?P<again>earlier failure: )?"
 """A pattern: how the message of an engine's error begins, as XLA and JAX pass it on."""
-ENGINES = rf"^\S+: (?:{ENGINE_ERROR}|(?<=MissingProcessError: )lockstep: )"
+ENGINES = rf"^\S+: (?:{ENGINE_ERROR}|(?<=Error: )lockstep: )"
 """A pattern: the type of an exception, and the beginning of its message, where that is what the job
-has failed with on all processes. A barrier raises it as an exception of its own."""
+has failed with on all processes. A barrier and the store watch raise it as exceptions of theirs."""
 _PREFIXED = re.compile(rf"({_CODE})((?:{'|'.join(_PREFIXES)})+)")
 _OF_COLLECTIVE = re.compile(rf"{_CODE}(?:{'|'.join(_PREFIXES)})*(?:MPI error|Gloo|NCCL|RCCL)\b")
 

@@ -36,6 +36,7 @@ from lockstep.engine import bindings
 from lockstep.engine.options import Network, Options
 from lockstep.job import current_job, job_key, kv_store, topology
 from lockstep.job.kv_store import PREFIX, Store
+from lockstep.programs import compilations
 from lockstep.system import fd_limit
 from lockstep.watchdog import agent_network, artifacts, host_reachability, shutdown_hook
 
@@ -157,6 +158,13 @@ def _is_gloo() -> bool:
     return _implementation() == "gloo"
 
 
+def other_library() -> str:
+    """What moves the data of CPUs, where that is not the engine: ``gloo``, ``MPI``; "": it is."""
+    if _is_engine():
+        return ""
+    return {"gloo": "gloo", "mpi": "MPI"}.get(_implementation() or "", "")
+
+
 def _implementation() -> str | None:
     return _jax_compat.setting("jax_cpu_collectives_implementation")
 
@@ -222,6 +230,7 @@ def after_cpu_client(client: Any) -> None:
     from lockstep.watchdog import watchdogs
 
     watchdogs.note_devices()
+    compilations.note()
     _jax_compat.install(
         "compiled programs",
         "error messages name the lines of a program's collectives only while JAX keeps it.",
@@ -353,7 +362,7 @@ def _options(roster: _Roster, fd: int, nonce: int, network: Network | None) -> O
         oversubscribed=oversubscribed,
         device_id_bytes=_jax_compat.device_id_bytes(),
         no_members=_jax_compat.unreadable_requests(),
-        check_programs=config.check_programs and by_program,
+        check_programs=config.check_programs != _config.OFF and by_program,
         strict=config.strict,
         record=config.record,
         recorder=_recorder_path(roster.process),

@@ -396,7 +396,22 @@ def _after_backends(platform: str) -> bool:
             "a job over NCCL that hangs is not explained, and has no records.",
             lambda: start.start(platform),
         )
+    else:
+        _watch_launches()
     return _register_pass(platform)
+
+
+def _watch_launches() -> None:
+    """Where Lockstep does not run the collectives of CPUs itself."""
+    from lockstep.bootstrap import engine_start
+    from lockstep.watchdog import launch_watch
+
+    if library := engine_start.other_library():
+        _jax_compat.install(
+            launch_watch.HOOK,
+            f"a job over {library} that hangs, or whose processes differ, is not explained.",
+            lambda: launch_watch.start(library),
+        )
 
 
 def _register_pass(platform: str) -> bool:

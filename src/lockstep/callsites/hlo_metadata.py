@@ -43,12 +43,13 @@ _PLACE = re.compile(r"source_file=|stack_frame_id=")
 _NAMED = re.compile(r"^\s*(?:ROOT )?(%\S+) = .*", re.MULTILINE)
 _OPERANDS = re.compile(r" [\w-]+\(([^()]*%[^()]*)\)")
 _MAX_STEPS = 8
-# The parts of an instruction that describe its origin, the machine, and values of constants.
+# The parts of an instruction that describe its origin and the machine.
 _ORIGINS = re.compile(
     r', metadata=\{(?:[^{}"]|"[^"]*")*\}'
     r"|, (?:backend_config|frontend_attributes)=\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
-    r"|(?<=constant\()(?:[^()]|\([^()]*\))*"
 )
+_LEFT_OUT = "constant({...})"
+"""The values of a large constant do not stand in the text."""
 _NUMBERS = 1 << 32
 EXECUTIONS = 1 << 17
 """More executions of one program than there are between two scans, and few enough that another
@@ -74,8 +75,8 @@ class Collective:
 
 
 Digests = dict[str, list[str]]
-"""Hashes of the programs that a run id may belong to: of the ``whole`` text, and of the
-``collectives`` alone."""
+"""Hashes of the programs that a run id may belong to: of the ``whole`` text, of the
+``collectives`` alone, and of those whole texts that have all values (``exact``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +85,11 @@ class CompiledProgram:
     module: str
     collectives: tuple[Collective, ...]
     whole: str = ""
-    """A digest of the text without source lines and the values of constants."""
+    """A digest of the text without source lines."""
     arguments: tuple[str, ...] = ()
     """The arguments of each device in their order, ``x: f32[100,8]``."""
+    is_exact: bool = False
+    """Whether the text has the values of all constants."""
 
     @property
     def skeleton(self) -> str:
@@ -96,6 +99,10 @@ class CompiledProgram:
     @property
     def key(self) -> int:
         return fingerprint64(self.fingerprint) % _NUMBERS
+
+    def first_number(self, devices: Sequence[int]) -> int:
+        """The run id of the first execution on these devices."""
+        return (self.key + hash_of_devices(tuple(devices))) % _NUMBERS
 
     def has(self, op: str, channel: int) -> bool:
         return any(c.op == op and c.channel == channel for c in self.collectives)
@@ -129,7 +136,8 @@ def parse(fingerprint: bytes, text: str) -> CompiledProgram:
             )
     name = module[1] if module else "?"
     whole = _digest([name, *_instructions(text)])
-    return CompiledProgram(fingerprint, name, tuple(collectives), whole, arguments(text))
+    exact = _LEFT_OUT not in text
+    return CompiledProgram(fingerprint, name, tuple(collectives), whole, arguments(text), exact)
 
 
 def _with_place(line: str, named: Callable[[], Mapping[str, str]]) -> str:
@@ -162,6 +170,7 @@ def digests(programs: Sequence[CompiledProgram]) -> Digests:
     return {
         "whole": [program.whole for program in programs],
         "collectives": [program.skeleton for program in programs],
+        "exact": [program.whole for program in programs if program.is_exact],
     }
 
 

@@ -10,6 +10,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lockstep.flight_recorder import program_difference
 from lockstep.flight_recorder.argument_shapes import Differing, differing
 from lockstep.flight_recorder.calls import Call, Calls
 from lockstep.flight_recorder.format import Entry
@@ -37,6 +38,10 @@ class Pattern(enum.Enum):
     PERMUTATION = "different permutations"
     CROSSING = "two cliques in opposite order"
     DEVICE_ORDER = "the same devices in another order"
+    TRACED_VALUE = "a value that was read while tracing"
+    TRACED_BRANCH = "a branch while tracing"
+    OTHER_SHARDING = "another sharding"
+    OTHER_FLAGS = "other flags of XLA"
     BARRIER = "a barrier that only some processes come to"
     MEMORY = "out of memory"
     SIGKILL = "SIGKILL"
@@ -56,6 +61,16 @@ class Cause:
 
 
 BARRIER = (Cause(Pattern.BARRIER),)
+OF_PROGRAMS = {
+    program_difference.CONSTANT: Pattern.TRACED_VALUE,
+    program_difference.MESH: Pattern.DEVICE_ORDER,
+    program_difference.FLAGS: Pattern.OTHER_FLAGS,
+    program_difference.OPERATIONS: Pattern.TRACED_BRANCH,
+    program_difference.SHARDING: Pattern.OTHER_SHARDING,
+    program_difference.ARGUMENTS: Pattern.SHAPES,
+    program_difference.OTHER: Pattern.RETRACED,
+}
+"""The likely cause of each kind of `program_difference.Difference`."""
 
 
 def of_mismatch(

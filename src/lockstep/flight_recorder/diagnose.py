@@ -3,12 +3,13 @@
 `diagnose` checks, in this order:
 
 1. Was the traffic between hosts changed? Whatever the processes did then follows from it.
-2. Did members of a clique call different collectives?
-3. Do processes wait for each other in barriers and collectives, or for a device of their own that
+2. Do the processes run programs that differ (`lockstep.programs` has found it)?
+3. Did members of a clique call different collectives?
+4. Do processes wait for each other in barriers and collectives, or for a device of their own that
    an exception of a callback has stopped?
-4. Has a process ended that others wait for?
-5. Do devices wait for each other in a circle?
-6. Which processes have not arrived yet? This alone is no fault.
+5. Has a process ended that others wait for?
+6. Do devices wait for each other in a circle?
+7. Which processes have not arrived yet? This alone is no fault.
 
 The records may be read one after another while the processes run, and still a healthy run is never
 reported as a fault: the description of a call in an entry never changes, a process's exit is read
@@ -18,6 +19,7 @@ before its record, and a circle of waits cannot come from reading at different m
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ from dataclasses import dataclass
 from lockstep.flight_recorder import barriers, causes, wait_graph
 from lockstep.flight_recorder.calls import Call, Calls, Round, rounds
 from lockstep.flight_recorder.causes import Cause
-from lockstep.flight_recorder.format import Entry, State
+from lockstep.flight_recorder.format import Entry, Op, State
 from lockstep.flight_recorder.mismatch import (
     Mismatch,
     first_mismatch,
@@ -34,6 +36,7 @@ from lockstep.flight_recorder.mismatch import (
 )
 from lockstep.flight_recorder.model import Process, Run
 from lockstep.flight_recorder.p2p_matching import pairs
+from lockstep.flight_recorder.program_difference import Difference
 from lockstep.flight_recorder.timeline import History, Position, Track
 from lockstep.flight_recorder.wait_graph import ExitKind, Outcome, Wait
 from lockstep.flight_recorder.waits import Barrier
@@ -49,6 +52,7 @@ class Kind(enum.Enum):
 
     NOTHING = "nothing wrong"
     CHANGED = "traffic was changed"
+    PROGRAMS = "programs differ"
     MISMATCH = "mismatch"
     ONE_SIDED = "program on one side only"
     PERMUTE = "permutation mismatch"
@@ -136,9 +140,12 @@ class Diagnosis:
     circle: tuple[int, ...] = ()
     """Processes of which each waits for the next, and the last for the first."""
     causes: tuple[Cause, ...] = ()
-    is_permute: bool = False
+    unit: str = "collective"
+    """What is counted: collectives, permutes or programs."""
     several_cliques: bool = False
     attempt: int = 0
+    difference: Difference | None = None
+    """In what the programs differ."""
 
 
 def diagnose(run: Run) -> Diagnosis:
@@ -161,6 +168,8 @@ class _Case:
         if any(process.changed_traffic for process in self.run.processes):
             return self._make(Kind.CHANGED)
         mismatch = first_mismatch(self.history)
+        if self.run.difference:
+            return self._programs_differ(self.run.difference, mismatch)
         if mismatch is None and (mismatch := first_permute_mismatch(self.history, self.pairs)):
             return self._diverged(Kind.PERMUTE, mismatch)
         if mismatch is not None:
@@ -206,6 +215,14 @@ class _Case:
         if kind is Kind.ONE_SIDED and len(odd) == len(called):  # there is no majority
             odd = next((g for g in groups if g == causes.alone(why)), odd)
         return self._make(kind, odd, mismatch.place, called=called, groups=groups, why=why)
+
+    def _programs_differ(self, found: Difference, mismatch: Mismatch | None) -> Diagnosis:
+        calls = [call for group in mismatch.groups for call in group.calls] if mismatch else []
+        called = dict(reversed(calls))
+        why = (causes.Cause(causes.OF_PROGRAMS[found.kind]),)
+        place = mismatch.place if mismatch else None
+        diagnosis = self._make(Kind.PROGRAMS, found.culprits, place, called=called, why=why)
+        return dataclasses.replace(diagnosis, difference=found)
 
     def _dead(self, dead: Sequence[int]) -> Diagnosis:
         def order(process: int) -> tuple[bool, float, bool, int]:
@@ -282,10 +299,16 @@ class _Case:
             groups,
             circle,
             why,
-            any(e.is_permute for e in involved[:1]),
+            self._unit(involved[:1]),
             len(cliques) > 1,
             self.run.attempt,
         )
+
+    def _unit(self, involved: Sequence[Entry]) -> str:
+        if any(entry.is_permute for entry in involved):
+            return "permute"
+        last = (track.entries[-1] for track in self.history.tracks.values() if track.entries)
+        return "program" if any(entry.op == Op.PROGRAM for entry in last) else "collective"
 
     def _row(
         self, process: Process, culprit: bool, place: Position | None, called: Entry | None

@@ -41,6 +41,8 @@ RINGS_AT = HEADER_BYTES + CLIQUE_BYTES
 # magic, version, header bytes, entry bytes, entries, rings, ring bytes, process, processes, pid,
 # attempt, nonce, monotonic, realtime, state, clique words, host, label
 _HEADER = struct.Struct("<8s10IQqqII64s112s")
+STATE_AT = struct.calcsize("<8s10IQqq")
+"""Where the header has the state of the process, and behind it the number of clique words."""
 _RING = struct.Struct("<Qii")
 # number, clique, run, op id, count, bytes, sequence, op, dtype, reduction, state, entered, arrived,
 # done, rank, source, targets, eight targets, site
@@ -62,11 +64,13 @@ class Op(enum.IntEnum):
     PERMUTE = 4
     BROADCAST = 5
     """Only NCCL runs this one."""
+    PROGRAM = 6
+    """The launch of a program with collectives, where these are not recorded themselves."""
 
 
 _PERMUTE = int(Op.PERMUTE)
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-OPS += ("collective-broadcast",)
+OPS += ("collective-broadcast", "program")
 
 
 class State(enum.IntEnum):

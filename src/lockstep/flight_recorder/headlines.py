@@ -46,7 +46,7 @@ def count(diagnosis: Diagnosis, row: Row, words: str) -> str:
     """``words`` with the number of collectives that the process ran; empty: not known."""
     if row.ran is None:
         return ""
-    what = counted(row.ran, "permute" if diagnosis.is_permute else "collective")
+    what = counted(row.ran, diagnosis.unit)
     where = diagnosis.place is not None and diagnosis.several_cliques
     return words.format(what) + (f" on {devices(diagnosis.members)}" if where else "")
 
@@ -116,8 +116,8 @@ def _whom(diagnosis: Diagnosis, indices: Sequence[int]) -> str:
 
 def _where(diagnosis: Diagnosis) -> str:
     assert diagnosis.place is not None
-    what = "permute" if diagnosis.is_permute else "collective"
-    return f"the {ordinal(diagnosis.place.sequence + 1)} {what} on {devices(diagnosis.members)}"
+    nth = ordinal(diagnosis.place.sequence + 1)
+    return f"the {nth} {diagnosis.unit} on {devices(diagnosis.members)}"
 
 
 def _diverged(diagnosis: Diagnosis) -> str:
@@ -202,7 +202,7 @@ def _and_waiters(diagnosis: Diagnosis) -> str:
 
 def _is_at_place(diagnosis: Diagnosis, row: Row) -> bool:
     place, call = diagnosis.place, row.call
-    if place is None or call is None or call.entry.is_permute is not diagnosis.is_permute:
+    if place is None or call is None or call.entry.is_permute is not (diagnosis.unit == "permute"):
         return False
     return (call.entry.clique, call.entry.sequence) == (place.clique, place.sequence)
 
@@ -284,6 +284,7 @@ def _late(diagnosis: Diagnosis) -> str:
 _HEADLINES = {
     Kind.NOTHING: _nothing,
     Kind.CHANGED: lambda d: next(filter(None, (r.process.changed_traffic for r in d.rows))),
+    Kind.PROGRAMS: lambda d: str(d.difference),
     Kind.MISMATCH: lambda d: _diverged(d) if len(d.groups) > 1 else _circle(d),
     Kind.ONE_SIDED: _diverged,
     Kind.PERMUTE: _permute,

@@ -24,6 +24,7 @@ from typing import Any
 from lockstep._errors import RecordError
 from lockstep._run_files import (
     CALLERS,
+    DIFFERENCE,
     POSSIBLE_SITES,
     PROGRAMS_VARY,
     SITES,
@@ -34,7 +35,8 @@ from lockstep._run_files import (
     read_ending,
     recorder_of,
 )
-from lockstep.flight_recorder import format
+from lockstep.flight_recorder import format, program_difference
+from lockstep.flight_recorder.program_difference import Difference
 from lockstep.flight_recorder.waits import Waits, read_waits
 
 EXECUTIONS = 1 << 24
@@ -147,6 +149,8 @@ class Run:
     """Whether one program may have different run ids in different processes."""
     clock_error_ns: int = 0
     """Largest error when times of different processes are compared."""
+    difference: Difference | None = None
+    """What was found to differ between programs that the processes run together."""
 
 
 def attempts(directory: Path) -> list[int]:
@@ -187,7 +191,10 @@ def read_run(directory: Path, attempt: int | None = None) -> Run:
         known = (record, sites, *endings[index], problems)
         processes.append(Process(index, *known, callers=callers, waits=waits[index]))
     vary = any((path / PROGRAMS_VARY).exists() for path in folders.values())
-    return Run(_whole(processes), number, vary, format.TIME_ERROR_NS)
+    told = (program_difference.read(path / DIFFERENCE) for path in folders.values())
+    return Run(
+        _whole(processes), number, vary, format.TIME_ERROR_NS, next(filter(None, told), None)
+    )
 
 
 def _whole(processes: list[Process]) -> tuple[Process, ...]:

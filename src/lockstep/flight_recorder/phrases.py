@@ -43,6 +43,8 @@ def ordinal(number: int) -> str:
 def operation(entry: Entry) -> str:
     """``all-reduce (sum) of 1024 x f32``."""
     name = OPS[entry.op]
+    if entry.op == Op.PROGRAM:
+        return "another program"
     if entry.op == Op.PERMUTE:
         to = f" to rank {ranges(entry.targets)}" if entry.targets else ""
         source = f" from rank {entry.source}" if entry.source >= 0 else ""
@@ -96,6 +98,8 @@ def _lines(places: Sequence[tuple[str, int]], full: bool) -> str:
 def described(call: Call, full: bool = False) -> str:
     """``all-reduce (sum) of 1024 x f32, train.py:41 in step``."""
     what = operation(call.entry)
+    if call.entry.op == Op.PROGRAM:
+        return place_in_program(call.sites, full) or what
     # The engine moves these as bytes: only the program knows their type.
     if call.entry.op in (Op.ALL_TO_ALL, Op.PERMUTE) and call.shape:
         what += f" as {call.shape}"
@@ -237,6 +241,16 @@ _WORDS = {
     "or from local data",
     Pattern.CROSSING: "collectives over different mesh axes in opposite order: iteration over a "
     "set or a dict of axes, or `if jax.process_index() == 0`",
+    Pattern.TRACED_VALUE: "a value that Python read while the function was traced is a constant of "
+    "the program: a static argument, a random number of NumPy, process_index(), os.environ, the "
+    "time, local data; pass it as an argument of the function",
+    Pattern.TRACED_BRANCH: "an `if`, a loop or a static argument that depends on process_index(), "
+    "os.environ or local data while the function is traced, the order of a set, or another version "
+    "of a library",
+    Pattern.OTHER_SHARDING: "a sharding made from process_index() or local data, or an array that "
+    "one process placed in another way",
+    Pattern.OTHER_FLAGS: "XLA_FLAGS is set on some hosts only: set it alike for all processes "
+    "(lockstep run --env does)",
     Pattern.BARRIER: "a barrier under `if jax.process_index() == 0`, or under a condition on local "
     "data: call it on every process, at the same place between the collectives",
     Pattern.DEVICE_ORDER: "the processes have the same devices in another order, as in a mesh of a "

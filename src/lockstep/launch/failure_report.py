@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Sequence
 
 from lockstep import _words
+from lockstep._jax_compat.texts import is_of_collective
 from lockstep._run_files import ErrorRecord
 from lockstep.launch import tracebacks
 from lockstep.launch.first_failure import OURS, EndedProcess, alike, is_engines, manner
@@ -65,6 +66,15 @@ def told_already(table: str, first: EndedProcess) -> bool:
     return _timeless(table.splitlines()[0]) in _timeless(first.record.traceback)
 
 
+def explains(table: str, first: EndedProcess) -> bool:
+    """Whether ``table`` has the cause of the first failure, which is that of a library: gloo's
+    error says that a connection has ended, and not why."""
+    if not table or first.record is None or is_engines(first.record):
+        return False
+    message = first.record.summary.partition(": ")[2]
+    return is_of_collective(message) and not told_already(table, first)
+
+
 def _timeless(text: str) -> str:
     """The records may be newer than the error: waits are over by now, and exit codes are known."""
     return _WAITS.sub("waits", text.replace(" (exit code 0)", ""))
@@ -102,6 +112,7 @@ def headline(
     full: bool = False,
     table: str = "",
     differences: str = "",
+    found: str = "",
 ) -> list[str]:
     """The report of a job that failed: paragraphs, the first failure on top.
 
@@ -109,15 +120,13 @@ def headline(
     that ended a process after ``stopping_at`` was sent by the launcher. ``full`` keeps the frames
     of libraries in tracebacks. ``table`` is the report from the records, if the first failure's own
     text has its headline. ``differences`` are those of the processes' settings, of which process 0
-    has printed a table at the start.
+    has printed a table at the start. ``found`` is the report from the records, where the first
+    failure is only a consequence of what that says.
     """
-    same = alike(first, endings)
+    same = [] if found else alike(first, endings)
     count = processes or len(endings)
-    report = [
-        _first(first, same, count)
-        + _between_reached_hosts(first, endings)
-        + _details(first, endings, full, table)
-    ]
+    own = _first(first, same, count) + _between_reached_hosts(first, endings)
+    report = [found or own + _details(first, endings, full, table)]
     if differences and first.record is not None:
         report[0] += f"\n    Likely: the processes differ in {differences}: see the table above."
     numbers = {e.process_id for e in same}
@@ -130,7 +139,8 @@ def headline(
     ]
     manners: dict[str, list[EndedProcess]] = {}
     for ending in later:
-        manners.setdefault(_how(ending, first), []).append(ending)
+        how = textwrap.shorten(manner(ending), MAX_LETTERS) if found else _how(ending, first)
+        manners.setdefault(how, []).append(ending)
     shown = list(manners.items())[:MAX_CONSEQUENCES]
     report += [_later(how, group, first) for how, group in shown]
     if more := len(later) - sum(len(group) for _, group in shown):

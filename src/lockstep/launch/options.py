@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from lockstep._config import (
+    CHECKS_OF_PROGRAMS,
     COLLECTIVES,
     TRANSPORTS,
     connection_count,
@@ -134,6 +135,12 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         default=None,
         help="also check that all processes call a collective from the same line; slower",
+    )
+    add(
+        "--check-programs",
+        choices=CHECKS_OF_PROGRAMS,
+        help="what to do where the processes run programs together that differ: error ends the "
+        "job, warn prints the difference and goes on; default: error",
     )
     add(
         "--full-tracebacks",

@@ -27,7 +27,7 @@ _BATCH_JOBS = {"SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID"}
 
 _SETTINGS = (
     *("collectives", "transport", "encryption", "connections"),
-    *("auto_init", "strict", "full_tracebacks"),
+    *("auto_init", "strict", "check_programs", "full_tracebacks"),
     *("collective_timeout", "stall_warning", "start_timeout", "reach_timeout", "check_timeout"),
 )
 """The fields of `Config` that are options, too."""

@@ -37,7 +37,7 @@ from lockstep._errors import LaunchError
 from lockstep._words import processes, signal_name
 from lockstep.launch import failed_runs, tracebacks
 from lockstep.launch.console import Console, Stream
-from lockstep.launch.failure_report import headline, told_already
+from lockstep.launch.failure_report import explains, headline, told_already
 from lockstep.launch.first_failure import (
     FAILURE_SHARES,
     EndedProcess,
@@ -269,12 +269,13 @@ class Supervisor:
         told = table if table and told_already(table, first) else ""
         count = self._job.job_processes
         differences = failed_runs.differences(self._job.run_dir, self._job.config.attempt)
-        report = headline(first, endings, self.stopping_at, count, full, told, differences)
+        found = table if explains(table, first) else ""
+        report = headline(first, endings, self.stopping_at, count, full, told, differences, found)
         above = self.console.lines
         for i, text in enumerate(report):
             self.console.report(text, highlight=i == 0)
         self._report_killed()
-        self._report_details("" if told else table)
+        self._report_details("" if told or found else table)
         if self.console.lines > above + IN_VIEW:
             self.console.report(report[0].partition("\n")[0], highlight=True)
 

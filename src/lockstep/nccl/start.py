@@ -10,10 +10,12 @@ from typing import Any
 
 from lockstep import _config, _jax_compat, _run_files
 from lockstep.callsites import frames
+from lockstep.flight_recorder import model
 from lockstep.job import job_key, kv_store, topology
-from lockstep.nccl import compilations, library
-from lockstep.nccl.watch import Watch
+from lockstep.nccl import library
+from lockstep.programs import compilations
 from lockstep.watchdog import shutdown_hook
+from lockstep.watchdog.store_watch import Source, Watch
 
 GPU = ("gpu", "cuda", "rocm")
 """JAX's names of platforms whose collectives go over NCCL, or AMD's RCCL, which is alike."""
@@ -56,7 +58,9 @@ def start(platform: str) -> None:
         return
     compilations.note()
     store = kv_store.Store(_jax_compat.distributed_client(), job_key.job_key(count))
-    watch = Watch(store, peer, count, f"/proc/self/fd/{descriptor}", folder)
+    path = f"/proc/self/fd/{descriptor}"
+    source = Source("NCCL", lambda latest: model.read_record(path, latest=latest))
+    watch = Watch(store, peer, count, source, folder)
     watch.start()
     shutdown_hook.at_the_end(library.leave, watch.stop)
 

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from lockstep import _config, _run_files
+from lockstep.callsites import frames
 
 _END_SECONDS = 3.0
 """Seconds for the main thread to get the exception, before the process is ended without it."""
@@ -62,7 +63,10 @@ def _note_error(text: str, error: type, folder: Path | None) -> None:
     if folder is None:
         return
     name, frame = f"jax.errors.{error.__name__}", main_frame()
-    trace = "".join(traceback.format_stack(frame)) if frame else ""
+    stack = traceback.extract_stack(frame) if frame else []
+    # A program that has ended has no line of its own in the stack.
+    is_in_program = any(not frames.is_on_the_way(each.filename) for each in stack)
+    trace = "".join(traceback.format_list(stack)) if is_in_program else ""
     whole = f"Traceback (most recent call last):\n{trace}{name}: {text}\n"
     with contextlib.suppress(Exception):
         summary = f"{name}: {text.splitlines()[0]}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep import _config, _jax_compat
-from lockstep._run_files import ErrorRecord, Exit, read_ending
+from lockstep._run_files import DIFFERENCE, ErrorRecord, Exit, read_ending
 from lockstep.callsites import frames
 from lockstep.callsites.first_use import Uses
 from lockstep.callsites.hlo_metadata import (
@@ -25,8 +25,11 @@ from lockstep.callsites.hlo_metadata import (
     near,
 )
 from lockstep.flight_recorder import format, model
+from lockstep.flight_recorder.program_difference import Difference
 from lockstep.flight_recorder.waits import read_waits
 from lockstep.job.topology import Peer
+from lockstep.programs import compilations
+from lockstep.programs.compilations import Program
 from lockstep.system import memory_files, stack_dump
 from lockstep.watchdog import messages
 from lockstep.watchdog.artifacts import FILES, MEMORY_NAMES, Artifacts, descriptor
@@ -43,12 +46,21 @@ class Records:
         self.own = own.process
         self._attempt = _config.current().attempt
         self._peers = peers
+        self.difference: Difference | None = None
+        """What was found to differ between the programs of the processes."""
         self.gone: dict[int, tuple[ErrorRecord | None, Exit]] = {}
         """Processes that have ended without a word, and what is known of it."""
         # Opened now: what is in memory can be opened only while its process lives.
         self._files: list[int] = []
         self._local = [peer for peer in peers if peer.host_id == own.host_id]
         self._artifacts = {p.process: self._opened(artifacts[p.process]) for p in self._local}
+
+    def note_difference(self, found: Difference) -> None:
+        """Writes it down, for the launcher and the report."""
+        self.difference = found
+        if folder := self.folder(self.own):
+            with contextlib.suppress(OSError):
+                found.write(folder / DIFFERENCE)
 
     def _opened(self, artifacts: Artifacts) -> Artifacts:
         held = {name: self._held(getattr(artifacts, name)) for name in FILES}
@@ -140,7 +152,7 @@ class Records:
         # Each of two hosts that are not this one may be off.
         hosts = 2 * max((clock.error for clock in clocks.values()), default=0)
         error = hosts + format.TIME_ERROR_NS
-        return model.Run(tuple(processes), self._attempt, vary, error)
+        return model.Run(tuple(processes), self._attempt, vary, error, self.difference)
 
     def _is_of_job(self, received: model.Process, here: Sequence[model.Process]) -> bool:
         """Whether a record is of the process that it was received for, and of this start of
@@ -148,6 +160,13 @@ class Records:
         record = received.record
         nonces = {process.record.nonce for process in here if process.record}
         return record is None or (record.process == received.index and record.nonce in nonces)
+
+
+def _compiled(execution: int, programs: Sequence[CompiledProgram]) -> list[Program]:
+    """What the programs of an execution were compiled from, on the devices of that execution."""
+    found = [(p, c) for p in programs for c in compilations.of_executable(p.fingerprint)]
+    sure = [c for p, c in found if near(execution, p.first_number(c.devices))]
+    return sure or [c for _, c in found]
 
 
 def _exact(fresh: Exit | None, kept: Exit | None) -> Exit | None:
@@ -195,6 +214,8 @@ class SiteWriter:
         """The programs whose first execution is certain, and that."""
         self.digests: dict[int, Digests] = {}
         """Of the programs that each first number may belong to."""
+        self.programs: dict[int, list[Program]] = {}
+        """The same programs as they were compiled."""
 
     @property
     def found(self) -> list[model.Site]:
@@ -225,6 +246,7 @@ class SiteWriter:
         before, self._possible = self._possible, []
         for execution, programs in matched.items():
             self.digests[execution] = digests(programs)
+            self.programs[execution] = _compiled(execution, programs)
             sites = [site for program in programs for site in self._sites(execution, program)]
             if self._matcher.is_known(execution):
                 del self._open[execution]
@@ -233,7 +255,7 @@ class SiteWriter:
             else:
                 self._possible += sites
         if self._possible != before:
-            self._put(self._artifacts.possible_sites, "w", self._possible)
+            write_sites(self._artifacts.possible_sites, "w", self._possible)
 
     def _sites(self, execution: int, program: CompiledProgram) -> Iterator[model.Site]:
         used = self._uses.of(program.fingerprint)
@@ -248,7 +270,7 @@ class SiteWriter:
 
     def _add(self, sites: Sequence[model.Site]) -> None:
         self._certain += sites
-        self._put(self._artifacts.sites, "a", sites)
+        write_sites(self._artifacts.sites, "a", sites)
 
     def _add_late_uses(self) -> None:
         fresh = self._uses.fresh()
@@ -273,14 +295,12 @@ class SiteWriter:
         calls = self._open.setdefault(next(same, entry.run_id), set())
         calls.add((format.OPS[entry.op], entry.op_id))
 
-    @staticmethod
-    def _put(path: str, mode: str, sites: Sequence[model.Site]) -> None:
-        lines = [
-            json.dumps({name: getattr(site, name) for name in site.__slots__}) for site in sites
-        ]
-        # The job goes on without the lines where they cannot be written.
-        with contextlib.suppress(OSError), open(path, mode, encoding="utf-8") as file:
-            file.write("".join(f"{line}\n" for line in lines))
+
+def write_sites(path: str, mode: str, sites: Sequence[model.Site]) -> None:
+    """Writes call sites for the other processes; does nothing where they cannot be written."""
+    lines = [json.dumps({name: getattr(site, name) for name in site.__slots__}) for site in sites]
+    with contextlib.suppress(OSError), open(path, mode, encoding="utf-8") as file:
+        file.write("".join(f"{line}\n" for line in lines))
 
 
 def _site(

@@ -54,6 +54,9 @@ class _ProgramEnd(current_job.Part):
     has_warned = False
     """Whether a line has said that this process still waits at its end."""
 
+    error: BaseException | None = None
+    """The uncaught exception of the program."""
+
     def __init__(self) -> None:
         self.records: list[Callable[[bindings.Leaving], None]] = []
         """What is told how the program has ended."""
@@ -114,6 +117,7 @@ def _install_hooks() -> None:
         ending = current_job.part(_ProgramEnd)
         if ending.is_ours():
             ending.has_failed = True
+            ending.error = error
             for record in ending.records:
                 record(bindings.Leaving.FAILED)
             if ending.label:
@@ -137,6 +141,13 @@ def _abort(label: str, kind: type[BaseException], error: BaseException) -> None:
     summary = first_line(str(error))
     text = f"{kind.__name__}: {summary}" if summary else kind.__name__
     bindings.abort(f"lockstep: {label} failed: {text}")
+
+
+def failed_collective() -> BaseException | None:
+    """The exception that has ended the program, if it was told that a collective has failed."""
+    ending = current_job.part(_ProgramEnd)
+    error = ending.error
+    return error if error and (ending.raised or ending.is_of_collective(str(error))) else None
 
 
 def finish() -> None:

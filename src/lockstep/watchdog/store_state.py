@@ -1,4 +1,4 @@
-"""What each process says of itself when one of them waits long, and what follows from it. Pure."""
+"""What each process publishes of itself when one of them waits long, and what follows. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from lockstep._errors import RecordError
 from lockstep._run_files import Exit
 from lockstep.flight_recorder import diagnose, format, model, text_report
 from lockstep.flight_recorder.format import ProcessRecord, State
-from lockstep.nccl import compilations
-from lockstep.nccl.compilations import Compilation
+from lockstep.flight_recorder.program_difference import Difference
+from lockstep.programs import compilations, launches
+from lockstep.programs.compilations import Program
 
 KEPT = 64
 """The entries of each device that a process publishes: a power of two."""
@@ -36,10 +37,15 @@ class ProcessState:
     """The function of JAX that the thread is in, ``backend_compile``; "": it is in no such."""
     still: float = 0.0
     """For how many seconds the thread has been there."""
-    compiles: Compilation | None = None
+    compiles: Program | None = None
+    programs: Mapping[int, Program] = dataclasses.field(default_factory=dict)
+    """Those that were launched, by the run ids in the record."""
 
     def to_json(self) -> dict[str, Any]:
-        packed = zlib.compress(format.encode(self.record, KEPT))
+        longest = max((len(ring.entries) for ring in self.record.rings), default=0)
+        packed = zlib.compress(
+            format.encode(self.record, KEPT if longest <= KEPT else format.ENTRIES)
+        )
         callers = {
             str(site): [[c.file, c.line, c.function, c.columns] for c in lines]
             for site, lines in self.callers.items()
@@ -52,6 +58,9 @@ class ProcessState:
             "inside": self.inside,
             "still": self.still,
             "compiles": self.compiles.to_json() if self.compiles else None,
+            "programs": {
+                str(n): one.without_module().to_json() for n, one in self.programs.items()
+            },
         }
 
     @classmethod
@@ -68,10 +77,11 @@ class ProcessState:
             stack, at, inside = (str(found[name]) for name in ("stack", "at", "inside"))
             record, still = format.parse(packed), float(found["still"])
             program = found["compiles"]
-            compiles = Compilation.from_json(program) if program else None
+            compiles = Program.from_json(program) if program else None
+            programs = {int(n): Program.from_json(one) for n, one in found["programs"].items()}
         except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
             raise RecordError(f"process {index} has published no state: {error!r}") from error
-        return cls(index, record, callers, stack, at, inside, still, compiles)
+        return cls(index, record, callers, stack, at, inside, still, compiles, programs)
 
 
 def progress(record: ProcessRecord) -> tuple[tuple[int, int], ...]:
@@ -83,12 +93,15 @@ def progress(record: ProcessRecord) -> tuple[tuple[int, int], ...]:
 
 
 def waits(record: ProcessRecord) -> bool:
-    """Whether a device has begun a collective and has not ended it.
+    """Whether a device has begun a collective, or a program, and has not ended it.
 
-    One that was called waits in the queue of its device first, behind what that computes.
+    A collective of NCCL that was called waits in the queue of its device first, behind what that
+    computes.
     """
     entries = (entry for ring in record.rings for entry in ring.entries)
-    return any(e.state == State.ENTERED and e.op_id == 1 for e in entries)
+    return any(
+        e.state == State.ENTERED and (e.op_id == 1 or e.op == format.Op.PROGRAM) for e in entries
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,16 +124,36 @@ class Missing:
 
 
 def judge(
-    states: Sequence[ProcessState | None], missing: Mapping[int, Missing]
+    states: Sequence[ProcessState | None],
+    missing: Mapping[int, Missing],
+    difference: Difference | None = None,
 ) -> diagnose.Diagnosis:
-    """What the states of all processes show; ``missing`` has those that are None."""
+    """What the states of all processes show; ``missing`` has those that are None.
+
+    ``difference`` is what is known to differ between programs that they launched.
+    """
     processes = [
         missing[index].as_process(index)
         if state is None
-        else model.Process(index, state.record, callers=state.callers)
+        else model.Process(
+            index, state.record, launches.sites_of(state.programs), callers=state.callers
+        )
         for index, state in enumerate(states)
     ]
-    return diagnose.diagnose(model.Run(tuple(processes)))
+    return diagnose.diagnose(model.Run(tuple(processes), difference=difference))
+
+
+def launched_at(
+    found: diagnose.Diagnosis, states: Sequence[ProcessState | None]
+) -> dict[int, Program]:
+    """The programs that the processes launched at the place of a mismatch."""
+    programs = {}
+    for state in filter(None, states):
+        for entry in (entry for ring in state.record.rings for entry in ring.entries):
+            is_there = (entry.clique, entry.sequence) == found.place
+            if is_there and entry.run_id in state.programs:
+                programs[state.index] = state.programs[entry.run_id]
+    return programs
 
 
 def report(
@@ -147,7 +180,7 @@ def where(states: Sequence[ProcessState | None], most: int = 4) -> str:
 def _place(state: ProcessState) -> str:
     if state.compiles is None:
         return f"process {state.index} is at {state.at}"
-    return f"process {state.index} compiles {state.compiles.name} at {state.at}"
+    return f"process {state.index} compiles {state.compiles.title}"
 
 
 def stands_in_jax(states: Sequence[ProcessState | None], process: int) -> tuple[str, bool]:
@@ -161,15 +194,21 @@ def stands_in_jax(states: Sequence[ProcessState | None], process: int) -> tuple[
     if own is None or not own.inside:
         return "", False
     compiled = {s.index: s.compiles for s in states if s and s.compiles}
-    if different := compilations.difference(compiled):
+    if different := _differing(compiled):
         return different, True
     others = [s for s in states if s and s.index != process and not s.inside]
     if not others:
         return "", False
-    what = f"compiling {own.compiles.name}" if own.compiles else f"in {own.inside} of JAX"
+    what = f"compiling {own.compiles.title}" if own.compiles else f"in {own.inside} of JAX"
     text = (
         f"process {process} has been {what} for {own.still:.0f} s"
         f"{f' ({own.at})' if own.at else ''}. On GPUs XLA compiles, and makes communicators, on "
         f"all processes of a program together, so it may wait for another: {where(others)}."
     )
     return text, False
+
+
+def _differing(compiled: Mapping[int, Program]) -> str:
+    """How the programs differ that processes are compiling now; "": they are the same."""
+    found = compilations.explain(compiled)
+    return f"{found}. On GPUs XLA waits until all processes compile one program." if found else ""

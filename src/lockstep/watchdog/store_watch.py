@@ -1,109 +1,135 @@
-"""The watch: a thread in each process of a GPU job that finds out why a collective does not end.
+"""The store watch: a thread in each process that finds out why collectives do not end, or differ,
+where Lockstep does not run them: over NCCL, gloo and MPI.
 
-NCCL waits forever for a process that does not come, and says nothing. So this thread looks once a
-second at what NCCL has recorded here (`lockstep.nccl.library`). When a collective stands still, it
-asks all processes for their state, through JAX's key-value store, and judges what they answer as
-over the engine (`lockstep.flight_recorder`). What is proved, and a wait that is longer than
-``--collective-timeout``, fails every process.
+These libraries wait forever for a process that does not come, and say nothing; gloo adds what it
+is given, whatever program it comes from. So this thread looks once a second at what is recorded
+here (NCCL's collectives, or the launches of programs). When something stands still, it asks all
+processes for their state, through JAX's key-value store, and judges them as over the engine
+(`lockstep.flight_recorder`). Launches are compared all the time. What is proved, and a wait that is
+longer than ``--collective-timeout``, fails every process.
 
-A kernel of NCCL that waits cannot be interrupted. So the main thread gets the exception where it
-runs Python, and otherwise the process ends after a short time: minutes instead of hours until
-``--max-restarts`` continues from a checkpoint.
+Such a wait cannot be interrupted. So the main thread gets the exception where it runs Python, and
+otherwise the process ends after a short time: minutes instead of hours until ``--max-restarts``
+continues from a checkpoint.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from lockstep import _config, _jax_compat
+from lockstep import _config, _jax_compat, _run_files
 from lockstep.callsites import frames
-from lockstep.flight_recorder import diagnose, model, text_report
+from lockstep.flight_recorder import diagnose, text_report
+from lockstep.flight_recorder.format import ProcessRecord
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
-from lockstep.nccl import compilations, ending, state
-from lockstep.nccl.state import Missing, ProcessState
-from lockstep.system import stack_dump
+from lockstep.programs import compilations, modules
+from lockstep.programs.compilations import Program
+from lockstep.watchdog import ending
+from lockstep.watchdog import store_state as state
+from lockstep.watchdog.launch_comparison import Launches
+from lockstep.watchdog.store_questions import ANSWER_SECONDS, Questions
+from lockstep.watchdog.store_state import Missing, ProcessState
 
 _POLL_SECONDS = 1.0
-_NEWS = "lockstep/nccl/news"
-_STATES = "lockstep/nccl/states"
-_PLACES = "lockstep/nccl/places"
-_VERDICT = "verdict"
 _FIRST_QUESTION = 3.0
 """Seconds without progress after which a process asks the others; then twice as long each time."""
 _LONGEST_PAUSE = 60.0
-_ANSWER_SECONDS = 5.0
 _FRAMES = 12
+_DIFFERENCES = (diagnose.Kind.MISMATCH, diagnose.Kind.ONE_SIDED, diagnose.Kind.PROGRAMS)
+"""The faults of launches that are compared."""
 _COMPILE_OR_EXECUTE = tuple(
     os.path.join("jax", "_src", *names) for names in (["compiler.py"], ["interpreters", "pxla.py"])
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What is recorded in this process."""
+
+    library: str
+    """``NCCL``, ``gloo``: what moves the data."""
+    read: Callable[[int | None], ProcessRecord]
+    """The record now, with so many entries of each device."""
+    programs: Callable[[], Mapping[int, Program]] = dict
+    """The programs that were launched, by the run ids in the record."""
+    owner: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    """The process of each device, where the record is of launches: these are compared."""
+
+    @property
+    def is_of_launches(self) -> bool:
+        return bool(self.owner)
+
+
 class Watch(threading.Thread):
-    """Watches one process's NCCL until the process ends."""
+    """Watches one process until it ends."""
 
     def __init__(
-        self, store: Store, own: Peer, count: int, record: str, folder: Path | None
+        self, store: Store, own: Peer, count: int, source: Source, folder: Path | None
     ) -> None:
-        super().__init__(name="lockstep-nccl-watch", daemon=True)
+        super().__init__(name="lockstep-store-watch", daemon=True)
         self._store = store
         self._own = own
         self._count = count
-        self._record = record
-        self._folder = folder
+        self._source = source
         self._over = threading.Event()
+        self._questions = Questions(store, own, count, folder, self._state, self._over)
+        self._launches = None
+        if source.is_of_launches:
+            self._launches = Launches(store, own.process, source.owner)
+        self._folder = folder
         self._is_failing = False
         self._progress: Any = None
         self._since = time.monotonic()
         self._pause = _FIRST_QUESTION
-        self._questions = 0
-        self._answered: dict[str, int] = {}
         self._seen: tuple[Any, ...] = ()
         """The last proof of a fault, and how far all processes had come."""
         self._warned = False
+        self._has_warned_of_programs = False
         self._position: Any = None
         self._there_since = time.monotonic()
         self._looked = 0.0
         """The last limit after which the others were asked where the main thread stands still."""
 
     def run(self) -> None:
-        place = {"pid": self._own.pid, "host": self._own.host_id, "label": self._own.label}
-        with contextlib.suppress(Exception):
-            self._store.put(f"{_PLACES}/{self._own.process}", place, overwrite=True)
+        self._questions.publish_place()
         while not self._over.wait(_POLL_SECONDS):
             try:
                 self._poll()
             except Exception as error:
                 # A service that is lost is reported where that is detected.
                 if not self._over.is_set() and not _jax_compat.is_unreachable(error):
-                    print(f"lockstep: the watch of NCCL failed: {error!r}", file=sys.stderr)
+                    library = self._source.library
+                    print(f"lockstep: the watch of {library} failed: {error!r}", file=sys.stderr)
                 return
 
     def stop(self) -> None:
         """Ends the watch; what this process leaves behind answers all later questions."""
         self._over.set()
         if self.is_alive() and not self._is_failing:
-            self.join(2 * _ANSWER_SECONDS)
-        with contextlib.suppress(Exception):
-            last = {"is_last": True, **self._answer()}
-            self._store.put(f"{_STATES}/{self._own.process}", last, overwrite=True)
+            self.join(2 * ANSWER_SECONDS)
+        self._questions.leave()
 
     def _poll(self) -> None:
-        record = model.read_record(self._record)
+        record = self._source.read(None)
         now, progress = time.monotonic(), state.progress(record)
         if progress != self._progress or not state.waits(record):
             self._progress, self._since = progress, now
             self._pause, self._warned, self._seen = _FIRST_QUESTION, False, ()
-        self._look_at_main_thread(now)
         self._read_news()
+        if self._launches is None:
+            self._look_at_main_thread(now)
+        else:
+            self._compare(record)
         if now - self._since >= self._pause and not self._over.is_set():
             self._pause = min(2 * self._pause, self._pause + _LONGEST_PAUSE)
             self._ask(now - self._since)
@@ -112,14 +138,14 @@ class Watch(threading.Thread):
         """Asks the others where the thread has stood still in JAX, in no collective."""
         frame, config = ending.main_frame(), _config.current()
         # A new frame may have the address of an old one, so what the process has done counts too.
-        program = compilations.current()
-        position = (id(frame), frame.f_lasti if frame else 0, id(program), self._progress)
+        compiled = compilations.current()
+        position = (id(frame), frame.f_lasti if frame else 0, compiled, self._progress)
         if position != self._position:
             self._position, self._there_since, self._looked = position, now, 0.0
         for limit in (config.stall_warning, config.collective_timeout):
             if limit and self._looked < limit <= now - self._there_since and _inside(frame):
                 self._looked = limit
-                if not state.waits(model.read_record(self._record)):
+                if not state.waits(self._source.read(None)):
                     self._tell_of_jax(is_late=limit == config.collective_timeout)
 
     def _tell_of_jax(self, is_late: bool) -> None:
@@ -131,25 +157,32 @@ class Watch(threading.Thread):
         elif text and (not is_proof or min(states) == self._own.process):
             ending.say(f"lockstep: {text}")
 
-    # Questions and answers
+    def _compare(self, record: ProcessRecord) -> None:
+        """Fails the job where this process has launched other programs than another one."""
+        assert self._launches is not None
+        modules.publish(self._store)
+        if _config.current().check_programs == _config.OFF or self._has_warned_of_programs:
+            return
+        if not self._is_failing and self._launches.differ(record):
+            states = self._states()
+            ordered = [states.get(index) for index in range(self._count)]
+            found = self._judge(ordered, self._questions.absent(states))
+            where = self._launches.where
+            if found.kind in _DIFFERENCES:
+                self._fault(found, ordered)
+            elif not self._only_warns(f"the processes have launched different programs{where}"):
+                self._publish(f"lockstep: the processes have launched different programs{where}.")
 
     def _read_news(self) -> None:
-        news = self._store.values(_NEWS)
-        if text := news.pop(_VERDICT, None):
-            self._fail(str(text))
-        fresh = {asker: number for asker, number in news.items() if self._is_new(asker, number)}
-        if fresh:
-            self._answered.update(fresh)
-            self._store.put(f"{_STATES}/{self._own.process}", self._answer(), overwrite=True)
+        if text := self._questions.read_news():
+            self._fail(text)
 
-    def _is_new(self, asker: str, number: Any) -> bool:
-        return isinstance(number, int) and self._answered.get(asker, 0) < number
-
-    def _answer(self) -> dict[str, Any]:
-        return {"answers": self._answered, **self._state().to_json()}
+    # Questions and answers
 
     def _state(self) -> ProcessState:
-        record = model.read_record(self._record, latest=state.KEPT)
+        # Launches are compared about once a second: what differs may lie far behind.
+        record = self._source.read(None if self._launches else state.KEPT)
+        compiled = compilations.current()
         sites = {entry.site for ring in record.rings for entry in ring.entries}
         callers = {site: lines for site, lines in frames.known().items() if site in sites}
         frame = ending.main_frame()
@@ -162,15 +195,14 @@ class Watch(threading.Thread):
             _place(frame),
             _inside(frame),
             still,
-            compilations.current(),
+            compiled[1] if compiled else None,
+            self._source.programs(),
         )
 
     def _states(self) -> dict[int, ProcessState]:
-        """Asks all processes for their state; those that have answered."""
-        self._questions += 1
-        self._store.put(f"{_NEWS}/{self._own.process}", self._questions, overwrite=True)
-        states = self._gather()
-        states[self._own.process] = self._state()
+        states, verdict = self._questions.ask()
+        if verdict:
+            self._fail(verdict)
         return states
 
     def _ask(self, waited: float) -> None:
@@ -179,53 +211,42 @@ class Watch(threading.Thread):
         waiting = [s.index for s in states.values() if state.waits(s.record)]
         if min(waiting, default=-1) != self._own.process:
             return  # one report is enough, and a collective may have ended meanwhile
-        absent = self._absent(states)
+        absent = self._questions.absent(states)
         ordered = [states.get(index) for index in range(self._count)]
-        found = state.judge(ordered, absent)
-        self._act(found, ordered, absent, waited)
+        self._act(self._judge(ordered, absent), ordered, absent, waited)
 
-    def _absent(self, states: Mapping[int, ProcessState]) -> dict[int, Missing]:
-        """What is known of the processes that have not answered."""
-        places = self._store.values(_PLACES) if len(states) < self._count else {}
-        found = {}
-        for process in range(self._count):
-            if process not in states:
-                place = places.get(str(process), {})
-                is_here = place.get("host") == self._own.host_id
-                found[process] = (
-                    self._seen_here(process, place)
-                    if is_here
-                    else Missing(str(place.get("label", f"process {process}")))
-                )
-        return found
+    def _judge(
+        self, states: list[ProcessState | None], absent: Mapping[int, Missing]
+    ) -> diagnose.Diagnosis:
+        """What the states show, and for programs that differ in what they do."""
+        found = state.judge(states, absent)
+        if found.kind not in _DIFFERENCES:
+            return found
+        launched = state.launched_at(found, states)
+        if len({program.name for program in launched.values()}) != 1:
+            return found
+        difference = None
+        with contextlib.suppress(Exception):
+            difference = modules.explain(self._store, launched)
+        return state.judge(states, absent, difference)
 
-    def _seen_here(self, process: int, place: Mapping[str, Any]) -> Missing:
-        """A process of this host that does not answer: native code may hold its interpreter."""
-        pid, label = int(place["pid"]), str(place["label"])
-        if not Path(f"/proc/{pid}").exists():
-            return Missing(label, is_gone=True)
-        if self._folder is None:
-            text = stack_dump.describe(pid)
-        else:
-            folder = self._folder.with_name(f"process_{process}")
-            text = stack_dump.request(pid, folder / stack_dump.FILE)
-        system = text.removeprefix("No Python stacks")
-        is_stack = system == text
-        return Missing(label, stack=text) if is_stack else Missing(label, system.lstrip(".; "))
+    def _only_warns(self, text: str) -> bool:
+        """Whether programs that differ are no error; prints ``text`` once if they are a warning."""
+        check = _config.current().check_programs
+        if check == _config.WARN and not self._has_warned_of_programs:
+            ending.say(f"lockstep: warning: {text}")
+        self._has_warned_of_programs |= check != _config.ERROR
+        return check != _config.ERROR
 
-    def _gather(self) -> dict[int, ProcessState]:
-        """The answers to the last question, as far as they come in time."""
-        own, end = str(self._own.process), time.monotonic() + _ANSWER_SECONDS
-        found: dict[int, ProcessState] = {}
-        while len(found) < self._count - 1 and time.monotonic() < end:
-            if self._over.wait(_POLL_SECONDS / 4):
-                break
-            self._read_news()  # another process may ask at the same time
-            for name, values in self._store.values(_STATES).items():
-                answered = values.get("is_last") or values["answers"].get(own, 0) >= self._questions
-                if name != own and int(name) not in found and answered:
-                    found[int(name)] = ProcessState.from_json(int(name), values)
-        return found
+    def _fault(self, found: diagnose.Diagnosis, states: list[ProcessState | None]) -> None:
+        """Fails the job with a fault that is proved; a difference of programs may be a warning."""
+        is_difference = self._source.is_of_launches and found.kind in _DIFFERENCES
+        if is_difference and self._only_warns(text_report.short(found, 4000)):
+            return
+        if found.difference and self._folder:
+            with contextlib.suppress(OSError):
+                found.difference.write(self._folder / _run_files.DIFFERENCE)
+        self._publish(self._text(found, states, ""))
 
     # What follows
 
@@ -237,20 +258,25 @@ class Watch(threading.Thread):
         waited: float,
     ) -> None:
         config = _config.current()
-        if found.kind.is_fault and all(one.is_gone for one in absent.values()):
+        is_tolerated = found.kind in _DIFFERENCES and self._has_warned_of_programs
+        # A launch that all have come to takes as long as it takes.
+        is_wait = bool(found.culprits) or not self._source.is_of_launches
+        if found.kind.is_fault and not is_tolerated and all(one.is_gone for one in absent.values()):
             # The states are of different moments, so a fault counts when nothing has moved since.
             come = tuple(state.progress(s.record) for s in states if s)
             if self._seen == (found.kind, found.culprits, found.place, come):
-                self._publish(self._text(found, states, ""))
+                self._fault(found, states)
             self._seen = (found.kind, found.culprits, found.place, come)
             self._pause = waited + _FIRST_QUESTION
-        elif config.collective_timeout and waited >= config.collective_timeout:
-            late = f"a collective over NCCL has waited {waited:.0f} s (--collective-timeout). "
-            self._publish(self._text(found, states, late))
-        elif config.stall_warning and waited >= config.stall_warning and not self._warned:
+        elif is_wait and config.collective_timeout and waited >= config.collective_timeout:
+            late = f"a collective over {self._source.library} has waited {waited:.0f} s"
+            self._publish(self._text(found, states, f"{late} (--collective-timeout). "))
+        elif (
+            is_wait and config.stall_warning and waited >= config.stall_warning and not self._warned
+        ):
             self._warned = True
             whole = state.report(found, states, absent)
-            ending.say(f"lockstep: waiting for {waited:.0f} s over NCCL. {whole}")
+            ending.say(f"lockstep: waiting for {waited:.0f} s over {self._source.library}. {whole}")
         limits = (config.stall_warning * (not self._warned), config.collective_timeout)
         for limit in limits:
             if limit and waited < limit:
@@ -262,8 +288,7 @@ class Watch(threading.Thread):
         return f"{text}\n  {place}" if place else text
 
     def _publish(self, text: str) -> None:
-        with contextlib.suppress(Exception):  # another process was first: its text is there
-            self._store.put(f"{_NEWS}/{_VERDICT}", text)
+        self._questions.publish_verdict(text)
         self._read_news()
 
     def _fail(self, text: str) -> None:

@@ -25,9 +25,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from lockstep import _jax_compat
+from lockstep import _config, _jax_compat
 from lockstep._run_files import PROGRAMS_VARY, ErrorRecord, Exit
 from lockstep.engine import bindings
+from lockstep.flight_recorder import program_difference
 from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
 from lockstep.system import exit_status
@@ -166,7 +167,7 @@ class Watchdog(threading.Thread):
         self._sites.update()
         # Without the service nothing can be compared, and the job is about to end.
         with contextlib.suppress(Exception):
-            self._comparison.publish(self._sites.digests)
+            self._comparison.publish(self._sites.digests, self._sites.programs)
 
     # A rank notifies
 
@@ -216,9 +217,26 @@ class Watchdog(threading.Thread):
             )
         if same is None:
             self._not_known.add(pair)
+        if same is False:
+            same = self._goes_on_with_different(execution, peer, theirs)
         if same:
             self._note_that_programs_vary()
         return same
+
+    def _goes_on_with_different(self, execution: int, peer: int, theirs: int) -> bool:
+        """Finds in what two programs differ; whether that is only to be a warning."""
+        found = None
+        with contextlib.suppress(Exception):
+            found = self._comparison.difference(execution, peer, theirs)
+        if _config.current().check_programs == _config.WARN:
+            what = found or f"processes {self._process} and {peer} run different programs"
+            if self._process < peer:
+                print(f"lockstep: warning: {what}.", file=sys.stderr, flush=True)
+            return True
+        # Another function, and arguments of another shape, are told by the calls themselves.
+        if found and found.kind != program_difference.ARGUMENTS and found.is_of_one_function:
+            self._records.note_difference(found)
+        return False
 
     def _note_that_programs_vary(self) -> None:
         with contextlib.suppress(Exception):

@@ -105,12 +105,6 @@ def traced_from_another_line() -> None:
             check(total(rows(ALL)), 5 * RANKS)
 
 
-def constants_of_its_own() -> None:
-    """A constant that differs between processes is unusual, and works."""
-    total = over(ALL, lambda x: lax.psum((ME + 2) * x, "all"))
-    check(total(rows(ALL)), LOCAL * sum(range(2, RANKS // LOCAL + 2)))
-
-
 def through_pmap() -> None:
     total = jax.pmap(lambda x: lax.psum(x, "device"), axis_name="device")
     for width in (1, 5, 1):
@@ -194,7 +188,6 @@ def main(cache: str, strict: str = "") -> None:
     asynchronous()
     if not strict:  # which wants each call on the same line in all processes
         traced_from_another_line()
-    constants_of_its_own()
     threads()
     through_pmap()
     caches_cleared_by_one()

@@ -1,0 +1,79 @@
+"""Noting each execution of a compiled program, without taking JAX's fast path from it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+LAUNCHES = "launches of programs"
+LAUNCHES_LOST = (
+    "over gloo and MPI, processes that launch different programs, or stop to launch, are not named."
+)
+
+
+def note_launches(
+    slow: Callable[[Any], None],
+    learn: Callable[[Any, Any], None],
+    fast: Callable[..., None],
+) -> None:
+    """Has each execution of a compiled program noted; the three functions must raise nothing.
+
+    ``slow(executable)`` is called before an execution by Python code: the first of a program, and
+    all of one for which JAX has no fast path. ``learn(function, executable)`` says that JAX
+    executes the program by its fast path from then on, in calls of ``function``; and
+    ``fast(jitted, args, kwargs, results)`` is called after each of these, with
+    ``jitted.__wrapped__`` as the function; not for a program that was compiled ahead of time.
+    """
+    pxla: Any = importlib.import_module("jax._src.interpreters.pxla")
+    pjit: Any = importlib.import_module("jax._src.pjit")
+    api: Any = importlib.import_module("jax._src.api")
+    call, fastpath = pxla.ExecuteReplicated.__call__, pjit._get_fastpath_data
+    state = api._post_hook_state
+
+    def execute(self: Any, *args: Any) -> Any:
+        slow(self.xla_executable)
+        return call(self, *args)
+
+    def get_fastpath_data(executable: Any, *args: Any, **options: Any) -> Any:
+        data = fastpath(executable, *args, **options)
+        if data is not None:
+            # The function is an argument of the call's caller only.
+            function = sys._getframe(1).f_locals.get("fun")
+            learn(function, getattr(executable, "xla_executable", None))
+        return data
+
+    api._post_hook_state = _Beside(state, fast)
+    state.set_global(fast)
+    state.set_local(fast)  # `jax.debug_nans` may have set None for this thread
+    pjit._get_fastpath_data = get_fastpath_data
+    pxla.ExecuteReplicated.__call__ = execute
+
+
+class _Beside:
+    """JAX's setting of what is called after each execution, which jax_debug_nans sets as well."""
+
+    def __init__(self, state: Any, first: Callable[..., None]) -> None:
+        self._state = state
+        self._first = first
+
+    def set_global(self, hook: Callable[..., None] | None) -> None:
+        self._state.set_global(self._both(hook))
+
+    def set_local(self, hook: Callable[..., None] | None) -> None:
+        # None of a thread would hide what is set for all.
+        self._state.set_local(self._both(hook))
+
+    def _both(self, hook: Callable[..., None] | None) -> Callable[..., None]:
+        if hook is None:
+            return self._first
+
+        def both(*args: Any) -> None:
+            self._first(*args)
+            hook(*args)
+
+        return both
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)

@@ -1,0 +1,1 @@
+"""The programs that processes run together: what each compiled, and in what two of them differ."""

@@ -1,0 +1,187 @@
+"""What this process compiles of the programs that run on devices of several processes.
+
+Such a program is described before the compiler is entered, so that the others can see what a
+process compiles while it does; a program from JAX's persistent cache is described alike. Programs
+over devices of this process alone are never looked at.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import dataclasses
+import functools
+import hashlib
+import os
+import re
+import threading
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lockstep import _jax_compat
+from lockstep.callsites import frames
+from lockstep.flight_recorder.phrases import function
+from lockstep.flight_recorder.program_difference import Difference
+from lockstep.programs import difference
+from lockstep.programs.difference import Lowered
+
+HOOK = "compilations"
+LOST = "programs that differ between processes are found by their collectives alone."
+MAX_MODULE = 1 << 16
+"""Bytes of a packed module that is kept; of a longer one only the digest is."""
+_MAX_KEPT = 1 << 26
+"""Bytes of all modules that are kept: beyond, a difference is found but not explained."""
+_MAX_UNPACKED = 1 << 26
+_MAX_PACKED = 1 << 22
+"""Bytes of a module that are packed: a longer one has large constants."""
+_HARMLESS = re.compile(r"--xla_(dump|force_host_platform_device_count)|timeout|thread|verbos|log")
+"""Flags of XLA that do not change what a program computes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A program as it was given to the compiler."""
+
+    name: str
+    """``jit_step``."""
+    at: str
+    """The line of the user's program that used it first, ``train.py:34``; "": not known."""
+    digest: str
+    """The same for the same program, wherever its lines are."""
+    devices: tuple[int, ...]
+    """The ids of its devices, in the order of its mesh."""
+    flags: str
+    """``XLA_FLAGS``, without those that change nothing in what is computed."""
+    module: bytes = b""
+    """What the compiler was given, packed; b"": too long to be kept."""
+
+    @functools.cached_property
+    def key(self) -> str:
+        """The same on two processes if they run the same program on the same devices."""
+        return _digest(repr((self.digest, self.devices, self.flags)).encode())
+
+    @property
+    def title(self) -> str:
+        return f"{function(self.name)}{f' ({self.at})' if self.at else ''}"
+
+    def to_json(self) -> dict[str, Any]:
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**values, "module": base64.b64encode(self.module).decode()}
+
+    @classmethod
+    def from_json(cls, found: Any) -> Program:
+        """Raises ValueError, TypeError or KeyError for what `to_json` does not make."""
+        name, at, digest, flags = (str(found[k]) for k in ("name", "at", "digest", "flags"))
+        devices = tuple(map(int, found["devices"]))
+        return cls(name, at, digest, devices, flags, base64.b64decode(found.get("module") or ""))
+
+    def without_module(self) -> Program:
+        return dataclasses.replace(self, module=b"")
+
+    def lowered(self) -> Lowered:
+        """For `difference.explain`."""
+        text = ""
+        if self.module:
+            unpacked = zlib.decompressobj().decompress(self.module, _MAX_UNPACKED)
+            text = _jax_compat.text_of_module(unpacked)
+        return Lowered(self.title, self.devices, self.flags, text)
+
+
+@dataclasses.dataclass
+class _Compilations:
+    running: dict[int, tuple[float, Program]] = dataclasses.field(default_factory=dict)
+    """What each thread is compiling, and since when (``time.monotonic()``)."""
+    by_fingerprint: dict[bytes, list[Program]] = dataclasses.field(
+        default_factory=lambda: collections.defaultdict(list)
+    )
+    kept: int = 0
+    fresh: collections.deque[Program] = dataclasses.field(default_factory=collections.deque)
+    """Those that are to be published."""
+
+
+_known = _Compilations()
+
+
+def note() -> None:
+    """From now on describes the programs over devices of several processes."""
+    if not _jax_compat.is_in(HOOK):
+        _jax_compat.install(HOOK, LOST, lambda: _jax_compat.around_compilations(_note))
+
+
+def _note(module: Any, devices: Sequence[Any], run: Callable[[], Any]) -> Any:
+    if len({device.process_index for device in devices}) < 2:
+        return run()
+    thread = threading.get_ident()
+    try:
+        program = _described(module, devices)
+    except Exception as error:  # the program comes first
+        _jax_compat.report(HOOK, LOST, error)
+        return run()
+    outer = _known.running.get(thread)
+    _known.running[thread] = (time.monotonic(), program)
+    try:
+        made = run()
+    finally:
+        if outer is None:
+            _known.running.pop(thread, None)
+        else:
+            _known.running[thread] = outer
+    if isinstance(fingerprint := getattr(made, "fingerprint", None), bytes):
+        _known.by_fingerprint[fingerprint].append(program)
+    _known.fresh.append(program)
+    return made
+
+
+def _described(module: Any, devices: Sequence[Any]) -> Program:
+    name, bare, whole = _jax_compat.bytes_of_module(module)
+    packed = zlib.compress(whole, 1) if len(whole) <= _MAX_PACKED else b""
+    if len(packed) > MAX_MODULE or _known.kept + len(packed) > _MAX_KEPT:
+        packed = b""
+    _known.kept += len(packed)
+    line = frames.innermost()
+    at = f"{line.file.rpartition('/')[2]}:{line.line}" if line else ""
+    ids = tuple(device.id for device in devices)
+    return Program(name, at, _digest(bare), ids, _flags(), packed)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=12).hexdigest()
+
+
+@functools.cache
+def _flags() -> str:
+    """XLA reads them once."""
+    given = os.environ.get("XLA_FLAGS", "").split()
+    return " ".join(sorted(flag for flag in given if not _HARMLESS.search(flag)))
+
+
+def current() -> tuple[float, Program] | None:
+    """The program that has been compiled for longest, and since when; None: there is none."""
+    return min(list(_known.running.values()), key=lambda one: one[0], default=None)
+
+
+def of_executable(fingerprint: bytes) -> list[Program]:
+    """The programs that became this executable: they differ in their devices or their lines."""
+    return list(_known.by_fingerprint.get(fingerprint, ()))
+
+
+def fresh() -> list[Program]:
+    """Those compiled since the last call. To be called on one thread only."""
+    found = []
+    while _known.fresh:
+        found.append(_known.fresh.popleft())
+    return found
+
+
+def explain(found: Mapping[int, Program]) -> Difference | None:
+    """How the programs differ that processes run together; None: they are the same."""
+    groups: dict[str, list[int]] = {}
+    for process, one in sorted(found.items()):
+        groups.setdefault(one.key, []).append(process)
+    if len(groups) < 2:
+        return None
+    first, second = sorted(groups.values(), key=lambda some: (-len(some), some))[:2]
+    one, other = (found[some[0]].lowered() for some in (second, first))
+    return difference.explain(one, other, (tuple(second), tuple(first)))

@@ -1,0 +1,357 @@
+"""The launch record: which programs this process has launched, in what order.
+
+It is for collectives that Lockstep does not run itself (gloo, MPI): the engine and NCCL's profiler
+plug-in record each collective, which says more. The record has the form of the engine's
+(`lockstep.flight_recorder.format`), with a launch in the place of a collective, so whatever reads
+that reads this. A program counts if it runs on devices of several processes and has collectives.
+
+JAX tells of a launch after it has dispatched the program. So an entry says that the program was
+launched; whether it has ended is looked up by who asks (`Record.read`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import mmap
+import os
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lockstep import _jax_compat
+from lockstep.flight_recorder import format, model
+from lockstep.flight_recorder.format import Op, ProcessRecord, Ring, State
+from lockstep.job.topology import Peer
+from lockstep.programs import compilations
+from lockstep.programs.compilations import Program
+
+_HEAD = struct.Struct("<QqqQQ")
+_TAIL = struct.Struct("<iii8iI")
+_ENTRY = struct.Struct(f"<Q{_HEAD.size}sII3q{_TAIL.size}s")
+"""An entry of the record: number, head, sequence, kind and state, three times, tail."""
+assert _ENTRY.size == format.ENTRY_BYTES
+_ENTRIES_AT = format.RINGS_AT + format.RING_HEADER_BYTES
+_RUN_IDS = 1 << 31
+_COUNT = struct.Struct("<Q")
+_LAUNCHED = int(Op.PROGRAM) | State.DONE << 24
+"""Operation, dtype, reduction and state, a byte each."""
+_IN_FLIGHT = int(Op.PROGRAM) | State.ENTERED << 24
+_STATE_AT = 8 + _HEAD.size + 7
+_ENTERED_AT = _STATE_AT + 1
+_DONE_AT = _ENTERED_AT + 16
+
+
+@dataclasses.dataclass
+class _Launched:
+    """A program that this process launches."""
+
+    program: Program
+    run_id: int
+    """A hash of the program: the same number on all processes."""
+    clique: int
+    """A hash of the devices that it runs on."""
+    members: tuple[int, ...]
+    """The first device of each process that takes part."""
+    devices: frozenset[int]
+    known: bytes
+    unknown: bytes
+    """The head of its entries, where it is sure that this program was launched, and where not."""
+    tail: bytes
+
+
+@dataclasses.dataclass
+class _Function:
+    """A jitted function: the programs that it was compiled to."""
+
+    launched: list[_Launched] = dataclasses.field(default_factory=list)
+    has_others: bool = False
+    """Whether it has programs that are not recorded, too."""
+
+
+class Record:
+    """Writes the record, and reads it with what is known at the moment."""
+
+    def __init__(self, descriptor: int, empty: ProcessRecord, owner: Mapping[int, int]) -> None:
+        """``descriptor``: an empty file; ``empty``: the process, with a ring for its first device;
+        ``owner``: the process of each device."""
+        self._owner = owner
+        os.pwrite(descriptor, format.encode(empty), 0)
+        self._map = mmap.mmap(descriptor, 0)
+        self._empty = empty
+        self._own = empty.rings[0].device
+        # A signal handler of the program may launch one while this thread records one.
+        self._lock = threading.RLock()
+        self._main = threading.main_thread().ident
+        self._written = 0
+        self._guess: _Launched | None = None
+        """A launch that is believed to be in JAX now, which is recorded already."""
+        self._has_failed = False
+        self._is_marked = False
+        """Whether the last launch is said to be in flight."""
+        self._sequences: dict[int, int] = {}
+        self._launched: dict[tuple[str, str], _Launched | None] = {}
+        """None: a program without collectives."""
+        self._functions: dict[int, _Function] = {}
+        self._jitted: dict[int, _Function] = {}
+        self._kept: dict[int, Any] = {}
+        self._clique_words = 0
+        self.new_sites: Callable[[Sequence[model.Site]], None] = lambda _: None
+        """Is given the line of each program that is launched for the first time."""
+
+    # What JAX calls
+
+    def slow(self, executable: Any) -> None:
+        if launched := self._of_executable(executable):
+            self._add(launched)
+
+    def learn(self, function: Any, executable: Any) -> None:
+        if function is None:  # JAX's own call of a function under a derivative, say
+            return
+        known = self._known(function)
+        launched = self._of_executable(executable)
+        if launched is None:
+            known.has_others = True
+        elif launched not in known.launched:
+            known.launched.append(launched)
+
+    def fast(self, jitted: Any, args: Any, kwargs: Any, results: Any) -> None:
+        known = self._jitted.get(id(jitted))
+        if known is None:
+            known = self._first_fast(jitted)
+        if not known.launched:
+            return
+        if len(known.launched) == 1 and not known.has_others:
+            self._add(known.launched[0])
+            return
+        devices = _devices_of(results)
+        fitting = [each for each in known.launched if each.devices == devices]
+        if fitting:
+            self._add(fitting[-1], is_sure=len(fitting) == 1 and not known.has_others)
+
+    def _known(self, function: Any) -> _Function:
+        known = self._functions.get(id(function))
+        if known is None:
+            known = self._functions[id(function)] = _Function()
+            self._keep(function, self._functions)
+        return known
+
+    def _first_fast(self, jitted: Any) -> _Function:
+        function = getattr(jitted, "__wrapped__", None)
+        # Without a function it was compiled ahead of time: its calls are not recorded.
+        known = _Function() if function is None else self._known(function)
+        self._jitted[id(jitted)] = known
+        self._keep(jitted, self._jitted)
+        return known
+
+    def _keep(self, key: Any, of: dict[int, _Function]) -> None:
+        """Forgets what is known of an object when it dies: another one may get its id."""
+        name = id(key)
+
+        def forget(_: Any) -> None:
+            of.pop(name, None)
+            self._kept.pop(name, None)
+
+        try:
+            self._kept[name] = weakref.ref(key, forget)
+        except TypeError:
+            self._kept[name] = key
+
+    # Writing
+
+    def _of_executable(self, executable: Any) -> _Launched | None:
+        fingerprint = getattr(executable, "fingerprint", None)
+        if not isinstance(fingerprint, bytes):
+            return None
+        program = self._on_devices_of(executable, compilations.of_executable(fingerprint))
+        if program is None:
+            return None
+        key = program.key, program.at
+        if key not in self._launched:
+            has_collectives = _jax_compat.has_collectives(executable)
+            self._launched[key] = launched = self._new(program) if has_collectives else None
+            if launched is not None:
+                self.new_sites(sites_of({launched.run_id: program}))
+        return self._launched[key]
+
+    def _on_devices_of(self, executable: Any, programs: Sequence[Program]) -> Program | None:
+        """The program that became this executable: one executable may be on several meshes."""
+        if len(programs) < 2:
+            return programs[0] if programs else None
+        local = [device.id for device in executable.local_devices()]
+        process = self._empty.process
+        fitting = [
+            p for p in programs if [d for d in p.devices if self._owner[d] == process] == local
+        ]
+        keys = {program.key for program in fitting}
+        return fitting[-1] if len(keys) == 1 else None
+
+    def _new(self, program: Program) -> _Launched:
+        run_id = int.from_bytes(bytes.fromhex(program.key)[:4], "little") % _RUN_IDS or 1
+        clique = _hash(sorted(program.devices))
+        members = _representatives(program.devices, self._owner)
+        if clique not in self._sequences:
+            self._sequences[clique] = 0
+            self._write_clique(clique, members)
+        known, unknown = (_HEAD.pack(clique, *ids, 0, 0) for ids in ((run_id, 1), (0, 0)))
+        tail = _TAIL.pack(members.index(self._own), -1, 0, *[0] * format.LISTED_TARGETS, 0)
+        devices = frozenset(program.devices)
+        return _Launched(program, run_id, clique, members, devices, known, unknown, tail)
+
+    def _write_clique(self, clique: int, members: Sequence[int]) -> None:
+        words = struct.pack(
+            f"<IIi{len(members)}i", clique & 0xFFFFFFFF, clique >> 32, len(members), *members
+        )
+        at = format.HEADER_BYTES + 4 * self._clique_words
+        if at + len(words) <= format.RINGS_AT:
+            self._map[at : at + len(words)] = words
+            self._clique_words += len(words) // 4
+            struct.pack_into("<I", self._map, format.STATE_AT + 4, self._clique_words)
+
+    def _add(self, launched: _Launched, is_sure: bool = True, kind: int = _LAUNCHED) -> None:
+        # Threads launch in another order on each process: what they launch is counted only.
+        head = launched.known
+        if not is_sure or (kind == _LAUNCHED and threading.get_ident() != self._main):
+            head = launched.unknown
+        with self._lock:
+            if self._guess is not None:
+                self._take_back()
+            elif self._is_marked:
+                self._mark(State.DONE)
+            self._written = number = self._written + 1
+            self._sequences[launched.clique] = after = self._sequences[launched.clique] + 1
+            now = time.monotonic_ns()
+            at = _ENTRIES_AT + (number - 1) % format.ENTRIES * format.ENTRY_BYTES
+            done = now if kind == _LAUNCHED else 0
+            times = (now, now, done)
+            _ENTRY.pack_into(self._map, at, number, head, after - 1, kind, *times, launched.tail)
+            _COUNT.pack_into(self._map, format.RINGS_AT, number)
+
+    def _take_back(self) -> None:
+        """What was believed to be launched has been launched, or something else has."""
+        assert self._guess is not None
+        self._sequences[self._guess.clique] -= 1
+        self._written -= 1
+        self._guess = None
+
+    # Reading
+
+    def look(self, in_call: Any, in_flight: bool, written: int | None = None) -> None:
+        """Writes down what the last launch is doing, when nothing was launched for a while.
+
+        ``in_call``: the function that the main thread is in, as far as that is known: a call of a
+        jitted function is recorded only when it returns. ``in_flight``: whether a device still has
+        results to make. ``written``: how many launches there were when this was looked up; does
+        nothing if there are more by now.
+        """
+        known = self._jitted.get(id(in_call)) if in_call is not None else None
+        launched = known.launched[-1] if known and known.launched else None
+        with self._lock:
+            if self._has_failed or written not in (None, self._written):
+                return
+            if self._guess is not None and self._guess is not launched:
+                self._withdraw()
+            if launched is not None and self._guess is None:
+                is_sure = known is not None and len(known.launched) == 1 and not known.has_others
+                self._add(launched, is_sure, _IN_FLIGHT)
+                self._guess = launched
+            elif self._written and self._guess is None:
+                self._mark(State.ENTERED if in_flight else State.DONE)
+
+    def _withdraw(self) -> None:
+        """The call was no launch, or has raised."""
+        self._take_back()
+        _COUNT.pack_into(self._map, format.RINGS_AT, self._written)
+        at = _ENTRIES_AT + self._written % format.ENTRIES * format.ENTRY_BYTES
+        _COUNT.pack_into(self._map, at, 0)
+
+    def failed(self, in_call: Any) -> None:
+        """Writes down that the last launch has failed: that of ``in_call``, if it is given."""
+        self.look(in_call, True)
+        with self._lock:
+            self._has_failed = True
+            if self._written:
+                self._mark(State.RAISED)
+
+    def _mark(self, state: State) -> None:
+        self._is_marked = state is State.ENTERED
+        at = _ENTRIES_AT + (self._written - 1) % format.ENTRIES * format.ENTRY_BYTES
+        [entered] = struct.unpack_from("<q", self._map, at + _ENTERED_AT)
+        # When it ended is not known: an error that followed from it came later in any case.
+        struct.pack_into("<q", self._map, at + _DONE_AT, 0 if self._is_marked else entered)
+        self._map[at + _STATE_AT] = int(state)
+
+    def leave(self, state: int) -> None:
+        """Writes down how the program has ended."""
+        struct.pack_into("<I", self._map, format.STATE_AT, state)
+
+    def read(self, latest: int | None = None) -> ProcessRecord:
+        """The record as it is now."""
+        with self._lock:
+            whole = bytes(self._map)
+        return format.parse(whole, latest=latest)
+
+    def programs(self) -> dict[int, Program]:
+        """The programs that were launched, by the run id of their entries."""
+        return {each.run_id: each.program for each in list(self._launched.values()) if each}
+
+
+def _hash(numbers: Sequence[int]) -> int:
+    digest = hashlib.blake2b(repr(list(numbers)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _representatives(devices: Sequence[int], owner: Mapping[int, int]) -> tuple[int, ...]:
+    """The first device of each process that has some of ``devices``, by the processes' numbers."""
+    first: dict[int, int] = {}
+    for device, process in sorted(owner.items()):
+        first.setdefault(process, device)
+    return tuple(first[p] for p in sorted({owner[device] for device in devices}))
+
+
+def sites_of(programs: Mapping[int, Program]) -> tuple[model.Site, ...]:
+    """The lines of launched programs, by the run ids of their launches."""
+    return tuple(
+        model.Site(
+            program=run_id,
+            fingerprint=one.key,
+            module=one.name,
+            channel=1,
+            op=format.OPS[format.Op.PROGRAM],
+            op_name="",
+            file="",
+            line=0,
+            shape="",
+            used_file=one.at.rpartition(":")[0],
+            used_line=int(one.at.rpartition(":")[2] or 0),
+        )
+        for run_id, one in programs.items()
+    )
+
+
+def _devices_of(results: Any) -> frozenset[int]:
+    """The devices on which the first array among the results of a call lies; empty: none."""
+    import jax
+
+    for leaf in jax.tree_util.tree_leaves(results):
+        if (sharding := getattr(leaf, "sharding", None)) is not None:
+            return frozenset(device.id for device in sharding.device_set)
+    return frozenset()
+
+
+def empty(own: Peer, count: int, attempt: int, device: int) -> ProcessRecord:
+    """The record of one of ``count`` processes, whose first device is ``device``."""
+    return ProcessRecord(
+        own.process,
+        count,
+        own.pid,
+        own.host_name,
+        own.label,
+        attempt,
+        monotonic_ns=time.monotonic_ns(),
+        realtime_ns=time.time_ns(),
+        rings=(Ring(device, 0, 0, ()),),
+    )

@@ -1,0 +1,109 @@
+"""Whether this process launches the same programs, in the same order, as the first of each group.
+
+Each process publishes its latest launches, and digests of all before them at fixed numbers. One
+reads those of the first process that takes part in its programs: that all are equal follows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.flight_recorder.format import Entry, ProcessRecord, State
+from lockstep.job.kv_store import Store
+
+_LAUNCHES = "lockstep/watch/launches"
+_LATEST = 64
+"""Launches of each group that are published."""
+_MARK_EVERY = 64
+_MARKS = 64
+_MAX_GROUPS = 16
+
+
+class _Group:
+    """The launches on one set of devices."""
+
+    def __init__(self) -> None:
+        self.latest: dict[int, int] = {}
+        """Run ids by number; 0: not known which program it was."""
+        self.marks: dict[int, str] = {}
+        self._digest = hashlib.blake2b(digest_size=8)
+        self._is_whole = True
+        """Whether no launch has been missed or was unknown: then the digests can be compared."""
+        self._next = 0
+
+    def add(self, entry: Entry) -> None:
+        if entry.sequence < self._next:
+            return
+        self._is_whole &= entry.sequence == self._next and entry.run_id != 0
+        self._next = entry.sequence + 1
+        self._digest.update(entry.run_id.to_bytes(8, "little", signed=True))
+        _put(self.latest, entry.sequence, entry.run_id, _LATEST)
+        if self._is_whole and self._next % _MARK_EVERY == 0:
+            _put(self.marks, self._next, self._digest.hexdigest(), _MARKS)
+
+    def published(self) -> dict[str, Any]:
+        return {"latest": list(self.latest.items()), "marks": list(self.marks.items())}
+
+
+def _put(of: dict[int, Any], number: int, value: Any, most: int) -> None:
+    of[number] = value
+    if len(of) > most:
+        del of[next(iter(of))]
+
+
+class Launches:
+    """Publishes this process's launches, and compares them."""
+
+    def __init__(self, store: Store, process: int, owner: Mapping[int, int]) -> None:
+        """``owner``: the process of each device."""
+        self._store = store
+        self._process = process
+        self._owner = owner
+        self._groups: dict[int, _Group] = {}
+        self._written = 0
+        self.where = ""
+        """Where the difference is that was found: `` before the 129th launch``."""
+
+    def differ(self, record: ProcessRecord) -> bool:
+        """Publishes what is new; whether a launch differs from one of another process."""
+        [ring] = record.rings
+        # What is in flight may be a guess.
+        ended = [e for e in ring.entries if e.number > self._written and e.state == State.DONE]
+        for entry in ended:
+            self._groups.setdefault(entry.clique, _Group()).add(entry)
+        if ended:
+            self._written = ended[-1].number
+            some = list(self._groups.items())[-_MAX_GROUPS:]
+            value = {str(clique): group.published() for clique, group in some}
+            self._store.put(f"{_LAUNCHES}/{self._process}/now", value, overwrite=True)
+        return any(self._differs(*one) for one in self._firsts(record).items())
+
+    def _firsts(self, record: ProcessRecord) -> dict[int, list[int]]:
+        """The groups to be compared, by the process with whose launches they are."""
+        found: dict[int, list[int]] = {}
+        for clique, members in record.cliques:
+            first = self._owner.get(members[0]) if members else None
+            if first not in (None, self._process) and clique in self._groups:
+                found.setdefault(first, []).append(clique)
+        return found
+
+    def _differs(self, first: int, cliques: list[int]) -> bool:
+        theirs = self._store.values(f"{_LAUNCHES}/{first}").get("now", {})
+        return any(
+            self._group_differs(self._groups[clique], theirs[str(clique)])
+            for clique in cliques
+            if str(clique) in theirs
+        )
+
+    def _group_differs(self, own: _Group, theirs: Mapping[str, Any]) -> bool:
+        for number, run_id in theirs["latest"]:
+            if run_id and own.latest.get(number, 0) not in (0, run_id):
+                self.where = f" as their launch number {number + 1}"
+                return True
+        for number, digest in theirs["marks"]:
+            if own.marks.get(number, digest) != digest:
+                self.where = f" before their launch number {number + 1}"
+                return True
+        return False

@@ -1,0 +1,130 @@
+"""What the processes of a job ask each other through JAX's key-value store, and what they answer.
+
+A process that asks raises its own number, and the others answer with their whole state when they
+next look: once a second. One that has ended has left its last state behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep.job.kv_store import Store
+from lockstep.job.topology import Peer
+from lockstep.system import stack_dump
+from lockstep.watchdog.store_state import Missing, ProcessState
+
+ANSWER_SECONDS = 5.0
+"""How long a question waits for answers."""
+_PAUSE_SECONDS = 0.25
+_NEWS = "lockstep/watch/news"
+_STATES = "lockstep/watch/states"
+_PLACES = "lockstep/watch/places"
+_VERDICT = "verdict"
+
+
+class Questions:
+    """One process's questions and answers."""
+
+    def __init__(
+        self,
+        store: Store,
+        own: Peer,
+        count: int,
+        folder: Path | None,
+        state: Callable[[], ProcessState],
+        over: threading.Event,
+    ) -> None:
+        """``state`` gives the state of this process; ``over`` ends a wait for answers."""
+        self._store = store
+        self._own = own
+        self._count = count
+        self._folder = folder
+        self._state = state
+        self._over = over
+        self._asked = 0
+        self._answered: dict[str, int] = {}
+
+    def publish_place(self) -> None:
+        place = {"pid": self._own.pid, "host": self._own.host_id, "label": self._own.label}
+        with contextlib.suppress(Exception):
+            self._store.put(f"{_PLACES}/{self._own.process}", place, overwrite=True)
+
+    def publish_verdict(self, text: str) -> None:
+        """Publishes what all processes are to fail with."""
+        with contextlib.suppress(Exception):  # another process was first: its text is there
+            self._store.put(f"{_NEWS}/{_VERDICT}", text)
+
+    def leave(self) -> None:
+        """Leaves a state that answers all later questions."""
+        with contextlib.suppress(Exception):
+            last = {"is_last": True, **self._answer()}
+            self._store.put(f"{_STATES}/{self._own.process}", last, overwrite=True)
+
+    def read_news(self) -> str:
+        """Answers what was asked; returns what all processes are to fail with, "" while well."""
+        news = self._store.values(_NEWS)
+        if text := news.pop(_VERDICT, None):
+            return str(text)
+        fresh = {asker: number for asker, number in news.items() if self._is_new(asker, number)}
+        if fresh:
+            self._answered.update(fresh)
+            self._store.put(f"{_STATES}/{self._own.process}", self._answer(), overwrite=True)
+        return ""
+
+    def _is_new(self, asker: str, number: Any) -> bool:
+        return isinstance(number, int) and self._answered.get(asker, 0) < number
+
+    def _answer(self) -> dict[str, Any]:
+        return {"answers": self._answered, **self._state().to_json()}
+
+    def ask(self) -> tuple[dict[int, ProcessState], str]:
+        """The states of all processes that have answered in time, and the news by then."""
+        self._asked += 1
+        self._store.put(f"{_NEWS}/{self._own.process}", self._asked, overwrite=True)
+        own, end = str(self._own.process), time.monotonic() + ANSWER_SECONDS
+        found: dict[int, ProcessState] = {}
+        verdict = ""
+        while len(found) < self._count - 1 and time.monotonic() < end and not verdict:
+            if self._over.wait(_PAUSE_SECONDS):
+                break
+            verdict = self.read_news()  # another process may ask at the same time
+            for name, values in self._store.values(_STATES).items():
+                answered = values.get("is_last") or values["answers"].get(own, 0) >= self._asked
+                if name != own and int(name) not in found and answered:
+                    found[int(name)] = ProcessState.from_json(int(name), values)
+        found[self._own.process] = self._state()
+        return found, verdict
+
+    def absent(self, states: Mapping[int, ProcessState]) -> dict[int, Missing]:
+        """What is known of the processes that have not answered."""
+        places = self._store.values(_PLACES) if len(states) < self._count else {}
+        found = {}
+        for process in range(self._count):
+            if process not in states:
+                place = places.get(str(process), {})
+                is_here = place.get("host") == self._own.host_id
+                found[process] = (
+                    self._seen_here(process, place)
+                    if is_here
+                    else Missing(str(place.get("label", f"process {process}")))
+                )
+        return found
+
+    def _seen_here(self, process: int, place: Mapping[str, Any]) -> Missing:
+        """A process of this host that does not answer: native code may hold its interpreter."""
+        pid, label = int(place["pid"]), str(place["label"])
+        if not Path(f"/proc/{pid}").exists():
+            return Missing(label, is_gone=True)
+        if self._folder is None:
+            text = stack_dump.describe(pid)
+        else:
+            folder = self._folder.with_name(f"process_{process}")
+            text = stack_dump.request(pid, folder / stack_dump.FILE)
+        system = text.removeprefix("No Python stacks")
+        is_stack = system == text
+        return Missing(label, stack=text) if is_stack else Missing(label, system.lstrip(".; "))

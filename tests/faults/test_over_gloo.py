@@ -1,0 +1,181 @@
+"""Faults over gloo: the process that caused one is named, and no wrong number passes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from lanes import full, sample
+from support import Result, assert_unsaid, run_lockstep
+
+PROGRAM = """
+import jax, os, signal, sys, time
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+jax.distributed.initialize()
+me, count = jax.process_index(), jax.device_count()
+rows = NamedSharding(jax.make_mesh((count,), ("x",)), P("x"))
+
+def array(size):
+    at = np.arange(size, dtype="float32")
+    return jax.make_array_from_callback((size,), rows, lambda index: at[index])
+
+@jax.jit
+def step(x):
+    return x.sum()
+
+@jax.jit
+def evaluate(x):
+    return x.max()
+
+@jax.jit
+def save(x):
+    return x.prod()
+
+def train(fault, x, at, steps):
+    value = 0
+    for i in range(steps):
+        call = step
+        if me == 1 and i == at:
+            if fault == "left":
+                break
+            if fault == "raised":
+                raise ValueError("bad batch")
+            if fault == "exit":
+                sys.exit(0)
+            if fault == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if fault == "late":
+                time.sleep(1000)  # LATE
+            if fault == "shape":
+                x = array(8 * count)
+            if fault == "reduction":
+                call = evaluate
+        if fault == "swapped" and i in (at, at + 1):
+            call = (evaluate, save)[(i - at + (me == 1)) % 2]
+        value = call(x)
+        if i % 10 == 0:
+            value = float(value)
+        time.sleep(0.05)
+    return float(value)
+"""
+RUN = "\nprint(train(sys.argv[1], array(4 * count), 25, 120))\n"
+NUMBER = re.compile(r"[\d.]+")
+OPTIONS = ["--collectives", "gloo", "--stall-warning", "4", "--collective-timeout", "10"]
+
+
+def run(fault: str, n: int = 3, d: int = 2, status: int = 1) -> Result:
+    return run_lockstep(
+        OPTIONS,
+        PROGRAM + RUN,
+        n=n,
+        d=d,
+        program_args=[fault],
+        timeout=150,
+        expect_status=None if fault == "killed" else status,
+    )
+
+
+@sample(
+    ("fault", "words"),
+    [
+        ("left", r"process 1 \(.*\) ended( \(exit code 0\))? after 25 programs; process"),
+        ("exit", r"process 1 \(.*\) ended( \(exit code 0\))? after 25 programs; process"),
+        ("raised", r"process 1 of 3 failed first: ValueError: bad batch"),
+        ("killed", r"process 1 of 3 failed first: killed by SIGKILL"),
+        ("shape", r"process 1 runs another program than .* argument x is f32\[48\] on process 1"),
+        ("reduction", r"process 1 \(.*\) called evaluate"),
+        ("swapped", r"process 1 \(.*\) called save"),
+    ],
+    0,
+    5,
+)
+def test_the_process_with_the_fault_is_the_headline(fault: str, words: str) -> None:
+    result = run(fault)
+    assert re.search(words, result.said_by_launcher.splitlines()[0]), result
+    ended = [p for p in (0, 2) for line in result.by_process.get(p, ()) if NUMBER.fullmatch(line)]
+    assert not ended, "a process ended as if nothing had happened"
+
+
+@pytest.mark.full
+def test_a_process_that_does_not_come_is_reported_and_then_ends_the_job() -> None:
+    result = run("late")
+    assert "lockstep: waiting for" in result.stderr, result
+    assert "process 1 does meanwhile:" in result.stderr
+    assert "has waited 1" in result.said_by_launcher.splitlines()[0]
+    assert "process 1 (" in result.said_by_launcher.splitlines()[0]
+
+
+@pytest.mark.parametrize(("n", "d"), [(2, 2), full(3, 1)])
+def test_a_healthy_job_hears_nothing(n: int, d: int) -> None:
+    result = run("none", n=n, d=d, status=0)
+    lines = [line for lines in result.by_process.values() for line in lines]
+    assert len([line for line in lines if NUMBER.fullmatch(line)]) == n
+    assert_unsaid("waiting for", result.stderr)
+
+
+CONSTANT = """
+scale = 2.0 + (me == 1)
+step = jax.jit(lambda x: (x * scale).sum())  # HERE
+train("", array(4 * count), -1, 200)
+"""
+
+
+def test_a_constant_that_differs_is_explained() -> None:
+    program = PROGRAM + CONSTANT
+    result = run_lockstep(OPTIONS, program, n=2, d=1, timeout=120, expect_status=1)
+    headline = result.said_by_launcher.splitlines()[0]
+    assert "a constant is 3.0 on process 1, 2.0 on process 0" in headline, result
+    assert "# HERE" in headline
+
+
+@pytest.mark.full
+def test_a_warning_goes_on() -> None:
+    options = [*OPTIONS, "--check-programs", "warn"]
+    result = run_lockstep(options, PROGRAM + CONSTANT, n=2, d=1, timeout=120)
+    assert "lockstep: warning: " in result.stderr, result
+
+
+@pytest.mark.full
+def test_the_report_shows_launches() -> None:
+    result = run("left")
+    [folder] = re.findall(r"lockstep report (\S+)", result.said_by_launcher)
+    shown = subprocess.run(
+        [sys.executable, "-m", "lockstep", "report", "--json", folder],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    document = json.loads(shown.stdout)
+    assert (document["kind"], document["culprits"]) == ("ended", [1])
+
+
+THREADS = """
+import threading
+both = [jax.jit(lambda x: x.sum() + 1), jax.jit(lambda x: x.sum() + 2)]
+x = array(4 * count)
+for call in both:
+    float(call(x))
+def work(call):
+    for _ in range(20):
+        call(x)
+for call in both if me == 0 else reversed(both):  # another order on each process
+    thread = threading.Thread(target=work, args=(call,))
+    thread.start()
+    thread.join()
+jax.numpy.sin(x).block_until_ready()
+time.sleep(3)
+print("done")
+"""
+
+
+@pytest.mark.full
+def test_what_other_threads_launch_is_not_compared() -> None:
+    result = run_lockstep(OPTIONS, PROGRAM + THREADS, n=2, d=1, timeout=120, expect_status=None)
+    assert_unsaid("another program", result.stderr)

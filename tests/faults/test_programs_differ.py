@@ -1,0 +1,127 @@
+"""Programs that differ between processes, over the engine: the error says in what."""
+
+from __future__ import annotations
+
+import pytest
+
+from lanes import full
+from of_this_jax import needs_numbers
+from support import assert_unsaid, run_lockstep
+
+HEAD = """
+import jax, os
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+jax.distributed.initialize()
+me, count = jax.process_index(), jax.device_count()
+mesh = jax.make_mesh((count,), ("x",))
+rows = NamedSharding(mesh, P("x"))
+x = jax.make_array_from_callback((4 * count,), rows, lambda at: np.arange(4.0 * count)[at])
+"""
+CONSTANT = """
+scale = 3.0 if me == 1 else 2.0
+
+@jax.jit
+def step(x):
+    return (x * scale).sum()  # HERE
+
+for _ in range(3):
+    print(float(step(x)))
+"""
+DRAWN = """
+@jax.jit
+def step(x):
+    return (x + np.random.default_rng(me).random()).sum()  # HERE
+
+print(float(step(x)))
+"""
+STATIC = """
+from functools import partial
+
+@partial(jax.jit, static_argnums=1)
+def step(x, power):
+    return (x ** power).sum()  # HERE
+
+print(float(step(x, 2 + (me == 1))))
+"""
+BRANCH = """
+@jax.jit
+def step(x):
+    y = x
+    if me == 1:
+        y = jnp.sin(y)  # HERE
+    return y.sum()
+
+print(float(step(x)))
+"""
+
+
+@needs_numbers
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        pytest.param(
+            CONSTANT,
+            "a constant is 3.0 on process 1, 2.0 on processes 0, 2",
+            id="constant",
+        ),
+        full(DRAWN, "a constant is 0.", id="drawn"),
+        full(STATIC, "a constant is 3.0 on process 1", id="static"),
+        full(BRANCH, "one more operation: sine on process 1", id="branch"),
+    ],
+)
+@pytest.mark.parametrize("d", [full(1), 2])
+def test_what_differs_is_the_headline(program: str, words: str, d: int) -> None:
+    result = run_lockstep([], HEAD + program, n=3, d=d, timeout=120, expect_status=1)
+    headline = result.said_by_launcher.splitlines()[0]
+    assert "process 1" in headline, result
+    assert "runs another program than process" in headline
+    assert words in headline
+    assert "# HERE" in headline
+    assert all(not lines for lines in result.by_process.values()), "a number was returned"
+
+
+@needs_numbers
+def test_a_warning_goes_on() -> None:
+    options = ["--check-programs", "warn"]
+    result = run_lockstep(options, HEAD + CONSTANT, d=2, timeout=120)
+    assert {len(lines) for lines in result.by_process.values()} == {3}, result
+    assert "lockstep: warning: process 1 runs another program than process 0" in result.stderr
+
+
+@pytest.mark.full
+def test_off_does_not_look() -> None:
+    result = run_lockstep(["--check-programs", "off"], HEAD + CONSTANT, d=2, timeout=120)
+    assert {len(lines) for lines in result.by_process.values()} == {3}, result
+    assert_unsaid("another program", result.stderr)
+
+
+AGAIN = """
+def make():
+    def step(x):
+        return jnp.where(x > 1, x * 2, jnp.sin(x)).sum()
+    return step
+
+if me == 1:
+    local = jnp.where(jnp.arange(4.0) > 1, 1.0, 2.0)  # fills JAX's caches of traced functions
+    jax.clear_caches()
+first = jax.jit(make())
+if me == 0:
+    print(first(x))
+else:
+
+    print(first(x))
+if me == 1:
+    jax.clear_caches()
+print(jax.jit(make())(x))
+jax.jit(lambda v: v * me)(jnp.ones(3))  # over devices of each process alone
+"""
+
+
+@needs_numbers
+def test_what_is_traced_elsewhere_or_again_is_the_same_program() -> None:
+    result = run_lockstep([], HEAD + AGAIN, n=2, d=2, timeout=120)
+    assert result.by_process[0] == result.by_process[1]
+    assert_unsaid("another program", result.stderr)

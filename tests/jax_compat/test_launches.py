@@ -1,0 +1,49 @@
+"""What JAX calls after each execution, beside its own check for NaN."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import lockstep
+import jax, jax.numpy as jnp
+from lockstep import _jax_compat
+
+slow, learned, fast = [], [], []
+_jax_compat.note_launches(
+    slow.append, lambda *told: learned.append(told), lambda *told: fast.append(told)
+)
+step = jax.jit(lambda x: x + 1)
+x = jnp.ones(3)
+step(x)
+assert len(slow) >= 1, slow
+assert any(function is step.__wrapped__ for function, _ in learned), learned
+before = len(fast)
+step(x)
+assert len(fast) == before + 1
+assert fast[-1][0].__wrapped__ is step.__wrapped__
+with jax.debug_nans(False):
+    step(x)
+step(x)
+assert len(fast) == before + 3, "the thread has lost the hook"
+jax.config.update("jax_debug_nans", True)
+step(x)
+assert len(fast) >= before + 4
+try:
+    jax.jit(lambda x: x / 0 * 0)(jnp.zeros(3))
+except FloatingPointError:
+    print("found")
+jax.config.update("jax_debug_nans", False)
+before = len(fast)
+step(x)
+assert len(fast) == before + 1
+"""
+
+
+def test_every_launch_is_noted_also_beside_the_check_for_nan() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.endswith("found\n")

@@ -1,0 +1,253 @@
+"""The launch record, with executables and functions that only look like JAX's."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lockstep import _jax_compat
+from lockstep.flight_recorder import diagnose, model
+from lockstep.flight_recorder.format import Op, State
+from lockstep.job.topology import Peer
+from lockstep.programs import compilations, launches
+from lockstep.programs.compilations import Program
+from lockstep.programs.launches import Record
+
+OWNER = {0: 0, 1: 0, 2048: 1, 2049: 1}
+
+
+class Executable:
+    def __init__(self, fingerprint: bytes) -> None:
+        self.fingerprint = fingerprint
+
+
+class Jitted:
+    def __init__(self, function: Any) -> None:
+        self.__wrapped__ = function
+
+
+class Result:
+    """An array on some devices."""
+
+    def __init__(self, *devices: int) -> None:
+        self.sharding = SimpleNamespace(device_set={Device(d) for d in devices})
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    id: int
+
+
+LOCAL, EVERYWHERE = Result(0, 1), Result(*OWNER)
+
+
+def program(name: str, digest: str) -> Program:
+    return Program(f"jit_{name}", "a.py:7", digest, tuple(OWNER), "")
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, list[Program]]:
+    known: dict[bytes, list[Program]] = {
+        b"step": [program("step", "11")],
+        b"other": [program("other", "22")],
+        b"wide": [program("step", "33")],
+        b"quiet": [program("quiet", "44")],
+    }
+    monkeypatch.setattr(
+        _jax_compat, "has_collectives", lambda executable: executable.fingerprint != b"quiet"
+    )
+    monkeypatch.setattr(compilations, "of_executable", lambda print_: known.get(print_, []))
+    return known
+
+
+def record(process: int = 0) -> Record:
+    device = min(d for d, of in OWNER.items() if of == process)
+    peer = Peer(process, 10 + process, "vm", "vm", (0,))
+    empty = launches.empty(peer, 2, 0, device)
+    return Record(os.memfd_create("launches"), empty, OWNER)
+
+
+def entries(of: Record) -> list[tuple[int, int, int]]:
+    return [(e.sequence, e.run_id, e.state) for e in of.read().rings[0].entries]
+
+
+def fast(of: Record, jitted: Jitted, results: Any = EVERYWHERE) -> None:
+    of.fast(jitted, (), {}, results)
+
+
+def function(of: Record, *executables: bytes) -> Jitted:
+    jitted = Jitted(lambda: None)
+    for each in executables:
+        of.learn(jitted.__wrapped__, Executable(each))
+    return jitted
+
+
+def test_launches_by_both_paths_are_in_order(programs: Any) -> None:
+    own = record()
+    sites: list[model.Site] = []
+    own.new_sites = sites.extend
+    step, other = function(own, b"step"), function(own, b"other")
+    own.slow(Executable(b"step"))
+    fast(own, step)
+    fast(own, other)
+    found = own.read()
+    assert [e.op for e in found.rings[0].entries] == [Op.PROGRAM] * 3
+    first, second, third = (e.run_id for e in found.rings[0].entries)
+    assert first == second != third
+    assert [s.module for s in sites] == ["jit_step", "jit_other"]
+    assert {s.program for s in sites} == {first, third}
+    assert found.cliques == ((found.rings[0].entries[0].clique, (0, 2048)),)
+
+
+def test_programs_of_this_process_or_without_collectives_are_left_out(programs: Any) -> None:
+    own = record()
+    own.slow(Executable(b"not of several processes"))
+    own.slow(Executable(b"quiet"))
+    fast(own, function(own, b"quiet"))
+    fast(own, Jitted(lambda: None))
+    assert entries(own) == []
+
+
+def test_a_function_that_has_local_programs_too_is_told_by_its_results(programs: Any) -> None:
+    own = record()
+    both = function(own, b"step", b"local")
+    fast(own, both, ({"loss": LOCAL}, LOCAL))
+    assert entries(own) == []
+    fast(own, both, ({"loss": EVERYWHERE}, LOCAL))
+    assert len(entries(own)) == 1
+
+
+def test_of_several_programs_of_a_function_none_is_named(programs: Any) -> None:
+    own = record()
+    fast(own, function(own, b"step", b"wide"))
+    assert [run for _, run, _ in entries(own)] == [0]
+
+
+def test_launches_of_other_threads_are_counted_only(programs: Any) -> None:
+    own = record()
+    step = function(own, b"step")
+    thread = threading.Thread(target=fast, args=(own, step))
+    thread.start()
+    thread.join()
+    assert [(number, run) for number, run, _ in entries(own)] == [(0, 0)]
+
+
+def test_a_function_that_has_died_is_forgotten(programs: Any) -> None:
+    own = record()
+    for _ in range(50):
+        fast(own, function(own, b"step"))
+    assert len(own._functions) <= 1
+    assert len(own._jitted) <= 1
+
+
+def test_a_function_on_two_sets_of_devices_is_counted_where_its_results_are(programs: Any) -> None:
+    own = record()
+    few = dataclasses.replace(program("step", "55"), devices=(0, 2048))
+    programs[b"few"] = [few]
+    both = function(own, b"step", b"few")
+    fast(own, both, Result(0, 2048))
+    fast(own, both, EVERYWHERE)
+    found = own.read().rings[0].entries
+    assert [e.sequence for e in found] == [0, 0]
+    assert found[0].clique != found[1].clique
+    assert 0 not in [e.run_id for e in found]
+
+
+def test_a_call_of_a_program_compiled_ahead_of_time_is_left_out(programs: Any) -> None:
+    own = record()
+    own.learn(None, Executable(b"step"))
+    fast(own, Jitted(None))
+    assert entries(own) == []
+
+
+def test_a_guess_is_withdrawn_when_the_thread_is_elsewhere(programs: Any) -> None:
+    own = record()
+    step = function(own, b"step")
+    fast(own, step)
+    own.look(step, in_flight=False)
+    own.look(None, in_flight=False)
+    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE)]
+    own.look(step, in_flight=False, written=5)  # there were more launches by then
+    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE)]
+
+
+def test_what_is_in_flight_is_marked_until_the_next_launch(programs: Any) -> None:
+    own = record()
+    step = function(own, b"step")
+    fast(own, step)
+    own.look(None, in_flight=True)
+    assert [state for *_, state in entries(own)] == [State.ENTERED]
+    fast(own, step)
+    assert [state for *_, state in entries(own)] == [State.DONE, State.DONE]
+    own.look(None, in_flight=False)
+    assert [state for *_, state in entries(own)] == [State.DONE, State.DONE]
+
+
+def test_a_call_that_does_not_return_is_a_launch(programs: Any) -> None:
+    own = record()
+    step, other = function(own, b"step"), function(own, b"other")
+    fast(own, step)
+    own.look(step, in_flight=False)
+    own.look(step, in_flight=False)
+    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE), (1, State.ENTERED)]
+    fast(own, step)  # the call has returned
+    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE), (1, State.DONE)]
+    own.look(step, in_flight=False)
+    fast(own, other)  # it was in another call
+    assert [n for n, *_ in entries(own)] == [0, 1, 2]
+    assert entries(own)[2][1] != entries(own)[1][1]
+
+
+def test_a_launch_that_has_failed_stays_so(programs: Any) -> None:
+    own = record()
+    step = function(own, b"step")
+    fast(own, step)
+    own.failed(None)
+    own.look(None, in_flight=False)
+    assert [state for *_, state in entries(own)] == [State.RAISED]
+
+
+def judged(*records: Record) -> diagnose.Diagnosis:
+    return diagnose.diagnose(
+        model.Run(
+            tuple(
+                model.Process(index, one.read(), launches.sites_of(one.programs()))
+                for index, one in enumerate(records)
+            )
+        )
+    )
+
+
+def test_records_of_two_processes_are_judged_as_collectives_are(programs: Any) -> None:
+    both = record(0), record(1)
+    steps = [function(one, b"step") for one in both]
+    for one, step in zip(both, steps, strict=True):
+        fast(one, step)
+        fast(one, step)
+    assert judged(*both).kind is diagnose.Kind.NOTHING
+    both[0].look(steps[0], in_flight=False)
+    both[1].leave(1)
+    late = judged(*both)
+    assert (late.kind, late.culprits, late.unit) == (diagnose.Kind.ENDED, (1,), "program")
+
+
+def test_other_programs_at_one_place_are_a_mismatch(programs: Any) -> None:
+    both = record(0), record(1)
+    fast(both[0], function(both[0], b"step"))
+    fast(both[1], function(both[1], b"other"))
+    found = judged(*both)
+    assert (found.kind, found.groups) == (diagnose.Kind.ONE_SIDED, ((0,), (1,)))
+
+
+def test_old_launches_are_overwritten(programs: Any) -> None:
+    own = record()
+    step = function(own, b"step")
+    for _ in range(1500):
+        fast(own, step)
+    found = entries(own)
+    assert [found[0][0], found[-1][0], len(found)] == [476, 1499, 1024]

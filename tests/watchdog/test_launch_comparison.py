@@ -1,0 +1,121 @@
+"""Comparing the launches of processes through the store."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.flight_recorder.format import Entry, Op, ProcessRecord, Ring, State
+from lockstep.job.kv_store import Store
+from lockstep.watchdog.launch_comparison import Launches
+
+OWNER = {0: 0, 2048: 1, 4096: 2}
+CLIQUE = 7
+
+
+class Kept:
+    """A store of one process's memory."""
+
+    def __init__(self) -> None:
+        self.all: dict[str, Any] = {}
+
+    def put(self, name: str, value: Any, overwrite: bool = False) -> None:
+        assert overwrite
+        self.all[name] = value
+
+    def values(self, folder: str) -> dict[str, Any]:
+        there = {n: v for n, v in self.all.items() if n.startswith(f"{folder}/")}
+        return {name.removeprefix(f"{folder}/"): value for name, value in there.items()}
+
+
+@dataclasses.dataclass
+class Process:
+    """One process, and what it launches."""
+
+    number: int
+    store: Kept
+    members: tuple[int, ...] = tuple(OWNER)
+
+    def __post_init__(self) -> None:
+        self.launches = Launches(cast(Store, self.store), self.number, OWNER)
+        self.entries: list[Entry] = []
+
+    def launch(self, *run_ids: int) -> None:
+        for run_id in run_ids:
+            at = len(self.entries)
+            self.entries.append(
+                Entry(at + 1, CLIQUE, run_id, 1, 0, 0, at, Op.PROGRAM, 0, 0, State.DONE, 1, 1, 1)
+            )
+
+    def differs(self) -> bool:
+        ring = Ring(0, 0, len(self.entries), tuple(self.entries[-1024:]))
+        record = ProcessRecord(
+            self.number, 3, 1, "vm", "", cliques=((CLIQUE, self.members),), rings=(ring,)
+        )
+        return self.launches.differ(record)
+
+
+def two() -> tuple[Process, Process]:
+    store = Kept()
+    return Process(0, store), Process(1, store)
+
+
+def test_equal_launches_are_no_news_however_far_each_process_is() -> None:
+    first, second = two()
+    first.launch(*[5, 6] * 100)
+    second.launch(*[5, 6] * 70)
+    assert not first.differs()
+    assert not second.differs()
+    second.launch(*[5, 6] * 100)
+    assert not second.differs()
+
+
+def test_another_program_is_found_where_it_was_launched() -> None:
+    first, second = two()
+    first.launch(5, 6, 5)
+    second.launch(5, 5, 6)
+    assert not first.differs()
+    assert second.differs()
+    assert second.launches.where == " as their launch number 2"
+
+
+def test_a_difference_that_is_long_ago_is_found() -> None:
+    first, second = two()
+    first.launch(5, 6, *[5] * 500)
+    second.launch(5, 5, *[5] * 500)
+    first.differs()
+    assert second.differs()
+    assert "before their launch number" in second.launches.where
+
+
+def test_a_launch_that_is_not_known_differs_from_none() -> None:
+    first, second = two()
+    first.launch(5, 0, *[5] * 200)
+    second.launch(5, 6, *[5] * 200)
+    first.differs()
+    assert not second.differs()
+
+
+def test_programs_of_some_processes_are_compared_with_the_first_of_them() -> None:
+    store = Kept()
+    second, third = (Process(number, store, (2048, 4096)) for number in (1, 2))
+    second.launch(5)
+    third.launch(6)
+    assert not second.differs()
+    assert third.differs()
+
+
+@given(st.lists(st.integers(1, 3), max_size=300), st.data())
+def test_any_one_other_launch_is_found(runs: list[int], data: st.DataObject) -> None:
+    first, second = two()
+    first.launch(*runs)
+    changed = list(runs)
+    if runs:
+        at = data.draw(st.integers(max(0, len(runs) // 64 * 64 - 64), len(runs) - 1))
+        changed[at] = 9
+    second.launch(*changed)
+    first.differs()
+    assert second.differs() is bool(runs)
