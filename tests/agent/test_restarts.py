@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import struct
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -310,6 +311,7 @@ def test_a_lost_agent_is_named_before_those_that_fail_because_of_it(
     "message",
     [
         b"[]",
+        b"no head",
         b'{"kind": "ready"}',
         b'{"kind": "ready", "process": 1.5}',
         b'{"kind": "ended", "process": 1}',
@@ -321,7 +323,7 @@ def test_what_is_no_message_ends_the_connection_alone(jobs: list[Job], message: 
     jobs.append(job := Job())
     with network_probe.connect("127.0.0.1", job.port, "job", KEY, TIMEOUT) as other:
         other.settimeout(TIMEOUT)
-        other.sendall(message + b"\n")
+        other.sendall(struct.pack(">IQ", len(message), 0) + message)
         assert other.recv(1) == b""
     lines = [job.line(0), job.line(1)]
     assert len(begin(lines)) == 2

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.hosts.channel import Message
 from lockstep.hosts.relay import WINDOW, Relay
+from lockstep.system.channel import Message
 
 TIMEOUT = 30.0
 NAME = "service"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lockstep.hosts import starters
-from lockstep.hosts.channel import Channel, Message
+from lockstep.system.channel import Channel, Message
 from processes import clean_environ
 
 TIMEOUT = 60.0

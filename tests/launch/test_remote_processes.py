@@ -19,7 +19,7 @@ from lockstep.launch.remote_processes import RemoteProcesses
 
 LATE = """
 import os, time, zlib
-from lockstep.hosts.channel import GREETING, Channel
+from lockstep.system.channel import GREETING, Channel
 
 channel = Channel(0, 1, after_greeting=False)
 channel.send_raw(GREETING)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import lockstep
-from lockstep.pool import call, channel
+from lockstep.pool import call, messages
 from of_this_jax import where_numbered, without_warnings
 from processes import python
 from support import MARK, marked, wait_until
@@ -230,7 +230,7 @@ class Unloadable:
 def test_messages_that_do_not_come_through_and_a_closed_pool(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(channel, "SEND_SECONDS", 1.0)
+    monkeypatch.setattr(messages, "SEND_SECONDS", 1.0)
     with lockstep.Pool(n=1, devices=1) as pool:
         [pid] = pool.run(os.getpid)
         # It reads nothing, and the kernel's buffer takes a part of the message only.

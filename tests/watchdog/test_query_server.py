@@ -10,6 +10,7 @@ import pytest
 
 from flight_recorder.test_format import record
 from lockstep.flight_recorder.model import Process, Run
+from lockstep.system import channel
 from lockstep.watchdog import query_server
 
 
@@ -36,6 +37,13 @@ def test_processes_of_other_hosts_are_added(tmp_path: Path, one_host: Run) -> No
         assert whole.clock_error_ns == 3500
 
 
+def test_a_directory_with_a_long_path_has_a_socket_too(tmp_path: Path, one_host: Run) -> None:
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    tell(folder, query_server.pack([process(1)], 0))
+    assert query_server.complete(one_host, folder).processes == (process(0), process(1))
+
+
 def test_a_record_that_is_there_is_not_replaced(tmp_path: Path, one_host: Run) -> None:
     changed = dataclasses.replace(process(0), problems=("told",))
     tell(tmp_path, query_server.pack([changed, process(1)], 0))
@@ -47,7 +55,9 @@ def test_records_of_other_jobs_are_not_believed(tmp_path: Path, one_host: Run) -
     assert query_server.complete(one_host, tmp_path).processes == one_host.processes
 
 
-@pytest.mark.parametrize("said", [b"", b"no note", b"{}\0", b'{"processes": [], "x": 1}\0'])
+@pytest.mark.parametrize(
+    "said", [b"", b"no message", channel.encode("processes"), channel.encode("x", processes=[])]
+)
 def test_an_answer_that_cannot_be_read_is_none(tmp_path: Path, one_host: Run, said: bytes) -> None:
     tell(tmp_path, said)
     assert query_server.complete(one_host, tmp_path) == one_host

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import platform
-import select
 import socket
 import sys
 import time
@@ -19,11 +17,12 @@ from lockstep._config import Config
 from lockstep._errors import ConfigError, LaunchError
 from lockstep.agent import agent, restart_server
 from lockstep.agent.host_dir import HostDir
-from lockstep.agent.restart_server import MAX_LINE, keep_alive
+from lockstep.agent.restart_server import keep_alive
 from lockstep.bootstrap import coordinator_address
 from lockstep.hosts import network_probe
 from lockstep.job import job_key
 from lockstep.system import fd_limit
+from lockstep.system.channel import Channel
 
 _PAUSE_SECONDS = 0.2
 
@@ -96,12 +95,11 @@ class RestartLine:
 
     def __init__(self, connection: socket.socket, process: int) -> None:
         keep_alive(connection)
-        self._connection = connection
+        self._channel = Channel.of(connection)
         self._process = process
-        self._received = b""
         self.attempt = 0
         """The number of the present one."""
-        self.fd = connection.fileno()
+        self.fd = self._channel.fileno()
         os.set_inheritable(self.fd, False)
 
     @classmethod
@@ -139,21 +137,21 @@ class RestartLine:
         """
         self._send("ready")
         while True:
-            message = self._next(None)
-            if message is None or message["kind"] == "over":
-                why = message["why"] if message else "the agent of process 0 has ended"
+            message = self._channel.next()
+            if message is None or message.kind == "over":
+                why = message.head["why"] if message else "the agent of process 0 has ended"
                 raise LaunchError(f"process {self._process} was not started: {why}")
-            if message["kind"] == "start":
-                self.attempt = int(message["attempt"])
-                return Attempt(self.attempt, str(message["coordinator"]))
+            if message.kind == "start":
+                self.attempt = int(message.head["attempt"])
+                return Attempt(self.attempt, str(message.head["coordinator"]))
 
     def failure(self) -> str:
         """Why the program has to end, if that has become known since the last call; else empty."""
         with contextlib.suppress(TimeoutError):
-            message = self._next(0.0)
+            message = self._channel.next(0.0)
             if message is None:
                 return "the agent of process 0 has ended"
-            if message["kind"] == "failed":
+            if message.kind == "failed":
                 return "another has failed"
         return ""
 
@@ -168,34 +166,16 @@ class RestartLine:
         end = time.monotonic() + seconds
         with contextlib.suppress(TimeoutError):
             while True:
-                message = self._next(max(0.0, end - time.monotonic()))
-                if message is None or message["kind"] == "over":
+                message = self._channel.next(max(0.0, end - time.monotonic()))
+                if message is None or message.kind == "over":
                     return False
-                if message["kind"] == "again":
+                if message.kind == "again":
                     return True
         return None
 
     def close(self) -> None:
         """The server takes this agent for lost."""
-        self._connection.close()
+        self._channel.close()
 
     def _send(self, kind: str, **values: Any) -> None:
-        message = {"kind": kind, "process": self._process, **values}
-        with contextlib.suppress(OSError):  # the end of the connection is read
-            self._connection.sendall(json.dumps(message).encode() + b"\n")
-
-    def _next(self, seconds: float | None) -> Mapping[str, Any] | None:
-        """The next message; None: the connection has ended. Raises TimeoutError."""
-        while b"\n" not in self._received:
-            if not select.select([self.fd], [], [], seconds)[0]:
-                raise TimeoutError
-            try:
-                data = self._connection.recv(MAX_LINE)
-            except OSError:
-                data = b""
-            if not data:
-                return None
-            self._received += data
-        line, _, self._received = self._received.partition(b"\n")
-        message: Mapping[str, Any] = json.loads(line)
-        return message
+        self._channel.send(kind, process=self._process, **values)

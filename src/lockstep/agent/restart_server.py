@@ -24,13 +24,12 @@ as open as JAX's coordination service is.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from lockstep._errors import InitializationError, LaunchError
@@ -39,8 +38,8 @@ from lockstep.bootstrap import cluster_env, coordinator_address
 from lockstep.hosts import network_probe
 from lockstep.launch.console import complain
 from lockstep.system import fd_limit, port_reservation, process_tree
+from lockstep.system.channel import Channel, ChannelError
 
-MAX_LINE = 1 << 12
 _LATE_SECONDS = 15.0
 """How long after the grace period an agent may take to report its end."""
 _KEEPALIVE = {
@@ -121,7 +120,7 @@ class _Agent:
     """The connection to the agent of one process."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
+        self.channel = Channel.of(connection)
         self.is_ready = False
         self.is_gone = False
         """The connection has ended."""
@@ -133,14 +132,9 @@ class _Agent:
         """It is gone before it has reported how its program has ended."""
         return self.is_gone and self.ended is None
 
-    def send(self, kind: str, **values: Any) -> None:
-        with contextlib.suppress(OSError):  # its thread reads the end of the connection
-            self.connection.sendall(json.dumps({"kind": kind, **values}).encode() + b"\n")
-
     def close(self) -> None:
         """Its thread reads the end of the connection."""
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
+        self.channel.break_off()
 
 
 class Server:
@@ -184,14 +178,15 @@ class Server:
         keep_alive(connection)
         agent = _Agent(connection)
         try:
-            with connection.makefile("rb") as lines, contextlib.suppress(OSError, ValueError):
-                while line := lines.readline(MAX_LINE):
-                    self._take(agent, *_parsed(line, self._size))
+            with contextlib.suppress(OSError, ValueError, ChannelError):
+                while message := agent.channel.next():
+                    self._take(agent, *_parsed(message.head, self._size))
         finally:
             with self._changed:
                 agent.is_gone = True
                 for process in [p for p, known in self._agents.items() if known is agent]:
                     del self._agents[process]
+                agent.channel.close()
                 self._changed.notify_all()
 
     def _take(self, agent: _Agent, process: int, ended: _Ending | None) -> None:
@@ -314,15 +309,13 @@ class Server:
     def _send_all(self, kind: str, **values: Any) -> None:
         """Process 0 comes last: this server ends with its agent."""
         with self._changed:
-            agents = sorted(self._agents.items(), reverse=True)
-        for _, agent in agents:
-            agent.send(kind, **values)
+            for _, agent in sorted(self._agents.items(), reverse=True):
+                agent.channel.send(kind, **values)
 
 
-def _parsed(line: bytes, size: int) -> tuple[int, _Ending | None]:
+def _parsed(values: Mapping[str, Any], size: int) -> tuple[int, _Ending | None]:
     """The process that a message is of, and its end; None: it is ready. Raises ValueError."""
     try:
-        values = json.loads(line)
         kind, process = values["kind"], values["process"]
         if kind == "ended":
             stopped, consequence = bool(values["stopped"]), bool(values["consequence"])
@@ -330,9 +323,9 @@ def _parsed(line: bytes, size: int) -> tuple[int, _Ending | None]:
         else:
             ended = None
     except (KeyError, TypeError) as error:
-        raise ValueError(f"not a message of an agent: {line!r}") from error
+        raise ValueError(f"not a message of an agent: {values!r}") from error
     if kind not in ("ready", "ended") or type(process) is not int or not 0 <= process < size:
-        raise ValueError(f"not a message of an agent of {counted(size, 'process')}: {line!r}")
+        raise ValueError(f"not a message of an agent of {counted(size, 'process')}: {values!r}")
     return process, ended
 
 

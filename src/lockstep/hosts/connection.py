@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lockstep._words import printable, signal_name
-from lockstep.hosts.channel import Channel, ChannelError, Message
 from lockstep.hosts.host_list import Host
 from lockstep.hosts.starters import is_here
 from lockstep.system import process_tree
+from lockstep.system.channel import Channel, ChannelError, Message
 
 PING_SECONDS = 1.0
 LEASE_SECONDS = 10.0

@@ -13,9 +13,9 @@ from typing import Any
 from lockstep._config import DEFAULT_REACH_TIMEOUT
 from lockstep._errors import LaunchError
 from lockstep._words import signal_name
-from lockstep.hosts.channel import Message
 from lockstep.hosts.connection import PING_SECONDS, Connection
 from lockstep.hosts.host_list import Host, labels
+from lockstep.system.channel import Message
 
 _END_SECONDS = 3.0
 """How long the agents may take to end when the job has ended."""

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import selectors
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from lockstep.hosts.channel import Message
+from lockstep.system import unix_socket
+from lockstep.system.channel import Message
 
 WINDOW = 1 << 18
 PIECE = 1 << 16
@@ -51,13 +51,9 @@ class Relay:
     def listen(self, folder: Path, names: Iterable[str]) -> None:
         """Listens on sockets of these names in ``folder``. Raises OSError."""
         for name in names:
-            listener = socket.socket(socket.AF_UNIX)
-            self._listeners.append(listener)
+            listener = unix_socket.listen(folder, name)
             listener.setblocking(False)
-            with short_path(folder) as path:
-                (folder / name).unlink(missing_ok=True)
-                listener.bind(f"{path}/{name}")
-            listener.listen(socket.SOMAXCONN)
+            self._listeners.append(listener)
             accept = functools.partial(self._accept, listener, name)
             self._selector.register(listener, selectors.EVENT_READ, accept)
 
@@ -208,14 +204,3 @@ class _Stream:
                 self._selector.unregister(self._socket)
         self._socket.close()
         self._forget()
-
-
-@contextlib.contextmanager
-def short_path(folder: Path) -> Iterator[str]:
-    """Another path of ``folder``: that of a Unix socket has at most 107 bytes, and TMPDIR may be
-    longer."""
-    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{held}"
-    finally:
-        os.close(held)

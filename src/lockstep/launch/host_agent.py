@@ -1,7 +1,7 @@
 """The agent of ``lockstep run --hosts`` on one host: starts, watches and ends its processes.
 
 The launcher starts it over ssh (`lockstep.hosts.starters`), and talks to it over its stdin and
-stdout (`lockstep.hosts.channel`). It has a guard (`guard`), so a kill -9 of either of its two
+stdout (`lockstep.system.channel`). It has a guard (`guard`), so a kill -9 of either of its two
 processes leaves nothing running. It ends, with all that it has started, when its input ends or when
 the launcher has been silent for `LEASE_SECONDS`: the launcher was killed, or the network is cut.
 
@@ -33,11 +33,11 @@ from typing import Any
 from lockstep import __version__
 from lockstep._errors import LaunchError, LockstepError
 from lockstep.hosts import agent_checks
-from lockstep.hosts.channel import GREETING, Channel, ChannelError, Message
 from lockstep.hosts.connection import IDLE_LEASE_SECONDS, LEASE_SECONDS
 from lockstep.launch import guard, run_dir
 from lockstep.launch.host_attempt import HostAttempt
 from lockstep.system import port_reservation, process_tree, signal_pipe
+from lockstep.system.channel import GREETING, Channel, ChannelError, Message
 
 
 def main() -> int:

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 from lockstep import _run_files
 from lockstep._config import Config
-from lockstep.hosts.channel import Channel, Message
 from lockstep.hosts.relay import KINDS, Relay
 from lockstep.launch import cpu_affinity, host_network, host_records
 from lockstep.launch.child_process import ChildProcess
@@ -30,6 +29,7 @@ from lockstep.launch.local_processes import (
 )
 from lockstep.nccl import gpus
 from lockstep.system import process_tree
+from lockstep.system.channel import Channel, Message
 from lockstep.system.oom import OomKills
 
 MAX_BACKLOG = 1 << 20

@@ -14,6 +14,8 @@ import socket
 from pathlib import Path
 from typing import Protocol
 
+from lockstep.system import unix_socket
+
 SOCKET = "hosts.sock"
 _TIMEOUT_SECONDS = 10.0
 _DONE = b"!"
@@ -35,17 +37,14 @@ class QueryServer:
     def __init__(
         self, folder: Path, selector: selectors.BaseSelector, collector: Collector
     ) -> None:
-        """Raises OSError where there can be no socket: the path may be too long."""
+        """Raises OSError where there can be no socket."""
         self._selector = selector
         self._collector = collector
         self._asking: list[socket.socket] = []
         self._waiting: list[tuple[int, socket.socket]] = []
         self._path = folder / SOCKET
-        self._path.unlink(missing_ok=True)
-        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener = unix_socket.listen(folder, SOCKET)
         self._listener.setblocking(False)
-        self._listener.bind(str(self._path))
-        self._listener.listen()
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _accept(self) -> None:
@@ -91,9 +90,7 @@ def refresh(folder: Path, latest: bool = False, seconds: float = _TIMEOUT_SECOND
     """
     if not (folder / SOCKET).exists():
         return False
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(seconds)
-        connection.connect(str(folder / SOCKET))
+    with contextlib.suppress(OSError), unix_socket.connect(folder, SOCKET, seconds) as connection:
         connection.send(_LATEST if latest else _ALL)
         return connection.recv(1) == _DONE
     return False

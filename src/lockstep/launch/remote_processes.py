@@ -21,7 +21,6 @@ from typing import Any
 
 from lockstep import _run_files
 from lockstep._run_files import ErrorRecord, Exit
-from lockstep.hosts.channel import Message
 from lockstep.hosts.connection import PING_SECONDS, Connection
 from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_list import Placed
@@ -32,6 +31,7 @@ from lockstep.launch.console import Console
 from lockstep.launch.first_failure import EndedProcess
 from lockstep.launch.job_processes import Loop, Output, ended_process
 from lockstep.launch.job_spec import LaunchSpec
+from lockstep.system.channel import Message
 
 SWEEP_SECONDS = 12.0
 COLLECT_SECONDS = 20.0

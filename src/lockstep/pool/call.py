@@ -7,15 +7,15 @@ import dataclasses
 import pickle
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 from lockstep import _words
 from lockstep._errors import SpawnError
-from lockstep.pool import channel, judge
+from lockstep.pool import judge
 from lockstep.pool.outcome import Failure, Kind, Outcome
 from lockstep.pool.processes import Processes
 from lockstep.system import stack_dump
+from lockstep.system.channel import Message
 
 FAILURE_SECONDS = 5.0
 """Seconds for the other processes to come back once one has raised, like ``--grace``."""
@@ -61,7 +61,7 @@ class Call:
 
     def run(self, payload: bytes) -> list[Outcome]:
         """The outcome of each process, in the order of their ranks."""
-        self._processes.send(channel.dumps("call", self._number, payload))
+        self._processes.send("call", payload, number=self._number)
         try:
             self._wait()
         except KeyboardInterrupt:
@@ -95,7 +95,7 @@ class Call:
         before = len(self._outcomes)
         messages, self._processes.messages = self._processes.messages, []
         for rank, message in messages:
-            if message[1] == self._number:
+            if message.head.get("number") == self._number:
                 self._outcomes[rank] = self._outcome(rank, message)
         for rank, when in self._processes.lost.items():
             if rank not in self._outcomes:
@@ -103,9 +103,9 @@ class Call:
         if len(self._outcomes) > before:
             self._after_news()
 
-    def _outcome(self, rank: int, message: tuple[Any, ...]) -> Outcome:
-        kind, _, value, aborted, _ = message
-        if kind == "returned":
+    def _outcome(self, rank: int, message: Message) -> Outcome:
+        value, aborted = self._processes.loaded(rank, message), message.head["aborted"]
+        if message.kind == "returned":
             return self._of(rank, Kind.RETURNED, value=value, aborted=aborted)
         assert isinstance(value, Failure)
         at = self._processes.here(rank, value.record.time)
@@ -139,7 +139,7 @@ class Call:
             run_dir = self._processes.run_dir
             self.verdict = judge.waits_in_vain(run_dir, self._outcomes, self._count)
         if self.verdict:
-            self._processes.send(channel.dumps("abort", self.verdict))
+            self._processes.send("abort", text=self.verdict)
             self._deadline = min(self._deadline, time.monotonic() + FAILURE_SECONDS)
             self._check_at = float("inf")
             return
@@ -212,8 +212,8 @@ def wait_until_ready(processes: Processes, timeout: float) -> None:
         processes.turn(min(1.0, deadline - time.monotonic()))
         messages, processes.messages = processes.messages, []
         for rank, message in messages:
-            if message[0] == "raised":
-                raise _not_started(rank, message[2])
+            if message.kind == "raised":
+                raise _not_started(rank, processes.loaded(rank, message))
             ready.add(rank)
         if processes.is_over or processes.lost:
             _end_of_launcher(processes)
@@ -248,8 +248,7 @@ def _end_of_launcher(processes: Processes) -> None:
 def _loaded(pickled: bytes | None) -> BaseException | None:
     if pickled is None:
         return None
-    load: Callable[[bytes], tuple[BaseException]] = pickle.loads
     try:
-        return load(pickled)[0]
+        return pickle.loads(pickled)
     except Exception:
         return None

@@ -1,7 +1,7 @@
 """The main module of a pool's launcher: starts and supervises its processes, as ``lockstep run``.
 
 ``python -m lockstep.pool.launcher SETTINGS``: the caller's process starts this one, and connects to
-the processes itself (`channel`). Their output comes to the caller through the launcher, by lines
+the processes itself (`processes`). Their output comes to the caller through the launcher, by lines
 with the process's number in front.
 
 The launcher is a process of its own because a supervisor handles signals and reaps every child,
@@ -26,8 +26,8 @@ from lockstep.launch.guard import run_guarded
 from lockstep.launch.job_spec import LaunchSpec
 from lockstep.launch.supervisor import Supervisor
 from lockstep.nccl import gpus
-from lockstep.pool import channel
-from lockstep.system import port_reservation, process_tree
+from lockstep.pool import messages
+from lockstep.system import port_reservation, process_tree, unix_socket
 
 WORKER = ("-m", "lockstep.pool.worker")
 
@@ -61,7 +61,7 @@ def _on_hosts(settings: dict[str, Any], config: Config) -> int:
     for name in settings["exported"]:
         words += ["--export", name]
     args = options.run_parser().parse_args(words)
-    sockets = {channel.SOCKET: functools.partial(channel.connect, run_dir)}
+    sockets = {messages.SOCKET: functools.partial(unix_socket.connect, run_dir, messages.SOCKET)}
     caller = hosts_command.Caller(sockets, run_dir, settings["caller"])
     return hosts_command.run(args, WORKER, config, dict(os.environ), caller)
 

@@ -12,7 +12,7 @@ from lockstep import _config
 from lockstep._errors import ConfigError, SpawnError
 from lockstep.bootstrap import mpi_backend
 from lockstep.launch import failed_runs, run_command, tracebacks
-from lockstep.pool import channel, hosts, judge, outcome
+from lockstep.pool import hosts, judge, messages, outcome
 from lockstep.pool.call import Call, wait_until_ready
 from lockstep.pool.outcome import Kind, Outcome
 from lockstep.pool.processes import PoolSpec, Processes
@@ -303,7 +303,7 @@ def _payload(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
     if not isinstance(kwargs, Mapping):
         raise TypeError(f"kwargs must be a dict, not {type(kwargs).__name__}")
     try:
-        return channel.dumps_call(fn, tuple(args), dict(kwargs))
+        return messages.dumps_call(fn, tuple(args), dict(kwargs))
     except Exception as error:
         raise SpawnError(
             f"the function or its arguments cannot be sent to the processes: "

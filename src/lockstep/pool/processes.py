@@ -20,10 +20,11 @@ from typing import IO, Any
 from lockstep import _run_files
 from lockstep._errors import LaunchError, SpawnError
 from lockstep.launch import host_query, run_dir
-from lockstep.pool import channel, launcher
+from lockstep.pool import launcher, messages
 from lockstep.pool.hosts import Hosts
 from lockstep.pool.output import Output
-from lockstep.system import stack_dump
+from lockstep.system import stack_dump, unix_socket
+from lockstep.system.channel import TRUSTED, Channel, Message
 
 STOP_SECONDS = 10.0
 """Seconds that the launcher may take to end all processes, before it is killed itself."""
@@ -62,7 +63,7 @@ class Processes:
         self.layout = layout
         self._owner = os.getpid()
         self.output = Output(layout.labels)
-        self.messages: list[tuple[int, tuple[Any, ...]]] = []
+        self.messages: list[tuple[int, Message]] = []
         """What has come: (rank, message)."""
         self.pids: dict[int, int] = {}
         self.lost: dict[int, float] = {}
@@ -71,13 +72,13 @@ class Processes:
         self._stacks: dict[int, str] = {}
         self._leads: dict[int, float] = {}
         """How far the clock of this process is ahead of that of each, at most, in seconds."""
-        self._channels: dict[int, channel.Channel] = {}
+        self._channels: dict[int, Channel] = {}
         self._selector = selectors.DefaultSelector()
         self.run_dir, self._lock = run_dir.make_locked()
         try:
             if not layout.hosts:  # there each attempt has a key, of the launcher
                 run_dir.share_secret(self.run_dir)
-            self._listener = channel.listen(self.run_dir)
+            self._listener = self._listen()
             self._launcher = self._launch()
         except BaseException:
             shutil.rmtree(self.run_dir, ignore_errors=True)
@@ -86,6 +87,14 @@ class Processes:
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         for name in ("stdout", "stderr"):
             self._watch_output(name, getattr(self._launcher, name))
+
+    def _listen(self) -> socket.socket:
+        try:
+            return unix_socket.listen(self.run_dir, messages.SOCKET)
+        except OSError as error:
+            raise LaunchError(
+                f"no socket can be made in {self.run_dir}: {error.strerror}."
+            ) from error
 
     def _launch(self) -> subprocess.Popen[bytes]:
         settings = {
@@ -144,27 +153,26 @@ class Processes:
 
     def _accept(self) -> None:
         connected, _ = self._listener.accept()
-        self._watch_channel(channel.Channel(connected))
+        self._watch_channel(Channel.of(connected, TRUSTED))
 
-    def _watch_channel(self, other: channel.Channel) -> None:
+    def _watch_channel(self, other: Channel) -> None:
         rank: Any = None
 
         def read() -> None:
             nonlocal rank
-            for data in other.read():
-                message = _loaded(data, rank)
-                if message[0] == "hello":
-                    _, rank, pid = message
-                    self.pids[rank], self._channels[rank] = pid, other
-                    other.send(channel.dumps("start", sys.path, self.layout.hosts is not None))
+            for message in other.receive():
+                if message.kind == "hello":
+                    rank = message.head["rank"]
+                    self.pids[rank], self._channels[rank] = message.head["pid"], other
+                    other.send("start", messages.dumps(sys.path), elsewhere=bool(self.layout.hosts))
                 elif rank is None:
                     continue
-                elif message[0] == "stacks":
-                    self._stacks[rank] = message[1]
+                elif message.kind == "stacks":
+                    self._stacks[rank] = message.head["text"]
                 else:
                     self._compare_clocks(rank, message)
                     self.messages.append((rank, message))
-            if other.closed:
+            if other.ended:
                 self._selector.unregister(other)
                 other.close()
                 if rank is not None:
@@ -173,29 +181,42 @@ class Processes:
 
         self._selector.register(other, selectors.EVENT_READ, read)
 
-    def _compare_clocks(self, rank: int, message: tuple[Any, ...]) -> None:
-        if self.layout.hosts and message[0] in ("returned", "raised"):
-            lead = time.monotonic() - message[-1]
+    def _compare_clocks(self, rank: int, message: Message) -> None:
+        if self.layout.hosts and "at" in message.head:
+            lead = time.monotonic() - message.head["at"]
             self._leads[rank] = min(lead, self._leads.get(rank, lead))
 
     def here(self, rank: int, at: float) -> float:
         """A time of a process's clock as one of this process's, within some milliseconds."""
         return at + self._leads.get(rank, 0.0)
 
+    def loaded(self, rank: int, message: Message) -> Any:
+        """The body of a process's message. Raises `SpawnError` where it cannot be loaded here."""
+        try:
+            return pickle.loads(message.body)
+        except Exception as error:
+            raise SpawnError(
+                f"what process {rank} has returned cannot be loaded here: {type(error).__name__}: "
+                f"{error}. Return numbers, texts, arrays, or containers of these"
+            ) from error
+
     # What the caller does
 
-    def send(self, message: bytes, ranks: set[int] | None = None) -> None:
-        """Sends a pickled message to ``ranks``, by default to all."""
+    def send(
+        self, kind: str, body: bytes = b"", ranks: set[int] | None = None, **values: Any
+    ) -> None:
+        """Sends a message to ``ranks``, by default to all, and waits until it is written."""
         for rank, to in list(self._channels.items()):
             if ranks is None or rank in ranks:
                 try:
-                    to.send(message)
+                    to.send(kind, body, **values)
+                    to.flush(messages.SEND_SECONDS)
                 except OSError:  # its end is an event of its own, also where it did not read
                     to.break_off()
 
     def interrupt(self, number: int) -> None:
         """Raises KeyboardInterrupt in the function of call ``number``."""
-        self.send(channel.dumps("interrupt", number))
+        self.send("interrupt", number=number)
 
     def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
         """The Python stacks of processes."""
@@ -210,7 +231,7 @@ class Processes:
 
     def _stacks_elsewhere(self, ranks: set[int]) -> dict[int, str]:
         self._stacks.clear()
-        self.send(channel.dumps("stacks"), ranks)
+        self.send("stacks", ranks=ranks)
         end = time.monotonic() + STACK_SECONDS
         while ranks - self._stacks.keys() and not self.is_over and time.monotonic() < end:
             self.turn(end - time.monotonic())
@@ -258,8 +279,7 @@ class Processes:
             for number in (signal.SIGTERM, signal.SIGHUP):
                 self._launcher.send_signal(number)
         for each in list(self._channels.values()):
-            with contextlib.suppress(OSError):
-                each.shutdown()
+            each.close_input()
         while not self.is_over and time.monotonic() < deadline:
             self.turn(deadline - time.monotonic())
 
@@ -271,7 +291,7 @@ class Processes:
             self._launcher.wait(STOP_SECONDS)
         for key in list(self._selector.get_map().values()):
             with contextlib.suppress(OSError):
-                if isinstance(key.fileobj, (channel.Channel, socket.socket)):
+                if isinstance(key.fileobj, (Channel, socket.socket)):
                     key.fileobj.close()
         self._selector.close()
         for pipe in (self._launcher.stdout, self._launcher.stderr):
@@ -279,14 +299,3 @@ class Processes:
                 pipe.close()
         shutil.rmtree(self.run_dir, ignore_errors=True)
         os.close(self._lock)
-
-
-def _loaded(data: bytes, rank: int | None) -> Any:
-    """A message of a process. Raises `SpawnError` for a result that cannot be loaded here."""
-    try:
-        return pickle.loads(data)
-    except Exception as error:
-        raise SpawnError(
-            f"what process {rank} has returned cannot be loaded here: {type(error).__name__}: "
-            f"{error}. Return numbers, texts, arrays, or containers of these"
-        ) from error

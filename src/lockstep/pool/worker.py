@@ -21,10 +21,11 @@ from typing import Any
 from lockstep import _config, _run_files
 from lockstep._errors import SpawnError
 from lockstep._run_files import ErrorRecord
-from lockstep.pool import channel
+from lockstep.pool import messages
 from lockstep.pool.outcome import Failure
 from lockstep.pool.output import mark
-from lockstep.system import stack_dump
+from lockstep.system import stack_dump, unix_socket
+from lockstep.system.channel import TRUSTED, Channel, Message
 
 _SAME_INTERRUPT_SECONDS = 1.0
 
@@ -33,7 +34,8 @@ class _Worker:
     def __init__(self, config: _config.Config) -> None:
         self._rank = config.process_id or 0
         self._engine = config.collectives == "lockstep"
-        self._channel = channel.Channel(channel.connect(Path(config.run_dir or "")))
+        connected = unix_socket.connect(Path(config.run_dir or ""), messages.SOCKET)
+        self._channel = Channel.of(connected, TRUSTED)
         self._stacks = _run_files.process_dir(
             Path(config.run_dir or ""), config.attempt, self._rank
         )
@@ -42,36 +44,37 @@ class _Worker:
         """The call in the main thread."""
         self._interrupted_at = float("-inf")
         self._stopping = Path(config.run_dir or "", _run_files.STOPPING)
-        self._calls: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         # A function may redirect the descriptors 1 and 2, as pytest does.
         self._streams = (os.dup(1), os.dup(2))
 
     def serve(self) -> None:
         """Serves the caller until it closes the connection."""
         signal.signal(signal.SIGINT, self._on_interrupt)
-        threading.Thread(
-            target=channel.receive_into,
-            args=(self._channel, self._on_message, lambda: self._calls.put(None)),
-            name="lockstep-pool",
-            daemon=True,
-        ).start()
-        self._channel.send(channel.dumps("hello", self._rank, os.getpid()))
+        threading.Thread(target=self._receive, name="lockstep-pool", daemon=True).start()
+        self._send("hello", rank=self._rank, pid=os.getpid())
         while message := self._calls.get():
-            kind, *values = message
-            reply = self._start(*values) if kind == "start" else self._call(*values)
-            self._send(reply)
+            if message.kind == "start":
+                self._start(message)
+            else:
+                self._call(message.head["number"], message.body)
 
-    def _on_message(self, message: bytes) -> None:
-        kind, *values = pickle.loads(message)
-        if kind == "abort":
-            self._abort(*values)
-        elif kind == "interrupt":
-            self._interrupt(*values)
-        elif kind == "stacks":
-            text = stack_dump.request(os.getpid(), self._stacks / stack_dump.FILE)
-            self._send(channel.dumps("stacks", text))
+    def _receive(self) -> None:
+        while message := self._channel.next():
+            self._on_message(message)
+        self._calls.put(None)
+
+    def _on_message(self, message: Message) -> None:
+        if message.kind == "abort":
+            self._abort(message.head["text"])
+        elif message.kind == "interrupt":
+            self._interrupt(message.head["number"])
+        elif message.kind == "stacks":
+            self._send(
+                "stacks", text=stack_dump.request(os.getpid(), self._stacks / stack_dump.FILE)
+            )
         else:
-            self._calls.put((kind, *values))
+            self._calls.put(message)
 
     def _interrupt(self, number: int) -> None:
         """Raises KeyboardInterrupt in the function of call ``number``."""
@@ -96,33 +99,35 @@ class _Worker:
 
             bindings.abort(text)
 
-    def _start(self, path: list[str], is_elsewhere: bool) -> bytes:
+    def _start(self, message: Message) -> None:
         try:
             import lockstep
 
+            path = pickle.loads(message.body)
             # On another host Python may lie somewhere else.
-            own = sys.path if is_elsewhere else []
+            own = sys.path if message.head["elsewhere"] else []
             sys.path[:] = [*path, *(each for each in own if each not in path)]
             lockstep.initialize()
-            return channel.dumps("ready")
         except Exception as error:
-            return channel.dumps("raised", 0, self._failure(error), "", time.monotonic())
+            self._send("raised", messages.dumps(self._failure(error)))
+        else:
+            self._send("ready")
 
-    def _call(self, number: int, payload: bytes) -> bytes:
+    def _call(self, number: int, payload: bytes) -> None:
         try:
             value = self._value(number, payload)
-            state = (self._abort_text(), time.monotonic())
-            reply = channel.dumps_result("returned", number, value, *state)
+            state = {"aborted": self._abort_text(), "at": time.monotonic()}
+            kind, body = "returned", messages.dumps_result(value)
         except BaseException as error:  # also sys.exit: the process lives on
-            state = (self._abort_text(), time.monotonic())
-            reply = channel.dumps("raised", number, self._failure(error), *state)
+            state = {"aborted": self._abort_text(), "at": time.monotonic()}
+            kind, body = "raised", messages.dumps(self._failure(error))
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
         for fd in self._streams:
             with contextlib.suppress(OSError):
                 os.write(fd, mark(number))
-        return reply
+        self._send(kind, body, number=number, **state)
 
     def _value(self, number: int, payload: bytes) -> Any:
         try:
@@ -163,10 +168,11 @@ class _Worker:
 
         return bindings.abort_text()
 
-    def _send(self, message: bytes) -> None:
+    def _send(self, kind: str, body: bytes = b"", **values: Any) -> None:
         try:
             with self._sending:
-                self._channel.send(message)
+                self._channel.send(kind, body, **values)
+                self._channel.flush(messages.SEND_SECONDS)
         except OSError:
             # The caller has gone, or did not read: after a part of a message nothing else can come.
             os._exit(1)
@@ -175,7 +181,7 @@ class _Worker:
 def _pickled(error: BaseException) -> bytes | None:
     """The exception, where it can be pickled and loaded again."""
     try:
-        data = channel.dumps(error)
+        data = messages.dumps(error)
         pickle.loads(data)
     except Exception:
         return None

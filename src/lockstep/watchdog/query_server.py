@@ -8,36 +8,33 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lockstep.flight_recorder import model
+from lockstep.system import channel, unix_socket
 from lockstep.watchdog import messages
 
 SOCKET = "agent.sock"
 _TIMEOUT_SECONDS = 10.0
-_CHUNK = 1 << 20
 
 
 def pack(processes: Sequence[model.Process], clock_error_ns: int) -> bytes:
     """What is passed on: processes of other hosts, their times as of a clock of this host's."""
     reports, body = messages.pack_processes(processes)
-    return messages.pack({"processes": reports, "clock_error_ns": clock_error_ns}, body)
+    values = {"processes": reports, "clock_error_ns": clock_error_ns}
+    return channel.encode("processes", body, channel.TRUSTED, **values)
 
 
 class QueryServer(threading.Thread):
     """Sends what ``scan`` returns to each client that connects."""
 
     def __init__(self, folder: Path, scan: Callable[[], bytes]) -> None:
-        """Raises OSError where there can be no socket: the path may be too long."""
+        """Raises OSError where there can be no socket."""
         super().__init__(name="lockstep-inquiries", daemon=True)
         self._scan = scan
-        self._listener = socket.socket(socket.AF_UNIX)
-        (folder / SOCKET).unlink(missing_ok=True)
-        self._listener.bind(str(folder / SOCKET))
-        self._listener.listen()
+        self._listener = unix_socket.listen(folder, SOCKET)
 
     def run(self) -> None:
         while True:
@@ -53,7 +50,7 @@ def complete(found: model.Run, folder: Path) -> model.Run:
     if not (folder / SOCKET).exists() or all(process.record for process in found.processes):
         return found
     try:
-        head, body = messages.unpack(_request(folder / SOCKET))
+        _, head, body = _answer(folder)
         there = {one.index: one for one in messages.unpack_processes(head["processes"], body)}
         error = int(head["clock_error_ns"])
     except Exception:  # the job ends just now
@@ -65,11 +62,10 @@ def complete(found: model.Run, folder: Path) -> model.Run:
     return dataclasses.replace(found, processes=processes, clock_error_ns=error)
 
 
-def _request(path: Path) -> bytes:
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(_TIMEOUT_SECONDS)
-        connection.connect(str(path))
-        received = bytearray()
-        while chunk := connection.recv(_CHUNK):
-            received += chunk
-        return bytes(received)
+def _answer(folder: Path) -> channel.Message:
+    """What the agent sends. Raises OSError and `ChannelError`."""
+    connected = unix_socket.connect(folder, SOCKET, _TIMEOUT_SECONDS)
+    with contextlib.closing(channel.Channel.of(connected, channel.TRUSTED)) as agent:
+        if found := agent.next(_TIMEOUT_SECONDS):
+            return found
+    raise ConnectionResetError
