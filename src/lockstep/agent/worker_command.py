@@ -27,18 +27,6 @@ from lockstep.launch.console import complain
 from lockstep.launch.job_spec import add_jax_variables, command, worker_environ
 from lockstep.launch.run_command import check_program, configure, make_log_dir, warn_of_collectives
 
-_OF_JOB = (
-    "SLURM_JOB_ID",
-    "SLURM_STEP_ID",
-    "SLURM_RESTART_COUNT",
-    "PMIX_NAMESPACE",
-    "PALS_APID",
-    "LSB_JOBID",
-    "PBS_JOBID",
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_RESTART_COUNT",
-)
-
 
 def main(words: Sequence[str]) -> NoReturn:
     """Never returns: this process becomes the program or its agent.
@@ -120,8 +108,8 @@ def _names(before: Mapping[str, str], config: Config) -> list[str]:
 
 def _names_of_job(before: Mapping[str, str], config: Config) -> list[str]:
     """Identifies the job; equal in all its processes."""
-    found = [f"{name}={before[name]}" for name in _OF_JOB if name in before]
-    return [*found, str(config.coordinator), str(config.num_processes)]
+    names = cluster_env.names_of_job(before)
+    return [*names, str(config.coordinator), str(config.num_processes)]
 
 
 def run_name(before: Mapping[str, str], config: Config) -> str:

@@ -18,12 +18,6 @@ from lockstep.bootstrap import cluster_env, mpi_backend
 from lockstep.doctor.software import release
 from lockstep.system.subprocess_output import said_by
 
-_CLUSTERS = {
-    "Slurm": ("SLURM_PROCID", "SLURM_JOB_ID"),
-    "Open MPI": ("OMPI_COMM_WORLD_RANK",),
-    "MPICH, Intel or Cray (PMI)": ("PMI_RANK", "PMI_FD", "PMIX_RANK", "PALS_RANKID"),
-    "torchrun": ("TORCHELASTIC_RUN_ID",),
-}
 _CLUSTER_FIX = (
     "for lockstep worker, set the other variables on all processes; lockstep run needs none of them"
 )
@@ -117,11 +111,7 @@ def check_trampoline(environ: Mapping[str, str], exists: bool) -> Finding:
 
 def check_cluster(environ: Mapping[str, str]) -> Finding:
     """Whether a cluster's launcher started this very process."""
-    present = [
-        f"{name} ({', '.join(v for v in variables if v in environ)})"
-        for name, variables in _CLUSTERS.items()
-        if any(variable in environ for variable in variables)
-    ]
+    present = cluster_env.launchers(environ)
     try:
         place = cluster_env.detect(environ)
     except LaunchError as error:

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 
 from lockstep._errors import ConfigError, LaunchError
 from lockstep.bootstrap import cluster_env
+from lockstep.bootstrap.cluster_env import slurm
 from lockstep.hosts import starters
 from lockstep.hosts.host_list import Host
-
-SLURM = "Slurm"
 
 
 def around(environ: Mapping[str, str]) -> list[Host]:
@@ -33,9 +32,8 @@ def is_elsewhere(hosts: list[Host], environ: Mapping[str, str]) -> bool:
     if len(hosts) != 1:
         return bool(hosts)
     # A shell from salloc may run on another host than its allocation; scripts do not.
-    is_slurm = "SLURM_JOB_ID" in environ
-    here = environ.get("SLURMD_NODENAME") == hosts[0].name or starters.is_here(hosts[0])
-    return is_slurm and not here
+    own = slurm.this_host(environ)
+    return own not in (None, hosts[0].name) and not starters.is_here(hosts[0])
 
 
 def outside(hosts: list[Host], environ: Mapping[str, str]) -> list[str]:
@@ -45,7 +43,7 @@ def outside(hosts: list[Host], environ: Mapping[str, str]) -> list[str]:
     ssh.
     """
     found = cluster_env.allocation(environ)
-    if found is None or found.found_by != SLURM:
+    if found is None or found.found_by != slurm.NAME:
         return []
     own = {_short(name) for name, _ in found.hosts}
     return [
@@ -77,6 +75,6 @@ def _short(name: str) -> str:
 def by_srun(hosts: list[Host], environ: Mapping[str, str]) -> bool:
     """Whether all of these hosts belong to a Slurm allocation, so that srun reaches them."""
     found = cluster_env.allocation(environ)
-    if found is None or found.found_by != SLURM:
+    if found is None or found.found_by != slurm.NAME:
         return False
     return {host.name for host in hosts} <= {name for name, _ in found.hosts}

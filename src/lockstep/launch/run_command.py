@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lockstep._config import Config
 from lockstep._errors import ConfigError, LaunchError
-from lockstep.bootstrap import mpi_backend
+from lockstep.bootstrap import cluster_env, mpi_backend
 from lockstep.launch import cpu_affinity, failed_runs, options, restarts, run_dir, usage
 from lockstep.launch.console import complain
 from lockstep.launch.guard import run_guarded
@@ -22,9 +22,6 @@ from lockstep.nccl import gpus
 from lockstep.system import oom, port_reservation
 
 MANY_PER_CORE = 8
-_BATCH_JOBS = {"SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID"}
-"""Variables of which each batch job has one."""
-
 _SETTINGS = (
     *("collectives", "transport", "encryption", "connections"),
     *("auto_init", "strict", "check_programs", "full_tracebacks"),
@@ -88,7 +85,7 @@ def main(words: Sequence[str]) -> int:
 
 def _of_allocation(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[int, bool]:
     """The slots that a batch system has given to this host, and whether there are other hosts."""
-    if args.hosts or args.hostfile or args.this_host or not _BATCH_JOBS & environ.keys():
+    if args.hosts or args.hostfile or args.this_host or not cluster_env.in_batch_job(environ):
         return 1, False
     # Late import: it is needed only there.
     from lockstep.hosts import allocation

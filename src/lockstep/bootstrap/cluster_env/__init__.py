@@ -43,6 +43,25 @@ RANK_VARIABLES = (
     "JOB_COMPLETION_INDEX",
 )
 """The variables that differ between two processes of one launcher."""
+_JOB_VARIABLES = (
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_RESTART_COUNT",
+    "PMIX_NAMESPACE",
+    "PALS_APID",
+    "LSB_JOBID",
+    "PBS_JOBID",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+)
+"""The variables that are equal in all processes of a job and differ between two jobs."""
+_KNOWN_BY = {
+    "Slurm": ("SLURM_PROCID", "SLURM_JOB_ID"),
+    "Open MPI": ("OMPI_COMM_WORLD_RANK",),
+    "MPICH, Intel or Cray (PMI)": ("PMI_RANK", "PMI_FD", "PMIX_RANK", "PALS_RANKID"),
+    "torchrun": ("TORCHELASTIC_RUN_ID",),
+}
+"""The variables by which a launcher is known to be around, also without a rank."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +107,25 @@ def allocation(environ: Environ, read: Read = _read) -> Allocation | None:
         if hosts := system.hosts(environ, read):
             return Allocation(system.NAME, tuple(hosts))
     return None
+
+
+def in_batch_job(environ: Environ) -> bool:
+    """Whether Slurm, LSF or PBS runs the job around this process."""
+    return any(system.JOB in environ for system in _BATCH_SYSTEMS)
+
+
+def names_of_job(environ: Environ) -> list[str]:
+    """What tells the job of these variables from other jobs; equal in all its processes."""
+    return [f"{name}={environ[name]}" for name in _JOB_VARIABLES if name in environ]
+
+
+def launchers(environ: Environ) -> list[str]:
+    """The launchers that are around this process, each with the variables that show it."""
+    return [
+        f"{name} ({', '.join(v for v in variables if v in environ)})"
+        for name, variables in _KNOWN_BY.items()
+        if any(variable in environ for variable in variables)
+    ]
 
 
 def explain_none(environ: Environ) -> str:

@@ -18,12 +18,13 @@ from lockstep.bootstrap.cluster_env import _place
 from lockstep.bootstrap.cluster_env._place import Environ, RankInfo, Read
 
 NAME = "LSF"
+JOB = "LSB_JOBID"
 _LAUNCH_NODE = re.compile(r"batch|login|launch")
 
 
 def find(environ: Environ, read: Read) -> RankInfo | None:
     """The place of a task of blaunch."""
-    if "LSF_PM_TASKID" not in environ or "LSB_JOBID" not in environ:
+    if "LSF_PM_TASKID" not in environ or JOB not in environ:
         return None
     slots = _slots(environ, read)
     if not slots:
@@ -54,7 +55,7 @@ def find_jsrun(environ: Environ, read: Read) -> RankInfo | None:
 
 
 def _port(environ: Environ) -> int:
-    return _place.derived_port(environ, _place.optional(environ, ("LSB_JOBID",), NAME) or 0)
+    return _place.derived_port(environ, _place.optional(environ, (JOB,), NAME) or 0)
 
 
 def hosts(environ: Environ, read: Read) -> list[tuple[str, int]] | None:
@@ -63,7 +64,7 @@ def hosts(environ: Environ, read: Read) -> list[tuple[str, int]] | None:
     Where scripts run on a launch node, it is the first of the hosts, with one slot, and named after
     its role (batch2, login1). Nothing is started there, so it is left out.
     """
-    slots = _slots(environ, read) if "LSB_JOBID" in environ else None
+    slots = _slots(environ, read) if JOB in environ else None
     if not slots:
         return None
     counts = [(host, slots.count(host)) for host in dict.fromkeys(slots)]

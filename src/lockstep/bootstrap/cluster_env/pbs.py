@@ -18,6 +18,7 @@ from lockstep.bootstrap.cluster_env import _place
 from lockstep.bootstrap.cluster_env._place import Environ, RankInfo, Read
 
 NAME = "PBS"
+JOB = "PBS_JOBID"
 _LAUNCHER = "pbsdsh (PBS)"
 
 
@@ -40,7 +41,7 @@ def find(environ: Environ, read: Read) -> RankInfo | None:
 
 def _in_task(environ: Environ) -> bool:
     """Whether pbsdsh has started this process, and not PBS itself as the batch script."""
-    if not {"PBS_JOBID", "PBS_NODENUM", "PBS_TASKNUM"} <= environ.keys():
+    if not {JOB, "PBS_NODENUM", "PBS_TASKNUM"} <= environ.keys():
         return False
     # OpenPBS writes a task's number in hexadecimal.
     is_first = re.fullmatch(r"0*1", environ["PBS_TASKNUM"]) is not None
@@ -48,13 +49,13 @@ def _in_task(environ: Environ) -> bool:
 
 
 def _port(environ: Environ) -> int:
-    number = re.match(r"\d+", environ.get("PBS_JOBID", ""))
+    number = re.match(r"\d+", environ.get(JOB, ""))
     return _place.derived_port(environ, int(number[0]) if number else 0)
 
 
 def hosts(environ: Environ, read: Read) -> list[tuple[str, int]] | None:
     """The hosts of the allocation around this process, and the slots of each."""
-    slots = _slots(environ, read) if "PBS_JOBID" in environ else None
+    slots = _slots(environ, read) if JOB in environ else None
     return [(host, slots.count(host)) for host in dict.fromkeys(slots)] if slots else None
 
 

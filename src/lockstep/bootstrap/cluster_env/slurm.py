@@ -12,6 +12,7 @@ from lockstep.bootstrap.cluster_env import _place
 from lockstep.bootstrap.cluster_env._place import Environ, RankInfo, Read
 
 NAME = "Slurm"
+JOB = "SLURM_JOB_ID"
 _RESERVED_STEPS = 0xFFFFFFF0
 """From here on: the batch script, the shell of salloc, and others. Source: slurm.h."""
 
@@ -40,7 +41,7 @@ def find(environ: Environ, read: Read) -> RankInfo | None:
     if nodes is None:
         raise LaunchError(f"Slurm set no SLURM_STEP_NODELIST; {_place.ADVICE}.")
     hosts = expand_hosts(environ[nodes])
-    job = _place.whole(environ, "SLURM_JOB_ID", NAME)
+    job = _place.whole(environ, JOB, NAME)
     step = _place.optional(environ, ("SLURM_STEP_ID", "SLURM_STEPID"), NAME) or 0
     return RankInfo(
         rank=_place.whole(environ, "SLURM_PROCID", NAME),
@@ -64,7 +65,7 @@ def _local_size(environ: Environ) -> int | None:
 def hosts(environ: Environ, read: Read) -> list[tuple[str, int]] | None:
     """The hosts of the allocation around this process, and the tasks that Slurm plans on each."""
     names = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
-    if not names or "SLURM_JOB_ID" not in environ:
+    if not names or JOB not in environ:
         return None
     found = expand_hosts(names)
     counts = expand_counts(environ.get("SLURM_TASKS_PER_NODE") or f"1(x{len(found)})")
@@ -74,6 +75,11 @@ def hosts(environ: Environ, read: Read) -> list[tuple[str, int]] | None:
             f"SLURM_JOB_NODELIST={names}, which has {len(found)} hosts. Were they set by hand?"
         )
     return list(zip(found, counts, strict=True))
+
+
+def this_host(environ: Environ) -> str | None:
+    """What Slurm calls this host, "" where it does not say; None outside of its jobs."""
+    return environ.get("SLURMD_NODENAME", "") if JOB in environ else None
 
 
 def expand_counts(text: str) -> list[int]:
