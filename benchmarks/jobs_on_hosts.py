@@ -1,9 +1,4 @@
-"""Jobs of ``benchmarks/between_hosts.py`` on network namespaces, and the counters of their links.
-
-    python benchmarks/jobs_on_hosts.py LAUNCHES WORKER
-
-`Spec` runs this command: it starts the processes of one job.
-"""
+"""Jobs of ``benchmarks/between_hosts.py`` on network namespaces, and their links' counters."""
 
 from __future__ import annotations
 
@@ -11,18 +6,16 @@ import argparse
 import contextlib
 import dataclasses
 import importlib
-import json
 import os
-import signal
+import shlex
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lockstep.bench.job import BenchJob
+from lockstep.bench.job import BenchJob, JobSpec
 from lockstep.bench.runner import Jobs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,7 +31,7 @@ JOBS: dict[str, dict[str, str]] = {
         "UCX_TLS": "tcp",
         "UCX_NET_DEVICES": "eth0",
     },
-    GLOO: {"LOCKSTEP_COLLECTIVES": "gloo"},
+    GLOO: {},
 }
 COUNTERS = {"received": 0, "packets_received": 1, "sent": 8, "packets_sent": 9}
 """Columns of /proc/net/dev."""
@@ -67,40 +60,27 @@ class Layout:
         return " x ".join(map(str, parts))
 
 
-@dataclasses.dataclass(frozen=True)
-class Spec:
-    """One job on the hosts, as `BenchJob` starts it."""
-
-    implementation: str
-    launched: int
-    launches: Path
-    """A file with the words to put before the command of each process, and its environment."""
-
-    def command(self, path: Path) -> list[str]:
-        return [sys.executable, __file__, str(self.launches), str(path)]
-
-    def environ(self, started: Mapping[str, str]) -> dict[str, str]:
-        return dict(started)
+_ENTER = """#!/bin/sh
+# Called as ssh is: [OPTIONS] -- NAME COMMAND.
+while [ "$1" != -- ]; do shift; done
+case "$2" in
+{cases}
+esac
+"""
 
 
-def launch(file: str, path: str) -> int:
-    """Starts the processes of a job, and ends all of them when one fails."""
-    worker = [sys.executable, "-m", "lockstep.bench.worker", path]
-    children = [
-        subprocess.Popen([*enter, *worker], env=environ, stdin=subprocess.DEVNULL)
-        for enter, environ in json.loads(Path(file).read_text())
+def fake_ssh(folder: Path, hosts: Any, count: int) -> tuple[str, list[str]]:
+    """A command that runs others on the hosts as ssh does, and the names of the hosts."""
+    names = [f"host{host}" for host in range(count)]
+    cases = [
+        f"{name}) LOCKSTEP_HOST_ID={name}-{hosts.mark} exec {shlex.join(hosts.enter(host))} "
+        'sh -c "$3";;'
+        for host, name in enumerate(names)
     ]
-
-    def end(*_: object) -> None:
-        for child in children:
-            child.kill()
-
-    signal.signal(signal.SIGTERM, end)
-    while (states := [child.poll() for child in children]).count(None):
-        if any(states):
-            end()
-        time.sleep(0.05)
-    return 1 if any(states) else 0
+    file = folder / "ssh"
+    file.write_text(_ENTER.format(cases="\n".join(cases)))
+    file.chmod(0o755)
+    return str(file), names
 
 
 class Links:
@@ -238,30 +218,25 @@ class Layouts:
 
     def _start(self, name: str) -> CountedJob:
         layout = self.layout
-        # As a launcher sets the devices: after `initialize`, JAX takes no number of them any more.
         given = {
             **JOBS[name],
             **({} if name == GLOO else dict(self._options.set)),
-            "JAX_NUM_CPU_DEVICES": str(layout.devices),
-            "MASTER_PORT": str(29500 + list(JOBS).index(name)),
             "PYTHONHASHSEED": "0",
             **self._limit,
             self._mark: self._hosts.mark,
         }
-        launches = [
-            (
-                self._hosts.enter(host),
-                self._hosts.environ(host, local, layout.processes) | given,
-            )
-            for host in range(layout.hosts)
-            for local in range(layout.processes)
-        ]
-        file = self._folder / f"{name}.json"
-        file.write_text(json.dumps(launches))
-        spec = Spec(name, layout.hosts * layout.processes, file)
-        job = CountedJob(BenchJob(spec, self._folder, os.environ), self.links)
-        self.running[name] = job
-        return job
+        ssh, names = fake_ssh(self._folder, self._hosts, layout.hosts)
+        slots = ",".join(f"{each}:{layout.processes}" for each in names)
+        job = JobSpec(
+            GLOO if name == GLOO else "lockstep",
+            layout.hosts * layout.processes,
+            layout.devices,
+            ("--hosts", slots, "--ssh", ssh, "--interface", "10.9.0.0/24", "--bind", "none"),
+            hosts=tuple(each for each in names for _ in range(layout.processes)),
+            environ=tuple(given.items()),
+        )
+        self.running[name] = CountedJob(BenchJob(job), self.links)
+        return self.running[name]
 
     def close(self) -> None:
         self.jobs.close()
@@ -285,7 +260,3 @@ def on_hosts(layout: Layout, options: argparse.Namespace) -> Iterator[Layouts]:
             yield made
         finally:
             made.close()
-
-
-if __name__ == "__main__":
-    sys.exit(launch(*sys.argv[1:]))

@@ -1,97 +1,60 @@
-"""A job that is driven over its socket, and how its end becomes a reason."""
+"""A job that carries out orders, and how its end becomes a reason."""
 
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
+import signal
+from collections.abc import Iterator
 
 import pytest
 
 from lockstep.bench import job
 from lockstep.bench.job import BenchJob, JobFailed, JobSpec
 
-WORKER = """\
-import json, socket, sys
-connection = socket.socket(socket.AF_UNIX)
-connection.connect(sys.argv[1])
-lines = connection.makefile("rw")
-def reply(**answer):
-    lines.write(json.dumps(answer) + "\\n")
-    lines.flush()
-reply(process=0)
-for line in lines:
-    order = json.loads(line)
-    if order["do"] == "double":
-        reply(result=2 * order["value"])
-    elif order["do"] == "raise":
-        reply(error="JaxRuntimeError: INTERNAL: all_reduce: process 1 left")
-    elif order["do"] == "sleep":
-        import time
-        time.sleep(60)
-    else:
-        sys.exit("terminate called after throwing an instance of 'gloo::IoException'")
-"""
-
-
-class ScriptSpec(JobSpec):
-    """A job of one process that runs ``WORKER`` without the launcher."""
-
-    def command(self, path: Path) -> list[str]:
-        return [sys.executable, "-I", "-c", WORKER, str(path)]
-
-
-class BrokenSpec(JobSpec):
-    def command(self, path: Path) -> list[str]:
-        return [sys.executable, "-I", "-c", "raise SystemExit('error: no such option')"]
-
 
 @pytest.fixture
-def running(tmp_path: Path):
-    with BenchJob(ScriptSpec("gloo", 1, 1), tmp_path, dict(os.environ)) as started:
+def running() -> Iterator[BenchJob]:
+    with BenchJob(JobSpec("gloo", 1, 2)) as started:
         yield started
-    assert started._process.poll() is not None
+    assert started._pool.pids == []
 
 
-def test_orders_are_answered(running: BenchJob) -> None:
-    assert running.hello == [{"process": 0}]
-    assert running.request("double", 10.0, value=21) == [{"result": 42}]
+def test_orders_are_answered_and_an_error_is_the_reason(running: BenchJob) -> None:
+    [hello] = running.hello
+    assert [hello[name] for name in ("process", "processes", "ranks")] == [0, 1, 2]
+    [answer] = running.request("copy", 60.0, seconds=0.01)
+    assert answer["rate"] > 0
+    with pytest.raises(JobFailed, match="RuntimeError: no case is prepared"):
+        running.request("block", 60.0, k=1, samples=1, calls=1)
 
 
-def test_an_error_in_a_process_is_the_reason(running: BenchJob) -> None:
-    with pytest.raises(JobFailed, match="process 1 left"):
-        running.request("raise", 10.0)
-
-
-def test_a_process_that_ends_leaves_its_last_words(running: BenchJob) -> None:
-    with pytest.raises(JobFailed, match="gloo::IoException"):
-        running.request("die", 10.0)
-
-
-def test_a_process_that_does_not_answer_is_given_up(
-    running: BenchJob, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGKILL, "process 0 of 1 died: killed by SIGKILL"),
+        (signal.SIGSTOP, "no answer in time: process 0"),
+    ],
+)
+def test_a_process_that_dies_or_is_stuck_is_the_reason(
+    running: BenchJob, number: signal.Signals, words: str
 ) -> None:
-    monkeypatch.setattr(job, "STOP_SECONDS", 0.2)
-    with pytest.raises(JobFailed, match="no answer in time from 1 of 1 processes"):
-        running.request("sleep", 0.2)
+    os.kill(running._pool.pids[0], number)
+    with pytest.raises(JobFailed, match=words):
+        running.request("copy", 1.0, seconds=0.01)
 
 
-def test_a_launcher_that_ends_at_once(tmp_path: Path) -> None:
-    with pytest.raises(JobFailed, match="ended before it started: error: no such option"):
-        BenchJob(BrokenSpec("gloo", 1, 1), tmp_path, dict(os.environ))
+def test_a_launcher_that_ends_at_once() -> None:
+    with pytest.raises(JobFailed, match=r"ended before it started: .*invalid choice: 'no'"):
+        BenchJob(JobSpec("gloo", 1, 1, ("--bind", "no")))
 
 
-def test_the_launcher_is_given_the_implementation() -> None:
-    command = JobSpec("gloo", 2, 4, ("--bind", "none")).command(Path("/x.sock"))
-    assert command[1:] == [
-        *("-m", "lockstep", "run", "--this-host", "--collectives", "gloo", "-n", "2", "-d", "4"),
-        *("--bind", "none", "-m", "lockstep.bench.worker", "/x.sock"),
-    ]
-
-
-def test_the_launcher_gets_the_environment_of_the_benchmark() -> None:
-    started = {"MPITRAMPOLINE_LIB": "/opt/libmpiwrapper.so"}
-    assert JobSpec("mpi", 2, 1, x64=True).environ(started) == {**started, "JAX_ENABLE_X64": "1"}
+def test_the_processes_are_those_of_the_implementation() -> None:
+    pool = JobSpec("plain", 2, 4, ("--bind", "none"), x64=True).pool()
+    words = ["-n", "2", "--collectives", "lockstep", "--bind", "none", "--devices", "4"]
+    assert pool.options() == words
+    assert pool.environ == {"JAX_ENABLE_X64": "1", "LOCKSTEP_ENCRYPTION": "0"}
+    alone = JobSpec("xla", 2, 4).pool()
+    assert (alone.processes, alone.devices, alone.joins) == (1, 8, False)
 
 
 @pytest.mark.parametrize(

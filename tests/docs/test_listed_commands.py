@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from lockstep import cli
-from lockstep.launch import options, run_command
+from lockstep.launch import before_start, options
 from page_commands import ROOT, in_sentences, listed_lines
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -130,7 +130,7 @@ def check_lockstep(words: list[str]) -> None:
     parser.parse_args(ours)
     assert program, "no program"
     if (ROOT / Path(program[0]).parent).name in ("examples", "benchmarks"):
-        run_command.check_program([str(ROOT / program[0])], command)
+        before_start.check_program([str(ROOT / program[0])], command)
 
 
 def check_pip(words: list[str]) -> None:

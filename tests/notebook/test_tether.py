@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.notebook import tether
-
 TETHER = [sys.executable, "-P", "-m", "lockstep.notebook.tether"]
 SLOW_CHILD = """
 import os, subprocess, sys, time
@@ -84,11 +82,9 @@ def test_nothing_starts_for_a_process_that_is_gone() -> None:
     assert (ended.returncode, ended.stdout) == (1, b"")
 
 
-def test_the_folders_of_a_command_that_must_be_killed_are_removed(tmp_path: Path) -> None:
-    notebook, run = (tmp_path / f"lockstep-run-{name}" for name in ("notebook", "hosts"))
-    for folder in (notebook, run):
-        folder.mkdir()
-    (notebook / tether.RUN_DIR).write_text(str(run))
+def test_the_folder_of_a_command_that_must_be_killed_is_removed(tmp_path: Path) -> None:
+    notebook = tmp_path / "lockstep-run-notebook"
+    notebook.mkdir()
     with subprocess.Popen(["sleep", "600"]) as other:
         words = [str(other.pid), "--", "sh", "-c", "trap '' TERM; echo up; sleep 600"]
         with subprocess.Popen(

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import lockstep
-from lockstep.pool import call, messages
+from lockstep.pool import call, hosts, messages
 from of_this_jax import where_numbered, without_warnings
 from processes import python
 from support import MARK, marked, wait_until
@@ -280,6 +280,14 @@ os.kill(os.getpid(), 9)
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [("", ["none"]), ("--bind cores", ["cores"]), ("--bind=none", ["none"])],
+)
+def test_processes_of_this_machine_are_bound_on_request(options: str, words: list[str]) -> None:
+    assert hosts.parse("", options, 2) == (["--bind", *words], ())
+
+
 def test_a_caller_without_jax_in_a_thread_and_killed_leaves_nothing(tmp_path: Any) -> None:
     mark = uuid.uuid4().hex
     ended = python(CALLER, env={MARK: mark, "TMPDIR": str(tmp_path)}, timeout=120)

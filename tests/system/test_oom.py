@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lockstep._errors import LaunchError
-from lockstep.launch.run_command import check_memory
+from lockstep.launch.before_start import check_memory
 from lockstep.system.oom import OomKills, counters, free_mb
 
 

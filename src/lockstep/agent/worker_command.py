@@ -23,9 +23,9 @@ from lockstep.agent.host_dir import HostDir
 from lockstep.bootstrap import cluster_env, rendezvous
 from lockstep.job import topology
 from lockstep.launch import failed_runs, options
+from lockstep.launch.before_start import check_program, configure, make_log_dir, warn_of_collectives
 from lockstep.launch.console import complain
 from lockstep.launch.job_spec import add_jax_variables, command, worker_environ
-from lockstep.launch.run_command import check_program, configure, make_log_dir, warn_of_collectives
 
 
 def main(words: Sequence[str]) -> NoReturn:

@@ -56,7 +56,8 @@ def of(args: argparse.Namespace) -> Hosts | None:
                 raise ConfigError(f"--{option.replace('_', '-')} is for --hosts or --hostfile.")
         return None
     placed = host_list.place(hosts_command.hosts_of(args), args.processes)
-    words = ["--ssh", shlex.join(args.ssh), "--interface", args.interface]
+    # The directory of here need not be on the hosts, and the processes use none.
+    words = ["--chdir", "/", "--ssh", shlex.join(args.ssh), "--interface", args.interface]
     for name in ("hosts", "hostfile", "python"):
         if value := getattr(args, name):
             words += [f"--{name}", value]

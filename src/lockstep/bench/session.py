@@ -10,7 +10,6 @@ import json
 import os
 import shlex
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,18 +26,11 @@ from lockstep.bench.job import BenchJob, JobSpec
 from lockstep.bench.progress import Reporter
 from lockstep.bench.runner import CaseResult, Jobs, Runner
 from lockstep.doctor import hosts as doctor_hosts
+from lockstep.hosts import host_list
 from lockstep.system import machine
 
 WIDTH_WITHOUT_TERMINAL = 140
 _STDOUT = "standard output"
-
-_MAX_FOLDER = 64
-"""Bytes of a folder's path, so that a socket in one below it has a path that is short enough."""
-
-
-def _short() -> str | None:
-    """Where the socket of a job goes: its path has room for 107 bytes. None: where files go."""
-    return "/tmp" if len(os.fsencode(tempfile.gettempdir())) > _MAX_FOLDER else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,11 +82,8 @@ class Part:
         cases = plan(args.ops, args.sizes, self._processes * args.devices, args.dtype)
         # This machine's memory stands for that of each host.
         available = machine.available_memory() * (hosts.count if hosts else 1)
-        with (
-            tempfile.TemporaryDirectory(prefix="lockstep-bench-", dir=_short()) as folder,
-            Reporter(len(cases), sys.stderr) as reporter,
-        ):
-            jobs = Jobs(functools.partial(self._start, Path(folder), reporter))
+        with Reporter(len(cases), sys.stderr) as reporter:
+            jobs = Jobs(functools.partial(self._start, reporter))
             runner = Runner(
                 jobs,
                 self._implementations,
@@ -111,7 +100,7 @@ class Part:
             finally:
                 jobs.close()
 
-    def _start(self, folder: Path, reporter: Reporter, implementation: str) -> BenchJob:
+    def _start(self, reporter: Reporter, implementation: str) -> BenchJob:
         args, hosts = self._args, self._hosts
         where = f" on {counted(hosts.count, 'host')}" if hosts else ""
         reporter.note(f"starting {implementation}{where}")
@@ -119,11 +108,11 @@ class Part:
             implementation,
             self._processes,
             args.devices,
-            ("--bind", args.bind) if args.bind else (),
+            (*(("--bind", args.bind) if args.bind else ()), *(hosts.words if hosts else ())),
             x64=args.dtype == "f64",
-            hosts=hosts.words if hosts else (),
+            hosts=host_list.labels_of_processes(hosts.placed) if hosts else (),
         )
-        job = BenchJob(spec, folder, os.environ)
+        job = BenchJob(spec)
         self._hello[implementation] = next(h for h in job.hello if h["process"] == 0)
         return job
 

@@ -1,23 +1,17 @@
-"""One process of a benchmark job: ``python -m lockstep.bench.worker [SOCKET]``.
+"""What each process of a benchmark's job does: it builds, measures and checks the cases.
 
-The benchmark listens on a Unix socket; on other hosts one in the run's private directory leads to
-it (`hosts_launcher`). Every process of the job connects, sends its facts, and then
-carries out orders, one JSON line at a time. Between orders it sleeps in ``recv``, so that it does
-not disturb the job that is being measured. It ends when the socket is closed.
+The benchmark calls `carry_out` in all processes of its pool. Between orders they sleep in ``recv``,
+so that they do not disturb the job that is being measured.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import json
 import os
 import platform
-import socket
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,11 +19,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 import lockstep
-from lockstep._config import Config
 from lockstep.bench import programs
 from lockstep.bench.cases import Case
-from lockstep.bench.hosts_launcher import SOCKET
-from lockstep.hosts.relay import short_path
 from lockstep.system import machine
 
 COPY_BUFFER = 64 << 20
@@ -86,6 +77,25 @@ class Worker:
         self._running: _Running | None = None
         self._copiers: list[_Copier] = []
 
+    def hello(self) -> dict[str, Any]:
+        """Facts of this process, its job and its machine."""
+        return {
+            "process": jax.process_index(),
+            "processes": jax.process_count(),
+            "ranks": jax.device_count(),
+            "platform": jax.default_backend(),
+            "cores": len(os.sched_getaffinity(0)),
+            "glibc_tunables": os.environ.get("GLIBC_TUNABLES", ""),
+            "machine": machine.describe(),
+            "versions": {
+                "lockstep": lockstep.__version__,
+                "jax": jax.__version__,
+                "jaxlib": importlib.metadata.version("jaxlib"),
+                "numpy": np.__version__,
+                "python": platform.python_version(),
+            },
+        }
+
     def prepare(self, case: dict[str, Any]) -> dict[str, Any]:
         """Compiles a case, fills its buffers, and checks one turn of the loop and one call."""
         self._running = None
@@ -134,57 +144,11 @@ class Worker:
         return self._running
 
 
-def _hello() -> dict[str, Any]:
-    return {
-        "process": jax.process_index(),
-        "processes": jax.process_count(),
-        "ranks": jax.device_count(),
-        "platform": jax.default_backend(),
-        "cores": len(os.sched_getaffinity(0)),
-        "glibc_tunables": os.environ.get("GLIBC_TUNABLES", ""),
-        "machine": machine.describe(),
-        "versions": {
-            "lockstep": lockstep.__version__,
-            "jax": jax.__version__,
-            "jaxlib": importlib.metadata.version("jaxlib"),
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
-    }
+_worker: Worker | None = None
 
 
-def serve(path: Path) -> None:
-    """Follows the orders that come from the socket at ``path`` until it closes.
-
-    An order that raises is answered with ``{"error": text}``; the benchmark decides what then.
-    """
-    worker = Worker()
-    with socket.socket(socket.AF_UNIX) as connection:
-        with short_path(path.parent) as folder:
-            connection.connect(f"{folder}/{path.name}")
-        with connection.makefile("rw", encoding="utf-8") as lines:
-
-            def reply(answer: dict[str, Any]) -> None:
-                lines.write(json.dumps(answer) + "\n")
-                lines.flush()
-
-            reply(_hello())
-            for line in lines:
-                order = json.loads(line)
-                try:
-                    reply(getattr(worker, order.pop("do"))(**order))
-                except Exception as error:
-                    reply({"error": f"{type(error).__name__}: {error}"})
-
-
-def main() -> None:
-    """The entry point of ``python -m lockstep.bench.worker``."""
-    given = sys.argv[1:]
-    if "alone" not in given:
-        lockstep.initialize()
-    run_dir = Config.from_environ(os.environ).run_dir or ""
-    serve(Path(given[0]) if given else Path(run_dir, SOCKET))
-
-
-if __name__ == "__main__":
-    main()
+def carry_out(order: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Calls the method ``order`` of this process's worker."""
+    global _worker
+    _worker = _worker or Worker()
+    return getattr(_worker, order)(**values)

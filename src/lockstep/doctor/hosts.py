@@ -19,7 +19,7 @@ from lockstep.hosts import host_check
 from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_state import Request
 from lockstep.hosts.starters import Reach
-from lockstep.launch import run_command
+from lockstep.launch import before_start
 from lockstep.launch.hosts_command import hosts_of
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def examine(args: argparse.Namespace) -> tuple[list[tuple[str, list[Finding]]], 
     Raises `LockstepError`.
     """
     python = args.python or sys.executable
-    config = run_command.settings(args, os.environ)
+    config = before_start.settings(args, os.environ)
     request = Request(
         interface=args.interface,
         ssh=shlex.join(args.ssh),

@@ -35,11 +35,12 @@ from lockstep.system import process_tree
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def run_guarded(supervise: Callable[[int], int], run_dir: Path) -> int:
+def run_guarded(supervise: Callable[[int], int], run_dir: Path, caller: int | None = None) -> int:
     """Runs ``supervise(lifeline)`` in a child and returns its status; leaves no process behind.
 
-    ``lifeline`` is a descriptor that reads as ended once this process is gone. Signals in
-    `PASSED_ON` are blocked when ``supervise`` begins.
+    ``lifeline`` is a descriptor that reads as ended once this process is gone, or that of the
+    ``caller``: a program that has started this one for its own use. Signals in `PASSED_ON` are
+    blocked when ``supervise`` begins.
     """
     process_tree.adopt_orphans()
     # A signal that is ignored at the start (nohup, a shell's &) stays ignored.
@@ -54,7 +55,10 @@ def run_guarded(supervise: Callable[[int], int], run_dir: Path) -> int:
         supervisor = os.fork()
         if supervisor == 0:
             os.close(held)
-            _supervise(supervise, lifeline, run_dir)
+            if caller is not None:
+                # The pipe of the guard would do, but the supervisor watches the caller with it.
+                process_tree.end_with_parent()
+            _supervise(supervise, lifeline if caller is None else caller, run_dir)
         os.close(lifeline)
         status = _watch(supervisor, handled)
         process_tree.end_all()

@@ -17,12 +17,13 @@ from lockstep.hosts.fleet import Fleet, Interrupted
 from lockstep.hosts.host_list import Host, Placed
 from lockstep.hosts.relay import Connect
 from lockstep.hosts.starters import Reach
-from lockstep.launch import failed_runs, restarts, run_command, run_dir
+from lockstep.launch import before_start, failed_runs, restarts, run_dir
+from lockstep.launch.before_start import NO_CALLER, Caller
 from lockstep.launch.console import complain
 from lockstep.launch.guard import run_guarded
 from lockstep.launch.job_spec import LaunchSpec
 from lockstep.launch.several_hosts import SeveralHosts
-from lockstep.system import fd_limit, process_tree
+from lockstep.system import fd_limit
 
 EXPORTED = (
     "JAX_*",
@@ -42,24 +43,12 @@ EXPORTED = (
 the networks, and Python's. PATH and LD_LIBRARY_PATH are of each host, as for mpirun."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Caller:
-    """The program that has started the launcher, where that talks to the processes of the job."""
-
-    connect: Connect = dataclasses.field(default_factory=dict)
-    """Sockets in the private directories of all hosts, which lead to this machine."""
-    run_dir: Path | None = None
-    """The private directory of the run; None: a new one."""
-    lifeline: int | None = None
-    """A descriptor that is readable once the program has ended; None: the job goes on without."""
-
-
 def run(
     args: argparse.Namespace,
     program: Sequence[str],
     config: Config,
     environ: Mapping[str, str],
-    caller: Caller = Caller(),
+    caller: Caller = NO_CALLER,
 ) -> int:
     """Runs the job of these options; the exit status. Raises `LockstepError`."""
     if config.collectives == "mpi":
@@ -75,9 +64,9 @@ def run(
     if args.min_hosts is not None and args.min_hosts > len(placed):
         raise ConfigError(f"--min-hosts {args.min_hosts}: the job has {len(placed)} hosts.")
     variables = exported(args.export, environ)
-    run_command.warn_of_collectives(environ, config)
-    run_command.open_standard_streams()
-    log_dir = run_command.make_log_dir(args.log_dir, failed_runs.new_name())
+    before_start.warn_of_collectives(environ, config)
+    before_start.open_standard_streams()
+    log_dir = before_start.make_log_dir(args.log_dir, failed_runs.new_name())
     job = LaunchSpec(
         program=tuple(program),
         processes=sum(each.count for each in placed),
@@ -93,14 +82,11 @@ def run(
         max_restarts=args.max_restarts,
     )
 
-    def supervise(lifeline: int) -> int:
-        if caller.lifeline is None:
-            return _run(job, placed, args, caller.connect, lifeline)
-        # The pipe of the guard would do, but the supervisor watches the caller with it.
-        process_tree.end_with_parent()
-        return _run(job, placed, args, caller.connect, caller.lifeline)
-
-    return run_guarded(supervise, job.run_dir)
+    return run_guarded(
+        lambda lifeline: _run(job, placed, args, caller.connect, lifeline),
+        job.run_dir,
+        caller.lifeline,
+    )
 
 
 def _run(

@@ -163,7 +163,8 @@ def run_parser() -> argparse.ArgumentParser:
         "Runs a program on several processes, of this machine or of several hosts.",
         usage.RUN_EXAMPLES,
     )
-    add = parser.add_argument_group("processes").add_argument
+    group = parser.add_argument_group("processes")
+    add = group.add_argument
     add(
         "-n",
         "-np",
@@ -172,13 +173,7 @@ def run_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="number of processes; default: 1; with --hosts, or in a batch job, one for each slot",
     )
-    add(
-        "--bind",
-        choices=("cores", "none"),
-        help="cores: bind each process to its own share of the cores, if there is a core for each; "
-        "none: leave the placement to the kernel; default: cores if every share has at least two "
-        "cores, and one per device of -d",
-    )
+    add_bind(group)
     add(
         "--oversubscribe",
         action="store_true",
@@ -268,6 +263,17 @@ def add_reach(group: argparse._ArgumentGroup) -> None:
         metavar="SECONDS",
         help="how long to wait for each answer in the checks before the start, counted from the "
         "last one; a connection between two hosts may take three eighths of it; default: 8",
+    )
+
+
+def add_bind(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Adds ``--bind``."""
+    parser.add_argument(
+        "--bind",
+        choices=("cores", "none"),
+        help="cores: bind each process to its own share of the cores, if there is a core for each; "
+        "none: leave the placement to the kernel; default: cores if every share has at least two "
+        "cores, and one per device of -d",
     )
 
 

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
-import importlib.machinery
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from lockstep._config import Config
 from lockstep._errors import ConfigError, LaunchError
-from lockstep.bootstrap import cluster_env, mpi_backend
-from lockstep.launch import cpu_affinity, failed_runs, options, restarts, run_dir, usage
+from lockstep.bootstrap import cluster_env
+from lockstep.launch import before_start, cpu_affinity, failed_runs, options, restarts, run_dir
+from lockstep.launch.before_start import NO_CALLER, Caller
 from lockstep.launch.console import complain
 from lockstep.launch.guard import run_guarded
-from lockstep.launch.job_spec import LaunchSpec, overridden_collectives, overridden_devices
+from lockstep.launch.job_spec import LaunchSpec
 from lockstep.nccl import gpus
 from lockstep.system import oom, port_reservation
-
-MANY_PER_CORE = 8
-_SETTINGS = (
-    *("collectives", "transport", "encryption", "connections"),
-    *("auto_init", "strict", "check_programs", "full_tracebacks"),
-    *("collective_timeout", "stall_warning", "start_timeout", "reach_timeout", "check_timeout"),
-)
-"""The fields of `Config` that are options, too."""
-MAX_CODE_BYTES = 100_000
-"""Of the code of ``-c``: Linux passes words of at most 128 KiB."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -45,9 +33,9 @@ def main(words: Sequence[str]) -> int:
     several = bool(args.hosts or args.hostfile)
     if several and args.this_host:
         raise ConfigError("--this-host excludes --hosts and --hostfile: give one of them.")
-    check_program(program, "run", is_here=not several)
+    before_start.check_program(program, "run", is_here=not several)
     environ = dict(os.environ)
-    config = configure(args, environ)
+    config = before_start.configure(args, environ)
     slots, is_elsewhere = _of_allocation(args, environ)
     # A real MPI starts on several hosts by its own launcher: by this one, on this host alone.
     if several or (is_elsewhere and config.collectives != "mpi"):
@@ -57,21 +45,34 @@ def main(words: Sequence[str]) -> int:
         return hosts_command.run(args, program, config, environ)
     options.check_hosts_given(args)
     args.processes = args.processes or slots
+    return run(args, program, config, environ)
+
+
+def run(
+    args: argparse.Namespace,
+    program: Sequence[str],
+    config: Config,
+    environ: Mapping[str, str],
+    caller: Caller = NO_CALLER,
+) -> int:
+    """Runs the job of these options on this host; the exit status. Raises `LockstepError`."""
     if not args.oversubscribe:
-        check_memory(args.processes, oom.free_mb())
+        before_start.check_memory(args.processes, oom.free_mb())
         gpus.check(args.processes, args.devices, gpus.shown(args.platform, environ))
     usable = cpu_affinity.usable()
-    warn(args, usable)
-    warn_of_collectives(environ, config)
-    open_standard_streams()
-    log_dir = make_log_dir(args.log_dir, failed_runs.new_name())
+    before_start.warn(args, usable)
+    before_start.warn_of_collectives(environ, config)
+    before_start.open_standard_streams()
+    log_dir = before_start.make_log_dir(args.log_dir, failed_runs.new_name())
+    folder = caller.run_dir or run_dir.make_locked()[0]
+    run_dir.share_secret(folder)
     with port_reservation.reserve() as port:
         job = LaunchSpec(
             program=tuple(program),
             processes=args.processes,
             config=dataclasses.replace(config, coordinator=port_reservation.address(port)),
             environ=environ,
-            run_dir=run_dir.make(),
+            run_dir=folder,
             devices=args.devices,
             platform=args.platform,
             cores=cpu_affinity.chosen(args.bind, usable, args.processes, args.devices),
@@ -80,7 +81,9 @@ def main(words: Sequence[str]) -> int:
             grace=args.grace,
             max_restarts=args.max_restarts,
         )
-        return run_guarded(lambda lifeline: restarts.run(job, lifeline), job.run_dir)
+        return run_guarded(
+            lambda lifeline: restarts.run(job, lifeline), job.run_dir, caller.lifeline
+        )
 
 
 def _of_allocation(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[int, bool]:
@@ -98,143 +101,3 @@ def _of_allocation(args: argparse.Namespace, environ: Mapping[str, str]) -> tupl
         complain(f"warning: {error} The job runs on this host; --hosts names others.")
         return args.processes, False
     return (hosts[0].slots if hosts else 1), allocation.is_elsewhere(hosts, environ)
-
-
-def settings(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
-    """The settings of the environment, overridden by those options of the command line that the
-    command has. Raises `ConfigError`."""
-    config = Config.from_environ(environ)
-    given = {name: getattr(args, name, None) for name in _SETTINGS}
-    return dataclasses.replace(config, **{k: v for k, v in given.items() if v is not None})
-
-
-def configure(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
-    """The settings of a job. Raises `ConfigError` for those that contradict each other."""
-    config = settings(args, environ)
-    config.check_transport()
-    if config.collectives == "mpi":
-        # One error here instead of one from each process.
-        mpi_backend.check_devices(args.devices or 1)
-        mpi_backend.find(environ)
-    return config
-
-
-def check_program(program: Sequence[str], command: str, is_here: bool = True) -> None:
-    """Raises `ConfigError` for a program that does not exist or cannot be read.
-
-    ``is_here``: it will run on this host, so that it has to be found here.
-    """
-    if not program:
-        raise ConfigError(
-            f"no program given. Usage: lockstep {command} [options] {usage.forms(command)}"
-        )
-    if program[0] == "-":
-        raise ConfigError(
-            "- is for lockstep run: a cluster's launcher gives its input to one process"
-        )
-    if program[0] == "-c":
-        _check_code(program[1:])
-    elif program[0] == "-m":
-        if len(program) < 2:
-            raise ConfigError("-m needs the name of a module")
-        if is_here:
-            _check_module(program[1])
-    elif not is_here:
-        return
-    elif not os.path.exists(program[0]):
-        raise ConfigError(usage.no_such_file(program[0]))
-    elif not os.path.isfile(program[0]):
-        raise ConfigError(f"not a file: {program[0]}. To run a package: -m NAME")
-    elif not os.access(program[0], os.R_OK):
-        raise ConfigError(f"not readable: {program[0]}")
-
-
-def _check_code(words: Sequence[str]) -> None:
-    """Of ``-c``: the code is one word of the command line, whose length Linux limits."""
-    if not words:
-        raise ConfigError("-c needs the code of the program")
-    size = len(os.fsencode(words[0]))
-    if size > MAX_CODE_BYTES:
-        raise ConfigError(
-            f"the program of -c or - has {size} bytes, and at most {MAX_CODE_BYTES} are possible. "
-            "Put it into a file."
-        )
-
-
-def check_memory(processes: int, free_mb: int | None) -> None:
-    """Raises `LaunchError` when ``free_mb`` of memory cannot hold the processes."""
-    each = oom.MB_OF_PROCESS
-    if free_mb is None or processes * each <= free_mb or processes == 1:
-        return
-    raise LaunchError(
-        f"-n {processes}: {free_mb} MB of memory are free (of this machine, or of the limit of the "
-        f"container or batch job). A JAX process takes about {each} MB before the program's "
-        f"arrays, so there is room for {max(1, free_mb // each)}. Start fewer processes, use more "
-        "hosts (lockstep worker), or add --oversubscribe to start them anyway."
-    )
-
-
-def _check_module(name: str) -> None:
-    # Only the first part of the name: finding the rest would import it into the launcher.
-    top = name.partition(".")[0]
-    path = sys.path if os.environ.get("PYTHONSAFEPATH") else [os.getcwd(), *sys.path]
-    finders = (
-        importlib.machinery.PathFinder.find_spec(top, path),
-        importlib.machinery.FrozenImporter.find_spec(top),
-        top in sys.modules,
-    )
-    if not top or not any(finders):
-        raise ConfigError(f"no module named {top!r} (looked in {os.getcwd()} and in sys.path)")
-
-
-def warn(args: argparse.Namespace, usable: Sequence[int]) -> None:
-    """Warns of settings that work, but hardly as intended."""
-    if args.processes > MANY_PER_CORE * len(usable):
-        complain(
-            f"warning: {args.processes} processes on {len(usable)} cores will be slow; each JAX "
-            f"process takes about {oom.MB_OF_PROCESS} MB of memory"
-        )
-    forced = overridden_devices(os.environ, args.devices)
-    if forced is not None:
-        complain(
-            f"warning: -d {args.devices} overrides --xla_force_host_platform_device_count={forced} "
-            "in XLA_FLAGS"
-        )
-
-
-def warn_of_collectives(environ: Mapping[str, str], config: Config) -> None:
-    """Warns when the user's variable for JAX chooses other collectives than the job uses."""
-    asked = overridden_collectives(environ, config.collectives)
-    if asked is not None:
-        complain(
-            f"warning: JAX_CPU_COLLECTIVES_IMPLEMENTATION={asked} is ignored, the job uses "
-            f"{config.collectives}; to use {asked}: --collectives {asked}"
-        )
-
-
-def make_log_dir(text: str | None, run: str) -> Path | None:
-    """The folder of the run named ``run`` in ``--log-dir``."""
-    if text is None:
-        return None
-    path = failed_runs.run_folder(Path(text).absolute(), run)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LaunchError(f"--log-dir {text}: {error.strerror}") from error
-    return path
-
-
-def open_standard_streams() -> None:
-    """Makes sure that descriptors 0, 1 and 2 are open, and that process 0 may read from 0."""
-    for fd in (0, 1, 2):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-    # A job in the background must not take the terminal's input from the shell. The kernel stops
-    # background processes that try, but not process 0, which has a session of its own.
-    with contextlib.suppress(OSError):
-        if os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp():
-            null = os.open(os.devnull, os.O_RDONLY)
-            os.dup2(null, 0)
-            os.close(null)

@@ -22,14 +22,6 @@ STALE_SECONDS = 60.0
 """A younger directory may just have been created and not be locked yet."""
 
 
-def make() -> Path:
-    """A new directory that only this user can enter, locked as long as this process or a child
-    that it forks lives. Raises `LaunchError` when it cannot be created."""
-    path = make_locked()[0]
-    share_secret(path)
-    return path
-
-
 def share_secret(path: Path) -> None:
     """Creates the secret that the processes of this run on this host share, if it is not there.
 
@@ -52,7 +44,11 @@ def share_secret(path: Path) -> None:
 
 
 def make_locked() -> tuple[Path, int]:
-    """Like `make`, without the secret; also returns the descriptor that holds the lock."""
+    """A new directory that only this user can enter, and the descriptor that holds its lock: it is
+    locked as long as this process or a child that it forks lives.
+
+    Raises `LaunchError` when it cannot be created.
+    """
     # tempfile.mkdtemp does the same, after 10 ms of imports.
     top = Path(os.environ.get("TMPDIR") or "/tmp")
     path = top / f"{PREFIX}{os.urandom(8).hex()}"

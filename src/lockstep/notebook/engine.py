@@ -1,7 +1,9 @@
 """Inside a process of a notebook's job: its kernel, and what the notebook calls in it.
 
-``lockstep run --auto-init ... -m lockstep.notebook.engine`` starts ipyparallel's engine, whose
-number is the process's.
+The launcher of the job (`lockstep.pool.launcher`) runs this module: ipyparallel's engine, whose
+number is the process's. On other hosts the ports of ipyparallel's controller, which listens on the
+notebook's loopback alone, are sockets in private directories. The controller's file, with the key
+that signs its messages, travels as a variable: through ssh's input.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from lockstep import _config, _jax_compat
 from lockstep._errors import LaunchError
 from lockstep._words import counted
 from lockstep.engine import bindings
-from lockstep.notebook import hosts_launcher
+
+INFO = "IPP_CONNECTION_INFO"
+"""ipyparallel's variable with the contents of the controller's file for engines."""
 
 _CONTROLLER_SECONDS = 120.0
 _POLL = 0.05
@@ -51,9 +55,9 @@ def _connection() -> str:
     The controller and this process start at the same time, and JAX has been imported by now, so
     there is rarely anything to wait for. On several hosts the launcher brings the file.
     """
-    info = os.environ.get(hosts_launcher.INFO)
+    info = os.environ.get(INFO)
     run_dir = _config.current().run_dir or ""
-    if info and Path(run_dir, hosts_launcher.socket_name(hosts_launcher.ports(info)[0])).exists():
+    if info and Path(run_dir, socket_name(ports(info)[0])).exists():
         return _through_agent(info, run_dir)
     name = f"ipcontroller-{os.environ['IPP_CLUSTER_ID']}-engine.json"
     path = Path(os.environ["IPP_PROFILE_DIR"], "security", name)
@@ -70,12 +74,26 @@ def _connection() -> str:
         time.sleep(_POLL)
 
 
+def socket_name(port: int) -> str:
+    """The name of a port's socket, as ipyparallel makes addresses: interface, colon, port."""
+    return f"port:{port}"
+
+
+def ports(info: str) -> list[int]:
+    """The ports of a controller."""
+    found: list[int] = []
+    for value in json.loads(info).values():
+        each = value if isinstance(value, list) else [value]
+        found += [port for port in each if isinstance(port, int)]
+    return found
+
+
 def _through_agent(info: str, run_dir: str) -> str:
     """``info`` with the agent's sockets in place of the controller's ports.
 
     Raises `LaunchError` where the directory's name is too long for them.
     """
-    longest = max(len(hosts_launcher.socket_name(port)) for port in hosts_launcher.ports(info))
+    longest = max(len(socket_name(port)) for port in ports(info))
     if len(run_dir) + 1 + longest > _MAX_SOCKET_PATH:
         raise LaunchError(
             f"the private directory of this run, {run_dir}, has a name too long for sockets in it: "
@@ -84,12 +102,12 @@ def _through_agent(info: str, run_dir: str) -> str:
     profile = Path(run_dir, "ipython")
     profile.mkdir(exist_ok=True)  # another process of this host may have made it
     os.environ["IPP_PROFILE_DIR"] = str(profile)
-    interface = hosts_launcher.socket_name(0).partition(":")[0]
+    interface = socket_name(0).partition(":")[0]
     return json.dumps({**json.loads(info), "interface": f"ipc://{run_dir}/{interface}"})
 
 
-def prepare() -> dict[str, Any]:
-    """Gives cells the names that the notebook shows; returns where this process runs."""
+def prepare() -> int:
+    """Gives cells the names that the notebook shows; returns the id of this process."""
     from IPython.core.getipython import get_ipython
 
     shell: Any = get_ipython()
@@ -99,7 +117,7 @@ def prepare() -> dict[str, Any]:
     shell.compile.get_code_name = lambda raw, code, number: f"In[{number}]"
     shell.events.register("pre_run_cell", _take_one_interrupt)
     _allow_await(shell.kernel)
-    return {"pid": os.getpid(), "run_dir": _config.current().run_dir}
+    return os.getpid()
 
 
 class _NoShellThread:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from ipyparallel.error import RemoteError
@@ -17,7 +16,7 @@ from lockstep import _run_files
 from lockstep._errors import LockstepError
 from lockstep.flight_recorder.diagnose import Diagnosis, diagnose
 from lockstep.launch import run_dir
-from lockstep.notebook import engine, launcher, places, tether
+from lockstep.notebook import engine, launcher, places
 from lockstep.notebook.errors import RESTART, NotebookError
 from lockstep.notebook.options import Start
 from lockstep.report import locate_run
@@ -89,12 +88,10 @@ class Job:
             if time.monotonic() > deadline:
                 raise NotebookError("the processes have not started in 600 s.")
             time.sleep(_POLL)
-        facts = self._call(engine.prepare, range(self.processes), self._in_time(deadline))
-        self.pids = [fact["pid"] for fact in facts]
-        self._run_dir = Path(facts[0]["run_dir"])
-        if self.hosts:
-            self._run_dir = Path((self._folder / tether.RUN_DIR).read_text())
-        else:
+        self.pids = self._call(engine.prepare, range(self.processes), self._in_time(deadline))
+        engines: Any = self._cluster.engine_set
+        self._run_dir = engines.run_dir
+        if not self.hosts:
             self._pidfds = [os.pidfd_open(pid) for pid in self.pids]
 
     def _in_time(self, deadline: float) -> Callable[[], bool]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +17,9 @@ from ipyparallel.cluster.launcher import (
 from traitlets import Bool, List, Unicode
 from traitlets.config import Config
 
-from lockstep.notebook import hosts_launcher, tether
+from lockstep.launch import run_dir
+from lockstep.notebook import engine, tether
+from lockstep.pool.launcher import Settings
 
 _OUTPUT = ("stream", "display_data", "update_display_data", "execute_result", "clear_output")
 
@@ -37,16 +39,30 @@ class EngineSetLauncher(LocalProcessLauncher, EngineLauncher):  # type: ignore[m
     stop_seconds_until_kill = 10
 
     def find_args(self) -> list[str]:
+        words = ["-n", str(self.n), *self.options]
+        sockets: dict[str, int] = {}
         if self.on_hosts:
-            own = [sys.executable, "-P", "-m", hosts_launcher.__name__, self.profile_dir]
-            return tether.command([*own, "-n", str(self.n), *self.options])
-        own = [sys.executable, "-P", "-m", "lockstep", "run", "--this-host"]
-        run = [*own, "-n", str(self.n), *self.options]
-        return tether.command([*run, "--auto-init", "-m", "lockstep.notebook.engine"])
+            words += ["--export", engine.INFO]
+            ports = engine.ports(self.environment[engine.INFO])
+            sockets = {engine.socket_name(port): port for port in ports}
+        return Settings(
+            program=("-m", "lockstep.notebook.engine"),
+            words=words,
+            run_dir=str(self.run_dir),
+            on_hosts=self.on_hosts,
+            auto_init=True,
+            sockets=sockets,
+        ).command()
 
     def start(self, n: int) -> None:  # type: ignore[override]
         self.n = n
+        self.run_dir, self._lock = run_dir.make_locked()
         super().start()
+
+    def notify_stop(self, data: Any) -> Any:
+        if self.state != "after":  # it may be called twice
+            os.close(self._lock)
+        return super().notify_stop(data)
 
 
 class Client(ipyparallel.Client):

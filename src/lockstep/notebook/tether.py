@@ -1,18 +1,16 @@
 """Runs a command as long as another process lives: ``... -m lockstep.notebook.tether PID -- CMD``.
 
-The controller and the launcher of a notebook's job have sessions of their own, so that Ctrl-C does
-not reach them, and would outlive a notebook's kernel that is killed. A parent-death signal does not
-serve here: it comes when the *thread* ends that started the process, and ipyparallel starts
-processes on threads of its own.
+The controller of a notebook's job has a session of its own, so that Ctrl-C does not reach it, and
+would outlive a notebook's kernel that is killed. A parent-death signal does not serve here: it
+comes when the *thread* ends that started the process, and ipyparallel starts processes on threads
+of its own.
 
-VS Code interrupts a kernel by SIGINT to all processes below it, and the controller and the launcher
-would end. So the command starts with SIGINT ignored, as under nohup, which the launcher respects,
-and blocked, since the controller sets a handler.
+VS Code interrupts a kernel by SIGINT to all processes below it, and the controller would end. So
+the command starts with SIGINT blocked, since the controller sets a handler.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import shutil
@@ -28,8 +26,6 @@ from lockstep.system import process_tree, signal_pipe
 
 GRACE = 3.0
 """Seconds for the command to end by itself, with what it has started, once PID has ended."""
-RUN_DIR = "run_dir"
-"""A file in the notebook's folder with the private directory of the run on several hosts."""
 
 
 def command(words: Sequence[str]) -> list[str]:
@@ -55,12 +51,10 @@ def main(pid: int, words: Sequence[str]) -> int:
     while True:
         for fd, _ in poll.poll():
             if fd == held:
-                folders = _folders()
                 child.terminate()
                 poll.unregister(held)
                 status = _end(child)
-                for folder in folders:
-                    shutil.rmtree(folder, ignore_errors=True)
+                _remove_folder()
                 return status
             for number in os.read(wake, 512):
                 if number != signal.SIGCHLD:
@@ -72,15 +66,11 @@ def main(pid: int, words: Sequence[str]) -> int:
                 return code if code >= 0 else 128 - code
 
 
-def _folders() -> list[Path]:
-    """The notebook's private directory, which its kernel cannot remove any more, and that of the
-    run on several hosts, which its launcher cannot when it is killed at the end of `GRACE`."""
+def _remove_folder() -> None:
+    """Removes the notebook's private directory: its kernel cannot any more."""
     folder = Path(os.environ.get("IPP_PROFILE_DIR", ""))
-    if not folder.name.startswith(run_dir.PREFIX):
-        return []
-    with contextlib.suppress(OSError):
-        return [folder, Path((folder / RUN_DIR).read_text())]
-    return [folder]
+    if folder.name.startswith(run_dir.PREFIX):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end(child: subprocess.Popen[bytes]) -> int:

@@ -1,8 +1,9 @@
-"""The main module of a pool's launcher: starts and supervises its processes, as ``lockstep run``.
+"""The main module of the launcher of a warm job: ``lockstep run`` for a program that drives it.
 
-``python -m lockstep.pool.launcher SETTINGS``: the caller's process starts this one, and connects to
-the processes itself (`processes`). Their output comes to the caller through the launcher, by lines
-with the process's number in front.
+``python -m lockstep.pool.launcher SETTINGS``: the caller's process starts this one, and talks to
+the processes itself, over sockets of its machine: on other hosts, sockets in the private
+directories lead there (`lockstep.hosts.relay`). Their output comes to the caller through the
+launcher, by lines with the process's number in front.
 
 The launcher is a process of its own because a supervisor handles signals and reaps every child,
 which the caller's program may do itself. It sees the caller's end, also by kill -9, by a pidfd; the
@@ -16,77 +17,72 @@ import functools
 import json
 import os
 import signal
+import socket
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from lockstep._config import Config
 from lockstep._errors import LockstepError
-from lockstep.launch.guard import run_guarded
-from lockstep.launch.job_spec import LaunchSpec
-from lockstep.launch.supervisor import Supervisor
-from lockstep.nccl import gpus
-from lockstep.pool import messages
-from lockstep.system import port_reservation, process_tree, unix_socket
-
-WORKER = ("-m", "lockstep.pool.worker")
+from lockstep.hosts.relay import Connect
+from lockstep.launch import before_start, options, run_command
+from lockstep.launch.before_start import Caller
+from lockstep.system import unix_socket
 
 
-def command(settings: dict[str, Any]) -> list[str]:
-    """The command line of a launcher; ``settings`` are those that `main` reads."""
-    return [sys.executable, "-P", "-m", __name__, json.dumps(settings)]
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """A warm job, as its caller describes it."""
+
+    program: Sequence[str]
+    words: Sequence[str]
+    """Options of ``lockstep run``."""
+    run_dir: str
+    """The private directory of the run; the launcher removes it."""
+    on_hosts: bool = False
+    """Whether ``words`` name hosts."""
+    auto_init: bool = False
+    """Whether the processes join the job by themselves."""
+    sockets: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Names of sockets on the hosts, and the TCP ports of this machine to which they lead; 0: the
+    socket of that name in ``run_dir``."""
+    caller: int = dataclasses.field(default_factory=os.getpid)
+    """The parent of the launcher, with which the job ends."""
+
+    def command(self) -> list[str]:
+        """The command line of the launcher."""
+        return [sys.executable, "-P", "-m", __name__, json.dumps(dataclasses.asdict(self))]
+
+    def connect(self) -> Connect:
+        """For each of the ``sockets``, what connects to that to which it leads."""
+        return {
+            name: functools.partial(socket.create_connection, ("127.0.0.1", port))
+            if port
+            else functools.partial(unix_socket.connect, Path(self.run_dir), name)
+            for name, port in self.sockets.items()
+        }
 
 
 def main() -> int:
+    """Runs the job; the exit status. Raises `LockstepError`."""
     # VS Code interrupts a notebook by SIGINT to all processes below its kernel. The caller passes
     # it to those that run a function. SIGHUP is the caller's second signal, also under nohup.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    settings = json.loads(sys.argv[1])
-    config = dataclasses.replace(
-        Config.from_environ(os.environ), attempt=0, auto_init=False, **settings["config"]
-    )
-    return (_on_hosts if settings["hosts"] else _here)(settings, config)
-
-
-def _on_hosts(settings: dict[str, Any], config: Config) -> int:
+    settings = Settings(**json.loads(sys.argv[1]))
+    lifeline = os.pidfd_open(settings.caller)
+    if os.getppid() != settings.caller:  # it has ended, and its id may be that of another process
+        return 1
+    args = options.run_parser().parse_args(settings.words)
+    environ = dict(os.environ)
+    config = before_start.configure(args, environ)
+    config = dataclasses.replace(config, attempt=0, auto_init=settings.auto_init)
+    caller = Caller(settings.connect(), Path(settings.run_dir), lifeline)
+    if not settings.on_hosts:
+        return run_command.run(args, settings.program, config, environ, caller)
     # Late import: it is needed only there.
-    from lockstep.launch import hosts_command, options
+    from lockstep.launch import hosts_command
 
-    run_dir = Path(settings["run_dir"])
-    words = list(settings["hosts"])
-    for name in ("devices", "platform"):
-        if settings[name] is not None:
-            words += [f"--{name}", str(settings[name])]
-    for name in settings["exported"]:
-        words += ["--export", name]
-    args = options.run_parser().parse_args(words)
-    sockets = {messages.SOCKET: functools.partial(unix_socket.connect, run_dir, messages.SOCKET)}
-    caller = hosts_command.Caller(sockets, run_dir, settings["caller"])
-    return hosts_command.run(args, WORKER, config, dict(os.environ), caller)
-
-
-def _here(settings: dict[str, Any], config: Config) -> int:
-    run_dir = Path(settings["run_dir"])
-    processes, devices, platform = (settings[n] for n in ("processes", "devices", "platform"))
-    gpus.check(processes, devices, gpus.shown(platform, os.environ))
-    with port_reservation.reserve() as port:
-        job = LaunchSpec(
-            program=WORKER,
-            processes=processes,
-            config=dataclasses.replace(config, coordinator=port_reservation.address(port)),
-            environ=dict(os.environ),
-            run_dir=run_dir,
-            devices=devices,
-            platform=platform,
-        )
-
-        def supervise(_: int) -> int:
-            # The pipe of the guard would do, but the supervisor watches the caller with it.
-            process_tree.end_with_parent()
-            return Supervisor(job, settings["caller"]).run()
-
-        return run_guarded(supervise, run_dir)
+    return hosts_command.run(args, settings.program, config, environ, caller)
 
 
 if __name__ == "__main__":

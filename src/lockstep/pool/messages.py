@@ -5,7 +5,8 @@ other users cannot enter; on another host in that of the host, from where `locks
 leads here. Bodies are pickled by cloudpickle.
 
     worker  hello (rank, pid)              it has connected
-    caller  start (elsewhere; sys.path)    join the job
+    caller  start (elsewhere, joins;       join the job, or leave it alone
+                   sys.path)
     worker  ready, or raised               it has joined, or has failed to
     caller  call (number; function)        call it with its arguments
     worker  returned (number, aborted, at; result)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from lockstep import _config
 from lockstep._errors import ConfigError, SpawnError
 from lockstep.bootstrap import mpi_backend
-from lockstep.launch import failed_runs, run_command, tracebacks
+from lockstep.launch import before_start, failed_runs, tracebacks
 from lockstep.pool import hosts, judge, messages, outcome
 from lockstep.pool.call import Call, wait_until_ready
 from lockstep.pool.outcome import Kind, Outcome
@@ -93,7 +93,8 @@ class Pool:
         ``lockstep run --hosts``. Default: on this machine. Each host is reached by ssh, and has the
         same directory, Python and packages.
       options: further options of ``lockstep run`` for hosts, such as ``"--interface eth1"``,
-        ``"--ssh 'ssh -F FILE'"``, ``"--hostfile FILE"`` (instead of ``hosts``).
+        ``"--ssh 'ssh -F FILE'"``, ``"--hostfile FILE"`` (instead of ``hosts``); and ``"--bind
+        cores"``, as for ``lockstep run``. Default: on this machine, the kernel places processes.
 
     Raises:
       ConfigError: an argument has a bad value.
@@ -110,9 +111,19 @@ class Pool:
         hosts: str | Sequence[str] = "",
         options: str = "",
     ) -> None:
-        self._layout = _layout(n, devices, collectives, env or {}, hosts, options)
+        self._begin(_layout(n, devices, collectives, env or {}, hosts, options))
+
+    @classmethod
+    def of(cls, layout: PoolSpec) -> Pool:
+        """The processes of ``layout``; for `lockstep.bench`."""
+        pool = cls.__new__(cls)
+        pool._begin(layout)
+        return pool
+
+    def _begin(self, layout: PoolSpec) -> None:
+        self._layout = layout
         if not self._layout.hosts:
-            run_command.check_memory(self._layout.processes, oom.free_mb())
+            before_start.check_memory(self._layout.processes, oom.free_mb())
         self._lock = threading.Lock()
         self._calls = 0
         self._is_closed = False
@@ -151,6 +162,12 @@ class Pool:
         """
         outcomes, diagnosis, _ = self._run(fn, args, kwargs, timeout, patient)
         return outcomes, diagnosis or ""
+
+    def wait(self, seconds: float) -> None:
+        """Returns once all processes have joined the job. Raises `SpawnError`, also after so many
+        seconds."""
+        with self._lock:
+            self._ready(seconds)
 
     def close(self, at_once: bool = False) -> None:
         """Ends the processes; a second call does nothing.
@@ -237,7 +254,7 @@ class Pool:
         self._is_ready = False
         self._finalizer = weakref.finalize(self, self._processes.close, True)
 
-    def _ready(self) -> Processes:
+    def _ready(self, seconds: float | None = None) -> Processes:
         if self._is_closed:
             raise SpawnError("the pool is closed")
         if self._processes is None or self._processes.lost or self._processes.is_over:
@@ -247,8 +264,8 @@ class Pool:
         if not self._is_ready:
             try:
                 # The processes have the same deadline for their start, and better words for it.
-                limit = _config.current().start_timeout
-                wait_until_ready(self._processes, limit and 1.25 * limit)
+                limit = 1.25 * _config.current().start_timeout
+                wait_until_ready(self._processes, limit if seconds is None else seconds)
             except BaseException:
                 self._stop(at_once=True)
                 raise
@@ -290,9 +307,9 @@ def _layout(
         mpi_backend.check_devices(devices or 1)
         mpi_backend.find(environ)
     platform = None if devices is None or environ.get("JAX_PLATFORMS") else "cpu"
-    found = hosts.parse(names, options, n) if names or options else None
-    count = len(found.labels) if found else n or _PROCESSES
-    return PoolSpec(count, devices, platform, {"collectives": chosen}, dict(env), found)
+    words, labels = hosts.parse(names, options, n)
+    count = len(labels) or n or _PROCESSES
+    return PoolSpec(count, devices, platform, chosen, dict(env), words, labels)
 
 
 def _payload(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:

@@ -21,7 +21,6 @@ from lockstep import _run_files
 from lockstep._errors import LaunchError, SpawnError
 from lockstep.launch import host_query, run_dir
 from lockstep.pool import launcher, messages
-from lockstep.pool.hosts import Hosts
 from lockstep.pool.output import Output
 from lockstep.system import stack_dump, unix_socket
 from lockstep.system.channel import TRUSTED, Channel, Message
@@ -42,17 +41,32 @@ class PoolSpec:
     processes: int
     devices: int | None
     platform: str | None
-    config: Mapping[str, Any]
-    """Fields of `lockstep._config.Config` that differ from the environment."""
+    collectives: str
     environ: Mapping[str, str]
     """Variables that are set in the processes."""
-    hosts: Hosts | None = None
-    """None: this machine."""
+    words: Sequence[str] = ()
+    """Further options of ``lockstep run``."""
+    hosts: Sequence[str] = ()
+    """The host of each process; empty: this machine."""
+    joins: bool = True
+    """Whether the processes join the job; else JAX has no other process in each of them."""
+    shown: bool = True
+    """Whether their output is shown."""
 
     @property
     def labels(self) -> Sequence[str]:
         """The host of each process; "": this machine."""
-        return self.hosts.labels if self.hosts else [""] * self.processes
+        return self.hosts or [""] * self.processes
+
+    def options(self) -> list[str]:
+        """The options of ``lockstep run`` that start such processes."""
+        words = ["-n", str(self.processes), "--collectives", self.collectives, *self.words]
+        for name in ("devices", "platform"):
+            if (value := getattr(self, name)) is not None:
+                words += [f"--{name}", str(value)]
+        # Settings of Lockstep are among those of the job.
+        names = [n for n in self.environ if not n.startswith("LOCKSTEP_")] if self.hosts else []
+        return words + [word for name in names for word in ("--export", name)]
 
 
 class Processes:
@@ -63,6 +77,7 @@ class Processes:
         self.layout = layout
         self._owner = os.getpid()
         self.output = Output(layout.labels)
+        self.output.is_shown = layout.shown
         self.messages: list[tuple[int, Message]] = []
         """What has come: (rank, message)."""
         self.pids: dict[int, int] = {}
@@ -76,8 +91,6 @@ class Processes:
         self._selector = selectors.DefaultSelector()
         self.run_dir, self._lock = run_dir.make_locked()
         try:
-            if not layout.hosts:  # there each attempt has a key, of the launcher
-                run_dir.share_secret(self.run_dir)
             self._listener = self._listen()
             self._launcher = self._launch()
         except BaseException:
@@ -97,36 +110,29 @@ class Processes:
             ) from error
 
     def _launch(self) -> subprocess.Popen[bytes]:
-        settings = {
-            "run_dir": str(self.run_dir),
-            "processes": self.layout.processes,
-            "devices": self.layout.devices,
-            "platform": self.layout.platform,
-            "config": dict(self.layout.config),
-            "hosts": self.layout.hosts.words if self.layout.hosts else (),
-            # Settings of Lockstep are among those of the job.
-            "exported": [n for n in self.layout.environ if not n.startswith("LOCKSTEP_")],
-        }
-        caller = os.pidfd_open(os.getpid())
+        settings = launcher.Settings(
+            program=("-m", "lockstep.pool.worker"),
+            words=self.layout.options(),
+            run_dir=str(self.run_dir),
+            on_hosts=bool(self.layout.hosts),
+            sockets={messages.SOCKET: 0},
+        )
         try:
             return subprocess.Popen(
-                launcher.command({**settings, "caller": caller}),
+                settings.command(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={**os.environ, **self.layout.environ},
-                pass_fds=(caller,),
                 start_new_session=True,  # the terminal's Ctrl-C is for the caller, which passes it
             )
         except OSError as error:
             raise LaunchError(f"the launcher of the pool cannot be started: {error}.") from error
-        finally:
-            os.close(caller)
 
     @property
     def has_records(self) -> bool:
         """Whether records show what each process does: those of the engine."""
-        return self.layout.config.get("collectives") == "lockstep"
+        return self.layout.collectives == "lockstep"
 
     @property
     def is_over(self) -> bool:
@@ -164,7 +170,7 @@ class Processes:
                 if message.kind == "hello":
                     rank = message.head["rank"]
                     self.pids[rank], self._channels[rank] = message.head["pid"], other
-                    other.send("start", messages.dumps(sys.path), elsewhere=bool(self.layout.hosts))
+                    self._start(other)
                 elif rank is None:
                     continue
                 elif message.kind == "stacks":
@@ -180,6 +186,11 @@ class Processes:
                     del self._channels[rank]
 
         self._selector.register(other, selectors.EVENT_READ, read)
+
+    def _start(self, other: Channel) -> None:
+        spec = self.layout
+        path = messages.dumps(sys.path)
+        other.send("start", path, elsewhere=bool(spec.hosts), joins=spec.joins)
 
     def _compare_clocks(self, rank: int, message: Message) -> None:
         if self.layout.hosts and "at" in message.head:
@@ -246,7 +257,7 @@ class Processes:
 
         ``latest``: only how far each device is.
         """
-        if self.layout.hosts is None:
+        if not self.layout.hosts:
             return True
         return host_query.refresh(self.run_dir, latest, RECORD_SECONDS)
 

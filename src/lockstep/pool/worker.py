@@ -107,7 +107,8 @@ class _Worker:
             # On another host Python may lie somewhere else.
             own = sys.path if message.head["elsewhere"] else []
             sys.path[:] = [*path, *(each for each in own if each not in path)]
-            lockstep.initialize()
+            if message.head["joins"]:
+                lockstep.initialize()
         except Exception as error:
             self._send("raised", messages.dumps(self._failure(error)))
         else:
