@@ -15,10 +15,8 @@ twice, which cannot be detected. If the input is a terminal, the program stays i
 because otherwise it could not read; then the terminal's signals reach both and are not forwarded,
 and the program ends with the agent.
 
-Launchers announce the end with SIGTERM: a time limit, a preemption, scancel. In the program, JAX's
-preemption notifier catches SIGTERM and does not end it. So SIGINT follows after half of the grace
-period, which raises KeyboardInterrupt in the program, and SIGKILL at its end, as under
-``lockstep run``.
+Launchers announce the end with SIGTERM: a time limit, a preemption, scancel. The program then ends
+as under ``lockstep run`` (`lockstep.launch.stop_plan`).
 
 Rejected: a child of the program instead of its parent, which could not forward signals (and would
 learn how its parent ended only on kernels from 6.15 on), and one agent for each host (launchers
@@ -45,7 +43,7 @@ from lockstep._errors import RecordError
 from lockstep._jax_compat import texts
 from lockstep.agent import program_guard
 from lockstep.agent.host_dir import HostDir
-from lockstep.agent.program import STOPS, Program, block_signals, has_terminal, start
+from lockstep.agent.program import GRACE, STOPS, Program, block_signals, has_terminal, start
 from lockstep.flight_recorder import format, model
 from lockstep.launch import failed_runs
 from lockstep.launch.console import complain
@@ -56,8 +54,6 @@ if TYPE_CHECKING:
     from lockstep.agent.restart_line import RestartLine
     from lockstep.watchdog.agent_network import AgentNetwork
 
-GRACE = 5.0
-"""Seconds in which the other programs may end after a failure, without --grace."""
 _GRACE_AFTER_SIGTERM = 25.0
 """Seconds. Slurm, and others, kill 30 s after SIGTERM."""
 _TURN_SECONDS = 0.02
@@ -101,7 +97,8 @@ def run(
 
     network = AgentNetwork(ours, host_dir.path)
     after_failure = GRACE if grace is None else grace
-    program = Program(pid, shares_group, host_dir.path, line, after_failure)
+    failure = line.failure if line else None
+    program = Program(pid, shares_group, host_dir.path, failure, after_failure)
     after_sigterm = _GRACE_AFTER_SIGTERM if grace is None else grace
     exit_code = program.wait(handled, after_sigterm)
     if guard is not None:

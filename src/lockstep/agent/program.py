@@ -9,16 +9,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from lockstep import _run_files
 from lockstep._errors import LaunchError
 from lockstep.agent import program_guard
-from lockstep.launch.first_failure import FAILURE_SHARES, not_started
+from lockstep.launch.first_failure import not_started
+from lockstep.launch.stop_plan import FAILURE, StopPlan
 from lockstep.system import process_tree
-
-if TYPE_CHECKING:
-    from lockstep.agent.restart_line import RestartLine
 
 _NOT_PASSED_ON = {
     signal.SIGKILL,
@@ -37,6 +35,8 @@ _NOT_PASSED_ON = {
     signal.SIGSYS,
     signal.SIGPIPE,
 }
+GRACE = 5.0
+"""Seconds in which the other programs may end after a failure, without --grace."""
 STOPS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 _LINE_SECONDS = 0.2
 """How often the agent looks whether another process has failed, in a job that may start again."""
@@ -112,15 +112,21 @@ class Program:
     """The program as a child process: forwards signals, waits for its end."""
 
     def __init__(
-        self, pid: int, shares_group: bool, run_dir: Path, line: RestartLine | None, grace: float
+        self,
+        pid: int,
+        shares_group: bool,
+        run_dir: Path,
+        failure: Callable[[], str] | None,
+        grace: float,
     ) -> None:
-        """``grace``: how long it may take to end when ``line`` tells of a failure."""
+        """``failure``: says that another program has failed, "" while none has; ``grace``: how long
+        this one may then take to end."""
         self._pid = pid
         self._shares_group = shares_group
         self._run_dir = run_dir
-        self._line = line
+        self._failure_of_others = failure
         self._grace = grace
-        self._plan: list[tuple[float, signal.Signals]] = []
+        self._plan = StopPlan()
         self.was_stopped = False
         """Whether SIGTERM has begun its grace period."""
         self.asked_to_end = False
@@ -141,49 +147,44 @@ class Program:
             if ended:
                 return os.waitstatus_to_exitcode(status)
             received = self._next_signal(handled | {signal.SIGCHLD})
-            self._check_line()
-            if received is None:
-                if not self._plan or self._plan[0][0] > time.monotonic():
-                    continue
-                with contextlib.suppress(OSError):  # so that the program prints where it stopped
-                    (self._run_dir / _run_files.STOPPING).touch()
-                self._send(self._plan.pop(0)[1])
-            elif received.si_signo != signal.SIGCHLD:
+            self._check_others()
+            if (number := self._plan.take(time.monotonic())) is not None:
+                if number != signal.SIGTERM:  # so that the program prints where it stopped
+                    with contextlib.suppress(OSError):
+                        (self._run_dir / _run_files.STOPPING).touch()
+                self._send(number)
+            if received is not None and received.si_signo != signal.SIGCHLD:
                 self._pass_on(received, grace)
 
     def _next_signal(self, handled: set[signal.Signals]) -> signal.struct_siginfo | None:
         """Waits for a signal; None when the next signal of the plan is due."""
-        longest = _LINE_SECONDS if self._line else float("inf")
-        if self._plan:
-            longest = min(longest, max(0.0, self._plan[0][0] - time.monotonic()))
+        longest = _LINE_SECONDS if self._failure_of_others else float("inf")
+        longest = min(longest, max(0.0, self._plan.next_at - time.monotonic()))
         if longest == float("inf"):
             return signal.sigwaitinfo(handled)
         return signal.sigtimedwait(handled, longest)
 
-    def _check_line(self) -> None:
+    def _check_others(self) -> None:
         """Gives the program time to end when another one has failed."""
-        if not self._line or self._ends:
+        if not self._failure_of_others or self._ends:
             return
-        if failure := self._line.failure():
+        if failure := self._failure_of_others():
             self.failure, self.failed_at = failure, time.monotonic()
-            self._plan_end([share * self._grace for share in FAILURE_SHARES])
+            self._plan_end(FAILURE, self._grace)
 
     def _pass_on(self, received: signal.struct_siginfo, grace: float) -> None:
         self.asked_to_end |= received.si_signo in STOPS
         if received.si_signo == signal.SIGTERM and not self.was_stopped:
             self.was_stopped = True
-            self._plan_end([grace / 2, grace])
-        if not (self._shares_group and received.si_code == _SENT_BY_TERMINAL):
+            self._plan_end(signal.SIGTERM, grace)  # which passes it on first
+        elif not (self._shares_group and received.si_code == _SENT_BY_TERMINAL):
             self._send(signal.Signals(received.si_signo))
         if received.si_signo == signal.SIGTSTP:
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    def _plan_end(self, after: Sequence[float]) -> None:
-        """SIGINT and SIGKILL follow in so many seconds."""
+    def _plan_end(self, cause: int, grace: float) -> None:
         self._ends = True
-        now = time.monotonic()
-        numbers = (signal.SIGINT, signal.SIGKILL)
-        self._plan = [(now + s, number) for s, number in zip(after, numbers, strict=True)]
+        self._plan.begin(cause, grace, time.monotonic())
 
     def _send(self, number: signal.Signals) -> None:
         self.was_killed |= number == signal.SIGKILL

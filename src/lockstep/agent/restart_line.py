@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 from lockstep import _run_files
 from lockstep._config import Config
 from lockstep._errors import ConfigError, LaunchError
-from lockstep.agent import agent, restart_server
+from lockstep.agent import program, restart_server
 from lockstep.agent.host_dir import HostDir
 from lockstep.agent.restart_server import keep_alive
 from lockstep.bootstrap import coordinator_address
@@ -56,7 +56,7 @@ def begin(
         key, name = _key(config, shared), f"restarts of {name}"
         if process == 0:
             size, timeout = config.num_processes or 1, config.start_timeout
-            after = agent.GRACE if grace is None else grace
+            after = program.GRACE if grace is None else grace
             restart_server.start(address, size, name, key, restarts, after, timeout)
         line = RestartLine.connect(address, name, key, process, config.start_timeout)
     attempt = line.wait_for_start()

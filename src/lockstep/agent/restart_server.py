@@ -37,6 +37,7 @@ from lockstep._words import counted, processes, signal_name
 from lockstep.bootstrap import cluster_env, coordinator_address
 from lockstep.hosts import network_probe
 from lockstep.launch.console import complain
+from lockstep.launch.restart_decision import Restarts
 from lockstep.system import fd_limit, port_reservation, process_tree
 from lockstep.system.channel import Channel, ChannelError
 
@@ -155,7 +156,7 @@ class Server:
         """``hosts``: what the coordinator's host is called, and where it listens."""
         self._hosts = hosts
         self._size = size
-        self._left = restarts
+        self._restarts = Restarts(restarts)
         self._grace = grace
         self._timeout = timeout
         self._changed = threading.Condition()
@@ -212,13 +213,10 @@ class Server:
                 failure = self._end_of_attempt()
             if not failure:
                 return self._end("the job has ended")
-            if self._left == 0 or self._was_stopped():
+            if not self._restarts.follow(failed=True, stopped=self._was_stopped()):
                 return self._end(f"the job has failed, and does not start again: {failure}")
-            complain(
-                f"attempt {attempt} has failed: {failure}; starting again "
-                f"({counted(self._left, 'restart')} left)"
-            )
-            self._left -= 1
+            complain(self._restarts.words(attempt, failure))
+            self._restarts.left -= 1
             attempt += 1
             self._send_all("again")
 

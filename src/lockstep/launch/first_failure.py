@@ -30,11 +30,6 @@ _GAVE_UP = re.compile(
 )
 _PYTHON_GAVE_UP = re.compile(r"Fatal Python error: ")
 
-FAILURE_SHARES = (0.5, 0.9)
-"""The shares of the grace period after which the processes of a failed job get SIGINT and SIGKILL.
-Until then they can raise their errors, save their state, and end. The whole job ends within the
-grace period."""
-
 _NO_CONSEQUENCES = {
     signal.SIGKILL,
     signal.SIGSEGV,

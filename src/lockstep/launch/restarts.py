@@ -17,6 +17,7 @@ from lockstep.launch.console import complain
 from lockstep.launch.job_processes import Loop, Processes
 from lockstep.launch.job_spec import LaunchSpec
 from lockstep.launch.local_processes import LocalProcesses
+from lockstep.launch.restart_decision import Restarts
 from lockstep.launch.supervisor import Supervisor
 from lockstep.system import port_reservation
 
@@ -51,16 +52,16 @@ class ThisHost:
 
 def run(job: LaunchSpec, lifeline: int, place: Placement | None = None) -> int:
     """Runs the job until it succeeds, is stopped, or has failed too often; its last status."""
-    left = job.max_restarts
+    restarts = Restarts(job.max_restarts)
     with contextlib.ExitStack() as ports_held:
         place = place or ThisHost(ports_held)
         while True:
-            supervisor = Supervisor(job, lifeline, left, place.processes)
+            supervisor = Supervisor(job, lifeline, restarts, place.processes)
             status = supervisor.run()
             supervisor.close()
-            if left == 0 or not supervisor.may_restart:
+            if not supervisor.may_restart:
                 return status
-            left -= 1
+            restarts.left -= 1
             config = dataclasses.replace(job.config, attempt=job.config.attempt + 1)
             try:
                 job = place.again(dataclasses.replace(job, config=config))

@@ -13,14 +13,7 @@ Rejected: a thread for each pipe (2n threads for n processes, and signals reach 
 asyncio (slow to import, and its child watchdog does not see adopted orphans), polling (it notices
 events late, and is never idle).
 
-**Stopping.** After a failure the other processes first get time: each raises the error in its next
-collective, and may catch it, save, and end with its own status. Then, and after Ctrl-C at once,
-every process gets SIGINT, and SIGKILL at the end of the grace period. SIGINT raises
-KeyboardInterrupt in Python, so ``finally`` blocks run. SIGTERM would not end the processes, because
-JAX's preemption notifier catches it once ``jax.distributed`` is initialized. Processes get SIGTERM
-first only when the launcher itself gets it: programs that call
-``multihost_utils.reached_preemption_sync_point`` then save their state. Native code that runs for
-long delays SIGINT and SIGTERM; SIGKILL ends it.
+How the processes are stopped is in `stop_plan`.
 """
 
 from __future__ import annotations
@@ -39,7 +32,6 @@ from lockstep.launch import failed_runs, tracebacks
 from lockstep.launch.console import Console, Stream
 from lockstep.launch.failure_report import explains, headline, told_already
 from lockstep.launch.first_failure import (
-    FAILURE_SHARES,
     EndedProcess,
     by_culprit,
     first_failure,
@@ -50,6 +42,8 @@ from lockstep.launch.guard import PASSED_ON
 from lockstep.launch.job_processes import Loop, Processes
 from lockstep.launch.job_spec import LaunchSpec
 from lockstep.launch.local_processes import LocalProcesses
+from lockstep.launch.restart_decision import Restarts
+from lockstep.launch.stop_plan import FAILURE, StopPlan
 from lockstep.system import process_tree, signal_pipe
 
 REPEATED_SIGNAL = 0.3
@@ -58,10 +52,7 @@ REPEATED_SIGNAL = 0.3
 IN_VIEW = 10
 """A headline that has more lines below it is the last line of the report, too."""
 
-FAILURE = 0
-"""The cause of a stop that is no signal. Other causes: a signal, SIGKILL when the guard has gone,
-SIGPIPE when the reader of the output has gone."""
-
+# Causes of a stop besides those of `stop_plan`: the reader of the output or the guard has gone.
 _NO_OUTPUT_LEFT = signal.SIGPIPE
 _GUARD_GONE = signal.SIGKILL
 
@@ -73,12 +64,12 @@ class Supervisor:
         self,
         job: LaunchSpec,
         lifeline: int,
-        restarts_left: int = 0,
+        restarts: Restarts | None = None,
         processes: Callable[[LaunchSpec, Loop], Processes] = LocalProcesses,
     ) -> None:
         self._job = job
         self._lifeline = lifeline
-        self._restarts_left = restarts_left
+        self._restarts = restarts or Restarts(0)
         self.selector = selectors.PollSelector()
         self.console = Console(self.selector)
         self._processes = processes(job, self)
@@ -91,7 +82,7 @@ class Supervisor:
         """Which process had the others wait when a signal stopped the job."""
         self.stopping_at = float("inf")
         """When the stop of the job began."""
-        self._plan: list[tuple[float, int]] = []
+        self._plan = StopPlan()
         self._own_fds: list[int] = []
         self._handled: set[signal.Signals] = set()
 
@@ -126,8 +117,8 @@ class Supervisor:
 
     @property
     def may_restart(self) -> bool:
-        """Whether the job has failed by itself, and no signal has requested its end."""
-        return self._cause == FAILURE and not self._asked_to_stop
+        """Whether another attempt follows."""
+        return self._restarts.follow(self._cause == FAILURE, self._asked_to_stop)
 
     def close(self) -> None:
         """Releases what the next attempt needs. Signals in between stay pending for it."""
@@ -163,15 +154,15 @@ class Supervisor:
     def turn(self, longest: float = 1.0) -> None:
         """Waits for events, at most ``longest`` seconds, and handles them."""
         now = time.monotonic()
-        times = [s.show_at for s in self._streams()] + [at for at, _ in self._plan[:1]]
+        times = [self._plan.next_at, *(s.show_at for s in self._streams())]
         for key, _ in self.selector.select(max(0.0, min([now + longest, *times]) - now)):
             key.data()
         now = time.monotonic()
         for stream in self._streams():
             if stream.show_at <= now:
                 stream.show_unfinished()
-        while self._plan and self._plan[0][0] <= now:
-            self._processes.signal(self._plan.pop(0)[1])
+        while (number := self._plan.take(now)) is not None:
+            self._processes.signal(number)
         self._processes.tick(now)
         if self.console.gone:
             self._on_output_gone()
@@ -224,20 +215,13 @@ class Supervisor:
     # Stopping
 
     def _stop(self, cause: int) -> None:
-        grace = self._job.grace
-        plan = [(0.0, signal.SIGINT), (grace, signal.SIGKILL)]
-        if cause == FAILURE:
-            interrupt, kill = (share * grace for share in FAILURE_SHARES)
-            plan = [(interrupt, signal.SIGINT), (kill, signal.SIGKILL)]
-        elif cause in (signal.SIGTERM, signal.SIGHUP):
-            plan = [(0.0, signal.SIGTERM), (grace / 2, signal.SIGINT), (grace, signal.SIGKILL)]
         self._cause = cause
         self.stopping_at = time.monotonic()
-        self._plan = [(self.stopping_at + after, number) for after, number in plan]
+        self._plan.begin(cause, self._job.grace, self.stopping_at)
 
     def _stop_now(self) -> None:
         self.stopping_at = min(self.stopping_at, time.monotonic())
-        self._plan = []
+        self._plan.drop()
         self._processes.signal(signal.SIGKILL)
 
     # The end
@@ -293,11 +277,8 @@ class Supervisor:
         attempt = self._job.config.attempt
         if table:
             self.console.report(table)
-        if self._restarts_left and self.may_restart:
-            self.console.report(
-                f"attempt {attempt} has failed; starting again ({self._restarts_left} restart"
-                f"{'s' * (self._restarts_left > 1)} left)"
-            )
+        if self.may_restart:
+            self.console.report(self._restarts.words(attempt))
         else:
             self.report_folders()
 

@@ -1,0 +1,28 @@
+"""Whether a job starts again when an attempt has ended: ``--max-restarts``. Pure.
+
+The launcher of ``lockstep run`` and the server of ``lockstep worker``'s agents decide by it.
+"""
+
+from __future__ import annotations
+
+from lockstep._words import counted
+
+
+class Restarts:
+    """The restarts that a job has left."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def follow(self, failed: bool, stopped: bool) -> bool:
+        """Whether another attempt follows one that has ``failed``; ``stopped``: a signal has asked
+        for the end of the job."""
+        return failed and not stopped and self.left > 0
+
+    def words(self, attempt: int, failure: str = "") -> str:
+        """What the user is told of ``attempt``, which another one follows."""
+        how = f": {failure}" if failure else ""
+        return (
+            f"attempt {attempt} has failed{how}; starting again ({counted(self.left, 'restart')} "
+            "left)"
+        )
