@@ -1,9 +1,10 @@
-"""The folders of the package are floors: each imports only what lies below it."""
+"""The folders of the package are floors: each imports only what lies below it. In a folder, no
+imports go round in a circle."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,48 @@ def test_imports_go_down(name: str) -> None:
             if FLOOR_OF[other] <= FLOOR_OF[name] and not FLOOR_OF[other] == GROUND == FLOOR_OF[name]
         }
         assert not up, f"{path.relative_to(ROOT)} imports {up}, which does not lie below {name}"
+
+
+def module(path: Path) -> str:
+    """``lockstep.pool.call``; of an ``__init__.py``, the name of its folder."""
+    names = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(names[:-1] if names[-1] == "__init__" else names)
+
+
+def circle(imports: Mapping[str, set[str]]) -> list[str]:
+    """Modules that import each other round in a circle; empty: there is none."""
+    left = dict(imports)
+    while free := [name for name, others in left.items() if not others & left.keys()]:
+        for name in free:
+            del left[name]
+    path = list(left)[:1]
+    while path and path[-1] not in path[:-1]:
+        path.append(min(left[path[-1]] & left.keys()))
+    return path[path.index(path[-1]) :] if path else []
+
+
+def test_a_circle_is_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) in (
+        ["b", "c", "b"],
+        ["c", "b", "c"],
+    )
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+@pytest.mark.parametrize("room", sorted(path.parent.name for path in ROOT.glob("*/__init__.py")))
+def test_no_imports_go_round_inside_a_room(room: str) -> None:
+    paths = {module(path): path for path in (ROOT / room).rglob("*.py")}
+    # A name that is imported from a module counts as the module.
+    imports = {
+        name: {
+            found if found in paths else found.rpartition(".")[0]
+            for found in imported(path)
+            if not (path.name == "__init__.py" and found.startswith(f"{name}."))
+        }
+        - {name}
+        for name, path in paths.items()
+    }
+    assert circle(imports) == []
 
 
 def test_the_matching_of_records_starts_nothing_and_looks_at_no_clock() -> None:

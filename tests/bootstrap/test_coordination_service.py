@@ -249,8 +249,8 @@ def test_a_call_that_fails_before_the_loss_is_reported_names_the_loss(
 ) -> None:
     monkeypatch.setattr(service_loss._jax_compat, "distributed_client", lambda: object())
     monkeypatch.setattr(service_loss._jax_compat, "set_client_aside", lambda: None)
-    monkeypatch.setattr(service_loss, "_words", lambda: "the service is lost")
-    reports = threading.Timer(0.2, service_loss.react)
+    monkeypatch.setattr(service_loss, "_words", lambda labels: "the service is lost")
+    reports = threading.Timer(0.2, service_loss.react, [lambda count: ["process 0"] * count])
     reports.start()
     try:
         lost = pytest.raises(lockstep.InitializationError, match="the service is lost")

@@ -1,6 +1,6 @@
 """Do all processes run the same thing? Compares their settings and shows the differences.
 
-Pure: `lockstep.bootstrap.initialize` gathers the facts and exchanges them.
+Pure: `lockstep.bootstrap.agreement` gathers the facts and exchanges them.
 """
 
 from __future__ import annotations

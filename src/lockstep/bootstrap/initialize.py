@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import os
-import sys
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import lockstep
-from lockstep import _config, _jax_compat, _run_files
-from lockstep._errors import DisagreementError, InitializationError
-from lockstep.bootstrap import config_check, plugin, startup_liveness
+from lockstep import _jax_compat
+from lockstep._errors import InitializationError
+from lockstep.bootstrap import agreement, plugin
 from lockstep.bootstrap.rank import find_place
-from lockstep.engine import bindings
-from lockstep.job import current_job, kv_store
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -125,11 +117,7 @@ def initialize(
                 "`lockstep run -n N`, under a cluster's launcher with `lockstep worker`, or pass "
                 "coordinator_address, num_processes and process_id."
             ) from error
-    current_job.part(_Checks).is_called = True
-    if check:
-        _check_agreement("settings", _settings())
-        _check_agreement("devices", _devices())
-        _warn_of_random_hashes()
+    agreement.begin(check)
 
 
 def _check_known(given: Mapping[str, Any]) -> None:
@@ -154,125 +142,6 @@ def _found_place() -> dict[str, Any]:
         "num_processes": place.size,
         "process_id": place.rank,
     }
-
-
-def _settings() -> dict[str, str]:
-    import jax
-    from jaxlib import version as jaxlib_version
-
-    collectives = _jax_compat.setting("jax_cpu_collectives_implementation")
-    if collectives == "mpi":  # as which jaxlib knows the engine too
-        collectives = _config.current().collectives
-    return {
-        "jax": jax.__version__,
-        "jaxlib": jaxlib_version.__version__,
-        "lockstep": lockstep.__version__,
-        "x64": str(_jax_compat.setting("jax_enable_x64")),
-        "platforms": _jax_compat.setting("jax_platforms") or "default",
-        "collectives": str(collectives),
-        "engine": bindings.interface(),
-        "PYTHONHASHSEED": _hash_seed(),
-    }
-
-
-def _hash_seed() -> str:
-    seed = "" if sys.flags.ignore_environment else os.environ.get("PYTHONHASHSEED")
-    return seed or "random"
-
-
-def _warn_of_random_hashes() -> None:
-    process, count = _jax_compat.distributed_place()
-    if count > 1 and process == 0 and _hash_seed() == "random":
-        print(
-            "lockstep: warning: each process iterates over a set of strings in another order, and "
-            "collectives in such a loop would mix up their arrays. Set PYTHONHASHSEED=0 for all "
-            "processes before Python starts, as `lockstep run` and `lockstep worker` do.",
-            file=sys.stderr,
-        )
-
-
-def _devices() -> dict[str, str]:
-    import jax
-
-    devices = jax.local_devices()
-    kinds = sorted({device.device_kind for device in devices})
-    return {
-        "platform": jax.default_backend(),
-        "local devices": str(len(devices)),
-        "kind": ", ".join(kinds),
-    }
-
-
-class _Checks(current_job.Part):
-    """The comparisons of this process's settings with those of the others of its job."""
-
-    count = 0
-    is_called = False
-    """Whether the program has called `initialize`, whose ``check`` says what is compared."""
-
-    def next(self) -> int:
-        self.count += 1
-        return self.count
-
-
-_WARNING_SECONDS = 5.0
-"""For all processes to publish what they have: they have just met, to list their devices."""
-
-
-def warn_of_differences(client: Any) -> None:
-    """Prints a table, in process 0, where the processes differ; raises nothing.
-
-    For programs that call `jax.distributed.initialize` themselves. ``client`` is JAX's CPU client,
-    which has just been made.
-    """
-    joined = _jax_compat.distributed_client()
-    checks = current_job.part(_Checks)
-    if checks.is_called or joined is None:
-        return
-    process, count = _jax_compat.distributed_place()
-    prefix = f"lockstep/differences/{checks.next()}"
-    # A warning is all that is lost where this fails.
-    with contextlib.suppress(Exception):
-        shared = kv_store.of_application(joined)
-        facts = _settings() | {"local CPU devices": str(client.local_device_count())}
-        end = time.monotonic() + _WARNING_SECONDS
-
-        def receive(other: int, name: str) -> config_check.Settings:
-            return shared.once(name, f"process {other}", end - time.monotonic())
-
-        if process > 0:
-            shared.put(f"{prefix}/{process}", facts)
-        else:
-            _print_differences(shared.all_gather(prefix, process, count, facts, receive))
-
-
-def _print_differences(facts: Sequence[config_check.Settings]) -> None:
-    try:
-        config_check.check([str(process) for process in range(len(facts))], facts)
-    except DisagreementError as error:
-        print(
-            f"lockstep: warning: {error} With different numbers of devices jax.pmap fails by an "
-            "AssertionError without a text.",
-            file=sys.stderr,
-            flush=True,
-        )
-        config = _config.current()
-        if config.run_dir is not None:
-            folder = _run_files.process_dir(Path(config.run_dir), config.attempt, 0)
-            summary = config_check.summary(config_check.differences(facts))
-            (folder / _run_files.DIFFERENCES).write_text(summary, encoding="utf-8")
-
-
-def _check_agreement(topic: str, facts: config_check.Settings) -> None:
-    shared = kv_store.of_application(_jax_compat.distributed_client())
-    process, count = _jax_compat.distributed_place()
-    folder = f"lockstep/agreement/{current_job.part(_Checks).next()}/{topic}"
-
-    def receive(other: int, _: str) -> config_check.Settings:
-        return startup_liveness.first_value(shared, folder, other, count)
-
-    found = shared.all_gather(folder, process, count, dict(facts), receive)
-    config_check.check([str(other) for other in range(count)], found)
 
 
 def process_mesh(axis_names: tuple[str, str] = ("process", "device"), **options: Any) -> Mesh:

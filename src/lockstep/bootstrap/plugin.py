@@ -313,6 +313,11 @@ def _survive() -> None:
         coordinator_address.wait_until_free(address)
         return address
 
+    def on_lost_service() -> None:
+        from lockstep.bootstrap import engine_start
+
+        service_loss.react(engine_start.labels)
+
     calls = _jax_compat.Survival(
         serve=coordination_service.start,
         before_another_job=before_another_job,
@@ -323,7 +328,7 @@ def _survive() -> None:
         certificates=certificates.arguments,
         before_connecting=service_handshake.check,
         before_leaving=shutdown_hook.leave,
-        on_lost_service=service_loss.react,
+        on_lost_service=on_lost_service,
     )
     _jax_compat.survive_dead_peers(calls)
 
@@ -366,7 +371,7 @@ def _refuse() -> NoReturn:
 
 
 def _hook_cpu_client() -> None:
-    from lockstep.bootstrap import engine_start, initialize, xla_thread_pool
+    from lockstep.bootstrap import agreement, engine_start, xla_thread_pool
     from lockstep.watchdog import shutdown_hook
 
     is_mpi = _config.current().collectives == "mpi"
@@ -376,7 +381,7 @@ def _hook_cpu_client() -> None:
         shutdown_hook.watch()
         if not is_mpi:
             engine_start.after_cpu_client(client)
-        initialize.warn_of_differences(client)
+        agreement.warn_of_differences(client)
 
     if is_mpi:
         _jax_compat.around_cpu_client(_mpi().before_cpu_client, after, xla_thread_pool.enough)

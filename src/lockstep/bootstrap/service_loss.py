@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from lockstep import _config, _jax_compat
 from lockstep._errors import InitializationError
@@ -30,12 +30,15 @@ class _Loss(current_job.Part):
         self.reported = threading.Event()
 
 
-def react() -> None:
-    """Called on a thread of jaxlib's, which holds the lock of JAX's client: nothing may wait."""
+def react(labels: Callable[[int], Sequence[str]]) -> None:
+    """Called on a thread of jaxlib's, which holds the lock of JAX's client: nothing may wait.
+
+    ``labels``: how to name each of so many processes.
+    """
     if _jax_compat.distributed_client() is None:
         return  # set aside before: the host of process 0 is out of reach, or the job has ended
     loss = current_job.part(_Loss)
-    loss.text = _words()
+    loss.text = _words(labels)
     loss.reported.set()
     _jax_compat.set_client_aside()
     with contextlib.suppress(Exception):
@@ -74,14 +77,12 @@ def _runs_engine() -> bool:
     return _config.current().collectives == "lockstep" and chosen == "mpi"
 
 
-def _words() -> str:
-    from lockstep.bootstrap import engine_start
-
+def _words(labels: Callable[[int], Sequence[str]]) -> str:
     then = "Collectives raise from now on. " if _runs_engine() else ""
 
     process, count = _jax_compat.distributed_place()
     return (
-        f"lockstep: {engine_start.labels(count)[process]} has lost JAX's coordination service at "
+        f"lockstep: {labels(count)[process]} has lost JAX's coordination service at "
         f"{_jax_compat.coordinator_address()}: its process, on the host of process 0, was killed "
         f"or cannot be reached. {then}This process may compute on its own devices, save and end; "
         "the job has to be started again."

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 
 from lockstep._words import format_size
 from lockstep.inspection.causes import Kind
+from lockstep.inspection.facts import Collective, Facts, Reach
 from lockstep.inspection.mesh_axes import MeshShape
-from lockstep.inspection.report import Collective, Reach, Report
 
 SMALL = 1 << 20
 """Arrays below this many bytes are not worth a sentence."""
 
 
-def of(report: Report) -> tuple[str, ...]:
+def of(report: Facts) -> tuple[str, ...]:
     """Sentences, each about one thing."""
     found = (*_loops(report), *_slices(report), *_copies(report), *_swaps(report))
     return tuple(dict.fromkeys(found))
@@ -30,7 +30,7 @@ def where(row: Collective) -> str:
     return f"{row.file.rsplit('/', 1)[-1]}:{row.line}" if row.file else row.op_name or row.op
 
 
-def _loops(report: Report) -> Iterator[str]:
+def _loops(report: Facts) -> Iterator[str]:
     for row in report.collectives:
         if row.cause.kind != Kind.RESHARDING:
             continue
@@ -49,7 +49,7 @@ def _loops(report: Report) -> Iterator[str]:
             )
 
 
-def _slices(report: Report) -> Iterator[str]:
+def _slices(report: Facts) -> Iterator[str]:
     for row in report.collectives:
         if row.op == "all-gather" and row.only_sliced and row.cause.kind != Kind.EXPLICIT:
             yield (
@@ -59,7 +59,7 @@ def _slices(report: Report) -> Iterator[str]:
             )
 
 
-def _copies(report: Report) -> Iterator[str]:
+def _copies(report: Facts) -> Iterator[str]:
     for array in report.inputs:
         if array.copies < report.placement.counts[0] or array.bytes < SMALL:
             continue
@@ -75,7 +75,7 @@ def _copies(report: Report) -> Iterator[str]:
                 )
 
 
-def _swaps(report: Report) -> Iterator[str]:
+def _swaps(report: Facts) -> Iterator[str]:
     """Two axes of one size, of which the one between hosts moves more."""
     moved: Counter[str] = Counter()
     for row in report.collectives:
@@ -94,7 +94,7 @@ def _swaps(report: Report) -> Iterator[str]:
                 )
 
 
-def _crosses_hosts(mesh: MeshShape, name: str, report: Report) -> bool:
+def _crosses_hosts(mesh: MeshShape, name: str, report: Facts) -> bool:
     axis = mesh.names.index(name)
     lines: dict[tuple[int, ...], list[int]] = {}
     for position, at in mesh.coordinates().items():

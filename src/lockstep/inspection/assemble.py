@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TypeVar
 
 from lockstep.hlo import collectives as hlo
 from lockstep.inspection import advice, causes, mesh_axes
 from lockstep.inspection.cost_model import CostModel
+from lockstep.inspection.facts import Collective, Facts, Loop, Placement, Reach
 from lockstep.inspection.mesh_axes import MeshShape
-from lockstep.inspection.report import Collective, Loop, Placement, Reach, Report
+
+T = TypeVar("T", bound=Facts)
 
 
 def collectives(
@@ -19,14 +22,12 @@ def collectives(
     return tuple(_row(each, meshes, placement) for each in found if _moves(each))
 
 
-def finished(report: Report) -> Report:
+def finished(report: T) -> T:
     """Adds the advice."""
     return dataclasses.replace(report, advice=advice.of(report))
 
 
-def placed(
-    report: Report, devices_per_process: int | None, processes_per_host: int | None
-) -> Report:
+def placed(report: T, devices_per_process: int | None, processes_per_host: int | None) -> T:
     """See `Report.on`."""
     for name, value in (
         ("devices_per_process", devices_per_process),
@@ -48,7 +49,7 @@ def placed(
     return finished(moved if report.model is None else predicted(moved, report.model))
 
 
-def predicted(report: Report, model: CostModel) -> Report:
+def predicted(report: T, model: CostModel) -> T:
     """See `Report.predict`."""
     rows = tuple(
         dataclasses.replace(

@@ -17,8 +17,9 @@ from lockstep._errors import InspectError
 from lockstep.hlo import collectives as hlo
 from lockstep.hlo import products
 from lockstep.inspection import assemble, cost_model
+from lockstep.inspection.facts import ArrayInfo, Memory, Placement
 from lockstep.inspection.mesh_axes import MeshShape
-from lockstep.inspection.report import ArrayInfo, Memory, Placement, Report
+from lockstep.inspection.report import Report
 
 _REMATERIALIZED = re.compile(
     r"^.*full rematerialization.* from sharding (?P<old>\{.*?\}) to (?P<new>\{.*?\}) .*?"

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep._words import counted, format_count, format_seconds, format_size
-from lockstep.inspection.report import ArrayInfo, Collective, Reach, Report
+from lockstep.inspection.facts import ArrayInfo, Collective, Facts, Reach
 
 MAX_ROWS = 40
 """Rows of a table of arguments or results; a model has thousands."""
@@ -18,7 +18,7 @@ MAX_OPERANDS = 3
 _COLOURS = {Reach.PROCESS: "green", Reach.HOST: "", Reach.HOSTS: "yellow"}
 
 
-def parts(report: Report, *, is_narrow: bool = False) -> Iterator[RenderableType]:
+def parts(report: Facts, *, is_narrow: bool = False) -> Iterator[RenderableType]:
     yield Text(_headline(report), style="bold")
     yield Text("mesh: " + ("; ".join(map(str, report.meshes)) if report.meshes else "none"))
     yield _arrays("arguments", report.inputs)
@@ -36,7 +36,7 @@ def parts(report: Report, *, is_narrow: bool = False) -> Iterator[RenderableType
         yield Text(f"advice: {advice}", style="cyan")
 
 
-def _headline(report: Report) -> str:
+def _headline(report: Facts) -> str:
     devices, processes, hosts = report.placement.counts
     where = f"{counted(devices, 'device')} of {counted(processes, 'process')}"
     where += f" on {counted(hosts, 'host')}"
@@ -66,7 +66,7 @@ def _arrays(title: str, arrays: tuple[ArrayInfo, ...]) -> Table:
     return table
 
 
-def _collectives(report: Report) -> Table:
+def _collectives(report: Facts) -> Table:
     """A row for each collective; for several that are alike in all that is shown, one."""
     table = Table(title="collectives", title_justify="left", title_style="bold", show_lines=False)
     table.add_column("operation", no_wrap=True)
@@ -95,7 +95,7 @@ def _collectives(report: Report) -> Table:
     return table
 
 
-def _narrow_collectives(report: Report) -> Table:
+def _narrow_collectives(report: Facts) -> Table:
     """The same in 80 columns: what belongs together lies in one cell."""
     table = Table(title="collectives", title_justify="left", title_style="bold", show_lines=True)
     table.add_column("operation,\nof each device", overflow="fold")
@@ -111,7 +111,7 @@ def _narrow_collectives(report: Report) -> Table:
     return table
 
 
-def _rows(report: Report) -> Iterator[tuple[list[str], Reach]]:
+def _rows(report: Facts) -> Iterator[tuple[list[str], Reach]]:
     """The cells of the rows but the reach, which has a colour. Alike rows are one, and counted."""
     counts = Counter((tuple(_cells(row, report)), row.reach) for row in report.collectives)
     for (cells, reach), count in counts.items():
@@ -119,7 +119,7 @@ def _rows(report: Report) -> Iterator[tuple[list[str], Reach]]:
         yield [operation, *cells[1:]], reach
 
 
-def _cells(row: Collective, report: Report) -> Iterator[str]:
+def _cells(row: Collective, report: Facts) -> Iterator[str]:
     yield row.op + (f"\n({row.reduction})" if row.reduction else "")
     yield _operands(row)
     yield format_size(row.bytes)
@@ -171,7 +171,7 @@ def _type(dtype: str, shape: tuple[int, ...]) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
-def _sums(report: Report) -> str:
+def _sums(report: Facts) -> str:
     sent = sum(row.total_bytes for row in report.collectives)
     text = [f"each device puts {format_size(sent)} into collectives in one execution"]
     if any(row.executions is None for row in report.collectives):
@@ -193,7 +193,7 @@ def _sums(report: Report) -> str:
     return "\n".join(text)
 
 
-def _error(report: Report) -> str:
+def _error(report: Facts) -> str:
     model = report.model
     assert model is not None
     total = report.seconds
