@@ -49,10 +49,7 @@ _ready: dict[str, Any] = {}
 def _serve(requests: socket.socket) -> None:
     before = dict(os.environ)
     from lockstep.agent import program, worker_command
-    from lockstep.launch import (
-        child_process,
-        run_command,  # noqa: F401  # imported once here, and not in every fork
-    )
+    from lockstep.processes import child_process
 
     child_process.subprocess = _with(subprocess, Popen=_Popen)
     program.os = worker_command.os = _with(os, execve=_execve)
@@ -228,7 +225,7 @@ def _show_mark(mark: bytes) -> None:
 
 def _run(args: Sequence[str]) -> None:
     """Runs ``[-P] script.py args...``, ``-m module`` or ``-c code``, and ends as Python does."""
-    from lockstep.launch import user_program
+    from lockstep.processes import user_program
 
     program = args[1:] if args[0] == "-P" else args
     assert program[0] in ("-c", "-m") or program[0][0] != "-", "no other options of Python"

@@ -23,6 +23,7 @@ FLOORS: tuple[set[str], ...] = (
     {"pool"},
     {"launch"},
     {"hosts"},
+    {"processes"},
     {"sync"},
     {"bootstrap"},
     {"nccl"},

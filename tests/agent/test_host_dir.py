@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.agent import host_dir
-from lockstep.agent.host_dir import HostDir
 from lockstep.job import job_key
+from lockstep.processes import host_dir
+from lockstep.processes.host_dir import HostDir
 
 
 @pytest.fixture(autouse=True)

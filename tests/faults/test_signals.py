@@ -13,7 +13,7 @@ import pytest
 
 from faults.harness import PROGRAMS, TIMEOUT, ended_with, told_by
 from lockstep._run_files import COORDINATION_PID
-from lockstep.launch import child_main
+from lockstep.processes import child_main
 from support import Run, marked, start_lockstep, wait_until
 
 TRAINING = PROGRAMS / "training.py"

@@ -68,7 +68,7 @@ def victims(hosts: SshHosts, kind: str, name: str, choose: random.Random) -> lis
             if pid not in matching(hosts, "a", "lockstep run")
         ]
     elif kind == "process":
-        found = matching(hosts, name, "lockstep.launch.child_main")
+        found = matching(hosts, name, "lockstep.processes.child_main")
     else:
         found = matching(hosts, name, "lockstep.launch.host_agent")
     if kind == "agent":
@@ -101,7 +101,7 @@ def test_a_kill_at_a_random_moment_leaves_no_process(
     options = ["--ssh", hosts.ssh(), "--hosts", "a,b,c", "--grace", "1", "-d", "1"]
     words = [sys.executable, "-P", "-m", "lockstep", "run", *options, str(program)]
     if kind != "both of an agent":
-        # Without both, the kernel ends the program, and nobody its children (launch/guard.py).
+        # Without both, the kernel ends the program, and nobody its children (processes/guard.py).
         words.append("--child")
     started = hosts.start("a", words)
     moment = choose.uniform(0.0, LATEST)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lockstep import _run_files
-from lockstep.launch import failed_runs
+from lockstep.processes import failed_runs
 from lockstep.report import locate_run
 from support import run_lockstep, start_lockstep, wait_until
 

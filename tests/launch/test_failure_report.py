@@ -7,7 +7,7 @@ import pytest
 from lockstep._run_files import ErrorRecord, Exit
 from lockstep.job.topology import Peer
 from lockstep.launch.failure_report import headline
-from lockstep.launch.first_failure import EndedProcess
+from lockstep.processes.first_failure import EndedProcess
 from lockstep.watchdog.host_reachability import unreachable_words
 from support import assert_unsaid, run_lockstep
 

@@ -11,7 +11,7 @@ import pytest
 
 from lockstep._run_files import STOPPED, ErrorRecord, Exit
 from lockstep.launch.failure_report import headline, told_already
-from lockstep.launch.first_failure import (
+from lockstep.processes.first_failure import (
     EndedProcess,
     by_culprit,
     first_failure,

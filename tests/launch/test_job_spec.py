@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep._config import Config
-from lockstep.launch import cpu_affinity
-from lockstep.launch.job_spec import (
+from lockstep.processes import cpu_affinity
+from lockstep.processes.job_spec import (
     LaunchSpec,
     overridden_collectives,
     overridden_devices,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.launch.line_merge import MAX_LINE, LineCutter, Merger, Sink, host_prefix, prefix
+from lockstep.processes.line_merge import MAX_LINE, LineCutter, Merger, Sink, host_prefix, prefix
 
 A, B = b"[0] ", b"[1] "
 

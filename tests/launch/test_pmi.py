@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockstep.launch.pmi import Board, PmiServer
+from lockstep.processes.pmi import Board, PmiServer
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from lockstep import _run_files
 from lockstep._config import Config
 from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_list import Host, Placed
-from lockstep.launch.console import Console
-from lockstep.launch.job_spec import LaunchSpec
 from lockstep.launch.remote_processes import RemoteProcesses
+from lockstep.processes.console import Console
+from lockstep.processes.job_spec import LaunchSpec
 
 LATE = """
 import os, time, zlib

@@ -13,9 +13,9 @@ import pytest
 from lanes import sample
 from lockstep._config import Config
 from lockstep._errors import ConfigError
-from lockstep.launch import child_main
 from lockstep.launch.before_start import check_program, warn, warn_of_collectives
 from lockstep.launch.options import run_parser
+from lockstep.processes import child_main
 from support import MY_PROCESS, run_lockstep, start_lockstep
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch import run_dir
 from lockstep.launch.supervisor import REPEATED_SIGNAL
+from lockstep.processes import run_dir
 from lockstep.system import process_tree
 from support import Run, marked, run_lockstep, start_lockstep, wait_until
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from lockstep.launch.stop_plan import FAILURE, StopPlan
+from lockstep.processes.stop_plan import FAILURE, StopPlan
 
 INT, TERM, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGKILL
 

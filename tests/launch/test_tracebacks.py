@@ -7,8 +7,8 @@ import traceback
 
 import pytest
 
-from lockstep.launch import child_main
-from lockstep.launch.tracebacks import folded, jax_shows_all, parts, place
+from lockstep.processes import child_main
+from lockstep.processes.tracebacks import folded, jax_shows_all, parts, place
 
 JAX = """  File "/v/lib/python3.11/site-packages/jax/_src/array.py", line 300, in __float__
     return self._value.__float__()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.launch.user_program import place_in_program
+from lockstep.processes.user_program import place_in_program
 from support import run_lockstep
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lockstep.launch import user_program
+from lockstep.processes import user_program
 from lockstep.system import stack_dump
 from processes import clean_environ
 from support import run_lockstep, wait_until

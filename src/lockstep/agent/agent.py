@@ -16,7 +16,7 @@ because otherwise it could not read; then the terminal's signals reach both and 
 and the program ends with the agent.
 
 Launchers announce the end with SIGTERM: a time limit, a preemption, scancel. The program then ends
-as under ``lockstep run`` (`lockstep.launch.stop_plan`).
+as under ``lockstep run`` (`lockstep.processes.stop_plan`).
 
 Rejected: a child of the program instead of its parent, which could not forward signals (and would
 learn how its parent ended only on kernels from 6.15 on), and one agent for each host (launchers
@@ -41,12 +41,11 @@ from typing import TYPE_CHECKING, NoReturn
 from lockstep import _run_files
 from lockstep._errors import RecordError
 from lockstep._jax_compat import texts
-from lockstep.agent import program_guard
-from lockstep.agent.host_dir import HostDir
 from lockstep.agent.program import GRACE, STOPS, Program, block_signals, has_terminal, start
 from lockstep.flight_recorder import format, model
-from lockstep.launch import failed_runs
-from lockstep.launch.console import complain
+from lockstep.processes import failed_runs, program_guard
+from lockstep.processes.console import complain
+from lockstep.processes.host_dir import HostDir
 from lockstep.system import fd_limit
 from lockstep.system.oom import OomKills
 

@@ -13,9 +13,9 @@ from typing import NoReturn
 
 from lockstep import _run_files
 from lockstep._errors import LaunchError
-from lockstep.agent import program_guard
-from lockstep.launch.first_failure import not_started
-from lockstep.launch.stop_plan import FAILURE, StopPlan
+from lockstep.processes import program_guard
+from lockstep.processes.first_failure import not_started
+from lockstep.processes.stop_plan import FAILURE, StopPlan
 from lockstep.system import process_tree
 
 _NOT_PASSED_ON = {

@@ -36,8 +36,8 @@ from lockstep._errors import InitializationError, LaunchError
 from lockstep._words import counted, processes, signal_name
 from lockstep.bootstrap import cluster_env, coordinator_address
 from lockstep.hosts import network_probe
-from lockstep.launch.console import complain
-from lockstep.launch.restart_decision import Restarts
+from lockstep.processes.console import complain
+from lockstep.processes.restart_decision import Restarts
 from lockstep.system import fd_limit, port_reservation, process_tree
 from lockstep.system.channel import Channel, ChannelError
 

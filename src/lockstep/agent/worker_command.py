@@ -19,13 +19,14 @@ from typing import NoReturn
 from lockstep._config import Config
 from lockstep._errors import LaunchError
 from lockstep.agent import agent
-from lockstep.agent.host_dir import HostDir
 from lockstep.bootstrap import cluster_env, rendezvous
 from lockstep.job import topology
-from lockstep.launch import failed_runs, options
+from lockstep.launch import options
 from lockstep.launch.before_start import check_program, configure, make_log_dir, warn_of_collectives
-from lockstep.launch.console import complain
-from lockstep.launch.job_spec import add_jax_variables, command, worker_environ
+from lockstep.processes import failed_runs
+from lockstep.processes.console import complain
+from lockstep.processes.host_dir import HostDir
+from lockstep.processes.job_spec import add_jax_variables, command, worker_environ
 
 
 def main(words: Sequence[str]) -> NoReturn:

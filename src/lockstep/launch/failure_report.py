@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from lockstep import _words
 from lockstep._jax_compat.texts import is_of_collective
 from lockstep._run_files import ErrorRecord
-from lockstep.launch import tracebacks
-from lockstep.launch.first_failure import OURS, EndedProcess, alike, is_engines, manner
+from lockstep.processes import tracebacks
+from lockstep.processes.first_failure import OURS, EndedProcess, alike, is_engines, manner
 
 MAX_CONSEQUENCES = 8
 MAX_LETTERS = 200

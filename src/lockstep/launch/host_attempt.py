@@ -16,18 +16,19 @@ from typing import Any, Protocol
 from lockstep import _run_files
 from lockstep._config import Config
 from lockstep.hosts.relay import KINDS, Relay
-from lockstep.launch import cpu_affinity, host_network, host_records
-from lockstep.launch.child_process import ChildProcess
-from lockstep.launch.first_failure import not_started
-from lockstep.launch.job_spec import LaunchSpec
-from lockstep.launch.local_processes import (
+from lockstep.launch import host_network, host_records
+from lockstep.nccl import gpus
+from lockstep.processes import cpu_affinity
+from lockstep.processes.child_process import ChildProcess
+from lockstep.processes.first_failure import not_started
+from lockstep.processes.job_spec import LaunchSpec
+from lockstep.processes.local_processes import (
     LEFTOVER_GRACE,
     end_coordination,
     make_wake_up,
     reap_members,
     signal_members,
 )
-from lockstep.nccl import gpus
 from lockstep.system import process_tree
 from lockstep.system.channel import Channel, Message
 from lockstep.system.oom import OomKills

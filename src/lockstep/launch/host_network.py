@@ -14,7 +14,7 @@ import socket
 import sys
 from typing import NoReturn
 
-from lockstep.launch.job_spec import LaunchSpec
+from lockstep.processes.job_spec import LaunchSpec
 from lockstep.system import fd_limit, process_tree
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from lockstep import _run_files
 from lockstep._errors import RecordError
 from lockstep._run_files import ErrorRecord, Exit, process_dir
-from lockstep.launch.job_spec import LaunchSpec
+from lockstep.processes.job_spec import LaunchSpec
 
 MAX_FILE = 1 << 26
 """Bytes; a longer file is left out."""

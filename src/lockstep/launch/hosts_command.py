@@ -17,12 +17,13 @@ from lockstep.hosts.fleet import Fleet, Interrupted
 from lockstep.hosts.host_list import Host, Placed
 from lockstep.hosts.relay import Connect
 from lockstep.hosts.starters import Reach
-from lockstep.launch import before_start, failed_runs, restarts, run_dir
+from lockstep.launch import before_start, restarts
 from lockstep.launch.before_start import NO_CALLER, Caller
-from lockstep.launch.console import complain
-from lockstep.launch.guard import run_guarded
-from lockstep.launch.job_spec import LaunchSpec
 from lockstep.launch.several_hosts import SeveralHosts
+from lockstep.processes import failed_runs, run_dir
+from lockstep.processes.console import complain
+from lockstep.processes.guard import run_guarded
+from lockstep.processes.job_spec import LaunchSpec
 from lockstep.system import fd_limit
 
 EXPORTED = (

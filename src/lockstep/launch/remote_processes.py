@@ -25,12 +25,12 @@ from lockstep.hosts.connection import PING_SECONDS, Connection
 from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_list import Placed
 from lockstep.hosts.relay import KINDS, Connect, Relay
-from lockstep.launch import console as consoles
 from lockstep.launch import host_query, host_records
-from lockstep.launch.console import Console
-from lockstep.launch.first_failure import EndedProcess
-from lockstep.launch.job_processes import Loop, Output, ended_process
-from lockstep.launch.job_spec import LaunchSpec
+from lockstep.processes import console as consoles
+from lockstep.processes.console import Console
+from lockstep.processes.first_failure import EndedProcess
+from lockstep.processes.job_processes import Loop, Output, ended_process
+from lockstep.processes.job_spec import LaunchSpec
 from lockstep.system.channel import Message
 
 SWEEP_SECONDS = 12.0

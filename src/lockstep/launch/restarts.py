@@ -13,12 +13,12 @@ from typing import Protocol
 
 from lockstep._errors import LaunchError
 from lockstep.hosts.fleet import Interrupted
-from lockstep.launch.console import complain
-from lockstep.launch.job_processes import Loop, Processes
-from lockstep.launch.job_spec import LaunchSpec
-from lockstep.launch.local_processes import LocalProcesses
-from lockstep.launch.restart_decision import Restarts
 from lockstep.launch.supervisor import Supervisor
+from lockstep.processes.console import complain
+from lockstep.processes.job_processes import Loop, Processes
+from lockstep.processes.job_spec import LaunchSpec
+from lockstep.processes.local_processes import LocalProcesses
+from lockstep.processes.restart_decision import Restarts
 from lockstep.system import port_reservation
 
 

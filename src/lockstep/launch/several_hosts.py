@@ -20,11 +20,11 @@ from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_list import Placed
 from lockstep.hosts.host_state import Request
 from lockstep.hosts.relay import Connect
-from lockstep.launch.console import complain
-from lockstep.launch.first_failure import not_started
-from lockstep.launch.job_processes import Loop
-from lockstep.launch.job_spec import LaunchSpec
 from lockstep.launch.remote_processes import RemoteProcesses
+from lockstep.processes.console import complain
+from lockstep.processes.first_failure import not_started
+from lockstep.processes.job_processes import Loop
+from lockstep.processes.job_spec import LaunchSpec
 from lockstep.system import port_reservation
 
 

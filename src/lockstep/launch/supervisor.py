@@ -28,22 +28,22 @@ from collections.abc import Callable, Iterator, Sequence
 from lockstep import _run_files
 from lockstep._errors import LaunchError
 from lockstep._words import processes, signal_name
-from lockstep.launch import failed_runs, tracebacks
-from lockstep.launch.console import Console, Stream
 from lockstep.launch.failure_report import explains, headline, told_already
-from lockstep.launch.first_failure import (
+from lockstep.processes import failed_runs, tracebacks
+from lockstep.processes.console import Console, Stream
+from lockstep.processes.first_failure import (
     EndedProcess,
     by_culprit,
     first_failure,
     is_engines,
     not_started,
 )
-from lockstep.launch.guard import PASSED_ON
-from lockstep.launch.job_processes import Loop, Processes
-from lockstep.launch.job_spec import LaunchSpec
-from lockstep.launch.local_processes import LocalProcesses
-from lockstep.launch.restart_decision import Restarts
-from lockstep.launch.stop_plan import FAILURE, StopPlan
+from lockstep.processes.guard import PASSED_ON
+from lockstep.processes.job_processes import Loop, Processes
+from lockstep.processes.job_spec import LaunchSpec
+from lockstep.processes.local_processes import LocalProcesses
+from lockstep.processes.restart_decision import Restarts
+from lockstep.processes.stop_plan import FAILURE, StopPlan
 from lockstep.system import process_tree, signal_pipe
 
 REPEATED_SIGNAL = 0.3

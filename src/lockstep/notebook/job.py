@@ -15,10 +15,10 @@ from ipyparallel.error import RemoteError
 from lockstep import _run_files
 from lockstep._errors import LockstepError
 from lockstep.flight_recorder.diagnose import Diagnosis, diagnose
-from lockstep.launch import run_dir
 from lockstep.notebook import engine, launcher, places
 from lockstep.notebook.errors import RESTART, NotebookError
 from lockstep.notebook.options import Start
+from lockstep.processes import run_dir
 from lockstep.report import locate_run
 from lockstep.system import stack_dump
 

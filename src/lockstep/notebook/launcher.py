@@ -17,9 +17,9 @@ from ipyparallel.cluster.launcher import (
 from traitlets import Bool, List, Unicode
 from traitlets.config import Config
 
-from lockstep.launch import run_dir
 from lockstep.notebook import engine, tether
 from lockstep.pool.launcher import Settings
+from lockstep.processes import run_dir
 
 _OUTPUT = ("stream", "display_data", "update_display_data", "execute_result", "clear_output")
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.launch import run_dir
+from lockstep.processes import run_dir
 from lockstep.system import process_tree, signal_pipe
 
 GRACE = 3.0

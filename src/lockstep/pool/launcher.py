@@ -7,7 +7,7 @@ launcher, by lines with the process's number in front.
 
 The launcher is a process of its own because a supervisor handles signals and reaps every child,
 which the caller's program may do itself. It sees the caller's end, also by kill -9, by a pidfd; the
-death of the launcher ends the processes (see `lockstep.launch.guard`).
+death of the launcher ends the processes (see `lockstep.processes.guard`).
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from lockstep import _words
 from lockstep._errors import SpawnError, SpawnTimeoutError
 from lockstep._run_files import ErrorRecord, Exit
 from lockstep._words import processes
-from lockstep.launch import tracebacks
 from lockstep.launch.failure_report import headline
-from lockstep.launch.first_failure import EndedProcess, by_culprit, first_failure
+from lockstep.processes import tracebacks
+from lockstep.processes.first_failure import EndedProcess, by_culprit, first_failure
 
 MAX_LETTERS = 200
 """Maximal length of a later failure in a note."""

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
-from lockstep.launch import line_merge
-from lockstep.launch.first_failure import LAST_WORDS
+from lockstep.processes import line_merge
+from lockstep.processes.first_failure import LAST_WORDS
 
 STREAMS = ("stdout", "stderr")
 _RANK = re.compile(rb"\[ *(\d+)[\]@]")

@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 from lockstep import _config
 from lockstep._errors import ConfigError, SpawnError
 from lockstep.bootstrap import mpi_backend
-from lockstep.launch import before_start, failed_runs, tracebacks
+from lockstep.launch import before_start
 from lockstep.pool import hosts, judge, messages, outcome
 from lockstep.pool.call import Call, wait_until_ready
 from lockstep.pool.outcome import Kind, Outcome
 from lockstep.pool.processes import PoolSpec, Processes
+from lockstep.processes import failed_runs, tracebacks
 from lockstep.system import oom
 
 T = TypeVar("T")

@@ -19,9 +19,10 @@ from typing import IO, Any
 
 from lockstep import _run_files
 from lockstep._errors import LaunchError, SpawnError
-from lockstep.launch import host_query, run_dir
+from lockstep.launch import host_query
 from lockstep.pool import launcher, messages
 from lockstep.pool.output import Output
+from lockstep.processes import run_dir
 from lockstep.system import stack_dump, unix_socket
 from lockstep.system.channel import TRUSTED, Channel, Message
 

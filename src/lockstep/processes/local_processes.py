@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from lockstep import _run_files
-from lockstep.launch import console as consoles
-from lockstep.launch.child_process import ChildProcess
-from lockstep.launch.console import Console, Stream
-from lockstep.launch.first_failure import EndedProcess, not_started
-from lockstep.launch.job_processes import Loop, Output, ended_process
-from lockstep.launch.job_spec import LaunchSpec
-from lockstep.launch.pmi import PmiServer
+from lockstep.processes import console as consoles
+from lockstep.processes.child_process import ChildProcess
+from lockstep.processes.console import Console, Stream
+from lockstep.processes.first_failure import EndedProcess, not_started
+from lockstep.processes.job_processes import Loop, Output, ended_process
+from lockstep.processes.job_spec import LaunchSpec
+from lockstep.processes.pmi import PmiServer
 from lockstep.system import fd_limit, process_tree
 from lockstep.system.oom import OomKills
 

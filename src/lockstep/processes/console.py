@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from lockstep.launch.line_merge import (
+from lockstep.processes.line_merge import (
     LineCutter,
     Merger,
     Sink,

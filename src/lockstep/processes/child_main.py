@@ -1,6 +1,6 @@
 """The main module of each process of a job: prepares it, runs the program, handles its errors.
 
-The launcher starts ``python -m lockstep.launch.child_main -- script.py args...`` and passes all
+The launcher starts ``python -m lockstep.processes.child_main -- script.py args...`` and passes all
 settings in ``LOCKSTEP_*`` variables. jax is imported here only with ``--auto-init``, because
 programs set ``XLA_FLAGS`` and the like in their first lines.
 
@@ -33,7 +33,7 @@ from typing import NoReturn
 from lockstep import _run_files
 from lockstep._config import Config, current
 from lockstep._jax_compat import texts
-from lockstep.launch import tracebacks, user_program
+from lockstep.processes import tracebacks, user_program
 from lockstep.system import stack_dump
 
 EXIT_SECONDS = 2.0

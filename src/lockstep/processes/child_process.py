@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from lockstep import _run_files
 from lockstep._run_files import OUT_OF_MEMORY, STOPPED, Exit
-from lockstep.launch.job_spec import LaunchSpec, command
+from lockstep.processes.job_spec import LaunchSpec, command
 from lockstep.system import process_tree
 
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep import _run_files
-from lockstep.launch import run_dir
+from lockstep.processes import run_dir
 
 _PAUSE_SECONDS = 0.05
 _TRIES = 100

@@ -10,9 +10,9 @@ from typing import Protocol
 
 from lockstep import _run_files
 from lockstep._run_files import ErrorRecord, Exit
-from lockstep.launch.console import Console, Stream, has_stdin, open_log
-from lockstep.launch.first_failure import EndedProcess, last_words
-from lockstep.launch.job_spec import LaunchSpec
+from lockstep.processes.console import Console, Stream, has_stdin, open_log
+from lockstep.processes.first_failure import EndedProcess, last_words
+from lockstep.processes.job_spec import LaunchSpec
 
 
 class Loop(Protocol):

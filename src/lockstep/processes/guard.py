@@ -29,7 +29,7 @@ from pathlib import Path
 
 from lockstep._errors import LaunchError, LockstepError
 from lockstep._words import signal_name
-from lockstep.launch.first_failure import not_started
+from lockstep.processes.first_failure import not_started
 from lockstep.system import process_tree
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

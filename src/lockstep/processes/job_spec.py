@@ -13,7 +13,7 @@ from pathlib import Path
 from lockstep._config import Config
 from lockstep.nccl import gpus
 
-CHILD_MAIN = "lockstep.launch.child_main"
+CHILD_MAIN = "lockstep.processes.child_main"
 _IMPLEMENTATION = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 """The variables of OpenBLAS; the first one that is set counts."""
