@@ -70,7 +70,7 @@ def victims(hosts: SshHosts, kind: str, name: str, choose: random.Random) -> lis
     elif kind == "process":
         found = matching(hosts, name, "lockstep.processes.child_main")
     else:
-        found = matching(hosts, name, "lockstep.launch.host_agent")
+        found = matching(hosts, name, "lockstep.hosts.host_agent")
     if kind == "agent":
         # The third is in the engine's network; a job goes on without it.
         found = found[:2]

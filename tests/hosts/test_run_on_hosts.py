@@ -197,7 +197,7 @@ def test_kill_of_the_launcher_leaves_no_process_on_any_host(
 def agents(hosts: SshHosts, name: str) -> list[int]:
     """The guard and the agent on a host, the guard first."""
     found = hosts.processes(name)
-    return sorted(pid for pid, words in found.items() if "lockstep.launch.host_agent" in words)
+    return sorted(pid for pid, words in found.items() if "lockstep.hosts.host_agent" in words)
 
 
 @pytest.mark.parametrize("which", [0, full(1)])

@@ -125,7 +125,7 @@ def test_the_file_is_that_of_ssh_without_an_f() -> None:
         (
             1,
             "/venv/bin/python: Error while finding module specification for "
-            "'lockstep.launch.host_agent' (ModuleNotFoundError: No module named 'lockstep')\n",
+            "'lockstep.hosts.host_agent' (ModuleNotFoundError: No module named 'lockstep')\n",
             "Lockstep",
             "has no Lockstep",
             "version 1.2.0 there as here, from the same wheel or source tree: "
@@ -133,7 +133,7 @@ def test_the_file_is_that_of_ssh_without_an_f() -> None:
         ),
         (
             1,
-            "/venv/bin/python: No module named lockstep.launch.host_agent\n",
+            "/venv/bin/python: No module named lockstep.hosts.host_agent\n",
             "Lockstep",
             "too old for --hosts",
             "pip install WHEEL",

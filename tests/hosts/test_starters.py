@@ -25,7 +25,7 @@ def test_no_option_of_ssh_weakens_it() -> None:
     assert (first, words[:2]) == ("ssh", ["-F", "file"])
     end = words.index("--")
     assert set(words[2:end]) == HARMLESS
-    assert words[end + 1 :] == ["me@far", "exec python -P -m lockstep.launch.host_agent"]
+    assert words[end + 1 :] == ["me@far", "exec python -P -m lockstep.hosts.host_agent"]
 
 
 @pytest.mark.parametrize(("seconds", "limit"), [(60.0, 30), (1.0, 1)])
@@ -44,7 +44,7 @@ def test_srun_starts_one_agent_beside_other_steps() -> None:
     command = Reach(python="python", srun=True).command(Host("n2", 4))
     assert command[0] == "srun"
     assert {"--nodes=1", "--ntasks=1", "--nodelist=n2", "--overlap", "--unbuffered"} <= {*command}
-    assert command[-4:] == ["python", "-P", "-m", "lockstep.launch.host_agent"]
+    assert command[-4:] == ["python", "-P", "-m", "lockstep.hosts.host_agent"]
 
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "2,1"}

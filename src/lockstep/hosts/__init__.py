@@ -1,1 +1,1 @@
-"""Other hosts: their names, a connection to each, and what travels over it."""
+"""Other hosts: the agent of each, the connection to it, and the checks before a start."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from lockstep._config import DEFAULT_REACH_TIMEOUT
 from lockstep.hosts.host_list import Host
 
-AGENT = "lockstep.launch.host_agent"
+AGENT = "lockstep.hosts.host_agent"
 SSH = ("ssh",)
 """The default of ``--ssh``; this very object, so that an explicit ``--ssh ssh`` differs from it."""
 _SSH_OPTIONS = (

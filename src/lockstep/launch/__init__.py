@@ -1,1 +1,1 @@
-"""Starts the processes of a job, watches them, and reports what went wrong."""
+"""``lockstep run`` and ``worker``: the commands, the supervisor, restarts, failure reports."""

@@ -16,10 +16,10 @@ from lockstep.hosts import allocation, host_list, starters
 from lockstep.hosts.fleet import Fleet, Interrupted
 from lockstep.hosts.host_list import Host, Placed
 from lockstep.hosts.relay import Connect
+from lockstep.hosts.several_hosts import SeveralHosts
 from lockstep.hosts.starters import Reach
 from lockstep.launch import before_start, restarts
 from lockstep.launch.before_start import NO_CALLER, Caller
-from lockstep.launch.several_hosts import SeveralHosts
 from lockstep.processes import failed_runs, run_dir
 from lockstep.processes.console import complain
 from lockstep.processes.guard import run_guarded

@@ -40,7 +40,7 @@ def now_of_hosts(run: Run, now_ns: int) -> dict[str, int]:
     """Host -> its CLOCK_MONOTONIC now, when that of this machine is ``now_ns``.
 
     The records of other hosts have two clocks, of which the second has been made that of this host
-    (`record_reader.on_one_clock`, `launch.host_records`).
+    (`record_reader.on_one_clock`, `hosts.host_records`).
     """
     leads = {
         process.record.host: process.record.realtime_ns - process.record.monotonic_ns

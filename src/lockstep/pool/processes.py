@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from lockstep import _run_files
 from lockstep._errors import LaunchError, SpawnError
-from lockstep.launch import host_query
+from lockstep.hosts import host_query
 from lockstep.pool import launcher, messages
 from lockstep.pool.output import Output
 from lockstep.processes import run_dir

@@ -20,7 +20,7 @@ from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_list import Placed
 from lockstep.hosts.host_state import Request
 from lockstep.hosts.relay import Connect
-from lockstep.launch.remote_processes import RemoteProcesses
+from lockstep.hosts.remote_processes import RemoteProcesses
 from lockstep.processes.console import complain
 from lockstep.processes.first_failure import not_started
 from lockstep.processes.job_processes import Loop

@@ -34,7 +34,7 @@ from lockstep import __version__
 from lockstep._errors import LaunchError, LockstepError
 from lockstep.hosts import agent_checks
 from lockstep.hosts.connection import IDLE_LEASE_SECONDS, LEASE_SECONDS
-from lockstep.launch.host_attempt import HostAttempt
+from lockstep.hosts.host_attempt import HostAttempt
 from lockstep.processes import guard, run_dir
 from lockstep.system import port_reservation, process_tree, signal_pipe
 from lockstep.system.channel import GREETING, Channel, ChannelError, Message

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from lockstep import _run_files
 from lockstep._config import Config
+from lockstep.hosts import host_network, host_records
 from lockstep.hosts.relay import KINDS, Relay
-from lockstep.launch import host_network, host_records
 from lockstep.nccl import gpus
 from lockstep.processes import cpu_affinity
 from lockstep.processes.child_process import ChildProcess

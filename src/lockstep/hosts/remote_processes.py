@@ -21,11 +21,11 @@ from typing import Any
 
 from lockstep import _run_files
 from lockstep._run_files import ErrorRecord, Exit
+from lockstep.hosts import host_query, host_records
 from lockstep.hosts.connection import PING_SECONDS, Connection
 from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_list import Placed
 from lockstep.hosts.relay import KINDS, Connect, Relay
-from lockstep.launch import host_query, host_records
 from lockstep.processes import console as consoles
 from lockstep.processes.console import Console
 from lockstep.processes.first_failure import EndedProcess

@@ -13,7 +13,7 @@ from lockstep import _run_files
 from lockstep._config import Config
 from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_list import Host, Placed
-from lockstep.launch.remote_processes import RemoteProcesses
+from lockstep.hosts.remote_processes import RemoteProcesses
 from lockstep.processes.console import Console
 from lockstep.processes.job_spec import LaunchSpec
 
