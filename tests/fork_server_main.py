@@ -48,8 +48,8 @@ _ready: dict[str, Any] = {}
 
 def _serve(requests: socket.socket) -> None:
     before = dict(os.environ)
-    from lockstep.agent import program, worker_command
-    from lockstep.processes import child_process
+    from lockstep.launch import worker_command
+    from lockstep.processes import child_process, program
 
     child_process.subprocess = _with(subprocess, Popen=_Popen)
     program.os = worker_command.os = _with(os, execve=_execve)

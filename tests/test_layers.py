@@ -15,7 +15,7 @@ ROOT = Path(lockstep.__file__).parent
 FLOORS: tuple[set[str], ...] = (
     {"__main__"},
     {"cli"},
-    {"agent", "bench", "notebook"},
+    {"bench", "notebook"},
     {"doctor", "report"},
     {"testing"},
     {"__init__"},

@@ -36,7 +36,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _worker(words: Sequence[str]) -> int:
-    from lockstep.agent import worker_command
+    from lockstep.launch import worker_command
 
     return worker_command.main(words)
 

@@ -17,10 +17,9 @@ import pytest
 from agent.test_worker_command import CLEAN, WORKER, mpiexec
 from lanes import full
 from lockstep._errors import LaunchError
-from lockstep.agent import restart_server
-from lockstep.agent.restart_line import Attempt, RestartLine
-from lockstep.agent.restart_server import Server
-from lockstep.hosts import network_probe
+from lockstep.hosts import network_probe, restart_server
+from lockstep.hosts.restart_line import Attempt, RestartLine
+from lockstep.hosts.restart_server import Server
 from processes import free_port
 from support import MARK, marked, wait_until
 

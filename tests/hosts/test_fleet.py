@@ -19,7 +19,7 @@ from own_address import networked, own_address
 
 STUB = """
 import os, select, sys, time
-from lockstep.hosts.channel import GREETING, Channel
+from lockstep.system.channel import GREETING, Channel
 
 delay, patience = float(sys.argv[1]), float(sys.argv[2])
 time.sleep(delay)
@@ -33,8 +33,7 @@ while select.select([0], [], [], patience)[0] and not channel.closed:
 
 TROUBLED = """
 import sys
-from lockstep.hosts import network_probe
-from lockstep.launch import host_agent
+from lockstep.hosts import host_agent, network_probe
 
 probe, times = network_probe.probe, int(sys.argv.pop(1))
 def first_in_vain(*args, **options):

@@ -26,8 +26,7 @@ from lockstep.cli import main
 from lockstep.flight_recorder import text_report
 from lockstep.flight_recorder.diagnose import diagnose
 from lockstep.flight_recorder.json_report import SCHEMA
-from lockstep.launch import live
-from lockstep.processes import failed_runs
+from lockstep.processes import failed_runs, live
 from lockstep.report import locate_run, top
 
 

@@ -45,7 +45,7 @@ class Peer:
     network: str = ""
     """Processes that agree in it reach each other by loopback addresses."""
     agent: int = 0
-    """The pid of its agent, 0 without one: see `lockstep.agent.agent`."""
+    """The pid of its agent, 0 without one: see `lockstep.hosts.worker_agent`."""
     agent_of: int | None = None
     """For an agent: the process whose agent it is. None for a process."""
 

@@ -62,7 +62,7 @@ def waits(run_dir: Path, attempt: int) -> str:
     with contextlib.suppress(Exception):  # the job is being stopped, and that comes first
         if _run_files.has_records(run_dir, attempt):
             from lockstep.flight_recorder import diagnose, headlines, model
-            from lockstep.launch import live
+            from lockstep.processes import live
 
             run = model.read_run(run_dir, attempt)
             now = live.now_of_hosts(run, time.monotonic_ns())

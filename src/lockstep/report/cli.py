@@ -98,7 +98,7 @@ def main(args: argparse.Namespace) -> int:
     """Prints the report; 1 when there is a fault, else 0."""
     from lockstep.flight_recorder import diagnose, json_report
     from lockstep.flight_recorder.time_summary import summarize
-    from lockstep.launch import live
+    from lockstep.processes import live
     from lockstep.report import locate_run
 
     run = locate_run.read(*_which(args), args.attempt)

@@ -18,7 +18,7 @@ from lockstep.flight_recorder.headlines import headline
 from lockstep.flight_recorder.model import Run
 from lockstep.flight_recorder.phrases import described
 from lockstep.flight_recorder.time_summary import summarize
-from lockstep.launch import live
+from lockstep.processes import live
 from lockstep.report import locate_run
 from lockstep.report.tables import summary_table
 

@@ -39,7 +39,7 @@ _QUIET_POLLS = 10
 """The answer is complete when the file has not grown for this many polls."""
 _PACKAGE = Path(__file__).parent.parent
 _OURS = (
-    f'File "{_PACKAGE / "launch"}',
+    f'File "{_PACKAGE / "processes"}',
     f'File "{_PACKAGE / "pool"}',
     'File "<frozen runpy>"',
 )

@@ -41,16 +41,16 @@ from typing import TYPE_CHECKING, NoReturn
 from lockstep import _run_files
 from lockstep._errors import RecordError
 from lockstep._jax_compat import texts
-from lockstep.agent.program import GRACE, STOPS, Program, block_signals, has_terminal, start
 from lockstep.flight_recorder import format, model
 from lockstep.processes import failed_runs, program_guard
 from lockstep.processes.console import complain
 from lockstep.processes.host_dir import HostDir
+from lockstep.processes.program import GRACE, STOPS, Program, block_signals, has_terminal, start
 from lockstep.system import fd_limit
 from lockstep.system.oom import OomKills
 
 if TYPE_CHECKING:
-    from lockstep.agent.restart_line import RestartLine
+    from lockstep.hosts.restart_line import RestartLine
     from lockstep.watchdog.agent_network import AgentNetwork
 
 _GRACE_AFTER_SIGTERM = 25.0

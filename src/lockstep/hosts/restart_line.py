@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, NoReturn
 from lockstep import _run_files
 from lockstep._config import Config
 from lockstep._errors import ConfigError, LaunchError
-from lockstep.agent import program, restart_server
-from lockstep.agent.restart_server import keep_alive
 from lockstep.bootstrap import coordinator_address
-from lockstep.hosts import network_probe
+from lockstep.hosts import network_probe, restart_server
+from lockstep.hosts.restart_server import keep_alive
 from lockstep.job import job_key
+from lockstep.processes import program
 from lockstep.processes.host_dir import HostDir
 from lockstep.system import fd_limit
 from lockstep.system.channel import Channel

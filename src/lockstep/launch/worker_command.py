@@ -1,9 +1,9 @@
 """``lockstep worker``: runs the program as one process of a job that a cluster's launcher started.
 
 It starts the same main module as ``lockstep run``, with the same variables (glibc reads its
-settings only when a process starts), and becomes the program's agent (`agent`). With other
-collectives than Lockstep's, or only one process, there is nothing to watch, and it replaces itself
-by the program.
+settings only when a process starts), and becomes the program's agent
+(`lockstep.hosts.worker_agent`). With other collectives than Lockstep's, or only one process, there
+is nothing to watch, and it replaces itself by the program.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import NoReturn
 
 from lockstep._config import Config
 from lockstep._errors import LaunchError
-from lockstep.agent import agent
 from lockstep.bootstrap import cluster_env, rendezvous
+from lockstep.hosts import worker_agent
 from lockstep.job import topology
 from lockstep.launch import options
 from lockstep.launch.before_start import check_program, configure, make_log_dir, warn_of_collectives
@@ -54,7 +54,7 @@ def main(words: Sequence[str]) -> NoReturn:
     line, attempt = None, None
     if args.max_restarts:
         # A late import: it is needed only there.
-        from lockstep.agent import restart_line
+        from lockstep.hosts import restart_line
 
         name = run_name(before, config)
         line, attempt = restart_line.begin(config, shared, name, args.max_restarts, args.grace)
@@ -66,9 +66,9 @@ def main(words: Sequence[str]) -> NoReturn:
         def environ_with(agent: int) -> dict[str, str]:
             return _environ(before, dataclasses.replace(own, agent=agent), args)
 
-        agent.run(arguments, environ_with, shared, process, log_dir, args.grace, line)
+        worker_agent.run(arguments, environ_with, shared, process, log_dir, args.grace, line)
         if line:
-            from lockstep.agent import restart_line
+            from lockstep.hosts import restart_line
 
             restart_line.start_again(line, shared, before, config)
     os.execve(arguments[0], arguments, _environ(before, config, args))

@@ -1,1 +1,0 @@
-"""The node agent of ``lockstep worker``: starts the program, and reports how it ended."""
