@@ -26,7 +26,7 @@ FLOORS: tuple[set[str], ...] = (
     {"processes"},
     {"sync"},
     {"bootstrap"},
-    {"nccl"},
+    {"nccl", "replicas"},
     {"watchdog"},
     {"linalg", "hlo", "programs"},
     {"callsites", "engine", "system"},

@@ -25,6 +25,7 @@ PUBLIC = {
     "assert_same",
     "barrier",
     "broadcast",
+    "check_replicas",
     "gather",
     "initialize",
     "inspect",

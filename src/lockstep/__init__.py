@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from lockstep.inspection.shardings import show_sharding
     from lockstep.pool.pool import Pool, spawn
     from lockstep.sync.barrier import assert_same, barrier
+    from lockstep.sync.check_replicas import check_replicas
     from lockstep.sync.only_on import only_on
 
 __version__ = "0.1.0"
@@ -60,6 +61,7 @@ __all__ = [
     "assert_same",
     "barrier",
     "broadcast",
+    "check_replicas",
     "data",
     "gather",
     "initialize",
@@ -77,6 +79,7 @@ _LAZY_MODULES = {
     "assert_same": "lockstep.sync.barrier",
     "barrier": "lockstep.sync.barrier",
     "broadcast": "lockstep.data._scatter",
+    "check_replicas": "lockstep.sync.check_replicas",
     "gather": "lockstep.data._gather",
     "initialize": "lockstep.bootstrap.initialize",
     "inspect": "lockstep.inspection.compiled",

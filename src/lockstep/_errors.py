@@ -6,8 +6,8 @@
     |-- EngineError              the engine's library is missing, or does not fit jaxlib
     |-- InitializationError      the processes could not be connected to one job
     |   `-- DisagreementError    they differ (versions, platform, devices, x64)
-    |-- MissingProcessError      a process did not arrive at a barrier
-    |-- DifferenceError          assert_same found that values differ between processes
+    |-- MissingProcessError      a process did not arrive at a barrier or a check
+    |-- DifferenceError          a check found that values or replicas differ between processes
     |-- DataError                rows, batches or trees do not fit, or differ between processes
     |-- LaunchError              a process could not be started, or its rank is not known
     |-- InspectError             a program cannot be inspected, or a sharding not shown
@@ -47,11 +47,11 @@ class DisagreementError(InitializationError):
 
 
 class MissingProcessError(LockstepError, TimeoutError):
-    """A process did not arrive at `barrier` or `assert_same`: late, in another call, or ended."""
+    """A process did not arrive at `barrier` or a check: late, in another call, or ended."""
 
 
 class DifferenceError(LockstepError, AssertionError):
-    """`assert_same` found that the processes have different values."""
+    """`assert_same` or `check_replicas` found that the processes have different values."""
 
 
 class DataError(LockstepError, ValueError):

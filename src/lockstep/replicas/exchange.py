@@ -1,0 +1,123 @@
+"""Small values that some processes of the job tell each other, with a deadline.
+
+They go through the key-value store of JAX's coordination service, so it works with every
+implementation of the collectives, and a process that does not come blocks no collective. The wait
+ends early when a process has ended, or waits in another exchange itself: it would never come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep import _config, _jax_compat, _run_files
+from lockstep.job import current_job, kv_store
+from lockstep.job.uses import Uses
+from lockstep.watchdog import watchdogs
+
+_FOLDER = "lockstep/replicas"
+_WAITING = "lockstep/replicas-waiting"
+_SLICE_SECONDS = 0.5
+_MAX_ELSEWHERE = 4
+"""How many slices in a row a process has to be seen in another exchange, and in the same one."""
+
+
+class _Records(current_job.Part):
+    """The records of this process that others may not have read yet, by the kind of exchange."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, list[str]] = {}
+
+
+class Exchange:
+    """Several rounds in which the processes ``members`` tell each other a value each.
+
+    ``name`` and the number of earlier exchanges of this name tell which of each process belong
+    together. ``seconds``: how long a round waits for the others.
+    """
+
+    def __init__(self, name: str, members: Sequence[int], seconds: float) -> None:
+        self._members = members
+        self._seconds = seconds
+        self._process, _ = _jax_compat.distributed_place()
+        self._client = _jax_compat.distributed_client()
+        self._store = kv_store.of_application(self._client)
+        kind = hashlib.blake2b(repr([name, *members]).encode(), digest_size=8).hexdigest()
+        self._folder = f"{_FOLDER}/{kind}/{current_job.part(Uses).next(f'{_FOLDER}/{kind}')}"
+        self._earlier = current_job.part(_Records).keys.get(kind, [])
+        self._own = current_job.part(_Records).keys[kind] = []
+        self._is_complete = True
+        self.expected = set(members)
+        """Those for which a round waits."""
+        self.timed_out = False
+        """Whether a process did not come, though it may still."""
+
+    def round(self, name: str, value: Any) -> dict[int, Any]:
+        """What each process has told, by its index; those are missing that have not come."""
+        place = self._members.index(self._process)
+        self._end = time.monotonic() + self._seconds
+        self._elsewhere: dict[int, list[str]] = {}
+        folder = f"{self._folder}/{name}"
+        self._own.append(f"{folder}/{place}")
+        told = self._store.all_gather(folder, place, len(self._members), value, self._receive)
+        found = {m: each for m, each in zip(self._members, told, strict=True) if each is not None}
+        self._is_complete &= len(found) == len(self._members)
+        if self._elsewhere and self._is_complete:
+            # Otherwise it stays, for a process that waits for this one elsewhere: this one goes on
+            # into a collective, which waits for that process.
+            self._publish_wait("")
+        return found
+
+    def close(self) -> None:
+        """Deletes what this process told in earlier exchanges of the kind, if all came to this one.
+
+        Then all have read it. Else it stays for those that come later.
+        """
+        if not self._is_complete:
+            self._own[:0] = self._earlier
+            return
+        for key in self._earlier:
+            self._client.key_value_delete(key)
+
+    def _receive(self, place: int, name: str) -> Any:
+        """None: the process has not come in time."""
+        member = self._members[place]
+        while member in self.expected:
+            left = max(0.001, min(_SLICE_SECONDS, self._end - time.monotonic()))
+            try:
+                return self._store.once(name, f"process {member}", left)
+            except Exception as error:
+                if not _jax_compat.is_timeout(error):
+                    raise
+            if time.monotonic() >= self._end:
+                self.timed_out |= self._end > 0
+                return None
+            if self._never_comes(member):
+                self._end = 0.0
+        return None
+
+    def _never_comes(self, member: int) -> bool:
+        if _has_ended(member) or watchdogs.abort_text():
+            return True
+        self._publish_wait(self._folder)
+        waiting = self._store.values(_WAITING)
+        seen = self._elsewhere.setdefault(member, [])
+        seen.append(waiting.get(str(member), ""))
+        last = set(seen[-_MAX_ELSEWHERE:])
+        return len(seen) >= _MAX_ELSEWHERE and len(last) == 1 and not last & {"", self._folder}
+
+    def _publish_wait(self, where: str) -> None:
+        with contextlib.suppress(Exception):
+            self._store.put(f"{_WAITING}/{self._process}", where, overwrite=True)
+
+
+def _has_ended(process: int) -> bool:
+    config = _config.current()
+    if config.run_dir is None:
+        return False
+    folder = _run_files.process_dir(Path(config.run_dir), config.attempt, process)
+    return _run_files.Exit.read(folder) is not None
