@@ -25,6 +25,7 @@ DEFAULT_STALL_WARNING = 30.0
 DEFAULT_START_TIMEOUT = 120.0
 DEFAULT_REACH_TIMEOUT = 10.0
 DEFAULT_CHECK_TIMEOUT = 8.0
+DEFAULT_CHECK_REPLICAS = 100
 
 
 def _one_of(*choices: str) -> Callable[[str], str]:
@@ -144,6 +145,9 @@ class Config:
     """Seconds that a host may take for one answer in the checks before a start on several hosts."""
     strict: bool = _variable("LOCKSTEP_STRICT", _switch, False)
     """Check that all members call a collective from the same line; see docs/reference/faults.md."""
+    check_replicas: int = _variable("LOCKSTEP_CHECK_REPLICAS", natural, 0)
+    """Compare the copies of a program's arguments at its first call and each so many later; 0:
+    never."""
     check_programs: str = _variable("LOCKSTEP_CHECK_PROGRAMS", check_of_programs, ERROR)
     """What to do where the processes run programs together that differ."""
     record: bool = _variable("LOCKSTEP_RECORD", _switch, True)

@@ -24,6 +24,11 @@ from lockstep.launch import options
         ("--log-dir logs a.py", "--log-dir logs", "a.py"),
         ("--grace 1 --collective-timeout 0 a.py", "--grace 1 --collective-timeout 0", "a.py"),
         ("-n 2", "-n 2", ""),
+        ("--check-replicas a.py 3", "--check-replicas", "a.py 3"),
+        ("--check-replicas 7 a.py", "--check-replicas 7", "a.py"),
+        ("--check-replicas -n 2 a.py", "--check-replicas -n 2", "a.py"),
+        ("--check-replicas=7 3", "--check-replicas=7", "3"),
+        ("-n 2 --check-replicas", "-n 2 --check-replicas", ""),
         ("--help", "--help", ""),
     ],
 )
@@ -39,6 +44,15 @@ def test_every_option_with_a_value_takes_the_next_word() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "every"),
+    [("", None), ("--check-replicas", 100), ("--check-replicas 7", 7), ("--check-replicas=0", 0)],
+)
+def test_a_number_may_be_left_out(words: str, every: int | None) -> None:
+    for parser in (options.run_parser(), options.worker_parser()):
+        assert parser.parse_args(words.split()).check_replicas == every
+
+
+@pytest.mark.parametrize(
     ("words", "error"),
     [
         ("-n 0", "argument -n/-np/--processes: '0' is not a whole number, 1 or more"),
@@ -47,6 +61,7 @@ def test_every_option_with_a_value_takes_the_next_word() -> None:
         ("--collective-timeout -1", "'-1' is not a number of seconds, 0 or more"),
         ("--collective-timeout nan", "'nan' is not a number of seconds"),
         ("--grace inf", "'inf' is not a number of seconds"),
+        ("--check-replicas=-1", "'-1' is not a whole number, 0 or more"),
         ("--collectives nccl", "invalid choice: 'nccl'"),
         ("--bind socket", "invalid choice: 'socket'"),
         ("--verbose", "unrecognized arguments: --verbose"),

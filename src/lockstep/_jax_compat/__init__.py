@@ -61,6 +61,7 @@ from lockstep._jax_compat.plug import names_wanted as names_wanted
 from lockstep._jax_compat.programs import add_to_cache_key as add_to_cache_key
 from lockstep._jax_compat.programs import around_compilations as around_compilations
 from lockstep._jax_compat.programs import around_executions as around_executions
+from lockstep._jax_compat.programs import before_executions as before_executions
 from lockstep._jax_compat.programs import bytes_of_module as bytes_of_module
 from lockstep._jax_compat.programs import executes as executes
 from lockstep._jax_compat.programs import has_collectives as has_collectives

@@ -68,8 +68,48 @@ def around_executions(around: Callable[[Callable[[], Any]], Any]) -> None:
         return around(run)
 
     pxla.ExecuteReplicated.__call__ = execute
+    _disable_fast_path(pxla)
+
+
+def _disable_fast_path(pxla: Any) -> None:
     # What a program's first execution hands to the shortcut; None is "there is none".
     pxla.MeshExecutableFastpathData = lambda *_: None
+
+
+def before_executions(watch: Callable[[Any, str], Callable[[Sequence[Any]], None]]) -> None:
+    """Passes the arguments of every execution of a compiled program to a function of that program.
+
+    ``watch`` makes the function, from the program and its name, at the first execution. It gets the
+    arguments as the program does: those that it uses, with the program's shardings, keys as
+    integers. What it raises is raised in place of the execution. JAX's fast path is disabled.
+    """
+    pxla: Any = importlib.import_module("jax._src.interpreters.pxla")
+    call, _ = pxla.ExecuteReplicated.__call__, pxla.MeshExecutableFastpathData
+    _ = pxla.ExecuteReplicated.in_handler, pxla.ExecuteReplicated.xla_executable
+
+    def execute(self: Any, *args: Any) -> Any:
+        if not isinstance(self.in_handler, _Watched):
+            self.in_handler = _Watched(self.in_handler, watch(self.xla_executable, self.name))
+        return call(self, *args)
+
+    pxla.ExecuteReplicated.__call__ = execute
+    _disable_fast_path(pxla)
+
+
+class _Watched:
+    """What makes the arguments of a program out of those of a call, and passes them on."""
+
+    def __init__(self, handler: Any, before: Callable[[Sequence[Any]], None]) -> None:
+        self._handler = handler
+        self._before = before
+
+    def __call__(self, given: Any) -> Any:
+        arguments = self._handler(given)
+        self._before(arguments)
+        return arguments
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handler, name)
 
 
 def around_compilations(around: Callable[[Any, Sequence[Any], Callable[[], Any]], Any]) -> None:

@@ -263,6 +263,11 @@ def _put_in_hooks() -> None:
         "error for a missing GPU.",
         lambda: _jax_compat.around_backends(refuse, _after_backends),
     )
+    if _config.current().check_replicas and _config.current().num_processes != 1:
+        # Late import: only few jobs need it.
+        from lockstep.replicas import programs
+
+        programs.watch()
     _jax_compat.install(
         VALUES,
         "the note of lockstep.gather in the error for np.asarray of an array that spans processes.",

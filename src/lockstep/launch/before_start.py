@@ -24,7 +24,7 @@ from lockstep.system import oom
 MANY_PER_CORE = 8
 _SETTINGS = (
     *("collectives", "transport", "encryption", "connections"),
-    *("auto_init", "strict", "check_programs", "full_tracebacks"),
+    *("auto_init", "strict", "check_programs", "check_replicas", "full_tracebacks"),
     *("collective_timeout", "stall_warning", "start_timeout", "reach_timeout", "check_timeout"),
 )
 """The fields of `Config` that are options, too."""

@@ -13,6 +13,7 @@ from typing import TypeVar
 from lockstep._config import (
     CHECKS_OF_PROGRAMS,
     COLLECTIVES,
+    DEFAULT_CHECK_REPLICAS,
     TRANSPORTS,
     connection_count,
     natural,
@@ -28,11 +29,13 @@ from lockstep.launch import usage
 def split(words: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
     """Our options, and the program with its arguments, in one of the forms of `usage.forms`.
 
-    ``parser`` has the options: those with a value take the next word.
+    ``parser`` has the options: those with a value take the next word, and those that may have a
+    number take it if it is one.
     """
-    with_value = {
-        name for action in parser._actions if action.nargs is None for name in action.option_strings
-    }
+    with_value, with_number = (
+        {name for each in parser._actions if each.nargs == nargs for name in each.option_strings}
+        for nargs in (None, "?")
+    )
     i = 0
     while i < len(words):
         word = words[i]
@@ -42,7 +45,8 @@ def split(words: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[s
             return list(words[:i]), list(words[i:])
         if word.startswith(("-m", "-c")):
             return list(words[:i]), [word[:2], word[2:], *words[i + 1 :]]
-        i += 2 if word in with_value else 1
+        number = word in with_number and words[i + 1 : i + 2] and words[i + 1].isdigit()
+        i += 2 if word in with_value or number else 1
     return list(words), []
 
 
@@ -141,6 +145,16 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
         choices=CHECKS_OF_PROGRAMS,
         help="what to do where the processes run programs together that differ: error ends the "
         "job, warn prints the difference and goes on; default: error",
+    )
+    add(
+        "--check-replicas",
+        nargs="?",
+        const=DEFAULT_CHECK_REPLICAS,
+        type=checked(natural),
+        metavar="EVERY",
+        help="check that replicated arguments of programs are the same on all processes, at the "
+        "first call of each and at every EVERY-th after it; slower; EVERY without a number: "
+        f"{DEFAULT_CHECK_REPLICAS}",
     )
     add(
         "--full-tracebacks",
