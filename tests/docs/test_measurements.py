@@ -20,6 +20,7 @@ PAGES = (ROOT / "docs").rglob("*.md")
 SECONDS = 240
 SMALLER = {
     "between_hosts.py": "--collectives all_reduce --sizes 1KiB --rounds 1",
+    "check_replicas.py": "--rounds 1 --steps 3",
     "faults.py": "--only shape --collectives lockstep",
     "linalg.py": "--sizes 256 --rounds 1 --repeats 1",
     "linalg_growth.py": "--smallest 128",
@@ -29,6 +30,7 @@ SMALLER = {
 """Options in the place of those of a page."""
 PRINTS = {
     "between_hosts.py": r"^all_reduce +1 KiB +\d",
+    "check_replicas.py": r"^--check-replicas 1 +\d",
     "faults.py": r"^\| .*\| .*\|$",
     "linalg.py": r"^(posv|potri|syevd) +256 ",
     "linalg_growth.py": r"^ *(inverse|sweeps|factor|\d+) +\d+ +\d",
