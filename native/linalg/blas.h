@@ -17,12 +17,14 @@ using Gemm = void (*)(const char*, const char*, const int*, const int*, const in
 using Trsm = void (*)(const char*, const char*, const char*, const char*, const int*, const int*,
                       const void*, const void*, const int*, void*, const int*);
 using Potrf = void (*)(const char*, const int*, void*, const int*, int*);
+using Getrf = void (*)(const int*, const int*, void*, const int*, int*, int*);
 
 // The routines for one type; null until `lockstep_use_lapack`.
 struct Routines {
   Gemm gemm;
   Trsm trsm;
   Potrf potrf;
+  Getrf getrf;
 };
 
 // For float, double and their complex types.

@@ -1,16 +1,13 @@
 // The Cholesky factor of a block that every device has (`lockstep/linalg/_cholesky.py`). Devices of
 // one process share its cores: one of them finds the factor, the others take it.
 #include <algorithm>
-#include <condition_variable>
 #include <cstdint>
-#include <cstring>
 #include <limits>
-#include <mutex>
 #include <type_traits>
-#include <vector>
 
 #include "linalg/blas.h"
 #include "linalg/ffi.h"
+#include "linalg/latest.h"
 
 namespace lockstep {
 namespace {
@@ -31,51 +28,6 @@ void factor(T* a, std::int64_t size) {
   }
 }
 
-// The factor of the latest block, kept for the devices that ask for it next; a device that comes
-// with another block while one is being factored does its own. A function of the block's bits
-// alone, so it does not matter which device found it, or for which program.
-template <typename T>
-class Latest {
- public:
-  void factor_in_place(T* a, std::int64_t size) {
-    const auto count = static_cast<std::size_t>(size * size);
-    std::unique_lock lock(mutex_);
-    if (is_block(a, count)) {
-      // The device that finds it is running, with a turn of its own, and waits for no other.
-      found_.wait(lock, [&] { return !busy_ || !is_block(a, count); });
-      if (is_block(a, count)) {
-        std::copy_n(factor_.begin(), count, a);
-        return;
-      }
-    }
-    if (busy_) {
-      lock.unlock();
-      return factor(a, size);
-    }
-    block_.clear();  // matches nothing, should there be no memory for the next
-    factor_.resize(count);
-    block_.assign(a, a + count);
-    busy_ = true;
-    lock.unlock();
-    factor(a, size);
-    lock.lock();
-    std::copy(a, a + count, factor_.begin());
-    busy_ = false;
-    found_.notify_all();
-  }
-
- private:
-  // Bits are compared: a NaN is a number like any other here, and -0 is not 0.
-  bool is_block(const T* a, std::size_t count) const {
-    return block_.size() == count && std::memcmp(block_.data(), a, count * sizeof(T)) == 0;
-  }
-
-  std::mutex mutex_;
-  std::condition_variable found_;
-  std::vector<T> block_, factor_;  // of one size while not busy
-  bool busy_ = false;
-};
-
 }  // namespace
 }  // namespace lockstep
 
@@ -90,6 +42,8 @@ extern "C" lockstep::ffi::Error* lockstep_potrf(lockstep::ffi::Frame* frame) {
     return ffi::error(*frame, "lockstep_potrf: wanted is (W, W) in place.");
   return blas::for_type(a.type, *frame, [&]<typename T>(T) {
     static auto& latest = *new Latest<T>;  // kernels may run while the process exits
-    if (a.dims[0] > 0) latest.factor_in_place(a.as<T>(), a.dims[0]);
+    const auto size = static_cast<std::size_t>(a.dims[0]);
+    if (size > 0)
+      latest.in_place({a.as<T>(), size * size}, {}, [&] { factor(a.as<T>(), a.dims[0]); });
   });
 }

@@ -1,6 +1,7 @@
 // The kernels of `lockstep.linalg`, called as XLA calls them: from several threads at once, on
 // arguments that they share. What they compute is for `tests/linalg/test_kernels.py`.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -8,6 +9,7 @@
 #include <deque>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -24,6 +26,8 @@ extern "C" lockstep::ffi::Error* lockstep_solve_right(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_potrf(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_trsm(lockstep::ffi::Frame*);
 extern "C" lockstep::ffi::Error* lockstep_factor_panel(lockstep::ffi::Frame*);
+extern "C" lockstep::ffi::Error* lockstep_getrf(lockstep::ffi::Frame*);
+extern "C" lockstep::ffi::Error* lockstep_eliminate(lockstep::ffi::Frame*);
 extern "C" void lockstep_use_lapack(void* const*);
 
 // What XLA keeps an error in; the tests keep its text.
@@ -106,11 +110,29 @@ void plain_trsm(const char*, const char*, const char*, const char*, const int* m
     }
 }
 
+// Partial pivoting, by columns.
+void plain_getrf(const int* m, const int* n, double* a, const int* stride, int* swaps, int*) {
+  ++factorizations;
+  const auto at = [&](int i, int j) -> double& { return a[i + j * *stride]; };
+  for (int k = 0; k < std::min(*m, *n); ++k) {
+    int best = k;
+    for (int i = k; i < *m; ++i)
+      if (std::abs(at(i, k)) > std::abs(at(best, k))) best = i;
+    swaps[k] = best + 1;
+    for (int j = 0; j < *n; ++j) std::swap(at(k, j), at(best, j));
+    for (int i = k + 1; i < *m; ++i) {
+      at(i, k) /= at(k, k);
+      for (int j = k + 1; j < *n; ++j) at(i, j) -= at(i, k) * at(k, j);
+    }
+  }
+}
+
 void use_plain_lapack() {
-  void* functions[12] = {};
+  void* functions[16] = {};
   functions[1] = reinterpret_cast<void*>(plain_gemm);
   functions[5] = reinterpret_cast<void*>(plain_trsm);
   functions[9] = reinterpret_cast<void*>(plain_potrf);
+  functions[13] = reinterpret_cast<void*>(plain_getrf);
   lockstep_use_lapack(functions);
 }
 
@@ -203,6 +225,17 @@ std::vector<Case> cases() {
        {Array::rough({20, 9})},
        true},
       {lockstep_potrf, {well_conditioned(20)}, {well_conditioned(20)}, true},
+      {lockstep_getrf,
+       {Array::rough({w, 28}), Array::of({1}, std::vector<std::int32_t>{1})},
+       {Array::rough({w, 28}), Array::of({w}, std::vector<std::int32_t>(w)),
+        Array::of({28}, std::vector<std::int32_t>(28))},
+       true},
+      {lockstep_eliminate,
+       {Array::rough({r, 2, r}), Array::rough({w, 28}),
+        Array::of({w}, std::vector<std::int32_t>{3, 27, 9, 3, 20, 5, 6, 7, 8, 9, 10, 11, 14, 27}),
+        Array::of({2}, std::vector<std::int32_t>{7, 1})},
+       {Array::rough({r, 2, r})},
+       true},
       {lockstep_factor_panel,
        {Array::rough({r, 2, r}), panel, well_conditioned(w),
         Array::of({2}, std::vector<std::int32_t>{7, 1})},
@@ -319,7 +352,7 @@ TEST(arguments_that_do_not_fit_are_errors) {
     std::vector<Array> fewer = what.arguments, other = what.arguments;
     fewer.pop_back();
     CHECK_CONTAINS(call(what, fewer, results), "lockstep");
-    other[other.size() > 1].dims.back() = 1;
+    other[other.size() > 2].dims.back() = 1;
     CHECK_CONTAINS(call(what, other, results), "lockstep");
   }
 }
@@ -336,6 +369,21 @@ TEST(blocks_outside_of_their_arrays_are_errors) {
         reinterpret_cast<std::int32_t*>(arguments.back().bytes.data())[i] = wrong;
         CHECK_CONTAINS(call(what, arguments, results), "product");
       }
+    }
+  }
+}
+
+// Three supersteps of seven columns; the panel is that of the second.
+TEST(exchanges_outside_of_their_panel_are_errors) {
+  use_plain_lapack();
+  for (const Case& what : cases()) {
+    if (what.kernel != lockstep_eliminate) continue;
+    for (const auto& [argument, place, wrong] : std::vector<std::array<int, 3>>{
+             {2, 0, -1}, {2, 13, 28}, {3, 0, 6}, {3, 0, -1}, {3, 1, 2}}) {
+      std::vector<Array> arguments = what.arguments, results = what.results;
+      Array& numbers = arguments[static_cast<std::size_t>(argument)];
+      reinterpret_cast<std::int32_t*>(numbers.bytes.data())[place] = wrong;
+      CHECK_CONTAINS(call(what, arguments, results), "does not lie in its matrix");
     }
   }
 }

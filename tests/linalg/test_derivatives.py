@@ -41,12 +41,62 @@ def functions() -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
 
     return {
         "potrs": (solve, solve_alone),
-        "inv": (lambda a, b: weigh(la.inv(a, **where)), lambda a, b: weigh(jnp.linalg.inv(a))),
+        "inv": (
+            lambda a, b: weigh(la.inv(a, assume_a="pos", **where)),
+            lambda a, b: weigh(jnp.linalg.inv(a)),
+        ),
         "cholesky": (
             lambda a, b: weigh(la.cholesky(a, True, **where)),
             lambda a, b: weigh(jnp.linalg.cholesky(a)),
         ),
         "cho_solve": (factor_solve, factor_solve_alone),
+    }
+
+
+def general_functions() -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
+    """The same for matrices that are not Hermitian."""
+    where = {"mesh": mesh((4,)), "in_specs": P("x")}
+
+    def weigh(*found: Any) -> Any:
+        return sum(jnp.sum(jnp.abs(x[2:7]) ** 3) for x in found)
+
+    def solve(a: Any, b: Any) -> Any:
+        x = la.solve(a, b, tile=2, **where) + la.solve(a, b, transposed=True, **where)
+        return jnp.sum(jnp.abs(x) ** 2)
+
+    def solve_alone(a: Any, b: Any) -> Any:
+        x = jnp.linalg.solve(a, b) + jnp.linalg.solve(a.T, b)
+        return jnp.sum(jnp.abs(x) ** 2)
+
+    def determinant(linalg: Any, **where: Any) -> Callable[[Any, Any], Any]:
+        def run(a: Any, b: Any) -> Any:
+            sign, log = linalg.slogdet(a, **where)
+            return jnp.abs(sign * (1 + 0.5j) + b[0, 0]) ** 2 + 0.3 * log
+
+        return run
+
+    def factor_solve(a: Any, b: Any) -> Any:
+        pair = la.lu_factor(a, tile=2, **where)
+        x = la.lu_solve(pair, b, **where) + la.lu_solve(pair, b, 2, **where)
+        return jnp.sum(jnp.abs(x) ** 2)
+
+    def factor_solve_alone(a: Any, b: Any) -> Any:
+        x = jnp.linalg.solve(a, b) + jnp.linalg.solve(a.conj().T, b)
+        return jnp.sum(jnp.abs(x) ** 2)
+
+    return {
+        "solve": (solve, solve_alone),
+        "inv": (lambda a, b: weigh(la.inv(a, **where)), lambda a, b: weigh(jnp.linalg.inv(a))),
+        "slogdet": (determinant(la, **where), determinant(jnp.linalg)),
+        "det": (
+            lambda a, b: jnp.abs(la.det(a, **where) / 1e5) ** 2,
+            lambda a, b: jnp.abs(jnp.linalg.det(a) / 1e5) ** 2,
+        ),
+        "lu": (
+            lambda a, b: weigh(*la.lu(a, **where)[1:]),
+            lambda a, b: weigh(*jax.scipy.linalg.lu(a)[1:]),
+        ),
+        "lu_solve": (factor_solve, factor_solve_alone),
     }
 
 
@@ -66,7 +116,24 @@ def of_hermitian(function: Callable[..., Any]) -> Callable[..., Any]:
 )
 def test_gradients_and_tangents(name: str, dtype: Any) -> None:
     ours, alone = map(of_hermitian, functions()[name])
-    a, b = positive(N, dtype), full((N, 2), dtype, 1)
+    check(ours, alone, positive(N, dtype), full((N, 2), dtype, 1))
+
+
+@sample(
+    ("name", "dtype"),
+    [(name, dtype) for name in general_functions() for dtype in (np.float64, np.complex128)],
+    *(1, 2, 5, 8, 11),
+)
+def test_gradients_and_tangents_of_general_matrices(name: str, dtype: Any) -> None:
+    a = full((N, N), dtype) + 2 * np.eye(N, dtype=dtype)[::-1]
+    check(*general_functions()[name], a, full((N, 2), dtype, 1))
+
+
+def check(
+    ours: Callable[..., Any], alone: Callable[..., Any], a: np.ndarray, b: np.ndarray
+) -> None:
+    """The gradient as on one device, and the tangent as finite differences."""
+    dtype = a.dtype
     da, db = full((N, N), dtype, 2), full((N, 2), dtype, 3)
     over = mesh((4,))
     sharded, rhs = put(a, over, P("x")), put(b, over, P())
@@ -82,9 +149,10 @@ def test_gradients_and_tangents(name: str, dtype: Any) -> None:
 
 
 @pytest.mark.full
-def test_second_derivatives() -> None:
-    a, b = positive(N, np.float64), full((N,), np.float64)
-    ours, alone = functions()["potrs"]
+@pytest.mark.parametrize("name", ["potrs", "solve", "slogdet"])
+def test_second_derivatives(name: str) -> None:
+    a, b = positive(N, np.float64), full((N, 1), np.float64)
+    ours, alone = (functions() | general_functions())[name]
 
     def of(f: Callable[..., Any]) -> Callable[[Any], Any]:
         return lambda t: f(jnp.asarray(a) * (1 + t) + t**2 * jnp.eye(N), jnp.asarray(b))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -62,6 +63,28 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
     (
         lambda: jax.jit(lambda a: la.inv(a, mesh=mesh((4,)), check=True))(EYE),
+        ValueError,
+        "check=True needs the values of the matrix",
+    ),
+    (
+        lambda: la.solve(EYE, ONES, assume_a="spd"),
+        ValueError,
+        "assume_a is 'spd'; expected one of 'g",
+    ),
+    (lambda: la.solve(EYE, ONES, lower=True), ValueError, "lower= is for a symmetric matrix"),
+    (lambda: la.inv(EYE, assume_a="her"), ValueError, "expected assume_a='gen', or 'pos'"),
+    (
+        lambda: la.lu_solve((EYE, ONES[:3]), ONES),
+        ValueError,
+        r"piv has shape \(3,\); expected \(8,",
+    ),
+    (lambda: la.lu_solve((EYE, ONES), ONES, check=True), TypeError, "are for a matrix; of a pair"),
+    (lambda: la.lu_solve(EYE, ONES, trans=3), ValueError, "trans is 3; expected 0, 1 or 2"),
+    (lambda: la.lu_solve(EYE, ONES, tiles=3), TypeError, "lu_solve: unknown argument tiles"),
+    (lambda: la.cond(EYE, 2), ValueError, "p is 2; expected 1 or numpy.inf"),
+    (lambda: jax.grad(la.cond)(jnp.eye(4)), TypeError, "an estimate has no derivative"),
+    (
+        lambda: jax.jit(lambda a: la.solve(a, a, mesh=mesh((4,)), check=True))(EYE),
         ValueError,
         "check=True needs the values of the matrix",
     ),

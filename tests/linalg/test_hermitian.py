@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,12 @@ from linalg.matrices import DTYPES, assert_close, eps, full, mesh, positive, put
 from lockstep.linalg import _hermitian
 from support import run_lockstep
 
+inv = functools.partial(la.inv, assume_a="pos")
 PROGRAM = Path(__file__).parent / "programs" / "not_hermitian.py"
 N = 40
 SOLVERS: dict[str, Callable[..., Any]] = {
     "potrs": lambda a, **options: la.potrs(a, jnp.ones(N, a.dtype), **options),
-    "inv": la.inv,
+    "inv": inv,
     "potri": la.potri,
     "cholesky": la.cholesky,
     "cho_factor": la.cho_factor,
@@ -87,17 +89,17 @@ def test_a_whole_matrix_without_symmetry() -> None:
     a = full((N, N), np.float64) + 100 * np.eye(N)
     i, j = np.unravel_index(np.argmax(np.abs(a - a.T)), a.shape)
     with pytest.raises(ValueError) as raised:
-        la.inv(put(a, mesh((8,)), P("x")))
+        inv(put(a, mesh((8,)), P("x")))
     assert f"a[{max(i, j)}, {min(i, j)}] is {a[max(i, j), min(i, j)]:.6g}" in str(raised.value)
 
 
 def test_a_named_triangle_is_read_alone() -> None:
     a = positive(N, np.float64)
     half = put(np.where(np.tri(N, dtype=bool), a, 1e6), mesh((4,)), P("x"))
-    assert_close(la.inv(half, lower=True), np.linalg.inv(a))
+    assert_close(inv(half, lower=True), np.linalg.inv(a))
     assert_close(la.eigh(half, lower=True)[0], np.linalg.eigvalsh(a))
     assert_close(la.cholesky(half, lower=True, check=False), np.linalg.cholesky(a))
-    for call in (la.inv, la.eigh, lambda a: la.cholesky(a, lower=True)):
+    for call in (inv, la.eigh, lambda a: la.cholesky(a, lower=True)):
         with pytest.raises(ValueError, match="is not symmetric"):
             call(half)
 
@@ -114,9 +116,9 @@ def test_values_that_are_not_finite_are_no_asymmetry(value: float, where: Any) -
 @pytest.mark.parametrize("scale", [1e-30, 1e36])
 def test_the_largest_and_smallest_numbers(scale: float) -> None:
     scaled = np.float32(scale)
-    la.inv(put(positive(N, np.float32) * scaled, mesh((4,)), P("x")))
+    inv(put(positive(N, np.float32) * scaled, mesh((4,)), P("x")))
     with pytest.raises(ValueError, match="is not symmetric"):
-        la.inv(put(disturbed(np.float32, 0.1) * scaled, mesh((4,)), P("x")))
+        inv(put(disturbed(np.float32, 0.1) * scaled, mesh((4,)), P("x")))
 
 
 def test_rounding_is_forgiven() -> None:
@@ -134,7 +136,7 @@ def test_transformations_trace_as_before() -> None:
     wrong, right = (put(a, over, P("x")) for a in (disturbed(np.float64, 1), positive(N, float)))
 
     def loss(a: jax.Array) -> jax.Array:
-        return jnp.sum(la.inv(a, **where) ** 2) + jnp.sum(la.eigh(a, **where)[0])
+        return jnp.sum(inv(a, **where) ** 2) + jnp.sum(la.eigh(a, **where)[0])
 
     assert jax.jit(loss)(wrong).shape == ()
     assert jax.jit(lambda b: la.potrs(wrong, b, **where))(jnp.ones(N)).shape == (N,)
@@ -148,7 +150,7 @@ def test_transformations_trace_as_before() -> None:
 def test_explicit_axes() -> None:
     over = mesh((2, 2), AxisType.Explicit)
     with jax.set_mesh(over), pytest.raises(ValueError, match="is not symmetric"):
-        la.inv(put(disturbed(np.float64, 0.1), over, P("x", "y")))
+        inv(put(disturbed(np.float64, 0.1), over, P("x", "y")))
 
 
 @pytest.mark.full

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
@@ -49,6 +49,56 @@ def test_jaxmg_calls_as_they_are() -> None:
     inverse, status = invert(sharded)
     assert_close(inverse, np.linalg.inv(a))
     assert status.tolist() == [0]
+
+
+@sample(
+    ("spec", "b_spec", "trans"),
+    [(P("x"), P(), 0), (P("x", "y"), P("x"), 1), (P(None, ("y", "x")), P(), 2)],
+    1,
+)
+def test_general_matrices(spec: P, b_spec: P, trans: int) -> None:
+    over, n = mesh((2, 2)), 24
+    a, b = full((n, n), np.complex128), full((n, 2), np.complex128)
+
+    def solve(a: Any, b: Any) -> Any:
+        return la.lu_solve_shardmap_ctx(a, b, 3, matrix_specs=(spec, b_spec), trans=trans)
+
+    run = inside(solve, over, (spec, b_spec), (spec, b_spec, P(None)))
+    kept, x, status = run(put(a, over, spec), put(b, over, b_spec))
+    np.testing.assert_array_equal(kept, a)
+    assert_close(x, np.linalg.solve((a, a.T, a.conj().T)[trans], b), 1000)
+    assert status.tolist() == [0]
+    _, x, status = run(put(np.zeros_like(a), over, spec), put(b, over, b_spec))
+    assert status.tolist() == [1]
+    assert np.isnan(np.asarray(x)).all()
+
+
+def test_jaxmg_context_call_outside_of_shard_map() -> None:
+    """jaxmg's own example: an array of the whole matrix, in the caller's `jax.jit`."""
+    over, n = mesh((2, 2), AxisType.Explicit), 32
+
+    @jax.jit
+    def build_and_solve() -> jax.Array:
+        a = jnp.diag(jnp.arange(1.0, n + 1) + n) + jnp.diag(jnp.full((n - 1,), 0.25), k=1)
+        a = jax.reshard(a, jax.sharding.NamedSharding(over, P("x", "y")))
+        b = jax.reshard(a @ jnp.ones(n), jax.sharding.NamedSharding(over, P("x")))
+        return la.lu_solve_shardmap_ctx(a, b, T_A=8, mesh=over, matrix_specs=P("x", "y"))[1]
+
+    with jax.set_mesh(over):
+        assert_close(build_and_solve(), np.ones(n))
+
+
+def test_gradient_of_a_general_solution_inside() -> None:
+    over, n = mesh((2,)), 12
+    a, b = full((n, n), np.float64), full((n,), np.float64)
+
+    def solve(a: Any, b: Any) -> Any:
+        return la.lu_solve_shardmap_ctx(a, b, 2)[1]
+
+    mapped = inside(solve, over, (P("x"), P()), P())
+    got = jax.grad(lambda a, b: jnp.sum(mapped(a, b) ** 2), (0, 1))(put(a, over, P("x")), b)
+    wanted = jax.grad(lambda a, b: jnp.sum(jnp.linalg.solve(a, b) ** 2), (0, 1))(a, b)
+    jax.tree.map(lambda x, y: assert_close(x, y, 1000), got, wanted)
 
 
 def test_eigenvalues_and_vectors() -> None:

@@ -13,7 +13,15 @@ import pytest
 
 from lanes import sample
 from linalg.matrices import TWO_DTYPES, each_dtype, eps, full, hermitian, positive
-from lockstep.linalg import _cholesky, _cpu_kernels, _inverse, _secular, _tiles, _tridiagonalize
+from lockstep.linalg import (
+    _cholesky,
+    _cpu_kernels,
+    _inverse,
+    _lu,
+    _secular,
+    _tiles,
+    _tridiagonalize,
+)
 from lockstep.linalg._layout import RowMap
 
 # devices, tile, supersteps
@@ -28,7 +36,7 @@ def _kernels_are_there() -> None:
 def _layout(shape: tuple[int, int, int]) -> tuple[RowMap, Any]:
     devices, tile, steps = shape
     layout = RowMap.cyclic(devices * tile * steps, devices, tile)
-    return layout, np.asarray(_cholesky.elimination_order(layout))
+    return layout, np.asarray(layout.elimination_order)
 
 
 def _some(steps: int) -> list[int]:
@@ -137,7 +145,7 @@ def test_rows_of_a_sweep(width: int, columns: int, adjoint: bool, dtype: Any) ->
     b = jnp.asarray(full((width, columns), dtype))
     numbers = full((width, width), dtype, 1) + 3 * width * np.eye(width)
     arrays = jnp.asarray(numbers, dtype), b  # what is above the triangle is not read
-    both = _tiles.trsm, _cholesky._trsm_by_kernel
+    both = _tiles.trsm, _cholesky.trsm_by_kernel
     _assert_equal(*both, arrays, (), {"conjugate_transpose": adjoint}, dtype)
 
 
@@ -301,3 +309,35 @@ def test_calls_from_several_threads() -> None:
     with ThreadPoolExecutor(4) as pool:
         for i, got in enumerate(pool.map(product, range(40))):
             np.testing.assert_array_equal(got, wanted[i % 2])
+
+
+@each_dtype
+@sample("shared", [False, True], 1)
+@sample(("m", "width"), [(1, 1), (7, 3), (3, 7), (200, 65)], 1, 3)
+def test_getrf(m: int, width: int, shared: bool, dtype: Any) -> None:
+    panel = jnp.asarray(full((width, m), dtype))
+    wanted = _tiles.getrf(panel)
+    for got, want in zip(_cpu_kernels.getrf(panel, shared), wanted, strict=True):
+        _close(got, want, dtype)
+
+
+@each_dtype
+@sample("shape", SHAPES, 3)
+def test_a_superstep_of_lu_where_it_lies(shape: tuple[int, int, int], dtype: Any) -> None:
+    """The kernel beside plain JAX: values and derivatives."""
+    layout, _ = _layout(shape)
+    devices, tile, rows = layout.devices, layout.tile, layout.rows
+    a = jnp.asarray(full((rows, devices, rows), dtype))
+    for s in _some(layout.steps):
+        top = s * tile
+        panel = _tiles.getrf(jnp.asarray(full((devices * tile, devices * (rows - top)), dtype, s)))
+        for me in {0, devices - 1}:
+            plain = functools.partial(_lu._eliminate, top=top)
+            fast = functools.partial(_lu._eliminate_by_kernel, top=top)
+            arguments = (a, *panel, jnp.int32(me))
+            _close(fast(*arguments), plain(*arguments), dtype)
+            found, wanted = (
+                jax.jvp(lambda a, f=f, rest=arguments[1:]: f(a, *rest), (a,), (a,))[1]
+                for f in (fast, plain)
+            )
+            _close(found, wanted, dtype)

@@ -6,19 +6,26 @@ Layers; each imports only those above it:
     _redistribute    from shardings to that layout and back, by all-to-all
     _tiles           kernels on the data of one device, with LAPACK's names
     _cpu_kernels     the same on CPUs by native code
-    _cholesky, _inverse                  the distributed loops, one family in each file
+    _cholesky, _inverse, _lu, _upper     the distributed loops, one family in each file
     _cost_model, _validation             tile sizes by cost; checks of arguments and their errors
-    _posdef          the loops as functions of global arrays, with derivatives
+    _posdef, _general                    the loops as functions of global arrays, with derivatives
     _hermitian       refuses a matrix of which they would read one half
     _tridiagonalize, _divide_and_conquer, _secular    Hermitian to tridiagonal; its eigenvalues
-    _triangular, _solve, _eigh           the public functions
-    _shard_map       the same inside a `jax.shard_map` of the caller
-
-LU, QR and SVD would be further files beside `_cholesky`, over the same layouts and tile kernels.
+    _triangular, _solve, _lu_factor, _general_solve, _determinant, _eigh  the public functions
+    _shard_map, _general_shard_map       the same inside a `jax.shard_map` of the caller
 """
 
+from lockstep.linalg._determinant import SlogdetResult as SlogdetResult
+from lockstep.linalg._determinant import cond as cond
+from lockstep.linalg._determinant import det as det
+from lockstep.linalg._determinant import slogdet as slogdet
 from lockstep.linalg._eigh import eigh as eigh
 from lockstep.linalg._eigh import syevd as syevd
+from lockstep.linalg._general_shard_map import lu_solve_shardmap_ctx as lu_solve_shardmap_ctx
+from lockstep.linalg._general_solve import solve as solve
+from lockstep.linalg._lu_factor import lu as lu
+from lockstep.linalg._lu_factor import lu_factor as lu_factor
+from lockstep.linalg._lu_factor import lu_solve as lu_solve
 from lockstep.linalg._shard_map import potri_shardmap_ctx as potri_shardmap_ctx
 from lockstep.linalg._shard_map import potrs_shardmap_ctx as potrs_shardmap_ctx
 from lockstep.linalg._shard_map import syevd_shardmap_ctx as syevd_shardmap_ctx

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -183,7 +184,7 @@ def forward(
     """``low^-1 b``, row by row: what is solved is on every device, and leaves the next rows."""
     if layout.devices == 1:
         return _tiles.trsm(low[:, 0, :], b)
-    return _in_columns(functools.partial(_forward, kernels=kernels), low, b, layout, axes)
+    return in_columns(functools.partial(_forward, kernels=kernels), low, b, layout, axes)
 
 
 def backward(
@@ -192,11 +193,11 @@ def backward(
     """``low^-H b``: what is solved leaves all rows before; an all-reduce sums that a superstep."""
     if layout.devices == 1:
         return _tiles.trsm(low[:, 0, :], b, conjugate_transpose=True)
-    return _in_columns(functools.partial(_backward, kernels=kernels), low, b, layout, axes)
+    return in_columns(functools.partial(_backward, kernels=kernels), low, b, layout, axes)
 
 
-def _in_columns(
-    sweep: Callable[..., jax.Array], low: jax.Array, b: jax.Array, layout: RowMap, axes: Axes
+def in_columns(
+    sweep: Callable[..., jax.Array], low: Any, b: jax.Array, layout: RowMap, axes: Axes
 ) -> jax.Array:
     """``sweep`` over so many columns at a time that all their rows fit in half of a share."""
     most = max(1, layout.padded // (2 * layout.devices))
@@ -219,6 +220,10 @@ def stages(steps: int, count: int = STAGES) -> list[tuple[int, int]]:
     """
     ends = [steps * k // count for k in range(count + 1)]
     return [(first, end) for first, end in itertools.pairwise(ends) if first < end]
+
+
+def stages_of(steps: int, kernels: bool) -> list[tuple[int, int]]:
+    return stages(steps, 1 if kernels else STAGES)
 
 
 def _left_of(low: jax.Array, top: jax.Array, tile: int, width: int) -> jax.Array:
@@ -273,15 +278,15 @@ def _leave_rows_by_kernel(
     )
 
 
-_trsm_by_kernel = _cpu_kernels.with_derivatives_of(_tiles.trsm)(_cpu_kernels.trsm)
+trsm_by_kernel = _cpu_kernels.with_derivatives_of(_tiles.trsm)(_cpu_kernels.trsm)
 
 
 def _forward(low: jax.Array, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool) -> jax.Array:
     tile, leave = layout.tile, _leave_row_by_kernel if kernels else _leave_row
-    solve_block = _solve_dealt if _is_dealt(b, layout) else _solve_alike
-    trsm = _trsm_by_kernel if kernels else _tiles.trsm
+    solve_block = block_solver(b, layout)
+    trsm = trsm_by_kernel if kernels else _tiles.trsm
     done = jnp.zeros((b.shape[1], layout.devices, b.shape[0]), b.dtype)
-    for first, end in stages(layout.steps, 1 if kernels else STAGES):
+    for first, end in stages_of(layout.steps, kernels):
 
         def step(s: jax.Array, done: jax.Array, width: int = end * tile) -> jax.Array:
             top = s * tile
@@ -297,22 +302,20 @@ def _forward(low: jax.Array, b: jax.Array, layout: RowMap, axes: Axes, kernels: 
 
 
 def _backward(low: jax.Array, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool) -> jax.Array:
-    tile, me = layout.tile, lax.axis_index(axes)
+    tile = layout.tile
     leave = _leave_rows_by_kernel if kernels else _leave_rows
-    solve_sum = _solve_sum_dealt if _is_dealt(b, layout) else _solve_sum_alike
-    trsm = functools.partial(_trsm_by_kernel if kernels else _tiles.trsm, conjugate_transpose=True)
+    solve_sum = sum_solver(b, layout)
+    trsm = functools.partial(trsm_by_kernel if kernels else _tiles.trsm, conjugate_transpose=True)
     # What the rows of this device that are solved leave to each row of every device, as adjoint.
     left_over = jnp.zeros((b.shape[1], layout.devices, b.shape[0]), b.dtype)
-    for first, end in reversed(stages(layout.steps, 1 if kernels else STAGES)):
+    for first, end in reversed(stages_of(layout.steps, kernels)):
 
         def step(
             back: jax.Array, state: tuple[jax.Array, jax.Array], end: int = end
         ) -> tuple[jax.Array, jax.Array]:
             b, left_over = state
             top = (end - 1 - back) * tile
-            rest = lax.dynamic_slice_in_dim(left_over, top, tile, 2)
-            rest = rest.conj().transpose(1, 2, 0)
-            rest = rest.at[me].add(lax.dynamic_slice_in_dim(b, top, tile))
+            rest = rows_to_sum(left_over, b, top, layout, axes)
             block = diagonal_block(low, top, layout, axes)
             own = solve_sum(functools.partial(trsm, block), rest, layout, axes)
             left_over = leave(left_over, low, adjoint(own), top, width=end * tile)
@@ -322,11 +325,27 @@ def _backward(low: jax.Array, b: jax.Array, layout: RowMap, axes: Axes, kernels:
     return b
 
 
+def rows_to_sum(
+    left_over: jax.Array, b: jax.Array, top: jax.Array, layout: RowMap, axes: Axes
+) -> jax.Array:
+    """This device's part of the rows of a superstep, (P, T, k); the sum is what is to be solved."""
+    rest = lax.dynamic_slice_in_dim(left_over, top, layout.tile, 2).conj().transpose(1, 2, 0)
+    return rest.at[lax.axis_index(axes)].add(lax.dynamic_slice_in_dim(b, top, layout.tile))
+
+
 # What is left of one superstep's rows, solved with its diagonal block. Each device solves for all
 # columns, or, where there are enough of them, for a part: the columns are dealt.
 
 Solve = Callable[[jax.Array], jax.Array]
 """Solves (W, any number of columns) with the diagonal block or its adjoint."""
+
+
+def block_solver(b: jax.Array, layout: RowMap) -> Callable[..., jax.Array]:
+    return _solve_dealt if _is_dealt(b, layout) else _solve_alike
+
+
+def sum_solver(b: jax.Array, layout: RowMap) -> Callable[..., jax.Array]:
+    return _solve_sum_dealt if _is_dealt(b, layout) else _solve_sum_alike
 
 
 def _is_dealt(b: jax.Array, layout: RowMap) -> bool:
@@ -381,12 +400,5 @@ def lower_part(low: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
 
 def is_above(layout: RowMap, axes: Axes) -> jax.Array:
     """Which local elements, (R, P, R), are above the diagonal of the order of elimination."""
-    place = elimination_order(layout)
+    place = jnp.asarray(layout.elimination_order)
     return place[lax.axis_index(axes)][:, None, None] < place
-
-
-def elimination_order(layout: RowMap) -> jax.Array:
-    """Shape (P, R): when each slot is eliminated."""
-    step, within = jnp.divmod(jnp.arange(layout.rows), layout.tile)
-    first = jnp.arange(layout.devices)[:, None] * layout.tile
-    return step * layout.tile * layout.devices + first + within

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 MAX_STEPS = 64
 """Supersteps of one factorization: each is compiled by itself, so this bounds compile time."""
@@ -25,6 +26,8 @@ class Machine:
     small: float
     """flops per second where one block is factored by itself. Low on CPUs: it stands for whatever
     else grows with a block, such as temporaries."""
+    panel: float
+    """flops per second of LU with pivoting on a panel, which is long and narrow."""
     latency: float
     """Seconds of a small collective."""
     link: float
@@ -33,8 +36,12 @@ class Machine:
     """Bytes per second of a matrix that is copied, for its rows are padded to whole tiles."""
 
 
-CPU = Machine(gemm=47e9, gemm_half=28, small=5e9, latency=50e-6, link=4e9, padding=0.7e9)
-GPU = Machine(gemm=30e12, gemm_half=256, small=200e9, latency=30e-6, link=150e9, padding=500e9)
+CPU = Machine(
+    gemm=47e9, gemm_half=28, small=5e9, panel=20e9, latency=50e-6, link=4e9, padding=0.7e9
+)
+GPU = Machine(
+    gemm=30e12, gemm_half=256, small=200e9, panel=500e9, latency=30e-6, link=150e9, padding=500e9
+)
 
 
 def machine(platform: str) -> Machine:
@@ -52,22 +59,73 @@ def cholesky_seconds(n: int, devices: int, tile: int, machine: Machine, item: in
     return products + blocks + 2 * steps * machine.latency + gathered
 
 
+def lu_seconds(
+    n: int, devices: int, tile: int, machine: Machine, tournament: bool, item: int = 8
+) -> float:
+    """The expected time of `lockstep.linalg.lu_factor` for ``n`` rows."""
+    width = devices * tile
+    steps = math.ceil(n / width)
+    padded = steps * width
+    products = 2 * padded**3 / 3 / devices / machine.gemm * (1 + machine.gemm_half / width)
+    panels = panel_flops(padded, devices, tile, tournament) / machine.panel
+    gathered = padded**2 / 2 * (1 + tournament / devices)
+    if tournament:
+        gathered += steps * width**2 * math.log2(devices)
+    messages = 2 + math.log2(devices) if tournament else 1
+    seconds = products + panels + messages * steps * machine.latency
+    return seconds + gathered * item * (1 - 1 / devices) / machine.link
+
+
+def panel_flops(n: int, devices: int, tile: int, tournament: bool) -> float:
+    """What one device computes for the pivots of all panels."""
+    width = devices * tile
+    if not tournament:
+        return n**2 * width / 2
+    return n**2 * width / devices + n / width * 2 * width**3 * math.log2(devices)
+
+
+def lu_by_tournament(n: int, devices: int, tile: int) -> bool:
+    """Whether a tournament takes less than half of the flops of the panel on every device.
+
+    Half, because devices of one process share the whole panel, and the tournament sends more.
+    """
+    if devices == 1:
+        return False
+    return 2 * panel_flops(n, devices, tile, True) < panel_flops(n, devices, tile, False)
+
+
+def lu_tile(n: int, devices: int, rows: int, platform: str) -> int:
+    """The tile that the model finds fastest for LU, under the limits of `cholesky_tile`."""
+    if devices == 1:
+        return rows
+    on = machine(platform)
+
+    def seconds(tile: int) -> float:
+        by_tournament = lu_by_tournament(n, devices, tile)
+        return lu_seconds(n, devices, tile, on, by_tournament)
+
+    return _fastest(n, devices, rows, on, seconds)
+
+
 def cholesky_tile(n: int, devices: int, rows: int, platform: str) -> int:
     """The tile that the model finds fastest, for ``rows`` local rows of each device.
 
     A panel's rows are gathered, ``devices**2 tile / n`` of a share. Where shares are large that is
     a quarter at most, if any tile keeps to it: a factor then needs less than half a share beside.
     """
+    on = machine(platform)
+    return _fastest(n, devices, rows, on, lambda t: cholesky_seconds(n, devices, t, on))
+
+
+def _fastest(n: int, devices: int, rows: int, on: Machine, seconds: Callable[[int], float]) -> int:
     fitting = [t for t in TILES if t < rows and rows <= MAX_STEPS * t] + [rows]
     if n * n // devices >= LARGE:
         fitting = [t for t in fitting if 4 * devices**2 * t <= n] or fitting[:1]
-    on = machine(platform)
 
-    def seconds(tile: int) -> float:
-        padded = n * n // devices * 8 / on.padding if rows % tile else 0
-        return cholesky_seconds(n, devices, tile, on) + padded
+    def with_padding(tile: int) -> float:
+        return seconds(tile) + (n * n // devices * 8 / on.padding if rows % tile else 0)
 
-    return min((even_tile(rows, t) for t in fitting), key=seconds)
+    return min((even_tile(rows, t) for t in fitting), key=with_padding)
 
 
 def even_tile(rows: int, tile: int) -> int:

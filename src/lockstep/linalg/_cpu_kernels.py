@@ -34,12 +34,15 @@ _NAMES = (
     "factor_panel",
     "potrf",
     "trsm",
+    "getrf",
+    "eliminate",
 )
 
 _OF_SCIPY = (
     ("cython_blas", "gemm", rb"void \(char \*, char \*, int \*, int \*, int \*, .*"),
     ("cython_blas", "trsm", rb"void \((char \*, ){4}int \*, int \*, .*"),
     ("cython_lapack", "potrf", rb"void \(char \*, int \*, \w+ \*, int \*, int \*\)"),
+    ("cython_lapack", "getrf", rb"void \(int \*, int \*, \w+ \*, int \*, int \*, int \*\)"),
 )
 """Module, routine and signature."""
 
@@ -52,7 +55,7 @@ def available(platform: str) -> bool:
     try:
         library = ctypes.CDLL(str(bindings.kernels_path()))
         found = {name: getattr(library, f"lockstep_{name}") for name in _NAMES}
-        library.lockstep_use_lapack((ctypes.c_void_p * 12)(*_lapack_of_scipy()))
+        library.lockstep_use_lapack((ctypes.c_void_p * 16)(*_lapack_of_scipy()))
     except (EngineError, OSError, AttributeError, ImportError, KeyError):
         return False
     # jaxlib refuses a version of the FFI that it does not know when a kernel is registered; before
@@ -97,15 +100,15 @@ def _call(name: str, out: Any, *arguments: jax.Array, in_place: bool = False) ->
     return call(*arguments)
 
 
-def with_derivatives_of(plain: Callable[..., jax.Array]) -> Callable[..., Any]:
+def with_derivatives_of(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates a function of arrays that calls a kernel: its derivatives are those of ``plain``.
 
     Both take the same arguments; those by keyword are static.
     """
 
-    def decorate(fast: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    def decorate(fast: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(plain)
-        def wrapper(*arrays: jax.Array, **static: Any) -> jax.Array:
+        def wrapper(*arrays: jax.Array, **static: Any) -> Any:
             run = jax.custom_jvp(functools.partial(fast, **static))
 
             @run.defjvp
@@ -247,6 +250,25 @@ def factor_panel(
     """`lockstep.linalg._cholesky._factor_panel`, in place of ``a``."""
     words = _integers(top, me)
     return _call("factor_panel", _like(a, *a.shape), a, rows, l_block, words, in_place=True)
+
+
+def getrf(panel: jax.Array, shared: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`lockstep.linalg._tiles.getrf` of ``panel`` (W, m), in its place.
+
+    ``shared``: the devices of a process ask for the factors of the same panel, and find them once.
+    """
+    swaps = jax.ShapeDtypeStruct((min(panel.shape),), jnp.int32)
+    permutation = jax.ShapeDtypeStruct(panel.shape[1:], jnp.int32)
+    out = _like(panel, *panel.shape), swaps, permutation
+    return tuple(_call("getrf", out, panel, _integers(shared), in_place=True))
+
+
+def eliminate(
+    a: jax.Array, packed: jax.Array, swaps: jax.Array, top: int, me: jax.Array
+) -> jax.Array:
+    """`lockstep.linalg._lu._eliminate`, in place of ``a``."""
+    words = _integers(top, me)
+    return _call("eliminate", _like(a, *a.shape), a, packed, swaps, words, in_place=True)
 
 
 def secular_roots(

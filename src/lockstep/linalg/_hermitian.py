@@ -137,5 +137,5 @@ def _message(function: str, place: Any, values: Any, largest: float, ignore: str
         f"{mirrored:.6g}. They differ most, by {size:.3g}, where the largest element is "
         f"{largest:.3g}; {function} reads one of the two, so its result would be wrong. Give "
         f"(a + {adjoint}) / 2 if a should be {kind}; or {ignore} if only one triangle is meant. "
-        "lockstep.linalg has no solver for other matrices."
+        "Other matrices are for lockstep.linalg.solve and lockstep.linalg.inv."
     )

@@ -151,6 +151,13 @@ class RowMap:
         return table.astype(np.int32)
 
     @functools.cached_property
+    def elimination_order(self) -> NDArray[np.int32]:
+        """Shape (devices, rows): when each slot is eliminated."""
+        step, within = np.divmod(np.arange(self.rows, dtype=np.int32), self.tile)
+        first = np.arange(self.devices, dtype=np.int32)[:, None] * self.tile
+        return step * self.tile * self.devices + first + within
+
+    @functools.cached_property
     def slot_of_row(self) -> NDArray[np.int32]:
         """Shape (padded,): ``device * rows + local row`` of each global row, padding included."""
         slots = np.empty(self.padded, np.int32)

@@ -39,14 +39,21 @@ class Plan:
     """Whether the engine's kernels do what plain JAX would."""
 
     @classmethod
-    def of(cls, n: int, placed: Placed, tile: int | None, natural: bool) -> Plan:
+    def of(
+        cls,
+        n: int,
+        placed: Placed,
+        tile: int | None,
+        natural: bool,
+        best_tile: Callable[[int, int, int, str], int] = _cost_model.cholesky_tile,
+    ) -> Plan:
         """``natural``: eliminate in the order of the rows, not in that of the devices."""
         sharded, platform = placed.sharded, _validation.platform(placed)
         rows = sharded.rows_each(n)
         if natural:
             rows = -(-n // sharded.devices)
         if tile is None:
-            tile = _cost_model.cholesky_tile(n, sharded.devices, rows, platform)
+            tile = best_tile(n, sharded.devices, rows, platform)
         tile = _cost_model.even_tile(rows, tile)
         kernels = _cpu_kernels.available(platform)
         if natural:
@@ -159,26 +166,40 @@ def sweep(
     return plan.map(body, (plan.slots, b_placed.spec), b_placed.spec)(low, b)
 
 
+def batched(
+    run: Callable[[Any, jax.Array, Placed], jax.Array], low: Any, b: jax.Array, b_placed: Placed
+) -> jax.Array:
+    """``run(low, b, b_placed)``, and under `jax.vmap` over ``b`` the batch as further columns."""
+
+    @jax.custom_batching.custom_vmap
+    def mapped(low: Any, b: jax.Array) -> jax.Array:
+        return run(low, b, b_placed)
+
+    @mapped.def_vmap
+    def _(size: int, is_batched: Any, low: Any, b: jax.Array) -> tuple[jax.Array, bool]:
+        def each(is_batched: bool, x: jax.Array) -> jax.Array:
+            return x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
+
+        if any(jax.tree.leaves(is_batched[0])):
+            both = jax.tree.map(each, tuple(is_batched), (low, b))
+            return lax.map(lambda x: run(x[0], x[1], b_placed), both), True
+        wide = jnp.moveaxis(b, 0, 1).reshape(b.shape[1], -1)
+        rows_only = Placed(b_placed.mesh, (b_placed.dimensions[0], ()))
+        solved = batched(run, low, wide, rows_only)
+        return jnp.moveaxis(solved.reshape(b.shape[1], size, -1), 1, 0), True
+
+    return mapped(low, b)
+
+
 def batched_sweep(
     low: jax.Array, b: jax.Array, plan: Plan, b_placed: Placed, sweeps: tuple[str, ...]
 ) -> jax.Array:
     """`sweep`, and under `jax.vmap` over ``b`` the batch as further columns of it."""
 
-    @jax.custom_batching.custom_vmap
-    def run(low: jax.Array, b: jax.Array) -> jax.Array:
+    def run(low: jax.Array, b: jax.Array, b_placed: Placed) -> jax.Array:
         return sweep(low, b, plan, b_placed, sweeps)
 
-    @run.def_vmap
-    def _(size: int, batched: list[bool], low: jax.Array, b: jax.Array) -> tuple[jax.Array, bool]:
-        if batched[0]:
-            b = b if batched[1] else jnp.broadcast_to(b, (size, *b.shape))
-            return lax.map(lambda x: sweep(x[0], x[1], plan, b_placed, sweeps), (low, b)), True
-        wide = jnp.moveaxis(b, 0, 1).reshape(b.shape[1], -1)
-        rows_only = Placed(b_placed.mesh, (b_placed.dimensions[0], ()))
-        solved = batched_sweep(low, wide, plan, rows_only, sweeps)
-        return jnp.moveaxis(solved.reshape(b.shape[1], size, -1), 1, 0), True
-
-    return run(low, b)
+    return batched(run, low, b, b_placed)
 
 
 def solve(
@@ -218,6 +239,12 @@ def partitioned(function: Callable[..., jax.Array], placed: Placed) -> Callable[
 
 def adjoint(a: jax.Array, plan: Plan) -> jax.Array:
     return partitioned(lambda a: a.conj().T, plan.placed)(a)
+
+
+def delete(given: jax.Array, put: jax.Array) -> None:
+    """Deletes the caller's array too, if ``put`` is a copy of it with another sharding."""
+    if put is not given and not given.is_deleted():
+        given.delete()
 
 
 def as_matrix(run: Any, b: jax.Array, b_placed: Placed) -> Any:

@@ -68,8 +68,8 @@ def potrs_shardmap_ctx(
       TypeError: an unsupported dtype, or different dtypes.
     """
     a_spec, b_spec = _validation.specs("potrs_shardmap_ctx", in_specs, ("a", "b"))
-    placed, n = _place("potrs_shardmap_ctx", a, a_spec)
-    b_placed = _place_beside("potrs_shardmap_ctx", b, b_spec, placed, n, a.dtype)
+    placed, n = place("potrs_shardmap_ctx", a, a_spec)
+    b_placed = place_beside("potrs_shardmap_ctx", b, b_spec, placed, n, a.dtype)
     tile = _validation.tile_size("potrs_shardmap_ctx", T_A)
     x, logdet, status = b, jnp.zeros((), a.real.dtype), jnp.int32(0)
     if n:
@@ -117,7 +117,7 @@ def potri_shardmap_ctx(
       TypeError: an unsupported dtype.
     """
     [spec] = _validation.specs("potri_shardmap_ctx", in_specs, ("a",))
-    placed, n = _place("potri_shardmap_ctx", a, spec)
+    placed, n = place("potri_shardmap_ctx", a, spec)
     tile = _validation.tile_size("potri_shardmap_ctx", T_A)
     found, status = a, jnp.int32(0)
     if n:
@@ -160,7 +160,7 @@ def syevd_shardmap_ctx(
       TypeError: an unsupported dtype.
     """
     [spec] = _validation.specs("syevd_shardmap_ctx", in_specs, ("a",))
-    placed, n = _place("syevd_shardmap_ctx", a, spec)
+    placed, n = place("syevd_shardmap_ctx", a, spec)
     _validation.tile_size("syevd_shardmap_ctx", T_A)
     values, vectors = jnp.zeros(0, a.real.dtype), a
     if n:
@@ -186,7 +186,7 @@ def _both_sweeps(b: jax.Array, b_placed: Placed, low: jax.Array, plan: Plan) -> 
     return _posdef.sweep(low, b, plan, b_placed, ("forward", "backward"))
 
 
-def _place(function: str, a: jax.Array, spec: Any) -> tuple[Placed, int]:
+def place(function: str, a: jax.Array, spec: Any) -> tuple[Placed, int]:
     """The sharding of the matrix of which ``a`` is a shard, over the axes in it, and its size."""
     mesh = jax.sharding.get_abstract_mesh()
     manual = tuple(axis for axis in mesh.axis_names if axis in mesh.manual_axes)
@@ -225,7 +225,7 @@ def _place(function: str, a: jax.Array, spec: Any) -> tuple[Placed, int]:
     return placed, rows
 
 
-def _place_beside(
+def place_beside(
     function: str, b: jax.Array, spec: Any, placed: Placed, n: int, dtype: Any
 ) -> Placed:
     """The sharding of the right-hand side of which ``b`` is a shard."""

@@ -1,4 +1,4 @@
-"""Solving with Hermitian positive definite matrices, and their inverses: the public functions."""
+"""Solving with Hermitian positive definite matrices, and inverses: the public functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
-from lockstep.linalg import _hermitian, _posdef, _validation
+from lockstep.linalg import _general, _hermitian, _posdef, _validation
 from lockstep.linalg._posdef import Plan
 from lockstep.linalg._validation import AnyMesh, Placed, Specs
 
@@ -83,7 +83,7 @@ def potrs(
     low, status = _posdef.factor(lax.stop_gradient(a), plan, lower, status_wanted, donating)
     _validation.check_status("potrs", check, status)
     if donating:
-        _delete(given, a)
+        _posdef.delete(given, a)
         a = None  # only derivatives need the matrix
     elif lower is not None:
         a = _posdef.mirrored(a, lower)
@@ -97,6 +97,7 @@ def potrs(
 def inv(
     a: Any,
     *,
+    assume_a: str | None = None,
     mesh: AnyMesh | None = None,
     in_specs: Specs = None,
     lower: bool | None = None,
@@ -105,39 +106,83 @@ def inv(
     check: bool = False,
     donate: bool = False,
 ) -> Any:
-    """The inverse of a sharded Hermitian positive definite matrix.
+    """The inverse of a sharded square matrix; the counterpart of `jax.numpy.linalg.inv`.
 
-    A Cholesky factorization, the inverse of the triangle and its product with its adjoint, all in
-    place: LAPACK's potrf and potri, after Bientinesi, Gunter and van de Geijn, "Families of
-    algorithms related to the inversion of a symmetric positive definite matrix" (ACM TOMS 35,
-    2008). Differentiable in ``a``. The counterpart of `jax.numpy.linalg.inv` for these matrices.
+    Of a general matrix: LU factors as of `solve`, and the solutions for the columns of the
+    identity, ``8/3 n^3`` flops. Of a Hermitian positive definite one, if ``assume_a`` says so, in
+    place and in ``n^3``: a Cholesky factorization, the inverse of the triangle and its product with
+    its adjoint (LAPACK's potrf and potri; Bientinesi, Gunter and van de Geijn, "Families of
+    algorithms related to the inversion of a symmetric positive definite matrix", ACM TOMS 35,
+    2008). Differentiable in ``a``.
 
     Args:
       a: (n, n); float32, float64, complex64 or complex128; any sharding over any mesh.
+      assume_a: "gen" (general) or "pos" (Hermitian positive definite). Default: "pos" if ``lower``
+        is given, else "gen".
       mesh: the mesh of ``a``, if the array does not have one (a tracer inside `jax.jit`).
       in_specs: the PartitionSpec of ``a`` in the same case.
-      lower: read only the lower (True) or upper (False) triangle, whatever the other one holds.
-        None: ``a`` must be Hermitian, which is checked outside of `jax.jit`. Then one of two
+      lower: for "pos": read only the lower (True) or upper (False) triangle, whatever the other one
+        holds. None: ``a`` must be Hermitian, which is checked outside of `jax.jit`. Then one of two
         mirrored elements is read; which one depends on the sharding.
       tile: the maximal number of rows of a tile; default: chosen by a cost model.
-      return_status: also return the status: 0, or the order of the first leading minor of ``a``
-        that is not positive definite, like LAPACK's ``info``. Replicated int32.
-      check: raise an error when ``a`` is not positive definite; not possible inside `jax.jit`.
-      donate: reuse the memory of ``a`` for the inverse; ``a`` cannot be used afterwards. Not for
-        calls that are differentiated.
+      return_status: also return the status, a replicated int32: 0, or k > 0 if ``a`` is singular:
+        the pivot of row k (counted from 1) is zero or not finite. For "pos": if it is not positive
+        definite; k is the order of the first leading minor that is not, like LAPACK's ``info``.
+      check: raise an error when the status is not 0; not possible inside `jax.jit`.
+      donate: reuse the memory of ``a``; ``a`` cannot be used afterwards. Not for calls that are
+        differentiated.
 
     Returns:
-      The inverse (n, n), both triangles, with the dtype and sharding of ``a``; NaN when ``a`` is
-      not positive definite. With ``return_status`` the pair (inverse, status).
+      The inverse (n, n), with the dtype and sharding of ``a``; NaN when the status is not 0. With
+      ``return_status`` the pair (inverse, status).
 
     Raises:
-      ValueError: an ``a`` that is not Hermitian beyond rounding (without ``lower``, outside of
-        `jax.jit`); a wrong shape, a mesh or specs that do not fit ``a``, dimensions that
-        cannot be split evenly, or ``check`` inside `jax.jit`.
+      ValueError: another ``assume_a``; for "pos" an ``a`` that is not Hermitian beyond rounding
+        (without ``lower``, outside of `jax.jit`); a wrong shape, a mesh or specs that do not fit
+        ``a``, dimensions that cannot be split evenly, or ``check`` inside `jax.jit`.
       TypeError: an unsupported dtype.
-      numpy.linalg.LinAlgError: with ``check``, when ``a`` is not positive definite.
+      numpy.linalg.LinAlgError: with ``check``, when the status is not 0.
     """
-    return _inverse("inv", a, tile, mesh, in_specs, return_status, lower, check, donate)
+    if assume_a is None:
+        assume_a = "gen" if lower is None else "pos"
+    if assume_a not in ("gen", "pos") or (assume_a == "gen" and lower is not None):
+        raise ValueError(
+            f"inv: assume_a is {assume_a!r}, lower is {lower!r}; expected assume_a='gen', or 'pos' "
+            "with or without lower=."
+        )
+    if assume_a == "pos":
+        return _inverse("inv", a, tile, mesh, in_specs, return_status, lower, check, donate)
+    return _inverse_of_general(a, tile, mesh, in_specs, return_status, check, donate)
+
+
+def _inverse_of_general(
+    a: Any,
+    tile: int | None,
+    mesh: AnyMesh | None,
+    in_specs: Specs,
+    return_status: bool,
+    check: bool,
+    donate: bool,
+) -> Any:
+    a = _validation.square("inv", a, mesh)
+    [spec] = _validation.specs("inv", in_specs, ("a",))
+    placed = _validation.place("inv", a, mesh, spec)
+    if a.shape[0] == 0:
+        return (a, jnp.int32(0)) if return_status else a
+    given, a = a, _validation.put(a, placed)
+    plan = _general.plan_of(a.shape[0], placed, _validation.tile_size("inv", tile))
+    donating = donate and not isinstance(a, Tracer)
+    factors = _general.factor(lax.stop_gradient(a), plan, donating)
+    status = _general.status(factors, plan)
+    _validation.check_singular("inv", check, status, "row")
+    if donating:
+        _posdef.delete(given, a)
+    if isinstance(a, Tracer):
+        found = _general.inverse(a, factors, plan)
+    else:
+        found = _general.inverse_of(factors, plan)
+    found = jnp.where(status == 0, found, jnp.nan)
+    return (found, status) if return_status else found
 
 
 def potri(
@@ -152,10 +197,11 @@ def potri(
     donate: bool = False,
     **unused: Any,
 ) -> Any:
-    """`inv` with jaxmg's arguments: the inverse of a sharded Hermitian positive definite matrix.
+    """The inverse of a sharded Hermitian positive definite matrix, with jaxmg's arguments.
 
     Unlike LAPACK's potri, which takes a Cholesky factor, it takes the matrix and factors it, as
-    jaxmg does; and it returns both triangles. What is not listed here is as in `inv`.
+    jaxmg does; and it returns both triangles. What is not listed here is as in `inv` with
+    ``assume_a="pos"``.
 
     Args:
       a: (n, n); float32, float64, complex64 or complex128; any sharding over any mesh.
@@ -198,18 +244,12 @@ def _inverse(
     low, status = _posdef.factor(lax.stop_gradient(a), plan, lower, status_wanted, donating)
     _validation.check_status(function, check, status)
     if donating:
-        _delete(given, a)
+        _posdef.delete(given, a)
     if differentiated:
         found = _posdef.inverse(a if lower is None else _posdef.mirrored(a, lower), low, plan)
     else:
         found = _posdef.inverse_of_donating(low, plan)
     return (found, status) if return_status else found
-
-
-def _delete(given: jax.Array, put: jax.Array) -> None:
-    """Deletes the caller's array too, if ``put`` is a copy of it with another sharding."""
-    if put is not given and not given.is_deleted():
-        given.delete()
 
 
 def _solve_positive(

@@ -47,6 +47,31 @@ def trsm(factor: jax.Array, b: jax.Array, conjugate_transpose: bool = False) -> 
     )
 
 
+def trsm_unit_upper(
+    factor: jax.Array, b: jax.Array, conjugate_transpose: bool = False
+) -> jax.Array:
+    """``u^-1 b`` or ``u^-H b`` for the unit upper triangle ``u`` of ``factor``."""
+    return lax.linalg.triangular_solve(
+        factor,
+        b,
+        left_side=True,
+        lower=False,
+        unit_diagonal=True,
+        transpose_a=conjugate_transpose,
+        conjugate_a=conjugate_transpose,
+    )
+
+
+def getrf(panel: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The factors ``l u`` of ``panel``, (W, m), with its columns exchanged, in one array.
+
+    ``u`` has a diagonal of ones. Partial pivoting: LAPACK's getrf of the transpose. Also returns
+    the exchanges, (min(W, m),), and the former number of each column, (m,).
+    """
+    packed, swaps, permutation = lax.linalg.lu(panel.T)
+    return packed.T, swaps, permutation
+
+
 def _block_inverses(factor: jax.Array) -> list[jax.Array]:
     n = factor.shape[0]
     ends = [(k, min(k + BLOCK, n)) for k in range(0, n, BLOCK)]

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lockstep.linalg import _cholesky, _cpu_kernels
+from lockstep.linalg import _cpu_kernels
 from lockstep.linalg._layout import Axes, RowMap
 from lockstep.linalg._tiles import adjoint, gemm
 
@@ -56,7 +56,7 @@ def reduce(
     times the work, but no loop with bounds of run time, each turn of which a GPU waits for.
     """
     tile, rows, me = layout.tile, layout.rows, lax.axis_index(axes)
-    order = _cholesky.elimination_order(layout)
+    order = jnp.asarray(layout.elimination_order)
     chunk = tile * _supersteps(layout, min(CHUNK, rows // 4) // tile) if chunked else rows
 
     def step(a: jax.Array, s: jax.Array) -> tuple[jax.Array, Found]:
@@ -231,7 +231,7 @@ def apply(reduced: Reduced, z: jax.Array, layout: RowMap, axes: Axes) -> jax.Arr
     A block is ``I - v t v^H`` with ``t^-1 = diag(1 / tau) + triu(v^H v, 1)`` (Joffrain et al.,
     "Accumulating Householder transformations, revisited", ACM TOMS 32, 2006).
     """
-    mine = _cholesky.elimination_order(layout)[lax.axis_index(axes)]
+    mine = jnp.asarray(layout.elimination_order)[lax.axis_index(axes)]
     # A chunk is large, for every one costs a pass over all of `products`.
     chunk = layout.tile * _supersteps(layout, layout.steps // 4)
     most = min(WIDTH, layout.rows // 4)  # what belongs to a block is small beside the share

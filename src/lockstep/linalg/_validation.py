@@ -177,16 +177,50 @@ def check_status(function: str, check: bool, status: jax.Array) -> None:
     """With ``check``, raises an error for a matrix that is not positive definite."""
     if not check:
         return
-    if isinstance(status, Tracer):
-        raise ValueError(
-            f"{function}: check=True needs the values of the matrix, which are not available "
-            "inside a transformation such as jax.jit. Use return_status=True there."
-        )
+    _refuse_tracer(function, status)
     if int(status):
         raise np.linalg.LinAlgError(
             f"{function}: the matrix is not positive definite: its leading minor of order "
             f"{int(status)} is not positive definite."
         )
+
+
+def _refuse_tracer(function: str, status: jax.Array) -> None:
+    if isinstance(status, Tracer):
+        raise ValueError(
+            f"{function}: check=True needs the values of the matrix, which are not available "
+            "inside a transformation such as jax.jit. Use return_status=True there."
+        )
+
+
+def check_singular(function: str, check: bool, status: jax.Array, what: str) -> None:
+    """With ``check``, raises an error for a pivot (of a row or column) that is of no use."""
+    if not check:
+        return
+    _refuse_tracer(function, status)
+    if int(status) < 0:
+        raise np.linalg.LinAlgError(
+            f"{function}: devices found different pivots, so there is no solution. Processors of "
+            "different kinds round differently. Set OPENBLAS_CORETYPE to one value for all "
+            "processes, for instance Haswell, and use one version of SciPy."
+        )
+    if int(status):
+        raise np.linalg.LinAlgError(
+            f"{function}: the matrix is singular: the pivot of {what} {int(status)} (counted from "
+            "1) is zero or not finite. If the matrix has only finite numbers, that "
+            f"{what} depends on those that were eliminated before."
+        )
+
+
+def check_trans(function: str, trans: int) -> None:
+    if trans not in (0, 1, 2):
+        raise ValueError(f"{function}: trans is {trans!r}; expected 0, 1 or 2.")
+
+
+def transposed(placed: Placed) -> Placed:
+    """The sharding of the transpose of a matrix with this one."""
+    rows, columns = placed.dimensions
+    return Placed(placed.mesh, (columns, rows), placed.inside)
 
 
 def ignore_pad(function: str, unused: dict[str, Any]) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
+import scipy.linalg
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
+from lockstep.linalg import _cost_model
 
 jax.config.update("jax_enable_x64", True)
 jax.distributed.initialize()
@@ -38,6 +40,22 @@ def check_numpy(mesh: jax.sharding.Mesh) -> None:
     assert device.process_index == jax.process_index()
 
 
+def check_general(mesh: jax.sharding.Mesh, spec: P, b: jax.Array) -> None:
+    """Both ways to find pivots, and factors that are LAPACK's."""
+    general = A @ np.diag(np.linspace(1, 2, N)) + np.triu(A)
+    sharded = jax.device_put(general, NamedSharding(mesh, spec))
+    for tile, tournament in ((16, False), (8, True)):
+        _cost_model.lu_by_tournament = lambda *_, tournament=tournament: tournament
+        x, status = la.solve(sharded, b, tile=tile, return_status=True)
+        assert_shards(x, np.linalg.solve(general, B))
+        assert int(status) == 0
+    packed, pivots = la.lu_factor(sharded)
+    wanted, wanted_pivots = scipy.linalg.lu_factor(general)
+    assert_shards(packed, wanted)
+    np.testing.assert_array_equal(pivots.addressable_data(0), wanted_pivots)
+    assert_shards(la.lu_solve((packed, pivots), b), np.linalg.solve(general, B))
+
+
 def main() -> None:
     count = jax.device_count()
     mesh = jax.make_mesh((2, count // 2), ("x", "y"), (AxisType.Auto,) * 2)
@@ -49,9 +67,10 @@ def main() -> None:
         assert_shards(x, np.linalg.solve(A, B))
         np.testing.assert_allclose(float(logdet), np.linalg.slogdet(A)[1])
         assert int(status) == 0
-        assert_shards(la.inv(a, tile=16), np.linalg.inv(A))
+        assert_shards(la.inv(a, assume_a="pos", tile=16), np.linalg.inv(A))
         if spec == P("y", "x"):
             continue  # the same program as for the other sharding, but for the way in and out
+        check_general(mesh, spec, b)
         values, vectors = la.eigh(a, method="distributed")
         np.testing.assert_allclose(values.addressable_data(0), np.linspace(1, 9, N), atol=1e-12)
         back = jax.jit(lambda v, w: (v * w) @ v.T, out_shardings=NamedSharding(mesh, P()))

@@ -1,0 +1,167 @@
+"""Solving with LU factors, on the local rows of every device.
+
+The sweeps with the unit upper triangle ``u`` are the mirror images of those with a lower triangle
+(`lockstep.linalg._cholesky`), over the same supersteps. A device has the rows of its own slots of
+``u``. So in ``u^-1 b``, last superstep first, each solved block goes to all devices; in
+``u^-H b``, first superstep first, the devices add up what they leave to a block.
+
+Rows are exchanged, as the factorization exchanged columns, where all of them are on every device.
+Everything here runs inside `jax.shard_map`.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from lockstep.linalg import _cholesky, _cpu_kernels, _tiles
+from lockstep.linalg._cpu_kernels import Blocks, Sizes
+from lockstep.linalg._layout import Axes, RowMap
+from lockstep.linalg._lu import Factors, unit_lower
+from lockstep.linalg._tiles import adjoint, gemm
+
+
+def solve(
+    factors: Factors, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool = False
+) -> jax.Array:
+    """``a^-1 b = Q u^-1 l^-1 b`` for the rows of this device's slots, (R, k)."""
+    b = _cholesky.forward(factors.slots, b, layout, axes, kernels)
+    run = functools.partial(_backward, kernels=kernels) if layout.devices > 1 else _backward_alone
+    return _cholesky.in_columns(run, factors, b, layout, axes)
+
+
+def solve_adjoint(
+    factors: Factors, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool = False
+) -> jax.Array:
+    """``a^-H b = l^-H u^-H Q^H b``."""
+    run = functools.partial(_forward, kernels=kernels) if layout.devices > 1 else _forward_alone
+    b = _cholesky.in_columns(run, factors, b, layout, axes)
+    return _cholesky.backward(factors.slots, b, layout, axes, kernels)
+
+
+def _backward_alone(factors: Factors, b: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
+    solved = _tiles.trsm_unit_upper(factors.slots[:, 0], b)
+    return solved[inverse_of(factors.order)]
+
+
+def _forward_alone(factors: Factors, b: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
+    return _tiles.trsm_unit_upper(factors.slots[:, 0], b[factors.order], conjugate_transpose=True)
+
+
+def inverse_of(order: jax.Array) -> jax.Array:
+    return jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=order.dtype))
+
+
+# As in `_cholesky`, both sweeps keep the adjoint of what is summed, (k, P, R).
+
+
+def _leave_row(
+    rest: jax.Array, slots: jax.Array, done: jax.Array, end: jax.Array, first: int
+) -> jax.Array:
+    """``rest``, (k, T), the rows before ``end``, without what the rows ``done`` from there on
+    leave to it. None of those is before ``first``."""
+    right = _right_of(slots, end, rest.shape[1], first)
+    return rest - gemm(done[:, :, first:].reshape(-1, right.shape[1]), adjoint(right))
+
+
+def _right_of(slots: jax.Array, end: jax.Array, tile: int, first: int) -> jax.Array:
+    """``u`` in the tile rows before ``end``, right of their diagonal block, zeros before that."""
+    rows = lax.dynamic_slice_in_dim(slots[:, :, first:], end - tile, tile)
+    return jnp.where(jnp.arange(first, slots.shape[2]) >= end, rows, 0).reshape(tile, -1)
+
+
+@_cpu_kernels.with_derivatives_of(_leave_row)
+def _leave_row_by_kernel(
+    rest: jax.Array, slots: jax.Array, done: jax.Array, end: jax.Array, first: int
+) -> jax.Array:
+    rows, devices, _ = slots.shape
+    return _cpu_kernels.subtract_products(
+        Blocks(rest[:, None]),
+        Blocks(done, (0, 0, end), step_l=(0, 1, 0)),
+        Blocks(slots, (end - rest.shape[1], 0, end), step_l=(0, 1, 0)),
+        Sizes(rest.shape[0], rest.shape[1], rows - end, count_l=devices, adjoint_b=True),
+    )[:, 0]
+
+
+def _leave_rows(
+    left_over: jax.Array, slots: jax.Array, own: jax.Array, end: jax.Array, first: int
+) -> jax.Array:
+    """``left_over``, (k, P, R), without what ``own``, (k, T), leaves to rows from ``end`` on."""
+    change = gemm(own, _right_of(slots, end, own.shape[1], first))
+    left = left_over[:, :, first:] - change.reshape(*left_over.shape[:2], -1)
+    return _tiles.put(left_over, left, 0, 0, first)
+
+
+@_cpu_kernels.with_derivatives_of(_leave_rows)
+def _leave_rows_by_kernel(
+    left_over: jax.Array, slots: jax.Array, own: jax.Array, end: jax.Array, first: int
+) -> jax.Array:
+    rows, devices, _ = slots.shape
+    return _cpu_kernels.subtract_products(
+        Blocks(left_over, (0, 0, end), step_i=(0, 1, 0)),
+        Blocks(own[:, None]),
+        Blocks(slots, (end - own.shape[1], 0, end), step_i=(0, 1, 0)),
+        Sizes(own.shape[0], rows - end, own.shape[1], count_i=devices),
+    )
+
+
+def _backward(
+    factors: Factors, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool
+) -> jax.Array:
+    """``Q u^-1 b``."""
+    tile, slots = layout.tile, factors.slots
+    leave = _leave_row_by_kernel if kernels else _leave_row
+    solve_block = _cholesky.block_solver(b, layout)
+    done = jnp.zeros((b.shape[1], layout.devices, b.shape[0]), b.dtype)
+    for first, last in reversed(_cholesky.stages_of(layout.steps, kernels)):
+
+        def step(
+            back: jax.Array, done: jax.Array, first: int = first * tile, last: int = last
+        ) -> jax.Array:
+            top = (last - 1 - back) * tile
+            rest = adjoint(lax.dynamic_slice_in_dim(b, top, tile))
+            rest = adjoint(leave(rest, slots, done, top + tile, first=first))
+            trsm = _trsm(_cholesky.diagonal_block(slots, top, layout, axes), kernels, True)
+            solved = adjoint(solve_block(trsm, rest, layout, axes))
+            solved = solved.reshape(b.shape[1], layout.devices, tile)
+            return lax.dynamic_update_slice_in_dim(done, solved, top, 2)
+
+        done = lax.fori_loop(0, last - first, step, done)
+    position = inverse_of(factors.order).reshape(layout.devices, -1)[lax.axis_index(axes)]
+    return adjoint(jnp.take(done.reshape(b.shape[1], -1), position, axis=1))
+
+
+def _forward(
+    factors: Factors, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool
+) -> jax.Array:
+    """``u^-H Q^H b``."""
+    tile, slots, me = layout.tile, factors.slots, lax.axis_index(axes)
+    leave = _leave_rows_by_kernel if kernels else _leave_rows
+    solve_sum = _cholesky.sum_solver(b, layout)
+    own = factors.order.reshape(layout.devices, -1)[me]
+    b = _cholesky.gather_rows(b, axes)[own]
+    left_over = jnp.zeros((b.shape[1], layout.devices, b.shape[0]), b.dtype)
+    for first, last in _cholesky.stages_of(layout.steps, kernels):
+
+        def step(
+            s: jax.Array, state: tuple[jax.Array, jax.Array], first: int = first * tile
+        ) -> tuple[jax.Array, jax.Array]:
+            b, left_over = state
+            top = s * tile
+            rest = _cholesky.rows_to_sum(left_over, b, top, layout, axes)
+            trsm = _trsm(_cholesky.diagonal_block(slots, top, layout, axes), kernels, False)
+            own = solve_sum(trsm, rest, layout, axes)
+            left_over = leave(left_over, slots, adjoint(own), top + tile, first=first)
+            return lax.dynamic_update_slice_in_dim(b, own, top, 0), left_over
+
+        b, left_over = lax.fori_loop(first, last, step, (b, left_over))
+    return b
+
+
+def _trsm(block: jax.Array, kernels: bool, upper: bool) -> _cholesky.Solve:
+    """Solves with the unit upper triangle of ``block``, or with its adjoint."""
+    run = _cholesky.trsm_by_kernel if kernels else _tiles.trsm
+    return functools.partial(run, unit_lower(block), conjugate_transpose=upper)
