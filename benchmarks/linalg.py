@@ -31,24 +31,26 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve()
-ROUTINES = ("posv", "potri", "syevd")
+ROUTINES = ("posv", "potri", "syevd", "gesv")
 PEAKS = 2
 """Further calls of which the memory is measured. What was free is given back to the system before
 each, which costs time: ScaLAPACK's driver keeps its memory from one call to the next."""
 
 
-def _matrix(n: int, dtype: Any, dominant: bool, sharding: Any) -> Any:
+def _matrix(n: int, dtype: Any, routine: str, sharding: Any) -> Any:
     import jax
     import jax.numpy as jnp
 
     def make() -> Any:
         i = jnp.arange(n, dtype=jnp.uint32)
-        low, high = jnp.minimum(i[:, None], i), jnp.maximum(i[:, None], i)
+        low, high = jnp.broadcast_arrays(i[:, None], i)
+        if routine != "gesv":
+            low, high = jnp.minimum(low, high), jnp.maximum(low, high)
         h = (high * jnp.uint32(2654435761)) ^ (low * jnp.uint32(40503) + jnp.uint32(977))
         h = (h ^ (h >> 15)) * jnp.uint32(2246822519)
         h = h ^ (h >> 13)
         a = h.astype(dtype) / 4294967296.0 - 0.5
-        return a + n * (i[:, None] == i) if dominant else a
+        return a + n * (i[:, None] == i) if routine in ("posv", "potri") else a
 
     return jax.jit(make, out_shardings=sharding)()
 
@@ -65,6 +67,7 @@ def _calls(routine: str, distributed: bool) -> Callable[..., Any]:
             "posv": lambda a, b: la.potrs(a, b, donate=True),
             "potri": lambda a, b: la.potri(a),
             "syevd": lambda a, b: la.syevd(a),
+            "gesv": lambda a, b: la.solve(a, b, donate=True),
         }
         return ours[routine]
     scipy = jax.scipy.linalg
@@ -72,6 +75,7 @@ def _calls(routine: str, distributed: bool) -> Callable[..., Any]:
         "posv": lambda a, b: scipy.cho_solve(scipy.cho_factor(a, lower=True), b),
         "potri": lambda a, b: scipy.cho_solve(scipy.cho_factor(a, lower=True), jnp.eye(len(a))),
         "syevd": lambda a, b: jnp.linalg.eigh(a, symmetrize_input=False),
+        "gesv": jnp.linalg.solve,
     }
     return jax.jit(alone[routine])
 
@@ -97,7 +101,7 @@ def worker(options: argparse.Namespace) -> None:
         for repeat in range(options.repeats + 1 + PEAKS * distributed):
             measured = repeat > options.repeats
             free = _resident() if measured else 0
-            a = _matrix(n, options.dtype, routine != "syevd", NamedSharding(mesh, P("x")))
+            a = _matrix(n, options.dtype, routine, NamedSharding(mesh, P("x")))
             jax.block_until_ready(a)
             reset = _reset_peak() if measured else False
             start = time.perf_counter()
@@ -173,7 +177,7 @@ def measure(options: argparse.Namespace, routine: str, n: int, distributed: bool
 
 
 def widths(options: argparse.Namespace, routine: str) -> list[str]:
-    return [str(k) for k in options.rhs] if routine == "posv" else ["1"]
+    return [str(k) for k in options.rhs] if routine in ("posv", "gesv") else ["1"]
 
 
 class ScaLAPACK:
@@ -239,7 +243,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--routines", nargs="+", choices=ROUTINES, default=list(ROUTINES))
     parser.add_argument("--sizes", nargs="+", type=int, default=[1024, 2048])
-    parser.add_argument("--rhs", nargs="+", type=int, default=[1], help="for posv only")
+    parser.add_argument("--rhs", nargs="+", type=int, default=[1], help="for posv and gesv only")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--devices", type=int, default=1, help="devices of each process")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float64")

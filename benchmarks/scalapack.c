@@ -1,7 +1,7 @@
 /* ScaLAPACK's times for benchmarks/linalg.py, which compiles this file and runs it under mpirun.
  *
  * usage: scalapack ROUTINE N NRHS BLOCK ROWS COLUMNS REPEATS; prints the seconds of each repeat.
- * ROUTINE: posv, potri (with its factorization), syevd, syevr (all with vectors).
+ * ROUTINE: posv, potri (with its factorization), syevd, syevr (all with vectors), gesv.
  */
 #include <mpi.h>
 #include <stdio.h>
@@ -24,18 +24,23 @@ extern void pdsyevr_(char *, char *, char *, int *, double *, int *, int *, int 
                      double *, int *, int *, int *, int *, double *, double *, int *, int *, int *,
                      double *, int *, int *, int *, int *);
 
+extern void pdgesv_(int *, int *, double *, int *, int *, int *, int *, double *, int *, int *,
+                    int *, int *);
+
 static int n, nrhs, block, one = 1, zero = 0;
 static int desc_a[9], desc_b[9], desc_z[9];
 
-static void fill(double *a, int rows, int columns, int my_row, int my_column, int np, int nq) {
+static void fill(const char *routine, double *a, int rows, int columns, int my_row, int my_column,
+                 int np, int nq) {
+  int symmetric = strcmp(routine, "gesv"), dominant = !strncmp(routine, "po", 2);
   for (int j = 0; j < columns; j++)
     for (int i = 0; i < rows; i++) {
       int gi = ((i / block) * np + my_row) * block + i % block;
       int gj = ((j / block) * nq + my_column) * block + j % block;
-      unsigned lo = gi < gj ? gi : gj, hi = gi < gj ? gj : gi;
+      unsigned lo = gi < gj || !symmetric ? gi : gj, hi = gi < gj || !symmetric ? gj : gi;
       unsigned h = (hi * 2654435761u) ^ (lo * 40503u + 977u);
       h ^= h >> 15, h *= 2246822519u, h ^= h >> 13;
-      a[(size_t)j * rows + i] = h / 4294967296.0 - 0.5 + (gi == gj ? n : 0);
+      a[(size_t)j * rows + i] = h / 4294967296.0 - 0.5 + (gi == gj && dominant ? n : 0);
     }
 }
 
@@ -82,13 +87,16 @@ int main(int argc, char **argv) {
   double *z = malloc(sizeof(double) * lead * (columns + 1));
   double *b = malloc(sizeof(double) * lead * (b_columns + 1));
   double *w = malloc(sizeof(double) * n);
+  int *pivots = malloc(sizeof(int) * (rows + block));
   for (int k = 0; k < repeats; k++) {
-    fill(a, rows, columns, my_row, my_column, np, nq);
+    fill(routine, a, rows, columns, my_row, my_column, np, nq);
     for (size_t i = 0; i < (size_t)rows * b_columns; i++) b[i] = 1;
     MPI_Barrier(MPI_COMM_WORLD);
     double start = MPI_Wtime();
     if (!strcmp(routine, "posv")) {
       pdposv_("L", &n, &nrhs, a, &one, &one, desc_a, b, &one, &one, desc_b, &info);
+    } else if (!strcmp(routine, "gesv")) {
+      pdgesv_(&n, &nrhs, a, &one, &one, desc_a, pivots, b, &one, &one, desc_b, &info);
     } else if (!strcmp(routine, "potri")) {
       pdpotrf_("L", &n, a, &one, &one, desc_a, &info);
       pdpotri_("L", &n, a, &one, &one, desc_a, &info);
