@@ -11,7 +11,9 @@ Layers; each imports only those above it:
     _posdef, _general                    the loops as functions of global arrays, with derivatives
     _hermitian       refuses a matrix of which they would read one half
     _tridiagonalize, _divide_and_conquer, _secular    Hermitian to tridiagonal; its eigenvalues
-    _triangular, _solve, _lu_factor, _general_solve, _determinant, _eigh  the public functions
+    _products        products of matrices of which each device holds rows
+    _triangular, _solve, _lu_factor, _general_solve, _determinant    the public functions
+    _generalized, _eigh                                              and those of eigenvalues
     _shard_map, _general_shard_map       the same inside a `jax.shard_map` of the caller
 """
 
@@ -20,6 +22,7 @@ from lockstep.linalg._determinant import cond as cond
 from lockstep.linalg._determinant import det as det
 from lockstep.linalg._determinant import slogdet as slogdet
 from lockstep.linalg._eigh import eigh as eigh
+from lockstep.linalg._eigh import eigvalsh as eigvalsh
 from lockstep.linalg._eigh import syevd as syevd
 from lockstep.linalg._general_shard_map import lu_solve_shardmap_ctx as lu_solve_shardmap_ctx
 from lockstep.linalg._general_solve import solve as solve

@@ -9,11 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 from jax.sharding import PartitionSpec as P
 
+from lockstep import _jax_compat
 from lockstep.linalg import (
     _cpu_kernels,
     _divide_and_conquer,
+    _generalized,
     _hermitian,
     _redistribute,
     _tridiagonalize,
@@ -32,10 +35,12 @@ REPLICATED_BELOW = 256
 
 def eigh(
     a: Any,
+    b: Any = None,
     lower: bool | None = None,
     eigvals_only: bool = False,
     subset_by_index: tuple[int, int] | None = None,
     *,
+    type: int = 1,
     mesh: AnyMesh | None = None,
     in_specs: Specs = None,
     method: str | None = None,
@@ -48,15 +53,23 @@ def eigh(
     more than a few times its share of the matrix. Differentiable as `jax.numpy.linalg.eigh`, if all
     eigenvectors are computed.
 
+    With ``b`` it solves the generalized problem, as ScaLAPACK's pdsygvx: ``b = l l^H`` by Cholesky,
+    and the standard problem of ``l^-1 a l^-H`` or ``l^H a l`` (Golub and Van Loan, 8.7.2).
+
     Args:
       a: (n, n); float32, float64, complex64 or complex128; any sharding over any mesh.
+      b: (n, n), Hermitian positive definite, with the dtype and the sharding of ``a``. If it is not
+        positive definite, all results are NaN. None: the identity.
       lower: read only the lower (True) or upper (False) triangle, whatever the other one holds.
         None: ``a`` must be Hermitian, which is checked outside of `jax.jit`; the lower one is read.
+        The same holds for ``b``.
       eigvals_only: return only the eigenvalues.
       subset_by_index: (first, last), both included and counted from 0, as in SciPy: compute only
         these eigenvalues and eigenvectors. Default: all.
+      type: 1: ``a v = w b v``; 2: ``a b v = w v``; 3: ``b a v = w v``. As in SciPy, ``v^H b v = 1``
+        for 1 and 2, and ``v^H b^-1 v = 1`` for 3.
       mesh: the mesh of ``a``, if the array does not have one (a tracer inside `jax.jit`).
-      in_specs: the PartitionSpec of ``a`` in the same case.
+      in_specs: the PartitionSpec of ``a`` in the same case, also of ``b``.
       method: "distributed", or "replicated": every device solves for the whole matrix with LAPACK.
         Default: "replicated" for small matrices, else "distributed".
 
@@ -67,11 +80,44 @@ def eigh(
 
     Raises:
       ValueError: an ``a`` that is not Hermitian beyond rounding (without ``lower``, outside of
-        `jax.jit`); a wrong shape, subset or method, a mesh or specs that do not fit
+        `jax.jit`); a wrong shape, subset, type or method, a mesh or specs that do not fit
         ``a``, or dimensions that cannot be split evenly.
-      TypeError: an unsupported dtype.
+      TypeError: an unsupported dtype, or a ``b`` with another one.
     """
-    return _eigh("eigh", a, lower, not eigvals_only, subset_by_index, mesh, in_specs, method)
+    vectors = not eigvals_only
+    if b is None:
+        return _eigh("eigh", a, lower, vectors, subset_by_index, mesh, in_specs, method)
+    return _eigh_of_two(a, b, lower, vectors, subset_by_index, mesh, in_specs, method, type)
+
+
+def eigvalsh(
+    a: Any,
+    b: Any = None,
+    lower: bool | None = None,
+    subset_by_index: tuple[int, int] | None = None,
+    *,
+    type: int = 1,
+    mesh: AnyMesh | None = None,
+    in_specs: Specs = None,
+) -> jax.Array:
+    """The eigenvalues of a sharded Hermitian matrix, or of a pair: `eigh` with ``eigvals_only``.
+
+    Args:
+      a: (n, n); float32, float64, complex64 or complex128; any sharding over any mesh.
+      b: (n, n), Hermitian positive definite, as in `eigh`. None: the identity.
+      lower: which triangle is read, as in `eigh`.
+      subset_by_index: (first, last), both included and counted from 0: compute only these.
+      type: the kind of the generalized problem, as in `eigh`.
+      mesh: the mesh of ``a``, if the array does not have one (a tracer inside `jax.jit`).
+      in_specs: the PartitionSpec of ``a`` and ``b`` in the same case.
+
+    Returns:
+      The eigenvalues (k,), ascending, real and replicated.
+
+    Raises:
+      ValueError, TypeError: as `eigh`.
+    """
+    return eigh(a, b, lower, True, subset_by_index, type=type, mesh=mesh, in_specs=in_specs)
 
 
 def syevd(
@@ -158,6 +204,50 @@ def _eigh(
         placed, lower is not False, vectors, first, end, method == "replicated", kernels
     )
     return _solve(a, problem)
+
+
+def _eigh_of_two(
+    a: Any,
+    b: Any,
+    lower: bool | None,
+    vectors: bool,
+    subset: tuple[int, int] | None,
+    mesh: AnyMesh | None,
+    in_specs: Specs,
+    method: str | None,
+    kind: int,
+) -> Any:
+    """`eigh` with ``b``."""
+    if isinstance(b, bool):
+        raise TypeError(f"eigh: b is {b}; the triangle is given by keyword: lower={b}.")
+    if kind not in _generalized.TYPES:
+        known = ", ".join(f"{k} ({text})" for k, text in _generalized.TYPES.items())
+        raise ValueError(f"eigh: type is {kind!r}; expected one of {known}.")
+    a, b = _validation.square("eigh", a, mesh), _validation.square("eigh", b, mesh, "b")
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
+        raise TypeError(f"eigh: b is {b.dtype}{b.shape}, a is {a.dtype}{a.shape}; expected alike.")
+    [spec] = _validation.specs("eigh", in_specs, ("a",))
+    placed = _validation.place("eigh", a, mesh, spec)
+    if a.size == 0:
+        return _eigh("eigh", a, lower, vectors, subset, mesh, in_specs, method)
+    a, b = _validation.put(a, placed), _validation.put(b, placed)
+    if not isinstance(_jax_compat.under_derivatives(b), Tracer):
+        b = jax.device_put(b, placed.sharding)
+    if lower is None:
+        _hermitian.check("eigh", a, placed)
+        _hermitian.check("eigh", b, placed, name="b")
+    if lower is not None:
+        a = mirrored(a, lower)
+    if lower is False:
+        b = partitioned(lambda b: b.conj().T, placed)(b)
+    c, back = _generalized.reduce(a, b, placed, kind)
+    found = _eigh("eigh", c, True, vectors, subset, placed.mesh, placed.spec, method)
+    if not vectors:
+        return found
+    values, v = found
+    rows, columns = placed.dimensions
+    columns = () if v.shape[1] % placed.sharded.size(columns) else columns
+    return values, back(v, Placed(placed.mesh, (rows, columns)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,11 +37,13 @@ CHUNKS = 16
 READ_ONE_TRIANGLE = "lower=True or lower=False"
 
 
-def check(function: str, a: jax.Array, placed: Placed, ignore: str = READ_ONE_TRIANGLE) -> None:
+def check(
+    function: str, a: jax.Array, placed: Placed, ignore: str = READ_ONE_TRIANGLE, name: str = "a"
+) -> None:
     """Raises a ValueError for an ``a`` whose triangles differ by more than rounding.
 
     Values that are traced, and values that are not finite, are not judged. ``ignore`` is the
-    argument with which ``function`` reads one triangle alone.
+    argument with which ``function`` reads one triangle alone, ``name`` that of the matrix.
     """
     a = _jax_compat.under_derivatives(a)
     if isinstance(a, Tracer):
@@ -57,7 +59,8 @@ def check(function: str, a: jax.Array, placed: Placed, ignore: str = READ_ONE_TR
     sizes, places, values = map(np.asarray, _largest_difference(a, placed))
     worst = int(np.argmax(sizes))
     if sizes[worst] > limit:
-        raise ValueError(_message(function, places[worst], values[worst], float(largest), ignore))
+        found = places[worst], values[worst], float(largest)
+        raise ValueError(_message(function, name, *found, ignore))
 
 
 def tolerance(dtype: Any) -> float:
@@ -123,19 +126,21 @@ def _largest_difference(a: jax.Array, placed: Placed) -> Any:
     return plan.map(body, placed.spec, (P(), P(), P()))(a)
 
 
-def _message(function: str, place: Any, values: Any, largest: float, ignore: str) -> str:
+def _message(function: str, name: str, place: Any, values: Any, largest: float, ignore: str) -> str:
     (i, j), (here, mirrored) = place, values
     size = abs(here - mirrored)
     if i < j:
         i, j, here, mirrored = j, i, mirrored.conj(), here.conj()
     is_complex = np.iscomplexobj(values)
     kind, of, adjoint = (
-        ("Hermitian", "the conjugate of ", "a.T.conj()") if is_complex else ("symmetric", "", "a.T")
+        ("Hermitian", "the conjugate of ", ".T.conj()") if is_complex else ("symmetric", "", ".T")
     )
     return (
-        f"{function}: a is not {kind}: a[{i}, {j}] is {here:.6g}, and {of}a[{j}, {i}] is "
-        f"{mirrored:.6g}. They differ most, by {size:.3g}, where the largest element is "
-        f"{largest:.3g}; {function} reads one of the two, so its result would be wrong. Give "
-        f"(a + {adjoint}) / 2 if a should be {kind}; or {ignore} if only one triangle is meant. "
+        f"{function}: {name} is not {kind}: {name}[{i}, {j}] is {here:.6g}, and "
+        f"{of}{name}[{j}, {i}] is {mirrored:.6g}. They differ most, by {size:.3g}, where "
+        f"the largest element is {largest:.3g}; {function} reads one of the two, so its result "
+        "would be wrong. Give "
+        f"({name} + {name}{adjoint}) / 2 if {name} should be {kind}; or {ignore} if only one "
+        "triangle is meant. "
         "Other matrices are for lockstep.linalg.solve and lockstep.linalg.inv."
     )
