@@ -15,6 +15,11 @@ Layers; each imports only those above it:
     _triangular, _solve, _lu_factor, _general_solve, _determinant    the public functions
     _generalized, _eigh                                              and those of eigenvalues
     _shard_map, _general_shard_map       the same inside a `jax.shard_map` of the caller
+
+And for matrices of any shape:
+
+    _panel, _householder                 QR of one panel of columns; of a matrix, panel by panel
+    _qr              the public function
 """
 
 from lockstep.linalg._determinant import SlogdetResult as SlogdetResult
@@ -29,6 +34,7 @@ from lockstep.linalg._general_solve import solve as solve
 from lockstep.linalg._lu_factor import lu as lu
 from lockstep.linalg._lu_factor import lu_factor as lu_factor
 from lockstep.linalg._lu_factor import lu_solve as lu_solve
+from lockstep.linalg._qr import qr as qr
 from lockstep.linalg._shard_map import potri_shardmap_ctx as potri_shardmap_ctx
 from lockstep.linalg._shard_map import potrs_shardmap_ctx as potrs_shardmap_ctx
 from lockstep.linalg._shard_map import syevd_shardmap_ctx as syevd_shardmap_ctx

@@ -137,3 +137,12 @@ def even_tile(rows: int, tile: int) -> int:
         return 1
     steps = min(math.ceil(rows / tile), MAX_STEPS)
     return math.ceil(rows / steps)
+
+
+PANEL = 256
+"""Columns of a panel of a QR factorization, about."""
+
+
+def qr_tile(devices: int) -> int:
+    """The tile of a QR factorization: panels of `PANEL` columns, one for a narrower matrix."""
+    return max(1, -(-PANEL // devices))

@@ -47,6 +47,20 @@ class Placed:
         return NamedSharding(self.mesh, self.spec)
 
 
+def matrix(function: str, a: Any, mesh: AnyMesh | None, name: str = "a") -> jax.Array:
+    """``a`` as a matrix of any shape, of a supported type; an error otherwise."""
+    if not isinstance(a, jax.Array):
+        _check_is_placed(function, a, mesh, name)
+        a = jnp.asarray(a)
+    if a.ndim != 2:
+        raise ValueError(
+            f"{function}: {name} has shape {a.shape}; expected one matrix, shape (m, n). "
+            "A stack of matrices goes through jax.vmap or jax.lax.map."
+        )
+    check_dtype(function, a, name)
+    return a
+
+
 def square(function: str, a: Any, mesh: AnyMesh | None, name: str = "a") -> jax.Array:
     """``a`` as a square matrix of a supported type; an error otherwise."""
     if not isinstance(a, jax.Array):
@@ -75,13 +89,15 @@ def _check_is_placed(function: str, a: Any, mesh: AnyMesh | None, name: str) -> 
         )
 
 
-def right_hand_side(function: str, b: Any, n: int, dtype: Any) -> jax.Array:
-    """``b`` as a vector or a matrix with ``n`` rows."""
+def right_hand_side(
+    function: str, b: Any, n: int, dtype: Any, columns: int | None = None
+) -> jax.Array:
+    """``b`` as a vector or a matrix with ``n`` rows. ``columns``: those of the matrix, if not n."""
     b = b if isinstance(b, jax.Array) else jnp.asarray(b)
     if b.ndim not in (1, 2) or b.shape[0] != n:
         raise ValueError(
             f"{function}: b has shape {b.shape}; expected ({n},) or ({n}, k), because the matrix "
-            f"is {n} x {n}."
+            f"is {n} x {n if columns is None else columns}."
         )
     check_dtype(function, b, "b")
     if b.dtype != dtype:

@@ -1,0 +1,184 @@
+"""Householder QR of a matrix whose rows are spread over the devices, by panels of columns.
+
+Blocked as LAPACK's geqrf and ormqr (Bischof and Van Loan, "The WY representation for products of
+Householder matrices", 1987), over the slots of `_layout`. A QR factorization is the same for any
+order of the rows, up to that order in ``q``. So the triangle of panel ``s``, which has ``W = P T``
+columns, goes to tile ``s`` of every device, and all have the same number of rows left after it: a
+matrix that is sharded by rows is not redistributed. `_panel` factors a panel. Then each panel costs
+one all-reduce of ``W`` rows of the columns to its right, as does each panel when the reflectors are
+applied.
+
+Everything here runs inside `jax.shard_map`. A device holds its local rows, (R, n).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from numpy.typing import NDArray
+
+from lockstep.linalg import _panel
+from lockstep.linalg._cholesky import gather_rows
+from lockstep.linalg._layout import Axes, RowMap
+from lockstep.linalg._tiles import adjoint, gemm, solve_right
+
+
+@dataclasses.dataclass(frozen=True)
+class Panels:
+    """How ``count`` columns are eliminated from a matrix whose rows have ``layout``.
+
+    The layout has no padding, or it is cyclic with tiles of ``tile`` rows; every device has at
+    least one tile for each panel.
+    """
+
+    layout: RowMap
+    count: int
+    tile: int
+
+    @property
+    def width(self) -> int:
+        return self.tile * self.layout.devices
+
+    @property
+    def steps(self) -> int:
+        return -(-self.count // self.width)
+
+    def columns(self, s: int) -> tuple[int, int]:
+        """(first, end) of the columns of panel ``s``."""
+        return s * self.width, min((s + 1) * self.width, self.count)
+
+    @property
+    def triangle(self) -> RowMap:
+        """The layout of the rows of the triangular factor, which is ``count`` rows high."""
+        return RowMap.cyclic(self.count, self.layout.devices, self.tile)
+
+    @functools.cached_property
+    def place(self) -> NDArray[np.int32]:
+        """Shape (P, R): the place of each slot in the order of elimination; padding is last."""
+        layout, tiles = self.layout, -(-self.layout.rows // self.tile)
+        local = np.arange(layout.rows)
+        step, within = np.divmod(local, self.tile)
+        device = np.arange(layout.devices)[:, None]
+        key = (step * layout.devices + device) * self.tile + within
+        key = key + np.where(layout.row_of_slot < layout.n, 0, tiles * self.width)
+        place = np.empty(key.size, np.int32)
+        place[np.argsort(key.ravel(), kind="stable")] = np.arange(key.size)
+        return place.reshape(key.shape)
+
+    def mine(self, axes: Axes) -> jax.Array:
+        """`place` of the local rows, (R,)."""
+        return jnp.asarray(self.place)[lax.axis_index(axes)]
+
+
+class Factored(NamedTuple):
+    """``a = q r``: ``q`` is the product of unitary ``I - y t y^H``, one a panel, and of phases.
+
+    The diagonal of ``r`` is not negative.
+    """
+
+    triangle: jax.Array
+    """The local rows of ``r``, (steps T, n), in the layout `Panels.triangle`."""
+    y: tuple[jax.Array, ...]
+    """The local rows from the panel's own tile on, (R - s T, w)."""
+    t: tuple[jax.Array, ...]
+    """(w, w) upper triangles, on every device."""
+    phases: jax.Array
+    """(R,): factors of modulus 1 of the local rows, or of the columns with their places."""
+
+
+def factor(rows: jax.Array, panels: Panels, axes: Axes) -> Factored:
+    """The factorization of the local ``rows`` (R, n) by the first ``panels.count`` columns."""
+    layout, tile = panels.layout, panels.tile
+    triangle, ys, ts, phases = [], [], [], []
+    for s in range(panels.steps):
+        first, end = panels.columns(s)
+        width = end - first
+        q, r = _panel.factor(rows[:, :width], axes, layout.devices, tile)
+        top = gather_rows(q[:tile], axes)[:width]
+        y1, u, t, signs = _panel.reflectors(top)
+        y = _put_in_tile(y1, solve_right(q, adjoint(u)), tile, axes)
+        rest = rows[:, width:]
+        rest = rest - gemm(y, gemm(adjoint(t), lax.psum(gemm(adjoint(y), rest), axes)))
+        r = rows_of_triangle(signs[:, None] * r, panels, axes)
+        here = [jnp.zeros((tile, first), r.dtype), r, rest[:tile]]
+        triangle.append(jnp.concatenate(here, axis=1))
+        rows = rest[tile:]
+        ys.append(y)
+        ts.append(t)
+        phases.append(signs)
+    mine, one = panels.mine(axes), jnp.ones(1, rows.dtype)
+    phase = jnp.take(jnp.concatenate([*phases, one]), mine, mode="clip")
+    found = jnp.concatenate(triangle)
+    height = found.shape[0]
+    # Rows beyond the last of the triangle are what is left of the matrix.
+    found = jnp.where(mine[:height, None] < panels.count, found, 0)
+    return Factored(phase[:height, None].conj() * found, tuple(ys), tuple(ts), phase)
+
+
+def rows_of_triangle(r: jax.Array, panels: Panels, axes: Axes) -> jax.Array:
+    """The local rows of the triangle of a single panel, ``r`` (w, w), which all devices have."""
+    return _put_in_tile(r, jnp.zeros((panels.tile, r.shape[1]), r.dtype), panels.tile, axes)
+
+
+def _put_in_tile(block: jax.Array, rows: jax.Array, tile: int, axes: Axes) -> jax.Array:
+    """``rows`` with those of ``block``, (w, n), in the first w places of the first tiles."""
+    spare = tile * lax.axis_size(axes) - block.shape[0]
+    start = lax.axis_index(axes) * tile
+    mine = lax.dynamic_slice_in_dim(jnp.pad(block, ((0, spare), (0, 0))), start, tile)
+    is_in = (start + jnp.arange(tile) < block.shape[0])[:, None]
+    return jnp.concatenate([jnp.where(is_in, mine, rows[:tile]), rows[tile:]])
+
+
+def apply_adjoint(factored: Factored, b: jax.Array, panels: Panels, axes: Axes) -> jax.Array:
+    """``q^H b`` for local rows ``b`` (R, k)."""
+    done = []
+    for y, t in zip(factored.y, factored.t, strict=True):
+        b = b - gemm(y, gemm(adjoint(t), lax.psum(gemm(adjoint(y), b), axes)))
+        done.append(b[: panels.tile])
+        b = b[panels.tile :]
+    return factored.phases[:, None].conj() * jnp.concatenate([*done, b])
+
+
+def apply(factored: Factored, b: jax.Array, panels: Panels, axes: Axes) -> jax.Array:
+    """``q b`` for local rows ``b`` (R, k)."""
+    tile, b = panels.tile, factored.phases[:, None] * b
+    done = b[panels.steps * tile :]
+    for s in reversed(range(panels.steps)):
+        y, t = factored.y[s], factored.t[s]
+        done = jnp.concatenate([b[s * tile : (s + 1) * tile], done])
+        done = done - gemm(y, gemm(t, lax.psum(gemm(adjoint(y), done), axes)))
+    return done
+
+
+def columns_of_q(factored: Factored, panels: Panels, count: int, axes: Axes) -> jax.Array:
+    """The first ``count`` columns of ``q``: local rows (R, count). ``count`` is at least that of r.
+
+    Backward: a panel then changes only the columns from its own on (LAPACK's orgqr).
+    """
+    tile, mine = panels.tile, panels.mine(axes)
+    dtype = factored.triangle.dtype
+
+    def unit(s: int, first: int, end: int) -> jax.Array:
+        here = mine[s * tile :, None] == jnp.arange(first, end)
+        return jnp.where(here, factored.phases[s * tile :, None], 0)
+
+    # Columns beyond the last panel's are unit vectors in the order of elimination.
+    start = panels.steps
+    q = unit(max(start - 1, 0), panels.count, count)
+    for s in reversed(range(start)):
+        first, end = panels.columns(s)
+        y, t = factored.y[s], factored.t[s]
+        if s < start - 1:
+            q = jnp.concatenate([jnp.zeros((tile, q.shape[1]), dtype), q])
+        z = lax.psum(gemm(adjoint(y), q), axes)
+        unit_rows = unit(s, first, end)
+        y1 = gather_rows(factored.phases[s * tile : (s + 1) * tile, None].conj() * y[:tile], axes)
+        z = jnp.concatenate([adjoint(y1[: end - first]), z], axis=1)
+        q = jnp.concatenate([unit_rows, q], axis=1) - gemm(y, gemm(t, z))
+    return q

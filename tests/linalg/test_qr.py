@@ -1,0 +1,166 @@
+"""qr: residual and orthogonality as LAPACK's, over shapes, matrices, meshes and dtypes."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import lockstep.linalg as la
+from lanes import full as in_full
+from lanes import sample
+from linalg.matrices import assert_close, eps, full, mesh, put, with_spectrum
+
+N = 48
+PLACE = np.arange(N)
+
+
+def of_condition(condition: float, m: int = N) -> np.ndarray:
+    """A matrix with singular values from 1 down to 1 / condition."""
+    u, _ = np.linalg.qr(full((m, N), np.float64, 3))
+    return u @ with_spectrum(np.logspace(0, -np.log10(condition), N), np.float64)
+
+
+def kahan(n: int) -> np.ndarray:
+    c, s = np.cos(1.2), np.sin(1.2)
+    return s ** np.arange(n)[:, None] * (np.eye(n) - c * np.triu(np.ones((n, n)), 1))
+
+
+MATRICES = {
+    "random": full((2 * N, N), np.float64),
+    "condition 1e8": of_condition(1e8, 2 * N),
+    "condition 1e15": of_condition(1e15, 2 * N),
+    "graded": full((N, N), np.float64) * np.logspace(0, -25, N),
+    "rank 7": full((N, 7), np.float64) @ full((7, N), np.float64, 1),
+    "zero": np.zeros((N, N)),
+    "identity": np.eye(N),
+    "hilbert": 1 / (PLACE[:, None] + PLACE + 1.0),
+    "kahan": kahan(N),
+    "clusters": with_spectrum(np.r_[np.ones(N // 2), 2 + 1e-14 * PLACE[: N // 2]], np.float64),
+    "huge": 1e150 * full((N, N), np.float64),
+    "tiny": 1e-150 * full((N, N), np.float64),
+}
+
+
+def assert_factored(a: np.ndarray, q: Any, r: Any, factor: float = 10) -> None:
+    """``q r`` is ``a``, ``q`` orthonormal and ``r`` triangular, its diagonal not negative."""
+    q, r = np.asarray(q), np.asarray(r)
+    limit = factor * max(a.shape) ** 0.5 * eps(a.dtype)
+    wide = np.result_type(a.dtype, np.float64)
+    norm = np.abs(a).sum(0).max(initial=0)
+    assert np.abs(q.astype(wide) @ r - a).max(initial=0) <= limit * norm
+    gram = q.conj().T.astype(wide) @ q
+    assert np.abs(gram - np.eye(len(gram))).max(initial=0) <= limit
+    assert (np.tril(r, -1) == 0).all()
+    assert (np.real(np.diagonal(r)) >= 0).all()
+
+
+@pytest.fixture(scope="module")
+def factored() -> Any:
+    """Several panels, over two devices."""
+    over = mesh((2,))
+    run = jax.jit(lambda a: la.qr(a, 6, mesh=over, in_specs=P("x")))
+    return lambda a: run(put(a, over, P("x")))
+
+
+@pytest.mark.parametrize("name", list(MATRICES))
+def test_accuracy(name: str, factored: Any) -> None:
+    a = MATRICES[name]
+    assert_factored(a, *factored(a))
+
+
+@sample(
+    ("shape", "spec", "size", "tile", "dtype"),
+    [
+        ((4,), P("x"), (24, 16), 2, np.complex128),  # rows stay where they are
+        ((2,), P(), (37, 21), 4, np.float32),  # padding
+        ((2, 2), P("y", "x"), (14, 30), 2, np.float64),  # wide
+        ((2, 2), P(None, "x"), (30, 30), None, np.complex64),
+        ((4,), P("x"), (400, 8), None, np.float64),  # one panel
+        ((3,), P(), (1, 1), None, np.float64),
+        ((4,), P(), (2, 7), 1, np.float64),
+        ((4,), P(), (7, 2), 3, np.complex128),
+    ],
+    *(0, 1, 2, 4, 5),
+)
+def test_shapes_and_shardings(
+    shape: tuple[int, ...], spec: P, size: tuple[int, int], tile: int | None, dtype: Any
+) -> None:
+    a, over = full(size, dtype), mesh(shape)
+    sharded = put(a, over, spec)
+    q, r = la.qr(sharded, tile)
+    assert_factored(a, q, r)
+    assert (q.shape, r.shape) == ((size[0], min(size)), (min(size), size[1]))
+    assert q.dtype == r.dtype == dtype
+    if size[0] == min(size):
+        assert q.sharding.is_equivalent_to(sharded.sharding, 2)
+
+
+@pytest.mark.parametrize("m", [9, in_full(24)])
+def test_modes(m: int) -> None:
+    a, over = full((m, 6), np.float64), mesh((3,))
+    sharded = put(a, over, P("x"))
+    q, r = la.qr(sharded, 2, mode="complete")
+    assert (q.shape, r.shape) == ((m, m), (m, 6))
+    assert_factored(a, q, r)
+    assert_close(la.qr(sharded, 2, mode="r"), np.asarray(r)[:6])
+    *_, status = la.qr(sharded * np.nan, 2, return_status=True)
+    assert int(status) == 1
+
+
+@pytest.mark.parametrize("size", [(0, 0), (5, 0), (0, 5)])
+def test_no_elements(size: tuple[int, int]) -> None:
+    a = put(np.zeros(size), mesh((2,)), P())
+    for mode in ("reduced", "complete"):
+        q, r = la.qr(a, mode=mode)
+        wanted = np.linalg.qr(np.zeros(size), mode=mode)
+        assert (q.shape, r.shape) == tuple(x.shape for x in wanted)
+        assert_close(q, np.eye(*q.shape))
+
+
+def test_donation() -> None:
+    a, over = full((16, 8), np.float64), mesh((2,))
+    given = put(a, over, P("x"))
+    assert_factored(a, *la.qr(given))
+    assert not given.is_deleted()
+    assert_factored(a, *la.qr(given, donate=True))
+    assert given.is_deleted()
+
+
+@pytest.mark.parametrize("dtype", [np.complex128, in_full(np.float64)])
+def test_derivatives(dtype: Any) -> None:
+    over, a, da = mesh((2,)), full((8, 4), dtype), full((8, 4), dtype, 1)
+
+    def unique(a: Any) -> Any:  # LAPACK's with our signs
+        q, r = jnp.linalg.qr(a)
+        sign = jnp.sign(jnp.diagonal(r).real)
+        return q * sign, r * sign[:, None]
+
+    def of(qr: Any) -> Any:
+        return lambda a: sum(jnp.sum(jnp.abs(x + 1j) ** 3) for x in qr(a))
+
+    ours, alone = of(lambda a: la.qr(a, 1, mesh=over, in_specs=P("x"))), of(unique)
+    sharded = put(a, over, P("x"))
+    assert_close(jax.jit(jax.grad(ours))(sharded), jax.grad(alone)(jnp.asarray(a)), 1000)
+    _, tangent = jax.jvp(ours, (sharded,), (put(da, over, P("x")),))
+    step = 1e-6
+    difference = (alone(a + step * da) - alone(a - step * da)) / (2 * step)
+    np.testing.assert_allclose(tangent, difference, rtol=1e-6, atol=1e-7)
+
+
+def test_errors() -> None:
+    a, numpy_mode = np.eye(4), cast(Any, "complete")
+    with pytest.raises(NotImplementedError, match="pivoting=True is not supported"):
+        la.qr(a, pivoting=True)
+    with pytest.raises(ValueError, match="mode is 'complete'; expected mode= one of reduced, "):
+        la.qr(a, numpy_mode)
+    with pytest.raises(ValueError, match=r"qr: a has shape \(4,\); expected one matrix"):
+        la.qr(a[0])
+    with pytest.raises(TypeError, match="qr: unknown argument tiles"):
+        la.qr(a, tiles=3)
+    with pytest.raises(NotImplementedError, match="this is 2 x 4, mode 'reduced'"):
+        jax.grad(lambda a: la.qr(a)[1].sum())(jnp.asarray(a)[:2])
