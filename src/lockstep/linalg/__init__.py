@@ -19,7 +19,7 @@ Layers; each imports only those above it:
 And for matrices of any shape:
 
     _panel, _householder                 QR of one panel of columns; of a matrix, panel by panel
-    _qr              the public function
+    _qr, _least_squares                  the public functions
 """
 
 from lockstep.linalg._determinant import SlogdetResult as SlogdetResult
@@ -31,6 +31,7 @@ from lockstep.linalg._eigh import eigvalsh as eigvalsh
 from lockstep.linalg._eigh import syevd as syevd
 from lockstep.linalg._general_shard_map import lu_solve_shardmap_ctx as lu_solve_shardmap_ctx
 from lockstep.linalg._general_solve import solve as solve
+from lockstep.linalg._least_squares import least_squares as least_squares
 from lockstep.linalg._lu_factor import lu as lu
 from lockstep.linalg._lu_factor import lu_factor as lu_factor
 from lockstep.linalg._lu_factor import lu_solve as lu_solve

@@ -1,0 +1,214 @@
+"""Least squares and minimum norm by QR factorization: the public function.
+
+Both are one linear system with a tall matrix ``t`` (m, n), m >= n, of full rank:
+
+    r + t x = b,  t^H r = g.
+
+With ``g = 0`` it is the least-squares problem of ``t``, and ``r`` its residual. With ``b = 0`` and
+``t = a^H``, ``r`` is the solution of ``a r = g`` with the least norm. From ``t = q [u; 0]`` and
+``q^H b = [c; d]`` follow ``y = u^-H g``, ``x = u^-1 (c - y)`` and ``r = q [y; d]``, which is
+backward stable (Bjorck, "Numerical methods for least squares problems", 1996, section 1.3 and
+4.3). The system is Hermitian, so its derivatives to any order are solutions with the same factor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from lockstep.linalg import (
+    _cholesky,
+    _cpu_kernels,
+    _householder,
+    _posdef,
+    _qr,
+    _redistribute,
+    _validation,
+)
+from lockstep.linalg._householder import Factored
+from lockstep.linalg._qr import QRPlan
+from lockstep.linalg._validation import AnyMesh, Placed, Specs
+
+
+def least_squares(
+    a: Any,
+    b: Any,
+    T_A: int | None = None,
+    mesh: AnyMesh | None = None,
+    matrix_specs: Specs = None,
+    *,
+    in_specs: Specs = None,
+    return_status: bool = False,
+    **unused: Any,
+) -> Any:
+    """The x of least norm that minimizes ``|a x - b|``, for a sharded ``a`` of full rank.
+
+    The counterpart of ScaLAPACK's pdgels: QR factorization as in `qr`, of ``a`` if m >= n, else of
+    its adjoint (Golub and Van Loan, Matrix Computations, 5.3.3 and 5.6.2). For a matrix that may
+    lack full rank take `lstsq`. Differentiable in ``a`` and ``b``, to any order.
+
+    Args:
+      a: (m, n); float32, float64, complex64 or complex128; any sharding over any mesh.
+      b: (m,) or (m, k) with the dtype of ``a``; any sharding over the same mesh.
+      T_A: the maximal number of rows of a tile; default: by the size of the matrix.
+      mesh: the mesh of both, if the arrays do not have one (tracers inside `jax.jit`).
+      matrix_specs: their shardings in the same case: a PartitionSpec for ``a``, or one for each.
+      in_specs: jaxmg's other name of ``matrix_specs``.
+      return_status: also return the status: 0, or 1 when x is not finite. Replicated int32.
+      **unused: jaxmg's ``pad`` and ``donate``, which are ignored.
+
+    Returns:
+      x, (n,) or (n, k), sharded as ``b`` where its rows divide evenly; with ``return_status`` the
+      pair (x, status). A matrix without full rank gives infinities, NaN, or large numbers.
+
+    Raises:
+      ValueError: wrong shapes, a mesh or specs that do not fit the arrays, or dimensions that
+        cannot be split evenly.
+      TypeError: an unsupported dtype, different dtypes, or an unknown argument.
+    """
+    function = "least_squares"
+    unused.pop("donate", None)
+    _validation.ignore_pad(function, unused)
+    a = _validation.matrix(function, a, mesh)
+    b = _validation.right_hand_side(function, b, a.shape[0], a.dtype, a.shape[1])
+    specs = matrix_specs if in_specs is None else in_specs
+    placed, b_placed = _validation.place_both(function, a, b, mesh, specs)
+    a, b = _validation.put(a, placed), _validation.put(b, b_placed)
+    x = solve(a, b, a.shape, placed, b_placed, _validation.tile_size(function, T_A))
+    return (x, _qr.status_of(x)) if return_status else x
+
+
+def solve(
+    a: jax.Array,
+    b: jax.Array,
+    shape: tuple[int, int],
+    placed: Placed,
+    b_placed: Placed,
+    tile: int | None,
+) -> jax.Array:
+    """`least_squares` of checked arguments; inside a `jax.shard_map` these are shards."""
+    m, n = shape
+    if b.ndim == 1:
+        wide = dataclasses.replace(b_placed, dimensions=(b_placed.dimensions[0], ()))
+        return solve(a, b[:, None], shape, placed, wide, tile)[:, 0]
+    plan = Plan.of((m, n), placed, b_placed, tile)
+    none = _zeros(plan.x_placed, n, b)
+    if not m or not n or not b.size:
+        return none
+    factor = _factor(lax.stop_gradient(a), plan)
+    sides = (b, none) if m >= n else (none, b)
+    if placed.inside:
+        return _solve(factor, *sides, plan)[1 if m >= n else 0]
+    x_placed = plan.x_placed
+    product = functools.partial(_posdef.matmul, placed=b_placed)
+    back = functools.partial(_posdef.matmul, placed=x_placed)
+
+    def adjoint(a: jax.Array) -> jax.Array:
+        turned = dataclasses.replace(placed, dimensions=placed.dimensions[::-1])
+        return _posdef.partitioned(lambda a: a.conj().T, turned)(a)
+
+    def system(pair: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        if m >= n:
+            r, x = pair
+            return r + product(a, x), back(adjoint(a), r)
+        r, x = pair
+        return r + back(adjoint(a), x), product(a, r)
+
+    def run(_: Any, sides: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return _solve(factor, *sides, plan)
+
+    def run_transposed(_: Any, sides: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return jax.tree.map(jnp.conj, run(None, jax.tree.map(jnp.conj, sides)))
+
+    found = lax.custom_linear_solve(system, sides, run, run_transposed)
+    return found[1] if m >= n else found[0]
+
+
+def _zeros(placed: Placed, rows: int, b: jax.Array) -> jax.Array:
+    """As many columns as ``b`` has, placed as ``placed``; inside, this device's part of them."""
+    if placed.inside:
+        return jnp.zeros((rows // placed.sharded.size(placed.dimensions[0]), b.shape[1]), b.dtype)
+    return _posdef.partitioned(lambda: jnp.zeros((rows, b.shape[1]), b.dtype), placed)()
+
+
+class Factor(NamedTuple):
+    """A factored tall matrix, as global arrays whose rows are those of the devices."""
+
+    qr: Factored
+    low: jax.Array
+    """The adjoint of the triangle, in slots, as `lockstep.linalg._cholesky` takes it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The shardings of a system, and how its tall matrix is factored."""
+
+    tall: QRPlan
+    placed: Placed
+    b_placed: Placed
+    x_placed: Placed
+    is_wide: bool
+    kernels: bool
+
+    @classmethod
+    def of(cls, shape: tuple[int, int], placed: Placed, b_placed: Placed, tile: int | None) -> Plan:
+        m, n = shape
+        is_wide = m < n
+        turned = dataclasses.replace(placed, dimensions=placed.dimensions[::-1])
+        tall = QRPlan.of(shape[::-1], turned, tile) if is_wide else QRPlan.of(shape, placed, tile)
+        rows, columns = b_placed.dimensions
+        rows = rows if n % b_placed.sharded.size(rows) == 0 else ()
+        x_placed = dataclasses.replace(b_placed, dimensions=(rows, columns))
+        kernels = _cpu_kernels.available(_validation.platform(placed))
+        return cls(tall, placed, b_placed, x_placed, is_wide, kernels)
+
+    @property
+    def specs(self) -> Factor:
+        return Factor(self.tall.factored_specs(), cast(Any, P(self.tall.axes)))
+
+
+@functools.partial(jax.jit, static_argnames="plan")
+def _factor(a: jax.Array, plan: Plan) -> Factor:
+    tall, axes = plan.tall, plan.tall.axes
+    panels, triangle = tall.panels, tall.panels.triangle
+
+    def body(shard: jax.Array) -> Factor:
+        rows = tall.take_adjoint(shard, plan.placed) if plan.is_wide else tall.take(shard)
+        factored = _householder.factor(rows, panels, axes)
+        slots = _redistribute.columns_to_slots(factored.triangle, triangle)
+        me, one = _redistribute.device_index(plan.placed.sharded), jnp.ones((), slots.dtype)
+        slots = _redistribute.set_padding(slots, triangle, me, one)
+        return Factor(factored, _redistribute.adjoint(slots, axes))
+
+    return tall.map(body, plan.placed.spec, plan.specs)(a)
+
+
+@functools.partial(jax.jit, static_argnames="plan")
+def _solve(factor: Factor, b: jax.Array, g: jax.Array, plan: Plan) -> tuple[jax.Array, jax.Array]:
+    """``r`` and ``x`` of the system, whose sides ``b`` and ``g`` are as long as those of ``t``."""
+    tall, axes, panels = plan.tall, plan.tall.axes, plan.tall.panels
+    layout, triangle = panels.layout, panels.triangle
+    long, short = plan.b_placed, plan.x_placed
+    long, short = (short, long) if plan.is_wide else (long, short)
+
+    def body(factor: Factor, b: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rows = _redistribute.rows_from_shard(b, long.sharded, layout.n, layout)
+        g_rows = _redistribute.rows_from_shard(g, short.sharded, triangle.n, triangle)
+        y = _cholesky.forward(factor.low, g_rows, triangle, axes, plan.kernels)
+        turned = _householder.apply_adjoint(factor.qr, rows, panels, axes)
+        head = panels.mine(axes)[: triangle.rows, None] < panels.count
+        c = jnp.where(head, turned[: triangle.rows], 0)
+        x = _cholesky.backward(factor.low, c - y, triangle, axes, plan.kernels)
+        kept = jnp.where(head, y, turned[: triangle.rows])
+        kept = jnp.concatenate([kept, turned[triangle.rows :]])
+        r = _householder.apply(factor.qr, kept, panels, axes)
+        return _qr.give(r, layout, long), _qr.give(x, triangle, short)
+
+    specs = (plan.specs, long.spec, short.spec)
+    return tall.map(body, specs, (long.spec, short.spec))(factor, b, g)
