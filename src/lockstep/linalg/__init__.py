@@ -19,7 +19,8 @@ Layers; each imports only those above it:
 And for matrices of any shape:
 
     _panel, _householder                 QR of one panel of columns; of a matrix, panel by panel
-    _qr, _least_squares                  the public functions
+    _qdwh, _singular                     the unitary polar factor; polar and singular values
+    _qr, _least_squares, _svd, _polar    the public functions
 """
 
 from lockstep.linalg._determinant import SlogdetResult as SlogdetResult
@@ -35,6 +36,7 @@ from lockstep.linalg._least_squares import least_squares as least_squares
 from lockstep.linalg._lu_factor import lu as lu
 from lockstep.linalg._lu_factor import lu_factor as lu_factor
 from lockstep.linalg._lu_factor import lu_solve as lu_solve
+from lockstep.linalg._polar import polar as polar
 from lockstep.linalg._qr import qr as qr
 from lockstep.linalg._shard_map import potri_shardmap_ctx as potri_shardmap_ctx
 from lockstep.linalg._shard_map import potrs_shardmap_ctx as potrs_shardmap_ctx
@@ -42,6 +44,9 @@ from lockstep.linalg._shard_map import syevd_shardmap_ctx as syevd_shardmap_ctx
 from lockstep.linalg._solve import inv as inv
 from lockstep.linalg._solve import potri as potri
 from lockstep.linalg._solve import potrs as potrs
+from lockstep.linalg._svd import gesvd as gesvd
+from lockstep.linalg._svd import svd as svd
+from lockstep.linalg._svd import svdvals as svdvals
 from lockstep.linalg._triangular import cho_factor as cho_factor
 from lockstep.linalg._triangular import cho_solve as cho_solve
 from lockstep.linalg._triangular import cholesky as cholesky

@@ -201,7 +201,7 @@ def _eigh(
     first, end = _range(function, subset, n)
     kernels = _cpu_kernels.available(_validation.platform(placed))
     problem = Problem(
-        placed, lower is not False, vectors, first, end, method == "replicated", kernels
+        placed, lower is not False, vectors, first, end, method == "replicated", kernels, n
     )
     return _solve(a, problem)
 
@@ -262,17 +262,19 @@ class Problem:
     replicated: bool
     kernels: bool
     """Whether the engine's kernels do what plain JAX would."""
+    n: int
+    """The size of the whole matrix, which the shape of a shard does not give."""
 
-    def vectors_placed(self, n: int) -> Placed:
+    def vectors_placed(self) -> Placed:
         """Rows as those of the matrix, and columns too where the subset divides evenly."""
         rows, columns = self.placed.dimensions
         if (self.end - self.first) % self.placed.sharded.size(columns):
             columns = ()
-        return Placed(self.placed.mesh, (rows, columns))
+        return dataclasses.replace(self.placed, dimensions=(rows, columns))
 
-    def plan(self, n: int) -> Plan:
+    def plan(self) -> Plan:
         """A layout with a power of two of supersteps, of about `WIDTH` rows, padding at the end."""
-        sharded = self.placed.sharded
+        sharded, n = self.placed.sharded, self.n
         each = -(-n // sharded.devices)
         width = min(WIDTH, max(16, n // 8))
         steps = 1 << max(0, (n // width).bit_length() - 1)
@@ -285,7 +287,7 @@ class Problem:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _solve(a: jax.Array, problem: Problem) -> Any:
-    return _compiled(a, problem)
+    return compute(a, problem)
 
 
 @_solve.defjvp
@@ -298,7 +300,7 @@ def _solve_jvp(problem: Problem, primals: Any, tangents: Any) -> Any:
         )
     values, v = _solve(primals[0], dataclasses.replace(problem, vectors=True))
     da = mirrored(tangents[0], problem.lower)
-    where = problem.vectors_placed(n)
+    where = problem.vectors_placed()
     turned = matmul(da, v, where)
     if not problem.vectors:
         return values, (v.conj() * turned).sum(0).real
@@ -310,11 +312,11 @@ def _solve_jvp(problem: Problem, primals: Any, tangents: Any) -> Any:
 
 
 @functools.partial(jax.jit, static_argnames="problem")
-def _compiled(a: jax.Array, problem: Problem) -> Any:
-    plan, n = problem.plan(a.shape[0]), a.shape[0]
+def compute(a: jax.Array, problem: Problem) -> Any:
+    plan, n = problem.plan(), problem.n
     layout, axes = plan.layout, plan.axes
     columns = (problem.first, problem.end) if problem.vectors else None
-    out = problem.vectors_placed(n)
+    out = problem.vectors_placed()
     chunked = _validation.platform(problem.placed) == "cpu"
 
     def distributed(shard: jax.Array) -> Any:

@@ -14,7 +14,6 @@ are correct for Hermitian changes of ``a``.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -165,21 +164,11 @@ def syevd_shardmap_ctx(
     values, vectors = jnp.zeros(0, a.real.dtype), a
     if n:
         kernels = _cpu_kernels.available(_validation.platform(placed))
-        problem = _Problem(placed, lower, return_eigenvectors, 0, n, False, kernels, n=n)
-        found = _eigh._compiled(a, problem)
+        problem = _eigh.Problem(placed, lower, return_eigenvectors, 0, n, False, kernels, n)
+        found = _eigh.compute(a, problem)
         values, vectors = found if return_eigenvectors else (found, a)
     status = jnp.where(jnp.isfinite(values).all(), 0, 1).astype(jnp.int32)[None]
     return (values, vectors, status) if return_eigenvectors else (values, status)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Problem(_eigh.Problem):
-    """A problem with the size of the whole matrix, which the shape of a shard does not give."""
-
-    n: int = 0
-
-    def plan(self, n: int) -> Plan:
-        return super().plan(self.n)
 
 
 def _both_sweeps(b: jax.Array, b_placed: Placed, low: jax.Array, plan: Plan) -> jax.Array:
@@ -187,18 +176,30 @@ def _both_sweeps(b: jax.Array, b_placed: Placed, low: jax.Array, plan: Plan) -> 
 
 
 def place(function: str, a: jax.Array, spec: Any) -> tuple[Placed, int]:
-    """The sharding of the matrix of which ``a`` is a shard, over the axes in it, and its size."""
+    """The sharding of the square matrix of which ``a`` is a shard, and its size."""
+    placed, (rows, columns) = place_shard(function, a, spec)
+    if rows != columns:
+        raise ValueError(
+            f"{function}: a shard of shape {a.shape}, split as {placed.spec} over the mesh "
+            f"{_validation.words(placed.mesh)}, means a matrix of {rows} x {columns}; expected a "
+            "square one. Give in_specs= as in jax.shard_map."
+        )
+    return placed, rows
+
+
+def place_shard(function: str, a: jax.Array, spec: Any) -> tuple[Placed, tuple[int, int]]:
+    """The sharding of the matrix of which ``a`` is a shard, over the axes in it, and its shape."""
     mesh = jax.sharding.get_abstract_mesh()
     manual = tuple(axis for axis in mesh.axis_names if axis in mesh.manual_axes)
     if not manual:
         raise ValueError(
             f"{function}: this is not inside jax.shard_map. Call it in the function that "
-            f"jax.shard_map maps; outside, call lockstep.linalg.{function.split('_')[0]}."
+            f"jax.shard_map maps; outside, call lockstep.linalg.{function.split('_shardmap')[0]}."
         )
     if _jax_compat.varying_axes(a):
         raise ValueError(f"{function}: needs jax.shard_map(..., check_vma=False).")
     if a.ndim != 2:
-        raise ValueError(f"{function}: a has shape {a.shape}; expected a shard of a square matrix.")
+        raise ValueError(f"{function}: a has shape {a.shape}; expected a shard of a matrix.")
     _validation.check_dtype(function, a, "a")
     whole = AbstractMesh(tuple(mesh.shape[axis] for axis in manual), manual)
     if spec is None:
@@ -216,13 +217,7 @@ def place(function: str, a: jax.Array, spec: Any) -> tuple[Placed, int]:
     rows, columns = (
         size * placed.sharded.size(axes) for size, axes in zip(a.shape, dimensions, strict=True)
     )
-    if rows != columns:
-        raise ValueError(
-            f"{function}: a shard of shape {a.shape}, split as {placed.spec} over the mesh "
-            f"{_validation.words(mesh)}, means a matrix of {rows} x {columns}; expected a "
-            "square one. Give in_specs= as in jax.shard_map."
-        )
-    return placed, rows
+    return placed, (rows, columns)
 
 
 def place_beside(

@@ -1,0 +1,197 @@
+"""The unitary polar factor of a square matrix of slots, by QDWH.
+
+Nakatsukasa, Bai and Gygi, "Optimizing Halley's iteration for computing the matrix polar
+decomposition" (SIAM J. Matrix Anal. Appl. 31, 2010): a rational iteration that takes all singular
+values from [l, 1] to 1, in six steps for l = 1e-16. A step is a QR factorization of the matrix on
+top of the identity or, once that is safe (c <= 100), a Cholesky factorization. One compiled body
+serves all steps. Everything here runs inside `jax.shard_map`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from lockstep.linalg import _cholesky, _householder, _products, _redistribute
+from lockstep.linalg._householder import Panels
+from lockstep.linalg._layout import Axes, RowMap
+from lockstep.linalg._tiles import adjoint, gemm, solve_right
+
+MAX_STEPS = 14
+"""Steps at most: more than twice what is needed from the smallest l."""
+
+SAFE = 100.0
+"""The largest weight c with which a step by Cholesky is as accurate as one by QR."""
+
+POWERS = 3
+"""Rounds of the inverse power iteration that estimates the smallest singular value."""
+
+
+class Polar(NamedTuple):
+    """``x = u h`` of a square matrix of slots (R, P, R); ``h`` is Hermitian, not negative."""
+
+    u: jax.Array
+    h: jax.Array
+
+
+def polar(triangle: jax.Array, layout: RowMap, axes: Axes, kernels: bool) -> Polar:
+    """The polar decomposition of the upper triangular matrix with these local rows, (R, n).
+
+    ``u`` is unitary to rounding, also where singular values are zero: then the matrix that is
+    iterated on has a random change, whose norm is about that of rounding.
+    """
+    slots = _redistribute.columns_to_slots(triangle, layout)
+    scale = _bound(slots, axes)
+    x = slots / jnp.where(scale > 0, scale, 1)
+    me = lax.axis_index(axes)
+    x = _redistribute.set_padding(x, layout, me, jnp.ones((), x.dtype))
+    least = _least_singular_value(x, layout, axes, kernels)
+    eps = jnp.finfo(x.dtype).eps
+    singular = ~(least > 4 * eps)
+    key = jax.random.fold_in(jax.random.key(0), me)
+    noise = jax.random.uniform(key, x.shape, x.real.dtype, -1, 1) * eps / layout.padded**0.5
+    start = jnp.where(singular, x + noise.astype(x.dtype), x)
+    # The least singular value of the changed matrix is about the noise over the square root of n.
+    smallest = 0.01 * eps / layout.padded
+    least = jnp.where(singular, smallest, jnp.minimum(0.5 * least, 0.9))
+    u = _iterate(start, least, layout, axes, kernels)
+    h = _products.adjoint_times(u, _flat(x), layout, axes).reshape(x.shape)
+    h = (h + _redistribute.adjoint(h, axes)) / 2
+    return Polar(u, _redistribute.set_padding(h * scale, layout, me, jnp.ones((), h.dtype)))
+
+
+def _flat(slots: jax.Array) -> jax.Array:
+    return slots.reshape(slots.shape[0], -1)
+
+
+def _bound(x: jax.Array, axes: Axes) -> jax.Array:
+    """An upper bound of the largest singular value: the Frobenius norm, without overflow."""
+    largest = lax.pmax(jnp.abs(x).max(initial=0), axes)
+    safe = jnp.where(largest > 0, largest, 1)
+    return _same(largest * jnp.sqrt(lax.psum((jnp.abs(x / safe) ** 2).sum(), axes)), axes)
+
+
+def _same(value: jax.Array, axes: Axes) -> jax.Array:
+    """The first device's value, on every device: all must take the same branches."""
+    return lax.psum(jnp.where(lax.axis_index(axes) == 0, value, 0), axes)
+
+
+def _least_singular_value(x: jax.Array, layout: RowMap, axes: Axes, kernels: bool) -> jax.Array:
+    """An estimate, from above, for an upper triangular ``x``; 0 or NaN if it is singular."""
+    low = _redistribute.adjoint(x, axes)
+    key = jax.random.fold_in(jax.random.key(1), lax.axis_index(axes))
+    v = jax.random.normal(key, (layout.rows, 1), x.real.dtype).astype(x.dtype)
+
+    def norm(v: jax.Array) -> jax.Array:
+        return jnp.sqrt(lax.psum((jnp.abs(v) ** 2).sum(), axes))
+
+    def power(_: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        v, _ = state
+        v = _cholesky.forward(low, v / norm(v), layout, axes, kernels)
+        size = norm(v)  # of x^-H v
+        return _cholesky.backward(low, v / size, layout, axes, kernels), size
+
+    _, size = lax.fori_loop(0, POWERS, power, (v, jnp.ones((), x.real.dtype)))
+    return _same(1 / size, axes)
+
+
+def _iterate(
+    x: jax.Array, least: jax.Array, layout: RowMap, axes: Axes, kernels: bool
+) -> jax.Array:
+    tolerance = float(4 * jnp.finfo(x.dtype).eps) ** (1 / 3)
+    by_qr = functools.partial(_step_by_qr, layout=layout, axes=axes)
+    by_cholesky = functools.partial(_step_by_cholesky, layout=layout, axes=axes, kernels=kernels)
+
+    def unfinished(state: tuple) -> jax.Array:
+        _, _, change, count = state
+        return (count < MAX_STEPS) & (change > tolerance)
+
+    def step(state: tuple) -> tuple:
+        x, least, _, count = state
+        a, b, c = _weights(least)
+        new = lax.cond(c > SAFE, by_qr, by_cholesky, x, a, b, c)
+        change = jnp.sqrt(lax.psum((jnp.abs(new - x) ** 2).sum(), axes))
+        least = jnp.minimum(least * (a + b * least**2) / (1 + c * least**2), 1)
+        return new, least, _same(change, axes), count + 1
+
+    start = x, least, jnp.asarray(jnp.inf, least.dtype), 0
+    return lax.while_loop(unfinished, step, start)[0]
+
+
+def _weights(least: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The a, b, c of the paper's (3.9) to (3.11), for singular values from ``least`` to 1."""
+    square = least**2
+    d = jnp.cbrt(4 * (1 - square)) * least ** (-4 / 3)
+    root = jnp.sqrt(1 + d)
+    a = root + jnp.sqrt(8 - 4 * d + 8 * (2 - square) / (square * root)) / 2
+    b = (a - 1) ** 2 / 4
+    return a, b, a + b - 1
+
+
+def _step_by_qr(
+    x: jax.Array, a: jax.Array, b: jax.Array, c: jax.Array, layout: RowMap, axes: Axes
+) -> jax.Array:
+    """``b/c x + (a - b/c) / sqrt(c) q1 q2^H`` for ``[sqrt(c) x; 1] = [q1; q2] r``."""
+    rows, size = layout.rows, layout.padded
+    local = jnp.arange(rows)
+    one = jnp.zeros_like(x).at[local, lax.axis_index(axes), local].set(1)
+    stack = jnp.concatenate([jnp.sqrt(c) * _flat(x), _flat(one)])
+    blocks = tuple((2 * rows * p, 2 * rows) for p in range(layout.devices))
+    both = RowMap(2 * size, layout.devices, 1, 2 * rows, blocks)
+    panels = Panels(both, size, layout.tile)
+    q = _householder.columns_of_q(_householder.factor(stack, panels, axes), panels, size, axes)
+    product = _products.times_adjoint(q[:rows], q[rows:], layout, axes)
+    return b / c * x + (a - b / c) / jnp.sqrt(c) * product
+
+
+def _step_by_cholesky(
+    x: jax.Array,
+    a: jax.Array,
+    b: jax.Array,
+    c: jax.Array,
+    layout: RowMap,
+    axes: Axes,
+    kernels: bool,
+) -> jax.Array:
+    """``b/c x + (a - b/c) x z^-1`` for ``z = 1 + c x^H x``."""
+    local, me = jnp.arange(layout.rows), lax.axis_index(axes)
+    z = c * _products.adjoint_times(x, _flat(x), layout, axes).reshape(x.shape)
+    z = z.at[local, me, local].add(1)
+    low, _ = _cholesky.factor(z, layout, axes, False, kernels)
+    return b / c * x + (a - b / c) * _solve_from_right(x, low, layout, axes)
+
+
+def _solve_from_right(x: jax.Array, low: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
+    """``x low^-H low^-1``: each device solves for its own rows, and gathers a panel at a time."""
+    tile, size = layout.tile, layout.tile * layout.devices
+    done: list[jax.Array] = []
+    panels = []
+    for s in range(layout.steps):
+        top, end = s * tile, (s + 1) * tile
+        panel = low[top:end, :, :end]
+        panels.append(panel)
+        whole = _in_order(_cholesky.gather_rows(panel, axes), tile)
+        here = x[:, :, top:end].reshape(-1, size)
+        if done:
+            here = here - gemm(jnp.concatenate(done, axis=1), adjoint(whole[:, : s * size]))
+        done.append(solve_right(here, whole[:, s * size :]))
+    left = jnp.concatenate(done, axis=1)
+    solved: list[jax.Array] = []
+    for s in reversed(range(layout.steps)):
+        whole = _in_order(_cholesky.gather_rows(panels[s], axes), tile)
+        here = lax.linalg.triangular_solve(
+            whole[:, s * size :], left[:, s * size :], left_side=False, lower=True
+        )
+        solved.append(here.reshape(-1, layout.devices, tile))
+        left = left[:, : s * size] - gemm(here, whole[:, : s * size])
+    return jnp.concatenate(solved[::-1], axis=2)
+
+
+def _in_order(columns: jax.Array, tile: int) -> jax.Array:
+    """(W, P, count) to (W, P count), the columns in the order of elimination."""
+    rows, devices, count = columns.shape
+    return columns.reshape(rows, devices, count // tile, tile).swapaxes(1, 2).reshape(rows, -1)

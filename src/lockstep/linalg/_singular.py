@@ -1,0 +1,280 @@
+"""The singular value decomposition and the polar decomposition of a sharded matrix.
+
+A tall matrix is factored first (Chan, "An improved algorithm for computing the singular value
+decomposition", 1982), a wide one as its adjoint. Of the triangle ``r``, either every device
+computes the whole decomposition with LAPACK, if it is small, or it is done by QDWH and `eigh`
+(Nakatsukasa and Higham, "Stable and efficient spectral divide and conquer algorithms", SIAM J. Sci.
+Comput. 35, 2013): ``r = u h`` and ``h = v s v^H``, so that ``r = (u v) s v^H``.
+
+Between the steps, matrices are global arrays of the devices' local rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from lockstep.linalg import (
+    _cpu_kernels,
+    _eigh,
+    _householder,
+    _products,
+    _qdwh,
+    _qr,
+    _redistribute,
+    _validation,
+)
+from lockstep.linalg._householder import Factored
+from lockstep.linalg._layout import Axes, RowMap
+from lockstep.linalg._qr import QRPlan, adjoint_rows
+from lockstep.linalg._tiles import adjoint, gemm
+from lockstep.linalg._validation import Placed
+
+REPLICATED_BELOW = _eigh.REPLICATED_BELOW
+"""Up to this smaller dimension every device decomposes the triangle with LAPACK."""
+
+METHODS = ("distributed", "replicated")
+
+
+def check_method(function: str, method: str | None) -> None:
+    if method not in (None, *METHODS):
+        raise ValueError(f"{function}: method is {method!r}; expected one of {', '.join(METHODS)}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The sharding of a matrix, what of its decomposition is wanted, and how it is computed."""
+
+    placed: Placed
+    shape: tuple[int, int]
+    tall: QRPlan
+    u: bool
+    vh: bool
+    is_full: bool
+    replicated: bool
+    kernels: bool
+
+    @classmethod
+    def of(
+        cls,
+        shape: Any,
+        placed: Placed,
+        u: bool,
+        vh: bool,
+        is_full: bool,
+        tile: int | None = None,
+        method: str | None = None,
+    ) -> Plan:
+        m, n = shape
+        turned = dataclasses.replace(placed, dimensions=placed.dimensions[::-1])
+        tall = QRPlan.of((n, m), turned, tile) if m < n else QRPlan.of((m, n), placed, tile)
+        small = min(m, n) <= REPLICATED_BELOW or placed.sharded.devices == 1
+        replicated = small if method is None else method == "replicated"
+        kernels = _cpu_kernels.available(_validation.platform(placed))
+        return cls(placed, (m, n), tall, u, vh, is_full, replicated, kernels)
+
+    @property
+    def is_wide(self) -> bool:
+        return self.shape[0] < self.shape[1]
+
+    @property
+    def square(self) -> Placed:
+        """The sharding of a matrix with the smaller dimension."""
+        return self.tall.result(self.tall.columns, self.tall.columns)
+
+
+class OfTriangle(NamedTuple):
+    """``r = u s v^H``: local rows of ``u`` and ``v`` (R, n), and ``s`` (n,)."""
+
+    u: jax.Array
+    s: jax.Array
+    v: jax.Array
+
+
+def _triangle_specs(axes: Axes) -> OfTriangle:
+    rows, everywhere = cast(Any, P(axes)), cast(Any, P())
+    return OfTriangle(rows, everywhere, rows)
+
+
+def result(plan: Plan, shape: tuple[int, int], turned: bool = False) -> Placed:
+    """A sharding for a matrix of this shape, as that of ``a`` or, ``turned``, as of its adjoint."""
+    dimensions = plan.placed.dimensions[::-1] if turned else plan.placed.dimensions
+    as_a = dataclasses.replace(plan.tall, placed=Placed(plan.placed.mesh, dimensions))
+    return dataclasses.replace(as_a.result(*shape), inside=plan.placed.inside)
+
+
+def decompose(a: jax.Array, plan: Plan) -> tuple[jax.Array, ...]:
+    """(u, s, vh), without what ``plan`` does not want."""
+    (m, n), k = plan.shape, min(plan.shape)
+    u_shape, vh_shape = ((m, m), (n, n)) if plan.is_full else ((m, k), (k, n))
+    if not k:
+        u, vh = (_qr.unit(result(plan, x), x, a.dtype) for x in (u_shape, vh_shape))
+        return (u,) * plan.u + (jnp.zeros(0, a.real.dtype),) + (vh,) * plan.vh
+    factored, triangle = _factor(a, plan)
+    found = _of_triangle(triangle, plan)
+    return _finish(factored, found, plan)
+
+
+def polar(a: jax.Array, plan: Plan) -> tuple[jax.Array, jax.Array]:
+    (m, n), square = plan.shape, plan.square
+    if not n:
+        u = _qr.unit(result(plan, (m, n)), (m, n), a.dtype)
+        return u, _qr.unit(square, (n, n), a.dtype)
+    factored, triangle = _factor(a, plan)
+    u, h = _polar_of_triangle(triangle, plan)
+    return _unitary_factor(factored, u, plan), _square_matrix(h, plan)
+
+
+@functools.partial(jax.jit, static_argnames="plan")
+def _factor(a: jax.Array, plan: Plan) -> tuple[Factored, jax.Array]:
+    """The QR factorization of the tall matrix, and the local rows of its triangle."""
+    tall = plan.tall
+
+    def body(shard: jax.Array) -> tuple[Factored, jax.Array]:
+        rows = tall.take_adjoint(shard, plan.placed) if plan.is_wide else tall.take(shard)
+        factored = _householder.factor(rows, tall.panels, tall.axes)
+        return factored, factored.triangle
+
+    return tall.map(body, plan.placed.spec, (tall.factored_specs(), P(tall.axes)))(a)
+
+
+@functools.partial(jax.jit, static_argnames="plan")
+def _polar_of_triangle(triangle: jax.Array, plan: Plan) -> tuple[jax.Array, jax.Array]:
+    """Local rows (R, n) of the factors ``u`` and ``h``."""
+    tall, layout = plan.tall, plan.tall.panels.triangle
+
+    def body(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+        if plan.replicated:
+            u, s, vh = _by_lapack(rows, plan)
+            return _local(gemm(u, vh), plan), _local(gemm(adjoint(vh) * s, vh), plan)
+        u, h = _qdwh.polar(rows, layout, tall.axes, plan.kernels)
+        u, h = (_redistribute.columns_from_slots(x, layout) for x in (u, h))
+        return u, h
+
+    rows = P(tall.axes)
+    return tall.map(body, rows, (rows, rows))(triangle)
+
+
+def _of_triangle(triangle: jax.Array, plan: Plan) -> OfTriangle:
+    if plan.replicated:
+        return _of_small_triangle(triangle, plan)
+    u, h = _polar_of_triangle(triangle, plan)
+    n, square = plan.tall.columns, plan.square
+    problem = _eigh.Problem(square, True, plan.u or plan.vh, 0, n, False, plan.kernels, n)
+    found = _eigh.compute(_square_matrix(h, plan), problem)
+    if not problem.vectors:
+        nothing = jnp.zeros((0, 0), triangle.dtype)
+        return OfTriangle(nothing, jnp.sort(jnp.abs(found))[::-1], nothing)
+    values, vectors = found
+    return _turned(u, values, vectors, plan)
+
+
+@functools.partial(jax.jit, static_argnames="plan")
+def _of_small_triangle(triangle: jax.Array, plan: Plan) -> OfTriangle:
+    def body(rows: jax.Array) -> OfTriangle:
+        u, s, vh = _by_lapack(rows, plan)
+        return OfTriangle(_local(u, plan), s, _local(adjoint(vh), plan))
+
+    axes = plan.tall.axes
+    return plan.tall.map(body, P(axes), _triangle_specs(axes))(triangle)
+
+
+def _by_lapack(rows: jax.Array, plan: Plan) -> tuple[jax.Array, jax.Array, jax.Array]:
+    layout = plan.tall.panels.triangle
+    whole = lax.all_gather(rows, plan.tall.axes, tiled=True)
+    u, s, vh = jnp.linalg.svd(
+        whole[jnp.asarray(layout.slot_of_row[: layout.n])], full_matrices=False, compute_uv=True
+    )
+    return u, s, vh
+
+
+def _local(whole: jax.Array, plan: Plan) -> jax.Array:
+    """The local rows of a matrix that every device has, zero where padded."""
+    layout = plan.tall.panels.triangle
+    mine = jnp.asarray(layout.row_of_slot)[lax.axis_index(plan.tall.axes)]
+    return jnp.take(whole, mine, axis=0, mode="fill", fill_value=0)
+
+
+@functools.partial(jax.jit, static_argnames="plan")
+def _square_matrix(rows: jax.Array, plan: Plan) -> jax.Array:
+    layout, placed = plan.tall.panels.triangle, plan.square
+    return plan.tall.map(
+        lambda rows: _qr.give(rows, layout, placed), P(plan.tall.axes), placed.spec
+    )(rows)
+
+
+@functools.partial(jax.jit, static_argnames="plan")
+def _turned(u: jax.Array, values: jax.Array, vectors: jax.Array, plan: Plan) -> OfTriangle:
+    """From ``r = u h`` and the eigenvalues and eigenvectors of ``h``.
+
+    Rounding can make an eigenvalue negative; its sign goes to the left vector.
+    """
+    axes, layout, square = plan.tall.axes, plan.tall.panels.triangle, plan.square
+
+    def body(u: jax.Array, values: jax.Array, shard: jax.Array) -> OfTriangle:
+        order = jnp.argsort(-jnp.abs(values))
+        values = values[order]
+        v = _redistribute.rows_from_shard(shard, square.sharded, layout.n, layout)[:, order]
+        sign = jnp.where(values < 0, -1, 1).astype(v.dtype)
+        slots = _redistribute.columns_to_slots(u, layout)
+        return OfTriangle(_products.times(slots, v * sign, layout, axes), jnp.abs(values), v)
+
+    specs, out = (P(axes), P(), square.spec), _triangle_specs(axes)
+    return plan.tall.map(body, specs, out)(u, values, vectors)
+
+
+@functools.partial(jax.jit, static_argnames="plan")
+def _finish(factored: Factored, found: OfTriangle, plan: Plan) -> tuple[jax.Array, ...]:
+    """The matrices that are wanted, as shards of the caller's sharding."""
+    (m, n), k, axes = plan.shape, min(plan.shape), plan.tall.axes
+    tall, panels, short = plan.tall, plan.tall.panels, plan.tall.panels.triangle
+    height = max(m, n) if plan.is_full else k
+    wants_long = plan.vh if plan.is_wide else plan.u
+    u_placed, vh_placed = (
+        result(plan, (m, m if plan.is_full else k)),
+        result(plan, (n if plan.is_full else k, n)),
+    )
+
+    def body(factored: Factored, found: OfTriangle) -> tuple[jax.Array, ...]:
+        long = short_rows = (found.v, short)
+        if wants_long:
+            long = (_expanded(factored, found.u, plan, height), panels.layout)
+        left, right = (short_rows, long) if plan.is_wide else (long, short_rows)
+        results = [_qr.give(*left, u_placed)] if plan.u else []
+        results.append(found.s)
+        if plan.vh:
+            rows, held = right
+            wanted = RowMap.cyclic(rows.shape[1], short.devices, short.tile)
+            results.append(_qr.give(adjoint_rows(rows, held, wanted, axes), wanted, vh_placed))
+        return tuple(results)
+
+    specs = (tall.factored_specs(), _triangle_specs(axes))
+    out = (u_placed.spec,) * plan.u + (P(),) + (vh_placed.spec,) * plan.vh
+    return tall.map(body, specs, out)(factored, found)
+
+
+def _expanded(factored: Factored, u: jax.Array, plan: Plan, width: int) -> jax.Array:
+    """``q [u; 0]``, or with more columns ``q [u 0; 0 1]``: local rows of the tall matrix."""
+    panels, axes = plan.tall.panels, plan.tall.axes
+    mine, count = panels.mine(axes), panels.count
+    spare = panels.layout.rows - u.shape[0]
+    u = jnp.pad(u, ((0, max(spare, 0)), (0, 0)))[: panels.layout.rows]
+    head = jnp.where(mine[:, None] < count, u, 0)
+    rest = (mine[:, None] == jnp.arange(count, width)).astype(u.dtype)
+    return _householder.apply(factored, jnp.concatenate([head, rest], axis=1), panels, axes)
+
+
+@functools.partial(jax.jit, static_argnames="plan")
+def _unitary_factor(factored: Factored, u: jax.Array, plan: Plan) -> jax.Array:
+    tall, rows, out = plan.tall, P(plan.tall.axes), result(plan, plan.shape)
+
+    def body(factored: Factored, u: jax.Array) -> jax.Array:
+        return _qr.give(_expanded(factored, u, plan, plan.shape[1]), tall.panels.layout, out)
+
+    return tall.map(body, (tall.factored_specs(), rows), out.spec)(factored, u)
