@@ -20,7 +20,7 @@ And for matrices of any shape:
 
     _panel, _householder                 QR of one panel of columns; of a matrix, panel by panel
     _qdwh, _singular                     the unitary polar factor; polar and singular values
-    _qr, _least_squares, _svd, _polar    the public functions
+    _qr, _least_squares, _svd, _polar, _rank    the public functions
 """
 
 from lockstep.linalg._determinant import SlogdetResult as SlogdetResult
@@ -38,6 +38,11 @@ from lockstep.linalg._lu_factor import lu_factor as lu_factor
 from lockstep.linalg._lu_factor import lu_solve as lu_solve
 from lockstep.linalg._polar import polar as polar
 from lockstep.linalg._qr import qr as qr
+from lockstep.linalg._rank import lstsq as lstsq
+from lockstep.linalg._rank import matrix_rank as matrix_rank
+from lockstep.linalg._rank import null_space as null_space
+from lockstep.linalg._rank import orth as orth
+from lockstep.linalg._rank import pinv as pinv
 from lockstep.linalg._shard_map import potri_shardmap_ctx as potri_shardmap_ctx
 from lockstep.linalg._shard_map import potrs_shardmap_ctx as potrs_shardmap_ctx
 from lockstep.linalg._shard_map import syevd_shardmap_ctx as syevd_shardmap_ctx
