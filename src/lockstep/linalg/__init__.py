@@ -21,8 +21,13 @@ And for matrices of any shape:
     _panel, _householder                 QR of one panel of columns; of a matrix, panel by panel
     _qdwh, _singular                     the unitary polar factor; polar and singular values
     _qr, _least_squares, _svd, _polar, _rank    the public functions
+    _context         four of them inside a `jax.jit` or a `jax.shard_map`, as jaxmg calls them
 """
 
+from lockstep.linalg._context import gesvd_shardmap_ctx as gesvd_shardmap_ctx
+from lockstep.linalg._context import least_squares_shardmap_ctx as least_squares_shardmap_ctx
+from lockstep.linalg._context import polar_shardmap_ctx as polar_shardmap_ctx
+from lockstep.linalg._context import qr_shardmap_ctx as qr_shardmap_ctx
 from lockstep.linalg._determinant import SlogdetResult as SlogdetResult
 from lockstep.linalg._determinant import cond as cond
 from lockstep.linalg._determinant import det as det

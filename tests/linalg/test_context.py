@@ -1,0 +1,71 @@
+"""The ``_shardmap_ctx`` forms: inside a jax.jit, as jaxmg calls them, and inside a shard_map."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import lockstep.linalg as la
+from lanes import sample
+from linalg.matrices import assert_close, full, mesh, put
+
+M, N = 24, 8
+
+
+def check(found: dict[str, Any], a: np.ndarray, b: np.ndarray) -> None:
+    q, r, status = found["qr"]
+    assert_close(np.asarray(q) @ np.asarray(r), a)
+    assert_close(np.asarray(q).T @ np.asarray(q), np.eye(N))
+    statuses = [status]
+    same_a, same_b, x, status = found["least_squares"]
+    assert_close(same_a, a)
+    assert_close(same_b, b)
+    assert_close(x, np.linalg.lstsq(a, b)[0], 1000)
+    statuses.append(status)
+    _, u, s, vh, status = found["gesvd"]
+    assert_close((np.asarray(u) * np.asarray(s)) @ np.asarray(vh), a)
+    statuses.append(status)
+    u, h, status = found["polar"]
+    assert_close(np.asarray(u) @ np.asarray(h), a)
+    assert [x.tolist() for x in (*statuses, status)] == [[0]] * 4
+
+
+def call(a: jax.Array, b: jax.Array, **where: Any) -> dict[str, Any]:
+    return {
+        "qr": la.qr_shardmap_ctx(a, 2, **where),
+        "least_squares": la.least_squares_shardmap_ctx(a, b, 2, **where),
+        "gesvd": la.gesvd_shardmap_ctx(a, 2, **where),
+        "polar": la.polar_shardmap_ctx(a, 2, **where),
+    }
+
+
+def test_inside_a_jit() -> None:
+    over, specs = mesh((2,)), P("x", None)
+    a, b = full((M, N), np.float64), full((M, 3), np.float64, 1)
+    run = jax.jit(functools.partial(call, mesh=over, matrix_specs=specs))
+    check(run(put(a, over, specs), put(b, over, P())), a, b)
+
+
+@sample(("shape", "spec"), [((2,), P("x")), ((2, 2), P("y", "x"))], 0)
+def test_inside_a_shard_map(shape: tuple[int, ...], spec: P) -> None:
+    over = mesh(shape)
+    a, b = full((M, N), np.float64), full((M, 3), np.float64, 1)
+    run = functools.partial(call, in_specs=spec)
+    out = {
+        "qr": (spec, spec, P()),
+        "least_squares": (spec, P(), P(), P()),
+        "gesvd": (spec, spec, P(), spec, P()),
+        "polar": (spec, spec, P()),
+    }
+    mapped = jax.shard_map(run, mesh=over, in_specs=(spec, P()), out_specs=out, check_vma=False)
+    check(jax.jit(mapped)(put(a, over, spec), put(b, over, P())), a, b)
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match="polar: a is 4 x 8; expected at least as many rows"):
+        la.polar_shardmap_ctx(put(np.ones((4, 8)), mesh((2,)), P("x")), 2)
