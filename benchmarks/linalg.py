@@ -2,6 +2,7 @@
 
     python benchmarks/linalg.py --routines posv potri syevd --sizes 1024 2048
     python benchmarks/linalg.py --routines posv --sizes 4096 8192 --rhs 1 64 --rounds 3
+    python benchmarks/linalg.py --routines qr gels --sizes 4096 65536x256
     python benchmarks/linalg.py --gpu          # on a machine with a GPU: beside cuSOLVER, same card
 
 ScaLAPACK is Debian's (libscalapack-openmpi-dev with libopenblas0-pthread; with Debian's plain BLAS
@@ -31,26 +32,39 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve()
-ROUTINES = ("posv", "potri", "syevd", "gesv")
+ROUTINES = (
+    "posv",
+    "potri",
+    "gesv",
+    "syevd",
+    "sygvx",
+    "qr",
+    "gels",
+    "gesvd",
+    "gesvd_values",
+    "polar",
+)
+DOMINANT = ("posv", "potri")
+WITH_B = ("posv", "gesv", "gels")
 PEAKS = 2
 """Further calls of which the memory is measured. What was free is given back to the system before
 each, which costs time: ScaLAPACK's driver keeps its memory from one call to the next."""
 
 
-def _matrix(n: int, dtype: Any, routine: str, sharding: Any) -> Any:
+def _matrix(m: int, n: int, dtype: Any, routine: str, sharding: Any) -> Any:
     import jax
     import jax.numpy as jnp
 
     def make() -> Any:
-        i = jnp.arange(n, dtype=jnp.uint32)
-        low, high = jnp.broadcast_arrays(i[:, None], i)
+        i, j = jnp.arange(m, dtype=jnp.uint32)[:, None], jnp.arange(n, dtype=jnp.uint32)
+        low, high = jnp.broadcast_arrays(i, j)
         if routine != "gesv":
             low, high = jnp.minimum(low, high), jnp.maximum(low, high)
         h = (high * jnp.uint32(2654435761)) ^ (low * jnp.uint32(40503) + jnp.uint32(977))
         h = (h ^ (h >> 15)) * jnp.uint32(2246822519)
         h = h ^ (h >> 13)
         a = h.astype(dtype) / 4294967296.0 - 0.5
-        return a + n * (i[:, None] == i) if routine in ("posv", "potri") else a
+        return a + n * (i == j) if routine in DOMINANT else a
 
     return jax.jit(make, out_shardings=sharding)()
 
@@ -68,6 +82,12 @@ def _calls(routine: str, distributed: bool) -> Callable[..., Any]:
             "potri": lambda a, b: la.potri(a),
             "syevd": lambda a, b: la.syevd(a),
             "gesv": lambda a, b: la.solve(a, b, donate=True),
+            "sygvx": lambda a, b: la.eigh(a, b),
+            "qr": lambda a, b: la.qr(a, donate=True),
+            "gels": lambda a, b: la.least_squares(a, b),
+            "gesvd": lambda a, b: la.svd(a, False),
+            "gesvd_values": lambda a, b: la.svdvals(a),
+            "polar": lambda a, b: la.polar(a),
         }
         return ours[routine]
     scipy = jax.scipy.linalg
@@ -76,8 +96,33 @@ def _calls(routine: str, distributed: bool) -> Callable[..., Any]:
         "potri": lambda a, b: scipy.cho_solve(scipy.cho_factor(a, lower=True), jnp.eye(len(a))),
         "syevd": lambda a, b: jnp.linalg.eigh(a, symmetrize_input=False),
         "gesv": jnp.linalg.solve,
+        "sygvx": _generalized_alone,
+        "qr": lambda a, b: jnp.linalg.qr(a),
+        "gels": _least_squares_alone,
+        "gesvd": lambda a, b: jnp.linalg.svd(a, full_matrices=False),
+        "gesvd_values": lambda a, b: jnp.linalg.svd(a, compute_uv=False),
+        "polar": lambda a, b: scipy.polar(a),
     }
     return jax.jit(alone[routine])
+
+
+def _generalized_alone(a: Any, b: Any) -> Any:
+    import jax.numpy as jnp
+    from jax.scipy.linalg import solve_triangular
+
+    low = jnp.linalg.cholesky(b, symmetrize_input=False)
+    half = solve_triangular(low, a, lower=True)
+    c = solve_triangular(low, half.T, lower=True)
+    values, vectors = jnp.linalg.eigh(c, symmetrize_input=False)
+    return values, solve_triangular(low, vectors, trans=1, lower=True)
+
+
+def _least_squares_alone(a: Any, b: Any) -> Any:
+    import jax.numpy as jnp
+    from jax.scipy.linalg import solve_triangular
+
+    q, r = jnp.linalg.qr(a)
+    return solve_triangular(r, q.T @ b)
 
 
 def worker(options: argparse.Namespace) -> None:
@@ -94,14 +139,18 @@ def worker(options: argparse.Namespace) -> None:
     jax.config.update("jax_enable_x64", options.dtype == "float64")
     devices = jax.devices() if distributed else jax.devices()[:1]
     mesh = jax.make_mesh((len(devices),), ("x",), (AxisType.Auto,), devices=devices)
-    [n], routine = options.sizes, options.worker
+    [(m, n)], routine = options.sizes, options.worker
+    rows = NamedSharding(mesh, P("x"))
     for rhs in options.rhs:
-        b = jax.device_put(np.ones((n, rhs), options.dtype), NamedSharding(mesh, P()))
+        if routine == "sygvx":
+            b = _matrix(n, n, options.dtype, "posv", rows)
+        else:
+            b = jax.device_put(np.ones((m, rhs), options.dtype), NamedSharding(mesh, P()))
         call, seconds, peaks = _calls(routine, distributed), [], []
         for repeat in range(options.repeats + 1 + PEAKS * distributed):
             measured = repeat > options.repeats
             free = _resident() if measured else 0
-            a = _matrix(n, options.dtype, routine, NamedSharding(mesh, P("x")))
+            a = _matrix(m, n, options.dtype, routine, rows)
             jax.block_until_ready(a)
             reset = _reset_peak() if measured else False
             start = time.perf_counter()
@@ -110,7 +159,7 @@ def worker(options: argparse.Namespace) -> None:
             if measured:
                 arrays = [*jax.tree.leaves(found), b]
                 share = sum(_bytes_here(x) for x in arrays)
-                share += len(jax.local_devices()) * n * n // len(devices) * b.dtype.itemsize
+                share += len(jax.local_devices()) * m * n // len(devices) * b.dtype.itemsize
                 peaks.append((_resident("VmHWM") - free) / share if reset else float("nan"))
                 del arrays
             del a, found
@@ -150,14 +199,16 @@ def _run(command: list[str], env: dict[str, str]) -> str:
     return done.stdout
 
 
-def measure(options: argparse.Namespace, routine: str, n: int, distributed: bool) -> list[dict]:
+def measure(
+    options: argparse.Namespace, routine: str, size: tuple[int, int], distributed: bool
+) -> list[dict]:
     """One launch; a result for each number of right-hand sides."""
     arguments = [
         str(HERE),
         "--worker",
         routine,
         "--sizes",
-        str(n),
+        "{}x{}".format(*size),
         "--rhs",
         *widths(options, routine),
     ]
@@ -176,8 +227,14 @@ def measure(options: argparse.Namespace, routine: str, n: int, distributed: bool
     return [json.loads(line[line.index("{") :]) for line in lines]
 
 
+def size_of(text: str) -> tuple[int, int]:
+    """(rows, columns) of "N" or "MxN"."""
+    m, _, n = text.partition("x")
+    return int(m), int(n or m)
+
+
 def widths(options: argparse.Namespace, routine: str) -> list[str]:
-    return [str(k) for k in options.rhs] if routine in ("posv", "gesv") else ["1"]
+    return [str(k) for k in options.rhs] if routine in WITH_B else ["1"]
 
 
 class ScaLAPACK:
@@ -186,7 +243,7 @@ class ScaLAPACK:
     def __init__(self, options: argparse.Namespace, folder: str) -> None:
         self.ranks, self.repeats = options.processes, options.repeats
         self.binary: str | None = str(Path(folder) / "scalapack")
-        self.best: dict[tuple[str, int], tuple[int, tuple[int, int]]] = {}
+        self.best: dict[tuple[str, tuple[int, int]], tuple[int, tuple[int, int]]] = {}
         if not (shutil.which("mpicc") and shutil.which("mpirun")) or options.dtype != "float64":
             self.binary = None
             return
@@ -197,9 +254,9 @@ class ScaLAPACK:
             print(f"no ScaLAPACK: {built.stderr.strip().splitlines()[-1]}", file=sys.stderr)
             self.binary = None
 
-    def seconds(self, routine: str, n: int, rhs: str) -> float | None:
+    def seconds(self, routine: str, n: tuple[int, int], rhs: str) -> float | None:
         """The least of the repeats with the best block size and grid; None without ScaLAPACK."""
-        if self.binary is None:
+        if self.binary is None or routine == "polar":
             return None
         if (routine, n) not in self.best:
             grids = sorted({(1, self.ranks), (self.ranks, 1)})
@@ -213,24 +270,33 @@ class ScaLAPACK:
         return self._run(routine, n, rhs, *self.best[routine, n], self.repeats + 1)
 
     def _run(
-        self, routine: str, n: int, rhs: str, block: int, grid: tuple[int, int], repeats: int
+        self,
+        routine: str,
+        size: tuple[int, int],
+        rhs: str,
+        block: int,
+        grid: tuple[int, int],
+        repeats: int,
     ) -> float:
         command = ["mpirun", "--oversubscribe", "-n", str(self.ranks)]
         command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        command += [str(self.binary), routine, str(n), rhs, str(block)]
+        command += [str(self.binary), routine, *map(str, size), rhs, str(block)]
         command += [*map(str, grid), str(repeats)]
         out = _run(command, {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
         return min(map(float, out.split()))
 
 
-def compare(options: argparse.Namespace, routine: str, n: int, peer: ScaLAPACK) -> list[dict]:
+def compare(
+    options: argparse.Namespace, routine: str, size: tuple[int, int], peer: ScaLAPACK
+) -> list[dict]:
     """Ours, ScaLAPACK's and one process's in turn, ``rounds`` times: the least of each."""
     rows: list[dict] = []
     for _ in range(options.rounds):
-        ours, one = measure(options, routine, n, True), measure(options, routine, n, False)
+        ours, one = measure(options, routine, size, True), measure(options, routine, size, False)
         for k, (mine, alone) in enumerate(zip(ours, one, strict=True)):
-            theirs = None if options.gpu else peer.seconds(routine, n, str(mine["rhs"]))
-            now = {**mine, "routine": routine, "n": n, "one": alone["seconds"], "scalapack": theirs}
+            theirs = None if options.gpu else peer.seconds(routine, size, str(mine["rhs"]))
+            now = {**mine, "routine": routine, "m": size[0], "n": size[1]}
+            now |= {"one": alone["seconds"], "scalapack": theirs}
             if k == len(rows):
                 rows.append(now)
             for key in ("seconds", "one", "scalapack"):
@@ -242,8 +308,10 @@ def compare(options: argparse.Namespace, routine: str, n: int, peer: ScaLAPACK) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--routines", nargs="+", choices=ROUTINES, default=list(ROUTINES))
-    parser.add_argument("--sizes", nargs="+", type=int, default=[1024, 2048])
-    parser.add_argument("--rhs", nargs="+", type=int, default=[1], help="for posv and gesv only")
+    parser.add_argument(
+        "--sizes", nargs="+", type=size_of, default=[(1024,) * 2, (2048,) * 2], help="N or MxN"
+    )
+    parser.add_argument("--rhs", nargs="+", type=int, default=[1], help="for posv, gesv and gels")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--devices", type=int, default=1, help="devices of each process")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float64")
@@ -258,13 +326,13 @@ def main() -> None:
         worker(options)
         return
     heads = ("ours s", "first s", "peak/share", "/ScaLAPACK", "/one")
-    print(f"{'routine':8}{'n':>6}{'rhs':>4}" + "".join(f"{head:>12}" for head in heads))
+    print(f"{'routine':12}{'n':>10}{'rhs':>4}" + "".join(f"{head:>12}" for head in heads))
     rows: list[dict] = []
     with tempfile.TemporaryDirectory() as folder:
         peer = ScaLAPACK(options, folder)
         for routine in options.routines:
-            for n in options.sizes:
-                found = compare(options, routine, n, peer)
+            for size in options.sizes:
+                found = compare(options, routine, size, peer)
                 rows += found
                 print("\n".join(map(as_line, found)), flush=True)
     if options.json:
@@ -274,9 +342,11 @@ def main() -> None:
 def as_line(row: dict) -> str:
     """One line of the table: ratios above 1 say that we are faster."""
     ours, peer = row["seconds"], row["scalapack"]
+    m, n = row["m"], row["n"]
+    size = str(n) if m == n else f"{m}x{n}"
     against = "-" if peer is None else f"{peer / ours:.2f}"
     return (
-        f"{row['routine']:8}{row['n']:6}{row['rhs']:4}{ours:12.3f}{row['first']:12.1f}"
+        f"{row['routine']:12}{size:>10}{row['rhs']:4}{ours:12.3f}{row['first']:12.1f}"
         f"{row['peak']:12.2f}{against:>12}{row['one'] / ours:12.2f}"
     )
 
