@@ -202,6 +202,10 @@ def _names(output: str, culprit: int) -> bool:
     )
 
 
+_OURS = re.compile(r"\S+Error: lockstep: |(?:only )?process|a collective|the same")
+"""How the launcher's words for the end of a process begin, where the watch has ended it."""
+
+
 def _of_process(said: dict[str, Any], failure: str, ended: float | None) -> str:
     if "number" in said or "wrong" in said:
         return "wrong number"
