@@ -10,14 +10,20 @@ import lockstep
 import jax, jax.numpy as jnp
 from lockstep import _jax_compat
 
-slow, learned, fast = [], [], []
+begun, ended, learned, fast = [], [], [], []
+def begin(executable):
+    begun.append(executable)
+    return executable
 _jax_compat.note_launches(
-    slow.append, lambda *told: learned.append(told), lambda *told: fast.append(told)
+    begin,
+    lambda *told: ended.append(told),
+    lambda *told: learned.append(told),
+    lambda *told: fast.append(told),
 )
 step = jax.jit(lambda x: x + 1)
 x = jnp.ones(3)
 step(x)
-assert len(slow) >= 1, slow
+assert begun and ended == [(executable, None) for executable in begun]
 assert any(function is step.__wrapped__ for function, _ in learned), learned
 before = len(fast)
 step(x)
@@ -30,6 +36,12 @@ assert len(fast) == before + 3, "the thread has lost the hook"
 jax.config.update("jax_debug_nans", True)
 step(x)
 assert len(fast) >= before + 4
+def fails(x):
+    raise ValueError("bad")
+try:
+    jax.block_until_ready(jax.jit(lambda x: jax.pure_callback(fails, x, x))(x))
+except Exception as error:
+    assert ended[-1][1] in (None, error)
 try:
     jax.jit(lambda x: x / 0 * 0)(jnp.zeros(3))
 except FloatingPointError:

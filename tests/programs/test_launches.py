@@ -80,6 +80,10 @@ def fast(of: Record, jitted: Jitted, results: Any = EVERYWHERE) -> None:
     of.fast(jitted, (), {}, results)
 
 
+def slow(of: Record, fingerprint: bytes, error: Exception | None = None) -> None:
+    of.end(of.begin(Executable(fingerprint)), error)
+
+
 def function(of: Record, *executables: bytes) -> Jitted:
     jitted = Jitted(lambda: None)
     for each in executables:
@@ -92,7 +96,7 @@ def test_launches_by_both_paths_are_in_order(programs: Any) -> None:
     sites: list[model.Site] = []
     own.new_sites = sites.extend
     step, other = function(own, b"step"), function(own, b"other")
-    own.slow(Executable(b"step"))
+    slow(own, b"step")
     fast(own, step)
     fast(own, other)
     found = own.read()
@@ -106,8 +110,8 @@ def test_launches_by_both_paths_are_in_order(programs: Any) -> None:
 
 def test_programs_of_this_process_or_without_collectives_are_left_out(programs: Any) -> None:
     own = record()
-    own.slow(Executable(b"not of several processes"))
-    own.slow(Executable(b"quiet"))
+    slow(own, b"not of several processes")
+    slow(own, b"quiet")
     fast(own, function(own, b"quiet"))
     fast(own, Jitted(lambda: None))
     assert entries(own) == []
@@ -201,6 +205,29 @@ def test_a_call_that_does_not_return_is_a_launch(programs: Any) -> None:
     fast(own, other)  # it was in another call
     assert [n for n, *_ in entries(own)] == [0, 1, 2]
     assert entries(own)[2][1] != entries(own)[1][1]
+
+
+def test_a_call_by_python_code_is_in_flight_until_it_returns(programs: Any) -> None:
+    own = record()
+    begun = own.begin(Executable(b"step"))
+    own.look(None, in_flight=False)
+    assert [(n, s) for n, _, s in entries(own)] == [(0, State.ENTERED)]
+    own.end(begun, None)
+    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE)]
+
+
+def test_a_call_that_raises_is_no_launch(programs: Any) -> None:
+    own = record()
+    slow(own, b"step", ValueError("a deleted array"))
+    slow(own, b"step")
+    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE)]
+
+
+def test_a_call_whose_collective_fails_is_a_launch_that_raised(programs: Any) -> None:
+    own = record()
+    slow(own, b"step")
+    slow(own, b"other", RuntimeError("UNKNOWN: Gloo all-reduce failed: closed"))
+    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE), (1, State.RAISED)]
 
 
 def test_a_launch_that_has_failed_stays_so(programs: Any) -> None:

@@ -50,12 +50,12 @@ class Process:
                 Entry(at + 1, CLIQUE, run_id, 1, 0, 0, at, Op.PROGRAM, 0, 0, State.DONE, 1, 1, 1)
             )
 
-    def differs(self) -> bool:
+    def differs(self, is_last: bool = False) -> bool:
         ring = Ring(0, 0, len(self.entries), tuple(self.entries[-1024:]))
         record = ProcessRecord(
             self.number, 3, 1, "vm", "", cliques=((CLIQUE, self.members),), rings=(ring,)
         )
-        return self.launches.differ(record)
+        return self.launches.differ(record, is_last)
 
 
 def two() -> tuple[Process, Process]:
@@ -106,6 +106,14 @@ def test_programs_of_some_processes_are_compared_with_the_first_of_them() -> Non
     third.launch(6)
     assert not second.differs()
     assert third.differs()
+
+
+def test_whichever_process_ends_last_sees_what_differs() -> None:
+    for order in ((0, 1), (1, 0)):
+        processes = two()
+        processes[0].launch(5, 6)
+        processes[1].launch(5, 7)
+        assert [processes[i].differs(is_last=True) for i in order] == [False, True]
 
 
 @given(st.lists(st.integers(1, 3), max_size=300), st.data())

@@ -78,6 +78,7 @@ from lockstep._jax_compat.survival import SURVIVAL_LOST as SURVIVAL_LOST
 from lockstep._jax_compat.survival import Survival as Survival
 from lockstep._jax_compat.survival import is_recoverable as is_recoverable
 from lockstep._jax_compat.survival import survive_dead_peers as survive_dead_peers
+from lockstep._jax_compat.texts import is_of_collective as is_of_collective
 from lockstep._jax_compat.tracing import current_mesh as current_mesh
 from lockstep._jax_compat.tracing import is_tracer as is_tracer
 from lockstep._jax_compat.tracing import meshes_in as meshes_in

@@ -14,17 +14,20 @@ LAUNCHES_LOST = (
 
 
 def note_launches(
-    slow: Callable[[Any], None],
+    begin: Callable[[Any], Any],
+    end: Callable[[Any, BaseException | None], None],
     learn: Callable[[Any, Any], None],
     fast: Callable[..., None],
 ) -> None:
-    """Has each execution of a compiled program noted; the three functions must raise nothing.
+    """Has each execution of a compiled program noted; the functions must raise nothing.
 
-    ``slow(executable)`` is called before an execution by Python code: the first of a program, and
-    all of one for which JAX has no fast path. ``learn(function, executable)`` says that JAX
-    executes the program by its fast path from then on, in calls of ``function``; and
+    An execution by Python code is the first of a program, or one of a program for which JAX has no
+    fast path: it lies between ``begin(executable)`` and ``end``, which gets what ``begin`` has
+    returned and what the execution has raised. ``learn(function, executable)`` says that JAX
+    executes the program by its fast path from then on, in calls of ``function``;
     ``fast(jitted, args, kwargs, results)`` is called after each of these, with
-    ``jitted.__wrapped__`` as the function; not for a program that was compiled ahead of time.
+    ``jitted.__wrapped__`` as the function. It has no function where the program was compiled ahead
+    of time.
     """
     pxla: Any = importlib.import_module("jax._src.interpreters.pxla")
     pjit: Any = importlib.import_module("jax._src.pjit")
@@ -33,8 +36,14 @@ def note_launches(
     state = api._post_hook_state
 
     def execute(self: Any, *args: Any) -> Any:
-        slow(self.xla_executable)
-        return call(self, *args)
+        begun = begin(self.xla_executable)
+        try:
+            results = call(self, *args)
+        except BaseException as error:
+            end(begun, error)
+            raise
+        end(begun, None)
+        return results
 
     def get_fastpath_data(executable: Any, *args: Any, **options: Any) -> Any:
         data = fastpath(executable, *args, **options)

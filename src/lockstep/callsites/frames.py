@@ -10,9 +10,11 @@ the site is unknown, and an unknown site is equal to every other one.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import hashlib
+import inspect
 import itertools
 import json
 import linecache
@@ -209,6 +211,29 @@ def text_of_call(frame: FrameType) -> str:
     ends[-1:] = [line[:end] for line in ends[-1:]]
     ends[:1] = [line[begin:] for line in ends[:1]]
     return b"".join(ends).decode()
+
+
+def called(frame: FrameType) -> Any:
+    """What is called where a frame stands, if that is a call of a plain name; None: not known.
+
+    ``step(x)`` and ``self.step(x)`` are; ``step(x).block_until_ready()`` is no call of ``step``.
+    Runs no code of the program.
+    """
+    try:
+        call = ast.parse(text_of_call(frame), mode="eval").body
+    except (SyntaxError, ValueError):
+        return None
+    names: list[str] = []
+    at = call.func if isinstance(call, ast.Call) else None
+    while isinstance(at, ast.Attribute):
+        names.append(at.attr)
+        at = at.value
+    if not isinstance(at, ast.Name):
+        return None
+    found = frame.f_locals.get(at.id, frame.f_globals.get(at.id))
+    for name in reversed(names):
+        found = inspect.getattr_static(found, name, None)
+    return found
 
 
 @functools.cache

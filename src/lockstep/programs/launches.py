@@ -6,7 +6,7 @@ plug-in record each collective, which says more. The record has the form of the 
 that reads this. A program counts if it runs on devices of several processes and has collectives.
 
 JAX tells of a launch after it has dispatched the program. So an entry says that the program was
-launched; whether it has ended is looked up by who asks (`Record.read`).
+launched; whether it has ended is looked up when nothing was launched for a while (`Record.look`).
 """
 
 from __future__ import annotations
@@ -89,6 +89,8 @@ class Record:
         self._written = 0
         self._guess: _Launched | None = None
         """A launch that is believed to be in JAX now, which is recorded already."""
+        self._is_inside = False
+        """Whether the main thread is between `begin` and `end`."""
         self._has_failed = False
         self._is_marked = False
         """Whether the last launch is said to be in flight."""
@@ -104,9 +106,27 @@ class Record:
 
     # What JAX calls
 
-    def slow(self, executable: Any) -> None:
-        if launched := self._of_executable(executable):
-            self._add(launched)
+    def begin(self, executable: Any) -> _Launched | None:
+        """Python code is about to execute a program; returns what `end` needs."""
+        launched = self._of_executable(executable)
+        if launched is not None and threading.get_ident() == self._main:
+            self._guess_that(launched, is_sure=True)
+            self._is_inside = True
+        return launched
+
+    def end(self, launched: _Launched | None, error: BaseException | None) -> None:
+        """The program has been dispatched, or has raised ``error``."""
+        if launched is None:
+            return
+        with self._lock:
+            if threading.get_ident() == self._main:
+                self._is_inside = False
+            if error is None:
+                self._add(launched)
+            elif _jax_compat.is_of_collective(str(error)):
+                self.failed(None)
+            elif self._guess is launched:
+                self._withdraw()
 
     def learn(self, function: Any, executable: Any) -> None:
         if function is None:  # JAX's own call of a function under a derivative, say
@@ -250,16 +270,20 @@ class Record:
         known = self._jitted.get(id(in_call)) if in_call is not None else None
         launched = known.launched[-1] if known and known.launched else None
         with self._lock:
-            if self._has_failed or written not in (None, self._written):
+            if self._has_failed or self._is_inside or written not in (None, self._written):
                 return
             if self._guess is not None and self._guess is not launched:
                 self._withdraw()
             if launched is not None and self._guess is None:
                 is_sure = known is not None and len(known.launched) == 1 and not known.has_others
-                self._add(launched, is_sure, _IN_FLIGHT)
-                self._guess = launched
+                self._guess_that(launched, is_sure)
             elif self._written and self._guess is None:
                 self._mark(State.ENTERED if in_flight else State.DONE)
+
+    def _guess_that(self, launched: _Launched, is_sure: bool) -> None:
+        with self._lock:
+            self._add(launched, is_sure, _IN_FLIGHT)
+            self._guess = launched
 
     def _withdraw(self) -> None:
         """The call was no launch, or has raised."""
@@ -270,8 +294,9 @@ class Record:
 
     def failed(self, in_call: Any) -> None:
         """Writes down that the last launch has failed: that of ``in_call``, if it is given."""
-        self.look(in_call, True)
         with self._lock:
+            if self._guess is None:
+                self.look(in_call, in_flight=True)
             self._has_failed = True
             if self._written:
                 self._mark(State.RAISED)

@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 from lockstep import _config, _run_files
 from lockstep.callsites import frames
 
+_NAME = "jax.errors.JaxRuntimeError"
+"""What the exception is called in tracebacks."""
 _END_SECONDS = 3.0
 """Seconds for the main thread to get the exception, before the process is ended without it."""
 _EXIT_SECONDS = 5.0
@@ -25,22 +27,29 @@ _EXIT_SECONDS = 5.0
 def end_with(text: str, folder: Path | None) -> NoReturn:
     """Raises ``text`` in the main thread, and ends the process if that stays in native code.
 
-    A kernel of NCCL that waits cannot be interrupted. ``folder`` is where the launcher looks for
-    the error.
+    A kernel of NCCL that waits cannot be interrupted. A program that has ended gets no exception
+    any more. ``folder`` is where the launcher looks for the error.
     """
-    error, raised = _raise_in_main_thread(text)
-    if raised.wait(_END_SECONDS):
-        time.sleep(_EXIT_SECONDS)  # its exit handlers may wait for what never ends
-        os._exit(1)
-    _note_error(text, error, folder)
+    if threading.current_thread() is not threading.main_thread():
+        if _raise_in_main_thread(text).wait(_END_SECONDS):
+            time.sleep(_EXIT_SECONDS)  # its exit handlers may wait for what never ends
+            _exit()
+    _note_error(text, folder)
     say(text)
+    _exit()
+
+
+def _exit() -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # it is closed, or was replaced by the program
+            stream.flush()
     os._exit(1)
 
 
-def _raise_in_main_thread(text: str) -> tuple[type, threading.Event]:
+def _raise_in_main_thread(text: str) -> threading.Event:
     """Raises what a collective of the engine would raise, as soon as the thread runs Python.
 
-    The event is set by then.
+    The event that is returned is set by then.
     """
     import jax
 
@@ -52,24 +61,23 @@ def _raise_in_main_thread(text: str) -> tuple[type, threading.Event]:
             super().__init__(text)
             raised.set()
 
-    JaxRuntimeError.__module__ = "jax.errors"
-    JaxRuntimeError.__qualname__ = "JaxRuntimeError"
+    JaxRuntimeError.__module__, _, JaxRuntimeError.__qualname__ = _NAME.rpartition(".")
     main = ctypes.c_ulong(threading.main_thread().ident or 0)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(JaxRuntimeError))
-    return JaxRuntimeError, raised
+    return raised
 
 
-def _note_error(text: str, error: type, folder: Path | None) -> None:
+def _note_error(text: str, folder: Path | None) -> None:
     if folder is None:
         return
-    name, frame = f"jax.errors.{error.__name__}", main_frame()
+    frame = main_frame()
     stack = traceback.extract_stack(frame) if frame else []
     # A program that has ended has no line of its own in the stack.
     is_in_program = any(not frames.is_on_the_way(each.filename) for each in stack)
     trace = "".join(traceback.format_list(stack)) if is_in_program else ""
-    whole = f"Traceback (most recent call last):\n{trace}{name}: {text}\n"
+    whole = f"Traceback (most recent call last):\n{trace}{_NAME}: {text}\n"
     with contextlib.suppress(Exception):
-        summary = f"{name}: {text.splitlines()[0]}"
+        summary = f"{_NAME}: {text.splitlines()[0]}"
         _run_files.ErrorRecord(time.monotonic(), 1, summary, whole).write(folder)
         _run_files.ring(Path(_config.current().run_dir or ""))
 

@@ -66,8 +66,12 @@ class Launches:
         self.where = ""
         """Where the difference is that was found: `` before the 129th launch``."""
 
-    def differ(self, record: ProcessRecord) -> bool:
-        """Publishes what is new; whether a launch differs from one of another process."""
+    def differ(self, record: ProcessRecord, is_last: bool = False) -> bool:
+        """Publishes what is new; whether a launch differs from one of another process.
+
+        ``is_last``: this process has ended. Whichever of two processes ends last sees all launches
+        of both, so the first of a group compares its own with those of all others, too.
+        """
         [ring] = record.rings
         # What is in flight may be a guess.
         ended = [e for e in ring.entries if e.number > self._written and e.state == State.DONE]
@@ -78,19 +82,21 @@ class Launches:
             some = list(self._groups.items())[-_MAX_GROUPS:]
             value = {str(clique): group.published() for clique, group in some}
             self._store.put(f"{_LAUNCHES}/{self._process}/now", value, overwrite=True)
-        return any(self._differs(*one) for one in self._firsts(record).items())
+        return any(self._differs(*one) for one in self._partners(record, is_last).items())
 
-    def _firsts(self, record: ProcessRecord) -> dict[int, list[int]]:
-        """The groups to be compared, by the process with whose launches they are."""
+    def _partners(self, record: ProcessRecord, is_last: bool) -> dict[int, list[int]]:
+        """The processes whose launches are compared, and the groups."""
         found: dict[int, list[int]] = {}
         for clique, members in record.cliques:
-            first = self._owner.get(members[0]) if members else None
-            if first not in (None, self._process) and clique in self._groups:
-                found.setdefault(first, []).append(clique)
+            processes = [self._owner[device] for device in members if device in self._owner]
+            is_first = processes[:1] == [self._process]
+            for process in (processes[1:] if is_last else ()) if is_first else processes[:1]:
+                if clique in self._groups:
+                    found.setdefault(process, []).append(clique)
         return found
 
-    def _differs(self, first: int, cliques: list[int]) -> bool:
-        theirs = self._store.values(f"{_LAUNCHES}/{first}").get("now", {})
+    def _differs(self, process: int, cliques: list[int]) -> bool:
+        theirs = self._store.values(f"{_LAUNCHES}/{process}").get("now", {})
         return any(
             self._group_differs(self._groups[clique], theirs[str(clique)])
             for clique in cliques

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from lockstep import _config, _jax_compat, _run_files
@@ -41,57 +40,63 @@ def start(library: str) -> None:
     folder = None
     if config.run_dir is not None:
         folder = _run_files.process_dir(Path(config.run_dir), config.attempt, process)
-    watched = current_job.part(_Watched)
-    watched.record = record = _record(folder, peer, count, owner)
+    record = _record(folder, peer, count, owner)
     if not _note_launches():
         return
     looked = _Looks(record)
     store = kv_store.Store(_jax_compat.distributed_client(), job_key.job_key(count))
     source = Source(library, looked.read, record.programs, owner)
-    watched.watch = watch = Watch(store, peer, count, source, folder)
+    watch = Watch(store, peer, count, source, folder)
+    current_job.part(_Watched).watch = watch
+    _recording.record = record
     watch.start()
     shutdown_hook.at_the_end(looked.leave, watch.stop)
 
 
-class _Watched(current_job.Part):
-    """The record and the watch of one job."""
+class _Recording:
+    """The record of the job that this process is in: each launch looks it up."""
 
     record: launches.Record | None = None
+
+
+_recording = _Recording()
+
+
+class _Watched(current_job.Part):
+    """The watch of one job."""
+
     watch: Watch | None = None
 
     def close(self) -> None:
-        """Ends them, before the client of JAX's store is gone."""
-        self.record = None
+        """Ends record and watch, before the client of JAX's store is gone."""
+        _recording.record = None
         if self.watch is not None:
             self.watch.stop()
 
 
 @functools.cache
 def _note_launches() -> bool:
-    """Whether launches are recorded from now on: by the record of the job that there is then."""
+    """Has launches recorded from now on; returns whether this jax has a place for it."""
+    names = ("begin", "end", "learn", "fast")
     return _jax_compat.install(
         _jax_compat.LAUNCHES,
         _jax_compat.LAUNCHES_LOST,
-        lambda: _jax_compat.note_launches(
-            _quietly(lambda record, *told: record.slow(*told)),
-            _quietly(lambda record, *told: record.learn(*told)),
-            _quietly(lambda record, *told: record.fast(*told)),
-        ),
+        lambda: _jax_compat.note_launches(*map(_quietly, names)),
     )
 
 
-def _quietly(note: Callable[..., None]) -> Callable[..., None]:
-    """Passes a launch to the record. An error ends the record, and never the program."""
+def _quietly(name: str) -> Callable[..., Any]:
+    """Passes on what JAX tells. An error ends the record, and never the program."""
 
-    def noting(*told: Any) -> None:
-        watched = current_job.part(_Watched)
-        if watched.record is None:
-            return
+    def noting(*told: Any) -> Any:
+        if _recording.record is None:
+            return None
         try:
-            note(watched.record, *told)
-        except Exception as error:
-            watched.record = None
+            return getattr(_recording.record, name)(*told)
+        except Exception as error:  # whatever it is, the program's own call goes on
+            _recording.record = None
             _jax_compat.report(_jax_compat.LAUNCHES, _jax_compat.LAUNCHES_LOST, error)
+            return None
 
     return noting
 
@@ -126,7 +131,8 @@ class _Looks:
         if written == self._written:
             # Nothing was launched since the last look.
             in_flight = bool(_jax_compat.computing_devices())
-            self._record.look(_called(ending.main_frame()), in_flight, written)
+            frame = ending.main_frame()
+            self._record.look(frames.called(frame) if frame else None, in_flight, written)
             found = self._record.read(latest)
         self._written = found.rings[0].written
         return found
@@ -134,36 +140,12 @@ class _Looks:
     def leave(self, state: int) -> None:
         if error := shutdown_hook.failed_collective():
             self._record.failed(_called_in(error.__traceback__))
+        else:
+            self._record.look(None, in_flight=False)
         self._record.leave(state)
 
 
 def _called_in(trace: TracebackType | None) -> Any:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return _called(trace.tb_frame) if trace else None
-
-
-def _called(frame: FrameType | None) -> Any:
-    """The function whose call a frame is in, if that is all that it is in; None: not known.
-
-    ``step(x).block_until_ready()`` is no call of ``step`` any more.
-    """
-    if frame is None:
-        return None
-    try:
-        call = ast.parse(frames.text_of_call(frame), mode="eval").body
-    except (SyntaxError, ValueError):
-        return None
-    names: list[str] = []
-    at = call.func if isinstance(call, ast.Call) else None
-    while isinstance(at, ast.Attribute):
-        names.append(at.attr)
-        at = at.value
-    if not isinstance(at, ast.Name):
-        return None
-    found = frame.f_locals.get(at.id, frame.f_globals.get(at.id))
-    for part in reversed(names):
-        # Looks without running code of the program.
-        own, common = (getattr(each, "__dict__", {}) for each in (found, type(found)))
-        found = own.get(part, common.get(part))
-    return found
+    return frames.called(trace.tb_frame) if trace else None

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import json
 import os
 import signal
@@ -277,14 +276,7 @@ def _calls_program(frame: FrameType) -> bool:
     """
     if _jax_compat.executes(frame.f_code):
         return True
-    callee = frames.text_of_call(frame).partition("(")[0].strip()
-    first, *rest = callee.split(".")
-    if not all(name.isidentifier() for name in (first, *rest)):
-        return False
-    found = frame.f_locals.get(first, frame.f_globals.get(first))
-    for name in rest:
-        found = inspect.getattr_static(found, name, None)  # runs no code of the program
-    return _jax_compat.is_compiled_function(found)
+    return _jax_compat.is_compiled_function(frames.called(frame))
 
 
 def _all_sleep(without: set[int | None]) -> bool:

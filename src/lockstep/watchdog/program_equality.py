@@ -123,9 +123,10 @@ def _programs(published: Published) -> list[Program]:
 
 
 def _became_the_same(own: Published, other: Published) -> bool:
-    """Whether two programs that were lowered differently became one executable.
+    """Whether the compiler made the same executable of two modules that differ.
 
-    JAX lowers a function that it has traced before as one function, and otherwise as two.
+    A custom call of another library may have a pointer in its configuration, which differs between
+    processes and is no part of the compiled text that is compared.
     """
     devices = [{p.devices for p in _programs(each)} for each in (own, other)]
     return bool({*own["exact"]} & {*other["exact"]}) and bool(devices[0] & devices[1])

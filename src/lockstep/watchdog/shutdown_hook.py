@@ -143,6 +143,11 @@ def _abort(label: str, kind: type[BaseException], error: BaseException) -> None:
     bindings.abort(f"lockstep: {label} failed: {text}")
 
 
+def has_failed() -> bool:
+    """Whether an exception has ended the program."""
+    return current_job.part(_ProgramEnd).has_failed
+
+
 def failed_collective() -> BaseException | None:
     """The exception that has ended the program, if it was told that a collective has failed."""
     ending = current_job.part(_ProgramEnd)

@@ -37,15 +37,13 @@ class Questions:
         count: int,
         folder: Path | None,
         state: Callable[[], ProcessState],
-        over: threading.Event,
     ) -> None:
-        """``state`` gives the state of this process; ``over`` ends a wait for answers."""
+        """``state`` gives the state of this process."""
         self._store = store
         self._own = own
         self._count = count
         self._folder = folder
         self._state = state
-        self._over = over
         self._asked = 0
         self._answered: dict[str, int] = {}
 
@@ -82,21 +80,24 @@ class Questions:
     def _answer(self) -> dict[str, Any]:
         return {"answers": self._answered, **self._state().to_json()}
 
-    def ask(self) -> tuple[dict[int, ProcessState], str]:
-        """The states of all processes that have answered in time, and the news by then."""
+    def ask(self, over: threading.Event) -> tuple[dict[int, ProcessState], str]:
+        """The states of all processes that have answered in time, and the news by then.
+
+        ``over`` ends the wait for answers.
+        """
         self._asked += 1
         self._store.put(f"{_NEWS}/{self._own.process}", self._asked, overwrite=True)
         own, end = str(self._own.process), time.monotonic() + ANSWER_SECONDS
         found: dict[int, ProcessState] = {}
         verdict = ""
-        while len(found) < self._count - 1 and time.monotonic() < end and not verdict:
-            if self._over.wait(_PAUSE_SECONDS):
-                break
+        while time.monotonic() < end:
             verdict = self.read_news()  # another process may ask at the same time
             for name, values in self._store.values(_STATES).items():
                 answered = values.get("is_last") or values["answers"].get(own, 0) >= self._asked
                 if name != own and int(name) not in found and answered:
                     found[int(name)] = ProcessState.from_json(int(name), values)
+            if verdict or len(found) == self._count - 1 or over.wait(_PAUSE_SECONDS):
+                break
         found[self._own.process] = self._state()
         return found, verdict
 

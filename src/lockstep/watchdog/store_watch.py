@@ -34,7 +34,7 @@ from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
 from lockstep.programs import compilations, modules
 from lockstep.programs.compilations import Program
-from lockstep.watchdog import ending
+from lockstep.watchdog import ending, shutdown_hook
 from lockstep.watchdog import store_state as state
 from lockstep.watchdog.launch_comparison import Launches
 from lockstep.watchdog.store_questions import ANSWER_SECONDS, Questions
@@ -82,7 +82,7 @@ class Watch(threading.Thread):
         self._count = count
         self._source = source
         self._over = threading.Event()
-        self._questions = Questions(store, own, count, folder, self._state, self._over)
+        self._questions = Questions(store, own, count, folder, self._state)
         self._launches = None
         if source.is_of_launches:
             self._launches = Launches(store, own.process, source.owner)
@@ -118,6 +118,9 @@ class Watch(threading.Thread):
         if self.is_alive() and not self._is_failing:
             self.join(2 * ANSWER_SECONDS)
         self._questions.leave()
+        if self._launches and not self._is_failing and not shutdown_hook.has_failed():
+            with contextlib.suppress(Exception):  # the service is gone: the job has ended
+                self._compare(self._source.read(None), is_last=True)
 
     def _poll(self) -> None:
         record = self._source.read(None)
@@ -149,7 +152,7 @@ class Watch(threading.Thread):
                     self._tell_of_jax(is_late=limit == config.collective_timeout)
 
     def _tell_of_jax(self, is_late: bool) -> None:
-        states = self._states()
+        states = self._states(self._over)
         ordered = [states.get(index) for index in range(self._count)]
         text, is_proof = state.stands_in_jax(ordered, self._own.process)
         if text and is_proof and is_late:
@@ -157,14 +160,15 @@ class Watch(threading.Thread):
         elif text and (not is_proof or min(states) == self._own.process):
             ending.say(f"lockstep: {text}")
 
-    def _compare(self, record: ProcessRecord) -> None:
+    def _compare(self, record: ProcessRecord, is_last: bool = False) -> None:
         """Fails the job where this process has launched other programs than another one."""
         assert self._launches is not None
         modules.publish(self._store)
         if _config.current().check_programs == _config.OFF or self._has_warned_of_programs:
             return
-        if not self._is_failing and self._launches.differ(record):
-            states = self._states()
+        if not self._is_failing and self._launches.differ(record, is_last):
+            # The others answer also when this watch is over.
+            states = self._states(threading.Event() if is_last else self._over)
             ordered = [states.get(index) for index in range(self._count)]
             found = self._judge(ordered, self._questions.absent(states))
             where = self._launches.where
@@ -199,15 +203,15 @@ class Watch(threading.Thread):
             self._source.programs(),
         )
 
-    def _states(self) -> dict[int, ProcessState]:
-        states, verdict = self._questions.ask()
+    def _states(self, over: threading.Event) -> dict[int, ProcessState]:
+        states, verdict = self._questions.ask(over)
         if verdict:
             self._fail(verdict)
         return states
 
     def _ask(self, waited: float) -> None:
         """Asks all processes for their state, and judges it."""
-        states = self._states()
+        states = self._states(self._over)
         waiting = [s.index for s in states.values() if state.waits(s.record)]
         if min(waiting, default=-1) != self._own.process:
             return  # one report is enough, and a collective may have ended meanwhile
