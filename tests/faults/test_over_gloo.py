@@ -15,11 +15,11 @@ from support import Result, assert_unsaid, run_lockstep
 PROGRAM = """
 import jax, os, signal, sys, time
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 jax.distributed.initialize()
 me, count = jax.process_index(), jax.device_count()
-rows = NamedSharding(jax.make_mesh((count,), ("x",)), P("x"))
+rows = NamedSharding(jax.make_mesh((count,), ("x",), (AxisType.Auto,)), P("x"))
 
 def array(size):
     at = np.arange(size, dtype="float32")
@@ -132,6 +132,42 @@ def test_a_constant_that_differs_is_explained() -> None:
     headline = result.said_by_launcher.splitlines()[0]
     assert "a constant is 3.0 on process 1, 2.0 on process 0" in headline, result
     assert "# HERE" in headline
+
+
+def test_a_program_that_ends_at_once_is_compared_at_its_end() -> None:
+    program = (
+        PROGRAM
+        + """
+for i in range(5):
+    print(float((evaluate if me == 1 and i == 3 else step)(array(4 * count))))
+"""
+    )
+    result = run_lockstep(OPTIONS, program, n=3, d=1, timeout=120, expect_status=1)
+    headline = result.said_by_launcher.splitlines()[0]
+    assert "process 1 (" in headline, result
+    assert "called evaluate" in headline
+
+
+LOSS_READ_LATE = """
+@jax.jit
+def descend(w, x):
+    loss, slope = jax.value_and_grad(lambda w: ((x @ w - 1) ** 2).mean())(w)
+    return w - 0.1 * slope, loss
+
+w = np.zeros(8, "float32")
+for i in range(100):
+    dtype = "uint8" if me == 1 and i == 3 else "float32"
+    w, loss = descend(w, jax.make_array_from_process_local_data(rows, np.ones((8, 8), dtype)))
+print(float(loss))
+"""
+
+
+@pytest.mark.full
+def test_a_loss_that_is_read_late_is_no_wrong_number_with_status_0() -> None:
+    result = run_lockstep(OPTIONS, PROGRAM + LOSS_READ_LATE, timeout=120, expect_status=1)
+    headline = result.said_by_launcher.splitlines()[0]
+    assert "in descend (" in headline, result
+    assert "argument x is u8[16,8] on process 1, f32[16,8] on process 0" in headline
 
 
 @pytest.mark.full

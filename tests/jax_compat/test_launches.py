@@ -24,7 +24,8 @@ step = jax.jit(lambda x: x + 1)
 x = jnp.ones(3)
 step(x)
 assert begun and ended == [(executable, None) for executable in begun]
-assert any(function is step.__wrapped__ for function, _ in learned), learned
+assert any(function is step.__wrapped__ for function, *_ in learned), learned
+assert learned[-1][2:] == ((x,), {})
 before = len(fast)
 step(x)
 assert len(fast) == before + 1

@@ -88,13 +88,18 @@ def test_a_sharding_is_named() -> None:
     [
         ((X[:4], Y), "argument x is f32[4] on process 1, f32[8]"),
         ((X, Y[None]), "argument y is f32[1,3] on process 1, f32[3]"),
-        ((X.astype("int32"), Y), "argument x is i32[8] on process 1, f32[8]"),
     ],
 )
 def test_arguments_are_named(arguments: Any, words: str) -> None:
     found = explain(lowered(make(), *arguments), lowered(make(), X, Y), GROUPS)
     assert words in str(found)
     assert found.kind == program_difference.ARGUMENTS
+
+
+def test_a_dtype_is_named() -> None:
+    found = explain(lowered(make(), X.astype("uint8"), Y), lowered(make(), X, Y), GROUPS)
+    assert "argument x is u8[8] on process 1, f32[8] on processes 0, 2" in str(found)
+    assert found.kind == program_difference.DTYPES
 
 
 def test_a_donation_is_named() -> None:

@@ -16,16 +16,16 @@ LAUNCHES_LOST = (
 def note_launches(
     begin: Callable[[Any], Any],
     end: Callable[[Any, BaseException | None], None],
-    learn: Callable[[Any, Any], None],
+    learn: Callable[..., None],
     fast: Callable[..., None],
 ) -> None:
     """Has each execution of a compiled program noted; the functions must raise nothing.
 
     An execution by Python code is the first of a program, or one of a program for which JAX has no
     fast path: it lies between ``begin(executable)`` and ``end``, which gets what ``begin`` has
-    returned and what the execution has raised. ``learn(function, executable)`` says that JAX
-    executes the program by its fast path from then on, in calls of ``function``;
-    ``fast(jitted, args, kwargs, results)`` is called after each of these, with
+    returned and what the execution has raised. ``learn(function, executable, args, kwargs)`` says
+    that JAX executes the program by its fast path from then on, in calls of ``function`` with such
+    arguments; ``fast(jitted, args, kwargs, results)`` is called after each of these, with
     ``jitted.__wrapped__`` as the function. It has no function where the program was compiled ahead
     of time.
     """
@@ -48,9 +48,10 @@ def note_launches(
     def get_fastpath_data(executable: Any, *args: Any, **options: Any) -> Any:
         data = fastpath(executable, *args, **options)
         if data is not None:
-            # The function is an argument of the call's caller only.
-            function = sys._getframe(1).f_locals.get("fun")
-            learn(function, getattr(executable, "xla_executable", None))
+            # Only the caller has the function and its arguments.
+            caller = sys._getframe(1).f_locals
+            program = getattr(executable, "xla_executable", None)
+            learn(caller.get("fun"), program, caller.get("args"), caller.get("kwargs"))
         return data
 
     api._post_hook_state = _Beside(state, fast)

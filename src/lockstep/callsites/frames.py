@@ -89,12 +89,13 @@ def of_this_collective() -> int:
     return sites.pop() if len(sites) == 1 else UNKNOWN
 
 
-def innermost() -> Caller | None:
-    """The innermost line of the user's program on this thread's stack; None: there is none.
+def innermost(frame: FrameType | None = None) -> Caller | None:
+    """The innermost line of the user's program on a stack; None: there is none.
 
-    If the program itself is an installed package, the line that called JAX.
+    If the program itself is an installed package, the line that called JAX. ``frame`` is the
+    stack's innermost frame; None: that of this thread.
     """
-    library, frame = None, sys._getframe(1)
+    library, frame = None, frame or sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if not is_on_the_way(file):

@@ -68,6 +68,7 @@ OF_PROGRAMS = {
     program_difference.OPERATIONS: Pattern.TRACED_BRANCH,
     program_difference.SHARDING: Pattern.OTHER_SHARDING,
     program_difference.ARGUMENTS: Pattern.SHAPES,
+    program_difference.DTYPES: Pattern.DTYPES,
     program_difference.OTHER: Pattern.RETRACED,
 }
 """The likely cause of each kind of `program_difference.Difference`."""

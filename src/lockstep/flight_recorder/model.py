@@ -88,6 +88,11 @@ class Caller:
     columns: str = ""
     """First and last byte of the call in its line, from 1: ``5-15``; "": not known."""
 
+    @property
+    def short(self) -> str:
+        """``train.py:34``."""
+        return f"{self.file.rpartition('/')[2]}:{self.line}"
+
 
 _CHANGED_TRAFFIC = re.compile(
     r"lockstep: (.+?\. Something changes the traffic between these hosts.*)", re.DOTALL

@@ -14,13 +14,14 @@ from typing import Any
 
 from lockstep._words import processes
 
-CONSTANT, MESH, FLAGS, OPERATIONS, SHARDING, ARGUMENTS, OTHER = KINDS = (
+CONSTANT, MESH, FLAGS, OPERATIONS, SHARDING, ARGUMENTS, DTYPES, OTHER = KINDS = (
     "constant",
     "mesh",
     "flags",
     "operations",
     "sharding",
     "arguments",
+    "dtypes",
     "other",
 )
 

@@ -95,7 +95,9 @@ def _told(record: ErrorRecord, full: bool, on_screen: str, table: str) -> list[s
     stack, message = found
     ours = OURS.match(record.summary)
     again = [_AGAIN] if ours and ours["again"] else []
-    shown = f"\n{stack}" in on_screen and not again
+    # A program that had ended has no line of its own.
+    is_bare = len(stack.splitlines()) < 2
+    shown = is_bare or (f"\n{stack}" in on_screen and not again)
     lines = (table if _words.is_cut(message) and table else message).rstrip().split("\n")[1:]
     return [*lines, *([] if shown else [*again, stack.rstrip()])]
 

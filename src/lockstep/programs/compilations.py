@@ -141,9 +141,8 @@ def _described(module: Any, devices: Sequence[Any]) -> Program:
         packed = b""
     _known.kept += len(packed)
     line = frames.innermost()
-    at = f"{line.file.rpartition('/')[2]}:{line.line}" if line else ""
     ids = tuple(device.id for device in devices)
-    return Program(name, at, _digest(bare), ids, _flags(), packed)
+    return Program(name, line.short if line else "", _digest(bare), ids, _flags(), packed)
 
 
 def _digest(data: bytes) -> str:

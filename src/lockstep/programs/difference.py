@@ -163,7 +163,9 @@ def _of_arguments(mine: Operation, theirs: Operation) -> _Found:
     for index, (a, b) in enumerate(zip(ours, others, strict=True)):
         name = f"argument {a['name'] or index + 1}"
         if a["type"] != b["type"]:
-            return found.ARGUMENTS, name, (_shape(a["type"]), _shape(b["type"])), places
+            one, other = _shape(a["type"]), _shape(b["type"])
+            is_dtype = one.partition("[")[2] == other.partition("[")[2]
+            return found.DTYPES if is_dtype else found.ARGUMENTS, name, (one, other), places
         given = [each["given"] or "" for each in (a, b)]
         one, other = (_sharding("".join(_SHARDING.findall(text))) for text in given)
         if one != other:
@@ -238,7 +240,7 @@ def _shape(text: str) -> str:
     if inner is None:
         return text[:_SHOWN]
     sizes = ",".join((inner[1] or "").rstrip("x").split("x"))
-    return f"{inner[2]}[{sizes}]"
+    return f"{inner[2].replace('ui', 'u')}[{sizes}]"
 
 
 def _mesh(operation: Operation) -> str:

@@ -11,14 +11,12 @@ launched; whether it has ended is looked up when nothing was launched for a whil
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import mmap
 import os
 import struct
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +26,7 @@ from lockstep.flight_recorder.format import Op, ProcessRecord, Ring, State
 from lockstep.job.topology import Peer
 from lockstep.programs import compilations
 from lockstep.programs.compilations import Program
+from lockstep.programs.jitted import Functions, Launched
 
 _HEAD = struct.Struct("<QqqQQ")
 _TAIL = struct.Struct("<iii8iI")
@@ -45,33 +44,6 @@ _ENTERED_AT = _STATE_AT + 1
 _DONE_AT = _ENTERED_AT + 16
 
 
-@dataclasses.dataclass
-class _Launched:
-    """A program that this process launches."""
-
-    program: Program
-    run_id: int
-    """A hash of the program: the same number on all processes."""
-    clique: int
-    """A hash of the devices that it runs on."""
-    members: tuple[int, ...]
-    """The first device of each process that takes part."""
-    devices: frozenset[int]
-    known: bytes
-    unknown: bytes
-    """The head of its entries, where it is sure that this program was launched, and where not."""
-    tail: bytes
-
-
-@dataclasses.dataclass
-class _Function:
-    """A jitted function: the programs that it was compiled to."""
-
-    launched: list[_Launched] = dataclasses.field(default_factory=list)
-    has_others: bool = False
-    """Whether it has programs that are not recorded, too."""
-
-
 class Record:
     """Writes the record, and reads it with what is known at the moment."""
 
@@ -87,7 +59,7 @@ class Record:
         self._lock = threading.RLock()
         self._main = threading.main_thread().ident
         self._written = 0
-        self._guess: _Launched | None = None
+        self._guess: Launched | None = None
         """A launch that is believed to be in JAX now, which is recorded already."""
         self._is_inside = False
         """Whether the main thread is between `begin` and `end`."""
@@ -95,18 +67,16 @@ class Record:
         self._is_marked = False
         """Whether the last launch is said to be in flight."""
         self._sequences: dict[int, int] = {}
-        self._launched: dict[tuple[str, str], _Launched | None] = {}
+        self._launched: dict[tuple[str, str], Launched | None] = {}
         """None: a program without collectives."""
-        self._functions: dict[int, _Function] = {}
-        self._jitted: dict[int, _Function] = {}
-        self._kept: dict[int, Any] = {}
+        self._functions = Functions()
         self._clique_words = 0
         self.new_sites: Callable[[Sequence[model.Site]], None] = lambda _: None
         """Is given the line of each program that is launched for the first time."""
 
     # What JAX calls
 
-    def begin(self, executable: Any) -> _Launched | None:
+    def begin(self, executable: Any) -> Launched | None:
         """Python code is about to execute a program; returns what `end` needs."""
         launched = self._of_executable(executable)
         if launched is not None and threading.get_ident() == self._main:
@@ -114,7 +84,7 @@ class Record:
             self._is_inside = True
         return launched
 
-    def end(self, launched: _Launched | None, error: BaseException | None) -> None:
+    def end(self, launched: Launched | None, error: BaseException | None) -> None:
         """The program has been dispatched, or has raised ``error``."""
         if launched is None:
             return
@@ -128,61 +98,18 @@ class Record:
             elif self._guess is launched:
                 self._withdraw()
 
-    def learn(self, function: Any, executable: Any) -> None:
-        if function is None:  # JAX's own call of a function under a derivative, say
-            return
-        known = self._known(function)
-        launched = self._of_executable(executable)
-        if launched is None:
-            known.has_others = True
-        elif launched not in known.launched:
-            known.launched.append(launched)
+    def learn(self, function: Any, executable: Any, args: Any, kwargs: Any) -> None:
+        if function is not None:  # else JAX's own call of a function under a derivative, say
+            self._functions.learn(function, self._of_executable(executable), args, kwargs)
 
     def fast(self, jitted: Any, args: Any, kwargs: Any, results: Any) -> None:
-        known = self._jitted.get(id(jitted))
-        if known is None:
-            known = self._first_fast(jitted)
-        if not known.launched:
-            return
-        if len(known.launched) == 1 and not known.has_others:
-            self._add(known.launched[0])
-            return
-        devices = _devices_of(results)
-        fitting = [each for each in known.launched if each.devices == devices]
-        if fitting:
-            self._add(fitting[-1], is_sure=len(fitting) == 1 and not known.has_others)
-
-    def _known(self, function: Any) -> _Function:
-        known = self._functions.get(id(function))
-        if known is None:
-            known = self._functions[id(function)] = _Function()
-            self._keep(function, self._functions)
-        return known
-
-    def _first_fast(self, jitted: Any) -> _Function:
-        function = getattr(jitted, "__wrapped__", None)
-        # Without a function it was compiled ahead of time: its calls are not recorded.
-        known = _Function() if function is None else self._known(function)
-        self._jitted[id(jitted)] = known
-        self._keep(jitted, self._jitted)
-        return known
-
-    def _keep(self, key: Any, of: dict[int, _Function]) -> None:
-        """Forgets what is known of an object when it dies: another one may get its id."""
-        name = id(key)
-
-        def forget(_: Any) -> None:
-            of.pop(name, None)
-            self._kept.pop(name, None)
-
-        try:
-            self._kept[name] = weakref.ref(key, forget)
-        except TypeError:
-            self._kept[name] = key
+        launched, is_sure = self._functions.launched_by(jitted, args, kwargs, results)
+        if launched is not None:
+            self._add(launched, is_sure)
 
     # Writing
 
-    def _of_executable(self, executable: Any) -> _Launched | None:
+    def _of_executable(self, executable: Any) -> Launched | None:
         fingerprint = getattr(executable, "fingerprint", None)
         if not isinstance(fingerprint, bytes):
             return None
@@ -209,7 +136,7 @@ class Record:
         keys = {program.key for program in fitting}
         return fitting[-1] if len(keys) == 1 else None
 
-    def _new(self, program: Program) -> _Launched:
+    def _new(self, program: Program) -> Launched:
         run_id = int.from_bytes(bytes.fromhex(program.key)[:4], "little") % _RUN_IDS or 1
         clique = _hash(sorted(program.devices))
         members = _representatives(program.devices, self._owner)
@@ -219,7 +146,7 @@ class Record:
         known, unknown = (_HEAD.pack(clique, *ids, 0, 0) for ids in ((run_id, 1), (0, 0)))
         tail = _TAIL.pack(members.index(self._own), -1, 0, *[0] * format.LISTED_TARGETS, 0)
         devices = frozenset(program.devices)
-        return _Launched(program, run_id, clique, members, devices, known, unknown, tail)
+        return Launched(program, run_id, clique, members, devices, known, unknown, tail)
 
     def _write_clique(self, clique: int, members: Sequence[int]) -> None:
         words = struct.pack(
@@ -231,7 +158,7 @@ class Record:
             self._clique_words += len(words) // 4
             struct.pack_into("<I", self._map, format.STATE_AT + 4, self._clique_words)
 
-    def _add(self, launched: _Launched, is_sure: bool = True, kind: int = _LAUNCHED) -> None:
+    def _add(self, launched: Launched, is_sure: bool = True, kind: int = _LAUNCHED) -> None:
         # Threads launch in another order on each process: what they launch is counted only.
         head = launched.known
         if not is_sure or (kind == _LAUNCHED and threading.get_ident() != self._main):
@@ -267,20 +194,18 @@ class Record:
         results to make. ``written``: how many launches there were when this was looked up; does
         nothing if there are more by now.
         """
-        known = self._jitted.get(id(in_call)) if in_call is not None else None
-        launched = known.launched[-1] if known and known.launched else None
+        launched, is_sure = self._functions.latest_of(in_call)
         with self._lock:
             if self._has_failed or self._is_inside or written not in (None, self._written):
                 return
             if self._guess is not None and self._guess is not launched:
                 self._withdraw()
             if launched is not None and self._guess is None:
-                is_sure = known is not None and len(known.launched) == 1 and not known.has_others
                 self._guess_that(launched, is_sure)
             elif self._written and self._guess is None:
                 self._mark(State.ENTERED if in_flight else State.DONE)
 
-    def _guess_that(self, launched: _Launched, is_sure: bool) -> None:
+    def _guess_that(self, launched: Launched, is_sure: bool) -> None:
         with self._lock:
             self._add(launched, is_sure, _IN_FLIGHT)
             self._guess = launched
@@ -355,16 +280,6 @@ def sites_of(programs: Mapping[int, Program]) -> tuple[model.Site, ...]:
         )
         for run_id, one in programs.items()
     )
-
-
-def _devices_of(results: Any) -> frozenset[int]:
-    """The devices on which the first array among the results of a call lies; empty: none."""
-    import jax
-
-    for leaf in jax.tree_util.tree_leaves(results):
-        if (sharding := getattr(leaf, "sharding", None)) is not None:
-            return frozenset(device.id for device in sharding.device_set)
-    return frozenset()
 
 
 def empty(own: Peer, count: int, attempt: int, device: int) -> ProcessRecord:

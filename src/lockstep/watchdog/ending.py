@@ -10,11 +10,11 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 from lockstep import _config, _run_files
 from lockstep.callsites import frames
+from lockstep.watchdog import main_thread
 
 _NAME = "jax.errors.JaxRuntimeError"
 """What the exception is called in tracebacks."""
@@ -24,16 +24,15 @@ _EXIT_SECONDS = 5.0
 """Seconds for a program that has got the exception to end."""
 
 
-def end_with(text: str, folder: Path | None) -> NoReturn:
+def end_with(text: str, folder: Path | None, has_ended: bool = False) -> NoReturn:
     """Raises ``text`` in the main thread, and ends the process if that stays in native code.
 
-    A kernel of NCCL that waits cannot be interrupted. A program that has ended gets no exception
-    any more. ``folder`` is where the launcher looks for the error.
+    A kernel of NCCL that waits cannot be interrupted. ``folder`` is where the launcher looks for
+    the error. ``has_ended``: the program has ended, and gets no exception any more.
     """
-    if threading.current_thread() is not threading.main_thread():
-        if _raise_in_main_thread(text).wait(_END_SECONDS):
-            time.sleep(_EXIT_SECONDS)  # its exit handlers may wait for what never ends
-            _exit()
+    if not has_ended and _raise_in_main_thread(text).wait(_END_SECONDS):
+        time.sleep(_EXIT_SECONDS)  # its exit handlers may wait for what never ends
+        _exit()
     _note_error(text, folder)
     say(text)
     _exit()
@@ -70,7 +69,7 @@ def _raise_in_main_thread(text: str) -> threading.Event:
 def _note_error(text: str, folder: Path | None) -> None:
     if folder is None:
         return
-    frame = main_frame()
+    frame = main_thread.frame()
     stack = traceback.extract_stack(frame) if frame else []
     # A program that has ended has no line of its own in the stack.
     is_in_program = any(not frames.is_on_the_way(each.filename) for each in stack)
@@ -80,11 +79,6 @@ def _note_error(text: str, folder: Path | None) -> None:
         summary = f"{_NAME}: {text.splitlines()[0]}"
         _run_files.ErrorRecord(time.monotonic(), 1, summary, whole).write(folder)
         _run_files.ring(Path(_config.current().run_dir or ""))
-
-
-def main_frame() -> FrameType | None:
-    """The innermost frame of the main thread."""
-    return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 def say(text: str) -> None:

@@ -14,7 +14,7 @@ from lockstep.callsites import frames
 from lockstep.flight_recorder.format import ProcessRecord
 from lockstep.job import current_job, job_key, kv_store, topology
 from lockstep.programs import compilations, launches
-from lockstep.watchdog import ending, shutdown_hook
+from lockstep.watchdog import main_thread, shutdown_hook
 from lockstep.watchdog.record_reader import write_sites
 from lockstep.watchdog.store_watch import Source, Watch
 
@@ -131,7 +131,7 @@ class _Looks:
         if written == self._written:
             # Nothing was launched since the last look.
             in_flight = bool(_jax_compat.computing_devices())
-            frame = ending.main_frame()
+            frame = main_thread.frame()
             self._record.look(frames.called(frame) if frame else None, in_flight, written)
             found = self._record.read(latest)
         self._written = found.rings[0].written

@@ -260,7 +260,7 @@ class SiteWriter:
     def _sites(self, execution: int, program: CompiledProgram) -> Iterator[model.Site]:
         used = self._uses.of(program.fingerprint)
         thread = self._uses.thread(program.fingerprint)
-        first = f"{used[0].file.rpartition('/')[2]}:{used[0].line}" if used else ""
+        first = used[0].short if used else ""
         for collective in program.collectives:
             for line in (used if not collective.file else ()) or (None,):
                 site = _site(execution, program, collective, line)

@@ -17,13 +17,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from lockstep import _config, _jax_compat, _run_files
@@ -34,7 +32,7 @@ from lockstep.job.kv_store import Store
 from lockstep.job.topology import Peer
 from lockstep.programs import compilations, modules
 from lockstep.programs.compilations import Program
-from lockstep.watchdog import ending, shutdown_hook
+from lockstep.watchdog import ending, main_thread, shutdown_hook
 from lockstep.watchdog import store_state as state
 from lockstep.watchdog.launch_comparison import Launches
 from lockstep.watchdog.store_questions import ANSWER_SECONDS, Questions
@@ -44,12 +42,8 @@ _POLL_SECONDS = 1.0
 _FIRST_QUESTION = 3.0
 """Seconds without progress after which a process asks the others; then twice as long each time."""
 _LONGEST_PAUSE = 60.0
-_FRAMES = 12
 _DIFFERENCES = (diagnose.Kind.MISMATCH, diagnose.Kind.ONE_SIDED, diagnose.Kind.PROGRAMS)
 """The faults of launches that are compared."""
-_COMPILE_OR_EXECUTE = tuple(
-    os.path.join("jax", "_src", *names) for names in (["compiler.py"], ["interpreters", "pxla.py"])
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +81,8 @@ class Watch(threading.Thread):
         if source.is_of_launches:
             self._launches = Launches(store, own.process, source.owner)
         self._folder = folder
+        self._has_ended = False
+        """Whether the program has ended, so that no exception reaches it any more."""
         self._is_failing = False
         self._progress: Any = None
         self._since = time.monotonic()
@@ -113,7 +109,11 @@ class Watch(threading.Thread):
                 return
 
     def stop(self) -> None:
-        """Ends the watch; what this process leaves behind answers all later questions."""
+        """Ends the watch; what this process leaves behind answers all later questions.
+
+        To be called on the main thread when the program has ended.
+        """
+        self._has_ended = True
         self._over.set()
         if self.is_alive() and not self._is_failing:
             self.join(2 * ANSWER_SECONDS)
@@ -139,14 +139,18 @@ class Watch(threading.Thread):
 
     def _look_at_main_thread(self, now: float) -> None:
         """Asks the others where the thread has stood still in JAX, in no collective."""
-        frame, config = ending.main_frame(), _config.current()
+        frame, config = main_thread.frame(), _config.current()
         # A new frame may have the address of an old one, so what the process has done counts too.
         compiled = compilations.current()
         position = (id(frame), frame.f_lasti if frame else 0, compiled, self._progress)
         if position != self._position:
             self._position, self._there_since, self._looked = position, now, 0.0
         for limit in (config.stall_warning, config.collective_timeout):
-            if limit and self._looked < limit <= now - self._there_since and _inside(frame):
+            if (
+                limit
+                and self._looked < limit <= now - self._there_since
+                and main_thread.inside(frame)
+            ):
                 self._looked = limit
                 if not state.waits(self._source.read(None)):
                     self._tell_of_jax(is_late=limit == config.collective_timeout)
@@ -168,7 +172,10 @@ class Watch(threading.Thread):
             return
         if not self._is_failing and self._launches.differ(record, is_last):
             # The others answer also when this watch is over.
-            states = self._states(threading.Event() if is_last else self._over)
+            over = threading.Event() if is_last else self._over
+            states = self._states(over)
+            if over.is_set():
+                return  # not all have answered, and `stop` compares once more
             ordered = [states.get(index) for index in range(self._count)]
             found = self._judge(ordered, self._questions.absent(states))
             where = self._launches.where
@@ -189,15 +196,15 @@ class Watch(threading.Thread):
         compiled = compilations.current()
         sites = {entry.site for ring in record.rings for entry in ring.entries}
         callers = {site: lines for site, lines in frames.known().items() if site in sites}
-        frame = ending.main_frame()
+        frame = main_thread.frame()
         still = time.monotonic() - self._there_since
         return ProcessState(
             self._own.process,
             record,
             callers,
-            _stack(frame),
-            _place(frame),
-            _inside(frame),
+            main_thread.stack(frame),
+            main_thread.place(frame),
+            main_thread.inside(frame),
             still,
             compiled[1] if compiled else None,
             self._source.programs(),
@@ -298,30 +305,4 @@ class Watch(threading.Thread):
     def _fail(self, text: str) -> None:
         self._is_failing = True
         self._over.set()
-        ending.end_with(text, self._folder)
-
-
-def _inside(frame: FrameType | None) -> str:
-    """The function of JAX in which a thread compiles or executes a program; "": it is elsewhere."""
-    if frame is None or not frame.f_code.co_filename.endswith(_COMPILE_OR_EXECUTE):
-        return ""
-    return frame.f_code.co_name
-
-
-def _stack(frame: FrameType | None) -> str:
-    lines = []
-    while frame is not None and len(lines) < _FRAMES:
-        code = frame.f_code
-        if not code.co_filename.startswith(frames.PACKAGE) and "<frozen" not in code.co_filename:
-            lines.append(f'File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
-        frame = frame.f_back
-    return "\n".join(lines)
-
-
-def _place(frame: FrameType | None) -> str:
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not frames.is_library(file) and not frames.is_on_the_way(file):
-            return f"{os.path.basename(file)}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
+        ending.end_with(text, self._folder, self._has_ended)

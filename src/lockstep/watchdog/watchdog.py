@@ -234,7 +234,8 @@ class Watchdog(threading.Thread):
                 print(f"lockstep: warning: {what}.", file=sys.stderr, flush=True)
             return True
         # Another function, and arguments of another shape, are told by the calls themselves.
-        if found and found.kind != program_difference.ARGUMENTS and found.is_of_one_function:
+        by_calls = (program_difference.ARGUMENTS, program_difference.DTYPES)
+        if found and found.kind not in by_calls and found.is_of_one_function:
             self._records.note_difference(found)
         return False
 

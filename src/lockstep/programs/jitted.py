@@ -1,0 +1,152 @@
+"""Which program a call of a jitted function launches.
+
+JAX tells of a call on its fast path with the function, and not with the executable. Both are known
+where JAX makes the fast path for a kind of arguments (`Functions.learn`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from typing import Any
+
+from lockstep.programs.compilations import Program
+
+_MAX_LEAVES = 32
+"""So many of the first and of the last arguments tell the programs of a function apart."""
+
+
+@dataclasses.dataclass
+class Launched:
+    """A program that this process launches, and what the entries of its launches begin with."""
+
+    program: Program
+    run_id: int
+    """A hash of the program: the same number on all processes."""
+    clique: int
+    """A hash of the devices that it runs on."""
+    members: tuple[int, ...]
+    """The first device of each process that takes part."""
+    devices: frozenset[int]
+    known: bytes
+    unknown: bytes
+    """The head of its entries, where it is sure that this program was launched, and where not."""
+    tail: bytes
+
+
+_Signature = tuple[Any, ...]
+
+
+@dataclasses.dataclass
+class _Function:
+    """A jitted function: the programs that it was compiled to."""
+
+    launched: list[Launched] = dataclasses.field(default_factory=list)
+    has_others: bool = False
+    """Whether it has programs that are not recorded, too."""
+    by_arguments: dict[_Signature, Launched | None] = dataclasses.field(default_factory=dict)
+    """The program for each kind of arguments; None: it is not recorded, or several programs fit."""
+
+    @property
+    def only(self) -> Launched | None:
+        """The program, if there is but one."""
+        return self.launched[0] if len(self.launched) == 1 and not self.has_others else None
+
+
+class Functions:
+    """The programs of jitted functions. Calls of other threads may come in between."""
+
+    def __init__(self) -> None:
+        self._by_function: dict[int, _Function] = {}
+        self._by_jitted: dict[int, _Function] = {}
+        self._kept: dict[int, Any] = {}
+        """What forgets each object when it dies: another one may get its id."""
+
+    def learn(self, function: Any, launched: Launched | None, args: Any, kwargs: Any) -> None:
+        """Such calls of ``function`` launch this program; None: one that is not recorded."""
+        known = self._of(function)
+        # A static argument is not seen: then one signature has several programs.
+        signature = _signature(args, kwargs)
+        is_new = known.by_arguments.setdefault(signature, launched) is launched
+        known.by_arguments[signature] = launched if is_new else None
+        if launched is None:
+            known.has_others = True
+        elif launched not in known.launched:
+            known.launched.append(launched)
+
+    def launched_by(
+        self, jitted: Any, args: Any, kwargs: Any, results: Any
+    ) -> tuple[Launched | None, bool]:
+        """The program of a call, and whether it is sure that it is that one."""
+        known = self._by_jitted.get(id(jitted))
+        if known is None:
+            known = self._first_call(jitted)
+        if not known.launched:
+            return None, False
+        if launched := known.only or known.by_arguments.get(_signature(args, kwargs)):
+            return launched, True
+        devices = _devices_of(results)
+        fitting = [each for each in known.launched if each.devices == devices]
+        return (fitting[-1] if fitting else None), False
+
+    def latest_of(self, jitted: Any) -> tuple[Launched | None, bool]:
+        """The program of a call whose arguments are not known, as `launched_by`."""
+        known = self._by_jitted.get(id(jitted)) if jitted is not None else None
+        if known is None or not known.launched:
+            return None, False
+        return known.launched[-1], known.only is not None
+
+    def _of(self, function: Any) -> _Function:
+        known = self._by_function.get(id(function))
+        if known is None:
+            known = self._by_function[id(function)] = _Function()
+            self._keep(function, self._by_function)
+        return known
+
+    def _first_call(self, jitted: Any) -> _Function:
+        function = getattr(jitted, "__wrapped__", None)
+        # Without a function it was compiled ahead of time: its calls are not recorded.
+        known = _Function() if function is None else self._of(function)
+        self._by_jitted[id(jitted)] = known
+        self._keep(jitted, self._by_jitted)
+        return known
+
+    def _keep(self, key: Any, of: dict[int, _Function]) -> None:
+        name = id(key)
+
+        def forget(_: Any) -> None:
+            of.pop(name, None)
+            self._kept.pop(name, None)
+
+        try:
+            self._kept[name] = weakref.ref(key, forget)
+        except TypeError:
+            self._kept[name] = key
+
+
+def _signature(args: Any, kwargs: Any) -> _Signature:
+    """What tells the programs of a function apart, of its first and last arguments."""
+    import jax
+
+    leaves = jax.tree_util.tree_leaves((args, kwargs))
+    some = (
+        leaves if len(leaves) <= 2 * _MAX_LEAVES else leaves[:_MAX_LEAVES] + leaves[-_MAX_LEAVES:]
+    )
+    return (len(leaves), *map(_kind, some))
+
+
+def _kind(leaf: Any) -> Any:
+    shape = getattr(leaf, "shape", None)
+    if shape is None:
+        return type(leaf)
+    return tuple(shape), leaf.dtype, getattr(leaf, "sharding", None), getattr(leaf, "weak_type", 0)
+
+
+def _devices_of(results: Any) -> frozenset[int]:
+    """The devices on which the first array among the results of a call lies; empty: none."""
+    import jax
+
+    for leaf in jax.tree_util.tree_leaves(results):
+        if (sharding := getattr(leaf, "sharding", None)) is not None:
+            return frozenset(device.id for device in sharding.device_set)
+    return frozenset()
