@@ -21,7 +21,7 @@ class RefusalLog {
 
   // `what` completes the label: "refused a connection from 10.0.0.1 port 4".
   void add(const std::string& what, const std::string& reason);
-  // Reports the refusals of an interval that is over. Called all the time.
+  // Reports the refusals of an interval that is over. The owner's thread calls it again and again.
   void report_due();
   std::size_t total() const { return total_; }
 

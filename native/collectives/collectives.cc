@@ -9,6 +9,7 @@
 
 #include "base/copy.h"
 #include "base/error.h"
+#include "collectives/slice.h"
 
 namespace lockstep {
 
@@ -186,12 +187,11 @@ void run_collective(Clique& clique, Calls calls, std::uint32_t sequence) {
 }
 
 std::size_t elements_per_part(const Clique& clique, std::size_t parts, std::size_t width) {
-  constexpr std::size_t kLine = 64;
   const std::size_t bytes = clique.capacity() / parts;
   if (bytes < width)
     throw Error("lockstep: " + clique.describe() + " are too many for one message of " +
                 std::to_string(clique.capacity() >> 10) + " KiB.");
-  return (bytes < kLine ? bytes : bytes / kLine * kLine) / width;
+  return (bytes < kCacheLine ? bytes : bytes / kCacheLine * kCacheLine) / width;
 }
 
 }  // namespace lockstep

@@ -156,7 +156,7 @@ void Job::mark_left() {
 
 void Job::finish() {
   std::uint64_t seen = begun_.load();
-  // Looks are counted, not time: when this thread has stood still, so have the others.
+  // Counts scans instead of time: a machine that stops this thread stops its peers too.
   const int polls = network().spans_hosts() ? kQuietPolls : kQuietPollsOfHost;
   for (int quiet = 0, failed = 0; quiet < polls && failed < kPollsOfFailed;) {
     std::this_thread::sleep_for(kQuietInterval);

@@ -72,7 +72,7 @@ void begin_peers(Communicator& communicator, Operation& operation, std::uint32_t
     Recorder::add_source(operation.record, operation.source);
     for (const int target : operation.targets) Recorder::add_target(operation.record, target);
   }
-  // Version 4 says only behind the launch that a group is complete.
+  // In version 4 the group is complete only after its launch, and the operation may have ended.
   if (operation.done) Recorder::finish_at(operation.record, RecordEntry::kDone, Clock::now());
 }
 

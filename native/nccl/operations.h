@@ -1,4 +1,4 @@
-// What NCCL has under way, and the entry of each in the recorder. The caller serializes the calls.
+// What NCCL has in flight, and the entry of each in the recorder. The caller serializes the calls.
 #pragma once
 
 #include <cstddef>
@@ -74,7 +74,7 @@ Operation* add(Communicator& communicator);
 // the program that has called it; 0: not known.
 void begin(Communicator& communicator, Operation& operation, const Name& what, std::size_t count,
            const Name& dtype, std::uint32_t line);
-// The same for sends and receives, when those of their group are known.
+// Writes the entry of the sends and receives of a group, when all of them are known.
 void begin_peers(Communicator& communicator, Operation& operation, std::uint32_t line);
 // Adds a send or a receive. `dtype` may be null.
 void add_peer(Operation& operation, bool is_send, std::size_t count, const Name* dtype);

@@ -14,10 +14,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <iterator>
 #include <memory>
 #include <mutex>
-#include <string>
+#include <type_traits>
 #include <vector>
 
 #include "nccl/abi.h"
@@ -173,7 +174,8 @@ void end_group(Group* group) {
   end_calls(*group);
   for (const auto& [communicator, operation] : group->operations) {
     std::lock_guard lock(mutex);
-    // No kernel of its own, as where copy engines do the work: NCCL does not say when it ends.
+    // An operation without a kernel, as where copy engines do the work, ends here: NCCL does not
+    // report its end.
     if (!operation->launched && !operation->done) finish(*communicator, *operation);
   }
   delete group;

@@ -48,7 +48,7 @@ struct RecordEntry {
 };
 static_assert(sizeof(RecordEntry) == 128);
 
-// What an entry says of its collective from the start.
+// The fields of an entry that are known when the call begins.
 struct Described {
   std::uint64_t clique = 0;
   std::int64_t execution = 0;
@@ -105,9 +105,9 @@ class Recorder {
   static void entered(const Record& record, Clock::time_point when);
   static void arrived(const Record& record, Clock::time_point when);
   static void finish(const Record& record, RecordEntry::State state);
-  // The same, where it is not known when all members had arrived.
+  // Ends an entry for which it is not known when all members had arrived.
   static void finish_at(const Record& record, RecordEntry::State state, Clock::time_point when);
-  // Whom a collective-permute of this rank moves data from and to.
+  // The ranks from and to which a collective-permute of this rank moves data.
   static void add_source(const Record& record, int rank);
   static void add_target(const Record& record, int rank);
 

@@ -17,7 +17,7 @@ namespace lockstep::testing {
 namespace {
 
 constexpr int kStuck = 8;
-// A peer that waited for a stuck one would learn of it too late for every `eventually`.
+// So long that an abort which waits for a stuck peer comes after the end of any test.
 constexpr std::chrono::seconds kGrace{60};
 
 // Process 0, and peers 1 to `count` that each have a host, and read only what the test reads.
@@ -63,7 +63,7 @@ struct Crowd {
     Impostor::welcome(*peer.in, peer.from.get(), process);
   }
 
-  // Until the connection to that peer takes no more.
+  // Sends until the connection to that peer takes no more.
   void fill(int process) {
     const std::vector<std::byte> bytes(ControlMessages::kPart);
     while (host.endpoint->send_control(process, bytes, 0.05)) {
@@ -89,13 +89,13 @@ TEST(peers_that_read_nothing_delay_no_other) {
   for (int process = 1; process <= kStuck; ++process) crowd.fill(process);
   auto aborting = std::async(std::launch::async, [&] { crowd.host.arena->abort("a text"); });
   CHECK_EQUAL(crowd.read_abort(kStuck + 1), "a text");
-  // They receive it as well, once they read, and no later than others ahead of them.
+  // The stuck peers receive the abort as well, in whatever order they begin to read.
   for (int process = kStuck; process >= 1; --process)
     CHECK_EQUAL(crowd.read_abort(process), "a text");
   aborting.get();
 }
 
-// The progress thread finds a failure out, and has to tell the others: it reads on meanwhile.
+// A progress thread that detects a failure goes on reading while the failure is reported.
 TEST(an_abort_does_not_keep_the_progress_thread_from_reading) {
   Crowd crowd(kStuck + 2);
   const int lost = kStuck + 1, healthy = kStuck + 2;

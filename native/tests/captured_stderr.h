@@ -6,7 +6,8 @@
 
 #include <string>
 
-#include "transport/tcp/sockets.h"
+#include "base/descriptor.h"
+#include "hosts.h"
 
 namespace lockstep::testing {
 

@@ -112,7 +112,7 @@ TEST(no_process_there) {
   CHECK_CONTAINS(ERROR_OF(host.join(0, "nonsense:x")), "cannot reach process 1 at nonsense:x");
 }
 
-// Connects as a stranger who says `text`, and waits for the end of the connection.
+// Connects as an unauthenticated peer that sends `text`, and waits for the end of the connection.
 void be_refused(const std::string& address, const std::string& text) {
   const Descriptor fd = connect_to(address, Clock::now() + std::chrono::seconds(5));
   CHECK_EQUAL(::send(fd.get(), text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));

@@ -84,7 +84,7 @@ struct Host {
   WaitLimits limits() const { return {&arena->header().abort_state, Deadline(20), {}}; }
 };
 
-// That of a job on several hosts.
+// The network of a job on several hosts is an endpoint.
 inline Endpoint& endpoint_of(Job& job) { return dynamic_cast<Endpoint&>(job.network()); }
 
 // A channel's end in memory of its own, which outlives the endpoint.

@@ -18,7 +18,7 @@ TEST(a_job_of_one_host_reaches_no_process) {
     CHECK(network.connect(other) == Network::Connecting::kNever);
     CHECK(!network.is_connected(other) && !network.is_lost(other));
     CHECK(!network.send_control(other, std::array<std::byte, 3>{}, 20));
-    // At once: no message will come.
+    // This returns at once, because no message will come.
     CHECK_EQUAL(network.next_control(20).process, int{ControlMessage::kOver});
     CHECK(rank.job.has_left(other) == nullptr);
     network.leave();

@@ -1,4 +1,4 @@
-// What is said of refused peers: the first with each reason at once, the others as a count.
+// Lines about refused peers: the first with each reason at once, the others as a count.
 #include <algorithm>
 #include <chrono>
 #include <string>

@@ -115,6 +115,20 @@ TEST(a_failed_job_waits_for_no_response) {
   CHECK(second.get() == Response::kUnknown);
 }
 
+// An all-reduce of one element by the program of this execution; the two ranks bring a 1 each.
+void add_ones(Communicator& end, std::int64_t execution) {
+  float in = 1, out = 0;
+  Call call;
+  call.dtype = DType::kF32;
+  call.reduction = Reduction::kSum;
+  call.count = 1;
+  call.in = reinterpret_cast<const std::byte*>(&in);
+  call.out = reinterpret_cast<std::byte*>(&out);
+  call.origin = {execution, 3, 0};
+  end.run(call);
+  CHECK_EQUAL(out, 2);
+}
+
 // Look-alikes of two programs: the watchdog learns only after some calls that these are not one.
 TEST(a_difference_that_is_found_late_fails_the_job) {
   const auto outcomes = run_job(layout("2x1"), {.timeout_seconds = 20}, [](Rank& rank) {
@@ -133,17 +147,8 @@ TEST(a_difference_that_is_found_late_fails_the_job) {
     const auto end = rank.all();
     std::string error;
     for (int i = 0; i < 2000 && error.empty(); ++i) {
-      float in = 1, out = 0;
-      Call call;
-      call.dtype = DType::kF32;
-      call.reduction = Reduction::kSum;
-      call.count = 1;
-      call.in = reinterpret_cast<const std::byte*>(&in);
-      call.out = reinterpret_cast<std::byte*>(&out);
-      call.origin = {77 + rank.index + 2 * i, 3, 0};
       try {
-        end->run(call);
-        CHECK_EQUAL(out, 2);
+        add_ones(*end, 77 + rank.index + 2 * i);
       } catch (const Error& failed) {
         error = failed.what();
       }
@@ -169,17 +174,9 @@ TEST(a_difference_is_an_error_also_where_the_comparison_is_cut_short) {
           rank.job.requests().respond(request.number, Response::kNo);
       }
     });
-    float in = 1, out = 0;
-    Call call;
-    call.dtype = DType::kF32;
-    call.reduction = Reduction::kSum;
-    call.count = 1;
-    call.in = reinterpret_cast<const std::byte*>(&in);
-    call.out = reinterpret_cast<std::byte*>(&out);
-    call.origin = {77 + rank.index, 3, 0};
     std::string error;
     try {
-      rank.all()->run(call);
+      add_ones(*rank.all(), 77 + rank.index);
     } catch (const Error& failed) {
       error = failed.what();
     }

@@ -13,8 +13,8 @@
 
 namespace lockstep {
 
-// Called by a function that XLA calls, with its own __builtin_frame_address(0). Costs a look at a
-// few dozen words. When the frames say two things, the origin is unknown.
+// Called by a function that XLA calls, with its own __builtin_frame_address(0). Reads a few
+// dozen words. When the frames contradict each other, the origin is unknown.
 Origin origin_of_call(const void* frame);
 
 // The first calls search for a class that was not found in jaxlib; this lets the next ones do so

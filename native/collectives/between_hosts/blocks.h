@@ -38,8 +38,7 @@ class Blocks {
   }
 
   // The place where a message that holds one part, or a piece of it, is needed; empty if it holds
-  // several.
-  // to(part) is where a part goes.
+  // several. to(part) is where a part goes.
   template <typename To>
   std::span<std::byte> place(std::size_t message, To to) const {
     std::span<std::byte> place;

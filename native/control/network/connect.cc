@@ -107,7 +107,7 @@ std::uint32_t Endpoint::connections_to(int process) const {
   return progress_.is_agent(process) || progress_.is_agent(process_) ? 1 : channels_.connections();
 }
 
-// What all others have been notified of goes to this process too.
+// Shares a new connection, and sends the notices that the other processes have had before.
 void Endpoint::publish(int process, std::unique_ptr<Connection> made) {
   Peer& peer = peer_of(process);
   peer.connection = made.release();

@@ -1,4 +1,4 @@
-// What an endpoint says when its program or its job ends, and how it stops: see endpoint.h.
+// What an endpoint reports when its program or its job ends, and how it stops: see endpoint.h.
 #include <atomic>
 #include <chrono>
 #include <exception>
@@ -18,7 +18,7 @@ std::uint64_t Endpoint::of_companion(std::uint32_t kind, std::size_t process) co
              : companion_->sent_to(static_cast<int>(process));
 }
 
-// The word that this process leaves goes behind whatever a connection carries: on each of them.
+// The notice that this process leaves follows all that it has sent, so each connection carries one.
 void Endpoint::add_notices(std::vector<Connection::Notice>& notices, int process,
                            std::uint32_t kind) const {
   Connection* const first = peer_of(process).connection.load();
@@ -87,7 +87,7 @@ void Endpoint::stop() {
   for_each_connection([&](Connection& connection) { connection.stop(deadline); });
 }
 
-// What has begun may still be said: the others may have accepted these connections.
+// Connections that are being made get a grace period: the others may have accepted them.
 void Endpoint::stop_connecting() {
   connects_until_.store((Clock::now() + send_grace_).time_since_epoch().count());
   background_.stop();

@@ -266,7 +266,7 @@ void ProgressThread::lose_ended() {
 }
 
 // Called by any thread that reads. What a process has sent before is here once all of its
-// connections have said so: one of them may be slower than another.
+// connections have reported it: one of them may be slower than another.
 void ProgressThread::left(int process, std::uint32_t connection, std::uint64_t sent) {
   const std::uint32_t bit = 1u << connection, all = (1u << roster_.connections(process)) - 1;
   const std::uint32_t before = left_[static_cast<std::size_t>(process)].fetch_or(bit);

@@ -93,7 +93,7 @@ class ProgressThread : FrameParser::Owner, StripeReaders::Owner {
   // them.
   static constexpr std::ptrdiff_t kMaxUnauthenticated = 64;
 
-  // Whether the calling thread is reading. What waits for other hosts is not for such a thread.
+  // Whether the calling thread is reading. Such a thread may not wait for other hosts.
   bool reads_on_this_thread() const { return polling_.is_held_here(); }
   // Nothing is read any more; returns when the thread has ended.
   void stop();

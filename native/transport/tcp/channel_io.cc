@@ -20,7 +20,7 @@ Result MessageSender::send(Connection& first, const ChannelId& channel, std::uin
   return first.send(frame, message.header, message.rest, limits);
 }
 
-// One that cannot be sent ends the message: those that have not begun are left out.
+// A stripe that cannot be sent ends the message: those that have not begun are left out.
 Result MessageSender::send_stripes(Connection& first, const Frame& frame, const Message& message,
                                    const Stripes& stripes, const WaitLimits& limits) {
   if (getpid() != owner_) throw Error("lockstep: a forked child has no connections of its own.");

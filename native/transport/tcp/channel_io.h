@@ -37,7 +37,7 @@ class ChannelIo {
 // Sends messages on the connections to one process: large ones as stripes, all at the same time.
 class MessageSender {
  public:
-  // `threads`: that send stripes, besides the thread that has the message.
+  // `threads` send stripes, besides the thread that has the message.
   explicit MessageSender(std::uint32_t threads) : threads_(threads) {}
 
   Connection::Result send(Connection& first, const ChannelId& channel, std::uint32_t number,

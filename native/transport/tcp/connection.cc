@@ -33,7 +33,8 @@ bool lock(std::unique_lock<std::mutex>& wanted, const Deadline& deadline) {
 
 }  // namespace
 
-// While the send lock is held: want of memory may leave half a frame, here or in the socket.
+// Breaks the connection when an exception ends a send: want of memory may leave half a frame, here
+// or in the socket. It lives while the send lock is held.
 class Connection::BreakOnException {
  public:
   explicit BreakOnException(Connection& connection) : connection_(connection) {}

@@ -30,7 +30,7 @@ class Connection {
   Connection(Descriptor fd, std::unique_ptr<Session> session, std::chrono::milliseconds grace)
       : fd_(std::move(fd)), session_(std::move(session)), grace_(grace) {}
 
-  // Before another thread knows the connection: its owner uses these for handshake and greeting.
+  // Its owner uses these for handshake and greeting, before another thread knows the connection.
   Session& session() { return *session_; }
   void replace(std::unique_ptr<Session> session) { session_ = std::move(session); }
   Result write(std::span<const std::byte> head, std::span<const std::byte> body,
@@ -74,7 +74,8 @@ class Connection {
                            const std::atomic<std::uint32_t>& abort,
                            std::chrono::milliseconds grace);
 
-  // To the same process: they carry stripes of large messages. Set before the connection is shared.
+  // Other connections to the same process, which carry stripes of large messages. Set before this
+  // one is shared.
   std::vector<std::unique_ptr<Connection>> further;
 
  private:

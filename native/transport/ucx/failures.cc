@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-// How long the network may take to tell why a connection of UCX is broken.
+// How long the network may take to report why a connection of UCX is broken.
 constexpr std::chrono::milliseconds kBrokenGrace{2000};
 constexpr std::chrono::milliseconds kPollInterval{1};
 // How many checks of the progress thread may find nothing new from a process that has left. Checks

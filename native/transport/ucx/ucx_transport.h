@@ -6,9 +6,9 @@
 // and carries everything else; what each process needs to reach the others goes with its greeting:
 // the address of its worker, and a secret, without which it takes no message. UCX does not encrypt.
 //
-// UCX and the network keep no order between them. So a process that leaves says over the network
-// how many messages it has sent, and counts here as left when all of them are there. It closes its
-// connections when the others have said that they have them.
+// UCX and the network keep no order between them. So a process that leaves reports over the
+// network how many messages it has sent, and counts here as left when all of them are there. It
+// closes its connections when the others have said that they have them.
 #pragma once
 
 #include <atomic>
