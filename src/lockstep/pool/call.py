@@ -12,7 +12,7 @@ from typing import Any
 from lockstep import _words
 from lockstep._errors import SpawnError
 from lockstep.pool import judge
-from lockstep.pool.outcome import Failure, Kind, Outcome
+from lockstep.pool.outcome import NOT_READ, Failure, Kind, Outcome
 from lockstep.pool.processes import Processes
 from lockstep.system import stack_dump
 from lockstep.system.channel import Message
@@ -25,8 +25,8 @@ INTERRUPT_SECONDS = 2.0
 """Seconds to come back after Ctrl-C."""
 OUTPUT_SECONDS = 2.0
 """Seconds for the last lines of the output to come, through the launcher."""
-EXIT_SECONDS = 2.0
-"""Seconds for the launcher to write how a process has died."""
+EXIT_SECONDS = 15.0
+"""Seconds for the launcher to write how a process has died, also on a busy machine."""
 CONFIRM_SECONDS = 0.5
 """Seconds for which processes must wait in vain before their collectives are aborted."""
 NOTICE_SECONDS = 10.0
@@ -200,6 +200,8 @@ class Call:
         for rank, outcome in self._outcomes.items():
             if outcome.kind is Kind.LOST:
                 exit = self._processes.exit_of(rank, EXIT_SECONDS)
+                if rank in self._processes.unread:
+                    exit = exit or NOT_READ
                 words = tuple(output.last_words[rank])
                 self._outcomes[rank] = dataclasses.replace(outcome, exit=exit, words=words)
 
@@ -234,7 +236,7 @@ def _not_started(rank: int, failure: Failure) -> SpawnError:
 
 def _end_of_launcher(processes: Processes) -> None:
     """Raises `SpawnError` with what the launcher and the lost processes have said."""
-    end = time.monotonic() + EXIT_SECONDS
+    end = time.monotonic() + OUTPUT_SECONDS
     while not processes.is_over and time.monotonic() < end:
         processes.turn(end - time.monotonic())
     said = list(processes.output.said)

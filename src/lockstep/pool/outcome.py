@@ -22,10 +22,11 @@ STUCK = "did not return and was stopped"
 WAITED = "and was stopped"
 """Also in `STUCK`: by itself it is said of a process that waited for another one."""
 _INDENT = "    "
-_NOT_SEEN = Exit(
+NOT_READ = Exit(
     reason="was lost: it did not read what was sent to it. Was it stopped by SIGSTOP, or does "
     "native code in it hold the GIL?"
 )
+_NOT_SEEN = Exit(reason="was lost: its connection has ended, and its exit code is not known")
 
 
 class Kind(enum.Enum):
@@ -166,8 +167,9 @@ def _raised(first: Outcome, count: int, full: bool) -> BaseException:
 
 def _died(first: Outcome, outcomes: Sequence[Outcome], full: bool) -> SpawnError:
     endings = [outcome.as_ended() for outcome in outcomes]
-    if first.exit is None:
-        return SpawnError(f"{processes([first.rank])} of {len(outcomes)} {_NOT_SEEN.reason}")
+    if first.exit in (None, NOT_READ):
+        reason = (first.exit or _NOT_SEEN).reason
+        return SpawnError(f"{processes([first.rank])} of {len(outcomes)} {reason}")
     return SpawnError(
         headline(first.as_ended(), endings, first.ended_at, full=full)[0].replace(
             " failed first: ", " died: ", 1

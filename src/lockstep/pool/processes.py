@@ -84,6 +84,8 @@ class Processes:
         self.pids: dict[int, int] = {}
         self.lost: dict[int, float] = {}
         """Processes whose connection has ended, and when."""
+        self.unread: set[int] = set()
+        """Those of them that did not read what was sent to them: they may live."""
         self._ended: set[str] = set()
         self._stacks: dict[int, str] = {}
         self._leads: dict[int, float] = {}
@@ -223,7 +225,9 @@ class Processes:
                 try:
                     to.send(kind, body, **values)
                     to.flush(messages.SEND_SECONDS)
-                except OSError:  # its end is an event of its own, also where it did not read
+                except OSError as error:  # its end is an event of its own in any case
+                    if isinstance(error, TimeoutError):
+                        self.unread.add(rank)
                     to.break_off()
 
     def interrupt(self, number: int) -> None:
@@ -263,7 +267,9 @@ class Processes:
         return host_query.refresh(self.run_dir, latest, RECORD_SECONDS)
 
     def exit_of(self, rank: int, seconds: float) -> _run_files.Exit | None:
-        """How a lost process ended; None where that is not known after ``seconds``."""
+        """How a lost process ended; None where that is not known after ``seconds``, and at once for
+        a process that may live."""
+        seconds = 0.0 if rank in self.unread else seconds
         deadline = time.monotonic() + seconds
         while True:
             found = _run_files.Exit.read(self._folder(rank), self.pids.get(rank))
