@@ -99,6 +99,8 @@ class Outcome:
     """Whether a process that had raised was ended by SIGABRT, so that it could not go on."""
     named: bool = False
     """Whether the launcher's headline names the process with the fault."""
+    status: int | None = None
+    """The job's exit status; None: it was stopped at the limit, or is of an older version."""
     limit: float = 30
     """Seconds from the start of the run after which it was ended."""
 
@@ -155,7 +157,8 @@ def run(name: str, collectives: str, limit: float) -> Outcome:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
     outcome = judge(name, collectives, out.decode(errors="replace"), ended)
-    return dataclasses.replace(outcome, limit=limit)
+    status = None if ended is None else job.returncode
+    return dataclasses.replace(outcome, limit=limit, status=status)
 
 
 def judge(name: str, collectives: str, output: str, ended: float | None) -> Outcome:
@@ -242,6 +245,8 @@ def cell(outcome: Outcome) -> str:
     kind = outcome.kind.replace("exit code 143 / no exception", "aborted, no exception")
     text = kind.replace("wrong number", "**wrong number**").replace("hang", "**hang**")
     text = text.replace("finished", "goes on to its end")
+    if outcome.kind == "wrong number" and outcome.status:
+        text += ", then the job fails" + ", named" * outcome.named
     if outcome.ended_seconds is not None and "killed" in outcome.kind:
         text += f" after {outcome.ended_seconds:.1f} s"
     return text

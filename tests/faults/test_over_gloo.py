@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -102,6 +103,31 @@ def test_the_process_with_the_fault_is_the_headline(fault: str, words: str) -> N
     assert not ended, "a process ended as if nothing had happened"
 
 
+CAUGHT = """
+try:
+    train(sys.argv[1], array(4 * count), 25, 120)
+except jax.errors.JaxRuntimeError:
+    sys.exit(75)  # the queue starts the job again
+"""
+
+
+@sample("fault", ["exit", "shape"], 0)
+def test_a_survivor_that_chooses_its_exit_code_is_not_the_headline(fault: str) -> None:
+    result = run_lockstep(
+        OPTIONS,
+        PROGRAM + CAUGHT,
+        d=1,
+        program_args=[fault],
+        timeout=150,
+        expect_status=None,
+    )
+    first = result.said_by_launcher.splitlines()[0]
+    assert re.search(r"process 1 \(.*\) ended .*after 25 programs|process 1 runs another", first), (
+        result
+    )
+    assert re.search(r"process 0 failed .* later", result.said_by_launcher), result
+
+
 @pytest.mark.full
 def test_a_process_that_does_not_come_is_reported_and_then_ends_the_job() -> None:
     result = run("late")
@@ -178,11 +204,11 @@ def test_a_warning_goes_on() -> None:
 
 
 @pytest.mark.full
-def test_the_report_shows_launches() -> None:
-    result = run("left")
-    [folder] = re.findall(r"lockstep report (\S+)", result.said_by_launcher)
+def test_the_report_shows_launches(tmp_path: Path) -> None:
+    options = [*OPTIONS, "--log-dir", str(tmp_path)]
+    run_lockstep(options, PROGRAM + RUN, program_args=["left"], timeout=150, expect_status=1)
     shown = subprocess.run(
-        [sys.executable, "-m", "lockstep", "report", "--json", folder],
+        [sys.executable, "-m", "lockstep", "report", "--json", str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=60,

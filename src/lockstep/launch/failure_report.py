@@ -75,6 +75,14 @@ def explains(table: str, first: EndedProcess) -> bool:
     return is_of_collective(message) and not told_already(table, first)
 
 
+def is_consequence(first: EndedProcess) -> bool:
+    """Whether the first failure may have a cause of which it says nothing: a program that has
+    caught the error of a collective chooses its exit code, and gloo aborts a process."""
+    if first.record is None:
+        return first.exit.signal == signal.SIGABRT
+    return first.record.summary.startswith("sys.exit(")
+
+
 def _timeless(text: str) -> str:
     """The records may be newer than the error: waits are over by now, and exit codes are known."""
     return _WAITS.sub("waits", text.replace(" (exit code 0)", ""))

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from lockstep import _run_files
 from lockstep._errors import LaunchError
 from lockstep._words import processes, signal_name
-from lockstep.launch.failure_report import explains, headline, told_already
+from lockstep.launch.failure_report import explains, headline, is_consequence, told_already
 from lockstep.processes import failed_runs, tracebacks
 from lockstep.processes.console import Console, Stream
 from lockstep.processes.first_failure import (
@@ -253,7 +253,7 @@ class Supervisor:
         told = table if table and told_already(table, first) else ""
         count = self._job.job_processes
         differences = failed_runs.differences(self._job.run_dir, self._job.config.attempt)
-        found = table if explains(table, first) else ""
+        found = table if explains(table, first) or self._is_explained(table, first) else ""
         report = headline(first, endings, self.stopping_at, count, full, told, differences, found)
         above = self.console.lines
         for i, text in enumerate(report):
@@ -262,6 +262,12 @@ class Supervisor:
         self._report_details("" if told or found else table)
         if self.console.lines > above + IN_VIEW:
             self.console.report(report[0].partition("\n")[0], highlight=True)
+
+    def _is_explained(self, table: str, first: EndedProcess) -> bool:
+        if not table or not is_consequence(first):
+            return False
+        place = self._job.run_dir, self._job.config.attempt
+        return failed_runs.show_fault_before(*place, first.process_id)
 
     def _culprits(self) -> Sequence[int]:
         return failed_runs.culprits(self._job.run_dir, self._job.config.attempt)

@@ -78,6 +78,17 @@ def culprits(run_dir: Path, attempt: int) -> tuple[int, ...]:
     return ()
 
 
+def show_fault_before(run_dir: Path, attempt: int, process: int) -> bool:
+    """Whether the records show another fault than the end of ``process``."""
+    with contextlib.suppress(Exception):
+        from lockstep.flight_recorder.diagnose import Kind
+
+        found = _diagnosed(run_dir, attempt)
+        is_its_end = found.kind in (Kind.FAILED, Kind.KILLED) and process in found.culprits
+        return found.kind.is_fault and not is_its_end
+    return False
+
+
 def differences(run_dir: Path, attempt: int) -> str:
     """In what the processes of a job differ, as process 0 has found at the start; else ""."""
     folder = _run_files.process_dir(run_dir, attempt, 0)

@@ -138,8 +138,9 @@ class _Looks:
         return found
 
     def leave(self, state: int) -> None:
-        if error := shutdown_hook.failed_collective():
-            self._record.failed(_called_in(error.__traceback__))
+        has_failed, error = shutdown_hook.failed_collective()
+        if has_failed:
+            self._record.failed(_called_in(error.__traceback__) if error else None)
         else:
             self._record.look(None, in_flight=False)
         self._record.leave(state)

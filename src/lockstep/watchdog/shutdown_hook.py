@@ -148,11 +148,12 @@ def has_failed() -> bool:
     return current_job.part(_ProgramEnd).has_failed
 
 
-def failed_collective() -> BaseException | None:
-    """The exception that has ended the program, if it was told that a collective has failed."""
+def failed_collective() -> tuple[bool, BaseException | None]:
+    """Whether the program was told that a collective has failed, and the exception that has ended
+    it: None where it caught that error."""
     ending = current_job.part(_ProgramEnd)
     error = ending.error
-    return error if error and (ending.raised or ending.is_of_collective(str(error))) else None
+    return ending.raised or (error is not None and ending.is_of_collective(str(error))), error
 
 
 def finish() -> None:
