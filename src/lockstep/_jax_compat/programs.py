@@ -14,6 +14,9 @@ from typing import Any
 from lockstep._jax_compat import hooks
 
 _EXECUTES = os.path.join("jax", "_src", "interpreters", "pxla.py")
+_PASSES = ("jax._src.xla_transform", "jax.extend.xla")
+"""Modules that register compiler passes. An import of jax.extend imports Pallas too, which took a
+fifth of the start of each process."""
 _noting: dict[str, Callable[[Any], None]] = {}
 """Platform -> what is called with each program of a client for it."""
 
@@ -200,7 +203,7 @@ def text_of_module(bytecode: bytes) -> str:
 
 def has_passes() -> bool:
     """Whether this jax has a place for a compiler pass (`register_pass`): 0.10.2 and later."""
-    return importlib.util.find_spec("jax.extend.xla") is not None
+    return any(importlib.util.find_spec(name) for name in _PASSES)
 
 
 def is_refused_type(error: BaseException) -> bool:
@@ -213,13 +216,14 @@ def register_pass(name: str, transform: Callable[[bytes], bytes | None]) -> None
 
     Since jax 0.11 this makes JAX's backends, so JAX must be distributed by then.
     """
-    from jax.extend import xla
+    name = next(filter(importlib.util.find_spec, _PASSES))
+    passes: Any = importlib.import_module(name)
 
     def blamed(module: bytes) -> bytes | None:
         with hooks.blaming():
             return transform(module)
 
-    xla.register_hlo_module_transformation(blamed, name=name, platforms="cpu")
+    passes.register_hlo_module_transformation(blamed, name=name, platforms="cpu")
 
 
 def add_to_cache_key(part: Callable[[], str]) -> None:
