@@ -43,6 +43,7 @@ def test_the_written_table_has_every_listed_version_and_no_failure() -> None:
         assert all(re.fullmatch(r"ok \([1-9]\d*\)", cell) for cell in row[2:]), row
 
 
+@pytest.mark.full
 def test_every_case_is_there() -> None:
     listed = [case for group in cases.GROUPS.values() for case in group]
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "", *listed]

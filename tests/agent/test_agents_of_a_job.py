@@ -58,6 +58,7 @@ def mpirun(job: Workers, code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.full
 def test_under_mpiexec_the_others_raise_and_save_before_all_is_killed(looping: Workers) -> None:
     done = mpirun(looping, "os.kill(os.getpid(), 9)")
     assert done.returncode != 0

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from lanes import needs, sample
+from lanes import needs
 from lockstep import cli
 from ssh_hosts import possible, ssh_hosts
 
 
 @needs(possible(), "needs root, openssh-server and namespaces: .ci/tools installs them")
-@sample("op", ["all_reduce", "permute"], 0)
+@pytest.mark.full
+@pytest.mark.parametrize("op", ["all_reduce", "permute"])
 def test_a_collective_is_measured_between_hosts(tmp_path: Path, op: str) -> None:
     file = tmp_path / "bench.json"
     with ssh_hosts(tmp_path, "abc") as hosts:

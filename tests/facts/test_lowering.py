@@ -9,6 +9,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import hashlib, sys
 import jax, jax.numpy as jnp
@@ -41,6 +43,7 @@ print(hashlib.sha256(text.encode()).hexdigest())
 HISTORIES = ("nothing", "helpers alone", "other shapes", "cleared caches")
 
 
+@pytest.mark.full
 def test_the_history_of_a_process_does_not_change_what_it_lowers() -> None:
     found = [
         subprocess.run(

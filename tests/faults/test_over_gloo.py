@@ -94,7 +94,6 @@ def run(fault: str, n: int = 3, d: int = 2, status: int = 1) -> Result:
         ("swapped", r"process 1 \(.*\) called save"),
     ],
     0,
-    5,
 )
 def test_the_process_with_the_fault_is_the_headline(fault: str, words: str) -> None:
     result = run(fault)

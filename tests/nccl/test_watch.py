@@ -57,6 +57,7 @@ def test_a_process_that_does_not_come_is_named_with_its_line() -> None:
     assert "has not arrived yet; processes 0, 2 wait in their 4th" in result.said_by_launcher
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("leave", "words"),
     [
@@ -89,6 +90,7 @@ compilations._note(module, jax.devices(), names["work"])
 """
 
 
+@pytest.mark.full
 def test_processes_that_compile_different_programs_all_raise() -> None:
     result = run(STUCK)
     assert "runs another program than process" in result.said_by_launcher, result

@@ -106,6 +106,7 @@ def test_an_interrupt_leaves_the_processes_usable(kernel: Notebook) -> None:
     assert kernel.run(f"{SETUP}\nint(meet())") == "6"
 
 
+@pytest.mark.full
 def test_vs_codes_interrupt_leaves_the_processes_usable(kernel: Notebook) -> None:
     kernel.run(START)
     kernel.run(SETUP)

@@ -288,6 +288,7 @@ def test_processes_of_this_machine_are_bound_on_request(options: str, words: lis
     assert hosts.parse("", options, 2) == (["--bind", *words], ())
 
 
+@pytest.mark.full
 def test_a_caller_without_jax_in_a_thread_and_killed_leaves_nothing(tmp_path: Any) -> None:
     mark = uuid.uuid4().hex
     ended = python(CALLER, env={MARK: mark, "TMPDIR": str(tmp_path)}, timeout=120)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lanes import sample
 from replicas.copies import flip_bit, replicated
 
 DTYPES = "bool int4 uint4 int8 uint8 int16 uint16 int32 uint32 float8_e4m3fn float8_e5m2 bfloat16 "
@@ -38,7 +39,7 @@ def values(dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 @four_devices
-@pytest.mark.parametrize("dtype", DTYPES.split())
+@sample("dtype", DTYPES.split(), 0, 1, 11, 13, 18)
 def test_a_flipped_bit_on_one_device_changes_its_hash_alone(dtype: str) -> None:
     import jax
 

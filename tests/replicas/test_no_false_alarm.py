@@ -102,6 +102,7 @@ def compared(result: Result) -> int:
     return first
 
 
+@pytest.mark.full
 @sample("collectives", ["lockstep", "gloo"], 0)
 def test_a_flax_step_with_sharded_and_replicated_params(collectives: str) -> None:
     plain = run(FLAX, "--collectives", collectives)

@@ -64,7 +64,7 @@ except lockstep.DifferenceError as error:
 """
 
 
-@sample(("collectives", "d"), BACKENDS, 0, 1)
+@sample(("collectives", "d"), BACKENDS, 0)
 def test_a_flipped_bit_is_found_at_the_next_check_and_named(collectives: str, d: int) -> None:
     result = run(CAUGHT, "--collectives", collectives, "--check-replicas", "5", d=d)
     found = errors(result)
@@ -106,7 +106,7 @@ step(params, 1, x)
 """
 
 
-@sample("made", [True, False], 0, 1)
+@sample("made", [True, False], 0)
 def test_params_from_a_seed_of_each_process_stop_the_first_step(made: bool) -> None:
     result = run(f"MADE = {made}\n{SEEDS}", "--check-replicas", status=1)
     [first] = [line for line in result.said_by_launcher.splitlines() if "DifferenceError" in line]
@@ -157,7 +157,7 @@ print("done", float(params["b"][0]), flush=True)
 """
 
 
-@sample("collectives", ["lockstep", "gloo"], 0, 1)
+@sample("collectives", ["lockstep", "gloo"], 0)
 def test_programs_of_one_process_are_left_alone(collectives: str) -> None:
     result = run(ALONE, "--collectives", collectives, "--check-replicas", "1")
     assert all(any("done" in line for line in result.by_process[i]) for i in (0, 1)), result
@@ -211,6 +211,7 @@ for i in range(3 if me == 0 else 2):
 """
 
 
+@pytest.mark.full
 @sample(
     ("program", "said"),
     [
@@ -226,6 +227,7 @@ def test_the_guard_names_what_the_check_cannot_compare(program: str, said: str) 
     assert said in str(result), result
 
 
+@pytest.mark.full
 def test_a_check_that_fails_changes_nothing() -> None:
     broken = """
 from lockstep.replicas import hashes
