@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from lockstep import __version__
-from lockstep._errors import LockstepError
+from lockstep._errors import ConfigError, LockstepError
 
 _DESCRIPTION = "Runs one JAX program on many processes."
 _EXAMPLES = """\
@@ -78,6 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not words:
             _parser().print_help(sys.stderr)
             return 2
+        if not words[0].startswith("-"):
+            from lockstep.launch import usage
+
+            if text := usage.no_command(words[0], words[1:]):
+                raise ConfigError(text)
         args = _parser().parse_args(words)
         return args.func(args)
     except LockstepError as error:

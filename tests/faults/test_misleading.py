@@ -130,3 +130,24 @@ def test_devices_in_another_order_are_told_from_calls_in_another_order() -> None
     assert ": the same devices in another order (exit code 1)" in said.splitlines()[0], said
     assert "Likely: the processes have the same devices in another order, as in a mesh of" in said
     assert "a set" not in said, said
+
+
+def test_a_branch_inside_of_a_program_that_only_some_devices_take() -> None:
+    said = report_of("cond", "-d", "2", "--collective-timeout", "4").said_by_launcher
+    assert "device 0 of process 0 (pid " in said, said
+    assert f"{at('cond')} in " in said, said
+    assert "Likely: a branch inside positive_sum: lax.cond or lax.while_loop on a value" in said
+
+
+@sample(
+    ("fault", "error", "advice"),
+    [
+        ("twice", "initialize() must be called before", "This process has joined the job already."),
+        ("keyboard", "EOFError: EOF when", "standard input goes to process 0 alone."),
+    ],
+    0,
+)
+def test_an_error_that_means_something_else_in_a_job(fault: str, error: str, advice: str) -> None:
+    result = report_of(fault)
+    assert error in result.said_by_launcher.splitlines()[0], result
+    assert advice in result.stderr, result

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from lockstep.launch import options
+from lockstep import cli
+from lockstep.launch import options, usage
 
 
 @pytest.mark.parametrize(
@@ -74,3 +77,31 @@ def test_errors_name_the_option(words: str, error: str, capsys: pytest.CaptureFi
         options.run_parser().parse_args(words.split())
     assert exit_info.value.code == 2
     assert error in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("a.py -n 2", "lockstep run -n 2 a.py"),
+        ("a.py --lr 3 -d 4 --hosts a,b x", "lockstep run -d 4 --hosts a,b a.py --lr 3 x"),
+        ("-m pkg -np=2", "lockstep run -np=2 -m pkg"),
+        ("-c code -n 2 7", "lockstep run -n 2 -c code 7"),
+        ("a.py -n x --devices", ""),
+        ("a.py", ""),
+    ],
+)
+def test_options_behind_the_program_are_pointed_out(words: str, meant: str) -> None:
+    said = usage.behind_program(words.split())
+    assert said.endswith(f": {meant}" if meant else ""), said
+    assert bool(said) == bool(meant)
+
+
+def test_a_program_without_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train.py", "-n", "2", "--lr", "3"]) == 2
+    assert "Did you mean: lockstep run -n 2 train.py --lr 3\n" in capsys.readouterr().err
+    (tmp_path / "train").touch()
+    assert cli.main([str(tmp_path / "train")]) == 2
+    assert "is a program and no command of lockstep" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["rnu"])
+    assert "invalid choice: 'rnu'" in capsys.readouterr().err

@@ -152,6 +152,15 @@ def _of_operations(mine: Call, theirs: Call, is_permute: bool) -> list[Cause]:
     return [Cause(Pattern.PERMUTATION)] if is_permute else []
 
 
+def of_own_device(history: History, calls: Calls, wait: Wait) -> tuple[Cause, ...]:
+    """Why a device of a process has not come where another one of that process waits."""
+    process = wait.track.process
+    if not any(history.owner(device) == (process,) for device in wait.absent):
+        return ()
+    call = _call(history, calls, process, wait.entry)
+    return (Cause(Pattern.BRANCH_INSIDE, (), call.modules),) if call.modules else ()
+
+
 def _call(history: History, calls: Calls, process: int, entry: Entry) -> Call:
     return calls.of(_track(history, process, entry), entry)
 

@@ -258,7 +258,9 @@ class _Case:
         )
 
     def _waiting(self, sinks: Sequence[int]) -> Diagnosis:
-        return self._make(Kind.WAITING, sinks, self._wait_for(set(sinks)))
+        wait = self._wait_for(set(sinks))
+        why = causes.of_own_device(self.history, self.calls, wait) if wait else ()
+        return self._make(Kind.WAITING, sinks, wait, why=why)
 
     def _wait_for(self, processes: set[int]) -> Wait | None:
         """The earliest wait for one of ``processes``, else the earliest wait."""

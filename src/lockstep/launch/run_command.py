@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from lockstep._config import Config
 from lockstep._errors import ConfigError, LaunchError
 from lockstep.bootstrap import cluster_env
-from lockstep.launch import before_start, options, restarts
+from lockstep.launch import before_start, options, restarts, usage
 from lockstep.launch.before_start import NO_CALLER, Caller
 from lockstep.nccl import gpus
 from lockstep.processes import cpu_affinity, failed_runs, run_dir
@@ -45,6 +45,8 @@ def main(words: Sequence[str]) -> int:
 
         return hosts_command.run(args, program, config, environ)
     options.check_hosts_given(args)
+    if args.processes is None and slots == 1 and (text := usage.behind_program(program)):
+        complain(text)
     args.processes = args.processes or slots
     return run(args, program, config, environ)
 

@@ -8,6 +8,8 @@ import contextlib
 import difflib
 import os
 import re
+import shlex
+from collections.abc import Sequence
 from typing import Any
 
 _FORMS = """\
@@ -34,6 +36,8 @@ examples:
   mpirun -n 4 lockstep worker -d 2 --grace 60 train.py
   mpiexec -n 4 lockstep worker --strict --stall-warning 10 train.py
 """
+_NUMBERS = ("-n", "-np", "--processes", "-d", "--devices")
+"""Options with a number that are often typed behind the program, as for other launchers."""
 _HASH_SEED = (
     "All processes get PYTHONHASHSEED=0 unless it is set already. So they iterate over a set of\n"
     "strings in the same order, and collectives in such a loop match."
@@ -53,6 +57,44 @@ class Parser(argparse.ArgumentParser):
             meant = f" (did you mean {near[0]}?)" if near else ""
             self.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
         return found
+
+
+def no_command(word: str, rest: Sequence[str]) -> str:
+    """The error for a program where a command is expected; "" where ``word`` is none."""
+    if not word.endswith(".py") and not os.path.isfile(word):
+        return ""
+    behind, program = _own_first(rest)
+    meant = shlex.join(["lockstep", "run", *behind, word, *program])
+    return f"{word} is a program and no command of lockstep. Did you mean: {meant}"
+
+
+def behind_program(program: Sequence[str]) -> str:
+    """What to say of options of ``lockstep run`` that the program gets; "" where there are none."""
+    forms = {"-c": 2, "-m": 2}
+    own = forms.get(program[0], 1)
+    behind, rest = _own_first(program[own:])
+    if not behind:
+        return ""
+    meant = shlex.join(["lockstep", "run", *behind, *program[:own], *rest])
+    return (
+        f"one process runs, and {shlex.join(behind)} is given to the program, behind whose name it "
+        f"stands. If it is meant for Lockstep: {meant}"
+    )
+
+
+def _own_first(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The numbers of processes and devices, and the hosts, among ``words``; and the rest."""
+    own: list[str] = []
+    rest: list[str] = []
+    at = 0
+    while at < len(words):
+        name, _, value = words[at].partition("=")
+        is_number = name in _NUMBERS and (value or "".join(words[at + 1 : at + 2])).isdigit()
+        is_own = is_number or (name == "--hosts" and bool(value or words[at + 1 : at + 2]))
+        size = 1 if value or not is_own else 2
+        (own if is_own else rest).extend(words[at : at + size])
+        at += size
+    return own, rest
 
 
 def no_such_file(path: str) -> str:

@@ -146,6 +146,8 @@ def _record(config: Config, code: int, error: BaseException) -> None:
     """Writes the error for the launcher, and wakes the launcher up."""
     happened = time.monotonic()
     error.__traceback__ = user_program.own_traceback(error.__traceback__)
+    if advice := _advice(config, error):
+        error.add_note(advice)
     if config.run_dir is None or config.process_id is None:
         return
     with contextlib.suppress(Exception):
@@ -154,6 +156,26 @@ def _record(config: Config, code: int, error: BaseException) -> None:
         )
         record.write(_folder(config))
         _run_files.ring(Path(config.run_dir))
+
+
+def _advice(config: Config, error: BaseException) -> str:
+    """What to do about an error of Python or JAX that does not say it of a job; else ""."""
+    if isinstance(error, EOFError) and config.process_id and "reading a line" in str(error):
+        return (
+            "The launcher's standard input goes to process 0 alone. Read it under "
+            "`if jax.process_index() == 0` and broadcast the value, or use an argument of the "
+            "program, which every process gets."
+        )
+    if isinstance(error, RuntimeError) and "initialize() must be called before" in str(error):
+        with contextlib.suppress(Exception):
+            from lockstep import _jax_compat
+
+            if _jax_compat.distributed_client() is not None:
+                return (
+                    "This process has joined the job already. Remove this call, or make it under "
+                    "`if not jax.distributed.is_initialized()`."
+                )
+    return ""
 
 
 def _folder(config: Config) -> Path:

@@ -6,6 +6,7 @@ They are written as users write them: nothing is caught, so the launcher's repor
 from __future__ import annotations
 
 import atexit
+import functools
 import queue
 import sys
 import threading
@@ -16,6 +17,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -184,7 +186,31 @@ def device_order() -> None:
     float(loss(jnp.ones((8,)), jax.make_array_from_process_local_data(rows, local)))
 
 
+@jax.jit
+@functools.partial(jax.shard_map, mesh=MESH, in_specs=P("data"), out_specs=P("data"))
+def positive_sum(x):
+    return lax.cond(x[0] > 0, lambda y: lax.psum(y, "data") + 0 * y, lambda y: y, x)  # LINE cond
+
+
+def cond() -> None:
+    values = np.arange(DEVICES.size, dtype=np.float32)
+    x = jax.make_array_from_callback(values.shape, ROWS, lambda index: values[index])
+    print(positive_sum(x))
+
+
+def twice() -> None:
+    jax.distributed.initialize()  # LINE twice
+
+
+def keyboard() -> None:
+    if ME == 1:
+        input("name? ")
+
+
 ALL = (
+    cond,
+    twice,
+    keyboard,
     callback,
     callback_unread,
     device_order,
