@@ -38,6 +38,11 @@ def is_engines(error: BaseException) -> bool:
     return OF_THE_ENGINE in str(error)
 
 
+def comes_too_late(error: BaseException) -> bool:
+    """Whether ``jax.distributed.initialize()`` raised this because JAX has made its backends."""
+    return isinstance(error, RuntimeError) and "initialize() must be called before" in str(error)
+
+
 def is_of_collective(text: str) -> bool:
     """Whether the error with this ``text`` is that of a collective, whatever library ran it."""
     return _OF_COLLECTIVE.match(text) is not None

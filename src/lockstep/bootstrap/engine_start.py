@@ -228,9 +228,10 @@ def after_cpu_client(client: Any) -> None:
     if _is_between_hosts():
         host_reachability.after_cpu_client(_roster().store, bindings.abort)
     from lockstep.watchdog import watchdogs
+    from lockstep.watchdog.own_waits import OwnWaits
 
     watchdogs.note_devices()
-    compilations.note()
+    compilations.note(current_job.part(OwnWaits).note_compilation)
     _jax_compat.install(
         "compiled programs",
         "error messages name the lines of a program's collectives only while JAX keeps it.",

@@ -276,6 +276,8 @@ def _late(diagnosis: Diagnosis) -> str:
     rows = [row for row in diagnosis.rows if row.culprit and row.activity is Activity.BARRIER]
     inside = dict.fromkeys(in_barriers(row.barriers) for row in rows)
     where = f" (waits {'; '.join(inside)})" if rows and len(inside) <= MAX_ARGUMENTS else ""
+    if len(diagnosis.culprits) == 1 and (compiles := first.process.waits.compilation):
+        where += f" (it {compiles})"
     if len(diagnosis.culprits) == 1 and first.process.waits.thread:
         where += f" (its {first.process.waits.thread})"
     return f"{absent} {has} not arrived yet{where}" + _and_waiters(diagnosis)

@@ -56,6 +56,7 @@ def _row(row: Row) -> dict[str, Any]:
             {"times": r.times, "calls": [_call(call) for call in r.calls]} for r in row.recent
         ],
         "waits_for": list(row.waits_for),
+        "compiles": row.process.waits.compiles or None,
         "collectives": row.ran,
         "error": error and error.summary,
         "exit": exit and dataclasses.asdict(exit),

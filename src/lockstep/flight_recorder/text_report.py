@@ -178,7 +178,8 @@ def _state(diagnosis: Diagnosis, row: Row) -> str:
     if row.activity is Activity.RAISED:
         return f"raised in {call}"
     if row.activity is Activity.BUSY:
-        return f"in no {diagnosis.unit}" + count(diagnosis, row, "; it ran {}")
+        what = row.process.waits.compilation or f"in no {diagnosis.unit}"
+        return what + count(diagnosis, row, "; it ran {}")
     if row.activity is Activity.UNKNOWN:
         return "unknown: " + "; ".join(row.process.problems or ("no record",))
     how = ending(row.process, count(diagnosis, row, " after {}"))

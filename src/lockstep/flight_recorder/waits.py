@@ -1,5 +1,6 @@
 """What keeps a process from collectives, as it writes it down for the others: barriers it waits in,
-exceptions of callbacks that a compiled program has called and of threads, and ``sys.exit()``.
+a program that it compiles, exceptions of callbacks that a compiled program has called and of
+threads, and ``sys.exit()``.
 
 One small file in JSON, which is written anew at each change. A reader may find half of it; then it
 knows nothing of them, and proves nothing with them.
@@ -52,6 +53,15 @@ class Waits:
     """The last exception that ended a thread, ``thread load raised OSError: ..., train.py:7``."""
     left: str = ""
     """The call that ended the program early or at its end, ``sys.exit() at train.py:7``."""
+    compiles: str = ""
+    """The program over devices of several processes that it compiles, ``step (train.py:34)``."""
+    compiles_since: float = 0.0
+    """``time.monotonic()`` of its host when that began."""
+
+    @property
+    def compilation(self) -> str:
+        """``compiles step (train.py:34)``; "": it compiles no such program."""
+        return f"compiles {self.compiles}" if self.compiles else ""
 
     def has_come_to(self, barrier: Barrier) -> bool:
         """Whether the process has come to this use of a barrier, or may have."""
@@ -67,6 +77,7 @@ class Waits:
             "callback": self.callback,
             "thread": self.thread,
             "left": self.left,
+            "compiles": [self.compiles, self.compiles_since],
         }
 
 
@@ -79,12 +90,13 @@ def waits_of(values: Mapping[str, Any]) -> Waits:
     ]
     uses = {str(key): int(use) for key, use in dict(values["uses"]).items()}
     known = rest and (int(rest[0]), int(rest[1]))
-    texts = [str(values[name]) for name in ("callback", "thread", "left")]
-    return Waits(tuple(barriers), uses, known, *texts)
+    compiles, since = values["compiles"]
+    callback, thread, left = (str(values[name]) for name in ("callback", "thread", "left"))
+    return Waits(tuple(barriers), uses, known, callback, thread, left, str(compiles), float(since))
 
 
 def read_waits(path: Path | str) -> Waits:
-    """What a process has written; empty where it waits in no barrier, or the file has no sense."""
+    """What a process has written; empty where it has written nothing, or the file has no sense."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError):
         return waits_of(json.loads(Path(path).read_text("utf-8")))
     return Waits()

@@ -11,10 +11,11 @@ from typing import Any
 from lockstep import _config, _jax_compat, _run_files
 from lockstep.callsites import frames
 from lockstep.flight_recorder import model
-from lockstep.job import job_key, kv_store, topology
+from lockstep.job import current_job, job_key, kv_store, topology
 from lockstep.nccl import library
 from lockstep.programs import compilations
 from lockstep.watchdog import shutdown_hook
+from lockstep.watchdog.own_waits import OwnWaits
 from lockstep.watchdog.store_watch import Source, Watch
 
 GPU = ("gpu", "cuda", "rocm")
@@ -38,6 +39,7 @@ def start(platform: str) -> None:
     folder = None
     if config.run_dir is not None:
         folder = _run_files.process_dir(Path(config.run_dir), config.attempt, process)
+        current_job.part(OwnWaits).keep_in(str(folder / _run_files.WAITS))
         if config.strict:
             frames.keep_in(str(folder / _run_files.CALLERS))
     file = str(folder / _run_files.NCCL_RECORDER) if folder else None
@@ -56,7 +58,7 @@ def start(platform: str) -> None:
     except OSError as error:
         print(f"lockstep: {error}; a job that hangs is not explained.", file=sys.stderr)
         return
-    compilations.note()
+    compilations.note(current_job.part(OwnWaits).note_compilation)
     store = kv_store.Store(_jax_compat.distributed_client(), job_key.job_key(count))
     path = f"/proc/self/fd/{descriptor}"
     source = Source("NCCL", lambda latest: model.read_record(path, latest=latest))

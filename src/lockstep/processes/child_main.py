@@ -158,15 +158,19 @@ def _record(config: Config, code: int, error: BaseException) -> None:
         _run_files.ring(Path(config.run_dir))
 
 
+_NO_LINE = "EOF when reading a line"
+"""What ``input()`` raises at the end of the input."""
+
+
 def _advice(config: Config, error: BaseException) -> str:
     """What to do about an error of Python or JAX that does not say it of a job; else ""."""
-    if isinstance(error, EOFError) and config.process_id and "reading a line" in str(error):
+    if isinstance(error, EOFError) and config.process_id and error.args[:1] == (_NO_LINE,):
         return (
             "The launcher's standard input goes to process 0 alone. Read it under "
             "`if jax.process_index() == 0` and broadcast the value, or use an argument of the "
             "program, which every process gets."
         )
-    if isinstance(error, RuntimeError) and "initialize() must be called before" in str(error):
+    if texts.comes_too_late(error):
         with contextlib.suppress(Exception):
             from lockstep import _jax_compat
 

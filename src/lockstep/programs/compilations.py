@@ -99,13 +99,19 @@ class _Compilations:
     kept: int = 0
     fresh: collections.deque[Program] = dataclasses.field(default_factory=collections.deque)
     """Those that are to be published."""
+    publish: Callable[[str, float], None] = lambda title, since: None
 
 
 _known = _Compilations()
 
 
-def note() -> None:
-    """From now on describes the programs over devices of several processes."""
+def note(publish: Callable[[str, float], None]) -> None:
+    """From now on describes the programs over devices of several processes.
+
+    ``publish`` is called with the title of the one that is being compiled and since when, and with
+    "" when there is none any more. It replaces that of an earlier call, and must raise nothing.
+    """
+    _known.publish = publish
     if not _jax_compat.is_in(HOOK):
         _jax_compat.install(HOOK, LOST, lambda: _jax_compat.around_compilations(_note))
 
@@ -121,6 +127,7 @@ def _note(module: Any, devices: Sequence[Any], run: Callable[[], Any]) -> Any:
         return run()
     outer = _known.running.get(thread)
     _known.running[thread] = (time.monotonic(), program)
+    _publish()
     try:
         made = run()
     finally:
@@ -128,10 +135,16 @@ def _note(module: Any, devices: Sequence[Any], run: Callable[[], Any]) -> Any:
             _known.running.pop(thread, None)
         else:
             _known.running[thread] = outer
+        _publish()
     if isinstance(fingerprint := getattr(made, "fingerprint", None), bytes):
         _known.by_fingerprint[fingerprint].append(program)
     _known.fresh.append(program)
     return made
+
+
+def _publish() -> None:
+    since, program = current() or (0.0, None)
+    _known.publish(program.title if program else "", since)
 
 
 def _described(module: Any, devices: Sequence[Any]) -> Program:

@@ -121,11 +121,15 @@ def _processes(diagnosis: Diagnosis, now: dict[str, int], rates: dict[int, float
 def _now(row: Row) -> str:
     if row.waits_for:
         return f"waits for {processes(row.waits_for)}"
+    if row.activity is Activity.BUSY and row.process.waits.compiles:
+        return row.process.waits.compilation
     return row.activity.value
 
 
 def _since(row: Row, now_ns: int) -> str:
-    """How long the process has been in its collective, or out of one."""
+    """How long the process has been in its collective or its compilation, or out of collectives."""
+    if row.activity is Activity.BUSY and row.process.waits.compiles:
+        return format_seconds(now_ns / 1e9 - row.process.waits.compiles_since)
     if row.call is None or row.activity in _OVER:
         return ""
     entry = row.call.entry

@@ -15,6 +15,7 @@ from lockstep.flight_recorder.format import ProcessRecord
 from lockstep.job import current_job, job_key, kv_store, topology
 from lockstep.programs import compilations, launches
 from lockstep.watchdog import main_thread, shutdown_hook
+from lockstep.watchdog.own_waits import OwnWaits
 from lockstep.watchdog.record_reader import write_sites
 from lockstep.watchdog.store_watch import Source, Watch
 
@@ -32,7 +33,7 @@ def start(library: str) -> None:
     config = _config.current()
     if count == 1 or not config.record:
         return
-    compilations.note()
+    compilations.note(current_job.part(OwnWaits).note_compilation)
     # It is registered before this watch's own end, so that it waits for what is dispatched first.
     shutdown_hook.watch()
     owner = {device.id: device.process_index for device in _jax_compat.all_devices()}
@@ -40,6 +41,7 @@ def start(library: str) -> None:
     folder = None
     if config.run_dir is not None:
         folder = _run_files.process_dir(Path(config.run_dir), config.attempt, process)
+        current_job.part(OwnWaits).keep_in(str(folder / _run_files.WAITS))
     record = _record(folder, peer, count, owner)
     if not _note_launches():
         return

@@ -62,6 +62,8 @@ class OwnWaits(current_job.Part):
         self._callback = ""
         self._thread = ""
         self._left = ""
+        self._compiles = ("", 0.0)
+        """The program that the process compiles, and since when."""
         self._raised_at = 0.0
         """When the callback raised."""
         self._progress: tuple[int, int] | None = None
@@ -126,6 +128,12 @@ class OwnWaits(current_job.Part):
                 self._left = f"sys.exit() at {place}"
                 self._write()
 
+    def note_compilation(self, program: str, since: float) -> None:
+        """Publishes what the process compiles since then; "": nothing any more."""
+        with self._lock:
+            self._compiles = program, since
+            self._write()
+
     def note_rest(self, progress: tuple[int, int], native: bool) -> None:
         """Publishes whether this process is at rest, with collectives in the state ``progress``.
 
@@ -163,7 +171,8 @@ class OwnWaits(current_job.Part):
             return
         barriers = tuple(barrier for _, barrier in self._inside)
         told = (self._callback, self._thread, self._left)
-        waits = Waits(barriers, self._uses, self._rest, *told)
+        program, since = self._compiles
+        waits = Waits(barriers, self._uses, self._rest, *told, program, since)
         # The job goes on without a report of its barriers where they cannot be written.
         with contextlib.suppress(OSError), open(self._path, "w", encoding="utf-8") as file:
             file.write(json.dumps(waits.values()))

@@ -13,6 +13,7 @@ from lockstep._run_files import Exit
 from lockstep.flight_recorder import diagnose, format, model, text_report
 from lockstep.flight_recorder.format import ProcessRecord, State
 from lockstep.flight_recorder.program_difference import Difference
+from lockstep.flight_recorder.waits import Waits
 from lockstep.programs import compilations, launches
 from lockstep.programs.compilations import Program
 
@@ -83,6 +84,11 @@ class ProcessState:
             raise RecordError(f"process {index} has published no state: {error!r}") from error
         return cls(index, record, callers, stack, at, inside, still, compiles, programs)
 
+    def as_process(self, index: int) -> model.Process:
+        waits = Waits(compiles=self.compiles.title if self.compiles else "")
+        sites = launches.sites_of(self.programs)
+        return model.Process(index, self.record, sites, callers=self.callers, waits=waits)
+
 
 def progress(record: ProcessRecord) -> tuple[tuple[int, int], ...]:
     """How far each device has come: it stands still while this stays the same."""
@@ -133,11 +139,7 @@ def judge(
     ``difference`` is what is known to differ between programs that they launched.
     """
     processes = [
-        missing[index].as_process(index)
-        if state is None
-        else model.Process(
-            index, state.record, launches.sites_of(state.programs), callers=state.callers
-        )
+        missing[index].as_process(index) if state is None else state.as_process(index)
         for index, state in enumerate(states)
     ]
     return diagnose.diagnose(model.Run(tuple(processes), difference=difference))
