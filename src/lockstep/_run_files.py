@@ -146,6 +146,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """The signals by which the launcher requests the end of a process."""
 OUT_OF_MEMORY = "out of memory"
 """The reason of an exit by SIGKILL that the kernel caused."""
+AGENT_LOST = "its agent was lost"
+"""The reason of an exit that was not seen since the program's agent, its parent, is gone."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

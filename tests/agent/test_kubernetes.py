@@ -101,6 +101,7 @@ def test_a_new_pod_in_the_place_of_one_that_was_evicted(hosts: SshHosts) -> None
     (hosts.folder / PODS[1] / "tmp").mkdir()
     new = start(hosts, PODS[1], LOOPS, "--max-restarts", "1")
     said = assert_sum(PODS[0], stays)
-    assert "attempt 0 has failed: the agent of process 1 was lost; starting again" in said
+    assert re.search(r"process 1 of 2 on \S+ failed first: its agent was lost$", said, re.M), said
+    assert "attempt 0 has failed; starting again (1 restart left)" in said
     assert_sum(PODS[1], new)
     hosts.assert_nothing_left()

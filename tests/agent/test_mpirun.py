@@ -120,6 +120,7 @@ def test_on_two_hosts(name: str, hosts: SshHosts, program: str, tmp_path: Path) 
     again = [*command[:-1], "--max-restarts", "1", program, "0"]
     done = hosts.run("a", again, timeout=120)
     assert re.findall(r"sum (\S+) (\[.*?\])", done.stdout).count(("b", "[0, 1]")) == 2, done
-    said = "attempt 0 has failed: process 1 on b ended with status 7; starting again"
-    assert said in done.stdout + done.stderr, done
+    said = done.stdout + done.stderr
+    assert "process 1 of 2 on b failed first: sys.exit(7) (exit code 7)" in said, done
+    assert "attempt 0 has failed; starting again (1 restart left)" in said, done
     hosts.assert_nothing_left()

@@ -17,7 +17,7 @@ import signal
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from lockstep import _run_files
 from lockstep._run_files import ErrorRecord, Exit
@@ -38,6 +38,15 @@ COLLECT_SECONDS = 20.0
 _CHUNK = 1 << 16
 
 
+class Reached(Protocol):
+    """The connection to what has started a process."""
+
+    label: str
+    """The name of its host, in errors."""
+    lost: str
+    """Why it is lost; "": it is not."""
+
+
 class RemoteProcess:
     """A process of another host, as far as messages have told."""
 
@@ -45,7 +54,7 @@ class RemoteProcess:
         self,
         job: LaunchSpec,
         process_id: int,
-        connection: Connection,
+        connection: Reached,
         console: Console,
         prefixes: tuple[bytes, bytes],
     ) -> None:
@@ -58,8 +67,6 @@ class RemoteProcess:
         self._record: ErrorRecord | None = None
         self._output = Output(job, process_id)
         self.stdout, self.stderr = self._output.streams((-1, -1), console, prefixes)
-        folder = _run_files.process_dir(job.run_dir, job.config.attempt, process_id)
-        folder.mkdir(parents=True)
 
     @property
     def lives(self) -> bool:
@@ -87,9 +94,10 @@ class RemoteProcess:
 
     def on_exit(self, head: Mapping[str, Any], at: float) -> None:
         """Takes how it ended, and when."""
-        self.exit = Exit(**{name: head["exit"].get(name) for name in Exit.__slots__})
-        self.ended_at = at
+        ending = Exit(**{name: head["exit"].get(name) for name in Exit.__slots__})
+        int(ending.status)  # raises for a status that is no number
         self.was_killed = bool(head["was_killed"])
+        self.exit, self.ended_at = ending, at
 
     def not_started(self, is_error: bool) -> None:
         """It never ran; ``is_error``: it could not be started, else the job was stopped before."""
@@ -173,6 +181,7 @@ class RemoteProcesses:
             for process_id in placed.processes:
                 prefixes = (out[process_id], err[process_id])
                 try:
+                    self._folder(process_id).mkdir(parents=True)
                     process = RemoteProcess(self._job, process_id, connection, console, prefixes)
                 except OSError as error:
                     self._forget_all()

@@ -40,7 +40,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from lockstep import _run_files
 from lockstep._errors import RecordError
-from lockstep._jax_compat import texts
 from lockstep.flight_recorder import format, model
 from lockstep.processes import failed_runs, program_guard
 from lockstep.processes.console import complain
@@ -50,7 +49,7 @@ from lockstep.system import fd_limit
 from lockstep.system.oom import OomKills
 
 if TYPE_CHECKING:
-    from lockstep.hosts.restart_line import RestartLine
+    from lockstep.hosts.supervisor_line import SupervisorLine
     from lockstep.watchdog.agent_network import AgentNetwork
 
 _GRACE_AFTER_SIGTERM = 25.0
@@ -66,7 +65,7 @@ def run(
     process: int,
     log_dir: Path | None,
     grace: float | None,
-    line: RestartLine | None = None,
+    line: SupervisorLine | None = None,
 ) -> bool:
     """Starts the program, and ends with its status, at most ``grace`` seconds later.
 
@@ -96,14 +95,13 @@ def run(
 
     network = AgentNetwork(ours, host_dir.path)
     after_failure = GRACE if grace is None else grace
-    failure = line.failure if line else None
-    program = Program(pid, shares_group, host_dir.path, failure, after_failure)
+    program = Program(pid, shares_group, host_dir.path, line, after_failure)
     after_sigterm = _GRACE_AFTER_SIGTERM if grace is None else grace
     exit_code = program.wait(handled, after_sigterm)
     if guard is not None:
         guard.dismiss()
     ending = _run_files.Exit.of(exit_code, pid, _reason(program, exit_code, ooms))
-    if program.was_killed:
+    if program.was_killed and (line is None or program.was_stopped or line.is_lost):
         _tell_of_kill(process, program, after_sigterm, after_failure)
     if line is None:
         _publish_exit(host_dir, ending, network, handled, after_failure)
@@ -119,7 +117,8 @@ def _tell_of_kill(
 ) -> None:
     why = f"it had not ended {after_sigterm:g} s after SIGTERM (--grace)"
     if not program.was_stopped:
-        why = f"{program.failure}, and it had not ended {after_failure:g} s later (--grace)"
+        lost = "the agent of process 0 has ended"
+        why = f"{lost}, and it had not ended {after_failure:g} s later (--grace)"
     complain(f"process {process} was killed: {why}")
 
 
@@ -128,21 +127,21 @@ def _ends_attempt(
     ending: _run_files.Exit,
     network: AgentNetwork,
     handled: set[signal.Signals],
-    line: RestartLine,
+    line: SupervisorLine,
     program: Program,
 ) -> bool:
-    """Tells the server how the program ended; returns whether the job starts again."""
+    """Reports to the supervisor how the program ended; returns whether the job starts again."""
     with contextlib.suppress(OSError):  # a full disk
         ending.write(host_dir.folder)
-    consequence = _is_consequence(host_dir.folder, program, ending.status)
-    line.ended(ending.status, program.asked_to_end, consequence)
+    record = _run_files.ErrorRecord.read(host_dir.folder)
+    line.ended(ending, record, program.asked_to_end, program.was_killed)
     # An agent that was asked to end leaves; another may come in its place.
     starts_again = not program.asked_to_end and _starts_again(line, handled)
     network.leave()
     return starts_again
 
 
-def _starts_again(line: RestartLine, handled: set[signal.Signals]) -> bool:
+def _starts_again(line: SupervisorLine, handled: set[signal.Signals]) -> bool:
     """Waits until all programs have ended; a signal that stops the job ends the wait."""
     while (decision := line.decision(_TURN_SECONDS)) is None:
         received = signal.sigtimedwait(handled, _TURN_SECONDS)
@@ -179,16 +178,6 @@ def _reason(program: Program, exit_code: int, ooms: OomKills) -> str | None:
     if program.was_stopped and exit_code != 0:
         return _run_files.STOPPED
     return _run_files.OUT_OF_MEMORY if exit_code == -signal.SIGKILL and ooms.new() else None
-
-
-def _is_consequence(folder: Path, program: Program, exit_code: int) -> bool:
-    """Whether another program's failure has ended this one: by the engine's error, or by what its
-    agent did when it learnt of it."""
-    record = _run_files.ErrorRecord.read(folder)
-    if record is None:  # JAX aborts a process that has lost the others
-        return bool(program.failure) or exit_code == -signal.SIGABRT
-    # The program may have wrapped the engine's error.
-    return record.time > program.failed_at or texts.OF_THE_ENGINE in record.traceback
 
 
 def _has_left(folder: Path) -> bool:

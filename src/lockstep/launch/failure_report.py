@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from lockstep import _words
 from lockstep._jax_compat.texts import is_of_collective
-from lockstep._run_files import ErrorRecord
+from lockstep._run_files import AGENT_LOST, ErrorRecord
 from lockstep.processes import tracebacks
 from lockstep.processes.first_failure import OURS, EndedProcess, alike, is_engines, manner
 
@@ -51,7 +51,7 @@ def _cause(ending: EndedProcess) -> str | None:
     if ending.out_of_memory:
         return _NO_MEMORY
     if ending.was_lost:
-        return _LOST
+        return None if ending.exit.reason == AGENT_LOST else _LOST
     return _CAUSES.get(ending.exit.signal or 0)
 
 

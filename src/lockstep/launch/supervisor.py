@@ -1,7 +1,8 @@
 """Starting the processes of a job, watching them, and stopping them.
 
-The processes are those of this host (`local_processes`) or of several (`remote_processes`), which
-their agents start; both do what `job_processes.Processes` says.
+The processes are those of this host (`local_processes`), of several hosts, whose agents this
+launcher has started (`remote_processes`), or those of agents that a cluster's launcher has started
+(`agent_processes`). All do what `job_processes.Processes` says.
 
 One thread runs one loop over one selector. Every event is a readable descriptor: output, a signal
 (by the wake-up descriptor), the end of a process (SIGCHLD), a recorded error (the wake-up FIFO), a
@@ -197,6 +198,10 @@ class Supervisor:
         if self._cause is None:
             self._stop(_NO_OUTPUT_LEFT)
 
+    def asked_to_stop(self) -> None:
+        """No attempt follows: a signal to agents of the processes ends the job."""
+        self._asked_to_stop = True
+
     def failed(self) -> None:
         """Stops the job because a process has failed, unless it is being stopped already."""
         if self._cause is None:
@@ -234,6 +239,9 @@ class Supervisor:
         all_ended_well = first is None and len(endings) == self._job.job_processes
         if self._cause is None or all_ended_well:
             return 0
+        if first and self._was_stopped_by(first):
+            self.console.report(f"stopped by a signal to the agent of process {first.process_id}")
+            return first.status
         if first and (first.failed_at < self.stopping_at or self._cause == FAILURE):
             if is_engines(first.record):
                 first = by_culprit(first, endings, self._culprits())
@@ -245,6 +253,11 @@ class Supervisor:
             self._report_killed()
             self.report_folders()
         return 1 if self._output_lost else 128 + self._cause
+
+    def _was_stopped_by(self, first: EndedProcess) -> bool:
+        """Whether a signal to the agent of ``first`` has ended the job, and not a failure."""
+        asked = self._asked_to_stop and self._cause == FAILURE
+        return asked and first.exit.reason == _run_files.STOPPED
 
     def _report_failure(self, first: EndedProcess, endings: Sequence[EndedProcess]) -> None:
         """The headline, what is known beside it, and the headline again if it is out of view."""
@@ -274,9 +287,17 @@ class Supervisor:
 
     def _diagnosis(self, failed: Sequence[EndedProcess]) -> str:
         """What the records say beside that the processes ``failed`` have failed."""
+        if not self._has_records():
+            return ""
         told = [e.process_id for e in failed if e.record and not is_engines(e.record)]
         numbers = [e.process_id for e in failed]
         return failed_runs.diagnosis(self._job.run_dir, self._job.config.attempt, numbers, told)
+
+    def _has_records(self) -> bool:
+        """Whether the records of all processes are here, or the reasons why some are not."""
+        attempt = _run_files.attempt_dir(self._job.run_dir, self._job.config.attempt)
+        here = len(list(attempt.glob("process_*")))
+        return not self._job.agents_keep_records or here == self._job.job_processes
 
     def _report_details(self, table: str) -> None:
         """Prints the diagnosis, and the next step for the user."""
@@ -293,6 +314,8 @@ class Supervisor:
 
         ``report`` prints a line where the console is closed already.
         """
+        if self._job.agents_keep_records:
+            return
         report = report or self.console.report
         if self._job.log_dir:
             report(f"complete logs: {self._job.log_dir}")

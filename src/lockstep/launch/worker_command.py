@@ -54,10 +54,10 @@ def main(words: Sequence[str]) -> NoReturn:
     line, attempt = None, None
     if args.max_restarts:
         # A late import: it is needed only there.
-        from lockstep.hosts import restart_line
+        from lockstep.launch import worker_job
 
         name = run_name(before, config)
-        line, attempt = restart_line.begin(config, shared, name, args.max_restarts, args.grace)
+        line, attempt = worker_job.join(config, shared, name, args.max_restarts, args.grace)
     if shared:
         own = dataclasses.replace(config, run_dir=str(shared.path))
         if attempt:
@@ -68,9 +68,9 @@ def main(words: Sequence[str]) -> NoReturn:
 
         worker_agent.run(arguments, environ_with, shared, process, log_dir, args.grace, line)
         if line:
-            from lockstep.hosts import restart_line
+            from lockstep.launch import worker_job
 
-            restart_line.start_again(line, shared, before, config)
+            worker_job.start_again(line, shared, before, config)
     os.execve(arguments[0], arguments, _environ(before, config, args))
 
 

@@ -38,6 +38,10 @@ class Loop(Protocol):
         """Waits for events, at most ``longest`` seconds, and handles them."""
         ...
 
+    def asked_to_stop(self) -> None:
+        """No attempt follows: a signal to agents of the processes ends the job."""
+        ...
+
     def failed(self) -> None:
         """Stops the job because a process has failed."""
         ...

@@ -43,6 +43,8 @@ class LaunchSpec:
     """The cores of each process; None: not bound."""
     log_dir: Path | None = None
     prefixed: bool = True
+    agents_keep_records: bool = False
+    """Whether the agents of the processes keep the records of a failed run, each host its own."""
     grace: float = 5.0
     """Seconds in which processes may end by themselves when the job is stopped or has failed."""
     max_restarts: int = 0

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from lockstep import _run_files
 from lockstep._errors import LaunchError
@@ -39,7 +39,7 @@ GRACE = 5.0
 """Seconds in which the other programs may end after a failure, without --grace."""
 STOPS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 _LINE_SECONDS = 0.2
-"""How often the agent looks whether another process has failed, in a job that may start again."""
+"""How often the agent reads what its supervisor says, in a job that may start again."""
 _SENT_BY_TERMINAL = 0x80
 """SI_KERNEL."""
 
@@ -108,6 +108,17 @@ def _become(
         os._exit(127)
 
 
+class Supervisor(Protocol):
+    """Decides about the end of this program in a job that may start again."""
+
+    @property
+    def is_lost(self) -> bool: ...
+
+    def signals(self) -> Sequence[int]:
+        """The signals that the program shall get, as far as they have arrived by now."""
+        ...
+
+
 class Program:
     """The program as a child process: forwards signals, waits for its end."""
 
@@ -116,15 +127,14 @@ class Program:
         pid: int,
         shares_group: bool,
         run_dir: Path,
-        failure: Callable[[], str] | None,
+        supervisor: Supervisor | None,
         grace: float,
     ) -> None:
-        """``failure``: says that another program has failed, "" while none has; ``grace``: how long
-        this one may then take to end."""
+        """``grace``: how long the program may take to end when ``supervisor`` is lost."""
         self._pid = pid
         self._shares_group = shares_group
         self._run_dir = run_dir
-        self._failure_of_others = failure
+        self._supervisor = supervisor
         self._grace = grace
         self._plan = StopPlan()
         self.was_stopped = False
@@ -133,10 +143,6 @@ class Program:
         """Whether a signal has asked for its end."""
         self._ends = False
         """Whether a grace period has begun."""
-        self.failure = ""
-        """That of another process or agent, for which this program has to end."""
-        self.failed_at = float("inf")
-        """When it became known, on ``time.monotonic()``."""
         self.was_killed = False
         """Whether it had not ended when the grace period was over."""
 
@@ -147,30 +153,34 @@ class Program:
             if ended:
                 return os.waitstatus_to_exitcode(status)
             received = self._next_signal(handled | {signal.SIGCHLD})
-            self._check_others()
+            self._obey()
             if (number := self._plan.take(time.monotonic())) is not None:
-                if number != signal.SIGTERM:  # so that the program prints where it stopped
-                    with contextlib.suppress(OSError):
-                        (self._run_dir / _run_files.STOPPING).touch()
-                self._send(number)
+                self._stop(number)
             if received is not None and received.si_signo != signal.SIGCHLD:
                 self._pass_on(received, grace)
 
     def _next_signal(self, handled: set[signal.Signals]) -> signal.struct_siginfo | None:
         """Waits for a signal; None when the next signal of the plan is due."""
-        longest = _LINE_SECONDS if self._failure_of_others else float("inf")
+        longest = _LINE_SECONDS if self._supervisor else float("inf")
         longest = min(longest, max(0.0, self._plan.next_at - time.monotonic()))
         if longest == float("inf"):
             return signal.sigwaitinfo(handled)
         return signal.sigtimedwait(handled, longest)
 
-    def _check_others(self) -> None:
-        """Gives the program time to end when another one has failed."""
-        if not self._failure_of_others or self._ends:
+    def _obey(self) -> None:
+        """Sends what the supervisor says; without it, acts alone as after a failure."""
+        if self._supervisor is None:
             return
-        if failure := self._failure_of_others():
-            self.failure, self.failed_at = failure, time.monotonic()
+        for number in self._supervisor.signals():
+            self._stop(signal.Signals(number))
+        if self._supervisor.is_lost and not self._ends:
             self._plan_end(FAILURE, self._grace)
+
+    def _stop(self, number: signal.Signals) -> None:
+        if number != signal.SIGTERM:  # so that the program prints where it stopped
+            with contextlib.suppress(OSError):
+                (self._run_dir / _run_files.STOPPING).touch()
+        self._send(number)
 
     def _pass_on(self, received: signal.struct_siginfo, grace: float) -> None:
         self.asked_to_end |= received.si_signo in STOPS

@@ -1,7 +1,4 @@
-"""Whether a job starts again when an attempt has ended: ``--max-restarts``. Pure.
-
-The launcher of ``lockstep run`` and the server of ``lockstep worker``'s agents decide by it.
-"""
+"""Whether a job starts again when an attempt has ended: ``--max-restarts``. Pure."""
 
 from __future__ import annotations
 
@@ -19,10 +16,7 @@ class Restarts:
         for the end of the job."""
         return failed and not stopped and self.left > 0
 
-    def words(self, attempt: int, failure: str = "") -> str:
+    def words(self, attempt: int) -> str:
         """What the user is told of ``attempt``, which another one follows."""
-        how = f": {failure}" if failure else ""
-        return (
-            f"attempt {attempt} has failed{how}; starting again ({counted(self.left, 'restart')} "
-            "left)"
-        )
+        left = counted(self.left, "restart")
+        return f"attempt {attempt} has failed; starting again ({left} left)"

@@ -1,0 +1,198 @@
+"""The agents of a job under ``lockstep worker --max-restarts``, as its supervisor sees them.
+
+A cluster's launcher has started them, one for each process, and each is the parent of its program.
+The agent of process 0 has a child that runs the supervisor of ``lockstep run``
+(`lockstep.launch.worker_job`). It listens on the job's coordinator address; JAX's coordination
+service gets a free port of that host for each attempt, so late messages of an earlier attempt reach
+nothing. Each agent keeps a connection for the whole job (`supervisor_line`):
+
+    agent       ready (process, host)          it can start its program
+    supervisor  start (attempt, coordinator)   all agents are ready
+    supervisor  signal (number)                for the program: another one has failed
+    agent       exit (exit, record, stopped,   how its program has ended
+                      was_killed)
+    supervisor  again or over (why)            all have ended: be ready once more, or leave
+
+An agent that is lost, or stopped alone (its pod was evicted), counts as failed. Another one in its
+place may become ready within the start timeout, also before the others have ended. A signal that
+stops the agent of process 0, or all agents, ends the job.
+
+Both sides prove that they have the job's key (`lockstep.hosts.network_probe`). A job without one is
+as open as JAX's coordination service is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import queue
+import selectors
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lockstep import _run_files
+from lockstep.hosts import network_probe
+from lockstep.system import tcp_info
+from lockstep.system.channel import Channel, ChannelError, Message
+
+_IDLE_SECONDS = 5
+_KEEPALIVE = {
+    "TCP_KEEPIDLE": _IDLE_SECONDS,
+    "TCP_KEEPINTVL": 2,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 11_000,  # while data is not acknowledged the kernel sends no probes
+}
+"""A host that is lost without a word is noticed within 11 s."""
+_NO_MESSAGE = (ChannelError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
+"""What reading a message of another program raises."""
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Notices a peer that is gone without a word."""
+    connection.settimeout(None)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+class JoinedAgent:
+    """The connection to the agent of one process."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        keep_alive(connection)
+        self._socket = connection.dup()
+        self.channel = Channel.of(connection)
+        self.process = -1
+        """Its process, once it has reported that."""
+        self.label = ""
+        """Its host."""
+        self.is_ready = False
+        self.lost = ""
+        """Why it is lost; "": it is not."""
+
+    def close(self) -> float:
+        """Ends the connection; when the last sign of life came, or a little later."""
+        now = time.monotonic()
+        with contextlib.suppress(OSError):
+            now = min(now, now - tcp_info.heard_ago(self._socket) + _IDLE_SECONDS)
+        self.channel.break_off()
+        self.channel.close()
+        self._socket.close()
+        return now
+
+
+OnExit = Callable[[JoinedAgent, Mapping[str, Any]], None]
+OnLoss = Callable[[JoinedAgent, float], None]
+
+
+class JoinedAgents:
+    """All agents of a job of ``size`` processes that have connected, over all attempts.
+
+    ``listener`` is taken over; ``name`` and ``key`` are those that the agents prove to know.
+    """
+
+    def __init__(self, listener: socket.socket, size: int, name: str, key: bytes) -> None:
+        self._size = size
+        self._connected: set[JoinedAgent] = set()
+        self.of: dict[int, JoinedAgent] = {}
+        """The last to connect for each process; its program runs, or waits for an attempt."""
+        self._selector: selectors.BaseSelector | None = None
+        self._on_exit: OnExit = lambda agent, head: None
+        self._on_loss: OnLoss = lambda agent, at: None
+        self._fresh: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        self._wake, self._woken = os.pipe()
+        self._listening = network_probe.Listener(listener, name, key, self._hand_over, size)
+
+    def _hand_over(self, connection: socket.socket) -> None:
+        """Takes a client that has the key. Runs in a thread of the listener."""
+        self._fresh.put(socket.socket(fileno=connection.detach()))
+        os.write(self._woken, b"\0")
+
+    # Events
+
+    def attach(self, selector: selectors.BaseSelector, on_exit: OnExit, on_loss: OnLoss) -> None:
+        """Reports to these functions from now on, when ``selector`` calls its keys' data.
+
+        ``on_loss`` gets the time of the last sign of life.
+        """
+        self._selector, self._on_exit, self._on_loss = selector, on_exit, on_loss
+        selector.register(self._wake, selectors.EVENT_READ, self._accept)
+        for agent in self._connected:
+            self._watch(agent)
+
+    def detach(self) -> None:
+        """Leaves the selector. What arrives meanwhile waits for the next `attach`."""
+        assert self._selector
+        for fd in (self._wake, *(agent.channel.fileno() for agent in self._connected)):
+            self._selector.unregister(fd)
+        self._selector = None
+
+    def _accept(self) -> None:
+        os.read(self._wake, 1)
+        agent = JoinedAgent(self._fresh.get())
+        self._connected.add(agent)
+        self._watch(agent)
+
+    def _watch(self, agent: JoinedAgent) -> None:
+        assert self._selector
+        read = functools.partial(self._read, agent)
+        self._selector.register(agent.channel.fileno(), selectors.EVENT_READ, read)
+
+    def _read(self, agent: JoinedAgent) -> None:
+        try:
+            for message in agent.channel.receive():
+                self._take(agent, message)
+        except _NO_MESSAGE:
+            self.lose(agent)
+        if agent.channel.closed:
+            self.lose(agent)
+
+    def _take(self, agent: JoinedAgent, message: Message) -> None:
+        process = message.head["process"]
+        if type(process) is not int or not 0 <= process < self._size:
+            raise ValueError(f"no process of {self._size}: {process!r}")
+        if agent.process not in (-1, process):
+            raise ValueError(f"the agent of process {agent.process} is not that of {process}")
+        if message.kind == "ready":
+            label, known = str(message.head["host"]), self.of.get(process)
+            if known and known is not agent:  # it is lost, whatever the network still says
+                self.lose(known)
+            self.of[process], agent.process = agent, process
+            agent.label, agent.is_ready = label, True
+        elif message.kind == "exit":
+            self._on_exit(agent, message.head)
+        else:
+            raise ValueError(f"not a message of an agent: {message.kind}")
+
+    def lose(self, agent: JoinedAgent) -> None:
+        """Gives an agent up, once."""
+        if agent.lost:
+            return
+        agent.lost = _run_files.AGENT_LOST
+        self._connected.discard(agent)
+        if self._selector:
+            self._selector.unregister(agent.channel.fileno())
+        heard_at = agent.close()
+        if self.of.get(agent.process) is agent:
+            del self.of[agent.process]
+        self._on_loss(agent, heard_at)
+
+    # To all
+
+    @property
+    def missing(self) -> list[int]:
+        """The processes whose agents are not ready for the next attempt."""
+        return [p for p in range(self._size) if p not in self.of or not self.of[p].is_ready]
+
+    def send_all(self, kind: str, **values: Any) -> None:
+        """Process 0 comes last: the supervisor ends with its agent."""
+        for _, agent in sorted(self.of.items(), reverse=True):
+            agent.channel.send(kind, **values)
+
+    def end(self, why: str) -> None:
+        """Has all agents leave. No attempt follows: one that comes now finds the port closed."""
+        self.send_all("over", why=why)
+        self._listening.close()

@@ -1,0 +1,139 @@
+"""The connection of an agent to the supervisor of its job: ``lockstep worker --max-restarts``.
+
+`joined_agents` is the supervisor's side, and has the messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import platform
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from lockstep._errors import LaunchError
+from lockstep._run_files import ErrorRecord, Exit
+from lockstep.bootstrap import coordinator_address
+from lockstep.hosts import network_probe
+from lockstep.hosts.joined_agents import keep_alive
+from lockstep.system.channel import Channel
+
+_PAUSE_SECONDS = 0.2
+
+
+class Attempt(NamedTuple):
+    """What all processes of an attempt have in common."""
+
+    attempt: int
+    """Its number."""
+    coordinator: str
+
+
+class SupervisorLine:
+    """The connection, which stays open while this process executes itself for the next attempt."""
+
+    def __init__(self, connection: socket.socket, process: int) -> None:
+        keep_alive(connection)
+        self._channel = Channel.of(connection)
+        self._process = process
+        self.attempt = 0
+        """The number of the present one."""
+        self.is_lost = False
+        """Whether the supervisor has ended without a last word."""
+        self.fd = self._channel.fileno()
+        os.set_inheritable(self.fd, False)
+
+    @classmethod
+    def inherited(cls, fd: int, process: int) -> SupervisorLine:
+        """That of the agent of the attempt before, which was this process."""
+        return cls(socket.socket(fileno=fd), process)
+
+    @classmethod
+    def connect(
+        cls, address: str, name: str, key: bytes, process: int, timeout: float
+    ) -> SupervisorLine:
+        """Connects to the agent of process 0, which may still have to start.
+
+        ``timeout``: after so many seconds it raises `LaunchError`; 0: never.
+        """
+        host, port = coordinator_address.split(address)
+        end = time.monotonic() + (timeout or float("inf"))
+        while True:
+            try:
+                seconds = network_probe.CONNECT_SECONDS
+                return cls(network_probe.connect(host, port, name, key, seconds), process)
+            except OSError as error:
+                if time.monotonic() > end:
+                    raise LaunchError(
+                        f"process {process} does not reach the agent of process 0 at {address} "
+                        f"within {timeout:g} s: {error}. Does it run, with --max-restarts and the "
+                        "same key (LOCKSTEP_KEY_FILE), and does a firewall let the port pass?"
+                    ) from error
+            time.sleep(_PAUSE_SECONDS)
+
+    def wait_for_start(self) -> Attempt:
+        """Reports that this process is ready, and waits for all others.
+
+        Raises `LaunchError` where the job cannot start.
+        """
+        self._send("ready", host=platform.node())
+        while True:
+            message = self._channel.next()
+            if message is None or message.kind == "over":
+                why = message.head["why"] if message else "the agent of process 0 has ended"
+                raise LaunchError(f"process {self._process} was not started: {why}")
+            if message.kind == "start":
+                self.attempt = int(message.head["attempt"])
+                return Attempt(self.attempt, str(message.head["coordinator"]))
+
+    def signals(self) -> Sequence[int]:
+        """The signals that the program shall get, as far as they have arrived by now."""
+        found: list[int] = []
+        with contextlib.suppress(TimeoutError):
+            while message := self._channel.next(0.0):
+                if message.kind == "signal":
+                    found.append(int(message.head["number"]))
+            self.is_lost = True
+        return found
+
+    def ended(
+        self, ending: Exit, record: ErrorRecord | None, stopped: bool, was_killed: bool
+    ) -> None:
+        """Reports how the program has ended, and the error that it had recorded.
+
+        ``stopped``: a signal to this agent has asked for the end; ``was_killed``: the program did
+        not end within the grace period. Clocks of hosts differ, so the record's ``time`` is sent as
+        the seconds that have passed since.
+        """
+        error = dataclasses.asdict(record) if record else None
+        if error and record:
+            error["age"] = time.monotonic() - record.time
+        self._send(
+            "exit",
+            exit=dataclasses.asdict(ending),
+            record=error,
+            stopped=stopped,
+            was_killed=was_killed,
+        )
+
+    def decision(self, seconds: float) -> bool | None:
+        """Whether the job starts again; None: not decided within ``seconds``."""
+        end = time.monotonic() + seconds
+        with contextlib.suppress(TimeoutError):
+            while True:
+                message = self._channel.next(max(0.0, end - time.monotonic()))
+                if message is None or message.kind == "over":
+                    return False
+                if message.kind == "again":
+                    return True
+        return None
+
+    def close(self) -> None:
+        """The supervisor takes this agent for lost."""
+        self._channel.close()
+
+    def _send(self, kind: str, **values: Any) -> None:
+        self._channel.send(kind, process=self._process, **values)

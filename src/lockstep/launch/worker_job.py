@@ -1,0 +1,148 @@
+"""``lockstep worker --max-restarts``: an agent joins its job, which starts again after a failure.
+
+The job is that of `lockstep.launch.restarts`, with the same supervisor: it runs in a child of the
+agent of process 0, and the agents of all processes connect to it (`lockstep.hosts.joined_agents`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from typing import NoReturn
+
+from lockstep import _run_files
+from lockstep._config import Config
+from lockstep._errors import ConfigError, InitializationError, LaunchError
+from lockstep.bootstrap import cluster_env, coordinator_address
+from lockstep.hosts import network_probe
+from lockstep.hosts.agent_processes import AgentAttempts
+from lockstep.hosts.joined_agents import JoinedAgents
+from lockstep.hosts.supervisor_line import Attempt, SupervisorLine
+from lockstep.job import job_key
+from lockstep.launch import restarts
+from lockstep.processes import program
+from lockstep.processes.guard import PASSED_ON
+from lockstep.processes.host_dir import HostDir
+from lockstep.processes.job_spec import LaunchSpec
+from lockstep.system import fd_limit, process_tree
+
+
+def join(
+    config: Config, shared: HostDir | None, name: str, restarts: int, grace: float | None
+) -> tuple[SupervisorLine, Attempt]:
+    """The line of this process, and the attempt that begins now.
+
+    ``shared`` is the directory of this host, in which the attempt gets its folder; ``name`` is that
+    of the job. Raises `LockstepError`.
+    """
+    if config.run_dir or config.collectives == "mpi":
+        other = "lockstep run" if config.run_dir else "the launcher of MPI"
+        raise ConfigError(f"--max-restarts of lockstep worker: here {other} owns the processes.")
+    if shared is None:
+        raise LaunchError("--max-restarts needs a private directory on this host.")
+    process, address = config.process_id or 0, str(config.coordinator)
+    if config.restart_line is not None:
+        line = SupervisorLine.inherited(config.restart_line, process)
+        fd_limit.close_all_but({line.fd, shared.held})  # the directory's lock of before
+    else:
+        key, name = _key(config, shared), f"restarts of {name}"
+        if process == 0:
+            job = LaunchSpec(
+                program=(),
+                processes=config.num_processes or 1,
+                config=dataclasses.replace(config, attempt=0),
+                environ={},
+                run_dir=shared.path,
+                grace=program.GRACE if grace is None else grace,
+                max_restarts=restarts,
+                agents_keep_records=True,
+            )
+            start(job, address, name, key)
+        line = SupervisorLine.connect(address, name, key, process, config.start_timeout)
+    attempt = line.wait_for_start()
+    shared.take_attempt(attempt.attempt, process)
+    return line, attempt
+
+
+def _key(config: Config, shared: HostDir) -> bytes:
+    """The job's; empty where it has none. Raises `LaunchError` for a key file of no use."""
+    file = job_key.read_key(config.key_file)
+    if file.problem:
+        raise LaunchError(f"{file.problem} {file.fix}")
+    if file.key is None and config.local_num_processes == config.num_processes:
+        file = job_key.read_key(str(shared.path / _run_files.SECRET))
+    return job_key.derive(file.key, "restarts") if file.key else b""
+
+
+def start_again(
+    line: SupervisorLine, shared: HostDir, environ: Mapping[str, str], config: Config
+) -> NoReturn:
+    """Becomes the agent of the next attempt: a process can have the engine only once.
+
+    The lock on ``shared`` keeps the records in it until that agent has it.
+    """
+    (shared.path / _run_files.STOPPING).unlink(missing_ok=True)
+    for fd in (line.fd, shared.held):
+        os.set_inheritable(fd, True)
+    again = dataclasses.replace(Config(), coordinator=config.coordinator, restart_line=line.fd)
+    attempt = {"LOCKSTEP_ATTEMPT": str(line.attempt + 1)}
+    command = [sys.executable, *sys.orig_argv[1:]]
+    os.execve(command[0], command, {**environ, **again.to_environ(), **attempt})
+
+
+# The supervisor, a child of the agent of process 0
+
+
+def start(job: LaunchSpec, address: str, name: str, key: bytes) -> None:
+    """Starts the supervisor of ``job`` as a child, which ends with this process.
+
+    Raises `LaunchError` where it cannot listen on ``address``.
+    """
+    host, port = coordinator_address.split(address)
+    bound, _ = coordinator_address.split(coordinator_address.choose(f"0.0.0.0:{port}", address))
+    try:
+        # `listen` shares a port with another listener of this user; two jobs must not.
+        coordinator_address.wait_until_free(f"{cluster_env.bracketed(bound)}:{port}")
+        listener = network_probe.listen(bound, port, job.processes)
+    except (OSError, InitializationError) as error:
+        raise LaunchError(
+            f"--max-restarts: the agent of process 0 cannot listen on {address}: {error}. End the "
+            "process that listens there (ss -ltnp shows it), or set LOCKSTEP_COORDINATOR=HOST:PORT "
+            "on all processes."
+        ) from error
+    if os.fork() != 0:
+        listener.close()
+        return
+    status = 1
+    try:
+        process_tree.end_with_parent()
+        fd_limit.close_all_but({listener.fileno()})
+        _supervise(job, listener, (host, bound), name, key)
+        signal.pause()  # until the agent has read the last message
+        status = 0
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            print(f"lockstep: restarts: {error!r}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(status)
+
+
+def _supervise(
+    job: LaunchSpec, listener: socket.socket, hosts: tuple[str, str], name: str, key: bytes
+) -> None:
+    # It ends with the agent, and not by what a launcher sends to the agent's process group.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    for number in PASSED_ON:
+        signal.signal(number, signal.SIG_IGN)
+    lifeline, _ = os.pipe()  # it never ends: the kernel ends this process with the agent
+    agents = JoinedAgents(listener, job.processes, name, key)
+    attempts = AgentAttempts(agents, hosts, job.config.start_timeout)
+    with contextlib.suppress(LaunchError):  # the agents know
+        status = restarts.run(attempts.first(job), lifeline, attempts)
+        how = "ended" if status == 0 else "failed, and does not start again"
+        agents.end(f"the job has {how}")
