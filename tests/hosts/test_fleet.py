@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from lockstep import __version__
+from lockstep._config import DEFAULT_REACH_TIMEOUT
 from lockstep._finding import OK
 from lockstep.hosts import host_check, network_probe, starters
 from lockstep.hosts.fleet import Fleet
@@ -48,6 +49,7 @@ sys.exit(host_agent.main())
 """
 """An agent whose first probes, so many, are answered too late."""
 
+Command = Callable[[Host], Sequence[str]]
 Make = Callable[..., Fleet]
 
 
@@ -55,8 +57,8 @@ Make = Callable[..., Fleet]
 def fleet() -> Iterator[Make]:
     with contextlib.ExitStack() as stack:
 
-        def make(command: Callable[[Host], Sequence[str]], **options: float) -> Fleet:
-            made = Fleet(command, **options)  # type: ignore[arg-type]
+        def make(command: Command, reach_seconds: float = DEFAULT_REACH_TIMEOUT) -> Fleet:
+            made = Fleet(command, reach_seconds=reach_seconds)
             stack.callback(made.end)
             return made
 
