@@ -75,6 +75,20 @@ def test_a_flipped_bit_is_found_at_the_next_check_and_named(collectives: str, d:
     assert " argument params['w'] (float32[4, 3]) is not the same on processes 0-1: at [" in first
 
 
+def test_calls_with_shardings_that_are_spelled_differently_are_counted_together() -> None:
+    """JAX compiles the program for each spelling; the results have the same fingerprint."""
+    spelled = """
+columns = NamedSharding(mesh, P("x", None))
+own = np.ones((jax.local_device_count(), 4), np.float32)
+spelled = [x, jax.make_array_from_process_local_data(columns, own)]
+"""
+    program = spelled + CAUGHT.replace("step(params, 1, x)", "step(params, 1, spelled[i % 2])")
+    result = run(program, "--check-replicas", "5", d=1)
+    found = errors(result)
+    assert found.keys() == {0, 1}, result
+    assert found[0][0].startswith("--check-replicas: step, call 16, program.py:"), result
+
+
 @sample("collectives", ["lockstep", "gloo"], 0)
 def test_each_call_is_checked_with_one(collectives: str) -> None:
     result = run(CAUGHT, "--collectives", collectives, "--check-replicas=1")

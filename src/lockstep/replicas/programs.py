@@ -16,6 +16,7 @@ import itertools
 import os
 import re
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -40,13 +41,18 @@ _COLLECTIVE = re.compile(rf" (?:{'|'.join(OPS)})(?:-start)?\(")
 def watch() -> None:
     """From now on checks the arguments of programs, as often as the option says."""
     every = _config.current().check_replicas
-    _jax_compat.install(
-        _HOOK,
-        _LOST,
-        lambda: _jax_compat.before_executions(
-            lambda program, name: _Program(program, name, every).before_execution
-        ),
-    )
+    known: weakref.WeakValueDictionary[Any, _Program] = weakref.WeakValueDictionary()
+
+    def program_of(program: Any, name: str) -> Callable[[Sequence[Any]], None]:
+        # JAX compiles a program again where a sharding is only spelled in another way.
+        devices = tuple(device.id for device in program.local_devices())
+        key = (name, program.fingerprint or id(program), devices)
+        found = known.get(key)
+        if found is None:
+            found = known[key] = _Program(program, name, every)
+        return found.before_execution
+
+    _jax_compat.install(_HOOK, _LOST, lambda: _jax_compat.before_executions(program_of))
 
 
 class _Program:
@@ -160,5 +166,5 @@ def _recorded(text: str) -> Mapping[int, str]:
 
 @functools.cache
 def _say(text: str) -> None:
-    """Says it once: JAX wraps a program again where a sharding is only spelled in another way."""
+    """Says it once: a program may be compiled for other shardings, too."""
     print(f"lockstep: --check-replicas: {text}.", file=sys.stderr, flush=True)
