@@ -4,15 +4,18 @@
 
 It reads the pages, and the docstrings of the package, which the API reference shows. Listings and
 inline code are left out: they show what a program prints. docs/reference/glossary.md has the words
-that are used. In ``native/`` it finds comments that open with a bare "Of" or "Where" and need the
-name below: a comment is understood when it is quoted alone.
+that are used. It also finds comments of ``native/``, and comments and docstrings of Python, that
+open with a bare "Of" or "By" and need the name beside them: a comment is understood when it is
+quoted alone.
 """
 
 from __future__ import annotations
 
 import ast
+import io
 import re
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,9 +42,13 @@ INSTEAD = {
 }
 OPENERS = ("Of", "By", "Not", "Behind", "Where", "Wants", "Once more")
 """How a comment does not begin."""
+PYTHON_OPENERS = tuple(opener for opener in OPENERS if opener != "Where")
+"""How those of Python do not begin: "Where the files lie" is a name for a path."""
+_BEFORE_DOCSTRING = {tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 _CODE = re.compile(r"^```.*?^```$|^ {4,}[^\n]*$|`[^`\n]*`|\]\([^)]*\)", re.M | re.S)
 _WORDS = re.compile(r"\b(" + "|".join(INSTEAD) + r")\b", re.IGNORECASE)
 _COMMENT = re.compile(r"(?:^[ \t]*//[^\n]*\n?)+", re.M)
+_PYTHON_OPENER = re.compile(r"(?:#|[rR]?\"{1,3})\s*(" + "|".join(PYTHON_OPENERS) + r")\b")
 _OPENER = re.compile(r"\s*//\s*(" + "|".join(OPENERS) + r")\b")
 
 
@@ -96,15 +103,39 @@ def native_findings() -> Iterator[str]:
                 )
 
 
+def bare_openers_of_python(source: str) -> list[tuple[int, str]]:
+    """Line and first word of each comment and docstring that begins with one of PYTHON_OPENERS."""
+    found, comment_at, last = [], -1, tokenize.NEWLINE
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        is_docstring = token.type == tokenize.STRING and last in _BEFORE_DOCSTRING
+        begins = token.type == tokenize.COMMENT and token.start[0] != comment_at + 1
+        if (is_docstring or begins) and (opener := _PYTHON_OPENER.match(token.string)):
+            found.append((token.start[0], opener[1]))
+        if token.type == tokenize.COMMENT:
+            comment_at = token.start[0]
+        elif token.type != tokenize.NL:
+            last = token.type
+    return found
+
+
+def python_findings() -> Iterator[str]:
+    for path in sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]):
+        for line, word in bare_openers_of_python(path.read_text()):
+            yield (
+                f"{path.relative_to(ROOT)}:{line}: a comment or docstring opens with {word!r}: "
+                "begin with its subject or a verb"
+            )
+
+
 def main() -> int:
-    found, read = list(native_findings()), 0
+    found, read = [*native_findings(), *python_findings()], 0
     for path, first, text in texts():
         read += 1
         for line, word, instead in findings(text):
             found.append(f"{path.relative_to(ROOT)}:{first + line - 1}: {word!r}: write {instead}")
     print(
         "\n".join(found)
-        or f"{read} pages and docstrings, and native/: no word that is not to be used"
+        or f"{read} pages and docstrings, and comments: no word that is not to be used"
     )
     return bool(found)
 

@@ -43,7 +43,7 @@ ANSI = {
 }
 """The eight colours of a terminal."""
 MAX_COLUMNS = {"inspect": 132}
-"""Of a screen; lines are folded at 104 otherwise."""
+"""The columns of a screen; lines are folded at 104 otherwise."""
 SCREENS = {
     "bench": "lockstep bench --ops all_reduce --sizes 1KiB,64KiB,1MiB,16MiB",
     "top": "lockstep top",

@@ -183,8 +183,8 @@ def build(architecture: str, output: Path) -> Path:
         old.unlink()
     _output(command, _PYTHON_HOST_PLATFORM=f"linux-{architecture}")
     (raw,) = folder.glob("*.whl")
-    # Not `auditwheel repair`: there is nothing to copy into the wheel, which `check` makes sure of,
-    # and it knows the tags of this machine's architecture only.
+    # `auditwheel repair` is not used: nothing is to be copied into the wheel, as `check` makes
+    # sure, and it knows the tags of this machine's architecture only.
     tag = platform_tag(architecture)
     named = _output([*_tool("wheel"), "tags", "--remove", "--platform-tag", tag, str(raw)])
     tagged = folder / named.split()[-1]

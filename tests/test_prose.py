@@ -32,5 +32,23 @@ def test_other_comments_are_no_findings() -> None:
     assert prose.bare_openers(source) == []
 
 
+def test_a_comment_or_docstring_of_python_with_a_bare_opener_is_found() -> None:
+    source = '''# Of all devices.
+# By the way it goes on.
+a = 1  # by name
+"""Of a host."""
+def f():
+    """By its name."""
+    # Not so.
+    return "Of text"
+'''
+    found = [(1, "Of"), (4, "Of"), (6, "By"), (7, "Not")]
+    assert prose.bare_openers_of_python(source) == found
+
+
+def test_the_package_has_none() -> None:
+    assert list(prose.python_findings()) == []
+
+
 def test_the_engine_has_none() -> None:
     assert list(prose.native_findings()) == []

@@ -12,7 +12,7 @@ from pathlib import Path
 from version_matrix.environments import FOLDER, Failed, run
 
 GROUP_SECONDS = 1200
-"""Of all cases of a group: a bound for hangs. Each case has the deadline of pytest's `timeout`."""
+"""Bounds hangs of a whole group of cases. Each case has the deadline of pytest's `timeout`."""
 _NOT_OURS = ("LOCKSTEP_", "JAX_", "XLA_", "PYTEST_", "PYTHON", "MPITRAMPOLINE_", "VIRTUAL_ENV")
 
 

@@ -71,7 +71,7 @@ def seconds(text: str) -> float:
 
 
 def some_seconds(text: str) -> float:
-    """Of a wait that needs an end."""
+    """The limit of a wait that needs an end: a number of seconds above 0."""
     try:
         value = seconds(text)
     except ValueError:

@@ -41,7 +41,7 @@ def note_unreadable_values(note: str) -> None:
         try:
             return read(self)
         except RuntimeError as error:
-            # Of a replicated array the values are here: its error is that of the computation.
+            # A replicated array has its values here: its error is that of the computation.
             spans = not (self.is_fully_addressable or self.is_fully_replicated)
             if spans and not self.is_deleted() and note not in getattr(error, "__notes__", ()):
                 error.add_note(note)

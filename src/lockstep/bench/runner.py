@@ -19,7 +19,7 @@ LOOP_SECONDS = 0.02
 BLOCK_SECONDS = 0.1
 CALL_SECONDS = 0.02
 MIN_SAMPLES, MAX_SAMPLES = 3, 5
-"""Of a block: more than one, because the first collective of a job that has slept is slow."""
+"""Bounds the samples of a block: the first collective of a job that has slept is slow."""
 MAX_CALLS = 20
 COPY_SECONDS = 0.1
 MAX_FAILURES = 3

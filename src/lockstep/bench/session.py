@@ -38,7 +38,7 @@ class Links:
     """The links between the hosts of a run."""
 
     pairs: list[dict[str, Any]]
-    """As `lockstep doctor --hosts --json` has them."""
+    """The pairs of hosts as `lockstep doctor --hosts --json` has them."""
     line: dict[str, Any] | None
     """The rate of a host's link, and where it is from."""
 

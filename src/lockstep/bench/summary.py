@@ -68,7 +68,7 @@ def case_entry(result: CaseResult, implementations: Sequence[str]) -> dict[str, 
 
 
 def _line_entry(case: Case, results: Mapping[str, Any], hosts: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a case between hosts: what has to cross a link, and the share of its rate that takes."""
+    """What has to cross a link in a case between hosts, and the share of its rate that takes."""
     if not hosts["even"]:
         return {"crossing_bytes": None, "share_of_line": dict.fromkeys(results)}
     crossing = case.crossing_bytes(len(hosts["processes"]))

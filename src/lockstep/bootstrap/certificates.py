@@ -22,7 +22,7 @@ from lockstep._errors import ConfigError
 from lockstep.job import job_key
 
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-"""Of P-256: its private keys are the numbers below."""
+"""The order of P-256: its private keys are the numbers below."""
 _BEGIN = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _END = datetime.datetime(2100, 1, 1, tzinfo=datetime.UTC)
 

@@ -78,7 +78,7 @@ def route_to(host: str, port: str = "1") -> str:
 
 
 def own_address(peers: Sequence[Peer], process: int) -> str:
-    """By which the other hosts reach this process.
+    """The address by which the other hosts reach this process.
 
     The host of process 0 often has its own name, the coordinator's, at a loopback address. Then it
     is the address from which it reaches one that the others have found.

@@ -412,7 +412,7 @@ def _after_backends(platform: str) -> bool:
 
 
 def _watch_launches() -> None:
-    """Where Lockstep does not run the collectives of CPUs itself."""
+    """Explains hangs of a job in which another library runs the collectives of CPUs."""
     from lockstep.bootstrap import engine_start
     from lockstep.watchdog import launch_watch
 

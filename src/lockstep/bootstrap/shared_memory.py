@@ -13,7 +13,7 @@ from lockstep.job.topology import Peer
 from lockstep.system import memory_files
 
 _NAME = "lockstep-arena"
-"""As native/transport/shm/segment.cc calls it."""
+"""The name that native/transport/shm/segment.cc gives it."""
 
 
 def open_arena(

@@ -48,7 +48,7 @@ _site_of: dict[tuple[int, ...], int] = {}
 """The site of a stack, by the code and the instruction of each of the user's frames in it."""
 _path = ""
 _columns_of: dict[tuple[int, int], tuple[str, CodeType]] = {}
-"""By code and instruction; the code object is kept, so that its id is not reused."""
+"""The keys are code and instruction; the code object is kept, so that its id is not reused."""
 
 
 @functools.cache

@@ -28,7 +28,7 @@ class BatchLayout:
     shardings: Any
     """A `NamedSharding`, or a pytree of them that is a prefix of the batch's."""
     rows_sharding: NamedSharding
-    """Of an array with the axis of the rows alone: the mask."""
+    """The sharding of an array with the axis of the rows alone: the mask."""
     rows: np.ndarray
     """The rows that lie here, ascending."""
     held_twice: tuple[int, ...]

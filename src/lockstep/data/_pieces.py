@@ -11,8 +11,8 @@ from __future__ import annotations
 import jax
 
 PIECE_BYTES = 16 << 20
-"""Of a piece on all devices of a process together. While an array moves, a process holds several
-such: what goes in, what comes out, and a copy of each."""
+"""The size of a piece on all devices of a process together. While an array moves, a process holds
+several such: what goes in, what comes out, and a copy of each."""
 Index = tuple[slice, ...]
 
 

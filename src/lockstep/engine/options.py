@@ -55,7 +55,7 @@ class Network:
     addresses: Sequence[str]
     """Where each process listens, ``10.0.0.1:4411`` or ``[fd00::1]:4411``; "" on this host."""
     pids: Sequence[int]
-    """Of the other processes of this host; 0 for this one and for those of other hosts."""
+    """The pids of the other processes of this host; 0 for this one and for those of other hosts."""
     hosts: Sequence[int]
     """A number of the host of each process; the same in all processes."""
     listener: int

@@ -201,7 +201,7 @@ def _of_programs(
 
 
 def _same_function(mine: Call, theirs: Call) -> bool:
-    """By name; one line may make several functions, which different lines of the program call."""
+    """Compares names: one line may make several functions, which different lines call."""
     a, b = mine.first_line, theirs.first_line
     return bool(mine.functions & theirs.functions) and not (a and b and a != b)
 

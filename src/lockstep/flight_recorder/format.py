@@ -42,7 +42,7 @@ RINGS_AT = HEADER_BYTES + CLIQUE_BYTES
 # attempt, nonce, monotonic, realtime, state, clique words, host, label
 _HEADER = struct.Struct("<8s10IQqqII64s112s")
 STATE_AT = struct.calcsize("<8s10IQqq")
-"""Where the header has the state of the process, and behind it the number of clique words."""
+"""The offset in the header of the state of the process, then the number of clique words."""
 _RING = struct.Struct("<Qii")
 # number, clique, run, op id, count, bytes, sequence, op, dtype, reduction, state, entered, arrived,
 # done, rank, source, targets, eight targets, site

@@ -70,7 +70,7 @@ class Site:
     thread: str = ""
     """The name of the thread that first called the program; "": not known."""
     first_line: str = ""
-    """Of a collective that has a line: that which first called its program, ``main.py:7``."""
+    """The line that first called the program of the collective, ``main.py:7``; "": not known."""
 
     def execution(self, run_id: int) -> int | None:
         """The number (from 0) of the execution with ``run_id``; None: of another program."""

@@ -40,7 +40,7 @@ class Track:
     shift: int
     """What to add to this track's times to get the common time of all tracks."""
     at: dict[tuple[int, int], Entry] = field(default_factory=dict)
-    """By `Position`; without permutes."""
+    """The entries by `Position`, without permutes."""
     furthest: dict[int, int] = field(default_factory=dict)
     """The last sequence in each clique."""
     permutes: tuple[Entry, ...] = ()
@@ -106,7 +106,7 @@ class History:
         self.tracks: dict[int, Track] = {}
         self.members: dict[int, tuple[int, ...]] = {}
         self.removed: dict[int, list[Entry]] = {}
-        """By process: its calls after it had failed."""
+        """The calls of each process after it had failed."""
         records = [p.record for p in run.processes if p.record is not None]
         errors = {p.index: _failed_at(p) for p in run.processes}
         shifts = common_clock(records)

@@ -54,7 +54,7 @@ class Collective:
     """One collective of a compiled program, at one place from which it is called."""
 
     name: str
-    """Of the instruction, ``all-reduce.3``."""
+    """The instruction's name, ``all-reduce.3``."""
     op: str
     """One of `OPS`."""
     channel: int
@@ -66,7 +66,7 @@ class Collective:
     groups: replica_groups.Groups
     """The devices that take part together; empty for a permute."""
     pairs: tuple[tuple[int, int], ...]
-    """Of a permute: (source, target)."""
+    """The (source, target) pairs of a permute."""
     op_name: str
     """JAX's path of the operation, ``jit(step)/while/body/dot_general``, or an argument's name."""
     at: SourceLine

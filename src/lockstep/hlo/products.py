@@ -16,7 +16,7 @@ _MAX_DEPTH = 64
 
 
 def flops(program: str) -> float:
-    """Of one device in one execution; of the branches of a condition, the one with the most.
+    """Counts operations of one device in one execution, in a condition those of the larger branch.
 
     A loop of unknown length counts once.
     """

@@ -192,7 +192,7 @@ class Body:
     computation: Message
     instructions: list[Message]
     shapes: dict[int, bytes]
-    """Of what each instruction gives, by its id."""
+    """The shape of what each instruction gives, by its id."""
 
     @classmethod
     def parse(cls, computation: bytes) -> Body:
@@ -209,7 +209,7 @@ class HloProgram:
         """Raises ValueError for bytes that are not a serialized ``HloModuleProto``."""
         self.module = Message()
         self.bodies: dict[bytes, Body] = {}
-        """By the bytes of the computation."""
+        """The keys are the bytes of the computations."""
         if any(opcode in module for opcode in opcodes):
             self.module = Message.parse(module)
             for raw in self.module.parts(Module.COMPUTATIONS):

@@ -61,7 +61,7 @@ class Instruction:
     attributes: str
     """The rest of the line, from the comma after the operands."""
     number: int = 0
-    """Of a parameter: its place."""
+    """The place of a parameter."""
 
     @property
     def arrays(self) -> tuple[Array, ...]:

@@ -114,7 +114,7 @@ def _run_dir() -> dict[str, Any]:
     path = os.environ.get("TMPDIR") or "/tmp"
     try:
         free = shutil.disk_usage(path).free
-        # Not all file systems report quotas: only writing shows them.
+        # Some file systems do not report quotas: only writing shows them.
         with tempfile.TemporaryFile(dir=path, buffering=0) as file:
             file.write(_WRITTEN)
             os.posix_fallocate(file.fileno(), 0, len(_WRITTEN))

@@ -100,7 +100,7 @@ class HostAttempt:
 
     @property
     def number(self) -> int:
-        """Of this attempt."""
+        """The number of this attempt."""
         return self._job.config.attempt
 
     def _send(self, kind: str, body: bytes = b"", **values: Any) -> None:

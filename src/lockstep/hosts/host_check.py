@@ -99,7 +99,8 @@ class _Check:
     request: Request
     states: dict[str, HostState]
     reached: dict[str, Connection]
-    """By label, as ``states``. A host that gives no answer leaves it, and is not asked again."""
+    """The connections by label, as in ``states``. A host that gives no answer leaves it, and is not
+    asked again."""
 
     def _ask(
         self, kind: str, answer: str, values: Mapping[str, Mapping[str, Any]]

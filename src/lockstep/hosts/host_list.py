@@ -28,7 +28,7 @@ class Host:
     """One host of the list."""
 
     name: str
-    """As ssh takes it: ``a``, ``user@a``, a name of the user's ssh configuration, an address."""
+    """What ssh takes: ``a``, ``user@a``, a name of the user's ssh configuration, an address."""
     slots: int = 1
     addresses: tuple[str, ...] = ()
     """The addresses by which a host file says that other hosts reach it; empty: not said."""

@@ -21,12 +21,12 @@ class Request:
     program: tuple[str, ...] = ()
     interface: str = ""
     port: int = 0
-    """Of JAX's coordination service on the first host; 0: any that is free."""
+    """The port of JAX's coordination service on the first host; 0: any that is free."""
     collectives: str = "lockstep"
     ssh: str = "ssh"
     python: str = "python"
     version: str = ""
-    """Of this launcher's Lockstep."""
+    """The version of this launcher's Lockstep."""
     lacking: frozenset[str] = frozenset()
     """The paths, of the directory and the program, that this machine does not have either."""
     answer_seconds: float = DEFAULT_CHECK_TIMEOUT
@@ -46,7 +46,7 @@ class HostState:
 
     label: str
     name: str
-    """As ssh takes it."""
+    """What ssh takes."""
     processes: int = 1
     addresses: tuple[str, ...] = ()
     """Its addresses in the host file."""

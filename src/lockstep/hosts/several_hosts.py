@@ -202,7 +202,7 @@ def _renumbered(places: Sequence[tuple[Connection, Placed]]) -> list[tuple[Conne
 
 
 def _lacking(directory: str, program: str) -> frozenset[str]:
-    """Of the directory and the program's path, what this machine does not have."""
+    """Those of the directory and the program's path that this machine does not have."""
     paths = (directory, os.path.join(directory, program))
     return frozenset(path for path in paths if not os.path.exists(path))
 

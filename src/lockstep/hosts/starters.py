@@ -35,7 +35,7 @@ _SRUN_OPTIONS = (
     # Beside other steps of the job, with all of its cores on that host.
     "--overlap",
     "--cpu-bind=none",
-    # Not line by line: messages are bytes. The output then passes a terminal that changes nothing.
+    # Messages are bytes, not lines. The output then passes a terminal that changes nothing.
     "--unbuffered",
     "--mpi=none",
     "--job-name=lockstep",

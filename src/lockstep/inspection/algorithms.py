@@ -73,7 +73,7 @@ class Host:
     """Seconds in which a byte of each is added up, or handed on."""
 
     def seconds(self, size: float) -> float:
-        """Of adding up ``size`` bytes before they cross, and of handing the result on."""
+        """The time to add up ``size`` bytes before they cross, and to hand the result on."""
         return 2 * (self.latency + size * self.per_byte) if self.processes > 1 else 0.0
 
 
@@ -133,7 +133,7 @@ def pairwise_all_gather(hosts: int, size: float) -> Counts:
 
 
 def pairwise_reduce_scatter(hosts: int, size: float) -> Counts:
-    """Of ``size`` bytes in each host: to each other host its part, at once."""
+    """Each host sends each other one its part of ``size`` bytes, at once."""
     share = (hosts - 1) / hosts
     return Counts(1, hosts - 1, share * size, share * size)
 
@@ -205,8 +205,8 @@ def choose(op: str, hosts: int, size: float) -> str:
 
 
 def counts(op: str, hosts: int, size: float, algorithm: str | None = None) -> Counts:
-    """Of one collective into which each host puts ``size`` bytes; by default of the algorithm that
-    the engine chooses."""
+    """Those of one collective into which each host puts ``size`` bytes, by default by the algorithm
+    that the engine chooses."""
     name = algorithm or choose(op, hosts, size)
     block = size / hosts if op == "all-to-all" else size
     return ALGORITHMS[op, name](hosts, block)

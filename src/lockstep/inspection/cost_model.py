@@ -37,7 +37,7 @@ class Curve:
     points: Points
 
     def seconds(self, op: str, size: float, group_size: int) -> float:
-        """Of ``size`` bus bytes, in groups of another size."""
+        """The time of ``size`` bus bytes, in groups of another size."""
         seconds = _interpolate(self.points, size)
         rounds = algorithms.rounds(op, group_size) / algorithms.rounds(op, self.group_size)
         return seconds + (rounds - 1) * self.points[0][1]
@@ -54,7 +54,7 @@ class CostModel:
     source: str
     """Where the numbers come from, for people."""
     median_error: float | None = None
-    """Of predictions at sizes that were measured but not used, relative; None: not checked."""
+    """The relative error of predictions at sizes that were measured but not used; None: no such."""
     worst_error: float | None = None
 
     @classmethod
@@ -89,7 +89,7 @@ class CostModel:
         return cls(within, between, "latency and bandwidth as given")
 
     def seconds(self, op: str, size: int, group_size: int, between_hosts: bool) -> float | None:
-        """Of one collective into which each device puts ``size`` bytes; None: not known."""
+        """The time of a collective into which each device puts ``size`` bytes; None: not known."""
         curves = self.between if between_hosts else self.within
         curve = curves.get(op)
         return curve.seconds(op, bus_bytes(op, size, group_size), group_size) if curve else None

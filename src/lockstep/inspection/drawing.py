@@ -55,7 +55,7 @@ def title(drawn: ArrayLayout, fixed: dict[int, int]) -> str:
 
 
 def colour(drawn: ArrayLayout, holders: tuple[int, ...]) -> str:
-    """By process where there are several, else by block."""
+    """Tells processes apart where there are several, else blocks."""
     processes = set(drawn.processes.values())
     if len(processes) > 1:
         return PALETTE[drawn.processes[holders[0]] % len(PALETTE)]

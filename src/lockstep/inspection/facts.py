@@ -30,7 +30,7 @@ class ArrayInfo:
     dtype: str
     shape: tuple[int, ...]
     shard_shape: tuple[int, ...]
-    """Of the part on one device."""
+    """The shape of the part on one device."""
     spec: str
     """``P('x', None)``; "not used" for an argument that the compiler dropped."""
     bytes: int
@@ -48,7 +48,7 @@ class Loop:
     """How often its body runs; None: XLA does not know."""
     file: str
     line: int
-    """Of the program; "" and 0: not known."""
+    """A line of the user's program; file "" and line 0: not known."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Collective:
     groups: tuple[tuple[int, ...], ...]
     """The devices that take part together, as positions in the program's list of devices."""
     pairs: tuple[tuple[int, int], ...]
-    """Of a permute: (source, target). A device that sends to itself only is in none."""
+    """The (source, target) pairs of a permute. A device that sends to itself only is in none."""
     reach: Reach
     file: str
     line: int
@@ -95,12 +95,12 @@ class Collective:
 
     @property
     def trips(self) -> tuple[int | None, ...]:
-        """Of each loop around it, from the outermost."""
+        """How often each loop around it runs, from the outermost; None: not known."""
         return tuple(loop.trips for loop in self.loops)
 
     @property
     def dtype(self) -> str:
-        """As HLO names it, ``f32``; several with commas."""
+        """The type of the operands as HLO names it, ``f32``; several with commas."""
         return ",".join(dict.fromkeys(dtype for dtype, _ in self.operands))
 
     @property
@@ -125,7 +125,7 @@ class Memory:
     outputs: int
     temporaries: int
     aliased: int
-    """Of the outputs, what lies in donated arguments."""
+    """The part of the outputs that lies in donated arguments."""
 
     @property
     def total(self) -> int:
@@ -170,9 +170,9 @@ class Facts:
     memory: Memory | None
     """None where XLA gives no account."""
     flops: float | None
-    """Of one device in one execution. XLA counts the body of a loop once."""
+    """Operations of one device in one execution. XLA counts the body of a loop once."""
     product_flops: float = 0.0
-    """Of these, matrix products and convolutions, in loops as often as they run; once where XLA
+    """Those in matrix products and convolutions, in loops as often as they run; once where XLA
     does not know how often."""
     warnings: tuple[str, ...] = ()
     """What XLA's partitioner complained about: "full rematerialization"."""

@@ -21,7 +21,7 @@ MAX_GRIDS = 4
 class Dimension:
     size: int
     starts: tuple[int, ...]
-    """Of the blocks along it."""
+    """Where the blocks along it begin."""
     axes: tuple[str, ...]
     """The axes of the mesh that cut it."""
 
@@ -57,7 +57,7 @@ class ArrayLayout:
 
     @property
     def shard_shape(self) -> tuple[int, ...]:
-        """Of the largest block."""
+        """The shape of the largest block."""
         return tuple(-(-d.size // d.blocks) for d in self.dimensions)
 
     def shown_along(self, dimension: int | None) -> list[int | None]:

@@ -18,7 +18,7 @@ class MeshShape:
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     positions: tuple[int, ...]
-    """Of the mesh's devices in row-major order."""
+    """The positions of the mesh's devices in row-major order."""
 
     @property
     def devices(self) -> int:
@@ -41,7 +41,7 @@ class Axes:
     exact: bool = True
     """Whether a group is all devices along the axes, and not a part of them."""
     shift: str = ""
-    """Of a permute: ``+1``, and `` ring`` if the last device sends to the first."""
+    """How far a permute moves data: ``+1``, and `` ring`` if the last device sends to the first."""
 
     def __str__(self) -> str:
         if not self.names:

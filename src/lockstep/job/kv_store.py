@@ -30,7 +30,8 @@ _TRIES = 10
 _PAUSE_SECONDS = 0.1
 _SLICE_SECONDS = 0.5
 _MAX_READINGS = 8
-"""Of a whole folder: more would cost more than they save where processes come one by one."""
+"""Bounds the readings of a whole folder: more cost more than they save where processes come one
+by one."""
 _AUTHENTICATED = re.compile(r"([0-9a-f]{64}) (.*)", re.DOTALL)
 
 Check = Callable[[], None]

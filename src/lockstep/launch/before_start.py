@@ -29,7 +29,7 @@ _SETTINGS = (
 )
 """The fields of `Config` that are options, too."""
 MAX_CODE_BYTES = 100_000
-"""Of the code of ``-c``: Linux passes words of at most 128 KiB."""
+"""Bounds the code of ``-c``: Linux passes words of at most 128 KiB."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,7 @@ def check_program(program: Sequence[str], command: str, is_here: bool = True) ->
 
 
 def _check_code(words: Sequence[str]) -> None:
-    """Of ``-c``: the code is one word of the command line, whose length Linux limits."""
+    """Checks the code of ``-c``, one word of the command line, whose length Linux limits."""
     if not words:
         raise ConfigError("-c needs the code of the program")
     size = len(os.fsencode(words[0]))

@@ -174,7 +174,7 @@ def _adjoint_inverse_jvp(plan: Plan, primals: Any, tangents: Any) -> tuple[jax.A
 
 
 MAX_ITERATIONS = 4
-"""Of `norm_of_inverse`, after its first two solutions; it seldom needs more than two."""
+"""Bounds `norm_of_inverse` after its first two solutions; it seldom needs more than two."""
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "largest_row"))

@@ -41,7 +41,7 @@ def _triangle(low: jax.Array, layout: RowMap, axes: Axes, kernels: bool) -> jax.
     for s in range(layout.steps):
         top, end = s * tile, (s + 1) * tile
         block = _cholesky.diagonal_block(low, top, layout, axes)
-        # Of the first superstep's rows nothing is left of the diagonal block.
+        # The first superstep's rows have nothing left of the diagonal block.
         rows = lax.all_to_all(low[top:end, :, :top], axes, 1, 0, tiled=True)
         own = lax.dynamic_slice_in_dim(jnp.eye(size, dtype=low.dtype), me * tile, tile)
         # Adjoints: the columns of this device in the rows that are solved, then in the inverse.

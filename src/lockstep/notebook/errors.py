@@ -46,7 +46,7 @@ class Failure:
     """The name of the exception's class."""
     message: str
     traceback: str = ""
-    """As IPython shows it."""
+    """The traceback as IPython shows it."""
 
     @property
     def is_interrupt(self) -> bool:

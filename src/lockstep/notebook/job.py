@@ -38,7 +38,7 @@ class Job:
         self.problem = ""
         """Why the processes can run no collectives any more; "" while they can."""
         self.pids: list[int] = []
-        """Of the processes that have started."""
+        """The pids of the processes that have started."""
         self._pidfds: list[int] = []
         self._death_is_told = False
         self._folder, self._lock = run_dir.make_locked()

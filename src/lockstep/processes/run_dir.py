@@ -33,7 +33,7 @@ def share_secret(path: Path) -> None:
         fd = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(fd, "w") as file:
             file.write(os.urandom(32).hex())
-        # By way of a link, the file is complete when it gets its name, and is never replaced.
+        # A link makes the file complete when it gets its name, and never replaces one.
         with contextlib.suppress(FileExistsError):
             os.link(own, path / SECRET)
         own.unlink()

@@ -46,7 +46,7 @@ class Lowered:
     flags: str
     """What ``XLA_FLAGS`` changes in what is computed."""
     text: str
-    """As MLIR prints it, with locations; "": not known."""
+    """The module as MLIR prints it, with locations; "": not known."""
 
 
 def explain(

@@ -26,7 +26,7 @@ from lockstep.replicas.pieces import Index, Piece
 from lockstep.replicas.report import Copy, Difference
 
 MAX_ARRAYS = 32
-"""Of how many arrays that differ the first one with a difference is looked for."""
+"""The first difference is looked for in at most so many arrays that differ."""
 
 _Told = Mapping[int, Mapping[str, Any]]
 
@@ -109,7 +109,7 @@ class Comparison:
         return self._exchange.round(name, value)
 
     def _hashes(self) -> dict[int, dict[Any, int]]:
-        """Of the copies of this process, by array and device."""
+        """The hashes of the copies of this process, by array and device."""
         together: dict[tuple[Any, ...], list[int]] = {}
         for i, data in self._data.items():
             together.setdefault(tuple(sorted(data, key=lambda d: d.id)), []).append(i)
@@ -171,7 +171,7 @@ class Comparison:
     def _first_piece(
         self, own: Mapping[int, Mapping[Any, int]], arrays: Sequence[int]
     ) -> tuple[int, Index, list[tuple[int, list[tuple[int, int]]]]] | None:
-        """The first piece that differs: its array, where it lies, and who has which hash."""
+        """The first piece that differs: its array, where it lies, and the devices of each hash."""
         told = self._round(
             "pieces",
             {

@@ -59,7 +59,7 @@ def text(head: str, found: Difference, names: Mapping[int, str], labels: Mapping
 
 def _first_line(found: Difference, name: str) -> str:
     if not found.copies:
-        return f"{name} differs; the other processes have gone on, so nobody knows where"
+        return f"{name} differs; the other processes have gone on, so the place is not known"
     begin = f"{name} is not the same on {_all_holders(found.copies)}"
     if found.position is None:
         return f"{begin}, by its hash; read again, all elements are the same"

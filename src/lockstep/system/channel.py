@@ -4,8 +4,8 @@ A message is a head in JSON and a body of bytes, behind their two lengths (4 and
 big-endian). Both ends use a `Channel`, over a socket or over two pipes. It never blocks: what
 cannot be written is kept until the descriptor takes it, and callers that may wait call `flush` and
 `next`. Sizes are bounded, because the other side may be another program; `TRUSTED` lifts the
-bounds for sockets in the private directory of a run. What differs stands above: who may connect
-(`lockstep.hosts.network_probe`), and what a body means (`lockstep.pool.messages`).
+bounds for sockets in the private directory of a run. What differs stands above: how a peer proves
+itself (`lockstep.hosts.network_probe`), and what a body means (`lockstep.pool.messages`).
 
 An agent begins with `GREETING`. What comes before it (a shell's start-up files may print) is left
 out.

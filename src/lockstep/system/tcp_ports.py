@@ -47,7 +47,7 @@ def problem(address: str, port: int, shared: bool) -> str:
     if by := taken(address, port):
         return by
     with socket.socket(family(address), socket.SOCK_STREAM) as probe:
-        # As gRPC does it: what is left of closed connections does not count.
+        # gRPC does the same: what is left of closed connections does not count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
         try:
@@ -89,7 +89,7 @@ def clients(port: int) -> list[str]:
 
 
 def family(address: str) -> socket.AddressFamily:
-    """Of an address without a name."""
+    """The family of an address without a name."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 

@@ -17,7 +17,7 @@ TRANSPORT_VARIABLE = "LOCKSTEP_TRANSPORT"
 INSTALL = "sudo apt install libucx0 (Debian, Ubuntu), or pip install libucx-cu12"
 INSTALL_NEW = "pip install libucx-cu12 and set LOCKSTEP_UCX_LIBRARY to its libucp.so.0"
 MIN_VERSION = (1, 12)
-"""Of the interface in ``native/transport/ucx/ucp.h``."""
+"""The version of the interface in ``native/transport/ucx/ucp.h``."""
 SEVERAL_NETWORKS = (1, 14)
 """Before, UCX has crashed when processes connected over several network interfaces with TCP."""
 DEVICES_VARIABLE = "UCX_NET_DEVICES"

@@ -204,7 +204,7 @@ class AgentNetwork:
 
 
 def _options(values: dict[str, Any], arena: int, network: Network) -> Options:
-    """Of a member without devices, which records nothing and waits for no process."""
+    """The options of a member without devices, which records nothing and waits for no process."""
     return Options(
         process=values["process"],
         labels=values["labels"],

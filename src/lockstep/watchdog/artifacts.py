@@ -31,7 +31,7 @@ FILES = {
 }
 """The fields of `Artifacts` that are files, and their names in the directory of a run."""
 MEMORY_NAMES = tuple(f"lockstep-{name}" for name in ("recorder", *list(FILES)[1:]))
-"""Of the memory files: the first as native/recorder/recorder.cc calls it."""
+"""The names of the memory files; native/recorder/recorder.cc gives the first its name."""
 _DESCRIPTOR = re.compile(r"/proc/(\d+)/fd/(\d+)")
 
 

@@ -41,7 +41,7 @@ from lockstep.system import tcp_info
 from lockstep.system.tcp_info import Address
 
 LIMIT = 0.3
-"""As a part of JAX's ``heartbeat_timeout_seconds`` (100)."""
+"""The limit as a part of JAX's ``heartbeat_timeout_seconds`` (100)."""
 _ABORT = 0.5, 1.0
 """The earliest and the latest abort by JAX of a process that does not reach its service, as parts
 of the same: `LIMIT` leaves time to save before. The launcher has a limit of its own for a host,

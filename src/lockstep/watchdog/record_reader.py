@@ -170,7 +170,7 @@ def _compiled(execution: int, programs: Sequence[CompiledProgram]) -> list[Progr
 
 
 def _exact(fresh: Exit | None, kept: Exit | None) -> Exit | None:
-    """Of two endings of one process that which was seen, or else the one that was kept."""
+    """The ending of two that was seen, or else the one that was kept."""
     return fresh if fresh is not None and fresh.is_seen else kept or fresh
 
 
@@ -213,7 +213,7 @@ class SiteWriter:
         self._known: list[tuple[int, CompiledProgram]] = []
         """The programs whose first execution is certain, and that."""
         self.digests: dict[int, Digests] = {}
-        """Of the programs that each first number may belong to."""
+        """The digests of the programs that each first number may belong to."""
         self.programs: dict[int, list[Program]] = {}
         """The same programs as they were compiled."""
 

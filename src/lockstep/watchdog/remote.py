@@ -46,7 +46,7 @@ class Response:
     head: Mapping[str, Any]
     body: bytes
     clock: messages.Clock
-    """Of its host."""
+    """The clock of its host."""
 
 
 @dataclass
@@ -100,7 +100,7 @@ class RemoteHosts(threading.Thread):
         self._requests: dict[int, _Request] = {}
         self._changed = threading.Condition()
         self._packed: dict[int | None, tuple[int, _Packed]] = {}
-        """By how many entries: until when it is sent again, and what."""
+        """What is sent again, and until when, by the number of entries."""
         self._now = time.monotonic_ns
         self._over = False
         self._has_failed = False

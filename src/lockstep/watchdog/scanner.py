@@ -77,7 +77,7 @@ class Scanner:
             found = self.diagnose(latest=_QUICK_SCAN)
         if found.kind.is_fault or self._scans % _FULL_SCAN_EVERY == 0:
             whole = self.diagnose_with_lines()
-            # Of a host that has not answered this time, the quick scan knows more.
+            # The quick scan knows more of a host that has not answered this time.
             found = whole if whole.kind.is_fault or not found.kind.is_fault else found
         if found.kind.is_fault:
             abort_message.fail(abort_message.proof(found), found)

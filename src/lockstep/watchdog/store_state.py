@@ -20,7 +20,7 @@ from lockstep.programs.compilations import Program
 KEPT = 64
 """The entries of each device that a process publishes: a power of two."""
 _MAX_BYTES = 1 << 24
-"""Of a record, unpacked: one of 4,096 devices has less."""
+"""Bounds an unpacked record: one of 4,096 devices has less."""
 
 
 @dataclasses.dataclass(frozen=True)

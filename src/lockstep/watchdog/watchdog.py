@@ -141,7 +141,7 @@ class Watchdog(threading.Thread):
             self._remote.stop()
 
     def close(self) -> None:
-        """Once it has stopped."""
+        """Releases what it reads; call it once it has stopped."""
         if self._remote is None or self._remote.stop():
             self._records.close()
 
