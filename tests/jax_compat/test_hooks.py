@@ -141,7 +141,7 @@ state.initialize = initialize
     ("hook", "breaks"),
     [
         ("coordination service", RENAMED),
-        ("backends", "from lockstep.bootstrap import plugin\nplugin._register_pass = None"),
+        ("backends", "from lockstep.bootstrap import jax_hooks\njax_hooks._register_pass = None"),
         (
             "loss of the coordination service",
             "from lockstep._jax_compat import lost_service\nlost_service._LIBRARY = 'no such file'",

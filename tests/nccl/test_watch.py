@@ -15,9 +15,9 @@ HEAD = f"""
 import os, signal, sys, time
 sys.path.insert(0, {str(TESTS)!r})
 import lockstep
-from lockstep.bootstrap import plugin
-told = plugin._after_backends
-plugin._after_backends = lambda platform: told("cuda" if platform == "cpu" else platform)
+from lockstep.bootstrap import jax_hooks
+told = jax_hooks._after_backends
+jax_hooks._after_backends = lambda platform: told("cuda" if platform == "cpu" else platform)
 import jax
 lockstep.initialize()
 from nccl import driver

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep import _jax_compat
 from lockstep._errors import InitializationError
-from lockstep.bootstrap import agreement, plugin
+from lockstep.bootstrap import agreement, jax_hooks, plugin
 from lockstep.bootstrap.rank import find_place
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _check_known(given: Mapping[str, Any]) -> None:
 
 def _found_place() -> dict[str, Any]:
     """The place that cluster detection would find, where its hook could not be put in."""
-    if _jax_compat.is_in(plugin.CLUSTER) or (place := find_place()) is None:
+    if _jax_compat.is_in(jax_hooks.CLUSTER) or (place := find_place()) is None:
         return {}
     return {
         "coordinator_address": place.coordinator,
