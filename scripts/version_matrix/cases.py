@@ -78,7 +78,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/facts/test_ffi_facts.py::test_a_kernel_is_registered_and_its_words_reach_the_program",
     ),
     "report, top": (
-        "tests/agent/test_agents_of_a_job.py::test_the_records_of_a_failed_job_are_kept_for_the_report",
+        "tests/worker/test_agents_of_a_job.py::test_the_records_of_a_failed_job_are_kept_for_the_report",
         "tests/report/test_top.py::test_a_live_job_is_shown_and_top_ends_with_it",
     ),
     "inspect, data": (

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from agent import batch_launchers
-from agent.test_worker_command import CLEAN, SUM, sums
 from page_commands import ROOT, listed_lines
 from support import MARK, marked, wait_until
+from worker import batch_launchers
+from worker.test_worker_command import CLEAN, SUM, sums
 
 PAGE = (ROOT / "docs" / "reference" / "run.md").read_text()
 LSF = re.findall(r"`((?:blaunch|jsrun) [^`]+)`", PAGE)

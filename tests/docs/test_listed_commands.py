@@ -32,13 +32,13 @@ FORMS = {
     r"lockstep run .*-m ": "tests/launch/test_run_command.py::test_a_module_is_run_as_python_does",
     r"lockstep run .*(-c |- <)": "tests/launch/test_run_command.py::"
     "test_code_is_run_from_a_word_and_from_standard_input",
-    r"lockstep run -d 2 --max-restarts": "tests/agent/test_slurm.py::"
+    r"lockstep run -d 2 --max-restarts": "tests/worker/test_slurm.py::"
     "test_the_script_of_the_page_starts_again_after_a_failure",
     r"lockstep run ": "tests/launch/test_run_command.py::"
     "test_every_process_runs_the_program_with_its_arguments",
-    r"srun .*lockstep worker": "tests/agent/test_slurm.py::test_a_step_over_two_nodes",
-    r"mpirun .*lockstep worker": "tests/agent/test_mpirun.py::test_on_two_hosts",
-    r"mpiexec .*lockstep worker": "tests/agent/test_mpirun.py::test_on_two_hosts",
+    r"srun .*lockstep worker": "tests/worker/test_slurm.py::test_a_step_over_two_nodes",
+    r"mpirun .*lockstep worker": "tests/worker/test_mpirun.py::test_on_two_hosts",
+    r"mpiexec .*lockstep worker": "tests/worker/test_mpirun.py::test_on_two_hosts",
     r"lockstep doctor .*--hosts": "tests/doctor/test_hosts.py::"
     "test_hosts_are_checked_and_each_pair_measured",
     r"lockstep doctor": "tests/doctor/test_doctor.py::test_the_command_finds_this_machine_fit",
@@ -65,7 +65,7 @@ FORMS = {
     "test_a_key_lets_ssh_in_and_rsync_copies_the_program",
     r"(ssh hostb|.*RANK=.*worker|scp |openssl rand -hex 32$|\(umask .*~/\.lockstep)": "tests/docs/"
     "test_without_a_launcher.py::test_the_key_its_copy_and_a_process_on_each_host",
-    r"(export LOCKSTEP_KEY|trap |\(umask )": "tests/agent/test_slurm.py::"
+    r"(export LOCKSTEP_KEY|trap |\(umask )": "tests/worker/test_slurm.py::"
     "test_the_script_of_the_page_starts_again_after_a_failure",
     r"(openssl .*\| )?kubectl ": "tests/docs/test_kubectl.py::"
     "test_the_key_the_objects_the_logs_and_the_end",

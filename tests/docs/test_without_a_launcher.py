@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.test_worker_command import SUM, sums
 from lanes import needs
 from page_commands import ROOT, listed_lines
 from ssh_hosts import possible, ssh_hosts
+from worker.test_worker_command import SUM, sums
 
 PAGE = (ROOT / "docs" / "reference" / "run.md").read_text()
 LINES = listed_lines(PAGE)

@@ -17,8 +17,6 @@ from typing import Any
 
 import pytest
 
-from agent.test_worker_command import CLEAN, WORKER, mpiexec
-from agent.workers import Workers, rest
 from lanes import full
 from lockstep._errors import LaunchError
 from lockstep._run_files import ErrorRecord, Exit
@@ -26,6 +24,8 @@ from lockstep.hosts import network_probe
 from lockstep.hosts.supervisor_line import Attempt, SupervisorLine
 from processes import free_port
 from support import MARK, marked, wait_until
+from worker.test_worker_command import CLEAN, WORKER, mpiexec
+from worker.workers import Workers, rest
 
 TIMEOUT = 120.0
 KEY = b"k" * 32

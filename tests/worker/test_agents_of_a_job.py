@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.test_worker_command import WORKER, mpiexec
-from agent.workers import TIMEOUT, Workers, rest
 from of_this_jax import where_numbered
 from support import marked, wait_until
+from worker.test_worker_command import WORKER, mpiexec
+from worker.workers import TIMEOUT, Workers, rest
 
 LOOP = """
 import os, sys, time, jax, numpy as np

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.test_worker_command import WORKER
-from agent.workers import TIMEOUT, Workers, pids, rest
 from support import marked, wait_until
+from worker.test_worker_command import WORKER
+from worker.workers import TIMEOUT, Workers, pids, rest
 
 SAY = """
 import os, signal, sys, time

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent.test_worker_command import CLEAN, WORKER
 from processes import free_port
 from support import MARK, marked
+from worker.test_worker_command import CLEAN, WORKER
 
 TIMEOUT = 90
 
