@@ -1,7 +1,7 @@
 """Compares the copies of replicated arrays: hashes first, elements only where hashes differ.
 
 The processes that hold the arrays do this together, round by round (`exchange`), and come to the
-same result, because each decides from what all have told:
+same result, because each decides from what all have published:
 
 1. a digest over the hashes of all pieces that the same processes hold; equal ones end the check;
 2. such digests for each array;
@@ -28,7 +28,7 @@ from lockstep.replicas.report import Copy, Difference
 MAX_ARRAYS = 32
 """The first difference is looked for in at most so many arrays that differ."""
 
-_Told = Mapping[int, Mapping[str, Any]]
+_Received = Mapping[int, Mapping[str, Any]]
 
 
 class Plan:
@@ -69,7 +69,7 @@ def _copies(array: Any) -> dict[Any, Any]:
 
 
 class Comparison:
-    """One check. ``position`` tells calls apart: what is at another position is not compared."""
+    """One check. Calls at another ``position`` are not compared with this one."""
 
     def __init__(self, plan: Plan, arrays: Sequence[Any], position: str) -> None:
         self._plan = plan
@@ -84,7 +84,7 @@ class Comparison:
         """The first difference; ``exchange``: None if this process has all that is compared."""
         self._exchange = exchange
         own = self._hashes()
-        told = self._round(
+        received = self._round(
             "sets",
             {
                 "label": topology.this_process(self._plan.process, None, "").label,
@@ -93,17 +93,17 @@ class Comparison:
                 "local": bool(self._differing_here(own)),
             },
         )
-        self.labels = {process: each["label"] for process, each in told.items()}
-        self.positions = {process: each["position"] for process, each in told.items()}
-        told = {p: each for p, each in told.items() if each["position"] == self._position}
+        self.labels = {process: each["label"] for process, each in received.items()}
+        self.positions = {process: each["position"] for process, each in received.items()}
+        received = {p: each for p, each in received.items() if each["position"] == self._position}
         if exchange is not None:
-            exchange.expected = set(told)
-        if not any(each["local"] for each in told.values()):
-            if not _vary(each["sets"] for each in told.values()):
+            exchange.expected = set(received)
+        if not any(each["local"] for each in received.values()):
+            if not _vary(each["sets"] for each in received.values()):
                 return None
         return self._difference(own)
 
-    def _round(self, name: str, value: Mapping[str, Any]) -> _Told:
+    def _round(self, name: str, value: Mapping[str, Any]) -> _Received:
         if self._exchange is None:
             return {self._plan.process: value}
         return self._exchange.round(name, value)
@@ -145,16 +145,16 @@ class Comparison:
 
     def _difference(self, own: Mapping[int, Mapping[Any, int]]) -> Difference | None:
         here = self._differing_here(own)
-        told = self._round(
+        received = self._round(
             "arrays",
             {"arrays": {str(i): self._sets(own, [i]) for i in own}, "local": here},
         )
-        local = {i for each in told.values() for i in each["local"]}
-        numbers = sorted({int(i) for each in told.values() for i in each["arrays"]} | local)
+        local = {i for each in received.values() for i in each["local"]}
+        numbers = sorted({int(i) for each in received.values() for i in each["arrays"]} | local)
         differing = [
             i
             for i in numbers
-            if i in local or _vary(each["arrays"].get(str(i), {}) for each in told.values())
+            if i in local or _vary(each["arrays"].get(str(i), {}) for each in received.values())
         ]
         compared = len(numbers)
         found = self._first_piece(own, differing[:MAX_ARRAYS])
@@ -172,7 +172,7 @@ class Comparison:
         self, own: Mapping[int, Mapping[Any, int]], arrays: Sequence[int]
     ) -> tuple[int, Index, list[tuple[int, list[tuple[int, int]]]]] | None:
         """The first piece that differs: its array, where it lies, and the devices of each hash."""
-        told = self._round(
+        received = self._round(
             "pieces",
             {
                 str(i): [
@@ -185,7 +185,7 @@ class Comparison:
         )
         for i in arrays:
             copies: dict[Index, dict[int, list[tuple[int, int]]]] = {}
-            for process, each in told.items():
+            for process, each in received.items():
                 for index, devices in each.get(str(i), []):
                     found = copies.setdefault(tuple(tuple(ends) for ends in index), {})
                     for device, value in devices:
@@ -204,8 +204,8 @@ class Comparison:
         extent = (0, 0, 0)
         while True:
             value = {str(h): elements.digests(copy, first, end) for h, copy in read.items()}
-            told = self._round(f"parts {first}-{end}", value)
-            differing = elements.differing([d for each in told.values() for d in each.values()])
+            received = self._round(f"parts {first}-{end}", value)
+            differing = elements.differing([d for each in received.values() for d in each.values()])
             if not differing:
                 return {}, None, extent
             parts = elements.parts(first, end)
@@ -213,8 +213,10 @@ class Comparison:
             first, end = parts[differing[0]]
             if end - first == 1:
                 break
-        told = self._round("element", {str(h): elements.shown(c, first) for h, c in read.items()})
-        values = {int(h): tuple(shown) for each in told.values() for h, shown in each.items()}
+        received = self._round(
+            "element", {str(h): elements.shown(c, first) for h, c in read.items()}
+        )
+        values = {int(h): tuple(shown) for each in received.values() for h, shown in each.items()}
         return values, first, extent
 
     def _read(
@@ -231,9 +233,9 @@ class Comparison:
         return {value: jax.device_get(self._data[array][d]) for value, d in found.items()}
 
 
-def _vary(told: Iterable[Mapping[str, str]]) -> bool:
+def _vary(values: Iterable[Mapping[str, str]]) -> bool:
     """Whether two of the mappings have different values for a key."""
     first: dict[str, str] = {}
     return any(
-        first.setdefault(key, value) != value for each in told for key, value in each.items()
+        first.setdefault(key, value) != value for each in values for key, value in each.items()
     )

@@ -1,4 +1,4 @@
-"""Small values that some processes of the job tell each other, with a deadline.
+"""Small values that some processes of the job publish for each other, with a deadline.
 
 They go through the key-value store of JAX's coordination service, so it works with every
 implementation of the collectives, and a process that does not come blocks no collective. The wait
@@ -34,10 +34,10 @@ class _Records(current_job.Part):
 
 
 class Exchange:
-    """Several rounds in which the processes ``members`` tell each other a value each.
+    """Several rounds in which each of the processes ``members`` publishes a value for the others.
 
-    ``name`` and the number of earlier exchanges of this name tell which of each process belong
-    together. ``seconds``: how long a round waits for the others.
+    Exchanges of different processes belong together by ``name`` and the number of earlier ones of
+    this name. ``seconds``: how long a round waits for the others.
     """
 
     def __init__(self, name: str, members: Sequence[int], seconds: float) -> None:
@@ -57,14 +57,14 @@ class Exchange:
         """Whether a process did not come, though it may still."""
 
     def round(self, name: str, value: Any) -> dict[int, Any]:
-        """What each process has told, by its index; those are missing that have not come."""
+        """What each process has published, by its index, without those that have not come."""
         place = self._members.index(self._process)
         self._end = time.monotonic() + self._seconds
         self._elsewhere: dict[int, list[str]] = {}
         folder = f"{self._folder}/{name}"
         self._own.append(f"{folder}/{place}")
-        told = self._store.all_gather(folder, place, len(self._members), value, self._receive)
-        found = {m: each for m, each in zip(self._members, told, strict=True) if each is not None}
+        values = self._store.all_gather(folder, place, len(self._members), value, self._receive)
+        found = {m: each for m, each in zip(self._members, values, strict=True) if each is not None}
         self._is_complete &= len(found) == len(self._members)
         if self._elsewhere and self._is_complete:
             # Otherwise it stays, for a process that waits for this one elsewhere: this one goes on
@@ -73,7 +73,7 @@ class Exchange:
         return found
 
     def close(self) -> None:
-        """Deletes what this process told in earlier exchanges of the kind, if all came to this one.
+        """Deletes what this process published in earlier exchanges of the kind, if all came here.
 
         Then all have read it. Else it stays for those that come later.
         """

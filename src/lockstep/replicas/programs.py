@@ -80,7 +80,7 @@ class _Program:
             if isinstance(error, jax.errors.JaxRuntimeError) or watchdogs.abort_text():
                 return  # an argument failed, or the job: the program itself raises it
             self._is_checked, found = False, ""
-            _say(f"{self._name} is not checked: {type(error).__name__}: {error}")
+            _report_once(f"{self._name} is not checked: {type(error).__name__}: {error}")
         if found:
             raise DifferenceError(found)
 
@@ -120,14 +120,14 @@ class _Program:
         missing = [p for p in plan.members if p not in comparison.labels]
         if missing and timed_out:
             self._has_reported = True
-            _say(
+            _report_once(
                 f"{self._name}{_line()}: {processes(missing)} did not come to this call in time, "
                 "so the copies there were not compared"
             )
         for process, other in comparison.positions.items():
             if other != position:
                 self._has_reported = True
-                _say(
+                _report_once(
                     f"{self._name}{_line()}: this is {position} on process {place()}, and {other} "
                     f"on process {process}, so the copies there were not compared"
                 )
@@ -165,6 +165,6 @@ def _recorded(text: str) -> Mapping[int, str]:
 
 
 @functools.cache
-def _say(text: str) -> None:
-    """Says it once: a program may be compiled for other shardings, too."""
+def _report_once(text: str) -> None:
+    """Prints a line once: a program may be compiled for other shardings, too."""
     print(f"lockstep: --check-replicas: {text}.", file=sys.stderr, flush=True)
