@@ -23,6 +23,8 @@ from page_commands import ROOT, in_sentences, listed_lines
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FORMS = {
+    r"lockstep run .*--spares": "tests/hosts/test_restart_on_hosts.py::"
+    "test_a_spare_goes_on_from_the_checkpoint_with_the_same_numbers",
     r"lockstep run .*--min-hosts": "tests/hosts/test_restart_on_hosts.py::"
     "test_training_goes_on_from_a_checkpoint_on_two_of_three_hosts",
     r"lockstep run .*--hosts": "tests/hosts/test_run_on_hosts.py::"

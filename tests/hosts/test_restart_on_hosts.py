@@ -57,6 +57,32 @@ def test_training_goes_on_from_a_checkpoint_on_two_of_three_hosts(tmp_path: Path
         assert_nothing_runs(hosts)
 
 
+def test_a_spare_goes_on_from_the_checkpoint_with_the_same_numbers(tmp_path: Path) -> None:
+    """The lost host is that of process 0; the weights are those of a run that lost none."""
+    with ssh_hosts(tmp_path, "abc") as hosts:
+        options = ["--ssh", hosts.ssh(), "--chdir", str(tmp_path)]
+        spares = ["--hosts", "a,b,c", "--spares", "1", "--max-restarts", "1"]
+        steps = [str(EXAMPLE), "--steps", "60", "--folder"]
+        words = [*LOCKSTEP, "run", *options, *spares, *steps, str(tmp_path / "lost")]
+        started = hosts.start("b", words)
+        assert started.stdout is not None
+        for line in started.stdout:
+            if re.search(rb"step 1[2-9]: loss", line):
+                break
+        hosts.take_down("a")
+        out, err = started.communicate(timeout=TIMEOUT)
+        said = err.decode()
+        assert started.returncode == 0, said
+        assert "c takes the place of a, which was lost, with process 0" in said
+        found = re.findall(r"^\[([01]@[bc])\] weights: (\w+)$", out.decode(), re.MULTILINE)
+        assert sorted(place for place, _ in found) == ["0@c", "1@b"]
+        calm = [*LOCKSTEP, "run", *options, "--hosts", "b,c", *steps, str(tmp_path / "calm")]
+        undisturbed = hosts.run("b", calm, timeout=TIMEOUT)
+        [weights] = set(re.findall(r"weights: (\w+)", undisturbed.stdout))
+        assert {each for _, each in found} == {weights}
+        assert_nothing_runs(hosts)
+
+
 def test_too_few_hosts_are_left(tmp_path: Path) -> None:
     source = "print('up', flush=True); import time; time.sleep(300)"
     (tmp_path / "program.py").write_text(source)

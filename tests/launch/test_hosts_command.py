@@ -38,6 +38,14 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("--hosts a --export LOCKSTEP_STRICT=1", "all processes get Lockstep's variables anyway"),
         ("--chdir /tmp", "--chdir is for --hosts or --hostfile, and neither is given"),
         ("--min-hosts 1", "--min-hosts is for --hosts or --hostfile"),
+        ("--spares 1", "--spares is for --hosts or --hostfile"),
+        ("--hosts a,b --spares 1", "--spares 1 is for --max-restarts K"),
+        ("--hosts a,b --spares 2 --max-restarts 1", "of 2 hosts none would run the job"),
+        ("--hosts a:2,b --spares 1 --max-restarts 1", "b:1 cannot take the place of a, which runs"),
+        (
+            "--hosts a,b,c --spares 1 --max-restarts 1 --min-hosts 3",
+            "--min-hosts 3: the job has 2 hosts, beside its spares",
+        ),
     ],
 )
 def test_options_that_contradict_each_other_are_explained(options: str, words: str) -> None:

@@ -26,8 +26,8 @@ from lockstep.system.channel import Channel, ChannelError, Message
 PING_SECONDS = 1.0
 LEASE_SECONDS = 10.0
 IDLE_LEASE_SECONDS = 30.0
-"""The lease between two attempts, when the host has no process: the launcher reports then, reaches
-lost hosts again, and may be busy for longer."""
+"""The lease of a host that has no process, a spare or between two attempts: the launcher reports
+then, reaches lost hosts again, and may be busy for longer."""
 _ANSWERS = 64
 """So many last answers tell the clock of the host: clocks drift by some ms in this time."""
 _MAX_STDERR = 1 << 14

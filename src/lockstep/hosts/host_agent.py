@@ -125,7 +125,7 @@ class HostAgent:
         longest = self._attempt.longest_turn if self._attempt else 1.0
         for key, _ in self.selector.select(longest):
             key.data()
-        is_idle = self._attempt is not None and self._attempt.is_swept
+        is_idle = self._attempt is None or self._attempt.is_swept
         lease = IDLE_LEASE_SECONDS if is_idle else LEASE_SECONDS
         if time.monotonic() - self._heard_at > lease:
             self._leave(f"it received nothing from the launcher for {lease:g} s")

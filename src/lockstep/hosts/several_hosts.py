@@ -14,11 +14,14 @@ from typing import Any
 
 from lockstep import __version__
 from lockstep._errors import LaunchError
+from lockstep._finding import Finding
+from lockstep._words import counted, processes
 from lockstep.hosts import host_check, preflight, starters
 from lockstep.hosts.connection import Connection
 from lockstep.hosts.fleet import Fleet
-from lockstep.hosts.host_list import Placed
+from lockstep.hosts.host_list import Host, Placed
 from lockstep.hosts.host_state import Request
+from lockstep.hosts.membership import Change, Membership
 from lockstep.hosts.relay import Connect
 from lockstep.hosts.remote_processes import RemoteProcesses
 from lockstep.processes.console import complain
@@ -38,7 +41,7 @@ class SeveralHosts:
     def __init__(
         self,
         fleet: Fleet,
-        placed: Sequence[Placed],
+        membership: Membership,
         args: argparse.Namespace,
         srun: bool,
         connect: Connect,
@@ -46,19 +49,24 @@ class SeveralHosts:
         self._srun = srun
         self._connect = connect
         self._fleet = fleet
-        self._wanted = placed
+        self._membership = membership
         self._args = args
         self._directory = args.chdir or _working_directory()
-        self._places: list[tuple[Connection, Placed]] = []
+        self._agents: dict[str, Connection] = {}
+        """By the name of the host; a lost one stays until the next attempt is planned."""
         self._addresses: dict[str, str] = {}
         """The address of each host in the job, by its name."""
+
+    @property
+    def _places(self) -> list[tuple[Connection, Placed]]:
+        return [(self._agents[each.host.name], each) for each in self._membership.places]
 
     def first(self, job: LaunchSpec) -> LaunchSpec:
         """``job`` with the address of its coordinator; all hosts have been reached.
 
         Raises `LaunchError` with all that is wrong, and `Interrupted`.
         """
-        hosts = [dataclasses.replace(each.host, slots=each.count) for each in self._wanted]
+        hosts = self._sized(self._membership.hosts)
         with _ssh_starts():
             checked = host_check.check_hosts(self._fleet, hosts, self._request(job))
         host_check.end_probes(self._fleet, checked)
@@ -68,9 +76,15 @@ class SeveralHosts:
             )
         if warnings := preflight.table(checked.found):
             complain(f"before the start:\n{warnings}")
-        self._places = list(zip(checked.connections.values(), self._wanted, strict=True))
+        self._agents = {each.host.name: each for each in checked.connections.values()}
         self._addresses = {each.name: each.address for each in checked.states.values()}
         return self._with_coordinator(job)
+
+    def _sized(self, hosts: Sequence[Host]) -> list[Host]:
+        """``hosts`` with as many slots as each would run processes: a spare as many as any."""
+        counts = {each.host: each.count for each in self._membership.places}
+        most = max(counts.values())
+        return [dataclasses.replace(each, slots=counts.get(each, most)) for each in hosts]
 
     def _request(self, job: LaunchSpec) -> Request:
         return Request(
@@ -133,50 +147,79 @@ class SeveralHosts:
     # Again
 
     def again(self, job: LaunchSpec) -> LaunchSpec:
-        """Reaches lost hosts again, checks all, and goes on with the good ones if enough are left.
+        """Gives the places of lost hosts to spares, checks all hosts, and goes on with the good
+        ones if enough are left.
 
-        A host that answers may have lost its network, its disk, or the way to another host.
+        Lost hosts are reached once more where spares do not suffice. A host that answers may have
+        lost its network, its disk, or the way to another host.
         """
-        agents = self._reconnected()
+        own = self._membership
+        recent = [host for host in own.hosts if self._is_lost(host)]
+        for host in recent:
+            own.lose(host)
+        found: dict[str, list[Finding]] = {}
+        if own.planned().is_full():
+            found |= self._check(job, [])
+        if not own.planned().is_full():
+            found |= self._check(job, [each for each in recent if each in own.lost])
+        changes = own.plan()
+        problems = {each: found[each] for each in preflight.with_problems(found)}
+        self._check_enough(problems)
+        count = sum(placed.count for placed in own.places)
+        for line in _described(changes, own.places):
+            complain(line)
+        if not own.is_full():
+            hosts = f"{counted(len(own.in_use), 'host')}, {counted(count, 'process')}"
+            complain(f"going on with {hosts}, without\n{preflight.table(problems)}")
+        return self._with_coordinator(dataclasses.replace(job, processes=count))
+
+    def _is_lost(self, host: Host) -> bool:
+        agent = self._agents.get(host.name)
+        return agent is not None and bool(agent.lost)
+
+    def _check(self, job: LaunchSpec, lost: Sequence[Host]) -> dict[str, list[Finding]]:
+        """The findings of all hosts that are there, and of ``lost``, which are reached again.
+
+        Good ones of ``lost`` are spares afterwards, and those with problems are lost.
+        """
+        own = self._membership
+        gone = {name: agent for name, agent in self._agents.items() if agent.lost}
+        self._fleet.drop(list(gone.values()))
+        fresh = self._reached([gone[each.name] for each in lost])
+        self._agents = {k: v for k, v in self._agents.items() if k not in gone} | fresh
+        first = [each.name for each in own.planned().in_use if each.name in self._agents]
+        # The first host is that of the coordination service.
+        agents = [self._agents[name] for name in dict.fromkeys([*first, *self._agents])]
         checked = host_check.check_agents(self._fleet, agents, self._request(job))
         host_check.end_probes(self._fleet, checked)
         bad = set(preflight.with_problems(checked.found))
-        kept = [
-            (agent, placed)
-            for agent, (_, placed) in zip(agents, self._places, strict=True)
-            if agent.label not in bad
-        ]
-        problems = {label: own for label, own in checked.found.items() if label in bad}
-        self._check_enough(len(kept), problems)
-        self._fleet.drop([each for each in agents if each.label in bad])
-        self._addresses = {each.name: each.address for each in checked.states.values()}
-        self._places = _renumbered(kept)
-        count = sum(placed.count for _, placed in self._places)
-        if bad:
-            complain(
-                f"going on with {len(kept)} hosts, {count} processes, without\n"
-                f"{preflight.table(problems)}"
-            )
-        return self._with_coordinator(dataclasses.replace(job, processes=count))
+        for host in [each for each in own.hosts if each.name in self._agents]:
+            agent = self._agents[host.name]
+            if agent.label not in bad:
+                own.returned(host)
+                continue
+            own.lose(host)
+            self._fleet.drop([agent])
+            del self._agents[host.name]
+        self._addresses |= {each.name: each.address for each in checked.states.values()}
+        return checked.found
 
-    def _reconnected(self) -> list[Connection]:
-        """The agents of all hosts, with new ones where they were lost."""
-        lost = [c for c, _ in self._places if c.lost]
-        self._fleet.drop(lost)
+    def _reached(self, lost: Sequence[Connection]) -> dict[str, Connection]:
+        """New agents in the place of ``lost``, by the name of the host."""
         with _ssh_starts():
             fresh = self._fleet.connect([each.host for each in lost])
-        back = dict(zip(lost, fresh, strict=True))
-        for old, new in back.items():
+        for old, new in zip(lost, fresh, strict=True):
             new.label = old.label  # which is unique among all hosts
-        return [back.get(c, c) for c, _ in self._places]
+        return {each.host.name: each for each in fresh}
 
-    def _check_enough(self, kept: int, bad: preflight.Findings) -> None:
+    def _check_enough(self, bad: preflight.Findings) -> None:
         """Raises `LaunchError` where too few hosts are left; ``bad`` are those with problems."""
-        least = self._args.min_hosts or len(self._wanted)
+        own = self._membership
+        least, kept = self._args.min_hosts or own.seats, len(own.in_use)
         if kept < least:
             hint = "" if self._args.min_hosts else ". --min-hosts K goes on with K hosts"
             raise LaunchError(
-                f"{kept} of {len(self._wanted)} hosts are left, and the job needs {least}{hint}\n"
+                f"{kept} of {own.seats} hosts are left, and the job needs {least}{hint}\n"
                 f"{preflight.table(bad)}"
             )
 
@@ -193,12 +236,15 @@ def _ssh_starts() -> Iterator[None]:
         raise LaunchError(f"nothing can be started: {not_started(error)}") from error
 
 
-def _renumbered(places: Sequence[tuple[Connection, Placed]]) -> list[tuple[Connection, Placed]]:
-    found, first = [], 0
-    for connection, placed in places:
-        found.append((connection, Placed(placed.host, first, placed.count)))
-        first += placed.count
-    return found
+def _described(changes: Sequence[Change], places: Sequence[Placed]) -> list[str]:
+    """A line for each host that has taken the place of another."""
+    own = {placed.host: placed.processes for placed in places}
+    return [
+        f"{each.host.label} takes the place of {each.gone.label}, which was lost, with "
+        f"{processes(own[each.host])}"
+        for each in changes
+        if each.host != each.gone
+    ]
 
 
 def _lacking(directory: str, program: str) -> frozenset[str]:

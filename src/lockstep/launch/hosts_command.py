@@ -12,9 +12,11 @@ from pathlib import Path
 
 from lockstep._config import Config
 from lockstep._errors import ConfigError
+from lockstep._words import counted
 from lockstep.hosts import allocation, host_list, starters
 from lockstep.hosts.fleet import Fleet, Interrupted
-from lockstep.hosts.host_list import Host, Placed
+from lockstep.hosts.host_list import Host
+from lockstep.hosts.membership import MAX_LOSSES, Membership
 from lockstep.hosts.relay import Connect
 from lockstep.hosts.several_hosts import SeveralHosts
 from lockstep.hosts.starters import Reach
@@ -61,16 +63,14 @@ def run(
     hosts = hosts_of(args) if given else allocation.around(environ)
     if not args.outside_allocation:
         allocation.check_inside(hosts, environ)
-    placed = host_list.place(hosts, args.processes)
-    if args.min_hosts is not None and args.min_hosts > len(placed):
-        raise ConfigError(f"--min-hosts {args.min_hosts}: the job has {len(placed)} hosts.")
+    membership = members(hosts, args)
     variables = exported(args.export, environ)
     before_start.warn_of_collectives(environ, config)
     before_start.open_standard_streams()
     log_dir = before_start.make_log_dir(args.log_dir, failed_runs.new_name())
     job = LaunchSpec(
         program=tuple(program),
-        processes=sum(each.count for each in placed),
+        processes=sum(each.count for each in membership.places),
         # The key of each attempt is drawn here: see `SeveralHosts`.
         config=dataclasses.replace(config, key_file=None),
         environ=variables,
@@ -84,7 +84,7 @@ def run(
     )
 
     return run_guarded(
-        lambda lifeline: _run(job, placed, args, caller.connect, lifeline),
+        lambda lifeline: _run(job, membership, args, caller.connect, lifeline),
         job.run_dir,
         caller.lifeline,
     )
@@ -92,18 +92,18 @@ def run(
 
 def _run(
     job: LaunchSpec,
-    placed: Sequence[Placed],
+    membership: Membership,
     args: argparse.Namespace,
     connect: Connect,
     lifeline: int,
 ) -> int:
-    hosts = [each.host for each in placed]
+    hosts = membership.hosts
     fd_limit.make_room_in_launcher(0, len(hosts))
     srun = args.ssh is starters.SSH and allocation.by_srun(hosts, os.environ)
     seconds = job.config.reach_timeout
     reach = Reach(args.ssh, args.python or sys.executable, str(job.run_dir), seconds, srun)
     fleet = Fleet(reach.command, lifeline, seconds)
-    place = SeveralHosts(fleet, placed, args, srun, connect)
+    place = SeveralHosts(fleet, membership, args, srun, connect)
     try:
         return restarts.run(place.first(job), lifeline, place)
     except Interrupted as error:
@@ -111,6 +111,36 @@ def _run(
         return 128 + error.number
     finally:
         place.end()
+
+
+def members(hosts: Sequence[Host], args: argparse.Namespace) -> Membership:
+    """The hosts with their processes; the last ``--spares`` of them are spares. Raises
+    `ConfigError`."""
+    if args.spares >= len(hosts):
+        raise ConfigError(
+            f"--spares {args.spares}: of {counted(len(hosts), 'host')} none would run the job. "
+            "Name more hosts."
+        )
+    if args.spares and not args.max_restarts:
+        raise ConfigError(f"--spares {args.spares} is for --max-restarts K: a spare starts then.")
+    used = len(hosts) - args.spares
+    placed, spares = host_list.place(hosts[:used], args.processes), hosts[used:]
+    if args.min_hosts is not None and args.min_hosts > len(placed):
+        without = ", beside its spares" if spares else ""
+        raise ConfigError(
+            f"--min-hosts {args.min_hosts}: the job has {counted(len(placed), 'host')}{without}."
+        )
+    most = max(placed, key=lambda each: each.count)
+    for each in spares:
+        if each.slots < most.count:
+            raise ConfigError(
+                f"--spares {args.spares}: {each.name}:{each.slots} cannot take the place of "
+                f"{most.host.name}, which runs {most.count} processes. A spare needs as many slots "
+                "as any host of the job runs processes."
+            )
+    # Where all hosts are needed, a host that was lost often is still better than the job's end.
+    can_go_without = spares or args.min_hosts
+    return Membership(placed, spares, MAX_LOSSES if can_go_without else 0)
 
 
 def hosts_of(args: argparse.Namespace) -> list[Host]:

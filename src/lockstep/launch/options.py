@@ -223,7 +223,7 @@ def run_parser() -> argparse.ArgumentParser:
 
 
 _OF_HOSTS = (
-    *("ssh", "python", "chdir", "interface", "coordinator_port", "export", "min_hosts"),
+    *("ssh", "python", "chdir", "interface", "coordinator_port", "export", "min_hosts", "spares"),
     *("outside_allocation", "reach_timeout", "check_timeout"),
 )
 """The settings that need ``--hosts`` or ``--hostfile``."""
@@ -333,6 +333,14 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="with --max-restarts: start again without hosts that are lost, if K are left; "
         "default: all hosts are needed",
+    )
+    add(
+        "--spares",
+        type=checked(natural),
+        default=0,
+        metavar="K",
+        help="with --max-restarts: the last K hosts run nothing at first, and take the places of "
+        "hosts that are lost, with the same processes; default: 0",
     )
 
 

@@ -38,8 +38,10 @@ def parse(
     run_options.add_bind(parser)
     args = parser.parse_args(words)
     if args.hosts or args.hostfile:
-        if args.min_hosts or args.this_host:
-            raise ConfigError("options: --min-hosts and --this-host are for lockstep run.")
+        if args.min_hosts or args.spares or args.this_host:
+            raise ConfigError(
+                "options: --min-hosts, --spares and --this-host are for lockstep run."
+            )
         return words, host_list.labels_of_processes(
             host_list.place(hosts_command.hosts_of(args), n)
         )
