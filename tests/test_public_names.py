@@ -32,6 +32,7 @@ PUBLIC = {
     "only_on",
     "process_mesh",
     "scatter",
+    "should_stop",
     "show_sharding",
     "spawn",
 }

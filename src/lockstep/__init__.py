@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from lockstep.sync.barrier import assert_same, barrier
     from lockstep.sync.check_replicas import check_replicas
     from lockstep.sync.only_on import only_on
+    from lockstep.sync.should_stop import should_stop
 
 __version__ = "0.1.0"
 
@@ -70,6 +71,7 @@ __all__ = [
     "only_on",
     "process_mesh",
     "scatter",
+    "should_stop",
     "show_sharding",
     "spawn",
 ]
@@ -87,6 +89,7 @@ _LAZY_MODULES = {
     "only_on": "lockstep.sync.only_on",
     "process_mesh": "lockstep.bootstrap.initialize",
     "scatter": "lockstep.data._scatter",
+    "should_stop": "lockstep.sync.should_stop",
     "show_sharding": "lockstep.inspection.shardings",
     "spawn": "lockstep.pool.pool",
     "unload_ipython_extension": "lockstep.notebook.extension",

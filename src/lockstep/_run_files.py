@@ -18,6 +18,8 @@ RUN_DIR/attempt_0/process_1/stacks.txt      its Python stacks, once per request 
 RUN_DIR/attempt_0/process_1/programs_vary    exists if its programs' numbers may differ from others'
 RUN_DIR/attempt_0/process_1/joined          exists once JAX has connected it to a job's service
 RUN_DIR/attempt_0/process_1/alone           exists if it has used JAX and has never joined a job
+RUN_DIR/attempt_0/process_1/asks         exists if it has called `lockstep.should_stop`
+RUN_DIR/attempt_0/process_1/stops        exists once that has returned true
 RUN_DIR/attempt_0/process_1/exit.json       how process 1 ended, as its launcher or agent saw it
 RUN_DIR/attempt_0/process_1/stays           exists while its agent waits for the end of the others
 """
@@ -78,6 +80,10 @@ INTERRUPTED = "interrupted"
 JOINED = "joined"
 STAYS = "stays"
 ALONE = "alone"
+ASKS = "asks"
+STOPS = "stops"
+NOTES = (ALONE, JOINED, ASKS, STOPS)
+"""Empty files by which a process tells its launcher how it has used JAX."""
 TRACEBACK = "traceback_"
 _MAX_TRACEBACK = 1 << 18
 _MAX_SUMMARY = 1 << 16

@@ -42,6 +42,7 @@ from lockstep._jax_compat.distributed import heartbeat_seconds as heartbeat_seco
 from lockstep._jax_compat.distributed import is_taken as is_taken
 from lockstep._jax_compat.distributed import is_timeout as is_timeout
 from lockstep._jax_compat.distributed import is_unreachable as is_unreachable
+from lockstep._jax_compat.distributed import reached_stop as reached_stop
 from lockstep._jax_compat.distributed import service_answers as service_answers
 from lockstep._jax_compat.distributed import set_client_aside as set_client_aside
 from lockstep._jax_compat.distributed import wait_for_others as wait_for_others

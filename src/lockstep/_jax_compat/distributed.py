@@ -8,6 +8,7 @@ import functools
 import importlib
 from typing import Any
 
+from lockstep._errors import ConfigError
 from lockstep._jax_compat import lost_service
 
 
@@ -139,6 +140,20 @@ def set_client_aside() -> None:
             # Never freed, because its destructor disconnects too.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(left))
             setattr(state, name, None)
+
+
+def reached_stop(step: int) -> bool:
+    """Whether all processes stop at ``step``, because one of them has got SIGTERM; each of them
+    asks for 1, 2, 3, ... Raises `ConfigError` where JAX does not watch for it."""
+    from jax._src import distributed
+
+    manager: Any = distributed.global_state.preemption_sync_manager
+    if manager is None:
+        raise ConfigError(
+            "JAX's preemption service, by which processes agree where to stop, is disabled: remove "
+            "jax_enable_preemption_service=False (JAX_ENABLE_PREEMPTION_SERVICE)."
+        )
+    return bool(manager.reached_sync_point(step))
 
 
 def distributed_place() -> tuple[int, int]:

@@ -21,7 +21,6 @@ from lockstep.processes.job_spec import LaunchSpec
 
 MAX_FILE = 1 << 26
 """Bytes; a longer file is left out."""
-_NOTES = (_run_files.ALONE, _run_files.JOINED)
 Sent = dict[Path, tuple[int, int]]
 """Files that have been sent: time of their last change, and size."""
 
@@ -96,7 +95,7 @@ def notes(job: LaunchSpec) -> list[tuple[int, str]]:
     found = []
     for process_id in range(job.first, job.first + job.processes):
         folder = process_dir(job.run_dir, job.config.attempt, process_id)
-        found += [(process_id, name) for name in _NOTES if (folder / name).exists()]
+        found += [(process_id, name) for name in _run_files.NOTES if (folder / name).exists()]
     return found
 
 

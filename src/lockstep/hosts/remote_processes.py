@@ -320,7 +320,7 @@ class RemoteProcesses:
     def _on_swept(self, connection: Connection, message: Message) -> None:
         self._swept[connection] = int(message.head["killed"])
         for process_id, name in message.head["notes"]:
-            if name in (_run_files.ALONE, _run_files.JOINED):
+            if name in _run_files.NOTES:
                 with contextlib.suppress(OSError):
                     (self._folder(int(process_id)) / name).touch()
 
