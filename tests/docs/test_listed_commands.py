@@ -25,6 +25,8 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FORMS = {
     r"lockstep run .*--spares": "tests/hosts/test_restart_on_hosts.py::"
     "test_a_spare_goes_on_from_the_checkpoint_with_the_same_numbers",
+    r"lockstep run .*--grow": "tests/hosts/test_restart_on_hosts.py::"
+    "test_a_host_that_was_cut_off_returns_and_the_job_grows",
     r"lockstep run .*--min-hosts": "tests/hosts/test_restart_on_hosts.py::"
     "test_training_goes_on_from_a_checkpoint_on_two_of_three_hosts",
     r"lockstep run .*--hosts": "tests/hosts/test_run_on_hosts.py::"

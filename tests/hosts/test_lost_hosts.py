@@ -6,16 +6,19 @@ switch of their own.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import textwrap
+import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from own_address import networked, own_address
-from support import Run, assert_unsaid, start_lockstep, wait_until
+from support import Run, assert_unsaid, marked, start_lockstep, wait_until
 
 pytestmark = networked
 
@@ -35,6 +38,29 @@ folder = pathlib.Path({folder!r})
 while not (folder / f"end_{{attempt}}").exists():
     time.sleep(0.02)
 """
+
+TRAINING = """
+import os, pathlib, time
+import jax, lockstep
+jax.distributed.initialize()
+attempt, me = os.environ["LOCKSTEP_ATTEMPT"], jax.process_index()
+folder = pathlib.Path({folder!r})
+saved = folder / "step"
+first = int(saved.read_text()) if saved.exists() else 0
+print("attempt", attempt, "begins at", first, "on", jax.process_count(), flush=True)
+(folder / f"up_{{attempt}}_{{me}}_x_{{os.environ['LOCKSTEP_HOST_ID']}}_{{os.getppid()}}").touch()
+step = first
+while not (folder / f"end_{{attempt}}").exists():
+    time.sleep(0.02)
+    step += 1
+    if lockstep.should_stop():
+        print("saves", step, flush=True)
+        if me == 0:
+            saved.write_text(str(step))
+        break
+"""
+
+CATCHES = "import signal; signal.signal(signal.SIGTERM, lambda *_: print('noted', flush=True))"
 
 
 class Hosts:
@@ -73,6 +99,29 @@ class Hosts:
         (self.folder / f"end_{attempt}").touch()
 
 
+def agents_of(run: Run, name: str) -> list[int]:
+    """The processes of a host that runs none of the job."""
+    environ = f"LOCKSTEP_HOST_ID={name}".encode()
+    found = []
+    for pid in marked(run.mark):
+        with contextlib.suppress(OSError):
+            if environ in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
+    return found
+
+
+def read_until(run: Run, words: str, seconds: float = 60.0) -> str:
+    """What the launcher says, up to the line that has ``words``."""
+    assert run.process.stderr is not None
+    said, end = b"", time.monotonic() + seconds
+    while words.encode() not in said:
+        ready, _, _ = select.select([run.process.stderr], [], [], end - time.monotonic())
+        data = os.read(run.process.stderr.fileno(), 1 << 16) if ready else b""
+        assert data, f"not said within {seconds:g} s: {words}\n{said.decode()}"
+        said += data
+    return said.decode()
+
+
 @pytest.fixture
 def hosts(tmp_path: Path) -> Hosts:
     return Hosts(tmp_path)
@@ -97,6 +146,7 @@ def test_a_spare_takes_the_processes_of_a_lost_host(hosts: Hosts) -> None:
     assert_unsaid("going on with", result.stderr)
 
 
+@pytest.mark.full
 def test_a_spare_that_is_lost_too_leaves_fewer_hosts(hosts: Hosts) -> None:
     options = ["--hosts", "a,b,c", "--spares", "1", "--max-restarts", "3", "--min-hosts", "1"]
     with hosts.start(*options) as run:
@@ -113,6 +163,57 @@ def test_a_spare_that_is_lost_too_leaves_fewer_hosts(hosts: Hosts) -> None:
     assert "going on with 1 host, 1 process, without\n" in result.stderr
 
 
+@pytest.mark.full
+def test_a_spare_that_does_not_pass_the_checks_is_no_help(hosts: Hosts) -> None:
+    """The lost host is reached again then, as without a spare."""
+    options = ["--hosts", "a,b,c", "--spares", "1", "--max-restarts", "3", "--check-timeout", "1"]
+    with hosts.start(*options) as run:
+        first = hosts.wait_for(0, 2)
+        for pid in agents_of(run, "c"):
+            os.kill(pid, signal.SIGSTOP)
+        hosts.lose(first[1][1], "b", down=False)
+        said = read_until(run, "attempt 1 starts on 2 of 2 hosts")
+        assert "spare c: agent no answer within 1 s (facts) (fix: check the load" in said
+        assert ran(hosts.wait_for(1, 2)) == {0: "a", 1: "b"}
+        hosts.end(1)
+        assert run.finish(60).status == 0
+
+
+@pytest.mark.full
+def test_two_hosts_at_once_of_which_one_can_be_replaced(hosts: Hosts) -> None:
+    options = ["--hosts", "a,b,c,d", "--spares", "1", "--max-restarts", "3", "--min-hosts", "1"]
+    with hosts.start(*options) as run:
+        first = hosts.wait_for(0, 3)
+        (hosts.folder / "down_b").touch()
+        hosts.lose(first[0][1], "a")
+        hosts.lose(first[1][1], "b")
+        assert ran(hosts.wait_for(1, 2)) == {0: "d", 1: "c"}
+        hosts.end(1)
+        result = run.finish(60)
+        run.assert_nothing_left()
+    assert result.status == 0, result.stderr
+    assert "d takes the place of a, which was lost, with process 0" in result.stderr
+    assert "going on with 2 hosts, 2 processes, without\n" in result.stderr
+
+
+@pytest.mark.full
+def test_a_launcher_that_stood_still_goes_on_with_all_hosts(hosts: Hosts) -> None:
+    """The agents have ended meanwhile, and no host is to blame, however often that happens."""
+    options = ["--hosts", "a,b,c", "--spares", "1", "--max-restarts", "9"]
+    with hosts.start(*options) as run:
+        for attempt in range(4):
+            agents = hosts.wait_for(attempt, 2)
+            os.kill(run.process.pid, signal.SIGSTOP)
+            for name, pid in [*agents.values(), *(("c", pid) for pid in agents_of(run, "c"))]:
+                hosts.lose(pid, name, down=False)
+            os.kill(run.process.pid, signal.SIGCONT)
+        assert sorted(ran(hosts.wait_for(4, 2)).values()) == ["a", "b"]
+        hosts.end(4)
+        result = run.finish(60)
+    assert result.status == 0, result.stderr
+    assert_unsaid("is not used any more", result.stderr)
+
+
 def test_all_hosts_are_checked_before_the_start_and_spares_too(hosts: Hosts) -> None:
     (hosts.folder / "down_c").touch()
     options = ["--hosts", "a,b,c", "--spares", "1", "--max-restarts", "3"]
@@ -122,3 +223,130 @@ def test_all_hosts_are_checked_before_the_start_and_spares_too(hosts: Hosts) -> 
     assert "nothing was started: 1 problem on 1 of 3 hosts" in result.stderr
     assert "c is down" in result.stderr
     assert hosts.ups(0) == {}
+
+
+@pytest.mark.full
+def test_a_spare_whose_agent_ends_is_named_and_comes_back(hosts: Hosts) -> None:
+    options = ["--hosts", "a,b,c", "--spares", "1", "--max-restarts", "3"]
+    with hosts.start(*options) as run:
+        first = hosts.wait_for(0, 2)
+        for pid in agents_of(run, "c"):
+            os.kill(pid, signal.SIGKILL)
+        said = read_until(run, "c answers again: it is a spare from now on")
+        assert "lockstep: spare c: its host was lost: " in said
+        hosts.lose(first[1][1], "b")
+        assert ran(hosts.wait_for(1, 2)) == {0: "a", 1: "c"}
+        hosts.end(1)
+        assert run.finish(60).status == 0
+
+
+@pytest.mark.full
+def test_a_host_that_returns_joins_at_the_next_restart(hosts: Hosts) -> None:
+    options = ["--hosts", "a,b,c", "--max-restarts", "3", "--min-hosts", "1"]
+    with hosts.start(*options) as run:
+        hosts.lose(hosts.wait_for(0, 3)[1][1], "b")
+        second = hosts.wait_for(1, 2)
+        assert ran(second) == {0: "a", 1: "c"}
+        hosts.back("b")
+        read_until(run, "b answers again: it takes part from the next restart on")
+        hosts.lose(second[1][1], "c", down=False)
+        assert ran(hosts.wait_for(2, 3)) == {0: "a", 1: "b", 2: "c"}
+        hosts.end(2)
+        result = run.finish(60)
+        run.assert_nothing_left()
+    assert result.status == 0, result.stderr
+
+
+def test_grow_asks_the_program_to_save_and_starts_again_on_all_hosts(hosts: Hosts) -> None:
+    options = ["--hosts", "a,b", "--max-restarts", "1", "--min-hosts", "1", "--grow"]
+    with hosts.start(*options, program=TRAINING) as run:
+        hosts.lose(hosts.wait_for(0, 2)[1][1], "b")
+        hosts.wait_for(1, 1)
+        hosts.back("b")
+        read_until(run, "b answers again: the program is asked to end, to start again with it")
+        assert ran(hosts.wait_for(2, 2)) == {0: "a", 1: "b"}
+        hosts.end(2)
+        result = run.finish(60)
+        run.assert_nothing_left()
+    assert result.status == 0, result.stderr
+    [saved] = [line for line in result.stdout.splitlines() if "saves" in line]
+    step = saved.split()[-1]
+    assert f"[0@a] attempt 2 begins at {step} on 2" in result.stdout.splitlines()
+
+
+@pytest.mark.full
+def test_a_program_that_does_not_ask_is_interrupted_and_starts_again(hosts: Hosts) -> None:
+    options = ["--hosts", "a,b", "--max-restarts", "1", "--min-hosts", "1", "--grow", "1"]
+    with hosts.start(*options, program=CATCHES + PROGRAM) as run:
+        hosts.lose(hosts.wait_for(0, 2)[1][1], "b")
+        hosts.wait_for(1, 1)
+        hosts.back("b")
+        assert ran(hosts.wait_for(2, 2)) == {0: "a", 1: "b"}
+        hosts.end(2)
+        result = run.finish(60)
+    assert result.status == 0, result.stderr
+    assert "[0] noted" in result.stdout.splitlines()
+
+
+@pytest.mark.full
+def test_ctrl_c_after_the_request_is_the_end(hosts: Hosts) -> None:
+    options = ["--hosts", "a,b", "--max-restarts", "1", "--min-hosts", "1", "--grow"]
+    with hosts.start(*options, program=CATCHES + PROGRAM) as run:
+        hosts.lose(hosts.wait_for(0, 2)[1][1], "b")
+        hosts.wait_for(1, 1)
+        hosts.back("b")
+        read_until(run, "the program is asked to end")
+        run.process.send_signal(signal.SIGINT)
+        result = run.finish(60)
+        run.assert_nothing_left()
+    assert result.status == 130
+    assert hosts.ups(2) == {}
+
+
+@pytest.mark.full
+def test_a_program_that_has_finished_by_then_is_not_started_again(hosts: Hosts) -> None:
+    options = ["--hosts", "a,b", "--max-restarts", "1", "--min-hosts", "1", "--grow"]
+    once = TRAINING.replace("    if lockstep.", "    if step == first + 1 and lockstep.")
+    with hosts.start(*options, program=once) as run:
+        hosts.lose(hosts.wait_for(0, 2)[1][1], "b")
+        hosts.wait_for(1, 1)
+        hosts.back("b")
+        read_until(run, "the program is asked to end")
+        hosts.end(1)
+        result = run.finish(60)
+    assert result.status == 0, result.stderr
+    assert hosts.ups(2) == {}
+
+
+@pytest.mark.full
+def test_a_host_that_returns_with_another_jax_is_refused(hosts: Hosts) -> None:
+    options = ["--hosts", "a,b,c", "--max-restarts", "3", "--min-hosts", "1"]
+    other = hosts.folder / "other" / "jax-0.0.1.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: jax\nVersion: 0.0.1\n")
+    with hosts.start(*options) as run:
+        hosts.lose(hosts.wait_for(0, 3)[1][1], "b")
+        hosts.wait_for(1, 2)
+        (hosts.folder / "env_b").write_text(f"export PYTHONPATH={other.parent}\n")
+        hosts.back("b")
+        read_until(run, "b answers again, and is refused: jax 0.0.1, but ")
+        hosts.end(1)
+        result = run.finish(60)
+        run.assert_nothing_left()
+    assert result.status == 0, result.stderr
+
+
+@pytest.mark.full
+def test_a_host_that_flaps_is_not_used_any_more(hosts: Hosts) -> None:
+    options = ["--hosts", "a,b,c", "--spares", "1", "--max-restarts", "1"]
+    with hosts.start(*options) as run:
+        hosts.wait_for(0, 2)
+        for _ in range(2):
+            for pid in agents_of(run, "c"):
+                os.kill(pid, signal.SIGKILL)
+            read_until(run, "c answers again: it is a spare from now on")
+        for pid in agents_of(run, "c"):
+            os.kill(pid, signal.SIGKILL)
+        read_until(run, "c was lost 3 times, and is not used any more")
+        hosts.end(0)
+        assert run.finish(60).status == 0

@@ -111,6 +111,18 @@ def test_a_host_that_flaps_is_left_out() -> None:
     assert ranks(own) == {"a": [0]}
 
 
+def test_losses_that_are_forgiven_do_not_count() -> None:
+    own = membership("a,b")
+    for _ in range(2 * MAX_LOSSES):
+        lose(own, "a", "b")
+        assert own.absent == own.hosts
+        own.forgive()
+        for each in own.hosts:
+            own.returned(each)
+        own.plan()
+    assert ranks(own) == {"a": [0], "b": [1]}
+
+
 def test_a_job_that_needs_all_hosts_leaves_none_out() -> None:
     own = membership("a,b", max_losses=0)
     for _ in range(MAX_LOSSES + 2):

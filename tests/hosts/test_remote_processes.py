@@ -13,6 +13,8 @@ from lockstep import _run_files
 from lockstep._config import Config
 from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_list import Host, Placed
+from lockstep.hosts.host_watch import HostWatch
+from lockstep.hosts.membership import Membership
 from lockstep.hosts.remote_processes import RemoteProcesses
 from lockstep.processes.console import Console
 from lockstep.processes.job_spec import LaunchSpec
@@ -57,6 +59,9 @@ class Loop:
     def failed(self) -> None:
         raise AssertionError("no process has failed")
 
+    def grow(self) -> bool:
+        raise AssertionError("no host returns")
+
     def could_not_start(self, process_id: int, why: str) -> None:
         raise AssertionError(why)
 
@@ -80,7 +85,9 @@ def test_an_answer_of_the_attempt_before_counts_for_nothing(fleet: Fleet, tmp_pa
     )
     loop = Loop()
     places = [(connection, Placed(connection.host, 0, 1))]
-    processes = RemoteProcesses(job, loop, fleet, places, {connection: {}}, {})
+    membership = Membership([placed for _, placed in places])
+    watch = HostWatch(fleet, membership, lambda connection, facts: "", False, 10.0)
+    processes = RemoteProcesses(job, loop, fleet, places, {connection: {}}, {}, watch)
     processes.listen()
     processes.start()
     assert processes.sweep() == 7

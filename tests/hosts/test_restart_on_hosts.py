@@ -83,6 +83,53 @@ def test_a_spare_goes_on_from_the_checkpoint_with_the_same_numbers(tmp_path: Pat
         assert_nothing_runs(hosts)
 
 
+GROWING = """
+import os, pathlib, time
+import jax, lockstep
+from jax.experimental import multihost_utils
+jax.distributed.initialize()
+folder, me = pathlib.Path("."), jax.process_index()
+saved = folder / "step"
+first = int(saved.read_text()) if saved.exists() else 0
+print("begins at", first, "of", jax.process_count(), flush=True)
+for step in range(first, first + 100_000):
+    total = int(multihost_utils.process_allgather(jax.numpy.array([me])).sum())
+    if lockstep.should_stop():
+        multihost_utils.sync_global_devices("saves")
+        if me == 0:
+            saved.write_text(str(step + 1))
+        break
+    if first and jax.process_count() == 3 and step > first + 5:
+        print("ends with", total)
+        break
+    time.sleep(0.02)
+"""
+
+
+def test_a_host_that_was_cut_off_returns_and_the_job_grows(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(GROWING)
+    with ssh_hosts(tmp_path, "abc") as hosts:
+        options = ["--ssh", hosts.ssh(), "--hosts", "a,b,c", "--chdir", str(tmp_path)]
+        options += ["--max-restarts", "1", "--min-hosts", "2", "--grow"]
+        started = hosts.start("c", [*LOCKSTEP, "run", *options, "program.py"])
+        assert started.stdout is not None
+        for _ in range(3):
+            assert started.stdout.readline().endswith(b"begins at 0 of 3\n")
+        hosts.cut("a")
+        for _ in range(2):
+            assert started.stdout.readline().endswith(b"begins at 0 of 2\n")
+        hosts.mend("a")
+        out, err = started.communicate(timeout=TIMEOUT)
+        said = err.decode()
+        assert started.returncode == 0, said
+        assert "a answers again: the program is asked to end, to start again with it" in said
+        step = int((tmp_path / "step").read_text())
+        for number, name in enumerate("abc"):
+            assert f"[{number}@{name}] begins at {step} of 3" in out.decode().splitlines()
+            assert f"[{number}@{name}] ends with 3" in out.decode().splitlines()
+        hosts.assert_nothing_left()
+
+
 def test_too_few_hosts_are_left(tmp_path: Path) -> None:
     source = "print('up', flush=True); import time; time.sleep(300)"
     (tmp_path / "program.py").write_text(source)

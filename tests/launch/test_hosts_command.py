@@ -38,6 +38,8 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("--hosts a --export LOCKSTEP_STRICT=1", "all processes get Lockstep's variables anyway"),
         ("--chdir /tmp", "--chdir is for --hosts or --hostfile, and neither is given"),
         ("--min-hosts 1", "--min-hosts is for --hosts or --hostfile"),
+        ("--grow", "--grow is for --hosts or --hostfile"),
+        ("--hosts a,b --grow --max-restarts 1", "--grow is for --max-restarts K with --min-hosts"),
         ("--spares 1", "--spares is for --hosts or --hostfile"),
         ("--hosts a,b --spares 1", "--spares 1 is for --max-restarts K"),
         ("--hosts a,b --spares 2 --max-restarts 1", "of 2 hosts none would run the job"),

@@ -42,7 +42,7 @@ class Fleet:
         """``command`` starts the agent of a host (`starters`), which may take ``reach_seconds``
         until it answers. ``lifeline`` is readable once this process has to end at once."""
         self._command = command
-        self._reach_seconds = reach_seconds
+        self.reach_seconds = reach_seconds
         self._lifeline = lifeline
         self.connections: list[Connection] = []
 
@@ -66,7 +66,7 @@ class Fleet:
             if time.monotonic() - served > PING_SECONDS:
                 self._take_hellos(fresh, 0.01)
                 served = time.monotonic()
-        seconds = self._reach_seconds
+        seconds = self.reach_seconds
         self._take_hellos(fresh, seconds)
         for connection in fresh:
             if not connection.lost and not connection.facts:
@@ -76,6 +76,17 @@ class Fleet:
                     f"{4 * seconds:g} gives it more time"
                 )
         return fresh
+
+    def begin(self, host: Host, label: str) -> Connection:
+        """Starts an agent on a host, and waits for nothing; `adopt` takes the connection in.
+
+        Raises OSError where the command cannot be started.
+        """
+        return Connection(host, label, self._command(host))
+
+    def adopt(self, connection: Connection) -> None:
+        """Looks after a connection of `begin` from now on."""
+        self.connections.append(connection)
 
     def _take_hellos(self, connections: Sequence[Connection], seconds: float) -> None:
         waiting = [each for each in connections if not each.facts]

@@ -91,6 +91,36 @@ def _state(connection: Connection, request: Request) -> HostState:
     return dataclasses.replace(state, failure=failure)
 
 
+def question(request: Request) -> dict[str, Any]:
+    """What the message ``facts`` asks an agent."""
+    return {"directory": request.directory, "program": list(request.program)}
+
+
+def problem_of(
+    connection: Connection,
+    facts: Mapping[str, Any] | None,
+    others: Sequence[HostState],
+    request: Request,
+) -> str:
+    """What keeps a host out of the job that answers after the ``others`` were checked; "": nothing.
+
+    It is judged by the first message of its agent and by its ``facts`` alone; None: not asked yet.
+    """
+    state = _state(connection, request)
+    if state.failure is None and facts is None:
+        return ""
+    known = [each for each in others if each.label != state.label]
+    try:
+        if facts is not None:
+            ahead = float(facts["time"]) - time.time()
+            choice = choose(facts, request.interface, state.addresses, state.by_ssh)
+            state = dataclasses.replace(state, facts=facts, clock_ahead=ahead, choice=choice)
+        found = preflight.check([*known, state], request)[state.label]
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        return f"its agent has sent no facts that can be read: {error!r}"
+    return preflight.first_problem(found)
+
+
 @dataclasses.dataclass
 class _Check:
     """Questions to all hosts at the same time; the answers go into ``states``."""
@@ -127,8 +157,8 @@ class _Check:
 
     def gather(self) -> None:
         """Asks for the facts of each host."""
-        question = {"directory": self.request.directory, "program": list(self.request.program)}
-        answers = self._ask("facts", "facts", dict.fromkeys(self.reached, question))
+        asked = dict.fromkeys(self.reached, question(self.request))
+        answers = self._ask("facts", "facts", asked)
         now = time.time()
         for label, facts in answers.items():
             own = self.states[label]

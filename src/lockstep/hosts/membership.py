@@ -70,6 +70,11 @@ class Membership:
         gone = [each for each in self._order if each not in self._in_use + self._spares]
         return [each for each in gone if not self.is_left_out(each)]
 
+    @property
+    def absent(self) -> list[Host]:
+        """The last hosts of the empty seats."""
+        return [self._last[seat] for seat in self._empty()]
+
     def losses(self, host: Host) -> int:
         return self._losses[host]
 
@@ -86,6 +91,10 @@ class Membership:
         self._losses[host] += 1
         self._spares = [each for each in self._spares if each != host]
         self._in_use = [None if each == host else each for each in self._in_use]
+
+    def forgive(self) -> None:
+        """Forgets all losses so far, as far as they count against a host."""
+        self._losses.clear()
 
     def returned(self, host: Host) -> None:
         """A lost host answers again: it is a spare from now on."""

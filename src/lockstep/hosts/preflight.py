@@ -53,6 +53,12 @@ def with_problems(found: Findings) -> list[str]:
     return [label for label, own in found.items() if any(f.status == PROBLEM for f in own)]
 
 
+def first_problem(own: Sequence[Finding]) -> str:
+    """The first problem of a host in one line; "": it has none."""
+    bad = (each for each in own if each.status == PROBLEM)
+    return next((f"{each.name} {each.found} (fix: {each.fix})" for each in bad), "")
+
+
 def table(found: Findings) -> str:
     """All warnings and problems, host by host, each with its fix; "" when there are none."""
     bad = [(label, f) for label, own in found.items() for f in own if f.status != OK]

@@ -25,6 +25,7 @@ from lockstep.hosts import host_query, host_records
 from lockstep.hosts.connection import PING_SECONDS, Connection
 from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_list import Placed
+from lockstep.hosts.host_watch import HostWatch
 from lockstep.hosts.relay import KINDS, Connect, Relay
 from lockstep.processes import console as consoles
 from lockstep.processes.console import Console
@@ -127,8 +128,10 @@ class RemoteProcesses:
         places: Sequence[tuple[Connection, Placed]],
         orders: Mapping[Connection, Mapping[str, Any]],
         connect: Connect,
+        watch: HostWatch,
     ) -> None:
         """``orders`` are the ``start`` messages; ``connect`` serves the processes' streams."""
+        self._watch = watch
         self._job = job
         self._loop = loop
         self._fleet = fleet
@@ -157,12 +160,17 @@ class RemoteProcesses:
 
     def listen(self) -> None:
         for connection in self._fleet.connections:
-            connection.attach(self._loop.selector, self._on_message, self._on_loss)
+            self._adopt(connection)
+        self._watch.listen(self._loop, self._adopt)
         with contextlib.suppress(OSError):  # without it, `lockstep top` sees nothing
             self._query = host_query.QueryServer(self._job.run_dir, self._loop.selector, self)
 
+    def _adopt(self, connection: Connection) -> None:
+        connection.attach(self._loop.selector, self._on_message, self._on_loss)
+
     def close(self) -> None:
         self._read_stdin(False)
+        self._watch.close()
         if self._query:
             self._query.close()
         for relay in self._relays.values():
@@ -288,6 +296,7 @@ class RemoteProcesses:
             self._write_exit(process)
         if relay := self._relays.pop(connection, None):
             relay.close()
+        self._watch.lost(connection)
         lost = [process.process_id for process in self.members if process.connection.lost]
         self._send("lost", processes=lost)
         if has_lost:
@@ -295,10 +304,12 @@ class RemoteProcesses:
 
     def reaped(self, ended: Sequence[tuple[int, int]]) -> None:
         self._fleet.reaped(ended)
+        self._watch.reaped(ended)
 
     def tick(self, now: float) -> None:
         for connection in self._fleet.alive:
             connection.tick(now)
+        self._watch.tick(now)
 
     # To all hosts
 

@@ -9,7 +9,7 @@ import os
 import secrets
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lockstep import __version__
@@ -20,7 +20,8 @@ from lockstep.hosts import host_check, preflight, starters
 from lockstep.hosts.connection import Connection
 from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_list import Host, Placed
-from lockstep.hosts.host_state import Request
+from lockstep.hosts.host_state import HostState, Request
+from lockstep.hosts.host_watch import HostWatch
 from lockstep.hosts.membership import Change, Membership
 from lockstep.hosts.relay import Connect
 from lockstep.hosts.remote_processes import RemoteProcesses
@@ -52,10 +53,24 @@ class SeveralHosts:
         self._membership = membership
         self._args = args
         self._directory = args.chdir or _working_directory()
-        self._agents: dict[str, Connection] = {}
-        """By the name of the host; a lost one stays until the next attempt is planned."""
+        seconds = fleet.reach_seconds
+        self._watch = HostWatch(fleet, membership, self._judge, args.grow is not None, seconds)
+        self._agents = self._watch.agents
+        self._checked: tuple[list[HostState], Request] = ([], Request())
+        """What the last check has found, and what was asked."""
         self._addresses: dict[str, str] = {}
         """The address of each host in the job, by its name."""
+
+    def _note(self, checked: host_check.Checked, job: LaunchSpec) -> None:
+        """Keeps what was found now: hosts that answer later are compared with it."""
+        request = self._request(job)
+        bad = preflight.with_problems(checked.found)
+        good = [state for label, state in checked.states.items() if label not in bad]
+        self._checked = (good, request)
+        self._watch.question = host_check.question(request)
+
+    def _judge(self, connection: Connection, facts: Mapping[str, Any] | None) -> str:
+        return host_check.problem_of(connection, facts, *self._checked)
 
     @property
     def _places(self) -> list[tuple[Connection, Placed]]:
@@ -76,7 +91,8 @@ class SeveralHosts:
             )
         if warnings := preflight.table(checked.found):
             complain(f"before the start:\n{warnings}")
-        self._agents = {each.host.name: each for each in checked.connections.values()}
+        self._agents |= {each.host.name: each for each in checked.connections.values()}
+        self._note(checked, job)
         self._addresses = {each.name: each.address for each in checked.states.values()}
         return self._with_coordinator(job)
 
@@ -121,7 +137,8 @@ class SeveralHosts:
     def processes(self, job: LaunchSpec, loop: Loop) -> RemoteProcesses:
         key = secrets.token_hex(32)
         orders = {connection: self._order(job, placed, key) for connection, placed in self._places}
-        return RemoteProcesses(job, loop, self._fleet, self._places, orders, self._connect)
+        fleet, places = self._fleet, self._places
+        return RemoteProcesses(job, loop, fleet, places, orders, self._connect, self._watch)
 
     def _order(self, job: LaunchSpec, placed: Placed, key: str) -> dict[str, Any]:
         """The ``start`` message of one host."""
@@ -154,14 +171,12 @@ class SeveralHosts:
         lost its network, its disk, or the way to another host.
         """
         own = self._membership
-        recent = [host for host in own.hosts if self._is_lost(host)]
-        for host in recent:
-            own.lose(host)
+        gone = self._take_lost()
         found: dict[str, list[Finding]] = {}
         if own.planned().is_full():
             found |= self._check(job, [])
         if not own.planned().is_full():
-            found |= self._check(job, [each for each in recent if each in own.lost])
+            found |= self._check(job, [gone[each.name] for each in own.lost if each.name in gone])
         changes = own.plan()
         problems = {each: found[each] for each in preflight.with_problems(found)}
         self._check_enough(problems)
@@ -170,35 +185,44 @@ class SeveralHosts:
             complain(line)
         if not own.is_full():
             hosts = f"{counted(len(own.in_use), 'host')}, {counted(count, 'process')}"
-            complain(f"going on with {hosts}, without\n{preflight.table(problems)}")
+            absent = ", ".join(each.label for each in own.absent)
+            why = f"\n{preflight.table(problems)}" if problems else f" {absent}"
+            complain(f"going on with {hosts}, without{why}")
         return self._with_coordinator(dataclasses.replace(job, processes=count))
 
-    def _is_lost(self, host: Host) -> bool:
-        agent = self._agents.get(host.name)
-        return agent is not None and bool(agent.lost)
+    def _take_lost(self) -> dict[str, Connection]:
+        """The connections that were lost since the last attempt was planned, which are dropped."""
+        gone = {name: agent for name, agent in self._agents.items() if agent.lost}
+        for agent in gone.values():
+            self._watch.lost(agent)
+        if len(gone) == len(self._agents) > 1:
+            # The launcher stood still, or has lost its network: no host is to blame.
+            self._membership.forgive()
+        self._fleet.drop(list(gone.values()))
+        for name in gone:
+            del self._agents[name]
+        return gone
 
-    def _check(self, job: LaunchSpec, lost: Sequence[Host]) -> dict[str, list[Finding]]:
+    def _check(self, job: LaunchSpec, lost: Sequence[Connection]) -> dict[str, list[Finding]]:
         """The findings of all hosts that are there, and of ``lost``, which are reached again.
 
         Good ones of ``lost`` are spares afterwards, and those with problems are lost.
         """
         own = self._membership
-        gone = {name: agent for name, agent in self._agents.items() if agent.lost}
-        self._fleet.drop(list(gone.values()))
-        fresh = self._reached([gone[each.name] for each in lost])
-        self._agents = {k: v for k, v in self._agents.items() if k not in gone} | fresh
+        self._agents |= self._reached(lost)
         first = [each.name for each in own.planned().in_use if each.name in self._agents]
         # The first host is that of the coordination service.
         agents = [self._agents[name] for name in dict.fromkeys([*first, *self._agents])]
         checked = host_check.check_agents(self._fleet, agents, self._request(job))
         host_check.end_probes(self._fleet, checked)
+        self._note(checked, job)
         bad = set(preflight.with_problems(checked.found))
         for host in [each for each in own.hosts if each.name in self._agents]:
             agent = self._agents[host.name]
             if agent.label not in bad:
                 own.returned(host)
                 continue
-            own.lose(host)
+            self._watch.lost(agent, preflight.first_problem(checked.found[agent.label]))
             self._fleet.drop([agent])
             del self._agents[host.name]
         self._addresses |= {each.name: each.address for each in checked.states.values()}
@@ -206,6 +230,8 @@ class SeveralHosts:
 
     def _reached(self, lost: Sequence[Connection]) -> dict[str, Connection]:
         """New agents in the place of ``lost``, by the name of the host."""
+        for each in lost:
+            self._watch.forget(each.host.name)
         with _ssh_starts():
             fresh = self._fleet.connect([each.host for each in lost])
         for old, new in zip(lost, fresh, strict=True):
@@ -225,6 +251,7 @@ class SeveralHosts:
 
     def end(self) -> None:
         """Ends all agents."""
+        self._watch.end()
         self._fleet.end()
 
 

@@ -81,6 +81,7 @@ def run(
         prefixed=not args.no_prefix,
         grace=args.grace,
         max_restarts=args.max_restarts,
+        grow=args.grow,
     )
 
     return run_guarded(
@@ -123,6 +124,11 @@ def members(hosts: Sequence[Host], args: argparse.Namespace) -> Membership:
         )
     if args.spares and not args.max_restarts:
         raise ConfigError(f"--spares {args.spares} is for --max-restarts K: a spare starts then.")
+    if args.grow and not (args.max_restarts and args.min_hosts):
+        raise ConfigError(
+            "--grow is for --max-restarts K with --min-hosts K: only a job that may go on with "
+            "fewer hosts can grow again."
+        )
     used = len(hosts) - args.spares
     placed, spares = host_list.place(hosts[:used], args.processes), hosts[used:]
     if args.min_hosts is not None and args.min_hosts > len(placed):

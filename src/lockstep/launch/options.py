@@ -50,6 +50,8 @@ def split(words: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[s
     return list(words), []
 
 
+GROW_SECONDS = 30.0
+"""How long a program may take to end by itself when it is asked to: ``--grow``."""
 T = TypeVar("T")
 
 
@@ -223,7 +225,8 @@ def run_parser() -> argparse.ArgumentParser:
 
 
 _OF_HOSTS = (
-    *("ssh", "python", "chdir", "interface", "coordinator_port", "export", "min_hosts", "spares"),
+    *("ssh", "python", "chdir", "interface", "coordinator_port", "export"),
+    *("min_hosts", "spares", "grow"),
     *("outside_allocation", "reach_timeout", "check_timeout"),
 )
 """The settings that need ``--hosts`` or ``--hostfile``."""
@@ -341,6 +344,16 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="with --max-restarts: the last K hosts run nothing at first, and take the places of "
         "hosts that are lost, with the same processes; default: 0",
+    )
+    add(
+        "--grow",
+        nargs="?",
+        const=GROW_SECONDS,
+        type=checked(some_seconds),
+        metavar="SECONDS",
+        help="with --min-hosts: when a lost host returns to a job that has an empty place, ask the "
+        "program to save and end (lockstep.should_stop), and start again with it. After SECONDS "
+        f"(without a number {GROW_SECONDS:g}) the processes are interrupted",
     )
 
 

@@ -61,7 +61,7 @@ def run(job: LaunchSpec, lifeline: int, place: Placement | None = None) -> int:
             supervisor.close()
             if not supervisor.may_restart:
                 return status
-            restarts.left -= 1
+            restarts.left -= 0 if supervisor.grows else 1
             config = dataclasses.replace(job.config, attempt=job.config.attempt + 1)
             try:
                 job = place.again(dataclasses.replace(job, config=config))

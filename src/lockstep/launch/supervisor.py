@@ -44,7 +44,7 @@ from lockstep.processes.job_processes import Loop, Processes
 from lockstep.processes.job_spec import LaunchSpec
 from lockstep.processes.local_processes import LocalProcesses
 from lockstep.processes.restart_decision import Restarts
-from lockstep.processes.stop_plan import FAILURE, StopPlan
+from lockstep.processes.stop_plan import FAILURE, GROW, StopPlan
 from lockstep.system import process_tree, signal_pipe
 
 REPEATED_SIGNAL = 0.3
@@ -79,6 +79,8 @@ class Supervisor:
         self._cannot_start = False
         self._cause: int | None = None
         self._asked_to_stop = False
+        self.grows = False
+        """Whether it has ended to start again on more hosts, which is no failure."""
         self._waits = ""
         """Which process had the others wait when a signal stopped the job."""
         self.stopping_at = float("inf")
@@ -104,7 +106,7 @@ class Supervisor:
         while any(not stream.closed for stream in self._streams()):
             self.turn()
         self.console.end_lines()
-        if self._cause is not None:
+        if self._cause not in (None, GROW):
             self._processes.collect()
         status = self._report()
         self._report_none_joined()
@@ -119,7 +121,7 @@ class Supervisor:
     @property
     def may_restart(self) -> bool:
         """Whether another attempt follows."""
-        return self._restarts.follow(self._cause == FAILURE, self._asked_to_stop)
+        return self.grows or self._restarts.follow(self._cause == FAILURE, self._asked_to_stop)
 
     def close(self) -> None:
         """Releases what the next attempt needs. Signals in between stay pending for it."""
@@ -178,7 +180,7 @@ class Supervisor:
             self._processes.reaped(process_tree.reap())
             return
         self._asked_to_stop = True
-        if self._cause is None:
+        if self._cause in (None, GROW):
             self._waits = failed_runs.waits(self._job.run_dir, self._job.config.attempt)
             self._stop(number)
         elif number != self._cause or time.monotonic() > self.stopping_at + REPEATED_SIGNAL:
@@ -207,6 +209,14 @@ class Supervisor:
         if self._cause is None:
             self._stop(FAILURE)
 
+    def grow(self) -> bool:
+        """Has the processes end, so that the job starts again on more hosts; False: it ends
+        already."""
+        if self._cause is not None or not all(p.lives for p in self._processes.members):
+            return False
+        self._stop(GROW)
+        return True
+
     def could_not_start(self, process_id: int, why: str) -> None:
         """Ends the job because a process could not be started."""
         if not self._cannot_start:
@@ -222,7 +232,8 @@ class Supervisor:
     def _stop(self, cause: int) -> None:
         self._cause = cause
         self.stopping_at = time.monotonic()
-        self._plan.begin(cause, self._job.grace, self.stopping_at)
+        asked = self._job.grow or 0.0
+        self._plan.begin(cause, self._job.grace, self.stopping_at, asked)
 
     def _stop_now(self) -> None:
         self.stopping_at = min(self.stopping_at, time.monotonic())
@@ -237,6 +248,11 @@ class Supervisor:
         endings = [process.ended() for process in self._processes.members]
         first = first_failure(endings, self.stopping_at)
         all_ended_well = first is None and len(endings) == self._job.job_processes
+        if self._cause == GROW and first and first.failed_at < self.stopping_at:
+            self._cause = FAILURE
+        if self._cause == GROW and not (all_ended_well and self._has_finished()):
+            self.grows = True
+            return 1
         if self._cause is None or all_ended_well:
             return 0
         if first and self._was_stopped_by(first):
@@ -321,6 +337,15 @@ class Supervisor:
             report(f"complete logs: {self._job.log_dir}")
         if words := failed_runs.kept(self._job.run_dir, self._job.log_dir):
             report(words)
+
+    def _has_finished(self) -> bool:
+        """Whether the program has ended well without having been told to stop, as far as it asks
+        (`lockstep.should_stop`)."""
+        attempt = _run_files.attempt_dir(self._job.run_dir, self._job.config.attempt)
+        asks, stops = (
+            any(attempt.glob(f"process_*/{name}")) for name in (_run_files.ASKS, _run_files.STOPS)
+        )
+        return asks and not stops
 
     def _report_none_joined(self) -> None:
         attempt = _run_files.attempt_dir(self._job.run_dir, self._job.config.attempt)

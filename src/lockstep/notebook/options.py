@@ -15,6 +15,7 @@ from lockstep.notebook.errors import NotebookError
 _NOT_HERE = {
     "--min-hosts": "--min-hosts: here, %lockstep start --hosts names the hosts that are left.",
     "--spares": "--spares: here, %lockstep start --hosts names the hosts that are left.",
+    "--grow": "--grow: here, %lockstep start --hosts names the hosts that are left.",
     "--max-restarts": "--max-restarts: here, %lockstep restart starts the processes again.",
 }
 _COMMANDS = ("start", "status", "restart", "stop", "push", "pull")

@@ -38,9 +38,9 @@ def parse(
     run_options.add_bind(parser)
     args = parser.parse_args(words)
     if args.hosts or args.hostfile:
-        if args.min_hosts or args.spares or args.this_host:
+        if args.min_hosts or args.spares or args.grow or args.this_host:
             raise ConfigError(
-                "options: --min-hosts, --spares and --this-host are for lockstep run."
+                "options: --min-hosts, --spares, --grow and --this-host are for lockstep run."
             )
         return words, host_list.labels_of_processes(
             host_list.place(hosts_command.hosts_of(args), n)

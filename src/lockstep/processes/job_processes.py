@@ -46,6 +46,11 @@ class Loop(Protocol):
         """Stops the job because a process has failed."""
         ...
 
+    def grow(self) -> bool:
+        """Has the processes end, so that the job starts again on more hosts; False: it ends
+        already."""
+        ...
+
     def could_not_start(self, process_id: int, why: str) -> None:
         """Ends the job because a process could not be started."""
         ...

@@ -49,6 +49,9 @@ class LaunchSpec:
     """Seconds in which processes may end by themselves when the job is stopped or has failed."""
     max_restarts: int = 0
     """How often the job starts again after a failure."""
+    grow: float | None = None
+    """Seconds in which the program may end by itself when the job could start again on more hosts;
+    None: it is not asked to."""
     first: int = 0
     """The number of the first process of this machine."""
     total: int | None = None

@@ -16,6 +16,8 @@ import signal
 
 FAILURE = 0
 """The cause of a stop that is no signal: another process has failed."""
+GROW = -1
+"""The cause of a stop that starts the job again on more hosts."""
 _FAILURE_SHARES = (0.5, 0.9)
 """The shares of the grace period after which the processes of a failed job get SIGINT and SIGKILL,
 so that the whole job ends within it."""
@@ -27,14 +29,20 @@ class StopPlan:
     def __init__(self) -> None:
         self._steps: list[tuple[float, signal.Signals]] = []
 
-    def begin(self, cause: int, grace: float, now: float) -> None:
-        """Plans the stop for ``cause``: `FAILURE`, or the signal that asks for it."""
+    def begin(self, cause: int, grace: float, now: float, asked: float = 0.0) -> None:
+        """Plans the stop for ``cause``: `FAILURE`, `GROW`, or the signal that asks for it.
+
+        ``asked``: seconds in which a program that is asked to end, to `GROW`, may do so by itself.
+        """
         first, last = (share * grace for share in _FAILURE_SHARES)
         steps = [(0.0, signal.SIGINT), (grace, signal.SIGKILL)]
         if cause == FAILURE:
             steps = [(first, signal.SIGINT), (last, signal.SIGKILL)]
         elif cause in (signal.SIGTERM, signal.SIGHUP):
             steps = [(0.0, signal.SIGTERM), (grace / 2, signal.SIGINT), (grace, signal.SIGKILL)]
+        elif cause == GROW:
+            end = asked + grace
+            steps = [(0.0, signal.SIGTERM), (asked, signal.SIGINT), (end, signal.SIGKILL)]
         self._steps = [(now + after, number) for after, number in steps]
 
     @property

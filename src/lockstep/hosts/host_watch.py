@@ -1,0 +1,212 @@
+"""Follows the hosts of a job while an attempt runs: notes losses, and tries lost hosts again.
+
+A lost host is tried until the run ends, with pauses that grow to `MAX_PAUSE`. One that answers has
+its facts judged beside those of the other hosts (`host_check.problem_of`), and is a spare then: the
+whole check, which needs all hosts, comes before the next attempt, as it does for every host. Where
+the job runs on fewer hosts than it has seats, ``--grow`` asks for that attempt at once.
+
+All of it is driven by the supervisor's loop: nothing here waits. Between two attempts a try that
+has begun rests, and goes on with the next attempt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lockstep.hosts.connection import Connection
+from lockstep.hosts.fleet import Fleet
+from lockstep.hosts.host_list import Host
+from lockstep.hosts.membership import Membership
+from lockstep.processes.console import complain
+from lockstep.processes.job_processes import Loop
+from lockstep.system.channel import Message
+
+FIRST_PAUSE = 1.0
+MAX_PAUSE = 30.0
+"""Seconds between two tries: a host that returns is seen within a minute."""
+
+Adopt = Callable[[Connection], None]
+"""Has the processes of the attempt take the messages of a new connection."""
+Facts = Mapping[str, Any]
+Judge = Callable[[Connection, Facts | None], str]
+"""Why a host that answers cannot take part, as far as its greeting and its facts tell, None: no
+facts yet; "": it can."""
+
+
+@dataclasses.dataclass
+class _Try:
+    """A lost host that is tried again."""
+
+    host: Host
+    """With as many slots as it would run processes."""
+    label: str
+    next_at: float
+    pause: float = FIRST_PAUSE
+    connection: Connection | None = None
+    until: float = 0.0
+    """When the connection has to have answered."""
+    refused: str = ""
+    """Why it was refused the last time."""
+
+
+class HostWatch:
+    """See `remote_processes.RemoteProcesses`, which calls it."""
+
+    def __init__(
+        self, fleet: Fleet, membership: Membership, judge: Judge, grow: bool, seconds: float
+    ) -> None:
+        """``seconds``: how long a host may take to answer."""
+        self._fleet = fleet
+        self._membership = membership
+        self._judge = judge
+        self._grow = grow
+        self._seconds = seconds
+        self._tries: dict[str, _Try] = {}
+        """The attempts to reach each lost host, by its name."""
+        self._loop: Loop | None = None
+        self._adopt: Adopt = lambda connection: None
+        self.question: Facts = {}
+        """What the message ``facts`` asks an agent."""
+        self.agents: dict[str, Connection] = {}
+        """The agents by the names of their hosts; a lost one stays until the next attempt is
+        planned."""
+
+    # An attempt
+
+    def listen(self, loop: Loop, adopt: Adopt) -> None:
+        """Goes on with this attempt."""
+        self._loop, self._adopt = loop, adopt
+        for each in self._tries.values():
+            if each.connection:
+                each.until = time.monotonic() + self._seconds
+                each.connection.attach(loop.selector, self._on_message, self._on_loss)
+
+    def close(self) -> None:
+        """The attempt has ended."""
+        self._loop = None
+        for each in self._tries.values():
+            if each.connection:
+                each.connection.detach()
+
+    def tick(self, now: float) -> None:
+        """Begins the tries that are due, and gives up those that took too long."""
+        for each in list(self._tries.values()):
+            if each.connection is None:
+                if now >= each.next_at:
+                    self._begin(each, now)
+            elif now > each.until:
+                each.connection.lose("no answer in time")
+
+    def reaped(self, ended: Sequence[tuple[int, int]]) -> None:
+        """Takes note of commands that have ended: pairs of pid and exit code."""
+        codes = dict(ended)
+        for each in self._tries.values():
+            if each.connection and each.connection.pid in codes:
+                each.connection.reaped(codes[each.connection.pid])
+
+    def end(self) -> None:
+        """Ends the tries; the fleet waits for their commands."""
+        for each in self._tries.values():
+            if each.connection:
+                if not each.connection.greeted:  # ssh would try on for some seconds
+                    each.connection.detach_for_good()
+                self._fleet.adopt(each.connection)
+        self._tries.clear()
+
+    # Losses
+
+    def lost(self, connection: Connection, why: str = "") -> None:
+        """A host of the job is lost, one in use or a spare, and is tried again from now on.
+
+        ``why``: its connection is good, and this is wrong with it.
+        """
+        name, label, own = connection.host.name, connection.label, self._membership
+        host = self._host(name)
+        is_new = host in own.in_use or host in own.spares
+        if host in own.spares:
+            self._report(f"spare {label}: {why or connection.lost}")
+        own.lose(host)
+        if not own.is_left_out(host):
+            due = time.monotonic() + FIRST_PAUSE
+            self._tries.setdefault(name, _Try(connection.host, label, due))
+        elif is_new:
+            self._report(f"{label} was lost {own.losses(host)} times, and is not used any more")
+
+    def forget(self, name: str) -> None:
+        """Tries a host no more."""
+        each = self._tries.pop(name, None)
+        if each and each.connection:
+            each.connection.detach_for_good()
+
+    def _host(self, name: str) -> Host:
+        return next(each for each in self._membership.hosts if each.name == name)
+
+    def _report(self, text: str) -> None:
+        report = self._loop.console.report if self._loop else complain
+        report(text)
+
+    # Tries
+
+    def _begin(self, each: _Try, now: float) -> None:
+        if self._loop is None:
+            return
+        try:
+            each.connection = self._fleet.begin(each.host, each.label)
+        except OSError:  # no descriptors or processes left, just now
+            self._pause(each, now)
+            return
+        each.until = now + self._seconds
+        if each.connection.lost:
+            self._on_loss(each.connection)
+        else:
+            each.connection.attach(self._loop.selector, self._on_message, self._on_loss)
+
+    def _pause(self, each: _Try, now: float) -> None:
+        each.connection = None
+        each.next_at = now + each.pause
+        each.pause = min(2 * each.pause, MAX_PAUSE)
+
+    def _on_loss(self, connection: Connection) -> None:
+        self._pause(self._tries[connection.host.name], time.monotonic())
+
+    def _on_message(self, connection: Connection, message: Message) -> None:
+        if message.kind == "hello":
+            connection.facts = message.head
+            # An agent of another version may say other things: it is asked nothing.
+            if why := self._judge(connection, None):
+                self._refuse(connection, why)
+            else:
+                connection.send("facts", **self.question)
+        elif message.kind == "facts":
+            if why := self._judge(connection, message.head):
+                self._refuse(connection, why)
+            else:
+                self._accept(connection)
+
+    def _refuse(self, connection: Connection, why: str) -> None:
+        each = self._tries[connection.host.name]
+        if why != each.refused:
+            self._report(f"{each.label} answers again, and is refused: {why}")
+        each.refused = why
+        each.pause = MAX_PAUSE
+        connection.lose("it is refused")
+
+    def _accept(self, connection: Connection) -> None:
+        name, label = connection.host.name, connection.label
+        del self._tries[name]
+        connection.detach()
+        self._fleet.adopt(connection)
+        self.agents[name] = connection
+        self._adopt(connection)
+        self._membership.returned(self._host(name))
+        if not self._membership.can_grow():
+            self._report(f"{label} answers again: it is a spare from now on")
+        elif self._grow and self._loop and self._loop.grow():
+            self._report(
+                f"{label} answers again: the program is asked to end, to start again with it"
+            )
+        else:
+            self._report(f"{label} answers again: it takes part from the next restart on")
