@@ -7,7 +7,9 @@ switch of their own.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import select
 import signal
 import textwrap
@@ -133,6 +135,7 @@ def ran(ups: dict[int, tuple[str, int]]) -> dict[int, str]:
 
 def test_a_spare_takes_the_processes_of_a_lost_host(hosts: Hosts) -> None:
     options = ["--hosts", "a:2,b,c,d:2", "--spares", "1", "--max-restarts", "3"]
+    options += ["--log-dir", str(hosts.folder / "logs")]
     with hosts.start(*options) as run:
         first = hosts.wait_for(0, 4)
         assert ran(first) == {0: "a", 1: "a", 2: "b", 3: "c"}
@@ -144,6 +147,12 @@ def test_a_spare_takes_the_processes_of_a_lost_host(hosts: Hosts) -> None:
     assert result.status == 0, result.stderr
     assert "d takes the place of b, which was lost, with process 2" in result.stderr
     assert_unsaid("going on with", result.stderr)
+    assert re.search(r"attempt 1 starts on 3 of 3 hosts, [\d.]+ s after the failure", result.stderr)
+    assert re.search(r"^  host lost +1 ", result.stderr, re.MULTILINE)
+    [path] = hosts.folder.glob("logs/run_*/restarts.json")
+    [restart] = json.loads(path.read_text())["restarts"]
+    changes = {"lost": ["b"], "replaced": [["b", "d"]], "in_use": 3, "seats": 3}
+    assert (restart["cause"], restart["hosts"]) == ("host lost", changes)
 
 
 @pytest.mark.full
@@ -269,6 +278,7 @@ def test_grow_asks_the_program_to_save_and_starts_again_on_all_hosts(hosts: Host
         result = run.finish(60)
         run.assert_nothing_left()
     assert result.status == 0, result.stderr
+    assert re.search(r"^  more hosts +1 ", result.stderr, re.MULTILINE)
     [saved] = [line for line in result.stdout.splitlines() if "saves" in line]
     step = saved.split()[-1]
     assert f"[0@a] attempt 2 begins at {step} on 2" in result.stdout.splitlines()

@@ -28,7 +28,7 @@ from lockstep.hosts.remote_processes import RemoteProcesses
 from lockstep.processes.console import complain
 from lockstep.processes.first_failure import not_started
 from lockstep.processes.job_processes import Loop
-from lockstep.processes.job_spec import LaunchSpec
+from lockstep.processes.job_spec import HostChanges, LaunchSpec
 from lockstep.system import port_reservation
 
 
@@ -56,6 +56,8 @@ class SeveralHosts:
         seconds = fleet.reach_seconds
         self._watch = HostWatch(fleet, membership, self._judge, args.grow is not None, seconds)
         self._agents = self._watch.agents
+        self._before = membership.in_use
+        """The hosts of the last attempt."""
         self._checked: tuple[list[HostState], Request] = ([], Request())
         """What the last check has found, and what was asked."""
         self._addresses: dict[str, str] = {}
@@ -177,18 +179,15 @@ class SeveralHosts:
             found |= self._check(job, [])
         if not own.planned().is_full():
             found |= self._check(job, [gone[each.name] for each in own.lost if each.name in gone])
-        changes = own.plan()
+        before, changes = self._before, own.plan()
+        self._before = own.in_use
         problems = {each: found[each] for each in preflight.with_problems(found)}
         self._check_enough(problems)
-        count = sum(placed.count for placed in own.places)
-        for line in _described(changes, own.places):
+        for line in _described(changes, own, problems):
             complain(line)
-        if not own.is_full():
-            hosts = f"{counted(len(own.in_use), 'host')}, {counted(count, 'process')}"
-            absent = ", ".join(each.label for each in own.absent)
-            why = f"\n{preflight.table(problems)}" if problems else f" {absent}"
-            complain(f"going on with {hosts}, without{why}")
-        return self._with_coordinator(dataclasses.replace(job, processes=count))
+        count = sum(placed.count for placed in own.places)
+        made = _host_changes(before, changes, own)
+        return self._with_coordinator(dataclasses.replace(job, processes=count, changes=made))
 
     def _take_lost(self) -> dict[str, Connection]:
         """The connections that were lost since the last attempt was planned, which are dropped."""
@@ -263,15 +262,35 @@ def _ssh_starts() -> Iterator[None]:
         raise LaunchError(f"nothing can be started: {not_started(error)}") from error
 
 
-def _described(changes: Sequence[Change], places: Sequence[Placed]) -> list[str]:
-    """A line for each host that has taken the place of another."""
-    own = {placed.host: placed.processes for placed in places}
-    return [
+def _described(
+    changes: Sequence[Change], own: Membership, problems: preflight.Findings
+) -> list[str]:
+    """What the user is told of the hosts of the next attempt."""
+    ranks = {placed.host: placed.processes for placed in own.places}
+    lines = [
         f"{each.host.label} takes the place of {each.gone.label}, which was lost, with "
-        f"{processes(own[each.host])}"
+        f"{processes(ranks[each.host])}"
         for each in changes
         if each.host != each.gone
     ]
+    if not own.is_full():
+        count = sum(map(len, ranks.values()))
+        hosts = f"{counted(len(own.in_use), 'host')}, {counted(count, 'process')}"
+        absent = ", ".join(each.label for each in own.absent)
+        without = f"\n{preflight.table(problems)}" if problems else f" {absent}"
+        lines.append(f"going on with {hosts}, without{without}")
+    return lines
+
+
+def _host_changes(
+    before: Sequence[Host], changes: Sequence[Change], own: Membership
+) -> HostChanges:
+    return HostChanges(
+        tuple(each.label for each in before if each not in own.in_use),
+        tuple((each.gone.label, each.host.label) for each in changes if each.host != each.gone),
+        len(own.in_use),
+        own.seats,
+    )
 
 
 def _lacking(directory: str, program: str) -> frozenset[str]:

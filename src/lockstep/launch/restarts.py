@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
+import time
+from pathlib import Path
 from typing import Protocol
 
+from lockstep import _run_files
 from lockstep._errors import LaunchError
 from lockstep.hosts.fleet import Interrupted
+from lockstep.launch import lost_time
+from lockstep.launch.lost_time import Restart
 from lockstep.launch.supervisor import Supervisor
 from lockstep.processes.console import complain
 from lockstep.processes.job_processes import Loop, Processes
@@ -53,7 +59,8 @@ class ThisHost:
 def run(job: LaunchSpec, lifeline: int, place: Placement | None = None) -> int:
     """Runs the job until it succeeds, is stopped, or has failed too often; its last status."""
     restarts = Restarts(job.max_restarts)
-    with contextlib.ExitStack() as ports_held:
+    lost = _LostTime()
+    with contextlib.ExitStack() as ports_held, lost:
         place = place or ThisHost(ports_held)
         while True:
             supervisor = Supervisor(job, lifeline, restarts, place.processes)
@@ -62,6 +69,7 @@ def run(job: LaunchSpec, lifeline: int, place: Placement | None = None) -> int:
             if not supervisor.may_restart:
                 return status
             restarts.left -= 0 if supervisor.grows else 1
+            ended_at = time.monotonic()
             config = dataclasses.replace(job.config, attempt=job.config.attempt + 1)
             try:
                 job = place.again(dataclasses.replace(job, config=config))
@@ -71,3 +79,52 @@ def run(job: LaunchSpec, lifeline: int, place: Placement | None = None) -> int:
                 complain(f"not started again: {error}")
                 supervisor.report_folders(complain)
                 return status
+            lost.add(_restart(supervisor, job, ended_at), job)
+
+
+class _LostTime:
+    """Accounts for the restarts of a run: a line for each, a table at the end, and a file."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._restarts: list[Restart] = []
+        self._folder: Path | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        self._write()
+        if text := lost_time.table(self._restarts, time.monotonic() - self._began):
+            complain(text)
+
+    def add(self, restart: Restart, job: LaunchSpec) -> None:
+        self._restarts.append(restart)
+        self._folder = job.log_dir or job.run_dir
+        complain(restart.words)
+        self._write()
+
+    def _write(self) -> None:
+        """Writes the account, unless the file was moved away with the records of the failed run."""
+        if self._folder is None:
+            return
+        values = lost_time.values(self._restarts, time.monotonic() - self._began)
+        with contextlib.suppress(OSError):
+            (self._folder / _run_files.RESTARTS).write_text(json.dumps(values, indent=1))
+
+
+def _restart(supervisor: Supervisor, job: LaunchSpec, ended_at: float) -> Restart:
+    """What the restart has cost from which ``job`` comes, after the end of ``supervisor``'s."""
+    noticed_at, first = supervisor.stopping_at, supervisor.first
+    fault_at = min(first.failed_at if first else noticed_at, noticed_at)
+    cause = lost_time.HOST_LOST if first and first.was_lost else lost_time.PROCESS_FAILED
+    if supervisor.grows:
+        cause = lost_time.MORE_HOSTS
+    return Restart(
+        attempt=job.config.attempt - 1,
+        cause=cause,
+        noticed=noticed_at - fault_at,
+        ended=ended_at - noticed_at,
+        prepared=time.monotonic() - ended_at,
+        hosts=job.changes,
+    )

@@ -79,6 +79,8 @@ class Supervisor:
         self._cannot_start = False
         self._cause: int | None = None
         self._asked_to_stop = False
+        self.first: EndedProcess | None = None
+        """The first process to fail, once the job has ended."""
         self.grows = False
         """Whether it has ended to start again on more hosts, which is no failure."""
         self._waits = ""
@@ -261,6 +263,7 @@ class Supervisor:
         if first and (first.failed_at < self.stopping_at or self._cause == FAILURE):
             if is_engines(first.record):
                 first = by_culprit(first, endings, self._culprits())
+            self.first = first
             self._report_failure(first, endings)
             return first.status
         if self._cause in PASSED_ON:

@@ -141,6 +141,8 @@ def keep(run_dir: Path, folder: Path | None) -> Path | None:
             own = target / path.parent.relative_to(run_dir)
             own.mkdir(parents=True, exist_ok=True)
             shutil.move(path, own / name)
+    if (restarts := run_dir / _run_files.RESTARTS).exists():
+        shutil.move(restarts, target / _run_files.RESTARTS)
     return target
 
 

@@ -23,6 +23,18 @@ _FORCED_DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
+class HostChanges:
+    """What has become of the hosts of a job at a restart."""
+
+    lost: tuple[str, ...]
+    """Hosts that the attempt has lost, and those that its checks have left out."""
+    replaced: tuple[tuple[str, str], ...]
+    """A lost host, and the host that has its seat now."""
+    in_use: int
+    seats: int
+
+
+@dataclasses.dataclass(frozen=True)
 class LaunchSpec:
     """One run of a program.
 
@@ -49,6 +61,8 @@ class LaunchSpec:
     """Seconds in which processes may end by themselves when the job is stopped or has failed."""
     max_restarts: int = 0
     """How often the job starts again after a failure."""
+    changes: HostChanges | None = None
+    """What has become of the hosts since the attempt before; None: nothing is known of them."""
     grow: float | None = None
     """Seconds in which the program may end by itself when the job could start again on more hosts;
     None: it is not asked to."""
