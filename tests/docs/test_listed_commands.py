@@ -56,6 +56,8 @@ FORMS = {
     r"lockstep report .*--pid": "tests/report/test_cli.py::test_a_live_run_is_found_by_a_pid",
     r"lockstep report": "tests/report/test_cli.py::"
     "test_without_arguments_the_one_live_job_is_taken_and_several_are_listed",
+    r"python scripts/lost_time_model\.py": "tests/docs/test_lost_time_model.py::"
+    "test_the_page_has_the_tables_of_the_model",
     r"python scripts/gpu\.py": "tests/nccl/test_gpu_script.py::test_its_programs_on_cpus",
     r"lockstep top": "tests/report/test_top.py::test_a_live_job_is_shown_and_top_ends_with_it",
     r"(blaunch|jsrun) ": "tests/docs/test_batch_launchers.py::test_lsf",
