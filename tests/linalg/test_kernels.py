@@ -19,6 +19,7 @@ from lockstep.linalg import (
     _inverse,
     _lu,
     _secular,
+    _sweeps,
     _tiles,
     _tridiagonalize,
 )
@@ -132,8 +133,8 @@ def test_products_of_cholesky_where_they_lie(
     for s in _some(layout.steps):
         top, own = s * tile, b[:, 0, s * tile : (s + 1) * tile]
         for plain, fast, arrays in [
-            (_cholesky._leave_row, _cholesky._leave_row_by_kernel, (own, low, b)),
-            (_cholesky._leave_rows, _cholesky._leave_rows_by_kernel, (b, low, own)),
+            (_sweeps._leave_row, _sweeps._leave_row_by_kernel, (own, low, b)),
+            (_sweeps._leave_rows, _sweeps._leave_rows_by_kernel, (b, low, own)),
         ]:
             _assert_equal(plain, fast, arrays, [jnp.asarray(top)], {"width": rows}, dtype)
 
@@ -145,7 +146,7 @@ def test_rows_of_a_sweep(width: int, columns: int, adjoint: bool, dtype: Any) ->
     b = jnp.asarray(full((width, columns), dtype))
     numbers = full((width, width), dtype, 1) + 3 * width * np.eye(width)
     arrays = jnp.asarray(numbers, dtype), b  # what is above the triangle is not read
-    both = _tiles.trsm, _cholesky.trsm_by_kernel
+    both = _tiles.trsm, _sweeps.trsm_by_kernel
     _assert_equal(*both, arrays, (), {"conjugate_transpose": adjoint}, dtype)
 
 

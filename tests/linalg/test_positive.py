@@ -26,7 +26,7 @@ from linalg.matrices import (
     put,
     with_spectrum,
 )
-from lockstep.linalg import _cholesky, _cpu_kernels
+from lockstep.linalg import _cpu_kernels, _sweeps
 from lockstep.linalg._posdef import Plan, factor_slots, to_slots_donating
 from lockstep.linalg._validation import place
 
@@ -188,13 +188,13 @@ def test_columns_are_dealt_where_there_are_many(
     called = set()
 
     def watch(name: str) -> None:
-        function = getattr(_cholesky, name)
+        function = getattr(_sweeps, name)
 
         def watched(*arguments: Any) -> Any:
             called.add(name)
             return function(*arguments)
 
-        monkeypatch.setattr(_cholesky, name, watched)
+        monkeypatch.setattr(_sweeps, name, watched)
 
     both = {"_solve_dealt", "_solve_sum_dealt"}
     for name in both:
@@ -210,7 +210,7 @@ def test_columns_are_dealt_where_there_are_many(
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128])
 def test_derivatives_of_columns_that_are_dealt(dtype: Any) -> None:
-    columns = 4 * _cholesky.DEALT + 5
+    columns = 4 * _sweeps.DEALT + 5
     a, b = positive(256, dtype), full((256, columns), dtype)
     over = mesh((4,))
 

@@ -6,7 +6,7 @@ Layers; each imports only those above it:
     _redistribute    from shardings to that layout and back, by all-to-all
     _tiles           kernels on the data of one device, with LAPACK's names
     _cpu_kernels     the same on CPUs by native code
-    _cholesky, _inverse, _lu, _upper     the distributed loops, one family in each file
+    _sweeps, _cholesky, _inverse, _lu, _upper     the distributed loops, one family in each file
     _cost_model, _validation             tile sizes by cost; checks of arguments and their errors
     _posdef, _general                    the loops as functions of global arrays, with derivatives
     _hermitian       refuses a matrix of which they would read one half
@@ -14,18 +14,19 @@ Layers; each imports only those above it:
     _products        products of matrices of which each device holds rows
     _triangular, _solve, _lu_factor, _general_solve, _determinant    the public functions
     _generalized, _eigh                                              and those of eigenvalues
-    _shard_map, _general_shard_map       the same inside a `jax.shard_map` of the caller
+    _shards, _shard_map                  the same inside a `jax.shard_map` of the caller
 
 And for matrices of any shape:
 
     _panel, _householder                 QR of one panel of columns; of a matrix, panel by panel
     _qdwh, _singular                     the unitary polar factor; polar and singular values
     _qr, _least_squares, _svd, _polar, _rank    the public functions
-    _context         four of them inside a `jax.jit` or a `jax.shard_map`, as jaxmg calls them
+    _context         jaxmg's names inside a `jax.jit` or a `jax.shard_map` of the caller
 """
 
 from lockstep.linalg._context import gesvd_shardmap_ctx as gesvd_shardmap_ctx
 from lockstep.linalg._context import least_squares_shardmap_ctx as least_squares_shardmap_ctx
+from lockstep.linalg._context import lu_solve_shardmap_ctx as lu_solve_shardmap_ctx
 from lockstep.linalg._context import polar_shardmap_ctx as polar_shardmap_ctx
 from lockstep.linalg._context import qr_shardmap_ctx as qr_shardmap_ctx
 from lockstep.linalg._determinant import SlogdetResult as SlogdetResult
@@ -35,7 +36,6 @@ from lockstep.linalg._determinant import slogdet as slogdet
 from lockstep.linalg._eigh import eigh as eigh
 from lockstep.linalg._eigh import eigvalsh as eigvalsh
 from lockstep.linalg._eigh import syevd as syevd
-from lockstep.linalg._general_shard_map import lu_solve_shardmap_ctx as lu_solve_shardmap_ctx
 from lockstep.linalg._general_solve import solve as solve
 from lockstep.linalg._least_squares import least_squares as least_squares
 from lockstep.linalg._lu_factor import lu as lu

@@ -24,8 +24,8 @@ from jax import lax
 from numpy.typing import NDArray
 
 from lockstep.linalg import _panel
-from lockstep.linalg._cholesky import gather_rows
 from lockstep.linalg._layout import Axes, RowMap
+from lockstep.linalg._sweeps import gather_rows
 from lockstep.linalg._tiles import adjoint, gemm, solve_right
 
 

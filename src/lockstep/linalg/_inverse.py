@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lockstep.linalg import _cholesky, _cpu_kernels, _tiles
+from lockstep.linalg import _cpu_kernels, _sweeps, _tiles
 from lockstep.linalg._cpu_kernels import Blocks, Sizes
 from lockstep.linalg._layout import Axes, RowMap
 from lockstep.linalg._tiles import adjoint, gemm
@@ -40,7 +40,7 @@ def _triangle(low: jax.Array, layout: RowMap, axes: Axes, kernels: bool) -> jax.
     solve_right = _solve_right_by_kernel if kernels else _tiles.solve_right
     for s in range(layout.steps):
         top, end = s * tile, (s + 1) * tile
-        block = _cholesky.diagonal_block(low, top, layout, axes)
+        block = _sweeps.diagonal_block(low, top, layout, axes)
         # The first superstep's rows have nothing left of the diagonal block.
         rows = lax.all_to_all(low[top:end, :, :top], axes, 1, 0, tiled=True)
         own = lax.dynamic_slice_in_dim(jnp.eye(size, dtype=low.dtype), me * tile, tile)
@@ -67,7 +67,7 @@ def _leave_products(part: jax.Array, left: jax.Array, low: jax.Array, tile: int)
     Of ``low`` only the blocks of ``tile`` columns at or below the diagonal are read.
     """
     top = left.shape[0]
-    for first, end in _cholesky.stages(top // tile):
+    for first, end in _sweeps.stages(top // tile):
         columns = slice(first * tile, end * tile)
         right = low[columns.start : top, :, columns]
         step = jnp.arange(right.shape[0]) // tile

@@ -23,12 +23,12 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from lockstep.linalg import (
-    _cholesky,
     _cpu_kernels,
     _householder,
     _posdef,
     _qr,
     _redistribute,
+    _sweeps,
     _validation,
 )
 from lockstep.linalg._householder import Factored
@@ -200,11 +200,11 @@ def _solve(factor: Factor, b: jax.Array, g: jax.Array, plan: Plan) -> tuple[jax.
     def body(factor: Factor, b: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
         rows = _redistribute.rows_from_shard(b, long.sharded, layout.n, layout)
         g_rows = _redistribute.rows_from_shard(g, short.sharded, triangle.n, triangle)
-        y = _cholesky.forward(factor.low, g_rows, triangle, axes, plan.kernels)
+        y = _sweeps.forward(factor.low, g_rows, triangle, axes, plan.kernels)
         turned = _householder.apply_adjoint(factor.qr, rows, panels, axes)
         head = panels.mine(axes)[: triangle.rows, None] < panels.count
         c = jnp.where(head, turned[: triangle.rows], 0)
-        x = _cholesky.backward(factor.low, c - y, triangle, axes, plan.kernels)
+        x = _sweeps.backward(factor.low, c - y, triangle, axes, plan.kernels)
         kept = jnp.where(head, y, turned[: triangle.rows])
         kept = jnp.concatenate([kept, turned[triangle.rows :]])
         r = _householder.apply(factor.qr, kept, panels, axes)

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from lockstep.linalg import _cholesky, _cpu_kernels, _tiles
+from lockstep.linalg import _cpu_kernels, _sweeps, _tiles
 from lockstep.linalg._layout import Axes, RowMap
 from lockstep.linalg._tiles import adjoint, gemm
 
@@ -91,7 +91,7 @@ def from_panel(x: jax.Array, devices: int, tile: int) -> jax.Array:
 def _panel_by_partial_pivoting(tiles: jax.Array, axes: Axes, kernels: bool) -> Panel:
     """The panel of which each device has ``tiles``, (T, P, m / P), factored on every device."""
     tile, devices, _ = tiles.shape
-    rows = _cholesky.gather_rows(tiles, axes) if devices > 1 else tiles
+    rows = _sweeps.gather_rows(tiles, axes) if devices > 1 else tiles
     return Panel(*_getrf(to_panel(rows, tile), devices, kernels))
 
 
@@ -127,7 +127,7 @@ def _panel_by_tournament(tiles: jax.Array, axes: Axes, kernels: bool) -> Panel:
     columns, block = _play(own, numbers[lax.axis_index(axes)], axes, devices, kernels)
     # As in LAPACK, a pivot of zero divides nothing.
     ones = jnp.where(jnp.diagonal(block) == 0, 1, 0).astype(block.dtype)
-    trsm = _cholesky.trsm_by_kernel if kernels else _tiles.trsm
+    trsm = _sweeps.trsm_by_kernel if kernels else _tiles.trsm
     solved = trsm(block + jnp.diag(ones), own)
     rows = lax.all_gather(solved, axes, axis=1)
     swaps, permutation = exchanges(columns, devices * each)

@@ -23,6 +23,7 @@ from lockstep.linalg import (
     _cpu_kernels,
     _inverse,
     _redistribute,
+    _sweeps,
     _validation,
 )
 from lockstep.linalg._layout import RowMap
@@ -159,7 +160,7 @@ def sweep(
     def body(low: jax.Array, b: jax.Array) -> jax.Array:
         rows = plan.take_rows(b, b_placed)
         for name in sweeps:
-            run = _cholesky.forward if name == "forward" else _cholesky.backward
+            run = _sweeps.forward if name == "forward" else _sweeps.backward
             rows = run(low, rows, plan.layout, plan.axes, plan.kernels)
         return plan.give_rows(rows, b_placed)
 

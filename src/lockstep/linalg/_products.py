@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from lockstep.linalg import _posdef, _redistribute
-from lockstep.linalg._cholesky import gather_rows
 from lockstep.linalg._layout import Axes, RowMap
 from lockstep.linalg._posdef import Plan
+from lockstep.linalg._sweeps import gather_rows
 from lockstep.linalg._tiles import adjoint, gemm
 from lockstep.linalg._validation import Placed
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lockstep.linalg import _cholesky, _householder, _products, _redistribute
+from lockstep.linalg import _cholesky, _householder, _products, _redistribute, _sweeps
 from lockstep.linalg._householder import Panels
 from lockstep.linalg._layout import Axes, RowMap
 from lockstep.linalg._tiles import adjoint, gemm, solve_right
@@ -91,9 +91,9 @@ def _least_singular_value(x: jax.Array, layout: RowMap, axes: Axes, kernels: boo
 
     def power(_: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         v, _ = state
-        v = _cholesky.forward(low, v / norm(v), layout, axes, kernels)
+        v = _sweeps.forward(low, v / norm(v), layout, axes, kernels)
         size = norm(v)  # of x^-H v
-        return _cholesky.backward(low, v / size, layout, axes, kernels), size
+        return _sweeps.backward(low, v / size, layout, axes, kernels), size
 
     _, size = lax.fori_loop(0, POWERS, power, (v, jnp.ones((), x.real.dtype)))
     return _same(1 / size, axes)
@@ -174,7 +174,7 @@ def _solve_from_right(x: jax.Array, low: jax.Array, layout: RowMap, axes: Axes) 
         top, end = s * tile, (s + 1) * tile
         panel = low[top:end, :, :end]
         panels.append(panel)
-        whole = _in_order(_cholesky.gather_rows(panel, axes), tile)
+        whole = _in_order(_sweeps.gather_rows(panel, axes), tile)
         here = x[:, :, top:end].reshape(-1, size)
         if done:
             here = here - gemm(jnp.concatenate(done, axis=1), adjoint(whole[:, : s * size]))
@@ -182,7 +182,7 @@ def _solve_from_right(x: jax.Array, low: jax.Array, layout: RowMap, axes: Axes) 
     left = jnp.concatenate(done, axis=1)
     solved: list[jax.Array] = []
     for s in reversed(range(layout.steps)):
-        whole = _in_order(_cholesky.gather_rows(panels[s], axes), tile)
+        whole = _in_order(_sweeps.gather_rows(panels[s], axes), tile)
         here = lax.linalg.triangular_solve(
             whole[:, s * size :], left[:, s * size :], left_side=False, lower=True
         )

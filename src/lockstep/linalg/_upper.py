@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lockstep.linalg import _cholesky, _cpu_kernels, _tiles
+from lockstep.linalg import _cpu_kernels, _sweeps, _tiles
 from lockstep.linalg._cpu_kernels import Blocks, Sizes
 from lockstep.linalg._layout import Axes, RowMap
 from lockstep.linalg._lu import Factors, unit_lower
@@ -28,9 +28,9 @@ def solve(
     factors: Factors, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool = False
 ) -> jax.Array:
     """``a^-1 b = Q u^-1 l^-1 b`` for the rows of this device's slots, (R, k)."""
-    b = _cholesky.forward(factors.slots, b, layout, axes, kernels)
+    b = _sweeps.forward(factors.slots, b, layout, axes, kernels)
     run = functools.partial(_backward, kernels=kernels) if layout.devices > 1 else _backward_alone
-    return _cholesky.in_columns(run, factors, b, layout, axes)
+    return _sweeps.in_columns(run, factors, b, layout, axes)
 
 
 def solve_adjoint(
@@ -38,8 +38,8 @@ def solve_adjoint(
 ) -> jax.Array:
     """``a^-H b = l^-H u^-H Q^H b``."""
     run = functools.partial(_forward, kernels=kernels) if layout.devices > 1 else _forward_alone
-    b = _cholesky.in_columns(run, factors, b, layout, axes)
-    return _cholesky.backward(factors.slots, b, layout, axes, kernels)
+    b = _sweeps.in_columns(run, factors, b, layout, axes)
+    return _sweeps.backward(factors.slots, b, layout, axes, kernels)
 
 
 def _backward_alone(factors: Factors, b: jax.Array, layout: RowMap, axes: Axes) -> jax.Array:
@@ -114,9 +114,9 @@ def _backward(
     """``Q u^-1 b``."""
     tile, slots = layout.tile, factors.slots
     leave = _leave_row_by_kernel if kernels else _leave_row
-    solve_block = _cholesky.block_solver(b, layout)
+    solve_block = _sweeps.block_solver(b, layout)
     done = jnp.zeros((b.shape[1], layout.devices, b.shape[0]), b.dtype)
-    for first, last in reversed(_cholesky.stages_of(layout.steps, kernels)):
+    for first, last in reversed(_sweeps.stages_of(layout.steps, kernels)):
 
         def step(
             back: jax.Array, done: jax.Array, first: int = first * tile, last: int = last
@@ -124,7 +124,7 @@ def _backward(
             top = (last - 1 - back) * tile
             rest = adjoint(lax.dynamic_slice_in_dim(b, top, tile))
             rest = adjoint(leave(rest, slots, done, top + tile, first=first))
-            trsm = _trsm(_cholesky.diagonal_block(slots, top, layout, axes), kernels, True)
+            trsm = _trsm(_sweeps.diagonal_block(slots, top, layout, axes), kernels, True)
             solved = adjoint(solve_block(trsm, rest, layout, axes))
             solved = solved.reshape(b.shape[1], layout.devices, tile)
             return lax.dynamic_update_slice_in_dim(done, solved, top, 2)
@@ -140,19 +140,19 @@ def _forward(
     """``u^-H Q^H b``."""
     tile, slots, me = layout.tile, factors.slots, lax.axis_index(axes)
     leave = _leave_rows_by_kernel if kernels else _leave_rows
-    solve_sum = _cholesky.sum_solver(b, layout)
+    solve_sum = _sweeps.sum_solver(b, layout)
     own = factors.order.reshape(layout.devices, -1)[me]
-    b = _cholesky.gather_rows(b, axes)[own]
+    b = _sweeps.gather_rows(b, axes)[own]
     left_over = jnp.zeros((b.shape[1], layout.devices, b.shape[0]), b.dtype)
-    for first, last in _cholesky.stages_of(layout.steps, kernels):
+    for first, last in _sweeps.stages_of(layout.steps, kernels):
 
         def step(
             s: jax.Array, state: tuple[jax.Array, jax.Array], first: int = first * tile
         ) -> tuple[jax.Array, jax.Array]:
             b, left_over = state
             top = s * tile
-            rest = _cholesky.rows_to_sum(left_over, b, top, layout, axes)
-            trsm = _trsm(_cholesky.diagonal_block(slots, top, layout, axes), kernels, False)
+            rest = _sweeps.rows_to_sum(left_over, b, top, layout, axes)
+            trsm = _trsm(_sweeps.diagonal_block(slots, top, layout, axes), kernels, False)
             own = solve_sum(trsm, rest, layout, axes)
             left_over = leave(left_over, slots, adjoint(own), top + tile, first=first)
             return lax.dynamic_update_slice_in_dim(b, own, top, 0), left_over
@@ -161,7 +161,7 @@ def _forward(
     return b
 
 
-def _trsm(block: jax.Array, kernels: bool, upper: bool) -> _cholesky.Solve:
+def _trsm(block: jax.Array, kernels: bool, upper: bool) -> _sweeps.Solve:
     """Solves with the unit upper triangle of ``block``, or with its adjoint."""
-    run = _cholesky.trsm_by_kernel if kernels else _tiles.trsm
+    run = _sweeps.trsm_by_kernel if kernels else _tiles.trsm
     return functools.partial(run, unit_lower(block), conjugate_transpose=upper)
