@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -82,19 +83,31 @@ def solve(
       numpy.linalg.LinAlgError: with ``check``, when the status is not 0.
     """
     kind = kind_of("solve", assume_a)
-    where: dict[str, Any] = {"mesh": mesh, "in_specs": in_specs}
-    flags = (return_status, check, donate)
+    options = Options(tile, return_status, check, donate, mesh, in_specs)
     if lower is not None and kind not in ("pos", "her", "sym"):
         raise ValueError(f"solve: lower= is for a symmetric matrix, and assume_a is {assume_a!r}.")
     if kind == "pos":
-        return _solve_positive(a, b, transposed, lower, tile, *flags, **where)
+        return _solve_positive(a, b, transposed, lower, options)
     if kind.endswith("triangular"):
-        return _solve_triangle(kind, a, b, int(transposed), tile, *flags, **where)
+        return _solve_triangle(kind, a, b, int(transposed), options)
     if kind in ("her", "sym"):
         a, mesh, spec = _symmetric("solve", a, kind, lower, mesh, in_specs)
         b_spec = _validation.specs("solve", in_specs, ("a", "b"))[1]
-        where = {"mesh": mesh, "in_specs": spec if b_spec is None else (spec, b_spec)}
-    return solve_general("solve", a, b, int(transposed), tile, *flags, **where)
+        given = spec if b_spec is None else (spec, b_spec)
+        options = dataclasses.replace(options, mesh=mesh, in_specs=given)
+    return solve_general("solve", a, b, int(transposed), options)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What `solve` hands to its way of solving; see its arguments."""
+
+    tile: int | None
+    return_status: bool
+    check: bool
+    donate: bool
+    mesh: AnyMesh | None
+    in_specs: Specs
 
 
 def kind_of(function: str, assume_a: str) -> str:
@@ -112,34 +125,29 @@ def solve_general(
     a: Any,
     b: Any,
     trans: int,
-    tile: int | None,
-    return_status: bool,
-    check: bool,
-    donate: bool,
-    mesh: AnyMesh | None,
-    in_specs: Specs,
+    options: Options,
 ) -> Any:
     """`solve` for a general matrix; ``trans`` as in `lockstep.linalg.lu_solve`."""
-    a = _validation.square(function, a, mesh)
+    a = _validation.square(function, a, options.mesh)
     b = _validation.right_hand_side(function, b, a.shape[0], a.dtype)
-    placed, b_placed = _validation.place_both(function, a, b, mesh, in_specs)
+    placed, b_placed = _validation.place_both(function, a, b, options.mesh, options.in_specs)
     _validation.check_trans(function, trans)
     if b.size == 0:
-        return (b, jnp.int32(0)) if return_status else b
+        return (b, jnp.int32(0)) if options.return_status else b
     given = a
     a, b = _validation.put(a, placed), _validation.put(b, b_placed)
-    plan = _general.plan_of(a.shape[0], placed, _validation.tile_size(function, tile))
-    donating = donate and not isinstance(a, Tracer)
+    plan = _general.plan_of(a.shape[0], placed, _validation.tile_size(function, options.tile))
+    donating = options.donate and not isinstance(a, Tracer)
     factors = _general.factor(lax.stop_gradient(a), plan, donating)
     status = _general.status(factors, plan)
-    _validation.check_singular(function, check, status, "row")
+    _validation.check_singular(function, options.check, status, "row")
     if donating:
         _posdef.delete(given, a)
     rhs = b.conj() if trans == 2 else b
     matrix = None if donating else a
     x = _posdef.as_matrix(_solve_factored, rhs, b_placed)(matrix, factors, plan, trans != 0)
     x = nan_where(status, x.conj() if trans == 2 else x)
-    return (x, status) if return_status else x
+    return (x, status) if options.return_status else x
 
 
 def nan_where(status: jax.Array, x: jax.Array) -> jax.Array:
@@ -165,29 +173,24 @@ def _solve_positive(
     b: Any,
     transposed: bool,
     lower: bool | None,
-    tile: int | None,
-    return_status: bool,
-    check: bool,
-    donate: bool,
-    mesh: AnyMesh | None,
-    in_specs: Specs,
+    options: Options,
 ) -> Any:
     def run(b: Any) -> Any:
         return _solve.potrs(
             a,
             b,
-            tile,
-            mesh,
-            in_specs,
+            options.tile,
+            options.mesh,
+            options.in_specs,
             True,
             lower=lower,
-            check=check,
-            donate=donate,
+            check=options.check,
+            donate=options.donate,
         )
 
     x, status = run(jnp.conj(b)) if transposed else run(b)
     x = x.conj() if transposed else x
-    return (x, status) if return_status else x
+    return (x, status) if options.return_status else x
 
 
 def _solve_triangle(
@@ -195,29 +198,24 @@ def _solve_triangle(
     a: Any,
     b: Any,
     trans: int,
-    tile: int | None,
-    return_status: bool,
-    check: bool,
-    donate: bool,
-    mesh: AnyMesh | None,
-    in_specs: Specs,
+    options: Options,
 ) -> Any:
-    if donate:
+    if options.donate:
         raise ValueError("solve: donate= is for matrices that are factored; a triangle is not.")
+    mesh, in_specs = options.mesh, options.in_specs
     a = _validation.square("solve", a, mesh)
-    placed = _validation.place(
-        "solve", a, mesh, _validation.specs("solve", in_specs, ("a", "b"))[0]
-    )
+    [spec, _] = _validation.specs("solve", in_specs, ("a", "b"))
+    placed = _validation.place("solve", a, mesh, spec)
     a = _validation.put(a, placed)
     if a.shape[0] == 0:
-        return (b, jnp.int32(0)) if return_status else b
+        return (b, jnp.int32(0)) if options.return_status else b
     status = _first_bad(lax.stop_gradient(a))
-    _validation.check_singular("solve", check, status, "row")
+    _validation.check_singular("solve", options.check, status, "row")
     x = _triangular.solve_triangular(
-        a, b, trans, kind.startswith("lower"), mesh=mesh, in_specs=in_specs, tile=tile
+        a, b, trans, kind.startswith("lower"), mesh=mesh, in_specs=in_specs, tile=options.tile
     )
     x = nan_where(status, x)
-    return (x, status) if return_status else x
+    return (x, status) if options.return_status else x
 
 
 @jax.jit

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from lockstep.linalg import _general, _general_solve, _posdef, _triangular, _upper, _validation
+from lockstep.linalg._general_solve import Options
 from lockstep.linalg._lu import Factors
 from lockstep.linalg._posdef import Plan
 from lockstep.linalg._validation import AnyMesh, Placed, Specs
@@ -161,26 +162,18 @@ def lu_solve(
       numpy.linalg.LinAlgError: with ``check``, when a pivot is zero or not finite.
     """
     _validation.ignore_pad("lu_solve", unused)
-    where = {"mesh": mesh, "in_specs": in_specs if matrix_specs is None else matrix_specs}
+    given = matrix_specs if in_specs is None else in_specs
     if not isinstance(a, tuple):
-        return _general_solve.solve_general(
-            "lu_solve",
-            a,
-            b,
-            trans,
-            T_A if tile is None else tile,
-            return_status,
-            check,
-            donate,
-            **where,
-        )
+        tile = T_A if tile is None else tile
+        options = Options(tile, return_status, check, donate, mesh, given)
+        return _general_solve.solve_general("lu_solve", a, b, trans, options)
     if return_status or check or donate:
         raise TypeError(
             "lu_solve: return_status, check and donate are for a matrix; of a pair of lu_factor "
             "the factors are there already. Give them to lu_factor."
         )
     packed, pivots = a
-    return _solve_factored(packed, pivots, b, trans if T_A is None else T_A, tile, **where)
+    return _solve_factored(packed, pivots, b, trans if T_A is None else T_A, tile, mesh, given)
 
 
 def _solve_factored(

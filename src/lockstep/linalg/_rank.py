@@ -141,18 +141,10 @@ def null_space(
 ) -> jax.Array:
     """An orthonormal basis of the vectors that a sharded matrix takes to zero, by `svd`.
 
-    Args:
-      a: (m, n); float32, float64, complex64 or complex128; any sharding over any mesh.
-      rcond: the cutoff of singular values, beside the largest. Default: rounding times max(m, n).
-      mesh: the mesh of ``a``, if the array does not have one.
-      in_specs: the PartitionSpec of ``a`` in the same case.
+    Its arguments and errors are those of `orth`.
 
     Returns:
       (n, n - rank); rows sharded as the columns of ``a``, if they divide evenly.
-
-    Raises:
-      ValueError: as `svd`; inside `jax.jit`, where the shape of the result is not known.
-      TypeError: as `svd`.
     """
     a, placed = _qr.place("null_space", a, mesh, in_specs)
     plan = Plan.of(a.shape, placed, False, True, True)
