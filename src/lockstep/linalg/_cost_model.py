@@ -139,10 +139,15 @@ def even_tile(rows: int, tile: int) -> int:
     return math.ceil(rows / steps)
 
 
-PANEL = 256
-"""Columns of a panel of a QR factorization, about."""
+PANELS = 16
+"""Panels of a QR factorization, about: each is compiled by itself, for a second."""
+
+MIN_PANEL, MAX_PANEL = 256, 512
+"""Columns of a panel: wide enough for fast products, and narrow, because every device factors
+blocks of that size by itself."""
 
 
-def qr_tile(devices: int) -> int:
-    """The tile of a QR factorization: panels of `PANEL` columns, one for a narrower matrix."""
-    return max(1, -(-PANEL // devices))
+def qr_tile(columns: int, devices: int) -> int:
+    """The tile of a QR factorization of so many columns: a panel has a tile of every device."""
+    width = min(max(columns // PANELS, MIN_PANEL), MAX_PANEL)
+    return math.ceil(max(width, columns / MAX_STEPS) / devices)

@@ -53,14 +53,19 @@ def factor(rows: jax.Array, axes: Axes, devices: int, tile: int) -> tuple[jax.Ar
 
 def _cholesky_twice(rows: jax.Array, axes: Axes) -> tuple[jax.Array, jax.Array, jax.Array]:
     """q, r, and whether they are good to rounding."""
-    first = potrf(lax.psum(gemm(adjoint(rows), rows), axes))
-    q = solve_right(rows, first)
-    gram = lax.psum(gemm(adjoint(q), q), axes)
-    second = potrf(gram)
-    deviation = jnp.linalg.norm(gram - jnp.eye(len(gram), dtype=gram.dtype))
+    eye = jnp.eye(rows.shape[1], dtype=rows.dtype)
+
+    def once(_: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        q, r, _ = state
+        gram = lax.psum(gemm(adjoint(q), q), axes)
+        low = potrf(gram)
+        return solve_right(q, low), gemm(adjoint(low), r), jnp.linalg.norm(gram - eye)
+
+    # A loop, because XLA compiles its body once.
+    start = rows, eye, jnp.zeros((), rows.real.dtype)
+    q, r, deviation = lax.fori_loop(0, 2, once, start)
     # All devices must take the same way, and a NaN is a failure.
     bad = lax.psum(jnp.where(deviation <= CLOSE, 0, 1), axes)
-    q, r = solve_right(q, second), gemm(adjoint(second), adjoint(first))
     return q, jnp.triu(r), bad == 0
 
 

@@ -121,7 +121,7 @@ class QRPlan:
     def of(cls, shape: tuple[int, ...], placed: Placed, tile: int | None = None) -> QRPlan:
         (m, n), sharded = shape, placed.sharded
         count, devices = min(m, n), sharded.devices
-        tile = _cost_model.qr_tile(devices) if tile is None else tile
+        tile = _cost_model.qr_tile(count, devices) if tile is None else tile
         tile = _cost_model.even_tile(-(-count // devices), tile)
         held = {rows for _, rows in sharded.blocks(m)}
         each = max(held)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-BLOCK = 128
+BLOCK = 256
 """Columns of the blocks of a tile: LAPACK handles the blocks, products handle the rest."""
 
 
