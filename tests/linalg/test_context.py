@@ -44,6 +44,7 @@ def call(a: jax.Array, b: jax.Array, **where: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.full
 def test_inside_a_jit() -> None:
     over, specs = mesh((2,)), P("x", None)
     a, b = full((M, N), np.float64), full((M, 3), np.float64, 1)

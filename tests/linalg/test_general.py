@@ -15,6 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
+from lanes import full as in_full
 from lanes import sample
 from linalg.matrices import DTYPES, assert_close, eps, full, mesh, positive, put
 from lockstep.linalg import _cost_model, _cpu_kernels, _general, _lu, _tiles
@@ -36,7 +37,7 @@ def matrix(n: int, dtype: Any, seed: int = 0) -> np.ndarray:
     return full((n, n), dtype, seed) + 2 * n**0.5 * np.eye(n, dtype=dtype)[::-1]
 
 
-@pytest.fixture(params=[False, True], ids=["partial", "tournament"])
+@pytest.fixture(params=[in_full(False, id="partial"), pytest.param(True, id="tournament")])
 def pivoting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways to find pivots, whatever the cost model would take."""
     monkeypatch.setattr(
@@ -65,9 +66,7 @@ def test_solve_inverse_and_determinant(shape: tuple[int, ...], spec: P, b_spec: 
     np.testing.assert_allclose(la.det(sharded), np.linalg.det(a), rtol=1e-11)
 
 
-@sample(
-    ("dtype", "devices", "n"), [*zip(DTYPES, (2, 4, 3, 4), (33, 40, 21, 28), strict=True)], 1, 2
-)
+@sample(("dtype", "devices", "n"), [*zip(DTYPES, (2, 4, 3, 4), (33, 40, 21, 28), strict=True)], 2)
 def test_factors_are_those_of_lapack(dtype: Any, devices: int, n: int) -> None:
     """On few devices the pivots are the same, whatever the sharding."""
     a, b = matrix(n, dtype), full((n, 2), dtype)
@@ -118,7 +117,7 @@ def test_any_size_mesh_and_type(
         assert_close(packed, scipy.linalg.lu_factor(a)[0], 1000)
 
 
-@pytest.mark.parametrize("n", [0, 1])
+@pytest.mark.parametrize("n", [0, in_full(1)])
 def test_the_smallest_matrices(n: int) -> None:
     a, b = put(np.full((n, n), 4.0), mesh((4,)), P()), put(np.ones((n, 2)), mesh((4,)), P())
     x, status = la.solve(a, b, return_status=True)

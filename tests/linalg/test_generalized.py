@@ -52,7 +52,7 @@ def test_types_and_dtypes(kind: int, dtype: Any) -> None:
         ((2, 2), P("y", "x"), 70),
         ((2, 2), P(None, "x"), 64),
     ],
-    *(0, 2, 3),
+    3,
 )
 def test_shardings_and_sizes(shape: tuple[int, ...], spec: P, n: int) -> None:
     a, b, over = hermitian(n, np.float64), positive(n, np.float64, 1), mesh(shape)

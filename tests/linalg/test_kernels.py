@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lanes import sample
-from linalg.matrices import TWO_DTYPES, each_dtype, eps, full, hermitian, positive
+from linalg.matrices import DTYPES, TWO_DTYPES, each_dtype, eps, full, hermitian, positive
 from lockstep.linalg import (
     _cholesky,
     _cpu_kernels,
@@ -322,7 +322,7 @@ def test_getrf(m: int, width: int, shared: bool, dtype: Any) -> None:
         _close(got, want, dtype)
 
 
-@each_dtype
+@sample("dtype", DTYPES, 2)
 @sample("shape", SHAPES, 3)
 def test_a_superstep_of_lu_where_it_lies(shape: tuple[int, int, int], dtype: Any) -> None:
     """The kernel beside plain JAX: values and derivatives."""

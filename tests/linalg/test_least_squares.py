@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
 from lanes import sample
-from linalg.matrices import assert_close, eps, full, mesh, put
+from linalg.matrices import assert_close, assert_gradient, eps, full, mesh, put
 from linalg.test_qr import MATRICES, N
 
 
@@ -55,7 +55,7 @@ def test_no_elements(size: tuple[int, int]) -> None:
     np.testing.assert_array_equal(x, np.zeros((size[1], 2)))
 
 
-@sample(("size", "dtype"), [((8, 4), np.float64), ((4, 8), np.complex128)], *(0, 1))
+@sample(("size", "dtype"), [((8, 4), np.float64), ((4, 8), np.complex128)], 1)
 def test_derivatives(size: tuple[int, int], dtype: Any) -> None:
     over, a, b = mesh((2,)), full(size, dtype), full((size[0], 2), dtype, 1)
     da, db = full(size, dtype, 2), full((size[0], 2), dtype, 3)
@@ -70,15 +70,8 @@ def test_derivatives(size: tuple[int, int], dtype: Any) -> None:
         return adjoint @ jnp.linalg.solve(a @ adjoint, b)
 
     ours = of(lambda a, b: la.least_squares(a, b, 1, mesh=over, in_specs=(P("x"), P())))
-    alone, sharded = of(normal), (put(a, over, P("x")), put(b, over, P()))
-    got = jax.jit(jax.grad(ours, (0, 1)))(*sharded)
-    jax.tree.map(lambda x, y: assert_close(x, y, 1e4), got, jax.grad(alone, (0, 1))(a, b))
-    _, tangent = jax.jvp(ours, sharded, (put(da, over, P("x")), put(db, over, P())))
-    step = 1e-6
-    difference = (alone(a + step * da, b + step * db) - alone(a - step * da, b - step * db)) / (
-        2 * step
-    )
-    np.testing.assert_allclose(tangent, difference, rtol=1e-6, atol=1e-7)
+    sharded = put(a, over, P("x")), put(b, over, P())
+    assert_gradient(ours, of(normal), sharded, (da, db))
 
 
 @sample(("grid", "size", "count"), [((2, 1), (192, 128), 3), ((1, 2), (192, 96), 65)], *(0, 1))
