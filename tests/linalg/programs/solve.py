@@ -1,6 +1,11 @@
-"""Every process solves, inverts and decomposes the same sharded matrices, and checks its shards."""
+"""Every process solves, inverts and decomposes the same sharded matrices, and checks its shards.
+
+With the argument "quick" XLA optimizes nothing, which is most of the time.
+"""
 
 from __future__ import annotations
+
+import sys
 
 import jax
 import numpy as np
@@ -13,6 +18,7 @@ import lockstep.linalg as la
 from lockstep.linalg import _cost_model
 
 jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_disable_most_optimizations", "quick" in sys.argv)
 jax.distributed.initialize()
 N = 64
 rng = np.random.default_rng(0)
