@@ -113,6 +113,35 @@ TORCHRUN = parse("""
     TORCHELASTIC_USE_AGENT_STORE=True
     WORLD_SIZE=4
 """)
+# The second of two pods of a TrainJob "train" with the runtime jax-distributed. The index is from
+# the controller of the Job that the Trainer makes.
+TRAINJOB = parse("""
+    HOSTNAME=train-node-0-1
+    JAX_COORDINATOR_ADDRESS=train-node-0-0.train:29500
+    JAX_COORDINATOR_PORT=29500
+    JAX_DISTRIBUTED_BACKEND=gloo
+    JAX_NUM_PROCESSES=2
+    JAX_PROCESS_ID=1
+    JOB_COMPLETION_INDEX=1
+    KUBERNETES_SERVICE_HOST=10.96.0.1
+""")
+# The third of three pods of a JAXJob of the training operator.
+JAXJOB = parse("""
+    COORDINATOR_ADDRESS=jaxjob-simple-worker-0
+    COORDINATOR_PORT=6666
+    HOSTNAME=jaxjob-simple-worker-2
+    NUM_PROCESSES=3
+    PROCESS_ID=2
+    PYTHONUNBUFFERED=1
+""")
+# The second of two nodes of a SkyPilot task; it puts one address on each line.
+SKYPILOT = {
+    "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5",
+    "SKYPILOT_NODE_RANK": "1",
+    "SKYPILOT_NUM_GPUS_PER_NODE": "0",
+    "SKYPILOT_NUM_NODES": "2",
+    "SKYPILOT_TASK_ID": "sky-2026-11-27-10-00-00-000000_train_1",
+}
 
 
 def place(*values: object) -> RankInfo:

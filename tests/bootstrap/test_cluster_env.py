@@ -129,7 +129,7 @@ def test_jax_s_own_variables_choose_the_coordinator() -> None:
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "MASTER_PORT is not set"),
         (TORCHRUN | {"MASTER_PORT": "65535"}, "MASTER_PORT=65535 .* not a port: .* 1 to 65534"),
         (SLURM | {"JAX_COORDINATOR_PORT": "0"}, "JAX_COORDINATOR_PORT=0 .* is not a port"),
-        (SLURM | {"JAX_COORDINATOR_ADDRESS": "head"}, "ADDRESS='head' is not HOST:PORT"),
+        (SLURM | {"JAX_COORDINATOR_ADDRESS": "head"}, "ADDRESS='head' has no port: on all"),
         (
             {"SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "a", "SLURM_JOB_ID": "1"},
             "SLURM_STEP_NUM_TASKS nor SLURM_NTASKS",

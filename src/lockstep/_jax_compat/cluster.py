@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -64,6 +67,35 @@ def register_cluster(find_place: Callable[[], HasRank | None]) -> None:
             assert place is not None  # JAX asks is_env_present first
             return place
 
+    _take_the_coordinator(find_place)
     known = clusters.ClusterEnv._cluster_types
     known.remove(LockstepCluster)
     known.insert(0, LockstepCluster)
+
+
+def _take_the_coordinator(find_place: Callable[[], HasRank | None]) -> None:
+    """Has a bare ``initialize()`` use the coordinator of ``find_place``.
+
+    JAX would take the variable JAX_COORDINATOR_ADDRESS before it asks for a cluster. That may lack
+    the port, which another variable has, or name the coordinator of the job around this one.
+    """
+    module: Any = importlib.import_module("jax._src.distributed")
+    original = module.State.initialize
+    signature = inspect.signature(original)
+    for name in _PLACE:
+        signature.parameters[name]  # raises where a new jax has none
+
+    @functools.wraps(original)
+    def initialize(state: Any, *args: Any, **options: Any) -> None:
+        bound = signature.bind(state, *args, **options)
+        if all(bound.arguments.get(name) is None for name in _PLACE):
+            with hooks.blaming():
+                place = find_place()
+            if place is not None:
+                bound.arguments[_PLACE[0]] = place.coordinator
+        original(*bound.args, **bound.kwargs)
+
+    module.State.initialize = initialize
+
+
+_PLACE = ("coordinator_address", "num_processes", "process_id", "cluster_detection_method")

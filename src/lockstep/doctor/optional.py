@@ -118,9 +118,11 @@ def check_cluster(environ: Mapping[str, str]) -> Finding:
         return warning("cluster", f"{', '.join(present)}: {error}", _CLUSTER_FIX)
     if place is not None:
         found = ", ".join(present) or place.found_by
-        return ok("cluster", f"{found}: lockstep worker is process {place.rank} of {place.size}")
-    if {"RANK", "WORLD_SIZE"} <= environ.keys():
-        return warning("cluster", cluster_env.explain_none(environ), _CLUSTER_FIX)
+        choice = cluster_env.explain_choice(environ)
+        said = f"lockstep worker is process {place.rank} of {place.size}{choice}"
+        return ok("cluster", f"{found}: {said}")
+    if lacking := cluster_env.missing(environ):
+        return warning("cluster", lacking, _CLUSTER_FIX)
     if not present:
         return ok("cluster", "not started by one")
     return ok("cluster", f"{', '.join(present)}, without a rank of this process: use srun")

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lockstep._config import Config
+from lockstep.bootstrap import cluster_env
 from lockstep.nccl import gpus
 
 CHILD_MAIN = "lockstep.processes.child_main"
@@ -118,6 +119,9 @@ def worker_environ(environ: Mapping[str, str], config: Config) -> dict[str, str]
     All processes get the same seed for the hashes of strings, so that they iterate over a set of
     strings in the same order, and collectives in such a loop match. The seed is constant because
     processes of several hosts cannot agree on one before they start.
+
+    A program that reads its place from the ``JAX_*`` variables finds that of this job there, also
+    in a later attempt, which has another coordinator.
     """
     kept = {name: value for name, value in environ.items() if not name.startswith("LOCKSTEP_")}
     kept.pop(_IMPLEMENTATION, None)
@@ -126,6 +130,7 @@ def worker_environ(environ: Mapping[str, str], config: Config) -> dict[str, str]
         kept["GLIBC_TUNABLES"] = ":".join(filter(None, [tunables, f"{_HUGE_PAGES}=1"]))
     if not kept.get(_HASH_SEED):
         kept[_HASH_SEED] = "0"
+    kept |= cluster_env.renewed(kept, config.process_id, config.num_processes, config.coordinator)
     return kept | config.to_environ() | {"LOCKSTEP_ATTEMPT": str(config.attempt)}
 
 

@@ -4,19 +4,35 @@ One launcher a file; each is a function of the variables, and of the few files t
 
 Launchers nest: mpirun runs inside a Slurm allocation, torchrun inside srun. The innermost one knows
 this process, so it is asked first, and the batch systems, which leave their variables everywhere,
-last. Variables of a batch script, or of a shell from salloc, describe the allocation and not this
-process: `detect` passes over them, and `allocation` reads them.
+later. Those that number pods or nodes, which may have several processes, come last. Variables of a
+batch script, or of a shell from salloc, describe the allocation and not this process: `detect`
+passes over them, and `allocation` reads them.
+
+The ``JAX_*`` variables name a process of JAX, and can be those of the container around a launcher
+as well as those of a script inside it. So they have to agree with each launcher before them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 
 from lockstep._errors import LaunchError
-from lockstep.bootstrap.cluster_env import kubernetes, lsf, open_mpi, pbs, pmi, slurm, torchrun
-from lockstep.bootstrap.cluster_env._place import LAST_PORT, Environ, RankInfo, Read
+from lockstep.bootstrap.cluster_env import (
+    jax_variables,
+    kubernetes,
+    lsf,
+    open_mpi,
+    pbs,
+    pmi,
+    skypilot,
+    slurm,
+    torchrun,
+)
+from lockstep.bootstrap.cluster_env._place import Environ, RankInfo, Read
 from lockstep.bootstrap.cluster_env._place import bracketed as bracketed
+from lockstep.bootstrap.cluster_env.jax_variables import renewed as renewed
 from lockstep.bootstrap.cluster_env.slurm import expand_counts as expand_counts
 from lockstep.bootstrap.cluster_env.slurm import expand_hosts as expand_hosts
 
@@ -28,7 +44,9 @@ _LAUNCHERS: tuple[Callable[[Environ, Read], RankInfo | None], ...] = (
     slurm.find,
     lsf.find,
     pbs.find,
+    jax_variables.find,  # the processes of a pod or node, which may be several
     kubernetes.find,
+    skypilot.find,
 )
 _BATCH_SYSTEMS = (slurm, lsf, pbs)
 RANK_VARIABLES = (
@@ -40,7 +58,9 @@ RANK_VARIABLES = (
     "JSM_NAMESPACE_RANK",
     "LSF_PM_TASKID",
     "PBS_TASKNUM",
+    jax_variables.RANK,
     "JOB_COMPLETION_INDEX",
+    skypilot.RANK,
 )
 """The variables that differ between two processes of one launcher."""
 _JOB_VARIABLES = (
@@ -53,6 +73,7 @@ _JOB_VARIABLES = (
     "PBS_JOBID",
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_RESTART_COUNT",
+    skypilot.TASK,
 )
 """The variables that are equal in all processes of a job and differ between two jobs."""
 _KNOWN_BY = {
@@ -60,6 +81,9 @@ _KNOWN_BY = {
     "Open MPI": ("OMPI_COMM_WORLD_RANK",),
     "MPICH, Intel or Cray (PMI)": ("PMI_RANK", "PMI_FD", "PMIX_RANK", "PALS_RANKID"),
     "torchrun": ("TORCHELASTIC_RUN_ID",),
+    "a launcher for JAX": (jax_variables.SIZE, jax_variables.RANK),
+    "Kubernetes": ("JOB_COMPLETION_INDEX",),
+    "SkyPilot": (skypilot.RANK,),
 }
 """The variables by which a launcher is known to be around, also without a rank."""
 
@@ -88,12 +112,27 @@ def detect(environ: Environ, read: Read = _read) -> RankInfo | None:
     Raises `LaunchError` for variables that are incomplete or contradict each other.
     """
     place = next((place for find in _LAUNCHERS if (place := find(environ, read))), None)
-    if place is not None and (address := environ.get("JAX_COORDINATOR_ADDRESS")):
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) <= LAST_PORT:
-            raise LaunchError(f"JAX_COORDINATOR_ADDRESS={address!r} is not HOST:PORT.")
+    if place is None:
+        return None
+    jax_variables.check_agreement(environ, read, place)
+    if address := jax_variables.coordinator(environ):
         place = dataclasses.replace(place, coordinator=address)
     return place
+
+
+def explain_choice(environ: Environ, read: Read = _read) -> str:
+    """Which launchers `detect` has passed over and why, and which variables do not count; "" where
+    it had no choice."""
+    places: list[RankInfo] = []
+    for find in _LAUNCHERS:
+        # An outer launcher does not count, so its variables may be as they like.
+        with contextlib.suppress(LaunchError):
+            if place := find(environ, read):
+                places.append(place)
+    others = ", ".join(f"{each.found_by}: {each.rank} of {each.size}" for each in places[1:])
+    choice = f", from {places[0].found_by}, the innermost launcher; the others: {others}"
+    notes = jax_variables.note(environ) + skypilot.note(environ)
+    return (choice if others else "") + notes
 
 
 def allocation(environ: Environ, read: Read = _read) -> Allocation | None:
@@ -128,19 +167,26 @@ def launchers(environ: Environ) -> list[str]:
     ]
 
 
-def explain_none(environ: Environ) -> str:
-    """What to do where `detect` found nothing."""
+def missing(environ: Environ) -> str | None:
+    """What a process lacks whose launcher has set some variables of a place and not all of them.
+
+    Only for an environment in which `detect` finds nothing.
+    """
     if {"RANK", "WORLD_SIZE"} <= environ.keys():
         return (
             "RANK and WORLD_SIZE are set, but MASTER_ADDR is not: set MASTER_ADDR and MASTER_PORT "
             "to the address of process 0 and a free port there, on all processes."
         )
-    if problem := kubernetes.missing(environ) or pbs.missing(environ):
-        return problem
-    return (
+    lacks = (jax_variables.missing, kubernetes.missing, pbs.missing)
+    return next((problem for of in lacks if (problem := of(environ))), None)
+
+
+def explain_none(environ: Environ) -> str:
+    """What to do where `detect` found nothing."""
+    return missing(environ) or (
         "this process was not started by a launcher that Lockstep knows: none of Slurm (srun), "
-        "Open MPI, MPICH, Intel MPI, Cray PALS, jsrun, blaunch, pbsdsh, a Kubernetes Indexed Job "
-        "or torchrun has set its variables. Inside a batch script or a shell from salloc, put "
-        "srun before the command. On one machine, use `lockstep run -n N`. Or set "
+        "Open MPI, MPICH, Intel MPI, Cray PALS, jsrun, blaunch, pbsdsh, a Kubernetes Indexed Job, "
+        "Kubeflow, SkyPilot or torchrun has set its variables. Inside a batch script or a shell "
+        "from salloc, put srun before the command. On one machine, use `lockstep run -n N`. Or set "
         "LOCKSTEP_COORDINATOR, LOCKSTEP_NUM_PROCESSES and LOCKSTEP_PROCESS_ID."
     )
