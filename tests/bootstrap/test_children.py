@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from lanes import sample
 from lockstep import ImportOrderError, _jax_compat
-from lockstep.bootstrap import plugin
+from lockstep.bootstrap import plugin, spawned_children
 from processes import Ended, python
 from support import run_lockstep
 
@@ -170,3 +171,35 @@ def test_a_child_that_imports_the_main_file_again_cannot_join(how: str) -> None:
     result = run_lockstep([], AGAIN.format(how=how), n=1, timeout=90)
     assert "exit code 1" in result.stdout, result
     assert "not reached" not in result.stdout, result
+    said = [line for line in result.stderr.splitlines() if "at the top level" in line]
+    assert len(said) == 1, result
+    assert (
+        ":4 calls initialize() at the top level of the program, and the program spawns" in said[0]
+    )
+    assert 'under `if __name__ == "__main__":`' in said[0]
+
+
+def test_a_child_that_imports_lockstep_again_is_told_what_it_is() -> None:
+    program = AGAIN.format(how="spawn").replace("import jax", "import lockstep, jax")
+    result = run_lockstep([], program, n=1, timeout=90)
+    assert "exit code 1" in result.stdout, result
+    assert "InitializationError: this process was spawned by a process of the job" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("import jax\njax.distributed.initialize()", 2),
+        ("import jax.distributed as dist\ndist.initialize(\n  num_processes=2)", 2),
+        ("import lockstep\n\nlockstep.initialize()", 3),
+        ("import jax\nif __name__ == '__main__':\n    jax.distributed.initialize()", 0),
+        ("import jax\ndef main():\n    jax.distributed.initialize()", 0),
+        ("this is no Python", 0),
+    ],
+)
+def test_which_calls_a_child_would_repeat(source: str, line: int, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(source)
+    said = spawned_children.problem(str(tmp_path / "train.py"))
+    assert (f"train.py:{line} calls initialize()" in said) == bool(line)
+    assert bool(said) == bool(line)
+    assert not spawned_children.problem(str(tmp_path / "missing.py"))

@@ -18,6 +18,7 @@ from lockstep import _config, _jax_compat
 CLUSTER = "cluster detection"
 CPU_CLIENT = "CPU client"
 BACKENDS = "backends"
+CHILDREN = "children of multiprocessing"
 NCCL = "record of NCCL"
 VALUES = "values of arrays"
 SHARDINGS = "types with shardings"
@@ -50,6 +51,11 @@ def put_in_for_joining() -> None:
         _jax_compat.install(
             _jax_compat.BARRIERS, _jax_compat.BARRIERS_LOST, _fail_barriers_together
         )
+    _jax_compat.install(
+        CHILDREN,
+        "the warning of a child of multiprocessing that imports the main file again.",
+        _watch_children,
+    )
 
 
 def put_in_for_lost_hosts() -> None:
@@ -89,6 +95,12 @@ def _register_cluster() -> None:
     from lockstep.bootstrap.rank import find_place
 
     _jax_compat.register_cluster(find_place)
+
+
+def _watch_children() -> None:
+    from lockstep.bootstrap import spawned_children
+
+    spawned_children.watch()
 
 
 def _fail_barriers_together() -> None:

@@ -7,12 +7,23 @@ import functools
 import os
 
 from lockstep import _config
-from lockstep.bootstrap import cluster_env
+from lockstep.bootstrap import cluster_env, spawned_children
 
 
 @functools.cache
 def find_place() -> cluster_env.RankInfo | None:
-    """This process's place, or None where it was not launched as part of a job."""
+    """This process's place, or None where it was not launched as part of a job.
+
+    Raises `LaunchError` for variables that contradict each other, and `InitializationError` in a
+    child that imports the main file of a process of the job.
+    """
+    place = _find_place()
+    if place is not None:
+        spawned_children.refuse()
+    return place
+
+
+def _find_place() -> cluster_env.RankInfo | None:
     config = _config.current()
     if (
         config.coordinator is not None
