@@ -21,6 +21,7 @@ SECONDS = 240
 SMALLER = {
     "between_hosts.py": "--collectives all_reduce --sizes 1KiB --rounds 1",
     "check_replicas.py": "--rounds 1 --steps 3",
+    "compile_once.py": "--processes 2 --layers 1 --ways lockstep",
     "faults.py": "--only shape --collectives lockstep",
     "linalg.py": "--sizes 256 --rounds 1 --repeats 1",
     "linalg_grids.py": "--n 64 --panels 2 --devices 4",
@@ -32,6 +33,7 @@ SMALLER = {
 PRINTS = {
     "between_hosts.py": r"^all_reduce +1 KiB +\d",
     "check_replicas.py": r"^--check-replicas 1 +\d",
+    "compile_once.py": r"^lockstep +second +\d.* compiled 0 0$",
     "faults.py": r"^\| .*\| .*\|$",
     "linalg.py": r"^(posv|potri|syevd) +256 ",
     "linalg_grids.py": r"^routine=(cholesky|lu_factor|qr) devices=4 mesh=grid ",

@@ -86,6 +86,11 @@ CASES = {
         "only while JAX keeps it",
         "mpi",
     ),
+    "compilation cache": (
+        "from jax._src import lru_cache\nhide(lru_cache, '_CACHE_SUFFIX')",
+        "every process but the first compiles",
+        "mpi",
+    ),
     "collectives": ("del jaxlib._jax.make_mpi_collectives", "collectives run on gloo", "gloo"),
     "after the import of jax": ("lockstep._jax_compat.report_version = None", "on gloo", "gloo"),
 }
@@ -93,7 +98,7 @@ NEEDS_OURS = ("cluster detection", "after the import of jax")
 """Without these, only `lockstep.initialize` knows the process's place."""
 
 
-@sample("hook", CASES, 0, 6)
+@sample("hook", CASES, 0, 7)
 def test_a_hook_that_does_not_fit_is_left_out(hook: str) -> None:
     breaks, lost, collectives = CASES[hook]
     initialize = "lockstep.initialize()" if hook in NEEDS_OURS else BARE

@@ -33,6 +33,8 @@ from lockstep._jax_compat.callbacks import CALLBACKS_LOST as CALLBACKS_LOST
 from lockstep._jax_compat.callbacks import watch_callbacks as watch_callbacks
 from lockstep._jax_compat.cluster import HasRank as HasRank
 from lockstep._jax_compat.cluster import register_cluster as register_cluster
+from lockstep._jax_compat.compilation_cache import Miss as Miss
+from lockstep._jax_compat.compilation_cache import share_compilations as share_compilations
 from lockstep._jax_compat.distributed import check_distributed as check_distributed
 from lockstep._jax_compat.distributed import coordination_service as coordination_service
 from lockstep._jax_compat.distributed import coordinator_address as coordinator_address

@@ -189,7 +189,15 @@ def _after_backends(platform: str) -> bool:
         )
     else:
         _watch_launches()
+        _compile_once()
     return _register_pass(platform)
+
+
+def _compile_once() -> None:
+    if _jax_compat.distributed_client() is not None:
+        from lockstep.programs import compile_once
+
+        compile_once.begin()
 
 
 def _watch_launches() -> None:

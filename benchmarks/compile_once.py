@@ -1,0 +1,110 @@
+"""How long a job takes from its start to its first step, with JAX's persistent compilation cache.
+
+    python benchmarks/compile_once.py [--processes 4] [--layers 24] [--ways stock lockstep]
+
+Each line is one start: stock JAX over gloo, then `lockstep run` over gloo and over the engine, each
+with a cache of its own, first empty and then as the first start has left it. `compiled` is how many
+programs each process has compiled; one of them, the step, takes nearly all of the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+PROGRAM = """
+import collections, os, sys
+import jax, jax.monitoring, jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+folder, layers, place = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+jax.config.update("jax_compilation_cache_dir", folder)
+if place:
+    port, processes, process = map(int, place)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
+else:
+    jax.distributed.initialize()
+events = collections.Counter()
+jax.monitoring.register_event_listener(lambda name, **_: events.update([name.split("/")[-1]]))
+mesh = jax.make_mesh((jax.device_count(),), ("x",), axis_types=(AxisType.Auto,))
+
+def loss(w, x):
+    for i in range(layers):
+        q = jnp.tanh(x @ w[i])
+        x = jax.nn.gelu(jax.nn.softmax(q @ q.T) @ x) + x
+    return (x**2).mean()
+
+def step(w, x):
+    value, slope = jax.value_and_grad(loss)(w, x)
+    return value, w - 1e-3 * slope
+
+rows = NamedSharding(mesh, P("x"))
+x = jax.make_array_from_callback((16, 32), rows, lambda i: jnp.ones((16, 32))[i])
+w = jnp.ones((layers, 32, 32)) / 32
+value, w = jax.jit(step)(w, x)
+value.block_until_ready()
+print("missed", events["compile_requests_use_cache"] - events["cache_hits"], flush=True)
+"""
+WAYS = ("stock", "gloo", "lockstep")
+TIMEOUT = 600.0
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def commands(way: str, program: Path, folder: Path, args: argparse.Namespace) -> list[list[str]]:
+    own = [str(program), str(folder), str(args.layers)]
+    if way == "stock":
+        place = [str(free_port()), str(args.processes)]
+        return [[sys.executable, *own, *place, str(i)] for i in range(args.processes)]
+    run = [sys.executable, "-m", "lockstep", "run", "-n", str(args.processes), "--no-prefix"]
+    return [[*run, "--collectives", way, *own]]
+
+
+def start(way: str, program: Path, folder: Path, args: argparse.Namespace) -> tuple[float, str]:
+    began = time.perf_counter()
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        for command in commands(way, program, folder, args)
+    ]
+    try:
+        outputs = [process.communicate(timeout=TIMEOUT)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert not any(process.returncode for process in running), outputs
+    words = " ".join(outputs).split()
+    missed = [words[i + 1] for i, word in enumerate(words) if word == "missed"]
+    return time.perf_counter() - began, " ".join(sorted(missed))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    args = parser.parse_args()
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "program.py")
+        program.write_text(PROGRAM)
+        for way in args.ways:
+            for which in ("first", "second"):
+                seconds, missed = start(way, program, Path(folder, way), args)
+                print(f"{way:9} {which:7} {seconds:6.1f} s   compiled {missed}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
