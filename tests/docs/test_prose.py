@@ -41,4 +41,4 @@ def test_docstrings_are_read_too() -> None:
 
 def test_the_pages_have_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert prose.main() == 0
-    assert " pages and docstrings, and native/: " in capsys.readouterr().out
+    assert " pages and docstrings, and comments: " in capsys.readouterr().out

@@ -132,6 +132,7 @@ def test_devices_in_another_order_are_told_from_calls_in_another_order() -> None
     assert "a set" not in said, said
 
 
+@pytest.mark.full
 def test_a_branch_inside_of_a_program_that_only_some_devices_take() -> None:
     said = report_of("cond", "-d", "2", "--collective-timeout", "4").said_by_launcher
     assert "device 0 of process 0 (pid " in said, said

@@ -161,7 +161,8 @@ def test_where_the_pass_has_no_place_the_error_says_what_to_do(tmp_path: pathlib
     program.write_text(
         """
 import sys
-sys.modules["jax.extend.xla"] = None  # as with a jax before 0.10.2
+for name in ("jax._src.xla_transform", "jax.extend.xla"):
+    sys.modules[name] = None  # as with a jax before 0.10.2
 import jax, jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 jax.distributed.initialize()

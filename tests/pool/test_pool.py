@@ -257,7 +257,7 @@ def test_messages_that_do_not_come_through_and_a_closed_pool(
         ({"options": "--interface eth1"}, "give the names of hosts"),
         ({"hosts": "a", "options": "--no-such"}, "options: unrecognized arguments: --no-such"),
         ({"hosts": "a", "options": "--ssh '"}, "No closing quotation"),
-        ({"hosts": "a", "options": "--min-hosts 1"}, "--spares and --this-host are for"),
+        ({"hosts": "a", "options": "--min-hosts 1"}, "--spares, --grow and --this-host are for"),
         ({"hosts": "a", "collectives": "mpi"}, "an MPI library is started by its own launcher"),
     ],
 )
