@@ -22,6 +22,7 @@ from lockstep.hosts.joined_agents import keep_alive
 from lockstep.system.channel import Channel
 
 _PAUSE_SECONDS = 0.2
+_FLUSH_SECONDS = 15.0
 
 
 class Attempt(NamedTuple):
@@ -118,6 +119,9 @@ class SupervisorLine:
             stopped=stopped,
             was_killed=was_killed,
         )
+        # A long traceback does not fit into the socket, and nothing is written while this waits.
+        with contextlib.suppress(OSError):  # the supervisor is lost: `decision` finds that
+            self._channel.flush(_FLUSH_SECONDS)
 
     def decision(self, seconds: float) -> bool | None:
         """Whether the job starts again; None: not decided within ``seconds``."""

@@ -142,7 +142,9 @@ def _supervise(
     lifeline, _ = os.pipe()  # it never ends: the kernel ends this process with the agent
     agents = JoinedAgents(listener, job.processes, name, key)
     attempts = AgentAttempts(agents, hosts, job.config.start_timeout)
-    with contextlib.suppress(LaunchError):  # the agents know
+    try:
         status = restarts.run(attempts.first(job), lifeline, attempts)
         how = "ended" if status == 0 else "failed, and does not start again"
         agents.end(f"the job has {how}")
+    except LaunchError as error:
+        agents.end(str(error))

@@ -172,7 +172,9 @@ class Program:
         if self._supervisor is None:
             return
         for number in self._supervisor.signals():
-            self._stop(signal.Signals(number))
+            # After SIGTERM the program has the whole grace period, to save what it has.
+            if not self.was_stopped:
+                self._stop(signal.Signals(number))
         if self._supervisor.is_lost and not self._ends:
             self._plan_end(FAILURE, self._grace)
 
