@@ -26,20 +26,21 @@ def array(size):
     at = np.arange(size, dtype="float32")
     return jax.make_array_from_callback((size,), rows, lambda index: at[index])
 
+# The loop's carry is on one device at first, and on all later: two modules, and one executable.
 @jax.jit
-def step(x):
-    return x.sum()
+def step(w, x):
+    return w + x.sum()
 
 @jax.jit
-def evaluate(x):
-    return x.max()
+def evaluate(w, x):
+    return w + x.max()
 
 @jax.jit
-def save(x):
-    return x.prod()
+def save(w, x):
+    return w + x.prod()
 
 def train(fault, x, at, steps):
-    value = 0
+    value = jax.numpy.float32(0)
     for i in range(steps):
         call = step
         if me == 1 and i == at:
@@ -59,9 +60,9 @@ def train(fault, x, at, steps):
                 call = evaluate
         if fault == "swapped" and i in (at, at + 1):
             call = (evaluate, save)[(i - at + (me == 1)) % 2]
-        value = call(x)
+        value = call(value, x)
         if i % 10 == 0:
-            value = float(value)
+            float(value)
         time.sleep(0.05)
     return float(value)
 """
@@ -146,7 +147,7 @@ def test_a_healthy_job_hears_nothing(n: int, d: int) -> None:
 
 CONSTANT = """
 scale = 2.0 + (me == 1)
-step = jax.jit(lambda x: (x * scale).sum())  # HERE
+step = jax.jit(lambda w, x: w + (x * scale).sum())  # HERE
 train("", array(4 * count), -1, 200)
 """
 
@@ -164,7 +165,7 @@ def test_a_program_that_ends_at_once_is_compared_at_its_end() -> None:
         PROGRAM
         + """
 for i in range(5):
-    print(float((evaluate if me == 1 and i == 3 else step)(array(4 * count))))
+    print(float((evaluate if me == 1 and i == 3 else step)(1.0, array(4 * count))))
 """
     )
     result = run_lockstep(OPTIONS, program, n=3, d=1, timeout=120, expect_status=1)

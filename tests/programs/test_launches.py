@@ -111,6 +111,19 @@ def test_launches_by_both_paths_are_in_order(programs: Any) -> None:
     assert found.cliques == ((found.rings[0].entries[0].clique, (0, 2048)),)
 
 
+def test_two_modules_that_became_one_executable_are_both_known(programs: Any) -> None:
+    """As of a loop whose carry is an array of one device at first, and of all later."""
+    own = record()
+    slow(own, b"step")
+    first = function(own, b"step")
+    programs[b"step"].append(program("step", "55"))
+    slow(own, b"step")
+    fast(own, first, size=0)
+    fast(own, function(own, b"step"), size=0)
+    first_id, second_id, third_id, fourth_id = (run_id for _, run_id, _ in entries(own))
+    assert 0 != first_id == third_id != second_id == fourth_id != 0
+
+
 def test_programs_of_this_process_or_without_collectives_are_left_out(programs: Any) -> None:
     own = record()
     slow(own, b"not of several processes")

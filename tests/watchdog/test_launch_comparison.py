@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.flight_recorder.format import Entry, Op, ProcessRecord, Ring, State
 from lockstep.job.kv_store import Store
+from lockstep.programs.compilations import Program
 from lockstep.watchdog.launch_comparison import Launches
 
 OWNER = {0: 0, 2048: 1, 4096: 2}
@@ -38,10 +40,16 @@ class Process:
     number: int
     store: Kept
     members: tuple[int, ...] = tuple(OWNER)
+    executables: dict[int, str] = dataclasses.field(default_factory=dict)
+    """What the compiler has made of a program, by its run id."""
 
     def __post_init__(self) -> None:
-        self.launches = Launches(cast(Store, self.store), self.number, OWNER)
+        self.launches = Launches(cast(Store, self.store), self.number, OWNER, self.programs)
         self.entries: list[Entry] = []
+
+    def programs(self) -> dict[int, Program]:
+        made = self.executables.items()
+        return {i: Program("jit_step", "", str(i), (0, 2048), "", executable=e) for i, e in made}
 
     def launch(self, *run_ids: int) -> None:
         for run_id in run_ids:
@@ -106,6 +114,32 @@ def test_programs_of_some_processes_are_compared_with_the_first_of_them() -> Non
     third.launch(6)
     assert not second.differs()
     assert third.differs()
+
+
+@pytest.mark.parametrize("launches", [3, 300])
+def test_modules_that_became_one_executable_are_one_program(launches: int) -> None:
+    """One process has restored from a checkpoint what the other starts with on one device."""
+    first, second = two()
+    first.executables = second.executables = {5: "one", 6: "one", 7: "another"}
+    first.launch(5, *[6] * launches)
+    second.launch(6, *[6] * launches)
+    assert not first.differs()
+    assert not second.differs()
+    second.launch(7)
+    first.launch(6)
+    first.differs()
+    assert second.differs()
+
+
+@pytest.mark.parametrize("launches", [3, 300])
+def test_one_module_that_became_two_executables_is_one_program(launches: int) -> None:
+    """Hosts with other numbers of cores compile it in other ways."""
+    first, second = two()
+    first.executables, second.executables = {5: "on 2 cores"}, {5: "on 64 cores"}
+    first.launch(*[5] * launches)
+    second.launch(*[5] * launches)
+    assert not first.differs()
+    assert not second.differs()
 
 
 def test_whichever_process_ends_last_sees_what_differs() -> None:

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from lockstep.flight_recorder import barriers, causes, wait_graph
 from lockstep.flight_recorder.calls import Call, Calls, Round, rounds
 from lockstep.flight_recorder.causes import Cause
+from lockstep.flight_recorder.executables import unified
 from lockstep.flight_recorder.format import Entry, Op, State
 from lockstep.flight_recorder.mismatch import (
     Mismatch,
@@ -150,7 +151,7 @@ class Diagnosis:
 
 def diagnose(run: Run) -> Diagnosis:
     """Finds what is wrong with a run, from the records of its processes."""
-    return _Case(run).diagnosis()
+    return _Case(dataclasses.replace(run, processes=unified(run.processes))).diagnosis()
 
 
 class _Case:

@@ -205,8 +205,11 @@ def choose(op: str, hosts: int, size: float) -> str:
 
 
 def counts(op: str, hosts: int, size: float, algorithm: str | None = None) -> Counts:
-    """Those of one collective into which each host puts ``size`` bytes, by default by the algorithm
-    that the engine chooses."""
+    """Rounds, messages and bytes of one collective into which each host puts ``size`` bytes.
+
+    Args:
+      algorithm: default: the one that the engine chooses.
+    """
     name = algorithm or choose(op, hosts, size)
     block = size / hosts if op == "all-to-all" else size
     return ALGORITHMS[op, name](hosts, block)

@@ -172,8 +172,8 @@ class Facts:
     flops: float | None
     """Operations of one device in one execution. XLA counts the body of a loop once."""
     product_flops: float = 0.0
-    """Those in matrix products and convolutions, in loops as often as they run; once where XLA
-    does not know how often."""
+    """Operations in matrix products and convolutions, in loops as often as they run; once where
+    XLA does not know how often."""
     warnings: tuple[str, ...] = ()
     """What XLA's partitioner complained about: "full rematerialization"."""
     advice: tuple[str, ...] = ()

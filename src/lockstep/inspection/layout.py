@@ -21,7 +21,7 @@ MAX_GRIDS = 4
 class Dimension:
     size: int
     starts: tuple[int, ...]
-    """Where the blocks along it begin."""
+    """The places at which the blocks along the dimension begin."""
     axes: tuple[str, ...]
     """The axes of the mesh that cut it."""
 

@@ -1,4 +1,4 @@
-"""Where the shards of a `jax.shard_map` of the caller lie in their matrices."""
+"""The matrices of which the arrays in a caller's `jax.shard_map` are shards."""
 
 from __future__ import annotations
 

@@ -56,6 +56,8 @@ class Program:
     """``XLA_FLAGS``, without those that change nothing in what is computed."""
     module: bytes = b""
     """What the compiler was given, packed; b"": too long to be kept."""
+    executable: str = ""
+    """The same for the same executable on the same devices; "": it is not compiled yet."""
 
     @functools.cached_property
     def key(self) -> str:
@@ -75,7 +77,8 @@ class Program:
         """Raises ValueError, TypeError or KeyError for what `to_json` does not make."""
         name, at, digest, flags = (str(found[k]) for k in ("name", "at", "digest", "flags"))
         devices = tuple(map(int, found["devices"]))
-        return cls(name, at, digest, devices, flags, base64.b64decode(found.get("module") or ""))
+        module = base64.b64decode(found.get("module") or "")
+        return cls(name, at, digest, devices, flags, module, str(found.get("executable") or ""))
 
     def without_module(self) -> Program:
         return dataclasses.replace(self, module=b"")
@@ -98,7 +101,7 @@ class _Compilations:
     )
     kept: int = 0
     fresh: collections.deque[Program] = dataclasses.field(default_factory=collections.deque)
-    """Those that are to be published."""
+    """The programs that are to be published."""
     publish: Callable[[str, float], None] = lambda title, since: None
 
 
@@ -137,6 +140,8 @@ def _note(module: Any, devices: Sequence[Any], run: Callable[[], Any]) -> Any:
             _known.running[thread] = outer
         _publish()
     if isinstance(fingerprint := getattr(made, "fingerprint", None), bytes):
+        executable = _digest(repr((fingerprint, program.devices)).encode())
+        program = dataclasses.replace(program, executable=executable)
         _known.by_fingerprint[fingerprint].append(program)
     _known.fresh.append(program)
     return made
@@ -175,12 +180,13 @@ def current() -> tuple[float, Program] | None:
 
 
 def of_executable(fingerprint: bytes) -> list[Program]:
-    """The programs that became this executable: they differ in their devices or their lines."""
+    """The programs that became this executable, the latest to be compiled last: they differ in
+    their devices, their lines, or in what the compiler makes no difference of."""
     return list(_known.by_fingerprint.get(fingerprint, ()))
 
 
 def fresh() -> list[Program]:
-    """Those compiled since the last call. To be called on one thread only."""
+    """The programs compiled since the last call. To be called on one thread only."""
     found = []
     while _known.fresh:
         found.append(_known.fresh.popleft())

@@ -125,16 +125,19 @@ class Record:
         return self._launched[key]
 
     def _on_devices_of(self, executable: Any, programs: Sequence[Program]) -> Program | None:
-        """The program that became this executable: one executable may be on several meshes."""
-        if len(programs) < 2:
-            return programs[0] if programs else None
+        """The latest program that became this executable: one may be on several meshes.
+
+        A loop whose carry is an array of one device at first, and of all later, has two programs
+        that become one executable. Launches of the two count as equal (`Program.executable`).
+        """
+        if len({program.devices for program in programs}) < 2:
+            return programs[-1] if programs else None
         local = [device.id for device in executable.local_devices()]
         process = self._empty.process
         fitting = [
             p for p in programs if [d for d in p.devices if self._owner[d] == process] == local
         ]
-        keys = {program.key for program in fitting}
-        return fitting[-1] if len(keys) == 1 else None
+        return fitting[-1] if len({program.devices for program in fitting}) == 1 else None
 
     def _new(self, program: Program) -> Launched:
         run_id = int.from_bytes(bytes.fromhex(program.key)[:4], "little") % _RUN_IDS or 1
@@ -267,7 +270,7 @@ def sites_of(programs: Mapping[int, Program]) -> tuple[model.Site, ...]:
     return tuple(
         model.Site(
             program=run_id,
-            fingerprint=one.key,
+            fingerprint=one.executable or one.key,
             module=one.name,
             channel=1,
             op=format.OPS[format.Op.PROGRAM],

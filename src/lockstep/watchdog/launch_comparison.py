@@ -1,5 +1,9 @@
 """Whether this process launches the same programs, in the same order, as the first of each group.
 
+Two launches are equal if they are of one module or of one executable: a process that took an array
+from a checkpoint may give another module to the compiler, which makes the same of it; and with
+another number of cores the compiler makes another executable of one module.
+
 Each process publishes its latest launches, and digests of all before them at fixed numbers. One
 reads those of the first process that takes part in its programs: that all are equal follows.
 """
@@ -7,11 +11,12 @@ reads those of the first process that takes part in its programs: that all are e
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lockstep.flight_recorder.format import Entry, ProcessRecord, State
 from lockstep.job.kv_store import Store
+from lockstep.programs.compilations import Program
 
 _LAUNCHES = "lockstep/watch/launches"
 _LATEST = 64
@@ -19,6 +24,7 @@ _LATEST = 64
 _MARK_EVERY = 64
 _MARKS = 64
 _MAX_GROUPS = 16
+_EXECUTABLES = "executables"
 
 
 class _Group:
@@ -27,21 +33,23 @@ class _Group:
     def __init__(self) -> None:
         self.latest: dict[int, int] = {}
         """Run ids by number; 0: not known which program it was."""
-        self.marks: dict[int, str] = {}
-        self._digest = hashlib.blake2b(digest_size=8)
+        self.marks: dict[int, list[str]] = {}
+        """Digests of all launches below a number: of their modules, and of their executables."""
+        self._digests = [hashlib.blake2b(digest_size=8) for _ in range(2)]
         self._is_whole = True
         """Whether no launch has been missed or was unknown: then the digests can be compared."""
         self._next = 0
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: Entry, executable: str) -> None:
         if entry.sequence < self._next:
             return
         self._is_whole &= entry.sequence == self._next and entry.run_id != 0
         self._next = entry.sequence + 1
-        self._digest.update(entry.run_id.to_bytes(8, "little", signed=True))
+        for digest, name in zip(self._digests, (str(entry.run_id), executable), strict=True):
+            digest.update(f"{name} ".encode())
         _put(self.latest, entry.sequence, entry.run_id, _LATEST)
         if self._is_whole and self._next % _MARK_EVERY == 0:
-            _put(self.marks, self._next, self._digest.hexdigest(), _MARKS)
+            _put(self.marks, self._next, [each.hexdigest() for each in self._digests], _MARKS)
 
     def published(self) -> dict[str, Any]:
         return {"latest": list(self.latest.items()), "marks": list(self.marks.items())}
@@ -56,11 +64,20 @@ def _put(of: dict[int, Any], number: int, value: Any, most: int) -> None:
 class Launches:
     """Publishes this process's launches, and compares them."""
 
-    def __init__(self, store: Store, process: int, owner: Mapping[int, int]) -> None:
-        """``owner``: the process of each device."""
+    def __init__(
+        self,
+        store: Store,
+        process: int,
+        owner: Mapping[int, int],
+        programs: Callable[[], Mapping[int, Program]],
+    ) -> None:
+        """``owner``: the process of each device; ``programs``: by the run ids of launches."""
         self._store = store
         self._process = process
         self._owner = owner
+        self._programs = programs
+        self._executables: dict[int, str] = {}
+        """What the compiler has made of each program, by the run ids of launches."""
         self._groups: dict[int, _Group] = {}
         self._written = 0
         self.where = ""
@@ -76,13 +93,23 @@ class Launches:
         # What is in flight may be a guess.
         ended = [e for e in ring.entries if e.number > self._written and e.state == State.DONE]
         for entry in ended:
-            self._groups.setdefault(entry.clique, _Group()).add(entry)
+            group = self._groups.setdefault(entry.clique, _Group())
+            group.add(entry, self._executable(entry.run_id))
         if ended:
             self._written = ended[-1].number
             some = list(self._groups.items())[-_MAX_GROUPS:]
             value = {str(clique): group.published() for clique, group in some}
+            run_ids = {run_id for _, group in some for run_id in group.latest.values()}
+            value[_EXECUTABLES] = {str(each): self._executable(each) for each in run_ids}
             self._store.put(f"{_LAUNCHES}/{self._process}/now", value, overwrite=True)
         return any(self._differs(*one) for one in self._partners(record, is_last).items())
+
+    def _executable(self, run_id: int) -> str:
+        """What the compiler has made of the program; the run id where that is not known."""
+        if run_id not in self._executables:
+            for known, program in self._programs().items():
+                self._executables[known] = program.executable or str(known)
+        return self._executables.get(run_id, str(run_id))
 
     def _partners(self, record: ProcessRecord, is_last: bool) -> dict[int, list[int]]:
         """The processes whose launches are compared, and the groups."""
@@ -97,19 +124,26 @@ class Launches:
 
     def _differs(self, process: int, cliques: list[int]) -> bool:
         theirs = self._store.values(f"{_LAUNCHES}/{process}").get("now", {})
+        executables = theirs.get(_EXECUTABLES, {})
         return any(
-            self._group_differs(self._groups[clique], theirs[str(clique)])
+            self._group_differs(self._groups[clique], theirs[str(clique)], executables)
             for clique in cliques
             if str(clique) in theirs
         )
 
-    def _group_differs(self, own: _Group, theirs: Mapping[str, Any]) -> bool:
+    def _group_differs(
+        self, own: _Group, theirs: Mapping[str, Any], executables: Mapping[str, str]
+    ) -> bool:
         for number, run_id in theirs["latest"]:
-            if run_id and own.latest.get(number, 0) not in (0, run_id):
+            known = own.latest.get(number, 0)
+            if not run_id or known in (0, run_id):
+                continue
+            if executables.get(str(run_id)) != self._executable(known):
                 self.where = f" as their launch number {number + 1}"
                 return True
-        for number, digest in theirs["marks"]:
-            if own.marks.get(number, digest) != digest:
+        for number, digests in theirs["marks"]:
+            here = own.marks.get(number, digests)
+            if all(one != other for one, other in zip(here, digests, strict=True)):
                 self.where = f" before their launch number {number + 1}"
                 return True
         return False

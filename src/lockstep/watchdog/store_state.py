@@ -40,7 +40,7 @@ class ProcessState:
     """For how many seconds the thread has been there."""
     compiles: Program | None = None
     programs: Mapping[int, Program] = dataclasses.field(default_factory=dict)
-    """Those that were launched, by the run ids in the record."""
+    """The programs that were launched, by the run ids in the record."""
 
     def to_json(self) -> dict[str, Any]:
         longest = max((len(ring.entries) for ring in self.record.rings), default=0)

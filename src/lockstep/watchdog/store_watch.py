@@ -79,7 +79,7 @@ class Watch(threading.Thread):
         self._questions = Questions(store, own, count, folder, self._state)
         self._launches = None
         if source.is_of_launches:
-            self._launches = Launches(store, own.process, source.owner)
+            self._launches = Launches(store, own.process, source.owner, source.programs)
         self._folder = folder
         self._has_ended = False
         """Whether the program has ended, so that no exception reaches it any more."""
