@@ -83,6 +83,23 @@ def test_a_sharding_is_named() -> None:
     assert "# SHARDING" in str(found)
 
 
+def test_the_reduction_of_a_collective_is_named() -> None:
+    mesh = Mesh(np.array(jax.devices()[:1]), ("x",), axis_types=(AxisType.Auto,))
+    spec = PartitionSpec("x")
+
+    def over(reduced: Callable[..., Any]) -> Lowered:
+        def step(x: Any) -> Any:
+            return reduced(x, "x")  # REDUCED
+
+        out = PartitionSpec()
+        mapped = jax.shard_map(step, mesh=mesh, in_specs=spec, out_specs=out, check_vma=False)
+        return lowered(mapped, X)
+
+    found = str(explain(over(jax.lax.pmax), over(jax.lax.psum), GROUPS))
+    assert "an operation is maximum on process 1, add on processes 0, 2" in found
+    assert "# REDUCED" in found
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -80,6 +80,8 @@ def operations(text: str) -> list[Operation]:
         text = bare[: location.start()] if location else bare
         if _FUNCTION.match(text):
             text = _ARGUMENT_LOCATION.sub(_kept_name, text)
+        elif text.startswith("^"):  # the head of a block, as of a collective's reduction
+            text = _ARGUMENT_LOCATION.sub("", text)
         at = location[1] if location and location[1].startswith("#") else ""
         found.append(Operation(text, places(at) if at else SourceLine()))
     return _with_users_lines(found)
