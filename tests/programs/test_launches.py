@@ -15,7 +15,7 @@ from lockstep import _jax_compat
 from lockstep.flight_recorder import diagnose, model
 from lockstep.flight_recorder.format import Op, State
 from lockstep.job.topology import Peer
-from lockstep.programs import compilations, launches
+from lockstep.programs import compilations, jitted, launches
 from lockstep.programs.compilations import Program
 from lockstep.programs.launches import Record
 
@@ -122,6 +122,20 @@ def test_two_modules_that_became_one_executable_are_both_known(programs: Any) ->
     fast(own, function(own, b"step"), size=0)
     first_id, second_id, third_id, fourth_id = (run_id for _, run_id, _ in entries(own))
     assert 0 != first_id == third_id != second_id == fourth_id != 0
+
+
+def test_a_function_of_one_executable_is_not_told_by_its_arguments(
+    programs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes a microsecond for each argument."""
+    own = record()
+    programs[b"step"] = [dataclasses.replace(program("step", "11"), executable="one")]
+    step = function(own, b"step")
+    programs[b"step"].append(dataclasses.replace(program("step", "55"), executable="one"))
+    own.learn(step.__wrapped__, Executable(b"step"), (np.ones(1),), {})
+    monkeypatch.setattr(jitted, "_signature", None)
+    fast(own, step, size=0)
+    assert [run_id != 0 for _, run_id, _ in entries(own)] == [True]
 
 
 def test_programs_of_this_process_or_without_collectives_are_left_out(programs: Any) -> None:

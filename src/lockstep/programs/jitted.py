@@ -47,10 +47,16 @@ class _Function:
     by_arguments: dict[_Signature, Launched | None] = dataclasses.field(default_factory=dict)
     """The program for each kind of arguments; None: it is not recorded, or several programs fit."""
 
-    @property
-    def only(self) -> Launched | None:
-        """The program, if there is but one."""
-        return self.launched[0] if len(self.launched) == 1 and not self.has_others else None
+    only: Launched | None = None
+    """The latest program, if all became one executable: every launch looks it up."""
+
+    def note(self, launched: Launched | None) -> None:
+        if launched is None:
+            self.has_others = True
+        elif launched not in self.launched:
+            self.launched.append(launched)
+        made = {each.program.executable or each.run_id for each in self.launched}
+        self.only = self.launched[-1] if len(made) == 1 and not self.has_others else None
 
 
 class Functions:
@@ -69,10 +75,7 @@ class Functions:
         signature = _signature(args, kwargs)
         is_new = known.by_arguments.setdefault(signature, launched) is launched
         known.by_arguments[signature] = launched if is_new else None
-        if launched is None:
-            known.has_others = True
-        elif launched not in known.launched:
-            known.launched.append(launched)
+        known.note(launched)
 
     def launched_by(
         self, jitted: Any, args: Any, kwargs: Any, results: Any
