@@ -183,3 +183,32 @@ def test_a_program_that_is_made_ahead_of_time_is_called_by_no_thread_yet() -> No
     source = f"def {of_jax.co_name}(look):\n    return look()\n"
     exec(compile(source, of_jax.co_filename, "exec"), calls)
     assert calls[of_jax.co_name](frames.dispatching_thread) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("step(x)", ["step"]),
+        ("self.model.step(x, key=a[0](1))", ["self", "model", "step"]),
+        ("step(\n    x,  # (not here\n    ')',\n)", ["step"]),
+        ('step(f"{x(1)}")', ["step"]),
+        ("step(x).block_until_ready()", []),
+        ("step(x)(y)", []),
+        ("step(x) + step(y)", []),
+        ("-step(x)", []),
+        ("steps[0](x)", []),
+        ("(step)(x)", []),
+        ("step", []),
+        ("step(x", []),
+        ("step(x))", []),
+        ("  step\n  y(", []),
+        ("", []),
+    ],
+)
+def test_the_names_of_a_call(text: str, names: list[str]) -> None:
+    assert frames._names_of_call(text) == names
+
+
+def test_no_tree_of_python_is_made() -> None:
+    """On a thread of ours that could make the program's own `ast.parse` fail."""
+    assert "ast" not in vars(frames)

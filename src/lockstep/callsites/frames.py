@@ -10,11 +10,11 @@ the site is unknown, and an unknown site is equal to every other one.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import hashlib
 import inspect
+import io
 import itertools
 import json
 import linecache
@@ -22,6 +22,7 @@ import os
 import sys
 import sysconfig
 import threading
+import tokenize
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
@@ -220,21 +221,46 @@ def called(frame: FrameType) -> Any:
     ``step(x)`` and ``self.step(x)`` are; ``step(x).block_until_ready()`` is no call of ``step``.
     Runs no code of the program.
     """
-    try:
-        call = ast.parse(text_of_call(frame), mode="eval").body
-    except (SyntaxError, ValueError):
+    names = _names_of_call(text_of_call(frame))
+    if not names:
         return None
-    names: list[str] = []
-    at = call.func if isinstance(call, ast.Call) else None
-    while isinstance(at, ast.Attribute):
-        names.append(at.attr)
-        at = at.value
-    if not isinstance(at, ast.Name):
-        return None
-    found = frame.f_locals.get(at.id, frame.f_globals.get(at.id))
-    for name in reversed(names):
+    found = frame.f_locals.get(names[0], frame.f_globals.get(names[0]))
+    for name in names[1:]:
         found = inspect.getattr_static(found, name, None)
     return found
+
+
+def _names_of_call(text: str) -> list[str]:
+    """``["self", "step"]`` for ``self.step(x)``; empty where the text is something else.
+
+    Does not use `ast`, as this runs on threads of ours. CPython counts the depth of a tree for all
+    threads together. The garbage collector may switch threads while the program makes one, and
+    the program's ``ast.parse`` then raises SystemError.
+    """
+    try:
+        tokens = [
+            token.string
+            for token in tokenize.generate_tokens(io.StringIO(text).readline)
+            if token.type in (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
+        ]
+    except (tokenize.TokenError, SyntaxError):
+        return []
+    if "(" not in tokens:
+        return []
+    start = tokens.index("(")
+    names, dots = tokens[:start:2], tokens[1:start:2]
+    is_plain = start % 2 == 1 and all(map(str.isidentifier, names)) and {*dots} <= {"."}
+    return names if is_plain and _closes_last(tokens[start:]) else []
+
+
+def _closes_last(tokens: Sequence[str]) -> bool:
+    """Whether the bracket that comes first is closed by the last one, and not before."""
+    depth = 0
+    for at, token in enumerate(tokens):
+        depth += (token in ("(", "[", "{")) - (token in (")", "]", "}"))
+        if depth == 0:
+            return at == len(tokens) - 1
+    return False
 
 
 @functools.cache
