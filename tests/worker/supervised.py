@@ -1,0 +1,101 @@
+"""The supervisor of ``lockstep worker --max-restarts`` as a process, and what its agents do."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from lockstep._run_files import ErrorRecord, Exit
+from lockstep.hosts.supervisor_line import Attempt, SupervisorLine
+from processes import free_port
+from support import wait_until
+
+TIMEOUT = 120.0
+KEY = b"k" * 32
+
+SUPERVISES = """
+import sys
+from pathlib import Path
+from lockstep._config import Config
+from lockstep.launch import worker_job
+from lockstep.processes.job_spec import LaunchSpec
+address, name, folder, restarts, timeout = sys.argv[1:]
+config = Config(start_timeout=float(timeout))
+job = LaunchSpec(
+    (), 2, config, {}, Path(folder), grace=1.0, max_restarts=int(restarts), agents_keep_records=True
+)
+worker_job.start(job, address, name, b"k" * 32)
+print("started", flush=True)
+sys.stdin.read()
+"""
+
+
+class Job:
+    """The supervisor of two processes, as a child of a process that stands for an agent."""
+
+    def __init__(
+        self,
+        folder: Path,
+        restarts: int = 1,
+        timeout: float = 30.0,
+        name: str = "job",
+        port: int = 0,
+    ) -> None:
+        self.port = port or free_port()
+        words = [f"127.0.0.1:{self.port}", name, str(folder), str(restarts), str(timeout)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SUPERVISES, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout
+        self.has_started = bool(self.process.stdout.readline())
+
+    def line(self, process: int, key: bytes = KEY, timeout: float = 30.0) -> SupervisorLine:
+        return SupervisorLine.connect(f"127.0.0.1:{self.port}", "job", key, process, timeout)
+
+    def end(self) -> str:
+        """What it has reported."""
+        return self.process.communicate("", timeout=TIMEOUT)[1]
+
+
+Start = Callable[..., Job]
+
+
+def begin(lines: list[SupervisorLine]) -> list[Attempt]:
+    """All wait for the start at the same time."""
+    found: list[Attempt] = []
+    threads = [
+        threading.Thread(target=lambda line=line: found.append(line.wait_for_start()))
+        for line in lines
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT)
+    return found
+
+
+def ended(
+    line: SupervisorLine, status: int, stopped: bool = False, record: ErrorRecord | None = None
+) -> None:
+    line.ended(Exit.of(status), record, stopped, False)
+
+
+def finish_well(lines: list[SupervisorLine]) -> None:
+    """The job ends without a failure."""
+    for line in lines:
+        ended(line, 0)
+    assert [line.decision(TIMEOUT) for line in lines] == [False] * len(lines)
+
+
+def wait_for_signal(line: SupervisorLine) -> None:
+    """The supervisor has the program of ``line`` stopped, since another one has failed."""
+    wait_until(lambda: signal.SIGINT in line.signals(), "SIGINT")
+    assert not line.is_lost

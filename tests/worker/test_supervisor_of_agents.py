@@ -1,0 +1,208 @@
+"""The supervisor of ``lockstep worker --max-restarts`` alone: this process is the agents."""
+
+from __future__ import annotations
+
+import re
+import signal
+import struct
+import threading
+import time
+
+import pytest
+
+from lockstep._errors import LaunchError
+from lockstep._run_files import ErrorRecord, Exit
+from lockstep.hosts import network_probe
+from lockstep.hosts.supervisor_line import Attempt
+from support import wait_until
+from worker.supervised import KEY, TIMEOUT, Start, begin, ended, finish_well, wait_for_signal
+
+
+def test_an_agent_in_the_place_of_a_lost_one(start_job: Start) -> None:
+    """As a new pod of an Indexed Job has the index of one that was evicted."""
+    job = start_job()
+    stays, lost = job.line(0), job.line(1)
+    first, other = begin([stays, lost])
+    assert first == other
+    assert first.attempt == 0
+    assert not stays.signals()
+    lost.close()
+    wait_for_signal(stays)
+    ended(stays, 1)
+    assert stays.decision(TIMEOUT) is True
+    new = job.line(1)
+    second, other = begin([stays, new])
+    assert second == other
+    assert second.attempt == 1
+    assert second.coordinator != first.coordinator
+    finish_well([stays, new])
+    assert re.search(r"process 1 of 2 on \S+ failed first: its agent was lost$", job.end(), re.M)
+
+
+def test_an_agent_that_comes_early_takes_the_place_of_one_that_is_lost(start_job: Start) -> None:
+    """The host of the first is lost: its connection has no end, and the new one tells of it."""
+    job = start_job(restarts=2)
+    stays, lost = job.line(0), job.line(1)
+    begin([stays, lost])
+    started: list[Attempt] = []
+    new = job.line(1)
+    waits = threading.Thread(target=lambda: started.append(new.wait_for_start()))
+    waits.start()
+    wait_for_signal(stays)
+    assert waits.is_alive()
+    ended(stays, 1)
+    assert stays.decision(TIMEOUT) is True
+    [second] = begin([stays])
+    waits.join(TIMEOUT)
+    assert started == [second]
+    assert second.attempt == 1
+    # A loss of the first attempt does not count in the second.
+    finish_well([stays, new])
+    lost.close()
+
+
+def test_an_agent_that_is_stopped_alone_counts_as_failed(start_job: Start) -> None:
+    job = start_job()
+    stays, evicted = job.line(0), job.line(1)
+    begin([stays, evicted])
+    ended(evicted, -signal.SIGTERM, stopped=True)
+    wait_for_signal(stays)
+    ended(stays, 1)
+    assert [line.decision(TIMEOUT) for line in (stays, evicted)] == [True, True]
+    evicted.close()
+    lines = [stays, job.line(1)]
+    begin(lines)
+    finish_well(lines)
+    assert "process 1 of 2 on" in job.end()
+
+
+def test_the_failure_that_came_first_is_named(start_job: Start) -> None:
+    """Not the program that has ended first: an error may be raised long before its process ends."""
+    job = start_job()
+    victim, culprit = job.line(0), job.line(1)
+    begin([victim, culprit])
+    now = time.monotonic()
+    ended(victim, 1, record=ErrorRecord(now - 2, 1, "ValueError: late", ""))
+    wait_for_signal(culprit)
+    ended(culprit, 7, record=ErrorRecord(now - 5, 7, "ValueError: early", ""))
+    assert [line.decision(TIMEOUT) for line in (victim, culprit)] == [True, True]
+    lines = [victim, culprit]
+    begin(lines)
+    finish_well(lines)
+    report = job.end()
+    assert re.search(r"process 1 of 2 on \S+ failed first: ValueError: early", report), report
+    assert re.search(r"process 0 on \S+ failed 3\.\d s later: ValueError: late", report), report
+
+
+def test_a_lost_agent_is_named_before_those_that_fail_because_of_it(start_job: Start) -> None:
+    """The silence of its host is noticed later than the errors of the others."""
+    job = start_job()
+    victim, lost = job.line(0), job.line(1)
+    begin([victim, lost])
+    ended(victim, 1, record=ErrorRecord(time.monotonic(), 1, "RuntimeError: its peer is gone", ""))
+    lost.close()
+    assert victim.decision(TIMEOUT) is True
+    lines = [victim, job.line(1)]
+    begin(lines)
+    finish_well(lines)
+    assert re.search(r"process 1 of 2 on \S+ failed first: its agent was lost$", job.end(), re.M)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"[]",
+        b"no head",
+        b'{"kind": "ready"}',
+        b'{"kind": "ready", "process": 1}',
+        b'{"kind": "ready", "process": 1.5, "host": "a"}',
+        b'{"kind": "exit", "process": 1}',
+        b'{"kind": "exit", "process": 1, "exit": 1, "record": null, "stopped": false}',
+        b'{"kind": "leave", "process": 1}',
+    ],
+)
+def test_what_is_no_message_ends_the_connection_alone(start_job: Start, message: bytes) -> None:
+    job = start_job()
+    with network_probe.connect("127.0.0.1", job.port, "job", KEY, TIMEOUT) as other:
+        other.settimeout(TIMEOUT)
+        other.sendall(struct.pack(">IQ", len(message), 0) + message)
+        assert other.recv(1) == b""
+    lines = [job.line(0), job.line(1)]
+    assert len(begin(lines)) == 2
+    with network_probe.connect("127.0.0.1", job.port, "job", KEY, TIMEOUT) as other:
+        other.settimeout(TIMEOUT)
+        other.sendall(struct.pack(">IQ", len(message), 0) + message)
+        assert other.recv(1) == b""
+    finish_well(lines)
+
+
+def test_an_agent_that_sends_what_is_no_message_is_lost(start_job: Start) -> None:
+    job = start_job()
+    stays, lost = job.line(0), job.line(1)
+    begin([stays, lost])
+    lost.ended(Exit(signal="all"), None, False, False)  # type: ignore[arg-type]
+    wait_for_signal(stays)
+    ended(stays, 0)
+    assert stays.decision(TIMEOUT) is True
+    lines = [stays, job.line(1)]
+    begin(lines)
+    finish_well(lines)
+    assert re.search(r"process 1 of 2 on \S+ failed first: its agent was lost$", job.end(), re.M)
+
+
+@pytest.mark.full
+def test_two_jobs_do_not_share_a_port(start_job: Start) -> None:
+    first = start_job(timeout=15.0)  # more than the other waits for the port
+    second = start_job(name="other", port=first.port)
+    assert not second.has_started
+    assert "the agent of process 0 cannot listen on 127.0.0.1" in second.end()
+
+
+def test_a_failure_of_the_last_attempt_and_a_signal_end_the_job(start_job: Start) -> None:
+    for restarts, stopped in ((0, False), (1, True)):
+        job = start_job(restarts)
+        lines = [job.line(0), job.line(1)]
+        begin(lines)
+        for line in lines:
+            ended(line, 3, stopped)
+        assert [line.decision(TIMEOUT) for line in lines] == [False, False]
+        found = "stopped by a signal" if stopped else "failed first: exit code 3"
+        assert found in job.end()
+
+
+def test_processes_that_do_not_come_are_named(start_job: Start) -> None:
+    job = start_job(timeout=1.0)
+    with pytest.raises(
+        LaunchError, match=r"process 0 was not started: the agent of process 1 did not come"
+    ):
+        job.line(0).wait_for_start()
+
+
+def test_an_agent_that_does_not_come_again_ends_the_job(start_job: Start) -> None:
+    job = start_job(restarts=3, timeout=2.0)
+    stays, lost = job.line(0), job.line(1)
+    begin([stays, lost])
+    ended(stays, 1)
+    lost.close()
+    assert stays.decision(TIMEOUT) is True
+    with pytest.raises(LaunchError, match=r"the agent of process 1 did not come within 2 s"):
+        stays.wait_for_start()
+    assert "not started again: the agent of process 1 did not come" in job.end()
+
+
+def test_an_agent_without_its_supervisor_knows_it(start_job: Start) -> None:
+    job = start_job()
+    lines = [job.line(0), job.line(1)]
+    begin(lines)
+    job.end()
+    for line in lines:
+        wait_until(
+            lambda line=line: not line.signals() and line.is_lost, "the end of the supervisor"
+        )
+        assert line.decision(TIMEOUT) is False
+
+
+def test_another_key_is_refused(start_job: Start) -> None:
+    job = start_job(timeout=2.0)
+    with pytest.raises(LaunchError, match=r"process 1 does not reach the agent of process 0 .*key"):
+        job.line(1, b"x" * 32, 1.0)
