@@ -16,11 +16,11 @@ RUN_DIR/attempt_0/process_1/waits.json      the barriers that process 1 waits in
 RUN_DIR/attempt_0/process_1/error.json      the error that ended process 1
 RUN_DIR/attempt_0/process_1/interrupted     exists if the launcher's SIGINT has reached it
 RUN_DIR/attempt_0/process_1/stacks.txt      its Python stacks, once per request (`stack_dump`)
-RUN_DIR/attempt_0/process_1/programs_vary    exists if its programs' numbers may differ from others'
+RUN_DIR/attempt_0/process_1/programs_vary   exists if its programs' numbers may differ from others'
 RUN_DIR/attempt_0/process_1/joined          exists once JAX has connected it to a job's service
 RUN_DIR/attempt_0/process_1/alone           exists if it has used JAX and has never joined a job
-RUN_DIR/attempt_0/process_1/asks         exists if it has called `lockstep.should_stop`
-RUN_DIR/attempt_0/process_1/stops        exists once that has returned true
+RUN_DIR/attempt_0/process_1/asks            exists if it has called `lockstep.should_stop`
+RUN_DIR/attempt_0/process_1/stops           exists once that has returned true
 RUN_DIR/attempt_0/process_1/exit.json       how process 1 ended, as its launcher or agent saw it
 RUN_DIR/attempt_0/process_1/stays           exists while its agent waits for the end of the others
 """

@@ -109,9 +109,6 @@ class AgentProcesses:
             self.members.append(process)
             agent.is_ready = False
             agent.channel.send("start", attempt=attempt, coordinator=coordinator)
-        for agent in self._running.values():
-            if agent.lost:
-                self._on_loss(agent, time.monotonic())
 
     def _on_exit(self, agent: JoinedAgent, head: Mapping[str, Any]) -> None:
         now = time.monotonic()
@@ -164,7 +161,7 @@ class AgentProcesses:
         """This process has no children of the job."""
 
     def hold_output(self, held: bool) -> None:
-        """No output comes here."""
+        """The cluster's launcher gets the output."""
 
     def sweep(self) -> int:
         """The guard of each agent ends what its program has left running."""

@@ -33,7 +33,7 @@ from lockstep.system import fd_limit, process_tree
 
 
 def join(
-    config: Config, shared: HostDir | None, name: str, restarts: int, grace: float | None
+    config: Config, shared: HostDir | None, name: str, max_restarts: int, grace: float | None
 ) -> tuple[SupervisorLine, Attempt]:
     """The line of this process, and the attempt that begins now.
 
@@ -59,7 +59,7 @@ def join(
                 environ={},
                 run_dir=shared.path,
                 grace=program.GRACE if grace is None else grace,
-                max_restarts=restarts,
+                max_restarts=max_restarts,
                 agents_keep_records=True,
             )
             start(job, address, name, key)
@@ -123,7 +123,8 @@ def start(job: LaunchSpec, address: str, name: str, key: bytes) -> None:
         process_tree.end_with_parent()
         fd_limit.close_all_but({listener.fileno()})
         _supervise(job, listener, (host, bound), name, key)
-        signal.pause()  # until the agent has read the last message
+        # The agent reads the last message first, and then ends this process with it.
+        signal.pause()
         status = 0
     except BaseException as error:
         with contextlib.suppress(OSError):

@@ -108,8 +108,8 @@ def _become(
         os._exit(127)
 
 
-class Supervisor(Protocol):
-    """Decides about the end of this program in a job that may start again."""
+class SignalSource(Protocol):
+    """The connection to the supervisor of a job that may start again."""
 
     @property
     def is_lost(self) -> bool: ...
@@ -127,7 +127,7 @@ class Program:
         pid: int,
         shares_group: bool,
         run_dir: Path,
-        supervisor: Supervisor | None,
+        supervisor: SignalSource | None,
         grace: float,
     ) -> None:
         """``grace``: how long the program may take to end when ``supervisor`` is lost."""

@@ -81,7 +81,7 @@ def _parts(address: str) -> tuple[str, str]:
 def renewed(
     environ: Environ, rank: int | None, size: int | None, address: str | None
 ) -> dict[str, str]:
-    """Those of the variables that ``environ`` has, with the values of another job."""
+    """Returns the variables that ``environ`` has, with the values of another job."""
     port = address.rpartition(":")[2] if address else None
     values = {RANK: rank, SIZE: size, ADDRESS: address, PORT: port}
     return {n: str(value) for n, value in values.items() if n in environ and value is not None}
