@@ -18,7 +18,7 @@ from lockstep._errors import LaunchError
 from lockstep._words import processes
 from lockstep.bootstrap import cluster_env
 from lockstep.hosts.joined_agents import JoinedAgent, JoinedAgents
-from lockstep.hosts.remote_processes import RemoteProcess
+from lockstep.hosts.remote_process import RemoteProcess
 from lockstep.processes.job_processes import Loop
 from lockstep.processes.job_spec import LaunchSpec
 from lockstep.system import port_reservation

@@ -13,108 +13,27 @@ import contextlib
 import functools
 import os
 import selectors
-import signal
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from lockstep import _run_files
-from lockstep._run_files import ErrorRecord, Exit
 from lockstep.hosts import host_query, host_records
 from lockstep.hosts.connection import PING_SECONDS, Connection
 from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_list import Placed
 from lockstep.hosts.host_watch import HostWatch
 from lockstep.hosts.relay import KINDS, Connect, Relay
+from lockstep.hosts.remote_process import RemoteProcess
 from lockstep.processes import console as consoles
-from lockstep.processes.console import Console
-from lockstep.processes.first_failure import EndedProcess
-from lockstep.processes.job_processes import Loop, Output, ended_process
+from lockstep.processes.job_processes import Loop
 from lockstep.processes.job_spec import LaunchSpec
 from lockstep.system.channel import Message
 
 SWEEP_SECONDS = 12.0
 COLLECT_SECONDS = 20.0
 _CHUNK = 1 << 16
-
-
-class Reached(Protocol):
-    """The connection to what has started a process."""
-
-    label: str
-    """The name of its host, in errors."""
-    lost: str
-    """Why it is lost; "": it is not."""
-
-
-class RemoteProcess:
-    """A process of another host, as far as messages have told."""
-
-    def __init__(
-        self,
-        job: LaunchSpec,
-        process_id: int,
-        connection: Reached,
-        console: Console,
-        prefixes: tuple[bytes, bytes],
-    ) -> None:
-        """Raises OSError where its logs cannot be written."""
-        self.process_id = process_id
-        self.connection = connection
-        self.exit: Exit | None = None
-        self.ended_at = float("inf")
-        self.was_killed = False
-        self._record: ErrorRecord | None = None
-        self._output = Output(job, process_id)
-        self.stdout, self.stderr = self._output.streams((-1, -1), console, prefixes)
-
-    @property
-    def lives(self) -> bool:
-        return self.exit is None
-
-    def ended(self) -> EndedProcess:
-        return ended_process(
-            self.process_id,
-            self.exit,
-            self.ended_at,
-            self._record,
-            self._output,
-            self.stderr,
-            self.connection.label,
-        )
-
-    def on_error(self, values: Mapping[str, Any], at: float) -> None:
-        """Takes its recorded error, which happened ``at`` a time of this host's clock."""
-        self._record = ErrorRecord(
-            at,
-            int(values["exit_code"]),
-            str(values["summary"]),
-            str(values["traceback"]),
-        )
-
-    def on_exit(self, head: Mapping[str, Any], at: float) -> None:
-        """Takes how it ended, and when."""
-        ending = Exit(**{name: head["exit"].get(name) for name in Exit.__slots__})
-        int(ending.status)  # raises for a status that is no number
-        self.was_killed = bool(head["was_killed"])
-        self.exit, self.ended_at = ending, at
-
-    def not_started(self, is_error: bool) -> None:
-        """It never ran; ``is_error``: it could not be started, else the job was stopped before."""
-        stopped = Exit(signal=signal.SIGINT, reason=_run_files.STOPPED)
-        self.exit = Exit(exit_code=0) if is_error else stopped
-        self.ended_at = time.monotonic()
-        self.stdout.close()
-        self.stderr.close()
-
-    def lost(self, why: str, at: float) -> None:
-        """Its host is lost, so its end was not seen."""
-        if self.exit is None:
-            self.exit = Exit(reason=why)
-            self.ended_at = at
-        for stream in (self.stdout, self.stderr):
-            stream.close()
 
 
 class RemoteProcesses:
