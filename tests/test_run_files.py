@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +40,42 @@ def test_an_exit_is_never_read_without_the_error_before_it(
     assert error is not None or ending is None
     assert (ending is not None) == (moment == 0)
     assert (error is not None) == (moment <= 1)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [],
+        {"exit_code": "3"},
+        {"exit_code": 1.5},
+        {"exit_code": True},
+        {"signal": "all"},
+        {"signal": [9]},
+        {"pid": "1"},
+        {"reason": 1},
+        {"exit_code": 0, "realtime_ns": 1e9},
+    ],
+)
+def test_an_exit_that_is_none_is_refused(values: object, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^not how a process ended: "):
+        Exit.of_values(values)
+    (tmp_path / _run_files.EXIT).write_text(json.dumps(values))
+    assert Exit.read(tmp_path) is None
+
+
+@pytest.mark.parametrize("exit_code", ["x", None, float("inf"), [7]])
+def test_an_error_that_is_none_is_refused(exit_code: object, tmp_path: Path) -> None:
+    values = {"time": 1.0, "exit_code": exit_code, "summary": "", "traceback": ""}
+    with pytest.raises(ValueError, match=r"not the record of an error|invalid literal"):
+        ErrorRecord.of_values(values)
+    (tmp_path / _run_files.ERROR).write_text(json.dumps(values))
+    assert ErrorRecord.read(tmp_path) is None
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    for ending in (Exit(5, exit_code=7), Exit.of(-9, 5, _run_files.OUT_OF_MEMORY)):
+        ending.write(tmp_path)
+        assert Exit.read(tmp_path) == ending
+    error = ErrorRecord(1.0, 7, "sys.exit(7)", "SystemExit: 7\n")
+    error.write(tmp_path)
+    assert ErrorRecord.read(tmp_path) == error

@@ -33,8 +33,9 @@ import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lockstep._words import signal_name
 
@@ -138,15 +139,18 @@ class ErrorRecord:
     def read(cls, folder: Path) -> ErrorRecord | None:
         """The record in ``folder``; None when there is none that can be read."""
         try:
-            values = json.loads((folder / ERROR).read_text("utf-8"))
-            return cls(
-                float(values["time"]),
-                int(values["exit_code"]),
-                str(values["summary"]),
-                str(values["traceback"]),
-            )
-        except (OSError, ValueError, KeyError, TypeError):
+            return cls.of_values(json.loads((folder / ERROR).read_text("utf-8")))
+        except (OSError, ValueError):
             return None
+
+    @classmethod
+    def of_values(cls, values: Any) -> ErrorRecord:
+        """The record that was written as ``values``. Raises ValueError for anything else."""
+        try:
+            time, exit_code = float(values["time"]), int(values["exit_code"])
+            return cls(time, exit_code, str(values["summary"]), str(values["traceback"]))
+        except (LookupError, TypeError, ArithmeticError) as error:
+            raise ValueError(f"not the record of an error: {error!r}") from None
 
 
 STOPPED = "the launcher stopped the job"
@@ -190,11 +194,22 @@ class Exit:
         """The exit in ``folder``; None where there is none, or that of another process than
         ``pid``: of another job."""
         try:
-            values = json.loads((folder / EXIT).read_text("utf-8"))
-            found = cls(**{name: values.get(name) for name in cls.__slots__})
-        except (OSError, ValueError, AttributeError):
+            found = cls.of_values(json.loads((folder / EXIT).read_text("utf-8")))
+        except (OSError, ValueError):
             return None
         return None if pid is not None and found.pid not in (None, pid) else found
+
+    @classmethod
+    def of_values(cls, values: Any) -> Exit:
+        """The exit that was written as ``values``. Raises ValueError for anything else."""
+        if not isinstance(values, Mapping):
+            raise ValueError(f"not how a process ended: {values!r}")
+        found = {name: values.get(name) for name in cls.__slots__}
+        for name, value in found.items():
+            kind = str if name == "reason" else int
+            if value is not None and type(value) is not kind:
+                raise ValueError(f"not how a process ended: {name} is {value!r}")
+        return cls(**found)
 
     @property
     def is_seen(self) -> bool:

@@ -1,10 +1,12 @@
-"""The launcher's side of a job on several hosts, with a host that answers late."""
+"""The launcher's side of a job on several hosts, with a host that answers late or wrong."""
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -48,7 +50,8 @@ class Loop:
     is_stopping = False
     stopping_at = float("inf")
 
-    def __init__(self) -> None:
+    def __init__(self, may_fail: bool = False) -> None:
+        self._may_fail = may_fail
         self.selector = selectors.PollSelector()
         self.console = Console(self.selector)
 
@@ -57,7 +60,10 @@ class Loop:
             key.data()
 
     def failed(self) -> None:
-        raise AssertionError("no process has failed")
+        assert self._may_fail, "no process has failed"
+
+    def asked_to_stop(self) -> None:
+        raise AssertionError("no signal was sent")
 
     def grow(self) -> bool:
         raise AssertionError("no host returns")
@@ -66,14 +72,24 @@ class Loop:
         raise AssertionError(why)
 
 
-@pytest.fixture
-def fleet() -> Iterator[Fleet]:
-    made = Fleet(lambda host: [sys.executable, "-c", LATE])
-    yield made
-    made.end()
+MALFORMED = """
+import os
+from lockstep.system.channel import GREETING, Channel
+
+channel = Channel(0, 1, after_greeting=False)
+channel.send_raw(GREETING)
+channel.send("hello")
+os.set_blocking(0, True)
+while not channel.closed:
+    for message in channel.receive():
+        if message.kind == "start":
+            values = dict(process=0, at=0, after_signal=False, was_killed=False)
+            channel.send("exit", attempt=message.head["attempt"], exit={"exit_code": "3"}, **values)
+"""
 
 
-def test_an_answer_of_the_attempt_before_counts_for_nothing(fleet: Fleet, tmp_path: Path) -> None:
+def processes(fleet: Fleet, folder: Path, loop: Loop) -> RemoteProcesses:
+    """One process of attempt 1 on one host."""
     [connection] = fleet.connect([Host("late")])
     assert not connection.lost
     job = LaunchSpec(
@@ -81,17 +97,50 @@ def test_an_answer_of_the_attempt_before_counts_for_nothing(fleet: Fleet, tmp_pa
         processes=1,
         config=Config(attempt=1),
         environ={},
-        run_dir=tmp_path,
+        run_dir=folder,
     )
-    loop = Loop()
     places = [(connection, Placed(connection.host, 0, 1))]
     membership = Membership([placed for _, placed in places])
     watch = HostWatch(fleet, membership, lambda connection, facts: "", False, 10.0)
-    processes = RemoteProcesses(job, loop, fleet, places, {connection: {}}, {}, watch)
-    processes.listen()
-    processes.start()
-    assert processes.sweep() == 7
-    processes.collect()
+    made = RemoteProcesses(job, loop, fleet, places, {connection: {}}, {}, watch)
+    made.listen()
+    made.start()
+    return made
+
+
+@pytest.fixture
+def start_fleet() -> Iterator[Callable[[str], Fleet]]:
+    with contextlib.ExitStack() as ends:
+
+        def start(source: str) -> Fleet:
+            made = Fleet(lambda host: [sys.executable, "-c", source])
+            ends.callback(made.end)
+            return made
+
+        yield start
+
+
+def test_an_answer_of_the_attempt_before_counts_for_nothing(
+    start_fleet: Callable[[str], Fleet], tmp_path: Path
+) -> None:
+    found = processes(start_fleet(LATE), tmp_path, Loop())
+    assert found.sweep() == 7
+    found.collect()
     folder = _run_files.process_dir(tmp_path, 1, 0)
     assert (folder / _run_files.STACKS).read_bytes() == b"of now"
-    processes.close()
+    found.close()
+
+
+def test_an_exit_that_is_none_ends_the_connection(
+    start_fleet: Callable[[str], Fleet], tmp_path: Path
+) -> None:
+    """Instead of the report, which computes with it."""
+    loop = Loop(may_fail=True)
+    found = processes(start_fleet(MALFORMED), tmp_path, loop)
+    [process] = found.members
+    end = time.monotonic() + 30
+    while process.lives and time.monotonic() < end:
+        loop.turn()
+    assert 'message (exit) that is not one: ValueError("not how' in process.connection.lost
+    assert process.ended().status == 1
+    found.close()

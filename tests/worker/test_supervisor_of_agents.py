@@ -7,6 +7,7 @@ import signal
 import struct
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -136,11 +137,16 @@ def test_what_is_no_message_ends_the_connection_alone(start_job: Start, message:
     finish_well(lines)
 
 
-def test_an_agent_that_sends_what_is_no_message_is_lost(start_job: Start) -> None:
+@pytest.mark.parametrize(
+    "values", [{"signal": "all"}, {"exit_code": "3"}, {"exit_code": 1.5}, {"exit_code": True}]
+)
+def test_an_agent_that_sends_what_is_no_message_is_lost(
+    start_job: Start, values: dict[str, Any]
+) -> None:
     job = start_job()
     stays, lost = job.line(0), job.line(1)
     begin([stays, lost])
-    lost.ended(Exit(signal="all"), None, False, False)  # type: ignore[arg-type]
+    lost.ended(Exit(**values), None, False, False)
     wait_for_signal(stays)
     ended(stays, 0)
     assert stays.decision(TIMEOUT) is True

@@ -15,6 +15,7 @@ from typing import Any
 
 from lockstep import _run_files
 from lockstep._errors import LaunchError
+from lockstep._run_files import ErrorRecord, Exit
 from lockstep._words import processes
 from lockstep.bootstrap import cluster_env
 from lockstep.hosts.joined_agents import JoinedAgent, JoinedAgents
@@ -115,16 +116,16 @@ class AgentProcesses:
         process = self._process_of(agent)
         if process is None or not process.lives:
             raise ValueError("an end of what does not run")
-        is_stopped, record = bool(head["stopped"]), head["record"]
-        if record:
-            process.on_error(record, now - float(record["age"]))
-        process.on_exit(head, now)
-        assert process.exit
+        ending, is_stopped = Exit.of_values(head["exit"]), bool(head["stopped"])
+        if error := head["record"]:
+            record = ErrorRecord.of_values(error)
+            process.on_error(dataclasses.replace(record, time=now - float(error["age"])))
         if is_stopped:
             self._stopped.add(agent.process)
-            process.exit = dataclasses.replace(process.exit, reason=_run_files.STOPPED)
+            ending = dataclasses.replace(ending, reason=_run_files.STOPPED)
+        process.on_exit(ending, bool(head["was_killed"]), now)
         self._check_stopped()
-        if process.exit.status != 0:
+        if ending.status != 0:
             self._loop.failed()
 
     def _check_stopped(self) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from lockstep import _run_files
 from lockstep._run_files import ErrorRecord, Exit
@@ -60,21 +59,13 @@ class RemoteProcess:
             self.connection.label,
         )
 
-    def on_error(self, values: Mapping[str, Any], at: float) -> None:
-        """Takes its recorded error, which happened ``at`` a time of this host's clock."""
-        self._record = ErrorRecord(
-            at,
-            int(values["exit_code"]),
-            str(values["summary"]),
-            str(values["traceback"]),
-        )
+    def on_error(self, record: ErrorRecord) -> None:
+        """Takes its recorded error, with a time of this host's clock."""
+        self._record = record
 
-    def on_exit(self, head: Mapping[str, Any], at: float) -> None:
+    def on_exit(self, ending: Exit, was_killed: bool, at: float) -> None:
         """Takes how it ended, and when."""
-        ending = Exit(**{name: head["exit"].get(name) for name in Exit.__slots__})
-        int(ending.status)  # raises for a status that is no number
-        self.was_killed = bool(head["was_killed"])
-        self.exit, self.ended_at = ending, at
+        self.exit, self.was_killed, self.ended_at = ending, was_killed, at
 
     def not_started(self, is_error: bool) -> None:
         """It never ran; ``is_error``: it could not be started, else the job was stopped before."""

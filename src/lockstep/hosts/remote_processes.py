@@ -10,6 +10,7 @@ processes have ended by then, or end within the lease of their agent.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import selectors
@@ -19,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lockstep import _run_files
+from lockstep._run_files import ErrorRecord, Exit
 from lockstep.hosts import host_query, host_records
 from lockstep.hosts.connection import PING_SECONDS, Connection
 from lockstep.hosts.fleet import Fleet
@@ -162,16 +164,18 @@ class RemoteProcesses:
 
     def _on_error(self, connection: Connection, message: Message) -> None:
         process = self._process(connection, message)
-        record = message.head["record"]
-        process.on_error(record, self._here(connection, message, float(record["time"])))
+        record = ErrorRecord.of_values(message.head["record"])
+        at = self._here(connection, message, record.time)
+        process.on_error(dataclasses.replace(record, time=at))
         self._loop.failed()
 
     def _on_exit(self, connection: Connection, message: Message) -> None:
         process = self._process(connection, message)
         at = self._here(connection, message, int(message.head["at"]) / 1e9)
-        process.on_exit(message.head, at)
+        ending = Exit.of_values(message.head["exit"])
+        process.on_exit(ending, bool(message.head["was_killed"]), at)
         self._write_exit(process)
-        if process.exit and process.exit.status != 0:
+        if ending.status != 0:
             self._loop.failed()
 
     def _write_exit(self, process: RemoteProcess) -> None:
