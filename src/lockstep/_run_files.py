@@ -130,10 +130,13 @@ class ErrorRecord:
 
     def write(self, folder: Path) -> None:
         """Leaves the record in ``folder``, whole or not at all."""
-        values = dataclasses.asdict(self)
-        values["traceback"] = self.traceback[-_MAX_TRACEBACK:]
-        values["summary"] = self.summary[:_MAX_SUMMARY]
-        _write(folder / ERROR, values)
+        _write(folder / ERROR, dataclasses.asdict(self.shortened(_MAX_SUMMARY, _MAX_TRACEBACK)))
+
+    def shortened(self, summary: int, traceback: int) -> ErrorRecord:
+        """The record with so many characters at most: the first of the summary, and the last of
+        the traceback, which name the error."""
+        texts = {"summary": self.summary[:summary], "traceback": self.traceback[-traceback:]}
+        return dataclasses.replace(self, **texts)
 
     @classmethod
     def read(cls, folder: Path) -> ErrorRecord | None:

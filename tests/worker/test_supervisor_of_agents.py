@@ -118,7 +118,7 @@ def test_a_lost_agent_is_named_before_those_that_fail_because_of_it(start_job: S
         b'{"kind": "ready", "process": 1}',
         b'{"kind": "ready", "process": 1.5, "host": "a"}',
         b'{"kind": "exit", "process": 1}',
-        b'{"kind": "exit", "process": 1, "exit": 1, "record": null, "stopped": false}',
+        b'{"kind": "exit", "process": 1, "exit": 1, "record": null, "was_stopped": false}',
         b'{"kind": "leave", "process": 1}',
     ],
 )
@@ -153,7 +153,11 @@ def test_an_agent_that_sends_what_is_no_message_is_lost(
     lines = [stays, job.line(1)]
     begin(lines)
     finish_well(lines)
-    assert re.search(r"process 1 of 2 on \S+ failed first: its agent was lost$", job.end(), re.M)
+    why = re.search(r"process 1 of 2 on \S+ failed first: its agent was lost: (.*)", job.end())
+    assert why
+    [(name, value)] = values.items()
+    told = f"it has sent a message that is not one: not how a process ended: {name} is {value!r}"
+    assert why[1] == told
 
 
 @pytest.mark.full

@@ -10,14 +10,13 @@ import dataclasses
 import selectors
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from lockstep import _run_files
 from lockstep._errors import LaunchError
-from lockstep._run_files import ErrorRecord, Exit
 from lockstep._words import processes
 from lockstep.bootstrap import cluster_env
+from lockstep.hosts.agent_messages import Ended
 from lockstep.hosts.joined_agents import JoinedAgent, JoinedAgents
 from lockstep.hosts.remote_process import RemoteProcess
 from lockstep.processes.job_processes import Loop
@@ -60,7 +59,7 @@ class AgentAttempts:
         """Waits for all agents; tells those that are there when others do not come."""
         end = time.monotonic() + (self._timeout or float("inf"))
         with selectors.PollSelector() as selector:
-            self._agents.attach(selector, _refuse_exit, lambda agent, at: None)
+            self._agents.attach(selector, self._refuse_exit, lambda agent, at: None)
             while (missing := self._agents.missing) and (left := end - time.monotonic()) > 0:
                 for key, _ in selector.select(min(left, 1.0)):
                     key.data()
@@ -74,9 +73,8 @@ class AgentAttempts:
             self._agents.end(why)
             raise LaunchError(why)
 
-
-def _refuse_exit(agent: JoinedAgent, head: Mapping[str, Any]) -> None:
-    raise ValueError("an end of what was not started")
+    def _refuse_exit(self, agent: JoinedAgent, ended: Ended) -> None:
+        self._agents.refuse(agent, "an end of what was not started")
 
 
 class AgentProcesses:
@@ -111,19 +109,17 @@ class AgentProcesses:
             agent.is_ready = False
             agent.channel.send("start", attempt=attempt, coordinator=coordinator)
 
-    def _on_exit(self, agent: JoinedAgent, head: Mapping[str, Any]) -> None:
-        now = time.monotonic()
-        process = self._process_of(agent)
+    def _on_exit(self, agent: JoinedAgent, ended: Ended) -> None:
+        process, ending = self._process_of(agent), ended.exit
         if process is None or not process.lives:
-            raise ValueError("an end of what does not run")
-        ending, is_stopped = Exit.of_values(head["exit"]), bool(head["stopped"])
-        if error := head["record"]:
-            record = ErrorRecord.of_values(error)
-            process.on_error(dataclasses.replace(record, time=now - float(error["age"])))
-        if is_stopped:
+            self._agents.refuse(agent, "an end of what does not run")
+            return
+        if ended.record:
+            process.on_error(ended.record)
+        if ended.was_stopped:
             self._stopped.add(agent.process)
             ending = dataclasses.replace(ending, reason=_run_files.STOPPED)
-        process.on_exit(ending, bool(head["was_killed"]), now)
+        process.on_exit(ending, ended.was_killed, time.monotonic())
         self._check_stopped()
         if ending.status != 0:
             self._loop.failed()
@@ -156,7 +152,8 @@ class AgentProcesses:
         if now > self._loop.stopping_at + self._job.grace + _LATE_SECONDS:
             for process in self.members:
                 if process.lives:
-                    self._agents.lose(self._running[process.process_id])
+                    agent = self._running[process.process_id]
+                    self._agents.lose(agent, "it did not report the end of its program")
 
     def reaped(self, ended: Sequence[tuple[int, int]]) -> None:
         """This process has no children of the job."""

@@ -9,8 +9,8 @@ nothing. Each agent keeps a connection for the whole job (`supervisor_line`):
     agent       ready (process, host)          it can start its program
     supervisor  start (attempt, coordinator)   all agents are ready
     supervisor  signal (number)                for the program: another one has failed
-    agent       exit (exit, record, stopped,   how its program has ended
-                      was_killed)
+    agent       exit (exit, record,            how its program has ended (`agent_messages`)
+                      was_stopped, was_killed)
     supervisor  again or over (why)            all have ended: be ready once more, or leave
 
 An agent that is lost, or stopped alone (its pod was evicted), counts as failed. Another one in its
@@ -30,13 +30,15 @@ import queue
 import selectors
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from lockstep import _run_files
-from lockstep.hosts import network_probe
+from lockstep._words import printable
+from lockstep.hosts import agent_messages, network_probe
+from lockstep.hosts.agent_messages import Ended, Ready
 from lockstep.system import tcp_info
-from lockstep.system.channel import Channel, ChannelError, Message
+from lockstep.system.channel import Channel, ChannelError
 
 _IDLE_SECONDS = 5
 _KEEPALIVE = {
@@ -46,8 +48,8 @@ _KEEPALIVE = {
     "TCP_USER_TIMEOUT": 11_000,  # while data is not acknowledged the kernel sends no probes
 }
 """A host that is lost without a word is noticed within 11 s."""
-_NO_MESSAGE = (ChannelError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
-"""What reading a message of another program raises."""
+_SHOWN = 200
+"""Letters of an error of a message."""
 
 
 def keep_alive(connection: socket.socket) -> None:
@@ -84,7 +86,7 @@ class JoinedAgent:
         return now
 
 
-OnExit = Callable[[JoinedAgent, Mapping[str, Any]], None]
+OnExit = Callable[[JoinedAgent, Ended], None]
 OnLoss = Callable[[JoinedAgent, float], None]
 
 
@@ -100,7 +102,7 @@ class JoinedAgents:
         self.of: dict[int, JoinedAgent] = {}
         """The last to connect for each process; its program runs, or waits for an attempt."""
         self._selector: selectors.BaseSelector | None = None
-        self._on_exit: OnExit = lambda agent, head: None
+        self._on_exit: OnExit = lambda agent, ended: None
         self._on_loss: OnLoss = lambda agent, at: None
         self._fresh: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
         self._wake, self._woken = os.pipe()
@@ -143,35 +145,41 @@ class JoinedAgents:
 
     def _read(self, agent: JoinedAgent) -> None:
         try:
-            for message in agent.channel.receive():
-                self._take(agent, message)
-        except _NO_MESSAGE:
-            self.lose(agent)
+            now = time.monotonic()
+            found = [agent_messages.read(each, now) for each in agent.channel.receive()]
+        except (ChannelError, ValueError) as error:
+            self.refuse(agent, str(error))
+            return
+        for each in found:
+            if not agent.lost:
+                self._take(agent, each)
         if agent.channel.closed:
             self.lose(agent)
 
-    def _take(self, agent: JoinedAgent, message: Message) -> None:
-        process = message.head["process"]
-        if type(process) is not int or not 0 <= process < self._size:
-            raise ValueError(f"no process of {self._size}: {process!r}")
-        if agent.process not in (-1, process):
-            raise ValueError(f"the agent of process {agent.process} is not that of {process}")
-        if message.kind == "ready":
-            label, known = str(message.head["host"]), self.of.get(process)
-            if known and known is not agent:  # it is lost, whatever the network still says
-                self.lose(known)
-            self.of[process], agent.process = agent, process
-            agent.label, agent.is_ready = label, True
-        elif message.kind == "exit":
-            self._on_exit(agent, message.head)
+    def _take(self, agent: JoinedAgent, message: Ready | Ended) -> None:
+        process = message.process
+        if not 0 <= process < self._size:
+            self.refuse(agent, f"there is no process {process}")
+        elif agent.process not in (-1, process):
+            self.refuse(agent, f"it is the agent of process {agent.process}, not of {process}")
+        elif isinstance(message, Ended):
+            self._on_exit(agent, message)
         else:
-            raise ValueError(f"not a message of an agent: {message.kind}")
+            known = self.of.get(process)
+            if known and known is not agent:
+                self.lose(known, f"another one on {message.host} has taken its place")
+            self.of[process], agent.process = agent, process
+            agent.label, agent.is_ready = message.host, True
 
-    def lose(self, agent: JoinedAgent) -> None:
-        """Gives an agent up, once."""
+    def refuse(self, agent: JoinedAgent, why: str) -> None:
+        """Gives up an agent that has sent what is no message at this point."""
+        self.lose(agent, f"it has sent a message that is not one: {printable(why, _SHOWN)}")
+
+    def lose(self, agent: JoinedAgent, why: str = "") -> None:
+        """Gives an agent up, once. Without ``why`` its connection has ended."""
         if agent.lost:
             return
-        agent.lost = _run_files.AGENT_LOST
+        agent.lost = _run_files.AGENT_LOST + (f": {why}" if why else "")
         self._connected.discard(agent)
         if self._selector:
             self._selector.unregister(agent.channel.fileno())

@@ -6,18 +6,18 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import platform
 import socket
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lockstep._errors import LaunchError
 from lockstep._run_files import ErrorRecord, Exit
 from lockstep.bootstrap import coordinator_address
 from lockstep.hosts import network_probe
+from lockstep.hosts.agent_messages import Ended, Ready
 from lockstep.hosts.joined_agents import keep_alive
 from lockstep.system.channel import Channel
 
@@ -80,7 +80,8 @@ class SupervisorLine:
 
         Raises `LaunchError` where the job cannot start.
         """
-        self._send("ready", host=platform.node())
+        ready = Ready(self._process, platform.node())
+        self._channel.send("ready", **ready._asdict())
         while True:
             message = self._channel.next()
             if message is None or message.kind == "over":
@@ -101,24 +102,14 @@ class SupervisorLine:
         return found
 
     def ended(
-        self, ending: Exit, record: ErrorRecord | None, stopped: bool, was_killed: bool
+        self, ending: Exit, record: ErrorRecord | None, was_stopped: bool, was_killed: bool
     ) -> None:
         """Reports how the program has ended, and the error that it had recorded.
 
-        ``stopped``: a signal to this agent has asked for the end; ``was_killed``: the program did
-        not end within the grace period. Clocks of hosts differ, so the record's ``time`` is sent as
-        the seconds that have passed since.
+        ``was_stopped``, ``was_killed``: see `Ended`.
         """
-        error = dataclasses.asdict(record) if record else None
-        if error and record:
-            error["age"] = time.monotonic() - record.time
-        self._send(
-            "exit",
-            exit=dataclasses.asdict(ending),
-            record=error,
-            stopped=stopped,
-            was_killed=was_killed,
-        )
+        ended = Ended(self._process, ending, record, was_stopped, was_killed)
+        self._channel.send("exit", **ended.values(time.monotonic()))
         # A long traceback does not fit into the socket, and nothing is written while this waits.
         with contextlib.suppress(OSError):  # the supervisor is lost: `decision` finds that
             self._channel.flush(_FLUSH_SECONDS)
@@ -138,6 +129,3 @@ class SupervisorLine:
     def close(self) -> None:
         """The supervisor takes this agent for lost."""
         self._channel.close()
-
-    def _send(self, kind: str, **values: Any) -> None:
-        self._channel.send(kind, process=self._process, **values)

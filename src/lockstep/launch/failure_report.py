@@ -51,7 +51,7 @@ def _cause(ending: EndedProcess) -> str | None:
     if ending.out_of_memory:
         return _NO_MEMORY
     if ending.was_lost:
-        return None if ending.exit.reason == AGENT_LOST else _LOST
+        return None if (ending.exit.reason or "").startswith(AGENT_LOST) else _LOST
     return _CAUSES.get(ending.exit.signal or 0)
 
 
