@@ -23,7 +23,8 @@ from pathlib import Path
 from lockstep._config import Config
 from lockstep.launch import worker_job
 from lockstep.processes.job_spec import LaunchSpec
-address, name, folder, restarts, timeout = sys.argv[1:]
+address, name, folder, restarts, timeout, fault = sys.argv[1:]
+exec(fault)
 config = Config(start_timeout=float(timeout))
 job = LaunchSpec(
     (), 2, config, {}, Path(folder), grace=1.0, max_restarts=int(restarts), agents_keep_records=True
@@ -44,9 +45,12 @@ class Job:
         timeout: float = 30.0,
         name: str = "job",
         port: int = 0,
+        fault: str = "",
     ) -> None:
+        """``fault``: what its process executes first."""
         self.port = port or free_port()
         words = [f"127.0.0.1:{self.port}", name, str(folder), str(restarts), str(timeout)]
+        words.append(fault)
         self.process = subprocess.Popen(
             [sys.executable, "-c", SUPERVISES, *words],
             stdin=subprocess.PIPE,

@@ -7,6 +7,7 @@ import signal
 import struct
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -186,6 +187,25 @@ def test_processes_that_do_not_come_are_named(start_job: Start) -> None:
         LaunchError, match=r"process 0 was not started: the agent of process 1 did not come"
     ):
         job.line(0).wait_for_start()
+
+
+NO_DESCRIPTORS = """
+from lockstep.system import signal_pipe
+
+def open_for(handled):
+    raise OSError(24, "Too many open files")
+
+signal_pipe.open_for = open_for
+"""
+
+
+def test_agents_are_told_why_no_attempt_starts(start_job: Start) -> None:
+    job = start_job(fault=NO_DESCRIPTORS)
+    with ThreadPoolExecutor(2) as threads:
+        lines = [job.line(process) for process in range(2)]
+        for waits in [threads.submit(line.wait_for_start) for line in lines]:
+            with pytest.raises(LaunchError, match=r"nothing can be started: .*Errno 24"):
+                waits.result(TIMEOUT)
 
 
 def test_an_agent_that_does_not_come_again_ends_the_job(start_job: Start) -> None:

@@ -1,0 +1,62 @@
+"""The agent's side of the connection to the supervisor of its job, over loopback."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+from lockstep._run_files import ErrorRecord, Exit
+from lockstep.hosts import agent_messages
+from lockstep.hosts.agent_messages import Ended
+from lockstep.hosts.supervisor_line import SupervisorLine
+from lockstep.system.channel import Channel
+
+TIMEOUT = 60.0
+SMALL = 4096
+"""Bytes; the kernel doubles it."""
+
+
+def small_pair() -> tuple[socket.socket, socket.socket]:
+    """A connection of which each side holds little."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL)
+        client.settimeout(TIMEOUT)
+        client.connect(server.getsockname())
+        return socket.socket(fileno=client.detach()), server.accept()[0]
+
+
+def test_a_long_traceback_has_been_sent_when_the_report_returns() -> None:
+    """Nothing else writes the rest: the agent waits for the decision, or leaves."""
+    ours, theirs = small_pair()
+    line = SupervisorLine(ours, 1)
+    found: list[agent_messages.Ready | Ended] = []
+
+    def read() -> None:
+        time.sleep(0.5)  # until the sockets are full
+        channel = Channel.of(theirs)
+        if message := channel.next(TIMEOUT):
+            found.append(agent_messages.read(message, 0.0))
+        channel.close()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    record = ErrorRecord(time.monotonic(), 1, "ValueError: no data", "x" * (1 << 18) + "the end")
+    line.ended(Exit.of(1), record, False, False)
+    line.close()
+    reader.join(TIMEOUT)
+    [ended] = found
+    assert isinstance(ended, Ended)
+    assert ended.record
+    assert ended.record.traceback.endswith("xthe end")
+
+
+def test_a_supervisor_that_is_gone_does_not_hold_its_agent() -> None:
+    ours, theirs = small_pair()
+    line = SupervisorLine(ours, 1)
+    theirs.close()
+    record = ErrorRecord(time.monotonic(), 1, "ValueError: no data", "x" * (1 << 18))
+    line.ended(Exit.of(1), record, False, False)
+    assert line.decision(TIMEOUT) is False
+    line.close()
