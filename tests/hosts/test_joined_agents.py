@@ -1,18 +1,25 @@
-"""The connections of agents to the supervisor of their job, over loopback."""
+"""Agents that have joined the supervisor of their job, over loopback."""
 
 from __future__ import annotations
 
 import selectors
+import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from hosts.quiet_loop import Loop
+from lockstep._config import Config
 from lockstep._run_files import Exit
 from lockstep.hosts import network_probe
 from lockstep.hosts.agent_messages import Ended
+from lockstep.hosts.agent_processes import AgentProcesses
 from lockstep.hosts.joined_agents import JoinedAgent, JoinedAgents
 from lockstep.hosts.supervisor_line import SupervisorLine
+from lockstep.processes.job_spec import LaunchSpec
+from lockstep.processes.program import GRACE_AFTER_SIGTERM
 
 KEY = b"k" * 32
 TIMEOUT = 60.0
@@ -29,6 +36,9 @@ class Joined:
         self.lost: list[JoinedAgent] = []
         self.is_at_fault = False
         self.selector = selectors.PollSelector()
+        self.attach()
+
+    def attach(self) -> None:
         self.agents.attach(self.selector, self._on_exit, lambda agent, at: self.lost.append(agent))
 
     def _on_exit(self, agent: JoinedAgent, ended: Ended) -> None:
@@ -61,3 +71,28 @@ def test_a_fault_of_the_supervisor_is_not_taken_for_one_of_the_agent(joined: Joi
     with pytest.raises(LookupError, match="a fault of the supervisor"):
         joined.wait_until(lambda: bool(joined.lost))
     assert not joined.lost
+
+
+def test_a_program_that_saves_after_sigterm_is_waited_for(joined: Joined, tmp_path: Path) -> None:
+    """It has the grace period of its own agent, which begins later."""
+    lines = [joined.line(process) for process in range(2)]
+    waiting = [threading.Thread(target=line.wait_for_start) for line in lines]
+    for thread in waiting:
+        thread.start()
+    joined.wait_until(lambda: not joined.agents.missing)
+    joined.agents.detach()
+    loop = Loop(may_fail=True)
+    job = LaunchSpec(("x.py",), 2, Config(coordinator="127.0.0.1:1"), {}, tmp_path, grace=5.0)
+    programs = AgentProcesses(job, loop, joined.agents)
+    programs.listen()
+    programs.start()
+    for thread in waiting:
+        thread.join(TIMEOUT)
+    loop.stopping_at = time.monotonic()
+    programs.tick(loop.stopping_at + GRACE_AFTER_SIGTERM)
+    assert all(process.lives for process in programs.members)
+    programs.tick(loop.stopping_at + 100)
+    reason = "its agent was lost: it did not report the end of its program"
+    assert [process.exit for process in programs.members] == [Exit(reason=reason)] * 2
+    programs.close()
+    joined.attach()

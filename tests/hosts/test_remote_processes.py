@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import selectors
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hosts.quiet_loop import Loop
 from lockstep import _run_files
 from lockstep._config import Config
 from lockstep.hosts.fleet import Fleet
@@ -18,7 +18,6 @@ from lockstep.hosts.host_list import Host, Placed
 from lockstep.hosts.host_watch import HostWatch
 from lockstep.hosts.membership import Membership
 from lockstep.hosts.remote_processes import RemoteProcesses
-from lockstep.processes.console import Console
 from lockstep.processes.job_spec import LaunchSpec
 
 LATE = """
@@ -42,34 +41,6 @@ while not channel.closed:
                 number = message.head["number"]
                 channel.send("collected", attempt=attempt, number=number)
 """
-
-
-class Loop:
-    """What `RemoteProcesses` needs of a supervisor, without signals."""
-
-    is_stopping = False
-    stopping_at = float("inf")
-
-    def __init__(self, may_fail: bool = False) -> None:
-        self._may_fail = may_fail
-        self.selector = selectors.PollSelector()
-        self.console = Console(self.selector)
-
-    def turn(self, longest: float = 1.0) -> None:
-        for key, _ in self.selector.select(longest):
-            key.data()
-
-    def failed(self) -> None:
-        assert self._may_fail, "no process has failed"
-
-    def asked_to_stop(self) -> None:
-        raise AssertionError("no signal was sent")
-
-    def grow(self) -> bool:
-        raise AssertionError("no host returns")
-
-    def could_not_start(self, process_id: int, why: str) -> None:
-        raise AssertionError(why)
 
 
 MALFORMED = """

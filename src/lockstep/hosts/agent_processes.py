@@ -21,6 +21,7 @@ from lockstep.hosts.joined_agents import JoinedAgent, JoinedAgents
 from lockstep.hosts.remote_process import RemoteProcess
 from lockstep.processes.job_processes import Loop
 from lockstep.processes.job_spec import LaunchSpec
+from lockstep.processes.program import GRACE_AFTER_SIGTERM
 from lockstep.system import port_reservation
 
 _LATE_SECONDS = 15.0
@@ -149,7 +150,9 @@ class AgentProcesses:
 
     def tick(self, now: float) -> None:
         """Gives up the agents that do not report the end of their program."""
-        if now > self._loop.stopping_at + self._job.grace + _LATE_SECONDS:
+        # A program that has got SIGTERM has a grace period of its own.
+        grace = max(self._job.grace, GRACE_AFTER_SIGTERM)
+        if now > self._loop.stopping_at + grace + _LATE_SECONDS:
             for process in self.members:
                 if process.lives:
                     agent = self._running[process.process_id]

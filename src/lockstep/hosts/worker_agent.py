@@ -44,7 +44,15 @@ from lockstep.flight_recorder import format, model
 from lockstep.processes import failed_runs, program_guard
 from lockstep.processes.console import complain
 from lockstep.processes.host_dir import HostDir
-from lockstep.processes.program import GRACE, STOPS, Program, block_signals, has_terminal, start
+from lockstep.processes.program import (
+    GRACE,
+    GRACE_AFTER_SIGTERM,
+    STOPS,
+    Program,
+    block_signals,
+    has_terminal,
+    start,
+)
 from lockstep.system import fd_limit
 from lockstep.system.oom import OomKills
 
@@ -52,8 +60,6 @@ if TYPE_CHECKING:
     from lockstep.hosts.supervisor_line import SupervisorLine
     from lockstep.watchdog.agent_network import AgentNetwork
 
-_GRACE_AFTER_SIGTERM = 25.0
-"""Seconds. Slurm, and others, kill 30 s after SIGTERM."""
 _TURN_SECONDS = 0.02
 _LAST_SECONDS = 0.5
 
@@ -96,7 +102,7 @@ def run(
     network = AgentNetwork(ours, host_dir.path)
     after_failure = GRACE if grace is None else grace
     program = Program(pid, shares_group, host_dir.path, line, after_failure)
-    after_sigterm = _GRACE_AFTER_SIGTERM if grace is None else grace
+    after_sigterm = GRACE_AFTER_SIGTERM if grace is None else grace
     exit_code = program.wait(handled, after_sigterm)
     if guard is not None:
         guard.dismiss()

@@ -37,6 +37,8 @@ _NOT_PASSED_ON = {
 }
 GRACE = 5.0
 """Seconds in which the other programs may end after a failure, without --grace."""
+GRACE_AFTER_SIGTERM = 25.0
+"""The same after SIGTERM. Slurm, and others, kill 30 s after SIGTERM."""
 STOPS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 _LINE_SECONDS = 0.2
 """How often the agent reads what its supervisor says, in a job that may start again."""

@@ -1,0 +1,75 @@
+"""The program as a child of its agent, and the signals that it gets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+TIMEOUT = 60.0
+AGENT = r"""
+import os, signal, sys
+from pathlib import Path
+from lockstep.processes.program import Program, block_signals, start
+
+folder, program = Path(sys.argv[1]), sys.argv[2]
+
+
+class Supervisor:
+    # Another program has failed meanwhile.
+    is_lost = False
+
+    def __init__(self):
+        self.sent = []
+
+    def signals(self):
+        if (folder / "saves").exists() and not self.sent:
+            self.sent = [signal.SIGINT, signal.SIGKILL]
+            (folder / "sent").touch()
+            return self.sent
+        if (folder / "runs").exists() and not (folder / "asked").exists():
+            (folder / "asked").touch()
+            os.kill(os.getpid(), signal.SIGTERM)
+        return []
+
+
+handled, blocked = block_signals()
+pid = start([sys.executable, "-c", program, str(folder)], lambda: os.environ, False, blocked, None)
+found = Program(pid, False, folder, Supervisor(), 1.0)
+print(found.wait(handled, 60.0), found.was_stopped, found.asked_to_end, found.was_killed)
+"""
+SAVES = r"""
+import signal, sys, time
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+
+
+def save(number, frame):
+    (folder / "saves").touch()
+    while not (folder / "sent").exists():
+        time.sleep(0.01)
+    time.sleep(0.5)  # the signals, if there are any, come in this time
+    (folder / "saved").touch()
+    sys.exit(0)
+
+
+signal.signal(signal.SIGTERM, save)
+(folder / "runs").touch()
+time.sleep(60)
+"""
+
+
+def test_a_program_that_saves_after_sigterm_gets_no_signal_of_the_supervisor(
+    tmp_path: Path,
+) -> None:
+    """The grace period after a failure is shorter than that after SIGTERM."""
+    done = subprocess.run(
+        [sys.executable, "-c", AGENT, str(tmp_path), SAVES],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert done.stdout.split() == ["0", "True", "True", "False"], done
+    assert (tmp_path / "saved").exists()
