@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import selectors
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from hosts.quiet_loop import Loop
 from lockstep._config import Config
+from lockstep._errors import LaunchError
 from lockstep._run_files import Exit
 from lockstep.hosts import network_probe
 from lockstep.hosts.agent_messages import Ended
@@ -96,3 +102,51 @@ def test_a_program_that_saves_after_sigterm_is_waited_for(joined: Joined, tmp_pa
     assert [process.exit for process in programs.members] == [Exit(reason=reason)] * 2
     programs.close()
     joined.attach()
+
+
+def connect(joined: Joined) -> socket.socket:
+    """A connection of a program that has the key."""
+    made = network_probe.connect("127.0.0.1", joined.port, "job", KEY, TIMEOUT)
+    made.settimeout(TIMEOUT)
+    return made
+
+
+def test_so_many_connections_are_taken_and_no_more(joined: Joined) -> None:
+    with contextlib.ExitStack() as connections:
+        limit = 2 + network_probe.MAX_CLIENTS
+        before = len(os.listdir("/proc/self/fd"))
+        made = [connections.enter_context(connect(joined)) for _ in range(limit)]
+        with pytest.raises(ConnectionError):
+            connect(joined)
+        joined.wait_until(lambda: joined.agents.connected == limit)
+        assert len(os.listdir("/proc/self/fd")) == before + 2 * limit, "one at each end"
+        made[0].close()
+        joined.wait_until(lambda: joined.agents.connected == limit - 1)
+        connections.enter_context(connect(joined))
+
+
+def test_a_connection_over_which_no_agent_becomes_ready_is_closed(joined: Joined) -> None:
+    with connect(joined) as silent, ThreadPoolExecutor(1) as threads:
+        line = joined.line(1)
+        waits = threads.submit(line.wait_for_start)
+        joined.wait_until(lambda: joined.agents.connected == 2 and 1 in joined.agents.of)
+        joined.agents.tick(time.monotonic())
+        assert joined.agents.connected == 2
+        joined.agents.tick(time.monotonic() + 100)
+        assert silent.recv(1) == b""
+        assert joined.agents.connected == 1
+        joined.agents.end("the test ends")
+        with pytest.raises(LaunchError):
+            waits.result(TIMEOUT)
+
+
+@pytest.mark.parametrize(("head", "body"), [(1 << 20, 0), (100, 1)])
+def test_a_message_that_is_longer_than_any_of_an_agent_is_refused(
+    joined: Joined, head: int, body: int
+) -> None:
+    """The lengths end the connection, before the bytes are there."""
+    with connect(joined) as other:
+        other.sendall(struct.pack(">IQ", head, body))
+        joined.wait_until(lambda: bool(joined.lost))
+        assert other.recv(1) == b""
+    assert f"a message of {head} + {body} bytes is too long" in joined.lost[0].lost

@@ -57,7 +57,11 @@ def test_a_hard_limit_that_is_too_low_is_an_error(monkeypatch: pytest.MonkeyPatc
     assert text.startswith("the engine needs 4077 file descriptors for the processes of ")
     assert "20 are open, and the limit of this process is 4096." in text
     assert "ulimit -n 4353" in text
+    assert text.endswith("limit), or use --collectives gloo.")
     assert limits.now == (1024, 4096)
+    supervisor = r"^the supervisor of --max-restarts needs 8024 file .* hard limit\)\.$"
+    with pytest.raises(InitializationError, match=supervisor):
+        fd_limit.make_room_for_agents(8000)
 
 
 def test_what_is_needed_grows_with_the_processes_here_and_elsewhere(

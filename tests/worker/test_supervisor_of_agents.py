@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import struct
@@ -206,6 +207,26 @@ def test_agents_are_told_why_no_attempt_starts(start_job: Start) -> None:
         for waits in [threads.submit(line.wait_for_start) for line in lines]:
             with pytest.raises(LaunchError, match=r"nothing can be started: .*Errno 24"):
                 waits.result(TIMEOUT)
+
+
+FEW_DESCRIPTORS = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (32, {hard}))"
+
+
+def test_the_supervisor_raises_its_limit_on_descriptors(start_job: Start) -> None:
+    job = start_job(fault=FEW_DESCRIPTORS.format(hard=1024))
+    with contextlib.ExitStack() as others:
+        for _ in range(40):
+            made = network_probe.connect("127.0.0.1", job.port, "job", KEY, TIMEOUT)
+            others.enter_context(made)
+        lines = [job.line(0), job.line(1)]
+        assert len(begin(lines)) == 2
+        finish_well(lines)
+
+
+def test_a_hard_limit_that_is_too_low_for_the_agents_is_told(start_job: Start) -> None:
+    job = start_job(fault=FEW_DESCRIPTORS.format(hard=64))
+    assert not job.has_started
+    assert "the supervisor of --max-restarts needs 90 file descriptors" in job.end()
 
 
 def test_an_agent_that_does_not_come_again_ends_the_job(start_job: Start) -> None:

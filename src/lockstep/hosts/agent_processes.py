@@ -64,6 +64,7 @@ class AgentAttempts:
             while (missing := self._agents.missing) and (left := end - time.monotonic()) > 0:
                 for key, _ in selector.select(min(left, 1.0)):
                     key.data()
+                self._agents.tick(time.monotonic())
             self._agents.detach()
         if missing:
             agents = f"agent{'s' * (len(missing) > 1)} of {processes(missing)}"
@@ -150,6 +151,7 @@ class AgentProcesses:
 
     def tick(self, now: float) -> None:
         """Gives up the agents that do not report the end of their program."""
+        self._agents.tick(now)
         # A program that has got SIGTERM has a grace period of its own.
         grace = max(self._job.grace, GRACE_AFTER_SIGTERM)
         if now > self._loop.stopping_at + grace + _LATE_SECONDS:

@@ -48,6 +48,8 @@ _KEEPALIVE = {
     "TCP_USER_TIMEOUT": 11_000,  # while data is not acknowledged the kernel sends no probes
 }
 """A host that is lost without a word is noticed within 11 s."""
+_READY_SECONDS = 10.0
+"""How long an agent may take from its connection to its first message, which it sends at once."""
 _SHOWN = 200
 """Letters of an error of a message."""
 
@@ -64,9 +66,8 @@ class JoinedAgent:
     """The connection to the agent of one process."""
 
     def __init__(self, connection: socket.socket) -> None:
-        keep_alive(connection)
-        self._socket = connection.dup()
-        self.channel = Channel.of(connection)
+        self.channel = Channel.of(connection, agent_messages.BOUNDS)
+        self.joined_at = time.monotonic()
         self.process = -1
         """Its process, once it has reported that."""
         self.label = ""
@@ -77,12 +78,11 @@ class JoinedAgent:
 
     def close(self) -> float:
         """Ends the connection; when the last sign of life came, or a little later."""
-        now = time.monotonic()
-        with contextlib.suppress(OSError):
-            now = min(now, now - tcp_info.heard_ago(self._socket) + _IDLE_SECONDS)
+        now, fd = time.monotonic(), self.channel.fileno()
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as own:
+            now = min(now, now - tcp_info.heard_ago(own) + _IDLE_SECONDS)
         self.channel.break_off()
         self.channel.close()
-        self._socket.close()
         return now
 
 
@@ -93,7 +93,8 @@ OnLoss = Callable[[JoinedAgent, float], None]
 class JoinedAgents:
     """All agents of a job of ``size`` processes that have connected, over all attempts.
 
-    ``listener`` is taken over; ``name`` and ``key`` are those that the agents prove to know.
+    ``listener`` is taken over; ``name`` and ``key`` are those that the agents prove to know. At
+    most `network_probe.MAX_CLIENTS` others are connected at the same time.
     """
 
     def __init__(self, listener: socket.socket, size: int, name: str, key: bytes) -> None:
@@ -110,6 +111,7 @@ class JoinedAgents:
 
     def _hand_over(self, connection: socket.socket) -> None:
         """Takes a client that has the key. Runs in a thread of the listener."""
+        keep_alive(connection)
         self._fresh.put(socket.socket(fileno=connection.detach()))
         os.write(self._woken, b"\0")
 
@@ -181,6 +183,7 @@ class JoinedAgents:
             return
         agent.lost = _run_files.AGENT_LOST + (f": {why}" if why else "")
         self._connected.discard(agent)
+        self._listening.left()
         if self._selector:
             self._selector.unregister(agent.channel.fileno())
         heard_at = agent.close()
@@ -188,7 +191,18 @@ class JoinedAgents:
             del self.of[agent.process]
         self._on_loss(agent, heard_at)
 
+    def tick(self, now: float) -> None:
+        """Gives up connections over which no agent has become ready."""
+        late = [a for a in self._connected if a.process < 0 and now > a.joined_at + _READY_SECONDS]
+        for agent in late:
+            self.lose(agent)
+
     # To all
+
+    @property
+    def connected(self) -> int:
+        """How many connections there are, also of agents that are not ready yet."""
+        return len(self._connected)
 
     @property
     def missing(self) -> list[int]:

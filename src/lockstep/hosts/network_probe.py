@@ -97,8 +97,9 @@ class Listener:
     ) -> None:
         """Takes the socket over, which listens (`listen`).
 
-        ``answer`` serves a client that has the key, in a thread of its own; None: probes. As many
-        as ``clients`` stay connected. A client that is silent for ``seconds`` is left.
+        ``answer`` serves a client that has the key, in a thread of its own; None: probes. If it
+        detaches the connection, that one counts until `left` is called. As many as ``clients`` stay
+        connected. A client that is silent for ``seconds`` is left.
         """
         self._name, self._key, self._seconds = name, key, seconds
         self._socket = listener
@@ -108,6 +109,10 @@ class Listener:
         self._free = threading.BoundedSemaphore(MAX_CLIENTS + clients)
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
+
+    def left(self) -> None:
+        """A connection has ended that ``answer`` had detached."""
+        self._free.release()
 
     def close(self) -> None:
         """Returns when its threads have ended: the agent forks afterwards."""
@@ -132,14 +137,17 @@ class Listener:
             thread.start()
 
     def _serve(self, peer: socket.socket) -> None:
+        is_detached = False
         try:
             with peer, contextlib.suppress(OSError):
                 peer.settimeout(self._seconds)
                 peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if self._authenticate(peer):
                     self._answer(peer)
+                    is_detached = peer.fileno() < 0
         finally:
-            self._free.release()
+            if not is_detached:
+                self._free.release()
 
     def _authenticate(self, peer: socket.socket) -> bool:
         hello = _read(peer, len(MAGIC) + _NONCE)

@@ -101,8 +101,11 @@ def start_again(
 def start(job: LaunchSpec, address: str, name: str, key: bytes) -> None:
     """Starts the supervisor of ``job`` as a child, which ends with this process.
 
-    Raises `LaunchError` where it cannot listen on ``address``.
+    Raises `LaunchError` where it cannot listen on ``address``, and `InitializationError` where it
+    may not have enough descriptors.
     """
+    # The child inherits the limit; here an error still ends the agent.
+    fd_limit.make_room_for_agents(job.processes + network_probe.MAX_CLIENTS)
     host, port = coordinator_address.split(address)
     bound, _ = coordinator_address.split(coordinator_address.choose(f"0.0.0.0:{port}", address))
     try:

@@ -62,9 +62,20 @@ def make_room_in_launcher(processes: int, hosts: int) -> None:
         make_room(_OWN + _PIPES_OF_PROCESS * processes + _PIPES_OF_HOST * hosts)
 
 
-def make_room(needed: int) -> None:
-    """Raises the soft limit if it is too low for ``needed`` more descriptors.
+def make_room_for_agents(agents: int) -> None:
+    """Makes room in the supervisor of ``lockstep worker --max-restarts``, to which so many connect.
 
+    Raises `InitializationError` if that is not possible.
+    """
+    make_room(_OWN + agents, "the supervisor of --max-restarts", "")
+
+
+def make_room(
+    needed: int, owner: str = "the engine", other: str = ", or use --collectives gloo"
+) -> None:
+    """Raises the soft limit if it is too low for ``needed`` more descriptors of ``owner``.
+
+    ``other``: what the user may do instead of raising the hard limit.
     Raises `InitializationError` if the hard limit is too low.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -73,10 +84,10 @@ def make_room(needed: int) -> None:
         return
     if not _has(hard, needed + taken):
         raise InitializationError(
-            f"the engine needs {needed} file descriptors for the processes of this job, "
+            f"{owner} needs {needed} file descriptors for the processes of this job, "
             f"{taken} are open, and the limit of this process is {hard}. Raise the limit before "
-            f"the job starts (ulimit -n {needed + taken + _SPARE}, up to the system's hard limit), "
-            "or use --collectives gloo."
+            f"the job starts (ulimit -n {needed + taken + _SPARE}, up to the system's hard limit)"
+            f"{other}."
         )
     wanted = needed + taken + _SPARE
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if _has(hard, wanted) else hard, hard))
