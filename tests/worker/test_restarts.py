@@ -7,11 +7,13 @@ import os
 import re
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lanes import full
+from lockstep.system import tcp_ports
 from processes import free_port
 from support import MARK, assert_unsaid, marked, wait_until
 from worker.test_worker_command import CLEAN, WORKER, mpiexec
@@ -187,6 +189,64 @@ def test_an_agent_whose_supervisor_is_lost_ends_its_program(tmp_path: Path) -> N
     assert said.startswith("interrupted\n"), said
     assert "process 1 was killed: the agent of process 0 has ended, and it had not ended 2" in said
     assert other.returncode == -signal.SIGKILL
+
+
+Agent = subprocess.Popen[str]
+SAVES = r"""
+import os, signal, sys, time
+
+def save(number, frame):
+    time.sleep(2)
+    print("saved", flush=True)
+    sys.exit(0)
+
+if os.environ["LOCKSTEP_PROCESS_ID"] == "1":
+    signal.signal(signal.SIGTERM, save)
+print("up", flush=True)
+time.sleep(100)
+"""
+
+
+@contextlib.contextmanager
+def two_that_run(folder: Path, *options: str) -> Iterator[tuple[int, list[Agent]]]:
+    """A job's port, and its agents, when both programs run; that of process 1 saves after
+    SIGTERM."""
+    workers = Workers(folder, SAVES)
+    try:
+        agents = [workers.start(rank, options=options) for rank in range(2)]
+        for agent in agents:
+            assert agent.stdout
+            assert agent.stdout.readline() == "up\n"
+        yield int(workers.port), agents
+    finally:
+        workers.end()
+
+
+def test_the_agent_of_process_0_waits_for_the_report_of_a_job_that_is_stopped(
+    tmp_path: Path,
+) -> None:
+    """Its program ends at once, and the other one saves."""
+    with two_that_run(tmp_path, "--max-restarts", "1") as (_, (first, other)):
+        for agent in (first, other):
+            agent.send_signal(signal.SIGTERM)
+        said, saved = rest(first), rest(other)
+    assert "lockstep: stopped by a signal to the agent of process 0\n" in said
+    assert "saved" in saved
+    assert [first.returncode, other.returncode] == [-signal.SIGTERM, 0]
+
+
+@pytest.mark.full
+def test_the_agent_of_process_0_does_not_wait_for_a_supervisor_that_is_stuck(
+    tmp_path: Path,
+) -> None:
+    with two_that_run(tmp_path, "--max-restarts", "1", "--grace", "1") as (port, (first, _)):
+        listens = re.search(r"process (\d+)", tcp_ports.taken("127.0.0.1", port))
+        assert listens
+        os.kill(int(listens[1]), signal.SIGSTOP)
+        first.send_signal(signal.SIGTERM)
+        said = rest(first)
+    assert_unsaid("stopped by a signal to the agent of process", said)
+    assert first.returncode == -signal.SIGTERM
 
 
 def test_under_lockstep_run_the_launcher_restarts(tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 
 _TURN_SECONDS = 0.02
 _LAST_SECONDS = 0.5
+_REPORT_SECONDS = 5.0
+"""How long the supervisor may take to report, when the programs have ended."""
 
 
 def run(
@@ -111,9 +113,12 @@ def run(
         _tell_of_kill(process, program, after_sigterm, after_failure)
     if line is None:
         _publish_exit(host_dir, ending, network, handled, after_failure)
-    elif _ends_attempt(host_dir, ending, network, handled, line, program):
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        return True
+    else:
+        # The supervisor ends with this process, and reports when the other programs have ended.
+        stays = after_sigterm + _REPORT_SECONDS if process == 0 else 0.0
+        if _ends_attempt(host_dir, ending, network, handled, line, program, stays):
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            return True
     _leave(host_dir, log_dir, exit_code)
     _end_as(exit_code)
 
@@ -135,25 +140,32 @@ def _ends_attempt(
     handled: set[signal.Signals],
     line: SupervisorLine,
     program: Program,
+    stays: float,
 ) -> bool:
-    """Reports to the supervisor how the program ended; returns whether the job starts again."""
+    """Reports to the supervisor how the program ended; returns whether the job starts again.
+
+    ``stays``: seconds that an agent which was asked to end waits for the end of the others.
+    """
     with contextlib.suppress(OSError):  # a full disk
         ending.write(host_dir.folder)
     record = _run_files.ErrorRecord.read(host_dir.folder)
     line.ended(ending, record, program.asked_to_end, program.was_killed)
     # An agent that was asked to end leaves; another may come in its place.
-    starts_again = not program.asked_to_end and _starts_again(line, handled)
+    seconds = stays if program.asked_to_end else float("inf")
+    starts_again = _starts_again(line, handled, seconds) and not program.asked_to_end
     network.leave()
     return starts_again
 
 
-def _starts_again(line: SupervisorLine, handled: set[signal.Signals]) -> bool:
-    """Waits until all programs have ended; a signal that stops the job ends the wait."""
-    while (decision := line.decision(_TURN_SECONDS)) is None:
+def _starts_again(line: SupervisorLine, handled: set[signal.Signals], seconds: float) -> bool:
+    """Waits until all programs have ended, at most ``seconds``; a signal that stops the job ends
+    the wait."""
+    end = time.monotonic() + seconds
+    while (decision := line.decision(_TURN_SECONDS)) is None and time.monotonic() < end:
         received = signal.sigtimedwait(handled, _TURN_SECONDS)
         if received and received.si_signo in STOPS:
             return False
-    return decision
+    return bool(decision)
 
 
 def _publish_exit(
