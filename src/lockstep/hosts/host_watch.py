@@ -66,6 +66,8 @@ class HostWatch:
         self._seconds = seconds
         self._tries: dict[str, _Try] = {}
         """The attempts to reach each lost host, by its name."""
+        self._left_out: set[str] = set()
+        """The hosts that were reported as left out."""
         self._loop: Loop | None = None
         self._adopt: Adopt = lambda connection: None
         self.question: Facts = {}
@@ -93,9 +95,11 @@ class HostWatch:
 
     def tick(self, now: float) -> None:
         """Begins the tries that are due, and gives up those that took too long."""
+        if self._loop and not self._loop.is_stopping:
+            self.report_left_out()
         for each in list(self._tries.values()):
             if each.connection is None:
-                if now >= each.next_at:
+                if now >= each.next_at and not self._is_left_out(each):
                     self._begin(each, now)
             elif now > each.until:
                 each.connection.lose("no answer in time")
@@ -125,15 +129,26 @@ class HostWatch:
         """
         name, label, own = connection.host.name, connection.label, self._membership
         host = self._host(name)
-        is_new = host in own.in_use or host in own.spares
         if host in own.spares:
             self._report(f"spare {label}: {why or connection.lost}")
         own.lose(host)
-        if not own.is_left_out(host):
-            due = time.monotonic() + FIRST_PAUSE
-            self._tries.setdefault(name, _Try(connection.host, label, due))
-        elif is_new:
-            self._report(f"{label} was lost {own.losses(host)} times, and is not used any more")
+        due = time.monotonic() + FIRST_PAUSE
+        self._tries.setdefault(name, _Try(connection.host, label, due))
+
+    def report_left_out(self) -> None:
+        """Names hosts that were lost too often, once.
+
+        While a job stops, losses may still be forgiven (`Membership.forgive`), so this comes later.
+        """
+        tries = {name: each for name, each in self._tries.items() if self._is_left_out(each)}
+        for name, each in tries.items():
+            if name not in self._left_out:
+                losses = self._membership.losses(self._host(name))
+                self._report(f"{each.label} was lost {losses} times, and is not used any more")
+        self._left_out = set(tries)
+
+    def _is_left_out(self, each: _Try) -> bool:
+        return self._membership.is_left_out(self._host(each.host.name))
 
     def forget(self, name: str) -> None:
         """Tries a host no more."""

@@ -181,6 +181,7 @@ class SeveralHosts:
             found |= self._check(job, [gone[each.name] for each in own.lost if each.name in gone])
         before, changes = self._before, own.plan()
         self._before = own.in_use
+        self._watch.report_left_out()
         problems = {each: found[each] for each in preflight.with_problems(found)}
         self._check_enough(problems)
         for line in _described(changes, own, problems):
@@ -194,8 +195,9 @@ class SeveralHosts:
         gone = {name: agent for name, agent in self._agents.items() if agent.lost}
         for agent in gone.values():
             self._watch.lost(agent)
-        if len(gone) == len(self._agents) > 1:
-            # The launcher stood still, or has lost its network: no host is to blame.
+        if len(gone) > 1 and all(host.name in gone for host in self._before):
+            # The launcher stood still, or has lost its network: no host is to blame. A spare, whose
+            # lease is longer, may be left.
             self._membership.forgive()
         self._fleet.drop(list(gone.values()))
         for name in gone:
