@@ -308,6 +308,79 @@ def test_a_program_that_does_not_ask_is_interrupted_and_starts_again(hosts: Host
     assert "[0] noted" in result.stdout.splitlines()
 
 
+SAVES = """
+import time
+attempt = os.environ["LOCKSTEP_ATTEMPT"]
+def save(*_):
+    if attempt == "1":
+        print("saves", flush=True)
+        {fault}
+signal.signal(signal.SIGTERM, save)
+"""
+OOM = "if os.environ['LOCKSTEP_PROCESS_ID'] == '0': os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.mark.full
+def test_a_process_that_is_killed_while_it_saves_is_a_failure(hosts: Hosts) -> None:
+    """The others, which save too, do not keep it waiting for all of ``--grow``'s time."""
+    options = ["--hosts", "a,b,c", "--max-restarts", "2", "--min-hosts", "2", "--grow", "300"]
+    saves = "import os, signal" + SAVES.replace("{fault}", OOM)
+    with hosts.start(*options, program=saves + PROGRAM) as run:
+        hosts.lose(hosts.wait_for(0, 3)[1][1], "b")
+        hosts.wait_for(1, 2)
+        hosts.back("b")
+        assert ran(hosts.wait_for(2, 3)) == {0: "a", 1: "b", 2: "c"}
+        hosts.end(2)
+        result = run.finish(60)
+    assert result.status == 0, result.stderr
+    assert "process 0 of 2 on a failed first: killed by SIGKILL" in result.stderr
+    assert "attempt 1 has failed; starting again (1 restart left)" in result.stderr
+    assert re.search(r"^  process failed +1 ", result.stderr, re.MULTILINE)
+    assert_unsaid("more hosts", result.stderr)
+
+
+@pytest.mark.full
+def test_an_error_of_all_processes_while_they_save_is_a_failure_with_records(hosts: Hosts) -> None:
+    options = ["--hosts", "a,b,c", "--max-restarts", "1", "--min-hosts", "2", "--grow"]
+    saves = "multihost_utils.process_allgather(jax.numpy.ones(2 + me))"
+    program = TRAINING.replace('print("saves", step, flush=True)', saves)
+    program = "from jax.experimental import multihost_utils" + program
+    with hosts.start(*options, program=program) as run:
+        hosts.lose(hosts.wait_for(0, 3)[1][1], "b")
+        hosts.wait_for(1, 2)
+        hosts.back("b")
+        result = run.finish(100)
+        kept = "lockstep-failed-*/*/attempt_1/process_*/recorder.bin"
+        assert len(list(run.folder.glob(kept))) == 2
+    assert result.status == 1
+    assert re.search(r"process \d of 2 on [ac] failed first: process 0 .* called", result.stderr)
+    assert hosts.ups(2) == {}
+
+
+@pytest.mark.full
+def test_ctrl_c_after_a_process_has_ended_by_the_request_reports_no_failure(hosts: Hosts) -> None:
+    options = ["--hosts", "a,b,c", "--max-restarts", "1", "--min-hosts", "2", "--grow", "300"]
+    program = """
+import os, pathlib, signal
+if os.environ["LOCKSTEP_PROCESS_ID"] == "0":
+    (pathlib.Path({folder!r}) / "pid").write_text(str(os.getpid()))
+else:
+    signal.signal(signal.SIGTERM, lambda *_: print("noted", flush=True))
+"""
+    with hosts.start(*options, program=program + PROGRAM) as run:
+        hosts.lose(hosts.wait_for(0, 3)[1][1], "b")
+        hosts.wait_for(1, 2)
+        hosts.back("b")
+        read_until(run, "the program is asked to end")
+        pid = int((hosts.folder / "pid").read_text())
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the end of process 0", 30)
+        run.process.send_signal(signal.SIGINT)
+        result = run.finish(60)
+    assert result.status == 130, result.stderr
+    assert "stopped by SIGINT" in result.stderr
+    assert_unsaid("failed first", result.stderr)
+
+
 @pytest.mark.full
 def test_ctrl_c_after_the_request_is_the_end(hosts: Hosts) -> None:
     options = ["--hosts", "a,b", "--max-restarts", "1", "--min-hosts", "1", "--grow"]

@@ -25,11 +25,13 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from lockstep import _run_files
 from lockstep._errors import LaunchError
 from lockstep._words import processes, signal_name
 from lockstep.launch.failure_report import explains, headline, is_consequence, told_already
+from lockstep.launch.grow_request import GrowRequest, has_finished
 from lockstep.processes import failed_runs, tracebacks
 from lockstep.processes.console import Console, Stream
 from lockstep.processes.first_failure import (
@@ -81,6 +83,9 @@ class Supervisor:
         self._asked_to_stop = False
         self.first: EndedProcess | None = None
         """The first process to fail, once the job has ended."""
+        self._grow_request = GrowRequest()
+        self._may_have_failed = False
+        """Whether processes have ended since the request in a way that has to be judged."""
         self.grows = False
         """Whether it has ended to start again on more hosts, which is no failure."""
         self._waits = ""
@@ -108,6 +113,8 @@ class Supervisor:
         while any(not stream.closed for stream in self._streams()):
             self.turn()
         self.console.end_lines()
+        if self._cause == GROW and self._grow_request.has_failed(self._endings(), all_ended=True):
+            self._cause = FAILURE
         if self._cause not in (None, GROW):
             self._processes.collect()
         status = self._report()
@@ -169,6 +176,10 @@ class Supervisor:
         while (number := self._plan.take(now)) is not None:
             self._processes.signal(number)
         self._processes.tick(now)
+        if self._may_have_failed and self._cause == GROW:
+            self._may_have_failed = False
+            if self._grow_request.has_failed(self._endings(), all_ended=False):
+                self._stop(FAILURE)
         if self.console.gone:
             self._on_output_gone()
         if self._reading == self.console.congested:
@@ -208,6 +219,7 @@ class Supervisor:
 
     def failed(self) -> None:
         """Stops the job because a process has failed, unless it is being stopped already."""
+        self._may_have_failed = self._cause == GROW
         if self._cause is None:
             self._stop(FAILURE)
 
@@ -217,6 +229,7 @@ class Supervisor:
         if self._cause is not None or not all(p.lives for p in self._processes.members):
             return False
         self._stop(GROW)
+        self._grow_request.at = self.stopping_at
         return True
 
     def could_not_start(self, process_id: int, why: str) -> None:
@@ -247,16 +260,16 @@ class Supervisor:
     def _report(self) -> int:
         if self._cannot_start:
             return 1
-        endings = [process.ended() for process in self._processes.members]
-        first = first_failure(endings, self.stopping_at)
-        all_ended_well = first is None and len(endings) == self._job.job_processes
-        if self._cause == GROW and first and first.failed_at < self.stopping_at:
-            self._cause = FAILURE
-        if self._cause == GROW and not (all_ended_well and self._has_finished()):
+        all_endings = self._endings()
+        is_complete = len(all_endings) == self._job.job_processes
+        all_ended_well = is_complete and not any(each.failed for each in all_endings)
+        if self._cause == GROW and not (all_ended_well and has_finished(self._attempt_dir)):
             self.grows = True
             return 1
         if self._cause is None or all_ended_well:
             return 0
+        endings = self._grow_request.unasked(all_endings)
+        first = first_failure(endings, self.stopping_at)
         if first and self._was_stopped_by(first):
             self.console.report(f"stopped by a signal to the agent of process {first.process_id}")
             return first.status
@@ -272,6 +285,13 @@ class Supervisor:
             self._report_killed()
             self.report_folders()
         return 1 if self._output_lost else 128 + self._cause
+
+    def _endings(self) -> list[EndedProcess]:
+        return [process.ended() for process in self._processes.members]
+
+    @property
+    def _attempt_dir(self) -> Path:
+        return _run_files.attempt_dir(self._job.run_dir, self._job.config.attempt)
 
     def _was_stopped_by(self, first: EndedProcess) -> bool:
         """Whether a signal to the agent of ``first`` has ended the job, and not a failure."""
@@ -314,8 +334,7 @@ class Supervisor:
 
     def _has_records(self) -> bool:
         """Whether the records of all processes are here, or the reasons why some are not."""
-        attempt = _run_files.attempt_dir(self._job.run_dir, self._job.config.attempt)
-        here = len(list(attempt.glob("process_*")))
+        here = len(list(self._attempt_dir.glob("process_*")))
         return not self._job.agents_keep_records or here == self._job.job_processes
 
     def _report_details(self, table: str) -> None:
@@ -341,19 +360,9 @@ class Supervisor:
         if words := failed_runs.kept(self._job.run_dir, self._job.log_dir):
             report(words)
 
-    def _has_finished(self) -> bool:
-        """Whether the program has ended well without having been told to stop, as far as it asks
-        (`lockstep.should_stop`)."""
-        attempt = _run_files.attempt_dir(self._job.run_dir, self._job.config.attempt)
-        asks, stops = (
-            any(attempt.glob(f"process_*/{name}")) for name in (_run_files.ASKS, _run_files.STOPS)
-        )
-        return asks and not stops
-
     def _report_none_joined(self) -> None:
-        attempt = _run_files.attempt_dir(self._job.run_dir, self._job.config.attempt)
         with contextlib.suppress(OSError):
-            if self._job.job_processes > 1 and _run_files.none_joined(attempt):
+            if self._job.job_processes > 1 and _run_files.none_joined(self._attempt_dir):
                 self.console.report(
                     f"no process joined the job: each of the {self._job.job_processes} ran alone. "
                     "Call jax.distributed.initialize() before using JAX, or add --auto-init"
