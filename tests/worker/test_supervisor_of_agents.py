@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -180,6 +181,22 @@ def test_a_failure_of_the_last_attempt_and_a_signal_end_the_job(start_job: Start
         assert [line.decision(TIMEOUT) for line in lines] == [False, False]
         found = "stopped by a signal" if stopped else "failed first: exit code 3"
         assert found in job.end()
+
+
+@pytest.mark.parametrize(("known", "is_said"), [([0], False), ([0, 1], True)])
+def test_processes_that_ran_alone_are_told_so_where_all_are_known(
+    start_job: Start, tmp_path: Path, known: list[int], is_said: bool
+) -> None:
+    """The supervisor sees the notes of its own host; process 1 may have joined on another."""
+    for process in known:
+        folder = tmp_path / "attempt_0" / f"process_{process}"
+        folder.mkdir(parents=True)
+        (folder / "alone").touch()
+    job = start_job()
+    lines = [job.line(0), job.line(1)]
+    begin(lines)
+    finish_well(lines)
+    assert ("no process joined the job" in job.end()) is is_said
 
 
 def test_processes_that_do_not_come_are_named(start_job: Start) -> None:

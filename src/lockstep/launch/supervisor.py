@@ -361,8 +361,10 @@ class Supervisor:
             report(words)
 
     def _report_none_joined(self) -> None:
+        if self._job.job_processes < 2 or not self._has_records():
+            return
         with contextlib.suppress(OSError):
-            if self._job.job_processes > 1 and _run_files.none_joined(self._attempt_dir):
+            if _run_files.none_joined(self._attempt_dir):
                 self.console.report(
                     f"no process joined the job: each of the {self._job.job_processes} ran alone. "
                     "Call jax.distributed.initialize() before using JAX, or add --auto-init"
