@@ -72,16 +72,19 @@ def test_a_run_accounts_for_its_restarts(tmp_path: Path) -> None:
 
 def test_the_account_of_a_failed_run_is_kept_with_its_records() -> None:
     program = """if True:
-        import os, pathlib
+        import os, pathlib, time
         attempt, process = os.environ["LOCKSTEP_ATTEMPT"], os.environ["LOCKSTEP_PROCESS_ID"]
         folder = pathlib.Path(os.environ["LOCKSTEP_RUN_DIR"], f"attempt_{attempt}")
         (folder / f"process_{process}" / "recorder.bin").write_bytes(b"no record")
+        time.sleep(int(attempt))
         raise ValueError("no data")
     """
     with start_lockstep(["-n", "2", "--max-restarts", "1"], program) as run:
         assert run.finish(60).status == 1
         [path] = run.folder.glob("lockstep-failed-*/*/restarts.json")
-        [restart] = json.loads(path.read_text())["restarts"]
+        found = json.loads(path.read_text())
+    [restart] = found["restarts"]
+    assert found["seconds"] > found["lost_seconds"] + 1  # attempt 1 has slept for a second
     assert (restart["attempt"], restart["cause"]) == (0, PROCESS_FAILED)
 
 

@@ -63,7 +63,7 @@ def run(job: LaunchSpec, lifeline: int, place: Placement | None = None) -> int:
     with contextlib.ExitStack() as ports_held, lost:
         place = place or ThisHost(ports_held)
         while True:
-            supervisor = Supervisor(job, lifeline, restarts, place.processes)
+            supervisor = Supervisor(job, lifeline, restarts, place.processes, lost.write)
             status = supervisor.run()
             supervisor.close()
             if not supervisor.may_restart:
@@ -89,23 +89,26 @@ class _LostTime:
         self._began = time.monotonic()
         self._restarts: list[Restart] = []
         self._folder: Path | None = None
+        """That of the run, once there was a restart."""
+        self._is_logged = False
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *error: object) -> None:
-        self._write()
+        if self._is_logged:  # else nothing is kept of the run, or it was moved with the records
+            self.write()
         if text := lost_time.table(self._restarts, time.monotonic() - self._began):
             complain(text)
 
     def add(self, restart: Restart, job: LaunchSpec) -> None:
         self._restarts.append(restart)
-        self._folder = job.log_dir or job.run_dir
+        self._folder, self._is_logged = job.log_dir or job.run_dir, bool(job.log_dir)
         complain(restart.words)
-        self._write()
+        self.write()
 
-    def _write(self) -> None:
-        """Writes the account, unless the file was moved away with the records of the failed run."""
+    def write(self) -> None:
+        """Writes the account up to now into the folder of the run, if there was a restart."""
         if self._folder is None:
             return
         values = lost_time.values(self._restarts, time.monotonic() - self._began)

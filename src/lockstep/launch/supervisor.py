@@ -69,8 +69,11 @@ class Supervisor:
         lifeline: int,
         restarts: Restarts | None = None,
         processes: Callable[[LaunchSpec, Loop], Processes] = LocalProcesses,
+        before_keeping: Callable[[], None] = lambda: None,
     ) -> None:
+        """``before_keeping`` is called before the records of the run are moved to be kept."""
         self._job = job
+        self._before_keeping = before_keeping
         self._lifeline = lifeline
         self._restarts = restarts or Restarts(0)
         self.selector = selectors.PollSelector()
@@ -357,6 +360,7 @@ class Supervisor:
         report = report or self.console.report
         if self._job.log_dir:
             report(f"complete logs: {self._job.log_dir}")
+        self._before_keeping()
         if words := failed_runs.kept(self._job.run_dir, self._job.log_dir):
             report(words)
 
