@@ -19,6 +19,7 @@ from lockstep.hosts.host_watch import HostWatch
 from lockstep.hosts.membership import Membership
 from lockstep.hosts.remote_processes import RemoteProcesses
 from lockstep.processes.job_spec import LaunchSpec
+from support import wait_until
 
 LATE = """
 import os, time, zlib
@@ -30,6 +31,8 @@ channel.send("hello")
 os.set_blocking(0, True)
 while not channel.closed:
     for message in channel.receive():
+        if message.kind == "facts":
+            channel.send("facts")
         # First what belongs to the attempt before: it was asked for then.
         for attempt, text in ((0, b"of before"), (1, b"of now")):
             time.sleep(0.2 * attempt)
@@ -115,3 +118,26 @@ def test_an_exit_that_is_none_ends_the_connection(
     assert 'message (exit) that is not one: ValueError("not how' in process.connection.lost
     assert process.ended().status == 1
     found.close()
+
+
+def test_a_host_that_returns_leaves_no_connection_of_before(
+    start_fleet: Callable[[str], Fleet],
+) -> None:
+    fleet = start_fleet(LATE)
+    [first] = fleet.connect([Host("late")])
+    own = Membership([Placed(first.host, 0, 1)])
+    watch = HostWatch(fleet, own, lambda connection, facts: "", False, 30.0)
+    watch.agents["late"] = first
+    loop = Loop()
+    watch.listen(loop, lambda connection: None)
+    first.lose("it is cut off")
+    watch.lost(first)
+
+    def has_returned() -> bool:
+        watch.tick(time.monotonic())
+        loop.turn(0.05)
+        return bool(own.spares)
+
+    wait_until(has_returned, "the host's return", 60)
+    assert fleet.connections == [watch.agents["late"]] != [first]
+    watch.close()

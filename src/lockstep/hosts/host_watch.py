@@ -214,6 +214,8 @@ class HostWatch:
         del self._tries[name]
         connection.detach()
         self._fleet.adopt(connection)
+        if lost := self.agents.get(name):
+            self._fleet.drop([lost])
         self.agents[name] = connection
         self._adopt(connection)
         self._membership.returned(self._host(name))
