@@ -439,5 +439,22 @@ def test_a_host_that_flaps_is_not_used_any_more(hosts: Hosts) -> None:
             read_until(run, "c answers again: it is a spare from now on")
         kill_agents(run, "c")
         read_until(run, "c was lost 3 times, and is not used any more")
-        hosts.end(0)
-        assert run.finish(60).status == 0
+        hosts.lose(hosts.ups(0)[1][1], "b")
+        result = run.finish(60)
+    assert result.status == 1
+    said = result.stderr.partition("1 of 2 hosts are left, and the job needs 2")[2]
+    assert "b is down" in said
+    assert "\n  c was lost 3 times, and is not used any more\n" in said
+
+
+@pytest.mark.full
+def test_too_few_hosts_are_left_and_each_is_named(hosts: Hosts) -> None:
+    options = ["--hosts", "a,b,c", "--max-restarts", "3", "--min-hosts", "2"]
+    with hosts.start(*options) as run:
+        hosts.lose(hosts.wait_for(0, 3)[1][1], "b")
+        hosts.lose(hosts.wait_for(1, 2)[1][1], "c")
+        result = run.finish(60)
+    assert result.status == 1
+    said = result.stderr.partition("1 of 3 hosts are left, and the job needs 2\n")[2]
+    assert re.search(r"^  c +problem +ssh +failed: c is down$", said, re.MULTILINE)
+    assert re.search(r"^  b was lost, and has not answered since$", said, re.MULTILINE)

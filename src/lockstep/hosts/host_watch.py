@@ -143,9 +143,21 @@ class HostWatch:
         tries = {name: each for name, each in self._tries.items() if self._is_left_out(each)}
         for name, each in tries.items():
             if name not in self._left_out:
-                losses = self._membership.losses(self._host(name))
-                self._report(f"{each.label} was lost {losses} times, and is not used any more")
+                self._report(f"{each.label} {self._why_absent(each)}")
         self._left_out = set(tries)
+
+    @property
+    def absent(self) -> dict[str, str]:
+        """Why each lost host is not there, by its label."""
+        return {each.label: self._why_absent(each) for each in self._tries.values()}
+
+    def _why_absent(self, each: _Try) -> str:
+        if self._is_left_out(each):
+            losses = self._membership.losses(self._host(each.host.name))
+            return f"was lost {losses} times, and is not used any more"
+        if each.refused:
+            return f"was lost, and is refused: {each.refused}"
+        return "was lost, and has not answered since"
 
     def _is_left_out(self, each: _Try) -> bool:
         return self._membership.is_left_out(self._host(each.host.name))

@@ -245,10 +245,10 @@ class SeveralHosts:
         least, kept = self._args.min_hosts or own.seats, len(own.in_use)
         if kept < least:
             hint = "" if self._args.min_hosts else ". --min-hosts K goes on with K hosts"
-            raise LaunchError(
-                f"{kept} of {own.seats} hosts are left, and the job needs {least}{hint}\n"
-                f"{preflight.table(bad)}"
-            )
+            head = f"{kept} of {own.seats} hosts are left, and the job needs {least}{hint}"
+            absent = self._watch.absent.items()
+            lines = [f"  {label} {why}" for label, why in absent if label not in bad]
+            raise LaunchError("\n".join(filter(None, [head, preflight.table(bad), *lines])))
 
     def end(self) -> None:
         """Ends all agents."""
