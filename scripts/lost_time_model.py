@@ -74,13 +74,13 @@ def _lost(hosts: int, own: Assumptions, cost: float) -> float:
 
 
 def waits(hosts: int, own: Assumptions) -> float:
-    """The job needs all its hosts and has no spares: it waits for each repair."""
+    """The job needs all its hosts and has no spares: it starts again after each repair."""
     return _lost(hosts, own, own.detect + own.end + own.repair + own.start)
 
 
 def with_spares(hosts: int, spares: int, own: Assumptions) -> float:
-    """``--spares``: the job has its size always, and waits where no spare is left. Of all hosts,
-    the spares included."""
+    """``--spares``: the job has its size always. Where no spare is left it ends, and starts again
+    after the next repair. The share is that of all hosts, the spares included."""
     shortage = _more_in_repair(spares - 1, hosts, own)
     wait = shortage * own.repair / (spares + 1)
     lost = _lost(hosts, own, own.detect + own.end + wait + own.start)

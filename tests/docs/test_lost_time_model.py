@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "scripts"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 
-import lost_time_model as model  # noqa: E402
-from lost_time_model import HOSTS, HOUR, Assumptions  # noqa: E402
+import lost_time_model as model
+from lost_time_model import HOSTS, HOUR, Assumptions
 
-PAGE = ROOT / "docs" / "design" / "lost-time.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "design" / "lost-time.md"
 USUAL = Assumptions()
 
 
