@@ -61,12 +61,12 @@ class Membership:
 
     @property
     def spares(self) -> list[Host]:
-        """Those that can take a seat, in the user's order."""
+        """The hosts that can take a seat, in the user's order."""
         return sorted(self._spares, key=self._order.index)
 
     @property
     def lost(self) -> list[Host]:
-        """Those that may return."""
+        """The lost hosts that may return."""
         gone = [each for each in self._order if each not in self._in_use + self._spares]
         return [each for each in gone if not self.is_left_out(each)]
 

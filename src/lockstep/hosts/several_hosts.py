@@ -296,7 +296,7 @@ def _host_changes(
 
 
 def _lacking(directory: str, program: str) -> frozenset[str]:
-    """Those of the directory and the program's path that this machine does not have."""
+    """Lists the paths that this machine lacks, of the directory and of the program in it."""
     paths = (directory, os.path.join(directory, program))
     return frozenset(path for path in paths if not os.path.exists(path))
 

@@ -144,7 +144,7 @@ def members(hosts: Sequence[Host], args: argparse.Namespace) -> Membership:
                 f"{most.host.name}, which runs {most.count} processes. A spare needs as many slots "
                 "as any host of the job runs processes."
             )
-    # Where all hosts are needed, a host that was lost often is still better than the job's end.
+    # A job that needs all its hosts leaves none out: without a host that was lost often it ends.
     can_go_without = spares or args.min_hosts
     return Membership(placed, spares, MAX_LOSSES if can_go_without else 0)
 
