@@ -16,8 +16,8 @@ from lockstep._errors import ConfigError
 from lockstep.bench.cases import DTYPES, OPS, parse_sizes
 from lockstep.bench.job import IMPLEMENTATIONS, PLAIN
 from lockstep.bootstrap import mpi_backend
-from lockstep.launch import options
-from lockstep.launch.options import checked
+from lockstep.launch import host_options
+from lockstep.launch.usage import checked
 
 if TYPE_CHECKING:
     from lockstep.bench.hosts import Hosts
@@ -178,7 +178,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 def _add_hosts(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("several hosts")
-    options.add_reach(group)
+    host_options.add_reach(group)
     add = group.add_argument
     add(
         "--host-counts",

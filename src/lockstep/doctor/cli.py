@@ -7,7 +7,7 @@ import importlib
 import json
 from typing import Any
 
-from lockstep.launch import options
+from lockstep.launch import host_options
 
 # Each of these modules gathers its facts in `probe`, judges them in pure `check_*` functions, and
 # puts both together in `findings`.
@@ -46,7 +46,7 @@ def add_parser(subparsers: Any) -> None:
         "With --hosts or --hostfile: what lockstep run --hosts checks before it starts,\n"
         "and the latency and bandwidth between all hosts.",
     )
-    options.add_reach(group)
+    host_options.add_reach(group)
     parser.set_defaults(func=main)
 
 

@@ -9,8 +9,8 @@ import difflib
 import os
 import re
 import shlex
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 _FORMS = """\
   script.py [args ...]   a file; what stands behind it is passed to it
@@ -42,6 +42,21 @@ _HASH_SEED = (
     "All processes get PYTHONHASHSEED=0 unless it is set already. So they iterate over a set of\n"
     "strings in the same order, and collectives in such a loop match."
 )
+
+
+T = TypeVar("T")
+
+
+def checked(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """``parse``, whose ValueError says what is expected, as the type of an option."""
+
+    def check(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {error}") from None
+
+    return check
 
 
 class Parser(argparse.ArgumentParser):

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from lockstep._errors import ConfigError
 from lockstep.hosts import host_list
-from lockstep.launch import hosts_command, usage
+from lockstep.launch import host_options, hosts_command, usage
 from lockstep.launch import options as run_options
 
 
@@ -34,7 +34,7 @@ def parse(
         raise ConfigError(f"options={options!r}: {error}.") from None
     words = [*(["--hosts", names] if names else []), *words]
     parser = _Parser(prog="lockstep.Pool", add_help=False, allow_abbrev=False)
-    run_options.add_hosts(parser)
+    host_options.add_hosts(parser)
     run_options.add_bind(parser)
     args = parser.parse_args(words)
     if args.hosts or args.hostfile:
