@@ -32,24 +32,29 @@ def assert_nothing_runs(hosts: SshHosts) -> None:
     wait_until(lambda: not running(), "an end of all processes", 40.0)
 
 
+def lose_while_it_trains(hosts: SshHosts, lost: str, on: str, words: list[str]) -> tuple[str, str]:
+    """Takes the host ``lost`` down after some steps of a job that is started ``on`` a host and ends
+    well; the output of the job and what its launcher has said."""
+    started = hosts.start(on, [*LOCKSTEP, "run", *words])
+    assert started.stdout is not None
+    for line in started.stdout:
+        if re.search(rb"step 1[2-9]: loss", line):
+            break
+    hosts.take_down(lost)
+    out, err = started.communicate(timeout=TIMEOUT)
+    assert started.returncode == 0, err.decode()
+    return out.decode(), err.decode()
+
+
 def test_training_goes_on_from_a_checkpoint_on_two_of_three_hosts(tmp_path: Path) -> None:
     """The host that is lost is that of process 0 and of JAX's coordination service."""
     with ssh_hosts(tmp_path, "abc") as hosts:
         options = ["--ssh", hosts.ssh(), "--hosts", "a:2,b,c", "--chdir", str(tmp_path)]
         options += ["--max-restarts", "1", "--min-hosts", "2"]
         program = [str(EXAMPLE), "--folder", str(tmp_path / "checkpoints"), "--steps", "400"]
-        started = hosts.start("c", [*LOCKSTEP, "run", *options, *program])
-        assert started.stdout is not None
-        for line in started.stdout:
-            if re.search(rb"step 1[2-9]: loss", line):
-                break
-        hosts.take_down("a")
-        out, err = started.communicate(timeout=TIMEOUT)
-        said = err.decode()
-        assert started.returncode == 0, said
+        after, said = lose_while_it_trains(hosts, "a", "c", [*options, *program])
         assert "on a failed first: its host was lost: no answer from a" in said
         assert re.search(r"going on with 2 hosts, 2 processes, without\n +a +problem +ssh", said)
-        after = out.decode()
         [step] = set(re.findall(r"going on from the checkpoint of step (\d+)", after))
         assert int(step) >= 10
         assert f"step {int(step) + 1}: loss" in after.partition("going on from")[2]
@@ -63,18 +68,10 @@ def test_a_spare_goes_on_from_the_checkpoint_with_the_same_numbers(tmp_path: Pat
         options = ["--ssh", hosts.ssh(), "--chdir", str(tmp_path)]
         spares = ["--hosts", "a,b,c", "--spares", "1", "--max-restarts", "1"]
         steps = [str(EXAMPLE), "--steps", "60", "--folder"]
-        words = [*LOCKSTEP, "run", *options, *spares, *steps, str(tmp_path / "lost")]
-        started = hosts.start("b", words)
-        assert started.stdout is not None
-        for line in started.stdout:
-            if re.search(rb"step 1[2-9]: loss", line):
-                break
-        hosts.take_down("a")
-        out, err = started.communicate(timeout=TIMEOUT)
-        said = err.decode()
-        assert started.returncode == 0, said
+        words = [*options, *spares, *steps, str(tmp_path / "lost")]
+        out, said = lose_while_it_trains(hosts, "a", "b", words)
         assert "c takes the place of a, which was lost, with process 0" in said
-        found = re.findall(r"^\[([01]@[bc])\] weights: (\w+)$", out.decode(), re.MULTILINE)
+        found = re.findall(r"^\[([01]@[bc])\] weights: (\w+)$", out, re.MULTILINE)
         assert sorted(place for place, _ in found) == ["0@c", "1@b"]
         calm = [*LOCKSTEP, "run", *options, "--hosts", "b,c", *steps, str(tmp_path / "calm")]
         undisturbed = hosts.run("b", calm, timeout=TIMEOUT)
