@@ -397,6 +397,48 @@ def test_ctrl_c_after_the_request_is_the_end(hosts: Hosts) -> None:
 
 
 @pytest.mark.full
+def test_ctrl_c_while_the_output_before_the_next_attempt_waits_is_the_end(hosts: Hosts) -> None:
+    """All processes have ended then, and the reader of the output takes nothing."""
+    options = ["--hosts", "a,b", "--max-restarts", "1", "--min-hosts", "1", "--grow", "300"]
+    program = """
+import os, pathlib, signal
+(pathlib.Path({folder!r}) / "pid").write_text(str(os.getpid()))
+def save(*_):
+    for i in range(100):
+        print("x" * 999, flush=True)
+    os._exit(0)
+signal.signal(signal.SIGTERM, save)
+"""
+    with hosts.start(*options, program=program + PROGRAM) as run:
+        hosts.lose(hosts.wait_for(0, 2)[1][1], "b")
+        hosts.wait_for(1, 1)
+        pid = int((hosts.folder / "pid").read_text())
+        hosts.back("b")
+        read_until(run, "the program is asked to end")
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the end of process 0", 30)
+        time.sleep(3)  # until nothing is left but to write
+        run.process.send_signal(signal.SIGINT)
+        result = run.finish(60)
+        run.assert_nothing_left()
+    assert result.status == 130, result.stderr
+    assert hosts.ups(2) == {}
+
+
+@pytest.mark.full
+def test_the_end_of_the_output_after_the_request_ends_the_job(hosts: Hosts) -> None:
+    options = ["--hosts", "a,b", "--max-restarts", "1", "--min-hosts", "1", "--grow", "300"]
+    with hosts.start(*options, program=CATCHES + PROGRAM) as run:
+        hosts.lose(hosts.wait_for(0, 2)[1][1], "b")
+        hosts.wait_for(1, 1)
+        assert run.process.stdout is not None
+        run.process.stdout.close()
+        hosts.back("b")
+        run.process.wait(60)
+        assert hosts.ups(2) == {}
+    assert run.process.returncode == 128 + signal.SIGPIPE
+
+
+@pytest.mark.full
 def test_a_program_that_has_finished_by_then_is_not_started_again(hosts: Hosts) -> None:
     options = ["--hosts", "a,b", "--max-restarts", "1", "--min-hosts", "1", "--grow"]
     once = TRAINING.replace("    if lockstep.", "    if step == first + 1 and lockstep.")

@@ -124,6 +124,8 @@ class Supervisor:
         self._report_none_joined()
         while self.console.backlog:
             self.turn()
+        if self.grows and self._cause not in (None, GROW):  # a signal has come since, say
+            self.grows, status = False, 128 + self._cause
         return status or int(self._output_lost)
 
     @property
@@ -213,7 +215,7 @@ class Supervisor:
         if self.console.lost and not self._output_lost:
             self._output_lost = True
             self.console.report(f"standard output cannot be written: {self.console.lost}", True)
-        if self._cause is None:
+        if self._cause in (None, GROW):
             self._stop(_NO_OUTPUT_LEFT)
 
     def asked_to_stop(self) -> None:
