@@ -142,7 +142,7 @@ class Launches:
                 self.where = f" as their launch number {number + 1}"
                 return True
         for number, digests in theirs["marks"]:
-            here = own.marks.get(number, digests)
+            here: list[str] = own.marks.get(number) or digests
             if all(one != other for one, other in zip(here, digests, strict=True)):
                 self.where = f" before their launch number {number + 1}"
                 return True
