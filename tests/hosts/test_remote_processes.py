@@ -21,7 +21,7 @@ from lockstep.hosts.remote_processes import RemoteProcesses
 from lockstep.processes.job_spec import LaunchSpec
 from support import wait_until
 
-LATE = """
+AGENT = """
 import os, time, zlib
 from lockstep.system.channel import GREETING, Channel
 
@@ -31,6 +31,10 @@ channel.send("hello")
 os.set_blocking(0, True)
 while not channel.closed:
     for message in channel.receive():
+"""
+LATE = (
+    AGENT
+    + """
         if message.kind == "facts":
             channel.send("facts")
         # First what belongs to the attempt before: it was asked for then.
@@ -44,22 +48,17 @@ while not channel.closed:
                 number = message.head["number"]
                 channel.send("collected", attempt=attempt, number=number)
 """
+)
 
 
-MALFORMED = """
-import os
-from lockstep.system.channel import GREETING, Channel
-
-channel = Channel(0, 1, after_greeting=False)
-channel.send_raw(GREETING)
-channel.send("hello")
-os.set_blocking(0, True)
-while not channel.closed:
-    for message in channel.receive():
+MALFORMED = (
+    AGENT
+    + """
         if message.kind == "start":
             values = dict(process=0, at=0, after_signal=False, was_killed=False)
             channel.send("exit", attempt=message.head["attempt"], exit={"exit_code": "3"}, **values)
 """
+)
 
 
 def processes(fleet: Fleet, folder: Path, loop: Loop) -> RemoteProcesses:
