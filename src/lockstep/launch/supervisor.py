@@ -339,8 +339,12 @@ class Supervisor:
 
     def _has_records(self) -> bool:
         """Whether the records of all processes are here, or the reasons why some are not."""
-        here = len(list(self._attempt_dir.glob("process_*")))
-        return not self._job.agents_keep_records or here == self._job.job_processes
+        if not self._job.agents_keep_records:
+            return True
+        with contextlib.suppress(OSError):  # no descriptor is left: then they cannot be read
+            here = len(list(self._attempt_dir.glob("process_*")))
+            return here == self._job.job_processes
+        return False
 
     def _report_details(self, table: str) -> None:
         """Prints the diagnosis, and the next step for the user."""
