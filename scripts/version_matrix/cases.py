@@ -72,8 +72,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "float16": (_FLOAT16, _NO_FLOAT16),
     "linalg": (
-        "tests/linalg/test_processes.py::test_two_processes[lockstep-1]",
-        "tests/linalg/test_processes.py::test_two_processes[lockstep-2]",
+        "tests/linalg/test_processes.py::test_two_processes[solve-lockstep-1]",
+        "tests/linalg/test_processes.py::test_two_processes[solve-lockstep-2]",
         "tests/linalg/test_positive.py::test_inverse_by_many_supersteps",
         "tests/facts/test_ffi_facts.py::test_a_kernel_is_registered_and_its_words_reach_the_program",
     ),
@@ -100,7 +100,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "gloo": (
         "tests/launch/test_jax.py::test_every_way_to_begin[gloo-jax]",
-        "tests/linalg/test_processes.py::test_two_processes[gloo-1]",
+        "tests/linalg/test_processes.py::test_two_processes[solve-gloo-1]",
     ),
     "MPI": ("tests/mpi/test_mpi.py::test_the_five_collectives[2]",),
 }

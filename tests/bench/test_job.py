@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -41,6 +42,18 @@ def test_a_process_that_dies_or_is_stuck_is_the_reason(
     os.kill(running._pool.pids[0], number)
     with pytest.raises(JobFailed, match=words):
         running.request("copy", 1.0, seconds=0.01)
+
+
+def test_a_death_is_told_after_the_launcher_has_ended(running: BenchJob) -> None:
+    """The launcher of one process ends at once after it, and leaves what it wrote to its caller."""
+    processes = running._pool._processes
+    assert processes is not None
+    os.kill(running._pool.pids[0], signal.SIGKILL)
+    deadline = time.monotonic() + 60.0
+    while not processes.is_over and time.monotonic() < deadline:
+        processes.turn(1.0)
+    assert (exit := processes.exit_of(0, 0.0))
+    assert exit.signal == signal.SIGKILL
 
 
 def test_a_launcher_that_ends_at_once() -> None:

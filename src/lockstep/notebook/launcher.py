@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,6 +62,7 @@ class EngineSetLauncher(LocalProcessLauncher, EngineLauncher):  # type: ignore[m
 
     def notify_stop(self, data: Any) -> Any:
         if self.state != "after":  # it may be called twice
+            shutil.rmtree(self.run_dir, ignore_errors=True)
             os.close(self._lock)
         return super().notify_stop(data)
 

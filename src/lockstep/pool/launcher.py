@@ -37,7 +37,8 @@ class Settings:
     words: Sequence[str]
     """Options of ``lockstep run``."""
     run_dir: str
-    """The private directory of the run; the launcher removes it."""
+    """The private directory of the run. The caller removes it; the launcher, if the caller has
+    ended first."""
     on_hosts: bool = False
     """Whether ``words`` name hosts."""
     auto_init: bool = False

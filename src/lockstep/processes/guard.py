@@ -20,6 +20,7 @@ forwards it once; the supervisor decides which processes get it.
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import sys
@@ -40,7 +41,8 @@ def run_guarded(supervise: Callable[[int], int], run_dir: Path, caller: int | No
 
     ``lifeline`` is a descriptor that reads as ended once this process is gone, or that of the
     ``caller``: a program that has started this one for its own use. Signals in `PASSED_ON` are
-    blocked when ``supervise`` begins.
+    blocked when ``supervise`` begins. At the end ``run_dir`` is removed, but left to a caller that
+    lives: it reads there how the processes have ended.
     """
     process_tree.adopt_orphans()
     # A signal that is ignored at the start (nohup, a shell's &) stays ignored.
@@ -49,7 +51,7 @@ def run_guarded(supervise: Callable[[int], int], run_dir: Path, caller: int | No
     try:
         lifeline, held = os.pipe()
     except OSError as error:
-        shutil.rmtree(run_dir, ignore_errors=True)
+        _remove(run_dir, caller)
         raise LaunchError(f"nothing can be started: {not_started(error)}") from error
     try:
         supervisor = os.fork()
@@ -58,12 +60,12 @@ def run_guarded(supervise: Callable[[int], int], run_dir: Path, caller: int | No
             if caller is not None:
                 # The pipe of the guard would do, but the supervisor watches the caller with it.
                 process_tree.end_with_parent()
-            _supervise(supervise, lifeline if caller is None else caller, run_dir)
+            _supervise(supervise, lifeline, run_dir, caller)
         os.close(lifeline)
         status = _watch(supervisor, handled)
         process_tree.end_all()
     finally:
-        shutil.rmtree(run_dir, ignore_errors=True)
+        _remove(run_dir, caller)
     if status < 0:
         print(
             f"lockstep: the launcher's supervising process was killed by {signal_name(-status)}; "
@@ -73,12 +75,14 @@ def run_guarded(supervise: Callable[[int], int], run_dir: Path, caller: int | No
     return status if status >= 0 else 128 - status
 
 
-def _supervise(supervise: Callable[[int], int], lifeline: int, run_dir: Path) -> None:
+def _supervise(
+    supervise: Callable[[int], int], lifeline: int, run_dir: Path, caller: int | None
+) -> None:
     status = 1
     try:
         os.setsid()
         process_tree.adopt_orphans()
-        status = supervise(lifeline)
+        status = supervise(lifeline if caller is None else caller)
     except LockstepError as error:
         print(f"lockstep: {error}", file=sys.stderr)
     except BaseException:
@@ -86,9 +90,18 @@ def _supervise(supervise: Callable[[int], int], lifeline: int, run_dir: Path) ->
     finally:
         # The guard does both too, but it may have been killed.
         process_tree.end_all()
-        shutil.rmtree(run_dir, ignore_errors=True)
+        _remove(run_dir, caller)
         sys.stderr.flush()
         os._exit(status)
+
+
+def _remove(run_dir: Path, caller: int | None) -> None:
+    if caller is not None:
+        ended = select.poll()
+        ended.register(caller, select.POLLIN)
+        if not ended.poll(0):
+            return
+    shutil.rmtree(run_dir, ignore_errors=True)
 
 
 def _watch(supervisor: int, handled: set[signal.Signals]) -> int:
