@@ -56,6 +56,9 @@ help:
 demo: $(VENV)/.installed-demo
 	$(BIN)/python scripts/demo.py
 
+# Python keeps what it has compiled, also where a variable forbids it: every worker and the
+# thousand interpreters that the tests start would compile the tests and lockstep again.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 	  --hypothesis-profile=quick

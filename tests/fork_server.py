@@ -82,17 +82,26 @@ def start(
     reports, theirs = os.pipe()
     flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND
     fds = [os.open(os.devnull, os.O_RDONLY), os.open(stdout, flags), os.open(stderr, flags), theirs]
-    request = [list(command), {**_OF_A_JOB, **environ}, os.getcwd(), enter]
-    socket.send_fds(server()[0], [json.dumps(request).encode()], fds)
+    collectives = _collectives(command)
+    request = [list(command), {**_OF_A_JOB, **collectives, **environ}, os.getcwd(), enter]
+    ours, _ = server(*collectives.items())
+    socket.send_fds(ours, [json.dumps(request).encode()], fds)
     for fd in fds:
         os.close(fd)
     return Forked(reports, (stdout, stderr))
 
 
+def _collectives(command: Sequence[str]) -> dict[str, str]:
+    """What a launcher sets because of its option, which counts when lockstep is imported."""
+    if "--collectives" not in command:
+        return {}
+    return {"LOCKSTEP_COLLECTIVES": command[command.index("--collectives") + 1]}
+
+
 @functools.cache
-def server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """The socket to the server of this process, and the server."""
-    environ = clean_environ(**_OF_A_JOB, **{MARK: NO_MARK})
+def server(*variables: tuple[str, str]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """The socket to the server of this process with these variables, and the server."""
+    environ = clean_environ(**_OF_A_JOB, **dict(variables), **{MARK: NO_MARK})
     del environ["JAX_PLATFORMS"]
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:

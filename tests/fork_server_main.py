@@ -37,7 +37,8 @@ _LONGEST_REQUEST = 1 << 17
 _READ_AT_THE_START = (
     *("PYTHON", "LANG", "LC_", "LD_", "GLIBC_", "MALLOC_", "OPENBLAS_", "GOTO_", "OMP_"),
     *("JAX_", "TF_", "TPU_", "MPITRAMPOLINE_"),
-    *("LOCKSTEP_COLLECTIVES", "LOCKSTEP_ENGINE", "LOCKSTEP_MPI_LIBRARY"),
+    *("LOCKSTEP_CHECK_REPLICAS", "LOCKSTEP_COLLECTIVES", "LOCKSTEP_ENGINE"),
+    "LOCKSTEP_MPI_LIBRARY",
 )
 _GIVEN_TO_JAX = {"JAX_PLATFORMS": str, "JAX_NUM_CPU_DEVICES": int}
 """Those of them that `_execve` passes on to a jax that is imported already."""

@@ -109,7 +109,8 @@ def test_what_is_read_at_the_start_is_read_at_a_start(tmp_path: Path, variable: 
 
 def test_the_processes_of_a_job_are_forks_where_they_can_be() -> None:
     program = f"import sys; print({IS_FORK})"
-    for options, forks in (([], "True"), (["--collectives", "gloo"], "False")):
+    gloo, checked = ["--collectives", "gloo"], ["--check-replicas", "1"]
+    for options, forks in (([], "True"), (gloo, "True"), (checked, "False")):
         result = run_lockstep(options, program, forked=True)
         assert result.by_process == {0: [forks], 1: [forks]}, result
 

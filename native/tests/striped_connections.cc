@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <csignal>
+#include <cstring>
 #include <memory>
 #include <random>
 #include <string>
@@ -74,10 +75,13 @@ TEST(bytes_arrive_as_they_were_sent) {
       for (std::uint32_t i = 0; i < 60; ++i) {
         const std::size_t bytes = i % 3 == 0 ? kPayload : random() % (kPayload + 1);
         std::vector<std::byte> sent(bytes);
-        for (std::byte& byte : sent) byte = static_cast<std::byte>(random());
+        for (std::size_t at = 0; at + sizeof(std::uint32_t) <= bytes; at += sizeof(std::uint32_t)) {
+          const std::uint32_t word = random();
+          std::memcpy(&sent[at], &word, sizeof(word));
+        }
         pair.send(sent);
         eventually([&] { return pair.written.reached(i + 1); }, "a message");
-        CHECK(std::ranges::equal(pair.payload(i, bytes), sent));
+        CHECK(std::memcmp(pair.payload(i, bytes).data(), sent.data(), bytes) == 0);
         pair.release();
       }
       CHECK(pair.two.healthy());

@@ -19,7 +19,9 @@ PROGRAM = PROGRAMS / "at_barriers.py"
 
 def run(name: str, n: int = 2, d: int = 2, status: int = 0, library: Path | None = None) -> Result:
     args = [name, *([str(library)] if library else [])]
-    return run_lockstep([], PROGRAM, n=n, d=d, program_args=args, timeout=90, expect_status=status)
+    return run_lockstep(
+        [], PROGRAM, n=n, d=d, program_args=args, timeout=90, expect_status=status, forked=True
+    )
 
 
 @pytest.mark.parametrize(

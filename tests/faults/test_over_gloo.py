@@ -80,6 +80,7 @@ def run(fault: str, n: int = 3, d: int = 2, status: int = 1) -> Result:
         program_args=[fault],
         timeout=150,
         expect_status=None if fault == "killed" else status,
+        forked=True,
     )
 
 
@@ -120,6 +121,7 @@ def test_a_survivor_that_chooses_its_exit_code_is_not_the_headline(fault: str) -
         program_args=[fault],
         timeout=150,
         expect_status=None,
+        forked=True,
     )
     first = result.said_by_launcher.splitlines()[0]
     assert re.search(r"process 1 \(.*\) ended .*after 25 programs|process 1 runs another", first), (
@@ -154,7 +156,7 @@ train("", array(4 * count), -1, 200)
 
 def test_a_constant_that_differs_is_explained() -> None:
     program = PROGRAM + CONSTANT
-    result = run_lockstep(OPTIONS, program, n=2, d=1, timeout=120, expect_status=1)
+    result = run_lockstep(OPTIONS, program, n=2, d=1, timeout=120, expect_status=1, forked=True)
     headline = result.said_by_launcher.splitlines()[0]
     assert "a constant is 3.0 on process 1, 2.0 on process 0" in headline, result
     assert "# HERE" in headline
@@ -168,7 +170,7 @@ for i in range(5):
     print(float((evaluate if me == 1 and i == 3 else step)(1.0, array(4 * count))))
 """
     )
-    result = run_lockstep(OPTIONS, program, n=3, d=1, timeout=120, expect_status=1)
+    result = run_lockstep(OPTIONS, program, n=3, d=1, timeout=120, expect_status=1, forked=True)
     headline = result.said_by_launcher.splitlines()[0]
     assert "process 1 (" in headline, result
     assert "called evaluate" in headline
@@ -190,7 +192,9 @@ print(float(loss))
 
 @pytest.mark.full
 def test_a_loss_that_is_read_late_is_no_wrong_number_with_status_0() -> None:
-    result = run_lockstep(OPTIONS, PROGRAM + LOSS_READ_LATE, timeout=120, expect_status=1)
+    result = run_lockstep(
+        OPTIONS, PROGRAM + LOSS_READ_LATE, timeout=120, expect_status=1, forked=True
+    )
     headline = result.said_by_launcher.splitlines()[0]
     assert "in descend (" in headline, result
     assert "argument x is u8[16,8] on process 1, f32[16,8] on process 0" in headline
@@ -199,14 +203,16 @@ def test_a_loss_that_is_read_late_is_no_wrong_number_with_status_0() -> None:
 @pytest.mark.full
 def test_a_warning_goes_on() -> None:
     options = [*OPTIONS, "--check-programs", "warn"]
-    result = run_lockstep(options, PROGRAM + CONSTANT, n=2, d=1, timeout=120)
+    result = run_lockstep(options, PROGRAM + CONSTANT, n=2, d=1, timeout=120, forked=True)
     assert "lockstep: warning: " in result.stderr, result
 
 
 @pytest.mark.full
 def test_the_report_shows_launches(tmp_path: Path) -> None:
     options = [*OPTIONS, "--log-dir", str(tmp_path)]
-    run_lockstep(options, PROGRAM + RUN, program_args=["left"], timeout=150, expect_status=1)
+    run_lockstep(
+        options, PROGRAM + RUN, program_args=["left"], timeout=150, expect_status=1, forked=True
+    )
     shown = subprocess.run(
         [sys.executable, "-m", "lockstep", "report", "--json", str(tmp_path)],
         capture_output=True,
@@ -239,5 +245,7 @@ print("done")
 
 @pytest.mark.full
 def test_what_other_threads_launch_is_not_compared() -> None:
-    result = run_lockstep(OPTIONS, PROGRAM + THREADS, n=2, d=1, timeout=120, expect_status=None)
+    result = run_lockstep(
+        OPTIONS, PROGRAM + THREADS, n=2, d=1, timeout=120, expect_status=None, forked=True
+    )
     assert_unsaid("another program", result.stderr)

@@ -74,7 +74,7 @@ print(float(step(x)))
 )
 @pytest.mark.parametrize("d", [full(1), 2])
 def test_what_differs_is_the_headline(program: str, words: str, d: int) -> None:
-    result = run_lockstep([], HEAD + program, n=3, d=d, timeout=120, expect_status=1)
+    result = run_lockstep([], HEAD + program, n=3, d=d, timeout=120, expect_status=1, forked=True)
     headline = result.said_by_launcher.splitlines()[0]
     assert "process 1" in headline, result
     assert "runs another program than process" in headline
@@ -86,14 +86,16 @@ def test_what_differs_is_the_headline(program: str, words: str, d: int) -> None:
 @needs_numbers
 def test_a_warning_goes_on() -> None:
     options = ["--check-programs", "warn"]
-    result = run_lockstep(options, HEAD + CONSTANT, d=2, timeout=120)
+    result = run_lockstep(options, HEAD + CONSTANT, d=2, timeout=120, forked=True)
     assert {len(lines) for lines in result.by_process.values()} == {3}, result
     assert "lockstep: warning: process 1 runs another program than process 0" in result.stderr
 
 
 @pytest.mark.full
 def test_off_does_not_look() -> None:
-    result = run_lockstep(["--check-programs", "off"], HEAD + CONSTANT, d=2, timeout=120)
+    result = run_lockstep(
+        ["--check-programs", "off"], HEAD + CONSTANT, d=2, timeout=120, forked=True
+    )
     assert {len(lines) for lines in result.by_process.values()} == {3}, result
     assert_unsaid("another program", result.stderr)
 
@@ -122,6 +124,6 @@ jax.jit(lambda v: v * me)(jnp.ones(3))  # over devices of each process alone
 
 @needs_numbers
 def test_what_is_traced_elsewhere_or_again_is_the_same_program() -> None:
-    result = run_lockstep([], HEAD + AGAIN, n=2, d=2, timeout=120)
+    result = run_lockstep([], HEAD + AGAIN, n=2, d=2, timeout=120, forked=True)
     assert result.by_process[0] == result.by_process[1]
     assert_unsaid("another program", result.stderr)

@@ -83,7 +83,7 @@ def wait_for_training(run: Run, n: int) -> None:
 def kill_at_a_moment(moment: int, victim: int, n: int) -> None:
     # A moment of the loop: no test of a duration, and the same again when the test runs again.
     pause = random.Random(moment).uniform(0, 0.5)
-    with start_lockstep(["-n", str(n), "--grace", "60"], TRAINING, [FOR_EVER]) as run:
+    with start_lockstep(["-n", str(n), "--grace", "60"], TRAINING, [FOR_EVER], forked=True) as run:
         wait_for_training(run, n)
         pid = pid_of(run, victim)
         time.sleep(pause)

@@ -53,7 +53,7 @@ def assert_survived(result: Result, victim: int) -> None:
 def test_survivors_catch_the_error_save_and_end_as_they_like(collectives: str, victim: int) -> None:
     options = ["--collectives", collectives, "--collective-timeout", "2", "--grace", "60"]
     program = LOOP.format(victim=victim)
-    result = run_lockstep(options, program, n=3, timeout=120, expect_status=137)
+    result = run_lockstep(options, program, n=3, timeout=120, expect_status=137, forked=True)
     assert_survived(result, victim)
 
 

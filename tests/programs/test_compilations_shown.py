@@ -43,7 +43,9 @@ print(float(step(x)))
 @sample("collectives", ["lockstep", "gloo"], 0)
 def test_a_process_that_compiles_is_reported_as_such(tmp_path: Path, collectives: str) -> None:
     options = ["--collectives", collectives, "--stall-warning", "3"]
-    result = run_lockstep(options, PROGRAM, d=1, program_args=[str(tmp_path)], timeout=90)
+    result = run_lockstep(
+        options, PROGRAM, d=1, program_args=[str(tmp_path)], timeout=90, forked=True
+    )
     assert "compiles step (program.py:" in result.stderr, result
     [found] = [line for line in result.by_process[0] if line.startswith("{")]
     rows = {row["process"]: row for row in json.loads(found)["processes"]}

@@ -87,7 +87,9 @@ def watched(
     *program_args: str, width: int = WIDTH
 ) -> Iterator[tuple[Run, Terminal, subprocess.Popen]]:
     """A job of two processes, and `lockstep top` at it."""
-    with start_lockstep(["-n", "2", "-d", "1", "--grace", "60"], TRAINING, program_args) as run:
+    with start_lockstep(
+        ["-n", "2", "-d", "1", "--grace", "60"], TRAINING, program_args, forked=True
+    ) as run:
         sites = "lockstep-run-*/attempt_0/process_*/sites.jsonl"
         wait_until(lambda: len(list(run.folder.glob(sites))) == 2, "collectives", 60)
         terminal = Terminal(width)

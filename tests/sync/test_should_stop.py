@@ -31,7 +31,7 @@ ITSELF = "if jax.process_index() == 1: os.kill(os.getpid(), signal.SIGTERM)"
 @sample("collectives", ["lockstep", "gloo"], 0)
 def test_all_stop_at_the_step_that_none_has_begun(collectives: str) -> None:
     options = ["--collectives", collectives]
-    result = run_lockstep(options, PROGRAM.format(at_5=ITSELF), n=3, timeout=60)
+    result = run_lockstep(options, PROGRAM.format(at_5=ITSELF), n=3, timeout=60, forked=True)
     [told] = {tuple(lines) for lines in result.by_process.values()}
     [(word, step, stays)] = [line.split() for line in told]
     assert (word, stays) == ("stopped", "True")
@@ -40,7 +40,7 @@ def test_all_stop_at_the_step_that_none_has_begun(collectives: str) -> None:
 
 def test_sigterm_to_the_launcher_is_a_request() -> None:
     program = PROGRAM.format(at_5="(here / f'ready_{jax.process_index()}').touch()")
-    with start_lockstep(["-n", "2", "--grace", "30"], program) as run:
+    with start_lockstep(["-n", "2", "--grace", "30"], program, forked=True) as run:
         wait_until(lambda: len(list(run.folder.glob("ready_*"))) == 2, "both are ready", 30)
         run.process.send_signal(signal.SIGTERM)
         result = run.finish(60)
