@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -25,7 +26,7 @@ def commands_of(*packages: str) -> Path:
     stays in build/versions/ for the next run, which installs this Lockstep alone.
     """
     version = ".".join(map(str, sys.version_info[:2]))
-    name = "-".join(["page", f"python-{version}", *packages]).replace("==", "-")
+    name = re.sub(r"[^\w.]+", "-", "-".join(["page", f"python-{version}", *packages]))
     building = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     tools = ("pip", "pytest==9.2.0", *building)
     wheel = environments.build_wheel()
