@@ -10,11 +10,13 @@ import pytest
 from flight_recorder.jobs import FAR, altered, job, patterns, realtime, steps
 from flight_recorder.simulate import SECOND, STRIDE, Job, Step, raised
 from lockstep._run_files import STOPPED, ErrorRecord, Exit
+from lockstep.flight_recorder import format
 from lockstep.flight_recorder.causes import Pattern
 from lockstep.flight_recorder.diagnose import Activity, Kind, diagnose
 from lockstep.flight_recorder.format import ProcessState, State
 from lockstep.flight_recorder.headlines import headline
 from lockstep.flight_recorder.model import Process, Run
+from lockstep.flight_recorder.text_report import short
 
 # --- What is left after the others were told ------------------------------------------------------
 
@@ -238,3 +240,20 @@ def test_a_wrapped_ring_of_which_enough_is_left_still_shows_which_process_ended(
     assert (found.kind, found.culprits) == (Kind.ENDED, (1,))
     assert found.place is not None
     assert found.place.sequence == 99
+
+
+@pytest.mark.parametrize(
+    ("state", "cause"),
+    [(ProcessState.RUNNING, Pattern.HARD_EXIT), (ProcessState.ENDED, Pattern.SHORTER_LOOP)],
+)
+def test_an_end_that_is_not_that_of_python_is_no_shorter_loop(
+    state: ProcessState, cause: Pattern
+) -> None:
+    """After ``os._exit(0)`` no exit handler has run, so the record says that the program runs."""
+    made = job(steps(9), steps(4))
+    record = format.parse(made.file(1, state))
+    run = altered(made.snapshot({1: Exit(exit_code=0)}), 1, record=record)
+    found = diagnose(run)
+    assert (found.kind, found.culprits, patterns(found)) == (Kind.ENDED, (1,), [cause])
+    said = "Likely: os._exit(), or exit() in native code, on process 1"
+    assert (said in short(found)) == (cause is Pattern.HARD_EXIT)

@@ -54,6 +54,27 @@ def test_a_program_that_all_but_one_have_blames_the_one() -> None:
     assert found.causes[0].processes == (0, 2)
 
 
+def test_a_function_that_was_compiled_again_is_on_both_sides() -> None:
+    """JAX compiles a training step again for the second step, whose weights are on all devices."""
+    first, second = (site(n * FAR, line=20, name="step") for n in (1, 2))
+    norm = site(3 * FAR, line=29, name="norm")
+    sites = {0: (first, norm), 1: (first, second)}
+    plans = [[Step(0, FAR), Step(0, 3 * FAR)], [Step(0, FAR), Step(0, 2 * FAR)]]
+    found = diagnose(job(*plans, sites=sites).snapshot())
+    assert (found.kind, found.culprits) == (Kind.ONE_SIDED, (0,))
+    assert patterns(found) == [Pattern.ONE_SIDED]
+    assert "only process 0 (pid 100 on host a) called" in headline(found)
+    assert "Likely: norm is called under `if jax.process_index() == 0`" in short(found)
+
+
+def test_two_functions_that_one_side_each_has_called_may_be_a_branch_or_an_order() -> None:
+    sites = {0: (site(FAR, name="norm"),), 1: (site(2 * FAR, name="step"),)}
+    found = diagnose(job([Step(0, FAR)], [Step(0, 2 * FAR)], sites=sites).snapshot())
+    assert patterns(found)[0] is Pattern.TWO_SIDED
+    assert "Likely: norm or step is called under `if jax.process_index() == 0`" in short(found)
+    assert "or all processes call both, in opposite order" in short(found)
+
+
 def taking(program: int, *arguments: str, **more) -> Site:
     return site(program, **({"line": 41, "name": "step"} | more), arguments=arguments)
 

@@ -31,6 +31,7 @@ class Pattern(enum.Enum):
     THREADS = "several threads"
     BRANCH = "a branch that only some processes take"
     ONE_SIDED = "a program on one side only"
+    TWO_SIDED = "a program on either side only"
     RETRACED = "one function compiled differently"
     BRANCH_INSIDE = "a branch inside one program"
     EXECUTIONS = "one execution more or less"
@@ -45,6 +46,7 @@ class Pattern(enum.Enum):
     BARRIER = "a barrier that only some processes come to"
     MEMORY = "out of memory"
     SIGKILL = "SIGKILL"
+    HARD_EXIT = "an end without the end of Python"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +194,27 @@ def _of_programs(
     programs = calls.sites.programs
     only = [
         Cause(Pattern.ONE_SIDED, _having(programs, call), call.modules)
-        for there, call in ((q, mine), (p, theirs))
-        if call.fingerprints and there in programs and not call.fingerprints & programs[there]
+        for (there, entry), call in ((first[1], mine), (first[0], theirs))
+        if call.fingerprints
+        and there in programs
+        and not call.fingerprints & programs[there]
+        and not _has_called_before(calls, _track(history, there, entry), entry, call)
     ]
     if len(only) == 1:
         return only + found
-    return (found or [Cause(Pattern.OPPOSITE_ORDER), Cause(Pattern.BRANCH)]) + only
+    names = tuple(dict.fromkeys((*mine.modules, *theirs.modules)))
+    unmatched = Cause(Pattern.TWO_SIDED, (), names) if only else Cause(Pattern.OPPOSITE_ORDER)
+    return (found or [unmatched, Cause(Pattern.BRANCH)][: 1 if only else 2]) + only
+
+
+def _has_called_before(calls: Calls, track: Track, entry: Entry, call: Call) -> bool:
+    """Whether this process called the function of ``call`` before ``entry``, from the same lines.
+
+    JAX compiles a function again for arguments of another sharding, as those of a training's second
+    step are: that makes another program, which the process will call.
+    """
+    earlier = (calls.of(track, e) for e in track.entries if e.number < entry.number)
+    return any(_same_function(c, call) and c.lines & call.lines for c in earlier)
 
 
 def _same_function(mine: Call, theirs: Call) -> bool:
@@ -246,6 +263,8 @@ def of_death(
         return (Cause(Pattern.SIGKILL, gone),) if exit.signal == 9 else ()
     if exit and exit.reason:
         return ()
+    if exit and exit.exit_code == 0 and process.still_ran:
+        return (Cause(Pattern.HARD_EXIT, gone),)
     if wait is None:
         return ()
     call = calls.of(wait.track, wait.entry)

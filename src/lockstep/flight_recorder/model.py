@@ -127,6 +127,11 @@ class Process:
         return not any(entry.state == format.State.ENTERED for entry in last)
 
     @property
+    def still_ran(self) -> bool:
+        """Whether the program had not come to its end, by the record."""
+        return self.record is not None and self.record.state == format.ProcessState.RUNNING
+
+    @property
     def own_exit(self) -> Exit | None:
         """How it ended; None while it runs, and where the launcher stopped it after its program had
         ended: then the record says how."""

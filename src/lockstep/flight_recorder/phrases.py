@@ -229,6 +229,9 @@ _WORDS = {
     "local data: some processes take it, others do not",
     Pattern.ONE_SIDED: "{function} is called under `if jax.process_index() == 0` or another "
     "condition on local data, or after a loop that ended earlier on {process}",
+    Pattern.TWO_SIDED: "{function} is called under `if jax.process_index() == 0` or another "
+    "condition on local data; or all processes call both, in opposite order: a dict filled in "
+    "another order, os.listdir(), a set, threads",
     Pattern.RETRACED: "{function} was compiled differently: another static argument, or a Python "
     "value (a seed, a rate, process_index()) that became a constant of the program",
     Pattern.BRANCH_INSIDE: "a branch inside {function}: lax.cond or lax.while_loop on a value "
@@ -257,6 +260,8 @@ _WORDS = {
     "list that each sorts its own way (its own devices first): give all processes the same order, "
     "that of jax.make_mesh or jax.devices()",
     Pattern.MEMORY: "{function}: {process} took more than the machine or its control group allows",
+    Pattern.HARD_EXIT: "os._exit(), or exit() in native code, on {process}: Python has not come to "
+    "the end of the program, though the exit code is 0",
     Pattern.SIGKILL: "a kill -9, or the kernel ran out of memory (see dmesg, and the memory limit "
     "of the container or of the batch job)",
 }
