@@ -296,10 +296,11 @@ mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
 np.zeros(len(jax.devices())).reshape(2, jax.local_device_count())
 """
     said = run_lockstep([], program, expect_status=1).said_by_launcher
-    first, second, *rest = said.splitlines()
+    first, second, *rest, last = said.splitlines()
     assert "failed first: ValueError: cannot reshape array of size 5 into shape (2," in first, said
     assert second == (
         "    Likely: the processes differ in local CPU devices (1 on process 0, 4 on process 1): "
         "see the table above."
     )
     assert "Likely" not in "\n".join(rest), said
+    assert ". Likely: the processes differ in local CPU devices (1 on process 0, 4" in last, said

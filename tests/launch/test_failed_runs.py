@@ -49,7 +49,7 @@ def test_a_failed_run_keeps_its_records_and_says_what_to_type() -> None:
         result = run.finish(30)
         run.assert_nothing_left()
         last = result.said_by_launcher.splitlines()[-1]
-        match = re.fullmatch(r"lockstep: for details: lockstep report (\S+)", last)
+        match = re.fullmatch(r"lockstep: process 1 .*; for details: lockstep report (\S+)", last)
         assert match, result
         folder = Path(match[1])
         assert folder.stat().st_mode & 0o777 == 0o700

@@ -96,6 +96,11 @@ def test_options_behind_the_program_are_pointed_out(words: str, meant: str) -> N
     assert bool(said) == bool(meant)
 
 
+def test_what_stood_before_the_program_stays_there() -> None:
+    said = usage.behind_program(["a.py", "-d", "2"], ["-n", "3"])
+    assert said.endswith(": lockstep run -n 3 -d 2 a.py"), said
+
+
 def test_a_program_without_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train.py", "-n", "2", "--lr", "3"]) == 2
     assert "Did you mean: lockstep run -n 2 train.py --lr 3\n" in capsys.readouterr().err

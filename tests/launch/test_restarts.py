@@ -36,7 +36,8 @@ def test_a_job_that_fails_too_often_ends_with_its_last_status() -> None:
     options = ["--max-restarts", "1", "--grace", "0.5"]
     result = run_lockstep(options, program, timeout=60, expect_status=11)
     assert result.by_process[0] == ["attempt 0", "attempt 1"]
-    assert result.said_by_launcher.count("failed first") == 2
+    # Once for each attempt, and the last line.
+    assert result.said_by_launcher.count("failed first") == 3
     assert result.said_by_launcher.count("starting again (1 restart left)") == 1
 
 

@@ -16,7 +16,7 @@ from lockstep._errors import ConfigError
 from lockstep.launch.before_start import check_program, warn, warn_of_collectives
 from lockstep.launch.options import run_parser
 from lockstep.processes import child_main
-from support import MY_PROCESS, run_lockstep, start_lockstep
+from support import MY_PROCESS, assert_unsaid, run_lockstep, start_lockstep
 
 
 def lockstep(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -135,6 +135,26 @@ def test_the_status_is_that_of_the_first_failure(ending: str, status: int, words
         assert "out of luck" in result.stderr_by_process[1]
 
 
+def test_a_program_that_does_not_know_its_arguments_says_why_in_the_last_line() -> None:
+    program = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+parser.parse_args()
+"""
+    result = run_lockstep([], program, program_args=["--lr", "3", "-d", "2"], expect_status=2)
+    first, *_, last = result.said_by_launcher.splitlines()
+    why = 'after "program.py: error: unrecognized arguments: -d 2" on stderr'
+    for line in (first, last):
+        assert f"failed: sys.exit(2) (exit code 2), program.py:5, {why}" in line, result
+    assert "-d 2 is given to the program, behind whose name it stands." in result.stderr
+    assert "lockstep run ... -d 2 " in result.said_by_launcher, result
+    result = run_lockstep([], program, program_args=["--lr", "x"], expect_status=2)
+    assert "argument --lr: invalid float value: 'x'" in result.said_by_launcher.splitlines()[-1]
+    assert result.said_by_launcher.count("Traceback (most recent call last)") == 1, result
+    assert_unsaid("behind whose name it stands", result.said_by_launcher)
+
+
 def test_sys_exit_0_and_none_are_success() -> None:
     run_lockstep([], MY_PROCESS + "sys.exit(None if i else 0)")
 
@@ -196,6 +216,7 @@ def test_code_that_is_too_long_for_a_command_is_refused() -> None:
         ("run missing.py", "no such file: missing.py\n"),
         ("run -n 2 ./heer.py", "no such file: ./heer.py (did you mean ./here.py?)"),
         ("run -n 2 python here.py", "no such file: python. Leave it out: Lockstep starts"),
+        ("run pkg.train", "no such file: pkg.train (did you mean -m pkg.train?)"),
         ("run -n 2 .", "not a file: .. To run a package: -m NAME"),
         ("run -m", "-m needs the name of a module"),
         ("run -c", "-c needs the code of the program"),
@@ -209,6 +230,8 @@ def test_code_that_is_too_long_for_a_command_is_refused() -> None:
 def test_mistakes_are_told_before_anything_starts(words: str, error: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "here.py").write_text("print('started')")
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "train.py").touch()
     done = lockstep(*words.split(), cwd=tmp_path)
     assert done.returncode == 2
     assert error in done.stderr
@@ -218,6 +241,8 @@ def test_mistakes_are_told_before_anything_starts(words: str, error: str, tmp_pa
 
 def test_more_processes_than_fit_into_memory_are_refused(tmp_path: Path) -> None:
     (tmp_path / "here.py").write_text("print('started')")
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "train.py").touch()
     done = lockstep("run", "-n", "10000000", "here.py", cwd=tmp_path)
     assert done.returncode == 2
     assert re.search(

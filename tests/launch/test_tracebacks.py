@@ -93,6 +93,9 @@ def test_the_line_of_an_error_is_the_innermost_of_the_users_program() -> None:
     assert place(HEAD + top + OWN + JAX + ERROR) == "train.py:3 in main"
     assert place(HEAD + top + JAX + ERROR) == "train.py:9"
     assert place(HEAD + JAX + ERROR) == ""
+    wrong = '  File "/home/u/train.py", line 7\n    for i in range(3)\n'
+    assert place(f"{wrong}SyntaxError: expected ':'\n") == "train.py:7"
+    assert place(HEAD + top + wrong.replace("train", "model")) == "model.py:7"
 
 
 def test_jax_is_asked_for_all_frames() -> None:

@@ -12,19 +12,29 @@ import textwrap
 from collections.abc import Sequence
 
 from lockstep import _words
-from lockstep._jax_compat.texts import is_of_collective
+from lockstep._jax_compat.texts import OF_THE_ENGINE, is_of_collective
 from lockstep._run_files import AGENT_LOST, ErrorRecord
 from lockstep.processes import tracebacks
-from lockstep.processes.first_failure import OURS, EndedProcess, alike, is_engines, manner
+from lockstep.processes.first_failure import (
+    NOTICED_SECONDS,
+    OURS,
+    EndedProcess,
+    alike,
+    is_engines,
+    manner,
+)
 
 MAX_CONSEQUENCES = 8
 MAX_LETTERS = 200
-"""Maximal length of a consequence, since the first failure is shown in full."""
+"""Maximal length of a consequence, and of an error of the program in the last line, since the first
+failure is shown in full."""
 
 _UNREACHABLE = re.compile(
     r"process (?P<own>\d+) \(pid \d+ on \S+\) cannot reach host \S+ \(process(es)? (?P<other>\d+)"
 )
 """What `watchdog.host_reachability` says of one lost host."""
+_HAS_LINE = re.compile(r"\.py:\d")
+_EXIT = re.compile(r"sys\.exit\(\d+\)$")
 _WAITS = re.compile(r"\bwait(?:s|ed)?(?= (?:in|for)\b)")
 _AGAIN = (
     "This process had raised the error before, and caught it or raised it in another thread. Here "
@@ -77,10 +87,12 @@ def explains(table: str, first: EndedProcess) -> bool:
 
 def is_consequence(first: EndedProcess) -> bool:
     """Whether the first failure may have a cause of which it says nothing: a program that has
-    caught the error of a collective chooses its exit code, and gloo aborts a process."""
+    caught the error of a collective chooses its exit code, or raises another error from it, and
+    gloo aborts a process."""
     if first.record is None:
         return first.exit.signal == signal.SIGABRT
-    return first.record.summary.startswith("sys.exit(")
+    is_raised_from_it = OF_THE_ENGINE in first.record.traceback and not is_engines(first.record)
+    return is_raised_from_it or first.record.summary.startswith("sys.exit(")
 
 
 def _timeless(text: str) -> str:
@@ -135,9 +147,9 @@ def headline(
     """
     same = [] if found else alike(first, endings)
     count = processes or len(endings)
-    own = _first(first, same, count) + _between_reached_hosts(first, endings)
-    report = [found or own + _details(first, endings, full, table)]
-    if differences and first.record is not None:
+    own = _first(first, same, count) + _beside(first, endings)
+    report = [_placed(found, first) or own + _details(first, endings, full, table)]
+    if differences and (found or first.record is not None):
         report[0] += f"\n    Likely: the processes differ in {differences}: see the table above."
     numbers = {e.process_id for e in same}
     later = [
@@ -158,18 +170,87 @@ def headline(
     return report
 
 
-def _first(first: EndedProcess, same: Sequence[EndedProcess], count: int) -> str:
-    """``process 1 of 2 failed first: ValueError: no data (exit code 1), train.py:14 in step``."""
+def _beside(first: EndedProcess, endings: Sequence[EndedProcess]) -> str:
+    return _who_had_left(first, endings) + _between_reached_hosts(first, endings)
+
+
+def last_line(
+    first: EndedProcess,
+    endings: Sequence[EndedProcess],
+    count: int,
+    found: str,
+    differences: str = "",
+) -> str:
+    """The headline once more, on one line: people look at the last line of a run first."""
+    text = _headline_alone(first, endings, count, found)
+    if differences and (found or first.record is not None):
+        text += f". Likely: the processes differ in {differences}"
+    return text
+
+
+def _headline_alone(
+    first: EndedProcess, endings: Sequence[EndedProcess], count: int, found: str
+) -> str:
+    if found:
+        return _placed(found, first).partition("\n")[0]
+    most = None if is_engines(first.record) else MAX_LETTERS
+    text = _first(first, alike(first, endings), count, most) + _who_had_left(first, endings)
+    return text if _HAS_LINE.search(text) else text + _second_line(first)
+
+
+def _second_line(first: EndedProcess) -> str:
+    """The next line of an engine's error, which has the line of the program: of a deadline, say."""
+    found = tracebacks.parts(first.record.traceback) if first.record else None
+    rest = found[1].split("\n")[1:2] if found else []
+    return "".join(f"; {line.strip()}" for line in rest if _HAS_LINE.search(line))
+
+
+def _first(
+    first: EndedProcess, same: Sequence[EndedProcess], count: int, most: int | None = None
+) -> str:
+    """``process 1 of 2 failed first: ValueError: no data (exit code 1), train.py:14 in step``.
+
+    ``most``: how many letters there are for the error; the line of the program follows them.
+    """
     failed = f"{_words.processes(sorted(e.process_id for e in same))} of {count}"
     failed += _on(first) if len(same) == 1 else ""
     failed += " failed" if 1 < len(same) == count else " failed first"
-    text = f"{failed}: {manner(first)}"
+    how = manner(first)
+    text = f"{failed}: {textwrap.shorten(how, most, placeholder=' ...') if most else how}"
     if first.record is None:
         cause = _cause(first)
         stop = "" if text.endswith(("?", ".")) else "."
         return text + (f"{stop} {cause}" if cause else "")
     place = "" if is_engines(first.record) else tracebacks.place(first.record.traceback)
-    return text + (f", {place}" if place else "")
+    text += f", {place}" if place else ""
+    said = textwrap.shorten(_said_last(first), MAX_LETTERS, placeholder=" ...")
+    return text + (f', after "{said}" on stderr' if said else "")
+
+
+def _said_last(first: EndedProcess) -> str:
+    """What a process wrote to stderr before it called sys.exit() with a number: most likely why."""
+    is_number = first.record and _EXIT.match(first.record.summary)
+    return next(filter(None, map(str.strip, reversed(first.last_words))), "") if is_number else ""
+
+
+def _placed(found: str, first: EndedProcess) -> str:
+    """``found``, with the line of ``first`` in its headline: a launch that failed may have none."""
+    place = tracebacks.place(first.record.traceback) if first.record else ""
+    head, *rows = found.split("\n")
+    if not found or not place or place.partition(" in ")[0] in head:
+        return found
+    return "\n".join([f"{head}; process {first.process_id} was at {place}", *rows])
+
+
+def _who_had_left(first: EndedProcess, endings: Sequence[EndedProcess]) -> str:
+    """Which process had ended well, where gloo or MPI says only that a connection is closed."""
+    if first.record is None or is_engines(first.record):
+        return ""
+    gone = [e for e in endings if not e.failed and e.ended_at <= first.failed_at + NOTICED_SECONDS]
+    if not gone or not is_of_collective(first.record.summary.partition(": ")[2]):
+        return ""
+    left = min(gone, key=lambda e: e.ended_at)
+    return f". Process {left.process_id} had ended by then (exit code 0), and takes part no more"
 
 
 def _between_reached_hosts(first: EndedProcess, endings: Sequence[EndedProcess]) -> str:

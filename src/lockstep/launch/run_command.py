@@ -46,7 +46,7 @@ def main(words: Sequence[str]) -> int:
         return hosts_command.run(args, program, config, environ)
     options.check_hosts_given(args)
     if args.processes is None and slots == 1 and (text := usage.behind_program(program)):
-        complain(text)
+        complain(f"one process runs, and {text}")
     args.processes = args.processes or slots
     return run(args, program, config, environ)
 

@@ -20,6 +20,7 @@ How the processes are stopped is in `stop_plan`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import selectors
 import signal
@@ -30,7 +31,14 @@ from pathlib import Path
 from lockstep import _run_files
 from lockstep._errors import LaunchError
 from lockstep._words import processes, signal_name
-from lockstep.launch.failure_report import explains, headline, is_consequence, told_already
+from lockstep.launch import usage
+from lockstep.launch.failure_report import (
+    explains,
+    headline,
+    is_consequence,
+    last_line,
+    told_already,
+)
 from lockstep.launch.grow_request import GrowRequest, has_finished
 from lockstep.processes import failed_runs, tracebacks
 from lockstep.processes.console import Console, Stream
@@ -52,8 +60,8 @@ from lockstep.system import process_tree, signal_pipe
 REPEATED_SIGNAL = 0.3
 """Seconds within which a repeated signal counts once: GNU timeout sends SIGTERM twice."""
 
-IN_VIEW = 10
-"""A headline that has more lines below it is the last line of the report, too."""
+USAGE = 2
+"""The exit code of a program that does not know its arguments."""
 
 # Causes of a stop besides those of `stop_plan`: the reader of the output or the guard has gone.
 _NO_OUTPUT_LEFT = signal.SIGPIPE
@@ -287,7 +295,8 @@ class Supervisor:
         if self._cause in PASSED_ON:
             before = f"; until then, {self._waits}" if self._waits else ""
             self.console.report(f"stopped by {signal_name(self._cause)}{before}")
-            self._report_killed()
+            if killed := self._killed():
+                self.console.report(killed)
             self.report_folders()
         return 1 if self._output_lost else 128 + self._cause
 
@@ -304,7 +313,7 @@ class Supervisor:
         return asked and first.exit.reason == _run_files.STOPPED
 
     def _report_failure(self, first: EndedProcess, endings: Sequence[EndedProcess]) -> None:
-        """The headline, what is known beside it, and the headline again if it is out of view."""
+        """The headline, what is known beside it, and the headline again as the last line."""
         full = self._job.config.full_tracebacks or tracebacks.jax_shows_all(os.environ)
         table = self._diagnosis([e for e in endings if e.failed])
         told = table if table and told_already(table, first) else ""
@@ -312,13 +321,23 @@ class Supervisor:
         differences = failed_runs.differences(self._job.run_dir, self._job.config.attempt)
         found = table if explains(table, first) or self._is_explained(table, first) else ""
         report = headline(first, endings, self.stopping_at, count, full, told, differences, found)
-        above = self.console.lines
+        report += [self._killed(), "" if told or found else table]
+        if first.status == USAGE:
+            report.append(usage.behind_program(self._job.program, ("...",)))
+        report = list(filter(None, report))
+        if (
+            len(report) == 1
+            and "\n" not in report[0]
+            and not (self.may_restart or self._job.log_dir)
+        ):
+            self.report_folders(headline=report[0])
+            return
         for i, text in enumerate(report):
             self.console.report(text, highlight=i == 0)
-        self._report_killed()
-        self._report_details("" if told or found else table)
-        if self.console.lines > above + IN_VIEW:
-            self.console.report(report[0].partition("\n")[0], highlight=True)
+        if self.may_restart:
+            self.console.report(self._restarts.words(self._job.config.attempt))
+        else:
+            self.report_folders(headline=last_line(first, endings, count, found, differences))
 
     def _is_explained(self, table: str, first: EndedProcess) -> bool:
         if not table or not is_consequence(first):
@@ -346,29 +365,22 @@ class Supervisor:
             return here == self._job.job_processes
         return False
 
-    def _report_details(self, table: str) -> None:
-        """Prints the diagnosis, and the next step for the user."""
-        attempt = self._job.config.attempt
-        if table:
-            self.console.report(table)
-        if self.may_restart:
-            self.console.report(self._restarts.words(attempt))
-        else:
-            self.report_folders()
-
-    def report_folders(self, report: Callable[[str], None] | None = None) -> None:
-        """Prints where logs and records are, and keeps the records.
+    def report_folders(
+        self, report: Callable[[str], None] | None = None, headline: str = ""
+    ) -> None:
+        """Prints where logs and records are, and keeps the records; the last line has ``headline``.
 
         ``report`` prints a line where the console is closed already.
         """
-        if self._job.agents_keep_records:
-            return
-        report = report or self.console.report
-        if self._job.log_dir:
-            report(f"complete logs: {self._job.log_dir}")
-        self._before_keeping()
-        if words := failed_runs.kept(self._job.run_dir, self._job.log_dir):
-            report(words)
+        report = report or functools.partial(self.console.report, highlight=bool(headline))
+        words = ""
+        if not self._job.agents_keep_records:
+            if self._job.log_dir:
+                report(f"complete logs: {self._job.log_dir}")
+            self._before_keeping()
+            words = failed_runs.kept(self._job.run_dir, self._job.log_dir)
+        if text := "; ".join(filter(None, (headline.removesuffix("."), words))):
+            report(text)
 
     def _report_none_joined(self) -> None:
         if self._job.job_processes < 2 or not self._has_records():
@@ -380,9 +392,9 @@ class Supervisor:
                     "Call jax.distributed.initialize() before using JAX, or add --auto-init"
                 )
 
-    def _report_killed(self) -> None:
+    def _killed(self) -> str:
+        """Which processes the launcher has killed, and why; "" for none."""
         killed = [p.process_id for p in self._processes.members if p.was_killed]
-        if killed:
-            self.console.report(
-                f"killed because they did not end within --grace: {processes(killed)}"
-            )
+        if not killed:
+            return ""
+        return f"killed because they did not end within --grace: {processes(killed)}"

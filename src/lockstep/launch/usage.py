@@ -83,17 +83,20 @@ def no_command(word: str, rest: Sequence[str]) -> str:
     return f"{word} is a program and no command of lockstep. Did you mean: {meant}"
 
 
-def behind_program(program: Sequence[str]) -> str:
-    """What to say of options of ``lockstep run`` that the program gets; "" where there are none."""
+def behind_program(program: Sequence[str], given: Sequence[str] = ()) -> str:
+    """What to say of options of ``lockstep run`` that the program gets; "" where there are none.
+
+    ``given``: options that stand before the program.
+    """
     forms = {"-c": 2, "-m": 2}
     own = forms.get(program[0], 1)
     behind, rest = _own_first(program[own:])
     if not behind:
         return ""
-    meant = shlex.join(["lockstep", "run", *behind, *program[:own], *rest])
+    meant = shlex.join(["lockstep", "run", *given, *behind, *program[:own], *rest])
     return (
-        f"one process runs, and {shlex.join(behind)} is given to the program, behind whose name it "
-        f"stands. If it is meant for Lockstep: {meant}"
+        f"{shlex.join(behind)} is given to the program, behind whose name it stands. If it is "
+        f"meant for Lockstep: {meant}"
     )
 
 
@@ -122,6 +125,9 @@ def no_such_file(path: str) -> str:
         files = [file for file in os.listdir(folder or ".") if file.endswith(".py")]
     near = difflib.get_close_matches(name, files, 1)
     meant = f" (did you mean {os.path.join(folder, near[0])}?)" if near else ""
+    module = path.replace(".", os.sep)
+    if not folder and (os.path.isfile(f"{module}.py") or os.path.isdir(module)):
+        meant = f" (did you mean -m {path}?)"
     return f"no such file: {path}{meant}"
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from lockstep._jax_compat import texts
 
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+), in ')
+_SYNTAX = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+)$')
+"""The line of a SyntaxError, which runs no function."""
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/(?P<package>[^/]+?)(?:\.py)?(?:/|$)")
 _OWN_NAME = "lockstep"
 _OURS = f"{Path(__file__).parents[1]}/"
@@ -90,6 +92,8 @@ def place(text: str) -> str:
             function = line[frame.end() :]
             within = "" if function == "<module>" else f" in {function}"
             found = f"{Path(frame['file']).name}:{frame['line']}{within}"
+        elif not frame and (wrong := _SYNTAX.match(line)) and _package(wrong["file"]) is None:
+            found = f"{Path(wrong['file']).name}:{wrong['line']}"
     return found
 
 
