@@ -55,7 +55,9 @@ def test_a_call_on_one_side_is_reported_once_with_the_stack_of_that_side() -> No
     assert f"line {at('one_side').rpartition(':')[2]}, in one_side" in shown, result
     assert f"line {at('log_norm').rpartition(':')[2]}, in log_norm" in shown, result
     assert "Traceback (most recent call last)" not in "\n".join(rest), result
-    assert result.stderr.count("these must be the same") == 1, result
+    # The first line and the last one.
+    assert result.stderr.count("these must be the same") == 2, result
+    assert "these must be the same" in rest[-1], result
     assert result.stderr.count("Likely: norm is called under `if jax.process_index()") == 1, result
     assert "site-packages" not in result.stderr, result
     assert re.search(r"\.\.\. \d frames? of jax \(shown with --full-tracebacks\)", shown), result
@@ -152,3 +154,39 @@ def test_an_error_that_means_something_else_in_a_job(fault: str, error: str, adv
     result = report_of(fault)
     assert error in result.said_by_launcher.splitlines()[0], result
     assert advice in result.stderr, result
+
+
+def test_a_program_that_has_caught_the_error_and_ends_well_is_told_so() -> None:
+    with start_lockstep(["-n", "2"], PROGRAM, ["swallowed"], forked=True) as run:
+        result = run.finish(TIMEOUT)
+    assert result.status == 0, result
+    [said] = [line for line in result.stderr.splitlines() if "has caught the error" in line]
+    assert "ends with status 0: process 1 (pid " in said, result
+    assert f"{at('loss')} in loss. If that is no success, end it by `raise` or sys.exit(1)." in said
+
+
+@needs_numbers
+def test_an_error_that_the_program_has_raised_from_that_of_a_collective() -> None:
+    result = report_of("chained")
+    first, *_, last = result.said_by_launcher.splitlines()
+    for text in (first, last):
+        assert f"{at('loss')} in loss, given x: f32[96,8]: as the 4th collective" in text, result
+    assert "RuntimeError: training failed (exit code 1)" in result.said_by_launcher
+
+
+@pytest.mark.full
+def test_an_axis_that_the_mesh_does_not_have_is_named() -> None:
+    first, *_, last = report_of("axis").said_by_launcher.splitlines()
+    error = "unbound axis name 'date': the axes of the mesh are 'data'"
+    assert f"{error} (exit code 1), {at('misspelt')} in misspelt" in first, first
+    assert error in last, last
+
+
+def test_a_value_on_a_device_of_another_process() -> None:
+    result = report_of("elsewhere")
+    assert (
+        "process 1 of 2 failed first: RuntimeError: Fetching value for `jax.Array`"
+        in (result.said_by_launcher.splitlines()[0])
+    )
+    assert "All of this array is on devices of other processes." in result.stderr, result
+    assert "jax.local_devices() those of this one" in result.stderr, result

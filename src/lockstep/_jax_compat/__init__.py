@@ -8,6 +8,7 @@ a jax lacks a name that a hook needs, the hook is left out, and one line names t
 """
 
 from lockstep._jax_compat.arrays import failure as failure
+from lockstep._jax_compat.arrays import name_unbound_axes as name_unbound_axes
 from lockstep._jax_compat.arrays import note_ambiguous_shardings as note_ambiguous_shardings
 from lockstep._jax_compat.arrays import note_unreadable_values as note_unreadable_values
 from lockstep._jax_compat.arrays import under_derivatives as under_derivatives

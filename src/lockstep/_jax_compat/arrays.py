@@ -28,9 +28,10 @@ def varying_axes(array: Any) -> frozenset[str]:
     return getattr(kind, "vma", frozenset()) if manual is None else manual.varying
 
 
-def note_unreadable_values(note: str) -> None:
-    """Adds ``note`` to the error for the values of an array that other processes hold in part.
+def note_unreadable_values(in_part: str, elsewhere: str) -> None:
+    """Adds a note to the error for the values of an array of which other processes hold a part.
 
+    ``in_part``: the note where this process holds a part too; ``elsewhere``: where it holds none.
     `np.asarray`, `jax.device_get`, `float` and others read the values in one property.
     """
     arrays: Any = importlib.import_module("jax._src.array")
@@ -41,9 +42,12 @@ def note_unreadable_values(note: str) -> None:
         try:
             return read(self)
         except RuntimeError as error:
+            has_part = bool(self.sharding.addressable_devices)
             # A replicated array has its values here: its error is that of the computation.
-            spans = not (self.is_fully_addressable or self.is_fully_replicated)
-            if spans and not self.is_deleted() and note not in getattr(error, "__notes__", ()):
+            is_whole = self.is_fully_addressable or (self.is_fully_replicated and has_part)
+            note = in_part if has_part else elsewhere
+            is_new = note not in getattr(error, "__notes__", ())
+            if not is_whole and not self.is_deleted() and is_new:
                 error.add_note(note)
             raise
 
@@ -64,6 +68,35 @@ def note_ambiguous_shardings(note: str) -> None:
         self.add_note(note)
 
     core.ShardingTypeError.__init__ = init
+
+
+def name_unbound_axes() -> None:
+    """Gives the error of `jax.lax.psum` and others for an axis that the mesh does not have a text.
+
+    Inside of `jax.shard_map`, JAX (0.9 to 0.12) raises a bare AssertionError for it.
+    """
+    parallel: Any = importlib.import_module("jax._src.lax.parallel")
+    made = parallel.pvary
+
+    @functools.wraps(made)
+    def pvary(x: Any, axis_name: Any) -> Any:
+        try:
+            return made(x, axis_name)
+        except AssertionError as error:
+            if not error.args:
+                error.args = (_unbound(axis_name),)
+            raise
+
+    parallel.pvary = pvary
+
+
+def _unbound(axis_name: Any) -> str:
+    import jax
+
+    axes = jax.sharding.get_abstract_mesh().axis_names
+    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    unknown = ", ".join(repr(name) for name in names if name not in axes)
+    return f"unbound axis name {unknown}: the axes of the mesh are {', '.join(map(repr, axes))}"
 
 
 def watch_failures(raised: Callable[[str], None]) -> None:

@@ -22,9 +22,14 @@ CHILDREN = "children of multiprocessing"
 NCCL = "record of NCCL"
 VALUES = "values of arrays"
 SHARDINGS = "types with shardings"
+AXES = "names of axes"
 _GATHER = (
     "lockstep.gather(x) gives the values to process 0, lockstep.gather(x, to=None) to all; every "
     "process calls it. x.addressable_shards has the part of this process."
+)
+_ELSEWHERE = (
+    "All of this array is on devices of other processes. jax.devices() has the devices of all "
+    "processes, jax.local_devices() those of this one, where it can put and read its own arrays."
 )
 _EXPLICIT = (
     "lockstep: meshes with axes of type Explicit raise this; jax.make_mesh makes such axes since "
@@ -82,7 +87,12 @@ def put_in_for_devices_and_arrays(refuse: Callable[[], None]) -> None:
     _jax_compat.install(
         VALUES,
         "the note of lockstep.gather in the error for np.asarray of an array that spans processes.",
-        lambda: _jax_compat.note_unreadable_values(_GATHER),
+        lambda: _jax_compat.note_unreadable_values(_GATHER, _ELSEWHERE),
+    )
+    _jax_compat.install(
+        AXES,
+        "the name of the axis in the error for one that the mesh does not have.",
+        _jax_compat.name_unbound_axes,
     )
     _jax_compat.install(
         SHARDINGS,

@@ -34,10 +34,13 @@ from lockstep import _run_files
 from lockstep._config import Config, current
 from lockstep._jax_compat import texts
 from lockstep.processes import tracebacks, user_program
+from lockstep.processes.advice import advice
 from lockstep.system import stack_dump
 
 EXIT_SECONDS = 2.0
 """Seconds for the exit handlers of a program that failed; less than the launcher's grace period."""
+_OWN_PROGRAMS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+"""Where Lockstep's own programs lie: the worker of a pool reports errors to its caller."""
 _MAX_SHOWN = 120
 """Maximal number of characters of an engine's error that each process prints."""
 
@@ -69,6 +72,7 @@ def main() -> None:
             if os.getpid() == process:
                 _note_if_alone(config)
     except SystemExit as error:
+        error.__suppress_context__ = True  # argparse has told of the error that it handled
         code = _exit_code(error)
         if os.getpid() != process or code == 0:
             sys.exit(code)
@@ -101,6 +105,7 @@ def _run(command: Sequence[str]) -> None:
         except Exception as error:
             error.__traceback__ = None  # no line of it is the program's
             raise error
+        _note_caught(current(), hook.caught())
     if ended is not None:
         raise ended
 
@@ -146,8 +151,8 @@ def _record(config: Config, code: int, error: BaseException) -> None:
     """Writes the error for the launcher, and wakes the launcher up."""
     happened = time.monotonic()
     error.__traceback__ = user_program.own_traceback(error.__traceback__)
-    if advice := _advice(config, error):
-        error.add_note(advice)
+    if text := advice(error, config.process_id or 0):
+        error.add_note(text)
     if config.run_dir is None or config.process_id is None:
         return
     with contextlib.suppress(Exception):
@@ -158,34 +163,23 @@ def _record(config: Config, code: int, error: BaseException) -> None:
         _run_files.ring(Path(config.run_dir))
 
 
-_NO_LINE = "EOF when reading a line"
-"""What ``input()`` raises at the end of the input."""
-
-
-def _advice(config: Config, error: BaseException) -> str:
-    """What to do about an error of Python or JAX that does not say it of a job; else ""."""
-    if isinstance(error, EOFError) and config.process_id and error.args[:1] == (_NO_LINE,):
-        return (
-            "The launcher's standard input goes to process 0 alone. Read it under "
-            "`if jax.process_index() == 0` and broadcast the value, or use an argument of the "
-            "program, which every process gets."
-        )
-    if texts.comes_too_late(error):
-        with contextlib.suppress(Exception):
-            from lockstep import _jax_compat
-
-            if _jax_compat.distributed_client() is not None:
-                return (
-                    "This process has joined the job already. Remove this call, or make it under "
-                    "`if not jax.distributed.is_initialized()`."
-                )
-    return ""
-
-
 def _folder(config: Config) -> Path:
     return _run_files.process_dir(
         Path(config.run_dir or ""), config.attempt, config.process_id or 0
     )
+
+
+def _note_caught(config: Config, text: str) -> None:
+    """Says, once on a host, that a program which ends well has caught the error of a collective."""
+    if not text or config.run_dir is None or sys.argv[0].startswith(_OWN_PROGRAMS):
+        return
+    first = (text.partition("lockstep: ")[2] or text).partition("\n")[0]
+    line = (
+        "lockstep: a collective has failed, and this program has caught the error and ends with "
+        f"status 0: {first}. If that is no success, end it by `raise` or sys.exit(1).\n"
+    )
+    if _shown_by_another(config, line) is None:
+        sys.stderr.write(line)
 
 
 def _note_if_alone(config: Config) -> None:

@@ -43,6 +43,8 @@ class _ProgramEnd(current_job.Part):
     has_failed = False
     raised = False
     """Whether the program has been told that a collective failed."""
+    told = ""
+    """The text of the first such error."""
     finished: dict[str, int] | None = None
     """The calls that there had been when `finish` had waited for the last of them."""
     failed_before = 0
@@ -126,7 +128,9 @@ def _install_hooks() -> None:
 
     def on_failure(text: str) -> None:
         ending = current_job.part(_ProgramEnd)
-        ending.raised |= ending.is_of_collective(text)
+        if ending.is_of_collective(text):
+            ending.raised = True
+            ending.told = ending.told or text
 
     sys.excepthook = on_exception
     _jax_compat.install(
@@ -175,6 +179,16 @@ def finish() -> None:
     error.add_note("The program had ended: none of its lines reads the result that failed.")
     ending.raised = True
     raise error
+
+
+def caught() -> str:
+    """The error of a collective that the program has caught before it ended well; "" for none."""
+    ending = current_job.part(_ProgramEnd)
+    if not ending.is_ours() or ending.has_failed or not ending.raised:
+        return ""
+    # The job has no abort text where one process's call was forbidden: it is well.
+    has_failed = bindings.abort_text() if ending.label else ending.told
+    return ending.told if has_failed else ""
 
 
 def _unread_failure(ending: _ProgramEnd) -> Exception | None:

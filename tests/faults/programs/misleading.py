@@ -207,7 +207,45 @@ def keyboard() -> None:
         input("name? ")
 
 
+def swallowed() -> None:
+    """Each step stands in a try statement, so the program goes on and ends well."""
+    for step in range(4):
+        try:
+            if ME == 1 and step == 2:
+                raise OSError("cannot decode image 7")
+            float(loss(jnp.ones((8,)), batch(100)))
+        except Exception:
+            print("skip", step)
+
+
+def chained() -> None:
+    for step in range(4):
+        try:
+            float(loss(jnp.ones((8,)), batch(96 if ME == 1 and step == 3 else 100)))
+        except Exception as error:
+            raise RuntimeError("training failed") from error  # LINE chained
+
+
+@jax.jit
+@functools.partial(jax.shard_map, mesh=MESH, in_specs=P("data"), out_specs=P())
+def misspelt(x):
+    return lax.psum(x, "date")  # LINE misspelt
+
+
+def axis() -> None:
+    misspelt(jnp.ones((8,)))
+
+
+def elsewhere() -> None:
+    """``jax.devices()[0]`` is a device of process 0."""
+    float(jax.device_put(np.ones(4), jax.devices()[0]).sum())  # LINE elsewhere
+
+
 ALL = (
+    swallowed,
+    chained,
+    axis,
+    elsewhere,
     cond,
     twice,
     keyboard,
