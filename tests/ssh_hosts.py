@@ -8,6 +8,7 @@ the test: a host's first process ends with its stdin, and takes all processes of
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import shlex
@@ -58,6 +59,17 @@ def possible() -> bool:
             return False
 
 
+@dataclasses.dataclass(frozen=True)
+class WrongClocks:
+    """How the clocks of a host differ, in seconds."""
+
+    library: Path
+    """What makes the wall clock wrong: built from `wall_clock.c`."""
+    wall: int
+    boot: int
+    """Of the clocks that count from the boot."""
+
+
 class SshHosts:
     """Hosts on one switch. `ssh_hosts` makes them and looks after them.
 
@@ -76,7 +88,12 @@ class SshHosts:
     def address(self, name: str) -> str:
         return ADDRESS.format(self.names.index(name) + 1)
 
-    def make(self, ports: Mapping[str, int], jumps: Mapping[str, str]) -> None:
+    def make(
+        self,
+        ports: Mapping[str, int],
+        jumps: Mapping[str, str],
+        clocks: Mapping[str, WrongClocks],
+    ) -> None:
         user = self._stack.enter_context(holder(["unshare", "-U", *HOLD]))
         map_all_users(user.pid)
         (self.folder / "shadow").write_text(sshd_files.SHADOW)
@@ -85,7 +102,7 @@ class SshHosts:
             self._make_host(name, user.pid)
         self._connect_all()
         for name in self.names:
-            self._start_sshd(name, ports.get(name, 22))
+            self._start_sshd(name, ports.get(name, 22), clocks.get(name))
         self._write_ssh_config(ports, jumps)
 
     def _keygen(self, path: Path) -> None:
@@ -117,19 +134,25 @@ class SshHosts:
             self.run(name, ["ip", "link", "set", DEVICE, "up"])
             self.run(_SWITCH, ["ip", "link", "set", "dev", name, "master", "br0", "up"])
 
-    def _start_sshd(self, name: str, port: int) -> None:
+    def _start_sshd(self, name: str, port: int, clocks: WrongClocks | None) -> None:
         own = self.folder / name
         self._keygen(own / "host_key")
         environ = {MARK: self.mark, "TMPDIR": str(own / "tmp")}
         if path := os.environ.get("PYTHONPATH"):
             environ["PYTHONPATH"] = path
+        command: list[str] = []
+        if clocks:
+            environ |= {"LD_PRELOAD": str(clocks.library), "WALL_CLOCK_AHEAD": str(clocks.wall)}
+            offsets = [f"--{name}={clocks.boot}" for name in ("monotonic", "boottime")]
+            command = ["unshare", "-T", *offsets, "--fork"]
         variables = " ".join(f'"{key}={value}"' for key, value in environ.items())
         keys = self.folder / "user_key.pub"
         (own / "sshd_config").write_text(
             sshd_files.SSHD_CONFIG.format(port=port, folder=own, keys=keys, environ=variables)
         )
         # It goes to the background when it listens, and stays a process of the host.
-        self.run(name, [_SSHD, "-f", str(own / "sshd_config"), "-E", str(own / "sshd.log")])
+        command += [_SSHD, "-f", str(own / "sshd_config"), "-E", str(own / "sshd.log")]
+        self.run(name, command)
 
     def _write_ssh_config(self, ports: Mapping[str, int], jumps: Mapping[str, str]) -> None:
         known = self.folder / "known_hosts"
@@ -284,15 +307,17 @@ def ssh_hosts(
     ports: Mapping[str, int] | None = None,
     jumps: Mapping[str, str] | None = None,
     debian: Sequence[str] = (),
+    clocks: Mapping[str, WrongClocks] | None = None,
 ) -> Iterator[SshHosts]:
     """Hosts of these names, of which nothing outlives the block.
 
     ``ports``: of the sshd of a host, instead of 22. ``jumps``: hosts that the ssh configuration
     reaches through another host. ``debian``: hosts whose own name means 127.0.1.1 to them.
+    ``clocks``: hosts whose clocks differ from those of the others.
     """
     hosts = SshHosts(folder, names, debian)
     try:
-        hosts.make(ports or {}, jumps or {})
+        hosts.make(ports or {}, jumps or {}, clocks or {})
         yield hosts
     finally:
         hosts.end()

@@ -188,6 +188,12 @@ class Exit:
             pid, None if killed else status, -status if killed else None, time.time_ns(), reason
         )
 
+    def later_by(self, ns: int) -> Exit:
+        """The exit as a clock has it that is ``ns`` nanoseconds ahead."""
+        if self.realtime_ns is None:
+            return self
+        return dataclasses.replace(self, realtime_ns=self.realtime_ns + ns)
+
     def write(self, folder: Path) -> None:
         """Leaves the exit in ``folder``, whole or not at all."""
         _write(folder / EXIT, dataclasses.asdict(self))

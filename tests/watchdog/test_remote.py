@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from lockstep._run_files import Exit
 from lockstep.flight_recorder.model import Process
 from lockstep.watchdog import messages, record_reader, remote
 from lockstep.watchdog.remote import RemoteHosts
@@ -216,3 +217,21 @@ def test_the_times_of_another_host_become_those_of_this_one(job: Job) -> None:
         error = clocks[process.index].error
         assert abs(shift - (10**18 - 10**15 - LATER)) <= error + 1
         assert 0 < error < LATER / 4
+
+
+def test_the_exit_of_a_process_is_told_by_the_wall_clock_of_this_host(job: Job) -> None:
+    """A wall clock may be wrong by hours: the exit would come after all that it has caused."""
+    found, clocks = job.answers[0].scan(None)
+    hour = 3600 * 10**9
+    wrong = []
+    for process in found:
+        assert process.record is not None
+        there = process.record.realtime_ns + 3 * hour
+        record = dataclasses.replace(process.record, realtime_ns=there)
+        ended = Exit(exit_code=1, realtime_ns=there + 5)
+        wrong.append(dataclasses.replace(process, record=record, exit=ended))
+    for process in record_reader.on_one_clock([job.process(0)], wrong, clocks):
+        assert process.record is not None
+        assert process.exit is not None
+        assert process.exit.realtime_ns == process.record.realtime_ns + 5
+        assert abs(process.record.realtime_ns - 10**18) < hour

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -60,18 +61,22 @@ def _files(
             about = path.stat()
             state = (about.st_mtime_ns, about.st_size)
             if sent.get(path) != state:
-                yield name, _contents(folder, name, shift)
+                yield name, _contents(folder, name, shift, real)
                 sent[path] = state
 
 
-def _contents(folder: Path, name: str, shift: int) -> bytes:
-    """Raises OSError or `RecordError` for a file that is not there, or cannot be read."""
+def _contents(folder: Path, name: str, shift: int, real: int) -> bytes:
+    """A file, with times of the launcher's clocks.
+
+    Raises OSError or `RecordError` for a file that is not there, or cannot be read.
+    """
     path = folder / name
     if name == _run_files.ERROR and (error := ErrorRecord.read(folder)):
-        time = error.time + shift / 1e9
-        return json.dumps(dataclasses.asdict(dataclasses.replace(error, time=time))).encode()
+        at = error.time + shift / 1e9
+        return json.dumps(dataclasses.asdict(dataclasses.replace(error, time=at))).encode()
     if name == _run_files.EXIT and (exit := Exit.read(folder)):
-        return json.dumps(dataclasses.asdict(exit)).encode()
+        ahead = shift + real - (time.time_ns() - time.monotonic_ns())
+        return json.dumps(dataclasses.asdict(exit.later_by(ahead))).encode()
     if path.stat().st_size > MAX_FILE:
         raise OSError(f"{path} is too long")
     return path.read_bytes()

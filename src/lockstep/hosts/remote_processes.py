@@ -173,6 +173,9 @@ class RemoteProcesses:
         process = self._process(connection, message)
         at = self._here(connection, message, int(message.head["at"]) / 1e9)
         ending = Exit.of_values(message.head["exit"])
+        # The wall clock of the host may be wrong by hours.
+        here = time.time_ns() - int((time.monotonic() - at) * 1e9)
+        ending = dataclasses.replace(ending, realtime_ns=here)
         process.on_exit(ending, bool(message.head["was_killed"]), at)
         self._write_exit(process)
         if ending.status != 0:

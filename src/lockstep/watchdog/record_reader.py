@@ -186,15 +186,19 @@ def on_one_clock(
 ) -> Iterator[model.Process]:
     """The processes of other hosts, as if their hosts' clocks were set as this one's. Pure.
 
-    The times in a record become those of all by its two clocks: see `flight_recorder.timeline`.
+    The times in a record become those of all by its two clocks: see `flight_recorder.timeline`. An
+    exit has a time of the host's wall clock.
     """
     records = (process.record for process in here)
     [real] = itertools.islice((r.realtime_ns - r.monotonic_ns for r in records if r), 1)
     for process in there:
-        if record := process.record:
+        record, exit = process.record, process.exit
+        if record:
+            there_now = record.realtime_ns
             ahead = record.monotonic_ns + clocks[process.index].shift
             record = dataclasses.replace(record, realtime_ns=ahead + real)
-        yield dataclasses.replace(process, record=record)
+            exit = exit and exit.later_by(record.realtime_ns - there_now)
+        yield dataclasses.replace(process, record=record, exit=exit)
 
 
 class SiteWriter:
