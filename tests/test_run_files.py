@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +81,26 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     error = ErrorRecord(1.0, 7, "sys.exit(7)", "SystemExit: 7\n")
     error.write(tmp_path)
     assert ErrorRecord.read(tmp_path) == error
+
+
+def test_an_end_is_written_in_the_room_that_was_left_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "process_0"
+    _run_files.make_folder(folder)
+    write = Path.write_text
+
+    def full(path: Path, *arguments: Any, **more: Any) -> int:
+        if (folder / _run_files.ROOM).exists():
+            path.touch()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, *arguments, **more)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    ErrorRecord(1.0, 1, "ValueError: no data", "").write(folder)
+    Exit.of(1).write(folder)
+    error, ended = _run_files.read_ending(folder)
+    assert error is not None
+    assert error.summary == "ValueError: no data"
+    assert ended is not None
+    assert sorted(path.name for path in folder.iterdir()) == ["error.json", "exit.json"]

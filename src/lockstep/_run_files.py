@@ -22,6 +22,7 @@ RUN_DIR/attempt_0/process_1/alone           exists if it has used JAX and has ne
 RUN_DIR/attempt_0/process_1/asks            exists if it has called `lockstep.should_stop`
 RUN_DIR/attempt_0/process_1/stops           exists once that has returned true
 RUN_DIR/attempt_0/process_1/exit.json       how process 1 ended, as its launcher or agent saw it
+RUN_DIR/attempt_0/process_1/room            is removed where the disk is full, for what is above
 RUN_DIR/attempt_0/process_1/stays           exists while its agent waits for the end of the others
 """
 
@@ -44,6 +45,9 @@ SECRET = "secret"
 STOPPING = "stopping"
 RESTARTS = "restarts.json"
 """With ``--log-dir``, this file lies in the folder of the run there."""
+ROOM = "room"
+ROOM_BYTES = 32 << 10
+"""The size of a traceback, and of an exit, with what a file system rounds up."""
 ERROR = "error.json"
 EXIT = "exit.json"
 RECORDER = "recorder.bin"
@@ -264,9 +268,23 @@ def read_ending(folder: Path, pid: int | None = None) -> tuple[ErrorRecord | Non
     return ErrorRecord.read(folder), ending
 
 
+def make_folder(folder: Path, exist_ok: bool = False) -> None:
+    """Makes the folder of a process, with room for how it ends. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=exist_ok)
+    with contextlib.suppress(OSError):  # the disk is full already
+        (folder / ROOM).write_bytes(bytes(ROOM_BYTES))
+
+
 def _write(path: Path, values: dict[str, object]) -> None:
+    """Writes a file whole or not at all, on a full disk in the room that was left for it."""
+    text = json.dumps(values, indent=1)
     unfinished = path.with_name(f"{path.name}.new")
-    unfinished.write_text(json.dumps(values, indent=1), encoding="utf-8")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        path.with_name(ROOM).unlink(missing_ok=True)
+        unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(path)
 
 

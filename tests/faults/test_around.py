@@ -93,6 +93,23 @@ if os.environ["LOCKSTEP_PROCESS_ID"] == "1":
 
 
 @needs_namespaces
+@pytest.mark.full
+def test_why_a_process_failed_is_told_where_the_disk_has_filled_up(tmp_path: Path) -> None:
+    fill = """
+if step == 2 and jax.process_index() == 1:
+        os.system("cat /dev/zero > $TMPDIR/full 2>/dev/null")
+        raise ValueError("no data")
+    result = total("""
+    program = LOOP.format(remove=False).replace("result = total(", fill.lstrip("\n"), 1)
+    done = run_with_disk("size=16m", tmp_path, program)
+    assert done.returncode == 1, done
+    first, *_, last = [x for x in done.stderr.splitlines() if x.startswith("lockstep: ")]
+    for text in (first, last):
+        assert "process 1 of 2 failed first: ValueError: no data" in text, done
+        assert "program.py:" in text, done
+
+
+@needs_namespaces
 def test_a_read_only_disk_is_reported_before_anything_starts(tmp_path: Path) -> None:
     done = run_with_disk("ro", tmp_path, LOOP.format(remove=False))
     assert done.returncode == 2, done

@@ -85,6 +85,8 @@ class AgentProcesses:
     Their output goes to the cluster's launcher, and their agents keep the records.
     """
 
+    not_stored = ""
+
     def __init__(self, job: LaunchSpec, loop: Loop, agents: JoinedAgents) -> None:
         self._job = job
         self._loop = loop

@@ -64,6 +64,7 @@ class RemoteProcesses:
         """The last collection that each host has answered."""
         self._collections = 0
         self._stdin_open = False
+        self.not_stored = ""
         self._query: host_query.QueryServer | None = None
         self._connect = connect
         self._relays: dict[Connection, Relay] = {}
@@ -110,7 +111,7 @@ class RemoteProcesses:
             for process_id in placed.processes:
                 prefixes = (out[process_id], err[process_id])
                 try:
-                    self._folder(process_id).mkdir(parents=True)
+                    _run_files.make_folder(self._folder(process_id))
                     process = RemoteProcess(self._job, process_id, connection, console, prefixes)
                 except OSError as error:
                     self._forget_all()
@@ -304,9 +305,11 @@ class RemoteProcesses:
 
     def _on_file(self, connection: Connection, message: Message) -> None:
         self._process(connection, message)
-        with contextlib.suppress(OSError):  # a full disk must not stop the launcher
+        try:
             attempt = self._job.config.attempt
             host_records.store(self._job.run_dir, attempt, message.head, message.body)
+        except OSError as error:  # a full disk must not stop the launcher
+            self.not_stored = f"{error}"
 
     def _on_collected(self, connection: Connection, message: Message) -> None:
         self._collected[connection] = int(message.head["number"])

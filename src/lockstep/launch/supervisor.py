@@ -379,6 +379,8 @@ class Supervisor:
                 report(f"complete logs: {self._job.log_dir}")
             self._before_keeping()
             words = failed_runs.kept(self._job.run_dir, self._job.log_dir)
+            if why := self._processes.not_stored:
+                words = "; ".join(filter(None, (words, failed_runs.not_kept(why))))
         if text := "; ".join(filter(None, (headline.removesuffix("."), words))):
             report(text)
 

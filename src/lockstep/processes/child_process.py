@@ -38,7 +38,7 @@ class ChildProcess:
         self.was_killed = False
         attempt = job.config.attempt
         self._folder = _run_files.process_dir(job.run_dir, attempt, process_id)
-        self._folder.mkdir(parents=True)
+        _run_files.make_folder(self._folder)
         self.stdout_fd, out_end = os.pipe()
         self.stderr_fd, err_end = os.pipe()
         try:

@@ -151,11 +151,16 @@ def kept(run_dir: Path, folder: Path | None) -> str:
     try:
         target = keep(run_dir, folder)
     except OSError as error:
-        return (
-            f"the records of this run could not be kept, for lockstep report: {error}. Make room "
-            "there, or name another directory with --log-dir"
-        )
+        return not_kept(f"{error}")
     return f"for details: lockstep report {shlex.quote(str(target))}" if target else ""
+
+
+def not_kept(why: str) -> str:
+    """What to tell the user of records that could not be written."""
+    return (
+        f"the records of this run could not be kept, for lockstep report: {why}. Make room there, "
+        "or name another directory with --log-dir"
+    )
 
 
 def _top() -> Path:

@@ -75,6 +75,9 @@ class Process(Protocol):
 class Processes(Protocol):
     """All processes of one attempt."""
 
+    not_stored: str
+    """Why records of other hosts are not in the run's directory; "" where all are."""
+
     @property
     def members(self) -> Sequence[Process]:
         """Those that have been started."""

@@ -57,6 +57,8 @@ class LocalProcess(ChildProcess):
 class LocalProcesses:
     """See `job_processes.Processes`."""
 
+    not_stored = ""
+
     def __init__(self, job: LaunchSpec, loop: Loop) -> None:
         self._job = job
         self._loop = loop
