@@ -22,6 +22,10 @@ And for matrices of any shape:
     _qdwh, _singular                     the unitary polar factor; polar and singular values
     _qr, _least_squares, _svd, _polar, _rank    the public functions
     _context         jaxmg's names inside a `jax.jit` or a `jax.shard_map` of the caller
+
+And in modules of their own, which import more than jax:
+
+    lineax           solvers for `lineax.linear_solve`
 """
 
 from lockstep.linalg._context import gesvd_shardmap_ctx as gesvd_shardmap_ctx

@@ -101,10 +101,10 @@ def solve(
     none = _zeros(plan.x_placed, n, b)
     if not m or not n or not b.size:
         return none
-    factor = _factor(lax.stop_gradient(a), plan)
+    factored = factor(lax.stop_gradient(a), plan)
     sides = (b, none) if m >= n else (none, b)
     if placed.inside:
-        return _solve(factor, *sides, plan)[1 if m >= n else 0]
+        return _solve(factored, *sides, plan)[1 if m >= n else 0]
     x_placed = plan.x_placed
     product = functools.partial(_posdef.matmul, placed=b_placed)
     back = functools.partial(_posdef.matmul, placed=x_placed)
@@ -121,7 +121,7 @@ def solve(
         return r + back(adjoint(a), x), product(a, r)
 
     def run(_: Any, sides: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        return _solve(factor, *sides, plan)
+        return _solve(factored, *sides, plan)
 
     def run_transposed(_: Any, sides: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         return jax.tree.map(jnp.conj, run(None, jax.tree.map(jnp.conj, sides)))
@@ -174,7 +174,7 @@ class Plan:
 
 
 @functools.partial(jax.jit, static_argnames="plan")
-def _factor(a: jax.Array, plan: Plan) -> Factor:
+def factor(a: jax.Array, plan: Plan) -> Factor:
     tall, axes = plan.tall, plan.tall.axes
     panels, triangle = tall.panels, tall.panels.triangle
 
@@ -187,6 +187,27 @@ def _factor(a: jax.Array, plan: Plan) -> Factor:
         return Factor(factored, _redistribute.adjoint(slots, axes))
 
     return tall.map(body, plan.placed.spec, plan.specs)(a)
+
+
+def solve_factored(
+    factor: Factor, b: jax.Array, b_placed: Placed, plan: Plan, adjoint: bool
+) -> jax.Array:
+    """`least_squares` of a factored matrix or its adjoint, and of a ``b`` placed as ``b_placed``.
+
+    Where the operands are ``plan`` places, the factors alone say.
+    """
+    # The operand has the rows of the matrix; the result has its columns, or the other way round.
+    length = plan.tall.columns if adjoint == plan.is_wide else plan.tall.rows
+    rows, columns = b_placed.dimensions
+    rows = rows if length % b_placed.sharded.size(rows) == 0 else ()
+    x_placed = dataclasses.replace(b_placed, dimensions=(rows, columns))
+    none = _zeros(x_placed, length, b)
+    if adjoint:
+        b_placed, x_placed = x_placed, b_placed
+    plan = dataclasses.replace(plan, b_placed=b_placed, x_placed=x_placed)
+    if adjoint == plan.is_wide:  # the matrix that is solved with is the tall one
+        return _solve(factor, b, none, plan)[1]
+    return _solve(factor, none, b, plan)[0]
 
 
 @functools.partial(jax.jit, static_argnames="plan")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,11 +59,11 @@ def lstsq(
     wide = b[:, None] if b.ndim == 1 else b
     dimensions = (*b_placed.dimensions, ())[:2]
     b_placed = dataclasses.replace(b_placed, dimensions=dimensions)
-    x, s = _pseudo_solve(a, wide, plan, b_placed, _cutoff(rcond, a))
+    x, s = _pseudo_solve(a, wide, plan, b_placed, cutoff(rcond, a.dtype, a.shape))
     residual = jnp.sum(jnp.abs(wide - _posdef.matmul(a, x, b_placed)) ** 2, axis=0)
     if b.ndim == 1:
         x, residual = x[:, 0], residual[0]
-    return x, residual, _count(s, _cutoff(rcond, a)), s
+    return x, residual, count(s, cutoff(rcond, a.dtype, a.shape)), s
 
 
 def pinv(
@@ -88,7 +88,7 @@ def pinv(
       ValueError, TypeError: as `svd`.
     """
     a, placed = _qr.place("pinv", a, mesh, in_specs)
-    return _pinv(a, _thin(a.shape, placed), _cutoff(rtol, a))
+    return _pinv(a, _thin(a.shape, placed), cutoff(rtol, a.dtype, a.shape))
 
 
 def matrix_rank(
@@ -110,7 +110,7 @@ def matrix_rank(
     """
     a, placed = _qr.place("matrix_rank", a, mesh, in_specs)
     plan = Plan.of(a.shape, placed, False, False, False)
-    return _count(_svd.decompose(a, plan)[0], _cutoff(rtol, a))
+    return count(_svd.decompose(a, plan)[0], cutoff(rtol, a.dtype, a.shape))
 
 
 def orth(
@@ -133,7 +133,7 @@ def orth(
     """
     a, placed = _qr.place("orth", a, mesh, in_specs)
     u, s = _svd.decompose(a, Plan.of(a.shape, placed, True, False, False))
-    return u[:, : _rank_outside_jit("orth", s, _cutoff(rcond, a))]
+    return u[:, : _rank_outside_jit("orth", s, cutoff(rcond, a.dtype, a.shape))]
 
 
 def null_space(
@@ -150,23 +150,23 @@ def null_space(
     plan = Plan.of(a.shape, placed, False, True, True)
     s, vh = _svd.decompose(a, plan)
     v = _adjoint(vh, _singular.result(plan, (a.shape[1],) * 2, True))
-    return v[:, _rank_outside_jit("null_space", s, _cutoff(rcond, a)) :]
+    return v[:, _rank_outside_jit("null_space", s, cutoff(rcond, a.dtype, a.shape)) :]
 
 
 def _thin(shape: Any, placed: Placed) -> Plan:
     return Plan.of(shape, placed, True, True, False)
 
 
-def _cutoff(given: float | None, a: jax.Array) -> float:
-    return float(np.finfo(a.dtype).eps) * max(a.shape) if given is None else float(given)
+def cutoff(given: float | None, dtype: Any, shape: tuple[int, ...]) -> float:
+    return float(np.finfo(dtype).eps) * max(shape) if given is None else float(given)
 
 
-def _count(s: jax.Array, cutoff: float) -> jax.Array:
+def count(s: jax.Array, cutoff: float) -> jax.Array:
     return (s > cutoff * s.max(initial=0)).sum().astype(jnp.int32)
 
 
 def _rank_outside_jit(function: str, s: jax.Array, cutoff: float) -> int:
-    rank = _count(s, cutoff)
+    rank = count(s, cutoff)
     if isinstance(rank, Tracer):
         raise ValueError(
             f"{function}: the shape of the result depends on the rank, which is not known inside a "
@@ -177,6 +177,39 @@ def _rank_outside_jit(function: str, s: jax.Array, cutoff: float) -> int:
 
 def _adjoint(x: jax.Array, to: Placed) -> jax.Array:
     return _posdef.partitioned(lambda x: x.conj().T, to)(x)
+
+
+class Decomposed(NamedTuple):
+    """``a = u s vh`` with min(m, n) singular values."""
+
+    u: jax.Array
+    s: jax.Array
+    vh: jax.Array
+
+
+def decompose(a: jax.Array, plan: Plan) -> Decomposed:
+    return Decomposed(*_singular.decompose(a, plan))
+
+
+def pseudo_solve(
+    found: Decomposed,
+    b: jax.Array,
+    plan: Plan,
+    b_placed: Placed,
+    cutoff: float,
+    adjoint: bool = False,
+) -> jax.Array:
+    """``a^+ b``, or with the adjoint of ``a``, sharded as ``b`` where its rows divide evenly."""
+    (m, n), k = plan.shape, len(found.s)
+    if adjoint:
+        left, right, length = found.u, found.vh, m
+    else:
+        left = _adjoint(found.vh, _singular.result(plan, (n, k), True))
+        right = _adjoint(found.u, _singular.result(plan, (k, m), True))
+        length = n
+    few = Placed(b_placed.mesh, ((), b_placed.dimensions[1]))
+    inner = _inverses(found.s, cutoff)[:, None] * _posdef.matmul(right, b, few)
+    return _posdef.matmul(left, inner, _x_placed(length, b_placed))
 
 
 def _inverses(s: jax.Array, cutoff: float) -> jax.Array:
@@ -216,13 +249,8 @@ def _pseudo_solve(
     a: jax.Array, b: jax.Array, plan: Plan, b_placed: Placed, cutoff: float
 ) -> tuple[jax.Array, jax.Array]:
     """``a^+ b`` and the singular values."""
-    u, s, vh = _singular.decompose(a, plan)
-    (m, n), k = plan.shape, len(s)
-    v = _adjoint(vh, _singular.result(plan, (n, k), True))
-    uh = _adjoint(u, _singular.result(plan, (k, m), True))
-    few = Placed(b_placed.mesh, ((), b_placed.dimensions[1]))
-    inner = _inverses(s, cutoff)[:, None] * _posdef.matmul(uh, b, few)
-    return _posdef.matmul(v, inner, _x_placed(n, b_placed)), s
+    found = decompose(a, plan)
+    return pseudo_solve(found, b, plan, b_placed, cutoff), found.s
 
 
 def _x_placed(n: int, b_placed: Placed) -> Placed:

@@ -187,6 +187,11 @@ def solve_triangular(
     return _posdef.as_matrix(_solve_lower, b, b_placed)(a, plan, adjoint=trans == 2)
 
 
+def slots_of(a: jax.Array, plan: Plan, lower: bool) -> jax.Array:
+    """The lower triangle of ``a``, or the adjoint of the upper one, as the sweeps take it."""
+    return _posdef.to_slots(a if lower else _posdef.adjoint(a, plan), plan, None)
+
+
 def _solve_lower(
     b: jax.Array, b_placed: Placed, a: jax.Array, plan: Plan, adjoint: bool
 ) -> jax.Array:
