@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from lanes import is_make_test
+from linalg.programs import quick
 
 # XLA has a thread for each device; one that waits in a collective must not keep others from work.
 os.environ.setdefault("NPROC", "32")
@@ -26,15 +28,14 @@ CACHE = Path(__file__).parents[2] / "build" / "jax-cache" / platform.node()
 def _compiled_before(request: pytest.FixtureRequest) -> Iterator[None]:
     """XLA does not compile again what has not changed: that is most of these tests' time.
 
-    And in ``make test`` it optimizes no loops, which is most of the rest.
+    And in ``make test`` it optimizes nothing, which is most of the rest.
     """
-    jax.config.update("jax_disable_most_optimizations", is_make_test(request.config))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     jax.config.update("jax_compilation_cache_dir", str(CACHE))
     compilation_cache.reset_cache()
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    with quick.compilation() if is_make_test(request.config) else contextlib.nullcontext():
+        yield
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
 

@@ -15,7 +15,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import lockstep.linalg as la
-from lanes import sample
+from lanes import is_make_test, sample
 from linalg.matrices import DTYPES, assert_close, eps, full, mesh, positive, put
 from lockstep.linalg import _hermitian
 from support import run_lockstep
@@ -65,7 +65,7 @@ def test_each_solver_names_the_elements_that_differ(name: str) -> None:
         ((2, 2), P("y", "x")),
         ((2, 4), P("x", None)),
     ],
-    *(1, 4),
+    4,
 )
 def test_shardings_and_dtypes(dtype: Any, shape: tuple[int, ...], spec: P) -> None:
     over, limit = mesh(shape), eps(dtype) ** 0.5
@@ -136,7 +136,7 @@ def test_transformations_trace_as_before() -> None:
     wrong, right = (put(a, over, P("x")) for a in (disturbed(np.float64, 1), positive(N, float)))
 
     def loss(a: jax.Array) -> jax.Array:
-        return jnp.sum(inv(a, **where) ** 2) + jnp.sum(la.eigh(a, **where)[0])
+        return jnp.sum(inv(a, **where) ** 2)
 
     assert jax.jit(loss)(wrong).shape == ()
     assert jax.jit(lambda b: la.potrs(wrong, b, **where))(jnp.ones(N)).shape == (N,)
@@ -165,8 +165,9 @@ def test_memory_is_a_fraction_of_a_share() -> None:
 
 
 @sample("d", [1, 2], 1)
-def test_every_process_gives_the_same_verdict(d: int) -> None:
-    result = run_lockstep([], PROGRAM, n=2, d=d, timeout=200, forked=True)
+def test_every_process_gives_the_same_verdict(d: int, request: pytest.FixtureRequest) -> None:
+    quick = ["quick"] if is_make_test(request.config) else []
+    result = run_lockstep([], PROGRAM, n=2, d=d, timeout=200, forked=True, program_args=quick)
     assert result.by_process[0] == result.by_process[1], result
     lines = result.by_process[0]
     refused = "a is not symmetric: a[40, 3] is"

@@ -25,8 +25,9 @@ from linalg.test_qr import MATRICES, N
         ((3,), (P(), P()), (37, 5), np.float32),
         ((4,), (P(), P()), (1, 1), np.float64),
         ((4,), (P(), P()), (3, 50), np.float32),
+        ((2, 2), (P("y", "x"), P()), (10, 24), np.complex128),
     ],
-    *(0, 1, 4),
+    *(3, 6),
 )
 def test_solutions(shape: Any, specs: Any, size: tuple[int, int], dtype: Any) -> None:
     a, over = full(size, dtype), mesh(shape)
@@ -37,7 +38,8 @@ def test_solutions(shape: Any, specs: Any, size: tuple[int, int], dtype: Any) ->
         assert (x.dtype, int(status)) == (dtype, 0)
 
 
-@sample("name", ["random", "condition 1e8", "condition 1e15"], 1)
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["random", "condition 1e8", "condition 1e15"])
 def test_the_residual_is_orthogonal(name: str) -> None:
     """As small, beside norms, as that of LAPACK's: the solution is backward stable."""
     a, over = MATRICES[name], mesh((2,))
@@ -74,8 +76,11 @@ def test_derivatives(size: tuple[int, int], dtype: Any) -> None:
     assert_gradient(ours, of(normal), sharded, (da, db))
 
 
-@sample(("grid", "size", "count"), [((2, 1), (192, 128), 3), ((1, 2), (192, 96), 65)], *(0, 1))
-@sample("dtype", [np.float32, np.float64, np.complex64, np.complex128], 0)
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("grid", "size", "count"), [((2, 1), (192, 128), 3), ((1, 2), (192, 96), 65)]
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.complex128])
 def test_jaxmg_cases(grid: Any, size: Any, count: int, dtype: Any) -> None:
     """Its documented cases: tiles of 64, a matrix and a vector, and their tolerances."""
     over = jax.make_mesh(grid, ("pr", "pc"), devices=jax.devices()[:2])

@@ -61,15 +61,16 @@ def test_solve_inverse_and_determinant(shape: tuple[int, ...], spec: P, b_spec: 
 
 @sample("dtype", TWO_DTYPES, 0)
 @sample("kernels", [True, False], 0)
+@sample("tile", [4, 3], 0)
 def test_inverse_by_many_supersteps(
-    kernels: bool, dtype: Any, monkeypatch: pytest.MonkeyPatch
+    kernels: bool, tile: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not kernels:
         monkeypatch.setattr(_cpu_kernels, "available", lambda platform: False)
     assert _cpu_kernels.available("cpu") == kernels
     a, over = positive(42, dtype), mesh((2,))
-    assert_close(inv(put(a, over, P("x")), tile=4), np.linalg.inv(a))
-    assert_close(la.potri(put(a, over, P("x")), 3), np.linalg.inv(a))
+    assert_close(inv(put(a, over, P("x")), tile=tile), np.linalg.inv(a))
+    assert_close(la.potri(put(a, over, P("x")), tile), np.linalg.inv(a))
 
 
 @sample(("dtype", "lower"), [*zip(DTYPES, [True, False, False, True], strict=True)], 1)
@@ -129,9 +130,12 @@ def test_not_positive_definite(order: int, devices: int) -> None:
     assert int(status) == order
     assert np.isnan(np.asarray(x)).all()
     assert np.isnan(np.asarray(la.potrs(sharded, b))).all()
-    _, status = la.cholesky(sharded, return_status=True, tile=4)
+    _, status = la.cholesky(sharded, return_status=True, tile=3)
     assert int(status) == order
-    for call in (lambda: la.potrs(sharded, b, check=True), lambda: inv(sharded, check=True)):
+    for call in (
+        lambda: la.potrs(sharded, b, 3, check=True),
+        lambda: inv(sharded, tile=3, check=True),
+    ):
         with pytest.raises(np.linalg.LinAlgError, match=f"leading minor of order {order} is not"):
             call()
 
@@ -149,6 +153,13 @@ def test_inside_jit_and_under_explicit_axes() -> None:
         x = jax.jit(la.potrs)(put(a, explicit, P("x")), put(b, explicit, P("x")))
         assert jax.typeof(x).sharding.spec == P("x", None)
         assert_close(x, wanted)
+
+
+@pytest.mark.full
+def test_gradients_under_explicit_axes() -> None:
+    a, b = positive(16, np.float64), full((16, 2), np.float64)
+    wanted, explicit = np.linalg.solve(a, b), mesh((4,), AxisType.Explicit)
+    with jax.set_mesh(explicit):
 
         def loss(a: jax.Array, b: jax.Array) -> jax.Array:
             return jnp.sum(la.potrs(a, b) ** 2)
@@ -171,6 +182,7 @@ def test_a_donated_matrix_is_gone_and_a_kept_one_is_not() -> None:
     assert not kept.is_deleted()
 
 
+@pytest.mark.full
 def test_more_right_hand_sides_than_fit_at_once() -> None:
     """Columns are solved in parts, so that no device holds all rows of all of them."""
     n, over = 32, mesh((4,))
@@ -229,7 +241,7 @@ def test_derivatives_of_columns_that_are_dealt(dtype: Any) -> None:
 
 def test_the_factor_is_made_in_place_and_its_buffers_are_small() -> None:
     """XLA's figures for one device: the slots, donated, and at most half of them beside."""
-    n, devices = 1024, 2
+    n, devices = 512, 2
     a = put(jnp.ones((n, n)), mesh((devices,)), P("x"))
     plan = Plan.of(n, place("test", a, None, None), 32, False)
     into_slots = to_slots_donating.lower(a, plan, None).compile().memory_analysis()
@@ -244,7 +256,7 @@ def test_the_factor_is_made_in_place_and_its_buffers_are_small() -> None:
         assert memory.temp_size_in_bytes <= 0.5 * share, memory
 
 
-@pytest.mark.parametrize("kernels", [True, False])
+@sample("kernels", [True, False], 0)
 def test_no_program_has_an_input_without_entries(
     kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,10 +279,21 @@ def test_batches_of_right_hand_sides() -> None:
         return la.potrs(sharded, b)
 
     assert_close(jax.vmap(solve)(b), np.linalg.solve(a, b))
+
+
+@pytest.mark.full
+def test_batches_of_columns() -> None:
+    a, over = positive(20, np.float64), mesh((4,))
+    sharded, b = put(a, over, P("x")), full((3, 20, 2), np.float64)
+
+    def solve(b: Any) -> jax.Array:
+        return la.potrs(sharded, b)
+
     columns = jax.jit(jax.vmap(solve, in_axes=1, out_axes=1))(b[0])
     assert_close(columns, np.linalg.solve(a, b[0]))
 
 
+@pytest.mark.full
 def test_ill_conditioned_matrices_as_lapack() -> None:
     """The backward error of a solution, for spectra over twelve decades and graded rows."""
     n, over = 96, mesh((4,))

@@ -67,7 +67,7 @@ def factored() -> Any:
     return lambda a: run(put(a, over, P("x")))
 
 
-@pytest.mark.parametrize("name", list(MATRICES))
+@sample("name", list(MATRICES), *(3, 4, 5, 7))
 def test_accuracy(name: str, factored: Any) -> None:
     a = MATRICES[name]
     assert_factored(a, *factored(a))
@@ -85,7 +85,7 @@ def test_accuracy(name: str, factored: Any) -> None:
         ((4,), P(), (2, 7), 1, np.float64),
         ((4,), P(), (7, 2), 3, np.complex128),
     ],
-    *(0, 1, 2, 4, 5),
+    *(1, 2, 4),
 )
 def test_shapes_and_shardings(
     shape: tuple[int, ...], spec: P, size: tuple[int, int], tile: int | None, dtype: Any

@@ -33,7 +33,7 @@ def assert_decomposed(a: np.ndarray, u: Any, s: Any, vh: Any, factor: float = 10
         assert np.abs(gram - np.eye(len(rows))).max(initial=0) <= limit
 
 
-@sample("name", list(MATRICES), *(3, 4, 5, 7))
+@sample("name", list(MATRICES), *(3, 4, 7))
 def test_accuracy_of_the_distributed_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both decompositions, also of singular matrices; they share most of their programs.
 
@@ -115,8 +115,9 @@ def test_jaxmg_calls() -> None:
     np.testing.assert_allclose(s, values, rtol=1e-6)
 
 
-@sample("grid", [(2, 1), (1, 2)], 1)
-@sample("dtype", [np.float32, np.float64, np.complex64, np.complex128], 3)
+@pytest.mark.full
+@sample("grid", [(2, 1), (1, 2)], 0, 1)
+@sample("dtype", [np.float32, np.float64, np.complex64, np.complex128], 0, 1, 2, 3)
 def test_jaxmg_polar_case(grid: tuple[int, int], dtype: Any) -> None:
     """Its documented case, 384 x 192 in tiles of 128, and its tolerances."""
     over = jax.make_mesh(grid, ("pr", "pc"), devices=jax.devices()[:2])
@@ -160,7 +161,7 @@ def test_derivatives_at_equal_singular_values() -> None:
         return jnp.sum(((u * s) @ vh) ** 2)
 
     a = put(2 * np.eye(4), over, P("x"))
-    np.testing.assert_allclose(jax.grad(square)(a), 4 * np.eye(4), atol=1e-12)
+    np.testing.assert_allclose(jax.jit(jax.grad(square))(a), 4 * np.eye(4), atol=1e-12)
 
 
 @pytest.mark.parametrize("size", [(6, 4), in_full((4, 4))])

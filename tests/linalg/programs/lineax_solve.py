@@ -5,6 +5,7 @@ With the argument "quick" it is one system, and XLA optimizes nothing, which is 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from typing import Any
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import lineax as lx
 import numpy as np
+import quick
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -20,7 +22,6 @@ from lockstep.linalg.lineax import AutoLinearSolver
 
 jax.config.update("jax_enable_x64", True)
 QUICK = "quick" in sys.argv
-jax.config.update("jax_disable_most_optimizations", QUICK)
 jax.distributed.initialize()
 
 
@@ -53,4 +54,5 @@ def main() -> None:
     print("right")
 
 
-main()
+with quick.compilation() if QUICK else contextlib.nullcontext():
+    main()
