@@ -1,4 +1,4 @@
-"""The page on NetKet: its one command, in an environment with the releases that the page names."""
+"""The page on NetKet: its two commands, in an environment with the releases that the page names."""
 
 from __future__ import annotations
 
@@ -29,10 +29,22 @@ def bin() -> Path:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)  # the first run installs NetKet
-def test_the_command_prints_what_the_page_shows(bin: Path, tmp_path: Path) -> None:
-    [command] = commands(PAGE)
+def test_the_first_command_prints_what_the_page_shows(bin: Path, tmp_path: Path) -> None:
+    command, _ = commands(PAGE)
     output = output_of(command.line, tmp_path, SECONDS, bin)
     assert missing(command.shown, output) == [], output
     energy, error = map(float, re.findall(r"at the end: (\S+) ± (\S+) ", output)[0])
     [exact] = map(float, re.findall(r"exact: (\S+)", output))
     assert abs(energy - exact) < 5 * error + 1e-3, output  # the ansatz itself is off by 1e-4
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_stochastic_reconfiguration_is_the_same_with_every_solver(
+    bin: Path, tmp_path: Path
+) -> None:
+    """With ours, and with NetKet's own two, unedited, over `lockstep.linalg`."""
+    _, command = commands(PAGE)
+    output = output_of(command.line, tmp_path, SECONDS, bin)
+    assert missing(command.shown, output) == [], output
+    assert output.count("the same energies as pinv_smooth: True") == 4, output

@@ -23,9 +23,10 @@ And for matrices of any shape:
     _qr, _least_squares, _svd, _polar, _rank    the public functions
     _context         jaxmg's names inside a `jax.jit` or a `jax.shard_map` of the caller
 
-And in modules of their own, which import more than jax:
+And in modules of their own, with the names of other projects:
 
-    lineax           solvers for `lineax.linear_solve`
+    lineax           solvers for `lineax.linear_solve`; it imports lineax
+    netket           solvers for NetKet's stochastic reconfiguration
 """
 
 from lockstep.linalg._context import gesvd_shardmap_ctx as gesvd_shardmap_ctx
