@@ -91,6 +91,16 @@ LINES = {
         "kernel matrix 512 x 512: 64 rows on each of 8 devices",
         "the fitted process predicts held-out digits",
     ],
+    "least_squares_fit.py": [
+        "matrix 1536 x 400: 192 rows on each of 8 devices",
+        "NumPy's weights on one process: True",
+        "held-out digits that the fit recognizes: 9",
+    ],
+    "pca_digits.py": [
+        "1797 images and 3 rows of zeros: 225 rows on each device",
+        "components that hold 90%: 21 of 64",
+        "NumPy's singular values and components: True",
+    ],
     "host_replicated_solve.py": [
         "host-replicated: 100% of the matrix on this process",
         "distributed: 50% of the matrix on this process",
@@ -130,6 +140,13 @@ def test_example_prints_what_it_shows(example: str) -> None:
     output = run(example)
     for line in LINES[example]:
         assert output.count(line) == PROCESSES, f"{line!r} not printed by every process:\n{output}"
+
+
+@pytest.mark.full
+def test_the_digits_are_drawn(tmp_path: pathlib.Path) -> None:
+    output = run("pca_digits.py", "--plot", str(tmp_path / "pca.png"))
+    assert output.count("drawn: ") == 1, output
+    assert (tmp_path / "pca.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.full
