@@ -8,6 +8,7 @@ Layers; each imports only those above it:
     _cpu_kernels     the same on CPUs by native code
     _sweeps, _cholesky, _inverse, _lu, _upper     the distributed loops, one family in each file
     _cost_model, _validation             tile sizes by cost; checks of arguments and their errors
+    _arguments       the arrays of a call, checked and on their mesh
     _posdef, _general                    the loops as functions of global arrays, with derivatives
     _hermitian       refuses a matrix of which they would read one half
     _tridiagonalize, _divide_and_conquer, _secular    Hermitian to tridiagonal; its eigenvalues

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from lockstep.linalg import _general, _validation
+from lockstep.linalg import _arguments, _general, _validation
 from lockstep.linalg._posdef import Plan
-from lockstep.linalg._validation import AnyMesh, Placed, Specs
+from lockstep.linalg._validation import AnyMesh, Specs
 
 
 class SlogdetResult(NamedTuple):
@@ -72,7 +72,7 @@ def det(
 def _sign_and_logarithm(
     function: str, a: Any, mesh: AnyMesh | None, in_specs: Specs, tile: int | None
 ) -> tuple[jax.Array, jax.Array]:
-    a, placed = _place(function, a, mesh, in_specs)
+    a, placed = _arguments.square(function, a, mesh, in_specs)
     tile = _validation.tile_size(function, tile)
     if a.shape[0] == 0:
         return jnp.ones((), a.dtype), jnp.zeros((), a.real.dtype)
@@ -116,7 +116,7 @@ def cond(
             f"cond: p is {p!r}; expected 1 or numpy.inf. For the 2-norm, the ratio of the largest "
             "to the smallest singular value is needed, which LU factors do not give."
         )
-    a, placed = _place("cond", a, mesh, in_specs)
+    a, placed = _arguments.square("cond", a, mesh, in_specs)
     tile = _validation.tile_size("cond", tile)
     if a.shape[0] == 0:
         return jnp.zeros((), a.real.dtype)
@@ -134,12 +134,3 @@ def _condition(a: jax.Array, plan: Plan, largest_row: bool) -> jax.Array:
 @_condition.defjvp
 def _condition_jvp(plan: Plan, largest_row: bool, primals: Any, tangents: Any) -> Any:
     raise TypeError("cond: an estimate has no derivative. Give it jax.lax.stop_gradient(a).")
-
-
-def _place(
-    function: str, a: Any, mesh: AnyMesh | None, in_specs: Specs
-) -> tuple[jax.Array, Placed]:
-    a = _validation.square(function, a, mesh)
-    [spec] = _validation.specs(function, in_specs, ("a",))
-    placed = _validation.place(function, a, mesh, spec)
-    return _validation.put(a, placed), placed

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from lockstep import _jax_compat
 from lockstep.linalg import (
+    _arguments,
     _cpu_kernels,
     _divide_and_conquer,
     _generalized,
@@ -23,7 +24,7 @@ from lockstep.linalg import (
     _validation,
 )
 from lockstep.linalg._layout import RowMap
-from lockstep.linalg._posdef import Plan, matmul, mirrored, partitioned
+from lockstep.linalg._posdef import Plan, adjoint, matmul, mirrored
 from lockstep.linalg._validation import AnyMesh, Placed, Specs
 
 WIDTH = 64
@@ -182,9 +183,7 @@ def _eigh(
     in_specs: Specs,
     method: str | None,
 ) -> Any:
-    a = _validation.square(function, a, mesh)
-    [spec] = _validation.specs(function, in_specs, ("a",))
-    placed = _validation.place(function, a, mesh, spec)
+    a, placed = _arguments.square(function, a, mesh, in_specs)
     n = a.shape[0]
     if method not in (None, "distributed", "replicated"):
         raise ValueError(
@@ -192,7 +191,6 @@ def _eigh(
         )
     if n == 0:
         return (jnp.zeros(0, a.real.dtype), a) if vectors else jnp.zeros(0, a.real.dtype)
-    a = _validation.put(a, placed)
     if lower is None:
         _hermitian.check(function, a, placed)
     if method is None:
@@ -239,7 +237,7 @@ def _eigh_of_two(
     if lower is not None:
         a = mirrored(a, lower)
     if lower is False:
-        b = partitioned(lambda b: b.conj().T, placed)(b)
+        b = adjoint(b, placed)
     c, back = _generalized.reduce(a, b, placed, kind)
     found = _eigh("eigh", c, True, vectors, subset, placed.mesh, placed.spec, method)
     if not vectors:
@@ -304,7 +302,7 @@ def _solve_jvp(problem: Problem, primals: Any, tangents: Any) -> Any:
     turned = matmul(da, v, where)
     if not problem.vectors:
         return values, (v.conj() * turned).sum(0).real
-    inner = matmul(partitioned(lambda v: v.conj().T, placed)(v), turned, placed)
+    inner = matmul(adjoint(v, placed), turned, placed)
     gaps = values - values[:, None]
     f = jnp.where(gaps == 0, 0, 1 / jnp.where(gaps == 0, 1, gaps))
     dv = matmul(v, f * inner, placed)

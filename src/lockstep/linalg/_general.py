@@ -169,7 +169,7 @@ def adjoint_inverse(a: jax.Array, factors: Factors, plan: Plan) -> jax.Array:
 def _adjoint_inverse_jvp(plan: Plan, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     a, factors = primals
     done = adjoint_inverse(a, factors, plan)
-    left = _posdef.matmul(done, _posdef.adjoint(tangents[0], plan), plan.placed)
+    left = _posdef.matmul(done, _posdef.adjoint(tangents[0], plan.placed), plan.placed)
     return done, -_posdef.matmul(left, done, plan.placed)
 
 

@@ -11,7 +11,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
-from lockstep.linalg import _general, _hermitian, _posdef, _solve, _triangular, _validation
+from lockstep.linalg import (
+    _arguments,
+    _general,
+    _hermitian,
+    _posdef,
+    _solve,
+    _triangular,
+    _validation,
+)
 from lockstep.linalg._lu import Factors
 from lockstep.linalg._posdef import Plan
 from lockstep.linalg._validation import AnyMesh, Placed, Specs
@@ -128,14 +136,11 @@ def solve_general(
     options: Options,
 ) -> Any:
     """`solve` for a general matrix; ``trans`` as in `lockstep.linalg.lu_solve`."""
-    a = _validation.square(function, a, options.mesh)
-    b = _validation.right_hand_side(function, b, a.shape[0], a.dtype)
-    placed, b_placed = _validation.place_both(function, a, b, options.mesh, options.in_specs)
+    given = a
+    a, b, placed, b_placed = _arguments.system(function, a, b, options.mesh, options.in_specs)
     _validation.check_trans(function, trans)
     if b.size == 0:
         return (b, jnp.int32(0)) if options.return_status else b
-    given = a
-    a, b = _validation.put(a, placed), _validation.put(b, b_placed)
     plan = _general.plan_of(a.shape[0], placed, _validation.tile_size(function, options.tile))
     donating = options.donate and not isinstance(a, Tracer)
     factors = _general.factor(lax.stop_gradient(a), plan, donating)
@@ -203,10 +208,7 @@ def _solve_triangle(
     if options.donate:
         raise ValueError("solve: donate= is for matrices that are factored; a triangle is not.")
     mesh, in_specs = options.mesh, options.in_specs
-    a = _validation.square("solve", a, mesh)
-    [spec, _] = _validation.specs("solve", in_specs, ("a", "b"))
-    placed = _validation.place("solve", a, mesh, spec)
-    a = _validation.put(a, placed)
+    a, _ = _arguments.square("solve", a, mesh, in_specs, ("a", "b"))
     if a.shape[0] == 0:
         return (b, jnp.int32(0)) if options.return_status else b
     status = _first_bad(lax.stop_gradient(a))
@@ -230,10 +232,7 @@ def _symmetric(
     function: str, a: Any, kind: str, lower: bool | None, mesh: AnyMesh | None, in_specs: Specs
 ) -> tuple[jax.Array, AnyMesh, Any]:
     """The whole of a symmetric or Hermitian matrix, and its sharding."""
-    a = _validation.square(function, a, mesh)
-    spec = _validation.specs(function, in_specs, ("a", "b"))[0]
-    placed = _validation.place(function, a, mesh, spec)
-    a = _validation.put(a, placed)
+    a, placed = _arguments.square(function, a, mesh, in_specs, ("a", "b"))
     hermitian = kind == "her" or not jnp.iscomplexobj(a)
     if lower is None:
         if hermitian:

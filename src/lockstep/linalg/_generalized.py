@@ -28,7 +28,7 @@ def reduce(
     plan = Plan.of(a.shape[0], placed, None, False)
     if kind == 1:
         half = solve_triangular(low, a, 0, True, **where)
-        c = solve_triangular(low, _posdef.adjoint(half, plan), 0, True, **where)
+        c = solve_triangular(low, _posdef.adjoint(half, plan.placed), 0, True, **where)
     else:
         c = _products.product(low, _products.product(a, low, plan, placed), plan, placed, True)
 

@@ -23,6 +23,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from lockstep.linalg import (
+    _arguments,
     _cpu_kernels,
     _householder,
     _posdef,
@@ -75,12 +76,10 @@ def least_squares(
     function = "least_squares"
     unused.pop("donate", None)
     _validation.ignore_pad(function, unused)
-    a = _validation.matrix(function, a, mesh)
-    b = _validation.right_hand_side(function, b, a.shape[0], a.dtype, a.shape[1])
     specs = matrix_specs if in_specs is None else in_specs
-    placed, b_placed = _validation.place_both(function, a, b, mesh, specs)
-    a, b = _validation.put(a, placed), _validation.put(b, b_placed)
-    x = solve(a, b, a.shape, placed, b_placed, _validation.tile_size(function, T_A))
+    a, b, placed, b_placed = _arguments.rectangular_system(function, a, b, mesh, specs)
+    m, n = a.shape
+    x = solve(a, b, (m, n), placed, b_placed, _validation.tile_size(function, T_A))
     return (x, _qr.status_of(x)) if return_status else x
 
 
@@ -111,7 +110,7 @@ def solve(
 
     def adjoint(a: jax.Array) -> jax.Array:
         turned = dataclasses.replace(placed, dimensions=placed.dimensions[::-1])
-        return _posdef.partitioned(lambda a: a.conj().T, turned)(a)
+        return _posdef.adjoint(a, turned)
 
     def system(pair: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         if m >= n:
@@ -162,9 +161,7 @@ class Plan:
         is_wide = m < n
         turned = dataclasses.replace(placed, dimensions=placed.dimensions[::-1])
         tall = QRPlan.of(shape[::-1], turned, tile) if is_wide else QRPlan.of(shape, placed, tile)
-        rows, columns = b_placed.dimensions
-        rows = rows if n % b_placed.sharded.size(rows) == 0 else ()
-        x_placed = dataclasses.replace(b_placed, dimensions=(rows, columns))
+        x_placed = b_placed.with_rows(n)
         kernels = _cpu_kernels.available(_validation.platform(placed))
         return cls(tall, placed, b_placed, x_placed, is_wide, kernels)
 
@@ -198,9 +195,7 @@ def solve_factored(
     """
     # The operand has the rows of the matrix; the result has its columns, or the other way round.
     length = plan.tall.columns if adjoint == plan.is_wide else plan.tall.rows
-    rows, columns = b_placed.dimensions
-    rows = rows if length % b_placed.sharded.size(rows) == 0 else ()
-    x_placed = dataclasses.replace(b_placed, dimensions=(rows, columns))
+    x_placed = b_placed.with_rows(length)
     none = _zeros(x_placed, length, b)
     if adjoint:
         b_placed, x_placed = x_placed, b_placed

@@ -10,7 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from lockstep.linalg import _general, _general_solve, _posdef, _triangular, _upper, _validation
+from lockstep.linalg import (
+    _arguments,
+    _general,
+    _general_solve,
+    _posdef,
+    _triangular,
+    _upper,
+    _validation,
+)
 from lockstep.linalg._general_solve import Options
 from lockstep.linalg._lu import Factors
 from lockstep.linalg._posdef import Plan
@@ -56,14 +64,12 @@ def lu_factor(
       TypeError: an unsupported dtype.
       numpy.linalg.LinAlgError: with ``check``, when a pivot is zero or not finite.
     """
-    a = _validation.square("lu_factor", a, mesh)
-    [spec] = _validation.specs("lu_factor", in_specs, ("a",))
-    placed = _validation.place("lu_factor", a, mesh, spec)
+    a, placed = _arguments.square("lu_factor", a, mesh, in_specs)
     if a.shape[0] == 0:
         empty = (a, jnp.zeros(0, jnp.int32))
         return (empty, jnp.int32(0)) if return_status else empty
     tile = _validation.tile_size("lu_factor", tile)
-    packed, pivots, status = _factor(_validation.put(a, placed), placed, tile)
+    packed, pivots, status = _factor(a, placed, tile)
     _validation.check_singular("lu_factor", check, status, "column")
     return ((packed, pivots), status) if return_status else (packed, pivots)
 
@@ -100,9 +106,7 @@ def lu(
         split evenly.
       TypeError: an unsupported dtype.
     """
-    a = _validation.square("lu", a, mesh)
-    [spec] = _validation.specs("lu", in_specs, ("a",))
-    placed = _validation.place("lu", a, mesh, spec)
+    a, placed = _arguments.square("lu", a, mesh, in_specs)
     packed, pivots = lu_factor(a, mesh=placed.mesh, in_specs=placed.spec, tile=tile)
     lower, upper = _triangles(packed, placed)
     rows = _upper.inverse_of(permutation_of(pivots))
@@ -185,9 +189,7 @@ def _solve_factored(
     mesh: AnyMesh | None,
     in_specs: Specs,
 ) -> jax.Array:
-    packed = _validation.square("lu_solve", packed, mesh, "lu")
-    b = _validation.right_hand_side("lu_solve", b, packed.shape[0], packed.dtype)
-    placed, b_placed = _validation.place_both("lu_solve", packed, b, mesh, in_specs)
+    packed, b, placed, b_placed = _arguments.system("lu_solve", packed, b, mesh, in_specs, "lu")
     if np.shape(pivots) != packed.shape[:1]:
         raise ValueError(
             f"lu_solve: piv has shape {np.shape(pivots)}; expected ({packed.shape[0]},), as "
@@ -196,7 +198,6 @@ def _solve_factored(
     _validation.check_trans("lu_solve", trans)
     if b.size == 0:
         return b
-    packed, b = _validation.put(packed, placed), _validation.put(b, b_placed)
     tile = _validation.tile_size("lu_solve", tile)
     plan = _general.plan_of(packed.shape[0], _validation.transposed(placed), tile, natural=True)
     permutation = permutation_of(jnp.asarray(pivots))

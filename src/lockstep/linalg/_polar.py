@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-from lockstep.linalg import _eigh, _posdef, _qr, _singular, _validation
+from lockstep.linalg import _arguments, _eigh, _posdef, _qr, _singular, _validation
 from lockstep.linalg._singular import Plan
-from lockstep.linalg._validation import AnyMesh, Placed, Specs
+from lockstep.linalg._validation import AnyMesh, Specs
 
 
 def polar(
@@ -56,7 +56,7 @@ def polar(
     unused.pop("donate", None)
     _validation.ignore_pad("polar", unused)
     _singular.check_method("polar", method)
-    a, placed = _qr.place("polar", a, mesh, matrix_specs if in_specs is None else in_specs)
+    a, placed = _arguments.matrix("polar", a, mesh, matrix_specs if in_specs is None else in_specs)
     check_tall(a.shape)
     tile = _validation.tile_size("polar", T_A)
     plan = Plan.of(a.shape, placed, True, True, False, tile, method)
@@ -94,15 +94,12 @@ def _polar_jvp(plan: Plan, primals: Any, tangents: Any) -> Any:
     def times(x: jax.Array, y: jax.Array) -> jax.Array:
         return _posdef.matmul(x, y, square)
 
-    def over(x: jax.Array, to: Placed) -> jax.Array:
-        return _posdef.partitioned(lambda x: x.conj().T, to)(x)
-
-    uh, vh = over(u, turned), over(v, vectors)
+    uh, vh = _posdef.adjoint(u, turned), _posdef.adjoint(v, vectors)
     c = times(uh, da)
-    turn = times(vh, times(c - over(c, square), v))
+    turn = times(vh, times(c - _posdef.adjoint(c, square), v))
     skew = times(times(v, turn / (s + s[:, None])), vh)
     rest = _posdef.matmul(da - _posdef.matmul(u, c, plan.placed), v, plan.placed)
     outside = _posdef.matmul(rest / s, vh, plan.placed)
     du = _posdef.matmul(u, skew, plan.placed) + outside
-    dh = times(over(du, turned), a) + c
-    return (u, h), (du, (dh + over(dh, square)) / 2)
+    dh = times(_posdef.adjoint(du, turned), a) + c
+    return (u, h), (du, (dh + _posdef.adjoint(dh, square)) / 2)

@@ -238,13 +238,14 @@ def partitioned(function: Callable[..., jax.Array], placed: Placed) -> Callable[
     return lambda *args: lax.with_sharding_constraint(function(*args), sharding)
 
 
-def adjoint(a: jax.Array, plan: Plan) -> jax.Array:
-    return partitioned(lambda a: a.conj().T, plan.placed)(a)
+def adjoint(a: jax.Array, placed: Placed) -> jax.Array:
+    """The adjoint of ``a``, sharded as ``placed``."""
+    return partitioned(lambda a: a.conj().T, placed)(a)
 
 
-def delete(given: jax.Array, put: jax.Array) -> None:
+def delete(given: Any, put: jax.Array) -> None:
     """Deletes the caller's array too, if ``put`` is a copy of it with another sharding."""
-    if put is not given and not given.is_deleted():
+    if isinstance(given, jax.Array) and put is not given and not given.is_deleted():
         given.delete()
 
 

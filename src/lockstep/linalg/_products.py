@@ -74,7 +74,7 @@ def product(
 @product.defjvp
 def _product_jvp(plan: Plan, y_placed: Placed, adjoint_x: bool, primals: Any, tangents: Any) -> Any:
     (x, y), (dx, dy) = primals, tangents
-    turn = functools.partial(_posdef.adjoint, plan=plan) if adjoint_x else lambda x: x
+    turn = functools.partial(_posdef.adjoint, placed=plan.placed) if adjoint_x else lambda x: x
     changes = _posdef.matmul(turn(dx), y, y_placed) + _posdef.matmul(turn(x), dy, y_placed)
     return product(x, y, plan, y_placed, adjoint_x), changes
 

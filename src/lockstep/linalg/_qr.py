@@ -12,7 +12,15 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import PartitionSpec as P
 
-from lockstep.linalg import _cost_model, _householder, _panel, _posdef, _redistribute, _validation
+from lockstep.linalg import (
+    _arguments,
+    _cost_model,
+    _householder,
+    _panel,
+    _posdef,
+    _redistribute,
+    _validation,
+)
 from lockstep.linalg._householder import Factored, Panels
 from lockstep.linalg._layout import Axes, RowMap
 from lockstep.linalg._triangular import solve_triangular
@@ -85,7 +93,7 @@ def qr(
     if isinstance(T_A, str) or mode not in MODES:
         given = T_A if isinstance(T_A, str) else mode
         raise ValueError(f"qr: mode is {given!r}; expected mode= one of {', '.join(MODES)}.")
-    a, placed = place("qr", a, mesh, matrix_specs if in_specs is None else in_specs)
+    a, placed = _arguments.matrix("qr", a, mesh, matrix_specs if in_specs is None else in_specs)
     plan = QRPlan.of(a.shape, placed, _validation.tile_size("qr", T_A))
     donating = donate and not isinstance(a, Tracer)
     found = (_decompose_donating if donating else decompose)(a, plan, MODES[mode])
@@ -93,14 +101,6 @@ def qr(
         return found
     found = found if isinstance(found, tuple) else (found,)
     return (*found, status_of(found[-1]))
-
-
-def place(function: str, a: Any, mesh: AnyMesh | None, in_specs: Specs) -> tuple[Any, Placed]:
-    """``a``, as a matrix on its mesh, and its sharding."""
-    a = _validation.matrix(function, a, mesh)
-    [spec] = _validation.specs(function, in_specs, ("a",))
-    placed = _validation.place(function, a, mesh, spec)
-    return _validation.put(a, placed), placed
 
 
 def status_of(*found: jax.Array) -> jax.Array:
@@ -199,13 +199,12 @@ def _decompose_jvp(plan: QRPlan, mode: str, primals: Any, tangents: Any) -> Any:
     turned = dataclasses.replace(turned, dimensions=plan.placed.dimensions[::-1])
     triangle, square = plan.result(n, n), plan.result(n, n)
 
-    def adjoint(x: jax.Array, to: Placed) -> jax.Array:
-        return _posdef.partitioned(lambda x: x.conj().T, to)(x)
-
     specs = (triangle.spec, turned.spec)
-    solved = solve_triangular(r, adjoint(da, turned), 2, mesh=plan.placed.mesh, in_specs=specs)
-    da_r = adjoint(solved, plan.placed)
-    c = _posdef.matmul(adjoint(q, turned), da_r, square)
+    solved = solve_triangular(
+        r, _posdef.adjoint(da, turned), 2, mesh=plan.placed.mesh, in_specs=specs
+    )
+    da_r = _posdef.adjoint(solved, plan.placed)
+    c = _posdef.matmul(_posdef.adjoint(q, turned), da_r, square)
     low = jnp.tril(c, -1)
     skew = low - low.conj().T + jnp.eye(n, dtype=c.dtype) * (c - c.real)
     dr = _posdef.matmul(c - skew, r, triangle)

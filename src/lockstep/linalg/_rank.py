@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from lockstep.linalg import _posdef, _qr, _singular, _svd, _validation
+from lockstep.linalg import _arguments, _posdef, _singular, _svd
 from lockstep.linalg._singular import Plan
 from lockstep.linalg._validation import AnyMesh, Placed, Specs
 
@@ -51,10 +51,7 @@ def lstsq(
         cannot be split evenly.
       TypeError: an unsupported dtype, or different dtypes.
     """
-    a = _validation.matrix("lstsq", a, mesh)
-    b = _validation.right_hand_side("lstsq", b, a.shape[0], a.dtype, a.shape[1])
-    placed, b_placed = _validation.place_both("lstsq", a, b, mesh, in_specs)
-    a, b = _validation.put(a, placed), _validation.put(b, b_placed)
+    a, b, placed, b_placed = _arguments.rectangular_system("lstsq", a, b, mesh, in_specs)
     plan = _thin(a.shape, placed)
     wide = b[:, None] if b.ndim == 1 else b
     dimensions = (*b_placed.dimensions, ())[:2]
@@ -87,7 +84,7 @@ def pinv(
     Raises:
       ValueError, TypeError: as `svd`.
     """
-    a, placed = _qr.place("pinv", a, mesh, in_specs)
+    a, placed = _arguments.matrix("pinv", a, mesh, in_specs)
     return _pinv(a, _thin(a.shape, placed), cutoff(rtol, a.dtype, a.shape))
 
 
@@ -108,7 +105,7 @@ def matrix_rank(
     Raises:
       ValueError, TypeError: as `svd`.
     """
-    a, placed = _qr.place("matrix_rank", a, mesh, in_specs)
+    a, placed = _arguments.matrix("matrix_rank", a, mesh, in_specs)
     plan = Plan.of(a.shape, placed, False, False, False)
     return count(_svd.decompose(a, plan)[0], cutoff(rtol, a.dtype, a.shape))
 
@@ -131,7 +128,7 @@ def orth(
       ValueError: as `svd`; inside `jax.jit`, where the shape of the result is not known.
       TypeError: as `svd`.
     """
-    a, placed = _qr.place("orth", a, mesh, in_specs)
+    a, placed = _arguments.matrix("orth", a, mesh, in_specs)
     u, s = _svd.decompose(a, Plan.of(a.shape, placed, True, False, False))
     return u[:, : _rank_outside_jit("orth", s, cutoff(rcond, a.dtype, a.shape))]
 
@@ -146,10 +143,10 @@ def null_space(
     Returns:
       (n, n - rank); rows sharded as the columns of ``a``, if they divide evenly.
     """
-    a, placed = _qr.place("null_space", a, mesh, in_specs)
+    a, placed = _arguments.matrix("null_space", a, mesh, in_specs)
     plan = Plan.of(a.shape, placed, False, True, True)
     s, vh = _svd.decompose(a, plan)
-    v = _adjoint(vh, _singular.result(plan, (a.shape[1],) * 2, True))
+    v = _posdef.adjoint(vh, _singular.result(plan, (a.shape[1],) * 2, True))
     return v[:, _rank_outside_jit("null_space", s, cutoff(rcond, a.dtype, a.shape)) :]
 
 
@@ -173,10 +170,6 @@ def _rank_outside_jit(function: str, s: jax.Array, cutoff: float) -> int:
             "transformation such as jax.jit. Take lockstep.linalg.svd there."
         )
     return int(rank)
-
-
-def _adjoint(x: jax.Array, to: Placed) -> jax.Array:
-    return _posdef.partitioned(lambda x: x.conj().T, to)(x)
 
 
 class Decomposed(NamedTuple):
@@ -204,12 +197,12 @@ def pseudo_solve(
     if adjoint:
         left, right, length = found.u, found.vh, m
     else:
-        left = _adjoint(found.vh, _singular.result(plan, (n, k), True))
-        right = _adjoint(found.u, _singular.result(plan, (k, m), True))
+        left = _posdef.adjoint(found.vh, _singular.result(plan, (n, k), True))
+        right = _posdef.adjoint(found.u, _singular.result(plan, (k, m), True))
         length = n
     few = Placed(b_placed.mesh, ((), b_placed.dimensions[1]))
     inner = _inverses(found.s, cutoff)[:, None] * _posdef.matmul(right, b, few)
-    return _posdef.matmul(left, inner, _x_placed(length, b_placed))
+    return _posdef.matmul(left, inner, b_placed.with_rows(length))
 
 
 def _inverses(s: jax.Array, cutoff: float) -> jax.Array:
@@ -221,8 +214,8 @@ def _inverses(s: jax.Array, cutoff: float) -> jax.Array:
 def _pinv(a: jax.Array, plan: Plan, cutoff: float) -> jax.Array:
     u, s, vh = _singular.decompose(a, plan)
     (m, n), k = plan.shape, len(s)
-    v = _adjoint(vh, _singular.result(plan, (n, k), True))
-    uh = _adjoint(u, _singular.result(plan, (k, m), True))
+    v = _posdef.adjoint(vh, _singular.result(plan, (n, k), True))
+    uh = _posdef.adjoint(u, _singular.result(plan, (k, m), True))
     return _posdef.matmul(v * _inverses(s, cutoff), uh, _singular.result(plan, (n, m), True))
 
 
@@ -236,7 +229,7 @@ def _pinv_jvp(plan: Plan, cutoff: float, primals: Any, tangents: Any) -> Any:
     def times(x: jax.Array, y: jax.Array, shape: tuple[int, int]) -> jax.Array:
         return _posdef.matmul(x, y, _singular.result(plan, shape, shape[0] == n))
 
-    ph, dah = _adjoint(p, placed), _adjoint(da, turned)
+    ph, dah = _posdef.adjoint(p, placed), _posdef.adjoint(da, turned)
     left = times(times(p, ph, (n, n)), dah, (n, m))
     right = times(dah, times(ph, p, (m, m)), (n, m))
     change = left - times(times(left, a, (n, n)), p, (n, m))
@@ -253,18 +246,12 @@ def _pseudo_solve(
     return pseudo_solve(found, b, plan, b_placed, cutoff), found.s
 
 
-def _x_placed(n: int, b_placed: Placed) -> Placed:
-    rows, columns = b_placed.dimensions
-    rows = rows if n % b_placed.sharded.size(rows) == 0 else ()
-    return dataclasses.replace(b_placed, dimensions=(rows, columns))
-
-
 @_pseudo_solve.defjvp
 def _pseudo_solve_jvp(
     plan: Plan, b_placed: Placed, cutoff: float, primals: Any, tangents: Any
 ) -> Any:
     (a, b), (da, db) = primals, tangents
-    x_placed = _x_placed(plan.shape[1], b_placed)
+    x_placed = b_placed.with_rows(plan.shape[1])
     x = _pseudo_solve(a, b, plan, b_placed, cutoff)[0]
     s, ds = jax.jvp(
         lambda a: _svd.decompose(a, dataclasses.replace(plan, u=False, vh=False))[0], (a,), (da,)

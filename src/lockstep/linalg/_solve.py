@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
-from lockstep.linalg import _general, _hermitian, _posdef, _validation
+from lockstep.linalg import _arguments, _general, _hermitian, _posdef, _validation
 from lockstep.linalg._posdef import Plan
 from lockstep.linalg._validation import AnyMesh, Placed, Specs
 
@@ -67,14 +67,11 @@ def potrs(
       numpy.linalg.LinAlgError: with ``check``, when ``a`` is not positive definite.
     """
     _validation.ignore_pad("potrs", unused)
-    a = _validation.square("potrs", a, mesh)
-    b = _validation.right_hand_side("potrs", b, a.shape[0], a.dtype)
-    placed, b_placed = _validation.place_both("potrs", a, b, mesh, in_specs)
+    given = a
+    a, b, placed, b_placed = _arguments.system("potrs", a, b, mesh, in_specs)
     if a.shape[0] == 0:
         logdet = jnp.zeros((), a.real.dtype)
         return _results(b, logdet, jnp.int32(0), return_logdet, return_status)
-    given = a
-    a, b = _validation.put(a, placed), _validation.put(b, b_placed)
     if lower is None:
         _hermitian.check("potrs", a, placed)
     status_wanted = return_status or check
@@ -164,12 +161,10 @@ def _inverse_of_general(
     check: bool,
     donate: bool,
 ) -> Any:
-    a = _validation.square("inv", a, mesh)
-    [spec] = _validation.specs("inv", in_specs, ("a",))
-    placed = _validation.place("inv", a, mesh, spec)
+    given = a
+    a, placed = _arguments.square("inv", a, mesh, in_specs)
     if a.shape[0] == 0:
         return (a, jnp.int32(0)) if return_status else a
-    given, a = a, _validation.put(a, placed)
     plan = _general.plan_of(a.shape[0], placed, _validation.tile_size("inv", tile))
     donating = donate and not isinstance(a, Tracer)
     factors = _general.factor(lax.stop_gradient(a), plan, donating)
@@ -229,12 +224,10 @@ def _inverse(
     check: bool,
     donate: bool,
 ) -> Any:
-    a = _validation.square(function, a, mesh)
-    [spec] = _validation.specs(function, in_specs, ("a",))
-    placed = _validation.place(function, a, mesh, spec)
+    given = a
+    a, placed = _arguments.square(function, a, mesh, in_specs)
     if a.shape[0] == 0:
         return (a, jnp.int32(0)) if return_status else a
-    given, a = a, _validation.put(a, placed)
     if lower is None:
         _hermitian.check(function, a, placed)
     status_wanted = return_status or check

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lockstep.linalg import _posdef, _qr, _singular, _validation
+from lockstep.linalg import _arguments, _posdef, _qr, _singular, _validation
 from lockstep.linalg._singular import Plan
 from lockstep.linalg._validation import AnyMesh, Placed, Specs
 
@@ -53,7 +53,7 @@ def svd(
       TypeError: an unsupported dtype.
     """
     _singular.check_method("svd", method)
-    a, placed = _qr.place("svd", a, mesh, in_specs)
+    a, placed = _arguments.matrix("svd", a, mesh, in_specs)
     plan = Plan.of(a.shape, placed, compute_uv, compute_uv, full_matrices, method=method)
     found = decompose(a, plan)
     return found if compute_uv else found[0]
@@ -115,7 +115,7 @@ def gesvd(
     """
     unused.pop("donate", None)
     _validation.ignore_pad("gesvd", unused)
-    a, placed = _qr.place("gesvd", a, mesh, matrix_specs if in_specs is None else in_specs)
+    a, placed = _arguments.matrix("gesvd", a, mesh, matrix_specs if in_specs is None else in_specs)
     tile = _validation.tile_size("gesvd", T_A)
     found = decompose(a, Plan.of(a.shape, placed, compute_u, compute_vh, full_matrices, tile))
     if return_status:
@@ -152,11 +152,8 @@ def _decompose_jvp(plan: Plan, primals: Any, tangents: Any) -> Any:
     def times(x: jax.Array, y: jax.Array, to: Placed) -> jax.Array:
         return _posdef.matmul(x, y, to)
 
-    def adjoint(x: jax.Array, to: Placed) -> jax.Array:
-        return _posdef.partitioned(lambda x: x.conj().T, to)(x)
-
     u_placed, v_placed, square = placed
-    v, uh = adjoint(vh, v_placed), adjoint(u, _singular.result(plan, (k, m), True))
+    v, uh = _posdef.adjoint(vh, v_placed), _posdef.adjoint(u, _singular.result(plan, (k, m), True))
     dav = times(da, v, u_placed)
     d = times(uh, dav, square)
     ds = jnp.diagonal(d).real
@@ -172,9 +169,9 @@ def _decompose_jvp(plan: Plan, primals: Any, tangents: Any) -> Any:
     if m > n:
         du = du + (dav - times(u, d, u_placed)) * inverse
     if n > m:
-        dah = adjoint(da, _singular.result(plan, (n, m), True))
+        dah = _posdef.adjoint(da, _singular.result(plan, (n, m), True))
         dau = times(dah, u, v_placed)
         dv = dv + (dau - times(v, d.conj().T, v_placed)) * inverse
-    dvh = adjoint(dv, _singular.result(plan, (k, n)))
+    dvh = _posdef.adjoint(dv, _singular.result(plan, (k, n)))
     pairs = [(u, du)] * plan.u + [(s, ds)] + [(vh, dvh)] * plan.vh
     return tuple(zip(*pairs, strict=True))

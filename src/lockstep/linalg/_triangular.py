@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from lockstep.linalg import _hermitian, _posdef, _validation
+from lockstep.linalg import _arguments, _hermitian, _posdef, _validation
 from lockstep.linalg._posdef import Plan
 from lockstep.linalg._validation import AnyMesh, Placed, Specs
 
@@ -56,21 +56,18 @@ def cholesky(
       TypeError: an unsupported dtype.
       numpy.linalg.LinAlgError: with ``check``, when the matrix is not positive definite.
     """
-    a = _validation.square("cholesky", a, mesh)
-    [spec] = _validation.specs("cholesky", in_specs, ("a",))
-    placed = _validation.place("cholesky", a, mesh, spec)
+    a, placed = _arguments.square("cholesky", a, mesh, in_specs)
     if a.shape[0] == 0:
         return (a, jnp.int32(0)) if return_status else a
-    a = _validation.put(a, placed)
     if check is not False:
         _hermitian.check("cholesky", a, placed, "check=False")
     plan = Plan.of(a.shape[0], placed, _validation.tile_size("cholesky", tile), True)
     if not lower:
-        a = _posdef.adjoint(a, plan)
+        a = _posdef.adjoint(a, plan.placed)
     found, status = _factor_lower(a, plan, return_status or bool(check))
     _validation.check_status("cholesky", bool(check), status)
     if not lower:
-        found = _posdef.adjoint(found, plan)
+        found = _posdef.adjoint(found, plan.placed)
     return (found, status) if return_status else found
 
 
@@ -169,27 +166,23 @@ def solve_triangular(
         arrays, or dimensions that cannot be split evenly.
       TypeError: an unsupported dtype, or different dtypes.
     """
-    a = _validation.square("solve_triangular", a, mesh)
-    b = _validation.right_hand_side("solve_triangular", b, a.shape[0], a.dtype)
-    placed, b_placed = _validation.place_both("solve_triangular", a, b, mesh, in_specs)
+    a, b, placed, b_placed = _arguments.system("solve_triangular", a, b, mesh, in_specs)
     if b.size == 0:
         return b
-    a, b = _validation.put(a, placed), _validation.put(b, b_placed)
     plan = Plan.of(a.shape[0], placed, _validation.tile_size("solve_triangular", tile), True)
-    if trans not in (0, 1, 2):
-        raise ValueError(f"solve_triangular: trans is {trans!r}; expected 0, 1 or 2.")
+    _validation.check_trans("solve_triangular", trans)
     if trans == 1:
         return solve_triangular(
             a.conj(), b, 2, lower, mesh=placed.mesh, in_specs=(placed.spec, b_placed.spec)
         )
     if not lower:
-        a, trans = _posdef.adjoint(a, plan), 2 - trans
+        a, trans = _posdef.adjoint(a, plan.placed), 2 - trans
     return _posdef.as_matrix(_solve_lower, b, b_placed)(a, plan, adjoint=trans == 2)
 
 
 def slots_of(a: jax.Array, plan: Plan, lower: bool) -> jax.Array:
     """The lower triangle of ``a``, or the adjoint of the upper one, as the sweeps take it."""
-    return _posdef.to_slots(a if lower else _posdef.adjoint(a, plan), plan, None)
+    return _posdef.to_slots(a if lower else _posdef.adjoint(a, plan.placed), plan, None)
 
 
 def _solve_lower(
@@ -227,7 +220,7 @@ def _factor_lower_jvp(plan: Plan, with_status: bool, primals: Any, tangents: Any
     where = {"mesh": plan.mesh, "in_specs": (plan.placed.spec,) * 2}
     da = _posdef.mirrored(tangents[0], True)
     half = solve_triangular(low, da, 0, True, **where)
-    whole = solve_triangular(low, _posdef.adjoint(half, plan), 0, True, **where)
+    whole = solve_triangular(low, _posdef.adjoint(half, plan.placed), 0, True, **where)
     eye = jnp.eye(low.shape[0], dtype=low.dtype)
     phi = jnp.tril(whole) * (1 - eye / 2)
     dl = _posdef.matmul(low, phi, plan.placed)

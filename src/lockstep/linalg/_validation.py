@@ -41,6 +41,12 @@ class Placed:
         columns = self.dimensions[1] if len(self.dimensions) > 1 else ()
         return Sharded.over(self.mesh.shape, rows, columns)
 
+    def with_rows(self, rows: int) -> Placed:
+        """The sharding of as many columns with other ``rows``: whole where these do not divide."""
+        axes = self.dimensions[0]
+        axes = axes if rows % self.sharded.size(axes) == 0 else ()
+        return dataclasses.replace(self, dimensions=(axes, *self.dimensions[1:]))
+
     @property
     def sharding(self) -> NamedSharding:
         assert isinstance(self.mesh, Mesh)
