@@ -20,6 +20,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
+import queue
 import signal
 import threading
 from collections.abc import Callable
@@ -63,31 +65,64 @@ def callback(react: Callable[[], None]) -> Callable[..., None] | None:
     return lose
 
 
+class _Call:
+    """A call of a method of JAX's client."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self.over = threading.Event()
+        self._returned: Any = None
+        self._raised: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._returned = self._call()
+        except BaseException as error:
+            self._raised = error
+
+    def result(self) -> Any:
+        if self._raised is not None:
+            raise self._raised
+        return self._returned
+
+
+_idle: list[queue.SimpleQueue[_Call]] = []
+"""What each thread that has no call to make is waiting for."""
+os.register_at_fork(after_in_child=_idle.clear)
+
+
 def ending(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Calls a method of JAX's client; raises `ConnectionError` when the service is lost.
 
     After the loss, the thread in the terminate handler holds the client's lock forever, so calls do
-    not return. Therefore each call is made on a thread of its own.
+    not return. Therefore each call is made on another thread. That thread makes later calls too,
+    because Python 3.12 starts no thread any more when the exit handlers run.
     """
-    returned: list[Any] = []
-    raised: list[BaseException] = []
-    over = threading.Event()
-
-    def call() -> None:
-        try:
-            returned.append(method(*args, **options))
-        except BaseException as error:
-            raised.append(error)
-        finally:
-            over.set()
-
-    threading.Thread(target=call, name="lockstep-store", daemon=True).start()
-    while not over.wait(_POLL_SECONDS):
+    call = _Call(functools.partial(method, *args, **options))
+    _hand_over(call)
+    while not call.over.wait(_POLL_SECONDS):
         if _lost.is_set():
             raise ConnectionError("UNAVAILABLE: JAX's coordination service is lost")
-    if raised:
-        raise raised[0]
-    return returned[0]
+    return call.result()
+
+
+def _hand_over(call: _Call) -> None:
+    try:
+        calls = _idle.pop()
+    except IndexError:
+        calls = queue.SimpleQueue()
+        thread = threading.Thread(target=_work, args=(calls,), name="lockstep-store", daemon=True)
+        thread.start()
+    calls.put(call)
+
+
+def _work(calls: queue.SimpleQueue[_Call]) -> None:
+    while True:
+        call = calls.get()
+        call.run()
+        _idle.append(calls)  # before the caller goes on, who may have the next call
+        call.over.set()
+        del call  # and what it holds
 
 
 @functools.cache

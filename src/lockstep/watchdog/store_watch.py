@@ -102,10 +102,8 @@ class Watch(threading.Thread):
             try:
                 self._poll()
             except Exception as error:
-                # A service that is lost is reported where that is detected.
-                if not self._over.is_set() and not _jax_compat.is_unreachable(error):
-                    library = self._source.library
-                    print(f"lockstep: the watch of {library} failed: {error!r}", file=sys.stderr)
+                if not self._over.is_set():
+                    self._report(error)
                 return
 
     def stop(self) -> None:
@@ -119,8 +117,16 @@ class Watch(threading.Thread):
             self.join(2 * ANSWER_SECONDS)
         self._questions.leave()
         if self._launches and not self._is_failing and not shutdown_hook.has_failed():
-            with contextlib.suppress(Exception):  # the service is gone: the job has ended
+            try:
                 self._compare(self._source.read(None), is_last=True)
+            except Exception as error:
+                self._report(error)
+
+    def _report(self, error: Exception) -> None:
+        # A service that is lost is reported where that is detected.
+        if not _jax_compat.is_unreachable(error):
+            library = self._source.library
+            print(f"lockstep: the watch of {library} failed: {error!r}", file=sys.stderr)
 
     def _poll(self) -> None:
         record = self._source.read(None)

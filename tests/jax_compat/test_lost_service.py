@@ -1,0 +1,61 @@
+"""Calls of JAX's client, each of which is made on another thread."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from lockstep._jax_compat import lost_service
+
+
+def test_a_call_returns_or_raises_what_the_method_does() -> None:
+    assert lost_service.ending(int, "11", base=2) == 3
+    with pytest.raises(ValueError, match="invalid literal"):
+        lost_service.ending(int, "x")
+
+
+def test_a_second_call_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.12 starts none while the exit handlers run."""
+    lost_service.ending(int, "1")
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert lost_service.ending(int, "2") == 2
+    assert lost_service.ending(int, "3") == 3
+
+
+def test_a_call_that_takes_long_holds_up_no_other_one() -> None:
+    """A call does not return after the service is lost."""
+    go_on = threading.Event()
+    made: list[Any] = []
+    first = threading.Thread(target=lambda: made.append(lost_service.ending(go_on.wait, 60)))
+    first.start()
+    assert lost_service.ending(int, "4") == 4
+    assert made == []
+    go_on.set()
+    first.join(60)
+    assert made == [True]
+
+
+FORKED = """
+import os
+from lockstep._jax_compat import lost_service
+assert lost_service.ending(int, "1") == 1
+child = os.fork()
+if child == 0:
+    os._exit(lost_service.ending(int, "7"))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_child_has_no_thread_of_its_parent() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.stdout == "7\n", ended.stderr
