@@ -176,6 +176,67 @@ for i in range(5):
     assert "called evaluate" in headline
 
 
+AHEAD_OF_TIME = """
+import pickle
+from jax.experimental import serialize_executable
+w = jax.device_put(np.float32(0), NamedSharding(rows.mesh, P()))
+x = array(4 * count)
+
+def compiled(function):
+    return function.lower(w, x).compile()
+
+def exported(function):
+    return jax.jit(jax.export.export(function)(w, x).call)
+
+def saved(function):
+    with open(f"{sys.argv[2]}-{function.__name__}-{me}", "wb") as file:
+        pickle.dump(serialize_executable.serialize(compiled(function)), file)
+    return compiled(function)
+
+def loaded(function):
+    with open(f"{sys.argv[2]}-{function.__name__}-{me}", "rb") as file:
+        return serialize_executable.deserialize_and_load(*pickle.load(file))
+
+def loaded_on_one(function):
+    return (loaded if me == 0 else compiled)(function)
+
+made = {f.__name__: globals()[sys.argv[1]](f) for f in (step, evaluate)}
+for i in range(20):
+    w = made["evaluate" if me == 1 and str(i) == sys.argv[3] else "step"](w, x)
+print(float(w))
+"""
+
+
+def ahead_of_time(how: str, at: str, folder: Path, status: int) -> Result:
+    return run_lockstep(
+        OPTIONS,
+        PROGRAM + AHEAD_OF_TIME,
+        n=2,
+        d=1,
+        program_args=[how, str(folder / "program"), at],
+        timeout=120,
+        expect_status=status,
+    )
+
+
+@pytest.mark.parametrize("how", ["compiled", full("exported")])
+def test_a_program_compiled_ahead_of_time_is_compared(how: str, tmp_path: Path) -> None:
+    result = ahead_of_time(how, "13", tmp_path, status=1)
+    headline = result.said_by_launcher.splitlines()[0]
+    assert re.search(r"process 1 (runs another program|\(.*\) called evaluate)", headline), result
+
+
+@pytest.mark.full
+def test_a_program_that_was_saved_is_compared(tmp_path: Path) -> None:
+    ahead_of_time("saved", "none", tmp_path, status=0)
+    ahead_of_time("loaded", "none", tmp_path, status=0)
+    # The program that is loaded was traced from other lines than the one that is compiled.
+    ahead_of_time("loaded_on_one", "none", tmp_path, status=0)
+    for how in ("loaded", "loaded_on_one"):
+        result = ahead_of_time(how, "13", tmp_path, status=1)
+        assert "called evaluate" in result.said_by_launcher.splitlines()[0], result
+
+
 LOSS_READ_LATE = """
 @jax.jit
 def descend(w, x):

@@ -59,9 +59,8 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, list[Program]]:
         b"wide": [program("step", "33")],
         b"quiet": [program("quiet", "44")],
     }
-    monkeypatch.setattr(
-        _jax_compat, "has_collectives", lambda executable: executable.fingerprint != b"quiet"
-    )
+    texts = {b"quiet": "HloModule jit_quiet, "}
+    monkeypatch.setattr(_jax_compat, "text_of_executable", lambda e: texts.get(e.fingerprint, ""))
     monkeypatch.setattr(compilations, "of_executable", lambda print_: known.get(print_, []))
     return known
 
@@ -129,9 +128,8 @@ def test_a_function_of_one_executable_is_not_told_by_its_arguments(
 ) -> None:
     """That takes a microsecond for each argument."""
     own = record()
-    programs[b"step"] = [dataclasses.replace(program("step", "11"), executable="one")]
     step = function(own, b"step")
-    programs[b"step"].append(dataclasses.replace(program("step", "55"), executable="one"))
+    programs[b"step"].append(program("step", "55"))
     own.learn(step.__wrapped__, Executable(b"step"), (np.ones(1),), {})
     monkeypatch.setattr(jitted, "_signature", None)
     fast(own, step, size=0)
@@ -203,11 +201,33 @@ def test_a_function_on_two_sets_of_devices_is_counted_where_its_results_are(prog
     assert found[0].clique != found[1].clique
 
 
-def test_a_call_of_a_program_compiled_ahead_of_time_is_left_out(programs: Any) -> None:
+def test_calls_of_a_program_compiled_ahead_of_time_are_recorded(programs: Any) -> None:
     own = record()
-    own.learn(None, Executable(b"step"), (), {})
-    fast(own, Jitted(None))
-    assert entries(own) == []
+    step, other = Jitted(None), Jitted(None)
+    for called, executable in ((step, b"step"), (other, b"other"), (step, b"step")):
+        own.learn(called, Executable(executable), (), {})
+    for called in (step, other, step):
+        fast(own, called)
+    first, second, third = (run_id for _, run_id, _ in entries(own))
+    assert 0 != first == third != second != 0
+
+
+def test_an_executable_has_one_identity_wherever_its_lines_are() -> None:
+    def text(line: int, times: str = "2") -> str:
+        return (
+            "HloModule jit_step, entry_computation_layout={()->f32[]}\n"
+            f"  %m = f32[] multiply(%x, {times}), metadata={{source_line={line}}}\n"
+        )
+
+    def identity(fingerprint: bytes, of: str, devices: tuple[int, ...] = tuple(OWNER)) -> str:
+        return compilations.identity(Executable(fingerprint), of, devices)
+
+    assert identity(b"a", text(7)) == identity(b"b", text(9))
+    assert identity(b"a", text(7)) != identity(b"a", text(7, "3"))
+    assert identity(b"a", text(7)) != identity(b"a", text(7), (0, 2048))
+    large = text(7, "constant({...})")
+    assert identity(b"a", large) != identity(b"b", large)
+    assert identity(b"a", "") != identity(b"b", "")
 
 
 def test_a_guess_is_withdrawn_when_the_thread_is_elsewhere(programs: Any) -> None:

@@ -58,6 +58,7 @@ from lockstep._jax_compat.importing import jaxlib_is_loaded as jaxlib_is_loaded
 from lockstep._jax_compat.launches import LAUNCHES as LAUNCHES
 from lockstep._jax_compat.launches import LAUNCHES_LOST as LAUNCHES_LOST
 from lockstep._jax_compat.launches import note_launches as note_launches
+from lockstep._jax_compat.launches import note_loaded as note_loaded
 from lockstep._jax_compat.planning import plan_devices as plan_devices
 from lockstep._jax_compat.plug import jaxlib_library as jaxlib_library
 from lockstep._jax_compat.plug import names_missing as names_missing
@@ -74,6 +75,7 @@ from lockstep._jax_compat.programs import is_compiled_function as is_compiled_fu
 from lockstep._jax_compat.programs import is_refused_type as is_refused_type
 from lockstep._jax_compat.programs import note_programs as note_programs
 from lockstep._jax_compat.programs import register_pass as register_pass
+from lockstep._jax_compat.programs import text_of_executable as text_of_executable
 from lockstep._jax_compat.programs import text_of_module as text_of_module
 from lockstep._jax_compat.settings import choose_collectives as choose_collectives
 from lockstep._jax_compat.settings import setting as setting

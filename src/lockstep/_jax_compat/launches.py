@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 LAUNCHES = "launches of programs"
@@ -26,14 +27,14 @@ def note_launches(
     returned and what the execution has raised. ``learn(function, executable, args, kwargs)`` says
     that JAX executes the program by its fast path from then on, in calls of ``function`` with such
     arguments; ``fast(jitted, args, kwargs, results)`` is called after each of these, with
-    ``jitted.__wrapped__`` as the function. It has no function where the program was compiled ahead
-    of time.
+    ``jitted.__wrapped__`` as the function. Of a program that was compiled ahead of time ``jitted``
+    itself is the function, and its arguments are not known.
     """
     pxla: Any = importlib.import_module("jax._src.interpreters.pxla")
     pjit: Any = importlib.import_module("jax._src.pjit")
     api: Any = importlib.import_module("jax._src.api")
     call, fastpath = pxla.ExecuteReplicated.__call__, pjit._get_fastpath_data
-    state = api._post_hook_state
+    state, create_cpp_call = api._post_hook_state, pxla.MeshExecutable.create_cpp_call
 
     def execute(self: Any, *args: Any) -> Any:
         begun = begin(self.xla_executable)
@@ -54,11 +55,37 @@ def note_launches(
             learn(caller.get("fun"), program, caller.get("args"), caller.get("kwargs"))
         return data
 
+    @functools.wraps(create_cpp_call)
+    def create(self: Any, *args: Any, **options: Any) -> Any:
+        jitted = create_cpp_call(self, *args, **options)
+        if jitted is not None:
+            learn(jitted, self.xla_executable, (), {})
+        return jitted
+
     api._post_hook_state = _Beside(state, fast)
     state.set_global(fast)
     state.set_local(fast)  # `jax.debug_nans` may have set None for this thread
     pjit._get_fastpath_data = get_fastpath_data
+    pxla.MeshExecutable.create_cpp_call = create
     pxla.ExecuteReplicated.__call__ = execute
+
+
+def note_loaded(note: Callable[[Any, Sequence[Any]], None]) -> None:
+    """Calls ``note`` with each executable that JAX makes callable, and its devices in their order.
+
+    Those that `jax.experimental.serialize_executable` loads never pass the compiler. ``note`` must
+    raise nothing.
+    """
+    pxla: Any = importlib.import_module("jax._src.interpreters.pxla")
+    load = pxla.UnloadedMeshExecutable.load
+
+    @functools.wraps(load)
+    def loading(self: Any, *args: Any, **options: Any) -> Any:
+        loaded = load(self, *args, **options)
+        note(self.xla_executable, list(self.device_list))
+        return loaded
+
+    pxla.UnloadedMeshExecutable.load = loading
 
 
 class _Beside:

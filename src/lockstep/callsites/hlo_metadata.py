@@ -111,7 +111,6 @@ class CompiledProgram:
 def parse(fingerprint: bytes, text: str) -> CompiledProgram:
     """Reads the text of a compiled program. Pure."""
     frames = Frames(text)
-    module = _MODULE.search(text)
     collectives = []
 
     @functools.cache
@@ -121,7 +120,7 @@ def parse(fingerprint: bytes, text: str) -> CompiledProgram:
     for line in text.splitlines():
         if found := _COLLECTIVE.search(line):
             origin = _with_place(line, named)
-            fields = {name: m[1] for name, at in _METADATA.items() if (m := at.search(origin))}
+            fields = {key: m[1] for key, at in _METADATA.items() if (m := at.search(origin))}
             at = place(frames.chain(int(fields.get("frame", 0))))
             if not at.file and "file" in fields:
                 at = SourceLine(fields["file"], int(fields.get("line", 0)))
@@ -134,10 +133,21 @@ def parse(fingerprint: bytes, text: str) -> CompiledProgram:
                     *at,
                 )
             )
-    name = module[1] if module else "?"
-    whole = _digest([name, *_instructions(text)])
-    exact = _LEFT_OUT not in text
-    return CompiledProgram(fingerprint, name, tuple(collectives), whole, arguments(text), exact)
+    whole, exact = digest(text)
+    return CompiledProgram(
+        fingerprint, name(text), tuple(collectives), whole, arguments(text), exact
+    )
+
+
+def name(text: str) -> str:
+    """The name of a compiled program."""
+    module = _MODULE.search(text)
+    return module[1] if module else "?"
+
+
+def digest(text: str) -> tuple[str, bool]:
+    """A digest of a compiled program without its origins, and whether it covers all constants."""
+    return _digest([name(text), *_instructions(text)]), _LEFT_OUT not in text
 
 
 def _with_place(line: str, named: Callable[[], Mapping[str, str]]) -> str:

@@ -1,8 +1,9 @@
 """What this process compiles of the programs that run on devices of several processes.
 
 Such a program is described before the compiler is entered, so that the others can see what a
-process compiles while it does; a program from JAX's persistent cache is described alike. Programs
-over devices of this process alone are never looked at.
+process compiles while it does; a program from JAX's persistent cache is described alike, and an
+executable that was saved and loaded by what is known of it. Programs over devices of this process
+alone are never looked at.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lockstep import _jax_compat
-from lockstep.callsites import frames
+from lockstep.callsites import frames, hlo_metadata
 from lockstep.flight_recorder.phrases import function
 from lockstep.flight_recorder.program_difference import Difference
 from lockstep.programs import difference
@@ -57,7 +58,7 @@ class Program:
     module: bytes = b""
     """What the compiler was given, packed; b"": too long to be kept."""
     executable: str = ""
-    """The same for the same executable on the same devices; "": it is not compiled yet."""
+    """The `identity` of what the compiler has made of it; "": not known."""
 
     @functools.cached_property
     def key(self) -> str:
@@ -140,11 +141,39 @@ def _note(module: Any, devices: Sequence[Any], run: Callable[[], Any]) -> Any:
             _known.running[thread] = outer
         _publish()
     if isinstance(fingerprint := getattr(made, "fingerprint", None), bytes):
-        executable = _digest(repr((fingerprint, program.devices)).encode())
-        program = dataclasses.replace(program, executable=executable)
         _known.by_fingerprint[fingerprint].append(program)
     _known.fresh.append(program)
     return made
+
+
+def note_loaded(executable: Any, devices: Sequence[Any]) -> None:
+    """Describes an executable that was not compiled here, but saved and loaded as it is."""
+    ids = tuple(device.id for device in devices)
+    fingerprint = getattr(executable, "fingerprint", None)
+    if not isinstance(fingerprint, bytes) or len({d.process_index for d in devices}) < 2:
+        return
+    if any(known.devices == ids for known in _known.by_fingerprint.get(fingerprint, ())):
+        return
+    text = _jax_compat.text_of_executable(executable)
+    line = frames.innermost()
+    found = Program(
+        hlo_metadata.name(text),
+        line.short if line else "",
+        identity(executable, text, ids),
+        ids,
+        _flags(),
+    )
+    _known.by_fingerprint[fingerprint].append(found)
+
+
+def identity(executable: Any, text: str, devices: tuple[int, ...]) -> str:
+    """The same on all processes that run the same executable on the same devices.
+
+    The fingerprint covers the lines that a program was traced from, so it is used only where the
+    ``text`` of the executable has not all values, or is not known ("").
+    """
+    made, is_exact = hlo_metadata.digest(text)
+    return _digest(repr((made if text and is_exact else executable.fingerprint, devices)).encode())
 
 
 def _publish() -> None:

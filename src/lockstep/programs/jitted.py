@@ -108,8 +108,8 @@ class Functions:
 
     def _first_call(self, jitted: Any) -> _Function:
         function = getattr(jitted, "__wrapped__", None)
-        # Without a function it was compiled ahead of time: its calls are not recorded.
-        known = _Function() if function is None else self._of(function)
+        # Without a function it was compiled ahead of time: then it was learned itself.
+        known = self._of(jitted if function is None else function)
         self._by_jitted[id(jitted)] = known
         self._keep(jitted, self._by_jitted)
         return known

@@ -11,6 +11,7 @@ launched; whether it has ended is looked up when nothing was launched for a whil
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import mmap
 import os
@@ -98,6 +99,10 @@ class Record:
             elif self._guess is launched:
                 self._withdraw()
 
+    def loaded(self, executable: Any, devices: Sequence[Any]) -> None:
+        """JAX makes an executable callable, which may not have been compiled here."""
+        compilations.note_loaded(executable, devices)
+
     def learn(self, function: Any, executable: Any, args: Any, kwargs: Any) -> None:
         if function is not None:  # else JAX's own call of a function under a derivative, say
             self._functions.learn(function, self._of_executable(executable), args, kwargs)
@@ -118,9 +123,12 @@ class Record:
             return None
         key = program.key, program.at
         if key not in self._launched:
-            has_collectives = _jax_compat.has_collectives(executable)
-            self._launched[key] = launched = self._new(program) if has_collectives else None
-            if launched is not None:
+            self._launched[key] = None
+            text = _jax_compat.text_of_executable(executable)
+            if _jax_compat.has_collectives(text):
+                made = compilations.identity(executable, text, program.devices)
+                program = dataclasses.replace(program, executable=made)
+                self._launched[key] = launched = self._new(program)
                 self.new_sites(sites_of({launched.run_id: program}))
         return self._launched[key]
 

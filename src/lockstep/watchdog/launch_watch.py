@@ -79,12 +79,12 @@ class _Watched(current_job.Part):
 @functools.cache
 def _note_launches() -> bool:
     """Has launches recorded from now on; returns whether this jax has a place for it."""
-    names = ("begin", "end", "learn", "fast")
-    return _jax_compat.install(
-        _jax_compat.LAUNCHES,
-        _jax_compat.LAUNCHES_LOST,
-        lambda: _jax_compat.note_launches(*map(_quietly, names)),
-    )
+
+    def put_in() -> None:
+        _jax_compat.note_launches(*map(_quietly, ("begin", "end", "learn", "fast")))
+        _jax_compat.note_loaded(_quietly("loaded"))
+
+    return _jax_compat.install(_jax_compat.LAUNCHES, _jax_compat.LAUNCHES_LOST, put_in)
 
 
 def _quietly(name: str) -> Callable[..., Any]:
