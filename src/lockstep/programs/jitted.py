@@ -77,6 +77,11 @@ class Functions:
         known.by_arguments[signature] = launched if is_new else None
         known.note(launched)
 
+    def only(self, jitted: Any) -> Launched | None:
+        """The program of a call that can have no other one: this is asked at every launch."""
+        known = self._by_jitted.get(id(jitted))
+        return None if known is None else known.only
+
     def launched_by(
         self, jitted: Any, args: Any, kwargs: Any, results: Any
     ) -> tuple[Launched | None, bool]:

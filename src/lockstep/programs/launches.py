@@ -37,6 +37,10 @@ assert _ENTRY.size == format.ENTRY_BYTES
 _ENTRIES_AT = format.RINGS_AT + format.RING_HEADER_BYTES
 _RUN_IDS = 1 << 31
 _COUNT = struct.Struct("<Q")
+# Each launch uses these: a name of this module is found sooner than a name in another one.
+_ENTRIES, _ENTRY_BYTES, _WRITTEN_AT = format.ENTRIES, format.ENTRY_BYTES, format.RINGS_AT
+_pack, _pack_count = _ENTRY.pack_into, _COUNT.pack_into
+_now, _thread = time.monotonic_ns, threading.get_ident
 _LAUNCHED = int(Op.PROGRAM) | State.DONE << 24
 """Operation, dtype, reduction and state, a byte each."""
 _IN_FLIGHT = int(Op.PROGRAM) | State.ENTERED << 24
@@ -108,6 +112,9 @@ class Record:
             self._functions.learn(function, self._of_executable(executable), args, kwargs)
 
     def fast(self, jitted: Any, args: Any, kwargs: Any, results: Any) -> None:
+        if (launched := self._functions.only(jitted)) is not None:
+            self._add(launched)
+            return
         launched, is_sure = self._functions.launched_by(jitted, args, kwargs, results)
         if launched is not None:
             self._add(launched, is_sure)
@@ -172,7 +179,7 @@ class Record:
     def _add(self, launched: Launched, is_sure: bool = True, kind: int = _LAUNCHED) -> None:
         # Threads launch in another order on each process: what they launch is counted only.
         head = launched.known
-        if not is_sure or (kind == _LAUNCHED and threading.get_ident() != self._main):
+        if not is_sure or (_thread() != self._main and kind == _LAUNCHED):
             head = launched.unknown
         with self._lock:
             if self._guess is not None:
@@ -181,12 +188,11 @@ class Record:
                 self._mark(State.DONE)
             self._written = number = self._written + 1
             self._sequences[launched.clique] = after = self._sequences[launched.clique] + 1
-            now = time.monotonic_ns()
-            at = _ENTRIES_AT + (number - 1) % format.ENTRIES * format.ENTRY_BYTES
+            now = _now()
+            at = _ENTRIES_AT + (number - 1) % _ENTRIES * _ENTRY_BYTES
             done = now if kind == _LAUNCHED else 0
-            times = (now, now, done)
-            _ENTRY.pack_into(self._map, at, number, head, after - 1, kind, *times, launched.tail)
-            _COUNT.pack_into(self._map, format.RINGS_AT, number)
+            _pack(self._map, at, number, head, after - 1, kind, now, now, done, launched.tail)
+            _pack_count(self._map, _WRITTEN_AT, number)
 
     def _take_back(self) -> None:
         """What was believed to be launched has been launched, or something else has."""

@@ -89,14 +89,16 @@ def _note_launches() -> bool:
 
 def _quietly(name: str) -> Callable[..., Any]:
     """Passes on what JAX tells. An error ends the record, and never the program."""
+    of_record = getattr(launches.Record, name)
+    recording = _recording
 
     def noting(*told: Any) -> Any:
-        if _recording.record is None:
+        if (record := recording.record) is None:
             return None
         try:
-            return getattr(_recording.record, name)(*told)
+            return of_record(record, *told)
         except Exception as error:  # whatever it is, the program's own call goes on
-            _recording.record = None
+            recording.record = None
             _jax_compat.report(_jax_compat.LAUNCHES, _jax_compat.LAUNCHES_LOST, error)
             return None
 
