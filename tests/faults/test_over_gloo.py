@@ -139,6 +139,29 @@ def test_a_process_that_does_not_come_is_reported_and_then_ends_the_job() -> Non
     assert "process 1 (" in result.said_by_launcher.splitlines()[0]
 
 
+HANGS_ONCE = """
+from pathlib import Path
+if os.environ["LOCKSTEP_ATTEMPT"] == "0" and me == 1:
+    float(step(0.0, array(4 * count)))
+    if sys.argv[1] == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(1000)
+for _ in range(3):
+    float(step(0.0, array(4 * count)))
+print("attempt", os.environ["LOCKSTEP_ATTEMPT"])
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["asleep", "stopped"])
+def test_a_wait_that_cannot_be_interrupted_ends_and_the_job_starts_again(how: str) -> None:
+    options = [*OPTIONS, "--max-restarts", "1", "--grace", "2"]
+    program = PROGRAM + HANGS_ONCE
+    result = run_lockstep(options, program, n=2, d=1, program_args=[how], timeout=150)
+    assert "(--collective-timeout). process 1 (" in result.said_by_launcher, result
+    assert result.stdout.count("attempt 1") == 2
+
+
 @pytest.mark.parametrize(("n", "d"), [(2, 2), full(3, 1)])
 def test_a_healthy_job_hears_nothing(n: int, d: int) -> None:
     result = run("none", n=n, d=d, status=0)

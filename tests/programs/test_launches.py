@@ -62,6 +62,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, list[Program]]:
     texts = {b"quiet": "HloModule jit_quiet, "}
     monkeypatch.setattr(_jax_compat, "text_of_executable", lambda e: texts.get(e.fingerprint, ""))
     monkeypatch.setattr(compilations, "of_executable", lambda print_: known.get(print_, []))
+    monkeypatch.setattr(_jax_compat, "is_compiled_function", lambda it: isinstance(it, Jitted))
     return known
 
 
@@ -266,6 +267,16 @@ def test_a_call_that_does_not_return_is_a_launch(programs: Any) -> None:
     fast(own, other)  # it was in another call
     assert [n for n, *_ in entries(own)] == [0, 1, 2]
     assert entries(own)[2][1] != entries(own)[1][1]
+
+
+def test_the_second_call_of_a_function_may_be_the_one_that_does_not_return(programs: Any) -> None:
+    own = record()
+    step = function(own, b"step")
+    slow(own, b"step")  # JAX makes its fast path here
+    own.look(step, in_flight=False)
+    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE), (1, State.ENTERED)]
+    own.look(len, in_flight=False)
+    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE)]
 
 
 def test_a_call_by_python_code_is_in_flight_until_it_returns(programs: Any) -> None:

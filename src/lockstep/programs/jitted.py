@@ -10,6 +10,7 @@ import dataclasses
 import weakref
 from typing import Any
 
+from lockstep import _jax_compat
 from lockstep.programs.compilations import Program
 
 _MAX_LEAVES = 32
@@ -100,6 +101,9 @@ class Functions:
     def latest_of(self, jitted: Any) -> tuple[Launched | None, bool]:
         """The program of a call whose arguments are not known, as `launched_by`."""
         known = self._by_jitted.get(id(jitted)) if jitted is not None else None
+        # The first call that JAX makes on its fast path may be the one that does not return.
+        if known is None and _jax_compat.is_compiled_function(jitted):
+            known = self._first_call(jitted)
         if known is None or not known.launched:
             return None, False
         return known.launched[-1], known.only is not None
