@@ -31,7 +31,7 @@ class Assumptions:
     repair: float = 4 * HOUR
     """Mean time until a lost host answers again."""
     detect: float = 10.0
-    """Until the launcher notices a silent host: `lockstep.hosts.connection.LEASE_SECONDS`."""
+    """Until the launcher notices a silent host: `lockstep.hosts.lease.SILENCE_SECONDS`."""
     end: float = 1.5
     """Until all processes have ended, and the failure is reported."""
     reach: float = 10.0

@@ -235,6 +235,11 @@ class SshHosts:
         for here, there in ((one, other), (other, one))[: 1 if how == "blackhole" else 2]:
             self.run(here, ["ip", "route", "add", how, f"{self.address(there)}/32"])
 
+    def mute(self, name: str, other: str) -> None:
+        """Loses what the host sends to another one; what that sends to it arrives."""
+        nobody = ["lladdr", "02:00:00:00:00:01", "dev", DEVICE, "nud", "permanent"]
+        self.run(name, ["ip", "neighbor", "replace", self.address(other), *nobody])
+
     def take_down(self, name: str) -> None:
         """Ends the host as a loss of power does: off the network first, so nothing says goodbye."""
         self.cut(name)

@@ -69,7 +69,7 @@ def test_an_agent_of_this_machine_that_is_killed_is_the_agent(start: Start) -> N
 
 
 def test_an_agent_that_hears_nothing_says_so(start: Start) -> None:
-    short = "from lockstep.hosts import host_agent as a; a.IDLE_LEASE_SECONDS = 1.0"
+    short = "from lockstep.hosts import lease; lease.IDLE_SECONDS = 1.0"
     made, connection = start(agent(short), "f")
     wait_until(lambda: not _lives(connection), "the agent lives on", 30)
     assert loss(made, connection) == (
@@ -80,7 +80,7 @@ def test_an_agent_that_hears_nothing_says_so(start: Start) -> None:
 def test_a_launcher_that_stood_still_is_named(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short = "from lockstep.hosts import host_agent as a; a.IDLE_LEASE_SECONDS = 1.0"
+    short = "from lockstep.hosts import lease; lease.IDLE_SECONDS = 1.0"
     made, connection = start(agent(short), "f")
     made.ask("ping", "none", {connection: {"t": 0}}, 0.1)
     wait_until(lambda: not _lives(connection), "the agent lives on", 30)

@@ -14,7 +14,7 @@ import pytest
 
 import lanes
 import slurm_hosts
-from lockstep.hosts.connection import LEASE_SECONDS
+from lockstep.hosts.lease import LEASE_SECONDS
 from slurm_hosts import SlurmHosts
 from support import wait_until
 

@@ -1,8 +1,8 @@
 """The launcher's connection to its agent on one host.
 
-The launcher sends a sign of life every `PING_SECONDS`; an agent that hears nothing for
-`LEASE_SECONDS` ends its processes and itself, and a host that answers nothing for as long is lost.
-So a cut network ends the job on both sides. TCP would take minutes to report it.
+The launcher sends a sign of life every `PING_SECONDS`; a host that answers nothing for
+`SILENCE_SECONDS` is lost, and its agent has ended by then (`lease`). So a cut network ends the job
+on the other side first. TCP would take minutes to report it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,11 @@ from typing import Any, NamedTuple
 
 from lockstep._words import printable, signal_name
 from lockstep.hosts.host_list import Host
+from lockstep.hosts.lease import PING_SECONDS, SILENCE_SECONDS
 from lockstep.hosts.starters import is_here
 from lockstep.system import process_tree
 from lockstep.system.channel import Channel, ChannelError, Message
 
-PING_SECONDS = 1.0
-LEASE_SECONDS = 10.0
-IDLE_LEASE_SECONDS = 30.0
-"""The lease of a host that has no process, a spare or between two attempts: the launcher reports
-then, reaches lost hosts again, and may be busy for longer."""
 _ANSWERS = 64
 """So many last answers tell the clock of the host: clocks drift by some ms in this time."""
 _MAX_STDERR = 1 << 14
@@ -71,12 +67,18 @@ class Connection:
         self._program = os.path.basename(command[0])
         self._is_agent = is_here(host) and self._program != "srun"
         """Whether the command is the agent itself, and not what connects to it."""
+        self._leaves = False
+        """Whether its agent has reported that it ends all its processes."""
         self.parting = ""
         """Why its agent ends, as that has reported; "": it has not."""
         self._ticked_at: float | None = None
         self._pause = 0.0
         """The longest time between two calls of `tick`: the launcher stood still meanwhile."""
         self._pinged_at = 0.0
+        self._confirmed: int | None = None
+        """The question of the last answer that has arrived, which the next ping confirms."""
+        self._answered_at = self.heard_at
+        """When that has arrived."""
         self._asked_at: float | None = None
         """When the first sign of life was sent that is not answered yet."""
         self._selector: selectors.BaseSelector | None = None
@@ -121,11 +123,11 @@ class Connection:
         if now - self._pinged_at >= PING_SECONDS:
             self._pinged_at = now
             self._asked_at = self._asked_at or now
-            self.send("ping", t=time.monotonic_ns())
+            self.send("ping", t=time.monotonic_ns(), heard=self._confirmed)
         # Counted from a question: a launcher that was stopped for a while has not asked.
-        if self._asked_at is not None and now - self._asked_at > LEASE_SECONDS:
+        if self._asked_at is not None and now - self._asked_at > SILENCE_SECONDS:
             self.lose(
-                f"its host was lost: no answer from {self.host.name} for {LEASE_SECONDS:g} s. Is "
+                f"its host was lost: no answer from {self.host.name} for {SILENCE_SECONDS:g} s. Is "
                 "the machine up, and the network?"
             )
 
@@ -141,6 +143,7 @@ class Connection:
             if message.kind == "pong":
                 self._on_pong(message)
             elif message.kind == "leaving":
+                self._leaves = True
                 self.parting = printable(str(message.head.get("why")), _SHOWN)
             elif not self.lost:
                 self._on_message(self, message)
@@ -152,6 +155,7 @@ class Connection:
         received = time.monotonic_ns()
         with contextlib.suppress(KeyError, TypeError, ValueError):
             asked, at = int(message.head["t"]), int(message.head["at"])
+            self._confirmed, self._answered_at = asked, received / 1e9
             self._answers.append(_Answer(asked - at, received - at))
 
     def _read_stderr(self) -> None:
@@ -243,6 +247,20 @@ class Connection:
         """How the command ended that started the agent; None: not yet."""
         return self._exit_code
 
+    @property
+    def may_run_until(self) -> float:
+        """When the processes of a lost host have ended at the latest, by this clock.
+
+        That is not known at once where the connection broke: the host may have lost its network.
+        """
+        has_ended = self._is_agent or self._leaves or self._has_passed_on()
+        return self.heard_at if has_ended else self._answered_at + SILENCE_SECONDS
+
+    def _has_passed_on(self) -> bool:
+        """Whether the exit code is that of the agent, and not of what connects to it."""
+        passes_on = self._program == "ssh" or not self._stderr
+        return self._exit_code in range(_SSH_FAILED) and passes_on
+
     def reaped(self, exit_code: int) -> None:
         """Takes note of the end of the command."""
         self._exit_code = exit_code
@@ -275,7 +293,7 @@ class Connection:
 
     def _still(self) -> str:
         self._note_pause()
-        if self._pause < LEASE_SECONDS / 2:
+        if self._pause < SILENCE_SECONDS / 2:
             return ""
         return (
             f". The launcher stood still for {self._pause:.0f} s: was it stopped, was its machine "

@@ -13,8 +13,9 @@ from typing import Any
 from lockstep._config import DEFAULT_REACH_TIMEOUT
 from lockstep._errors import LaunchError
 from lockstep._words import signal_name
-from lockstep.hosts.connection import PING_SECONDS, Connection
+from lockstep.hosts.connection import Connection
 from lockstep.hosts.host_list import Host, labels
+from lockstep.hosts.lease import PING_SECONDS
 from lockstep.system.channel import Message
 
 _END_SECONDS = 3.0
@@ -109,6 +110,20 @@ class Fleet:
             connection.send(kind, **own)
         return self._messages(list(values), {answer}, seconds)
 
+    def wait(self, until: float) -> None:
+        """Lets time pass while all hosts are looked after. Raises `Interrupted`."""
+        with self._attached(lambda connection, message: None) as selector:
+            while time.monotonic() < until:
+                self._turn(selector, until)
+
+    def _turn(self, selector: selectors.BaseSelector, end: float) -> None:
+        for key, _ in selector.select(max(0.0, min(end - time.monotonic(), 0.1))):
+            key.data()
+        self._check_signals()
+        for each in self.connections:
+            if each.greeted:
+                each.tick(time.monotonic())
+
     def _messages(
         self, connections: Sequence[Connection], kinds: set[str], seconds: float
     ) -> dict[Connection, Message]:
@@ -125,15 +140,10 @@ class Fleet:
 
         with self._attached(on_message) as selector:
             answered, end = 0, time.monotonic() + seconds
-            while (left := end - time.monotonic()) > 0:
+            while time.monotonic() < end:
                 if all(each.lost or each in found for each in connections):
                     break
-                for key, _ in selector.select(min(left, 0.1)):
-                    key.data()
-                self._check_signals()
-                for each in self.connections:
-                    if each.greeted:
-                        each.tick(time.monotonic())
+                self._turn(selector, end)
                 if len(found) > answered:
                     answered, end = len(found), time.monotonic() + seconds
         return found

@@ -3,7 +3,7 @@
 The launcher starts it over ssh (`lockstep.hosts.starters`), and talks to it over its stdin and
 stdout (`lockstep.system.channel`). It has a guard (`guard`), so a kill -9 of either of its two
 processes leaves nothing running. It ends, with all that it has started, when its input ends or when
-the launcher has been silent for `LEASE_SECONDS`: the launcher was killed, or the network is cut.
+its lease is over (`lease`): the launcher was killed, or the network is cut.
 
 One thread runs one loop over one selector, as in the launcher's supervisor; each check before a
 start has a thread. The processes are the same `ChildProcess`es as on one host; what the supervisor
@@ -32,10 +32,9 @@ from typing import Any
 
 from lockstep import __version__
 from lockstep._errors import LaunchError, LockstepError
-from lockstep.hosts import agent_checks
-from lockstep.hosts.connection import IDLE_LEASE_SECONDS, LEASE_SECONDS
+from lockstep.hosts import agent_checks, lease
 from lockstep.hosts.host_attempt import HostAttempt
-from lockstep.processes import guard, run_dir
+from lockstep.processes import failed_runs, guard, run_dir
 from lockstep.system import port_reservation, process_tree, signal_pipe
 from lockstep.system.channel import GREETING, Channel, ChannelError, Message
 
@@ -81,7 +80,7 @@ class HostAgent:
         self.folder = folder
         """The private directory of this host's processes."""
         self._lifeline = lifeline
-        self._heard_at = time.monotonic()
+        self.lease = lease.Lease(time.monotonic())
         self._writing = False
         self._over = False
         self._reservations: list[Any] = []
@@ -111,7 +110,7 @@ class HostAgent:
                 self._on_signal(number)
 
         self.watch(wake, on_signals)
-        self.watch(self._lifeline, self._end)
+        self.watch(self._lifeline, self._on_end_of_guard)
         self.watch(self.channel.reads, self._read)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
 
@@ -123,14 +122,17 @@ class HostAgent:
 
     def _turn(self) -> None:
         longest = self._attempt.longest_turn if self._attempt else 1.0
-        for key, _ in self.selector.select(longest):
+        left = self.lease.left(self._runs, time.monotonic())
+        for key, _ in self.selector.select(max(0.0, min(longest, left))):
             key.data()
-        is_idle = self._attempt is None or self._attempt.is_swept
-        lease = IDLE_LEASE_SECONDS if is_idle else LEASE_SECONDS
-        if time.monotonic() - self._heard_at > lease:
-            self._leave(f"it received nothing from the launcher for {lease:g} s")
+        if self.lease.left(self._runs, time.monotonic()) <= 0:
+            self._leave(lease.over(self._runs))
         if self._attempt:
             self._attempt.after_turn()
+
+    @property
+    def _runs(self) -> bool:
+        return self._attempt is not None and self._attempt.runs
 
     def send(self, kind: str, body: bytes = b"", **values: Any) -> None:
         self.channel.send(kind, body, **values)
@@ -150,7 +152,7 @@ class HostAgent:
         except ChannelError as error:
             self._leave(str(error))
             return
-        self._heard_at = time.monotonic()
+        self.lease.heard(time.monotonic())
         for message in messages:
             if action := self._actions.get(message.kind):
                 action(message)
@@ -162,10 +164,18 @@ class HostAgent:
             self._end()
 
     def _leave(self, why: str) -> None:
-        """Ends as `_end` does, and tells the launcher the cause, which does not know it."""
+        """Ends as `_end` does, and tells the cause: to the launcher, which does not know it, and on
+        this host, because the launcher may be out of reach."""
         if not self._over:
             self.send("leaving", why=why)
+            what = self._attempt.words if self._attempt and self._runs else "no processes"
             self._end()
+            failed_runs.log_end(f"the agent has ended, with {what}: {why}")
+
+    def _on_end_of_guard(self) -> None:
+        # The launcher sees better than this process how it ended, but not whether anything is left.
+        self.send("leaving", why="")
+        self._end()
 
     def _end(self) -> None:
         """Ends all processes of this host: `guard` kills what is left, and removes the folder."""
@@ -184,7 +194,11 @@ class HostAgent:
     # Messages
 
     def _on_ping(self, message: Message) -> None:
-        self.send("pong", t=message.head.get("t"), at=time.monotonic_ns())
+        if (heard := message.head.get("heard")) is not None:
+            self.lease.confirmed(int(heard))
+        question = int(message.head["t"])
+        self.lease.answered(question, time.monotonic())
+        self.send("pong", t=question, at=time.monotonic_ns())
 
     def _on_reserve(self, message: Message) -> None:
         """Takes a port of the address for JAX's coordination service, and holds it."""

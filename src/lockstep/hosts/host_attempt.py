@@ -15,7 +15,9 @@ from typing import Any, Protocol
 
 from lockstep import _run_files
 from lockstep._config import Config
+from lockstep._words import processes
 from lockstep.hosts import host_network, host_records
+from lockstep.hosts.lease import Lease
 from lockstep.hosts.relay import KINDS, Relay
 from lockstep.nccl import gpus
 from lockstep.processes import cpu_affinity
@@ -49,6 +51,8 @@ class Agent(Protocol):
     def selector(self) -> selectors.BaseSelector: ...
     @property
     def channel(self) -> Channel: ...
+    @property
+    def lease(self) -> Lease: ...
 
     def watch(self, fd: int, action: Callable[[], object]) -> None: ...
     def send(self, kind: str, body: bytes = b"", **values: Any) -> None: ...
@@ -93,8 +97,8 @@ class HostAttempt:
         self._stdin_left = b""
         self._bell = -1
         self._sweep_until: float | None = None
-        self.is_swept = False
-        """Whether nothing of it is left running."""
+        self.runs = False
+        """Whether it may have something running."""
         self._work: collections.deque[Iterator[None]] = collections.deque()
         """What is being done, the first of it now."""
 
@@ -102,6 +106,13 @@ class HostAttempt:
     def number(self) -> int:
         """The number of this attempt."""
         return self._job.config.attempt
+
+    @property
+    def words(self) -> str:
+        """What runs here, for a reader on this host."""
+        job = self._job
+        own = processes(range(job.first, job.first + job.processes))
+        return f"{own} of {job.job_processes} of {job.program[0]}, attempt {self.number}"
 
     def _send(self, kind: str, body: bytes = b"", **values: Any) -> None:
         self._agent.send(kind, body, attempt=self.number, **values)
@@ -132,6 +143,9 @@ class HostAttempt:
     def _starting(self) -> Iterator[None]:
         process_id = self._job.first
         try:
+            while not self._agent.lease.is_good(time.monotonic()):
+                yield  # an order that has arrived late, or a launcher that was busy: it confirms
+            self.runs = True
             os.chdir(str(self._order["directory"]))
             _write_key(self._job.run_dir, str(self._order["key"]))
             self._bell = make_wake_up(self._job)
@@ -277,14 +291,14 @@ class HostAttempt:
             return
         process_tree.end_all()
         self._sweep_until = None
-        self.is_swept = True
+        self.runs = False
         self._send("swept", killed=len(left), notes=host_records.notes(self._job))
 
     @property
     def longest_turn(self) -> float:
         """Seconds after which the agent's loop has to call `after_turn` again."""
         if self._work:
-            return 0.0
+            return 0.0 if self.runs else 0.02
         return 1.0 if self._sweep_until is None else 0.02
 
     # Standard input of process 0

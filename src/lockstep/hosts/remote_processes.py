@@ -22,10 +22,11 @@ from typing import Any
 from lockstep import _run_files
 from lockstep._run_files import ErrorRecord, Exit
 from lockstep.hosts import host_query, host_records
-from lockstep.hosts.connection import PING_SECONDS, Connection
+from lockstep.hosts.connection import Connection
 from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_list import Placed
 from lockstep.hosts.host_watch import HostWatch
+from lockstep.hosts.lease import PING_SECONDS
 from lockstep.hosts.relay import KINDS, Connect, Relay
 from lockstep.hosts.remote_process import RemoteProcess
 from lockstep.processes import console as consoles

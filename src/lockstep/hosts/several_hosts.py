@@ -9,6 +9,7 @@ import os
 import secrets
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -174,6 +175,7 @@ class SeveralHosts:
         """
         own = self._membership
         gone = self._take_lost()
+        self._wait_for_ends([gone[each.name] for each in self._before if each.name in gone])
         found: dict[str, list[Finding]] = {}
         if own.planned().is_full():
             found |= self._check(job, [])
@@ -203,6 +205,14 @@ class SeveralHosts:
         for name in gone:
             del self._agents[name]
         return gone
+
+    def _wait_for_ends(self, gone: Sequence[Connection]) -> None:
+        """Waits until no process of lost hosts can run any more: never do two attempts at once."""
+        until = max((each.may_run_until for each in gone), default=0.0)
+        if (seconds := until - time.monotonic()) > 0:
+            labels = ", ".join(each.label for each in gone if each.may_run_until == until)
+            complain(f"waiting for {seconds:.1f} s, until the processes on {labels} have ended")
+            self._fleet.wait(until)
 
     def _check(self, job: LaunchSpec, lost: Sequence[Connection]) -> dict[str, list[Finding]]:
         """The findings of all hosts that are there, and of ``lost``, which are reached again.

@@ -1,7 +1,7 @@
 """What restarts have cost: the time between attempts, by its cause. Pure.
 
 The time from a fault to the start of the next attempt has three parts: until the launcher noticed
-it (a silent host takes `lockstep.hosts.connection.LEASE_SECONDS`), until all processes had ended
+it (a silent host takes `lockstep.hosts.lease.SILENCE_SECONDS`), until all processes had ended
 and the failure was reported, and until hosts and ports of the next attempt were ready. What comes
 after that is inside of the program: its start, its compilation, and the work since its last
 checkpoint, which it does again.

@@ -32,6 +32,10 @@ SAFE_SECONDS = 3600.0
 RUN_PREFIX = "run_"
 """The names of run folders in ``--log-dir`` begin with this."""
 MAX_LINES = 60
+ENDS = "agents.log"
+"""Beside the failed runs: why agents of this host have ended with their processes."""
+MAX_ENDS = 1 << 18
+"""Bytes after which it begins anew."""
 
 
 def diagnosis(
@@ -167,12 +171,29 @@ def _top() -> Path:
     return Path(os.environ.get("TMPDIR") or "/tmp") / f"lockstep-failed-{os.getuid()}"
 
 
+def log_end(words: str) -> None:
+    """Notes on this host why an agent has ended, whose launcher may be out of reach."""
+    with contextlib.suppress(OSError):
+        path = _make_top() / ENDS
+        if path.exists() and path.stat().st_size > MAX_ENDS:
+            path.unlink()
+        with path.open("a") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {words}\n")
+
+
 def failed_runs() -> list[Path]:
     """The private folders of this user's failed runs, the latest first."""
     try:
-        return sorted(_check_private(_top()).iterdir(), reverse=True)
+        found = _check_private(_top()).iterdir()
+        return sorted((path for path in found if path.name != ENDS), reverse=True)
     except OSError:
         return []
+
+
+def _make_top() -> Path:
+    with contextlib.suppress(FileExistsError):
+        _top().mkdir(mode=0o700)
+    return _check_private(_top())
 
 
 def _check_private(top: Path) -> Path:
@@ -185,10 +206,8 @@ def _check_private(top: Path) -> Path:
 
 def _private() -> Path:
     """A new directory that only this user can enter, beside those of earlier runs."""
-    top = _top()
-    with contextlib.suppress(FileExistsError):
-        top.mkdir(mode=0o700)
-    _remove_old(_check_private(top))
+    top = _make_top()
+    _remove_old(top)
     path = top / new_name()
     path.mkdir(mode=0o700)
     return path

@@ -45,7 +45,7 @@ LIMIT = 0.3
 _ABORT = 0.5, 1.0
 """The earliest and the latest abort by JAX of a process that does not reach its service, as parts
 of the same: `LIMIT` leaves time to save before. The launcher has a limit of its own for a host,
-`hosts.connection.LEASE_SECONDS`."""
+`hosts.lease.SILENCE_SECONDS`."""
 _EXIT = 0.1
 _MAX_EXIT = 10.0
 """How long the service may take to answer when the process ends: a part of the same, and at most
