@@ -219,17 +219,26 @@ def test_one_side_goes_on_and_the_other_ends(
         job.assert_one_at_a_time()
 
 
+def goes_on_elsewhere(hosts: SshHosts, folder: Path, strike: Callable[[], None]) -> str:
+    """What the launcher says when the only process has to start on the spare, after ``strike``.
+
+    Nothing has to be stopped then, so that the next attempt follows the loss at once.
+    """
+    job = Job(hosts, folder, PROGRAM, "bd")
+    job.wait(0, "b", "steps")
+    strike()
+    job.wait(1, "d", "steps")
+    assert_ended(hosts, "b")
+    job.finish()
+    job.assert_one_at_a_time()
+    return job.said
+
+
 def test_no_process_is_left_when_the_only_one_starts_elsewhere(tmp_path: Path) -> None:
-    """Nothing has to be stopped then, so that the next attempt follows the loss at once."""
     with ssh_hosts(tmp_path, "abcd") as hosts:
-        job = Job(hosts, tmp_path, PROGRAM, "bd")
-        job.wait(0, "b", "steps")
-        hosts.mute("b", "a")  # the launcher's signs of life arrive, and no answer does
-        job.wait(1, "d", "steps")
-        assert_ended(hosts, "b")
-        job.finish()
-        job.assert_one_at_a_time()
-        assert "no answer from b for 10 s" in job.said
+        # The launcher's signs of life arrive, and no answer does.
+        said = goes_on_elsewhere(hosts, tmp_path, lambda: hosts.mute("b", "a"))
+        assert "no answer from b for 10 s" in said
 
 
 @pytest.mark.full
@@ -238,14 +247,8 @@ def test_a_connection_that_breaks_early_is_no_end_of_the_processes(tmp_path: Pat
     with ssh_hosts(tmp_path, "abcd") as hosts:
         config = hosts.config.read_text()
         hosts.config.write_text(f"{config}  ServerAliveInterval 1\n  ServerAliveCountMax 2\n")
-        job = Job(hosts, tmp_path, PROGRAM, "bd")
-        job.wait(0, "b", "steps")
-        hosts.cut("b")
-        job.wait(1, "d", "steps")
-        assert_ended(hosts, "b")
-        job.finish()
-        job.assert_one_at_a_time()
-        assert "until the processes on b have ended" in job.said
+        said = goes_on_elsewhere(hosts, tmp_path, lambda: hosts.cut("b"))
+        assert "until the processes on b have ended" in said
 
 
 @pytest.mark.full
