@@ -80,12 +80,15 @@ def test_the_account_of_a_failed_run_is_kept_with_its_records() -> None:
         raise ValueError("no data")
     """
     with start_lockstep(["-n", "2", "--max-restarts", "1"], program) as run:
-        assert run.finish(60).status == 1
+        result = run.finish(60)
+        assert result.status == 1
         [path] = run.folder.glob("lockstep-failed-*/*/restarts.json")
         found = json.loads(path.read_text())
     [restart] = found["restarts"]
     assert found["seconds"] > found["lost_seconds"] + 1  # attempt 1 has slept for a second
     assert (restart["attempt"], restart["cause"]) == (0, PROCESS_FAILED)
+    last = result.said_by_launcher.partition(" lost in 1 restart:\n")[2]
+    assert "failed: ValueError: no data" in last.splitlines()[-1], result
 
 
 def test_a_run_without_a_restart_says_nothing_of_it(tmp_path: Path) -> None:

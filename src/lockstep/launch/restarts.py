@@ -63,7 +63,7 @@ def run(job: LaunchSpec, lifeline: int, place: Placement | None = None) -> int:
     with contextlib.ExitStack() as ports_held, lost:
         place = place or ThisHost(ports_held)
         while True:
-            supervisor = Supervisor(job, lifeline, restarts, place.processes, lost.write)
+            supervisor = Supervisor(job, lifeline, restarts, place.processes, lost.account)
             status = supervisor.run()
             supervisor.close()
             if not supervisor.may_restart:
@@ -77,7 +77,7 @@ def run(job: LaunchSpec, lifeline: int, place: Placement | None = None) -> int:
                 raise
             except LaunchError as error:
                 complain(f"not started again: {error}")
-                supervisor.report_folders(complain)
+                supervisor.report.folders(complain)
                 return status
             lost.add(_restart(supervisor, job, ended_at), job)
 
@@ -91,6 +91,7 @@ class _LostTime:
         self._folder: Path | None = None
         """That of the run, once there was a restart."""
         self._is_logged = False
+        self._is_told = False
 
     def __enter__(self) -> None:
         pass
@@ -98,7 +99,7 @@ class _LostTime:
     def __exit__(self, *error: object) -> None:
         if self._is_logged:  # else nothing is kept of the run, or it was moved with the records
             self.write()
-        if text := lost_time.table(self._restarts, time.monotonic() - self._began):
+        if text := self._table():
             complain(text)
 
     def add(self, restart: Restart, job: LaunchSpec) -> None:
@@ -106,6 +107,17 @@ class _LostTime:
         self._folder, self._is_logged = job.log_dir or job.run_dir, bool(job.log_dir)
         complain(restart.words)
         self.write()
+
+    def account(self) -> str:
+        """Writes it and returns the table, which stands above the last line of a failed run."""
+        self.write()
+        return self._table()
+
+    def _table(self) -> str:
+        """The table; "" without a restart, and when it was told already."""
+        is_told, self._is_told = self._is_told, True
+        seconds = time.monotonic() - self._began
+        return "" if is_told else lost_time.table(self._restarts, seconds)
 
     def write(self) -> None:
         """Writes the account up to now into the folder of the run, if there was a restart."""

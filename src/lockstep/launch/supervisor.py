@@ -14,33 +14,24 @@ Rejected: a thread for each pipe (2n threads for n processes, and signals reach 
 asyncio (slow to import, and its child watchdog does not see adopted orphans), polling (it notices
 events late, and is never idle).
 
-How the processes are stopped is in `stop_plan`.
+How the processes are stopped is in `stop_plan`, and what is printed at the end in `end_report`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from lockstep import _run_files
 from lockstep._errors import LaunchError
-from lockstep._words import processes, signal_name
-from lockstep.launch import usage
-from lockstep.launch.failure_report import (
-    explains,
-    headline,
-    is_consequence,
-    last_line,
-    told_already,
-)
+from lockstep._words import signal_name
+from lockstep.launch.end_report import EndReport
 from lockstep.launch.grow_request import GrowRequest, has_finished
-from lockstep.processes import failed_runs, tracebacks
+from lockstep.processes import failed_runs
 from lockstep.processes.console import Console, Stream
 from lockstep.processes.first_failure import (
     EndedProcess,
@@ -60,9 +51,6 @@ from lockstep.system import process_tree, signal_pipe
 REPEATED_SIGNAL = 0.3
 """Seconds within which a repeated signal counts once: GNU timeout sends SIGTERM twice."""
 
-USAGE = 2
-"""The exit code of a program that does not know its arguments."""
-
 # Causes of a stop besides those of `stop_plan`: the reader of the output or the guard has gone.
 _NO_OUTPUT_LEFT = signal.SIGPIPE
 _GUARD_GONE = signal.SIGKILL
@@ -77,16 +65,16 @@ class Supervisor:
         lifeline: int,
         restarts: Restarts | None = None,
         processes: Callable[[LaunchSpec, Loop], Processes] = LocalProcesses,
-        before_keeping: Callable[[], None] = lambda: None,
+        before_keeping: Callable[[], str] = lambda: "",
     ) -> None:
-        """``before_keeping`` is called before the records of the run are moved to be kept."""
+        """``before_keeping``: as in `EndReport`."""
         self._job = job
-        self._before_keeping = before_keeping
         self._lifeline = lifeline
         self._restarts = restarts or Restarts(0)
         self.selector = selectors.PollSelector()
         self.console = Console(self.selector)
         self._processes = processes(job, self)
+        self.report = EndReport(job, self._processes, self.console, before_keeping)
         self._reading = True
         self._output_lost = False
         self._cannot_start = False
@@ -129,7 +117,7 @@ class Supervisor:
         if self._cause not in (None, GROW):
             self._processes.collect()
         status = self._report()
-        self._report_none_joined()
+        self.report.none_joined()
         while self.console.backlog:
             self.turn()
         if self.grows and self._cause not in (None, GROW):  # a signal has come since, say
@@ -288,16 +276,17 @@ class Supervisor:
             return first.status
         if first and (first.failed_at < self.stopping_at or self._cause == FAILURE):
             if is_engines(first.record):
-                first = by_culprit(first, endings, self._culprits())
+                first = by_culprit(first, endings, self.report.culprits())
             self.first = first
-            self._report_failure(first, endings)
+            restart = self._restarts.words(self._job.config.attempt) if self.may_restart else ""
+            self.report.failure(first, endings, self.stopping_at, restart)
             return first.status
         if self._cause in PASSED_ON:
             before = f"; until then, {self._waits}" if self._waits else ""
             self.console.report(f"stopped by {signal_name(self._cause)}{before}")
-            if killed := self._killed():
+            if killed := self.report.killed():
                 self.console.report(killed)
-            self.report_folders()
+            self.report.folders()
         return 1 if self._output_lost else 128 + self._cause
 
     def _endings(self) -> list[EndedProcess]:
@@ -311,92 +300,3 @@ class Supervisor:
         """Whether a signal to the agent of ``first`` has ended the job, and not a failure."""
         asked = self._asked_to_stop and self._cause == FAILURE
         return asked and first.exit.reason == _run_files.STOPPED
-
-    def _report_failure(self, first: EndedProcess, endings: Sequence[EndedProcess]) -> None:
-        """The headline, what is known beside it, and the headline again as the last line."""
-        full = self._job.config.full_tracebacks or tracebacks.jax_shows_all(os.environ)
-        table = self._diagnosis([e for e in endings if e.failed])
-        told = table if table and told_already(table, first) else ""
-        count = self._job.job_processes
-        differences = failed_runs.differences(self._job.run_dir, self._job.config.attempt)
-        found = table if explains(table, first) or self._is_explained(table, first) else ""
-        report = headline(first, endings, self.stopping_at, count, full, told, differences, found)
-        report += [self._killed(), "" if told or found else table]
-        if first.status == USAGE:
-            report.append(usage.behind_program(self._job.program, ("...",)))
-        report = list(filter(None, report))
-        if (
-            len(report) == 1
-            and "\n" not in report[0]
-            and not (self.may_restart or self._job.log_dir)
-        ):
-            self.report_folders(headline=report[0])
-            return
-        for i, text in enumerate(report):
-            self.console.report(text, highlight=i == 0)
-        if self.may_restart:
-            self.console.report(self._restarts.words(self._job.config.attempt))
-        else:
-            self.report_folders(headline=last_line(first, endings, count, found, differences))
-
-    def _is_explained(self, table: str, first: EndedProcess) -> bool:
-        if not table or not is_consequence(first):
-            return False
-        place = self._job.run_dir, self._job.config.attempt
-        return failed_runs.show_fault_before(*place, first.process_id)
-
-    def _culprits(self) -> Sequence[int]:
-        return failed_runs.culprits(self._job.run_dir, self._job.config.attempt)
-
-    def _diagnosis(self, failed: Sequence[EndedProcess]) -> str:
-        """What the records say beside that the processes ``failed`` have failed."""
-        if not self._has_records():
-            return ""
-        told = [e.process_id for e in failed if e.record and not is_engines(e.record)]
-        numbers = [e.process_id for e in failed]
-        return failed_runs.diagnosis(self._job.run_dir, self._job.config.attempt, numbers, told)
-
-    def _has_records(self) -> bool:
-        """Whether the records of all processes are here, or the reasons why some are not."""
-        if not self._job.agents_keep_records:
-            return True
-        with contextlib.suppress(OSError):  # no descriptor is left: then they cannot be read
-            here = len(list(self._attempt_dir.glob("process_*")))
-            return here == self._job.job_processes
-        return False
-
-    def report_folders(
-        self, report: Callable[[str], None] | None = None, headline: str = ""
-    ) -> None:
-        """Prints where logs and records are, and keeps the records; the last line has ``headline``.
-
-        ``report`` prints a line where the console is closed already.
-        """
-        report = report or functools.partial(self.console.report, highlight=bool(headline))
-        words = ""
-        if not self._job.agents_keep_records:
-            if self._job.log_dir:
-                report(f"complete logs: {self._job.log_dir}")
-            self._before_keeping()
-            words = failed_runs.kept(self._job.run_dir, self._job.log_dir)
-            if why := self._processes.not_stored:
-                words = "; ".join(filter(None, (words, failed_runs.not_kept(why))))
-        if text := "; ".join(filter(None, (headline.removesuffix("."), words))):
-            report(text)
-
-    def _report_none_joined(self) -> None:
-        if self._job.job_processes < 2 or not self._has_records():
-            return
-        with contextlib.suppress(OSError):
-            if _run_files.none_joined(self._attempt_dir):
-                self.console.report(
-                    f"no process joined the job: each of the {self._job.job_processes} ran alone. "
-                    "Call jax.distributed.initialize() before using JAX, or add --auto-init"
-                )
-
-    def _killed(self) -> str:
-        """Which processes the launcher has killed, and why; "" for none."""
-        killed = [p.process_id for p in self._processes.members if p.was_killed]
-        if not killed:
-            return ""
-        return f"killed because they did not end within --grace: {processes(killed)}"
