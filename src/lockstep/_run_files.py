@@ -268,9 +268,9 @@ def read_ending(folder: Path, pid: int | None = None) -> tuple[ErrorRecord | Non
     return ErrorRecord.read(folder), ending
 
 
-def make_folder(folder: Path, exist_ok: bool = False) -> None:
+def make_folder(folder: Path) -> None:
     """Makes the folder of a process, with room for how it ends. Raises OSError."""
-    folder.mkdir(parents=True, exist_ok=exist_ok)
+    folder.mkdir(parents=True)
     with contextlib.suppress(OSError):  # the disk is full already
         (folder / ROOM).write_bytes(bytes(ROOM_BYTES))
 

@@ -120,7 +120,8 @@ def _work(calls: queue.SimpleQueue[_Call]) -> None:
     while True:
         call = calls.get()
         call.run()
-        _idle.append(calls)  # before the caller goes on, who may have the next call
+        # The thread is free before its caller goes on, so the next call starts no other one.
+        _idle.append(calls)
         call.over.set()
         del call  # and what it holds
 

@@ -184,7 +184,7 @@ def text_of_executable(executable: Any) -> str:
     """The text of a compiled program, without large constants; "" where jaxlib has none."""
     try:
         return "\n".join(module.to_string() for module in executable.hlo_modules())
-    except Exception:
+    except Exception:  # an executable of another backend may have no HLO; its type of error varies
         return ""
 
 

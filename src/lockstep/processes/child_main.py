@@ -40,7 +40,8 @@ from lockstep.system import stack_dump
 EXIT_SECONDS = 2.0
 """Seconds for the exit handlers of a program that failed; less than the launcher's grace period."""
 _OWN_PROGRAMS = os.path.dirname(os.path.dirname(__file__)) + os.sep
-"""Where Lockstep's own programs lie: the worker of a pool reports errors to its caller."""
+"""The folder of Lockstep's own programs, such as the worker of a pool, which catches errors to
+report them to its caller."""
 _MAX_SHOWN = 120
 """Maximal number of characters of an engine's error that each process prints."""
 
