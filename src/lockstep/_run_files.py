@@ -3,6 +3,7 @@
 RUN_DIR/wake_up                             a FIFO: a byte says that an error was recorded
 RUN_DIR/secret                              the key of this run's processes on this host
 RUN_DIR/restarts.json                       what restarts have cost (`launch.lost_time`)
+RUN_DIR/programs/                           JAX's compilation cache, where the job may start again
 RUN_DIR/stopping                            exists as soon as the launcher has sent a signal
 RUN_DIR/attempt_0/lost                      processes of hosts that the launcher has lost, in JSON
 RUN_DIR/attempt_0/coordination.pid          the process that serves JAX's key-value store
@@ -42,6 +43,7 @@ from lockstep._words import signal_name
 
 WAKE_UP = "wake_up"
 SECRET = "secret"
+PROGRAMS = "programs"
 STOPPING = "stopping"
 RESTARTS = "restarts.json"
 """With ``--log-dir``, this file lies in the folder of the run there."""

@@ -71,6 +71,7 @@ def order(folder: Path, attempt: int = 0) -> dict[str, Any]:
         "first": 0,
         "count": PROCESSES,
         "total": PROCESSES,
+        "max_restarts": 0,
         "config": {"LOCKSTEP_ATTEMPT": str(attempt)},
         "environ": {},
         "directory": str(folder),

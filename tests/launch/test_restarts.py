@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lanes import full
 from support import assert_unsaid, run_lockstep, start_lockstep, wait_until
 
 START = """
@@ -39,6 +40,43 @@ def test_a_job_that_fails_too_often_ends_with_its_last_status() -> None:
     # Once for each attempt, and the last line.
     assert result.said_by_launcher.count("failed first") == 3
     assert result.said_by_launcher.count("starting again (1 restart left)") == 1
+
+
+COMPILES = """
+import collections, os, sys
+import jax, jax.monitoring, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+events = collections.Counter()
+jax.monitoring.register_event_listener(lambda name, **_: events.update([name.split("/")[-1]]))
+jax.distributed.initialize()
+mesh = jax.make_mesh((jax.device_count(),), ("x",), axis_types=(AxisType.Auto,))
+rows = np.arange(8, dtype=np.float32)
+x = jax.make_array_from_callback((8,), NamedSharding(mesh, P("x")), lambda i: rows[i])
+total = float(jax.jit(lambda x: jnp.tanh(x).sum())(x))
+print(os.environ["LOCKSTEP_ATTEMPT"], events["cache_misses"], events["cache_hits"], total.hex())
+sys.exit(os.environ["LOCKSTEP_ATTEMPT"] == "0")
+"""
+
+
+@pytest.mark.parametrize("hosts", [False, full(True)])
+def test_what_an_attempt_has_compiled_the_next_one_loads(hosts: bool) -> None:
+    where = ["--hosts", "localhost:2"] if hosts else []
+    result = run_lockstep([*where, "--max-restarts", "1"], COMPILES, timeout=100)
+    for process in (0, 1):
+        first, second = (line.split() for line in result.by_process[process])
+        assert (first[0], second[:2], second[3]) == ("0", ["1", "0"], first[3])
+        assert int(second[2]) == int(first[1]) + int(first[2]) > 0
+    assert "cpu_aot_loader" not in result.stderr
+
+
+@pytest.mark.full
+def test_a_cache_of_the_user_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "own"))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "1000")
+    result = run_lockstep(["--max-restarts", "1"], COMPILES, timeout=100)
+    for process in (0, 1):
+        assert [line.split()[2] for line in result.by_process[process]] == ["0", "0"]
 
 
 def test_a_job_that_is_stopped_does_not_start_again() -> None:

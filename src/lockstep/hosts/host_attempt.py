@@ -357,6 +357,7 @@ def _spec(order: Mapping[str, Any], folder: Path) -> LaunchSpec:
         cores=cpu_affinity.chosen(order["bind"], usable, count, order["devices"]),
         first=int(order["first"]),
         total=int(order["total"]),
+        max_restarts=int(order["max_restarts"]),
     )
 
 

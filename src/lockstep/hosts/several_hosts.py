@@ -152,6 +152,7 @@ class SeveralHosts:
             "first": placed.first,
             "count": placed.count,
             "total": job.processes,
+            "max_restarts": job.max_restarts,
             "config": config.to_environ(),
             "environ": dict(job.environ),
             "directory": self._directory,

@@ -10,12 +10,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lockstep import _run_files
 from lockstep._config import Config
 from lockstep.bootstrap import cluster_env
 from lockstep.nccl import gpus
 
 CHILD_MAIN = "lockstep.processes.child_main"
 _IMPLEMENTATION = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
+_CACHE = "JAX_COMPILATION_CACHE_DIR"
+_LEAST_SECONDS = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 """The variables of OpenBLAS; the first one that is set counts."""
 _HUGE_PAGES = "glibc.malloc.hugetlb"
@@ -105,6 +108,8 @@ class LaunchSpec:
         local = process_id - self.first
         environ |= gpus.variables(local, self.processes, self.devices, self.gpus, environ)
         beside = sum(bool(c & cores) for c in self.cores) if self.cores else self.processes
+        if self.max_restarts:
+            keep_programs(environ, self.run_dir)
         if self.processes * (self.devices or 1) > 1:
             add_blas_threads(environ, max(1, len(cores) // (beside * (self.devices or 1))))
         return environ
@@ -140,6 +145,16 @@ def add_jax_variables(environ: dict[str, str], devices: int | None, platform: st
         environ["JAX_NUM_CPU_DEVICES"] = str(devices)
     if platform is not None:
         environ["JAX_PLATFORMS"] = platform
+
+
+def keep_programs(environ: dict[str, str], run_dir: Path) -> None:
+    """Has JAX keep what it compiles for the next attempt, unless the user keeps it elsewhere.
+
+    Also what compiles in less than JAX's limit of a second: a start has many such programs.
+    """
+    if _CACHE not in environ:
+        environ[_CACHE] = str(run_dir / _run_files.PROGRAMS)
+        environ.setdefault(_LEAST_SECONDS, "0")
 
 
 def add_blas_threads(environ: dict[str, str], threads: int) -> None:
