@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from hosts.agents_here import (
     ran,
     read_until,
 )
+from namespaces import children
 from own_address import networked
 from support import assert_unsaid
 
@@ -183,6 +185,48 @@ def test_a_host_that_returns_with_another_jax_is_refused(hosts: Hosts) -> None:
         result = run.finish(60)
         run.assert_nothing_left()
     assert result.status == 0, result.stderr
+
+
+@pytest.mark.full
+def test_a_host_that_returns_with_another_lockstep_is_refused(hosts: Hosts) -> None:
+    options = ["--hosts", "a,b,c", "--max-restarts", "3", "--min-hosts", "1"]
+    other = hosts.folder / "other"
+    other.mkdir()
+    (other / "sitecustomize.py").write_text("import lockstep; lockstep.__version__ = '99.9'")
+    with hosts.start(*options) as run:
+        hosts.lose(hosts.wait_for(0, 3)[1][1], "b")
+        hosts.wait_for(1, 2)
+        (hosts.folder / "env_b").write_text(f"export PYTHONPATH={other}\n")
+        hosts.back("b")
+        said = read_until(run, "b answers again, and is refused: ")
+        said += read_until(run, "\n") if not said.endswith("\n") else ""
+        assert "99.9" in said.partition("is refused: ")[2]
+        hosts.end(1)
+        result = run.finish(60)
+        run.assert_nothing_left()
+    assert result.status == 0, result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_launcher_that_is_stopped_for_a_minute_goes_on_with_all_hosts(hosts: Hosts) -> None:
+    """All agents have ended by then, that of the spare too."""
+    with hosts.start("--hosts", "a,b,c", "--spares", "1", "--max-restarts", "1") as run:
+        agents = hosts.wait_for(0, 2)
+        launcher = [run.process.pid, *children(run.process.pid)]
+        for pid in launcher:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(60)
+        ended = not any(Path(f"/proc/{pid}/environ").exists() for _, pid in agents.values())
+        for pid in launcher:
+            os.kill(pid, signal.SIGCONT)
+        assert ran(hosts.wait_for(1, 2)) == {0: "a", 1: "b"}
+        hosts.end(1)
+        result = run.finish(60)
+        run.assert_nothing_left()
+    assert result.status == 0, result.stderr
+    assert ended
+    assert "The launcher stood still for 6" in result.stderr
 
 
 @pytest.mark.full

@@ -14,6 +14,7 @@ import sys
 import termios
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -112,6 +113,29 @@ def watched(
             top.kill()
             top.wait(30)
             terminal.close()
+
+
+FAILS_AT_FIRST = """
+import os, sys, time
+if os.environ["LOCKSTEP_ATTEMPT"] == "0":
+    sys.exit(os.environ["LOCKSTEP_PROCESS_ID"] == "1")
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("logged", [False, True])
+def test_top_says_what_restarts_have_cost(logged: bool, tmp_path: Path) -> None:
+    logs = ["--log-dir", str(tmp_path / "logs")] if logged else []
+    options = ["-n", "2", "-d", "1", "--max-restarts", "1", *logs]
+    with start_lockstep(options, FAILS_AT_FIRST + TRAINING) as run:
+        sites = "lockstep-run-*/attempt_1/process_*/sites.jsonl"
+        wait_until(lambda: len(list(run.folder.glob(sites))) == 2, "collectives", 60)
+        command = ["top", "--pid", str(run.process.pid), "--once"]
+        words = [sys.executable, "-m", "lockstep", *command]
+        shown = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        end_of_job(run)
+    cost = r"1 restart, ([\d.]+) s lost: process failed 1 \(\1 s\)"
+    assert re.search(cost, shown.stdout), shown
 
 
 def end_of_job(run: Run) -> None:

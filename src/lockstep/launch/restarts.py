@@ -88,8 +88,8 @@ class _LostTime:
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._restarts: list[Restart] = []
-        self._folder: Path | None = None
-        """That of the run, once there was a restart."""
+        self._folders: set[Path] = set()
+        """The run's, and its own in ``--log-dir``, once there was a restart."""
         self._is_logged = False
         self._is_told = False
 
@@ -104,7 +104,8 @@ class _LostTime:
 
     def add(self, restart: Restart, job: LaunchSpec) -> None:
         self._restarts.append(restart)
-        self._folder, self._is_logged = job.log_dir or job.run_dir, bool(job.log_dir)
+        self._folders = {job.run_dir, job.log_dir or job.run_dir}
+        self._is_logged = bool(job.log_dir)
         complain(restart.words)
         self.write()
 
@@ -120,12 +121,14 @@ class _LostTime:
         return "" if is_told else lost_time.table(self._restarts, seconds)
 
     def write(self) -> None:
-        """Writes the account up to now into the folder of the run, if there was a restart."""
-        if self._folder is None:
-            return
+        """Writes the account up to now into the folders of the run, if there was a restart.
+
+        `lockstep top` reads it while the run goes on.
+        """
         values = lost_time.values(self._restarts, time.monotonic() - self._began)
-        with contextlib.suppress(OSError):
-            (self._folder / _run_files.RESTARTS).write_text(json.dumps(values, indent=1))
+        for folder in self._folders:
+            with contextlib.suppress(OSError):
+                (folder / _run_files.RESTARTS).write_text(json.dumps(values, indent=1))
 
 
 def _restart(supervisor: Supervisor, job: LaunchSpec, ended_at: float) -> Restart:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from lockstep import _run_files
 from lockstep._errors import RecordError
 from lockstep._words import printable
 from lockstep.flight_recorder.format import MAGIC, TIME_ERROR_NS, ProcessRecord
@@ -39,6 +42,16 @@ def read(directory: Path | None, pid: int | None, attempt: int | None = None) ->
             return _in_memory(pid)
     host_query.refresh(directory)
     return complete(read_run(directory, attempt), directory)
+
+
+def restarts(directory: Path | None, pid: int | None) -> Mapping[str, Any]:
+    """What the restarts of that run have cost up to now: `lockstep.launch.lost_time`; {}: none."""
+    directory = failed_runs.last_run(directory) if directory else directory_of(pid or 0)
+    with contextlib.suppress(OSError, ValueError):
+        if directory:
+            found = json.loads((directory / _run_files.RESTARTS).read_text())
+            return found if isinstance(found, dict) else {}
+    return {}
 
 
 def choose() -> tuple[Path | None, int | None]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -11,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep._errors import RecordError
-from lockstep._words import format_seconds, processes
+from lockstep._words import counted, format_seconds, processes
 from lockstep.flight_recorder.diagnose import Activity, Diagnosis, Row, diagnose
 from lockstep.flight_recorder.format import State
 from lockstep.flight_recorder.headlines import headline
@@ -35,12 +37,13 @@ def watch(
     now_ns = time.monotonic_ns()  # of the records: what follows takes a while
     console = Console(highlight=False)
     diagnosis = diagnose(run)
+    lost = locate_run.restarts(directory, pid)
     if once:
-        console.print(frame(run, diagnosis, now_ns))
+        console.print(frame(run, diagnosis, now_ns, lost=lost))
         return int(diagnosis.kind.is_fault)
     before = Rates(run, now_ns / 1e9)
     with Live(console=console, auto_refresh=False) as screen:
-        screen.update(frame(run, diagnosis, now_ns), refresh=True)
+        screen.update(frame(run, diagnosis, now_ns, lost=lost), refresh=True)
         while not all(row.activity in _OVER or row.process.exit for row in diagnosis.rows):
             time.sleep(max(0.1, interval))
             try:
@@ -52,7 +55,8 @@ def watch(
             now_ns = time.monotonic_ns()
             diagnosis = diagnose(run)
             rates = Rates(run, now_ns / 1e9)
-            screen.update(frame(run, diagnosis, now_ns, rates.since(before)), refresh=True)
+            lost = locate_run.restarts(directory, pid)
+            screen.update(frame(run, diagnosis, now_ns, rates.since(before), lost), refresh=True)
             before = rates
     return int(diagnosis.kind.is_fault)
 
@@ -79,17 +83,35 @@ class Rates:
 
 
 def frame(
-    run: Run, diagnosis: Diagnosis, now_ns: int, rates: dict[int, float] | None = None
+    run: Run,
+    diagnosis: Diagnosis,
+    now_ns: int,
+    rates: dict[int, float] | None = None,
+    lost: Mapping[str, Any] | None = None,
 ) -> Group:
-    """One picture. ``now_ns`` is CLOCK_MONOTONIC of this machine."""
+    """One picture. ``now_ns`` is CLOCK_MONOTONIC of this machine, ``lost`` what restarts have cost
+    (`locate_run.restarts`)."""
     now = live.now_of_hosts(run, now_ns)
     diagnosis = live.settled(diagnosis, now)
     style = "bold red" if diagnosis.kind.is_fault else "bold"
     return Group(
         Text(headline(diagnosis), style=style),
+        *map(Text, _lost_time(lost or {})),
         _processes(diagnosis, now, rates or {}),
         summary_table(summarize(run), LINES),
     )
+
+
+def _lost_time(lost: Mapping[str, Any]) -> list[str]:
+    """A line of the restarts up to now; none where there was no restart."""
+    causes = [
+        f"{cause} {each['restarts']} ({each['lost_seconds']:.1f} s)"
+        for cause, each in lost.get("by_cause", {}).items()
+    ]
+    if not causes:
+        return []
+    count = counted(len(lost["restarts"]), "restart")
+    return [f"{count}, {lost['lost_seconds']:.1f} s lost: {', '.join(causes)}"]
 
 
 def _processes(diagnosis: Diagnosis, now: dict[str, int], rates: dict[int, float]) -> Table:
