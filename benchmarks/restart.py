@@ -2,8 +2,9 @@
 
     python benchmarks/restart.py [--processes 4] [--runs 3]
 
-It prints the median seconds of each part, with what the attempt before has compiled and without
-(JAX_ENABLE_COMPILATION_CACHE=0). Each part ends when the last process has ended it.
+It prints the median seconds of each part: where everything is compiled and imported again
+(JAX_ENABLE_COMPILATION_CACHE=0), by default, where compiled programs are kept, and with --preload.
+Each part ends when the last process has ended it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TIMEOUT = 300.0
 LAUNCHER = ("noticed", "stopped", "prepared")
+WAYS = {
+    "compiles": (False, []),
+    "loads": (True, []),
+    "loads, `--preload`": (True, ["--preload", "jax,sklearn.datasets"]),
+}
+"""Whether compiled programs are kept, and further options."""
 
 
 def train(folder: Path) -> None:
@@ -79,11 +87,12 @@ def train(folder: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def measured(processes: int, cached: bool) -> dict[str, float]:
+def measured(processes: int, cached: bool, more: Sequence[str]) -> dict[str, float]:
     """The seconds of each part of one restart."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         options = ["-n", str(processes), "--max-restarts", "1", "--log-dir", str(folder / "logs")]
+        options += more
         command = [sys.executable, "-P", "-m", "lockstep", "run", *options, __file__]
         environ = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": str(int(cached))}
         done = subprocess.run(
@@ -112,14 +121,14 @@ def main() -> None:
     if options.train:
         train(options.train)
         return
-    found: dict[bool, list[dict[str, float]]] = {False: [], True: []}
+    found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     for _ in range(options.runs):
-        for cached in found:  # in turn: what else the machine does meets both
-            found[cached].append(measured(options.processes, cached))
-    print("| part | compiles | loads |\n|---|---|---|")
-    for part in found[True][0]:
-        medians = [statistics.median(each[part] for each in found[cached]) for cached in found]
-        print(f"| {part} | {medians[0]:.2f} s | {medians[1]:.2f} s |")
+        for way in found:  # in turn: what else the machine does meets all
+            found[way].append(measured(options.processes, *WAYS[way]))
+    print(f"| part | {' | '.join(found)} |\n|{'---|' * (len(found) + 1)}")
+    for part in found["loads"][0]:
+        medians = [statistics.median(each[part] for each in runs) for runs in found.values()]
+        print(f"| {part} | {' | '.join(f'{median:.2f} s' for median in medians)} |")
 
 
 if __name__ == "__main__":

@@ -50,9 +50,9 @@ _ready: dict[str, Any] = {}
 def _serve(requests: socket.socket) -> None:
     before = dict(os.environ)
     from lockstep.launch import worker_command
-    from lockstep.processes import child_process, program
+    from lockstep.processes import process_start, program
 
-    child_process.subprocess = _with(subprocess, Popen=_Popen)
+    process_start.subprocess = _with(subprocess, Popen=_Popen)
     program.os = worker_command.os = _with(os, execve=_execve)
     added_to_path = _python_path(before)
     _ready["path"] = [folder for folder in sys.path if folder not in added_to_path]

@@ -26,6 +26,7 @@ SMALLER = {
     "linalg.py": "--sizes 256 --rounds 1 --repeats 1",
     "linalg_grids.py": "--n 64 --panels 2 --devices 4",
     "linalg_growth.py": "--smallest 128",
+    "restart.py": "--processes 2 --runs 1",
     "start.py": "--repeats 1",
     "start_between_hosts.py": "--hosts 2 --processes 1",
 }
@@ -39,6 +40,7 @@ PRINTS = {
     "linalg_grids.py": r"^routine=(cholesky|lu_factor|qr) devices=4 mesh=grid ",
     "linalg_growth.py": r"^ *(inverse|sweeps|factor|\d+) +\d+ +\d",
     "model_between_hosts.py": r"^(all results are right|8 hosts: off by|\| 1024 \|)",
+    "restart.py": r"^\| first step \| \d.* \|$",
     "start.py": r"^lockstep run +\d",
     "start_between_hosts.py": r"^(tls|plain|gloo) +\d",
     "speed": r"^AES-128-GCM +\d",

@@ -72,6 +72,7 @@ def order(folder: Path, attempt: int = 0) -> dict[str, Any]:
         "count": PROCESSES,
         "total": PROCESSES,
         "max_restarts": 0,
+        "preload": [],
         "config": {"LOCKSTEP_ATTEMPT": str(attempt)},
         "environ": {},
         "directory": str(folder),

@@ -35,6 +35,7 @@ from lockstep._errors import LaunchError, LockstepError
 from lockstep.hosts import agent_checks, lease
 from lockstep.hosts.host_attempt import HostAttempt
 from lockstep.processes import failed_runs, guard, run_dir
+from lockstep.processes.preload import Preloaded
 from lockstep.system import port_reservation, process_tree, signal_pipe
 from lockstep.system.channel import GREETING, Channel, ChannelError, Message
 
@@ -81,6 +82,7 @@ class HostAgent:
         """The private directory of this host's processes."""
         self._lifeline = lifeline
         self.lease = lease.Lease(time.monotonic())
+        self.preloaded = Preloaded()
         self._writing = False
         self._over = False
         self._reservations: list[Any] = []
@@ -240,7 +242,7 @@ class HostAgent:
     def _on_start(self, message: Message) -> None:
         if self._attempt:
             self._attempt.close()
-            process_tree.end_all()
+            process_tree.end_all(self.preloaded.pids)
         self._attempt = None
         try:
             self._attempt = HostAttempt(self, message.head)

@@ -31,6 +31,7 @@ from lockstep.processes.local_processes import (
     reap_members,
     signal_members,
 )
+from lockstep.processes.preload import Preloaded, PreloadError
 from lockstep.system import process_tree
 from lockstep.system.channel import Channel, Message
 from lockstep.system.oom import OomKills
@@ -53,6 +54,8 @@ class Agent(Protocol):
     def channel(self) -> Channel: ...
     @property
     def lease(self) -> Lease: ...
+    @property
+    def preloaded(self) -> Preloaded: ...
 
     def watch(self, fd: int, action: Callable[[], object]) -> None: ...
     def send(self, kind: str, body: bytes = b"", **values: Any) -> None: ...
@@ -88,6 +91,8 @@ class HostAttempt:
         self._held = False
         self._signalled_at = float("inf")
         """When the launcher's first signal came."""
+        self._waits = False
+        """Whether the start waits for the imports of ``--preload``."""
         self._oom_kills = OomKills()
         self._network: host_network.HostNetwork | None = None
         self._relay = Relay(agent.selector, self._send, {})
@@ -140,6 +145,10 @@ class HostAttempt:
             self._stdin_there, self._stdin = os.pipe()
             os.set_blocking(self._stdin, False)
 
+    @property
+    def _is_stopped(self) -> bool:
+        return self._signalled_at < float("inf")
+
     def _starting(self) -> Iterator[None]:
         process_id = self._job.first
         try:
@@ -153,13 +162,17 @@ class HostAttempt:
             self._relay.listen(self._job.run_dir, map(str, self._order["relayed"]))
             if self._order["network"]:
                 self._network = host_network.start(self._job)
+            while not self._agent.preloaded.is_ready(self._job) and not self._is_stopped:
+                self._waits = True
+                yield
+            self._waits = False
             for process_id in range(self._job.first, self._job.first + self._job.processes):
                 yield
-                if self._signalled_at < float("inf"):  # the job is being stopped already
+                if self._is_stopped:  # the job is being stopped already
                     self._send("not_started", process=process_id, why="")
                     break
                 self._start(process_id)
-        except (OSError, subprocess.SubprocessError) as error:
+        except (OSError, subprocess.SubprocessError, PreloadError) as error:
             self._send("not_started", process=process_id, why=not_started(error))
         if self._network:
             self._network.handed_over()
@@ -169,9 +182,10 @@ class HostAttempt:
         if self._network and process_id == self._job.first:
             variables["LOCKSTEP_AGENT"] = str(self._network.fd)
             inherited.append(self._network.fd)
-        stdin = self._stdin_there if process_id == 0 else None
+        stdin = self._stdin_there if process_id == 0 else 0
         try:
-            process = ChildProcess(self._job, process_id, variables, inherited, stdin)
+            start = self._agent.preloaded.starter(self._job)
+            process = ChildProcess(self._job, process_id, variables, inherited, stdin, start)
         finally:
             if process_id == 0:
                 self._close_stdin_there()
@@ -286,10 +300,11 @@ class HostAttempt:
         self._sweep_until = time.monotonic() + LEFTOVER_GRACE
 
     def _go_on_sweeping(self, until: float) -> None:
-        left = process_tree.descendants()
+        spared = self._agent.preloaded.pids
+        left = process_tree.descendants(spared)
         if left and time.monotonic() < until:
             return
-        process_tree.end_all()
+        process_tree.end_all(spared)
         self._sweep_until = None
         self.runs = False
         self._send("swept", killed=len(left), notes=host_records.notes(self._job))
@@ -298,7 +313,7 @@ class HostAttempt:
     def longest_turn(self) -> float:
         """Seconds after which the agent's loop has to call `after_turn` again."""
         if self._work:
-            return 0.0 if self.runs else 0.02
+            return 0.0 if self.runs and not self._waits else 0.02
         return 1.0 if self._sweep_until is None else 0.02
 
     # Standard input of process 0
@@ -358,6 +373,7 @@ def _spec(order: Mapping[str, Any], folder: Path) -> LaunchSpec:
         first=int(order["first"]),
         total=int(order["total"]),
         max_restarts=int(order["max_restarts"]),
+        preload=tuple(order["preload"]),
     )
 
 

@@ -153,6 +153,7 @@ class SeveralHosts:
             "count": placed.count,
             "total": job.processes,
             "max_restarts": job.max_restarts,
+            "preload": job.preload,
             "config": config.to_environ(),
             "environ": dict(job.environ),
             "directory": self._directory,

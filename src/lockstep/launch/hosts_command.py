@@ -81,6 +81,7 @@ def run(
         prefixed=not args.no_prefix,
         grace=args.grace,
         max_restarts=args.max_restarts,
+        preload=args.preload,
         grow=args.grow,
     )
 

@@ -24,6 +24,7 @@ from lockstep.processes.console import complain
 from lockstep.processes.job_processes import Loop, Processes
 from lockstep.processes.job_spec import LaunchSpec
 from lockstep.processes.local_processes import LocalProcesses
+from lockstep.processes.preload import Preloaded
 from lockstep.processes.restart_decision import Restarts
 from lockstep.system import port_reservation
 
@@ -46,9 +47,10 @@ class ThisHost:
 
     def __init__(self, ports_held: contextlib.ExitStack) -> None:
         self._ports_held = ports_held
+        self._preloaded = Preloaded()
 
     def processes(self, job: LaunchSpec, loop: Loop) -> LocalProcesses:
-        return LocalProcesses(job, loop)
+        return LocalProcesses(job, loop, self._preloaded)
 
     def again(self, job: LaunchSpec) -> LaunchSpec:
         port = self._ports_held.enter_context(port_reservation.reserve())

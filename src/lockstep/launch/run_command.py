@@ -83,6 +83,7 @@ def run(
             prefixed=not args.no_prefix,
             grace=args.grace,
             max_restarts=args.max_restarts,
+            preload=args.preload,
         )
         return run_guarded(
             lambda lifeline: restarts.run(job, lifeline), job.run_dir, caller.lifeline

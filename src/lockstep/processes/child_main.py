@@ -46,7 +46,8 @@ _MAX_SHOWN = 120
 """Maximal number of characters of an engine's error that each process prints."""
 
 
-def main() -> None:
+def main(before_program: Callable[[], object] = lambda: None) -> None:
+    """``before_program`` is called when all is prepared."""
     command = sys.argv[sys.argv.index("--") + 1 :]
     config = current()
     process = os.getpid()
@@ -62,6 +63,7 @@ def main() -> None:
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     user_program.prepare(command)
     sys.excepthook = functools.partial(_show, config)
+    before_program()
     try:
         if config.auto_init:
             import lockstep
@@ -141,7 +143,8 @@ def _exit_code(error: SystemExit) -> int:
     return 1
 
 
-def _summary(error: BaseException) -> str:
+def summary(error: BaseException) -> str:
+    """The type and the first line of an error, as a line of a report."""
     if isinstance(error, SystemExit):
         return f"sys.exit({error.code!r})"
     text = "".join(traceback.format_exception_only(type(error), error)).strip()
@@ -158,7 +161,7 @@ def _record(config: Config, code: int, error: BaseException) -> None:
         return
     with contextlib.suppress(Exception):
         record = _run_files.ErrorRecord(
-            happened, code, _summary(error), "".join(traceback.format_exception(error))
+            happened, code, summary(error), "".join(traceback.format_exception(error))
         )
         record.write(_folder(config))
         _run_files.ring(Path(config.run_dir))
@@ -223,7 +226,7 @@ def _show(
             line = f"lockstep: {_shortened(message)} (whole text: see the launcher's report)\n"
             text = line if _shown_by_another(config, stack) is not None else stack + line
         elif (other := _shown_by_another(config, text)) is not None:
-            where = ", ".join(filter(None, (_shortened(_summary(error)), tracebacks.place(text))))
+            where = ", ".join(filter(None, (_shortened(summary(error)), tracebacks.place(text))))
             text = f"{where} (traceback as on process {other})\n"
     sys.stderr.write(text)
 

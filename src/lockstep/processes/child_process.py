@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from lockstep import _run_files
 from lockstep._run_files import OUT_OF_MEMORY, STOPPED, Exit
 from lockstep.processes.job_spec import LaunchSpec, command
-from lockstep.system import process_tree
+from lockstep.processes.process_start import Start, spawn
 
 
 class ChildProcess:
@@ -24,13 +23,13 @@ class ChildProcess:
         process_id: int,
         environ: Mapping[str, str],
         inherited: Sequence[int] = (),
-        stdin: int | None = None,
+        stdin: int = 0,
+        start: Callable[[Start], int] = spawn,
     ) -> None:
         """Starts process ``process_id``; ``environ`` overrides the job's variables.
 
         ``inherited`` are descriptors that it gets besides the standard ones. ``stdin`` is what
-        process 0 reads, by default what this process reads. Raises OSError or
-        subprocess.SubprocessError.
+        process 0 reads, by default what this process reads. Raises what ``start`` raises.
         """
         self.process_id = process_id
         self.exit: Exit | None = None
@@ -41,26 +40,24 @@ class ChildProcess:
         _run_files.make_folder(self._folder)
         self.stdout_fd, out_end = os.pipe()
         self.stderr_fd, err_end = os.pipe()
+        null = os.open(os.devnull, os.O_RDONLY)
         try:
-            started = subprocess.Popen(
-                command(job.program),
-                stdin=stdin if process_id == 0 else subprocess.DEVNULL,
-                stdout=out_end,
-                stderr=err_end,
-                env={**job.environ_of(process_id), **environ},
-                pass_fds=inherited,
-                start_new_session=True,
-                preexec_fn=lambda: _prepare(job.cores_of(process_id)),
+            self.pid = start(
+                Start(
+                    command=command(job.program),
+                    environ={**job.environ_of(process_id), **environ},
+                    streams=(stdin if process_id == 0 else null, out_end, err_end),
+                    inherited=inherited,
+                    cores=job.cores_of(process_id),
+                )
             )
         except BaseException:
             os.close(self.stdout_fd)
             os.close(self.stderr_fd)
             raise
         finally:
-            os.close(out_end)
-            os.close(err_end)
-        started.returncode = 0  # the supervisor reaps it; Popen's own finalizer must not
-        self.pid = started.pid
+            for fd in (null, out_end, err_end):
+                os.close(fd)
 
     @property
     def lives(self) -> bool:
@@ -100,14 +97,3 @@ class ChildProcess:
     def record(self) -> _run_files.ErrorRecord | None:
         """The error that it has recorded."""
         return _run_files.ErrorRecord.read(self._folder)
-
-
-def _prepare(cores: frozenset[int] | None) -> None:
-    # Runs between fork and exec. `child_main` handles SIGINT once it is ready. Until then SIGINT is
-    # ignored: a process that is stopped while Python starts would print a traceback of Python's.
-    # The launcher of a notebook has it blocked.
-    process_tree.end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    if cores is not None:
-        os.sched_setaffinity(0, cores)

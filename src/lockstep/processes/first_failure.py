@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from lockstep._errors import LaunchError
 from lockstep._jax_compat import texts
 from lockstep._run_files import OUT_OF_MEMORY, STOPPED, ErrorRecord, Exit
 from lockstep.system import fd_limit
@@ -131,6 +132,8 @@ def is_engines(record: ErrorRecord | None) -> bool:
 
 def not_started(error: Exception) -> str:
     """Why a process could not be started, with the likely causes."""
+    if isinstance(error, LaunchError):
+        return str(error)
     number = getattr(error, "errno", None)
     if getattr(error, "filename", None) == sys.executable:
         causes = (

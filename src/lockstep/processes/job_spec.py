@@ -65,6 +65,8 @@ class LaunchSpec:
     """Seconds in which processes may end by themselves when the job is stopped or has failed."""
     max_restarts: int = 0
     """How often the job starts again after a failure."""
+    preload: tuple[str, ...] = ()
+    """Modules that each host imports once: see `preload`."""
     changes: HostChanges | None = None
     """What has become of the hosts since the attempt before; None: nothing is known of them."""
     grow: float | None = None

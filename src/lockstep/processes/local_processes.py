@@ -8,7 +8,7 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from lockstep import _run_files
 from lockstep.processes import console as consoles
@@ -18,6 +18,8 @@ from lockstep.processes.first_failure import EndedProcess, not_started
 from lockstep.processes.job_processes import Loop, Output, ended_process
 from lockstep.processes.job_spec import LaunchSpec
 from lockstep.processes.pmi import PmiServer
+from lockstep.processes.preload import Preloaded, PreloadError
+from lockstep.processes.process_start import Start
 from lockstep.system import fd_limit, process_tree
 from lockstep.system.oom import OomKills
 
@@ -39,12 +41,13 @@ class LocalProcess(ChildProcess):
         console: Console,
         prefixes: tuple[bytes, bytes],
         pmi: PmiServer | None,
+        start: Callable[[Start], int],
     ) -> None:
-        """Raises OSError or subprocess.SubprocessError."""
+        """Raises what ``start`` raises."""
         self._output = Output(job, process_id)
         environ = pmi.environ(process_id) if pmi else {}
         inherited = (pmi.inherited(process_id),) if pmi else ()
-        super().__init__(job, process_id, environ, inherited)
+        super().__init__(job, process_id, environ, inherited, start=start)
         fds = (self.stdout_fd, self.stderr_fd)
         self.stdout, self.stderr = self._output.streams(fds, console, prefixes)
 
@@ -59,8 +62,10 @@ class LocalProcesses:
 
     not_stored = ""
 
-    def __init__(self, job: LaunchSpec, loop: Loop) -> None:
+    def __init__(self, job: LaunchSpec, loop: Loop, preloaded: Preloaded | None = None) -> None:
+        """``preloaded`` outlives the attempts of a job."""
         self._job = job
+        self._preloaded = preloaded or Preloaded()
         self._loop = loop
         self._oom_kills = OomKills()
         self._pmi = PmiServer(job.processes) if job.config.collectives == "mpi" else None
@@ -89,6 +94,8 @@ class LocalProcesses:
         out = consoles.prefixes(count, console.stdout, prefixed)
         err = consoles.prefixes(count, console.stderr, prefixed)
         turn_at = 0.0
+        if not self._preload():
+            return
         for process_id in range(count):
             if time.monotonic() >= turn_at:
                 self._loop.turn(0.0)
@@ -97,13 +104,32 @@ class LocalProcesses:
                 return
             try:
                 self._start(process_id, (out[process_id], err[process_id]))
-            except (OSError, subprocess.SubprocessError) as error:
+            except (OSError, subprocess.SubprocessError, PreloadError) as error:
                 self._loop.could_not_start(process_id, not_started(error))
                 return
 
+    def _preload(self) -> bool:
+        """Waits for the imports of ``--preload``; whether the processes can be started."""
+        try:
+            while not self._preloaded.is_ready(self._job):
+                self._loop.turn(STARTING_TURN)
+                if self._loop.is_stopping:
+                    return False
+        except (OSError, subprocess.SubprocessError, PreloadError) as error:
+            self._loop.could_not_start(0, not_started(error))
+            return False
+        return True
+
     def _start(self, process_id: int, prefixes: tuple[bytes, bytes]) -> None:
         pmi = self._pmi
-        process = LocalProcess(self._job, process_id, self._loop.console, prefixes, pmi)
+        process = LocalProcess(
+            self._job,
+            process_id,
+            self._loop.console,
+            prefixes,
+            pmi,
+            self._preloaded.starter(self._job),
+        )
         self.members.append(process)
         if not self._held:
             for stream in (process.stdout, process.stderr):
@@ -157,7 +183,7 @@ class LocalProcesses:
         signal_members(self._job, self.members, number)
 
     def sweep(self) -> int:
-        return sweep(self._job, self._loop.turn)
+        return sweep(self._job, self._loop.turn, self._preloaded.pids)
 
     def collect(self) -> None:
         pass  # they write into the run's directory
@@ -193,13 +219,13 @@ def signal_members(job: LaunchSpec, members: Sequence[ChildProcess], number: int
         process.send(number)
 
 
-def sweep(job: LaunchSpec, turn: Callable[[float], None]) -> int:
+def sweep(job: LaunchSpec, turn: Callable[[float], None], spared: Collection[int] = ()) -> int:
     """Ends what the processes have started and left running; how many were killed."""
     end_coordination(job)
     deadline = time.monotonic() + LEFTOVER_GRACE
-    while left := process_tree.descendants():
+    while left := process_tree.descendants(spared):
         if time.monotonic() > deadline:
-            process_tree.end_all()
+            process_tree.end_all(spared)
             return len(left)
         turn(0.02)
     return 0

@@ -12,6 +12,7 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -27,9 +28,9 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(code, os.strerror(code), "prctl")
 
 
-def adopt_orphans() -> None:
-    """From now on descendants whose parent ends become children of this process."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+def adopt_orphans(wanted: bool = True) -> None:
+    """From now on descendants whose parent ends become children of this process, or not."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(wanted))
 
 
 def end_with_parent() -> None:
@@ -90,25 +91,29 @@ def open_files(pid: int) -> list[str]:
     return found
 
 
-def below(ancestor: int, parent_of: dict[int, int]) -> set[int]:
-    """Every process that descends from ``ancestor``."""
+def below(ancestor: int, parent_of: dict[int, int], spared: Collection[int] = ()) -> set[int]:
+    """Every process that descends from ``ancestor``, without ``spared`` and what is below them."""
     children: dict[int, list[int]] = {}
     for pid, parent in parent_of.items():
         children.setdefault(parent, []).append(pid)
     found: set[int] = set()
     waiting = [ancestor]
     while waiting:
-        fresh = [pid for pid in children.get(waiting.pop(), []) if pid not in found]
+        of_one = children.get(waiting.pop(), [])
+        fresh = [pid for pid in of_one if pid not in found and pid not in spared]
         found.update(fresh)
         waiting += fresh
     return found
 
 
-def descendants() -> set[int]:
-    """The living processes that descend from this one, which has adopted its orphans."""
+def descendants(spared: Collection[int] = ()) -> set[int]:
+    """The living processes that descend from this one, which has adopted its orphans.
+
+    Those ``spared`` are left out, with what descends from them.
+    """
     if not _has_children():
         return set()  # saves reading /proc, which may have thousands of processes
-    return below(os.getpid(), parents())
+    return below(os.getpid(), parents(), spared)
 
 
 def _has_children() -> bool:
@@ -141,14 +146,19 @@ def reap() -> list[tuple[int, int]]:
     return ended
 
 
-def end_all() -> None:
-    """Kills and reaps every descendant, except those that it may not kill (another user's).
+def end_all(spared: Collection[int] = ()) -> None:
+    """Kills and reaps every descendant, except those ``spared``, and those that it may not kill
+    (another user's).
 
     It ends when this process has no child left, not when it sees no descendant: a process that ends
-    while /proc is read hides its own children, which become this one's a moment later.
+    while /proc is read hides its own children, which become this one's a moment later. Beside
+    children that are spared, it ends when it has seen no other twice.
     """
     deadline = time.monotonic() + REAP_SECONDS
-    while _has_children() and time.monotonic() < deadline:
-        kill(descendants())
+    unseen = 0
+    while _has_children() and unseen < 2 and time.monotonic() < deadline:
+        left = descendants(spared)
+        unseen = 0 if left or not spared else unseen + 1
+        kill(left)
         reap()
         time.sleep(0.005)
