@@ -109,7 +109,7 @@ TEST(more_ranks_than_cores) {
   for (const Harness harness : kAll)
     run_healthy(crowd, {.harness = harness, .oversubscribed = true, .cores = 1}, [](Rank& rank) {
       const auto end = rank.all();
-      for (std::uint32_t i = 0; i < 40; ++i)
+      for (std::uint32_t i = 0; i < static_cast<std::uint32_t>(rounds(40, 10)); ++i)
         for (const Op op : kOps)
           run_case(*end, {op, DType::kI32, reductions_of(op, DType::kI32)[0], i * 25, i});
     });

@@ -76,7 +76,7 @@ TEST(every_algorithm) {
       {Op::kAllToAll, "all-to-all=bruck"},
       {Op::kAllToAll, "all-to-all=pairwise"},
   };
-  for (const Hosts& hosts : sample(all_hosts(), 5))
+  for (const Hosts& hosts : sample(all_hosts(), 3))
     for (const auto& [op, text] : kAlgorithms)
       run_on(hosts, text,
              [&, op = op](Rank& rank) { run_sizes(rank, op, {0, 1, 7, 130, 1000, 4099}); });
@@ -84,7 +84,7 @@ TEST(every_algorithm) {
 
 // Messages in one piece, in a few, and more than may be on their way.
 TEST(pieces) {
-  for (const Hosts& hosts : sample(all_hosts(), 4))
+  for (const Hosts& hosts : sample(all_hosts(), 3))
     for (const char* text : {"", "all-reduce=ring", "all-reduce=direct"})
       run_on(hosts, text, [&](Rank& rank) {
         const auto end = rank.all();

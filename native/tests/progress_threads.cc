@@ -11,6 +11,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <future>
 #include <new>
@@ -148,7 +149,13 @@ int count_in_memory(const std::array<unsigned char, 32>& inverted) {
       const ssize_t n = pread(memory.get(), window.data(), window.size(), static_cast<off_t>(at));
       if (n < 0) break;
       for (ssize_t i = 0; i + 32 <= n; ++i) {
-        std::size_t same = 0;
+        // Most bytes are none of the key's first: the rest is looked at there only.
+        const void* first = std::memchr(&window[static_cast<std::size_t>(i)],
+                                        static_cast<unsigned char>(~inverted[0]),
+                                        static_cast<std::size_t>(n - 31 - i));
+        if (first == nullptr) break;
+        i = static_cast<const unsigned char*>(first) - window.data();
+        std::size_t same = 1;
         while (same < 32 && window[static_cast<std::size_t>(i) + same] ==
                                 static_cast<unsigned char>(~inverted[same]))
           ++same;

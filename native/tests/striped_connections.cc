@@ -248,7 +248,7 @@ TEST(many_threads_send_stripes) {
 }
 
 TEST(collectives_and_permutes) {
-  for (const char* name : {"2x1", "3x2"})
+  for (const char* name : sample<const char*>({"3x2", "2x1"}, 1))
     for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts})
       for (const bool encrypt : {true, false})
         run_healthy(layout(name), {.harness = harness, .encrypt = encrypt, .connections = 3},
@@ -256,7 +256,7 @@ TEST(collectives_and_permutes) {
                       const auto end = rank.all();
                       const int next = 1 % rank.size();
                       std::uint32_t seed = 0;
-                      for (int round = 0; round < rounds(6, 3); ++round)
+                      for (int round = 0; round < rounds(6, 1); ++round)
                         for (const std::size_t count : {1000, 60'000, 500'000}) {
                           for (const Op op :
                                {Op::kAllReduce, Op::kAllGather, Op::kReduceScatter, Op::kAllToAll})

@@ -119,7 +119,7 @@ TEST(all_processes_encrypt_or_none_does) {
 }
 
 TEST(collectives_and_permutes) {
-  for (const char* name : {"2x1", "3x2", "4x1"})
+  for (const char* name : sample<const char*>({"3x2", "2x1", "4x1"}, 1))
     for (const Harness harness : {Harness::kHosts, Harness::kForkedHosts})
       run_healthy(layout(name), {.harness = harness, .encrypt = false}, [](Rank& rank) {
         const auto end = rank.all();

@@ -88,6 +88,7 @@ def test_two_implementations_side_by_side(tmp_path: Path) -> None:
     assert "[4/4] permute 1 MiB: lockstep" in err
 
 
+@pytest.mark.full
 def test_the_other_operations_on_several_devices_and_json_on_stdout() -> None:
     status, out, err = bench(
         *("-n", "2", "-d", "2", "--sizes", "4KiB", "--repeats", "1", "--collectives", "lockstep"),

@@ -192,6 +192,7 @@ def test_what_was_measured_is_written_and_shown(
     assert json.loads(file.read_text()) == report()
 
 
+@pytest.mark.full
 def test_a_full_disk_loses_nothing_but_the_file(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

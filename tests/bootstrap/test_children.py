@@ -38,7 +38,8 @@ def computed(ended: Ended) -> str:
     return "\n".join(line for line in ended.stdout.splitlines() if "Gloo" not in line)
 
 
-@sample("imported", BEGINNINGS, 1)
+@pytest.mark.full
+@pytest.mark.parametrize("imported", BEGINNINGS)
 def test_a_child_by_subprocess_gets_stock_jax(imported: str) -> None:
     ended = python(
         f"""
@@ -93,6 +94,7 @@ def test_the_same_without_lockstep_initialize(
         plugin._check_no_job()
 
 
+@pytest.mark.full
 def test_a_child_by_fork_of_a_program_that_has_not_used_jax() -> None:
     ended = python(
         f"""
@@ -149,6 +151,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 def test_a_forked_child_ignores_sigterm_and_pools_can_end_without_it() -> None:
     """As the sharp bits say: JAX's handler of SIGTERM is inherited, so `Pool.terminate` waits."""
     assert "alive True" in run_lockstep([], IGNORES_SIGTERM, n=1, timeout=90).stdout

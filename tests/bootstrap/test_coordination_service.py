@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import lockstep
-from lanes import sample
+from lanes import full, sample
 from lockstep.bootstrap import service_loss
 from lockstep.job import current_job
 from lockstep.system import tcp_ports
@@ -71,6 +71,7 @@ def test_the_service_listens_on_loopback_and_refuses_peers_without_the_key(tmp_p
         assert "read" not in result.stdout, result
 
 
+@pytest.mark.full
 def test_a_port_that_is_taken_is_an_error_that_names_its_holder() -> None:
     with socket.create_server(("0.0.0.0", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -123,7 +124,7 @@ def wait_for_clients(address: str, count: int) -> None:
 
 
 # A service elsewhere, as a second process 0 on another host starts it.
-@pytest.mark.parametrize(("process", "more"), [(1, ""), (0, ", coordinator_bind_address='{}'")])
+@pytest.mark.parametrize(("process", "more"), [full(1, ""), (0, ", coordinator_bind_address='{}'")])
 def test_two_processes_with_one_number_are_named(process: int, more: str) -> None:
     address = f"127.0.0.1:{free_port()}"
     with contextlib.ExitStack() as ended:
@@ -194,6 +195,7 @@ def test_a_service_that_is_killed_is_an_exception_in_every_process() -> None:
         assert lines[-2:] == ["no barrier", "saved 10.0"], result
 
 
+@pytest.mark.full
 def test_a_service_that_process_0_has_left_takes_no_process_of_the_next_job() -> None:
     """It goes on serving those that are connected."""
     program = """

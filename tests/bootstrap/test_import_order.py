@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from lanes import sample
 from processes import Ended, free_port, python
 
@@ -44,6 +46,7 @@ def test_the_error_is_an_import_error_and_leaves_jax_usable() -> None:
     )
 
 
+@pytest.mark.full
 def test_with_gloo_the_order_does_not_matter() -> None:
     well(
         """
@@ -83,6 +86,7 @@ def test_the_hook_leaves_no_trace_in_jax(statement: str) -> None:
     )
 
 
+@pytest.mark.full
 def test_the_user_s_own_choice_of_gloo_is_respected() -> None:
     well(
         """
@@ -94,6 +98,7 @@ def test_the_user_s_own_choice_of_gloo_is_respected() -> None:
     )
 
 
+@pytest.mark.full
 def test_a_choice_that_the_program_makes_before_it_imports_jax_is_respected() -> None:
     well(
         """
@@ -106,6 +111,7 @@ def test_a_choice_that_the_program_makes_before_it_imports_jax_is_respected() ->
     )
 
 
+@pytest.mark.full
 def test_finding_jax_and_importing_either_again_changes_nothing() -> None:
     well(
         """
@@ -165,6 +171,7 @@ def test_jax_not_installed_at_all() -> None:
     )
 
 
+@pytest.mark.full
 def test_a_jax_that_fails_to_import_fails_with_its_own_error() -> None:
     well(
         """
@@ -204,6 +211,7 @@ def test_a_single_process_program_is_not_touched() -> None:
     )
 
 
+@pytest.mark.full
 def test_the_engine_without_lockstep_says_what_to_do() -> None:
     from lockstep.engine import bindings
 

@@ -247,6 +247,7 @@ def test_random_hashes_of_strings_are_a_warning_of_process_0() -> None:
         assert ["PYTHONHASHSEED=0" in end.stderr for end in ended] == [warns, False], ended
 
 
+@pytest.mark.full
 def test_processes_whose_engines_differ_share_no_memory() -> None:
     program = """
         import lockstep, os, sys
@@ -282,6 +283,7 @@ def test_an_engine_is_told_by_its_functions(
     assert bindings.interface.__wrapped__() == "none"
 
 
+@pytest.mark.full
 def test_hosts_that_share_no_memory_run_on_gloo_and_say_so_once() -> None:
     program = f"""
 import lockstep
@@ -315,6 +317,7 @@ lockstep.initialize(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
     assert [(r["sum"], r["calls"]) for r in said] == [(2.0, 0)] * 2
 
 
+@pytest.mark.full
 def test_uneven_devices_have_no_process_mesh() -> None:
     program = """
         import lockstep

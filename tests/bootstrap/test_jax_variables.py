@@ -196,7 +196,7 @@ CASES = [
 ]
 
 
-@sample(("names", "join"), CASES, 0, 5)
+@sample(("names", "join"), CASES, 5)
 def test_import_lockstep_finds_them(names: str, join: str) -> None:
     assert_sums(SUM.format(join=join), names)
 
@@ -205,8 +205,6 @@ def test_import_lockstep_finds_them(names: str, join: str) -> None:
     ("names", "join"),
     [("without port", BARE), ("with port", THE_GUIDE_S), ("skypilot", BARE)],
     0,
-    1,
-    2,
 )
 def test_the_worker_finds_them(names: str, join: str, tmp_path: Path) -> None:
     program = tmp_path / "sum.py"

@@ -71,6 +71,7 @@ def threads_of_jax(before: str) -> int:
     return int(ended.stdout)
 
 
+@pytest.mark.full
 def test_jaxlib_has_more_threads_than_it_would_make_by_itself() -> None:
     """By itself it has one for each device, and so it has where the user decides on one."""
     alone = threads_of_jax("os.environ['NPROC'] = '1'")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from lanes import full
 from support import Result, run_lockstep
 
 PROGRAM = Path(__file__).parent / "checkpoint_job.py"
@@ -25,7 +24,8 @@ def numbers(lines: list[str]) -> list[list[int]]:
     return [[int(x) for x in line.split()[1:]] for line in lines if line.startswith("rows")]
 
 
-@pytest.mark.parametrize("more", [1, full(3)])
+@pytest.mark.full
+@pytest.mark.parametrize("more", [1, 3])
 def test_an_indexed_source_goes_on_with_the_next_row_on_any_number(
     tmp_path: Path, more: int
 ) -> None:

@@ -231,6 +231,7 @@ def test_an_iterator_is_not_restored_after_its_rows_are_gone(rows: NamedSharding
         fresh.set_state(state)
 
 
+@pytest.mark.full
 def test_without_grain_the_error_names_the_extra() -> None:
     ended = python(
         """

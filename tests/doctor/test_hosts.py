@@ -16,6 +16,7 @@ from lockstep.doctor.hosts import show_pairs
 from ssh_hosts import possible, ssh_hosts
 
 
+@pytest.mark.full
 @needs(possible(), "needs root, openssh-server and namespaces: .ci/tools installs them")
 def test_hosts_are_checked_and_each_pair_measured(tmp_path: Path) -> None:
     with ssh_hosts(tmp_path, "abc", debian="b") as hosts:

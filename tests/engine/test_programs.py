@@ -61,11 +61,13 @@ def test_sums_have_the_same_bits_in_every_run() -> None:
     assert len({line for run in runs for lines in run.values() for line in lines}) == 1
 
 
-@sample(("n", "d"), [(2, 2), (2, 4), (4, 1)], 0)
+@pytest.mark.full
+@pytest.mark.parametrize(("n", "d"), [(2, 2), (2, 4), (4, 1)])
 def test_groups_that_look_alike_are_distinguished(n: int, d: int) -> None:
     run("meshes.py", n, d)
 
 
+@pytest.mark.full
 def test_computations_over_some_of_the_processes() -> None:
     run("subsets.py", 3, 2)
 

@@ -22,7 +22,7 @@ from support import start_lockstep
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 WITH_ARGUMENTS = {"train_digits.py", "checkpoint_restart.py", "flax_digits.py"}
 """Examples with tests of their own."""
-IN_MAKE_TEST = ("process_local_data.py", "psum_all_devices.py", "files_per_process.py")
+IN_MAKE_TEST = ("process_local_data.py", "psum_all_devices.py")
 """They and `checkpoint_restart.py` run with every change, the others in ``make full``."""
 PROCESSES = 2
 TIMEOUT_SECONDS = 150

@@ -68,7 +68,10 @@ def test_two_barriers_are_a_deadlock_too() -> None:
     ), result
 
 
-@sample("name", ["in_flight", "another_thread", "not_read_yet", "timeout", "alarm", "own_name"], 0)
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "name", ["in_flight", "another_thread", "not_read_yet", "timeout", "alarm", "own_name"]
+)
 def test_a_program_that_goes_on_is_not_accused(name: str) -> None:
     result = run(name)
     told = ["went on"] if name == "timeout" else []
@@ -76,7 +79,8 @@ def test_a_program_that_goes_on_is_not_accused(name: str) -> None:
     assert_unsaid("a deadlock", result.stderr)
 
 
-@sample("name", ["native_program", "native_call", "native_read"], 0)
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["native_program", "native_call", "native_read"])
 def test_native_code_that_sleeps_is_not_taken_for_a_deadlock(name: str, tmp_path: Path) -> None:
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     assert compiler is not None, "the engine was built with a compiler, and this needs one too"

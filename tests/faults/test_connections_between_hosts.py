@@ -8,13 +8,14 @@ import ucx
 from faults.harness import PROGRAMS
 from faults.host_jobs import PROGRAM, assert_nothing_left, end, everything, run
 from faults.hosts import Hosts, possible
-from lanes import full, needs
+from lanes import needs
 
 pytestmark = needs(possible(), "no network namespaces, or no ip or nsenter: no second host")
 
 
-@pytest.mark.parametrize("encryption", ["1", full("0")])
-@pytest.mark.parametrize("connections", [3, full(1)])
+@pytest.mark.full
+@pytest.mark.parametrize("encryption", ["1", "0"])
+@pytest.mark.parametrize("connections", [3, 1])
 def test_large_sums_over_several_connections_are_right(
     hosts: Hosts, encryption: str, connections: int
 ) -> None:

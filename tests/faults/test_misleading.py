@@ -116,6 +116,7 @@ def test_an_exception_of_a_callback_is_the_reason(name: str) -> None:
     assert f"{at('log')} in log" in said.splitlines()[0], said
 
 
+@pytest.mark.full
 def test_an_exception_that_has_ended_a_thread_is_named_beside_the_wait_for_its_process() -> None:
     said = report_of("loader_thread", "--collective-timeout", "4").said_by_launcher
     assert re.search(r"process 1 \(pid \d+ on \S+\) has not arrived yet \(its thread loader ", said)

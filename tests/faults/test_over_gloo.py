@@ -112,7 +112,8 @@ except jax.errors.JaxRuntimeError:
 """
 
 
-@sample("fault", ["exit", "shape"], 0)
+@pytest.mark.full
+@pytest.mark.parametrize("fault", ["exit", "shape"])
 def test_a_survivor_that_chooses_its_exit_code_is_not_the_headline(fault: str) -> None:
     result = run_lockstep(
         OPTIONS,
@@ -177,6 +178,7 @@ train("", array(4 * count), -1, 200)
 """
 
 
+@pytest.mark.full
 def test_a_constant_that_differs_is_explained() -> None:
     program = PROGRAM + CONSTANT
     result = run_lockstep(OPTIONS, program, n=2, d=1, timeout=120, expect_status=1, forked=True)
@@ -185,6 +187,7 @@ def test_a_constant_that_differs_is_explained() -> None:
     assert "# HERE" in headline
 
 
+@pytest.mark.full
 def test_a_program_that_ends_at_once_is_compared_at_its_end() -> None:
     program = (
         PROGRAM

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from faults.harness import PROGRAMS, TIMEOUT, ended_with, told_by
+from lanes import full
 from lockstep._run_files import COORDINATION_PID
 from lockstep.processes import child_main
 from support import Run, marked, start_lockstep, wait_until
@@ -61,7 +62,7 @@ float(total(x))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, full(signal.SIGTERM)])
 def test_a_signal_to_a_job_that_waits_says_for_which_process(number: int) -> None:
     with start_lockstep(["-n", "2", "-d", "1", "--grace", "4"], WAITS, forked=True) as run:
         wait_until(lambda: (run.folder / "now").exists(), "process 0 waits", 60)
@@ -130,6 +131,7 @@ print("result", float(result))
 """
 
 
+@pytest.mark.full
 def test_a_stopped_process_is_reported_and_may_go_on(tmp_path: Path) -> None:
     options = ["-n", "2", "--stall-warning", "1", "--log-dir", str(tmp_path)]
 

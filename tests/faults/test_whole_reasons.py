@@ -6,6 +6,8 @@ has room for 1,023 bytes.
 
 from __future__ import annotations
 
+import pytest
+
 from lockstep import _words
 from of_this_jax import where_numbered
 from processes import free_port, run_processes
@@ -93,6 +95,7 @@ def test_the_launcher_prints_what_an_exception_has_no_room_for() -> None:
     assert not _words.is_cut(result.said_by_launcher)
 
 
+@pytest.mark.full
 def test_a_process_prints_it_where_there_is_no_launcher() -> None:
     address = f"127.0.0.1:{free_port()}"
     environs = [{"JAX_NUM_CPU_DEVICES": "2", "RANK": str(process)} for process in range(2)]

@@ -133,8 +133,9 @@ print("right" if (total == rows[:64] + rows[64:]).all() else total)
 """
 
 
+@pytest.mark.full
 @needs_float16_pass
-@sample("order", [("lockstep", "gloo"), ("gloo", "lockstep"), ("mpi", "gloo")], 0)
+@pytest.mark.parametrize("order", [("lockstep", "gloo"), ("gloo", "lockstep"), ("mpi", "gloo")])
 def test_a_compilation_cache_may_be_shared_with_gloo(
     order: tuple[str, ...], tmp_path: pathlib.Path
 ) -> None:

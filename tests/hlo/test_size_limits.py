@@ -41,6 +41,7 @@ def compiles(name: str, elements: int) -> str:
     return ""
 
 
+@pytest.mark.full
 @pytest.mark.lockstep(n=2, devices=1)
 @pytest.mark.parametrize("name", SIZES)
 def test_what_does_not_fit_is_refused_when_it_is_compiled(name: str) -> None:

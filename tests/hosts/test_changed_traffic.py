@@ -87,6 +87,7 @@ def test_changed_data_is_the_headline_on_every_process_and_in_the_report(hosts: 
     assert_unsaid("is gone", report.stdout)
 
 
+@pytest.mark.full
 def test_a_changed_handshake_says_so_and_names_no_key_file(hosts: SshHosts) -> None:
     with attack(hosts, "handshakes") as attacker:
         done = hosts.run("a", command(hosts), timeout=TIMEOUT, check=False)

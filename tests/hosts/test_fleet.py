@@ -69,6 +69,7 @@ def stub(delay: float, patience: float) -> list[str]:
     return [sys.executable, "-c", STUB, str(delay), str(patience)]
 
 
+@pytest.mark.full
 def test_hosts_that_answer_one_after_the_other_are_waited_for(fleet: Make) -> None:
     """The last answers after a multiple of what is waited for one."""
     delays = {f"h{i}": 1.0 + 1.5 * i for i in range(4)}
@@ -76,6 +77,7 @@ def test_hosts_that_answer_one_after_the_other_are_waited_for(fleet: Make) -> No
     assert [each.lost for each in made.connect([Host(name) for name in delays])] == [""] * 4
 
 
+@pytest.mark.full
 def test_an_agent_that_has_started_hears_of_the_launcher_while_others_are_started(
     fleet: Make,
 ) -> None:

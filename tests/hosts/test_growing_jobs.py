@@ -28,6 +28,7 @@ def hosts(tmp_path: Path) -> Hosts:
     return Hosts(tmp_path)
 
 
+@pytest.mark.full
 def test_grow_asks_the_program_to_save_and_starts_again_on_all_hosts(hosts: Hosts) -> None:
     options = ["--hosts", "a,b", "--max-restarts", "1", "--min-hosts", "1", "--grow"]
     with hosts.start(*options, program=TRAINING) as run:

@@ -231,6 +231,7 @@ def test_an_ssh_of_this_machine_that_is_killed_is_not_called_the_agent(
     hosts.assert_nothing_left(40.0)
 
 
+@pytest.mark.full
 def test_the_exit_status_is_that_of_the_process_that_failed_first(
     hosts: SshHosts, tmp_path: Path
 ) -> None:
@@ -250,6 +251,7 @@ def test_the_exit_status_is_that_of_the_process_that_failed_first(
     hosts.assert_nothing_left()
 
 
+@pytest.mark.full
 def test_much_output_of_all_hosts_arrives_whole(hosts: SshHosts, tmp_path: Path) -> None:
     source = """
     import os
@@ -277,6 +279,7 @@ def test_process_0_reads_the_launchers_input(hosts: SshHosts, tmp_path: Path) ->
     ]
 
 
+@pytest.mark.full
 def test_what_a_program_leaves_running_is_ended(hosts: SshHosts, tmp_path: Path) -> None:
     source = """
     import subprocess

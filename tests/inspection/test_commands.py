@@ -27,6 +27,7 @@ def inspect(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.full
 def test_a_plan_for_64_devices_on_4_hosts(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     link = ["--link", "20us,10GB/s", "--link-between", "100us,1GB/s"]

@@ -56,6 +56,7 @@ def test_a_small_all_reduce_takes_at_most_2_log2_messages_of_a_host(hosts: int) 
     assert algorithms.choose("all-reduce", hosts, 1024) == "recursive-doubling"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("op", "name"),
     [

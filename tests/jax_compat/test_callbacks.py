@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from processes import python
 
 
+@pytest.mark.full
 def test_each_kind_of_callback_is_watched() -> None:
     ended = python(
         """

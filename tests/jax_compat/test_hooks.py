@@ -275,6 +275,7 @@ def test_lockstep_may_be_imported_again_before_jax() -> None:
     assert ended.status == 0, ended
 
 
+@pytest.mark.full
 def test_jax_imported_past_the_hook_is_an_error_of_initialize() -> None:
     ended = python(
         """
@@ -322,6 +323,7 @@ def test_an_error_of_our_hooks_names_a_jax_that_is_too_new() -> None:
     assert any(_jax_compat.pin() in line for line in said[error:]), result
 
 
+@pytest.mark.full
 def test_a_bad_variable_is_an_error_of_jax_s_devices_not_of_its_import() -> None:
     source = "import lockstep, jax; print('imported', flush=True); jax.devices()"
     ended = python(source, env={"LOCKSTEP_COLLECTIVES": "nccl"})

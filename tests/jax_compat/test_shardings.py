@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from processes import python
 
 PROGRAM = """
@@ -50,6 +52,7 @@ def test_the_error_of_an_ambiguous_sharding_says_what_to_do() -> None:
     assert note.count("lockstep: ") == 1
 
 
+@pytest.mark.full
 def test_the_hook_is_left_out_where_jax_has_changed() -> None:
     ended = python(PROGRAM.format(before=REMOVED), env=TWO)
     assert ended.status == 0, ended

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lanes import sample
+import pytest
+
 from processes import python
 
 REMOVED = """
@@ -23,6 +24,7 @@ print(np.asarray(jax.numpy.arange(3)).tolist())
 """
 
 
+@pytest.mark.full
 def test_the_hook_is_left_out_where_jax_has_changed() -> None:
     ended = python(REMOVED)
     assert (ended.status, ended.stdout) == (0, "[0, 1, 2]\n"), ended
@@ -31,7 +33,8 @@ def test_the_hook_is_left_out_where_jax_has_changed() -> None:
     assert "Lost: the note of lockstep.gather" in line
 
 
-@sample("collectives", ["lockstep", "gloo"], 0)
+@pytest.mark.full
+@pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
 def test_other_errors_and_values_are_as_they_were(collectives: str) -> None:
     ended = python(
         """

@@ -74,6 +74,7 @@ def test_the_end_of_a_second_job_has_the_label_of_that_job() -> None:
     ], ended
 
 
+@pytest.mark.full
 def test_what_a_process_has_counted_in_a_first_job_does_not_count_in_the_second() -> None:
     program = """
         import jax, jax.extend, lockstep

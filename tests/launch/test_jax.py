@@ -79,6 +79,7 @@ def test_a_platform_without_its_device_is_told_in_words() -> None:
     assert "finds no NVIDIA GPU on this machine" in first
 
 
+@pytest.mark.full
 def test_processes_that_never_join_are_told_so() -> None:
     said = run_lockstep([], "import jax; print(jax.device_count())").said_by_launcher
     assert "no process joined the job: each of the 2 ran alone" in said
@@ -108,6 +109,7 @@ def test_the_first_failure_ends_a_job_that_waits_for_it(
     assert first.startswith(f"lockstep: process 1 of 2 failed first: {headline}")
 
 
+@pytest.mark.full
 def test_a_failure_ends_a_job_whose_other_process_waits_in_jax_s_shutdown() -> None:
     program = """
 import sys, jax

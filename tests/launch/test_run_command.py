@@ -123,7 +123,7 @@ raise ConnectionError("a consequence")
         ("1 +", 1, "SyntaxError: invalid syntax (exit code 1)"),
         ("raise KeyboardInterrupt", 130, "failed first: KeyboardInterrupt"),
     ],
-    *(1, 2, 3),
+    *(1, 3),
 )
 def test_the_status_is_that_of_the_first_failure(ending: str, status: int, words: str) -> None:
     program = MY_PROCESS + f"if i == 1:\n    print('last words', file=sys.stderr)\n    {ending}\n"

@@ -154,6 +154,7 @@ def test_a_second_ctrl_c_kills_at_once() -> None:
     ]
 
 
+@pytest.mark.full
 def test_a_failure_stops_even_those_that_ignore_every_request() -> None:
     program = STUBBORN.replace(
         "ready()\nwhile",

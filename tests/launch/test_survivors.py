@@ -105,6 +105,7 @@ if me == 1:
     assert result.said_by_launcher == ""
 
 
+@pytest.mark.full
 def test_jax_may_be_shut_down_by_the_program() -> None:
     program = """
 import jax, jax.numpy as jnp

@@ -103,6 +103,7 @@ def test_logs_of_a_later_process_that_cannot_be_made_end_the_job(tmp_path: Path)
     assert "started" not in ended.stdout
 
 
+@pytest.mark.full
 @networked
 def test_a_job_that_cannot_start_again_says_where_its_logs_are(tmp_path: Path) -> None:
     program = "import os, time\nif os.environ['LOCKSTEP_PROCESS_ID'] == '1':\n"
@@ -118,6 +119,7 @@ def test_a_job_that_cannot_start_again_says_where_its_logs_are(tmp_path: Path) -
     assert f"complete logs: {logs}" in said.partition("not started again")[2]
 
 
+@pytest.mark.full
 def test_how_long_a_host_may_take_is_an_option_and_a_variable(tmp_path: Path) -> None:
     silent = tmp_path / "silent"
     silent.write_text("#!/bin/sh\nexec sleep 300\n")

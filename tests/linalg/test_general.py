@@ -66,7 +66,10 @@ def test_solve_inverse_and_determinant(shape: tuple[int, ...], spec: P, b_spec: 
     np.testing.assert_allclose(la.det(sharded), np.linalg.det(a), rtol=1e-11)
 
 
-@sample(("dtype", "devices", "n"), [*zip(DTYPES, (2, 4, 3, 4), (33, 40, 21, 28), strict=True)], 2)
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("dtype", "devices", "n"), [*zip(DTYPES, (2, 4, 3, 4), (33, 40, 21, 28), strict=True)]
+)
 def test_factors_are_those_of_lapack(dtype: Any, devices: int, n: int) -> None:
     """On few devices the pivots are the same, whatever the sharding."""
     a, b = matrix(n, dtype), full((n, 2), dtype)
@@ -168,7 +171,7 @@ KINDS = ["pos", "her", "sym", "upper triangular", "lower triangular"]
 
 
 @sample("dtype", [np.float64, np.complex128], 1)
-@sample("kind", KINDS, 1, 3)
+@sample("kind", KINDS, 1)
 def test_what_a_matrix_is_said_to_be(kind: str, dtype: Any) -> None:
     n, over = 20, mesh((4,))
     a, b = full((n, n), dtype), full((n, 2), dtype)
@@ -200,7 +203,8 @@ def test_what_a_matrix_is_not() -> None:
         la.solve(put(full((20, 20), np.float64), over, P("x")), np.ones(20), assume_a="her")
 
 
-@sample("dtype", [np.float64, np.complex64], 1)
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", [np.float64, np.complex64])
 def test_condition_numbers(dtype: Any) -> None:
     """Never more than the condition number (but for rounding), and here not below a third."""
     n, over = 32, mesh((4,))

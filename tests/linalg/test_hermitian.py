@@ -164,7 +164,8 @@ def test_memory_is_a_fraction_of_a_share() -> None:
         assert memory.temp_size_in_bytes < most * n * n * 8 // 4
 
 
-@sample("d", [1, 2], 1)
+@pytest.mark.full
+@pytest.mark.parametrize("d", [1, 2])
 def test_every_process_gives_the_same_verdict(d: int, request: pytest.FixtureRequest) -> None:
     quick = ["quick"] if is_make_test(request.config) else []
     result = run_lockstep([], PROGRAM, n=2, d=d, timeout=200, forked=True, program_args=quick)

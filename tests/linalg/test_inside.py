@@ -88,6 +88,7 @@ def test_jaxmg_context_call_outside_of_shard_map() -> None:
         assert_close(build_and_solve(), np.ones(n))
 
 
+@pytest.mark.full
 def test_gradient_of_a_general_solution_inside() -> None:
     over, n = mesh((2,)), 12
     a, b = full((n, n), np.float64), full((n,), np.float64)

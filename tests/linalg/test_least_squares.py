@@ -57,7 +57,8 @@ def test_no_elements(size: tuple[int, int]) -> None:
     np.testing.assert_array_equal(x, np.zeros((size[1], 2)))
 
 
-@sample(("size", "dtype"), [((8, 4), np.float64), ((4, 8), np.complex128)], 1)
+@pytest.mark.full
+@pytest.mark.parametrize(("size", "dtype"), [((8, 4), np.float64), ((4, 8), np.complex128)])
 def test_derivatives(size: tuple[int, int], dtype: Any) -> None:
     over, a, b = mesh((2,)), full(size, dtype), full((size[0], 2), dtype, 1)
     da, db = full(size, dtype, 2), full((size[0], 2), dtype, 3)

@@ -172,6 +172,7 @@ def test_errors() -> None:
         lx.linear_solve(square, jnp.ones(4), la.LU())
 
 
+@pytest.mark.full
 def test_without_lineax_the_extra_is_named(tmp_path: Path) -> None:
     (tmp_path / "lineax.py").write_text("raise ImportError('not here')\n")
     program = "import lockstep\nfrom lockstep.linalg import lineax\n"
@@ -179,6 +180,7 @@ def test_without_lineax_the_extra_is_named(tmp_path: Path) -> None:
     assert "pip install 'lockstep-jax[lineax]'" in result.stderr
 
 
+@pytest.mark.full
 def test_two_processes(request: pytest.FixtureRequest) -> None:
     result = run_lockstep(
         [],

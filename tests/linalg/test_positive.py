@@ -59,9 +59,10 @@ def test_solve_inverse_and_determinant(shape: tuple[int, ...], spec: P, b_spec: 
     assert inverse.sharding.is_equivalent_to(sharded.sharding, 2)
 
 
-@sample("dtype", TWO_DTYPES, 0)
-@sample("kernels", [True, False], 0)
-@sample("tile", [4, 3], 0)
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", TWO_DTYPES)
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("tile", [4, 3])
 def test_inverse_by_many_supersteps(
     kernels: bool, tile: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,8 +191,9 @@ def test_more_right_hand_sides_than_fit_at_once() -> None:
     assert_close(la.potrs(put(a, over, P("x")), put(b, over, P())), np.linalg.solve(a, b))
 
 
-@sample("kernels", [True, False], 0)
-@sample(("columns", "dealt"), [(15, False), (16, True), (21, True), (45, True)], 2)
+@pytest.mark.full
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize(("columns", "dealt"), [(15, False), (16, True), (21, True), (45, True)])
 def test_columns_are_dealt_where_there_are_many(
     columns: int, dealt: bool, kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ PROGRAMS = Path(__file__).parent / "programs"
         ("decompose", "lockstep", 2),
         ("decompose", "gloo", 1),
     ],
-    *(1, 3),
+    *(1,),
 )
 def test_two_processes(
     program: str, collectives: str, d: int, request: pytest.FixtureRequest

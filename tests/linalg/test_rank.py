@@ -28,7 +28,7 @@ def of_rank(rank: int, m: int, n: int, dtype: Any = np.float64) -> np.ndarray:
         (8, (12, 8), np.float32, (2,), P("x")),
         (3, (10, 7), np.complex128, (2, 2), P("x")),
     ],
-    3,
+    1,
 )
 def test_any_rank(
     rank: int, size: tuple[int, int], dtype: Any, shape: tuple[int, ...], spec: P
@@ -61,7 +61,8 @@ def test_a_cutoff_and_a_vector() -> None:
     assert la.orth(sharded, 1e-2).shape == (4, 1)
 
 
-@sample(("rank", "size"), [(2, (6, 4)), (4, (4, 6))], 0)
+@pytest.mark.full
+@pytest.mark.parametrize(("rank", "size"), [(2, (6, 4)), (4, (4, 6))])
 def test_derivatives(rank: int, size: tuple[int, int]) -> None:
     """Along a matrix that keeps the rank; singular values may be equal."""
     over, right = mesh((2,)), full((rank, size[1]), np.float64, 1)

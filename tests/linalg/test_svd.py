@@ -33,7 +33,8 @@ def assert_decomposed(a: np.ndarray, u: Any, s: Any, vh: Any, factor: float = 10
         assert np.abs(gram - np.eye(len(rows))).max(initial=0) <= limit
 
 
-@sample("name", list(MATRICES), *(3, 4, 7))
+@pytest.mark.full
+@pytest.mark.parametrize("name", list(MATRICES))
 def test_accuracy_of_the_distributed_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both decompositions, also of singular matrices; they share most of their programs.
 
@@ -134,7 +135,8 @@ def test_jaxmg_polar_case(grid: tuple[int, int], dtype: Any) -> None:
     assert int(status) == 0
 
 
-@sample(("size", "dtype"), [((6, 4), np.complex128), ((4, 6), np.float64)], 0)
+@pytest.mark.full
+@pytest.mark.parametrize(("size", "dtype"), [((6, 4), np.complex128), ((4, 6), np.float64)])
 def test_derivatives_of_svd(size: tuple[int, int], dtype: Any) -> None:
     over, a, da = mesh((2,)), full(size, dtype), full(size, dtype, 1)
     weights = full((6, 6), np.float64, 2)
@@ -164,7 +166,8 @@ def test_derivatives_at_equal_singular_values() -> None:
     np.testing.assert_allclose(jax.jit(jax.grad(square))(a), 4 * np.eye(4), atol=1e-12)
 
 
-@pytest.mark.parametrize("size", [(6, 4), in_full((4, 4))])
+@pytest.mark.full
+@pytest.mark.parametrize("size", [(6, 4), (4, 4)])
 def test_derivatives_of_polar(size: tuple[int, int]) -> None:
     over, a, da = mesh((2,)), full(size, np.complex128), full(size, np.complex128, 1)
 

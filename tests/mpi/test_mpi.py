@@ -51,6 +51,7 @@ def test_under_the_mpis_own_launcher() -> None:
     assert out.count("ok ") == 2 * (5 + 1), out
 
 
+@pytest.mark.full
 def test_several_devices_in_a_process_are_refused() -> None:
     # `-d 2` is refused before anything starts.
     two = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
@@ -59,6 +60,7 @@ def test_several_devices_in_a_process_are_refused() -> None:
     assert "-n N -d 1" in result.stderr
 
 
+@pytest.mark.full
 def test_an_mpi_that_knows_of_fewer_processes_is_refused() -> None:
     program = """\
         import os

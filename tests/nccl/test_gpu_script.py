@@ -11,7 +11,6 @@ from types import ModuleType
 
 import pytest
 
-from lanes import full
 from support import run_lockstep
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -27,7 +26,8 @@ def script() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["collectives", full("precision"), full("cost")])
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["collectives", "precision", "cost"])
 def test_its_programs_on_cpus(name: str) -> None:
     result = run_lockstep(["--platform", "cpu"], PROGRAMS, program_args=[name], timeout=120)
     said = [json.loads(line) for lines in result.by_process.values() for line in lines]

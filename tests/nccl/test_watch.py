@@ -49,6 +49,7 @@ def test_processes_in_different_collectives_all_raise() -> None:
     assert "different shapes" in result.stderr
 
 
+@pytest.mark.full
 def test_a_process_that_does_not_come_is_named_with_its_line() -> None:
     result = run("if me == 1:\n    time.sleep(1000)  # LATE\nstep()\nwait()", n=3)
     assert "waiting for" in result.stderr, result
@@ -97,6 +98,7 @@ def test_processes_that_compile_different_programs_all_raise() -> None:
     assert "a constant is 3.0 on process 1, 2.0 on process 0" in result.said_by_launcher
 
 
+@pytest.mark.full
 def test_a_healthy_job_hears_nothing() -> None:
     result = run("step().end()\nprint('done')\ntime.sleep(2)", status=0)
     assert result.by_process == {0: ["done"], 1: ["done"]}

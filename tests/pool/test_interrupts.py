@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from processes import python
 
 INTERRUPTED = """
@@ -22,6 +24,7 @@ pool.close()
 """
 
 
+@pytest.mark.full
 def test_vs_codes_interrupt_of_all_processes_leaves_them_to_the_pool() -> None:
     ended = python(INTERRUPTED, timeout=120)
     assert ended.stdout.splitlines() == ["interrupted True"] * 2, ended

@@ -98,6 +98,7 @@ def made_here() -> Any:
     return outer
 
 
+@pytest.mark.full
 def test_a_function_that_is_sent_keeps_its_file_and_lines(pool: lockstep.Pool) -> None:
     raised = made_here.__code__.co_firstlineno + 6
     with pytest.raises(KeyError) as caught:
@@ -227,6 +228,7 @@ class Unloadable:
         return int, ("no number",)
 
 
+@pytest.mark.full
 def test_messages_that_do_not_come_through_and_a_closed_pool(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -93,6 +93,7 @@ with lockstep.Pool(devices=2, hosts=["a", "b"], options=OPTIONS) as pool:
 """
 
 
+@pytest.mark.full
 def test_calls_run_on_all_hosts_and_errors_name_the_host(hosts: SshHosts, tmp_path: Path) -> None:
     lines = run(hosts, tmp_path, CALLS)
     assert lines[0] == "[(0, 'a', 3.0), (1, 'b', 3.0)]"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from lanes import sample
+import pytest
+
 from lockstep.flight_recorder.waits import Waits, read_waits
 from lockstep.watchdog.own_waits import OwnWaits
 from support import run_lockstep
@@ -40,7 +41,8 @@ print(float(step(x)))
 """
 
 
-@sample("collectives", ["lockstep", "gloo"], 0)
+@pytest.mark.full
+@pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
 def test_a_process_that_compiles_is_reported_as_such(tmp_path: Path, collectives: str) -> None:
     options = ["--collectives", collectives, "--stall-warning", "3"]
     result = run_lockstep(

@@ -81,7 +81,7 @@ def counts(folder: Path, *options: str, keep: float = 0.0, n: int = 2) -> list[t
     return [(int(asked), int(hits)) for [(asked, hits)] in found]
 
 
-@sample("collectives", ["lockstep", "gloo"], 0, 1)
+@sample("collectives", ["lockstep", "gloo"], 0)
 def test_a_program_is_compiled_once_and_never_at_the_second_start(
     collectives: str, tmp_path: Path
 ) -> None:

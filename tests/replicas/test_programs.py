@@ -75,6 +75,7 @@ def test_a_flipped_bit_is_found_at_the_next_check_and_named(collectives: str, d:
     assert " argument params['w'] (float32[4, 3]) is not the same on processes 0-1: at [" in first
 
 
+@pytest.mark.full
 def test_calls_with_shardings_that_are_spelled_differently_are_counted_together() -> None:
     """JAX compiles the program for each spelling; the results have the same fingerprint."""
     spelled = """
@@ -89,7 +90,8 @@ spelled = [x, jax.make_array_from_process_local_data(columns, own)]
     assert found[0][0].startswith("--check-replicas: step, call 16, program.py:"), result
 
 
-@sample("collectives", ["lockstep", "gloo"], 0)
+@pytest.mark.full
+@pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
 def test_each_call_is_checked_with_one(collectives: str) -> None:
     result = run(CAUGHT, "--collectives", collectives, "--check-replicas=1")
     [first, here, there, extent, likely] = errors(result)[0]
@@ -102,7 +104,8 @@ def test_each_call_is_checked_with_one(collectives: str) -> None:
     assert "one bit differs" in likely
 
 
-@sample("option", [[], ["--check-replicas", "0"]], 0)
+@pytest.mark.full
+@pytest.mark.parametrize("option", [[], ["--check-replicas", "0"]])
 def test_without_the_option_nothing_is_compared(option: list[str]) -> None:
     result = run(CAUGHT, *option)
     assert errors(result) == {}
@@ -150,7 +153,8 @@ except lockstep.DifferenceError as error:
 """
 
 
-@sample("collectives", ["lockstep", "gloo"], 0)
+@pytest.mark.full
+@pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
 def test_a_shard_that_is_replicated_along_one_axis(collectives: str) -> None:
     result = run(AXES, "--collectives", collectives, "--check-replicas", "1")
     for lines in errors(result).values():
@@ -171,7 +175,8 @@ print("done", float(params["b"][0]), flush=True)
 """
 
 
-@sample("collectives", ["lockstep", "gloo"], 0)
+@pytest.mark.full
+@pytest.mark.parametrize("collectives", ["lockstep", "gloo"])
 def test_programs_of_one_process_are_left_alone(collectives: str) -> None:
     result = run(ALONE, "--collectives", collectives, "--check-replicas", "1")
     assert all(any("done" in line for line in result.by_process[i]) for i in (0, 1)), result
@@ -199,6 +204,7 @@ noisy(params, x)
 """
 
 
+@pytest.mark.full
 def test_programs_with_effects_donations_and_ahead_of_time() -> None:
     result = run(EFFECTS, "--check-replicas", "1", status=1)
     assert all("done" in "".join(result.by_process[i]) for i in (0, 1)), result

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import lockstep as ls
-from lanes import sample
 from lockstep.testing.ranks import Ranks
 from support import run_lockstep
 
@@ -175,14 +174,14 @@ def test_a_process_that_comes_after_the_others_gave_up_is_told_so() -> None:
     assert "process 1 of 3 failed first" in result.said_by_launcher
 
 
-@sample(
+@pytest.mark.full
+@pytest.mark.parametrize(
     ("end", "manner"),
     [
         ("os.kill(os.getpid(), 9)", "was killed by SIGKILL (signal 9)"),
         ("os._exit(3)", "failed with exit code 3"),
         ("sys.exit(0)", "ended (exit code 0)"),
     ],
-    0,
 )
 def test_a_barrier_ends_as_soon_as_a_missing_process_has_ended(end: str, manner: str) -> None:
     program = START + MISSING.format(elsewhere=end, timeout=200)

@@ -207,6 +207,7 @@ def test_it_refuses_to_be_traced() -> None:
         jax.jit(ls.check_replicas)(np.zeros(3))
 
 
+@pytest.mark.full
 def test_a_process_that_has_ended_ends_the_wait() -> None:
     program = """
     import jax, lockstep, os

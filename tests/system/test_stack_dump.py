@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from lockstep.processes import user_program
 from lockstep.system import stack_dump
 from processes import clean_environ
@@ -57,6 +59,7 @@ main_loop()
             assert text.count("in waits_for_data") == 1
 
 
+@pytest.mark.full
 def test_each_of_several_requests_at_once_is_answered_whole(tmp_path: Path) -> None:
     program = """
 def innermost():

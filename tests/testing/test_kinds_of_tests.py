@@ -74,6 +74,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return text
 
 
+@pytest.mark.full
 def test_classes_of_unittest_and_marks_of_parameters(printed: str) -> None:
     found = dict(re.findall(r"^test_it\.py::(?!\S*[Ss]ubtests)(\S+) ([A-Z]+)", printed, re.M))
     assert found == {

@@ -332,6 +332,7 @@ def test_rows_and_causes_that_an_error_has_no_room_for_are_a_section(tmp_path: P
     assert where_numbered("different shapes: images of a_step_of_the_training") in report
 
 
+@pytest.mark.full
 def test_bad_marks_and_options_are_errors_in_words(tmp_path: Path) -> None:
     bad = "import pytest\n@pytest.mark.lockstep(n=0)\ndef test_bad(): pass"
     folder = project(tmp_path, bad)
@@ -403,6 +404,7 @@ def test_options_choose_the_layout_and_x_ends_the_session(tmp_path: Path) -> Non
     assert status == 1
 
 
+@pytest.mark.full
 def test_a_conftest_that_fails_on_the_ranks_is_told(tmp_path: Path) -> None:
     tests = """
         import pytest

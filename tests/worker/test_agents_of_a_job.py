@@ -114,6 +114,7 @@ def test_a_job_goes_on_when_an_agent_is_killed(looping: Workers) -> None:
     wait_until(lambda: not marked(looping.mark), "a process is left behind", 30)
 
 
+@pytest.mark.full
 def test_a_program_that_ends_well_in_its_own_way_is_not_held_back(looping: Workers) -> None:
     """With another one that goes on: `os._exit(0)` is a habit of programs with slow ends."""
     processes = [looping.start(rank, "os._exit(0)") for rank in range(2)]
@@ -124,6 +125,7 @@ def test_a_program_that_ends_well_in_its_own_way_is_not_held_back(looping: Worke
     looping.end()
 
 
+@pytest.mark.full
 def test_the_records_of_a_failed_job_are_kept_for_the_report(looping: Workers) -> None:
     done = mpirun(looping, "sys.exit(4)")
     where = looping.folder / "logs"

@@ -122,6 +122,7 @@ def test_a_failure_ends_the_process_with_its_status(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.full
 def test_a_process_that_fails_before_it_computes_is_not_waited_for(tmp_path: Path) -> None:
     fails = """
 import os, sys, jax
@@ -144,6 +145,7 @@ except RuntimeError as error:
     assert said in done.stdout
 
 
+@pytest.mark.full
 def test_a_difference_is_told_with_the_lines_of_both(tmp_path: Path) -> None:
     """Without the directory that `lockstep run` makes: the lines are in memory."""
     program = tmp_path / "differ.py"
