@@ -206,3 +206,35 @@ def test_which_calls_a_child_would_repeat(source: str, line: int, tmp_path: Path
     assert (f"train.py:{line} calls initialize()" in said) == bool(line)
     assert bool(said) == bool(line)
     assert not spawned_children.problem(str(tmp_path / "missing.py"))
+
+
+GRAIN = """
+import grain
+import jax
+from absl import flags
+
+flags.FLAGS.mark_as_parsed()  # Grain reads flags of absl
+{top}
+
+def main():
+    {inside}
+    rows = grain.MapDataset.range(8).to_iter_dataset()
+    rows = rows.mp_prefetch(grain.MultiprocessingOptions(num_workers=1))
+    print("rows", sorted(rows))
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("at_the_top", [False, True], ids=["in main", "at the top"])
+def test_worker_processes_of_grain_import_the_main_file_again(at_the_top: bool) -> None:
+    join = "jax.distributed.initialize()"
+    program = GRAIN.format(top=join if at_the_top else "", inside="" if at_the_top else join)
+    result = run_lockstep([], program, n=1, timeout=120, expect_status=int(at_the_top))
+    if at_the_top:
+        assert ":7 calls initialize() at the top level of the program" in result.stderr, result
+    else:
+        assert "rows [0, 1, 2, 3, 4, 5, 6, 7]" in result.stdout, result

@@ -173,6 +173,9 @@ def environs(names: str) -> list[dict[str, str]]:
             {**both, "SKYPILOT_NODE_RANK": str(rank), "JAX_COORDINATOR_PORT": port}
             for rank in range(2)
         ]
+    if names == "jaxjob":
+        both = {"COORDINATOR_ADDRESS": "127.0.0.1", "COORDINATOR_PORT": port, "NUM_PROCESSES": "2"}
+        return [{**JAXJOB, **both, "PROCESS_ID": str(rank)} for rank in range(2)]
     both = {**TRAINJOB, "JAX_COORDINATOR_ADDRESS": "127.0.0.1", "JAX_COORDINATOR_PORT": port}
     if names == "with port":
         both["JAX_COORDINATOR_ADDRESS"] += f":{port}"
@@ -203,7 +206,7 @@ def test_import_lockstep_finds_them(names: str, join: str) -> None:
 
 @sample(
     ("names", "join"),
-    [("without port", BARE), ("with port", THE_GUIDE_S), ("skypilot", BARE)],
+    [("without port", BARE), ("with port", THE_GUIDE_S), ("skypilot", BARE), ("jaxjob", BARE)],
     0,
 )
 def test_the_worker_finds_them(names: str, join: str, tmp_path: Path) -> None:
