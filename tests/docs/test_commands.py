@@ -14,6 +14,10 @@ SECONDS = 300
 ELSEWHERE = {
     "NETKET_SHARDING=1 lockstep run -n 2 -d 2 --auto-init netket_ising.py": "test_netket.py",
     "NETKET_SHARDING=1 lockstep run -n 2 -d 2 --auto-init netket_solvers.py": "test_netket.py",
+    **{
+        f"lockstep run -n 2 -d 2 {name}.py": "test_libraries.py"
+        for name in ("numpyro_hmc", "keras_fit", "diffrax_fit", "optimistix_fit")
+    },
     "lockstep report": "tests/report/test_cli.py",
     "lockstep doctor": "tests/doctor",
     "lockstep run -n 2 -d 2 --stall-warning 5 slow.py": "tests/watchdog, for it never ends",

@@ -85,8 +85,9 @@ NOT_RUN = {
     r"(mpirun -n 4 |srun )?python train\.py": "shows how a program starts without Lockstep",
 }
 """Commands that no test runs, and why."""
-OTHERS = ("absl-py", "cloudpickle", "flax", "h5py", "jax", "jaxlib", "jupyterlab", "mpich",
-          "netket", "optax", "orbax-checkpoint", "portpicker", "scikit-learn")  # fmt: skip
+OTHERS = ("absl-py", "cloudpickle", "diffrax", "equinox", "flax", "grain", "h5py", "jax", "jaxlib",
+          "jupyterlab", "keras", "lineax", "mpich", "netket", "numpyro", "optax", "optimistix",
+          "orbax-checkpoint", "portpicker", "scikit-learn")  # fmt: skip
 """Packages that pages tell to install beside Lockstep."""
 PROGRAMS = (
     r"lockstep|srun|mpirun|mpiexec|pbsdsh|blaunch|jsrun|pip|python3?|git|kubectl|openssl|rsync|scp"
