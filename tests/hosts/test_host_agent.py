@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from lockstep.hosts import starters
 from lockstep.system.channel import Channel, Message
 from processes import clean_environ
 
@@ -25,9 +24,11 @@ PROCESSES = 5
 class Agent:
     """A real agent, and the messages that it has sent."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, code: str = "") -> None:
+        """``code``: what it executes first."""
+        start = f"{code}\nimport sys\nfrom lockstep.hosts import host_agent\n"
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", starters.AGENT],
+            [sys.executable, "-P", "-c", f"{start}sys.exit(host_agent.main())"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=clean_environ(TMPDIR=str(folder)),
@@ -51,7 +52,13 @@ class Agent:
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Agent]:
-    made = Agent(tmp_path)
+    with started(tmp_path) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def started(tmp_path: Path, code: str = "") -> Iterator[Agent]:
+    made = Agent(tmp_path, code)
     try:
         made.until("hello")
         yield made
@@ -118,3 +125,38 @@ def test_what_concerns_another_attempt_is_not_done(agent: Agent, tmp_path: Path)
     kinds = agent.until("swept")
     assert kinds.count("swept") == 1
     assert {each.head.get("attempt") for each in agent.received} == {None, 1}
+
+
+SUSPENDED = """
+import os, time
+real = time.clock_gettime
+
+def clock_gettime(clock):
+    ahead = 100 * (clock == time.CLOCK_BOOTTIME and os.path.exists({file!r}))
+    return real(clock) + ahead
+
+time.clock_gettime = clock_gettime
+"""
+
+
+def test_a_machine_that_was_suspended_runs_no_processes_any_more(tmp_path: Path) -> None:
+    """The clock that counts this time is another one than that of timers."""
+    awake = tmp_path / "awake"
+    with started(tmp_path, SUSPENDED.format(file=str(awake))) as agent:
+        agent.until("hello")
+        agent.channel.send("ping", t=1)
+        agent.until("pong")
+        agent.channel.send("ping", t=2, heard=1)
+        agent.channel.send("start", attempt=0, **order(tmp_path))
+        agent.until("started")
+        awake.touch()
+        end, question = time.monotonic() + TIMEOUT, 3
+        while "leaving" not in [each.kind for each in agent.received]:
+            assert time.monotonic() < end, agent.received
+            heard = max(each.head["t"] for each in agent.received if each.kind == "pong")
+            agent.channel.send("ping", t=question, heard=heard)
+            question += 1
+            time.sleep(0.1)
+            agent.received += agent.channel.receive()
+        whys = [each.head["why"] for each in agent.received if each.kind == "leaving"]
+        assert "has confirmed no answer of this host for 9 s" in whys[0]

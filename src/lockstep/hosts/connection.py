@@ -1,8 +1,8 @@
 """The launcher's connection to its agent on one host.
 
-The launcher sends a sign of life every `PING_SECONDS`; a host that answers nothing for
-`SILENCE_SECONDS` is lost, and its agent has ended by then (`lease`). So a cut network ends the job
-on the other side first. TCP would take minutes to report it.
+The launcher sends a sign of life every `lease.PING_SECONDS`; a host that answers nothing for
+`lease.SILENCE_SECONDS` is lost, and its agent has ended by then. So a cut network ends the job on
+the other side first. TCP would take minutes to report it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lockstep._words import printable, signal_name
+from lockstep.hosts import lease
 from lockstep.hosts.host_list import Host
-from lockstep.hosts.lease import PING_SECONDS, SILENCE_SECONDS
+from lockstep.hosts.lease import SILENCE_SECONDS
 from lockstep.hosts.starters import is_here
 from lockstep.system import process_tree
 from lockstep.system.channel import Channel, ChannelError, Message
 
-_ANSWERS = 64
+_CLOCKS = 64
 """So many last answers tell the clock of the host: clocks drift by some ms in this time."""
 _MAX_STDERR = 1 << 14
 _SHOWN = 1000
@@ -34,7 +35,7 @@ OnMessage = Callable[["Connection", Message], None]
 OnLoss = Callable[["Connection"], None]
 
 
-class _Answer(NamedTuple):
+class _Lag(NamedTuple):
     """Bounds of how much the host's clock lags behind this one's, in nanoseconds."""
 
     least: int
@@ -57,13 +58,13 @@ class Connection:
         """Why the host is lost; "": it is not."""
         self.facts: Mapping[str, Any] = {}
         """What its agent has said of the host in its first message."""
-        self.heard_at = time.monotonic()
+        self._answers = lease.Answers(time.monotonic())
         (reads, out), (inp, writes), (self._stderr_fd, err) = (os.pipe() for _ in range(3))
         self._channel = Channel(reads, writes, after_greeting=True)
         os.set_blocking(self._stderr_fd, False)
         self._stderr = b""
         self._exit_code: int | None = None
-        self._answers: collections.deque[_Answer] = collections.deque(maxlen=_ANSWERS)
+        self._clocks: collections.deque[_Lag] = collections.deque(maxlen=_CLOCKS)
         self._program = os.path.basename(command[0])
         self._is_agent = is_here(host) and self._program != "srun"
         """Whether the command is the agent itself, and not what connects to it."""
@@ -74,13 +75,6 @@ class Connection:
         self._ticked_at: float | None = None
         self._pause = 0.0
         """The longest time between two calls of `tick`: the launcher stood still meanwhile."""
-        self._pinged_at = 0.0
-        self._confirmed: int | None = None
-        """The question of the last answer that has arrived, which the next ping confirms."""
-        self._answered_at = self.heard_at
-        """When that has arrived."""
-        self._asked_at: float | None = None
-        """When the first sign of life was sent that is not answered yet."""
         self._selector: selectors.BaseSelector | None = None
         self._writing = False
         self._on_message: OnMessage = lambda connection, message: None
@@ -120,12 +114,9 @@ class Connection:
         if self.lost:
             return
         self._note_pause()
-        if now - self._pinged_at >= PING_SECONDS:
-            self._pinged_at = now
-            self._asked_at = self._asked_at or now
-            self.send("ping", t=time.monotonic_ns(), heard=self._confirmed)
-        # Counted from a question: a launcher that was stopped for a while has not asked.
-        if self._asked_at is not None and now - self._asked_at > SILENCE_SECONDS:
+        if ping := self._answers.ping(now, time.monotonic_ns()):
+            self.send("ping", **ping)
+        if self._answers.is_silent(now):
             self.lose(
                 f"its host was lost: no answer from {self.host.name} for {SILENCE_SECONDS:g} s. Is "
                 "the machine up, and the network?"
@@ -137,8 +128,7 @@ class Connection:
         except ChannelError as error:
             self.lose(f"the connection to {self.host.name} failed: {error}")
             return
-        self.heard_at = time.monotonic()
-        self._asked_at = None
+        self._answers.heard(time.monotonic())
         for message in messages:
             if message.kind == "pong":
                 self._on_pong(message)
@@ -146,6 +136,8 @@ class Connection:
                 self._leaves = True
                 self.parting = printable(str(message.head.get("why")), _SHOWN)
             elif not self.lost:
+                if message.kind == "hello":
+                    self._answers.begun(time.monotonic())
                 self._on_message(self, message)
         if self._channel.closed:
             self._read_stderr()
@@ -155,8 +147,8 @@ class Connection:
         received = time.monotonic_ns()
         with contextlib.suppress(KeyError, TypeError, ValueError):
             asked, at = int(message.head["t"]), int(message.head["at"])
-            self._confirmed, self._answered_at = asked, received / 1e9
-            self._answers.append(_Answer(asked - at, received - at))
+            self._answers.answered(asked, received / 1e9)
+            self._clocks.append(_Lag(asked - at, received - at))
 
     def _read_stderr(self) -> None:
         try:
@@ -228,13 +220,13 @@ class Connection:
     @property
     def shift_ns(self) -> int:
         """To be added to times of the host's monotonic clock to get times of this host's."""
-        best = min(self._answers, key=lambda a: a.most - a.least, default=None)
+        best = min(self._clocks, key=lambda a: a.most - a.least, default=None)
         return (best.least + best.most) // 2 if best else 0
 
     @property
     def clock_error_ns(self) -> int:
         """How far `shift_ns` may be off; 0 before the first answer."""
-        best = min(self._answers, key=lambda a: a.most - a.least, default=None)
+        best = min(self._clocks, key=lambda a: a.most - a.least, default=None)
         return (best.most - best.least + 1) // 2 if best else 0
 
     @property
@@ -248,13 +240,18 @@ class Connection:
         return self._exit_code
 
     @property
+    def heard_at(self) -> float:
+        """When the last message has arrived."""
+        return self._answers.heard_at
+
+    @property
     def may_run_until(self) -> float:
         """When the processes of a lost host have ended at the latest, by this clock.
 
         That is not known at once where the connection broke: the host may have lost its network.
         """
         has_ended = self._is_agent or self._leaves or self._has_passed_on()
-        return self.heard_at if has_ended else self._answered_at + SILENCE_SECONDS
+        return self.heard_at if has_ended else self._answers.may_run_until
 
     def _has_passed_on(self) -> bool:
         """Whether the exit code is that of the agent, and not of what connects to it."""

@@ -81,7 +81,7 @@ class HostAgent:
         self.folder = folder
         """The private directory of this host's processes."""
         self._lifeline = lifeline
-        self.lease = lease.Lease(time.monotonic())
+        self.lease = lease.Lease(lease.clock())
         self.preloaded = Preloaded()
         self._writing = False
         self._over = False
@@ -124,10 +124,10 @@ class HostAgent:
 
     def _turn(self) -> None:
         longest = self._attempt.longest_turn if self._attempt else 1.0
-        left = self.lease.left(self._runs, time.monotonic())
+        left = self.lease.left(self._runs, lease.clock())
         for key, _ in self.selector.select(max(0.0, min(longest, left))):
             key.data()
-        if self.lease.left(self._runs, time.monotonic()) <= 0:
+        if self.lease.left(self._runs, lease.clock()) <= 0:
             self._leave(lease.over(self._runs))
         if self._attempt:
             self._attempt.after_turn()
@@ -154,7 +154,7 @@ class HostAgent:
         except ChannelError as error:
             self._leave(str(error))
             return
-        self.lease.heard(time.monotonic())
+        self.lease.heard(lease.clock())
         for message in messages:
             if action := self._actions.get(message.kind):
                 action(message)
@@ -196,11 +196,8 @@ class HostAgent:
     # Messages
 
     def _on_ping(self, message: Message) -> None:
-        if (heard := message.head.get("heard")) is not None:
-            self.lease.confirmed(int(heard))
-        question = int(message.head["t"])
-        self.lease.answered(question, time.monotonic())
-        self.send("pong", t=question, at=time.monotonic_ns())
+        answer = self.lease.answer(message.head, lease.clock())
+        self.send("pong", **answer, at=time.monotonic_ns())
 
     def _on_reserve(self, message: Message) -> None:
         """Takes a port of the address for JAX's coordination service, and holds it."""

@@ -17,7 +17,7 @@ from lockstep import _run_files
 from lockstep._config import Config
 from lockstep._words import processes
 from lockstep.hosts import host_network, host_records
-from lockstep.hosts.lease import Lease
+from lockstep.hosts.lease import Lease, clock
 from lockstep.hosts.relay import KINDS, Relay
 from lockstep.nccl import gpus
 from lockstep.processes import cpu_affinity
@@ -152,7 +152,7 @@ class HostAttempt:
     def _starting(self) -> Iterator[None]:
         process_id = self._job.first
         try:
-            while not self._agent.lease.is_good(time.monotonic()):
+            while not self._agent.lease.is_good(clock()):
                 yield  # an order that has arrived late, or a launcher that was busy: it confirms
             self.runs = True
             os.chdir(str(self._order["directory"]))

@@ -66,6 +66,8 @@ class HostWatch:
         self._seconds = seconds
         self._tries: dict[str, _Try] = {}
         """The attempts to reach each lost host, by its name."""
+        self._replaced: list[Connection] = []
+        """Lost connections to hosts that have answered again since."""
         self._left_out: set[str] = set()
         """The hosts that were reported as left out."""
         self._loop: Loop | None = None
@@ -134,6 +136,12 @@ class HostWatch:
         own.lose(host)
         due = time.monotonic() + FIRST_PAUSE
         self._tries.setdefault(name, _Try(connection.host, label, due))
+
+    def take_replaced(self) -> list[Connection]:
+        """The lost connections to hosts that have answered again since the last call: the processes
+        of the agents before may still run there."""
+        found, self._replaced = self._replaced, []
+        return found
 
     def report_left_out(self) -> None:
         """Names hosts that were lost too often, once.
@@ -228,6 +236,7 @@ class HostWatch:
         self._fleet.adopt(connection)
         if lost := self.agents.get(name):
             self._fleet.drop([lost])
+            self._replaced.append(lost)
         self.agents[name] = connection
         self._adopt(connection)
         self._membership.returned(self._host(name))

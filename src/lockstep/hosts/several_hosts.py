@@ -17,7 +17,7 @@ from lockstep import __version__
 from lockstep._errors import LaunchError
 from lockstep._finding import Finding
 from lockstep._words import counted, processes
-from lockstep.hosts import host_check, preflight, starters
+from lockstep.hosts import host_check, lease, preflight, starters
 from lockstep.hosts.connection import Connection
 from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_list import Host, Placed
@@ -177,7 +177,9 @@ class SeveralHosts:
         """
         own = self._membership
         gone = self._take_lost()
-        self._wait_for_ends([gone[each.name] for each in self._before if each.name in gone])
+        used = {each.name for each in self._before}
+        lost = [*gone.values(), *self._watch.take_replaced()]
+        self._wait_for_ends([each for each in lost if each.host.name in used])
         found: dict[str, list[Finding]] = {}
         if own.planned().is_full():
             found |= self._check(job, [])
@@ -210,10 +212,9 @@ class SeveralHosts:
 
     def _wait_for_ends(self, gone: Sequence[Connection]) -> None:
         """Waits until no process of lost hosts can run any more: never do two attempts at once."""
-        until = max((each.may_run_until for each in gone), default=0.0)
-        if (seconds := until - time.monotonic()) > 0:
-            labels = ", ".join(each.label for each in gone if each.may_run_until == until)
-            complain(f"waiting for {seconds:.1f} s, until the processes on {labels} have ended")
+        until, why = lease.last_end(gone, time.monotonic())
+        if why:
+            complain(why)
             self._fleet.wait(until)
 
     def _check(self, job: LaunchSpec, lost: Sequence[Connection]) -> dict[str, list[Finding]]:
