@@ -19,7 +19,7 @@ from hosts.quiet_loop import Loop
 from lockstep._config import Config
 from lockstep._errors import LaunchError
 from lockstep._run_files import Exit
-from lockstep.hosts import network_probe
+from lockstep.hosts import lease, network_probe
 from lockstep.hosts.agent_messages import Ended
 from lockstep.hosts.agent_processes import AgentProcesses
 from lockstep.hosts.joined_agents import JoinedAgent, JoinedAgents
@@ -79,6 +79,14 @@ def test_a_fault_of_the_supervisor_is_not_taken_for_one_of_the_agent(joined: Joi
     assert not joined.lost
 
 
+@pytest.fixture
+def no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times of a later clock are given while the agents answer nothing."""
+    monkeypatch.setattr(lease, "SILENCE_SECONDS", 1000.0)
+    monkeypatch.setattr(lease, "IDLE_SECONDS", 1000.0)
+
+
+@pytest.mark.usefixtures("no_silence")
 def test_a_program_that_saves_after_sigterm_is_waited_for(joined: Joined, tmp_path: Path) -> None:
     """It has the grace period of its own agent, which begins later."""
     lines = [joined.line(process) for process in range(2)]
@@ -125,6 +133,7 @@ def test_so_many_connections_are_taken_and_no_more(joined: Joined) -> None:
         connections.enter_context(connect(joined))
 
 
+@pytest.mark.usefixtures("no_silence")
 def test_a_connection_over_which_no_agent_becomes_ready_is_closed(joined: Joined) -> None:
     with connect(joined) as silent, ThreadPoolExecutor(1) as threads:
         line = joined.line(1)

@@ -1,21 +1,15 @@
-"""A network that parts at each moment of a restart: never do two attempts of a program run at once.
-
-Each process notes in one file of all hosts when it does what. The hosts are namespaces of one
-machine, so they have one clock.
-"""
+"""A network that parts at each moment of a restart: never do two attempts run at once."""
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
+from hosts.journal import JOINED, PROGRAM, TIMEOUT, Journal
 from lanes import needs
 from ssh_hosts import SshHosts, possible, ssh_hosts
 from support import wait_until
@@ -25,88 +19,17 @@ pytestmark = [
     pytest.mark.timeout(240),
 ]
 
-TIMEOUT = 40.0
-PROGRAM = """
-import os, pathlib, signal, time
 
-attempt, me = int(os.environ["LOCKSTEP_ATTEMPT"]), os.environ["LOCKSTEP_PROCESS_ID"]
-journal = os.open("journal", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-
-def note(what):
-    words = time.monotonic(), attempt, os.uname().nodename, os.getpid(), what
-    os.write(journal, (" ".join(map(str, words)) + "\\n").encode())
-
-def save(*_):
-    for _ in range(50):
-        note("saves")
-        time.sleep(0.01)
-    os._exit(1)
-
-note("starts")
-# joins
-signal.signal(signal.SIGINT, save)
-while not pathlib.Path(f"end_{attempt}").exists():
-    note("steps")
-    # a step
-    time.sleep(0.01)
-note("ends")
-"""
-JOIN = """
-import jax
-jax.distributed.initialize()
-from jax.experimental import multihost_utils
-note("joined")
-"""
-STEP = "multihost_utils.process_allgather(jax.numpy.array([attempt]))"
-JOINED = PROGRAM.replace("# joins", JOIN).replace("# a step", STEP)
-
-
-class Entry(NamedTuple):
-    """What a process has noted."""
-
-    at: float
-    attempt: int
-    host: str
-    pid: int
-    what: str
-
-
-class Job:
+class Job(Journal):
     """A job on the hosts, of which host a has the launcher alone, and d is a spare."""
 
     def __init__(self, hosts: SshHosts, folder: Path, program: str, names: str) -> None:
-        self.hosts = hosts
-        self.folder = folder
-        self.said_at = folder / "said"
-        (folder / "program.py").write_text(program)
+        super().__init__(hosts, folder, program)
         options = ["--ssh", hosts.ssh(), "--hosts", ",".join(names), "--chdir", str(folder)]
         options += ["--spares", "1", "--max-restarts", "5", "--grace", "2"]
         words = [sys.executable, "-P", "-m", "lockstep", "run", *options, "program.py"]
         to_file = ["sh", "-c", f'exec "$@" 2>{self.said_at}', "sh", *words]
         self.launcher = hosts.start("a", to_file)
-
-    @property
-    def journal(self) -> list[Entry]:
-        path = self.folder / "journal"
-        lines = path.read_text().splitlines() if path.exists() else []
-        found = [line.split() for line in lines]
-        return [Entry(float(at), int(n), host, int(p), what) for at, n, host, p, what in found]
-
-    @property
-    def said(self) -> str:
-        return self.said_at.read_text()
-
-    def wait(self, attempt: int, host: str, what: str) -> Entry:
-        """The first note of that kind."""
-
-        def found() -> list[Entry]:
-            return [e for e in self.journal if (e.attempt, e.host, e.what) == (attempt, host, what)]
-
-        wait_until(lambda: bool(found()), f"{host} {what} in attempt {attempt}", TIMEOUT)
-        return found()[0]
-
-    def wait_said(self, words: str) -> None:
-        wait_until(lambda: words in self.said, f"said: {words}", TIMEOUT)
 
     def last_said(self) -> int:
         """The number of the attempt that goes on with the spare."""
@@ -115,31 +38,11 @@ class Job:
         [number] = re.findall(found, self.said)
         return int(number)
 
-    def fail(self, host: str) -> None:
-        """Kills the process of a host once all processes of attempt 0 have made steps."""
-        for name in "bc":
-            self.wait(0, name, "steps")
-        [pid] = [
-            pid
-            for pid, command in self.hosts.processes(host).items()
-            if "lockstep.processes.child_main" in command
-        ]
-        os.kill(pid, signal.SIGKILL)
-
     def finish(self) -> None:
         """Lets the last attempt end, which has to end well."""
-        last = max(each.attempt for each in self.journal)
-        (self.folder / f"end_{last}").touch()
+        self.let_last_end()
         self.launcher.communicate(timeout=TIMEOUT)
         assert self.launcher.returncode == 0, self.said
-
-    def assert_one_at_a_time(self) -> None:
-        """That no attempt had a process left when the next one began."""
-        journal = self.journal
-        for attempt in range(1, max(each.attempt for each in journal) + 1):
-            before = max((e for e in journal if e.attempt < attempt), key=lambda e: e.at)
-            first = min((e for e in journal if e.attempt >= attempt), key=lambda e: e.at)
-            assert before.at < first.at, f"{before} after {first}\n{self.said}"
 
 
 def assert_ended(hosts: SshHosts, name: str) -> None:
@@ -164,27 +67,27 @@ def while_it_runs(job: Job) -> None:
 
 
 def while_the_rest_is_stopped(job: Job) -> None:
-    job.fail("c")
+    job.fail("c", "bc")
     job.wait(0, "b", "saves")
 
 
 def when_the_next_attempt_is_planned(job: Job) -> None:
-    job.fail("c")
+    job.fail("c", "bc")
     job.wait_said("starting again (5 restarts left)")
 
 
 def when_the_next_attempt_is_ordered(job: Job) -> None:
-    job.fail("c")
+    job.fail("c", "bc")
     job.wait_said("attempt 1 starts")
 
 
 def when_a_process_starts(job: Job) -> None:
-    job.fail("c")
+    job.fail("c", "bc")
     job.wait(1, "b", "starts")
 
 
 def in_the_first_step(job: Job) -> None:
-    job.fail("c")
+    job.fail("c", "bc")
     job.wait(1, "b", "joined")
 
 

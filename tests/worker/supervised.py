@@ -33,6 +33,10 @@ worker_job.start(job, address, name, b"k" * 32)
 print("started", flush=True)
 sys.stdin.read()
 """
+NO_WAIT = """
+from lockstep.hosts import lease
+lease.Answers.may_run_until = property(lambda answers: 0.0)
+"""
 
 
 class Job:
@@ -46,11 +50,12 @@ class Job:
         name: str = "job",
         port: int = 0,
         fault: str = "",
+        waits: bool = False,
     ) -> None:
-        """``fault``: what its process executes first."""
+        """``fault``: what its process executes first; ``waits``: for the leases of lost agents."""
         self.port = port or free_port()
         words = [f"127.0.0.1:{self.port}", name, str(folder), str(restarts), str(timeout)]
-        words.append(fault)
+        words.append(fault if waits else f"{NO_WAIT}\n{fault}")
         self.process = subprocess.Popen(
             [sys.executable, "-c", SUPERVISES, *words],
             stdin=subprocess.PIPE,

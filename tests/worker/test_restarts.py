@@ -235,6 +235,25 @@ def test_the_agent_of_process_0_waits_for_the_report_of_a_job_that_is_stopped(
     assert [first.returncode, other.returncode] == [-signal.SIGTERM, 0]
 
 
+def programs(folder: Path, process: int) -> list[int]:
+    """The programs of a process, and not its agents, which lack this variable."""
+    found, name = [], f"LOCKSTEP_PROCESS_ID={process}".encode()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if name in words and f"TMPDIR={folder / 'tmp'}".encode() in words:
+                found.append(int(path.parent.name))
+    return found
+
+
+def test_a_killed_agent_takes_its_program_along(tmp_path: Path) -> None:
+    """Another agent may take its place at once."""
+    with two_that_run(tmp_path, "--max-restarts", "1", "--grace", "60") as (_, (_, other)):
+        assert len(programs(tmp_path, 1)) == 1
+        other.kill()
+        wait_until(lambda: not programs(tmp_path, 1), "an end of the program", 20.0)
+
+
 @pytest.mark.full
 def test_the_agent_of_process_0_does_not_wait_for_a_supervisor_that_is_stuck(
     tmp_path: Path,

@@ -43,6 +43,39 @@ def test_an_agent_in_the_place_of_a_lost_one(start_job: Start) -> None:
     assert re.search(r"process 1 of 2 on \S+ failed first: its agent was lost$", job.end(), re.M)
 
 
+SHORT = "from lockstep.hosts import lease; lease.SILENCE_SECONDS = 4.0"
+
+
+def test_an_agent_that_is_lost_may_run_on_until_its_lease_is_over(start_job: Start) -> None:
+    """The end of its connection does not say that: a firewall may have closed it."""
+    job = start_job(fault=SHORT, waits=True)
+    stays, lost = job.line(0), job.line(1)
+    begin([stays, lost])
+    lost.close()
+    wait_for_signal(stays)
+    ended(stays, 1)
+    assert stays.decision(TIMEOUT) is True
+    lines = [stays, job.line(1)]
+    begin(lines)
+    finish_well(lines)
+    assert re.search(r"waiting for \d\.\d s, until the processes on \S+ have ended", job.end())
+
+
+def test_an_agent_that_answers_nothing_is_lost(start_job: Start) -> None:
+    """Its connection stays, as that of a host without its network does."""
+    job = start_job(fault=SHORT)
+    stays, silent = job.line(0), job.line(1)
+    begin([stays, silent])
+    wait_for_signal(stays)
+    ended(stays, 1)
+    assert stays.decision(TIMEOUT) is True
+    lines = [stays, job.line(1)]
+    begin(lines)
+    finish_well(lines)
+    assert "its agent was lost: it has answered nothing for 4 s" in job.end()
+    silent.close()
+
+
 def test_an_agent_that_comes_early_takes_the_place_of_one_that_is_lost(start_job: Start) -> None:
     """The host of the first is lost: its connection has no end, and the new one tells of it."""
     job = start_job(restarts=2)

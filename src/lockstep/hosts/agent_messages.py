@@ -1,6 +1,6 @@
 """What an agent sends to the supervisor of its job (`joined_agents`). Pure.
 
-`Ready` and `Ended` are read at one place, which raises ValueError for what another program has
+They are read at one place, which raises ValueError for what another program has
 sent; what acts on them may raise for faults of its own.
 """
 
@@ -29,6 +29,12 @@ class Ready(NamedTuple):
     """Its name."""
 
 
+class Pong(NamedTuple):
+    """The answer to a sign of life."""
+
+    question: int
+
+
 class Ended(NamedTuple):
     """How the program of an agent has ended."""
 
@@ -50,13 +56,13 @@ class Ended(NamedTuple):
         return {**self._asdict(), "exit": dataclasses.asdict(self.exit), "record": error}
 
 
-def read(message: Message, now: float) -> Ready | Ended:
+def read(message: Message, now: float) -> Ready | Pong | Ended:
     """What ``message`` says, which has arrived at ``now``. Raises ValueError."""
     head = message.head
     try:
-        process = head["process"]
-        if type(process) is not int:
-            raise ValueError(f"no number of a process: {process!r}")
+        if message.kind == "pong":
+            return Pong(_number(head["t"]))
+        process = _number(head["process"])
         if message.kind == "ready":
             return Ready(process, str(head["host"]))
         if message.kind == "exit":
@@ -66,6 +72,12 @@ def read(message: Message, now: float) -> Ready | Ended:
     except (LookupError, TypeError) as error:
         raise ValueError(f"{error!r} in a message ({message.kind})") from None
     raise ValueError(f"not a message of an agent: {message.kind}")
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError(f"not a whole number: {value!r}")
+    return value
 
 
 def _record(values: Any, now: float) -> ErrorRecord | None:

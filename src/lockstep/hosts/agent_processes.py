@@ -19,6 +19,7 @@ from lockstep.bootstrap import cluster_env
 from lockstep.hosts.agent_messages import Ended
 from lockstep.hosts.joined_agents import JoinedAgent, JoinedAgents
 from lockstep.hosts.remote_process import RemoteProcess
+from lockstep.processes.console import complain
 from lockstep.processes.job_processes import Loop
 from lockstep.processes.job_spec import LaunchSpec
 from lockstep.processes.program import GRACE_AFTER_SIGTERM
@@ -58,13 +59,18 @@ class AgentAttempts:
 
     def _wait_until_ready(self) -> None:
         """Waits for all agents; tells those that are there when others do not come."""
-        end = time.monotonic() + (self._timeout or float("inf"))
+        now = time.monotonic()
+        end = now + (self._timeout or float("inf"))
+        ended, why = self._agents.last_end(now)
+        if why:
+            complain(why)
         with selectors.PollSelector() as selector:
             self._agents.attach(selector, self._refuse_exit, lambda agent, at: None)
-            while (missing := self._agents.missing) and (left := end - time.monotonic()) > 0:
-                for key, _ in selector.select(min(left, 1.0)):
+            while now < ended or ((missing := self._agents.missing) and now < end):
+                for key, _ in selector.select(min(1.0, (ended if now < ended else end) - now)):
                     key.data()
-                self._agents.tick(time.monotonic())
+                now = time.monotonic()
+                self._agents.tick(now)
             self._agents.detach()
         if missing:
             agents = f"agent{'s' * (len(missing) > 1)} of {processes(missing)}"
@@ -110,7 +116,7 @@ class AgentProcesses:
             process.stdout.close()
             process.stderr.close()
             self.members.append(process)
-            agent.is_ready = False
+            agent.is_ready, agent.runs = False, True
             agent.channel.send("start", attempt=attempt, coordinator=coordinator)
 
     def _on_exit(self, agent: JoinedAgent, ended: Ended) -> None:

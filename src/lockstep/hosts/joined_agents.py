@@ -12,10 +12,13 @@ nothing. Each agent keeps a connection for the whole job (`supervisor_line`):
     agent       exit (exit, record,            how its program has ended (`agent_messages`)
                       was_stopped, was_killed)
     supervisor  again or over (why)            all have ended: be ready once more, or leave
+    supervisor  ping (t, heard)                a sign of life, every second (`lease`)
+    agent       pong (t)                       the answer
 
 An agent that is lost, or stopped alone (its pod was evicted), counts as failed. Another one in its
-place may become ready within the start timeout, also before the others have ended. A signal that
-stops the agent of process 0, or all agents, ends the job.
+place may become ready within the start timeout, also before the others have ended; the next attempt
+begins when the program of the lost one has ended, at the latest by its lease. A signal that stops
+the agent of process 0, or all agents, ends the job.
 
 Both sides prove that they have the job's key (`lockstep.hosts.network_probe`). A job without one is
 as open as JAX's coordination service is.
@@ -23,7 +26,6 @@ as open as JAX's coordination service is.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import queue
@@ -35,31 +37,14 @@ from typing import Any
 
 from lockstep import _run_files
 from lockstep._words import printable
-from lockstep.hosts import agent_messages, network_probe
-from lockstep.hosts.agent_messages import Ended, Ready
-from lockstep.system import tcp_info
+from lockstep.hosts import agent_messages, lease, network_probe
+from lockstep.hosts.agent_messages import Ended, Pong, Ready
 from lockstep.system.channel import Channel, ChannelError
 
-_IDLE_SECONDS = 5
-_KEEPALIVE = {
-    "TCP_KEEPIDLE": _IDLE_SECONDS,
-    "TCP_KEEPINTVL": 2,
-    "TCP_KEEPCNT": 3,
-    "TCP_USER_TIMEOUT": 11_000,  # while data is not acknowledged the kernel sends no probes
-}
-"""A host that is lost without a word is noticed within 11 s."""
 _READY_SECONDS = 10.0
 """How long an agent may take from its connection to its first message, which it sends at once."""
 _SHOWN = 200
 """Letters of an error of a message."""
-
-
-def keep_alive(connection: socket.socket) -> None:
-    """Notices a peer that is gone without a word."""
-    connection.settimeout(None)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE.items():
-        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class JoinedAgent:
@@ -68,22 +53,25 @@ class JoinedAgent:
     def __init__(self, connection: socket.socket) -> None:
         self.channel = Channel.of(connection, agent_messages.BOUNDS)
         self.joined_at = time.monotonic()
+        self.answers = lease.Answers(self.joined_at)
         self.process = -1
         """Its process, once it has reported that."""
         self.label = ""
         """Its host."""
         self.is_ready = False
+        self.runs = False
+        """Whether its program has been ordered, and its end was not reported."""
         self.lost = ""
         """Why it is lost; "": it is not."""
 
-    def close(self) -> float:
-        """Ends the connection; when the last sign of life came, or a little later."""
-        now, fd = time.monotonic(), self.channel.fileno()
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as own:
-            now = min(now, now - tcp_info.heard_ago(own) + _IDLE_SECONDS)
+    @property
+    def may_run_until(self) -> float:
+        """When its program has ended at the latest: the end of a connection is no proof of it."""
+        return self.answers.may_run_until
+
+    def close(self) -> None:
         self.channel.break_off()
         self.channel.close()
-        return now
 
 
 OnExit = Callable[[JoinedAgent, Ended], None]
@@ -102,6 +90,8 @@ class JoinedAgents:
         self._connected: set[JoinedAgent] = set()
         self.of: dict[int, JoinedAgent] = {}
         """The last to connect for each process; its program runs, or waits for an attempt."""
+        self._gone: list[JoinedAgent] = []
+        """Lost agents whose programs may still run."""
         self._selector: selectors.BaseSelector | None = None
         self._on_exit: OnExit = lambda agent, ended: None
         self._on_loss: OnLoss = lambda agent, at: None
@@ -111,7 +101,6 @@ class JoinedAgents:
 
     def _hand_over(self, connection: socket.socket) -> None:
         """Takes a client that has the key. Runs in a thread of the listener."""
-        keep_alive(connection)
         self._fresh.put(socket.socket(fileno=connection.detach()))
         os.write(self._woken, b"\0")
 
@@ -149,11 +138,14 @@ class JoinedAgents:
         try:
             now = time.monotonic()
             found = [agent_messages.read(each, now) for each in agent.channel.receive()]
+            agent.answers.heard(now)
         except (ChannelError, ValueError) as error:
             self.refuse(agent, str(error))
             return
         for each in found:
-            if not agent.lost:
+            if isinstance(each, Pong):
+                agent.answers.answered(each.question, now)
+            elif not agent.lost:
                 self._take(agent, each)
         if agent.channel.closed:
             self.lose(agent)
@@ -165,11 +157,13 @@ class JoinedAgents:
         elif agent.process not in (-1, process):
             self.refuse(agent, f"it is the agent of process {agent.process}, not of {process}")
         elif isinstance(message, Ended):
+            agent.runs = False
             self._on_exit(agent, message)
         else:
             known = self.of.get(process)
             if known and known is not agent:
                 self.lose(known, f"another one on {message.host} has taken its place")
+            agent.answers.begun(time.monotonic())
             self.of[process], agent.process = agent, process
             agent.label, agent.is_ready = message.host, True
 
@@ -186,16 +180,32 @@ class JoinedAgents:
         self._listening.left()
         if self._selector:
             self._selector.unregister(agent.channel.fileno())
-        heard_at = agent.close()
+        agent.close()
+        if agent.runs:
+            self._gone.append(agent)
         if self.of.get(agent.process) is agent:
             del self.of[agent.process]
-        self._on_loss(agent, heard_at)
+        self._on_loss(agent, min(time.monotonic(), agent.answers.heard_at + lease.PING_SECONDS))
 
     def tick(self, now: float) -> None:
-        """Gives up connections over which no agent has become ready."""
-        late = [a for a in self._connected if a.process < 0 and now > a.joined_at + _READY_SECONDS]
-        for agent in late:
-            self.lose(agent)
+        """Sends signs of life, and gives up agents that are silent, and connections over which none
+        has become ready."""
+        for agent in list(self._connected):
+            if agent.process < 0:
+                if now > agent.joined_at + _READY_SECONDS:
+                    self.lose(agent)
+                continue
+            if ping := agent.answers.ping(now, time.monotonic_ns()):
+                agent.channel.send("ping", **ping)
+            # Between two attempts an agent executes itself, and reads nothing for a while.
+            if agent.answers.is_silent(now, agent.runs):
+                limit = lease.SILENCE_SECONDS if agent.runs else lease.IDLE_SECONDS
+                self.lose(agent, f"it has answered nothing for {limit:g} s")
+
+    def last_end(self, now: float) -> tuple[float, str]:
+        """When no program of a lost agent can run any more: see `lease.last_end`."""
+        self._gone = [each for each in self._gone if each.may_run_until > now]
+        return lease.last_end(self._gone, now)
 
     # To all
 

@@ -120,12 +120,13 @@ class Answers:
         """The answer to ``question`` has arrived."""
         self._last, self._answered_at = question, now
 
-    def is_silent(self, now: float) -> bool:
-        """Whether the agent is lost: it has answered nothing for too long.
+    def is_silent(self, now: float, runs: bool = True) -> bool:
+        """Whether the agent is lost: it has answered nothing for too long; ``runs``: as in `Lease`.
 
         Counted from a question: a supervisor that was stopped for a while has not asked.
         """
-        return self._asked_at is not None and now - self._asked_at > SILENCE_SECONDS
+        limit = SILENCE_SECONDS if runs else IDLE_SECONDS
+        return self._asked_at is not None and now - self._asked_at > limit
 
     @property
     def may_run_until(self) -> float:

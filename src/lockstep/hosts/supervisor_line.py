@@ -16,10 +16,9 @@ from typing import NamedTuple
 from lockstep._errors import LaunchError
 from lockstep._run_files import ErrorRecord, Exit
 from lockstep.bootstrap import coordinator_address
-from lockstep.hosts import network_probe
+from lockstep.hosts import lease, network_probe
 from lockstep.hosts.agent_messages import Ended, Ready
-from lockstep.hosts.joined_agents import keep_alive
-from lockstep.system.channel import Channel
+from lockstep.system.channel import Channel, Message
 
 _PAUSE_SECONDS = 0.2
 _FLUSH_SECONDS = 15.0
@@ -37,8 +36,9 @@ class SupervisorLine:
     """The connection, which stays open while this process executes itself for the next attempt."""
 
     def __init__(self, connection: socket.socket, process: int) -> None:
-        keep_alive(connection)
+        connection.settimeout(None)
         self._channel = Channel.of(connection)
+        self._lease = lease.Lease(lease.clock())
         self._process = process
         self.attempt = 0
         """The number of the present one."""
@@ -83,19 +83,49 @@ class SupervisorLine:
         ready = Ready(self._process, platform.node())
         self._channel.send("ready", **ready._asdict())
         while True:
-            message = self._channel.next()
+            try:
+                message = self._next(self.left(runs=False))
+            except TimeoutError:
+                why = self.over(runs=False)
+                raise LaunchError(f"process {self._process} was not started: {why}") from None
             if message is None or message.kind == "over":
                 why = message.head["why"] if message else "the agent of process 0 has ended"
                 raise LaunchError(f"process {self._process} was not started: {why}")
             if message.kind == "start":
+                if not self._lease.is_good(lease.clock()):  # the order has arrived late
+                    why = self.over(runs=True)
+                    raise LaunchError(f"process {self._process} was not started: {why}")
                 self.attempt = int(message.head["attempt"])
                 return Attempt(self.attempt, str(message.head["coordinator"]))
+
+    def _next(self, seconds: float) -> Message | None:
+        """The next message that is no sign of life; those are answered.
+
+        Raises TimeoutError where none comes within ``seconds``.
+        """
+        end = time.monotonic() + seconds
+        while True:
+            message = self._channel.next(max(0.0, end - time.monotonic()))
+            if message is None:
+                return None
+            self._lease.heard(lease.clock())
+            if message.kind != "ping":
+                return message
+            self._channel.send("pong", **self._lease.answer(message.head, lease.clock()))
+
+    def left(self, runs: bool) -> float:
+        """Seconds until the lease is over; ``runs``: of the program, else of the agent alone."""
+        return max(0.0, self._lease.left(runs, lease.clock()))
+
+    def over(self, runs: bool) -> str:
+        """Why the program, or the agent, ends when its lease is over."""
+        return lease.over(runs, "the agent of process 0")
 
     def signals(self) -> Sequence[int]:
         """The signals that the program shall get, as far as they have arrived by now."""
         found: list[int] = []
         with contextlib.suppress(TimeoutError):
-            while message := self._channel.next(0.0):
+            while message := self._next(0.0):
                 if message.kind == "signal":
                     found.append(int(message.head["number"]))
             self.is_lost = True
@@ -119,7 +149,7 @@ class SupervisorLine:
         end = time.monotonic() + seconds
         with contextlib.suppress(TimeoutError):
             while True:
-                message = self._channel.next(max(0.0, end - time.monotonic()))
+                message = self._next(max(0.0, end - time.monotonic()))
                 if message is None or message.kind == "over":
                     return False
                 if message.kind == "again":

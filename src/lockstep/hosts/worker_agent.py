@@ -90,7 +90,7 @@ def run(
     ours, theirs = socket.socketpair()
     os.set_inheritable(theirs.fileno(), True)
     shares_group = has_terminal()
-    guard = None if shares_group else program_guard.start(host_dir.held)
+    guard = None if shares_group else program_guard.start(host_dir.held, line is not None)
     pid = start(arguments, lambda: environ_with(theirs.fileno()), shares_group, blocked, guard)
     theirs.detach()
     kept_open = {ours.fileno(), host_dir.held, line.fd if line else -1}
@@ -109,7 +109,9 @@ def run(
     if guard is not None:
         guard.dismiss()
     ending = _run_files.Exit.of(exit_code, pid, _reason(program, exit_code, ooms))
-    if program.was_killed and (line is None or program.was_stopped or line.is_lost):
+    if line and program.lease_is_over:
+        complain(f"process {process} was killed: {line.over(runs=True)}")
+    elif program.was_killed and (line is None or program.was_stopped or line.is_lost):
         _tell_of_kill(process, program, after_sigterm, after_failure)
     if line is None:
         _publish_exit(host_dir, ending, network, handled, after_failure)
@@ -164,6 +166,9 @@ def _starts_again(line: SupervisorLine, handled: set[signal.Signals], seconds: f
     while (decision := line.decision(_TURN_SECONDS)) is None and time.monotonic() < end:
         received = signal.sigtimedwait(handled, _TURN_SECONDS)
         if received and received.si_signo in STOPS:
+            return False
+        if line.left(runs=False) <= 0:
+            complain(f"the agent has ended: {line.over(runs=False)}")
             return False
     return bool(decision)
 

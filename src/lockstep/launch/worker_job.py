@@ -30,6 +30,7 @@ from lockstep.processes.guard import PASSED_ON
 from lockstep.processes.host_dir import HostDir
 from lockstep.processes.job_spec import LaunchSpec
 from lockstep.system import fd_limit, process_tree
+from lockstep.watchdog import agent_network as agent_network  # while no lease runs yet
 
 
 def join(

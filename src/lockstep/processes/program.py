@@ -120,6 +120,10 @@ class SignalSource(Protocol):
         """The signals that the program shall get, as far as they have arrived by now."""
         ...
 
+    def left(self, runs: bool) -> float:
+        """Seconds for which the program may run on (`lockstep.hosts.lease`)."""
+        ...
+
 
 class Program:
     """The program as a child process: forwards signals, waits for its end."""
@@ -147,6 +151,8 @@ class Program:
         """Whether a grace period has begun."""
         self.was_killed = False
         """Whether it had not ended when the grace period was over."""
+        self.lease_is_over = False
+        """Whether it was killed since it may run elsewhere by now."""
 
     def wait(self, handled: set[signal.Signals], grace: float) -> int:
         """Forwards signals until the program has ended; its exit code, negative for a signal."""
@@ -163,7 +169,9 @@ class Program:
 
     def _next_signal(self, handled: set[signal.Signals]) -> signal.struct_siginfo | None:
         """Waits for a signal; None when the next signal of the plan is due."""
-        longest = _LINE_SECONDS if self._supervisor else float("inf")
+        longest = float("inf")
+        if self._supervisor and not self.lease_is_over:
+            longest = min(_LINE_SECONDS, self._supervisor.left(runs=True))
         longest = min(longest, max(0.0, self._plan.next_at - time.monotonic()))
         if longest == float("inf"):
             return signal.sigwaitinfo(handled)
@@ -179,6 +187,10 @@ class Program:
                 self._stop(signal.Signals(number))
         if self._supervisor.is_lost and not self._ends:
             self._plan_end(FAILURE, self._grace)
+        if not self.lease_is_over and self._supervisor.left(runs=True) <= 0:
+            self.lease_is_over = True
+            self._plan.drop()
+            self._send(signal.SIGKILL)
 
     def _stop(self, number: signal.Signals) -> None:
         if number != signal.SIGTERM:  # so that the program prints where it stopped

@@ -6,6 +6,8 @@ on without its agent, but not without its launcher:
 - Only the agent is killed: the program runs on until it ends or one of the following happens.
 - The launcher kills the agent's process group: a *sentinel*, an idle process in that group, is
   killed with it. The guard then kills the program's group.
+- In a job that may start again (``--max-restarts``) the program is killed with its agent: another
+  agent may take its place.
 - The launcher kills the agent by its pid, with the rest of the job, and ends: the guard watches the
   parent process of the agent, and kills the program's group when that parent has ended.
 
@@ -51,8 +53,11 @@ class Guard:
             os.write(self.lifeline, text)
 
 
-def start(held: int) -> Guard | None:
-    """Starts a guard, which keeps the descriptor ``held`` open; None: it cannot be started."""
+def start(held: int, ends: bool) -> Guard | None:
+    """Starts a guard, which keeps the descriptor ``held`` open; None: it cannot be started.
+
+    ``ends``: the program ends with its agent.
+    """
     try:
         line, lifeline = os.pipe()
         launcher = os.getppid()
@@ -68,7 +73,7 @@ def start(held: int) -> Guard | None:
         sentinel = _start_sentinel()
         os.setsid()
         fd_limit.close_all_but({line, held, sentinel.fileno()})
-        _look_after(line, launcher, sentinel)
+        _look_after(line, launcher, sentinel, ends)
     finally:
         os._exit(0)
 
@@ -87,7 +92,7 @@ def _start_sentinel() -> socket.socket:
         os._exit(0)
 
 
-def _look_after(line: int, launcher: int, sentinel: socket.socket) -> None:
+def _look_after(line: int, launcher: int, sentinel: socket.socket, ends: bool) -> None:
     launcher_fd = _pidfd(launcher)  # opened now, before the pid can be reused
     received = b""
     while data := os.read(line, 64):
@@ -98,12 +103,12 @@ def _look_after(line: int, launcher: int, sentinel: socket.socket) -> None:
     if not program:
         return
     program_fd = _pidfd(program)
-    if program_fd is not None and launcher_fd is not None:
-        ends = select.poll()
+    if program_fd is not None and launcher_fd is not None and not ends:
+        any_end = select.poll()
         for fd in (program_fd, launcher_fd, sentinel.fileno()):
-            ends.register(fd, select.POLLIN)
+            any_end.register(fd, select.POLLIN)
         time.sleep(_DECIDES_SECONDS)
-        ends.poll()
+        any_end.poll()
     # The whole group: also the children of the program.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(program, signal.SIGKILL)

@@ -110,11 +110,6 @@ def silence(connection: socket.socket) -> float:
     return min(struct.unpack_from("=II", info, _LAST_RECEIVED)) / 1000
 
 
-def heard_ago(connection: socket.socket) -> float:
-    """Seconds since the other kernel has last sent data or an acknowledgement."""
-    return min(struct.unpack_from("=II", _tcp_info(connection), _LAST_RECEIVED)) / 1000
-
-
 def _tcp_info(connection: socket.socket) -> bytes:
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LENGTH)
     if len(info) < _LENGTH:
