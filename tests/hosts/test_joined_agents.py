@@ -20,8 +20,8 @@ from lockstep._config import Config
 from lockstep._errors import LaunchError
 from lockstep._run_files import Exit
 from lockstep.hosts import lease, network_probe
+from lockstep.hosts.agent_attempts import AgentAttempts
 from lockstep.hosts.agent_messages import Ended
-from lockstep.hosts.agent_processes import AgentProcesses
 from lockstep.hosts.joined_agents import JoinedAgent, JoinedAgents
 from lockstep.hosts.supervisor_line import SupervisorLine
 from lockstep.processes.job_spec import LaunchSpec
@@ -97,7 +97,8 @@ def test_a_program_that_saves_after_sigterm_is_waited_for(joined: Joined, tmp_pa
     joined.agents.detach()
     loop = Loop(may_fail=True)
     job = LaunchSpec(("x.py",), 2, Config(coordinator="127.0.0.1:1"), {}, tmp_path, grace=5.0)
-    programs = AgentProcesses(job, loop, joined.agents)
+    attempts = AgentAttempts(joined.agents, ("127.0.0.1", "127.0.0.1"), job)
+    programs = attempts.processes(job, loop)
     programs.listen()
     programs.start()
     for thread in waiting:

@@ -77,12 +77,18 @@ class Job:
 Start = Callable[..., Job]
 
 
+def started(line: SupervisorLine) -> Attempt:
+    """The attempt, once it starts, as all processes have it: without the number of this one."""
+    attempt = line.wait_for_start()
+    assert attempt
+    return attempt._replace(process_id=0)
+
+
 def begin(lines: list[SupervisorLine]) -> list[Attempt]:
     """All wait for the start at the same time."""
     found: list[Attempt] = []
     threads = [
-        threading.Thread(target=lambda line=line: found.append(line.wait_for_start()))
-        for line in lines
+        threading.Thread(target=lambda line=line: found.append(started(line))) for line in lines
     ]
     for thread in threads:
         thread.start()

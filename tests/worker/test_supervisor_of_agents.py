@@ -19,7 +19,16 @@ from lockstep._run_files import ErrorRecord, Exit
 from lockstep.hosts import network_probe
 from lockstep.hosts.supervisor_line import Attempt
 from support import wait_until
-from worker.supervised import KEY, TIMEOUT, Start, begin, ended, finish_well, wait_for_signal
+from worker.supervised import (
+    KEY,
+    TIMEOUT,
+    Start,
+    begin,
+    ended,
+    finish_well,
+    started,
+    wait_for_signal,
+)
 
 
 def test_an_agent_in_the_place_of_a_lost_one(start_job: Start) -> None:
@@ -81,9 +90,9 @@ def test_an_agent_that_comes_early_takes_the_place_of_one_that_is_lost(start_job
     job = start_job(restarts=2)
     stays, lost = job.line(0), job.line(1)
     begin([stays, lost])
-    started: list[Attempt] = []
+    found: list[Attempt] = []
     new = job.line(1)
-    waits = threading.Thread(target=lambda: started.append(new.wait_for_start()))
+    waits = threading.Thread(target=lambda: found.append(started(new)))
     waits.start()
     wait_for_signal(stays)
     assert waits.is_alive()
@@ -91,7 +100,7 @@ def test_an_agent_that_comes_early_takes_the_place_of_one_that_is_lost(start_job
     assert stays.decision(TIMEOUT) is True
     [second] = begin([stays])
     waits.join(TIMEOUT)
-    assert started == [second]
+    assert found == [second]
     assert second.attempt == 1
     # A loss of the first attempt does not count in the second.
     finish_well([stays, new])

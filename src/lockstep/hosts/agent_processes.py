@@ -1,88 +1,42 @@
-"""The programs of agents that a cluster's launcher has started, and their attempts.
+"""The programs of agents that a cluster's launcher has started, in one attempt.
 
-The supervisor of `lockstep.launch` sees them by `AgentProcesses` and `AgentAttempts`, as it sees
-those of `remote_processes` and `several_hosts`.
+The supervisor of `lockstep.launch` sees them by `AgentProcesses`, as it sees those of
+`remote_processes`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import selectors
-import socket
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 from lockstep import _run_files
-from lockstep._errors import LaunchError
-from lockstep._words import processes
-from lockstep.bootstrap import cluster_env
 from lockstep.hosts.agent_messages import Ended
 from lockstep.hosts.joined_agents import JoinedAgent, JoinedAgents
 from lockstep.hosts.remote_process import RemoteProcess
-from lockstep.processes.console import complain
 from lockstep.processes.job_processes import Loop
 from lockstep.processes.job_spec import LaunchSpec
 from lockstep.processes.program import GRACE_AFTER_SIGTERM
-from lockstep.system import port_reservation
 
 _LATE_SECONDS = 15.0
 """How long after the grace period an agent may take to report its end."""
 
 
-class AgentAttempts:
-    """The attempts of a job: `lockstep.launch.restarts.Placement`."""
+class Nodes(Protocol):
+    """What has to know of agents that come and go while an attempt runs (`agent_attempts`)."""
 
-    def __init__(self, agents: JoinedAgents, hosts: tuple[str, str], timeout: float) -> None:
-        """``hosts``: what the coordinator's host is called, and where it listens; ``timeout``:
-        seconds that the agents may take to become ready, 0: no limit."""
-        self._agents, self._hosts, self._timeout = agents, hosts, timeout
-        self._held: socket.socket | None = None
-        """Keeps the port of the present attempt."""
+    def lost(self, agent: JoinedAgent) -> None:
+        """An agent was lost, one of the attempt or a spare."""
+        ...
 
-    def first(self, job: LaunchSpec) -> LaunchSpec:
-        """``job`` with its coordinator, once all agents are ready. Raises `LaunchError`."""
-        self._wait_until_ready()
-        if self._held:
-            self._held.close()
-        self._held = port_reservation.reserve(self._hosts[1])
-        port = self._held.getsockname()[1]
-        coordinator = f"{cluster_env.bracketed(self._hosts[0])}:{port}"
-        config = dataclasses.replace(job.config, coordinator=coordinator)
-        return dataclasses.replace(job, config=config)
+    def has_come(self, agent: JoinedAgent, loop: Loop) -> None:
+        """An agent has become ready that runs nothing."""
+        ...
 
-    def again(self, job: LaunchSpec) -> LaunchSpec:
-        self._agents.send_all("again")
-        return self.first(job)
-
-    def processes(self, job: LaunchSpec, loop: Loop) -> AgentProcesses:
-        return AgentProcesses(job, loop, self._agents)
-
-    def _wait_until_ready(self) -> None:
-        """Waits for all agents; tells those that are there when others do not come."""
-        now = time.monotonic()
-        end = now + (self._timeout or float("inf"))
-        ended, why = self._agents.last_end(now)
-        if why:
-            complain(why)
-        with selectors.PollSelector() as selector:
-            self._agents.attach(selector, self._refuse_exit, lambda agent, at: None)
-            while now < ended or ((missing := self._agents.missing) and now < end):
-                for key, _ in selector.select(min(1.0, (ended if now < ended else end) - now)):
-                    key.data()
-                now = time.monotonic()
-                self._agents.tick(now)
-            self._agents.detach()
-        if missing:
-            agents = f"agent{'s' * (len(missing) > 1)} of {processes(missing)}"
-            why = (
-                f"the {agents} did not come within {self._timeout:g} s (--start-timeout). Each has "
-                f"to run with the same --max-restarts and key, and has to reach {self._hosts[0]}."
-            )
-            self._agents.end(why)
-            raise LaunchError(why)
-
-    def _refuse_exit(self, agent: JoinedAgent, ended: Ended) -> None:
-        self._agents.refuse(agent, "an end of what was not started")
+    def tick(self, now: float, loop: Loop) -> None:
+        """Does what is due at ``now``."""
+        ...
 
 
 class AgentProcesses:
@@ -93,17 +47,26 @@ class AgentProcesses:
 
     not_stored = ""
 
-    def __init__(self, job: LaunchSpec, loop: Loop, agents: JoinedAgents) -> None:
+    def __init__(
+        self,
+        job: LaunchSpec,
+        loop: Loop,
+        agents: JoinedAgents,
+        numbers: Sequence[int],
+        nodes: Nodes,
+    ) -> None:
+        """``numbers``: what the launcher calls the process of each agent that takes part."""
         self._job = job
         self._loop = loop
         self._agents = agents
+        self._nodes = nodes
         self.members: list[RemoteProcess] = []
-        self._running = dict(sorted(agents.of.items()))
+        self._running = {number: agents.of[node] for number, node in enumerate(numbers)}
         self._stopped: set[int] = set()
         """Processes whose agent was asked to end by a signal."""
 
     def listen(self) -> None:
-        self._agents.attach(self._loop.selector, self._on_exit, self._on_loss)
+        self._agents.attach(self._loop.selector, self._on_exit, self._on_loss, self._on_ready)
 
     def close(self) -> None:
         self._agents.detach()
@@ -117,7 +80,13 @@ class AgentProcesses:
             process.stderr.close()
             self.members.append(process)
             agent.is_ready, agent.runs = False, True
-            agent.channel.send("start", attempt=attempt, coordinator=coordinator)
+            agent.channel.send(
+                "start",
+                attempt=attempt,
+                coordinator=coordinator,
+                process_id=process_id,
+                num_processes=len(self._running),
+            )
 
     def _on_exit(self, agent: JoinedAgent, ended: Ended) -> None:
         process, ending = self._process_of(agent), ended.exit
@@ -127,7 +96,7 @@ class AgentProcesses:
         if ended.record:
             process.on_error(ended.record)
         if ended.was_stopped:
-            self._stopped.add(agent.process)
+            self._stopped.add(process.process_id)
             ending = dataclasses.replace(ending, reason=_run_files.STOPPED)
         process.on_exit(ending, ended.was_killed, time.monotonic())
         self._check_stopped()
@@ -141,7 +110,11 @@ class AgentProcesses:
         if 0 in self._stopped or (all_ended and seen and seen == self._stopped):
             self._loop.asked_to_stop()
 
+    def _on_ready(self, agent: JoinedAgent) -> None:
+        self._nodes.has_come(agent, self._loop)
+
     def _on_loss(self, agent: JoinedAgent, heard_at: float) -> None:
+        self._nodes.lost(agent)
         process = self._process_of(agent)
         if process is not None and process.lives:
             process.lost(agent.lost, heard_at)
@@ -160,8 +133,9 @@ class AgentProcesses:
     def tick(self, now: float) -> None:
         """Gives up the agents that do not report the end of their program."""
         self._agents.tick(now)
+        self._nodes.tick(now, self._loop)
         # A program that has got SIGTERM has a grace period of its own.
-        grace = max(self._job.grace, GRACE_AFTER_SIGTERM)
+        grace = max(self._job.grace, GRACE_AFTER_SIGTERM) + (self._job.grow or 0.0)
         if now > self._loop.stopping_at + grace + _LATE_SECONDS:
             for process in self.members:
                 if process.lives:

@@ -240,11 +240,16 @@ class HostWatch:
         self.agents[name] = connection
         self._adopt(connection)
         self._membership.returned(self._host(name))
-        if not self._membership.can_grow():
-            self._report(f"{label} answers again: it is a spare from now on")
-        elif self._grow and self._loop and self._loop.grow():
-            self._report(
-                f"{label} answers again: the program is asked to end, to start again with it"
-            )
-        else:
-            self._report(f"{label} answers again: it takes part from the next restart on")
+        grows = self._membership.can_grow()
+        asked = grows and self._grow and self._loop is not None and self._loop.grow()
+        self._report(f"{label} answers again: {what_becomes(grows, asked)}")
+
+
+def what_becomes(grows: bool, asked: bool) -> str:
+    """What is said of a host that comes to a job; ``grows``: to one that has an empty seat;
+    ``asked``: the program was asked to end for it."""
+    if not grows:
+        return "it is a spare from now on"
+    if asked:
+        return "the program is asked to end, to start again with it"
+    return "it takes part from the next restart on"

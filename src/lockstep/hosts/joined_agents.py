@@ -7,11 +7,13 @@ service gets a free port of that host for each attempt, so late messages of an e
 nothing. Each agent keeps a connection for the whole job (`supervisor_line`):
 
     agent       ready (process, host)          it can start its program
-    supervisor  start (attempt, coordinator)   all agents are ready
+    supervisor  start (attempt, coordinator,   all agents are ready, or with --nnodes enough of
+                      process_id,              them: the number of its process in this attempt, and
+                      num_processes)           of how many
     supervisor  signal (number)                for the program: another one has failed
     agent       exit (exit, record,            how its program has ended (`agent_messages`)
                       was_stopped, was_killed)
-    supervisor  again or over (why)            all have ended: be ready once more, or leave
+    supervisor  again or over (why, well)      all have ended: be ready once more, or leave
     supervisor  ping (t, heard)                a sign of life, every second (`lease`)
     agent       pong (t)                       the answer
 
@@ -76,6 +78,7 @@ class JoinedAgent:
 
 OnExit = Callable[[JoinedAgent, Ended], None]
 OnLoss = Callable[[JoinedAgent, float], None]
+OnReady = Callable[[JoinedAgent], None]
 
 
 class JoinedAgents:
@@ -95,6 +98,7 @@ class JoinedAgents:
         self._selector: selectors.BaseSelector | None = None
         self._on_exit: OnExit = lambda agent, ended: None
         self._on_loss: OnLoss = lambda agent, at: None
+        self._on_ready: OnReady = lambda agent: None
         self._fresh: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
         self._wake, self._woken = os.pipe()
         self._listening = network_probe.Listener(listener, name, key, self._hand_over, size)
@@ -106,12 +110,19 @@ class JoinedAgents:
 
     # Events
 
-    def attach(self, selector: selectors.BaseSelector, on_exit: OnExit, on_loss: OnLoss) -> None:
+    def attach(
+        self,
+        selector: selectors.BaseSelector,
+        on_exit: OnExit,
+        on_loss: OnLoss,
+        on_ready: OnReady = lambda agent: None,
+    ) -> None:
         """Reports to these functions from now on, when ``selector`` calls its keys' data.
 
         ``on_loss`` gets the time of the last sign of life.
         """
         self._selector, self._on_exit, self._on_loss = selector, on_exit, on_loss
+        self._on_ready = on_ready
         selector.register(self._wake, selectors.EVENT_READ, self._accept)
         for agent in self._connected:
             self._watch(agent)
@@ -166,6 +177,7 @@ class JoinedAgents:
             agent.answers.begun(time.monotonic())
             self.of[process], agent.process = agent, process
             agent.label, agent.is_ready = message.host, True
+            self._on_ready(agent)
 
     def refuse(self, agent: JoinedAgent, why: str) -> None:
         """Gives up an agent that has sent what is no message at this point."""
@@ -215,16 +227,25 @@ class JoinedAgents:
         return len(self._connected)
 
     @property
+    def ready(self) -> list[int]:
+        """The processes whose agents are ready for the next attempt."""
+        return [p for p in range(self._size) if p in self.of and self.of[p].is_ready]
+
+    @property
     def missing(self) -> list[int]:
         """The processes whose agents are not ready for the next attempt."""
-        return [p for p in range(self._size) if p not in self.of or not self.of[p].is_ready]
+        ready = self.ready
+        return [p for p in range(self._size) if p not in ready]
 
     def send_all(self, kind: str, **values: Any) -> None:
         """Process 0 comes last: the supervisor ends with its agent."""
         for _, agent in sorted(self.of.items(), reverse=True):
             agent.channel.send(kind, **values)
 
-    def end(self, why: str) -> None:
-        """Has all agents leave. No attempt follows: one that comes now finds the port closed."""
-        self.send_all("over", why=why)
+    def end(self, why: str, well: bool = False) -> None:
+        """Has all agents leave. No attempt follows: one that comes now finds the port closed.
+
+        ``well``: the job has ended well, and so does an agent that waits as a spare.
+        """
+        self.send_all("over", why=why, well=well)
         self._listening.close()

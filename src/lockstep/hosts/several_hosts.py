@@ -16,20 +16,19 @@ from typing import Any
 from lockstep import __version__
 from lockstep._errors import LaunchError
 from lockstep._finding import Finding
-from lockstep._words import counted, processes
-from lockstep.hosts import host_check, lease, preflight, starters
+from lockstep.hosts import host_changes, host_check, lease, preflight, starters
 from lockstep.hosts.connection import Connection
 from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_list import Host, Placed
 from lockstep.hosts.host_state import HostState, Request
 from lockstep.hosts.host_watch import HostWatch
-from lockstep.hosts.membership import Change, Membership
+from lockstep.hosts.membership import Membership
 from lockstep.hosts.relay import Connect
 from lockstep.hosts.remote_processes import RemoteProcesses
 from lockstep.processes.console import complain
 from lockstep.processes.first_failure import not_started
 from lockstep.processes.job_processes import Loop
-from lockstep.processes.job_spec import HostChanges, LaunchSpec
+from lockstep.processes.job_spec import LaunchSpec
 from lockstep.system import port_reservation
 
 
@@ -190,10 +189,10 @@ class SeveralHosts:
         self._watch.report_left_out()
         problems = {each: found[each] for each in preflight.with_problems(found)}
         self._check_enough(problems)
-        for line in _described(changes, own, problems):
+        for line in host_changes.described(changes, own, problems):
             complain(line)
         count = sum(placed.count for placed in own.places)
-        made = _host_changes(before, changes, own)
+        made = host_changes.summed_up(before, changes, own)
         return self._with_coordinator(dataclasses.replace(job, processes=count, changes=made))
 
     def _take_lost(self) -> dict[str, Connection]:
@@ -275,37 +274,6 @@ def _ssh_starts() -> Iterator[None]:
         yield
     except OSError as error:
         raise LaunchError(f"nothing can be started: {not_started(error)}") from error
-
-
-def _described(
-    changes: Sequence[Change], own: Membership, problems: preflight.Findings
-) -> list[str]:
-    """What the user is told of the hosts of the next attempt."""
-    ranks = {placed.host: placed.processes for placed in own.places}
-    lines = [
-        f"{each.host.label} takes the place of {each.gone.label}, which was lost, with "
-        f"{processes(ranks[each.host])}"
-        for each in changes
-        if each.host != each.gone
-    ]
-    if not own.is_full():
-        count = sum(map(len, ranks.values()))
-        hosts = f"{counted(len(own.in_use), 'host')}, {counted(count, 'process')}"
-        absent = ", ".join(each.label for each in own.absent)
-        without = f"\n{preflight.table(problems)}" if problems else f" {absent}"
-        lines.append(f"going on with {hosts}, without{without}")
-    return lines
-
-
-def _host_changes(
-    before: Sequence[Host], changes: Sequence[Change], own: Membership
-) -> HostChanges:
-    return HostChanges(
-        tuple(each.label for each in before if each not in own.in_use),
-        tuple((each.gone.label, each.host.label) for each in changes if each.host != each.gone),
-        len(own.in_use),
-        own.seats,
-    )
 
 
 def _lacking(directory: str, program: str) -> frozenset[str]:

@@ -25,11 +25,13 @@ _FLUSH_SECONDS = 15.0
 
 
 class Attempt(NamedTuple):
-    """What all processes of an attempt have in common."""
+    """An attempt, and the place of a process in it."""
 
     attempt: int
     """Its number."""
     coordinator: str
+    process_id: int
+    num_processes: int
 
 
 class SupervisorLine:
@@ -75,8 +77,9 @@ class SupervisorLine:
                     ) from error
             time.sleep(_PAUSE_SECONDS)
 
-    def wait_for_start(self) -> Attempt:
-        """Reports that this process is ready, and waits for all others.
+    def wait_for_start(self) -> Attempt | None:
+        """Reports that this process is ready, and waits for the others; None: the job has ended
+        well without it.
 
         Raises `LaunchError` where the job cannot start.
         """
@@ -88,6 +91,8 @@ class SupervisorLine:
             except TimeoutError:
                 why = self.over(runs=False)
                 raise LaunchError(f"process {self._process} was not started: {why}") from None
+            if message and message.head.get("well"):
+                return None
             if message is None or message.kind == "over":
                 why = message.head["why"] if message else "the agent of process 0 has ended"
                 raise LaunchError(f"process {self._process} was not started: {why}")
@@ -96,7 +101,8 @@ class SupervisorLine:
                     why = self.over(runs=True)
                     raise LaunchError(f"process {self._process} was not started: {why}")
                 self.attempt = int(message.head["attempt"])
-                return Attempt(self.attempt, str(message.head["coordinator"]))
+                place = (int(message.head[name]) for name in ("process_id", "num_processes"))
+                return Attempt(self.attempt, str(message.head["coordinator"]), *place)
 
     def _next(self, seconds: float) -> Message | None:
         """The next message that is no sign of life; those are answered.

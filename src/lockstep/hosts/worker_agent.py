@@ -121,7 +121,7 @@ def run(
         if _ends_attempt(host_dir, ending, network, handled, line, program, stays):
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             return True
-    _leave(host_dir, log_dir, exit_code)
+    leave(host_dir, log_dir, exit_code)
     _end_as(exit_code)
 
 
@@ -237,7 +237,7 @@ def _all_ended(host_dir: HostDir) -> bool:
     return ended and not any((folder / _run_files.STAYS).exists() for folder in others)
 
 
-def _leave(host_dir: HostDir, log_dir: Path | None, exit_code: int) -> None:
+def leave(host_dir: HostDir, log_dir: Path | None, exit_code: int) -> None:
     """Gives up the host's directory; the last agent keeps the records and removes it."""
     if not host_dir.is_last():
         # The launcher may kill the job when it sees a failure, so give the last agent time first.

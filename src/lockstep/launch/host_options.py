@@ -120,13 +120,18 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
         help="with --max-restarts: the last K hosts run nothing at first, and take the places of "
         "hosts that are lost, with the same processes; default: 0",
     )
-    add(
+    add_grow(group, "--min-hosts", "lost host returns")
+
+
+def add_grow(group: argparse._ArgumentGroup, needs: str, event: str) -> None:
+    """Adds ``--grow``, which ``needs`` an option; ``event``: what makes the job grow."""
+    group.add_argument(
         "--grow",
         nargs="?",
         const=GROW_SECONDS,
         type=checked(some_seconds),
         metavar="SECONDS",
-        help="with --min-hosts: when a lost host returns to a job that has an empty place, ask the "
+        help=f"with {needs}: when a {event} to a job that has an empty place, ask the "
         "program to save and end (lockstep.should_stop), and start again with it. After SECONDS "
         f"(without a number {GROW_SECONDS:g}) the processes are interrupted",
     )

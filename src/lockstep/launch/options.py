@@ -20,6 +20,7 @@ from lockstep._config import (
     seconds,
 )
 from lockstep._errors import ConfigError
+from lockstep.hosts import agent_attempts, node_range
 from lockstep.launch import host_options, usage
 from lockstep.launch.usage import checked
 
@@ -267,6 +268,16 @@ def worker_parser() -> argparse.ArgumentParser:
         help="start the programs of all processes again after a failure, at most K times, under "
         "the same launcher; all processes need the same K; default: 0",
     )
+    group.add_argument(
+        "--nnodes",
+        type=checked(node_range.parse),
+        metavar="MIN:MAX",
+        help="with --max-restarts, and one process on each node: start when MIN nodes are there, "
+        f"and wait {agent_attempts.JOIN_SECONDS:g} s for more, up to MAX; go on without lost "
+        "nodes while MIN are left; nodes that come later are spares, or take part from the next "
+        "restart on; default: all that the launcher starts",
+    )
+    host_options.add_grow(group, "--nnodes", "node comes")
     group.add_argument(
         "--log-dir",
         metavar="DIR",

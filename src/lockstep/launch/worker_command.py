@@ -19,7 +19,7 @@ from typing import NoReturn
 from lockstep._config import Config
 from lockstep._errors import LaunchError
 from lockstep.bootstrap import cluster_env, rendezvous
-from lockstep.hosts import worker_agent
+from lockstep.hosts import node_range, worker_agent
 from lockstep.job import topology
 from lockstep.launch import options
 from lockstep.launch.before_start import check_program, configure, make_log_dir, warn_of_collectives
@@ -40,6 +40,8 @@ def main(words: Sequence[str]) -> NoReturn:
     check_program(program, "worker")
     before = dict(os.environ)
     config = placed(configure(args, before), before)
+    size, local_size = config.num_processes or 1, config.local_num_processes or 1
+    node_range.check(args.nnodes, size, local_size, args.max_restarts, args.grow is not None)
     if config.process_id == 0:
         warn_of_collectives(before, config)
     sys.stdout.flush()
@@ -57,11 +59,16 @@ def main(words: Sequence[str]) -> NoReturn:
         from lockstep.launch import worker_job
 
         name = run_name(before, config)
-        line, attempt = worker_job.join(config, shared, name, args.max_restarts, args.grace)
+        line, attempt = worker_job.join(config, shared, name, args)
+        if attempt is None and shared:
+            complain(f"process {process} has run nothing, as a spare: the job has ended well")
+            worker_agent.leave(shared, log_dir, 0)
+            sys.exit(0)
     if shared:
         own = dataclasses.replace(config, run_dir=str(shared.path))
         if attempt:
             own = dataclasses.replace(own, **attempt._asdict(), restart_line=None)
+            process = attempt.process_id
 
         def environ_with(agent: int) -> dict[str, str]:
             return _environ(before, dataclasses.replace(own, agent=agent), args)

@@ -6,6 +6,7 @@ agent of process 0, and the agents of all processes connect to it (`lockstep.hos
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import os
@@ -20,8 +21,9 @@ from lockstep._config import Config
 from lockstep._errors import ConfigError, InitializationError, LaunchError
 from lockstep.bootstrap import cluster_env, coordinator_address
 from lockstep.hosts import network_probe
-from lockstep.hosts.agent_processes import AgentAttempts
+from lockstep.hosts.agent_attempts import AgentAttempts
 from lockstep.hosts.joined_agents import JoinedAgents
+from lockstep.hosts.node_range import NodeRange
 from lockstep.hosts.supervisor_line import Attempt, SupervisorLine
 from lockstep.job import job_key
 from lockstep.launch import restarts
@@ -34,9 +36,10 @@ from lockstep.watchdog import agent_network as agent_network  # while no lease r
 
 
 def join(
-    config: Config, shared: HostDir | None, name: str, max_restarts: int, grace: float | None
-) -> tuple[SupervisorLine, Attempt]:
-    """The line of this process, and the attempt that begins now.
+    config: Config, shared: HostDir | None, name: str, args: argparse.Namespace
+) -> tuple[SupervisorLine, Attempt | None]:
+    """The line of this process, and the attempt that begins now; None: the job has ended well
+    without this process, a spare.
 
     ``shared`` is the directory of this host, in which the attempt gets its folder; ``name`` is that
     of the job. Raises `LockstepError`.
@@ -59,14 +62,16 @@ def join(
                 config=dataclasses.replace(config, attempt=0),
                 environ={},
                 run_dir=shared.path,
-                grace=program.GRACE if grace is None else grace,
-                max_restarts=max_restarts,
+                grace=program.GRACE if args.grace is None else args.grace,
+                max_restarts=args.max_restarts,
                 agents_keep_records=True,
+                grow=args.grow,
             )
-            start(job, address, name, key)
+            start(job, address, name, key, args.nnodes)
         line = SupervisorLine.connect(address, name, key, process, config.start_timeout)
     attempt = line.wait_for_start()
-    shared.take_attempt(attempt.attempt, process)
+    if attempt:
+        shared.take_attempt(attempt.attempt, attempt.process_id)
     return line, attempt
 
 
@@ -99,9 +104,12 @@ def start_again(
 # The supervisor, a child of the agent of process 0
 
 
-def start(job: LaunchSpec, address: str, name: str, key: bytes) -> None:
+def start(
+    job: LaunchSpec, address: str, name: str, key: bytes, nodes: NodeRange | None = None
+) -> None:
     """Starts the supervisor of ``job`` as a child, which ends with this process.
 
+    ``nodes``: how many of the processes it may do without; None: it needs all.
     Raises `LaunchError` where it cannot listen on ``address``, and `InitializationError` where it
     may not have enough descriptors.
     """
@@ -126,7 +134,7 @@ def start(job: LaunchSpec, address: str, name: str, key: bytes) -> None:
     try:
         process_tree.end_with_parent()
         fd_limit.close_all_but({listener.fileno()})
-        _supervise(job, listener, (host, bound), name, key)
+        _supervise(job, listener, (host, bound), name, key, nodes)
         # The agent reads the last message first, and then ends this process with it.
         signal.pause()
         status = 0
@@ -138,7 +146,12 @@ def start(job: LaunchSpec, address: str, name: str, key: bytes) -> None:
 
 
 def _supervise(
-    job: LaunchSpec, listener: socket.socket, hosts: tuple[str, str], name: str, key: bytes
+    job: LaunchSpec,
+    listener: socket.socket,
+    hosts: tuple[str, str],
+    name: str,
+    key: bytes,
+    nodes: NodeRange | None,
 ) -> None:
     # It ends with the agent, and not by what a launcher sends to the agent's process group.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -146,10 +159,10 @@ def _supervise(
         signal.signal(number, signal.SIG_IGN)
     lifeline, _ = os.pipe()  # it never ends: the kernel ends this process with the agent
     agents = JoinedAgents(listener, job.processes, name, key)
-    attempts = AgentAttempts(agents, hosts, job.config.start_timeout)
+    attempts = AgentAttempts(agents, hosts, job, nodes)
     try:
         status = restarts.run(attempts.first(job), lifeline, attempts)
         how = "ended" if status == 0 else "failed, and does not start again"
-        agents.end(f"the job has {how}")
+        agents.end(f"the job has {how}", well=status == 0)
     except LaunchError as error:
         agents.end(str(error))
