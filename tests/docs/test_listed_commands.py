@@ -42,6 +42,7 @@ FORMS = {
     "test_every_process_runs_the_program_with_its_arguments",
     r"(export MASTER_ADDR=|lockstep worker .*--nnodes)": "tests/worker/"
     "test_nodes_that_come_and_go.py::test_it_starts_with_few_goes_on_with_fewer_and_takes_in_who_comes",
+    r"srun --no-kill ": "tests/worker/test_slurm.py::test_a_step_goes_on_without_a_lost_task",
     r"srun .*lockstep worker": "tests/worker/test_slurm.py::test_a_step_over_two_nodes",
     r"mpirun .*lockstep worker": "tests/worker/test_mpirun.py::test_on_two_hosts",
     r"mpiexec .*lockstep worker": "tests/worker/test_mpirun.py::test_on_two_hosts",

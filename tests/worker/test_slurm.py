@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +38,18 @@ multihost_utils.process_allgather(jax.numpy.array([0]))
 if jax.process_index() == 1:
     sys.exit(7)
 multihost_utils.process_allgather(jax.numpy.array([0]))
+"""
+LOSES = r"""
+import os, signal, sys, time, jax
+jax.distributed.initialize()
+from jax.experimental import multihost_utils
+attempt = os.environ["LOCKSTEP_ATTEMPT"]
+multihost_utils.process_allgather(jax.numpy.array([0]))
+if attempt == "0" and jax.process_index() == 1:
+    os.kill(os.getppid(), signal.SIGKILL)
+while attempt == "0":
+    multihost_utils.process_allgather(jax.numpy.array([0]))
+sys.stdout.write(f"attempt {attempt} on {jax.process_count()}\n")
 """
 WAITS = r"""
 import sys, time, jax
@@ -88,6 +102,22 @@ def test_a_failure_ends_the_step_with_its_status(
     assert done.returncode == 7, done
     # What the other host's process raises: it has learned from that host how the process ended.
     assert re.search(r"process 1 \(pid \d+ on b\) failed: sys.exit\(7\)", done.stderr), done
+    slurm.assert_nothing_left()
+
+
+def test_a_step_goes_on_without_a_lost_task(
+    slurm: SlurmHosts, key: dict[str, str], tmp_path: Path
+) -> None:
+    """Its status is that of the lost one all the same."""
+    words = ["--nnodes", "1:2", "--max-restarts", "1", program(tmp_path, LOSES)]
+    command = ["srun", "--no-kill", "--kill-on-bad-exit=0", "-N2", "-n2", *WORKER, *words]
+    done = slurm.run(command, env=key, timeout=120, check=False)
+    assert "attempt 1 on 1" in done.stdout, done
+    assert "going on with 1 host, 1 process, without node 1" in done.stderr, done
+    assert done.returncode == 128 + signal.SIGKILL, done
+    # The directory of an agent that is killed stays until the next run; srun has passed TMPDIR on.
+    [left] = (slurm.hosts.folder / "a" / "tmp").glob("lockstep-run-*")
+    shutil.rmtree(left)
     slurm.assert_nothing_left()
 
 
