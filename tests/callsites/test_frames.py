@@ -212,3 +212,14 @@ def test_the_names_of_a_call(text: str, names: list[str]) -> None:
 def test_no_tree_of_python_is_made() -> None:
     """On a thread of ours that could make the program's own `ast.parse` fail."""
     assert "ast" not in vars(frames)
+
+
+def test_the_call_that_raised_is_known_in_a_frame_that_goes_on() -> None:
+    def step(_: int) -> None:
+        raise ValueError
+
+    with pytest.raises(ValueError) as raised:
+        step(1)
+    trace = raised.tb
+    assert frames.called(trace.tb_frame) is not step
+    assert frames.called(trace.tb_frame, trace.tb_lasti) is step

@@ -5,6 +5,9 @@ With several devices a process JAX raises nothing where such a program is called
 
 from __future__ import annotations
 
+import re
+import sys
+
 import pytest
 
 from lanes import sample
@@ -45,6 +48,25 @@ try:
 except (ValueError, jax.errors.JaxRuntimeError):
     print("caught")
 """
+OVER_GLOO_CAUGHT = """
+import os
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+jax.distributed.initialize()
+rows = NamedSharding(jax.make_mesh((jax.device_count(),), ("rows",)), P("rows"))
+x = jax.make_array_from_process_local_data(rows, np.ones((1, SIZE), np.float32))
+total = jax.jit(lambda x: x.sum(0))
+for step in range(10):
+    if jax.process_index() == 1 and step == 5:
+        END
+    try:
+        total(x).block_until_ready()
+    except KIND:
+        print("caught")
+        break
+"""
+SWALLOWED = "this program has caught the error and ends with status 0: "
 ENDED = "ended after 10 collectives; process 0 waits in its 11th: all-reduce (sum) of 1 x f32"
 NOTE = "The program had ended: none of its lines reads the result that failed."
 SECONDS = 60
@@ -75,6 +97,27 @@ def test_a_program_that_has_caught_the_error_ends_as_it_likes(devices: int, size
     program = CAUGHT.format(size=size)
     result = run_lockstep([], program, n=2, d=devices, timeout=SECONDS, forked=True)
     assert result.by_process == {0: ["caught"]}, result
+    assert re.search(
+        SWALLOWED + r"process 1 \(.*\) ended after 10 collectives; process 0", result.stderr
+    )
+
+
+@sample(
+    ("kind", "end"), [("ValueError", "left"), ("Exception", "os._exit(0)"), ("late", "left")], 0
+)
+def test_a_program_that_has_caught_the_error_over_gloo_is_told_so(kind: str, end: str) -> None:
+    program = OVER_GLOO_CAUGHT.replace("KIND", kind.replace("late", "jax.errors.JaxRuntimeError"))
+    program = program.replace("END", "break" if end == "left" else end)
+    if kind == "late":  # the result of a large array is read later, where JAX raises another error
+        program = program.replace("SIZE", "100_000")
+    elif sys.version_info < (3, 12):
+        pytest.skip("before Python 3.12 nothing tells of an exception that a program has caught")
+    options = ["--collectives", "gloo"]
+    result = run_lockstep(options, program.replace("SIZE", "1"), d=1, timeout=SECONDS, forked=True)
+    assert [p for p, lines in result.by_process.items() if "caught" in lines] == [0], result
+    assert re.search(
+        SWALLOWED + r"process 1 \(.*\) (ended after 5|is gone: .*in its 6th)", result.stderr
+    ), result
 
 
 OVER_GLOO = """

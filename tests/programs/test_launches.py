@@ -311,6 +311,17 @@ def test_a_launch_that_has_failed_stays_so(programs: Any) -> None:
     assert [state for *_, state in entries(own)] == [State.RAISED]
 
 
+def test_a_launch_that_jax_raised_in_is_one_more(programs: Any) -> None:
+    """JAX's fast path raises a ValueError where the call was to return, so no launch is noted."""
+    own = record()
+    step = function(own, b"step")
+    fast(own, step)
+    own.failed(None, is_new=True)
+    assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE), (1, State.RAISED)]
+    own.failed(None, is_new=True)  # the program calls it again, and gets the error again
+    assert len(entries(own)) == 2
+
+
 def judged(*records: Record) -> diagnose.Diagnosis:
     return diagnose.diagnose(
         model.Run(

@@ -49,6 +49,10 @@ from lockstep._jax_compat.distributed import reached_stop as reached_stop
 from lockstep._jax_compat.distributed import service_answers as service_answers
 from lockstep._jax_compat.distributed import set_client_aside as set_client_aside
 from lockstep._jax_compat.distributed import wait_for_others as wait_for_others
+from lockstep._jax_compat.fast_path_errors import FAST_PATH_ERRORS as FAST_PATH_ERRORS
+from lockstep._jax_compat.fast_path_errors import FAST_PATH_ERRORS_LOST as FAST_PATH_ERRORS_LOST
+from lockstep._jax_compat.fast_path_errors import can_watch_fast_path as can_watch_fast_path
+from lockstep._jax_compat.fast_path_errors import watch_fast_path as watch_fast_path
 from lockstep._jax_compat.hooks import install as install
 from lockstep._jax_compat.hooks import is_in as is_in
 from lockstep._jax_compat.hooks import report as report

@@ -99,7 +99,7 @@ def _unbound(axis_name: Any) -> str:
     return f"unbound axis name {unknown}: the axes of the mesh are {', '.join(map(repr, axes))}"
 
 
-def watch_failures(raised: Callable[[str], None]) -> None:
+def watch_failures(raised: Callable[[str], object]) -> None:
     """Calls ``raised`` with its text whenever jaxlib raises an error, for it makes it then.
 
     The error's text loses the prefixes that hide it (`texts.without_prefixes`).

@@ -202,9 +202,10 @@ def _position(code: CodeType, instruction: int) -> tuple[int | None, ...]:
     return next(itertools.islice(code.co_positions(), max(0, instruction) // 2, None))
 
 
-def text_of_call(frame: FrameType) -> str:
-    """The source text of the call that a frame is in; "": not known."""
-    first, last, begin, end = _position(frame.f_code, frame.f_lasti)
+def text_of_call(frame: FrameType, instruction: int | None = None) -> str:
+    """The source text of the call that a frame is in, or was in at ``instruction``; "": unknown."""
+    at = frame.f_lasti if instruction is None else instruction
+    first, last, begin, end = _position(frame.f_code, at)
     if first is None or last is None:
         return ""
     lines = linecache.getlines(frame.f_code.co_filename)[first - 1 : last]
@@ -215,13 +216,14 @@ def text_of_call(frame: FrameType) -> str:
     return b"".join(ends).decode()
 
 
-def called(frame: FrameType) -> Any:
+def called(frame: FrameType, instruction: int | None = None) -> Any:
     """What is called where a frame stands, if that is a call of a plain name; None: not known.
 
     ``step(x)`` and ``self.step(x)`` are; ``step(x).block_until_ready()`` is no call of ``step``.
+    ``instruction``: where the frame stood when it raised, as it may have gone on to a handler.
     Runs no code of the program.
     """
-    names = _names_of_call(text_of_call(frame))
+    names = _names_of_call(text_of_call(frame, instruction))
     if not names:
         return None
     found = frame.f_locals.get(names[0], frame.f_globals.get(names[0]))

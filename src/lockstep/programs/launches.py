@@ -234,14 +234,29 @@ class Record:
         at = _ENTRIES_AT + self._written % format.ENTRIES * format.ENTRY_BYTES
         _COUNT.pack_into(self._map, at, 0)
 
-    def failed(self, in_call: Any) -> None:
-        """Writes down that the last launch has failed: that of ``in_call``, if it is given."""
+    def failed(self, in_call: Any, is_new: bool = False) -> None:
+        """Writes down that the last launch has failed: that of ``in_call``, if it is given.
+
+        ``is_new``: that launch is not recorded, as JAX has raised the error where it was to return.
+        Where its function is not known, it was one of the same devices as the launch before it.
+        """
         with self._lock:
+            if self._has_failed:
+                return
             if self._guess is None:
                 self.look(in_call, in_flight=True)
+            if self._guess is None and is_new and (before := self._last()) is not None:
+                self._guess_that(before, is_sure=False)
             self._has_failed = True
             if self._written:
                 self._mark(State.RAISED)
+
+    def _last(self) -> Launched | None:
+        """A program of the same devices as the last launch."""
+        entries = self.read(1).rings[0].entries
+        clique = entries[-1].clique if entries else None
+        known = filter(None, self._launched.values())
+        return next((each for each in known if each.clique == clique), None)
 
     def _mark(self, state: State) -> None:
         self._is_marked = state is State.ENTERED

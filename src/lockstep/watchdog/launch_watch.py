@@ -53,6 +53,12 @@ def start(library: str) -> None:
     _recording.record = record
     watch.start()
     shutdown_hook.at_the_end(looked.leave, watch.stop)
+    shutdown_hook.explain_by(functools.partial(_explain, looked, watch))
+
+
+def _explain(looked: _Looks, watch: Watch) -> str:
+    looked.note_failure()
+    return watch.explain()
 
 
 class _Recording:
@@ -84,7 +90,18 @@ def _note_launches() -> bool:
         _jax_compat.note_launches(*map(_quietly, ("begin", "end", "learn", "fast")))
         _jax_compat.note_loaded(_quietly("loaded"))
 
+    if _jax_compat.can_watch_fast_path():
+        watched = functools.partial(_jax_compat.watch_fast_path, _note_caught)
+        _jax_compat.install(
+            _jax_compat.FAST_PATH_ERRORS, _jax_compat.FAST_PATH_ERRORS_LOST, watched
+        )
     return _jax_compat.install(_jax_compat.LAUNCHES, _jax_compat.LAUNCHES_LOST, put_in)
+
+
+def _note_caught(error: ValueError) -> None:
+    """The program has caught an error, which may be that of a collective on JAX's fast path."""
+    if shutdown_hook.note_failure(str(error)) and (record := _recording.record) is not None:
+        record.failed(_called_in(error.__traceback__), is_new=True)
 
 
 def _quietly(name: str) -> Callable[..., Any]:
@@ -142,15 +159,20 @@ class _Looks:
         return found
 
     def leave(self, state: int) -> None:
-        has_failed, error = shutdown_hook.failed_collective()
-        if has_failed:
-            self._record.failed(_called_in(error.__traceback__) if error else None)
-        else:
+        if not self.note_failure():
             self._record.look(None, in_flight=False)
         self._record.leave(state)
+
+    def note_failure(self) -> bool:
+        """Writes down the launch that has failed, if one has, as far as the program was told."""
+        has_failed, error = shutdown_hook.failed_collective()
+        if has_failed:
+            called = _called_in(error.__traceback__) if error else None
+            self._record.failed(called, is_new=isinstance(error, ValueError))
+        return has_failed
 
 
 def _called_in(trace: TracebackType | None) -> Any:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return frames.called(trace.tb_frame) if trace else None
+    return frames.called(trace.tb_frame, trace.tb_lasti) if trace else None

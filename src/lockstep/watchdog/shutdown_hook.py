@@ -19,11 +19,15 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from lockstep import _config, _jax_compat
+from lockstep import _config, _jax_compat, _run_files
+from lockstep._errors import RecordError
 from lockstep._jax_compat.texts import OF_THE_ENGINE, first_line, is_of_collective
 from lockstep.engine import bindings
+from lockstep.flight_recorder import format
+from lockstep.flight_recorder.format import State
 from lockstep.job import current_job
 
 RAISED = "errors of collectives"
@@ -47,6 +51,8 @@ class _ProgramEnd(current_job.Part):
     """The text of the first such error."""
     finished: dict[str, int] | None = None
     """The calls that there had been when `finish` had waited for the last of them."""
+    explain: Callable[[], str] | None = None
+    """Says why a collective has failed whose error does not say it; None: not known."""
     failed_before = 0
     """How many calls had failed before this job."""
     owner = 0
@@ -126,17 +132,11 @@ def _install_hooks() -> None:
                 _abort(ending.label, kind, error)
         show(kind, error, trace)
 
-    def on_failure(text: str) -> None:
-        ending = current_job.part(_ProgramEnd)
-        if ending.is_of_collective(text):
-            ending.raised = True
-            ending.told = ending.told or text
-
     sys.excepthook = on_exception
     _jax_compat.install(
         RAISED,
         "a program that ends without reading a result that failed ends with status 0.",
-        lambda: _jax_compat.watch_failures(on_failure),
+        lambda: _jax_compat.watch_failures(note_failure),
     )
     os.register_at_fork(after_in_child=_on_fork)
 
@@ -181,14 +181,49 @@ def finish() -> None:
     raise error
 
 
+def note_failure(text: str) -> bool:
+    """Notes an error that the program was told of; returns whether it is that of a collective."""
+    ending = current_job.part(_ProgramEnd)
+    if not ending.is_of_collective(text):
+        return False
+    ending.raised = True
+    ending.told = ending.told or text
+    return True
+
+
+def explain_by(explain: Callable[[], str]) -> None:
+    """Has `caught` call ``explain`` for the cause of an error that does not say it."""
+    current_job.part(_ProgramEnd).explain = explain
+
+
 def caught() -> str:
     """The error of a collective that the program has caught before it ended well; "" for none."""
     ending = current_job.part(_ProgramEnd)
-    if not ending.is_ours() or ending.has_failed or not ending.raised:
+    if not ending.is_ours() or ending.has_failed:
         return ""
-    # The job has no abort text where one process's call was forbidden: it is well.
-    has_failed = bindings.abort_text() if ending.label else ending.told
-    return ending.told if has_failed else ""
+    if ending.label:
+        # The job has no abort text where one process's call was forbidden: it is well.
+        text = bindings.abort_text()
+        return text if text and (ending.raised or _has_failed_call()) else ""
+    if not ending.raised:
+        return ""
+    return (ending.explain() if ending.explain else "") or ending.told
+
+
+def _has_failed_call() -> bool:
+    """Whether a collective of this process has failed, by its record.
+
+    JAX's fast path raises such an error where no code of ours sees it.
+    """
+    config = _config.current()
+    if config.run_dir is None or config.process_id is None:
+        return False
+    folder = _run_files.process_dir(Path(config.run_dir), config.attempt, config.process_id)
+    try:
+        record = format.parse((folder / _run_files.RECORDER).read_bytes())
+    except (OSError, RecordError):
+        return False
+    return any(entry.state == State.RAISED for ring in record.rings for entry in ring.entries[-1:])
 
 
 def _unread_failure(ending: _ProgramEnd) -> Exception | None:

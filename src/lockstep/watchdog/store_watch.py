@@ -122,6 +122,28 @@ class Watch(threading.Thread):
             except Exception as error:
                 self._report(error)
 
+    def explain(self) -> str:
+        """Why a collective has failed, by the states of all processes; "": they do not show it.
+
+        To be called on the main thread when the program has ended.
+        """
+        self._has_ended = True
+        self._over.set()
+        if self._is_failing:
+            return ""
+        if self.is_alive():
+            self.join(2 * ANSWER_SECONDS)
+        try:
+            states, verdict = self._questions.ask(threading.Event())
+        except Exception as error:
+            self._report(error)
+            return ""
+        if verdict:
+            return verdict
+        ordered = [states.get(index) for index in range(self._count)]
+        found = state.judge(ordered, self._questions.absent(states))
+        return text_report.short(found, 4000) if found.kind.is_fault else ""
+
     def _report(self, error: Exception) -> None:
         # A service that is lost is reported where that is detected.
         if not _jax_compat.is_unreachable(error):
