@@ -171,6 +171,8 @@ def judge(name: str, collectives: str, output: str, ended: float | None) -> Outc
     planted = said[culprit].get("planted")
     failed = r"^(?:lockstep: )?process (\d+)(?: of \d+)? failed(?: first| [\d.]+ s later)?: (.*)$"
     failures = {int(i): words for i, words in re.findall(failed, output, re.MULTILINE)}
+    of_another = r"^lockstep: (.*); so process (\d+) of \d+ failed \("
+    failures |= {int(i): words for words, i in re.findall(of_another, output, re.MULTILINE)}
     each = {i: _of_process(said[i], failures.get(i, ""), ended) for i in range(processes)}
     judged = [i for i in each if i != culprit or name in DIVERGENCE]
     kinds = {each[i] for i in judged}
@@ -196,9 +198,12 @@ def judge(name: str, collectives: str, output: str, ended: float | None) -> Outc
 
 def _names(output: str, culprit: int) -> bool:
     """Whether the first line of the launcher's report says what process ``culprit`` has done."""
-    headlines = (line for line in output.splitlines() if line.startswith("lockstep: process"))
+    headlines = (line for line in output.splitlines() if re.match("lockstep: .*process", line))
     first = next(headlines, "").replace("lockstep: ", "")
-    consequence = r"process \d+ of \d+ failed first: (?=.*process)|processes? [\d, -]+ wait.*"
+    consequence = (
+        r"process \d+ of \d+ failed first: (?=.*process)|processes? [\d, -]+ wait.*"
+        r"|; so processes? [\d, -]+ of .*"
+    )
     return (
         re.search(rf"\bprocess(?:es)? [\d, -]*\b{culprit}\b", re.sub(consequence, "", first))
         is not None

@@ -58,6 +58,12 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join([*shown, *rest])
 
 
+def in_ranges(text: str, number: int) -> bool:
+    """Whether ``number`` is among the ``text`` that `ranges` has made."""
+    ends = (part.split("-") for part in text.split(", "))
+    return any(int(end[0]) <= number <= int(end[-1]) for end in ends)
+
+
 def processes(indices: Sequence[int]) -> str:
     """``process 1``, ``processes 0-2, 5``."""
     return f"process{'es' * (len(indices) > 1)} {ranges(indices)}"

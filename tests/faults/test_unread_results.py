@@ -83,8 +83,10 @@ SECONDS = 60
 def test_the_job_fails_and_names_the_line(pause: int, kept: str) -> None:
     program = PROGRAM.format(pause=pause, kept=kept)
     result = run_lockstep([], program, n=2, d=2, timeout=SECONDS, expect_status=1, forked=True)
-    assert "process 0 of 2 failed first" in result.said_by_launcher, result
-    assert ENDED in result.said_by_launcher
+    first, *_, last = result.said_by_launcher.splitlines()
+    for line in (first, last):
+        assert re.match(r"lockstep: process 1 \(pid \d+ on \S+\) " + re.escape(ENDED), line), result
+        assert "so process 0 of 2 failed (exit code 1)" in line
     line = program.splitlines().index("        t = total(x)") + 1
     assert where_numbered(f"program.py:{line} in sum") in result.said_by_launcher
     assert NOTE in result.said_by_launcher

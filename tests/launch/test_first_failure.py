@@ -149,7 +149,7 @@ def test_an_error_of_the_engine_is_told_without_what_jax_puts_in_front_and_once(
     inline = "ValueError: UNKNOWN: MPI error: lockstep: process 1 (pid 7) ended"
     endings = [ended(0, 1, 3.0, record(2.0, said)), ended(2, 1, 3.0, record(2.5, inline))]
     first, second = headline(endings[0], endings, 3.0)
-    assert first.startswith("process 0 of 2 failed first: process 1 (pid 7) ended (exit code 1)")
+    assert first == "process 1 (pid 7) ended; so process 0 of 2 failed (exit code 1)"
     assert second == "process 2 failed 0.5 s later: the same"
 
 
@@ -173,7 +173,7 @@ def test_the_text_of_an_engines_error_is_told_once_and_before_the_stack() -> Non
     text = f"{stack}{said}\n  process 1: ended\nLikely: a\n"
     failed = ended(0, 1, 3.0, ErrorRecord(2.0, 1, said, text))
     assert headline(failed, [failed], 3.0) == [
-        "process 0 of 1 failed first: process 1 ended (exit code 1)\n"
+        "process 1 ended; so process 0 of 1 failed (exit code 1)\n"
         "      process 1: ended\n    Likely: a\n"
         "    Traceback (most recent call last):\n"
         '      File "/u/a.py", line 3, in main\n        step()'
@@ -257,5 +257,29 @@ def test_the_stack_of_an_engines_error_that_is_in_view_is_not_repeated() -> None
         failed, on_screen=(*stack.splitlines(), "lockstep: process 1 ended (whole text: ...)")
     )
     assert headline(seen, [seen], 3.0) == [
-        "process 0 of 1 failed first: process 1 ended (exit code 1)\n      process 1: ended"
+        "process 1 ended; so process 0 of 1 failed (exit code 1)\n      process 1: ended"
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "processes 1, 3-5 ended after 2 programs; process 0 waits",
+            "processes 1, 3-5 ended after 2 programs; process 0 waits; so process 0 of 6 failed "
+            "(exit code 1)",
+        ),
+        (
+            "waited 10 s. process 2 has not arrived yet",
+            "waited 10 s. process 2 has not arrived yet; so process 0 of 6 failed (exit code 1)",
+        ),
+        ("only processes 0-1 called it", "process 0 of 6 failed first: only processes 0-1 called "),
+        ("waited 10 s", "process 0 of 6 failed first: waited 10 s (exit code 1)"),
+    ],
+)
+def test_what_all_have_raised_begins_with_the_process_that_it_is_about(
+    text: str, line: str
+) -> None:
+    said = f"JaxRuntimeError: UNKNOWN: MPI error: lockstep: {text}"
+    endings = [ended(0, 1, 3.0, record(2.0, said)), *(ended(p, 0, 1.0) for p in range(1, 6))]
+    assert headline(endings[0], endings, 3.0)[0].startswith(line)

@@ -34,6 +34,7 @@ _UNREACHABLE = re.compile(
 )
 """What `watchdog.host_reachability` says of one lost host."""
 _HAS_LINE = re.compile(r"\.py:\d")
+_NAMED = re.compile(r"\bprocess (\d+)|\bprocesses (\d+(?:(?:-|, )\d+)*)")
 _EXIT = re.compile(r"sys\.exit\(\d+\)$")
 _WAITS = re.compile(r"\bwait(?:s|ed)?(?= (?:in|for)\b)")
 _AGAIN = (
@@ -210,12 +211,16 @@ def _first(
 ) -> str:
     """``process 1 of 2 failed first: ValueError: no data (exit code 1), train.py:14 in step``.
 
+    An error of the engine that is about another process begins with that one.
     ``most``: how many letters there are for the error; the line of the program follows them.
     """
     failed = f"{_words.processes(sorted(e.process_id for e in same))} of {count}"
     failed += _on(first) if len(same) == 1 else ""
     failed += " failed" if 1 < len(same) == count else " failed first"
     how = manner(first)
+    if is_engines(first.record) and _is_of_another(how, first.process_id):
+        text = how.removesuffix(_code(first)).rstrip(".")
+        return f"{text}; so {failed.removesuffix(' first')}{_code(first)}"
     text = f"{failed}: {textwrap.shorten(how, most, placeholder=' ...') if most else how}"
     if first.record is None:
         cause = _cause(first)
@@ -225,6 +230,16 @@ def _first(
     text += f", {place}" if place else ""
     said = textwrap.shorten(_said_last(first), MAX_LETTERS, placeholder=" ...")
     return text + (f', after "{said}" on stderr' if said else "")
+
+
+def _is_of_another(how: str, process: int) -> bool:
+    """Whether an error of the engine names other processes before ``process``."""
+    named = _NAMED.search(how)
+    return named is not None and not _words.in_ranges(named[1] or named[2], process)
+
+
+def _code(first: EndedProcess) -> str:
+    return f" (exit code {first.status})"
 
 
 def _said_last(first: EndedProcess) -> str:
