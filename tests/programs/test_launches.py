@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from lockstep import _jax_compat
-from lockstep.flight_recorder import diagnose, model
-from lockstep.flight_recorder.format import Op, State
+from lockstep.flight_recorder import diagnose, headlines, model
+from lockstep.flight_recorder.format import Op, ProcessState, State
 from lockstep.job.topology import Peer
 from lockstep.programs import compilations, jitted, launches
 from lockstep.programs.compilations import Program
@@ -331,6 +331,19 @@ def judged(*records: Record) -> diagnose.Diagnosis:
             )
         )
     )
+
+
+def test_a_process_that_ended_while_another_was_inside_of_a_program_is_named(
+    programs: Any,
+) -> None:
+    both = record(0), record(1)
+    for one in both:
+        fast(one, function(one, b"step"))
+    both[0].failed(None)  # in a loop of its own inside of the program
+    both[1].leave(ProcessState.ENDED)
+    text = headlines.headline(judged(*both))
+    assert text.startswith("process 1 ("), text
+    assert "ended after 1 program; collectives raised on process 0" in text
 
 
 def test_records_of_two_processes_are_judged_as_collectives_are(programs: Any) -> None:

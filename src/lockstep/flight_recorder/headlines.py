@@ -91,7 +91,7 @@ def _nothing(diagnosis: Diagnosis) -> str:
         why = ", and the records do not show why"
         if errors:
             why = f": {_ENGINES.sub('', errors[0].summary)}"
-        return f"collectives raised on {processes(failed)}{why}"
+        return f"{_had_ended(diagnosis)}collectives raised on {processes(failed)}{why}"
     if activities == {Activity.ENDED}:
         return f"nothing is wrong: {many} ended"
     if activities == {Activity.UNKNOWN}:
@@ -101,6 +101,18 @@ def _nothing(diagnosis: Diagnosis) -> str:
     if Activity.WAITS in activities:
         return f"nothing is wrong: no wait in a collective is longer than {BRIEF_SECONDS:g} s"
     return f"nothing is wrong: none of {many} waits in a collective"
+
+
+def _had_ended(diagnosis: Diagnosis) -> str:
+    """``process 0 ended (exit code 0) after 1 program; ``, where launches of programs are recorded:
+    it has ended while another one was inside of a program, in which each runs its own loop, say."""
+    ended = [row for row in diagnosis.rows if row.activity is Activity.ENDED and not raised(row)]
+    if diagnosis.unit != "program" or not ended:
+        return ""
+    if len(ended) > 1:
+        return f"{processes([row.index for row in ended])} ended; "
+    [row] = ended
+    return f"{label_of(row.process)} {ending(row.process)}{count(diagnosis, row, ' after {}')}; "
 
 
 def _by_index(diagnosis: Diagnosis, index: int) -> Row:
