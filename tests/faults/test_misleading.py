@@ -128,6 +128,13 @@ def test_a_call_of_exit_on_one_process_is_named() -> None:
     assert f"ended by sys.exit() at {at('leaves')} in leaves after 2 collectives" in first, first
 
 
+def test_a_process_that_does_not_come_is_first_in_the_last_line_with_its_line() -> None:
+    *_, last = report_of("sleeps", "--collective-timeout", "4").said_by_launcher.splitlines()
+    assert re.match(r"lockstep: process 1 \(pid \d+ on \S+\) has not arrived yet; ", last), last
+    assert f"{at('loss')} in loss" in last, last
+    assert re.search(rf"; process 1 was stopped at \S*{re.escape(at('sleeps'))}; ", last), last
+
+
 def test_devices_in_another_order_are_told_from_calls_in_another_order() -> None:
     said = report_of("device_order", "-d", "2").said_by_launcher
     assert ": the same devices in another order (exit code 1)" in said.splitlines()[0], said

@@ -155,9 +155,9 @@ def test_the_last_line_of_a_deadline_has_the_line_of_the_program() -> None:
     )
     record = ErrorRecord(1.0, 1, late, f"Traceback (most recent call last):\n{AT}{late}\n{rows}")
     failed = EndedProcess(0, Exit(exit_code=1), 2.0, record)
-    assert last_line(failed, [failed], 2, "").endswith(
-        "waited 20 s (exit code 1); process 1 has not arrived yet; process 0 waits in its 4th, "
-        "train.py:13"
+    assert last_line(failed, [failed], 2, "") == (
+        "process 1 has not arrived yet; process 0 waits in its 4th, train.py:13; "
+        "process 0 of 2 failed first: process 0 waited 20 s (exit code 1)"
     )
 
 

@@ -73,7 +73,8 @@ class EndReport:
         differences = failed_runs.differences(self._job.run_dir, self._job.config.attempt)
         found = table if explains(table, first) or self._is_explained(table, first) else ""
         report = headline(first, endings, stopping_at, count, full, told, differences, found)
-        report += [self.killed(), "" if told or found else table]
+        stopped = self._stopped(first)
+        report += [stopped, self.killed(), "" if told or found else table]
         if first.status == USAGE:
             report.append(usage.behind_program(self._job.program, ("...",)))
         report = list(filter(None, report))
@@ -86,7 +87,18 @@ class EndReport:
         if restart:
             self._console.report(restart)
         else:
-            self.folders(headline=last_line(first, endings, count, found, differences))
+            last = last_line(first, endings, count, found, differences)
+            self.folders(headline="; ".join(filter(None, (last.removesuffix("."), stopped))))
+
+    def _stopped(self, first: EndedProcess) -> str:
+        """Where the program was that the others waited for, if the launcher had to stop it."""
+        for process in self.culprits():
+            folder = _run_files.process_dir(self._job.run_dir, self._job.config.attempt, process)
+            with contextlib.suppress(OSError):
+                place = (folder / _run_files.INTERRUPTED).read_text()
+                if place and process != first.process_id:
+                    return f"process {process} was stopped{place}"
+        return ""
 
     def _is_explained(self, table: str, first: EndedProcess) -> bool:
         if not table or not is_consequence(first):

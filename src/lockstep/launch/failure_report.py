@@ -196,14 +196,15 @@ def _headline_alone(
         return _placed(found, first).partition("\n")[0]
     most = None if is_engines(first.record) else MAX_LETTERS
     text = _first(first, alike(first, endings), count, most) + _who_had_left(first, endings)
-    return text if _HAS_LINE.search(text) else text + _second_line(first)
+    return text if _HAS_LINE.search(text) else _second_line(first) + text
 
 
 def _second_line(first: EndedProcess) -> str:
-    """The next line of an engine's error, which has the line of the program: of a deadline, say."""
+    """The next line of an engine's error, which has the line of the program, and begins with the
+    process that the others wait for: of a deadline, say."""
     found = tracebacks.parts(first.record.traceback) if first.record else None
     rest = found[1].split("\n")[1:2] if found else []
-    return "".join(f"; {line.strip()}" for line in rest if _HAS_LINE.search(line))
+    return "".join(f"{line.strip()}; " for line in rest if _HAS_LINE.search(line))
 
 
 def _first(

@@ -258,8 +258,9 @@ def _interrupted(config: Config, error: KeyboardInterrupt) -> NoReturn:
     error.__traceback__ = user_program.own_traceback(error.__traceback__)
     if _stopping(config):
         with contextlib.suppress(Exception):
-            (_folder(config) / _run_files.INTERRUPTED).touch()
-            print(f"stopped{user_program.place_in_program(error.__traceback__)}", file=sys.stderr)
+            place = user_program.place_in_program(error.__traceback__)
+            (_folder(config) / _run_files.INTERRUPTED).write_text(place)
+            print(f"stopped{place}", file=sys.stderr)
     else:
         _record(config, 128 + signal.SIGINT, error)
         _print(error)

@@ -179,6 +179,13 @@ def leaves() -> None:
         float(loss(jnp.ones((8,)), batch(100)))
 
 
+def sleeps() -> None:
+    for step in range(3):
+        if ME == 1 and step == 2:
+            time.sleep(1000)  # LINE sleeps
+        float(loss(jnp.ones((8,)), batch(100)))
+
+
 def device_order() -> None:
     own_first = sorted(DEVICES, key=lambda d: (d.process_index != ME, d.id))
     rows = NamedSharding(Mesh(np.array(own_first), ("data",)), P("data"))
@@ -261,6 +268,7 @@ ALL = (
     caught,
     loader_thread,
     leaves,
+    sleeps,
 )
 FAULTS: dict[str, Callable[[], None]] = {fault.__name__: fault for fault in ALL}
 FAULTS[sys.argv[1]]()
