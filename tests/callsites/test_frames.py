@@ -189,15 +189,19 @@ def test_a_program_that_is_made_ahead_of_time_is_called_by_no_thread_yet() -> No
     ("text", "names"),
     [
         ("step(x)", ["step"]),
-        ("self.model.step(x, key=a[0](1))", ["self", "model", "step"]),
+        ("self.model.step(x, key=a[0](1))", ["self.model.step"]),
         ("step(\n    x,  # (not here\n    ')',\n)", ["step"]),
         ('step(f"{x(1)}")', ["step"]),
+        ("steps[0](x)", ["steps"]),
+        ("self.steps[name](x)", ["self.steps", "name"]),
+        ("(step)(x)", ["step"]),
+        ("(save if last else step)(x)", ["save", "last", "step"]),
+        ("(save if last else step)(x).block_until_ready()", []),
+        ("(jit(step))(x)", []),
         ("step(x).block_until_ready()", []),
         ("step(x)(y)", []),
         ("step(x) + step(y)", []),
         ("-step(x)", []),
-        ("steps[0](x)", []),
-        ("(step)(x)", []),
         ("step", []),
         ("step(x", []),
         ("step(x))", []),
@@ -205,8 +209,18 @@ def test_a_program_that_is_made_ahead_of_time_is_called_by_no_thread_yet() -> No
         ("", []),
     ],
 )
-def test_the_names_of_a_call(text: str, names: list[str]) -> None:
-    assert frames._names_of_call(text) == names
+def test_the_names_in_what_is_called(text: str, names: list[str]) -> None:
+    assert [".".join(each) for each in frames._names_of_call(text)] == names
+
+
+def test_what_may_be_called_is_among_the_values_of_a_container() -> None:
+    def step(own: list[Any]) -> None:
+        own += frames.called(sys._getframe(1))
+
+    steps: dict[str, Any] = {"train": functools.partial(step)}
+    found: list[Any] = []
+    steps["train"](found)
+    assert found == [step]
 
 
 def test_no_tree_of_python_is_made() -> None:
@@ -221,5 +235,5 @@ def test_the_call_that_raised_is_known_in_a_frame_that_goes_on() -> None:
     with pytest.raises(ValueError) as raised:
         step(1)
     trace = raised.tb
-    assert frames.called(trace.tb_frame) is not step
-    assert frames.called(trace.tb_frame, trace.tb_lasti) is step
+    assert frames.called(trace.tb_frame) != [step]
+    assert frames.called(trace.tb_frame, trace.tb_lasti) == [step]

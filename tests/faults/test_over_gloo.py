@@ -163,6 +163,27 @@ def test_a_wait_that_cannot_be_interrupted_ends_and_the_job_starts_again(how: st
     assert result.stdout.count("attempt 1") == 2
 
 
+CHOSEN = """
+steps = {"train": step}
+value = step(0.0, array(4 * count))
+for i in range(5):
+    if me == 1 and i == 2:
+        time.sleep(1000)
+    value = steps["train"](value, array(4 * count))
+"""
+
+
+@pytest.mark.full
+def test_a_wait_in_a_function_of_a_container_is_seen() -> None:
+    """With one device a process the call itself waits, so JAX has told of no launch."""
+    result = run_lockstep(
+        OPTIONS, PROGRAM + CHOSEN, n=2, d=1, timeout=120, expect_status=1, forked=True
+    )
+    headline = result.said_by_launcher.splitlines()[0]
+    assert "process 1 (" in headline, result
+    assert "has not arrived yet; process 0 waits in its 4th: step" in headline
+
+
 @pytest.mark.parametrize(("n", "d"), [(2, 2), full(3, 1)])
 def test_a_healthy_job_hears_nothing(n: int, d: int) -> None:
     result = run("none", n=n, d=d, status=0)

@@ -235,10 +235,10 @@ def test_a_guess_is_withdrawn_when_the_thread_is_elsewhere(programs: Any) -> Non
     own = record()
     step = function(own, b"step")
     fast(own, step)
-    own.look(step, in_flight=False)
-    own.look(None, in_flight=False)
+    own.look([step], in_flight=False)
+    own.look((), in_flight=False)
     assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE)]
-    own.look(step, in_flight=False, written=5)  # there were more launches by then
+    own.look([step], in_flight=False, written=5)  # there were more launches by then
     assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE)]
 
 
@@ -246,11 +246,11 @@ def test_what_is_in_flight_is_marked_until_the_next_launch(programs: Any) -> Non
     own = record()
     step = function(own, b"step")
     fast(own, step)
-    own.look(None, in_flight=True)
+    own.look((), in_flight=True)
     assert [state for *_, state in entries(own)] == [State.ENTERED]
     fast(own, step)
     assert [state for *_, state in entries(own)] == [State.DONE, State.DONE]
-    own.look(None, in_flight=False)
+    own.look((), in_flight=False)
     assert [state for *_, state in entries(own)] == [State.DONE, State.DONE]
 
 
@@ -258,12 +258,12 @@ def test_a_call_that_does_not_return_is_a_launch(programs: Any) -> None:
     own = record()
     step, other = function(own, b"step"), function(own, b"other")
     fast(own, step)
-    own.look(step, in_flight=False)
-    own.look(step, in_flight=False)
+    own.look([step], in_flight=False)
+    own.look([step], in_flight=False)
     assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE), (1, State.ENTERED)]
     fast(own, step)  # the call has returned
     assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE), (1, State.DONE)]
-    own.look(step, in_flight=False)
+    own.look([step], in_flight=False)
     fast(own, other)  # it was in another call
     assert [n for n, *_ in entries(own)] == [0, 1, 2]
     assert entries(own)[2][1] != entries(own)[1][1]
@@ -273,16 +273,16 @@ def test_the_second_call_of_a_function_may_be_the_one_that_does_not_return(progr
     own = record()
     step = function(own, b"step")
     slow(own, b"step")  # JAX makes its fast path here
-    own.look(step, in_flight=False)
+    own.look([step], in_flight=False)
     assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE), (1, State.ENTERED)]
-    own.look(len, in_flight=False)
+    own.look([len], in_flight=False)
     assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE)]
 
 
 def test_a_call_by_python_code_is_in_flight_until_it_returns(programs: Any) -> None:
     own = record()
     begun = own.begin(Executable(b"step"))
-    own.look(None, in_flight=False)
+    own.look((), in_flight=False)
     assert [(n, s) for n, _, s in entries(own)] == [(0, State.ENTERED)]
     own.end(begun, None)
     assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE)]
@@ -306,8 +306,8 @@ def test_a_launch_that_has_failed_stays_so(programs: Any) -> None:
     own = record()
     step = function(own, b"step")
     fast(own, step)
-    own.failed(None)
-    own.look(None, in_flight=False)
+    own.failed()
+    own.look((), in_flight=False)
     assert [state for *_, state in entries(own)] == [State.RAISED]
 
 
@@ -316,10 +316,20 @@ def test_a_launch_that_jax_raised_in_is_one_more(programs: Any) -> None:
     own = record()
     step = function(own, b"step")
     fast(own, step)
-    own.failed(None, is_new=True)
+    own.failed(is_new=True)
     assert [(n, s) for n, _, s in entries(own)] == [(0, State.DONE), (1, State.RAISED)]
-    own.failed(None, is_new=True)  # the program calls it again, and gets the error again
+    own.failed(is_new=True)  # the program calls it again, and gets the error again
     assert len(entries(own)) == 2
+
+
+def test_one_of_several_functions_is_in_flight_without_saying_which(programs: Any) -> None:
+    own = record()
+    functions = [function(own, b"step"), function(own, b"other")]
+    for one in functions:
+        fast(own, one)
+    own.look([len, *functions], in_flight=False)
+    assert own.read().rings[0].entries[-1].run_id == 0
+    assert [state for *_, state in entries(own)] == [State.DONE, State.DONE, State.ENTERED]
 
 
 def judged(*records: Record) -> diagnose.Diagnosis:
@@ -339,7 +349,7 @@ def test_a_process_that_ended_while_another_was_inside_of_a_program_is_named(
     both = record(0), record(1)
     for one in both:
         fast(one, function(one, b"step"))
-    both[0].failed(None)  # in a loop of its own inside of the program
+    both[0].failed()  # in a loop of its own inside of the program
     both[1].leave(ProcessState.ENDED)
     text = headlines.headline(judged(*both))
     assert text.startswith("process 1 ("), text
@@ -353,7 +363,7 @@ def test_records_of_two_processes_are_judged_as_collectives_are(programs: Any) -
         fast(one, step)
         fast(one, step)
     assert judged(*both).kind is diagnose.Kind.NOTHING
-    both[0].look(steps[0], in_flight=False)
+    both[0].look([steps[0]], in_flight=False)
     both[1].leave(1)
     late = judged(*both)
     assert (late.kind, late.culprits, late.unit) == (diagnose.Kind.ENDED, (1,), "program")

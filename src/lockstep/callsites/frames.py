@@ -17,6 +17,7 @@ import inspect
 import io
 import itertools
 import json
+import keyword
 import linecache
 import os
 import sys
@@ -216,24 +217,36 @@ def text_of_call(frame: FrameType, instruction: int | None = None) -> str:
     return b"".join(ends).decode()
 
 
-def called(frame: FrameType, instruction: int | None = None) -> Any:
-    """What is called where a frame stands, if that is a call of a plain name; None: not known.
+def called(frame: FrameType, instruction: int | None = None) -> list[Any]:
+    """What may be called where a frame stands; empty: not known.
 
-    ``step(x)`` and ``self.step(x)`` are; ``step(x).block_until_ready()`` is no call of ``step``.
-    ``instruction``: where the frame stood when it raised, as it may have gone on to a handler.
-    Runs no code of the program.
+    ``step(x)`` and ``self.step(x)`` call one function, ``(save if last else step)(x)`` one of two,
+    ``steps[name](x)`` one of those in a container. ``step(x).block_until_ready()`` is no call of
+    ``step``. ``instruction``: where the frame stood when it raised, as it may have gone on to a
+    handler. Runs no code of the program.
     """
-    names = _names_of_call(text_of_call(frame, instruction))
-    if not names:
-        return None
-    found = frame.f_locals.get(names[0], frame.f_globals.get(names[0]))
-    for name in names[1:]:
-        found = inspect.getattr_static(found, name, None)
-    return found
+    found = []
+    for names in _names_of_call(text_of_call(frame, instruction)):
+        value = frame.f_locals.get(names[0], frame.f_globals.get(names[0]))
+        for name in names[1:]:
+            value = inspect.getattr_static(value, name, None)
+        if isinstance(value, dict):
+            found += value.values()
+        elif isinstance(value, (list, tuple)):
+            found += value
+        else:
+            found.append(value)
+    return [_without_partial(value) for value in found]
 
 
-def _names_of_call(text: str) -> list[str]:
-    """``["self", "step"]`` for ``self.step(x)``; empty where the text is something else.
+def _without_partial(value: Any) -> Any:
+    while isinstance(value, functools.partial):
+        value = value.func
+    return value
+
+
+def _names_of_call(text: str) -> list[list[str]]:
+    """``[["self", "step"]]`` for ``self.step(x)``: the names in what is called.
 
     Does not use `ast`, as this runs on threads of ours. CPython counts the depth of a tree for all
     threads together. The garbage collector may switch threads while the program makes one, and
@@ -247,22 +260,45 @@ def _names_of_call(text: str) -> list[str]:
         ]
     except (tokenize.TokenError, SyntaxError):
         return []
-    if "(" not in tokens:
+    head = tokens[: _last_bracket(tokens)]
+    # A call in what is called returns the function, which no name is.
+    is_chosen = head[:1] == ["("] and _last_bracket(head) == 0
+    if "(" in head[is_chosen:] or not _is_one_operand(head):
         return []
-    start = tokens.index("(")
-    names, dots = tokens[:start:2], tokens[1:start:2]
-    is_plain = start % 2 == 1 and all(map(str.isidentifier, names)) and {*dots} <= {"."}
-    return names if is_plain and _closes_last(tokens[start:]) else []
+    names: list[list[str]] = []
+    for before, token in zip(["", *head], head, strict=False):
+        if not token.isidentifier() or keyword.iskeyword(token):
+            continue
+        if before == ".":
+            if not names:
+                return []
+            names[-1].append(token)
+        else:
+            names.append([token])
+    return names
 
 
-def _closes_last(tokens: Sequence[str]) -> bool:
-    """Whether the bracket that comes first is closed by the last one, and not before."""
+def _is_one_operand(tokens: Sequence[str]) -> bool:
+    """Whether there is no operator outside of brackets, as in ``-step(x)``."""
     depth = 0
-    for at, token in enumerate(tokens):
-        depth += (token in ("(", "[", "{")) - (token in (")", "]", "}"))
+    for token in tokens:
+        depth -= token in (")", "]", "}")
+        if depth == 0 and not (token.isidentifier() or token in (".", *"()[]{}")):
+            return False
+        depth += token in ("(", "[", "{")
+    return True
+
+
+def _last_bracket(tokens: Sequence[str]) -> int:
+    """Where the bracket opens that the last token closes; 0: it closes none."""
+    depth = 0
+    if not tokens or tokens[-1] != ")":
+        return 0
+    for at in range(len(tokens) - 1, -1, -1):
+        depth += (tokens[at] in (")", "]", "}")) - (tokens[at] in ("(", "[", "{"))
         if depth == 0:
-            return at == len(tokens) - 1
-    return False
+            return at
+    return 0
 
 
 @functools.cache

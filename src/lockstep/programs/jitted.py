@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from lockstep import _jax_compat
@@ -97,6 +98,15 @@ class Functions:
         devices = _devices_of(results)
         fitting = [each for each in known.launched if each.devices == devices]
         return (fitting[-1] if fitting else None), False
+
+    def latest_of_some(self, functions: Sequence[Any]) -> tuple[Launched | None, bool]:
+        """The program of a call of one of ``functions``, as `launched_by`: several are no proof."""
+        found = [self.latest_of(each) for each in functions]
+        known = [(launched, is_sure) for launched, is_sure in found if launched is not None]
+        if not known:
+            return None, False
+        launched, is_sure = known[-1]
+        return launched, is_sure and len({id(each) for each, _ in known}) == 1
 
     def latest_of(self, jitted: Any) -> tuple[Launched | None, bool]:
         """The program of a call whose arguments are not known, as `launched_by`."""

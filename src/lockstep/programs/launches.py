@@ -99,7 +99,7 @@ class Record:
             if error is None:
                 self._add(launched)
             elif _jax_compat.is_of_collective(str(error)):
-                self.failed(None)
+                self.failed()
             elif self._guess is launched:
                 self._withdraw()
 
@@ -203,15 +203,15 @@ class Record:
 
     # Reading
 
-    def look(self, in_call: Any, in_flight: bool, written: int | None = None) -> None:
+    def look(self, in_call: Sequence[Any], in_flight: bool, written: int | None = None) -> None:
         """Writes down what the last launch is doing, when nothing was launched for a while.
 
-        ``in_call``: the function that the main thread is in, as far as that is known: a call of a
-        jitted function is recorded only when it returns. ``in_flight``: whether a device still has
+        ``in_call``: the functions of which the main thread may be in one: a call of a jitted
+        function is recorded only when it returns. ``in_flight``: whether a device still has
         results to make. ``written``: how many launches there were when this was looked up; does
         nothing if there are more by now.
         """
-        launched, is_sure = self._functions.latest_of(in_call)
+        launched, is_sure = self._functions.latest_of_some(in_call)
         with self._lock:
             if self._has_failed or self._is_inside or written not in (None, self._written):
                 return
@@ -234,8 +234,8 @@ class Record:
         at = _ENTRIES_AT + self._written % format.ENTRIES * format.ENTRY_BYTES
         _COUNT.pack_into(self._map, at, 0)
 
-    def failed(self, in_call: Any, is_new: bool = False) -> None:
-        """Writes down that the last launch has failed: that of ``in_call``, if it is given.
+    def failed(self, in_call: Sequence[Any] = (), is_new: bool = False) -> None:
+        """Writes down that the last launch has failed: that of ``in_call``, if that is known.
 
         ``is_new``: that launch is not recorded, as JAX has raised the error where it was to return.
         Where its function is not known, it was one of the same devices as the launch before it.

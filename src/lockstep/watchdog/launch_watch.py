@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -153,26 +153,26 @@ class _Looks:
             # Nothing was launched since the last look.
             in_flight = bool(_jax_compat.computing_devices())
             frame = main_thread.frame()
-            self._record.look(frames.called(frame) if frame else None, in_flight, written)
+            self._record.look(frames.called(frame) if frame else (), in_flight, written)
             found = self._record.read(latest)
         self._written = found.rings[0].written
         return found
 
     def leave(self, state: int) -> None:
         if not self.note_failure():
-            self._record.look(None, in_flight=False)
+            self._record.look((), in_flight=False)
         self._record.leave(state)
 
     def note_failure(self) -> bool:
         """Writes down the launch that has failed, if one has, as far as the program was told."""
         has_failed, error = shutdown_hook.failed_collective()
         if has_failed:
-            called = _called_in(error.__traceback__) if error else None
+            called = _called_in(error.__traceback__) if error else ()
             self._record.failed(called, is_new=isinstance(error, ValueError))
         return has_failed
 
 
-def _called_in(trace: TracebackType | None) -> Any:
+def _called_in(trace: TracebackType | None) -> Sequence[Any]:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return frames.called(trace.tb_frame, trace.tb_lasti) if trace else None
+    return frames.called(trace.tb_frame, trace.tb_lasti) if trace else ()

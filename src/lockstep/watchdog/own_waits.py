@@ -285,7 +285,7 @@ def _calls_program(frame: FrameType) -> bool:
     """
     if _jax_compat.executes(frame.f_code):
         return True
-    return _jax_compat.is_compiled_function(frames.called(frame))
+    return any(map(_jax_compat.is_compiled_function, frames.called(frame)))
 
 
 def _all_sleep(without: set[int | None]) -> bool:
