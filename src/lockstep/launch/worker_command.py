@@ -99,7 +99,10 @@ def _host_dir(before: Mapping[str, str], config: Config, restarts: bool) -> Host
             shared.share_secret()
         return shared
     except LaunchError as error:
-        complain(f"{error} The job goes on, but errors will not say how a process died.")
+        complain(
+            f"{error} The job goes on, but errors will not say how a process died: make room "
+            "there, or set TMPDIR."
+        )
         return None
 
 
