@@ -21,13 +21,16 @@ from worker.workers import Workers, rest
 
 TIMEOUT = 120.0
 FAILS = r"""
-import os, signal, sys, threading, time, jax
+import os, pathlib, signal, subprocess, sys, threading, time, jax
 jax.distributed.initialize()
 from jax.experimental import multihost_utils
 attempt = int(os.environ["LOCKSTEP_ATTEMPT"])
+left = pathlib.Path(__file__).with_name("left")
 ranks = multihost_utils.process_allgather(jax.numpy.array([jax.process_index()]))
 if attempt < int(sys.argv[1]):
     if jax.process_index() == 1:
+        child = subprocess.Popen(["sleep", "100"], start_new_session=True)
+        left.write_text(str(child.pid))
         # The other one ends before it, and is not the one to be named.
         threading.Thread(target=time.sleep, args=[1]).start()
         sys.exit(7)
@@ -40,6 +43,8 @@ if attempt < int(sys.argv[1]):
 multihost_utils.process_allgather(ranks)
 ports = os.environ["LOCKSTEP_COORDINATOR"]
 sys.stdout.write(f"attempt {attempt} {ranks.ravel().tolist()} at {ports}\n")
+if left.exists() and os.path.exists(f"/proc/{left.read_text()}"):
+    print("a child of the attempt before runs on")
 """
 
 
@@ -80,6 +85,7 @@ def test_all_start_again_after_a_failure(options: list[str], tmp_path: Path) -> 
     found = re.findall(r"attempt (\d) (\[.*?\]) at (\S+)", out)
     assert [each[:2] for each in found] == [("1", "[0, 1]")] * 2
     assert len({each[2] for each in found}) == 1
+    assert "runs on" not in out
     first = (
         r"^lockstep: process 1 of 2 on \S+ failed first: sys\.exit\(7\) \(exit code 7\), program"
     )

@@ -149,7 +149,7 @@ class AgentProcesses:
         """The cluster's launcher gets the output."""
 
     def sweep(self) -> int:
-        """The guard of each agent ends what its program has left running."""
+        """Each agent ends what its program has left running, before it starts it again."""
         return 0
 
     def collect(self) -> None:

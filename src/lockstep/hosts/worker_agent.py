@@ -53,7 +53,7 @@ from lockstep.processes.program import (
     has_terminal,
     start,
 )
-from lockstep.system import fd_limit
+from lockstep.system import fd_limit, process_tree
 from lockstep.system.oom import OomKills
 
 if TYPE_CHECKING:
@@ -86,6 +86,9 @@ def run(
     Raises `LaunchError` when the program cannot be started.
     """
     handled, blocked = block_signals()
+    if line is not None:
+        process_tree.adopt_orphans()
+    supervisor = process_tree.descendants()  # of process 0 only; it outlives the attempts
     ooms = OomKills()
     ours, theirs = socket.socketpair()
     os.set_inheritable(theirs.fileno(), True)
@@ -119,6 +122,7 @@ def run(
         # The supervisor ends with this process, and reports when the other programs have ended.
         stays = after_sigterm + _REPORT_SECONDS if process == 0 else 0.0
         if _ends_attempt(host_dir, ending, network, handled, line, program, stays):
+            process_tree.end_all(supervisor)  # the program may have left some running
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             return True
     leave(host_dir, log_dir, exit_code)
