@@ -2,12 +2,16 @@
 
     python benchmarks/linalg_grids.py           # 4, 16 and 64 devices: a table
     python benchmarks/linalg_grids.py --json benchmarks/results/linalg_grids.json
+    python benchmarks/linalg_grids.py --model   # Cholesky on up to 1,024 devices, by the cost model
 
 Nothing runs: programs for that many CPU devices of one process are compiled, and their collectives
 are counted, a loop's as often as it runs. Where a program branches (TSQR of a QR panel that
-Cholesky cannot factor), the cheaper branch counts. `grid` is n^2 / sqrt(devices) numbers, the least
-growth of a layout that distributes both rows and columns (Irony, Toledo and Tiskin 2004), with the
+Cholesky cannot factor), the cheaper branch counts. `least` is n^2 / sqrt(devices), the least growth
+of a layout that distributes both rows and columns (Irony, Toledo and Tiskin 2004), with the
 constant of a panel that is sent along rows and along columns of a square grid.
+
+`potrf` is the factorization of `potrs`, which takes the rows as they are; `cholesky` has the order
+of the rows and moves them. Both are counted on the line of all devices and on the square grid.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ CALLED = re.compile(
     r"(body|condition|to_apply|calls|true_computation|false_computation)=%([\w.\-]+)"
 )
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+GROUPS = re.compile(r"replica_groups=(\{(?:\{[\d,]*\},?)*\}|\[[\d,]+\]<=\[[\d,]+\][T\d,()]*)")
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 Count = tuple[int, float]
 
@@ -63,7 +68,7 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 def _of_line(line: str, devices: int, of: Any) -> Count:
     if collective := COLLECTIVE.search(line):
         result, kind = collective.groups()
-        return 1, _bytes(result, kind, devices)
+        return 1, _bytes(result, kind, _group(line, devices))
     called = dict(CALLED.findall(line))
     if branches := BRANCHES.search(line):
         names = [name.strip(" %") for name in branches.group(1).split(",")]
@@ -79,6 +84,14 @@ def _of_line(line: str, devices: int, of: Any) -> Count:
     return of(called["calls"]) if "calls" in called else (0, 0.0)
 
 
+def _group(line: str, devices: int) -> int:
+    """How many devices take part together."""
+    from lockstep.hlo import replica_groups
+
+    groups = GROUPS.search(line)
+    return len(replica_groups.parse(groups[1] if groups else "", devices)[0])
+
+
 def _bytes(result: str, kind: str, devices: int) -> float:
     size = sum(
         math.prod(int(x) for x in shape.split(",") if x) * BYTES[name]
@@ -89,50 +102,98 @@ def _bytes(result: str, kind: str, devices: int) -> float:
     return size * (1 - 1 / devices) * (2 if kind == "all-reduce" else 1)
 
 
-def programs(mesh: Any, spec: Any, panels: int) -> dict[str, Any]:
+def programs(placed: Any, panels: int) -> dict[tuple[str, str], Any]:
+    """By routine and by the layout of the devices."""
     import lockstep.linalg as la
+    from lockstep.linalg import _posdef, _triangular
+    from lockstep.linalg._cost_model import GridShape
+    from lockstep.linalg._posdef import Plan
+
+    devices, side = placed.mesh.size, math.isqrt(placed.mesh.size)
+    where = {"mesh": placed.mesh, "in_specs": placed.spec}
 
     def tile(n: int) -> int:
-        return n // mesh.size // panels
+        return n // devices // panels
 
-    where = {"mesh": mesh, "in_specs": spec}
+    def plan(a: Any, layout: str, natural: bool) -> Plan:
+        n = len(a)
+        if layout == "line":
+            return Plan.of(n, placed, tile(n), natural)
+        return Plan.on_grid(n, placed, natural, GridShape(side, side, tile(n)))
+
+    def potrf(layout: str) -> Any:
+        return lambda a: _posdef.factor(a, plan(a, layout, False), None, False)
+
+    def cholesky(layout: str) -> Any:
+        return lambda a: _triangular.factor_lower(a, plan(a, layout, True), False)
+
     return {
-        "cholesky": lambda a: la.cholesky(a, tile=tile(len(a)), check=False, **where),
-        "lu_factor": lambda a: la.lu_factor(a, tile=tile(len(a)), **where),
-        "qr": lambda a: la.qr(a, tile(len(a)), **where),
+        ("potrf", "line"): potrf("line"),
+        ("potrf", "grid"): potrf("grid"),
+        ("cholesky", "line"): cholesky("line"),
+        ("cholesky", "grid"): cholesky("grid"),
+        ("lu_factor", "line"): lambda a: la.lu_factor(a, tile=tile(len(a)), **where),
+        ("qr", "line"): lambda a: la.qr(a, tile(len(a)), **where),
     }
 
 
-def rows(n: int, counts: list[int], panels: int) -> list[dict[str, Any]]:
+def rows(n: int, counts: list[int], panels: int, routines: list[str]) -> list[dict[str, Any]]:
     import jax
-    from jax.sharding import AxisType, NamedSharding
-    from jax.sharding import PartitionSpec as P
+    from jax.sharding import AxisType
+
+    from lockstep.linalg._validation import Placed
 
     found = []
     for devices in counts:
         side = math.isqrt(devices)
-        for name, shape in (("line", (devices, 1)), ("grid", (side, side))):
-            mesh = jax.make_mesh(
-                shape, ("x", "y"), (AxisType.Auto,) * 2, devices=jax.devices()[:devices]
-            )
-            spec = P("x", "y")
-            a = jax.ShapeDtypeStruct((n, n), "float64", sharding=NamedSharding(mesh, spec))
-            for routine, run in programs(mesh, spec, panels).items():
+        mesh = jax.make_mesh(
+            (side, side), ("x", "y"), (AxisType.Auto,) * 2, devices=jax.devices()[:devices]
+        )
+        for split, dimensions in (("rows", (("x", "y"), ())), ("both", (("x",), ("y",)))):
+            placed = Placed(mesh, dimensions)
+            a = jax.ShapeDtypeStruct((n, n), "float64", sharding=placed.sharding)
+            for (routine, layout), run in programs(placed, panels).items():
+                if routine not in routines:
+                    continue
                 text = jax.jit(run).lower(a).compile().as_text() or ""
                 count, size = sent(text, devices)
                 row = {
                     "routine": routine,
+                    "layout": layout,
                     "devices": devices,
-                    "mesh": name,
+                    "split": split,
                     "n": n,
                     "panels": panels,
                     "collectives": count,
                     "sent": round(size / (8 * n * n), 3),
-                    "grid": 1 / side,
+                    "least": 1 / side,
                 }
                 print(*(f"{key}={value}" for key, value in row.items()), flush=True)
                 found.append(row)
     return found
+
+
+def model(n: int) -> None:
+    """Cholesky by the cost model: numbers that a device sends, and seconds."""
+    from lockstep.linalg import _cost_model
+
+    on = _cost_model.CPU
+    print(f"n = {n}; sent numbers as a multiple of n^2")
+    print("| devices | grid | panel | line, sent | seconds | grid, sent | seconds |")
+    print("|---|---|---|---|---|---|---|")
+    for devices in (4, 16, 64, 256, 1024):
+        tile = _cost_model.cholesky_tile(n, devices, n // devices, "cpu")
+        grid = _cost_model.best_grid(n, devices, tile, None, on)
+        assert grid is not None
+        line_steps, steps = (math.ceil(n / devices / x) for x in (tile, grid.panel))
+        line = _cost_model.cholesky_line_numbers(1, devices, line_steps)
+        both = _cost_model.cholesky_grid_numbers(1, grid.rows, grid.columns, steps)
+        line_seconds = _cost_model.cholesky_seconds(n, devices, tile, on)
+        seconds = _cost_model.cholesky_grid_seconds(n, grid, on)
+        print(
+            f"| {devices} | {grid.rows} x {grid.columns} | {grid.panel * devices} | {line:.3f} | "
+            f"{line_seconds:.3g} | {both:.3f} | {seconds:.3g} |"
+        )
 
 
 def main() -> None:
@@ -140,6 +201,8 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=2048)
     parser.add_argument("--panels", type=int, default=8)
     parser.add_argument("--devices", type=int, nargs="+", default=[4, 16, 64])
+    parser.add_argument("--routines", nargs="+", default=["potrf", "cholesky", "lu_factor", "qr"])
+    parser.add_argument("--model", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     os.environ.setdefault("NPROC", "128")
@@ -149,7 +212,9 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", max(options.devices))
     jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_disable_most_optimizations", True)  # the collectives are the same
-    found = rows(options.n, options.devices, options.panels)
+    if options.model:
+        return model(65536)
+    found = rows(options.n, options.devices, options.panels, options.routines)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 

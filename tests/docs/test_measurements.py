@@ -37,7 +37,7 @@ PRINTS = {
     "compile_once.py": r"^lockstep +second +\d.* compiled 0 0$",
     "faults.py": r"^\| .*\| .*\|$",
     "linalg.py": r"^(posv|potri|syevd) +256 ",
-    "linalg_grids.py": r"^routine=(cholesky|lu_factor|qr) devices=4 mesh=grid ",
+    "linalg_grids.py": r"^(routine=(potrf|cholesky) layout=grid devices=4 |\| 1024 \|)",
     "linalg_growth.py": r"^ *(inverse|sweeps|factor|\d+) +\d+ +\d",
     "model_between_hosts.py": r"^(all results are right|8 hosts: off by|\| 1024 \|)",
     "restart.py": r"^\| first step \| \d.* \|$",

@@ -92,3 +92,10 @@ def test_what_large_matrices_gather_is_a_quarter_of_a_share(n: int, devices: int
     tile = _cost_model.cholesky_tile(n, devices, n // devices, "cpu")
     assert devices * tile * n <= n * n / devices / 4
     assert n // devices // tile <= _cost_model.MAX_STEPS
+
+
+@pytest.mark.parametrize(
+    ("rows", "tile"), [(1, 1), (64, 1), (100, 2), (65, 2), (200, 4), (9000, 150)]
+)
+def test_tiles_of_a_grid_are_small_and_need_no_padding_if_they_can(rows: int, tile: int) -> None:
+    assert _cost_model.grid_tile(rows) == tile

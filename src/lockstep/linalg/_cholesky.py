@@ -41,7 +41,7 @@ def factor(
     tile, size = layout.tile, layout.devices * layout.tile
     status = jnp.int32(0)
     factor_panel = _factor_panel_by_kernel if kernels else _factor_panel
-    potrf = _potrf_by_kernel if kernels else _tiles.potrf
+    potrf = potrf_by_kernel if kernels else _tiles.potrf
     me = lax.axis_index(axes)
     for s in range(layout.steps):
         top, end = s * tile, (s + 1) * tile
@@ -49,7 +49,7 @@ def factor(
         block = _block_to_factor(rows, layout, axes, kernels)
         l_block = potrf(block)
         if with_status:
-            status = _update_status(status, block, l_block, s * size)
+            status = update_status(status, block, l_block, s * size)
         a = factor_panel(a, rows, l_block, me, top=top)
     return a, status
 
@@ -101,7 +101,7 @@ def _leave_strip_by_kernel(
     )[:, 0]
 
 
-_potrf_by_kernel = _cpu_kernels.with_derivatives_of(_tiles.potrf)(_cpu_kernels.potrf)
+potrf_by_kernel = _cpu_kernels.with_derivatives_of(_tiles.potrf)(_cpu_kernels.potrf)
 
 
 def _factor_panel(
@@ -139,11 +139,11 @@ def _factor_alone(a: jax.Array, with_status: bool) -> tuple[jax.Array, jax.Array
     low = _tiles.potrf(a[:, 0, :])
     status = jnp.int32(0)
     if with_status:
-        status = _update_status(status, a[:, 0, :], low, 0)
+        status = update_status(status, a[:, 0, :], low, 0)
     return low[:, None, :], status
 
 
-def _update_status(
+def update_status(
     status: jax.Array, block: jax.Array, l_block: jax.Array, before: int
 ) -> jax.Array:
     block, l_block = lax.stop_gradient((block, l_block))

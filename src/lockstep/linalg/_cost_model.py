@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 MAX_STEPS = 64
 """Supersteps of one factorization: each is compiled by itself, so this bounds compile time."""
@@ -12,7 +13,14 @@ MAX_STEPS = 64
 LARGE = 1 << 22
 """From this many elements of a device's share on, memory is limited too, not only time."""
 
-TILES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+GRID_GAIN = 0.9
+"""A grid is chosen where the model finds that it takes this part of the line's time, or less: it
+needs a share of memory more."""
+
+MIN_WIDTH = 64
+"""Columns of a panel, at least, where a tile has fewer than 8 rows: for many devices."""
+
+TILES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +63,81 @@ def cholesky_seconds(n: int, devices: int, tile: int, machine: Machine, item: in
     padded = steps * width
     products = padded**3 / 3 / devices / machine.gemm * (1 + machine.gemm_half / width)
     blocks = steps * width**3 / 3 / machine.small
-    gathered = (padded**2 / 2 + 1.5 * steps * width**2) * item * (1 - 1 / devices) / machine.link
-    return products + blocks + 2 * steps * machine.latency + gathered
+    sent = cholesky_line_numbers(padded, devices, steps) * item / machine.link
+    return products + blocks + 2 * steps * machine.latency + sent
+
+
+class GridShape(NamedTuple):
+    """A grid of devices, and how a Cholesky factorization goes over it."""
+
+    rows: int
+    columns: int
+    panel: int
+    """Local rows of a panel."""
+
+
+def cholesky_grid_seconds(n: int, grid: GridShape, machine: Machine, item: int = 8) -> float:
+    """The expected time of `lockstep.linalg._cholesky_grid.factor`.
+
+    The factor is held twice: that is a share of memory which a line of devices does not need, and
+    it costs what padding does.
+    """
+    r, c, devices = grid.rows, grid.columns, grid.rows * grid.columns
+    width = devices * grid.panel
+    steps = math.ceil(n / width)
+    padded = steps * width
+    products = padded**3 / 3 / devices / machine.gemm * (1 + machine.gemm_half / width)
+    blocks = steps * width**3 / 3 / machine.small
+    sent = cholesky_grid_numbers(padded, r, c, steps) * item / machine.link
+    copied = padded**2 / devices * item / machine.padding
+    return products + blocks + 4 * steps * machine.latency + sent + copied
+
+
+def cholesky_grid_numbers(n: int, rows: int, columns: int, steps: int) -> float:
+    """The numbers that a device sends on a grid, for ``steps`` panels of many supersteps."""
+    devices = rows * columns
+    gathered = (1 - 1 / rows) / columns
+    summed = (1 - 1 / columns) / rows
+    moved = (1 - 1 / columns) / devices
+    blocks = (1 - 1 / devices) / steps
+    return n**2 / 2 * ((gathered + summed + moved) * (1 - 1 / steps) + blocks)
+
+
+def cholesky_line_numbers(n: int, devices: int, steps: int) -> float:
+    """The numbers that a device sends on a line: rows of the factor, and the diagonal blocks."""
+    blocks = (1 - 1 / steps) / steps
+    return n**2 * ((1 + 1 / steps) / 2 + blocks) * (1 - 1 / devices)
+
+
+def cholesky_grid(
+    n: int, devices: int, line_tile: int, tile: int | None, platform: str
+) -> GridShape | None:
+    """The grid with which a factorization takes less time than on the line; None: there is none.
+
+    ``line_tile`` is that of the line; a ``tile`` that the caller wants is that of both.
+    """
+    on = machine(platform)
+    best = best_grid(n, devices, line_tile, tile, on)
+    line = cholesky_seconds(n, devices, line_tile, on)
+    return best if best and cholesky_grid_seconds(n, best, on) < GRID_GAIN * line else None
+
+
+def best_grid(
+    n: int, devices: int, line_tile: int, tile: int | None, on: Machine
+) -> GridShape | None:
+    """The fastest of the grids with more than one row and column, if there are any.
+
+    Rows and products of a panel are a quarter of a share each, at most, as in `cholesky_tile`.
+    """
+    rows = -(-n // devices)
+    panels = [line_tile] if tile else [*_tiles(devices, rows), rows]
+    shapes = []
+    for r in range(2, devices // 2 + 1):
+        if devices % r == 0:
+            most = n // (4 * max(r, devices // r) * devices)
+            fitting = [p for p in panels if p <= most or n * n // devices < LARGE]
+            shapes += [GridShape(r, devices // r, p) for p in fitting or panels[:1]]
+    return min(shapes, key=lambda shape: cholesky_grid_seconds(n, shape, on), default=None)
 
 
 def lu_seconds(
@@ -104,7 +185,8 @@ def lu_tile(n: int, devices: int, rows: int, platform: str) -> int:
         by_tournament = lu_by_tournament(n, devices, tile)
         return lu_seconds(n, devices, tile, on, by_tournament)
 
-    return _fastest(n, devices, rows, on, seconds)
+    tiles = [t for t in _tiles(devices, rows) if t >= 8]
+    return _fastest(n, devices, tiles, rows, on, seconds)
 
 
 def cholesky_tile(n: int, devices: int, rows: int, platform: str) -> int:
@@ -114,11 +196,19 @@ def cholesky_tile(n: int, devices: int, rows: int, platform: str) -> int:
     a quarter at most, if any tile keeps to it: a factor then needs less than half a share beside.
     """
     on = machine(platform)
-    return _fastest(n, devices, rows, on, lambda t: cholesky_seconds(n, devices, t, on))
+    tiles = _tiles(devices, rows)
+    return _fastest(n, devices, tiles, rows, on, lambda t: cholesky_seconds(n, devices, t, on))
 
 
-def _fastest(n: int, devices: int, rows: int, on: Machine, seconds: Callable[[int], float]) -> int:
-    fitting = [t for t in TILES if t < rows and rows <= MAX_STEPS * t] + [rows]
+def _fastest(
+    n: int,
+    devices: int,
+    tiles: list[int],
+    rows: int,
+    on: Machine,
+    seconds: Callable[[int], float],
+) -> int:
+    fitting = [*tiles, rows]
     if n * n // devices >= LARGE:
         fitting = [t for t in fitting if 4 * devices**2 * t <= n] or fitting[:1]
 
@@ -126,6 +216,12 @@ def _fastest(n: int, devices: int, rows: int, on: Machine, seconds: Callable[[in
         return seconds(tile) + (n * n // devices * 8 / on.padding if rows % tile else 0)
 
     return min((even_tile(rows, t) for t in fitting), key=with_padding)
+
+
+def _tiles(devices: int, rows: int) -> list[int]:
+    """The tiles to choose from, for so many local rows."""
+    wide = [t for t in TILES if t >= 8 or t * devices >= MIN_WIDTH]
+    return [t for t in wide if t < rows <= MAX_STEPS * t]
 
 
 def even_tile(rows: int, tile: int) -> int:
@@ -137,6 +233,16 @@ def even_tile(rows: int, tile: int) -> int:
         return 1
     steps = min(math.ceil(rows / tile), MAX_STEPS)
     return math.ceil(rows / steps)
+
+
+def grid_tile(rows: int) -> int:
+    """The tile of a grid: as small as `MAX_STEPS` allows, and without padding if it can be had.
+
+    The smaller it is, the less do the way into the order of the rows and the sweeps send. A panel
+    is as many supersteps as it needs.
+    """
+    least = even_tile(rows, 1)
+    return next((t for t in range(least, 2 * least) if rows % t == 0), least)
 
 
 PANELS = 16

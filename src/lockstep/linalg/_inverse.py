@@ -37,7 +37,7 @@ def _triangle(low: jax.Array, layout: RowMap, axes: Axes, kernels: bool) -> jax.
     """
     tile, size, me = layout.tile, layout.devices * layout.tile, lax.axis_index(axes)
     leave = _leave_products_by_kernel if kernels else _leave_products
-    solve_right = _solve_right_by_kernel if kernels else _tiles.solve_right
+    solve_right = _sweeps.solve_right_by_kernel if kernels else _tiles.solve_right
     for s in range(layout.steps):
         top, end = s * tile, (s + 1) * tile
         block = _sweeps.diagonal_block(low, top, layout, axes)
@@ -54,11 +54,6 @@ def _triangle(low: jax.Array, layout: RowMap, axes: Axes, kernels: bool) -> jax.
         done = lax.psum_scatter(part, axes, scatter_dimension=0, tiled=True)
         low = _tiles.put(low, done, top, 0, 0)
     return low
-
-
-@_cpu_kernels.with_derivatives_of(_tiles.solve_right)
-def _solve_right_by_kernel(x: jax.Array, factor: jax.Array) -> jax.Array:
-    return _cpu_kernels.solve_right(x, factor)
 
 
 def _leave_products(part: jax.Array, left: jax.Array, low: jax.Array, tile: int) -> jax.Array:

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Mapping
 
@@ -163,6 +164,31 @@ class RowMap:
         slots = np.empty(self.padded, np.int32)
         slots[self.row_of_slot.ravel()] = np.arange(self.padded)
         return slots
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """The devices as ``rows`` x ``columns``: device ``p`` is in row ``p // columns``."""
+
+    rows: int
+    columns: int
+    supersteps: int
+    """The supersteps of one panel."""
+
+    @property
+    def row_groups(self) -> list[list[int]]:
+        """The devices of each row."""
+        return np.arange(self.rows * self.columns).reshape(self.rows, -1).tolist()
+
+    @property
+    def column_groups(self) -> list[list[int]]:
+        """The devices of each column."""
+        return np.arange(self.rows * self.columns).reshape(self.rows, -1).T.tolist()
+
+    def panels(self, layout: RowMap) -> list[tuple[int, int]]:
+        """The first local row of each panel, and the one after its last."""
+        tops = range(0, layout.rows, self.supersteps * layout.tile)
+        return [*itertools.pairwise([*tops, layout.rows])]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

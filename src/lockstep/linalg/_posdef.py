@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from lockstep.linalg import (
     _cholesky,
+    _cholesky_grid,
     _cost_model,
     _cpu_kernels,
     _inverse,
@@ -26,7 +27,8 @@ from lockstep.linalg import (
     _sweeps,
     _validation,
 )
-from lockstep.linalg._layout import RowMap
+from lockstep.linalg._cost_model import GridShape
+from lockstep.linalg._layout import Grid, RowMap
 from lockstep.linalg._validation import AnyMesh, Placed
 
 
@@ -38,6 +40,8 @@ class Plan:
     layout: RowMap
     kernels: bool
     """Whether the engine's kernels do what plain JAX would."""
+    grid: Grid | None = None
+    """The grid of devices over which a Cholesky factorization sends its panels; None: the line."""
 
     @classmethod
     def of(
@@ -60,6 +64,23 @@ class Plan:
         if natural:
             return cls(placed, RowMap.cyclic(n, sharded.devices, tile), kernels)
         return cls(placed, RowMap.in_blocks(sharded, n, tile), kernels)
+
+    @classmethod
+    def for_cholesky(cls, n: int, placed: Placed, tile: int | None, natural: bool) -> Plan:
+        """As `of`, on the line or on the grid of devices that the cost model finds faster."""
+        line = cls.of(n, placed, tile, natural)
+        devices, platform = placed.sharded.devices, _validation.platform(placed)
+        grid = _cost_model.cholesky_grid(n, devices, line.layout.tile, tile, platform)
+        return line if grid is None else cls.on_grid(n, placed, natural, grid)
+
+    @classmethod
+    def on_grid(cls, n: int, placed: Placed, natural: bool, grid: GridShape) -> Plan:
+        """A plan that factors over ``grid``; all else has the line's layout."""
+        plan = cls.of(
+            n, placed, None, natural, lambda n, devices, rows, _: _cost_model.grid_tile(rows)
+        )
+        supersteps = max(1, grid.panel // plan.layout.tile)
+        return dataclasses.replace(plan, grid=Grid(grid.rows, grid.columns, supersteps))
 
     @property
     def mesh(self) -> AnyMesh:
@@ -129,7 +150,10 @@ def factor_slots(slots: jax.Array, plan: Plan, with_status: bool) -> tuple[jax.A
     """The factor in place of ``slots``, and the status (see `lockstep.linalg._cholesky.factor`)."""
 
     def body(slots: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return _cholesky.factor(slots, plan.layout, plan.axes, with_status, plan.kernels)
+        how = plan.axes, with_status, plan.kernels
+        if plan.grid is None:
+            return _cholesky.factor(slots, plan.layout, *how)
+        return _cholesky_grid.factor(slots, plan.layout, plan.grid, *how)
 
     return plan.map(body, plan.slots, (plan.slots, P()))(slots)
 

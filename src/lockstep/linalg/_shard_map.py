@@ -71,7 +71,7 @@ def potrs_shardmap_ctx(
     tile = _validation.tile_size("potrs_shardmap_ctx", T_A)
     x, logdet, status = b, jnp.zeros((), a.real.dtype), jnp.int32(0)
     if n:
-        plan = Plan.of(n, placed, tile, return_status)
+        plan = Plan.for_cholesky(n, placed, tile, return_status)
         low, status = _posdef.factor(a, plan, lower, return_status)
         if b.size:
             x = _posdef.as_matrix(_both_sweeps, b, b_placed)(low, plan)

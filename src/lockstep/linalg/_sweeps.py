@@ -141,6 +141,9 @@ def _leave_rows_by_kernel(
 
 
 trsm_by_kernel = _cpu_kernels.with_derivatives_of(_tiles.trsm)(_cpu_kernels.trsm)
+solve_right_by_kernel = _cpu_kernels.with_derivatives_of(_tiles.solve_right)(
+    _cpu_kernels.solve_right
+)
 
 
 def _forward(low: jax.Array, b: jax.Array, layout: RowMap, axes: Axes, kernels: bool) -> jax.Array:

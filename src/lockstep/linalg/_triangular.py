@@ -29,7 +29,8 @@ def cholesky(
 
     The counterpart of `jax.scipy.linalg.cholesky` and LAPACK's potrf: a left-looking factorization
     (Golub and Van Loan, Matrix Computations, 4.2.8) over row block-cyclic tiles. One all-to-all
-    moves the matrix into that layout, and another one moves the factor back. Differentiable.
+    moves the matrix into that layout, and another one moves the factor back. Many devices factor as
+    a grid of rows and columns, as in `potrs`. Differentiable.
 
     Args:
       a: (n, n); float32, float64, complex64 or complex128; any sharding over any mesh.
@@ -61,10 +62,11 @@ def cholesky(
         return (a, jnp.int32(0)) if return_status else a
     if check is not False:
         _hermitian.check("cholesky", a, placed, "check=False")
-    plan = Plan.of(a.shape[0], placed, _validation.tile_size("cholesky", tile), True)
+    tile = _validation.tile_size("cholesky", tile)
+    plan = Plan.for_cholesky(a.shape[0], placed, tile, True)
     if not lower:
         a = _posdef.adjoint(a, plan.placed)
-    found, status = _factor_lower(a, plan, return_status or bool(check))
+    found, status = factor_lower(a, plan, return_status or bool(check))
     _validation.check_status("cholesky", bool(check), status)
     if not lower:
         found = _posdef.adjoint(found, plan.placed)
@@ -208,15 +210,15 @@ def _solve_lower(
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
-def _factor_lower(a: jax.Array, plan: Plan, with_status: bool) -> tuple[jax.Array, jax.Array]:
+def factor_lower(a: jax.Array, plan: Plan, with_status: bool) -> tuple[jax.Array, jax.Array]:
     low, status = _posdef.factor(a, plan, None, with_status)
     return _posdef.lower_to_matrix(low, plan), status
 
 
-@_factor_lower.defjvp
-def _factor_lower_jvp(plan: Plan, with_status: bool, primals: Any, tangents: Any) -> Any:
+@factor_lower.defjvp
+def factor_lower_jvp(plan: Plan, with_status: bool, primals: Any, tangents: Any) -> Any:
     """dl = l phi(l^-1 da l^-H), phi halving the diagonal of the lower triangle."""
-    low, status = _factor_lower(primals[0], plan, with_status)
+    low, status = factor_lower(primals[0], plan, with_status)
     where = {"mesh": plan.mesh, "in_specs": (plan.placed.spec,) * 2}
     da = _posdef.mirrored(tangents[0], True)
     half = solve_triangular(low, da, 0, True, **where)

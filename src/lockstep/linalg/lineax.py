@@ -149,7 +149,7 @@ class Cholesky(_Solver[tuple[jax.Array, jax.Array], tuple[Plan, bool]]):
                 "or take LU."
             )
         self._check_square(a)
-        plan = Plan.of(a.shape[0], placed, self.tile, True)
+        plan = Plan.for_cholesky(a.shape[0], placed, self.tile, True)
         return _posdef.factor(-a if negative else a, plan, None, True), (plan, negative)
 
     def _solve(

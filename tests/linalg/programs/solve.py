@@ -64,6 +64,15 @@ def check_general(mesh: jax.sharding.Mesh, spec: P, b: jax.Array) -> None:
     assert_shards(la.lu_solve((packed, pivots), b), np.linalg.solve(general, B))
 
 
+def check_grid(a: jax.Array, b: jax.Array) -> None:
+    """The factorization over rows and columns of devices, two of which are in one process."""
+    real = _cost_model.cholesky_grid
+    _cost_model.cholesky_grid = lambda *_: _cost_model.GridShape(2, 2, 5)
+    assert_shards(la.potrs(a, b), np.linalg.solve(A, B))
+    assert_shards(la.cholesky(a, True), np.linalg.cholesky(A))
+    _cost_model.cholesky_grid = real
+
+
 def main() -> None:
     count = jax.device_count()
     mesh = jax.make_mesh((2, count // 2), ("x", "y"), (AxisType.Auto,) * 2)
@@ -80,6 +89,8 @@ def main() -> None:
         if spec == P("y", "x"):
             continue  # the same program as for the other sharding, but for the way in and out
         check_general(mesh, spec, b)
+        if count == 4:
+            check_grid(a, b)
         values, vectors = la.eigh(a, method="distributed")
         np.testing.assert_allclose(values.addressable_data(0), np.linspace(1, 9, N), atol=1e-12)
         back = jax.jit(lambda v, w: (v * w) @ v.T, out_shardings=NamedSharding(mesh, P()))

@@ -1,0 +1,232 @@
+"""The Cholesky factorization over rows and columns of devices, and when it is chosen."""
+
+from __future__ import annotations
+
+import math
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.linalg
+from jax.sharding import PartitionSpec as P
+
+import lockstep.linalg as la
+from lanes import sample
+from linalg.matrices import DTYPES, assert_close, assert_gradient, full, mesh, positive, put
+from linalg.test_inside import inside
+from lockstep.linalg import _cholesky_grid, _cost_model, _cpu_kernels, _posdef
+from lockstep.linalg._cost_model import GridShape
+from lockstep.linalg._layout import Grid, RowMap
+from lockstep.linalg._posdef import Plan
+from lockstep.linalg._validation import Placed
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "linalg_grids.py"
+SENT = runpy.run_path(str(BENCHMARK))["sent"]
+
+
+def take(monkeypatch: pytest.MonkeyPatch, rows: int, columns: int, panel: int) -> list[Grid]:
+    """Lets the cost model find this grid; the grids of the factorizations that are traced."""
+    grids, factor = [], _cholesky_grid.factor
+
+    def watched(a: Any, layout: RowMap, grid: Grid, *how: Any) -> Any:
+        grids.append(grid)
+        return factor(a, layout, grid, *how)
+
+    shape = GridShape(rows, columns, panel)
+    monkeypatch.setattr(_cost_model, "cholesky_grid", lambda *_: shape)
+    monkeypatch.setattr(_cholesky_grid, "factor", watched)
+    jax.clear_caches()
+    return grids
+
+
+@sample("kernels", [True, False], 0)
+@sample(
+    ("shape", "spec", "grid", "n", "dtype"),
+    [
+        ((4,), P("x"), (2, 2, 3), 40, np.float64),
+        ((2, 4), P("x", "y"), (2, 4, 2), 64, np.complex64),
+        ((2, 4), P(), (4, 2, 1), 37, np.complex128),
+        ((4, 2), P(None, "y"), (2, 4, 100), 150, np.float32),
+        ((6,), P(), (2, 3, 5), 131, np.complex64),
+        ((2, 2, 2), P("z", "x"), (4, 2, 2), 90, np.float64),
+        ((8,), P(), (2, 4, 1), 3, np.float32),
+    ],
+    0,
+)
+def test_solutions_and_factors(
+    shape: tuple[int, ...],
+    spec: P,
+    grid: tuple[int, int, int],
+    n: int,
+    dtype: Any,
+    kernels: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grids = take(monkeypatch, *grid)
+    if not kernels:
+        monkeypatch.setattr(_cpu_kernels, "available", lambda platform: False)
+    a, b = positive(n, dtype), full((n, 3), dtype)
+    sharded = put(a, mesh(shape), spec)
+    x, logdet, status = la.potrs(sharded, b, return_status=True, return_logdet=True)
+    assert_close(x, np.linalg.solve(a, b))
+    assert_close(logdet, np.linalg.slogdet(a)[1])
+    assert int(status) == 0
+    assert_close(la.potrs(sharded, b), np.linalg.solve(a, b))
+    low = la.cholesky(sharded, True)
+    assert_close(low, scipy.linalg.cholesky(a, lower=True))
+    assert low.sharding.is_equivalent_to(sharded.sharding, 2)
+    assert {(x.rows, x.columns) for x in grids} == {grid[:2]}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(8))
+def test_random_sizes_and_grids(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(seed)
+    rows, columns = [(2, 2), (2, 3), (3, 2), (2, 4), (4, 2)][rng.integers(5)]
+    n, dtype = int(rng.integers(1, 200)), DTYPES[rng.integers(4)]
+    take(monkeypatch, rows, columns, int(rng.integers(1, 12)))
+    a, b = positive(n, dtype, seed), full((n,), dtype, seed)
+    sharded = put(a, mesh((rows * columns,)), P())
+    assert_close(la.potrs(sharded, b), np.linalg.solve(a, b))
+    lower = bool(rng.integers(2))
+    assert_close(la.cholesky(sharded, lower), scipy.linalg.cholesky(a, lower=lower))
+
+
+@sample("order", [1, 40, 9], 2)
+def test_not_positive_definite(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    take(monkeypatch, 2, 2, 4)
+    a = positive(40, np.float64)
+    a[order - 1, order - 1] = -1
+    a[order:, order:] *= -1  # later minors fail too; the first counts
+    sharded = put(a, mesh((4,)), P("x"))
+    x, status = la.potrs(sharded, np.ones(40), return_status=True)
+    assert int(status) == order
+    assert np.isnan(np.asarray(x)).all()
+
+
+@pytest.mark.full
+def test_one_triangle_and_a_donated_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    take(monkeypatch, 2, 4, 3)
+    a, b = positive(64, np.complex128), full((64, 2), np.complex128)
+    rubbish = np.where(np.tri(64, dtype=bool), a, 1e300)
+    over = mesh((8,))
+    assert_close(la.potrs(put(rubbish, over, P("x")), b, lower=True), np.linalg.solve(a, b))
+    given = put(a, over, P("x"))
+    assert_close(la.potrs(given, b, donate=True), np.linalg.solve(a, b))
+    assert given.is_deleted()
+
+
+@pytest.mark.full
+def test_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    grids = take(monkeypatch, 2, 2, 2)
+    over, n = mesh((4,)), 16
+    a, b = positive(n, np.float64), full((n,), np.float64)
+
+    def ours(a: Any, b: Any) -> Any:
+        a = (a + a.T) / 2
+        where = {"mesh": over, "in_specs": P("x")}
+        low = la.cholesky(a, True, check=False, **where)
+        x = la.potrs(a, b, mesh=over, in_specs=(P("x"), P()))
+        return jnp.sum(x**3) + jnp.sum(low**2 * jnp.arange(n))
+
+    def alone(a: Any, b: Any) -> Any:
+        a = (a + a.T) / 2
+        low = jnp.linalg.cholesky(a)
+        return jnp.sum(jnp.linalg.solve(a, b) ** 3) + jnp.sum(low**2 * jnp.arange(n))
+
+    tangents = full((n, n), np.float64, 1), full((n,), np.float64, 2)
+    assert_gradient(ours, alone, (put(a, over, P("x")), put(b, over, P())), tangents)
+    assert grids
+
+
+@pytest.mark.full
+def test_inside_on_a_part_of_the_mesh_and_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two matrices, each over a grid of the four devices of its row of the mesh."""
+    grids = take(monkeypatch, 2, 2, 2)
+    over, n = mesh((2, 4)), 24
+    a = np.stack([positive(n, np.float64, seed) for seed in (1, 2)])
+    b = full((2, n), np.float64)
+
+    def solve(a: jax.Array, b: jax.Array) -> jax.Array:
+        x = la.potrs_shardmap_ctx(a[0], b[0], in_specs=P("y"), return_status=False)
+        return x[None]
+
+    run = inside(solve, over, (P("x", "y"), P("x")), P("x"))
+    assert_close(run(a, b), np.linalg.solve(a, b[..., None])[..., 0])
+    assert grids
+
+    def loss(run: Any) -> Any:
+        return lambda a, b: jnp.sum(run((a + a.swapaxes(1, 2)) / 2, b) ** 3)
+
+    got = jax.jit(jax.grad(loss(run), (0, 1)))(a, b)
+    alone = loss(lambda a, b: jnp.linalg.solve(a, b[..., None])[..., 0])
+    jax.tree.map(lambda x, y: assert_close(x, y, 1e4), got, jax.grad(alone, (0, 1))(a, b))
+
+
+def test_a_grid_is_taken_for_many_devices_and_not_for_few() -> None:
+    for devices in (2, 3, 4, 8):
+        for n in (256, 2048, 8192, 65536):
+            tile = _cost_model.cholesky_tile(n, devices, n // devices, "cpu")
+            assert _cost_model.cholesky_grid(n, devices, tile, None, "cpu") is None
+    for devices, side in ((64, 8), (256, 16), (1024, 32)):
+        tile = _cost_model.cholesky_tile(16384, devices, 16384 // devices, "cpu")
+        grid = _cost_model.cholesky_grid(16384, devices, tile, None, "cpu")
+        assert grid is not None
+        assert (grid.rows, grid.columns) == (side, side)
+    assert _cost_model.cholesky_grid(8192, 67, 2, None, "cpu") is None  # a prime number
+
+
+def test_a_grid_has_each_device_once_and_its_panels_all_rows() -> None:
+    grid, layout = Grid(2, 3, 2), RowMap.cyclic(50, 6, 2)
+    assert grid.row_groups == [[0, 1, 2], [3, 4, 5]]
+    assert grid.column_groups == [[0, 3], [1, 4], [2, 5]]
+    assert layout.rows == 10
+    assert grid.panels(layout) == [(0, 4), (4, 8), (8, 10)]
+
+
+def counted(devices: int, layout: str, n: int, panels: int) -> tuple[int, float]:
+    """Collectives, and numbers that a device sends, in the compiled factorization of `potrs`."""
+    side = math.isqrt(devices)
+    placed = Placed(mesh((devices,)), (("x",), ()))
+    tile = n // devices // panels
+    if layout == "line":
+        plan = Plan.of(n, placed, tile, False)
+    else:
+        plan = Plan.on_grid(n, placed, False, GridShape(side, side, tile))
+    a = jax.ShapeDtypeStruct((n, n), "float64", sharding=placed.sharding)
+    run = jax.jit(lambda a: _posdef.factor(a, plan, None, False))
+    count, size = SENT(run.lower(a).compile().as_text(), devices)
+    return count, size / 8
+
+
+def test_what_four_devices_send_is_what_the_model_says() -> None:
+    n, panels = 64, 4
+    count, numbers = counted(4, "line", n, panels)
+    assert count == 2 * panels - 1
+    assert numbers == _cost_model.cholesky_line_numbers(n, 4, panels)
+    count, numbers = counted(4, "grid", n, panels)
+    assert count == 4 * panels - 3
+    # Four supersteps a panel: of a diagonal block 10 of 16 parts are sent, where the model has 8.
+    diagonal = (10 - 8) / 16 * n**2 / panels * 3 / 4
+    assert numbers == _cost_model.cholesky_grid_numbers(n, 2, 2, panels) + diagonal
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("devices", "most"), [(4, 0.9), (16, 1 / 2), (64, 1 / 3)])
+def test_what_a_grid_sends_beside_what_the_line_sends(devices: int, most: float) -> None:
+    options = ["--panels", "4", "--devices", str(devices), "--routines", "potrf", "cholesky"]
+    command = [sys.executable, str(BENCHMARK), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stderr
+    lines = [dict(word.split("=") for word in line.split()) for line in done.stdout.splitlines()]
+    sent = {(x["routine"], x["split"], x["layout"]): float(x["sent"]) for x in lines}
+    for routine in ("potrf", "cholesky"):
+        for split in ("rows", "both"):
+            assert sent[routine, split, "grid"] <= most * sent[routine, split, "line"]
