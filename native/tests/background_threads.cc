@@ -1,11 +1,12 @@
 // Threads that make connections: what is done first, and what keeps what waiting.
+#include "control/network/background_threads.h"
+
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <thread>
 
 #include "check.h"
-#include "control/network/background.h"
 #include "harness.h"
 
 namespace lockstep::testing {

@@ -11,7 +11,7 @@
 #include "check.h"
 #include "tls_wires.h"
 #include "transport/tcp/openssl.h"
-#include "transport/tcp/records.h"
+#include "transport/tcp/tls_records.h"
 
 namespace lockstep::testing {
 

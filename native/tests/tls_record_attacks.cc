@@ -5,7 +5,7 @@
 #include "check.h"
 #include "openssl_peer.h"
 #include "tls_wires.h"
-#include "transport/tcp/records.h"
+#include "transport/tcp/tls_records.h"
 
 namespace lockstep::testing {
 namespace {

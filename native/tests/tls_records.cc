@@ -1,4 +1,6 @@
 // Records of TLS 1.3: OpenSSL reads what sessions write, and the reverse.
+#include "transport/tcp/tls_records.h"
+
 #include <dlfcn.h>
 #include <link.h>
 
@@ -6,7 +8,6 @@
 #include "openssl_peer.h"
 #include "tls_wires.h"
 #include "transport/tcp/openssl.h"
-#include "transport/tcp/records.h"
 
 namespace lockstep::testing {
 namespace {

@@ -47,7 +47,7 @@
 #include "base/futex_wait.h"
 #include "base/secret.h"
 #include "control/messages.h"
-#include "control/network/background.h"
+#include "control/network/background_threads.h"
 #include "control/network/network.h"
 #include "control/network/progress_thread.h"
 #include "transport/companion.h"

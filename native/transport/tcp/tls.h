@@ -24,9 +24,9 @@
 #include <string>
 #include <vector>
 
-#include "transport/tcp/records.h"
 #include "transport/tcp/session.h"
 #include "transport/tcp/socket_buffers.h"
+#include "transport/tcp/tls_records.h"
 
 struct ssl_ctx_st;  // OpenSSL's SSL_CTX and BIO_METHOD
 struct bio_method_st;

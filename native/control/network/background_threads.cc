@@ -1,4 +1,4 @@
-#include "control/network/background.h"
+#include "control/network/background_threads.h"
 
 #include <algorithm>
 #include <string>

@@ -1,4 +1,4 @@
-#include "transport/tcp/records.h"
+#include "transport/tcp/tls_records.h"
 
 #include <algorithm>
 #include <iterator>
