@@ -15,7 +15,7 @@ import pytest
 from faults.harness import PROGRAMS
 from faults.hosts import NAMES, Hosts, possible, two_hosts
 from lanes import full, needs
-from lockstep.watchdog.host_reachability import LIMIT
+from lockstep.watchdog.silent_hosts import LIMIT
 from support import assert_unsaid, marked, wait_until
 
 HEARTBEAT = 30

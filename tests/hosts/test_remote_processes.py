@@ -15,9 +15,9 @@ from lockstep import _run_files
 from lockstep._config import Config
 from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_list import Host, Placed
-from lockstep.hosts.host_watch import HostWatch
 from lockstep.hosts.membership import Membership
 from lockstep.hosts.remote_processes import RemoteProcesses
+from lockstep.hosts.returning_hosts import ReturningHosts
 from lockstep.processes.job_spec import LaunchSpec
 from support import wait_until
 
@@ -74,7 +74,7 @@ def processes(fleet: Fleet, folder: Path, loop: Loop) -> RemoteProcesses:
     )
     places = [(connection, Placed(connection.host, 0, 1))]
     membership = Membership([placed for _, placed in places])
-    watch = HostWatch(fleet, membership, lambda connection, facts: "", False, 10.0)
+    watch = ReturningHosts(fleet, membership, lambda connection, facts: "", False, 10.0)
     made = RemoteProcesses(job, loop, fleet, places, {connection: {}}, {}, watch)
     made.listen()
     made.start()
@@ -125,7 +125,7 @@ def test_a_host_that_returns_leaves_no_connection_of_before(
     fleet = start_fleet(LATE)
     [first] = fleet.connect([Host("late")])
     own = Membership([Placed(first.host, 0, 1)])
-    watch = HostWatch(fleet, own, lambda connection, facts: "", False, 30.0)
+    watch = ReturningHosts(fleet, own, lambda connection, facts: "", False, 30.0)
     watch.agents["late"] = first
     loop = Loop()
     watch.listen(loop, lambda connection: None)

@@ -11,7 +11,7 @@ from lockstep._run_files import ErrorRecord, Exit
 from lockstep.job.topology import Peer
 from lockstep.launch.failure_report import headline, is_consequence, last_line
 from lockstep.processes.first_failure import EndedProcess
-from lockstep.watchdog.host_reachability import unreachable_words
+from lockstep.watchdog.silent_hosts import unreachable_words
 from support import assert_unsaid, run_lockstep
 
 RAISES = """

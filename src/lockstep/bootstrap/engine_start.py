@@ -38,7 +38,7 @@ from lockstep.job import current_job, job_key, kv_store, topology
 from lockstep.job.kv_store import PREFIX, Store
 from lockstep.programs import compilations
 from lockstep.system import fd_limit
-from lockstep.watchdog import agent_network, artifacts, host_reachability, shutdown_hook
+from lockstep.watchdog import agent_network, artifacts, shutdown_hook, silent_hosts
 
 
 @dataclasses.dataclass
@@ -141,7 +141,7 @@ def before_cpu_client() -> None:
     if _is_engine():
         _stay_or_fall_back()
     if _is_gloo() or _is_between_hosts():
-        host_reachability.before_cpu_client()
+        silent_hosts.before_cpu_client()
 
 
 def _is_engine() -> bool:
@@ -220,13 +220,11 @@ def after_cpu_client(client: Any) -> None:
     Begins to watch the other hosts.
     """
     if _is_gloo():
-        host_reachability.after_cpu_client(
-            kv_store.of_application(_jax_compat.distributed_client())
-        )
+        silent_hosts.after_cpu_client(kv_store.of_application(_jax_compat.distributed_client()))
     if not _is_engine():
         return
     if _is_between_hosts():
-        host_reachability.after_cpu_client(_roster().store, bindings.abort)
+        silent_hosts.after_cpu_client(_roster().store, bindings.abort)
     from lockstep.watchdog import watchdogs
     from lockstep.watchdog.own_waits import OwnWaits
 

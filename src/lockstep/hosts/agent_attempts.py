@@ -10,7 +10,7 @@ import time
 from lockstep._errors import LaunchError
 from lockstep._words import processes
 from lockstep.bootstrap import cluster_env
-from lockstep.hosts import host_changes, host_watch
+from lockstep.hosts import host_changes, returning_hosts
 from lockstep.hosts.agent_messages import Ended
 from lockstep.hosts.agent_processes import AgentProcesses
 from lockstep.hosts.host_list import Host, Placed
@@ -177,7 +177,7 @@ class AgentAttempts:
             self._grow_at = min(self._grow_at, time.monotonic() + seconds)
             if not seconds:
                 return
-        what = host_watch.what_becomes(grows, asked=False)
+        what = returning_hosts.what_becomes(grows, asked=False)
         loop.console.report(f"{host.label} ({agent.label}) is there: {what}")
 
     def tick(self, now: float, loop: Loop) -> None:
@@ -187,5 +187,5 @@ class AgentAttempts:
         self._grow_at = float("inf")
         came = ", ".join(host.label for host in self._membership.spares)
         if self._membership.can_grow():
-            what = host_watch.what_becomes(True, asked=loop.grow())
+            what = returning_hosts.what_becomes(True, asked=loop.grow())
             loop.console.report(f"{came} answers: {what}")

@@ -25,10 +25,10 @@ from lockstep.hosts import host_query, host_records
 from lockstep.hosts.connection import Connection
 from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_list import Placed
-from lockstep.hosts.host_watch import HostWatch
 from lockstep.hosts.lease import PING_SECONDS
 from lockstep.hosts.relay import KINDS, Connect, Relay
 from lockstep.hosts.remote_process import RemoteProcess
+from lockstep.hosts.returning_hosts import ReturningHosts
 from lockstep.processes import console as consoles
 from lockstep.processes.job_processes import Loop
 from lockstep.processes.job_spec import LaunchSpec
@@ -50,7 +50,7 @@ class RemoteProcesses:
         places: Sequence[tuple[Connection, Placed]],
         orders: Mapping[Connection, Mapping[str, Any]],
         connect: Connect,
-        watch: HostWatch,
+        watch: ReturningHosts,
     ) -> None:
         """``orders`` are the ``start`` messages; ``connect`` serves the processes' streams."""
         self._watch = watch

@@ -21,10 +21,10 @@ from lockstep.hosts.connection import Connection
 from lockstep.hosts.fleet import Fleet
 from lockstep.hosts.host_list import Host, Placed
 from lockstep.hosts.host_state import HostState, Request
-from lockstep.hosts.host_watch import HostWatch
 from lockstep.hosts.membership import Membership
 from lockstep.hosts.relay import Connect
 from lockstep.hosts.remote_processes import RemoteProcesses
+from lockstep.hosts.returning_hosts import ReturningHosts
 from lockstep.processes.console import complain
 from lockstep.processes.first_failure import not_started
 from lockstep.processes.job_processes import Loop
@@ -54,7 +54,7 @@ class SeveralHosts:
         self._args = args
         self._directory = args.chdir or _working_directory()
         seconds = fleet.reach_seconds
-        self._watch = HostWatch(fleet, membership, self._judge, args.grow is not None, seconds)
+        self._watch = ReturningHosts(fleet, membership, self._judge, args.grow is not None, seconds)
         self._agents = self._watch.agents
         self._before = membership.in_use
         """The hosts of the last attempt."""

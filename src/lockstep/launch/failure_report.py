@@ -32,7 +32,7 @@ failure is shown in full."""
 _UNREACHABLE = re.compile(
     r"process (?P<own>\d+) \(pid \d+ on \S+\) cannot reach host \S+ \(process(es)? (?P<other>\d+)"
 )
-"""What `watchdog.host_reachability` says of one lost host."""
+"""What `watchdog.silent_hosts` says of one lost host."""
 _HAS_LINE = re.compile(r"\.py:\d")
 _NAMED = re.compile(r"\bprocess (\d+)|\bprocesses (\d+(?:(?:-|, )\d+)*)")
 _EXIT = re.compile(r"sys\.exit\(\d+\)$")

@@ -70,7 +70,7 @@ def run(job: LaunchSpec, lifeline: int, place: Placement | None = None) -> int:
             supervisor.close()
             if not supervisor.may_restart:
                 return status
-            restarts.left -= 0 if supervisor.grows else 1
+            restarts.one_begins(counts=not supervisor.grows)
             ended_at = time.monotonic()
             config = dataclasses.replace(job.config, attempt=job.config.attempt + 1)
             try:

@@ -16,6 +16,10 @@ class Restarts:
         for the end of the job."""
         return failed and not stopped and self.left > 0
 
+    def one_begins(self, counts: bool) -> None:
+        """Another attempt begins; one that has more hosts than the last does not count."""
+        self.left -= int(counts)
+
     def words(self, attempt: int) -> str:
         """What the user is told of ``attempt``, which another one follows."""
         left = counted(self.left, "restart")

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from lockstep.job.topology import Peer
-from lockstep.watchdog.host_reachability import HostMonitor, Listeners, unreachable_words
+from lockstep.watchdog.silent_hosts import HostMonitor, Listeners, unreachable_words
 from support import assert_unsaid
 
 

@@ -52,7 +52,7 @@ class _Try:
     """Why it was refused the last time."""
 
 
-class HostWatch:
+class ReturningHosts:
     """See `remote_processes.RemoteProcesses`, which calls it."""
 
     def __init__(
