@@ -21,7 +21,7 @@ import lockstep
 from lockstep.pool import call, hosts, messages
 from of_this_jax import where_numbered, without_warnings
 from processes import python
-from support import MARK, marked, wait_until
+from support import MARK, assert_unsaid, marked, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +151,8 @@ def test_a_process_that_returns_early_is_named_with_the_line(pool: lockstep.Pool
     assert "process 1 left the function; the others wait for it" in str(caught.value)
     assert "returned after" in str(caught.value)
     assert where_numbered("test_pool.py") in str(caught.value)
+    assert "Likely: a loop with fewer steps on process 1" in str(caught.value)
+    assert_unsaid("os._exit()", str(caught.value))
     assert pool.run(total) == [6.0, 6.0]
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from lockstep._run_files import Exit
 from lockstep._words import processes
 from lockstep.flight_recorder import diagnose, model, text_report
+from lockstep.flight_recorder.format import ProcessState
 from lockstep.pool.outcome import Kind, Outcome
 from lockstep.system import stack_dump
 
@@ -99,8 +100,12 @@ def _as_ended(process: model.Process, answered: Mapping[int, Outcome]) -> model.
     if outcome is None:
         return process
     failure = outcome.failure if outcome.kind is Kind.RAISED else None
+    # The program of a process is the function here, so the record must not say that it runs.
+    state = ProcessState.FAILED if failure else ProcessState.ENDED
+    record = process.record and dataclasses.replace(process.record, state=state)
     return dataclasses.replace(
         process,
+        record=record,
         exit=Exit(exit_code=1 if failure else 0),
         error=failure.record if failure else None,
     )
