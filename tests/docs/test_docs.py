@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import importlib
 import pathlib
@@ -62,6 +63,25 @@ def test_every_example_is_shown_and_in_the_index() -> None:
     assert set(examples) <= set(re.findall(r"<!-- listing: examples/(\w+\.py)", text))
     index = re.findall(r"^\| \[(\w+\.py)\]", (DOCS / "examples.md").read_text(), re.M)
     assert sorted(index) == examples
+
+
+def test_arguments_of_a_class_are_those_of_its_signature() -> None:
+    """Where it has none, fields are "Attributes:", or ``mkdocs build --strict`` fails."""
+    found = [
+        (node.name, has_signature(node))
+        for path in (ROOT / "src" / "lockstep").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and "\nArgs:\n" in (ast.get_docstring(node) or "")
+    ]
+    assert len(found) > 3
+    assert [name for name, signed in found if not signed] == []
+
+
+def has_signature(node: ast.ClassDef) -> bool:
+    decorators = {ast.unparse(each).partition("(")[0] for each in node.decorator_list}
+    is_dataclass = not decorators.isdisjoint({"dataclass", "dataclasses.dataclass"})
+    methods = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
+    return is_dataclass or "__init__" in methods
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -273,7 +273,7 @@ class AutoLinearSolver(lx.AbstractLinearSolver):
 
     For a diagonal or tridiagonal operator it is lineax's own, which reads a few vectors.
 
-    Args:
+    Attributes:
       well_posed: as lineax has it. True: Cholesky, LU or a triangular solve, of square operators
         alone. None: the same, and QR of others. False: SVD.
       mesh: the mesh of the operator and the vector, where the arrays do not have one: inside
