@@ -155,6 +155,8 @@ def main() -> int:
     options = parser.parse_args()
     every = sorted(str(path.relative_to(SITE)) for path in SITE.rglob("index.html"))
     pages = options.pages or every
+    if not pages:
+        raise SystemExit(f"no pages in {SITE}: make docs builds them")
     wrong = []
     with served() as url:
         for device, width in WIDTHS.items():
